@@ -1,0 +1,81 @@
+"""The one interface between the model and whatever computes attention on this machine."""
+
+import abc
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from twophase.cache.kv_cache import LayerKV
+from twophase.core.batch import AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What a model's attention looks like; the same for all its layers.
+
+    Attributes:
+        num_heads, num_kv_heads: H and H_kv; query head h reads KV head h // (H // H_kv).
+        head_dim: D.
+        scale: Factor on Q.K, as a rule 1 / sqrt(D).
+        window: Sliding window: a query at position i sees keys at positions (i - window, i]; None sees all.
+        num_sinks: Besides the window, keys at positions [0, num_sinks) stay visible (attention sinks,
+            arXiv:2309.17453).
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    num_sinks: int = 0
+
+
+class AttentionBackend(abc.ABC):
+    """Paged attention for one model on one device. Implementations are final.
+
+    A step calls `plan` once, then for each layer `write` and `attend`. `rmsnorm` and `silu_mul` are here too because
+    the Triton backend has kernels for them. No method keeps state between steps.
+    """
+
+    name: str
+
+    @abc.abstractmethod
+    def plan(self, batch: AttentionBatch) -> Any:
+        """Whatever the layers share in this step (gather indices, masks, launch shapes); passed to `write`, `attend`."""
+
+    @abc.abstractmethod
+    def write(
+        self,
+        q: Float[Tensor, "T H D"],
+        k: Float[Tensor, "T H_kv D"],
+        v: Float[Tensor, "T H_kv D"],
+        cos: Float[Tensor, "P D/2"],
+        sin: Float[Tensor, "P D/2"],
+        kv: LayerKV,
+        plan: Any,
+    ) -> Float[Tensor, "T H D"]:
+        """Rotate q and k by their positions (RoPE, arXiv:2104.09864, half-split pairs) and write k, v into pages.
+
+        `cos` and `sin` hold one row per position. Mutates `kv`; q and k may be overwritten. Returns the rotated q.
+        """
+
+    @abc.abstractmethod
+    def attend(
+        self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: Any
+    ) -> Float[Tensor, "T H D"]:
+        """Causal attention of each new token over its sequence's pages, this step's tokens included."""
+
+    @abc.abstractmethod
+    def rmsnorm(
+        self, x: Float[Tensor, "T N"], residual: Float[Tensor, "T N"] | None, weight: Float[Tensor, "N"], eps: float
+    ) -> tuple[Float[Tensor, "T N"], Float[Tensor, "T N"]]:
+        """(rmsnorm(x + residual) * weight, x + residual); without a residual (rmsnorm(x) * weight, x).
+
+        The mean square is taken in fp32 (RMSNorm, arXiv:1910.07467). May overwrite its inputs.
+        """
+
+    @abc.abstractmethod
+    def silu_mul(self, gate_up: Float[Tensor, "T 2I"]) -> Float[Tensor, "T I"]:
+        """silu(gate) * up, for gate and up side by side (SwiGLU, arXiv:2002.05202)."""

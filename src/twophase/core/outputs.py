@@ -1,0 +1,118 @@
+"""What a user gets back. Names follow vLLM's `RequestOutput`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities in nats at one output position: the chosen token's, and the most likely ones', best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    Attributes:
+        index: 0 .. n-1.
+        text: Detokenised output; a stop string and what follows it are cut.
+        token_ids: Every generated token, an end-of-text or stop token included.
+        logprobs: One entry per token when `SamplingParams.logprobs` was set, else None.
+        finish_reason: None while running; 'stop' (end-of-text, stop string or id), 'length', 'abort' or 'error'.
+        stop_reason: The stop string or token id that ended it, if one did.
+        error: What went wrong, when `finish_reason` is 'error'.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """When things happened to one request, in seconds on the engine's monotonic clock; None: not yet.
+
+    Attributes:
+        token_times_s: When each token of completion 0 was sampled.
+        num_cached_tokens: Prompt tokens whose K/V came from the prefix cache at the first admission.
+        num_preemptions: Times its sequences lost their blocks.
+    """
+
+    arrival_s: float
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    finished_s: float | None
+    token_times_s: tuple[float, ...]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token, from arrival."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per output token after the first; None with fewer than two tokens."""
+        times = self.token_times_s
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+
+    @property
+    def latency_s(self) -> float | None:
+        """End to end, from arrival to the last token."""
+        return None if self.finished_s is None else self.finished_s - self.arrival_s
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request's completions so far; `finished` when every one of them has a finish reason."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    metrics: RequestMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """One line of the engine's diary: what a step did and what it cost.
+
+    Attributes:
+        step: Counts from 0.
+        start_s, schedule_s, run_s, update_s: Clock at the start; durations of scheduling, running (forward and
+            sampling) and bookkeeping.
+        chunks: (request id, completion index, start position, tokens) of each chunk, in batch order.
+        num_decodes: How many of them are decodes.
+        preempted: (request id, completion index) that lost their blocks.
+        finished: (request id, completion index) that ended in this step.
+        num_waiting, num_running: After the step.
+        blocks_in_use, blocks_cached, blocks_free: After the step; cached blocks are evictable.
+    """
+
+    step: int
+    start_s: float
+    schedule_s: float
+    run_s: float
+    update_s: float
+    chunks: tuple[tuple[str, int, int, int], ...]
+    num_decodes: int
+    preempted: tuple[tuple[str, int], ...]
+    finished: tuple[tuple[str, int], ...]
+    num_waiting: int
+    num_running: int
+    blocks_in_use: int
+    blocks_cached: int
+    blocks_free: int

@@ -1,0 +1,64 @@
+"""What one engine step computes: the scheduler writes a plan, the runner reads it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class BlockCopy(NamedTuple):
+    """Copy-on-write: before the step runs, every slot of block `source` is copied to block `target`."""
+
+    source: int
+    target: int
+
+
+class ScheduledChunk(NamedTuple):
+    """The tokens one sequence computes in a step. (A NamedTuple: hundreds are made in every step.)
+
+    Positions [0, start) are in pages already; [start, start + len(token_ids)) are computed now.
+
+    Attributes:
+        seq_id: Which sequence.
+        token_ids: The tokens to compute, at least one.
+        start: Position of the first of them.
+        block_ids: The sequence's block table, with room for every computed token; read-only, valid for this step only.
+        num_samples: Tokens to draw from the last position's logits: 0 for a prefill that goes on in a later step,
+            1 as a rule, n when a prompt is done and its n completions fork.
+    """
+
+    seq_id: int
+    token_ids: Sequence[int]
+    start: int
+    block_ids: Sequence[int]
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: decodes (one token each) first, then prefill chunks.
+
+    Attributes:
+        chunks: What is computed; `chunks[:num_decodes]` have exactly one token each.
+        num_decodes: Chunks that continue a running sequence by one token.
+        num_tokens: Tokens in all chunks together.
+        copies: Block copies to do before anything is written.
+        preempted: Ids of sequences that lost their blocks while this plan was made.
+    """
+
+    chunks: tuple[ScheduledChunk, ...]
+    num_decodes: int
+    num_tokens: int
+    copies: tuple[BlockCopy, ...] = ()
+    preempted: tuple[int, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.chunks
+
+
+class SampledToken(NamedTuple):
+    """One drawn token; `logprob` and `top_logprobs` ((token id, log-probability), best first) only when asked for."""
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()

@@ -1,0 +1,30 @@
+"""What a user asks for: immutable from the moment it passes the door."""
+
+from dataclasses import dataclass
+
+from twophase.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and how to continue it.
+
+    Attributes:
+        request_id: Unique among the engine's unfinished requests.
+        prompt_token_ids: At least one token.
+        sampling_params: How tokens are chosen and when to stop.
+        arrival_s: Seconds on the engine's monotonic clock.
+        eos_token_ids: The model's end-of-text ids.
+        prompt: The text it came from, or None when token ids were given.
+        priority: Lower runs first; ties go by arrival.
+        cache_salt: Requests share prefix-cache blocks only with requests of the same salt.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling_params: SamplingParams
+    arrival_s: float = 0.0
+    eos_token_ids: frozenset[int] = frozenset()
+    prompt: str | None = None
+    priority: int = 0
+    cache_salt: str = ""

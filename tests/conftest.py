@@ -1,0 +1,63 @@
+"""Shared by every test: shapes are enforced, what can't run here is said, and the kill table is printed."""
+
+import json
+import os
+import sys
+
+# Kernels are tested in Triton's interpreter where there is no GPU. The mode is fixed when triton is first imported.
+if "triton" not in sys.modules:
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from jaxtyping import install_import_hook
+
+# Not on twophase_kernels: the hook's decorators would stand between @triton.jit and the kernel's source.
+install_import_hook("twophase", "beartype.beartype")
+
+import pytest
+
+from tests.mutation import KillTable
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="also run tests marked 'full'")
+
+
+def pytest_configure(config):
+    # The notebooks' and the command line's child processes should not fight the workers for two cores.
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config, items):
+    import torch
+
+    for item in items:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="not run here: no CUDA device"))
+        if "full" in item.keywords and not config.getoption("--full"):
+            item.add_marker(pytest.mark.skip(reason="not run here: pass --full"))
+
+
+def pytest_sessionfinish(session):
+    # xdist runs this in each worker too; rows travel to the controller with the worker's output.
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["kill_table"] = json.dumps(KillTable.rows)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    KillTable.rows += [tuple(row) for row in json.loads(node.workeroutput.get("kill_table", "[]"))]
+
+
+def pytest_terminal_summary(terminalreporter):
+    if not KillTable.rows:
+        return
+    killed = sum(how is not None for _, _, how in KillTable.rows)
+    terminalreporter.section(f"mutants: {killed} of {len(KillTable.rows)} killed")
+    for module, name, how in sorted(KillTable.rows):
+        terminalreporter.line(f"{'killed  ' if how else 'SURVIVED'}  {module}: {name}  <- {(how or '')[:90]}")

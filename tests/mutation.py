@@ -1,0 +1,65 @@
+"""Mutants: small planted bugs that the tests must notice.
+
+A mutant is one text replacement in one module's source. It is loaded as a fresh module beside the real one, never in
+its place, and handed to the same check that the real module passes. A check that accepts the mutant is too weak.
+"""
+
+import importlib
+import importlib.util
+import linecache
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A planted bug: in `module`, `old` (which must occur exactly once) becomes `new`."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+
+    def load(self) -> ModuleType:
+        """Import the mutated source under a name of its own."""
+        path = Path(importlib.util.find_spec(self.module).origin)
+        source = path.read_text()
+        if source.count(self.old) != 1:
+            raise ValueError(f"mutant {self.name!r}: {self.old!r} occurs {source.count(self.old)} times in {path.name}")
+        name = f"{self.module}__mutant_{self.name.replace(' ', '_')}"
+        filename = f"<mutant {self.name} of {path.name}>"
+        mutated = source.replace(self.old, self.new)
+        # Triton reads a kernel's source through linecache.
+        linecache.cache[filename] = (len(mutated), None, mutated.splitlines(keepends=True), filename)
+        module = ModuleType(name)
+        module.__file__ = filename
+        module.__package__ = self.module.rpartition(".")[0]
+        sys.modules[name] = module
+        exec(compile(mutated, filename, "exec"), module.__dict__)
+        return module
+
+
+def is_killed(mutant: Mutant, check: Callable[[ModuleType], None]) -> str | None:
+    """The first line of what `check` raised on the mutant, or None if it survived. Proves the original passes first."""
+    check(importlib.import_module(mutant.module))
+    try:
+        check(mutant.load())
+    except Exception as error:
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return None
+
+
+class KillTable:
+    """Collected over a test session and printed at its end (see conftest.py)."""
+
+    rows: list[tuple[str, str, str | None]] = []
+
+    @classmethod
+    def record(cls, mutant: Mutant, check: Callable[[ModuleType], None]) -> None:
+        """Run the mutant, add a row, and fail if it survived."""
+        how = is_killed(mutant, check)
+        cls.rows.append((mutant.module, mutant.name, how))
+        assert how is not None, f"mutant survived: {mutant.name} in {mutant.module}"
