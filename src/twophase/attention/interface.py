@@ -62,9 +62,7 @@ class AttentionBackend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def attend(
-        self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: Any
-    ) -> Float[Tensor, "T H D"]:
+    def attend(self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: Any) -> Float[Tensor, "T H D"]:
         """Causal attention of each new token over its sequence's pages, this step's tokens included."""
 
     @abc.abstractmethod
