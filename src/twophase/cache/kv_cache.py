@@ -1,0 +1,194 @@
+"""The K/V tensors: pages of `block_size` slots, one pair per layer, plain or quantised."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from twophase.cache.memory import GIB, free_memory_bytes
+from twophase.core.errors import ConfigError
+from twophase.core.plan import BlockCopy
+
+KVFormat = Literal["none", "int8", "fp8_e4m3"]
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+# fp8 is kept as bits: the codec is integer arithmetic, so it runs on devices without fp8 types.
+QUANTISED_DTYPES = {"int8": torch.int8, "fp8_e4m3": torch.uint8}
+
+SCALE_DTYPE = torch.float32
+
+# GPUs load 16 bytes at a time, and Triton uses such loads only when every row starts at a multiple of them.
+ROW_ALIGNMENT_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """One layer's pages: views of `KVCache`'s storage, which the attention backend writes and reads.
+
+    Slot block * block_size + offset of KV head h is `k[block, h, offset]`.
+
+    Attributes:
+        k, v: In the cache's dtype; quantised: int8, or uint8 holding e4m3fn bits.
+        k_scale, v_scale: One per token and head, value = data * scale; None unless quantised.
+    """
+
+    k: Shaped[Tensor, "N H_kv page D"]
+    v: Shaped[Tensor, "N H_kv page D"]
+    k_scale: Float[Tensor, "N H_kv page"] | None = None
+    v_scale: Float[Tensor, "N H_kv page"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """What a cache stores, whatever its number of blocks.
+
+    Attributes:
+        num_layers: Layers with a K and a V each.
+        num_kv_heads, head_dim: H_kv and D.
+        block_size: Slots per block; a power of two.
+        dtype: What K and V are when read: stored as they are, unless `kv_format` quantises them.
+        kv_format: 'none', or how K and V are quantised.
+
+    Raises:
+        ConfigError: A size below 1, a block size that is no power of two, a dtype that is no float, or rows of
+            `head_dim` values that are no multiple of 16 bytes.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    kv_format: KVFormat = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.block_size & (self.block_size - 1):
+            raise ConfigError(
+                f"block_size must be a power of two, because kernels tile pages by powers of two; got "
+                f"{self.block_size}. Try 16."
+            )
+        if self.dtype not in DTYPES.values():
+            raise ConfigError(f"K and V must be one of {', '.join(DTYPES)}; got {self.dtype}.")
+        row_bytes = self.head_dim * self.storage_dtype.itemsize
+        if row_bytes % ROW_ALIGNMENT_BYTES:
+            raise ConfigError(
+                f"A row of head_dim values must be a multiple of {ROW_ALIGNMENT_BYTES} bytes so that kernels can use "
+                f"16-byte loads; head_dim {self.head_dim} in {self.storage_dtype} is {row_bytes} bytes. "
+                f"Store the cache in a wider dtype (kv_cache_dtype)."
+            )
+
+    @property
+    def storage_dtype(self) -> torch.dtype:
+        """What a K or V value is stored as."""
+        return self.dtype if self.kv_format == "none" else QUANTISED_DTYPES[self.kv_format]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """K, V and their scales, in all layers."""
+        scale_bytes = 0 if self.kv_format == "none" else SCALE_DTYPE.itemsize
+        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * self.storage_dtype.itemsize + scale_bytes)
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.block_size * self.bytes_per_token
+
+
+def spec_from_option(
+    kv_cache_dtype: str, *, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, model_dtype: torch.dtype
+) -> KVCacheSpec:
+    """The spec for the user's `kv_cache_dtype`: 'auto' is the model's dtype, the others are what they say.
+
+    Raises:
+        ConfigError: An unknown option, or a spec that cannot be (see `KVCacheSpec`).
+    """
+    if kv_cache_dtype not in ("auto", *DTYPES, *QUANTISED_DTYPES):
+        options = ", ".join(("auto", *DTYPES, *QUANTISED_DTYPES))
+        raise ConfigError(f"kv_cache_dtype must be one of {options}; got {kv_cache_dtype!r}.")
+    kv_format: KVFormat = "none"
+    if kv_cache_dtype == "int8" or kv_cache_dtype == "fp8_e4m3":
+        kv_format = kv_cache_dtype
+    dtype = DTYPES.get(kv_cache_dtype, model_dtype)
+    return KVCacheSpec(num_layers, num_kv_heads, head_dim, block_size, dtype, kv_format)
+
+
+def num_blocks_that_fit(spec: KVCacheSpec, device: torch.device, fraction: float) -> int:
+    """Blocks that fill `fraction` of the memory free on `device` now.
+
+    Raises:
+        ConfigError: `fraction` is not in (0, 1], or not even one block fits.
+    """
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"The cache's fraction of free memory must be in (0, 1], got {fraction}.")
+    free_bytes = free_memory_bytes(device)
+    num_blocks = int(free_bytes * fraction) // spec.bytes_per_block
+    if num_blocks < 1:
+        raise ConfigError(
+            f"One block takes {spec.bytes_per_block:,} bytes, but {fraction:.0%} of the {free_bytes / GIB:.2f} GiB free "
+            f"on {device} is {int(free_bytes * fraction):,}. Free some memory, or use a smaller block_size or a "
+            f"quantised kv_cache_dtype."
+        )
+    return num_blocks
+
+
+class KVCache:
+    """`num_blocks` blocks for every layer of a model, allocated once, zeroed.
+
+    The attention backend writes into `layers`; nothing else but `copy_blocks` changes them.
+
+    Args:
+        spec: What is stored.
+        num_blocks: At least 1.
+        device: Where.
+
+    Raises:
+        ConfigError: `num_blocks` is below 1, or the memory is not there.
+    """
+
+    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
+        if num_blocks < 1:
+            raise ConfigError(f"The cache needs at least 1 block, got num_blocks={num_blocks}.")
+        self.spec = spec
+        self.num_blocks = num_blocks
+        self.device = device
+        shape = (spec.num_layers, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
+        storage = [_allocate(shape, spec.storage_dtype, device) for _ in range(2)]
+        if spec.kv_format != "none":
+            storage += [_allocate(shape[:-1], SCALE_DTYPE, device) for _ in range(2)]
+        self._storage = storage
+        self.layers = [LayerKV(*(tensor[layer] for tensor in storage)) for layer in range(spec.num_layers)]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.spec.bytes_per_block
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks in every layer, with the same result as one copy after another in the given order."""
+        if not copies:
+            return
+        # All sources are read before any target is written, so a chain a -> b, b -> c must read c from a.
+        origin_of: dict[int, int] = {}
+        for source, target in copies:
+            assert 0 <= source < self.num_blocks and 0 <= target < self.num_blocks, (source, target, self.num_blocks)
+            origin_of[target] = origin_of.get(source, source)
+        targets = torch.tensor(list(origin_of.keys()), device=self.device)
+        sources = torch.tensor(list(origin_of.values()), device=self.device)
+        for tensor in self._storage:
+            tensor[:, targets] = tensor[:, sources]
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except RuntimeError as error:  # torch.OutOfMemoryError on CUDA, plain RuntimeError on CPU
+        size_gib = torch.Size(shape).numel() * dtype.itemsize / GIB
+        raise ConfigError(
+            f"Could not allocate {size_gib:.2f} GiB on {device} for the K/V cache (shape {list(shape)}, {dtype}). "
+            f"Ask for fewer blocks (num_kv_blocks) or free some memory."
+        ) from error
