@@ -16,9 +16,9 @@ from jaxtyping import install_import_hook
 # Not on twophase_kernels: the hook's decorators would stand between @triton.jit and the kernel's source.
 install_import_hook("twophase", "beartype.beartype")
 
-import pytest
+import pytest  # noqa: E402
 
-from tests.mutation import KillTable
+from tests.mutation import KillTable  # noqa: E402
 
 
 def pytest_addoption(parser):

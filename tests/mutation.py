@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def is_killed(mutant: Mutant, check: Callable[[ModuleType], None]) -> str | None
 class KillTable:
     """Collected over a test session and printed at its end (see conftest.py)."""
 
-    rows: list[tuple[str, str, str | None]] = []
+    rows: ClassVar[list[tuple[str, str, str | None]]] = []
 
     @classmethod
     def record(cls, mutant: Mutant, check: Callable[[ModuleType], None]) -> None:

@@ -1,0 +1,1 @@
+"""One thin interface to attention; a torch backend and a Triton backend behind it."""

@@ -43,7 +43,7 @@ class AttentionBackend(abc.ABC):
 
     @abc.abstractmethod
     def plan(self, batch: AttentionBatch) -> Any:
-        """Whatever the layers share in this step (gather indices, masks, launch shapes); passed to `write`, `attend`."""
+        """What the layers of this step share (gather indices, masks, launch shapes); passed to `write` and `attend`."""
 
     @abc.abstractmethod
     def write(
