@@ -130,9 +130,9 @@ def num_blocks_that_fit(spec: KVCacheSpec, device: torch.device, fraction: float
     num_blocks = int(free_bytes * fraction) // spec.bytes_per_block
     if num_blocks < 1:
         raise ConfigError(
-            f"One block takes {spec.bytes_per_block:,} bytes, but {fraction:.0%} of the {free_bytes / GIB:.2f} GiB free "
-            f"on {device} is {int(free_bytes * fraction):,}. Free some memory, or use a smaller block_size or a "
-            f"quantised kv_cache_dtype."
+            f"One block takes {spec.bytes_per_block:,} bytes, but {fraction:.0%} of the {free_bytes / GIB:.2f} GiB "
+            f"free on {device} is {int(free_bytes * fraction):,}. Free some memory, or use a smaller block_size or "
+            f"a quantised kv_cache_dtype."
         )
     return num_blocks
 
@@ -175,7 +175,7 @@ class KVCache:
         # All sources are read before any target is written, so a chain a -> b, b -> c must read c from a.
         origin_of: dict[int, int] = {}
         for source, target in copies:
-            assert 0 <= source < self.num_blocks and 0 <= target < self.num_blocks, (source, target, self.num_blocks)
+            assert 0 <= min(source, target) <= max(source, target) < self.num_blocks, (source, target, self.num_blocks)
             origin_of[target] = origin_of.get(source, source)
         targets = torch.tensor(list(origin_of.keys()), device=self.device)
         sources = torch.tensor(list(origin_of.values()), device=self.device)

@@ -1,0 +1,122 @@
+"""Which blocks are taken, by how many, and which free one is used next."""
+
+from collections import OrderedDict
+
+from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
+
+
+class BlockPool:
+    """Reference counts of `num_blocks` blocks and the order in which free ones are reused. Only `CacheManager` calls it.
+
+    A block is in one of three states:
+
+        in use   `ref_counts[block] > 0`: so many tables hold it
+        blank    free, its contents worthless: used first, the one freed last first
+        cached   free, its contents findable in the prefix cache: evicted only when no blank block is left,
+                 the least recently freed first
+
+    Every operation takes time independent of `num_blocks`.
+
+    Raises:
+        ConfigError: `num_blocks` is below 1.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ConfigError(f"A block pool needs at least 1 block, got num_blocks={num_blocks}.")
+        self.num_blocks = num_blocks
+        self.ref_counts = [0] * num_blocks
+        self._blank = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 is on top
+        self._cached: OrderedDict[int, None] = OrderedDict()  # first = evicted next
+
+    @property
+    def num_blank(self) -> int:
+        return len(self._blank)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can give: blank and cached."""
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def num_in_use(self) -> int:
+        return self.num_blocks - self.num_free
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Take free blocks, each with a reference count of 1; the cached ones among them are evicted by this.
+
+        Raises:
+            OutOfBlocksError: Fewer than `num_blocks` are free; nothing was taken.
+        """
+        if num_blocks > self.num_free:
+            raise OutOfBlocksError(
+                f"{num_blocks} blocks wanted, {self.num_free} of {self.num_blocks} free. Free or preempt a sequence, "
+                f"or give the cache more blocks (num_kv_blocks)."
+            )
+        block_ids = []
+        for _ in range(num_blocks):
+            block_id = self._blank.pop() if self._blank else self._cached.popitem(last=False)[0]
+            self.ref_counts[block_id] = 1
+            block_ids.append(block_id)
+        return block_ids
+
+    def acquire(self, block_id: int) -> bool:
+        """One more owner of a block with contents; a cached one is no longer free. True if it was free.
+
+        Raises:
+            CacheStateError: No such block, or it is blank.
+        """
+        self._require_known(block_id)
+        was_free = self.ref_counts[block_id] == 0
+        if was_free:
+            if block_id not in self._cached:
+                raise CacheStateError(f"Block {block_id} is blank: it has no contents to share. Allocate it instead.")
+            del self._cached[block_id]
+        self.ref_counts[block_id] += 1
+        return was_free
+
+    def release(self, block_id: int, is_cached: bool) -> bool:
+        """One owner less; the last one frees the block, as cached or as blank. True if it became free.
+
+        Raises:
+            CacheStateError: No such block, or nobody holds it (double free).
+        """
+        self._require_known(block_id)
+        if self.ref_counts[block_id] == 0:
+            raise CacheStateError(f"Block {block_id} is free already; a block can be freed once per owner.")
+        self.ref_counts[block_id] -= 1
+        if self.ref_counts[block_id] > 0:
+            return False
+        if is_cached:
+            self._cached[block_id] = None
+        else:
+            self._blank.append(block_id)
+        return True
+
+    def blank_all(self) -> None:
+        """Turn every cached block into a blank one: its contents are no longer findable."""
+        while self._cached:
+            self._blank.append(self._cached.popitem()[0])
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless each block is in exactly one state."""
+        blank, cached = set(self._blank), set(self._cached)
+        in_use = {block_id for block_id, count in enumerate(self.ref_counts) if count > 0}
+        assert len(blank) == len(self._blank), f"blank list holds a block twice: {self._blank}"
+        assert not blank & cached, f"both blank and cached: {blank & cached}"
+        assert not in_use & (blank | cached), f"in use and free at once: {in_use & (blank | cached)}"
+        lost = set(range(self.num_blocks)) - in_use - blank - cached
+        assert not lost, f"neither in use nor free: {lost}"
+        assert min(self.ref_counts) >= 0, f"negative reference count in {self.ref_counts}"
+
+    def cached_blocks(self) -> list[int]:
+        """Free blocks with findable contents, in eviction order."""
+        return list(self._cached)
+
+    def _require_known(self, block_id: int) -> None:
+        if not 0 <= block_id < self.num_blocks:
+            raise CacheStateError(f"Block {block_id} is not in this pool of {self.num_blocks} blocks.")

@@ -1,0 +1,57 @@
+"""Where a sequence's tokens are: position -> block -> slot."""
+
+import sys
+from dataclasses import dataclass, field
+
+from twophase.cache.prefix_cache import CachedPrefix
+
+NEVER = sys.maxsize
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """The blocks of one sequence, in order. Only `CacheManager` changes it; others read.
+
+        [0, num_cached_tokens)                         in pages since `CacheManager.open` (prefix hit)
+        [num_cached_tokens, num_tokens)                slots handed out by `CacheManager.grow`
+        [num_tokens, len(block_ids) * block_size)      room in the last block
+
+    Worked example, block size 4, blocks [5, 2], 6 tokens: position 5 is slot 2 * 4 + 1 = 9.
+
+    Attributes:
+        block_size: Slots per block.
+        salt: Tables share cached blocks only with tables of the same salt.
+        block_ids: ceil(num_tokens / block_size) of them.
+        num_tokens: Tokens that have a slot.
+        num_cached_tokens: Tokens whose K/V `open` found, a multiple of `block_size`.
+        published: The last block that was made findable, by its contents; for `CacheManager.publish`.
+        publish_at: Computed tokens that make the next block full, thus publishable; NEVER when none will be.
+        num_uncounted_tokens: Looked up by `open`, not yet in the statistics.
+    """
+
+    block_size: int
+    salt: str
+    block_ids: list[int]
+    num_tokens: int
+    num_cached_tokens: int
+    publish_at: int
+    num_uncounted_tokens: int
+    published: CachedPrefix | None = field(default=None, init=False)
+
+    def slot_of(self, position: int) -> int:
+        """The slot of the token at `position`.
+
+        Raises:
+            IndexError: `position` has no slot.
+        """
+        if not 0 <= position < self.num_tokens:
+            raise IndexError(f"position {position} has no slot: this table has {self.num_tokens} tokens.")
+        return self.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+
+    def slots(self, start: int = 0, end: int | None = None) -> list[int]:
+        """Slots of positions [start, end), by default of all tokens.
+
+        Raises:
+            IndexError: One of them has no slot.
+        """
+        return [self.slot_of(position) for position in range(start, self.num_tokens if end is None else end)]

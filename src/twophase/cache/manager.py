@@ -1,0 +1,298 @@
+"""The cache as the scheduler sees it: open a table, grow it, publish what is written, close it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twophase.cache.block_pool import BlockPool
+from twophase.cache.block_table import NEVER, BlockTable
+from twophase.cache.prefix_cache import PrefixCache
+from twophase.core.errors import CacheStateError, ConfigError
+from twophase.core.plan import BlockCopy
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """A count of blocks by state, and of hits. `num_in_use + num_cached + num_free == num_blocks`.
+
+    Attributes:
+        num_in_use: Blocks that some table holds; a shared one counts once.
+        num_cached: Free blocks that a prefix hit can still find (evictable).
+        num_free: Free blocks with nothing worth keeping.
+        num_slots_in_use: Slots of the blocks in use that a token was given.
+        internal_fragmentation: Share of the slots in use blocks that no token was given, in [0, 1).
+        num_queries, num_queried_tokens, num_hit_tokens: Tables opened and grown at least once, the tokens they were
+            opened with, and those found in the cache.
+    """
+
+    num_blocks: int
+    num_in_use: int
+    num_cached: int
+    num_free: int
+    num_slots_in_use: int
+    internal_fragmentation: float
+    num_queries: int
+    num_queried_tokens: int
+    num_hit_tokens: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the queried tokens that were in the cache; 0 before the first query."""
+        return self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else 0.0
+
+
+class CacheManager:
+    """Hands out the blocks of one pool to block tables, shares them between tables, and remembers what they hold.
+
+    Knows nothing of requests or tensors. Only the scheduler calls the methods that change it; all of them take time
+    independent of `num_blocks`, and one that raises has changed nothing.
+
+    Args:
+        num_blocks: Blocks in the pool, at least 1.
+        block_size: Slots per block, at least 1.
+        enable_prefix_caching: Whether `open` looks for blocks that hold a prefix already.
+
+    Raises:
+        ConfigError: `num_blocks` or `block_size` is below 1.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+        if block_size < 1:
+            raise ConfigError(f"A block needs at least 1 slot, got block_size={block_size}.")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self._pool = BlockPool(num_blocks)
+        self._prefixes = PrefixCache(block_size)
+        self._tables: set[BlockTable] = set()
+        self._num_slots_in_use = 0
+        self._num_queries = 0
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that `grow` can still take: the blank ones and the evictable ones."""
+        return self._pool.num_free
+
+    def open(self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True) -> BlockTable:
+        """A new table holding the longest known prefix of `token_ids`; takes references and allocates nothing.
+
+        The hit is at most `len(token_ids) - 1` tokens, rounded down to a block: the last token must be computed for
+        its logits. The hit blocks can't be evicted as long as the table is open.
+
+        Args:
+            salt: Only blocks published under the same salt are found.
+            count_in_stats: False when the same request was counted before (it comes back after a preemption). A
+                table that is closed without ever having grown is not counted either.
+        """
+        block_ids, published = [], None
+        if self.enable_prefix_caching:
+            block_ids, published = self._prefixes.lookup(token_ids, salt, (len(token_ids) - 1) // self.block_size)
+        for block_id in block_ids:
+            if self._pool.acquire(block_id):
+                self._num_slots_in_use += self.block_size
+        num_cached = len(block_ids) * self.block_size
+        table = BlockTable(
+            block_size=self.block_size,
+            salt=salt,
+            block_ids=block_ids,
+            num_tokens=num_cached,
+            num_cached_tokens=num_cached,
+            publish_at=num_cached + self.block_size if self.enable_prefix_caching else NEVER,
+            num_uncounted_tokens=len(token_ids) if count_in_stats else 0,
+        )
+        table.published = published
+        self._tables.add(table)
+        return table
+
+    def grow(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
+        """Make room so that `table.num_tokens == num_tokens`; returns the copies to do before anything is written.
+
+        If the last block is partial and shared, this table gets a copy of its own (copy-on-write).
+
+        Raises:
+            OutOfBlocksError: Not enough free blocks; nothing changed.
+            CacheStateError: The table is not open here, or has more than `num_tokens` tokens already.
+        """
+        block_ids = table.block_ids
+        num_new = num_tokens - table.num_tokens
+        # The hot path, once per running sequence and step: the slot fits into a block that is this table's alone.
+        if (
+            num_new > 0
+            and num_tokens <= len(block_ids) * self.block_size
+            and self._pool.ref_counts[block_ids[-1]] == 1
+            and table in self._tables
+        ):
+            table.num_tokens = num_tokens
+            self._num_slots_in_use += num_new
+            return ()
+        return self._grow_by_blocks(table, num_tokens)
+
+    def _grow_by_blocks(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
+        num_blocks_needed = self.num_blocks_needed(table, num_tokens)
+        if num_tokens == table.num_tokens:
+            return ()
+        copies_tail = self._must_copy_tail(table)
+        new_ids = self._pool.allocate(num_blocks_needed)  # raises before anything has changed
+        for block_id in new_ids:
+            self._prefixes.forget(block_id)
+        copies: tuple[BlockCopy, ...] = ()
+        if copies_tail:
+            shared_id, own_id = table.block_ids[-1], new_ids.pop(0)
+            self._pool.release(shared_id, is_cached=False)  # others hold it: it does not become free
+            table.block_ids[-1] = own_id
+            self._num_slots_in_use += table.num_tokens % self.block_size  # now they are held twice
+            copies = (BlockCopy(source=shared_id, target=own_id),)
+        table.block_ids += new_ids
+        self._num_slots_in_use += num_tokens - table.num_tokens
+        table.num_tokens = num_tokens
+        self._count_query(table)
+        return copies
+
+    def num_blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
+        """Free blocks that `grow(table, num_tokens)` would take, the copy of a shared last block included.
+
+        Raises:
+            CacheStateError: The table is not open here, or has more than `num_tokens` tokens already.
+        """
+        self._require_open(table)
+        if num_tokens < table.num_tokens:
+            raise CacheStateError(f"A table can't shrink: it has {table.num_tokens} tokens, asked for {num_tokens}.")
+        num_more = -(-num_tokens // self.block_size) - len(table.block_ids)
+        return num_more + (num_tokens > table.num_tokens and self._must_copy_tail(table))
+
+    def can_grow(self, table: BlockTable, num_tokens: int) -> bool:
+        """Whether `grow(table, num_tokens)` would find the blocks it needs."""
+        return self.num_blocks_needed(table, num_tokens) <= self._pool.num_free
+
+    def publish(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
+        """Make the full blocks among tokens [0, num_computed) findable; call it after their K/V were written.
+
+        Args:
+            token_ids: The sequence's tokens; only those up to `num_computed` are looked at.
+            num_computed: Tokens whose K/V are in the table's slots.
+
+        Raises:
+            CacheStateError: The table is not open here, or fewer than `num_computed` tokens have a slot or an id.
+        """
+        if num_computed < table.publish_at:
+            return
+        self._require_open(table)
+        if num_computed > min(table.num_tokens, len(token_ids)):
+            raise CacheStateError(
+                f"Can't publish {num_computed} computed tokens: {table.num_tokens} have a slot, {len(token_ids)} an id."
+            )
+        while table.publish_at <= num_computed:
+            start, end = table.publish_at - self.block_size, table.publish_at
+            block_id = table.block_ids[start // self.block_size]
+            published = self._prefixes.register(block_id, token_ids[start:end], table.published, table.salt)
+            if published is None:  # a digest collision: what follows could not be found either
+                table.publish_at = NEVER
+                return
+            table.published = published
+            table.publish_at = end + self.block_size
+
+    def fork(self, table: BlockTable) -> BlockTable:
+        """A second table over the same blocks; the first of the two to write into a shared partial block copies it.
+
+        Call it when every token that has a slot has been written; what is written later the two don't share.
+
+        Raises:
+            CacheStateError: The table is not open here.
+        """
+        self._require_open(table)
+        for block_id in table.block_ids:
+            self._pool.acquire(block_id)
+        fork = BlockTable(
+            block_size=self.block_size,
+            salt=table.salt,
+            block_ids=list(table.block_ids),
+            num_tokens=table.num_tokens,
+            num_cached_tokens=table.num_cached_tokens,
+            publish_at=table.publish_at,
+            num_uncounted_tokens=0,
+        )
+        fork.published = table.published
+        self._tables.add(fork)
+        return fork
+
+    def close(self, table: BlockTable) -> None:
+        """Give up the table's blocks, last first, so that a prefix is evicted after what continues it.
+
+        Raises:
+            CacheStateError: The table is not open here (closed before, or of another manager).
+        """
+        self._require_open(table)
+        self._tables.remove(table)
+        num_slots = table.num_tokens - max(0, len(table.block_ids) - 1) * self.block_size
+        for block_id in reversed(table.block_ids):
+            if self._pool.release(block_id, is_cached=block_id in self._prefixes):
+                self._num_slots_in_use -= num_slots
+            num_slots = self.block_size  # only the last block is partial
+        # A new list, not clear(): a step plan may still hold the old one.
+        table.block_ids, table.num_tokens, table.num_cached_tokens = [], 0, 0
+        table.published, table.publish_at = None, 0
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix (the weights changed, a benchmark starts anew).
+
+        Raises:
+            CacheStateError: Blocks are in use; nothing was forgotten.
+        """
+        if self._pool.num_in_use > 0:
+            raise CacheStateError(
+                f"The prefix cache can be reset only when no block is in use; {self._pool.num_in_use} of "
+                f"{self.num_blocks} are. Finish or abort the running requests first."
+            )
+        self._prefixes.clear()
+        self._pool.blank_all()
+
+    def stats(self) -> CacheStats:
+        """Counts as of now; takes constant time."""
+        num_slots = self._pool.num_in_use * self.block_size
+        return CacheStats(
+            num_blocks=self.num_blocks,
+            num_in_use=self._pool.num_in_use,
+            num_cached=self._pool.num_cached,
+            num_free=self._pool.num_blank,
+            num_slots_in_use=self._num_slots_in_use,
+            internal_fragmentation=1 - self._num_slots_in_use / num_slots if num_slots else 0.0,
+            num_queries=self._num_queries,
+            num_queried_tokens=self._num_queried_tokens,
+            num_hit_tokens=self._num_hit_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError with what is wrong unless all books agree. Slow; for tests."""
+        self._pool.check_integrity()
+        self._prefixes.check_integrity()
+        owners = Counter(block_id for table in self._tables for block_id in table.block_ids)
+        for block_id, ref_count in enumerate(self._pool.ref_counts):
+            assert ref_count == owners[block_id], f"block {block_id}: {ref_count} references, {owners[block_id]} owners"
+        num_filled: dict[int, int] = {}
+        for table in self._tables:
+            num_blocks = -(-table.num_tokens // self.block_size)
+            assert len(table.block_ids) == num_blocks, f"{num_blocks} blocks hold the tokens of {table}"
+            for index, block_id in enumerate(table.block_ids):
+                filled = min(self.block_size, table.num_tokens - index * self.block_size)
+                assert num_filled.setdefault(block_id, filled) == filled, f"owners of block {block_id} disagree"
+        num_slots = sum(num_filled.values())
+        assert self._num_slots_in_use == num_slots, f"{self._num_slots_in_use} slots counted, {num_slots} in use"
+        for block_id in self._pool.cached_blocks():
+            assert block_id in self._prefixes, f"block {block_id} is kept, but no lookup can find it"
+
+    def _must_copy_tail(self, table: BlockTable) -> bool:
+        """Whether the next token would be written into a block that another table reads too."""
+        return table.num_tokens % self.block_size != 0 and self._pool.ref_counts[table.block_ids[-1]] > 1
+
+    def _count_query(self, table: BlockTable) -> None:
+        if table.num_uncounted_tokens:
+            self._num_queries += 1
+            self._num_queried_tokens += table.num_uncounted_tokens
+            self._num_hit_tokens += table.num_cached_tokens
+            table.num_uncounted_tokens = 0
+
+    def _require_open(self, table: BlockTable) -> None:
+        if table not in self._tables:
+            raise CacheStateError("This block table is not open in this cache: closed already, or of another cache.")
