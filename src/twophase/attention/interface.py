@@ -75,5 +75,5 @@ class AttentionBackend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def silu_mul(self, gate_up: Float[Tensor, "T 2I"]) -> Float[Tensor, "T I"]:
+    def silu_mul(self, gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
         """silu(gate) * up, for gate and up side by side (SwiGLU, arXiv:2002.05202)."""

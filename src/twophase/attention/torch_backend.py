@@ -38,9 +38,9 @@ class DecodePlan:
 
     num_seqs: int
     owner: Int[Tensor, "n"]
-    rows: Int[Tensor, "n*H_kv*W"]
+    rows: Int[Tensor, "R"]
     hidden: Bool[Tensor, "n 1 1 C"]
-    stale: Int[Tensor, "R"]
+    stale: Int[Tensor, "Z"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class PrefillPlan:
 
     start: int
     end: int
-    rows: Int[Tensor, "H_kv*W"]
+    rows: Int[Tensor, "R"]
     num_keys: int
     mask: Bool[Tensor, "L S"] | None
 
@@ -66,7 +66,7 @@ class TorchPlan:
 
     positions: Int[Tensor, "T"]
     kept: Int[Tensor, "K"] | None
-    write_rows: Int[Tensor, "K*H_kv"]
+    write_rows: Int[Tensor, "R"]
     decode: DecodePlan | None
     prefills: list[PrefillPlan]
     rotation: tuple[Float[Tensor, "T 1 D"], Float[Tensor, "T 1 D"]] | None = None
@@ -155,8 +155,8 @@ class TorchBackend(AttentionBackend):
             return torch.ones_like(keys, dtype=torch.bool)
         return (keys > queries - self.spec.window) | (keys < self.spec.num_sinks)
 
-    def _cache_rows(self, blocks: Int[Tensor, "n W"]) -> Int[Tensor, "n*H_kv*W"]:
-        """Block ids to rows of the cache seen as [N * H_kv, block_size * D], head by head: [n, H_kv, W], flat."""
+    def _cache_rows(self, blocks: Int[Tensor, "n W"]) -> Int[Tensor, "R"]:
+        """Block ids to rows of the cache seen as [N * H_kv, block_size * D]: [n, H_kv, W], flattened."""
         heads = torch.arange(self.spec.num_kv_heads, device=blocks.device)
         return (blocks.long()[:, None, :] * self.spec.num_kv_heads + heads[None, :, None]).reshape(-1)
 
@@ -253,7 +253,7 @@ class TorchBackend(AttentionBackend):
             x = residual.add_(x)
         return F.rms_norm(x, (x.shape[-1],), weight, eps), x
 
-    def silu_mul(self, gate_up: Float[Tensor, "T 2I"]) -> Float[Tensor, "T I"]:
+    def silu_mul(self, gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 

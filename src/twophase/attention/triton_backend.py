@@ -52,9 +52,7 @@ class TritonBackend(AttentionBackend):
         plan: TritonPlan,
     ) -> Float[Tensor, "T H D"]:
         batch = plan.batch
-        return rope_kv_write(
-            q, k, v, cos, sin, batch.positions, batch.slot_mapping, kv.k, kv.v, kv.k_scale, kv.v_scale
-        )
+        return rope_kv_write(q, k, v, cos, sin, batch.positions, batch.slot_mapping, kv.k, kv.v, kv.k_scale, kv.v_scale)
 
     def attend(self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: TritonPlan) -> Float[Tensor, "T H D"]:
         batch, n = plan.batch, plan.batch.num_decodes
@@ -97,5 +95,5 @@ class TritonBackend(AttentionBackend):
     ) -> tuple[Float[Tensor, "T N"], Float[Tensor, "T N"]]:
         return rmsnorm_residual(x, residual, weight, eps)
 
-    def silu_mul(self, gate_up: Float[Tensor, "T 2I"]) -> Float[Tensor, "T I"]:
+    def silu_mul(self, gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
         return silu_mul(gate_up)

@@ -20,8 +20,8 @@ class AttentionBatch:
     Attributes:
         positions: Position of each token in its sequence.
         slot_mapping: Where its K and V go: block * block_size + offset; negative: nowhere (graph padding).
-        cu_query_lens: Cumulative query lengths.
         seq_lens: Tokens of each sequence, this step's included.
+        cu_query_lens: Cumulative query lengths.
         block_tables: Block ids, padded with 0 to a multiple of 16 columns.
         num_decodes: Sequences at the front with one token each.
         query_lens_host, seq_lens_host: The lengths again as Python ints, so that no backend needs a device sync.
@@ -29,8 +29,8 @@ class AttentionBatch:
 
     positions: Int[Tensor, "T"]
     slot_mapping: Int[Tensor, "T"]
-    cu_query_lens: Int[Tensor, "S+1"]
     seq_lens: Int[Tensor, "S"]
+    cu_query_lens: Int[Tensor, "S+1"]
     block_tables: Int[Tensor, "S W"]
     num_decodes: int
     query_lens_host: tuple[int, ...]

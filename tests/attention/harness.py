@@ -1,0 +1,139 @@
+"""Random ragged histories played through a backend, and a dense oracle that knows nothing of pages."""
+
+import math
+import random
+from dataclasses import dataclass
+
+import torch
+
+from twophase.attention.interface import AttentionBackend, AttentionSpec
+from twophase.cache.kv_cache import KVCache, KVCacheSpec
+from twophase.core.batch import AttentionBatch
+
+# Largest absolute error allowed on outputs of size about 1, against an oracle in float64.
+TOLERANCE = {
+    torch.float32: 2e-5,  # a few thousand fp32 additions in another order
+    torch.float16: 1e-2,  # cos, sin, rotated q and k rounded to 11 bits: scores of size 20 are off by about 0.01
+    torch.bfloat16: 8e-2,  # ... to 8 bits
+}
+# The same with quantised K/V, relative to the norm of the output: measured 0.6 % and 2.6 %, see kernels.md's numerics.
+QUANTISED_TOLERANCE = {"int8": 0.02, "fp8_e4m3": 0.06}
+
+
+@dataclass
+class Sequence:
+    """All tokens a sequence will ever have, unrotated, and its pages."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    block_ids: list[int]
+    num_computed: int = 0
+
+
+class History:
+    """Sequences of the given lengths over one layer's pages, which start out full of NaN."""
+
+    def __init__(self, spec, lengths, *, block_size=16, dtype=torch.float32, kv_format="none", seed=0, device="cpu"):
+        self.spec, self.block_size, self.dtype = spec, block_size, dtype
+        self.device = torch.device(device)
+        generator = torch.Generator().manual_seed(seed)
+        pages = [-(-length // block_size) for length in lengths]
+        block_ids = list(range(sum(pages) + 3))
+        random.Random(seed).shuffle(block_ids)
+        self.sequences = []
+        for length, num_pages in zip(lengths, pages, strict=True):
+            # Queries times 4 make the softmax peaky: with a flat one a dropped key goes unnoticed.
+            q, k, v = (
+                torch.randn(length, heads, spec.head_dim, generator=generator).mul(gain).to(self.device, dtype)
+                for heads, gain in ((spec.num_heads, 4), (spec.num_kv_heads, 1), (spec.num_kv_heads, 1))
+            )
+            self.sequences.append(Sequence(q, k, v, [block_ids.pop() for _ in range(num_pages)]))
+        kv_spec = KVCacheSpec(
+            num_layers=1,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            block_size=block_size,
+            dtype=dtype,
+            kv_format=kv_format,
+        )
+        self.kv = KVCache(kv_spec, sum(pages) + 3, self.device).layers[0]
+        for tensor in (self.kv.k, self.kv.v, self.kv.k_scale, self.kv.v_scale):
+            if tensor is not None:
+                # 0x7f is NaN in e4m3 and the largest value in int8, whose scale is NaN.
+                tensor.fill_(0x7F if tensor.dtype in (torch.uint8, torch.int8) else math.nan)
+        angles = torch.arange(max(lengths))[:, None] * 10000 ** -(torch.arange(0, spec.head_dim, 2) / spec.head_dim)
+        self.cos, self.sin = angles.cos().to(self.device), angles.sin().to(self.device)
+
+    def step(self, backend: AttentionBackend, counts: dict[int, int], *, padding: int = 0) -> dict[int, torch.Tensor]:
+        """Compute `counts[s]` further tokens of each sequence s; single tokens go first, as decodes."""
+        order = sorted(counts, key=lambda s: counts[s] != 1)
+        chosen = [self.sequences[s] for s in order]
+        starts = [sequence.num_computed for sequence in chosen]
+        lens = [counts[s] for s in order]
+        positions = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lens, strict=True)])
+        slots = torch.cat(
+            [
+                torch.tensor([sequence.block_ids[p // self.block_size] * self.block_size + p % self.block_size
+                              for p in range(start, start + n)])
+                for sequence, start, n in zip(chosen, starts, lens, strict=True)
+            ]
+        )  # fmt: skip
+        width = -(-max(len(sequence.block_ids) for sequence in chosen) // 16) * 16
+        tables = torch.tensor([sequence.block_ids + [0] * (width - len(sequence.block_ids)) for sequence in chosen])
+        seq_lens = [start + n for start, n in zip(starts, lens, strict=True)]
+        batch = AttentionBatch(
+            positions=positions.to(self.device),
+            slot_mapping=slots.to(self.device),
+            cu_query_lens=torch.tensor([0, *torch.tensor(lens).cumsum(0)], dtype=torch.int32, device=self.device),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=self.device),
+            block_tables=tables.to(self.device, torch.int32),
+            num_decodes=lens.count(1),
+            query_lens_host=tuple(lens),
+            seq_lens_host=tuple(seq_lens),
+        )
+        q, k, v = (
+            torch.cat([getattr(x, name)[a : a + n] for x, a, n in zip(chosen, starts, lens, strict=True)])
+            for name in "qkv"
+        )
+        plan = backend.plan(batch)
+        q = backend.write(q, k, v, self.cos, self.sin, self.kv, plan)
+        out = backend.attend(q, self.kv, plan)
+        for sequence, n in zip(chosen, lens, strict=True):
+            sequence.num_computed += n
+        return dict(zip(order, out.split(lens), strict=True))
+
+    def oracle(self, s: int) -> torch.Tensor:
+        """Dense attention of every token of sequence s, in float64."""
+        sequence, spec = self.sequences[s], self.spec
+        length, group = sequence.q.shape[0], spec.num_heads // spec.num_kv_heads
+        q, k = (self._rotated(x.double()) for x in (sequence.q, sequence.k))
+        k, v = (x.repeat_interleave(group, dim=1) for x in (k, sequence.v.double()))
+        scores = torch.einsum("ihd,jhd->hij", q, k) * spec.scale
+        i, j = torch.arange(length)[:, None], torch.arange(length)[None]
+        visible = j <= i
+        if spec.window is not None:
+            visible &= (j > i - spec.window) | (j < spec.num_sinks)
+        scores = scores.masked_fill(~visible.to(self.device), -math.inf)
+        return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v)
+
+    def _rotated(self, x: torch.Tensor) -> torch.Tensor:
+        cos, sin = (table[: x.shape[0], None].double() for table in (self.cos, self.sin))
+        x1, x2 = x.chunk(2, -1)
+        return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1)
+
+
+def make_spec(num_heads=6, num_kv_heads=2, head_dim=64, window=None, num_sinks=0) -> AttentionSpec:
+    return AttentionSpec(num_heads, num_kv_heads, head_dim, head_dim**-0.5, window, num_sinks)
+
+
+def assert_close(history: History, s: int, out: torch.Tensor, first: int, tolerance: float) -> None:
+    """Outputs of tokens [first, first + len(out)) of sequence s; says where the first difference is."""
+    error = (out.double() - history.oracle(s)[first : first + out.shape[0]]).abs()
+    bad = ~(error <= tolerance)  # NaN is bad
+    if bad.any():
+        token, head, _ = torch.nonzero(bad)[0].tolist()
+        raise AssertionError(
+            f"sequence {s}, position {first + token}, head {head}: off by {error[token, head].max():.3g}, "
+            f"allowed {tolerance:.0e}"
+        )

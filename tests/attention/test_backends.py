@@ -1,0 +1,195 @@
+"""Every backend computes the same causal attention from pages as a dense oracle does without them."""
+
+import math
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.attention.harness import QUANTISED_TOLERANCE, TOLERANCE, History, assert_close, make_spec
+from tests.mutation import KillTable, Mutant
+from twophase.attention.select import make_backend
+from twophase.attention.torch_backend import TorchBackend
+from twophase.core.errors import BackendUnavailableError, ConfigError
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def play(make, spec, lengths, schedule, *, tolerance=None, **options) -> None:
+    """Run a schedule of {sequence: tokens} steps and compare every output with the oracle."""
+    history = History(spec, lengths, **options)
+    backend = make(history)
+    for counts in schedule:
+        firsts = {s: history.sequences[s].num_computed for s in counts}
+        for s, out in history.step(backend, counts).items():
+            assert_close(history, s, out, firsts[s], tolerance or TOLERANCE[history.dtype])
+
+
+def torch_backend(history: History) -> TorchBackend:
+    return TorchBackend(history.spec, history.block_size)
+
+
+def triton_backend(history: History):
+    triton = pytest.importorskip("twophase.attention.triton_backend", reason="not run here: no triton")
+    return triton.TritonBackend(history.spec)
+
+
+# Prompts in one go and in chunks, then decodes in a mixed batch: lengths around the page and the split.
+MIXED = ([1, 15, 16, 17, 40, 300], [{0: 1, 1: 14, 2: 16, 3: 9, 4: 33, 5: 257}, {1: 1, 3: 1, 4: 7, 5: 42}, {3: 1, 5: 1}])
+SMALL = ([3, 19, 34], [{0: 2, 1: 12, 2: 33}, {0: 1, 1: 7, 2: 1}])
+MIXED[1].append({3: 6})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("block_size", [1, 16, 64, 256])
+def test_torch_mixed_batch(device, dtype, block_size):
+    play(torch_backend, make_spec(), *MIXED, device=device, dtype=dtype, block_size=block_size)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (8, 2), (9, 3), (5, 1), (32, 8)])
+def test_torch_head_maps(num_heads, num_kv_heads):
+    play(torch_backend, make_spec(num_heads, num_kv_heads, head_dim=80), *SMALL)
+
+
+@pytest.mark.parametrize("window", [1, 2, 16, 24, 1000])
+@pytest.mark.parametrize("num_sinks", [0, 1, 4, 20])
+def test_torch_window_and_sinks(window, num_sinks):
+    play(torch_backend, make_spec(window=window, num_sinks=num_sinks), *MIXED)
+
+
+@pytest.mark.parametrize("kv_format", QUANTISED_TOLERANCE)
+def test_torch_quantised_pages(kv_format):
+    history = History(make_spec(), [70, 33], kv_format=kv_format)
+    backend = torch_backend(history)
+    history.step(backend, {0: 69, 1: 10})
+    out = history.step(backend, {0: 1, 1: 23})
+    for s, first in ((0, 69), (1, 10)):
+        want = history.oracle(s)[first:]
+        error = (out[s].double() - want).norm() / want.norm()
+        assert error < QUANTISED_TOLERANCE[kv_format]
+
+
+@pytest.mark.parametrize("split_keys", [16, 32, 128, 1024])
+def test_torch_splits_change_nothing(split_keys):
+    play(lambda h: TorchBackend(h.spec, h.block_size, split_keys), make_spec(), *MIXED)
+
+
+def test_torch_padding_rows_write_nothing_and_give_zeros():
+    history = History(make_spec(), [20, 5])
+    backend = torch_backend(history)
+    history.step(backend, {0: 20})
+    before = history.kv.k.clone()
+    from twophase.core.batch import AttentionBatch
+
+    zeros = torch.zeros(2, dtype=torch.int32)
+    batch = AttentionBatch(
+        positions=zeros.long(),
+        slot_mapping=torch.full((2,), -1),
+        cu_query_lens=torch.arange(3, dtype=torch.int32),
+        seq_lens=zeros,
+        block_tables=torch.zeros(2, 16, dtype=torch.int32),
+        num_decodes=2,
+        query_lens_host=(1, 1),
+        seq_lens_host=(0, 0),
+    )
+    plan = backend.plan(batch)
+    x = torch.randn(2, 6, 64)
+    out = backend.attend(
+        backend.write(x, x[:, :2], x[:, :2], history.cos, history.sin, history.kv, plan), history.kv, plan
+    )
+    assert torch.equal(out, torch.zeros_like(out))
+    assert torch.equal(history.kv.k.nan_to_num(7), before.nan_to_num(7))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        (make_spec(), {}),
+        (make_spec(window=12, num_sinks=2), {}),
+        (make_spec(), {"kv_format": "int8", "tolerance": 0.15}),
+        (make_spec(9, 3), {"dtype": torch.float16}),
+    ],
+    ids=["plain", "window and sinks", "int8", "fp16"],
+)
+def test_triton_mixed_batch(device, spec, options):
+    play(triton_backend, spec, *SMALL, device=device, **options)
+
+
+@pytest.mark.parametrize("make", [torch_backend, triton_backend])
+def test_rmsnorm_and_silu(make):
+    history = History(make_spec(), [1])
+    backend = make(history)
+    x, residual, weight = torch.randn(5, 96), torch.randn(5, 96), torch.randn(96)
+    total = (x + residual).double()
+    want = total / (total.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    normed, new_residual = backend.rmsnorm(x.clone(), residual.clone(), weight, 1e-5)
+    torch.testing.assert_close(normed.double(), want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(new_residual.double(), total, atol=1e-6, rtol=1e-6)
+    gate_up = torch.randn(5, 64)
+    gate, up = gate_up.double().chunk(2, -1)
+    torch.testing.assert_close(backend.silu_mul(gate_up).double(), gate * gate.sigmoid() * up, atol=1e-5, rtol=1e-5)
+
+
+def test_selection():
+    cpu = {"device": torch.device("cpu"), "dtype": torch.float32, "block_size": 16}
+    assert make_backend("torch", make_spec(), **cpu).name == "torch"
+    if not torch.cuda.is_available():
+        assert make_backend("auto", make_spec(), **cpu).name == "torch"
+    with pytest.raises(ConfigError, match="'flash'"):
+        make_backend("flash", make_spec(), **cpu)
+    if not torch.cuda.is_available():
+        with pytest.raises(BackendUnavailableError, match="float32"):
+            make_backend("triton", make_spec(), **(cpu | {"dtype": torch.bfloat16}))
+
+
+MODULE = "twophase.attention.torch_backend"
+MUTANTS = [
+    Mutant("last token dropped", MODULE, "visible = (positions < key_end[:, None])", "visible = (positions < key_end[:, None] - 1)"),
+    Mutant("one past the end", MODULE, "visible = (positions < key_end[:, None])", "visible = (positions <= key_end[:, None])"),
+    Mutant("stale V kept", MODULE, "v.view(-1, head_dim).index_fill_(0, plan.stale, 0)", "pass"),
+    Mutant("scale forgotten", MODULE, "scores.mul_(self.spec.scale)", "scores"),
+    Mutant("maximum not merged", MODULE, '"amax")[plan.owner]', '"amax")[plan.owner] * 0 + maximum'),
+    Mutant("sums not merged", MODULE, ".index_add_(0, plan.owner, total)", ".index_copy_(0, plan.owner, total)"),
+    Mutant("rotation reversed", MODULE, "torch.cat([-sin, sin], -1)", "torch.cat([sin, -sin], -1)"),
+    Mutant("key not rotated", MODULE, "k = rotate(k, *plan.rotation)", "pass"),
+    Mutant("window off by one", MODULE, "keys > queries - self.spec.window", "keys >= queries - self.spec.window"),
+    Mutant("sinks dropped", MODULE, "| (keys < self.spec.num_sinks)", ""),
+    Mutant("sinks counted twice", MODULE, "window_start.clamp(max=self.spec.num_sinks)", "window_start * 0 + self.spec.num_sinks"),
+    Mutant("causality off by one", MODULE, "mask = (keys <= queries)", "mask = (keys < queries)"),
+    Mutant("history forgotten", MODULE, "first_query = seq_len - num_queries", "first_query = 0"),
+    Mutant("K scale forgotten", MODULE, "scores *= k_scale.view(n, num_kv_heads, 1, width)", "pass"),
+    Mutant("V scale forgotten", MODULE, "p *= v_scale.view(n, num_kv_heads, 1, width)", "pass"),
+    Mutant("K and V swapped", MODULE, "write_rows(kv.k, kv.k_scale, plan.write_rows, k)", "write_rows(kv.k, kv.k_scale, plan.write_rows, v)"),
+    Mutant("head map interleaved", MODULE, "(blocks.long()[:, None, :] * self.spec.num_kv_heads + heads[None, :, None])",
+           "(blocks.long()[:, None, :] * self.spec.num_kv_heads + heads.flip(0)[None, :, None])"),
+]  # fmt: skip
+
+
+def check(module: ModuleType) -> None:
+    """What every mutant must fail: mixed batches, plain, windowed and quantised."""
+
+    def make(history):
+        return module.TorchBackend(history.spec, history.block_size, split_keys=32)
+
+    play(make, make_spec(), *MIXED)
+    play(make, make_spec(window=24, num_sinks=4), *MIXED)
+    play(make, make_spec(window=24, num_sinks=20), *MIXED)
+    play(make, make_spec(), *SMALL, kv_format="int8", tolerance=0.15)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_mutant_is_killed(mutant):
+    KillTable.record(mutant, check)
+
+
+def test_oracle_can_fail():
+    history = History(make_spec(), [5])
+    out = history.step(torch_backend(history), {0: 5})[0]
+    out[3, 2, 0] += 1e-3
+    with pytest.raises(AssertionError, match="sequence 0, position 3, head 2"):
+        assert_close(history, 0, out, 0, TOLERANCE[torch.float32])
+    out[3, 2, 0] = math.nan
+    with pytest.raises(AssertionError, match="position 3"):
+        assert_close(history, 0, out, 0, TOLERANCE[torch.float32])
