@@ -1,0 +1,109 @@
+"""Triton, or stand-ins where it is not installed; and the one answer to 'can kernels run here, and how?'.
+
+Triton has Linux wheels only. With the stand-ins every module of this package still imports on macOS and Windows, so
+that its references, byte counts and heuristics work there; launching a kernel raises `KernelsUnavailableError`.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+
+    IMPORT_ERROR: ImportError | None = None
+except ImportError as error:
+    IMPORT_ERROR = error
+
+    class _Absent:
+        """Any attribute of a missing triton. As a decorator it changes nothing, as a value it is never used."""
+
+        def __getattr__(self, name: str) -> "_Absent":
+            return self
+
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            return args[0] if args else self
+
+    triton = tl = _Absent()
+
+
+class KernelsUnavailableError(RuntimeError):
+    """Triton kernels cannot run in this process; the message says why and what to do about it."""
+
+
+INTERPRET_ON = frozenset({"1", "true", "on", "yes", "y"})
+INTERPRET_OFF = frozenset({"", "0", "false", "off", "no", "n"})
+
+
+@triton.jit
+def _decorated_with_this_package():
+    """Never launched: its type tells in which mode `triton.jit` decorated this package's kernels."""
+
+
+def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted"]:
+    """How kernels run in this process. Every wrapper calls this first; it costs about a microsecond.
+
+    The mode is fixed by `TRITON_INTERPRET` when `triton.jit` decorates a function: at `import triton` for `tl.sum` and
+    its kin, at the import of this package for our kernels. All of them and the present value must agree.
+
+    Args:
+        dtype: What the kernel computes with, if it matters. bfloat16 is refused in the interpreter.
+
+    Raises:
+        KernelsUnavailableError: with the reason and the cure.
+    """
+    if IMPORT_ERROR is not None:
+        raise KernelsUnavailableError(
+            f"Triton is not installed ({IMPORT_ERROR}); its wheels exist for Linux only. On Linux: pip install triton. "
+            "Elsewhere use the torch backend: attention_backend='torch'."
+        )
+    value = os.environ.get("TRITON_INTERPRET", "")
+    if value.lower() not in INTERPRET_ON | INTERPRET_OFF:
+        raise KernelsUnavailableError(
+            f"TRITON_INTERPRET={value!r} is a value that triton does not understand and silently takes for 0. "
+            "Set it to 1 (interpreter) or 0 (compile for the GPU), and start Python again."
+        )
+    wanted = value.lower() in INTERPRET_ON
+    if {wanted} != {_is_interpreted(tl.sum), _is_interpreted(_decorated_with_this_package)}:
+        raise KernelsUnavailableError(
+            f"TRITON_INTERPRET was changed to {value!r} after triton was imported, which fixed the mode. "
+            "Set it before the first import of triton (in a notebook: restart the kernel and set it in the first cell)."
+        )
+    if not wanted:
+        _require_driver()
+        return "compiled"
+    if dtype is torch.bfloat16:
+        raise KernelsUnavailableError(
+            "Triton's interpreter computes garbage in bfloat16 without saying so (it adds the bits as integers). "
+            "Use float32 or float16 on this machine, or a GPU."
+        )
+    return "interpreted"
+
+
+def _is_interpreted(jit_function: Callable[..., Any]) -> bool:
+    return not isinstance(jit_function, triton.JITFunction)
+
+
+def _require_driver() -> None:
+    """Ask triton, not torch, so that a driver set by hand counts too (see aot.py)."""
+    try:
+        _ = triton.runtime.driver.active
+    except RuntimeError as error:
+        raise KernelsUnavailableError(
+            f"No GPU that triton can use ({error}), and TRITON_INTERPRET was not set when triton was first imported. "
+            "To run kernels without a GPU, set TRITON_INTERPRET=1 before the first import of triton; "
+            "to run models, use the torch backend: attention_backend='torch'."
+        ) from error
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two >= n, for n >= 1. (`tl.arange` takes no other lengths.)"""
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,170 @@
+"""Quantised K and V: int8, or fp8 e4m3 bits held in uint8, with one fp32 scale per token and head.
+
+    scale = absmax(row) / q_max        data = encode(row * (q_max / absmax))        row ~ data * scale
+
+q_max is 127 for int8 (symmetric: -128 is never written) and 448 for e4m3, its largest finite value.
+
+The e4m3 codec is integer arithmetic on fp32 bits. It is the same in the compiler and in the interpreter (whose own fp8
+rounding is wrong for 2.6 % of samples, by up to 2x), and it brings fp8 caches to GPUs without fp8 hardware. The
+format is 'fn' of OCP 8-bit floating point, arXiv:2209.05433: bias 7, no infinities, 0x7F and 0xFF are NaN.
+
+    seeeemmm   0x38 = 0 0111 000 -> 2^(7-7) * 1.000b = 1.0        0x7E = 0 1111 110 -> 2^8 * 1.75 = 448
+               0x01 = 0 0000 001 -> 2^-6 * 0.001b    = 2^-9      (exponent field 0: subnormal, steps of 2^-9)
+
+A row that holds a NaN or an infinity reads back as NaN throughout: loud, as it would be unquantised.
+"""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from twophase_kernels._triton import tl, triton
+
+KVFormat = Literal["none", "int8", "fp8_e4m3"]
+
+INT8_MAX = tl.constexpr(127.0)
+E4M3_MAX = tl.constexpr(448.0)
+# Rows smaller than this are scaled as if they were this large: keeps q_max / absmax finite, and zeros safe.
+MIN_ABSMAX = 1e-30
+MIN_ABSMAX_BITS = tl.constexpr(0x0DA24260)
+
+MAGNITUDE_MASK = tl.constexpr(0x7FFFFFFF)
+INFINITY_BITS = tl.constexpr(0x7F800000)
+E4M3_MAX_BITS = tl.constexpr(0x43E00000)  # of 448.0
+E4M3_MIN_NORMAL_BITS = tl.constexpr(0x3C800000)  # of 2^-6
+# fp32 has 20 more mantissa bits than e4m3, and its exponent bias is larger by 120.
+E4M3_SHIFT = tl.constexpr(20)
+E4M3_REBIAS = tl.constexpr(120 << 3)
+TWO_TO_120 = tl.constexpr(2.0**120)
+# Adding 2^14, whose last fp32 bit is worth 2^-9, rounds to a multiple of 2^-9: the spacing of e4m3 subnormals.
+SUBNORMAL_ROUNDER = tl.constexpr(16384.0)
+SUBNORMAL_ROUNDER_BITS = tl.constexpr(0x46800000)
+# Likewise 1.5 * 2^23, whose last bit is worth 1; the half keeps the sum's exponent for either sign.
+INTEGER_ROUNDER = tl.constexpr(12582912.0)
+INTEGER_ROUNDER_BITS = tl.constexpr(0x4B400000)
+
+
+@triton.jit
+def decode_e4m3(codes):
+    """uint8 e4m3 bits, any shape -> fp32, exact for all 256 codes.
+
+    The seven magnitude bits are placed at the top of fp32's exponent and mantissa: a number too small by 2^120, the
+    difference of the biases. That holds for subnormals too, as long as the multiply does not flush fp32 subnormals
+    to zero; Triton's does not on NVIDIA or AMD.
+    """
+    bits = codes.to(tl.int32)
+    magnitude = bits & 0x7F
+    value = ((magnitude << E4M3_SHIFT) | ((bits & 0x80) << 24)).to(tl.float32, bitcast=True) * TWO_TO_120
+    return tl.where(magnitude == 0x7F, float("nan"), value)
+
+
+@triton.jit
+def encode_e4m3(values):
+    """fp32, any shape -> uint8 e4m3 bits: round to nearest even, saturate at +-448, NaN stays NaN."""
+    bits = values.to(tl.int32, bitcast=True)
+    magnitude = bits & MAGNITUDE_MASK
+    clamped = tl.minimum(magnitude, E4M3_MAX_BITS)
+    # Nearest even: add just under half of the last kept bit, and the rest if that bit is odd; a carry may walk
+    # into the exponent, which is right.
+    odd = (clamped >> E4M3_SHIFT) & 1
+    normal = ((clamped + 0x7FFFF + odd) >> E4M3_SHIFT) - E4M3_REBIAS
+    rounded = clamped.to(tl.float32, bitcast=True) + SUBNORMAL_ROUNDER
+    subnormal = rounded.to(tl.int32, bitcast=True) - SUBNORMAL_ROUNDER_BITS
+    code = tl.where(clamped < E4M3_MIN_NORMAL_BITS, subnormal, normal)
+    code = tl.where(magnitude > INFINITY_BITS, 0x7F, code)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def encode_int8(values):
+    """fp32, any shape -> int8: round to nearest even, clamp to +-127. (A cast would truncate.)"""
+    clamped = tl.minimum(tl.maximum(values, -INT8_MAX), INT8_MAX)
+    # Read the integer out of the bits, so that no compiler can simplify (x + c) - c.
+    return ((clamped + INTEGER_ROUNDER).to(tl.int32, bitcast=True) - INTEGER_ROUNDER_BITS).to(tl.int8)
+
+
+@triton.jit
+def quantise_row(row, KV_FORMAT: tl.constexpr):
+    """One row [D] in fp32 (padding lanes 0) -> (data [D] int8 or uint8, scale fp32 scalar)."""
+    # The largest magnitude, taken on the bits as integers: the order is the same, and a NaN wins.
+    absmax_bits = tl.max(row.to(tl.int32, bitcast=True) & MAGNITUDE_MASK, axis=0)
+    absmax = tl.maximum(absmax_bits, MIN_ABSMAX_BITS).to(tl.float32, bitcast=True)
+    if KV_FORMAT == "int8":
+        data = encode_int8(row * tl.div_rn(INT8_MAX, absmax))
+        scale = tl.div_rn(absmax, INT8_MAX)
+    else:
+        data = encode_e4m3(row * tl.div_rn(E4M3_MAX, absmax))
+        scale = tl.div_rn(absmax, E4M3_MAX)
+    return data, scale
+
+
+@triton.jit
+def decode(data, KV_FORMAT: tl.constexpr):
+    """Cache data as loaded -> numbers still to be multiplied by their scale; fp32, or unchanged for 'none'."""
+    if KV_FORMAT == "int8":
+        return data.to(tl.float32)
+    elif KV_FORMAT == "fp8_e4m3":  # noqa: RET505  (Triton drops the branches not taken; early returns it does not)
+        return decode_e4m3(data)
+    else:
+        return data
+
+
+def cache_dtype(kv_format: KVFormat, model_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of k_cache and v_cache."""
+    return {"none": model_dtype, "int8": torch.int8, "fp8_e4m3": torch.uint8}[kv_format]
+
+
+def kv_format_of(k_cache: Tensor, v_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> KVFormat:
+    """The format that a layer's cache tensors are in: int8 and uint8 (e4m3 bits) need scales, floats take none.
+
+    Raises:
+        ValueError: K and V differ in dtype or shape, or scales are missing, superfluous or of the wrong shape.
+    """
+    if k_cache.dtype != v_cache.dtype or k_cache.shape != v_cache.shape:
+        raise ValueError(
+            "k_cache and v_cache must agree in dtype and shape, got "
+            f"{k_cache.dtype} {tuple(k_cache.shape)} and {v_cache.dtype} {tuple(v_cache.shape)}."
+        )
+    kv_format: KVFormat = {torch.int8: "int8", torch.uint8: "fp8_e4m3"}.get(k_cache.dtype, "none")
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if kv_format == "none" and scale is not None:
+            raise ValueError(
+                f"{name} is for int8 and uint8 (fp8 e4m3) caches; this one is {k_cache.dtype}. Leave it out."
+            )
+        if kv_format == "none":
+            continue
+        if scale is None:
+            raise ValueError(f"A cache of {k_cache.dtype} ({kv_format}) needs {name}, fp32 [N, H_kv, page].")
+        if scale.dtype != torch.float32 or scale.shape != k_cache.shape[:3]:
+            raise ValueError(
+                f"{name} must be float32 {tuple(k_cache.shape[:3])} (one per token and head), "
+                f"got {scale.dtype} {tuple(scale.shape)}."
+            )
+    return kv_format
+
+
+def quantise_reference(x: Tensor, kv_format: KVFormat) -> tuple[Tensor, Tensor | None]:
+    """x [..., D] -> (data [..., D], scale fp32 [...]) in plain torch; ('none': x itself and None)."""
+    if kv_format == "none":
+        return x, None
+    rows = x.float()
+    absmax = rows.abs().amax(-1).clamp(min=MIN_ABSMAX)
+    if kv_format == "int8":
+        data = torch.round(rows * (127.0 / absmax)[..., None]).clamp(-127, 127).to(torch.int8)
+        return data, absmax / 127.0
+    scaled = rows * (448.0 / absmax)[..., None]
+    # clamp: the last product can round to just above 448, and older torch turns what it cannot hold into NaN.
+    data = scaled.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    return data, absmax / 448.0
+
+
+def dequantise_reference(data: Tensor, scale: Tensor | None, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
+    """data [..., D], scale [...] -> [..., D] of `dtype`; the product is taken in fp32."""
+    if kv_format == "none":
+        return data.to(dtype)
+    if kv_format not in get_args(KVFormat):
+        raise ValueError(f"kv_format must be one of {get_args(KVFormat)}, got {kv_format!r}.")
+    assert scale is not None
+    codes = data.view(torch.float8_e4m3fn) if kv_format == "fp8_e4m3" else data
+    return (codes.float() * scale[..., None]).to(dtype)

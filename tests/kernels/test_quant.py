@@ -1,0 +1,207 @@
+"""The e4m3 and int8 codecs against torch's own float8_e4m3fn and round, bit by bit."""
+
+import functools
+
+import pytest
+import torch
+
+from tests.mutation import KillTable, Mutant
+from twophase_kernels import quant
+from twophase_kernels._triton import tl, triton
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+N = 1024
+
+
+@triton.jit
+def _decode(codes_ptr, out_ptr, decode: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + offs, decode(tl.load(codes_ptr + offs)))
+
+
+@triton.jit
+def _encode(values_ptr, out_ptr, encode: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + offs, encode(tl.load(values_ptr + offs)))
+
+
+@triton.jit
+def _quantise(x_ptr, data_ptr, scale_ptr, quantise_row: tl.constexpr, KV_FORMAT: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    offs = row * BLOCK + tl.arange(0, BLOCK)
+    data, scale = quantise_row(tl.load(x_ptr + offs), KV_FORMAT)
+    tl.store(data_ptr + offs, data)
+    tl.store(scale_ptr + row, scale)
+
+
+def run_codec(kernel, function, x, dtype, block=N):
+    x = x.to(DEVICE)
+    pad = -x.numel() % block
+    x = torch.cat([x, x.new_zeros(pad)])
+    out = torch.empty(x.shape, dtype=dtype, device=DEVICE)
+    kernel[(x.numel() // block,)](x, out, function, BLOCK=block)
+    return out[: out.numel() - pad].cpu()
+
+
+def fp32_of_bits(bits):
+    return bits.to(torch.int32).view(torch.float32)
+
+
+@functools.cache
+def values_to_encode():
+    """Every e4m3 value, every tie and its fp32 neighbours, subnormals, saturation, NaN, and a dense walk over bits."""
+    finite = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    ties = (finite[1:] + finite[:-1]) / 2
+    edges = torch.cat([finite, ties, torch.tensor([448.0, 464.0, 480.0, 2.0**-10, 2.0**-6, 1e-38, 1e-45, 3e38])])
+    bits = edges.view(torch.int32)
+    near = fp32_of_bits(torch.cat([bits - 1, bits, bits + 1]).clamp(min=0))
+    # Steps of a prime, so that all mantissa bits vary; from 2^-12 to 2^10.
+    walk = fp32_of_bits(torch.arange(115 << 23, 137 << 23, 9973))
+    positive = torch.cat([near, walk, torch.tensor([float("inf"), float("nan")])])
+    return torch.cat([positive, -positive])
+
+
+def e4m3_oracle(x):
+    """torch's conversion, made to saturate (old torch gives NaN above 464)."""
+    codes = x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    return torch.where(x.isnan(), x.signbit().to(torch.uint8) * 0x80 + 0x7F, codes)
+
+
+def check_decode(module):
+    codes = torch.arange(256, dtype=torch.uint8)
+    got = run_codec(_decode, module.decode_e4m3, codes, torch.float32, block=256)
+    torch.testing.assert_close(got, codes.view(torch.float8_e4m3fn).float(), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(got.signbit()[:127], torch.zeros(127, dtype=torch.bool))
+    assert got.signbit()[128:255].all(), "-0 and the negative numbers keep their sign"
+
+
+def check_encode(module):
+    x = values_to_encode()
+    got, want = run_codec(_encode, module.encode_e4m3, x, torch.uint8, block=65536), e4m3_oracle(x)
+    wrong = (got != want).nonzero().flatten()
+    assert not len(wrong), f"{len(wrong)} wrong; x={x[wrong[0]]!r} gives {got[wrong[0]]:#x}, not {want[wrong[0]]:#x}"
+
+
+def check_encode_int8(module):
+    x = torch.cat([torch.arange(-140, 140, 0.25), torch.tensor([1e9, -1e9, 0.49999997, 126.50001, 127.5])])
+    got = run_codec(_encode, module.encode_int8, x, torch.int8)
+    want = torch.round(x.double()).clamp(-127, 127).to(torch.int8)
+    assert torch.equal(got, want), x[(got != want)]
+
+
+def rows_to_quantise():
+    x = torch.randn(24, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 4, 24)[:, None]
+    x[3] = 0  # an all-zero row must be safe
+    x[4] = 1e-42  # and a subnormal one
+    x[5] = -0.0
+    x[6, 1:] = 0  # the largest element is all there is
+    return x
+
+
+def check_quantise(module, kv_format):
+    x = rows_to_quantise()
+    data = torch.empty(x.shape, dtype=quant.cache_dtype(kv_format, torch.float32), device=DEVICE)
+    scale = torch.full((len(x),), float("nan"), device=DEVICE)
+    _quantise[(len(x),)](x.to(DEVICE), data, scale, module.quantise_row, KV_FORMAT=kv_format, BLOCK=64)
+    want_data, want_scale = quant.quantise_reference(x, kv_format)
+    assert torch.equal(scale.cpu(), want_scale)
+    assert torch.equal(data.cpu(), want_data)
+
+
+def test_decode_every_code():
+    check_decode(quant)
+
+
+def test_encode_dense():
+    check_encode(quant)
+
+
+def test_encode_int8():
+    check_encode_int8(quant)
+
+
+@pytest.mark.parametrize("kv_format", ["int8", "fp8_e4m3"])
+def test_quantise_row(kv_format):
+    check_quantise(quant, kv_format)
+
+
+@pytest.mark.parametrize("kv_format", ["int8", "fp8_e4m3"])
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # the interpreter's numpy, at 0 * inf
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_with_nan_or_infinity_reads_back_as_nan(kv_format, bad):
+    x = torch.ones(2, 64)
+    x[0, 5] = bad
+    data = torch.empty(x.shape, dtype=quant.cache_dtype(kv_format, torch.float32), device=DEVICE)
+    scale = torch.empty(2, device=DEVICE)
+    _quantise[(2,)](x.to(DEVICE), data, scale, quant.quantise_row, KV_FORMAT=kv_format, BLOCK=64)
+    back = quant.dequantise_reference(data.cpu(), scale.cpu(), kv_format, torch.float32)
+    assert not back[0].isfinite().any()
+    torch.testing.assert_close(back[1], x[1])
+    want = quant.dequantise_reference(*quant.quantise_reference(x, kv_format), kv_format, torch.float32)
+    assert not want[0].isfinite().any()
+
+
+@pytest.mark.parametrize(("kv_format", "bound"), [("int8", 0.5 / 127), ("fp8_e4m3", 2.0**-4)])
+def test_quantisation_error_bound(kv_format, bound):
+    """int8: half a step of absmax/127. e4m3: 3 mantissa bits, so at most 2^-4 relative (normals)."""
+    x = torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
+    data, scale = quant.quantise_reference(x, kv_format)
+    back = quant.dequantise_reference(data, scale, kv_format, torch.float32)
+    absmax = x.abs().amax(-1, keepdim=True)
+    allowed = bound * absmax if kv_format == "int8" else torch.maximum(bound * x.abs(), absmax / 448 * 2.0**-10)
+    assert ((back - x).abs() <= allowed * (1 + 1e-5)).all()
+    assert ((back - x).norm() / x.norm()) < {"int8": 0.01, "fp8_e4m3": 0.03}[kv_format]
+
+
+def test_none_passes_through():
+    x = torch.randn(3, 8)
+    data, scale = quant.quantise_reference(x, "none")
+    assert data is x
+    assert scale is None
+    assert torch.equal(quant.dequantise_reference(x, None, "none", torch.float32), x)
+    with pytest.raises(ValueError, match="kv_format must be one of"):
+        quant.dequantise_reference(x, None, "fp4", torch.float32)
+
+
+def test_kv_format_of():
+    shape = (3, 2, 16, 64)
+    scale = torch.empty(shape[:3])
+    for dtype, kv_format in [(torch.float16, "none"), (torch.int8, "int8"), (torch.uint8, "fp8_e4m3")]:
+        cache = torch.empty(shape, dtype=dtype)
+        scales = (None, None) if kv_format == "none" else (scale, scale)
+        assert quant.kv_format_of(cache, cache, *scales) == kv_format
+        wrong = (scale, scale) if kv_format == "none" else (scale, None)
+        with pytest.raises(ValueError, match=r"k_scale is for int8|needs v_scale"):
+            quant.kv_format_of(cache, cache, *wrong)
+    with pytest.raises(ValueError, match=r"v_scale must be float32 \(3, 2, 16\)"):
+        quant.kv_format_of(cache, cache, scale, scale[:, :, :8])
+    with pytest.raises(ValueError, match="must agree"):
+        quant.kv_format_of(cache, cache[:2], scale, scale)
+
+
+check_quantise_int8 = functools.partial(check_quantise, kv_format="int8")
+check_quantise_e4m3 = functools.partial(check_quantise, kv_format="fp8_e4m3")
+ROUND_INT8 = "(clamped + INTEGER_ROUNDER).to(tl.int32, bitcast=True) - INTEGER_ROUNDER_BITS"
+MUTANTS = [
+    ("nan code decoded as 480", "(magnitude == 0x7F, float", "(magnitude == 0xFF, float", check_decode),
+    ("decode sign lost", "| ((bits & 0x80) << 24))", ")", check_decode),
+    ("ties go up", "0x7FFFF + odd", "0x80000", check_encode),
+    ("truncation", "(clamped + 0x7FFFF + odd)", "clamped", check_encode),
+    ("no saturation", "tl.minimum(magnitude, E4M3_MAX_BITS)", "magnitude", check_encode),
+    ("subnormals as normals", "clamped < E4M3_MIN_NORMAL_BITS", "clamped < 0", check_encode),
+    ("nan saturates", "magnitude > INFINITY_BITS", "magnitude > MAGNITUDE_MASK", check_encode),
+    ("infinity is nan", "magnitude > INFINITY_BITS", "magnitude >= INFINITY_BITS", check_encode),
+    ("int8 truncates", ROUND_INT8, "clamped.to(tl.int32)", check_encode_int8),
+    ("int8 reaches -128", "tl.maximum(values, -INT8_MAX)", "tl.maximum(values, -128.0)", check_encode_int8),
+    ("signed maximum", "bitcast=True) & MAGNITUDE_MASK, axis=0)", "bitcast=True), axis=0)", check_quantise_int8),
+    ("no floor on absmax", "tl.maximum(absmax_bits, MIN_ABSMAX_BITS)", "absmax_bits", check_quantise_int8),
+    ("int8 scale of 128", "tl.div_rn(absmax, INT8_MAX)", "tl.div_rn(absmax, 128.0)", check_quantise_int8),
+    ("e4m3 scale of int8", "tl.div_rn(absmax, E4M3_MAX)", "tl.div_rn(absmax, INT8_MAX)", check_quantise_e4m3),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new", "check"), MUTANTS, ids=[row[0] for row in MUTANTS])
+def test_mutants_are_killed(name, old, new, check):
+    KillTable.record(Mutant(name, "twophase_kernels.quant", old, new), check)
