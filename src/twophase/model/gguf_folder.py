@@ -1,0 +1,168 @@
+"""Turn a quantised Llama GGUF file into the files of a plain Hugging Face folder.
+
+Only what the default model needs: architecture `llama`, tied embeddings, a byte-level BPE vocabulary.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twophase.core.errors import ModelFolderError
+
+WEIGHTS_FILE = "model.safetensors"
+
+# GGUF name -> Hugging Face name, of the tensors inside `blk.{layer}.` / `model.layers.{layer}.`.
+LAYER_TENSORS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+TOP_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
+
+CONTROL_TOKEN = 3  # gguf's TokenType.CONTROL
+
+
+class GGUFModel:
+    """A GGUF file opened for conversion. Immutable after construction; tensors are read from disk when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        from gguf import GGUFReader
+
+        self.path = path
+        self._reader = GGUFReader(path)
+        architecture = self.field("general.architecture")
+        if architecture != "llama" or self.field("tokenizer.ggml.pre") != "smollm":
+            raise ModelFolderError(f"{path}: only SmolLM GGUF files can be converted, this one is {architecture!r}.")
+
+    def field(self, name: str) -> Any:
+        return self._reader.fields[name].contents()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of all weights in bf16."""
+        return 2 * sum(int(tensor.n_elements) for tensor in self._reader.tensors)
+
+    def config(self) -> dict[str, Any]:
+        hidden_size, num_heads = self.field("llama.embedding_length"), self.field("llama.attention.head_count")
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": self.field("tokenizer.ggml.bos_token_id"),
+            "eos_token_id": self.field("tokenizer.ggml.eos_token_id"),
+            "head_dim": hidden_size // num_heads,
+            "hidden_act": "silu",
+            "hidden_size": hidden_size,
+            "initializer_range": 0.041666666666666664,
+            "intermediate_size": self.field("llama.feed_forward_length"),
+            "max_position_embeddings": self.field("llama.context_length"),
+            "mlp_bias": False,
+            "model_type": "llama",
+            "num_attention_heads": num_heads,
+            "num_hidden_layers": self.field("llama.block_count"),
+            "num_key_value_heads": self.field("llama.attention.head_count_kv"),
+            "pad_token_id": self.field("tokenizer.ggml.padding_token_id"),
+            # The file holds float32: 9.99999974e-06 was written as 1e-05.
+            "rms_norm_eps": float(f"{self.field('llama.attention.layer_norm_rms_epsilon'):.6g}"),
+            "rope_scaling": None,
+            "rope_theta": self.field("llama.rope.freq_base"),
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "vocab_size": self.field("llama.vocab_size"),
+        }
+
+    def special_tokens(self) -> dict[str, str]:
+        tokens = self.field("tokenizer.ggml.tokens")
+        roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+        return {role: tokens[self.field(f"tokenizer.ggml.{name}_token_id")] for role, name in roles.items()}
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        return {
+            **self.special_tokens(),
+            "add_prefix_space": False,
+            "chat_template": self.field("tokenizer.chat_template"),
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": self.field("llama.context_length"),
+            # Not GPT2Tokenizer: transformers 5 rebuilds that class from vocabulary and merges alone, and so loses the
+            # digit splitting of tokenizer.json.
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        }
+
+    def generation_config(self) -> dict[str, Any]:
+        return {key: self.config()[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+    def tokenizer_json(self) -> str:
+        """Byte-level BPE (GPT-2) after splitting off every single digit, as SmolLM was trained."""
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+        tokens = self.field("tokenizer.ggml.tokens")
+        merges = [tuple(merge.split(" ")) for merge in self.field("tokenizer.ggml.merges")]
+        tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+        tokenizer.decoder = decoders.ByteLevel()
+        kinds = self.field("tokenizer.ggml.token_type")
+        control = [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN]
+        tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+        return tokenizer.to_str(pretty=True)
+
+    def weights(self, on_progress: Callable[[int], None]) -> bytes:
+        """All tensors in bf16 as the bytes of a safetensors file; reports bytes dequantised as it goes."""
+        import numpy as np
+        import torch
+        from gguf import dequantize
+        from safetensors.torch import save
+
+        tensors = {}
+        for tensor in self._reader.tensors:
+            # fp32 tensors come as read-only views of the file, which torch does not take.
+            values = torch.from_numpy(np.require(dequantize(tensor.data, tensor.tensor_type), requirements="W"))
+            if ".attn_q." in tensor.name:
+                values = _to_half_split(values, self.field("llama.attention.head_count"))
+            elif ".attn_k." in tensor.name:
+                values = _to_half_split(values, self.field("llama.attention.head_count_kv"))
+            tensors[_hugging_face_name(tensor.name)] = values.to(torch.bfloat16).contiguous()
+            on_progress(2 * values.numel())
+        return save(tensors, metadata={"format": "pt"})
+
+    def files(self, on_progress: Callable[[int], None]) -> dict[str, Callable[[], bytes]]:
+        """File name -> how to make its bytes; the weights, which take longest, come first."""
+        return {
+            WEIGHTS_FILE: lambda: self.weights(on_progress),
+            "config.json": lambda: _json_bytes(self.config()),
+            "tokenizer.json": lambda: self.tokenizer_json().encode(),
+            "tokenizer_config.json": lambda: _json_bytes(self.tokenizer_config()),
+            "special_tokens_map.json": lambda: _json_bytes(self.special_tokens()),
+            "generation_config.json": lambda: _json_bytes(self.generation_config()),
+        }
+
+
+def _to_half_split(weight: Any, num_heads: int) -> Any:
+    """Undo llama.cpp's reordering of query and key rows.
+
+    GGUF keeps the two members of a RoPE pair side by side (rows 0 and 1 of a head), Hugging Face half a head apart.
+    For D = 4 the GGUF row order 0 2 1 3 becomes 0 1 2 3. (llama.cpp, convert_hf_to_gguf.py, LlamaModel.permute.)
+    """
+    rows, columns = weight.shape
+    return weight.reshape(num_heads, rows // num_heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
+
+
+def _hugging_face_name(gguf_name: str) -> str:
+    stem = gguf_name.removesuffix(".weight")
+    if stem in TOP_TENSORS:
+        return f"{TOP_TENSORS[stem]}.weight"
+    _, layer, name = stem.split(".")
+    return f"model.layers.{layer}.{LAYER_TENSORS[name]}.weight"
+
+
+def _json_bytes(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
