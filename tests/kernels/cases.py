@@ -1,0 +1,170 @@
+"""What every kernel test shares: tolerances with their reasons, peaky inputs, paged caches with poisoned slots, an oracle.
+
+Nothing here calls the package under test: the oracle gathers one sequence at a time and computes in fp64, and
+quantised caches are made and read back with torch's own rounding and float8 type.
+"""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+# Kernels run compiled where there is a GPU and in Triton's interpreter elsewhere; the mode is fixed per process.
+INTERPRETER = pytest.param("cpu", id="interpreter", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="GPU"))
+CUDA = pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)
+DEVICES = [INTERPRETER, CUDA]
+
+# Largest absolute error of an attention output or LSE against fp64 on the same rounded inputs; outputs are of order 1.
+TOLERANCE = {
+    # Scores reach about 20 in units of log2, where fp32 has steps of 2e-6; that error goes into every weight.
+    torch.float32: 8e-6,
+    # Softmax weights are rounded to 11 bits before P.V (2^-12 relative), and the output once more.
+    torch.float16: 2e-3,
+    # The same with 8 bits: 2^-9 relative, twice, for values up to 4.
+    torch.bfloat16: 2e-2,
+}
+
+# Queries are drawn this much larger than keys. With plain normal inputs the softmax is nearly uniform over hundreds of
+# keys, and a kernel that drops the last token or forgets 1/sqrt(D) stays within any tolerance.
+PEAKINESS = 4.0
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class PagedCase:
+    """A ragged batch over a paged cache, and the same K and V per sequence for the oracle.
+
+    Attributes:
+        q: [T, H, D]; the queries of sequence s are its last `query_lens[s]` tokens.
+        k_cache, v_cache: [N, H_kv, page, D]; every slot that no sequence owns holds NaN (or the worst byte), with a
+            NaN scale when quantised. Page 0 is never owned: the padding of block tables points at poison.
+        dense: Per sequence K, V fp64 [seq_len, H_kv, D] as the cache holds them (rounded, dequantised).
+    """
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    block_tables: Tensor
+    seq_lens: Tensor
+    cu_query_lens: Tensor
+    dense: list[tuple[Tensor, Tensor]]
+    query_lens: list[int]
+    max_seq_len: int
+
+    @property
+    def scale(self) -> float:
+        return 1 / math.sqrt(self.q.shape[-1])
+
+    @property
+    def cache(self) -> tuple[Tensor, ...]:
+        """The arguments that every attention kernel takes after q."""
+        return self.k_cache, self.v_cache, self.block_tables, self.seq_lens
+
+    @property
+    def scales(self) -> dict[str, Tensor | None]:
+        return {"k_scale": self.k_scale, "v_scale": self.v_scale}
+
+
+def make_case(
+    seq_lens: list[int],
+    query_lens: list[int] | None = None,
+    *,
+    heads: tuple[int, int] = (4, 2),
+    head_dim: int = 64,
+    page: int = 16,
+    dtype: torch.dtype = torch.float32,
+    kv_format: str = "none",
+    device: str = "cpu",
+    seed: int = 0,
+    page_seed: int = 0,
+) -> PagedCase:
+    """Random tokens in random pages. `seed` draws the values, `page_seed` the page order; one query each by default."""
+    query_lens = [1] * len(seq_lens) if query_lens is None else query_lens
+    num_heads, num_kv_heads = heads
+    rng = generator(seed)
+    q = PEAKINESS * torch.randn(sum(query_lens), num_heads, head_dim, generator=rng)
+    pages_of = [-(-n // page) for n in seq_lens]
+    order = 1 + torch.randperm(sum(pages_of) + 1, generator=generator(page_seed))  # page 0 and one more stay unowned
+    table = torch.zeros(len(seq_lens), -(-max(*pages_of, 1) // 16) * 16, dtype=torch.int32)
+    shape = (sum(pages_of) + 2, num_kv_heads, page, head_dim)
+    caches = [_poisoned_cache(shape, dtype, kv_format) for _ in "kv"]
+    dense = []
+    for s, n in enumerate(seq_lens):
+        start = sum(pages_of[:s])
+        table[s, : pages_of[s]] = order[start : start + pages_of[s]]
+        slots = [(table[s, j // page].item(), j % page) for j in range(n)]
+        kv = [torch.randn(n, num_kv_heads, head_dim, generator=rng) for _ in caches]
+        dense.append(tuple(_store(x, cache, slots, kv_format) for x, cache in zip(kv, caches, strict=True)))
+    (k_cache, k_scale), (v_cache, v_scale) = [
+        (data.to(device), None if scale is None else scale.to(device)) for data, scale in caches
+    ]
+    cu_query_lens = torch.tensor([0, *query_lens]).cumsum(0)
+    return PagedCase(
+        q.to(device, dtype), k_cache, v_cache, k_scale, v_scale, table.to(device),
+        torch.tensor(seq_lens, dtype=torch.int32, device=device), cu_query_lens.to(device, torch.int32),
+        dense, query_lens, max(*seq_lens, 1),
+    )  # fmt: skip
+
+
+def _poisoned_cache(shape: tuple[int, ...], dtype: torch.dtype, kv_format: str) -> tuple[Tensor, Tensor | None]:
+    if kv_format == "none":
+        return torch.full(shape, math.nan, dtype=dtype), None
+    data_dtype, worst = {"int8": (torch.int8, 127), "fp8_e4m3": (torch.uint8, 0x7F)}[kv_format]
+    return torch.full(shape, worst, dtype=data_dtype), torch.full(shape[:3], math.nan)
+
+
+def _store(x: Tensor, cache: tuple[Tensor, Tensor | None], slots: list[tuple[int, int]], kv_format: str) -> Tensor:
+    """Write x [n, H_kv, D] to its (page, offset) slots; returns what they now hold, in fp64."""
+    data, scale = cache
+    pages, offsets = torch.tensor(slots, dtype=torch.int64).reshape(-1, 2).unbind(1)
+    if kv_format == "none":
+        data[pages, :, offsets] = x.to(data.dtype)
+        return x.to(data.dtype).double()
+    row_scale = x.abs().amax(-1) / {"int8": 127, "fp8_e4m3": 448}[kv_format]
+    normalised = x / row_scale[..., None]
+    codes = normalised.round().to(torch.int8) if kv_format == "int8" else normalised.to(torch.float8_e4m3fn)
+    data[pages, :, offsets] = codes if kv_format == "int8" else codes.view(torch.uint8)
+    scale[pages, :, offsets] = row_scale
+    return codes.double() * row_scale[..., None].double()
+
+
+def attention_oracle(case: PagedCase, window: int | None = None, num_sinks: int = 0) -> tuple[Tensor, Tensor]:
+    """(out fp64 [T, H, D], LSE base 2 fp64 [T, H]), one sequence and one query at a time. Decodes of length 0 give 0, -inf."""
+    outs, lses = [], []
+    for s, (k, v) in enumerate(case.dense):
+        start, n_queries = sum(case.query_lens[:s]), case.query_lens[s]
+        q = case.q[start : start + n_queries].double().cpu()
+        group = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))  # query head h reads KV head h // group
+        for i in range(n_queries):
+            position = len(k) - n_queries + i
+            j = torch.arange(len(k))
+            visible = j <= position
+            if window is not None:
+                visible &= (j > position - window) | (j < num_sinks)
+            scores = torch.einsum("hd,jhd->hj", q[i], k[visible]) * case.scale
+            outs.append(torch.einsum("hj,jhd->hd", scores.softmax(-1), v[visible]))
+            lses.append(scores.logsumexp(-1) / math.log(2))
+    return torch.stack(outs), torch.stack(lses)
+
+
+def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype, what: str = "out") -> None:
+    """Absolute error within the tolerance of `dtype`; a failure says where and by how much. NaN never passes."""
+    got, want = got.detach().double().cpu(), want.double().cpu()
+    assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+    error = torch.where(got == want, 0.0, (got - want).abs())  # where: -inf equals -inf
+    bad = ~(error <= TOLERANCE[dtype])
+    if bad.any():
+        worst = error.nan_to_num(nan=math.inf).argmax()
+        index = [int(i) for i in torch.unravel_index(worst, error.shape)]
+        raise AssertionError(
+            f"{what}: {int(bad.sum())} of {bad.numel()} off by more than {TOLERANCE[dtype]:.0e} ({dtype}); worst at "
+            f"{index}: got {got[tuple(index)]:.6g}, expected {want[tuple(index)]:.6g}"
+        )
