@@ -1,0 +1,112 @@
+"""One completion on its way: what the scheduler knows about it, and the states it may pass through."""
+
+import enum
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from twophase.cache.block_table import BlockTable
+from twophase.core.request import Request
+
+
+class SequenceStatus(enum.Enum):
+    """Where a sequence stands. Only RUNNING ones hold blocks."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+# Every legal step, and no other; anything unfinished may end (abort, error).
+_NEXT_STATUS = {
+    SequenceStatus.WAITING: {SequenceStatus.RUNNING, SequenceStatus.FINISHED},
+    SequenceStatus.RUNNING: {SequenceStatus.PREEMPTED, SequenceStatus.FINISHED},
+    SequenceStatus.PREEMPTED: {SequenceStatus.RUNNING, SequenceStatus.FINISHED},
+    SequenceStatus.FINISHED: set(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A prompt and its output so far. Mutable; only the scheduler changes it, everyone else reads.
+
+    Tokens [0, num_computed_tokens) are in pages; [num_computed_tokens, len(token_ids)) are to be computed. A decoding
+    sequence has exactly one of the latter: its newest token, sampled but not yet run through the model.
+
+    Attributes:
+        seq_id: Unique in one scheduler, counts up.
+        request: What was asked for.
+        index: Which completion of the request, 0 .. n-1.
+        arrival_order: seq_id of the request's completion 0: later requests have larger ones.
+        token_ids: Prompt and output.
+        num_prompt_tokens: How many of them are the prompt.
+        max_num_tokens: The sequence ends ('length') when it has this many tokens.
+        stop_token_ids: Tokens that end it ('stop').
+        num_completions: Completions it stands for: the request's n until the prompt is done and it forks, then 1.
+            It is also the number of seats (of max_num_seqs) a running sequence takes.
+        rank: The policy's sort key; smaller runs first.
+        status: See `become`.
+        num_computed_tokens: Tokens whose K and V are in its pages.
+        table: Its pages while running, else None.
+        num_cached_tokens: Prompt tokens whose K and V came from the prefix cache at the first admission.
+        num_preemptions: Times it lost its blocks.
+    """
+
+    seq_id: int
+    request: Request
+    index: int
+    arrival_order: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    max_num_tokens: int
+    stop_token_ids: frozenset[int]
+    num_completions: int = 1
+    rank: tuple[Any, ...] = ()
+    status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
+    num_computed_tokens: int = 0
+    table: BlockTable | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+    @classmethod
+    def of_request(cls, seq_id: int, request: Request, max_model_len: int) -> Self:
+        """Completion 0 of a request, standing for all of them until it forks."""
+        params = request.sampling_params
+        num_prompt_tokens = len(request.prompt_token_ids)
+        eos_token_ids = frozenset() if params.ignore_eos else request.eos_token_ids
+        return cls(
+            seq_id=seq_id,
+            request=request,
+            index=0,
+            arrival_order=seq_id,
+            token_ids=list(request.prompt_token_ids),
+            num_prompt_tokens=num_prompt_tokens,
+            max_num_tokens=min(num_prompt_tokens + params.max_tokens, max_model_len),
+            stop_token_ids=eos_token_ids.union(params.stop_token_ids),
+            num_completions=params.n,
+        )
+
+    def fork(self, seq_id: int, index: int) -> Self:
+        """Another completion of the same request, as far as this one is; without blocks."""
+        return replace(self, seq_id=seq_id, index=index, token_ids=list(self.token_ids), num_completions=1, table=None)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The generated tokens, a stop token included (a copy)."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """One token to compute, and it is an output token."""
+        num_tokens = len(self.token_ids)
+        return num_tokens - self.num_computed_tokens == 1 and num_tokens > self.num_prompt_tokens
+
+    def become(self, status: SequenceStatus) -> None:
+        """Change status; raises RuntimeError, and changes nothing, if the step is not a legal one."""
+        if status not in _NEXT_STATUS[self.status]:
+            raise RuntimeError(f"sequence {self.seq_id} cannot go from {self.status.value} to {status.value}")
+        self.status = status
