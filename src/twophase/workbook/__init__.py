@@ -1,0 +1,1 @@
+"""The workbook machine: notebooks from one source, and the pictures they share."""
