@@ -33,5 +33,5 @@ class SchedulerConfig:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens must be at least max_num_seqs, so that every running sequence can decode in "
-                f"every step, got {self.max_num_batched_tokens} < {self.max_num_seqs}; raise the one or lower the other."
+                f"every step, got {self.max_num_batched_tokens} < {self.max_num_seqs}; raise one or lower the other."
             )
