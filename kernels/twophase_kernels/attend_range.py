@@ -1,0 +1,190 @@
+"""The loop that decode and prefill share: fold keys [lo, hi) of one sequence into the running softmax of some query rows.
+
+Online softmax (arXiv:1805.02867; FlashAttention-2, arXiv:2307.08691, algorithm 1) in base 2. For a row of scores s_j
+seen so far, in units of log2, the state is
+
+    m = max_j s_j        l = sum_j 2^(s_j - m)        acc = sum_j 2^(s_j - m) v_j        (m = -inf: nothing seen yet)
+
+and a new tile rescales the old l and acc by 2^(m_old - m_new). In the end out = acc / l and LSE = m + log2(l), which is
+all that a later merge needs. Base 2 because `exp2` is one instruction, and log2(e) disappears into the score's scale.
+
+K and V are quantised per token and head: k_j = k_scale_j * data_j. So k_scale multiplies a column of scores, and v_scale
+a column of weights; the matrix products run on the bare data.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twophase_kernels._triton import next_power_of_2, tl, triton
+from twophase_kernels.quant import decode, dequantise_reference, kv_format_of
+
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How one program is laid out.
+
+    Attributes:
+        block_m: Query rows (tokens x heads of a group); at least 16, the smallest matrix instruction.
+        block_n: Keys per step of the loop.
+        num_warps: Warps that share the tile.
+        num_stages: Triton's pipeline depth; n stages keep n - 1 tiles of K and of V in shared memory.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Columns of a tile: `tl.arange` wants a power of two, `tl.dot` at least 16."""
+    return max(16, next_power_of_2(head_dim))
+
+
+@triton.jit
+def load_page_ids(table_ptr, positions, end, PAGE: tl.constexpr):
+    """Page of each position, int32; page 0, whose address is valid, from `end` on."""
+    return tl.load(table_ptr + positions // PAGE, mask=positions < end, other=0)
+
+
+@triton.jit
+def load_rows(ptr, offs_row, in_range, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
+    """Rows of D numbers, [len(offs_row), BLOCK_D]; zeros where out of range and from column D on."""
+    offs_d = tl.arange(0, BLOCK_D)
+    ptrs = ptr + offs_row[:, None] + offs_d[None, :]
+    if MASKED or BLOCK_D > D:
+        mask = (offs_d < D)[None, :]
+        if MASKED:
+            mask &= in_range[:, None]
+        rows = tl.load(ptrs, mask=mask, other=0)
+    else:
+        rows = tl.load(ptrs)
+    return rows
+
+
+@triton.jit
+def start_softmax(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The state (m, l, acc) of rows that have seen no key."""
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    return m, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+
+
+@triton.jit
+def finish_softmax(m, l, acc):
+    """(out, LSE base 2). A row that saw no key gives 0 and -inf, not 0 / 0."""
+    l_safe = tl.where(l == 0, 1.0, l)
+    return acc / l_safe[:, None], m + tl.log2(l_safe)
+
+
+@triton.jit
+def attend_range(
+    q,  # [BLOCK_M, BLOCK_D]
+    m,  # fp32 [BLOCK_M]
+    l,  # fp32 [BLOCK_M]
+    acc,  # fp32 [BLOCK_M, BLOCK_D]
+    row_positions,  # int32 [BLOCK_M]: a row sees keys up to its own position
+    lo,
+    hi,
+    table_ptr,  # int32 [W]: this sequence's row of the block table
+    k_ptr,  # [N, H_KV, PAGE, D], offset to this KV head
+    v_ptr,  # like k_ptr
+    k_scale_ptr,  # fp32 [N, H_KV, PAGE], offset to this KV head; None unless quantised
+    v_scale_ptr,  # like k_scale_ptr
+    qk_scale,  # score scale * log2(e)
+    H_KV: tl.constexpr,
+    PAGE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: none
+    NUM_SINKS: tl.constexpr,
+    MASKED: tl.constexpr,  # False promises that every row sees every key of [lo, hi), and BLOCK_N divides hi - lo
+):
+    """The state (m, l, acc) after keys [lo, hi)."""
+    offs_tile = tl.arange(0, BLOCK_N)
+    # A tile's page ids are loaded one step ahead and carried. Loaded in the same step as K and V, they would make
+    # those loads indirect, and the software pipeliner would keep a single tile in flight at any number of stages.
+    page_ids = load_page_ids(table_ptr, lo + offs_tile, hi, PAGE)
+    for start in tl.range(lo, hi, BLOCK_N):
+        positions = start + offs_tile
+        next_page_ids = load_page_ids(table_ptr, positions + BLOCK_N, hi, PAGE)
+        in_range = positions < hi
+        # int64: a cache may hold more than 2^31 elements. The strides are constants, so the compiler sees that every
+        # row starts at a multiple of 16 bytes and loads it 16 bytes at a time.
+        slots = page_ids.to(tl.int64) * (H_KV * PAGE) + positions % PAGE
+        # Slots out of range may hold anything, NaN too, and 0 * NaN is NaN: what isn't masked here can't be undone.
+        k = load_rows(k_ptr, slots * D, in_range, D, BLOCK_D, MASKED)
+        scores = tl.dot(q, tl.trans(decode(k, KV_FORMAT).to(q.dtype)), input_precision="ieee")
+        if KV_FORMAT != "none":
+            scores *= tl.load(k_scale_ptr + slots, mask=in_range, other=0.0)[None, :]
+        if MASKED:
+            visible = in_range[None, :] & (positions[None, :] <= row_positions[:, None])
+            if WINDOW > 0:
+                in_window = positions[None, :] > row_positions[:, None] - WINDOW
+                visible &= in_window | (positions < NUM_SINKS)[None, :]
+            scores = tl.where(visible, scores, float("-inf"))
+        # The maximum is scaled after it is taken, so that score * scale - m is one fused multiply-add.
+        m_new = tl.maximum(m, tl.max(scores, axis=1) * qk_scale)
+        # A row that has seen nothing has m_new = -inf, and -inf - -inf is NaN.
+        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+        p = tl.exp2(scores * qk_scale - m_safe[:, None])
+        alpha = tl.exp2(m - m_safe)
+        l = l * alpha + tl.sum(p, axis=1)
+        if KV_FORMAT != "none":
+            p *= tl.load(v_scale_ptr + slots, mask=in_range, other=0.0)[None, :]
+        v = load_rows(v_ptr, slots * D, in_range, D, BLOCK_D, MASKED)
+        acc = tl.dot(p.to(q.dtype), decode(v, KV_FORMAT).to(q.dtype), acc * alpha[:, None], input_precision="ieee")
+        m = m_new
+        page_ids = next_page_ids
+    return m, l, acc
+
+
+def gather_pages_reference(cache: Tensor, scale: Tensor | None, kv_format: str, block_table: Tensor, seq_len: int):
+    """[N, H_kv, page, D] -> the sequence's first `seq_len` tokens, dequantised: fp32 [seq_len, H_kv, D]."""
+    page = cache.shape[2]
+    positions = torch.arange(seq_len, device=cache.device)
+    block = block_table[positions // page].long()
+    offset = positions % page
+    rows = cache[block, :, offset]
+    return dequantise_reference(rows, None if scale is None else scale[block, :, offset], kv_format, torch.float32)
+
+
+def attention_reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_len: int,
+    *,
+    scale: float,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    window: int | None = None,
+    num_sinks: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Attention of one sequence's last L tokens, q [L, H, D], over its pages, in plain torch and fp32.
+
+    Returns (out fp32 [L, H, D], LSE base 2 fp32 [L, H]); a token that sees no key gets 0 and -inf.
+    """
+    kv_format = kv_format_of(k_cache, v_cache, k_scale, v_scale)
+    k = gather_pages_reference(k_cache, k_scale, kv_format, block_table, seq_len)
+    v = gather_pages_reference(v_cache, v_scale, kv_format, block_table, seq_len)
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))  # query head h reads KV head h // G
+    j = torch.arange(seq_len, device=q.device)
+    i = seq_len - len(q) + torch.arange(len(q), device=q.device)[:, None]
+    visible = j <= i
+    if window is not None:
+        visible &= (j > i - window) | (j < num_sinks)
+    scores = torch.einsum("lhd,shd->lhs", q.float(), k) * (scale * LOG2_E)
+    scores = scores.masked_fill(~visible[:, None, :], float("-inf"))
+    if seq_len == 0:
+        return torch.zeros_like(q, dtype=torch.float32), scores.new_full(q.shape[:2], float("-inf"))
+    p = torch.exp2(scores - scores.amax(-1, keepdim=True))
+    out = torch.einsum("lhs,shd->lhd", p, v) / p.sum(-1, keepdim=True)
+    return out, scores.amax(-1) + torch.log2(p.sum(-1))

@@ -1,0 +1,125 @@
+"""Merge the partial results of split-KV decode: S softmaxes over disjoint keys into one over all of them.
+
+A split s hands over out_s, the attention output over its own keys, and LSE_s = log2 sum_j 2^(score_j). Then
+
+    out = sum_s 2^(LSE_s - LSE) out_s        LSE = log2 sum_s 2^LSE_s        (FlashDecoding; arXiv:2311.01282, section 3)
+
+exactly: no score is needed again. Partials stay fp32: rounded to bf16 first, they would cost a digit for nothing.
+"""
+
+import torch
+from torch import Tensor
+
+from twophase_kernels._triton import mode, tl, triton
+from twophase_kernels.attend_range import padded_head_dim
+from twophase_kernels.paged_inputs import check_out
+from twophase_kernels.work import Work
+
+# Splits that one step of the kernel takes side by side. Not a tuning knob of num_splits: which lane a split falls on,
+# and so the order of the sum, must not depend on how many (empty) splits the launch had.
+SPLITS_PER_STEP = 16
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def merge_splits_kernel(
+    partial_ptr,  # fp32 [rows, num_splits, D]
+    partial_lse_ptr,  # fp32 [rows, num_splits], base 2; -inf: the split had no keys, and its partial is not read
+    out_ptr,  # [rows, D]
+    lse_ptr,  # fp32 [rows] or None
+    num_splits,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """One program merges the splits of one row: one query head of one sequence."""
+    row = tl.program_id(0).to(tl.int64)
+    offs_lane = tl.arange(0, BLOCK_S)
+    offs_d = tl.arange(0, BLOCK_D)
+    m_lane = tl.full([BLOCK_S], float("-inf"), tl.float32)
+    for start in range(0, num_splits, BLOCK_S):
+        offs_s = start + offs_lane
+        lse = tl.load(partial_lse_ptr + row * num_splits + offs_s, mask=offs_s < num_splits, other=float("-inf"))
+        m_lane = tl.maximum(m_lane, lse)
+    m = tl.max(m_lane, axis=0)
+    m_safe = tl.where(m == float("-inf"), 0.0, m)  # every split empty: -inf - -inf would be NaN
+
+    weight_sum = tl.zeros([BLOCK_S], tl.float32)
+    acc = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
+    for start in range(0, num_splits, BLOCK_S):
+        offs_s = start + offs_lane
+        lse = tl.load(partial_lse_ptr + row * num_splits + offs_s, mask=offs_s < num_splits, other=float("-inf"))
+        weight = tl.exp2(lse - m_safe)
+        mask = (lse > float("-inf"))[:, None] & (offs_d < D)[None, :]
+        offs = (row * num_splits + offs_s)[:, None] * D + offs_d[None, :]
+        acc += weight[:, None] * tl.load(partial_ptr + offs, mask=mask, other=0.0)
+        weight_sum += weight
+    total = tl.sum(weight_sum, axis=0)
+    total_safe = tl.where(total == 0, 1.0, total)
+    out = tl.sum(acc, axis=0) / total_safe
+    tl.store(out_ptr + row * D + offs_d, out.to(out_ptr.dtype.element_ty), mask=offs_d < D)
+    if lse_ptr is not None:
+        tl.store(lse_ptr + row, m + tl.log2(total_safe))
+
+
+def merge_splits(
+    partial: Tensor, partial_lse: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Merge attention over disjoint sets of keys.
+
+    Args:
+        partial: fp32 [B, H, S, D], the output of each split; not read where the split's LSE is -inf.
+        partial_lse: fp32 [B, H, S], base 2; -inf for a split without keys.
+        out: [B, H, D], written in its own dtype; fp32 is allocated by default.
+        lse: fp32 [B, H], base 2; allocated by default.
+
+    Returns:
+        (out, lse): all keys together. Rows whose splits are all empty: 0 and -inf.
+
+    Raises:
+        ValueError: Shapes, dtypes or strides that do not fit together.
+        KernelsUnavailableError: No kernel can run here.
+    """
+    mode()
+    num_sequences, num_heads, num_splits, head_dim = partial.shape
+    check_out("partial", partial, (num_sequences, num_heads, num_splits, head_dim), torch.float32, partial.device)
+    check_out("partial_lse", partial_lse, (num_sequences, num_heads, num_splits), torch.float32, partial.device)
+    if out is None:
+        out = partial.new_empty(num_sequences, num_heads, head_dim)
+    if lse is None:
+        lse = partial.new_empty(num_sequences, num_heads)
+    check_out("out", out, (num_sequences, num_heads, head_dim), out.dtype, partial.device)
+    check_out("lse", lse, (num_sequences, num_heads), torch.float32, partial.device)
+    launch_merge(partial, partial_lse, out, lse, num_splits)
+    return out, lse
+
+
+def launch_merge(partial: Tensor, partial_lse: Tensor, out: Tensor, lse: Tensor | None, num_splits: int) -> None:
+    """The launch alone, for callers that have checked or made the tensors; `partial` may be longer than needed."""
+    num_sequences, num_heads, head_dim = out.shape
+    if num_sequences:
+        merge_splits_kernel[(num_sequences * num_heads,)](
+            partial, partial_lse, out, lse, num_splits,
+            D=head_dim, BLOCK_D=padded_head_dim(head_dim), BLOCK_S=SPLITS_PER_STEP, num_warps=4,
+        )  # fmt: skip
+
+
+def merge_splits_reference(
+    partial: Tensor, partial_lse: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """What `merge_splits` computes, in plain torch."""
+    m = partial_lse.amax(-1, keepdim=True)
+    weight = torch.exp2(partial_lse - m.clamp(min=torch.finfo(m.dtype).min))
+    total = weight.sum(-1)
+    merged = (weight[..., None] * partial.masked_fill(weight[..., None] == 0, 0)).sum(-2)
+    merged = merged / total.clamp(min=torch.finfo(m.dtype).tiny)[..., None]
+    merged_lse = m[..., 0] + torch.log2(total.clamp(min=torch.finfo(m.dtype).tiny))
+    merged_lse = merged_lse.masked_fill(total == 0, float("-inf"))
+    out = merged if out is None else out.copy_(merged)
+    lse = merged_lse if lse is None else lse.copy_(merged_lse)
+    return out, lse
+
+
+def merge_work(num_rows: int, num_splits: int, head_dim: int, out_itemsize: int) -> Work:
+    """Reads every partial once, and the LSEs twice; writes the outputs. Per number: a multiply and an add."""
+    num_bytes = num_rows * (num_splits * (4 * head_dim + 2 * 4) + head_dim * out_itemsize)
+    return Work(num_bytes, num_rows * num_splits * 2 * head_dim)
