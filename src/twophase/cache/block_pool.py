@@ -6,7 +6,7 @@ from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
 
 
 class BlockPool:
-    """Reference counts of `num_blocks` blocks and the order in which free ones are reused. Only `CacheManager` calls it.
+    """Reference counts of `num_blocks` blocks, and the order in which free ones are reused. Only for `CacheManager`.
 
     A block is in one of three states:
 

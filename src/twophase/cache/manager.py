@@ -20,7 +20,7 @@ class CacheStats:
         num_cached: Free blocks that a prefix hit can still find (evictable).
         num_free: Free blocks with nothing worth keeping.
         num_slots_in_use: Slots of the blocks in use that a token was given.
-        internal_fragmentation: Share of the slots in use blocks that no token was given, in [0, 1).
+        internal_fragmentation: Share of the slots of blocks in use that no token was given, in [0, 1).
         num_queries, num_queried_tokens, num_hit_tokens: Tables opened and grown at least once, the tokens they were
             opened with, and those found in the cache.
     """
