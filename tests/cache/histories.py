@@ -49,9 +49,11 @@ class History:
             self.preempted.remove(sequence)
         num_free = self.cache.num_free_blocks
         sequence.table = table = self.cache.open(sequence.token_ids, sequence.salt, count_in_stats=not is_resumed)
-        assert table.num_tokens == table.num_cached_tokens == len(table.block_ids) * self.block_size
+        num_hit = len(table.block_ids) * self.block_size
+        assert table.num_tokens == table.num_cached_tokens == num_hit, "a hit is whole blocks"
         assert table.num_tokens < len(sequence.token_ids), "a fully cached prompt must still compute a token"
-        assert num_free - len(table.block_ids) <= self.cache.num_free_blocks <= num_free
+        num_taken = num_free - self.cache.num_free_blocks
+        assert 0 <= num_taken <= len(table.block_ids), f"{num_taken} blocks taken for a hit of {len(table.block_ids)}"
         sequence.num_computed = table.num_tokens
         self.live.append(sequence)
         self.events["hit" if table.num_tokens else "miss"] += 1
@@ -114,7 +116,7 @@ class History:
             assert snapshot(self.cache) == before, "a refused reset changed something"
         else:
             self.cache.reset_prefix_cache()
-            assert self.cache.stats().num_cached == 0
+            assert self.cache.stats().num_cached == 0, "a reset left blocks findable"
             self.events["reset"] += 1
 
     def check(self) -> None:
@@ -128,14 +130,14 @@ class History:
         for sequence in list(self.live):
             self.close(sequence)
         self.check()
-        assert self.cache.num_free_blocks == self.num_blocks
+        assert self.cache.num_free_blocks == self.num_blocks, "blocks leaked"
 
     def _read(self, sequence: Live) -> None:
         self.shadow.read(sequence.table.block_ids, sequence.token_ids, sequence.num_computed, sequence.salt)
 
 
 def random_history(new_cache: NewCache, seed: int, num_events: int = 50) -> Counter:
-    """Sequences with shared prefixes come, grow, fork, fail and go in a pool too small for them. Counts what happened."""
+    """Sequences with shared prefixes come, grow, fork, fail and go in a pool too small for them; counts events."""
     rng = random.Random(seed)
     history = History(new_cache, num_blocks=rng.randint(3, 14), block_size=rng.choice((1, 2, 3, 4)))
     documents = [[rng.randrange(3) for _ in range(24)] for _ in range(2)]

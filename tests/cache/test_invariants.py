@@ -1,4 +1,4 @@
-"""What the cache must never get wrong, one test per rule. Each takes the class to build, so that mutants run them too."""
+"""What the cache must never get wrong, a test per rule. Each takes the class to build, so that mutants run them too."""
 
 import sys
 from unittest.mock import patch

@@ -21,35 +21,28 @@ def spec(**changes) -> KVCacheSpec:
     return KVCacheSpec(**{**sizes, **changes})
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kv_format", ["none", "int8", "fp8_e4m3"])
-def test_layout_and_size(dtype, kv_format):
-    cache = KVCache(spec(dtype=dtype, kv_format=kv_format), 5, CPU)
-    stored = {"none": dtype, "int8": torch.int8, "fp8_e4m3": torch.uint8}[kv_format]
-    num_bytes = 0
-    assert len(cache.layers) == 2
-    for layer in cache.layers:
-        for data in (layer.k, layer.v):
-            assert (tuple(data.shape), data.dtype) == ((5, 3, 4, 16), stored)
-            assert data.is_contiguous()
-            assert not data.any()
-            num_bytes += data.nbytes
-        for scale in (layer.k_scale, layer.v_scale):
-            if kv_format == "none":
-                assert scale is None
-            else:
-                assert (tuple(scale.shape), scale.dtype) == ((5, 3, 4), torch.float32)
-                num_bytes += scale.nbytes
-    assert cache.num_bytes == num_bytes == 5 * cache.spec.bytes_per_block == 20 * cache.spec.bytes_per_token
+def test_layout_and_size(kv_format):
+    check_layout(kv_cache_module, kv_format)
 
 
-def test_no_two_layers_share_memory():
-    cache = KVCache(spec(kv_format="int8"), 2, CPU)
-    tensors = [t for layer in cache.layers for t in (layer.k, layer.v, layer.k_scale, layer.v_scale)]
-    for value, tensor in enumerate(tensors, start=1):
-        tensor.fill_(value)
-    for value, tensor in enumerate(tensors, start=1):
-        assert (tensor == value).all()
+def check_layout(module, kv_format) -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        cache_spec = module.KVCacheSpec(2, 3, 16, 4, dtype, kv_format)
+        cache = module.KVCache(cache_spec, 5, CPU)
+        stored = {"none": dtype, "int8": torch.int8, "fp8_e4m3": torch.uint8}[kv_format]
+        data = [tensor for layer in cache.layers for tensor in (layer.k, layer.v)]
+        scales = [tensor for layer in cache.layers for tensor in (layer.k_scale, layer.v_scale) if tensor is not None]
+        assert len(data) == 2 * 2
+        assert len(scales) == (0 if kv_format == "none" else 2 * 2)
+        assert all(tensor.shape == (5, 3, 4, 16) and tensor.dtype == stored for tensor in data)
+        assert all(tensor.shape == (5, 3, 4) and tensor.dtype == torch.float32 for tensor in scales)
+        assert all(tensor.is_contiguous() and not tensor.any() for tensor in data + scales)
+        num_bytes = sum(tensor.nbytes for tensor in data + scales)
+        assert cache.num_bytes == num_bytes == 5 * cache_spec.bytes_per_block == 20 * cache_spec.bytes_per_token
+        for value, tensor in enumerate(data + scales, start=1):
+            tensor.fill_(value)
+        assert all((tensor == value).all() for value, tensor in enumerate(data + scales, start=1)), "memory is shared"
 
 
 def test_smollm2_takes_23_kib_per_token_in_16_bits():

@@ -135,7 +135,11 @@ def test_nothing_depends_on_what_a_token_list_is(new_cache):
 
 
 def test_slots_follow_the_blocks():
-    table = BlockTable(4, "", [5, 2], 6, 0, publish_at=4, num_uncounted_tokens=0)
+    check_slots(BlockTable)
+
+
+def check_slots(table_class: type[BlockTable]) -> None:
+    table = table_class(4, "", [5, 2], 6, 0, publish_at=4, num_uncounted_tokens=0)
     assert table.slots() == [20, 21, 22, 23, 8, 9]
     assert table.slots(3, 5) == [23, 8]
     assert table.slot_of(5) == 9

@@ -15,7 +15,7 @@ class BlockPool:
         cached   free, its contents findable in the prefix cache: evicted only when no blank block is left,
                  the least recently freed first
 
-    Every operation takes time independent of `num_blocks`.
+    Sharing, taking and freeing a block takes time independent of `num_blocks`.
 
     Raises:
         ConfigError: `num_blocks` is below 1.

@@ -44,8 +44,8 @@ class CacheStats:
 class CacheManager:
     """Hands out the blocks of one pool to block tables, shares them between tables, and remembers what they hold.
 
-    Knows nothing of requests or tensors. Only the scheduler calls the methods that change it; all of them take time
-    independent of `num_blocks`, and one that raises has changed nothing.
+    Knows nothing of requests or tensors. Only the scheduler calls the methods that change it. One that raises has
+    changed nothing, and all but `reset_prefix_cache` take time independent of `num_blocks`.
 
     Args:
         num_blocks: Blocks in the pool, at least 1.
@@ -86,7 +86,8 @@ class CacheManager:
             count_in_stats: False when the same request was counted before (it comes back after a preemption). A
                 table that is closed without ever having grown is not counted either.
         """
-        block_ids, published = [], None
+        block_ids: list[int] = []
+        published = None
         if self.enable_prefix_caching:
             block_ids, published = self._prefixes.lookup(token_ids, salt, (len(token_ids) - 1) // self.block_size)
         for block_id in block_ids:
