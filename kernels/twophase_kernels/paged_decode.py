@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import cdiv, next_power_of_2, tl, triton
+from twophase_kernels.aot import AotConfig
 from twophase_kernels.attend_range import (
     LOG2_E,
     Tiles,
@@ -23,7 +24,14 @@ from twophase_kernels.attend_range import (
     start_softmax,
 )
 from twophase_kernels.merge_splits import launch_merge
-from twophase_kernels.paged_inputs import check_out, check_paged_inputs, num_multiprocessors, tile_target
+from twophase_kernels.paged_inputs import (
+    PRODUCTION_LAYERS,
+    MetaLayer,
+    check_out,
+    check_paged_inputs,
+    num_multiprocessors,
+    tile_target,
+)
 from twophase_kernels.work import Work
 
 DETERMINISTIC_CHUNK = 512
@@ -90,21 +98,21 @@ def paged_decode_kernel(
     if KV_FORMAT != "none":
         k_scale_ptr += kv_head * PAGE
         v_scale_ptr += kv_head * PAGE
-    m, l, acc = start_softmax(BLOCK_M, BLOCK_D)
+    keys = table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr
+    layout: tl.constexpr = (H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT)
+    state = start_softmax(BLOCK_M, BLOCK_D)
     if WINDOW > 0 and NUM_SINKS > 0:
         # The first split takes the sinks too; those inside the window are not counted twice.
         sinks_hi = tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)
-        m, l, acc = attend_range(
-            q, m, l, acc, row_positions, 0, sinks_hi, table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, qk_scale,
-            H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT, WINDOW=0, NUM_SINKS=0, MASKED=True,
-        )  # fmt: skip
-    m, l, acc = attend_range(
-        q, m, l, acc, row_positions, split_lo, split_hi, table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, qk_scale,
-        H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT, WINDOW=0, NUM_SINKS=0, MASKED=True,
-    )  # fmt: skip
+        state = attend_range(
+            q, row_positions, keys, layout, qk_scale, state, 0, sinks_hi, WINDOW=0, NUM_SINKS=0, MASKED=True
+        )
+    state = attend_range(
+        q, row_positions, keys, layout, qk_scale, state, split_lo, split_hi, WINDOW=0, NUM_SINKS=0, MASKED=True
+    )
 
     # A split without keys stores 0 and -inf, and so does a sequence of length 0.
-    out, lse = finish_softmax(m, l, acc)
+    out, lse = finish_softmax(*state)
     row = (sequence.to(tl.int64) * H + heads) * num_splits + split
     tl.store(out_ptr + row[:, None] * D + offs_d[None, :], out.to(out_ptr.dtype.element_ty), mask=mask_q)
     if lse_ptr is not None:
@@ -298,3 +306,22 @@ def visible_keys(seq_len: int, window: int | None, num_sinks: int) -> int:
     if window is None or window >= seq_len:
         return seq_len
     return window + min(num_sinks, seq_len - window)
+
+
+def production_configs() -> tuple[AotConfig, ...]:
+    """The launches that `twophase_kernels.aot` compiles for every target."""
+
+    def config(layer: MetaLayer, num_splits: int, window: int | None = None, num_sinks: int = 0) -> AotConfig:
+        def launch() -> object:
+            inputs = layer.inputs(num_seqs=64, num_tokens=64)
+            options = {"scale": 0.1, "window": window, "num_sinks": num_sinks, "num_splits": num_splits}
+            return paged_decode(*inputs.args, **inputs.scales, **options)
+
+        name = f"{layer}, {num_splits} splits" + (f", window {window} sinks {num_sinks}" if window else "")
+        return AotConfig(name, launch, attention_kernels=("paged_decode_kernel",))
+
+    return (
+        *(config(layer, num_splits=1) for layer in PRODUCTION_LAYERS),
+        config(PRODUCTION_LAYERS[0], num_splits=8),
+        config(PRODUCTION_LAYERS[0], num_splits=8, window=4096, num_sinks=4),
+    )
