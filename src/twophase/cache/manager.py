@@ -110,7 +110,8 @@ class CacheManager:
     def grow(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
         """Make room so that `table.num_tokens == num_tokens`; returns the copies to do before anything is written.
 
-        If the last block is partial and shared, this table gets a copy of its own (copy-on-write).
+        If the last block is partial and shared, this table gets a copy of its own (copy-on-write). A step that is
+        dropped before its copies were done leaves such a table without its contents: close it, or do the copies.
 
         Raises:
             OutOfBlocksError: Not enough free blocks; nothing changed.
