@@ -56,9 +56,12 @@ def test_the_latest_is_preempted_and_comes_back_before_later_ones():
 
 def test_the_lowest_priority_is_preempted_even_if_it_came_first():
     harness = Harness(num_blocks=6)
-    harness.add(make_request("low", 7, 12, priority=1), make_request("high", 4, 12))
+    harness.add(make_request("low", 7, 12, priority=1))
+    harness.step()
+    harness.add(make_request("high", 4, 12))
     harness.run().check_outputs()
-    assert harness.log[:2] == [(0, "high", 4), (0, "low", 4)]
+    assert harness.log[:3] == [(0, "low", 7), (1, "low", 1), (1, "high", 4)]
+    assert harness.log[3:5] == [(2, "high", 1), (2, "low", 1)], "in rank order from now on"
     assert {name for _, name in harness.preempted} == {"low"}
 
 
@@ -128,6 +131,14 @@ def test_seats_are_kept_for_completions_not_forked_yet():
         (3, "b", 1),
     ]
     assert [step for step, name, _ in harness.log if name == "c"] == [4], "in after 'a' is out"
+
+
+def test_seats_are_kept_for_all_who_come_in_together():
+    harness = Harness(max_num_seqs=4, budget=16)
+    harness.add(make_request("a", 2, 3, n=3), make_request("b", 2, 3, n=2), make_request("c", 2, 1))
+    harness.run().check_outputs()
+    starts = {name: step for step, name, tokens in harness.log if tokens == 2}
+    assert starts == {"a": 0, "b": 3, "c": 3}, "'c' would find a seat, but nobody overtakes"
 
 
 def _run_one(prompt_len=5, harness=None, **args):
