@@ -20,17 +20,19 @@ from twophase_kernels.attend_range import (
     attend_range,
     attention_reference,
     finish_softmax,
+    kernel_kv_format,
     padded_head_dim,
     start_softmax,
 )
 from twophase_kernels.merge_splits import launch_merge
 from twophase_kernels.paged_inputs import (
     PRODUCTION_LAYERS,
+    Generation,
     MetaLayer,
     check_out,
     check_paged_inputs,
+    gpu_generation,
     num_multiprocessors,
-    tile_target,
 )
 from twophase_kernels.work import Work
 
@@ -172,8 +174,9 @@ def paged_decode(
     if batch_size != len(seq_lens):
         raise ValueError(f"Decode takes one query per sequence, got {batch_size} and {len(seq_lens)} sequences.")
     _, num_kv_heads, page, _ = k_cache.shape
+    generation = gpu_generation(q.device)
     if tiles is None:
-        tiles = decode_tiles(num_heads // num_kv_heads, head_dim, q.dtype, kv_format, tile_target(q.device))
+        tiles = decode_tiles(num_heads // num_kv_heads, head_dim, q.dtype, kv_format, generation)
     num_keys = min(max_seq_len or block_tables.shape[1] * page, window or block_tables.shape[1] * page)
     if deterministic:
         if num_splits is not None:
@@ -192,7 +195,7 @@ def paged_decode(
         paged_decode_kernel[(batch_size, num_kv_heads, num_splits)](
             q, k_cache, v_cache, k_scale, v_scale, block_tables, seq_lens, target, target_lse,
             scale * LOG2_E, q.stride(0), block_tables.stride(0),
-            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kv_format,
+            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kernel_kv_format(kv_format, generation),
             WINDOW=window or 0, NUM_SINKS=num_sinks, CHUNK=DETERMINISTIC_CHUNK if deterministic else 0,
             BLOCK_M=tiles.block_m, BLOCK_D=padded_head_dim(head_dim), BLOCK_N=tiles.block_n,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
@@ -215,16 +218,17 @@ def choose_num_splits(batch_size: int, num_kv_heads: int, num_keys: int, num_sms
     return max(1, min(wanted, cdiv(num_keys, MIN_TOKENS_PER_SPLIT), MAX_SPLITS))
 
 
-def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, kv_format: str, target: str) -> Tiles:
-    """The tile table of decode."""
+def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, kv_format: str, generation: Generation) -> Tiles:
+    """The tile table of decode. Its figures were chosen by what compiles without spills, not yet by measured time."""
     block_m = max(16, next_power_of_2(group))
-    if target == "interpreter":
+    if generation == "interpreter":
         return Tiles(block_m, 256, num_warps=4, num_stages=1)  # a tile costs the same whatever its size
+    if generation == "cdna":
+        return Tiles(block_m, 32, num_warps=4, num_stages=3)  # two tiles of K and V in 64 KiB of LDS
     block_n = 64 if kv_format == "none" else 128
     if padded_head_dim(head_dim) > 128 or dtype == torch.float32:
         block_n //= 2  # the same bytes in flight per tile, and registers for fewer scores
-    # gfx942 has 64 KiB of LDS and no asynchronous copies: deeper pipelines would only lower its occupancy.
-    return Tiles(block_m, block_n, num_warps=4, num_stages=2 if target == "hip" else 3)
+    return Tiles(block_m, block_n, num_warps=4, num_stages=3)
 
 
 def workspace_numel(batch_size: int, num_heads: int, head_dim: int, num_splits: int) -> int:

@@ -6,7 +6,7 @@ pool and lengths in the table is the cache manager's promise.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # Rows must start at multiples of this, or the compiler cannot use 16-byte loads (144 two-byte loads and spills instead
 # of 32 asynchronous copies, when it was tried).
 ROW_ALIGNMENT_BYTES = 16
+
+# What decides about tiles. With asynchronous matrix instructions (wgmma, tcgen05): hopper, sm_90 to sm_110. With mma.sync:
+# ampere; and ada for sm_89 and sm_120, which convert fp8 in hardware. AMD: cdna.
+Generation = Literal["interpreter", "ampere", "ada", "hopper", "cdna"]
 
 
 def check_paged_inputs(
@@ -128,13 +132,28 @@ def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def tile_target(device: torch.device) -> str:
-    """Which column of the tile tables applies: 'interpreter', 'cuda' or 'hip'."""
+def gpu_generation(device: torch.device) -> Generation:
+    """Which column of the tile tables applies to kernels that run on `device`."""
     if device.type == "cpu":
         return "interpreter"
     if device.type == "meta":  # compiled ahead of time: whatever GPU Triton's driver stands for
-        return triton.runtime.driver.active.get_current_target().backend
-    return "hip" if torch.version.hip else "cuda"
+        target = triton.runtime.driver.active.get_current_target()
+        return "cdna" if target.backend == "hip" else _generation_of_capability(target.arch)
+    return _generation_of_device(device)
+
+
+@lru_cache
+def _generation_of_device(device: torch.device) -> Generation:
+    if torch.version.hip:
+        return "cdna"
+    major, minor = torch.cuda.get_device_capability(device)
+    return _generation_of_capability(10 * major + minor)
+
+
+def _generation_of_capability(capability: int) -> Generation:
+    if 90 <= capability < 120:
+        return "hopper"
+    return "ampere" if capability < 89 else "ada"
 
 
 class MetaInputs(NamedTuple):

@@ -21,11 +21,19 @@ from twophase_kernels.attend_range import (
     attend_range,
     attention_reference,
     finish_softmax,
+    kernel_kv_format,
     padded_head_dim,
     start_softmax,
 )
 from twophase_kernels.paged_decode import visible_keys
-from twophase_kernels.paged_inputs import PRODUCTION_LAYERS, MetaLayer, check_out, check_paged_inputs, tile_target
+from twophase_kernels.paged_inputs import (
+    PRODUCTION_LAYERS,
+    Generation,
+    MetaLayer,
+    check_out,
+    check_paged_inputs,
+    gpu_generation,
+)
 from twophase_kernels.work import Work
 
 
@@ -190,8 +198,9 @@ def paged_prefill(
     num_seqs = len(seq_lens)
     check_out("cu_query_lens", cu_query_lens, (num_seqs + 1,), torch.int32, q.device)
     group = num_heads // num_kv_heads
+    generation = gpu_generation(q.device)
     if tiles is None:
-        tiles = prefill_tiles(group, head_dim, q.dtype, kv_format, max_query_len, tile_target(q.device))
+        tiles = prefill_tiles(group, head_dim, q.dtype, max_query_len, generation)
     if tiles.block_m < group:
         raise ValueError(f"block_m must hold the {group} heads of one token, got {tiles.block_m}.")
     if out is None:
@@ -204,7 +213,7 @@ def paged_prefill(
         paged_prefill_kernel[(num_blocks, num_kv_heads)](
             q, k_cache, v_cache, k_scale, v_scale, block_tables, seq_lens, cu_query_lens, out, lse,
             scale * LOG2_E, q.stride(0), block_tables.stride(0), num_seqs,
-            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kv_format,
+            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kernel_kv_format(kv_format, generation),
             WINDOW=window or 0, NUM_SINKS=num_sinks,
             BLOCK_M=tiles.block_m, BLOCK_D=padded_head_dim(head_dim), BLOCK_N=tiles.block_n,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
@@ -212,22 +221,25 @@ def paged_prefill(
     return (out, lse) if return_lse else out
 
 
-def prefill_tiles(
-    group: int, head_dim: int, dtype: torch.dtype, kv_format: str, max_query_len: int, target: str
-) -> Tiles:
-    """The tile table of prefill. Few rows (a short chunk, tokens to verify) take a small tile: less of it is idle."""
+def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype, max_query_len: int, generation: Generation) -> Tiles:
+    """The tile table of prefill. Few rows (a short chunk, tokens to verify) take a small tile: less of it is idle.
+
+    Its figures were chosen by what compiles without spills, not yet by measured time.
+    """
     num_rows = max_query_len * group
-    at_least = max(16, next_power_of_2(group))
+    block_m = max(16 if num_rows <= 16 else 64 if num_rows <= 64 else 128, next_power_of_2(group))
     block_d = padded_head_dim(head_dim)
-    if target == "interpreter":
-        return Tiles(max(128, at_least), 256, num_warps=4, num_stages=1)  # a tile costs the same whatever its size
+    if generation == "interpreter":
+        return Tiles(max(128, block_m), 256, num_warps=4, num_stages=1)  # a tile costs the same whatever its size
     if dtype == torch.float32:  # no matrix units: registers are the limit
-        return Tiles(max(32, at_least), 32, num_warps=8, num_stages=2)
-    # Hopper's wgmma needs 64 rows per 4 warps; 128 x 128 tiles, or 128 rows on 4 warps, spill.
-    block_m = max(at_least, 16 if num_rows <= 16 else 64 if num_rows <= 64 else 128)
-    block_n = 32 if block_d > 128 else 64
-    num_warps = 8 if block_m >= 128 else 4
-    return Tiles(block_m, block_n, num_warps, num_stages=2 if target == "hip" else 3)
+        return Tiles(max(32, next_power_of_2(group)), 16 if block_d > 128 else 32, num_warps=8, num_stages=3)
+    if generation == "cdna":  # 64 KiB of LDS for two tiles of K and V; 4 warps have 512 registers per lane
+        return Tiles(min(block_m, 64), 16, 4, 3) if block_d > 128 else Tiles(block_m, 32, 4, 3)
+    if generation == "hopper":  # 64 rows per 4 warps are one wgmma; 128 x 128 tiles, or 128 rows on 4 warps, spill
+        return Tiles(block_m, 32 if block_d > 128 else 64, num_warps=8 if block_m >= 128 else 4, num_stages=3)
+    # mma.sync keeps Q in registers: half of Hopper's scores fit beside it.
+    block_m = min(block_m, 64) if block_d > 128 else block_m
+    return Tiles(block_m, 32 if block_d > 64 else 64, num_warps=8 if block_m > 16 else 4, num_stages=3)
 
 
 def paged_prefill_reference(
