@@ -143,7 +143,7 @@ def median_time_s(function: Callable[[], object], device: torch.device, repeats:
     for _ in range(2):
         function()
     if device.type == "cuda":
-        return statistics.median(_cuda_times_s(function, repeats))
+        return statistics.median(cuda_times_s(function, repeats))
     times_s = []
     for _ in range(repeats):
         start_s = time.perf_counter()
@@ -152,7 +152,8 @@ def median_time_s(function: Callable[[], object], device: torch.device, repeats:
     return statistics.median(times_s)
 
 
-def _cuda_times_s(function: Callable[[], object], repeats: int) -> list[float]:
+def cuda_times_s(function: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of each of `repeats` calls by CUDA events, each call finished before the next starts."""
     times_s = []
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
