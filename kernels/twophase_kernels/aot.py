@@ -102,7 +102,12 @@ KERNEL_MODULES = (
     "merge_splits",
 )
 
-MATRIX_INSTRUCTIONS = {"wgmma": "wgmma.mma_async", "mma.sync": "mma.sync", "tcgen05": "tcgen05.mma", "v_mfma": "v_mfma_"}
+MATRIX_INSTRUCTIONS = {
+    "wgmma": "wgmma.mma_async",
+    "mma.sync": "mma.sync",
+    "tcgen05": "tcgen05.mma",
+    "v_mfma": "v_mfma_",
+}
 ASYNC_COPIES = {"cp.async": r"cp\.async\.c[ag]\.", "tma": r"cp\.async\.bulk\.tensor"}
 VECTOR_LOAD = r"ld\.global\S*\.(?:v4\.[bfsu]32|v2\.[bfsu]64|v8\.[bfsu]16|b128)|(?:global|buffer)_load_dwordx4"
 NARROW_LOAD = r"ld\.global(?!\S*\.v\d)\S*\.[bfsu](?:8|16|32)\b|(?:global|buffer)_load_(?:[us]?byte|[us]?short|dword)\b"
