@@ -1,6 +1,7 @@
 """What a user may pass as a prompt, turned into token ids; and what only the engine can check at the door."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Any, Protocol, runtime_checkable
 
 from twophase.core.errors import InvalidRequestError
@@ -30,27 +31,25 @@ def token_ids_of(prompt: Prompt, codec: TextCodec | None, vocab_size: int) -> tu
                 "the engine has no tokenizer (skip_tokenizer_init, or a model folder without one), so a prompt must be "
                 "{'prompt_token_ids': [...]}, got text."
             )
-        token_ids = tuple(codec.encode(prompt))
-        if not token_ids:
-            raise InvalidRequestError(f"the prompt must have at least one token, got none from the text {prompt!r}.")
-        return token_ids, prompt
+        return _checked(codec.encode(prompt), vocab_size, f"the text {prompt!r}"[:80]), prompt
     if not isinstance(prompt, Mapping) or set(prompt) != {"prompt_token_ids"}:
         got = f"a mapping with keys {sorted(map(str, prompt))}" if isinstance(prompt, Mapping) else repr(prompt)[:80]
         raise InvalidRequestError(f"a prompt is text or {{'prompt_token_ids': [...]}}, got {got}.")
-    return checked_token_ids(prompt["prompt_token_ids"], vocab_size), None
+    return _checked(prompt["prompt_token_ids"], vocab_size, "an empty list of ids"), None
 
 
-def checked_token_ids(token_ids: Sequence[Any], vocab_size: int) -> tuple[int, ...]:
-    """The ids as a tuple of ints; raises InvalidRequestError if there are none, or one is not in [0, vocab_size)."""
-    for position, token_id in enumerate(token_ids):
-        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
+def _checked(token_ids: Iterable[Any], vocab_size: int, source: str) -> tuple[int, ...]:
+    checked = tuple(token_ids)
+    if not checked:
+        raise InvalidRequestError(f"the prompt must have at least one token, got none from {source}.")
+    for position, token_id in enumerate(checked):
+        # Integral: NumPy's integers are welcome too.
+        if not isinstance(token_id, Integral) or isinstance(token_id, bool) or not 0 <= int(token_id) < vocab_size:
             raise InvalidRequestError(
                 f"token ids must be whole numbers in [0, {vocab_size}), the model's vocabulary; got {token_id!r} at "
                 f"position {position}. Was the prompt made with another model's tokenizer?"
             )
-    if not token_ids:
-        raise InvalidRequestError("the prompt must have at least one token, got an empty list of ids.")
-    return tuple(token_ids)
+    return tuple(map(int, checked))
 
 
 def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: int) -> None:
