@@ -3,7 +3,7 @@
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Self, final
+from typing import final
 
 
 @final
@@ -17,12 +17,11 @@ class Uninterrupted:
         self._pending: tuple[int, FrameType | None] | None = None
         self._previous: signal._HANDLER = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.getsignal(signal.SIGINT)
             if callable(self._previous):  # else nobody's Python code would be called
                 signal.signal(signal.SIGINT, self._postpone)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
