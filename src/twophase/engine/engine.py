@@ -224,6 +224,17 @@ class Engine:
     def stats(self) -> EngineStats:
         return self._diary.stats(self._scheduler)
 
+    def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
+        """Block ids and computed tokens of each running sequence, by request id, or 'id.index' where a prompt forked."""
+        forked = {sequence.request.request_id for sequence in self._scheduler.sequences.values() if sequence.index}
+        tables = {}
+        for sequence in self._scheduler.sequences.values():
+            if sequence.table is not None:
+                name = sequence.request.request_id
+                name = f"{name}.{sequence.index}" if name in forked else name
+                tables[name] = (tuple(sequence.table.block_ids), sequence.num_computed_tokens)
+        return tables
+
     def _describe(self, plan: StepPlan, now_s: float) -> tuple[tuple[TraceChunk, ...], tuple[tuple[str, int], ...]]:
         """The plan's chunks and preemptions as the trace shows them; notes first admissions on the way."""
         sequences = self._scheduler.sequences
