@@ -34,6 +34,7 @@ from twophase_kernels.paged_inputs import (
     gpu_generation,
     num_multiprocessors,
 )
+from twophase_kernels.quant import KVFormat
 from twophase_kernels.work import Work
 
 DETERMINISTIC_CHUNK = 512
@@ -218,7 +219,7 @@ def choose_num_splits(batch_size: int, num_kv_heads: int, num_keys: int, num_sms
     return max(1, min(wanted, cdiv(num_keys, MIN_TOKENS_PER_SPLIT), MAX_SPLITS))
 
 
-def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, kv_format: str, generation: Generation) -> Tiles:
+def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, kv_format: KVFormat, generation: Generation) -> Tiles:
     """The tile table of decode. Its figures were chosen by what compiles without spills, not yet by measured time."""
     block_m = max(16, next_power_of_2(group))
     if generation == "interpreter":

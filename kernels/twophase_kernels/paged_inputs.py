@@ -19,8 +19,8 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # of 32 asynchronous copies, when it was tried).
 ROW_ALIGNMENT_BYTES = 16
 
-# What decides about tiles. With asynchronous matrix instructions (wgmma, tcgen05): hopper, sm_90 to sm_110. With mma.sync:
-# ampere; and ada for sm_89 and sm_120, which convert fp8 in hardware. AMD: cdna.
+# What decides about tiles and instructions. hopper: sm_90 to sm_110, asynchronous matrix instructions (wgmma, tcgen05).
+# ampere: mma.sync; ada, sm_89 and sm_120: likewise, and fp8 is converted in hardware. cdna: AMD.
 Generation = Literal["interpreter", "ampere", "ada", "hopper", "cdna"]
 
 

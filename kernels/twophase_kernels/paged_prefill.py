@@ -34,6 +34,7 @@ from twophase_kernels.paged_inputs import (
     check_paged_inputs,
     gpu_generation,
 )
+from twophase_kernels.quant import KVFormat
 from twophase_kernels.work import Work
 
 
@@ -99,14 +100,15 @@ def paged_prefill_kernel(
 
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)
-    tokens = first_token + offs_m // G
+    tokens = offs_m // G  # counted from first_token
     heads = kv_head * G + offs_m % G
-    mask_m = (offs_m < BLOCK_Q * G) & (tokens < chunk_len)
+    mask_m = (offs_m < BLOCK_Q * G) & (first_token + tokens < chunk_len)
     mask_q = mask_m[:, None] & (offs_d < D)[None, :]
-    rows = (chunk_start + tokens).to(tl.int64)
-    q_offs = (rows * q_row_stride + heads * D)[:, None] + offs_d[None, :]
-    q = tl.load(q_ptr + q_offs, mask=mask_q, other=0.0)
-    row_positions = num_cached + tokens
+    # int64 for where the block starts, once; 32 bits are enough inside it, and registers are short.
+    first_row = (chunk_start + first_token).to(tl.int64)
+    q_ptr += first_row * q_row_stride
+    q = tl.load(q_ptr + (tokens * q_row_stride + heads * D)[:, None] + offs_d[None, :], mask=mask_q, other=0.0)
+    row_positions = num_cached + first_token + tokens
 
     # Keys in [lo, hi) are seen by some row. Of the tiles counted from lo, those in [full_lo, full_hi) are seen whole
     # by every row: none is after the first row's position, none before the last row's window.
@@ -143,10 +145,11 @@ def paged_prefill_kernel(
     state = attend_range(q, row_positions, keys, layout, qk_scale, state, full_hi, hi, WINDOW, NUM_SINKS, MASKED=True)
 
     out, lse = finish_softmax(*state)
-    out_rows = rows * H + heads
-    tl.store(out_ptr + out_rows[:, None] * D + offs_d[None, :], out.to(out_ptr.dtype.element_ty), mask=mask_q)
+    offs_row = tokens * H + heads
+    out_ptr += first_row * (H * D)
+    tl.store(out_ptr + offs_row[:, None] * D + offs_d[None, :], out.to(out_ptr.dtype.element_ty), mask=mask_q)
     if lse_ptr is not None:
-        tl.store(lse_ptr + out_rows, lse, mask=mask_m)
+        tl.store(lse_ptr + first_row * H + offs_row, lse, mask=mask_m)
 
 
 def paged_prefill(
@@ -200,7 +203,7 @@ def paged_prefill(
     group = num_heads // num_kv_heads
     generation = gpu_generation(q.device)
     if tiles is None:
-        tiles = prefill_tiles(group, head_dim, q.dtype, max_query_len, generation)
+        tiles = prefill_tiles(group, head_dim, q.dtype, kv_format, window is not None, max_query_len, generation)
     if tiles.block_m < group:
         raise ValueError(f"block_m must hold the {group} heads of one token, got {tiles.block_m}.")
     if out is None:
@@ -216,12 +219,25 @@ def paged_prefill(
             H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kernel_kv_format(kv_format, generation),
             WINDOW=window or 0, NUM_SINKS=num_sinks,
             BLOCK_M=tiles.block_m, BLOCK_D=padded_head_dim(head_dim), BLOCK_N=tiles.block_n,
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages, **compiler_options(generation),
         )  # fmt: skip
     return (out, lse) if return_lse else out
 
 
-def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype, max_query_len: int, generation: Generation) -> Tiles:
+def compiler_options(generation: Generation) -> dict[str, int]:
+    """For sm_100, ptxas spills rather than use more than 128 registers at D=64; told the true limit, it does not."""
+    return {"maxnreg": 255} if generation == "hopper" else {}
+
+
+def prefill_tiles(
+    group: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    kv_format: KVFormat,
+    has_window: bool,
+    max_query_len: int,
+    generation: Generation,
+) -> Tiles:
     """The tile table of prefill. Few rows (a short chunk, tokens to verify) take a small tile: less of it is idle.
 
     Its figures were chosen by what compiles without spills, not yet by measured time.
@@ -237,9 +253,12 @@ def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype, max_query_len: 
         return Tiles(min(block_m, 64), 16, 4, 3) if block_d > 128 else Tiles(block_m, 32, 4, 3)
     if generation == "hopper":  # 64 rows per 4 warps are one wgmma; 128 x 128 tiles, or 128 rows on 4 warps, spill
         return Tiles(block_m, 32 if block_d > 128 else 64, num_warps=8 if block_m >= 128 else 4, num_stages=3)
-    # mma.sync keeps Q in registers: half of Hopper's scores fit beside it.
-    block_m = min(block_m, 64) if block_d > 128 else block_m
-    return Tiles(block_m, 32 if block_d > 64 else 64, num_warps=8 if block_m > 16 else 4, num_stages=3)
+    # mma.sync keeps Q in registers. Beside it there is room for 64 keys at D=64; at D=128 if nothing else needs room.
+    if block_d > 128:
+        return Tiles(min(block_m, 64), 32, num_warps=8, num_stages=3)
+    is_plain = kv_format == "none" and not has_window
+    block_n = 64 if block_d <= 64 or is_plain else 32
+    return Tiles(block_m, block_n, num_warps=8 if block_m > 16 else 4, num_stages=3)
 
 
 def paged_prefill_reference(
