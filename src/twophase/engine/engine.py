@@ -225,7 +225,7 @@ class Engine:
         return self._diary.stats(self._scheduler)
 
     def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Block ids and computed tokens of each running sequence, by request id, or 'id.index' where a prompt forked."""
+        """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked)."""
         forked = {sequence.request.request_id for sequence in self._scheduler.sequences.values() if sequence.index}
         tables = {}
         for sequence in self._scheduler.sequences.values():
