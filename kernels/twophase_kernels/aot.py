@@ -5,18 +5,21 @@
 A stand-in driver claims to be the target and launches nothing, so the real wrappers run, on tensors without storage,
 through Triton's real specialisation: what is compiled here is what a GPU would run. It shows what correct results
 hide: register spills, scalar loads, a matrix unit left idle, a loop without the K/V buffers that hide memory latency.
+Exit status 1: some kernel has a problem, named below its row.
 """
 
 import argparse
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,9 +53,11 @@ class CompiledReport:
         spill_bytes: Per-thread memory for what did not fit into registers (CUDA: STACK, AMD: scratch).
         shared_bytes: Shared memory (LDS) per program.
         matrix_instructions: Which occur: wgmma, mma.sync, tcgen05, v_mfma.
-        async_copies: Which occur: cp.async (Ampere), tma (bulk tensor copies, Hopper on).
-        vector_loads, narrow_loads: Global load instructions of 16 bytes per thread, and of 4 bytes or fewer.
-        kv_buffers: Depth of the shallowest multi-buffered tile in shared memory; 1 when nothing is pipelined.
+        async_copies: Which occur: cp.async (Ampere on; those of 16 bytes), tma (bulk tensor copies, Hopper on).
+        vector_loads, narrow_loads: Global loads, asynchronous or not, of 16 bytes per thread, and of 4 or fewer.
+        kv_buffers: Tiles of K, and of V, under way while one is worked on (see `kv_buffer_depth`).
+        dot_dtype: What matrix products take: bf16, f16, f32, or None without any.
+        keeps_subnormals: fp32 subnormals are not flushed to zero by a multiply; `decode_e4m3` relies on it.
         compile_s: Seconds.
     """
 
@@ -70,26 +75,47 @@ class CompiledReport:
     vector_loads: int
     narrow_loads: int
     kv_buffers: int
+    dot_dtype: str | None
+    keeps_subnormals: bool
     compile_s: float
+
+    def problems(self) -> list[str]:
+        """What a production kernel must not have; empty if all is well."""
+        found = []
+        if self.spill_bytes:
+            found.append(f"spills {self.spill_bytes} bytes per thread")
+        if not self.keeps_subnormals:
+            found.append("flushes fp32 subnormals")
+        if not self.is_attention:
+            return found
+        # NVIDIA's matrix units have no fp32, and TF32 would lose 13 bits.
+        if not self.matrix_instructions and self.dot_dtype != "f32":
+            found.append("no matrix instructions")
+        if TARGETS[self.target].has_async_copies and not self.async_copies:
+            found.append("no 16-byte asynchronous copies")
+        if self.kv_buffers < 2:
+            found.append(f"K/V buffers: {self.kv_buffers}, at least 2 hide the latency of memory")
+        return found
 
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU to compile for: Triton's name for it, and the shared memory one program may use."""
+    """A GPU to compile for: Triton's name for it, and what one program may use."""
 
     backend: str
     arch: int | str
     warp_size: int
     shared_bytes: int
+    has_async_copies: bool
 
 
 # Shared memory per block: CUDA C++ Programming Guide, table 'Technical Specifications per Compute Capability'; LDS of a
 # CDNA3 compute unit: AMD Instinct MI300 ISA guide.
 TARGETS = {
-    "sm_80": Target("cuda", 80, 32, 163 * 1024),
-    "sm_90": Target("cuda", 90, 32, 227 * 1024),
-    "sm_100": Target("cuda", 100, 32, 227 * 1024),
-    "gfx942": Target("hip", "gfx942", 64, 64 * 1024),
+    "sm_80": Target("cuda", 80, 32, 163 * 1024, True),
+    "sm_90": Target("cuda", 90, 32, 227 * 1024, True),
+    "sm_100": Target("cuda", 100, 32, 227 * 1024, True),
+    "gfx942": Target("hip", "gfx942", 64, 64 * 1024, False),
 }
 
 KERNEL_MODULES = (
@@ -108,9 +134,13 @@ MATRIX_INSTRUCTIONS = {
     "tcgen05": "tcgen05.mma",
     "v_mfma": "v_mfma_",
 }
-ASYNC_COPIES = {"cp.async": r"cp\.async\.c[ag]\.", "tma": r"cp\.async\.bulk\.tensor"}
-VECTOR_LOAD = r"ld\.global\S*\.(?:v4\.[bfsu]32|v2\.[bfsu]64|v8\.[bfsu]16|b128)|(?:global|buffer)_load_dwordx4"
-NARROW_LOAD = r"ld\.global(?!\S*\.v\d)\S*\.[bfsu](?:8|16|32)\b|(?:global|buffer)_load_(?:[us]?byte|[us]?short|dword)\b"
+ASYNC_COPIES = {"cp.async": r"cp\.async\.cg\.", "tma": r"cp\.async\.bulk\.tensor"}
+VECTOR_LOAD = (
+    r"ld\.global\S*\.(?:v4\.[bfsu]32|v2\.[bfsu]64|v8\.[bfsu]16|b128)|cp\.async\.cg|(?:global|buffer)_load_dwordx4"
+)
+FLUSHES_SUBNORMALS = re.compile(r"mul(?:\.rn)?\.ftz\.f32|\.amdhsa_float_denorm_mode_32 [^3]")
+DOT_OPERANDS = re.compile(r"tt\.dot .* : tensor<\d+x\d+x(\w+)>")
+NARROW_LOAD = r"ld\.global(?!\S*\.v\d)\S*\.[bfsu](?:8|16|32)\b|cp\.async\.ca\S* \[.*?\], \[.*?\], 0x[24]\b|(?:global|buffer)_load_(?:[us]?byte|[us]?short|dword)\b"
 
 
 class CompileOnlyDriver:
@@ -207,17 +237,37 @@ def _inspect(
         vector_loads=len(re.findall(VECTOR_LOAD, assembly)),
         narrow_loads=len(re.findall(NARROW_LOAD, assembly)),
         kv_buffers=kv_buffer_depth(by_stage["ttgir"].read_text()),
+        dot_dtype=next(iter(DOT_OPERANDS.findall(by_stage["ttir"].read_text())), None),
+        keeps_subnormals=FLUSHES_SUBNORMALS.search(assembly) is None,
         compile_s=compile_s,
     )
 
 
-def kv_buffer_depth(ttgir: str) -> int:
-    """The leading size of the shallowest multi-buffered 2-D tile: `local_alloc : () -> !ttg.memdesc<3x64x128x...>`.
+# A load of a 2-D tile in TTGIR: 'async_copy_global_to_local ... : tensor<64x128x!tt.ptr<bf16>', 'buffer_load ... :
+# tensor<32x128xi8'. The operation and the tile's shape tell K and V from the tile of Q, which is loaded once.
+TILE_LOAD = re.compile(r"(async_copy_global_to_local|amdg\.buffer_load|tt\.load) .*: tensor<(\d+x\d+)x")
+DOT = re.compile(r"tt\.dot |ttng\.warp_group_dot |ttng\.tc_gen5_mma ")
 
-    An allocation with an operand holds one loop iteration's tile; 1-D tiles (scales) and barriers do not count.
+
+def kv_buffer_depth(ttgir: str) -> int:
+    """Tiles that are loaded ahead of every loop with matrix products in it, for each tile load inside; the smallest.
+
+    This is what the software pipeliner achieved, whether the tiles wait in shared memory or (AMD) in registers. (Where
+    matrix instructions read shared memory, wgmma and tcgen05, one more buffer holds the tile in use.) 0: the loop waits
+    for each tile that it asks for, or there is no loop.
     """
-    depths = re.findall(r"ttg\.local_alloc\s*(?:\{[^}]*\}\s*)?:\s*\(\)\s*->\s*!ttg\.memdesc<(\d+)x\d+x\d+x[a-z]", ttgir)
-    return min(map(int, depths), default=1)
+    depths, ahead, lines = [], Counter(), iter(ttgir.splitlines())
+    for line in lines:
+        ahead.update(TILE_LOAD.findall(line))
+        if "scf.for " not in line:
+            continue
+        closing = " " * (len(line) - len(line.lstrip())) + "}"
+        body = "\n".join(itertools.takewhile(lambda inner: not inner.startswith(closing), lines))  # noqa: B023
+        if DOT.search(body):
+            in_loop = Counter(TILE_LOAD.findall(body))
+            depths += [ahead[load] // count for load, count in in_loop.items()]
+            ahead.clear()
+    return min(depths, default=0)
 
 
 @functools.cache
@@ -248,6 +298,11 @@ def production_configs() -> dict[str, tuple[AotConfig, ...]]:
     return {name: module.production_configs() for name, module in modules.items()}
 
 
+def compiler_environment(cache_dir: str) -> dict[str, str]:
+    """Environment of a process that compiles: no interpreter, and an empty cache (a hit once hid a broken kernel)."""
+    return os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache_dir}
+
+
 def compile_in_subprocess(targets: Sequence[str], pattern: str = "") -> list[CompiledReport]:
     """`compile_configs` in a process without the interpreter and with an empty kernel cache.
 
@@ -256,10 +311,9 @@ def compile_in_subprocess(targets: Sequence[str], pattern: str = "") -> list[Com
         pattern: Only configurations with a match of this regular expression in 'module: name'.
     """
     with tempfile.TemporaryDirectory() as cache_dir:
-        env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache_dir}
         command = [sys.executable, "-m", "twophase_kernels.aot", "--json", "--in-process", "--kernel", pattern]
         command += [word for target in targets for word in ("--target", target)]
-        result = subprocess.run(command, env=env, capture_output=True, text=True)
+        result = subprocess.run(command, env=compiler_environment(cache_dir), capture_output=True, text=True)
     if result.returncode:
         raise RuntimeError(f"compiling for {', '.join(targets)} failed:\n{result.stderr[-4000:]}")
     rows = json.loads(result.stdout)
@@ -278,7 +332,7 @@ def _compile_here(targets: Sequence[str], pattern: str) -> list[CompiledReport]:
 
 
 def print_table(reports: Sequence[CompiledReport]) -> None:
-    row = "{:<7} {:<24} {:<46} {:>5} {:>6} {:>4} {:>5} {:>7}  {:<9} {:<13} {:>4}/{:<4} {:>3} {:>6}"
+    row = "{:<7} {:<24} {:<63} {:>5} {:>6} {:>4} {:>5} {:>7}  {:<9} {:<13} {:>4}/{:<4} {:>3} {:>6}"
     head = "target kernel config warps stages regs spill shared matrix async 16B <=4B K/V sec"
     print(row.format(*head.split()))
     for r in reports:
@@ -286,6 +340,8 @@ def print_table(reports: Sequence[CompiledReport]) -> None:
         numbers = (r.num_warps, r.num_stages, r.registers, r.spill_bytes, r.shared_bytes, matrix, copies)
         loads = (r.vector_loads, r.narrow_loads, r.kv_buffers, f"{r.compile_s:.1f}")
         print(row.format(r.target, r.kernel, r.config, *numbers, *loads))
+        for problem in r.problems():
+            print(f"        ^ {problem}")
 
 
 def main() -> None:
@@ -301,6 +357,8 @@ def main() -> None:
         print(json.dumps([dataclasses.asdict(report) for report in reports]))
     else:
         print_table(reports)
+    if not args.in_process and any(report.problems() for report in reports):
+        sys.exit(1)
 
 
 if __name__ == "__main__":
