@@ -103,36 +103,27 @@ class CaseTable:
     # -- attention ----------------------------------------------------------------------------------------------------
 
     def decode(self, batch: int, num_keys: int, kv_format: KVFormat = "none") -> KernelCase:
-        sizes, itemsize = self.sizes, self.dtype.itemsize
-        kv_itemsize = cache_dtype(kv_format, self.dtype).itemsize
-        scale_itemsize = 0 if kv_format == "none" else 4
-        work = decode_work(
-            [num_keys] * batch,
-            sizes.num_heads,
-            sizes.num_kv_heads,
-            sizes.head_dim,
-            itemsize,
-            kv_itemsize,
-            scale_itemsize,
-        )
+        sizes = self.sizes
+        heads = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
+        itemsizes = self.dtype.itemsize, cache_dtype(kv_format, self.dtype).itemsize, 0 if kv_format == "none" else 4
+        work = decode_work([num_keys] * batch, *heads, *itemsizes)
 
         def make_variants() -> dict[str, Variant]:
             q = self._randn(batch, sizes.num_heads, sizes.head_dim)
             seq_lens = torch.full((batch,), num_keys, dtype=torch.int32, device=self.device)
-            if kv_format != "none":
+            if kv_format == "none":
+                keys, values = (self._randn(batch, sizes.num_kv_heads, num_keys, sizes.head_dim) for _ in range(2))
+                k, v, tables = self._pages(keys, values)
+                rivals = _sdpa_and_flex(q[:, :, None], keys, values, sizes.scale, is_causal=False)
+                scales: dict[str, Tensor] = {}
+            else:
                 k, v, tables, scales = self._quantised_pages(batch, num_keys, kv_format)
-                return {
-                    OURS: lambda: paged_decode(
-                        q, k, v, tables, seq_lens, scale=sizes.scale, max_seq_len=num_keys, **scales
-                    )
-                }
-            keys, values = (self._randn(batch, sizes.num_kv_heads, num_keys, sizes.head_dim) for _ in range(2))
-            k, v, tables = self._pages(keys, values)
-            variants: dict[str, Variant] = {
-                OURS: lambda: paged_decode(q, k, v, tables, seq_lens, scale=sizes.scale, max_seq_len=num_keys)
-            }
-            rivals = _sdpa_and_flex(q[:, :, None], keys, values, sizes.scale, is_causal=False)
-            return variants | {name: _then(rival, lambda out: out[:, :, 0]) for name, rival in rivals.items()}
+                rivals = {}
+
+            def ours() -> Tensor:
+                return paged_decode(q, k, v, tables, seq_lens, scale=sizes.scale, max_seq_len=num_keys, **scales)
+
+            return {OURS: ours} | {name: _then(rival, lambda out: out[:, :, 0]) for name, rival in rivals.items()}
 
         suffix = "" if kv_format == "none" else f", {kv_format} cache"
         return KernelCase("paged_decode", f"B={batch}, {num_keys:,} keys{suffix}", work, make_variants)
@@ -249,15 +240,14 @@ class CaseTable:
     def _pages(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, H_kv, S, D] twice, S a multiple of the page, as scattered pages with their block tables."""
         batch, num_kv_heads, num_keys, head_dim = keys.shape
+        page = self.sizes.page
         tables = self._tables(batch, num_keys)
-        per_seq = num_keys // self.sizes.page
+        block_ids = tables[:, : num_keys // page].reshape(-1).long()
         caches = []
         for dense in (keys, values):
-            cache = torch.empty(
-                batch * per_seq, num_kv_heads, self.sizes.page, head_dim, dtype=self.dtype, device=self.device
-            )
-            pages = dense.view(batch, num_kv_heads, per_seq, self.sizes.page, head_dim).transpose(1, 2)
-            cache[tables[:, :per_seq].reshape(-1).long()] = pages.reshape(cache.shape)
+            pages = dense.view(batch, num_kv_heads, num_keys // page, page, head_dim).transpose(1, 2)
+            cache = torch.empty(len(block_ids), num_kv_heads, page, head_dim, dtype=self.dtype, device=self.device)
+            cache[block_ids] = pages.reshape(cache.shape)
             caches.append(cache)
         return caches[0], caches[1], tables
 

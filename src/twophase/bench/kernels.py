@@ -96,42 +96,40 @@ class KernelReport:
         return {"status": "measured", **asdict(self)}
 
     def plot(self, path: Path) -> None:
-        """One dot per contender and case: share of copy bandwidth, or of matrix rate for prefill."""
-        import matplotlib
-
-        matplotlib.use("Agg")
+        """One mark per contender and case: share of copy bandwidth; for prefill, of the matrix-product rate."""
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(9, 1.5 + 0.28 * len(self.results)), layout="constrained")
-        axes = figure.subplots(2, 1, height_ratios=[max(1, n) for n in self._num_cases()])
-        for ax, is_compute_bound in zip(axes, (False, True), strict=True):
-            self._plot_dots(ax, [r for r in self.results if r.is_compute_bound == is_compute_bound])
-        axes[0].set(xlabel="share of measured copy bandwidth", title=f"{_device_name(self.machine)}, {self.dtype}")
-        axes[1].set(xlabel="share of measured matrix-product rate")
+        by_memory = [result for result in self.results if not result.is_compute_bound]
+        by_compute = [result for result in self.results if result.is_compute_bound]
+        figure = Figure(figsize=(10, 2 + 0.3 * len(self.results)), layout="constrained")
+        top, bottom = figure.subplots(2, 1, height_ratios=[len(by_memory) + 1, len(by_compute) + 1])
+        names = list(dict.fromkeys(variant.name for result in self.results for variant in result.variants))
+        for number, name in enumerate(names):
+            is_ours = name == OURS
+            style = {"s": 70, "marker": "D"} if is_ours else {"s": 24, "marker": "o"}
+            for ax, results in ((top, by_memory), (bottom, by_compute)):
+                rows, shares = self._dots(name, results)
+                # Ours below the others' smaller dots, so that none hides another.
+                ax.scatter(shares, rows, label=name, color=f"C{number}", zorder=2 if is_ours else 3, **style)
+        for ax, results in ((top, by_memory), (bottom, by_compute)):
+            ax.set_yticks(range(len(results)), [f"{r.kernel} {r.label}" for r in results], fontsize=7)
+            ax.set(ylim=(len(results) - 0.5, -0.5), xlim=(0, None))
+            ax.axvline(1, color="grey", linewidth=0.8)
+            ax.grid(axis="x", alpha=0.3)
+        top.set(xlabel="share of measured copy bandwidth", title=f"{_device_name(self.machine)}, {self.dtype}")
+        bottom.set(xlabel="share of measured matrix-product rate")
+        figure.legend(*top.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
         figure.savefig(path, dpi=150)
 
-    def _num_cases(self) -> tuple[int, int]:
-        num_compute_bound = sum(result.is_compute_bound for result in self.results)
-        return len(self.results) - num_compute_bound, num_compute_bound
-
-    def _plot_dots(self, ax, results: list[CaseResult]) -> None:  # type: ignore[no-untyped-def]
-        names = dict.fromkeys(variant.name for result in results for variant in result.variants)
-        for name in names:
-            shares, rows = [], []
-            for row, result in enumerate(results):
-                for variant in result.variants:
-                    if variant.name == name and variant.elapsed_s:
-                        rate = result.num_flops / variant.elapsed_s / self.matmul_rate
-                        shares.append(rate if result.is_compute_bound else self.share_of_bandwidth(result, variant))
-                        rows.append(row)
-            ax.scatter(shares, rows, label=name, s=60 if name == OURS else 22, marker="D" if name == OURS else "o")
-        ax.set_yticks(range(len(results)), [f"{r.kernel} {r.label}" for r in results], fontsize=7)
-        ax.invert_yaxis()
-        ax.set_xlim(left=0)
-        ax.axvline(1, color="grey", linewidth=0.8)
-        ax.grid(axis="x", alpha=0.3)
-        if names:
-            ax.legend(fontsize=7)
+    def _dots(self, name: str, results: list[CaseResult]) -> tuple[list[int], list[float]]:
+        rows, shares = [], []
+        for row, result in enumerate(results):
+            for variant in result.variants:
+                if variant.name == name and variant.elapsed_s:
+                    rate = result.num_flops / variant.elapsed_s / self.matmul_rate
+                    shares.append(rate if result.is_compute_bound else self.share_of_bandwidth(result, variant))
+                    rows.append(row)
+        return rows, shares
 
 
 _HEADER = f"{'case':<42} {'who':<16} {'us':>10} {'/ours':>7} {'MB':>10} {'of bw':>6} {'TFLOP/s':>8} {'diff':>8}"
@@ -185,25 +183,27 @@ def make_report(cases: Iterable[KernelCase], timer: Timer, dtype: torch.dtype, d
 
 def measure_case(case: KernelCase, timer: Timer) -> CaseResult:
     """Time every contender. One that fails (not supported, out of memory) is reported with its reason."""
+    results = _measure_variants(case, timer)
+    gc.collect()  # its inputs were several GiB, and the next case needs the memory
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    work = case.work
+    return CaseResult(case.kernel, case.label, work.num_bytes, work.num_flops, case.is_compute_bound, results)
+
+
+def _measure_variants(case: KernelCase, timer: Timer) -> tuple[VariantResult, ...]:
     try:
         variants = case.make_variants()
     except RuntimeError as error:  # no room for the inputs
-        results = [VariantResult(OURS, None, _first_line(error))]
-    else:
-        expected = None
-        results = []
-        for name, variant in variants.items():
-            result, out = _measure_variant(name, variant, timer, expected)
-            results.append(result)
-            if name == OURS:
-                expected = out
-        del variants, expected, out, variant
-    gc.collect()  # the next case needs the memory
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return CaseResult(
-        case.kernel, case.label, case.work.num_bytes, case.work.num_flops, case.is_compute_bound, tuple(results)
-    )
+        return (VariantResult(OURS, None, _reason(error)),)
+    expected = None
+    results = []
+    for name, variant in variants.items():
+        result, out = _measure_variant(name, variant, timer, expected)
+        results.append(result)
+        if name == OURS:
+            expected = out
+    return tuple(results)
 
 
 def _measure_variant(
@@ -215,13 +215,14 @@ def _measure_variant(
             out = variant()
             elapsed_s = timer(variant)
         except Exception as error:  # torch.compile and the drivers raise all sorts; one rival must not end the run
-            return VariantResult(name, None, _first_line(error)), None
+            return VariantResult(name, None, _reason(error)), None
     difference = None
     if expected is not None and out is not None:
         difference = (out.float() - expected.float()).abs().max().item()
     return VariantResult(name, elapsed_s, max_difference=difference), out
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__
+def _reason(error: Exception) -> str:
+    """The first sentence of what it says."""
+    sentence = str(error).strip().partition("\n")[0].partition(". ")[0]
+    return f"{type(error).__name__}: {sentence}" if sentence else type(error).__name__

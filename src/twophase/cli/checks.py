@@ -201,7 +201,7 @@ def check_model() -> Findings:
         yield Finding("model", "advice", f"{prepare.DEFAULT_MODEL} is not prepared yet in {folder}", cure)
         return
     try:
-        prepare.verify(folder)
+        prepare.verify()
     except ModelFolderError as error:
         yield Finding("model", "broken", str(error), f"Delete {folder} and run `twophase model prepare`.")
         return

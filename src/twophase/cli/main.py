@@ -10,13 +10,21 @@ import sys
 from collections.abc import Sequence
 
 from twophase import __version__
-from twophase.core.errors import CacheStateError, OutOfBlocksError, TwophaseError
+from twophase.core.errors import (
+    BackendUnavailableError,
+    ConfigError,
+    InvalidRequestError,
+    ModelFolderError,
+    TwophaseError,
+)
 
 EXIT_OK = 0
 EXIT_FAILED = 1  # something broke while running
 EXIT_USAGE = 2  # what was asked for cannot be done; argparse uses the same code
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+USAGE_ERRORS = (BackendUnavailableError, ConfigError, InvalidRequestError, ModelFolderError)
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -36,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except TwophaseError as error:
         _complain(error)
-        return EXIT_FAILED if isinstance(error, OutOfBlocksError | CacheStateError) else EXIT_USAGE
+        return EXIT_USAGE if isinstance(error, USAGE_ERRORS) else EXIT_FAILED
     except OSError as error:
         _complain(error)
         return EXIT_FAILED

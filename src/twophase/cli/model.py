@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.action == "verify":
         if not folder.exists():
             raise ModelFolderError(f"{folder} does not exist yet: run `twophase model prepare`.")
-        prepare.verify(folder)
+        prepare.verify()
         print("Every file is what was written.", file=sys.stderr)
     print(folder)
     return 0
