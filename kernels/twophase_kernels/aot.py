@@ -10,21 +10,19 @@ Exit status 1: some kernel has a problem, named below its row.
 
 import argparse
 import dataclasses
-import functools
 import importlib
-import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from twophase_kernels import compiled_code
 from twophase_kernels._triton import KernelsUnavailableError, mode, triton
 
 
@@ -128,20 +126,6 @@ KERNEL_MODULES = (
     "merge_splits",
 )
 
-MATRIX_INSTRUCTIONS = {
-    "wgmma": "wgmma.mma_async",
-    "mma.sync": "mma.sync",
-    "tcgen05": "tcgen05.mma",
-    "v_mfma": "v_mfma_",
-}
-ASYNC_COPIES = {"cp.async": r"cp\.async\.cg\.", "tma": r"cp\.async\.bulk\.tensor"}
-VECTOR_LOAD = (
-    r"ld\.global\S*\.(?:v4\.[bfsu]32|v2\.[bfsu]64|v8\.[bfsu]16|b128)|cp\.async\.cg|(?:global|buffer)_load_dwordx4"
-)
-FLUSHES_SUBNORMALS = re.compile(r"mul(?:\.rn)?\.ftz\.f32|\.amdhsa_float_denorm_mode_32 [^3]")
-DOT_OPERANDS = re.compile(r"tt\.dot .* : tensor<\d+x\d+x(\w+)>")
-NARROW_LOAD = r"ld\.global(?!\S*\.v\d)\S*\.[bfsu](?:8|16|32)\b|cp\.async\.ca\S* \[.*?\], \[.*?\], 0x[24]\b|(?:global|buffer)_load_(?:[us]?byte|[us]?short|dword)\b"
-
 
 class CompileOnlyDriver:
     """Stands where Triton's CUDA or HIP driver would; compiles for `target`, launches nothing.
@@ -169,9 +153,9 @@ class CompileOnlyDriver:
     def get_device_properties(self, device: str) -> dict[str, int]:
         return {"max_shared_mem": self.target.shared_bytes}
 
-    def load_binary(self, name: str, binary: bytes, shared_bytes: int, device: str) -> tuple[None, int, int, int, int]:
-        """(module, function, registers, spills, most threads per program); not None where Triton tests for it."""
-        return None, 0, 0, 0, 1024
+    def load_binary(self, name: str, binary: bytes, shared_bytes: int, device: str) -> tuple[Any, int, int, int, int]:
+        """(module, function, registers, spills, most threads per program); the module is not None once it is loaded."""
+        return self, 0, 0, 0, 1024
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         def launch(*args: Any) -> None:
@@ -220,8 +204,10 @@ def _inspect(
 ) -> CompiledReport:
     by_stage = {Path(path).suffix[1:]: Path(path) for path in files.values()}
     is_amd = "amdgcn" in by_stage
-    assembly = by_stage["amdgcn" if is_amd else "ptx"].read_text()
-    registers, spill_bytes = _resources_amd(assembly) if is_amd else _resources_cuda(by_stage["cubin"])
+    code = by_stage["amdgcn" if is_amd else "ptx"].read_text()
+    registers, spill_bytes = (
+        compiled_code.resources_amd(code) if is_amd else compiled_code.resources_cuda(by_stage["cubin"])
+    )
     return CompiledReport(
         kernel=kernel,
         config=config.name,
@@ -232,64 +218,15 @@ def _inspect(
         registers=registers,
         spill_bytes=spill_bytes,
         shared_bytes=metadata["shared"],
-        matrix_instructions=tuple(name for name, text in MATRIX_INSTRUCTIONS.items() if text in assembly),
-        async_copies=tuple(name for name, pattern in ASYNC_COPIES.items() if re.search(pattern, assembly)),
-        vector_loads=len(re.findall(VECTOR_LOAD, assembly)),
-        narrow_loads=len(re.findall(NARROW_LOAD, assembly)),
-        kv_buffers=kv_buffer_depth(by_stage["ttgir"].read_text()),
-        dot_dtype=next(iter(DOT_OPERANDS.findall(by_stage["ttir"].read_text())), None),
-        keeps_subnormals=FLUSHES_SUBNORMALS.search(assembly) is None,
+        matrix_instructions=compiled_code.matrix_instructions(code),
+        async_copies=compiled_code.async_copies(code),
+        vector_loads=compiled_code.count_vector_loads(code),
+        narrow_loads=compiled_code.count_narrow_loads(code),
+        kv_buffers=compiled_code.kv_buffer_depth(by_stage["ttgir"].read_text()),
+        dot_dtype=compiled_code.dot_dtype(by_stage["ttir"].read_text()),
+        keeps_subnormals=compiled_code.keeps_subnormals(code),
         compile_s=compile_s,
     )
-
-
-# A load of a 2-D tile in TTGIR: 'async_copy_global_to_local ... : tensor<64x128x!tt.ptr<bf16>', 'buffer_load ... :
-# tensor<32x128xi8'. The operation and the tile's shape tell K and V from the tile of Q, which is loaded once.
-TILE_LOAD = re.compile(r"(async_copy_global_to_local|amdg\.buffer_load|tt\.load) .*: tensor<(\d+x\d+)x")
-DOT = re.compile(r"tt\.dot |ttng\.warp_group_dot |ttng\.tc_gen5_mma ")
-
-
-def kv_buffer_depth(ttgir: str) -> int:
-    """Tiles that are loaded ahead of every loop with matrix products in it, for each tile load inside; the smallest.
-
-    This is what the software pipeliner achieved, whether the tiles wait in shared memory or (AMD) in registers. (Where
-    matrix instructions read shared memory, wgmma and tcgen05, one more buffer holds the tile in use.) 0: the loop waits
-    for each tile that it asks for, or there is no loop.
-    """
-    depths, ahead, lines = [], Counter(), iter(ttgir.splitlines())
-    for line in lines:
-        ahead.update(TILE_LOAD.findall(line))
-        if "scf.for " not in line:
-            continue
-        closing = " " * (len(line) - len(line.lstrip())) + "}"
-        body = "\n".join(itertools.takewhile(lambda inner: not inner.startswith(closing), lines))  # noqa: B023
-        if DOT.search(body):
-            in_loop = Counter(TILE_LOAD.findall(body))
-            depths += [ahead[load] // count for load, count in in_loop.items()]
-            ahead.clear()
-    return min(depths, default=0)
-
-
-@functools.cache
-def _cuobjdump() -> str:
-    return triton.knobs.nvidia.cuobjdump.path
-
-
-def _resources_cuda(cubin: Path) -> tuple[int, int]:
-    """(registers, stack bytes) per thread; Triton kernels use the stack for spills alone."""
-    dump = subprocess.run([_cuobjdump(), "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", dump).groups()  # type: ignore[union-attr]
-    return int(registers), int(stack)
-
-
-def _resources_amd(assembly: str) -> tuple[int, int]:
-    """(vector registers, scratch bytes) per lane, from the metadata at the end of the assembly."""
-
-    def field(name: str) -> int:
-        return int(re.search(rf"\.{name}:\s+(\d+)", assembly).group(1))  # type: ignore[union-attr]
-
-    scratch_bytes = field("private_segment_fixed_size")
-    return field("vgpr_count"), max(scratch_bytes, 4 * field("vgpr_spill_count"))
 
 
 def production_configs() -> dict[str, tuple[AotConfig, ...]]:
