@@ -185,6 +185,8 @@ def paged_decode(
         num_splits = cdiv(num_keys, DETERMINISTIC_CHUNK)
     elif num_splits is None:
         num_splits = choose_num_splits(batch_size, num_kv_heads, num_keys, num_multiprocessors(q.device))
+    if num_splits < 1:
+        raise ValueError(f"num_splits must be at least 1, got {num_splits}.")
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     check_out("out", out, (batch_size, num_heads, head_dim), q.dtype, q.device)
