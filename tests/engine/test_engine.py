@@ -77,6 +77,24 @@ class TestStep:
             reports.append({output.request_id: len(output.outputs[0].token_ids) for output in engine.step()})
         assert reports == [{"loud": n} for n in range(1, 8)] + [{"quiet": 8, "loud": 8}]
 
+    def test_block_tables_of_what_runs(self, tiny_model):
+        engine = make_engine(tiny_model)
+        engine.add_request("a", prompt_of(0, 9), GREEDY)
+        engine.add_request("b", prompt_of(1, 6), SamplingParams(n=2, seed=0, max_tokens=4, ignore_eos=True))
+        assert engine.block_tables() == {}
+        engine.step()
+        tables = engine.block_tables()
+        assert {name: num_tokens for name, (_, num_tokens) in tables.items()} == {"a": 9, "b.0": 6, "b.1": 6}
+        assert tables["b.0"] == tables["b.1"]
+        engine.step()
+        tables = engine.block_tables()
+        assert {name: num_tokens for name, (_, num_tokens) in tables.items()} == {"a": 10, "b.0": 7, "b.1": 7}
+        first, second = tables["b.0"][0], tables["b.1"][0]
+        assert first[0] == second[0]
+        assert first[1] != second[1], "the partial block was to be copied"
+        finish(engine)
+        assert engine.block_tables() == {}
+
     def test_a_step_without_requests_is_harmless(self, tiny_model):
         engine = make_engine(tiny_model)
         assert engine.step() == []

@@ -11,6 +11,7 @@ import pytest
 
 import twophase
 from tests.engine.engines import check_idle, make_engine, prompt_of
+from twophase import LLM
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.interrupts import Uninterrupted
 
@@ -112,6 +113,43 @@ def test_at_a_sample_of_lines(tiny_model, undisturbed):
 @pytest.mark.full
 def test_at_many_lines(tiny_model, undisturbed):
     check_lines(tiny_model, undisturbed, range(1, undisturbed[1], 23))
+
+
+def test_generate_at_a_sample_of_lines(tiny_folder):
+    """Whichever line it hits, the requests are gone afterwards and the same LLM serves them anew."""
+    llm = LLM(tiny_folder, num_kv_blocks=13, block_size=4, max_num_batched_tokens=10, max_num_seqs=6)
+    with InterruptAt(None) as counter:
+        expected = [output.outputs for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+    for line in random.Random(1).sample(range(1, counter.num_lines), 10):
+        llm.scheduler.cache.reset_prefix_cache()
+        with pytest.raises(KeyboardInterrupt), InterruptAt(line):
+            llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        check_idle(llm.engine)
+        assert not llm.engine.has_unfinished_requests()
+        assert [output.outputs for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)] == expected
+
+
+def test_after_a_request_that_could_not_be_planned(tiny_model, monkeypatch):
+    """It has ended before the interrupt: its output is not lost, and nobody waits for it for ever."""
+    engine = start(tiny_model)
+    cache, real_open = engine._scheduler.cache, engine._scheduler.cache.open
+
+    def faulty_open(token_ids, *args, **kwargs):
+        if list(token_ids) == PROMPTS[1]["prompt_token_ids"]:
+            raise RuntimeError("planted in open")
+        return real_open(token_ids, *args, **kwargs)
+
+    monkeypatch.setattr(cache, "open", faulty_open)
+    monkeypatch.setattr(engine._runner, "run", lambda chunks, copies: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    monkeypatch.delattr(engine._runner, "run")
+    outputs = {}
+    while engine.has_unfinished_requests():
+        outputs |= {output.request_id: output for output in engine.step()}
+    assert [completion.finish_reason for completion in outputs["1"].outputs] == ["error", "error"]
+    assert {outputs[i].outputs[0].finish_reason for i in "023"} == {"length"}
+    check_idle(engine)
 
 
 class TestUninterrupted:

@@ -35,11 +35,13 @@ TEXTS = {
         "The mitochondria is the powerhouse of the cell. In plants, photosynthesis happens in the chloroplasts",
         "😀👍🏽 emoji are fun 🎉🎉 and everyone loves to use them 🥳 every day",
     ],
-    70: ["It was the best of times, it was the worst of times, it was the age of wisdom. " * 5],
-    71: ["In the beginning the Universe was created. This has made a lot of people very angry. " * 6],
-    96: ["A list of words: apple, banana, cherry, date, elderberry, fig, grape, honeydew, kiwi, lemon. " * 5],
-    133: ["def f(x):\n    '''Return x squared.'''\n    return x ** 2\n\nassert f(3) == 9\n\n" * 8],
-    200: ["The history of science is long. Newton wrote the Principia in 1687, and Einstein wrote in 1905. " * 10],
+    133: [
+        "It was the best of times, it was the worst of times, it was the age of wisdom. " * 8,
+        "In the beginning the Universe was created. This has made a lot of people very angry. " * 8,
+        "A list of words: apple, banana, cherry, date, elderberry, fig, grape, honeydew, kiwi, lemon. " * 6,
+        "def f(x):\n    '''Return x squared.'''\n    return x ** 2\n\nassert f(3) == 9\n\n" * 8,
+        "The history of science is long. Newton wrote the Principia in 1687, and Einstein wrote in 1905. " * 6,
+    ],
 }
 
 
@@ -112,7 +114,7 @@ def test_chunked_and_with_cache_hits(llm, expected):
 
 
 def test_after_preemption(llm, expected):
-    # The prompts and 32 tokens each come to 120 blocks.
+    # The prompts and 32 tokens each come to 110 blocks.
     engine = engine_of(llm, num_blocks=48, budget=256, prefix_caching=False)
     check(run(engine, as_prompts(expected), PARAMS), expected)
     assert engine.stats().num_preemptions > 0
