@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import next_power_of_2, tl, triton
-from twophase_kernels.paged_inputs import Generation
+from twophase_kernels.gpu import Generation
 from twophase_kernels.quant import KVFormat, decode, dequantise_reference, kv_format_of
 
 LOG2_E = 1.4426950408889634
@@ -43,8 +43,10 @@ class Tiles:
 
 
 def kernel_kv_format(kv_format: KVFormat, generation: Generation) -> str:
-    """What kernels get as KV_FORMAT. With the conversion instructions of sm_89 and later the loop over an fp8 cache has
-    less than half as many instructions (counted on sm_90); in software it would be them that limit decode, not memory.
+    """What kernels get as KV_FORMAT: where the GPU has instructions for fp8, they are used.
+
+    They more than halve the instructions of decode's loop (counted in sm_90 code); decoding in software, an H200 would
+    spend more time on them than on the memory.
     """
     return "fp8_e4m3_hardware" if kv_format == "fp8_e4m3" and generation in ("ada", "hopper") else kv_format
 
@@ -163,7 +165,9 @@ def attend_range(
     return row_max, row_sum, acc
 
 
-def gather_pages_reference(cache: Tensor, scale: Tensor | None, kv_format: str, block_table: Tensor, seq_len: int):
+def gather_pages_reference(
+    cache: Tensor, scale: Tensor | None, kv_format: str, block_table: Tensor, seq_len: int
+) -> Tensor:
     """[N, H_kv, page, D] -> the sequence's first `seq_len` tokens, dequantised: fp32 [seq_len, H_kv, D]."""
     page = cache.shape[2]
     positions = torch.arange(seq_len, device=cache.device)

@@ -24,16 +24,10 @@ from twophase_kernels.attend_range import (
     padded_head_dim,
     start_softmax,
 )
+from twophase_kernels.gpu import Generation, gpu_generation, num_multiprocessors
 from twophase_kernels.merge_splits import launch_merge
-from twophase_kernels.paged_inputs import (
-    PRODUCTION_LAYERS,
-    Generation,
-    MetaLayer,
-    check_out,
-    check_paged_inputs,
-    gpu_generation,
-    num_multiprocessors,
-)
+from twophase_kernels.paged_inputs import check_out, check_paged_inputs
+from twophase_kernels.production import PRODUCTION_LAYERS, MetaLayer
 from twophase_kernels.quant import KVFormat
 from twophase_kernels.work import Work
 
@@ -86,6 +80,8 @@ def paged_decode_kernel(
     split_len = CHUNK if CHUNK > 0 else tl.cdiv(tl.cdiv(seq_len - lo, BLOCK_N), num_splits) * BLOCK_N
     split_lo = lo + split * split_len
     split_hi = tl.minimum(split_lo + split_len, seq_len)
+    # The last split takes what is left, so that a wrong bound on the lengths costs time but no tokens.
+    split_hi = tl.where(split == num_splits - 1, seq_len, split_hi)
 
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)
@@ -154,7 +150,7 @@ def paged_decode(
         window: Keys at positions [seq_len - window, seq_len) are seen; None: all.
         num_sinks: Keys at positions [0, num_sinks) are seen besides the window.
         max_seq_len: At least the largest of seq_lens, which lies on the device; by default what the tables have
-            room for. It only chooses the number of splits.
+            room for. It only chooses the number of splits; too small a bound makes the last split long.
         num_splits: Programs that share one sequence's keys; by default `choose_num_splits`.
         deterministic: Split into fixed chunks of 512 keys instead, so that a sequence's result is bitwise the same
             whatever else is in the batch.

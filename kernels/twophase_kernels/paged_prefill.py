@@ -25,15 +25,10 @@ from twophase_kernels.attend_range import (
     padded_head_dim,
     start_softmax,
 )
+from twophase_kernels.gpu import Generation, gpu_generation
 from twophase_kernels.paged_decode import visible_keys
-from twophase_kernels.paged_inputs import (
-    PRODUCTION_LAYERS,
-    Generation,
-    MetaLayer,
-    check_out,
-    check_paged_inputs,
-    gpu_generation,
-)
+from twophase_kernels.paged_inputs import check_out, check_paged_inputs
+from twophase_kernels.production import PRODUCTION_LAYERS, MetaLayer
 from twophase_kernels.quant import KVFormat
 from twophase_kernels.work import Work
 

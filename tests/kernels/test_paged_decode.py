@@ -115,6 +115,13 @@ def test_deterministic_mode_is_bitwise_whatever_the_batch():
     assert not all(torch.equal(out, outs[0]) for out in outs), "this test could not fail"
 
 
+def test_a_wrong_bound_on_lengths_loses_no_token():
+    case = make_case([700, 600, 3], heads=(2, 1), device=HERE)
+    for options in ({"deterministic": True}, {"deterministic": True, "window": 550}, {}):
+        got = run(case, max_seq_len=20, **options)
+        assert_attention(got, attention_oracle(case, options.get("window")))
+
+
 @pytest.mark.parametrize("kv_format", ["none", "fp8_e4m3"])
 def test_page_order_does_not_matter(kv_format):
     a, b = (make_case([100, 33], kv_format=kv_format, device=HERE, page_seed=seed) for seed in (1, 2))
