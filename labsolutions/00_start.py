@@ -4,8 +4,8 @@
 # Everything a language model says is computed twice over, in two ways: once for your prompt, all tokens together
 # (*prefill*), and then once for each token of the answer, one at a time (*decode*). The two phases use the same weights
 # and the same arithmetic, and yet one is limited by how fast this machine multiplies, the other by how fast it reads
-# memory. Five labs follow from that. In each you write the missing piece, and your piece then runs inside a real engine,
-# on a real model.
+# memory. Five labs follow from that. In each you write the missing piece, and your piece then runs inside a real
+# engine, on a real model.
 #
 # This page takes five minutes: it looks at your machine, lets the engine answer a question, and shows where the answer
 # lived in memory. Run it from top to bottom (**Run ▸ Run All Cells**).
@@ -24,8 +24,8 @@ diagnose()
 # %% [markdown]
 # ## 2. A real model answers
 #
-# `LLM` is the engine you are going to rebuild. The model is SmolLM2-135M-Instruct: 30 layers, 9 query heads that share 3
-# key/value heads, 135 million weights. Small, but built like its big relatives.
+# `LLM` is the engine you are going to rebuild. The model is SmolLM2-135M-Instruct: 30 layers, 9 query heads that share
+# 3 key/value heads, 135 million weights. Small, but built like its big relatives.
 
 # %%
 from twophase import LLM, SamplingParams
@@ -40,13 +40,13 @@ print(answer[0].outputs[0].text)
 #
 # ## 3. Where the answer lives
 #
-# For every token it has seen, a model keeps a *key* and a *value* in each layer, so that it need not compute them again.
-# This engine keeps them in *pages* of 16 tokens, handed out from one pool as a sequence grows. Which page holds which
+# For every token it has seen, a model keeps a *key* and a *value* in each layer, so that it need not compute them
+# again. This engine keeps them in *pages* of 16 tokens, handed out from one pool as a sequence grows. Which page holds which
 # tokens is written in the sequence's *block table*: the same trick by which an operating system gives every program its
 # own memory.
 #
-# **Think first.** The two requests below begin with the same instruction, about 40 tokens. B comes when A is already being
-# answered. How many pages will they share?
+# **Think first.** The two requests below begin with the same instruction, about 40 tokens. B comes when A is already
+# being answered. How many pages will they share?
 
 # %%
 INSTRUCTION = (
@@ -73,16 +73,17 @@ tables = engine.block_tables()
 # %%
 from twophase.workbook.pictures import draw_block_tables
 
-draw_block_tables(tables, num_blocks=24, block_size=16)
+figure = draw_block_tables(tables, num_blocks=24, block_size=16)
+
 # %% [markdown]
-# The pages marked *A* and *B* hold the common beginning, computed once and stored once: every page that it fills. The page
-# in which the questions part is each request's own. The last page of a sequence is filled as far as the sequence has
+# The pages marked *A* and *B* hold the common beginning, computed once and stored once: every page that it fills. The
+# page in which the questions part is each request's own. The last page of a sequence is filled as far as the sequence has
 # come; nothing is reserved for what it may still say.
 #
 # ## 4. The two phases, on this machine
 #
-# The engine keeps a diary of its steps. The first step of request A computed its whole prompt; each of the next computed
-# one token.
+# The engine keeps a diary of its steps. The first step of request A computed its whole prompt; each of the next
+# computed one token.
 
 # %%
 prefill, *decodes = [entry for entry in engine.trace if entry.chunks and entry.chunks[0][0] == "A"][:12]
@@ -93,8 +94,8 @@ print(f"prefill: {num_tokens} tokens in {prefill_ms:.1f} ms, {prefill_ms / num_t
 print(f"decode: 1 token in {decode_ms:.1f} ms")
 
 # %% [markdown]
-# A token of the prompt is many times cheaper than a token of the answer. Lab 2 shows why, and lab 3 what to do about it.
-# The rest of the two answers. A model this small makes things up, cheerfully; the arithmetic underneath is exact.
+# A token of the prompt is many times cheaper than a token of the answer. Lab 2 shows why, and lab 3 what to do about
+# it. The rest of the two answers. A model this small makes things up, cheerfully; the arithmetic underneath is exact.
 
 # %%
 while engine.has_unfinished_requests():

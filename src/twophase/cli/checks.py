@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 from packaging.requirements import Requirement
 
@@ -205,7 +206,13 @@ def check_model() -> Findings:
     except ModelFolderError as error:
         yield Finding("model", "broken", str(error), f"Delete {folder} and run `twophase model prepare`.")
         return
-    yield Finding("model", "ok", f"{prepare.DEFAULT_MODEL}, checksums verified, in {folder}")
+    yield Finding("model", "ok", f"{prepare.DEFAULT_MODEL}, checksums verified, in {_abbreviated(folder)}")
+
+
+def _abbreviated(folder: Path) -> str:
+    """With ~ for the home folder: verdicts get pasted into issues and saved in notebooks."""
+    home = Path.home()
+    return f"~/{folder.relative_to(home).as_posix()}" if folder.is_relative_to(home) else str(folder)
 
 
 def check_jupyter() -> Findings:
