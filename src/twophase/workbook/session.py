@@ -15,7 +15,7 @@ from twophase.workbook.judge import Judge, Verdict
 from twophase.workbook.lab import Lab, Workbook, WorkbookError
 from twophase.workbook.progress import DIRECTORY_VARIABLE, Progress, progress_path
 from twophase.workbook.questions import Number
-from twophase.workbook.reference import run_reference
+from twophase.workbook.solved import run_reference
 from twophase.workbook.unfilled import Unfilled
 
 # Made when the notebook's first cell imports this, before anything a learner writes.
@@ -62,7 +62,7 @@ def adopt(session: Session) -> None:
     _sessions[session.lab.number] = session
 
 
-def _here(exercise: str) -> tuple[Session, Exercise]:
+def _here(exercise: Any) -> tuple[Session, Exercise]:
     if not isinstance(exercise, str):
         raise WorkbookError(f'the exercise is named by a string, as in check("1.3"); got {exercise!r}')
     number = f"{exercise.partition('.')[0]:0>2}"
