@@ -34,6 +34,8 @@ class KernelsUnavailableError(RuntimeError):
     """Triton kernels cannot run in this process; the message says why and what to do about it."""
 
 
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # what kernels compute with
+
 INTERPRET_ON = frozenset({"1", "true", "on", "yes", "y"})
 INTERPRET_OFF = frozenset({"", "0", "false", "off", "no", "n"})
 
@@ -61,7 +63,7 @@ def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted"]
             "Elsewhere use the torch backend: attention_backend='torch'."
         )
     value = os.environ.get("TRITON_INTERPRET", "")
-    if value.lower() not in INTERPRET_ON | INTERPRET_OFF:
+    if value.lower() not in INTERPRET_ON and value.lower() not in INTERPRET_OFF:
         raise KernelsUnavailableError(
             f"TRITON_INTERPRET={value!r} is a value that triton does not understand and silently takes for 0. "
             "Set it to 1 (interpreter) or 0 (compile for the GPU), and start Python again."
@@ -81,6 +83,26 @@ def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted"]
             "Use float32 or float16 on this machine, or a GPU."
         )
     return "interpreted"
+
+
+def check_devices(**tensors: torch.Tensor | None) -> None:
+    """All on one device, and that the CPU exactly when kernels are interpreted; names are for the message.
+
+    Raises:
+        ValueError: otherwise. (A kernel given a stray CPU pointer crashes the whole CUDA context.)
+        KernelsUnavailableError: as `mode`.
+    """
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    first, device = next((name, tensor.device) for name, tensor in given.items())
+    interpreted = mode() == "interpreted"
+    if interpreted != (device.type == "cpu"):
+        raise ValueError(
+            f"Kernels are {'interpreted' if interpreted else 'compiled'} in this process, but {first} is on {device}; "
+            f"put every tensor on the {'CPU' if interpreted else 'GPU'}."
+        )
+    for name, tensor in given.items():
+        if tensor.device != device:
+            raise ValueError(f"{name} must be where {first} is ({device}), got {tensor.device}.")
 
 
 def _is_interpreted(jit_function: Callable[..., Any]) -> bool:
