@@ -8,7 +8,7 @@ from typing import Any, no_type_check
 
 import torch  # noqa: F401  so that the guard below watches it
 
-from twophase.workbook.cards import LOOKS, Card, note_card, verdict_card
+from twophase.workbook.cards import AMBER, GREEN, Card, note_card, verdict_card
 from twophase.workbook.exercise import MAX_HINTS, Exercise
 from twophase.workbook.guard import Guard
 from twophase.workbook.judge import Judge, Verdict
@@ -142,7 +142,7 @@ def measured(exercise: str, value: int | float) -> Card:
     good = found.question.accepts(guess, value)
     if not good:
         lines.append(("so", f"{found.question.miss(guess, value)}; {found.question.tolerance()} counts as close"))
-    mark, _, colour = LOOKS["passed" if good else "failed"]
+    mark, colour = ("✓", GREEN) if good else ("≠", AMBER)
     return Card(mark, f"{exercise} {found.title}: {'close' if good else 'surprised?'}", colour, tuple(lines))
 
 

@@ -58,6 +58,7 @@ h1 { font-size: 1.6rem; line-height: 1.2; margin: 0; }
 .file { color: var(--dim); overflow-wrap: anywhere; }
 .score { text-align: right; font-size: 2.1rem; font-weight: 650; white-space: nowrap; line-height: 1.1; }
 .score small { font-size: 1rem; font-weight: 400; color: var(--dim); }
+.unseen { color: var(--dim); font-size: .95rem; font-weight: 400; }
 .bar { height: 8px; border-radius: 4px; background: var(--line); margin: 1rem 0; overflow: hidden; display: flex; }
 .bar i { display: block; background: #2e7d32; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 .tally { display: flex; flex-wrap: wrap; gap: .5rem 1.6rem; margin: 0 0 1.4rem; color: var(--dim); }
@@ -105,7 +106,7 @@ def _section(report: Report) -> str:
     warnings = "".join(f'<p class="warning">{with_code(text)}</p>' for text in report.warnings)
     rows = "".join(_row(result) for result in report.results)
     unseen = report.points_not_run_here
-    note = f'<br><small class="dim">{unseen} of them not run here</small>' if unseen else ""
+    note = f'<div class="unseen">{unseen} of them not run here</div>' if unseen else ""
     return (
         f"<section><header><div><h1>Lab {escape(number)}: {escape(name.replace('_', ' '))}</h1>"
         f'<div class="file">{escape(str(report.path))}</div></div>'
