@@ -206,3 +206,16 @@ def test_a_guard_puts_back_modules_classes_and_additions():
         assert (module.value, vars(Own).get("method"), guard.replaced()) == (1, None, [])
     finally:
         del sys.modules[module.__name__]
+
+
+def test_a_library_that_wraps_its_own_function_is_no_offence():
+    guard, original = Guard(), torch.manual_seed
+    wrap = "import functools, torch\ntorch.manual_seed = functools.wraps(torch.manual_seed)(lambda seed: None)"
+    try:
+        run_cell(wrap, {}, "<library>")
+        assert torch.manual_seed is not original
+        assert guard.replaced() == []
+        run_cell(wrap, {}, "<exercise 1.1>")
+        assert guard.replaced() == ["torch.manual_seed"]
+    finally:
+        torch.manual_seed = original

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from twophase.workbook.checks import Draw, Rejected
 from twophase.workbook.exercise import Exercise, Property
-from twophase.workbook.guard import Guard
+from twophase.workbook.guard import Guard, is_learners_file
 from twophase.workbook.limits import OutOfTime, time_limit
 from twophase.workbook.unfilled import Unfilled, UnfilledError, blanks_left
 
@@ -27,7 +27,6 @@ NAMES_THERE_ARE = (
     "Define in this cell what else it needs."
 )
 MISCALLED = re.compile(r"[\w.<>]+\(\) (takes|missing|got)\b")
-LEARNERS_FILES = "<exercise "
 
 
 class Tampered(Rejected):
@@ -244,7 +243,7 @@ def _plain_signature(function: types.FunctionType) -> str:
 def learners_line(error: BaseException) -> str:
     """'line 7: x = y[3]', the innermost frame of the traceback that is in a learner's cell."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename.startswith(LEARNERS_FILES) or "ipykernel_" in frame.filename:
+        if is_learners_file(frame.filename):
             return f"line {frame.lineno} of the cell: {(frame.line or '').strip()}"
     return ""
 
