@@ -1,0 +1,1 @@
+"""The demonstration lab's exercises."""
