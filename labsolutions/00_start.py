@@ -41,9 +41,9 @@ print(answer[0].outputs[0].text)
 # ## 3. Where the answer lives
 #
 # For every token it has seen, a model keeps a *key* and a *value* in each layer, so that it need not compute them
-# again. This engine keeps them in *pages* of 16 tokens, handed out from one pool as a sequence grows. Which page holds which
-# tokens is written in the sequence's *block table*: the same trick by which an operating system gives every program its
-# own memory.
+# again. This engine keeps them in *pages* of 16 tokens, handed out from one pool as a sequence grows. Which page holds
+# which tokens is written in the sequence's *block table*: the same trick by which an operating system gives every
+# program its own memory.
 #
 # **Think first.** The two requests below begin with the same instruction, about 40 tokens. B comes when A is already
 # being answered. How many pages will they share?
@@ -77,8 +77,8 @@ figure = draw_block_tables(tables, num_blocks=24, block_size=16)
 
 # %% [markdown]
 # The pages marked *A* and *B* hold the common beginning, computed once and stored once: every page that it fills. The
-# page in which the questions part is each request's own. The last page of a sequence is filled as far as the sequence has
-# come; nothing is reserved for what it may still say.
+# page in which the questions part is each request's own. The last page of a sequence is filled as far as the sequence
+# has come; nothing is reserved for what it may still say.
 #
 # ## 4. The two phases, on this machine
 #

@@ -181,8 +181,10 @@ def take_turns(
     racing = list(contenders)
     for repeat in range(repeats):
         for contender in racing:
-            say(f"{workload.name}: round {repeat + 1} of {repeats}, {contender.name}")
-            runs[contender.name].append(contender.run(workload))
+            # Said when done, with the time: a run of many minutes that is cut short should not lose everything.
+            run = contender.run(workload)
+            say(f"{workload.name}: round {repeat + 1} of {repeats}, {contender.name}: {run.elapsed_s:.2f} s")
+            runs[contender.name].append(run)
         fastest_s = min(runs[rival.name][0].elapsed_s for rival in contenders[1:])
         racing = [
             contender

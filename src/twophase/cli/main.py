@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from twophase import __version__
+from twophase.cli import grade, labs
 from twophase.core.errors import (
     BackendUnavailableError,
     ConfigError,
@@ -38,7 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
+    except BrokenPipeError as error:
+        if not _stdout_is_broken():
+            _complain(error)  # another pipe, such as a child process's: that is a failure, not a reader who left
+            return EXIT_FAILED
         # The reader has gone (`twophase ... | head`). Python flushes stdout once more at exit: let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
@@ -48,6 +52,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         _complain(error)
         return EXIT_FAILED
+
+
+def _stdout_is_broken() -> bool:
+    """Whether what waits in stdout's buffer can no longer be written; the failed write is still in there."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    return False
 
 
 def _complain(error: Exception) -> None:
@@ -64,6 +77,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_model(commands)
     _add_generate(commands)
     _add_bench(commands)
+    grade.add_parser(commands)
+    labs.add_parser(commands)
     return parser
 
 

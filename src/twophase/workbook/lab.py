@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jupytext  # type: ignore[import-untyped]
+import jupytext
 import nbformat
 from nbformat import NotebookNode
 
