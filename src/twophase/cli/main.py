@@ -39,10 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError as error:
-        if not _stdout_is_broken():
-            _complain(error)  # another pipe, such as a child process's: that is a failure, not a reader who left
-            return EXIT_FAILED
+    except BrokenPipeError:
         # The reader has gone (`twophase ... | head`). Python flushes stdout once more at exit: let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
@@ -52,15 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         _complain(error)
         return EXIT_FAILED
-
-
-def _stdout_is_broken() -> bool:
-    """Whether what waits in stdout's buffer can no longer be written; the failed write is still in there."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return True
-    return False
 
 
 def _complain(error: Exception) -> None:
