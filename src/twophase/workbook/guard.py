@@ -32,6 +32,8 @@ class Guard:
         ]
         # Added attributes count too in a class: they hide those of its C base.
         classes = [vars(sys.modules[module])[name] for module, name in CLASSES if module in sys.modules]
+        own = [module for module in watched if module.__name__.startswith(under)]
+        classes += [v for m in own for v in vars(m).values() if isinstance(v, type) and v.__module__ == m.__name__]
         self._classes: list[tuple[type, dict[str, Any]]] = [(cls, dict(vars(cls))) for cls in classes]
 
     def replaced(self) -> list[str]:

@@ -6,7 +6,7 @@ import random
 import secrets
 import traceback
 import types
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
@@ -21,6 +21,10 @@ from twophase.workbook.unfilled import Unfilled, UnfilledError, blanks_left
 VerdictName = Literal[
     "passed", "failed", "not_attempted", "by_reference", "error", "timeout", "missing", "not_run_here"
 ]
+NAMES_THERE_ARE = (
+    "Grading runs the setup cells, this cell, and the functions, imports and plain constants of the others. "
+    "Define in this cell what else it needs."
+)
 LEARNERS_FILES = "<exercise "
 
 
@@ -153,15 +157,13 @@ class Judge:
         replaced = self.guard.replaced()
         if replaced:
             self.guard.restore()
-            raise Tampered(
-                f"your code replaced {', '.join(replaced[:3])}, which checks rely on",
-                ("Call your own function something else, and restart the kernel if this is a notebook.",),
-            )
+            raise tampered(replaced)
 
     def _explain(self, exercise: Exercise, prop: Property, error: BaseException, held: tuple[str, ...]) -> Verdict:
         case = getattr(error, "case", "")
         verdict, reason, details = explain(error, exercise, self.references)
-        hint = prop.hint if isinstance(error, Rejected) and not isinstance(error, Tampered) else ""
+        beside_the_point = Tampered | UnfilledError | OutOfTime | SystemExit | MemoryError
+        hint = "" if isinstance(error, beside_the_point) else prop.hint
         where = (f"case: {case}",) if case else ()
         return Verdict(exercise.id, verdict, reason, (*where, *details), hint, prop.name, held)
 
@@ -177,6 +179,11 @@ class Judge:
             for name in names:
                 namespace.pop(name, None)
             namespace.update(mine)
+
+
+def tampered(names: Sequence[str]) -> Tampered:
+    cure = "Call your own function something else, and restart the kernel if this is a notebook."
+    return Tampered(f"your code replaced {', '.join(names[:3])}, which checks rely on", (cure,))
 
 
 def _try(prop: Property, answer: SimpleNamespace, case: Mapping[str, Any], seed: int) -> None:
@@ -208,6 +215,8 @@ def explain(
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         reason = f"it wants more memory than the {exercise.memory_limit_gib:g} GiB allowed here"
         return "error", reason, (*where, "Look for a shape that is much larger than it should be.")
+    if isinstance(error, NameError) and line:
+        return "error", f"your code raised NameError: {error}", (*where, NAMES_THERE_ARE)
     if isinstance(error, TypeError) and not line:
         return "failed", f"it cannot be called as the exercise asks: {error}", _signatures(exercise, references)
     return "error", f"your code raised {type(error).__name__}: {str(error).partition(chr(10))[0]}", where

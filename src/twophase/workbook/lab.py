@@ -130,6 +130,24 @@ class Lab:
             raise WorkbookError(f"lab {self.number} has no exercise {exercise_id!r}; it has {known}")
         return self.exercises[exercise_id]
 
+    def all_uses(self, exercise_id: str) -> tuple[str, ...]:
+        """Ids of the exercises whose answers this one calls, directly or through another, in the lab's order.
+
+        Raises:
+            WorkbookError: one is not in this lab, or they use each other in a circle.
+        """
+        found: set[str] = set()
+
+        def visit(current: str, path: tuple[str, ...]) -> None:
+            if current in path:
+                raise WorkbookError(f"exercises use each other in a circle: {' -> '.join((*path, current))}")
+            for other in self.exercise(current).uses:
+                found.add(other)
+                visit(other, (*path, current))
+
+        visit(exercise_id, ())
+        return tuple(i for i in self.exercises if i in found)
+
 
 @dataclass(frozen=True)
 class Workbook:
