@@ -77,7 +77,7 @@ The machine, file by file
     blanks.py, unfilled.py     marked answers in the source; the blank as the learner sees it
     exercise.py, questions.py  what an exercise is
     checks.py                  what checks are made of
-    lab.py, reference.py       a lab's source and exercises; its solved cells, run
+    lab.py, solved.py          a lab's source and exercises; its solved cells, run
     judge.py, guard.py         one answer against its check; what it must not replace meanwhile
     session.py, cards.py       check, hint, reveal in a notebook; verdicts to look at
     progress.py                the learner's file beside the notebook

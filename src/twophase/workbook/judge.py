@@ -3,6 +3,7 @@
 import inspect
 import linecache
 import random
+import re
 import secrets
 import traceback
 import types
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from twophase.workbook.checks import Draw, Rejected
 from twophase.workbook.exercise import Exercise, Property
-from twophase.workbook.guard import Guard
+from twophase.workbook.guard import Guard, is_learners_file
 from twophase.workbook.limits import OutOfTime, time_limit
 from twophase.workbook.unfilled import Unfilled, UnfilledError, blanks_left
 
@@ -25,7 +26,7 @@ NAMES_THERE_ARE = (
     "Grading runs the setup cells, this cell, and the functions, imports and plain constants of the others. "
     "Define in this cell what else it needs."
 )
-LEARNERS_FILES = "<exercise "
+MISCALLED = re.compile(r"[\w.<>]+\(\) (takes|missing|got)\b")
 
 
 class Tampered(Rejected):
@@ -164,7 +165,7 @@ class Judge:
         verdict, reason, details = explain(error, exercise, self.references)
         beside_the_point = Tampered | UnfilledError | OutOfTime | SystemExit | MemoryError
         hint = "" if isinstance(error, beside_the_point) else prop.hint
-        where = (f"case: {case}",) if case else ()
+        where = (f"case: {case}",) if case and exercise.is_code else ()
         return Verdict(exercise.id, verdict, reason, (*where, *details), hint, prop.name, held)
 
     @contextmanager
@@ -217,8 +218,10 @@ def explain(
         return "error", reason, (*where, "Look for a shape that is much larger than it should be.")
     if isinstance(error, NameError) and line:
         return "error", f"your code raised NameError: {error}", (*where, NAMES_THERE_ARE)
-    if isinstance(error, TypeError) and not line:
+    if isinstance(error, TypeError) and not line and MISCALLED.match(str(error)):
         return "failed", f"it cannot be called as the exercise asks: {error}", _signatures(exercise, references)
+    if not line and isinstance(error, Exception):
+        return "failed", f"what it returned cannot be used: {type(error).__name__}: {error}".partition("\n")[0], ()
     return "error", f"your code raised {type(error).__name__}: {str(error).partition(chr(10))[0]}", where
 
 
@@ -240,7 +243,7 @@ def _plain_signature(function: types.FunctionType) -> str:
 def learners_line(error: BaseException) -> str:
     """'line 7: x = y[3]', the innermost frame of the traceback that is in a learner's cell."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename.startswith(LEARNERS_FILES) or "ipykernel_" in frame.filename:
+        if is_learners_file(frame.filename):
             return f"line {frame.lineno} of the cell: {(frame.line or '').strip()}"
     return ""
 

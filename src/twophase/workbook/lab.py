@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import jupytext  # type: ignore[import-untyped]
 import nbformat
@@ -49,12 +50,12 @@ def read_source(path: Path) -> NotebookNode:
     return notebook
 
 
-def tags(cell: NotebookNode) -> list[str]:
+def tags(cell: Mapping[str, Any]) -> list[str]:
     found = cell.get("metadata", {}).get("tags", [])
     return [tag for tag in found if isinstance(tag, str)] if isinstance(found, list) else []
 
 
-def exercise_of(cell: NotebookNode) -> str | None:
+def exercise_of(cell: Mapping[str, Any]) -> str | None:
     """The id in the tag `exercise:1.3`, if the cell has one."""
     for tag in tags(cell):
         if tag.startswith(EXERCISE_TAG):

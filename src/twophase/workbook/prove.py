@@ -40,16 +40,12 @@ class Row:
     reason: str = ""
 
 
-def prove(workbook: Workbook, number: str, num_workers: int | None = None, seed: int | None = 0) -> list[Row]:
-    """All proofs of one lab. `seed` is of the random inputs; None draws new ones, as for a learner."""
-    lab = workbook.lab(number)
-    with Grader(workbook, num_workers) as grader:
-        rows = [*_as_a_whole(grader, lab), *_bank_sizes(lab)]
-        tried: list[tuple[str, Wrong | Right]] = [
-            (i, item) for i, bank in lab.banks.items() for item in (*bank.wrong, *bank.right)
-        ]
-        jobs = [_job(lab, i, item.fill, seed) for i, item in tried]
-        rows += [_row(i, item, got) for (i, item), got in zip(tried, grader.run_all(lab, jobs), strict=True)]
+def prove(grader: Grader, lab: Lab, seed: int | None = 0) -> list[Row]:
+    """All proofs of one lab. `seed` is of the bank's random inputs; None draws new ones, as for a learner."""
+    rows = [*_as_a_whole(grader, lab), *_bank_sizes(lab)]
+    tried = [(i, item) for i, bank in lab.banks.items() for item in bank.answers]
+    jobs = [_job(lab, i, item.fill, seed) for i, item in tried]
+    rows += [_row(i, item, got) for (i, item), got in zip(tried, grader.run_all(lab, jobs), strict=True)]
     order = list(lab.exercises)
     return sorted(rows, key=lambda row: order.index(row.exercise))
 
@@ -124,8 +120,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         workbook = Workbook(args.root, args.package) if args.root else Workbook.find()
-        numbers = args.labs or [lab.number for lab in workbook.labs.values() if lab.exercises]
-        rows = [row for number in numbers for row in prove(workbook, number, seed=None if args.fresh else 0)]
+        labs = [workbook.lab(number) for number in args.labs] or list(workbook.labs.values())
+        with Grader(workbook) as grader:
+            rows = [row for lab in labs for row in prove(grader, lab, None if args.fresh else 0)]
     except WorkbookError as error:
         print(error, file=sys.stderr)
         return 2

@@ -8,14 +8,14 @@ from typing import Any, no_type_check
 
 import torch  # noqa: F401  so that the guard below watches it
 
-from twophase.workbook.cards import LOOKS, Card, note_card, verdict_card
+from twophase.workbook.cards import AMBER, GREEN, Card, note_card, verdict_card
 from twophase.workbook.exercise import MAX_HINTS, Exercise
 from twophase.workbook.guard import Guard
 from twophase.workbook.judge import Judge, Verdict
 from twophase.workbook.lab import Lab, Workbook, WorkbookError
 from twophase.workbook.progress import DIRECTORY_VARIABLE, Progress, progress_path
 from twophase.workbook.questions import Number
-from twophase.workbook.reference import run_reference
+from twophase.workbook.solved import run_reference
 from twophase.workbook.unfilled import Unfilled
 
 # Made when the notebook's first cell imports this, before anything a learner writes.
@@ -62,7 +62,7 @@ def adopt(session: Session) -> None:
     _sessions[session.lab.number] = session
 
 
-def _here(exercise: str) -> tuple[Session, Exercise]:
+def _here(exercise: Any) -> tuple[Session, Exercise]:
     if not isinstance(exercise, str):
         raise WorkbookError(f'the exercise is named by a string, as in check("1.3"); got {exercise!r}')
     number = f"{exercise.partition('.')[0]:0>2}"
@@ -142,7 +142,7 @@ def measured(exercise: str, value: int | float) -> Card:
     good = found.question.accepts(guess, value)
     if not good:
         lines.append(("so", f"{found.question.miss(guess, value)}; {found.question.tolerance()} counts as close"))
-    mark, _, colour = LOOKS["passed" if good else "failed"]
+    mark, colour = ("✓", GREEN) if good else ("≠", AMBER)
     return Card(mark, f"{exercise} {found.title}: {'close' if good else 'surprised?'}", colour, tuple(lines))
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,19 +33,23 @@ def notebooks_in(folder: Path) -> list[Path]:
     return sorted(p for p in found if ".ipynb_checkpoints" not in p.parts and not p.name.startswith(("00_", ".")))
 
 
-def learner_of(path: Path, folder: Path) -> str:
+def learner_of(path: Path, folder: Path, labs: Sequence[str]) -> str:
     """The folder a notebook is in, below the one that was given; else its name without the lab's."""
     parts = path.relative_to(folder).parts
     if len(parts) > 1:
         return parts[0]
-    return re.sub(r"[-_ .]*\d\d_[a-z_]+[-_ .]*", "", path.stem) or path.stem
+    for lab in labs:
+        rest = path.stem.replace(lab, "").strip("-_ .")
+        if lab in path.stem and rest:
+            return rest
+    return path.stem
 
 
 def grade_folder(grader: Grader, folder: Path) -> Iterator[Submission]:
     """Grade each notebook in turn; one that cannot be graded is told and passed over."""
-    # Sorted by lab as well as they can be before they are read, so that workers stay warm.
+    labs = [lab.name for lab in grader.workbook.labs.values()]
     for path in notebooks_in(folder):
-        learner = learner_of(path, folder)
+        learner = learner_of(path, folder, labs)
         try:
             yield Submission(learner, path, grader.grade(path))
         except NotGradableError as error:

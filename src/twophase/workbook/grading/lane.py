@@ -116,7 +116,7 @@ class Lane:
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
         self._process.stdin.flush()
 
-    def _receive(self, seconds: float) -> dict[str, Any] | None:
+    def _receive(self, seconds: int | float) -> dict[str, Any] | None:
         """The worker's next message, {} if it has died, None if it says nothing for that long."""
         try:
             line = self._answers.get(timeout=seconds)

@@ -81,7 +81,7 @@ def code_cells(notebook: dict[str, Any]) -> list[Cell]:
         source = cell.get("source", "")
         source = "".join(map(str, source)) if isinstance(source, list) else str(source)
         cell = cell if isinstance(cell.get("metadata"), dict) else {}
-        found.append(Cell(number, without_magics(source), exercise_of(cell)))  # type: ignore[arg-type]
+        found.append(Cell(number, without_magics(source), exercise_of(cell)))
     return found
 
 
@@ -156,11 +156,13 @@ def syntax_error(cell: Cell, exercise: Exercise) -> Verdict | None:
     try:
         compile(cell.source, f"cell {cell.number}", "exec", dont_inherit=True)
     except SyntaxError as error:
+        if error.lineno is None:  # a null character
+            return Verdict(exercise.id, "error", f"cell {cell.number} is not valid Python: {error.msg}")
         line = (error.text or "").strip()
         where = (f"line {error.lineno} of the cell: {line}",) if line else ()
         reason = f"syntax error in line {error.lineno} of cell {cell.number}: {error.msg}"
         return Verdict(exercise.id, "error", reason, where)
-    except (ValueError, RecursionError, MemoryError) as error:  # a null character; brackets nested without end
+    except (ValueError, RecursionError, MemoryError) as error:  # a lone surrogate; brackets nested without end
         return Verdict(exercise.id, "error", f"cell {cell.number} is not valid Python: {error}")
     return None
 

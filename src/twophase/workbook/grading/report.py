@@ -6,7 +6,7 @@ from html import escape
 from rich.table import Table
 from rich.text import Text
 
-from twophase.workbook.cards import LOOKS
+from twophase.workbook.cards import LOOKS, with_code
 from twophase.workbook.grading.grade import DISCLAIMER, Report, Result
 
 
@@ -17,7 +17,7 @@ def table(report: Report) -> Table:
         made.add_column(heading, justify="right" if heading == "points" else "left", overflow="fold")
     for result in report.results:
         mark, word, colour = LOOKS[result.verdict.verdict]
-        why = Text("" if result.verdict.passed else result.verdict.reason)
+        why = Text("" if result.verdict.verdict in ("passed", "not_attempted") else result.verdict.reason)
         for note in remarks(result):
             why.append(("\n" if why else "") + note, style="dim")
         points = f"{result.points} of {result.exercise.points}"
@@ -56,8 +56,9 @@ main { max-width: 62rem; margin: 0 auto; padding: 2.2rem 1.4rem; }
 header { display: flex; justify-content: space-between; align-items: flex-end; gap: 1.5rem; flex-wrap: wrap; }
 h1 { font-size: 1.6rem; line-height: 1.2; margin: 0; }
 .file { color: var(--dim); overflow-wrap: anywhere; }
-.score { font-size: 2.1rem; font-weight: 650; white-space: nowrap; line-height: 1.1; }
+.score { text-align: right; font-size: 2.1rem; font-weight: 650; white-space: nowrap; line-height: 1.1; }
 .score small { font-size: 1rem; font-weight: 400; color: var(--dim); }
+.unseen { color: var(--dim); font-size: .95rem; font-weight: 400; }
 .bar { height: 8px; border-radius: 4px; background: var(--line); margin: 1rem 0; overflow: hidden; display: flex; }
 .bar i { display: block; background: #2e7d32; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 .tally { display: flex; flex-wrap: wrap; gap: .5rem 1.6rem; margin: 0 0 1.4rem; color: var(--dim); }
@@ -102,10 +103,10 @@ def _section(report: Report) -> str:
     number, _, name = report.lab.partition("_")
     share = 100 * report.points / max(1, report.max_points)
     counts = "".join(f"<span><b>{count}</b> {escape(label)}</span>" for label, count in tally(report))
-    warnings = "".join(f'<p class="warning">{escape(text)}</p>' for text in report.warnings)
+    warnings = "".join(f'<p class="warning">{with_code(text)}</p>' for text in report.warnings)
     rows = "".join(_row(result) for result in report.results)
     unseen = report.points_not_run_here
-    note = f'<br><small class="dim">{unseen} of them not run here</small>' if unseen else ""
+    note = f'<div class="unseen">{unseen} of them not run here</div>' if unseen else ""
     return (
         f"<section><header><div><h1>Lab {escape(number)}: {escape(name.replace('_', ' '))}</h1>"
         f'<div class="file">{escape(str(report.path))}</div></div>'
@@ -119,9 +120,10 @@ def _section(report: Report) -> str:
 def _row(result: Result) -> str:
     verdict = result.verdict
     mark, word, colour = LOOKS[verdict.verdict]
-    lines = [] if verdict.passed else [escape(verdict.reason)]
-    lines += [f'<span class="dim">{escape(detail)}</span>' for detail in verdict.details]
-    lines += [f"<em>Hint: {escape(verdict.hint)}</em>"] if verdict.hint else []
+    says_it_all = verdict.verdict in ("passed", "not_attempted")
+    lines = [] if says_it_all else [with_code(verdict.reason)]
+    lines += [] if says_it_all else [f'<span class="dim">{with_code(detail)}</span>' for detail in verdict.details]
+    lines += [f"<em>Hint: {with_code(verdict.hint)}</em>"] if verdict.hint else []
     lines += [f'<span class="dim">{escape(note)}</span>' for note in remarks(result)]
     return (
         f'<tr><td class="id">{escape(result.exercise.id)}</td><td>{escape(result.exercise.title)}</td>'

@@ -32,8 +32,8 @@ from twophase.workbook.guard import Guard
 from twophase.workbook.judge import Judge, Verdict, explain, run_cell, tampered, unavailable
 from twophase.workbook.lab import Workbook
 from twophase.workbook.limits import GRACE_S, limit_this_process, time_limit
-from twophase.workbook.reference import run_setup
 from twophase.workbook.session import Session, adopt
+from twophase.workbook.solved import run_setup
 
 MAX_RESULT_BYTES = 2**20
 
