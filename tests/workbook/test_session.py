@@ -10,8 +10,10 @@ import torch
 
 from tests.workbook.demo import LAB
 from twophase.workbook import session as session_module
+from twophase.workbook.checks import compare
+from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.guard import Guard
-from twophase.workbook.judge import run_cell
+from twophase.workbook.judge import Judge, run_cell
 from twophase.workbook.lab import WorkbookError
 from twophase.workbook.session import Session, adopt
 from twophase.workbook.solved import run_setup
@@ -219,3 +221,53 @@ def test_a_library_that_wraps_its_own_function_is_no_offence():
         assert guard.replaced() == ["torch.manual_seed"]
     finally:
         torch.manual_seed = original
+
+
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+from twophase.workbook import ____
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=____("9.1", 1, "which are inside"))
+    tl.store(y_ptr + offs, ____("9.1", 2, "the sum"), mask=offs < n)
+
+
+def add_one(x):
+    y = torch.empty_like(x)
+    add_kernel[(triton.cdiv(len(x), 16),)](x, y, len(x), BLOCK=16)
+    return y
+"""
+FIRST, SECOND = '____("9.1", 1, "which are inside")', '____("9.1", 2, "the sum")'
+
+
+@pytest.mark.parametrize(
+    ("mask", "value", "verdict", "said"),
+    [
+        (FIRST, SECOND, "not_attempted", "not attempted yet"),
+        ("offs < n", SECOND, "failed", "Exercise 9.1, blank 2: the sum is still empty"),
+        ("offs < n", "x + 2", "failed", "differs first at index [0]"),
+        ("offs < n", "x + y", "error", "name 'y' is not defined"),
+        ("offs < n", "x + 1", "passed", "every property holds"),
+    ],
+)
+def test_kernels(mask, value, verdict, said):
+    pytest.importorskip("triton")
+
+    def adds(answer, draw):
+        x = draw.normal(20)
+        compare(answer.add_one(x), x + 1)
+
+    exercise = Exercise(
+        id="9.1", title="Add one", kind="kernel", names=("add_kernel", "add_one"), points=1, minutes=1, objective="",
+        checks=(Property("adds one", adds, "Add one."),), needs=("triton",),
+    )  # fmt: skip
+    namespace = {}
+    run_cell(KERNEL.replace(FIRST, mask).replace(SECOND, value), namespace, "<exercise 9.1>")
+    got = Judge({"9.1": exercise}, {}, {"9.1": 2}).judge(exercise, namespace)
+    assert (got.verdict, said in got.reason) == (verdict, True), got

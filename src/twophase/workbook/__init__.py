@@ -69,7 +69,7 @@ measuring cell gives the verdict; the grader compares with `Number.expected()`.
 
 **Banks.** `Wrong("drops the last token", {1: "logits[:-1]"}, rejected_by="picks the most likely token")` gives blanks
 by number, the rest being right, or a whole cell as a string; `Right(title, fill)` likewise. At least five wrong and two
-different right answers per code exercise.
+different right answers per code exercise. tests/workbook/test_labs.py proves every lab it finds.
 
 The machine, file by file
 =========================

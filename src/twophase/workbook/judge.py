@@ -22,10 +22,6 @@ from twophase.workbook.unfilled import Unfilled, UnfilledError, blanks_left
 VerdictName = Literal[
     "passed", "failed", "not_attempted", "by_reference", "error", "timeout", "missing", "not_run_here"
 ]
-NAMES_THERE_ARE = (
-    "Grading runs the setup cells, this cell, and the functions, imports and plain constants of the others. "
-    "Define in this cell what else it needs."
-)
 MISCALLED = re.compile(r"[\w.<>]+\(\) (takes|missing|got)\b")
 
 
@@ -120,7 +116,7 @@ class Judge:
             return Verdict(
                 exercise.id, "by_reference", "the reference stands in for your answer; it is worth no points"
             )
-        left = set().union(*(blanks_left(namespace[name], exercise.id) for name in exercise.names))
+        left = _blanks(exercise, namespace)
         if left and len(left) >= self.num_blanks.get(exercise.id, 0):
             return Verdict(exercise.id, "not_attempted", "not attempted yet", ("Every blank is still empty.",))
         for name in exercise.names:
@@ -149,6 +145,9 @@ class Judge:
                 raise
             assert current is not None
             self.guard.restore()
+            left = _blanks(exercise, vars(answer))
+            if exercise.kind == "kernel" and left and not isinstance(_beneath_triton(error), Rejected | UnfilledError):
+                error = UnfilledError(exercise.id, min(left))  # compiled, a blank is just a name the compiler rejects
             return self._explain(exercise, current, error, tuple(held))
         finally:
             self.is_judging = False
@@ -187,6 +186,10 @@ def tampered(names: Sequence[str]) -> Tampered:
     return Tampered(f"your code replaced {', '.join(names[:3])}, which checks rely on", (cure,))
 
 
+def _blanks(exercise: Exercise, namespace: Mapping[str, Any]) -> set[int]:
+    return set().union(*(blanks_left(namespace[name], exercise.id) for name in exercise.names))
+
+
 def _try(prop: Property, answer: SimpleNamespace, case: Mapping[str, Any], seed: int) -> None:
     try:
         prop.test(answer, Draw(seed), **case)
@@ -202,6 +205,7 @@ def explain(
     """Verdict, reason and details for whatever a check or a cell raised."""
     if isinstance(error, Rejected):
         return "failed", str(error), error.details
+    error = _beneath_triton(error)
     line = learners_line(error)
     where = (line,) if line else ()
     if isinstance(error, UnfilledError):
@@ -216,13 +220,24 @@ def explain(
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         reason = f"it wants more memory than the {exercise.memory_limit_gib:g} GiB allowed here"
         return "error", reason, (*where, "Look for a shape that is much larger than it should be.")
-    if isinstance(error, NameError) and line:
-        return "error", f"your code raised NameError: {error}", (*where, NAMES_THERE_ARE)
     if isinstance(error, TypeError) and not line and MISCALLED.match(str(error)):
         return "failed", f"it cannot be called as the exercise asks: {error}", _signatures(exercise, references)
     if not line and isinstance(error, Exception):
         return "failed", f"what it returned cannot be used: {type(error).__name__}: {error}".partition("\n")[0], ()
-    return "error", f"your code raised {type(error).__name__}: {str(error).partition(chr(10))[0]}", where
+    # The compiler of kernels quotes the source first and tells the matter last.
+    lines = str(error).strip().split("\n")
+    return "error", f"your code raised {type(error).__name__}: {lines[-1 if _is_tritons(error) else 0]}", where
+
+
+def _beneath_triton(error: BaseException) -> BaseException:
+    """What happened in a kernel, without the error that Triton wraps around it."""
+    while _is_tritons(error) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _is_tritons(error: BaseException) -> bool:
+    return type(error).__module__.startswith("triton")
 
 
 def _signatures(exercise: Exercise, references: Mapping[str, Any]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
@@ -176,7 +177,7 @@ class Grader:
     def run_all(self, lab: Lab, jobs: Sequence[Job]) -> list[Verdict]:
         """Judge unrelated answers, as many at once as there are workers."""
         free = self._workers(lab, len(jobs))
-        with ThreadPoolExecutor(max(1, free.qsize())) as pool:
+        with self._threads(free.qsize()) as pool:
             return list(pool.map(lambda job: _run_on_one_of(free, job), jobs))
 
     def _run_in_order(
@@ -185,7 +186,7 @@ class Grader:
         """Yield verdicts as they come; the caller notes each before it asks for the next."""
         free = self._workers(lab, len(waiting))
         running: dict[Future[Verdict], str] = {}
-        with ThreadPoolExecutor(max(1, free.qsize())) as pool:
+        with self._threads(free.qsize()) as pool:
             while waiting or running:
                 for exercise in [e for e in waiting if all(i in verdicts for i in e.uses)]:
                     waiting.remove(exercise)
@@ -193,6 +194,18 @@ class Grader:
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in finished:
                     yield running.pop(future), future.result()
+
+    @contextmanager
+    def _threads(self, num_workers: int) -> Iterator[ThreadPoolExecutor]:
+        """A thread per worker. An interruption (Ctrl-C) kills the workers at once instead of waiting for them."""
+        pool = ThreadPoolExecutor(max(1, num_workers))
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            self.close()
+            raise
+        pool.shutdown()
 
     def _workers(self, lab: Lab, num_jobs: int) -> "Queue[Lane]":
         """Workers of this lab, started when first used; those of another lab are closed."""

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,10 @@ from twophase.workbook.session import Session, adopt
 from twophase.workbook.solved import run_setup
 
 MAX_RESULT_BYTES = 2**20
+CELLS_THAT_RUN = (
+    "Grading runs the setup cells, this cell, and the functions, imports and plain constants of the others. "
+    "Define in this cell what else it needs."
+)
 
 
 def grade_one(job: Mapping[str, Any], judge: Judge, namespace: dict[str, Any]) -> Verdict:
@@ -61,6 +66,13 @@ def grade_one(job: Mapping[str, Any], judge: Judge, namespace: dict[str, Any]) -
     return judge.judge(exercise, namespace, fall_back=tuple(job["fall_back"]), seed=job.get("seed"))
 
 
+def with_scope(verdict: Verdict) -> Verdict:
+    """Tell a learner whose name is unknown here, though it was known in the notebook, which cells ran."""
+    if "NameError" not in verdict.reason:
+        return verdict
+    return replace(verdict, details=(*verdict.details, CELLS_THAT_RUN))
+
+
 def _run_helpers(sources: list[str], namespace: dict[str, Any]) -> None:
     for source in sources:
         try:
@@ -74,7 +86,7 @@ def run_in_child(job: Mapping[str, Any], judge: Judge, namespace: dict[str, Any]
     # Taken before any answer runs, so that replacing them changes nothing here.
     write, leave, dumps = os.write, os._exit, json.dumps
     _become_private(judge.exercises[job["exercise"]], folder)
-    verdict = grade_one(job, judge, namespace)
+    verdict = with_scope(grade_one(job, judge, namespace))
     write(out, dumps({"nonce": job["nonce"], "verdict": verdict.to_json()}).encode() + b"\n")
     leave(0)
 
@@ -85,8 +97,13 @@ def _become_private(exercise: Exercise, folder: str) -> None:
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
     os.chdir(folder)
-    # CUDA reserves far more address space than it uses.
-    limit_this_process(None if "gpu" in exercise.needs else exercise.memory_limit_gib)
+    limit_this_process(_memory_gib(exercise))
+
+
+def _memory_gib(exercise: Exercise) -> int | float | None:
+    """No limit where the answer may use CUDA, which reserves far more address space than it uses."""
+    uses_cuda = not {"gpu", "triton"}.isdisjoint(exercise.needs) and torch.cuda.device_count() > 0
+    return None if uses_cuda else exercise.memory_limit_gib
 
 
 class Worker:
@@ -203,8 +220,8 @@ def main(argv: list[str] | None = None) -> None:
     for line in jobs:
         job = json.loads(line)
         if args.once:
-            limit_this_process(worker.exercises[job["exercise"]].memory_limit_gib)
-        verdict = grade_one(job, worker.judge, worker.namespace) if args.once else worker.fork(job)
+            limit_this_process(_memory_gib(worker.exercises[job["exercise"]]))
+        verdict = with_scope(grade_one(job, worker.judge, worker.namespace)) if args.once else worker.fork(job)
         _send(channel, {"nonce": job["nonce"], "verdict": verdict.to_json()})
 
 
