@@ -41,8 +41,10 @@ def draw_visible(masks: Mapping[str, Bool[Tensor, "L S"]]) -> Figure:
     """For each title which keys (columns) each query (row) may see; the queries are the last rows of all positions."""
     figure, axes = _figure(len(masks), width=9, height=3.8)
     for axis, (title, mask) in zip(axes, masks.items(), strict=True):
-        _draw_cells(axis, mask, "sees", "hidden", first_row=mask.shape[1] - mask.shape[0])
-        axis.set(xlabel="position of the key", ylabel="position of the query")
+        num_queries, num_keys = mask.shape
+        _draw_cells(axis, mask, "sees", "hidden", first_row=num_keys - num_queries)
+        # All rows of the triangle keep their place, so that a panel shows which part of it is left.
+        axis.set(xlabel="position of the key", ylabel="position of the query", ylim=(num_keys - 0.5, -0.5))
         axis.set_title(title, loc="left")
     return _done(figure)
 
@@ -55,12 +57,14 @@ def draw_passes(num_prompt: int, num_new: int) -> Figure:
         for row in range(num_new):
             length = num_prompt + row
             start = length - 1 if cached and row else 0
-            axis.barh(row, start, 0.8, color=EMPTY, edgecolor=LINE, hatch="..", linewidth=0.5)
-            axis.barh(row, length - start, 0.8, left=start, color=COLOURS[0], edgecolor="white")
+            # The bar of positions [start, length), each position centred on its number.
+            axis.barh(row + 1, start, 0.8, left=-0.5, color=EMPTY, edgecolor=LINE, hatch="..", linewidth=0.5)
+            axis.barh(row + 1, length - start, 0.8, left=start - 0.5, color=COLOURS[0], edgecolor="white")
             total += length - start
-        axis.set(xlabel="position", ylabel="pass", xlim=(0, num_prompt + num_new - 1))
+        axis.set(xlabel="position", ylabel="pass", xlim=(-0.5, num_prompt + num_new - 1.5))
         axis.invert_yaxis()
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_title(f"{'with' if cached else 'without'} a cache: {total} positions computed", loc="left")
     return _done(figure)
 
@@ -89,6 +93,7 @@ def draw_steps(curves: Mapping[str, Sequence[float]], first_length: int) -> Figu
         axes[0].plot(lengths, [s * 1e3 for s in elapsed_s], marker, markersize=4, color=colour, label=name)
     axes[0].set(xlabel="tokens before this pass", ylabel="time of the pass (ms)")
     axes[0].set_ylim(bottom=0)
+    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_title("What the next token costs", loc="left")
     axes[0].legend(frameon=False)
     return _done(figure)

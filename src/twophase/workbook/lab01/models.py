@@ -30,8 +30,8 @@ def smollm2() -> tuple[Any, Any]:
 
 
 @cache
-def random_llama(seed: int = 0) -> Any:
-    """A Llama of one layer (64 wide, 2 heads, 100 tokens, 2,048 positions) with random weights and no end token.
+def random_llama(seed: int = 0, width: int = 64) -> Any:
+    """A Llama of one layer (`width` wide, 2 heads, 100 tokens, 2,048 positions) with random weights and no end token.
 
     The weights are large enough for its likeliest tokens to vary; it is built like SmolLM2 and is called like it.
     """
@@ -39,8 +39,8 @@ def random_llama(seed: int = 0) -> Any:
 
     config = LlamaConfig(
         vocab_size=100,
-        hidden_size=64,
-        intermediate_size=256,
+        hidden_size=width,
+        intermediate_size=4 * width,
         num_hidden_layers=1,
         num_attention_heads=2,
         max_position_embeddings=2048,

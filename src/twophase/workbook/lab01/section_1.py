@@ -106,9 +106,11 @@ EXERCISES = (
                 "Logits are no log-probabilities yet. Each row must be normalised over the vocabulary, its last axis.",
                 ({"length": 2}, {"length": 6}),
             ),
-            Property("leaves out the last row", leaves_out_the_last_row, NEXT, ({"length": 1}, {"length": 5})),
+            Property("leaves out the last row", leaves_out_the_last_row, NEXT, ({"length": 2}, {"length": 5})),
             Property("adds up over the text", adds_up, SUM, ({"length": 3, "cut": 1}, {"length": 9, "cut": 4})),
-            Property("matches a loop over the tokens", matches_a_loop, NEXT, ({"length": 2}, {"length": 7})),
+            Property(
+                "matches a loop over the tokens", matches_a_loop, NEXT, ({"length": 1}, {"length": 2}, {"length": 7})
+            ),
             Property(
                 "survives confident logits",
                 survives_confidence,

@@ -17,7 +17,7 @@ def some_model(draw: Draw):
 
 def keeps_the_prompt(answer, draw: Draw, length, num_new):
     ids = draw.integers(0, 100, length)
-    got = answer.greedy(some_model(draw), ids, num_new, NO_END)
+    got = answer.greedy(some_model(draw), ids.clone(), num_new, NO_END)
     compare(torch.zeros_like(got), ids.new_zeros(length + num_new), what="the prompt followed by the new tokens")
     compare(got[:length], ids, what="the prompt", axes=("position",))
 
@@ -25,7 +25,7 @@ def keeps_the_prompt(answer, draw: Draw, length, num_new):
 def picks_the_likeliest(answer, draw: Draw, length):
     model, ids = some_model(draw), draw.integers(0, 100, length)
     expected = int(transformers_greedy(model, ids, 1)[-1])
-    got = int(answer.greedy(model, ids, 1, NO_END)[-1])
+    got = int(answer.greedy(model, ids.clone(), 1, NO_END)[-1])
     if got != expected:
         reject(f"the first new token is {got}, expected {expected}")
 
@@ -33,7 +33,7 @@ def picks_the_likeliest(answer, draw: Draw, length):
 def matches_transformers(answer, draw: Draw, length, num_new):
     model, ids = some_model(draw), draw.integers(0, 100, length)
     expected = transformers_greedy(model, ids, num_new)
-    compare(answer.greedy(model, ids, num_new, NO_END), expected, what="the text", axes=("position",))
+    compare(answer.greedy(model, ids.clone(), num_new, NO_END), expected, what="the text", axes=("position",))
 
 
 def stops_at_the_end(answer, draw: Draw, length, at):
@@ -41,7 +41,7 @@ def stops_at_the_end(answer, draw: Draw, length, at):
     model, ids = some_model(draw), draw.integers(0, 100, length)
     eos_id = int(transformers_greedy(model, ids, at)[-1])
     expected = transformers_greedy(model, ids, at + 6, eos_id)
-    got = answer.greedy(model, ids, at + 6, eos_id)
+    got = answer.greedy(model, ids.clone(), at + 6, eos_id)
     shown = ("expected " + str(expected[length:].tolist()), "got      " + str(got[length:].tolist()))
     if len(got) > len(expected):
         reject(f"the text goes on after its end token {eos_id}", *shown)

@@ -10,7 +10,7 @@ from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab01.toy import ToyModel, speed_up
 from twophase.workbook.questions import Number
 
-BATCH, PROMPT, NEW = 32, 50, 100  # the published measurement has a batch of 10,000
+BATCH, PROMPT, NEW = 64, 50, 100  # the published measurement has a batch of 10,000
 
 
 def naive_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ EXERCISES = (
             Property(
                 "averages the values",
                 averages,
-                "A query's weights add up to 1 over the keys it sees: softmax over the last axis, after hiding what is hidden. "
+                "A query's weights add up to 1 over the keys it sees: softmax over the last axis, after masking. "
                 "NaN means a query that sees no key at all, not even its own.",
                 ATTENTION,
             ),
@@ -353,12 +353,12 @@ EXERCISES = (
         points=1,
         minutes=4,
         objective="predict a speed-up from operation counts, and where it falls short",
-        hints=("The positions computed are an upper bound. What does a pass cost that computes a single one?",),
+        hints=("The positions computed are a first estimate. What does a pass cost that computes a single one?",),
         question=Number(
             lambda: speed_up(*published_setting(), NEW),
             factor=3,
             unit="times",
-            hint="Count positions for a bound; then ask what share of a small step is not arithmetic on positions.",
+            hint="Count positions first; then ask which share of a small pass is not arithmetic on positions.",
         ),
         time_limit_s=120,
     ),
