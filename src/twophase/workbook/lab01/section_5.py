@@ -1,0 +1,365 @@
+"""A cache in a model of one attention block: attention behind a cache, one cached pass, generation."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from twophase.workbook.checks import Draw, compare, fresh, reject, unchanged
+from twophase.workbook.exercise import Exercise, Property
+from twophase.workbook.lab01.toy import ToyModel, speed_up
+from twophase.workbook.questions import Number
+
+BATCH, PROMPT, NEW = 64, 50, 100  # the published measurement has a batch of 10,000
+
+
+def naive_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A query at a time, over the keys up to its own position, in float64."""
+    offset = k.shape[1] - q.shape[1]
+    out = torch.zeros(*q.shape[:2], v.shape[2], dtype=torch.float64)
+    for sequence in range(q.shape[0]):
+        for row in range(q.shape[1]):
+            keys, values = (x[sequence, : offset + row + 1].double() for x in (k, v))
+            weights = (keys @ q[sequence, row].double() / math.sqrt(q.shape[2])).exp()
+            out[sequence, row] = weights @ values / weights.sum()
+    return out.float()
+
+
+def naive_pass(toy: ToyModel, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, keys and values of all positions; does not touch the model's counter."""
+    x = toy.tokens[ids] + toy.positions[: ids.shape[1]]
+    q, k, v = x @ toy.w_q, x @ toy.w_k, x @ toy.w_v
+    return (x + naive_attention(q, k, v) @ toy.w_o) @ toy.w_out, k, v
+
+
+def naive_generate(toy: ToyModel, ids: Tensor, num_new: int) -> Tensor:
+    for _ in range(num_new):
+        logits, _, _ = naive_pass(toy, ids)
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+    return ids
+
+
+def queries_keys_values(draw: Draw, new: int, cached: int, width: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (draw.normal(2, length, width) for length in (new, cached + new, cached + new))
+    return q, k, v
+
+
+def returns_a_vector_per_query(answer, draw: Draw, new, cached):
+    q, k, v = queries_keys_values(draw, new, cached)
+    compare(torch.zeros_like(answer.attend(q, k, v)), torch.zeros_like(q), axes=("sequence", "query", "feature"))
+
+
+def averages(answer, draw: Draw, new, cached):
+    q, k, v = queries_keys_values(draw, new, cached)
+    got = answer.attend(q, k, torch.ones_like(v))
+    compare(got, torch.ones_like(q), what="the average of values that are all 1", axes=("sequence", "query", "feature"))
+
+
+def hides_the_future(answer, draw: Draw, new):
+    q, k, v = queries_keys_values(draw, new, 0)
+    before = answer.attend(q.clone(), k.clone(), v.clone())
+    k[:, -1], v[:, -1] = draw.normal(2, 8), draw.normal(2, 8)
+    after = answer.attend(q, k, v)
+    what = "the result of an earlier query, with another last key and value,"
+    compare(after[:, :-1], before[:, :-1], what=what, axes=("sequence", "query", "feature"))
+
+
+def sees_the_past_and_itself(answer, draw: Draw, new, cached):
+    """Queries of zero weigh all visible keys alike: the result is a plain mean."""
+    q, k, v = queries_keys_values(draw, new, cached)
+    means = v.cumsum(1) / torch.arange(1, v.shape[1] + 1)[:, None]
+    what = "the plain mean of the visible values"
+    compare(
+        answer.attend(torch.zeros_like(q), k, v), means[:, cached:], what=what, axes=("sequence", "query", "feature")
+    )
+
+
+def matches_a_loop(answer, draw: Draw, new, cached):
+    q, k, v = queries_keys_values(draw, new, cached)
+    expected = naive_attention(q, k, v)
+    compare(answer.attend(q, k, v), expected, what="the attention", axes=("sequence", "query", "feature"))
+
+
+def leaves_inputs_alone(answer, draw: Draw):
+    q, k, v = queries_keys_values(draw, 2, 3)
+    with unchanged(q=q, k=k, v=v):
+        answer.attend(q, k, v)
+
+
+def model_and_text(draw: Draw, length: int, batch: int = 2) -> tuple[ToyModel, Tensor]:
+    return ToyModel(draw.integer(0, 1000), num_positions=256), draw.integers(0, 100, batch, length)
+
+
+def feed(answer, toy: ToyModel, ids: Tensor, chunks: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The text in chunks, each with the cache that the one before returned."""
+    cache, logits = toy.empty_cache(ids.shape[0]), []
+    for chunk in ids.split(list(chunks), dim=1):
+        got = answer.step(toy, chunk, cache)
+        if not (isinstance(got, tuple | list) and len(got) == 2 and isinstance(got[1], tuple | list)):
+            reject("a step returns its logits and the pair (keys, values)")
+        logits.append(got[0])
+        cache = got[1]
+    return torch.cat(logits, dim=1), cache
+
+
+def answers_for_new_tokens(answer, draw: Draw, chunks):
+    toy, ids = model_and_text(draw, sum(chunks))
+    cache = toy.empty_cache(2)
+    for chunk in ids.split(list(chunks), dim=1):
+        logits, cache = answer.step(toy, chunk, cache)
+        compare(torch.zeros_like(logits), torch.zeros(2, chunk.shape[1], 100), what="the table of logits")
+
+
+def starts_from_nothing(answer, draw: Draw, length):
+    toy, ids = model_and_text(draw, length)
+    expected, _, _ = naive_pass(toy, ids)
+    got, _ = feed(answer, toy, ids, (length,))
+    compare(got, expected, what="the logit", axes=("sequence", "position", "token"), rtol=1e-3, atol=1e-3)
+
+
+def caches_every_token(answer, draw: Draw, chunks):
+    toy, ids = model_and_text(draw, sum(chunks))
+    _, keys, values = naive_pass(toy, ids)
+    _, cache = feed(answer, toy, ids, chunks)
+    for got, expected, what in zip(cache, (keys, values), ("keys", "values"), strict=True):
+        compare(torch.zeros_like(got), torch.zeros_like(expected), what=f"the cache of {what}")
+
+
+def caches_the_right_rows(answer, draw: Draw, chunks):
+    toy, ids = model_and_text(draw, sum(chunks))
+    _, keys, values = naive_pass(toy, ids)
+    _, cache = feed(answer, toy, ids, chunks)
+    for got, expected, what in zip(cache, (keys, values), ("keys", "values"), strict=True):
+        compare(got, expected, what=f"the cache of {what}", axes=("sequence", "position", "feature"))
+
+
+def matches_one_pass(answer, draw: Draw, chunks):
+    toy, ids = model_and_text(draw, sum(chunks))
+    expected, _, _ = naive_pass(toy, ids)
+    got, _ = feed(answer, toy, ids, chunks)
+    compare(got, expected, what="the logit", axes=("sequence", "position", "token"), rtol=1e-3, atol=1e-3)
+
+
+def projects_new_tokens_only(answer, draw: Draw, chunks):
+    toy, ids = model_and_text(draw, sum(chunks))
+    feed(answer, toy, ids, chunks)
+    compare(toy.num_projected, ids.numel(), what="the number of tokens projected")
+
+
+def leaves_the_cache_alone(answer, draw: Draw):
+    """Two continuations of one cache do not disturb each other."""
+    toy, ids = model_and_text(draw, 5)
+    _, (keys, values) = feed(answer, toy, ids, (5,))
+    with unchanged(keys=keys, values=values):
+        _, (longer, _) = answer.step(toy, ids[:, :2], (keys, values))
+    fresh(longer, keys=keys)
+
+
+def continues_the_prompt(answer, draw: Draw, length, num_new):
+    toy, ids = model_and_text(draw, length)
+    got = answer.generate(toy, ids.clone(), num_new)
+    compare(torch.zeros_like(got), ids.new_zeros(2, length + num_new), what="the text")
+    compare(got[:, :length], ids, what="the prompt", axes=("sequence", "position"))
+
+
+def matches_recomputing(answer, draw: Draw, length, num_new):
+    toy, ids = model_and_text(draw, length, batch=3)
+    expected = naive_generate(toy, ids, num_new)
+    compare(answer.generate(toy, ids, num_new), expected, what="the text", axes=("sequence", "position"))
+
+
+def reads_each_token_once(answer, draw: Draw, length, num_new):
+    toy, ids = model_and_text(draw, length)
+    answer.generate(toy, ids, num_new)
+    most = 2 * (length + num_new)
+    if not most - 2 <= toy.num_projected <= most:
+        what = f"{toy.num_projected} tokens were projected for 2 texts of {length} + {num_new} tokens"
+        reject(f"{what}, expected {most - 2}", "(the last token of a text need not be read)")
+
+
+def leaves_the_prompt_alone(answer, draw: Draw):
+    toy, ids = model_and_text(draw, 4)
+    with unchanged(prompt=ids):
+        answer.generate(toy, ids, 3)
+
+
+def published_setting() -> tuple[ToyModel, Tensor]:
+    """The published measurement with a smaller batch."""
+    generator = torch.Generator().manual_seed(0)
+    return ToyModel(), torch.randint(0, 100, (BATCH, PROMPT), generator=generator)
+
+
+ATTENTION = ({"new": 1, "cached": 0}, {"new": 4, "cached": 0}, {"new": 1, "cached": 5}, {"new": 3, "cached": 4})
+CHUNKS = ({"chunks": (1,)}, {"chunks": (1, 1, 1)}, {"chunks": (4, 1, 1)}, {"chunks": (3, 2, 5)})
+GROWING = CHUNKS[1:]
+TEXTS = ({"length": 1, "num_new": 1}, {"length": 1, "num_new": 5}, {"length": 6, "num_new": 9})
+
+EXERCISES = (
+    Exercise(
+        id="1.6",
+        title="Attention behind a cache",
+        kind="code",
+        names=("attend",),
+        points=5,
+        minutes=15,
+        lines=4,
+        difficulty=2,
+        objective="mask attention when there are fewer queries than keys",
+        hints=(
+            "Try queries of zero: all visible keys weigh the same, and the result is a mean you can check by hand.",
+            "S keys stand at positions 0 to S - 1. The L queries are the last of these positions, not the first.",
+            "Query row i stands at position S - L + i and sees the keys at positions up to and including its own.",
+        ),
+        checks=(
+            Property(
+                "returns one vector per query",
+                returns_a_vector_per_query,
+                "L queries against S keys give an L x S table of weights, and L vectors.",
+                ATTENTION,
+            ),
+            Property(
+                "averages the values",
+                averages,
+                "A query's weights add up to 1 over the keys it sees: softmax over the last axis, after masking. "
+                "NaN means a query that sees no key at all, not even its own.",
+                ATTENTION,
+            ),
+            Property(
+                "hides the future",
+                hides_the_future,
+                "A later key must not reach an earlier query: its score is set to minus infinity before the softmax.",
+                ({"new": 2}, {"new": 5}),
+            ),
+            Property(
+                "sees the past and itself",
+                sees_the_past_and_itself,
+                "The queries are the last L of S positions: the first query stands at position S - L, "
+                "and sees its own key too.",
+                ATTENTION,
+            ),
+            Property(
+                "matches a loop over queries",
+                matches_a_loop,
+                "The right keys are visible, so look at the scores: dot products, over the square root of the width.",
+                ATTENTION,
+            ),
+            Property("leaves its inputs alone", leaves_inputs_alone, "Operations ending in _ write in place."),
+        ),
+    ),
+    Exercise(
+        id="1.7",
+        title="One pass with a cache",
+        kind="code",
+        names=("step",),
+        points=5,
+        minutes=15,
+        lines=5,
+        difficulty=2,
+        uses=("1.6",),
+        objective="compute only what is new, and keep it",
+        hints=(
+            "Feed one token at a time and compare with one pass over all: from which position on do the logits differ?",
+            "How many tokens are in the cache already? That is the position of the first new token.",
+            "Project `x`, the new tokens only. New keys go behind the old ones, along dimension 1; so do the values.",
+        ),
+        checks=(
+            Property(
+                "answers for the new tokens",
+                answers_for_new_tokens,
+                "A step gives one row of logits per new token, however many are cached.",
+                CHUNKS,
+            ),
+            Property(
+                "caches every token",
+                caches_every_token,
+                "The cache that is returned holds what was in it and what is new: it grows, along dimension 1.",
+                CHUNKS,
+            ),
+            Property(
+                "starts from an empty cache",
+                starts_from_nothing,
+                "With nothing cached this is the pass without a cache. What do queries, keys and values come from?",
+                ({"length": 1}, {"length": 6}),
+            ),
+            Property(
+                "projects new tokens only",
+                projects_new_tokens_only,
+                "What the cache holds is not computed again: project each new token once and no other.",
+                CHUNKS,
+            ),
+            Property(
+                "caches the right keys and values",
+                caches_the_right_rows,
+                "Two things can be off: the position of a new token (it comes after those cached), "
+                "or the order (old before new).",
+                GROWING,
+            ),
+            Property(
+                "gives the logits of one pass",
+                matches_one_pass,
+                "The cache is right; so the new queries must attend to all of it, old keys and new.",
+                GROWING,
+            ),
+            Property(
+                "leaves the given cache alone",
+                leaves_the_cache_alone,
+                "Return a new pair of tensors; somebody else may go on from the old one.",
+            ),
+        ),
+    ),
+    Exercise(
+        id="1.8",
+        title="Generate with a cache",
+        kind="code",
+        names=("generate",),
+        points=4,
+        minutes=10,
+        lines=3,
+        difficulty=2,
+        uses=("1.6", "1.7"),
+        objective="split generation into one prefill and many decode steps",
+        hints=(
+            "Print the shape of what you feed in each turn: first [B, T], then [B, 1] for ever.",
+            "The first pass reads the prompt. Every later pass reads the one token that the pass before it chose.",
+            "`logits[:, -1:].argmax(-1)` has the shape [B, 1]: it can be appended, and be fed next.",
+        ),
+        checks=(
+            Property(
+                "continues the prompt",
+                continues_the_prompt,
+                "One column of tokens joins per turn, behind the prompt: shapes [B, T], [B, T + 1], ...",
+                TEXTS,
+            ),
+            Property(
+                "writes what recomputing writes",
+                matches_recomputing,
+                "The cache has what was read before: feed what is not in it yet, and choose from the last row.",
+                TEXTS,
+            ),
+            Property(
+                "reads each token once",
+                reads_each_token_once,
+                "The text is right, the work is not: some pass read tokens that an earlier pass had read.",
+                TEXTS,
+            ),
+            Property("leaves the prompt alone", leaves_the_prompt_alone, "Make a new tensor; do not write into it."),
+        ),
+    ),
+    Exercise(
+        id="1.9",
+        title="How much faster here?",
+        kind="prediction",
+        names=("guess_1_9",),
+        points=1,
+        minutes=4,
+        objective="predict a speed-up from operation counts, and where it falls short",
+        hints=("The positions computed are a first estimate. What does a pass cost that computes a single one?",),
+        question=Number(
+            lambda: speed_up(*published_setting(), NEW),
+            factor=3,
+            unit="times",
+            hint="Count positions first; then ask which share of a small pass is not arithmetic on positions.",
+        ),
+        time_limit_s=120,
+    ),
+)
