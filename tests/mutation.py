@@ -14,17 +14,41 @@ from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
+import pytest
+
 
 @dataclass(frozen=True)
 class Mutant:
-    """A planted bug: in `module`, `old` (which must occur exactly once) becomes `new`."""
+    """A planted bug: in `module`, `old` (which must occur exactly once) becomes `new`.
+
+    `through` names a module that imports from `module`, and is what the check is given instead.
+    """
 
     name: str
     module: str
     old: str
     new: str
+    through: str | None = None
+
+    @property
+    def checked_module(self) -> str:
+        return self.through or self.module
 
     def load(self) -> ModuleType:
+        """The mutated module; or a fresh copy of `through`, on top of the mutated module."""
+        mutated = self._load_mutated()
+        if self.through is None:
+            return mutated
+        original = sys.modules[self.module]
+        sys.modules[self.module] = mutated
+        try:
+            path = Path(importlib.util.find_spec(self.through).origin)
+            name = f"{self.through}__through_{self.name.replace(' ', '_')}"
+            return _execute(name, self.through, path.read_text(), str(path))
+        finally:
+            sys.modules[self.module] = original
+
+    def _load_mutated(self) -> ModuleType:
         """Import the mutated source under a name of its own."""
         path = Path(importlib.util.find_spec(self.module).origin)
         source = path.read_text()
@@ -35,20 +59,25 @@ class Mutant:
         mutated = source.replace(self.old, self.new)
         # Triton reads a kernel's source through linecache.
         linecache.cache[filename] = (len(mutated), None, mutated.splitlines(keepends=True), filename)
-        module = ModuleType(name)
-        module.__file__ = filename
-        module.__package__ = self.module.rpartition(".")[0]
-        sys.modules[name] = module
-        exec(compile(mutated, filename, "exec"), module.__dict__)
-        return module
+        return _execute(name, self.module, mutated, filename)
+
+
+def _execute(name: str, original: str, source: str, filename: str) -> ModuleType:
+    """Run `source` as a module called `name`, in the package of `original`."""
+    module = ModuleType(name)
+    module.__file__ = filename
+    module.__package__ = original.rpartition(".")[0]
+    sys.modules[name] = module
+    exec(compile(source, filename, "exec"), module.__dict__)
+    return module
 
 
 def is_killed(mutant: Mutant, check: Callable[[ModuleType], None]) -> str | None:
     """The first line of what `check` raised on the mutant, or None if it survived. Proves the original passes first."""
-    check(importlib.import_module(mutant.module))
+    check(importlib.import_module(mutant.checked_module))
     try:
         check(mutant.load())
-    except Exception as error:
+    except (Exception, pytest.fail.Exception) as error:  # the latter: a `pytest.raises` that nothing was raised in
         return (str(error).strip() or type(error).__name__).splitlines()[0]
     return None
 

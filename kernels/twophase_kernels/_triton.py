@@ -83,6 +83,26 @@ def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted"]
     return "interpreted"
 
 
+def check_devices(**tensors: torch.Tensor | None) -> None:
+    """All on one device, and that the CPU exactly when kernels are interpreted; names are for the message.
+
+    Raises:
+        ValueError: otherwise. (A kernel given a stray CPU pointer crashes the whole CUDA context.)
+        KernelsUnavailableError: as `mode`.
+    """
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    first, device = next((name, tensor.device) for name, tensor in given.items())
+    interpreted = mode() == "interpreted"
+    if interpreted != (device.type == "cpu"):
+        raise ValueError(
+            f"Kernels are {'interpreted' if interpreted else 'compiled'} in this process, but {first} is on {device}; "
+            f"put every tensor on the {'CPU' if interpreted else 'GPU'}."
+        )
+    for name, tensor in given.items():
+        if tensor.device != device:
+            raise ValueError(f"{name} must be where {first} is ({device}), got {tensor.device}.")
+
+
 def _is_interpreted(jit_function: Callable[..., Any]) -> bool:
     return not isinstance(jit_function, triton.JITFunction)
 

@@ -1,15 +1,16 @@
-"""The loop that decode and prefill share: fold keys [lo, hi) of one sequence into the running softmax of some query rows.
+"""The loop that decode and prefill share: keys [lo, hi) of one sequence, folded into a running softmax of query rows.
 
 Online softmax (arXiv:1805.02867; FlashAttention-2, arXiv:2307.08691, algorithm 1) in base 2. For a row of scores s_j
 seen so far, in units of log2, the state is
 
-    m = max_j s_j        l = sum_j 2^(s_j - m)        acc = sum_j 2^(s_j - m) v_j        (m = -inf: nothing seen yet)
+    row_max = max_j s_j      row_sum = sum_j 2^(s_j - row_max)      acc = sum_j 2^(s_j - row_max) v_j
 
-and a new tile rescales the old l and acc by 2^(m_old - m_new). In the end out = acc / l and LSE = m + log2(l), which is
-all that a later merge needs. Base 2 because `exp2` is one instruction, and log2(e) disappears into the score's scale.
+(row_max = -inf: nothing seen yet). A new tile rescales the old row_sum and acc by 2^(old row_max - new row_max). In the
+end out = acc / row_sum and LSE = row_max + log2(row_sum), which is all that a later merge needs. Base 2 because `exp2`
+is one instruction, and log2(e) disappears into the score's scale.
 
-K and V are quantised per token and head: k_j = k_scale_j * data_j. So k_scale multiplies a column of scores, and v_scale
-a column of weights; the matrix products run on the bare data.
+K and V are quantised per token and head: k_j = k_scale_j * data_j. So k_scale multiplies a column of scores, v_scale a
+column of weights, and the matrix products run on the bare data.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import next_power_of_2, tl, triton
-from twophase_kernels.quant import decode, dequantise_reference, kv_format_of
+from twophase_kernels.paged_inputs import Generation
+from twophase_kernels.quant import KVFormat, decode, dequantise_reference, kv_format_of
 
 LOG2_E = 1.4426950408889634
 
@@ -38,6 +40,13 @@ class Tiles:
     block_n: int
     num_warps: int
     num_stages: int
+
+
+def kernel_kv_format(kv_format: KVFormat, generation: Generation) -> str:
+    """What kernels get as KV_FORMAT. With the conversion instructions of sm_89 and later the loop over an fp8 cache has
+    less than half as many instructions (counted on sm_90); in software it would be them that limit decode, not memory.
+    """
+    return "fp8_e4m3_hardware" if kv_format == "fp8_e4m3" and generation in ("ada", "hopper") else kv_format
 
 
 def padded_head_dim(head_dim: int) -> int:
@@ -67,45 +76,55 @@ def load_rows(ptr, offs_row, in_range, D: tl.constexpr, BLOCK_D: tl.constexpr, M
 
 
 @triton.jit
-def start_softmax(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The state (m, l, acc) of rows that have seen no key."""
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    return m, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+def decode_as(data, dtype: tl.constexpr, KV_FORMAT: tl.constexpr):
+    """Cache data as loaded -> numbers of `dtype`, still to be multiplied by their scale; exact in every float type."""
+    if KV_FORMAT == "fp8_e4m3_hardware":
+        return data.to(tl.float8e4nv, bitcast=True).to(dtype)
+    else:  # noqa: RET505  (an early return would not keep Triton from compiling the rest)
+        return decode(data, KV_FORMAT).to(dtype)
 
 
 @triton.jit
-def finish_softmax(m, l, acc):
+def start_softmax(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The state (row_max, row_sum, acc) of rows that have seen no key."""
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    return row_max, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+
+
+@triton.jit
+def finish_softmax(row_max, row_sum, acc):
     """(out, LSE base 2). A row that saw no key gives 0 and -inf, not 0 / 0."""
-    l_safe = tl.where(l == 0, 1.0, l)
-    return acc / l_safe[:, None], m + tl.log2(l_safe)
+    sum_safe = tl.where(row_sum == 0, 1.0, row_sum)
+    return acc / sum_safe[:, None], row_max + tl.log2(sum_safe)
 
 
 @triton.jit
 def attend_range(
     q,  # [BLOCK_M, BLOCK_D]
-    m,  # fp32 [BLOCK_M]
-    l,  # fp32 [BLOCK_M]
-    acc,  # fp32 [BLOCK_M, BLOCK_D]
     row_positions,  # int32 [BLOCK_M]: a row sees keys up to its own position
+    keys,  # where they are, see below
+    layout: tl.constexpr,  # and how they lie there
+    qk_scale,  # score scale * log2(e)
+    state,  # (row_max, row_sum, acc), see start_softmax
     lo,
     hi,
-    table_ptr,  # int32 [W]: this sequence's row of the block table
-    k_ptr,  # [N, H_KV, PAGE, D], offset to this KV head
-    v_ptr,  # like k_ptr
-    k_scale_ptr,  # fp32 [N, H_KV, PAGE], offset to this KV head; None unless quantised
-    v_scale_ptr,  # like k_scale_ptr
-    qk_scale,  # score scale * log2(e)
-    H_KV: tl.constexpr,
-    PAGE: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    KV_FORMAT: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
     NUM_SINKS: tl.constexpr,
     MASKED: tl.constexpr,  # False promises that every row sees every key of [lo, hi), and BLOCK_N divides hi - lo
 ):
-    """The state (m, l, acc) after keys [lo, hi)."""
+    """The state after keys [lo, hi).
+
+    `keys`: int32 [W], this sequence's row of the block table; K and V [N, H_KV, PAGE, D], offset to this KV head; their
+    scales, fp32 [N, H_KV, PAGE], likewise, or None. `layout`: constants.
+    """
+    table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr = keys
+    H_KV: tl.constexpr = layout[0]
+    PAGE: tl.constexpr = layout[1]
+    D: tl.constexpr = layout[2]
+    BLOCK_D: tl.constexpr = layout[3]
+    BLOCK_N: tl.constexpr = layout[4]
+    KV_FORMAT: tl.constexpr = layout[5]
+    row_max, row_sum, acc = state
     offs_tile = tl.arange(0, BLOCK_N)
     # A tile's page ids are loaded one step ahead and carried. Loaded in the same step as K and V, they would make
     # those loads indirect, and the software pipeliner would keep a single tile in flight at any number of stages.
@@ -119,7 +138,7 @@ def attend_range(
         slots = page_ids.to(tl.int64) * (H_KV * PAGE) + positions % PAGE
         # Slots out of range may hold anything, NaN too, and 0 * NaN is NaN: what isn't masked here can't be undone.
         k = load_rows(k_ptr, slots * D, in_range, D, BLOCK_D, MASKED)
-        scores = tl.dot(q, tl.trans(decode(k, KV_FORMAT).to(q.dtype)), input_precision="ieee")
+        scores = tl.dot(q, tl.trans(decode_as(k, q.dtype, KV_FORMAT)), input_precision="ieee")
         if KV_FORMAT != "none":
             scores *= tl.load(k_scale_ptr + slots, mask=in_range, other=0.0)[None, :]
         if MASKED:
@@ -128,20 +147,20 @@ def attend_range(
                 in_window = positions[None, :] > row_positions[:, None] - WINDOW
                 visible &= in_window | (positions < NUM_SINKS)[None, :]
             scores = tl.where(visible, scores, float("-inf"))
-        # The maximum is scaled after it is taken, so that score * scale - m is one fused multiply-add.
-        m_new = tl.maximum(m, tl.max(scores, axis=1) * qk_scale)
-        # A row that has seen nothing has m_new = -inf, and -inf - -inf is NaN.
-        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-        p = tl.exp2(scores * qk_scale - m_safe[:, None])
-        alpha = tl.exp2(m - m_safe)
-        l = l * alpha + tl.sum(p, axis=1)
+        # The maximum is scaled after it is taken, so that score * scale - maximum is one fused multiply-add.
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * qk_scale)
+        # A row that has still seen nothing has a maximum of -inf, and -inf - -inf is NaN.
+        max_safe = tl.where(new_max == float("-inf"), 0.0, new_max)
+        p = tl.exp2(scores * qk_scale - max_safe[:, None])
+        rescale = tl.exp2(row_max - max_safe)
+        row_sum = row_sum * rescale + tl.sum(p, axis=1)
         if KV_FORMAT != "none":
             p *= tl.load(v_scale_ptr + slots, mask=in_range, other=0.0)[None, :]
         v = load_rows(v_ptr, slots * D, in_range, D, BLOCK_D, MASKED)
-        acc = tl.dot(p.to(q.dtype), decode(v, KV_FORMAT).to(q.dtype), acc * alpha[:, None], input_precision="ieee")
-        m = m_new
+        acc = tl.dot(p.to(q.dtype), decode_as(v, q.dtype, KV_FORMAT), acc * rescale[:, None], input_precision="ieee")
+        row_max = new_max
         page_ids = next_page_ids
-    return m, l, acc
+    return row_max, row_sum, acc
 
 
 def gather_pages_reference(cache: Tensor, scale: Tensor | None, kv_format: str, block_table: Tensor, seq_len: int):

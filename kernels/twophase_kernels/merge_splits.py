@@ -2,7 +2,7 @@
 
 A split s hands over out_s, the attention output over its own keys, and LSE_s = log2 sum_j 2^(score_j). Then
 
-    out = sum_s 2^(LSE_s - LSE) out_s        LSE = log2 sum_s 2^LSE_s        (FlashDecoding; arXiv:2311.01282, section 3)
+    out = sum_s 2^(LSE_s - LSE) out_s      LSE = log2 sum_s 2^LSE_s      (FlashDecoding; arXiv:2311.01282, section 3)
 
 exactly: no score is needed again. Partials stay fp32: rounded to bf16 first, they would cost a digit for nothing.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import mode, tl, triton
+from twophase_kernels.aot import AotConfig
 from twophase_kernels.attend_range import padded_head_dim
 from twophase_kernels.paged_inputs import check_out
 from twophase_kernels.work import Work
@@ -123,3 +124,17 @@ def merge_work(num_rows: int, num_splits: int, head_dim: int, out_itemsize: int)
     """Reads every partial once, and the LSEs twice; writes the outputs. Per number: a multiply and an add."""
     num_bytes = num_rows * (num_splits * (4 * head_dim + 2 * 4) + head_dim * out_itemsize)
     return Work(num_bytes, num_rows * num_splits * 2 * head_dim)
+
+
+def production_configs() -> tuple[AotConfig, ...]:
+    """The launches that `twophase_kernels.aot` compiles for every target."""
+
+    def config(dtype: torch.dtype, head_dim: int) -> AotConfig:
+        def launch() -> object:
+            partial = torch.empty(8, 32, 16, head_dim, dtype=torch.float32, device="meta")
+            out = torch.empty(8, 32, head_dim, dtype=dtype, device="meta")
+            return merge_splits(partial, partial[..., 0].contiguous(), out=out)
+
+        return AotConfig(f"{str(dtype).removeprefix('torch.')} D={head_dim}", launch)
+
+    return tuple(config(dtype, head_dim) for dtype in (torch.bfloat16, torch.float16) for head_dim in (64, 128))

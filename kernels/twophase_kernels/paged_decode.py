@@ -13,17 +13,28 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import cdiv, next_power_of_2, tl, triton
+from twophase_kernels.aot import AotConfig
 from twophase_kernels.attend_range import (
     LOG2_E,
     Tiles,
     attend_range,
     attention_reference,
     finish_softmax,
+    kernel_kv_format,
     padded_head_dim,
     start_softmax,
 )
 from twophase_kernels.merge_splits import launch_merge
-from twophase_kernels.paged_inputs import check_out, check_paged_inputs, num_multiprocessors, tile_target
+from twophase_kernels.paged_inputs import (
+    PRODUCTION_LAYERS,
+    Generation,
+    MetaLayer,
+    check_out,
+    check_paged_inputs,
+    gpu_generation,
+    num_multiprocessors,
+)
+from twophase_kernels.quant import KVFormat
 from twophase_kernels.work import Work
 
 DETERMINISTIC_CHUNK = 512
@@ -90,21 +101,21 @@ def paged_decode_kernel(
     if KV_FORMAT != "none":
         k_scale_ptr += kv_head * PAGE
         v_scale_ptr += kv_head * PAGE
-    m, l, acc = start_softmax(BLOCK_M, BLOCK_D)
+    keys = table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr
+    layout: tl.constexpr = (H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT)
+    state = start_softmax(BLOCK_M, BLOCK_D)
     if WINDOW > 0 and NUM_SINKS > 0:
         # The first split takes the sinks too; those inside the window are not counted twice.
         sinks_hi = tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)
-        m, l, acc = attend_range(
-            q, m, l, acc, row_positions, 0, sinks_hi, table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, qk_scale,
-            H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT, WINDOW=0, NUM_SINKS=0, MASKED=True,
-        )  # fmt: skip
-    m, l, acc = attend_range(
-        q, m, l, acc, row_positions, split_lo, split_hi, table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, qk_scale,
-        H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT, WINDOW=0, NUM_SINKS=0, MASKED=True,
-    )  # fmt: skip
+        state = attend_range(
+            q, row_positions, keys, layout, qk_scale, state, 0, sinks_hi, WINDOW=0, NUM_SINKS=0, MASKED=True
+        )
+    state = attend_range(
+        q, row_positions, keys, layout, qk_scale, state, split_lo, split_hi, WINDOW=0, NUM_SINKS=0, MASKED=True
+    )
 
     # A split without keys stores 0 and -inf, and so does a sequence of length 0.
-    out, lse = finish_softmax(m, l, acc)
+    out, lse = finish_softmax(*state)
     row = (sequence.to(tl.int64) * H + heads) * num_splits + split
     tl.store(out_ptr + row[:, None] * D + offs_d[None, :], out.to(out_ptr.dtype.element_ty), mask=mask_q)
     if lse_ptr is not None:
@@ -164,8 +175,9 @@ def paged_decode(
     if batch_size != len(seq_lens):
         raise ValueError(f"Decode takes one query per sequence, got {batch_size} and {len(seq_lens)} sequences.")
     _, num_kv_heads, page, _ = k_cache.shape
+    generation = gpu_generation(q.device)
     if tiles is None:
-        tiles = decode_tiles(num_heads // num_kv_heads, head_dim, q.dtype, kv_format, tile_target(q.device))
+        tiles = decode_tiles(num_heads // num_kv_heads, head_dim, q.dtype, kv_format, generation)
     num_keys = min(max_seq_len or block_tables.shape[1] * page, window or block_tables.shape[1] * page)
     if deterministic:
         if num_splits is not None:
@@ -173,6 +185,8 @@ def paged_decode(
         num_splits = cdiv(num_keys, DETERMINISTIC_CHUNK)
     elif num_splits is None:
         num_splits = choose_num_splits(batch_size, num_kv_heads, num_keys, num_multiprocessors(q.device))
+    if num_splits < 1:
+        raise ValueError(f"num_splits must be at least 1, got {num_splits}.")
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     check_out("out", out, (batch_size, num_heads, head_dim), q.dtype, q.device)
@@ -184,7 +198,7 @@ def paged_decode(
         paged_decode_kernel[(batch_size, num_kv_heads, num_splits)](
             q, k_cache, v_cache, k_scale, v_scale, block_tables, seq_lens, target, target_lse,
             scale * LOG2_E, q.stride(0), block_tables.stride(0),
-            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kv_format,
+            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kernel_kv_format(kv_format, generation),
             WINDOW=window or 0, NUM_SINKS=num_sinks, CHUNK=DETERMINISTIC_CHUNK if deterministic else 0,
             BLOCK_M=tiles.block_m, BLOCK_D=padded_head_dim(head_dim), BLOCK_N=tiles.block_n,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
@@ -207,16 +221,17 @@ def choose_num_splits(batch_size: int, num_kv_heads: int, num_keys: int, num_sms
     return max(1, min(wanted, cdiv(num_keys, MIN_TOKENS_PER_SPLIT), MAX_SPLITS))
 
 
-def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, kv_format: str, target: str) -> Tiles:
-    """The tile table of decode."""
+def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, kv_format: KVFormat, generation: Generation) -> Tiles:
+    """The tile table of decode. Its figures were chosen by what compiles without spills, not yet by measured time."""
     block_m = max(16, next_power_of_2(group))
-    if target == "interpreter":
+    if generation == "interpreter":
         return Tiles(block_m, 256, num_warps=4, num_stages=1)  # a tile costs the same whatever its size
+    if generation == "cdna":
+        return Tiles(block_m, 32, num_warps=4, num_stages=3)  # two tiles of K and V in 64 KiB of LDS
     block_n = 64 if kv_format == "none" else 128
     if padded_head_dim(head_dim) > 128 or dtype == torch.float32:
         block_n //= 2  # the same bytes in flight per tile, and registers for fewer scores
-    # gfx942 has 64 KiB of LDS and no asynchronous copies: deeper pipelines would only lower its occupancy.
-    return Tiles(block_m, block_n, num_warps=4, num_stages=2 if target == "hip" else 3)
+    return Tiles(block_m, block_n, num_warps=4, num_stages=3)
 
 
 def workspace_numel(batch_size: int, num_heads: int, head_dim: int, num_splits: int) -> int:
@@ -298,3 +313,22 @@ def visible_keys(seq_len: int, window: int | None, num_sinks: int) -> int:
     if window is None or window >= seq_len:
         return seq_len
     return window + min(num_sinks, seq_len - window)
+
+
+def production_configs() -> tuple[AotConfig, ...]:
+    """The launches that `twophase_kernels.aot` compiles for every target."""
+
+    def config(layer: MetaLayer, num_splits: int, window: int | None = None, num_sinks: int = 0) -> AotConfig:
+        def launch() -> object:
+            inputs = layer.inputs(num_seqs=64, num_tokens=64)
+            options = {"scale": 0.1, "window": window, "num_sinks": num_sinks, "num_splits": num_splits}
+            return paged_decode(*inputs.args, **inputs.scales, **options)
+
+        name = f"{layer}, {num_splits} splits" + (f", window {window} sinks {num_sinks}" if window else "")
+        return AotConfig(name, launch, attention_kernels=("paged_decode_kernel",))
+
+    return (
+        *(config(layer, num_splits=1) for layer in PRODUCTION_LAYERS),
+        config(PRODUCTION_LAYERS[0], num_splits=8),
+        config(PRODUCTION_LAYERS[0], num_splits=8, window=4096, num_sinks=4),
+    )

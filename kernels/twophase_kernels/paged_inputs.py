@@ -4,18 +4,24 @@ Only shapes, dtypes, strides and devices are looked at: nothing here waits for t
 pool and lengths in the table is the cache manager's promise.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import mode
-from twophase_kernels.quant import KVFormat, kv_format_of
+from twophase_kernels._triton import mode, triton
+from twophase_kernels.quant import KVFormat, cache_dtype, kv_format_of
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # Rows must start at multiples of this, or the compiler cannot use 16-byte loads (144 two-byte loads and spills instead
 # of 32 asynchronous copies, when it was tried).
 ROW_ALIGNMENT_BYTES = 16
+
+# What decides about tiles and instructions. hopper: sm_90 to sm_110, asynchronous matrix instructions (wgmma, tcgen05).
+# ampere: mma.sync; ada, sm_89 and sm_120: likewise, and fp8 is converted in hardware. cdna: AMD.
+Generation = Literal["interpreter", "ampere", "ada", "hopper", "cdna"]
 
 
 def check_paged_inputs(
@@ -44,7 +50,7 @@ def check_paged_inputs(
     _require_dtype("seq_lens", seq_lens, (torch.int32,))
     # Looked at first: the interpreter's answer about bfloat16 is clearer than any shape.
     interpreted = mode(torch.bfloat16 if torch.bfloat16 in (q.dtype, k_cache.dtype) else q.dtype) == "interpreted"
-    if q.is_cuda == interpreted:
+    if (q.device.type == "cpu") != interpreted:
         raise ValueError(
             f"Kernels are {'interpreted' if interpreted else 'compiled'} in this process, but q is on {q.device}. "
             f"Put every tensor on the {'CPU' if interpreted else 'GPU'}."
@@ -126,9 +132,79 @@ def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-@lru_cache
-def tile_target(device: torch.device) -> str:
-    """Which column of the tile tables applies: 'interpreter', 'hip', or 'cuda'."""
-    if device.type != "cuda":
+def gpu_generation(device: torch.device) -> Generation:
+    """Which column of the tile tables applies to kernels that run on `device`."""
+    if device.type == "cpu":
         return "interpreter"
-    return "hip" if torch.version.hip else "cuda"
+    if device.type == "meta":  # compiled ahead of time: whatever GPU Triton's driver stands for
+        target = triton.runtime.driver.active.get_current_target()
+        return "cdna" if target.backend == "hip" else _generation_of_capability(target.arch)
+    return _generation_of_device(device)
+
+
+@lru_cache
+def _generation_of_device(device: torch.device) -> Generation:
+    if torch.version.hip:
+        return "cdna"
+    major, minor = torch.cuda.get_device_capability(device)
+    return _generation_of_capability(10 * major + minor)
+
+
+def _generation_of_capability(capability: int) -> Generation:
+    if 90 <= capability < 120:
+        return "hopper"
+    return "ampere" if capability < 89 else "ada"
+
+
+class MetaInputs(NamedTuple):
+    """Arguments without storage, to compile with: q, k_cache, v_cache, block_tables, seq_lens; and the scales."""
+
+    args: tuple[Tensor, ...]
+    scales: dict[str, Tensor | None]
+
+
+@dataclass(frozen=True)
+class MetaLayer:
+    """An attention layer as it occurs in production, for compiling ahead of time."""
+
+    dtype: torch.dtype
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page: int = 16
+    kv_format: KVFormat = "none"
+
+    def __str__(self) -> str:
+        kv = "" if self.kv_format == "none" else f" kv {self.kv_format}"
+        dtype = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[self.dtype]
+        return f"{dtype}{kv} {self.num_heads}/{self.num_kv_heads}/{self.head_dim} page {self.page}"
+
+    def inputs(self, num_seqs: int, num_tokens: int) -> MetaInputs:
+        def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        # q is a view of the fused projection's output, as the engine has it.
+        qkv = empty((num_tokens, self.num_heads + 2 * self.num_kv_heads, self.head_dim), self.dtype)
+        caches = [
+            empty((1024, self.num_kv_heads, self.page, self.head_dim), cache_dtype(self.kv_format, self.dtype))
+            for _ in "kv"
+        ]
+        tables = empty((num_seqs, 512), torch.int32), empty((num_seqs,), torch.int32)
+        scale = None if self.kv_format == "none" else empty((1024, self.num_kv_heads, self.page), torch.float32)
+        return MetaInputs((qkv[:, : self.num_heads], *caches, *tables), {"k_scale": scale, "v_scale": scale})
+
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+PRODUCTION_LAYERS = (
+    MetaLayer(BF16, 32, 8, 128),  # Llama 3, Mistral, Qwen3
+    MetaLayer(FP16, 32, 8, 128, page=64),
+    MetaLayer(BF16, 9, 3, 64),  # SmolLM2
+    MetaLayer(BF16, 16, 1, 256, page=64),
+    MetaLayer(BF16, 32, 32, 96),
+    MetaLayer(FP16, 32, 32, 80),
+    MetaLayer(FP32, 9, 3, 64),
+    MetaLayer(BF16, 32, 8, 128, kv_format="int8"),
+    MetaLayer(BF16, 32, 8, 128, kv_format="fp8_e4m3"),
+    MetaLayer(FP16, 9, 3, 64, page=64, kv_format="int8"),
+    MetaLayer(FP16, 9, 3, 64, page=64, kv_format="fp8_e4m3"),
+)

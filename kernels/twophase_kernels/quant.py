@@ -85,18 +85,30 @@ def encode_int8(values):
 
 
 @triton.jit
-def quantise_row(row, KV_FORMAT: tl.constexpr):
-    """One row [D] in fp32 (padding lanes 0) -> (data [D] int8 or uint8, scale fp32 scalar)."""
-    # The largest magnitude, taken on the bits as integers: the order is the same, and a NaN wins.
-    absmax_bits = tl.max(row.to(tl.int32, bitcast=True) & MAGNITUDE_MASK, axis=0)
-    absmax = tl.maximum(absmax_bits, MIN_ABSMAX_BITS).to(tl.float32, bitcast=True)
+def absmax_bits(rows):
+    """fp32 [R, D] -> the bits of each row's largest magnitude, int32 [R].
+
+    Taken on the bits as integers: the order is that of the magnitudes, and a NaN wins.
+    """
+    return tl.max(rows.to(tl.int32, bitcast=True) & MAGNITUDE_MASK, axis=1)
+
+
+@triton.jit
+def row_scales(row_absmax_bits, KV_FORMAT: tl.constexpr):
+    """int32 [R] from `absmax_bits` -> (scale, what to multiply by before encoding), both fp32 [R]."""
+    Q_MAX: tl.constexpr = INT8_MAX if KV_FORMAT == "int8" else E4M3_MAX
+    absmax = tl.maximum(row_absmax_bits, MIN_ABSMAX_BITS).to(tl.float32, bitcast=True)
+    # div_rn: plain division may be off by 2 ulp on a GPU, and codes would differ from the reference's.
+    return tl.div_rn(absmax, Q_MAX), tl.div_rn(Q_MAX, absmax)
+
+
+@triton.jit
+def encode(values, KV_FORMAT: tl.constexpr):
+    """fp32 multiplied by its row's factor -> int8, or uint8 with e4m3 bits."""
     if KV_FORMAT == "int8":
-        data = encode_int8(row * tl.div_rn(INT8_MAX, absmax))
-        scale = tl.div_rn(absmax, INT8_MAX)
-    else:
-        data = encode_e4m3(row * tl.div_rn(E4M3_MAX, absmax))
-        scale = tl.div_rn(absmax, E4M3_MAX)
-    return data, scale
+        return encode_int8(values)
+    else:  # noqa: RET505  (Triton drops the branch not taken; what follows an early return it compiles)
+        return encode_e4m3(values)
 
 
 @triton.jit
@@ -104,7 +116,7 @@ def decode(data, KV_FORMAT: tl.constexpr):
     """Cache data as loaded -> numbers still to be multiplied by their scale; fp32, or unchanged for 'none'."""
     if KV_FORMAT == "int8":
         return data.to(tl.float32)
-    elif KV_FORMAT == "fp8_e4m3":  # noqa: RET505  (Triton drops the branches not taken; early returns it does not)
+    elif KV_FORMAT == "fp8_e4m3":  # noqa: RET505
         return decode_e4m3(data)
     else:
         return data

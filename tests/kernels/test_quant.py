@@ -28,12 +28,31 @@ def _encode(values_ptr, out_ptr, encode: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _quantise(x_ptr, data_ptr, scale_ptr, quantise_row: tl.constexpr, KV_FORMAT: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    offs = row * BLOCK + tl.arange(0, BLOCK)
-    data, scale = quantise_row(tl.load(x_ptr + offs), KV_FORMAT)
-    tl.store(data_ptr + offs, data)
-    tl.store(scale_ptr + row, scale)
+def _quantise(
+    x_ptr,
+    data_ptr,
+    scale_ptr,
+    absmax_bits: tl.constexpr,
+    row_scales: tl.constexpr,
+    encode: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    offs_row = tl.arange(0, ROWS)
+    offs = offs_row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    rows = tl.load(x_ptr + offs)
+    scale, factor = row_scales(absmax_bits(rows), KV_FORMAT)
+    tl.store(data_ptr + offs, encode(rows * factor[:, None], KV_FORMAT))
+    tl.store(scale_ptr + offs_row, scale)
+
+
+def run_quantise(module, x, kv_format):
+    data = torch.empty(x.shape, dtype=quant.cache_dtype(kv_format, torch.float32), device=DEVICE)
+    scale = torch.full((len(x),), float("nan"), device=DEVICE)
+    functions = module.absmax_bits, module.row_scales, module.encode
+    _quantise[(1,)](x.to(DEVICE), data, scale, *functions, KV_FORMAT=kv_format, ROWS=len(x), BLOCK=x.shape[1])
+    return data.cpu(), scale.cpu()
 
 
 def run_codec(kernel, function, x, dtype, block=N):
@@ -92,7 +111,7 @@ def check_encode_int8(module):
 
 
 def rows_to_quantise():
-    x = torch.randn(24, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 4, 24)[:, None]
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 4, 32)[:, None]
     x[3] = 0  # an all-zero row must be safe
     x[4] = 1e-42  # and a subnormal one
     x[5] = -0.0
@@ -102,12 +121,10 @@ def rows_to_quantise():
 
 def check_quantise(module, kv_format):
     x = rows_to_quantise()
-    data = torch.empty(x.shape, dtype=quant.cache_dtype(kv_format, torch.float32), device=DEVICE)
-    scale = torch.full((len(x),), float("nan"), device=DEVICE)
-    _quantise[(len(x),)](x.to(DEVICE), data, scale, module.quantise_row, KV_FORMAT=kv_format, BLOCK=64)
+    data, scale = run_quantise(module, x, kv_format)
     want_data, want_scale = quant.quantise_reference(x, kv_format)
-    assert torch.equal(scale.cpu(), want_scale)
-    assert torch.equal(data.cpu(), want_data)
+    torch.testing.assert_close(scale, want_scale, rtol=0, atol=0)
+    torch.testing.assert_close(data, want_data, rtol=0, atol=0)
 
 
 def test_decode_every_code():
@@ -123,7 +140,7 @@ def test_encode_int8():
 
 
 @pytest.mark.parametrize("kv_format", ["int8", "fp8_e4m3"])
-def test_quantise_row(kv_format):
+def test_quantise_rows(kv_format):
     check_quantise(quant, kv_format)
 
 
@@ -133,10 +150,7 @@ def test_quantise_row(kv_format):
 def test_a_row_with_nan_or_infinity_reads_back_as_nan(kv_format, bad):
     x = torch.ones(2, 64)
     x[0, 5] = bad
-    data = torch.empty(x.shape, dtype=quant.cache_dtype(kv_format, torch.float32), device=DEVICE)
-    scale = torch.empty(2, device=DEVICE)
-    _quantise[(2,)](x.to(DEVICE), data, scale, quant.quantise_row, KV_FORMAT=kv_format, BLOCK=64)
-    back = quant.dequantise_reference(data.cpu(), scale.cpu(), kv_format, torch.float32)
+    back = quant.dequantise_reference(*run_quantise(quant, x, kv_format), kv_format, torch.float32)
     assert not back[0].isfinite().any()
     torch.testing.assert_close(back[1], x[1])
     want = quant.dequantise_reference(*quant.quantise_reference(x, kv_format), kv_format, torch.float32)
@@ -195,10 +209,16 @@ MUTANTS = [
     ("infinity is nan", "magnitude > INFINITY_BITS", "magnitude >= INFINITY_BITS", check_encode),
     ("int8 truncates", ROUND_INT8, "clamped.to(tl.int32)", check_encode_int8),
     ("int8 reaches -128", "tl.maximum(values, -INT8_MAX)", "tl.maximum(values, -128.0)", check_encode_int8),
-    ("signed maximum", "bitcast=True) & MAGNITUDE_MASK, axis=0)", "bitcast=True), axis=0)", check_quantise_int8),
-    ("no floor on absmax", "tl.maximum(absmax_bits, MIN_ABSMAX_BITS)", "absmax_bits", check_quantise_int8),
-    ("int8 scale of 128", "tl.div_rn(absmax, INT8_MAX)", "tl.div_rn(absmax, 128.0)", check_quantise_int8),
-    ("e4m3 scale of int8", "tl.div_rn(absmax, E4M3_MAX)", "tl.div_rn(absmax, INT8_MAX)", check_quantise_e4m3),
+    ("signed maximum", "bitcast=True) & MAGNITUDE_MASK, axis=1)", "bitcast=True), axis=1)", check_quantise_int8),
+    ("no floor on absmax", "tl.maximum(row_absmax_bits, MIN_ABSMAX_BITS)", "row_absmax_bits", check_quantise_int8),
+    ("int8 scale of 128", "tl.constexpr(127.0)", "tl.constexpr(128.0)", check_quantise_int8),
+    (
+        "scale and factor swapped",
+        "return tl.div_rn(absmax, Q_MAX), tl.div_rn(Q_MAX, absmax)",
+        "return tl.div_rn(Q_MAX, absmax), tl.div_rn(absmax, Q_MAX)",
+        check_quantise_int8,
+    ),
+    ("e4m3 scaled as int8", 'if KV_FORMAT == "int8" else E4M3_MAX', "", check_quantise_e4m3),
 ]
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks: `twophase bench engine | kernels | scheduling`. Every result carries the hardware and the versions."""

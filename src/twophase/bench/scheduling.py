@@ -8,7 +8,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from twophase.cache.manager import CacheManager
@@ -101,6 +101,19 @@ def _elapsed_s(call: Callable[..., object], *args: object) -> float:
     return time.perf_counter() - start
 
 
+def to_text(timings: Sequence[SchedulingTiming]) -> str:
+    """A row per queue length, in microseconds."""
+    first = timings[0]
+    lines = [
+        f"{first.num_running} decodes, block size {BLOCK_SIZE}, {first.num_steps} steps; medians in microseconds",
+        f"{'waiting':>9} {'schedule':>9} {'update':>9} {'together':>9} {'p99':>9} {'add':>9} {'abort':>9}",
+    ]
+    for t in timings:
+        times_s = (t.schedule_s, t.update_s, t.step_s, t.step_p99_s, t.add_s, t.abort_s)
+        lines.append(f"{t.num_waiting:>9,} " + " ".join(f"{time_s * 1e6:>9.1f}" for time_s in times_s))
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m twophase.bench.scheduling", description=__doc__)
     parser.add_argument("--running", type=int, default=256, help="decoding sequences (default 256)")
@@ -109,14 +122,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (seconds)")
     args = parser.parse_args()
     timings = [measure_scheduling(args.running, num_waiting, args.steps) for num_waiting in args.waiting]
-    if args.json:
-        print(json.dumps([asdict(timing) for timing in timings], indent=2))
-        return
-    print(f"{args.running} decodes, block size {BLOCK_SIZE}, {args.steps} steps; medians in microseconds")
-    print(f"{'waiting':>9} {'schedule':>9} {'update':>9} {'together':>9} {'p99':>9} {'add':>9} {'abort':>9}")
-    for t in timings:
-        times_s = (t.schedule_s, t.update_s, t.step_s, t.step_p99_s, t.add_s, t.abort_s)
-        print(f"{t.num_waiting:>9,} " + " ".join(f"{time_s * 1e6:>9.1f}" for time_s in times_s))
+    print(json.dumps([asdict(timing) for timing in timings], indent=2) if args.json else to_text(timings))
 
 
 if __name__ == "__main__":

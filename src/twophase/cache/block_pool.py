@@ -6,7 +6,7 @@ from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
 
 
 class BlockPool:
-    """Reference counts of `num_blocks` blocks and the order in which free ones are reused. Only `CacheManager` calls it.
+    """Reference counts of `num_blocks` blocks, and the order in which free ones are reused. Only for `CacheManager`.
 
     A block is in one of three states:
 
@@ -15,7 +15,7 @@ class BlockPool:
         cached   free, its contents findable in the prefix cache: evicted only when no blank block is left,
                  the least recently freed first
 
-    Every operation takes time independent of `num_blocks`.
+    Sharing, taking and freeing a block takes time independent of `num_blocks`.
 
     Raises:
         ConfigError: `num_blocks` is below 1.

@@ -17,7 +17,7 @@ KVFormat = Literal["none", "int8", "fp8_e4m3"]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 # fp8 is kept as bits: the codec is integer arithmetic, so it runs on devices without fp8 types.
-QUANTISED_DTYPES = {"int8": torch.int8, "fp8_e4m3": torch.uint8}
+QUANTISED_DTYPES: dict[KVFormat, torch.dtype] = {"int8": torch.int8, "fp8_e4m3": torch.uint8}
 
 SCALE_DTYPE = torch.float32
 
@@ -111,9 +111,7 @@ def spec_from_option(
     if kv_cache_dtype not in ("auto", *DTYPES, *QUANTISED_DTYPES):
         options = ", ".join(("auto", *DTYPES, *QUANTISED_DTYPES))
         raise ConfigError(f"kv_cache_dtype must be one of {options}; got {kv_cache_dtype!r}.")
-    kv_format: KVFormat = "none"
-    if kv_cache_dtype == "int8" or kv_cache_dtype == "fp8_e4m3":
-        kv_format = kv_cache_dtype
+    kv_format: KVFormat = next((name for name in QUANTISED_DTYPES if name == kv_cache_dtype), "none")
     dtype = DTYPES.get(kv_cache_dtype, model_dtype)
     return KVCacheSpec(num_layers, num_kv_heads, head_dim, block_size, dtype, kv_format)
 

@@ -20,7 +20,7 @@ class CacheStats:
         num_cached: Free blocks that a prefix hit can still find (evictable).
         num_free: Free blocks with nothing worth keeping.
         num_slots_in_use: Slots of the blocks in use that a token was given.
-        internal_fragmentation: Share of the slots in use blocks that no token was given, in [0, 1).
+        internal_fragmentation: Share of the slots of blocks in use that no token was given, in [0, 1).
         num_queries, num_queried_tokens, num_hit_tokens: Tables opened and grown at least once, the tokens they were
             opened with, and those found in the cache.
     """
@@ -44,8 +44,8 @@ class CacheStats:
 class CacheManager:
     """Hands out the blocks of one pool to block tables, shares them between tables, and remembers what they hold.
 
-    Knows nothing of requests or tensors. Only the scheduler calls the methods that change it; all of them take time
-    independent of `num_blocks`, and one that raises has changed nothing.
+    Knows nothing of requests or tensors. Only the scheduler calls the methods that change it. One that raises has
+    changed nothing, and all but `reset_prefix_cache` take time independent of `num_blocks`.
 
     Args:
         num_blocks: Blocks in the pool, at least 1.
@@ -86,7 +86,8 @@ class CacheManager:
             count_in_stats: False when the same request was counted before (it comes back after a preemption). A
                 table that is closed without ever having grown is not counted either.
         """
-        block_ids, published = [], None
+        block_ids: list[int] = []
+        published = None
         if self.enable_prefix_caching:
             block_ids, published = self._prefixes.lookup(token_ids, salt, (len(token_ids) - 1) // self.block_size)
         for block_id in block_ids:
@@ -109,7 +110,8 @@ class CacheManager:
     def grow(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
         """Make room so that `table.num_tokens == num_tokens`; returns the copies to do before anything is written.
 
-        If the last block is partial and shared, this table gets a copy of its own (copy-on-write).
+        If the last block is partial and shared, this table gets a copy of its own (copy-on-write). A step that is
+        dropped before its copies were done leaves such a table without its contents: close it, or do the copies.
 
         Raises:
             OutOfBlocksError: Not enough free blocks; nothing changed.

@@ -1,7 +1,9 @@
 """How the tokens of one request are chosen. Names and defaults follow vLLM's class of the same name."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from twophase.core.errors import InvalidRequestError
 
@@ -36,15 +38,15 @@ class SamplingParams:
     """
 
     n: int = 1
-    temperature: float = 1.0
+    temperature: float | int = 1.0
     top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    top_p: float | int = 1.0
+    min_p: float | int = 0.0
+    repetition_penalty: float | int = 1.0
     seed: int | None = None
     max_tokens: int = 16
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -79,12 +81,12 @@ class SamplingParams:
         return self.temperature == 0
 
 
-def _require(name: str, value: float, rule: str, holds) -> None:  # type: ignore[no-untyped-def]
+def _require(name: str, value: Any, rule: str, holds: Callable[[float], bool]) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not holds(value):
         raise InvalidRequestError(f"{name} must be {rule}, got {value!r}.")
 
 
-def _require_int(name: str, value: int, *, at_least: int) -> None:
+def _require_int(name: str, value: Any, *, at_least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise InvalidRequestError(f"{name} must be a whole number >= {at_least}, got {value!r}.")

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from operator import attrgetter
 from typing import NamedTuple, final
 
+from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import InvalidRequestError, OutOfBlocksError, TwophaseError
 from twophase.core.outputs import FinishReason
@@ -279,33 +280,35 @@ class Scheduler:
 
     def _try_start(self, sequence: Sequence, budget: int, num_reserved: int) -> bool:
         """Give a waiting sequence its blocks, hits and new ones; False, and nothing changed, if it doesn't fit."""
-        num_tokens = len(sequence.token_ids)
         is_first_time = sequence.num_preemptions == 0
         table = self.cache.open(sequence.token_ids, sequence.request.cache_salt, count_in_stats=is_first_time)
-        num_cached = table.num_cached_tokens
-        fits = False
         try:
-            if num_tokens - num_cached <= budget or self._may_split(sequence):
-                num_blocks = self.cache.num_blocks_needed(table, num_tokens) + num_reserved
-                if num_blocks <= self.cache.num_free_blocks:
-                    self.cache.grow(table, num_tokens)  # copies nothing: what was hit are full blocks
-                    fits = True
-        finally:
-            if not fits:
+            fits = self._fits(sequence, table, budget, num_reserved)
+            if fits:
+                self.cache.grow(table, len(sequence.token_ids))  # copies nothing: what was hit are full blocks
+            else:
                 self.cache.close(table)
+        except BaseException:
+            self.cache.close(table)
+            raise
         if fits:
             self._waiting.remove(sequence)
             sequence.become(SequenceStatus.RUNNING)
             sequence.table = table
-            sequence.num_computed_tokens = num_cached
+            sequence.num_computed_tokens = table.num_cached_tokens
             if is_first_time:
-                sequence.num_cached_tokens = num_cached
+                sequence.num_cached_tokens = table.num_cached_tokens
             bisect.insort(self._running, sequence, key=_RANK)
         return fits
 
-    def _may_split(self, sequence: Sequence) -> bool:
-        """Chunks, as configured; or a preempted sequence that outgrew the budget, which could not go on otherwise."""
-        return self.config.enable_chunked_prefill or len(sequence.token_ids) > self.config.max_num_batched_tokens
+    def _fits(self, sequence: Sequence, table: BlockTable, budget: int, num_reserved: int) -> bool:
+        """Whether the free blocks and, when a prefill must be done in one step, the budget are enough."""
+        num_tokens = len(sequence.token_ids)
+        # In chunks, as configured; so is a preempted sequence that outgrew the budget, or it could never go on.
+        may_split = self.config.enable_chunked_prefill or num_tokens > self.config.max_num_batched_tokens
+        if num_tokens - table.num_cached_tokens > budget and not may_split:
+            return False
+        return self.cache.num_blocks_needed(table, num_tokens) + num_reserved <= self.cache.num_free_blocks
 
     def _preempt(self, victim: Sequence) -> None:
         with _blamed_on(victim):

@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 from twophase.cache.block_table import BlockTable
 from twophase.core.request import Request
@@ -69,7 +69,7 @@ class Sequence:
     num_preemptions: int = 0
 
     @classmethod
-    def of_request(cls, seq_id: int, request: Request, max_model_len: int) -> Self:
+    def of_request(cls, seq_id: int, request: Request, max_model_len: int) -> "Sequence":
         """Completion 0 of a request, standing for all of them until it forks."""
         params = request.sampling_params
         num_prompt_tokens = len(request.prompt_token_ids)
@@ -86,7 +86,7 @@ class Sequence:
             num_completions=params.n,
         )
 
-    def fork(self, seq_id: int, index: int) -> Self:
+    def fork(self, seq_id: int, index: int) -> "Sequence":
         """Another completion of the same request, as far as this one is; without blocks."""
         return replace(self, seq_id=seq_id, index=index, token_ids=list(self.token_ids), num_completions=1, table=None)
 

@@ -39,6 +39,6 @@ class WaitingQueue:
         del self._sequences[sequence.seq_id]
         if self._heap[0][1] == sequence.seq_id:
             heapq.heappop(self._heap)
-        elif len(self._heap) > 2 * len(self._sequences):
+        if len(self._heap) > 2 * len(self._sequences):
             self._heap = [(waiting.rank, seq_id) for seq_id, waiting in self._sequences.items()]
             heapq.heapify(self._heap)

@@ -49,7 +49,7 @@ def _draw_tables(axes: Axes, tables: Mapping[str, tuple[Sequence[int], int]], co
         for logical, block in enumerate(block_ids):
             axes.add_patch(Rectangle((logical, row), 0.9, 0.9, facecolor=colour_of[name], edgecolor=LINE, alpha=0.75))
             axes.text(logical + 0.45, row + 0.45, str(block), ha="center", va="center", color=INK)
-    axes.set(xlim=(-0.1, widest), ylim=(len(tables), -0.1), xticks=[i + 0.45 for i in range(widest)], yticks=[])
+    axes.set(xlim=(-0.1, widest), ylim=(max(3, len(tables)), -0.1), xticks=[i + 0.45 for i in range(widest)], yticks=[])
     axes.set_xticklabels([str(i) for i in range(widest)])
     axes.set_xlabel("block of the sequence")
     axes.set_title("Block tables: which page holds it", loc="left")
@@ -77,7 +77,8 @@ def _draw_pool(
                 colour = colour_of[name.rstrip("0123456789")]
                 axes.add_patch(Rectangle((column, row + i * height), share, height, facecolor=colour, alpha=0.75))
             axes.text(column + 0.46, row + 0.55, ", ".join(names), ha="center", va="center", fontsize=9, color=INK)
-        axes.text(column + 0.05, row + 0.05, str(block), ha="left", va="top", fontsize=7, color=LINE)
+        number_colour = INK if names else LINE
+        axes.text(column + 0.05, row + 0.05, str(block), ha="left", va="top", fontsize=7, color=number_colour)
     axes.set(xlim=(-0.05, columns), ylim=(-(-num_blocks // columns), -0.05), xticks=[], yticks=[])
     axes.set_title(f"The pool: {num_blocks} pages of {block_size} slots, filled as far as shown", loc="left")
     axes.spines[:].set_visible(False)

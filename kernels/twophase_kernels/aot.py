@@ -1,0 +1,302 @@
+"""Compile every production kernel for GPUs this machine does not have, and say what the compiler made of it.
+
+    python -m twophase_kernels.aot [--target sm_90] [--kernel REGEX] [--json]
+
+A stand-in driver claims to be the target and launches nothing, so the real wrappers run, on tensors without storage,
+through Triton's real specialisation: what is compiled here is what a GPU would run. It shows what correct results
+hide: register spills, scalar loads, a matrix unit left idle, a loop without the K/V buffers that hide memory latency.
+Exit status 1: some kernel has a problem, named below its row.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twophase_kernels import compiled_code
+from twophase_kernels._triton import KernelsUnavailableError, mode, triton
+
+
+@dataclass(frozen=True)
+class AotConfig:
+    """One way a wrapper is called in production. Each kernel's file lists its own in `production_configs()`.
+
+    Attributes:
+        name: Tells it from the module's other configurations, e.g. 'bf16 32/8/128 page 64'.
+        launch: Calls the public wrapper on `device='meta'` tensors of production shapes, dtypes and strides.
+        attention_kernels: Names of the `@triton.jit` functions it launches that loop over K/V tiles: they must use
+            matrix instructions, asynchronous copies (where the target has them) and at least two K/V buffers.
+    """
+
+    name: str
+    launch: Callable[[], object]
+    attention_kernels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CompiledReport:
+    """What the compiler made of one kernel in one configuration for one target.
+
+    Attributes:
+        registers: Per thread.
+        spill_bytes: Per-thread memory for what did not fit into registers (CUDA: STACK, AMD: scratch).
+        shared_bytes: Shared memory (LDS) per program.
+        matrix_instructions: Which occur: wgmma, mma.sync, tcgen05, v_mfma.
+        async_copies: Which occur: cp.async (Ampere on; those of 16 bytes), tma (bulk tensor copies, Hopper on).
+        vector_loads, narrow_loads: Global loads, asynchronous or not, of 16 bytes per thread, and of 4 or fewer.
+        kv_buffers: Tiles of K, and of V, under way while one is worked on (see `kv_buffer_depth`).
+        dot_dtype: What matrix products take: bf16, f16, f32, or None without any.
+        keeps_subnormals: fp32 subnormals are not flushed to zero by a multiply; `decode_e4m3` relies on it.
+        compile_s: Seconds.
+    """
+
+    kernel: str
+    config: str
+    target: str
+    is_attention: bool
+    num_warps: int
+    num_stages: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    matrix_instructions: tuple[str, ...]
+    async_copies: tuple[str, ...]
+    vector_loads: int
+    narrow_loads: int
+    kv_buffers: int
+    dot_dtype: str | None
+    keeps_subnormals: bool
+    compile_s: float
+
+    def problems(self) -> list[str]:
+        """What a production kernel must not have; empty if all is well."""
+        found = []
+        if self.spill_bytes:
+            found.append(f"spills {self.spill_bytes} bytes per thread")
+        if not self.keeps_subnormals:
+            found.append("flushes fp32 subnormals")
+        if not self.is_attention:
+            return found
+        # NVIDIA's matrix units have no fp32, and TF32 would lose 13 bits.
+        if not self.matrix_instructions and self.dot_dtype != "f32":
+            found.append("no matrix instructions")
+        if TARGETS[self.target].has_async_copies and not self.async_copies:
+            found.append("no 16-byte asynchronous copies")
+        if self.kv_buffers < 2:
+            found.append(f"K/V buffers: {self.kv_buffers}, at least 2 hide the latency of memory")
+        return found
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU to compile for: Triton's name for it, and what one program may use."""
+
+    backend: str
+    arch: int | str
+    warp_size: int
+    shared_bytes: int
+    has_async_copies: bool
+
+
+# Shared memory per block: CUDA C++ Programming Guide, table 'Technical Specifications per Compute Capability'; LDS of a
+# CDNA3 compute unit: AMD Instinct MI300 ISA guide.
+TARGETS = {
+    "sm_80": Target("cuda", 80, 32, 163 * 1024, True),
+    "sm_90": Target("cuda", 90, 32, 227 * 1024, True),
+    "sm_100": Target("cuda", 100, 32, 227 * 1024, True),
+    "gfx942": Target("hip", "gfx942", 64, 64 * 1024, False),
+}
+
+KERNEL_MODULES = (
+    "kv_write",
+    "rope_kv_write",
+    "rmsnorm_residual",
+    "silu_mul",
+    "paged_decode",
+    "paged_prefill",
+    "merge_splits",
+)
+
+
+class CompileOnlyDriver:
+    """Stands where Triton's CUDA or HIP driver would; compiles for `target`, launches nothing.
+
+    `launches` counts the kernel launches that it swallowed.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.launches = 0
+        self.utils = self
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget(self.target.backend, self.target.arch, self.target.warp_size)
+
+    def get_current_device(self) -> str:
+        # Triton keeps compiled kernels per device: each target is a device of its own.
+        return f"{self.target.backend}:{self.target.arch}"
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+    def get_device_properties(self, device: str) -> dict[str, int]:
+        return {"max_shared_mem": self.target.shared_bytes}
+
+    def load_binary(self, name: str, binary: bytes, shared_bytes: int, device: str) -> tuple[Any, int, int, int, int]:
+        """(module, function, registers, spills, most threads per program); the module is not None once it is loaded."""
+        return self, 0, 0, 0, 1024
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        def launch(*args: Any) -> None:
+            self.launches += 1
+
+        return launch
+
+
+def require_compiler() -> None:
+    """Raises KernelsUnavailableError if this process was started for the interpreter."""
+    triton.runtime.driver.set_active(CompileOnlyDriver(TARGETS["sm_90"]))
+    if mode() != "compiled":
+        raise KernelsUnavailableError(
+            "This process runs kernels in the interpreter; compiling needs one started without TRITON_INTERPRET."
+        )
+
+
+def compile_configs(target_name: str, configs: Iterable[AotConfig]) -> list[CompiledReport]:
+    """Compile all kernels that `configs` launch, each distinct binary once. Replaces this process's Triton driver.
+
+    Raises:
+        KernelsUnavailableError: Triton is missing, or this process runs the interpreter.
+        RuntimeError: a kernel came from Triton's disk cache, which may be stale; use a fresh TRITON_CACHE_DIR.
+    """
+    require_compiler()
+    triton.runtime.driver.set_active(CompileOnlyDriver(TARGETS[target_name]))
+    reports: list[CompiledReport] = []
+    for config in configs:
+
+        def report(*, src, metadata, metadata_group, times, cache_hit, config=config):  # type: ignore[no-untyped-def]
+            if cache_hit:
+                raise RuntimeError(f"{src.name} came from Triton's cache; set TRITON_CACHE_DIR to an empty folder.")
+            compile_s = times.total / 1e6
+            reports.append(_inspect(src.name, metadata, metadata_group, target_name, config, compile_s))
+
+        triton.knobs.compilation.listener = report
+        try:
+            config.launch()
+        finally:
+            triton.knobs.compilation.listener = None
+    return reports
+
+
+def _inspect(
+    kernel: str, metadata: dict, files: dict[str, str], target_name: str, config: AotConfig, compile_s: float
+) -> CompiledReport:
+    by_stage = {Path(path).suffix[1:]: Path(path) for path in files.values()}
+    is_amd = "amdgcn" in by_stage
+    code = by_stage["amdgcn" if is_amd else "ptx"].read_text()
+    registers, spill_bytes = (
+        compiled_code.resources_amd(code) if is_amd else compiled_code.resources_cuda(by_stage["cubin"])
+    )
+    return CompiledReport(
+        kernel=kernel,
+        config=config.name,
+        target=target_name,
+        is_attention=kernel in config.attention_kernels,
+        num_warps=metadata["num_warps"],
+        num_stages=metadata["num_stages"],
+        registers=registers,
+        spill_bytes=spill_bytes,
+        shared_bytes=metadata["shared"],
+        matrix_instructions=compiled_code.matrix_instructions(code),
+        async_copies=compiled_code.async_copies(code),
+        vector_loads=compiled_code.count_vector_loads(code),
+        narrow_loads=compiled_code.count_narrow_loads(code),
+        kv_buffers=compiled_code.kv_buffer_depth(by_stage["ttgir"].read_text()),
+        dot_dtype=compiled_code.dot_dtype(by_stage["ttir"].read_text()),
+        keeps_subnormals=compiled_code.keeps_subnormals(code),
+        compile_s=compile_s,
+    )
+
+
+def production_configs() -> dict[str, tuple[AotConfig, ...]]:
+    """Every kernel file's production configurations, by module name."""
+    modules = {name: importlib.import_module(f"twophase_kernels.{name}") for name in KERNEL_MODULES}
+    return {name: module.production_configs() for name, module in modules.items()}
+
+
+def compiler_environment(cache_dir: str) -> dict[str, str]:
+    """Environment of a process that compiles: no interpreter, and an empty cache (a hit once hid a broken kernel)."""
+    return os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache_dir}
+
+
+def compile_in_subprocess(targets: Sequence[str], pattern: str = "") -> list[CompiledReport]:
+    """`compile_configs` in a process without the interpreter and with an empty kernel cache.
+
+    Args:
+        targets: Keys of `TARGETS`.
+        pattern: Only configurations with a match of this regular expression in 'module: name'.
+    """
+    with tempfile.TemporaryDirectory() as cache_dir:
+        command = [sys.executable, "-m", "twophase_kernels.aot", "--json", "--in-process", "--kernel", pattern]
+        command += [word for target in targets for word in ("--target", target)]
+        result = subprocess.run(command, env=compiler_environment(cache_dir), capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"compiling for {', '.join(targets)} failed:\n{result.stderr[-4000:]}")
+    rows = json.loads(result.stdout)
+    # JSON has no tuples.
+    return [CompiledReport(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
+
+
+def _compile_here(targets: Sequence[str], pattern: str) -> list[CompiledReport]:
+    configs = [
+        config
+        for module, configs in production_configs().items()
+        for config in configs
+        if re.search(pattern, f"{module}: {config.name}")
+    ]
+    return [report for target in targets for report in compile_configs(target, configs)]
+
+
+def print_table(reports: Sequence[CompiledReport]) -> None:
+    row = "{:<7} {:<24} {:<63} {:>5} {:>6} {:>4} {:>5} {:>7}  {:<9} {:<13} {:>4}/{:<4} {:>3} {:>6}"
+    head = "target kernel config warps stages regs spill shared matrix async 16B <=4B K/V sec"
+    print(row.format(*head.split()))
+    for r in reports:
+        matrix, copies = ",".join(r.matrix_instructions) or "-", ",".join(r.async_copies) or "-"
+        numbers = (r.num_warps, r.num_stages, r.registers, r.spill_bytes, r.shared_bytes, matrix, copies)
+        loads = (r.vector_loads, r.narrow_loads, r.kv_buffers, f"{r.compile_s:.1f}")
+        print(row.format(r.target, r.kernel, r.config, *numbers, *loads))
+        for problem in r.problems():
+            print(f"        ^ {problem}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="twophase_kernels.aot", description=__doc__.splitlines()[0])
+    parser.add_argument("--target", action="append", choices=TARGETS, help="repeatable; all of them by default")
+    parser.add_argument("--kernel", default="", metavar="REGEX", help="only configurations matching 'module: name'")
+    parser.add_argument("--json", action="store_true", help="one JSON list instead of the table")
+    parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    targets = args.target or list(TARGETS)
+    reports = (_compile_here if args.in_process else compile_in_subprocess)(targets, args.kernel)
+    if args.json:
+        print(json.dumps([dataclasses.asdict(report) for report in reports]))
+    else:
+        print_table(reports)
+    if not args.in_process and any(report.problems() for report in reports):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

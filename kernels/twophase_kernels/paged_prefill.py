@@ -1,0 +1,337 @@
+"""Causal attention of a ragged batch of prompt chunks over a paged K/V cache that already holds their K and V.
+
+Prefill reuses each key for many queries: operations are the limit, so tiles are as large as registers allow and
+everything that is not a matrix product is kept out of the inner loop.
+
+- The rows of a tile are BLOCK_Q consecutive tokens times the G heads that share a KV head: row r is token r // G,
+  head r % G. Each K and V tile is loaded once for all of them.
+- Chunks differ in length and are not padded. Sequence s owns cu_query_lens[s] // BLOCK_Q + s and the following
+  programs, at least as many as it needs; a program finds its sequence by binary search over that ascending list.
+- Most tiles lie wholly below the diagonal and need no mask; the loop over them has none.
+"""
+
+import torch
+from torch import Tensor
+
+from twophase_kernels._triton import next_power_of_2, tl, triton
+from twophase_kernels.aot import AotConfig
+from twophase_kernels.attend_range import (
+    LOG2_E,
+    Tiles,
+    attend_range,
+    attention_reference,
+    finish_softmax,
+    kernel_kv_format,
+    padded_head_dim,
+    start_softmax,
+)
+from twophase_kernels.paged_decode import visible_keys
+from twophase_kernels.paged_inputs import (
+    PRODUCTION_LAYERS,
+    Generation,
+    MetaLayer,
+    check_out,
+    check_paged_inputs,
+    gpu_generation,
+)
+from twophase_kernels.quant import KVFormat
+from twophase_kernels.work import Work
+
+
+@triton.jit
+def find_sequence(cu_query_lens_ptr, block, num_seqs, BLOCK_Q: tl.constexpr):
+    """The last sequence whose first query block, cu_query_lens[s] // BLOCK_Q + s, is not after `block`."""
+    first = 0
+    end = num_seqs
+    while end - first > 1:
+        middle = (first + end) // 2
+        starts_before = tl.load(cu_query_lens_ptr + middle) // BLOCK_Q + middle <= block
+        first = tl.where(starts_before, middle, first)
+        end = tl.where(starts_before, end, middle)
+    return first
+
+
+# What varies from step to step must not be baked into binaries (see paged_decode).
+@triton.jit(
+    do_not_specialize=["table_row_stride", "num_seqs"],
+    do_not_specialize_on_alignment=["block_tables_ptr", "seq_lens_ptr", "cu_query_lens_ptr", "lse_ptr"],
+)
+def paged_prefill_kernel(
+    q_ptr,  # [T, H, D], rows q_row_stride apart
+    k_ptr,  # [N, H_KV, PAGE, D]; int8, or uint8 with e4m3 bits, when quantised
+    v_ptr,  # like k_ptr
+    k_scale_ptr,  # fp32 [N, H_KV, PAGE]; None unless quantised
+    v_scale_ptr,  # like k_scale_ptr
+    block_tables_ptr,  # int32 [S, W]
+    seq_lens_ptr,  # int32 [S]
+    cu_query_lens_ptr,  # int32 [S + 1]
+    out_ptr,  # [T, H, D]
+    lse_ptr,  # fp32 [T, H] or None
+    qk_scale,  # score scale * log2(e)
+    q_row_stride,
+    table_row_stride,
+    num_seqs,
+    H: tl.constexpr,
+    H_KV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: none
+    NUM_SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One program: BLOCK_Q tokens of one chunk and the G query heads of one KV head, over all keys they see."""
+    G: tl.constexpr = H // H_KV
+    BLOCK_Q: tl.constexpr = BLOCK_M // G
+    # Programs start in order of their number. The last blocks of a chunk see the most keys: started first, they don't
+    # leave the GPU waiting for one straggler at the end.
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    sequence = find_sequence(cu_query_lens_ptr, block, num_seqs, BLOCK_Q)
+    chunk_start = tl.load(cu_query_lens_ptr + sequence)
+    chunk_len = tl.load(cu_query_lens_ptr + sequence + 1) - chunk_start
+    first_token = (block - (chunk_start // BLOCK_Q + sequence)) * BLOCK_Q
+    if first_token >= chunk_len:
+        return
+    seq_len = tl.load(seq_lens_ptr + sequence)
+    num_cached = seq_len - chunk_len  # tokens before this chunk
+
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    tokens = offs_m // G  # counted from first_token
+    heads = kv_head * G + offs_m % G
+    mask_m = (offs_m < BLOCK_Q * G) & (first_token + tokens < chunk_len)
+    mask_q = mask_m[:, None] & (offs_d < D)[None, :]
+    # int64 for where the block starts, once; 32 bits are enough inside it, and registers are short.
+    first_row = (chunk_start + first_token).to(tl.int64)
+    q_ptr += first_row * q_row_stride
+    q = tl.load(q_ptr + (tokens * q_row_stride + heads * D)[:, None] + offs_d[None, :], mask=mask_q, other=0.0)
+    row_positions = num_cached + first_token + tokens
+
+    # Keys in [lo, hi) are seen by some row. Of the tiles counted from lo, those in [full_lo, full_hi) are seen whole
+    # by every row: none is after the first row's position, none before the last row's window.
+    first_position = num_cached + first_token
+    hi = tl.minimum(first_position + BLOCK_Q, seq_len)
+    lo = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW > 0 else 0
+    full_hi = lo + (first_position + 1 - lo) // BLOCK_N * BLOCK_N
+    full_lo = lo
+    if WINDOW > 0:
+        full_lo = tl.minimum(lo + tl.cdiv(tl.maximum(hi - WINDOW - lo, 0), BLOCK_N) * BLOCK_N, full_hi)
+
+    table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_row_stride
+    k_ptr += kv_head * (PAGE * D)
+    v_ptr += kv_head * (PAGE * D)
+    if KV_FORMAT != "none":
+        k_scale_ptr += kv_head * PAGE
+        v_scale_ptr += kv_head * PAGE
+    keys = table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr
+    layout: tl.constexpr = (H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT)
+    state = start_softmax(BLOCK_M, BLOCK_D)
+    if WINDOW > 0 and NUM_SINKS > 0:
+        # Sinks before lo; those after it are let through by the mask of the tiles below.
+        sinks_hi = tl.minimum(NUM_SINKS, lo)
+        state = attend_range(
+            q, row_positions, keys, layout, qk_scale, state, 0, sinks_hi, WINDOW=0, NUM_SINKS=0, MASKED=True
+        )
+    if WINDOW > 0:
+        state = attend_range(
+            q, row_positions, keys, layout, qk_scale, state, lo, full_lo, WINDOW, NUM_SINKS, MASKED=True
+        )
+    state = attend_range(
+        q, row_positions, keys, layout, qk_scale, state, full_lo, full_hi, WINDOW, NUM_SINKS, MASKED=False
+    )
+    state = attend_range(q, row_positions, keys, layout, qk_scale, state, full_hi, hi, WINDOW, NUM_SINKS, MASKED=True)
+
+    out, lse = finish_softmax(*state)
+    offs_row = tokens * H + heads
+    out_ptr += first_row * (H * D)
+    tl.store(out_ptr + offs_row[:, None] * D + offs_d[None, :], out.to(out_ptr.dtype.element_ty), mask=mask_q)
+    if lse_ptr is not None:
+        tl.store(lse_ptr + first_row * H + offs_row, lse, mask=mask_m)
+
+
+def paged_prefill(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cu_query_lens: Tensor,
+    *,
+    max_query_len: int,
+    scale: float,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    window: int | None = None,
+    num_sinks: int = 0,
+    out: Tensor | None = None,
+    return_lse: bool = False,
+    tiles: Tiles | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of each sequence's last tokens, a chunk of any length, over its pages. Does not wait for the device.
+
+    Args:
+        q: [T, H, D], the chunks one after another; rows may be views of a wider tensor.
+        k_cache, v_cache: [N, H_kv, page, D] contiguous, the chunks' own K and V included; int8, or uint8 with e4m3
+            bits, with scales.
+        block_tables: int32 [S, W], W a multiple of 16, padded with any valid page.
+        seq_lens: int32 [S], the chunk's tokens included.
+        cu_query_lens: int32 [S + 1]: chunk s is q[cu_query_lens[s]:cu_query_lens[s + 1]], the last tokens of its
+            sequence; it may be empty. Rows of q from cu_query_lens[S] on belong to nobody and are not written.
+        max_query_len: The longest chunk, or more; it chooses the tile.
+        scale: Factor on Q.K, as a rule 1 / sqrt(D).
+        k_scale, v_scale: fp32 [N, H_kv, page], one per token and head, for quantised caches.
+        window: A token at position i sees keys at positions (i - window, i]; None: all up to i.
+        num_sinks: Keys at positions [0, num_sinks) are seen besides the window.
+        out: [T, H, D] to write to, contiguous.
+        return_lse: Also return the log-sum-exp of the scores, fp32 [T, H], base 2.
+        tiles: Instead of `prefill_tiles`, for experiments.
+
+    Raises:
+        ValueError: An argument that breaks one of these rules.
+        KernelsUnavailableError: No kernel can run here, or not in this dtype.
+    """
+    kv_format = check_paged_inputs(
+        q, k_cache, v_cache, block_tables, seq_lens, k_scale, v_scale, scale, window, num_sinks
+    )
+    num_tokens, num_heads, head_dim = q.shape
+    _, num_kv_heads, page, _ = k_cache.shape
+    num_seqs = len(seq_lens)
+    check_out("cu_query_lens", cu_query_lens, (num_seqs + 1,), torch.int32, q.device)
+    group = num_heads // num_kv_heads
+    generation = gpu_generation(q.device)
+    if tiles is None:
+        tiles = prefill_tiles(group, head_dim, q.dtype, kv_format, window is not None, max_query_len, generation)
+    if tiles.block_m < group:
+        raise ValueError(f"block_m must hold the {group} heads of one token, got {tiles.block_m}.")
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    check_out("out", out, (num_tokens, num_heads, head_dim), q.dtype, q.device)
+    lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device) if return_lse else None
+    if num_tokens and num_seqs:
+        # Chunks of c tokens need at most c // BLOCK_Q + 1 blocks each, whatever they are: no length is looked at.
+        num_blocks = num_tokens // (tiles.block_m // group) + num_seqs
+        paged_prefill_kernel[(num_blocks, num_kv_heads)](
+            q, k_cache, v_cache, k_scale, v_scale, block_tables, seq_lens, cu_query_lens, out, lse,
+            scale * LOG2_E, q.stride(0), block_tables.stride(0), num_seqs,
+            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kernel_kv_format(kv_format, generation),
+            WINDOW=window or 0, NUM_SINKS=num_sinks,
+            BLOCK_M=tiles.block_m, BLOCK_D=padded_head_dim(head_dim), BLOCK_N=tiles.block_n,
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages, **compiler_options(generation),
+        )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
+def compiler_options(generation: Generation) -> dict[str, int]:
+    """For sm_100, ptxas spills rather than use more than 128 registers at D=64; told the true limit, it does not."""
+    return {"maxnreg": 255} if generation == "hopper" else {}
+
+
+def prefill_tiles(
+    group: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    kv_format: KVFormat,
+    has_window: bool,
+    max_query_len: int,
+    generation: Generation,
+) -> Tiles:
+    """The tile table of prefill. Few rows (a short chunk, tokens to verify) take a small tile: less of it is idle.
+
+    Its figures were chosen by what compiles without spills, not yet by measured time.
+    """
+    num_rows = max_query_len * group
+    block_m = max(16 if num_rows <= 16 else 64 if num_rows <= 64 else 128, next_power_of_2(group))
+    block_d = padded_head_dim(head_dim)
+    if generation == "interpreter":
+        return Tiles(max(128, block_m), 256, num_warps=4, num_stages=1)  # a tile costs the same whatever its size
+    if dtype == torch.float32:  # no matrix units: registers are the limit
+        return Tiles(max(32, next_power_of_2(group)), 16 if block_d > 128 else 32, num_warps=8, num_stages=3)
+    if generation == "cdna":  # 64 KiB of LDS for two tiles of K and V; 4 warps have 512 registers per lane
+        return Tiles(min(block_m, 64), 16, 4, 3) if block_d > 128 else Tiles(block_m, 32, 4, 3)
+    if generation == "hopper":  # 64 rows per 4 warps are one wgmma; 128 x 128 tiles, or 128 rows on 4 warps, spill
+        return Tiles(block_m, 32 if block_d > 128 else 64, num_warps=8 if block_m >= 128 else 4, num_stages=3)
+    # mma.sync keeps Q in registers. Beside it there is room for 64 keys at D=64; at D=128 if nothing else needs room.
+    if block_d > 128:
+        return Tiles(min(block_m, 64), 32, num_warps=8, num_stages=3)
+    is_plain = kv_format == "none" and not has_window
+    block_n = 64 if block_d <= 64 or is_plain else 32
+    return Tiles(block_m, block_n, num_warps=8 if block_m > 16 else 4, num_stages=3)
+
+
+def paged_prefill_reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cu_query_lens: Tensor,
+    *,
+    max_query_len: int,
+    scale: float,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    window: int | None = None,
+    num_sinks: int = 0,
+    out: Tensor | None = None,
+    return_lse: bool = False,
+    tiles: Tiles | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """What `paged_prefill` computes, chunk by chunk in plain torch; rows that belong to no chunk are 0."""
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format) if out is None else out
+    lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)
+    bounds = cu_query_lens.tolist()
+    for s, seq_len in enumerate(seq_lens.tolist()):
+        chunk = slice(bounds[s], bounds[s + 1])
+        out[chunk], lse[chunk] = attention_reference(
+            q[chunk], k_cache, v_cache, block_tables[s], seq_len,
+            scale=scale, k_scale=k_scale, v_scale=v_scale, window=window, num_sinks=num_sinks,
+        )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
+def prefill_work(
+    query_lens: list[int],
+    seq_lens: list[int],
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    itemsize: int,
+    kv_itemsize: int,
+    kv_scale_itemsize: int = 0,
+    window: int | None = None,
+    num_sinks: int = 0,
+) -> Work:
+    """K and V of every key that some token of its chunk sees, once; q in and out once. Q.K and P.V of visible pairs."""
+    num_keys = num_pairs = 0
+    for query_len, seq_len in zip(query_lens, seq_lens, strict=True):
+        context = seq_len - query_len
+        num_pairs += sum(visible_keys(context + i + 1, window, num_sinks) for i in range(query_len))
+        if query_len:
+            num_keys += visible_keys(context + 1, window, num_sinks) + query_len - 1
+    kv_bytes = num_keys * num_kv_heads * 2 * (head_dim * kv_itemsize + kv_scale_itemsize)
+    q_bytes = sum(query_lens) * num_heads * head_dim * 2 * itemsize
+    return Work(kv_bytes + q_bytes, num_pairs * num_heads * 4 * head_dim)
+
+
+def production_configs() -> tuple[AotConfig, ...]:
+    """The launches that `twophase_kernels.aot` compiles for every target."""
+
+    def config(layer: MetaLayer, max_query_len: int = 2048, window: int | None = None, num_sinks: int = 0) -> AotConfig:
+        def launch() -> object:
+            inputs = layer.inputs(num_seqs=4, num_tokens=4 * max_query_len)
+            cu_query_lens = torch.empty(5, dtype=torch.int32, device="meta")
+            options = {"scale": 0.1, "window": window, "num_sinks": num_sinks, "max_query_len": max_query_len}
+            return paged_prefill(*inputs.args, cu_query_lens, **inputs.scales, **options)
+
+        name = f"{layer}, chunks of {max_query_len}" + (f", window {window} sinks {num_sinks}" if window else "")
+        return AotConfig(name, launch, attention_kernels=("paged_prefill_kernel",))
+
+    return (
+        *(config(layer) for layer in PRODUCTION_LAYERS),
+        config(PRODUCTION_LAYERS[0], max_query_len=4),
+        config(PRODUCTION_LAYERS[0], max_query_len=16),
+        config(PRODUCTION_LAYERS[0], window=4096, num_sinks=4),
+    )

@@ -1,0 +1,147 @@
+"""Add the residual and normalise, in one pass over memory.
+
+    h = x + residual        y = h / sqrt(mean(h^2) + eps) * weight        (RMSNorm, arXiv:1910.07467, eq. 4)
+
+A layer needs both: y goes into the next projection, h is the residual of the next addition. Done separately, h would be
+written and read once more. The sum is rounded to the tensors' dtype before it is normalised, so that y belongs to the h
+that is handed on.
+"""
+
+import torch
+from torch import Tensor
+
+from twophase_kernels._triton import cdiv, check_devices, mode, next_power_of_2, tl, triton
+from twophase_kernels.aot import AotConfig
+from twophase_kernels.work import Work
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+MAX_WIDTH = 65536
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def rmsnorm_residual_kernel(
+    x_ptr,  # [num_rows, N]
+    residual_ptr,  # [num_rows, N] or None
+    weight_ptr,  # [N]
+    y_ptr,  # [num_rows, N] contiguous
+    residual_out_ptr,  # [num_rows, N] contiguous; not used without a residual
+    x_row_stride,
+    residual_row_stride,
+    num_rows,
+    eps,
+    N: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One program: BLOCK_ROWS whole rows, held in registers between the two uses."""
+    # int64: a long prefill has more than 2^31 elements.
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    offs_n = tl.arange(0, BLOCK_N)
+    mask_n = offs_n < N
+    mask = (rows < num_rows)[:, None] & mask_n[None, :]
+    out_offs = rows[:, None] * N + offs_n[None, :]
+    h = tl.load(x_ptr + rows[:, None] * x_row_stride + offs_n[None, :], mask=mask, other=0.0)
+    if residual_ptr is not None:
+        residual_offs = rows[:, None] * residual_row_stride + offs_n[None, :]
+        residual = tl.load(residual_ptr + residual_offs, mask=mask, other=0.0)
+        h = (h.to(tl.float32) + residual.to(tl.float32)).to(h.dtype)
+        tl.store(residual_out_ptr + out_offs, h, mask=mask)
+    h = h.to(tl.float32)
+    # The square of a half-precision activation overflows half precision: everything from here on is fp32.
+    mean_square = tl.sum(h * h, axis=1) / N
+    y = h * tl.rsqrt(mean_square + eps)[:, None]
+    weight = tl.load(weight_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
+    tl.store(y_ptr + out_offs, (y * weight[None, :]).to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def rmsnorm_residual(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(RMSNorm of x + residual, x + residual). Inputs are left as they are; does not wait for the device.
+
+    Args:
+        x: [T, N], rows contiguous, N at most 65,536.
+        residual: [T, N] of x's dtype, rows contiguous, or None to normalise x itself.
+        weight: [N], contiguous, any float dtype.
+        eps: Added to the mean square.
+
+    Returns:
+        (y, residual_out), both [T, N] in x's dtype; without a residual, residual_out is x itself.
+
+    Raises:
+        ValueError: An argument that breaks one of these rules.
+        KernelsUnavailableError: No kernel can run here, or not in this dtype.
+    """
+    _check(x, residual, weight, eps)
+    num_rows, width = x.shape
+    y = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
+    residual_out = x if residual is None else torch.empty_like(y)
+    if num_rows:
+        block_rows, block_n, num_warps = row_tile(width)
+        rmsnorm_residual_kernel[(cdiv(num_rows, block_rows),)](
+            x, residual, weight, y, residual_out,
+            x.stride(0), x.stride(0) if residual is None else residual.stride(0), num_rows, eps,
+            N=width, BLOCK_ROWS=block_rows, BLOCK_N=block_n, num_warps=num_warps,
+        )  # fmt: skip
+    return y, residual_out
+
+
+def row_tile(width: int) -> tuple[int, int, int]:
+    """(rows, padded width, warps) of a program: whole rows, several if they are short (Qwen3 normalises heads of 128).
+
+    About 16 elements per thread: with more, wide rows would no longer stay in registers.
+    """
+    block_n = next_power_of_2(width)
+    block_rows = max(1, 1024 // block_n)
+    return block_rows, block_n, min(16, max(1, block_rows * block_n // 512))
+
+
+def _check(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> None:
+    mode(torch.bfloat16 if torch.bfloat16 in (x.dtype, weight.dtype) else None)
+    check_devices(x=x, residual=residual, weight=weight)
+    if x.ndim != 2 or not 1 <= x.shape[1] <= MAX_WIDTH or x.dtype not in FLOATS:
+        raise ValueError(
+            f"x must be [T, N], 1 <= N <= {MAX_WIDTH}, float32, float16 or bfloat16, got {x.dtype} {tuple(x.shape)}."
+        )
+    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
+        raise ValueError(
+            "residual must be None or have x's shape and dtype, got "
+            f"{residual.dtype} {tuple(residual.shape)} for {x.dtype} {tuple(x.shape)}."
+        )
+    if weight.shape != x.shape[1:] or weight.dtype not in FLOATS or not weight.is_contiguous():
+        raise ValueError(
+            f"weight must be [{x.shape[1]}] (x's last dimension), contiguous, of a float dtype, got {weight.dtype} "
+            f"{tuple(weight.shape)} with strides {weight.stride()}."
+        )
+    for name, tensor in (("x", x), ("residual", residual)):
+        if tensor is not None and tensor.stride(1) != 1:
+            raise ValueError(f"The rows of {name} must be contiguous, got strides {tensor.stride()}.")
+    if not eps >= 0:
+        raise ValueError(f"eps must be at least 0, got {eps}.")
+
+
+def rmsnorm_residual_reference(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """What `rmsnorm_residual` computes, in plain torch."""
+    h = x if residual is None else (x.float() + residual.float()).to(x.dtype)
+    mean_square = h.float().square().mean(-1, keepdim=True)
+    y = h.float() * torch.rsqrt(mean_square + eps) * weight.float()
+    return y.to(x.dtype), h
+
+
+def rmsnorm_residual_work(num_rows: int, width: int, itemsize: int, has_residual: bool = True) -> Work:
+    """x (and the residual) in once, y (and the sum) out once, the weight once in all; 4 or 5 flops an element."""
+    num_passes, num_flops = (4, 5) if has_residual else (2, 4)
+    return Work(num_passes * num_rows * width * itemsize + width * itemsize, num_flops * num_rows * width)
+
+
+def production_configs() -> tuple[AotConfig, ...]:
+    """Hidden sizes of SmolLM2, Llama-3-8B and Llama-3-70B; heads of 128 as Qwen3 normalises them."""
+
+    def launch(width: int, dtype: torch.dtype, has_residual: bool) -> None:
+        x = torch.empty(8192, width, dtype=dtype, device="meta")
+        rmsnorm_residual(x, x if has_residual else None, torch.empty(width, dtype=dtype, device="meta"), 1e-5)
+
+    return (
+        AotConfig("fp16 576 with residual", lambda: launch(576, torch.float16, True)),
+        AotConfig("bf16 4096 with residual", lambda: launch(4096, torch.bfloat16, True)),
+        AotConfig("bf16 8192 with residual", lambda: launch(8192, torch.bfloat16, True)),
+        AotConfig("bf16 128 without residual", lambda: launch(128, torch.bfloat16, False)),
+    )

@@ -1,0 +1,254 @@
+"""Rotate q and k by their positions and write k, v into their pages: what stands between the qkv projection and
+attention, in one launch instead of four.
+
+Rotary embedding (RoPE, arXiv:2104.09864, eq. 34) in the half-split pairing of Llama checkpoints: with c, s = cos, sin
+of position * theta_i, the pair (x[i], x[i + D/2]) becomes
+
+    x[i] * c - x[i + D/2] * s,        x[i + D/2] * c + x[i] * s        for 0 <= i < D/2
+
+so a row is handled as two halves, and both results come from the same two loads.
+"""
+
+import torch
+from torch import Tensor
+
+from twophase_kernels._triton import cdiv, check_devices, tl, triton
+from twophase_kernels.aot import AotConfig
+from twophase_kernels.kv_write import check_new_kv, head_tile, kv_write_reference, kv_write_work
+from twophase_kernels.quant import KVFormat, absmax_bits, cache_dtype, encode, row_scales
+from twophase_kernels.work import Work
+
+
+@triton.jit
+def _load_halves(row_ptr, offs, mask, HALF: tl.constexpr):
+    """[BLOCK_H, BLOCK_D] elements from D/2 on either side, in fp32."""
+    low = tl.load(row_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(row_ptr + offs + HALF, mask=mask, other=0.0).to(tl.float32)
+    return low, high
+
+
+@triton.jit
+def _rotate(low, high, cos, sin):
+    """The formula at the top of this file; cos and sin are fp32 [1, BLOCK_D]."""
+    return low * cos - high * sin, high * cos + low * sin
+
+
+@triton.jit
+def _store_halves(
+    low, high, cache_ptr, scale_ptr, offs, scale_offs, mask, mask_h, HALF: tl.constexpr, KV_FORMAT: tl.constexpr
+):
+    """Two halves of cache rows, quantised with one scale for both."""
+    if KV_FORMAT == "none":
+        tl.store(cache_ptr + offs, low, mask=mask)
+        tl.store(cache_ptr + offs + HALF, high, mask=mask)
+    else:
+        scale, factor = row_scales(tl.maximum(absmax_bits(low), absmax_bits(high)), KV_FORMAT)
+        tl.store(cache_ptr + offs, encode(low * factor[:, None], KV_FORMAT), mask=mask)
+        tl.store(cache_ptr + offs + HALF, encode(high * factor[:, None], KV_FORMAT), mask=mask)
+        tl.store(scale_ptr + scale_offs, scale, mask=mask_h)
+
+
+# Buffers sliced to the batch start at any offset: alignment must not make another binary.
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slot_mapping_ptr"])
+def rope_kv_write_kernel(
+    q_ptr,  # [T, H, D], rotated in place
+    k_ptr,  # [T, H_KV, D]
+    v_ptr,  # like k_ptr, with strides of its own
+    cos_ptr,  # fp32 [positions, D/2], contiguous
+    sin_ptr,  # like cos_ptr
+    positions_ptr,  # int64 [T]
+    slot_mapping_ptr,  # int64 [T]; negative: no K and V are written
+    k_cache_ptr,  # [N, H_KV, PAGE, D]; int8, or uint8 for e4m3 bits, when quantised
+    v_cache_ptr,  # like k_cache_ptr, same strides
+    k_scale_ptr,  # fp32 [N, H_KV, PAGE]; None unless quantised
+    v_scale_ptr,  # like k_scale_ptr, same strides
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    cache_block_stride,
+    cache_head_stride,
+    cache_slot_stride,
+    scale_block_stride,
+    scale_head_stride,
+    scale_slot_stride,
+    H: tl.constexpr,
+    H_KV: tl.constexpr,
+    HALF: tl.constexpr,  # D/2
+    PAGE: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
+    BLOCK_Q: tl.constexpr,  # query heads of a program
+    BLOCK_KV: tl.constexpr,  # or its KV heads
+    BLOCK_D: tl.constexpr,  # HALF, padded
+):
+    """One program: BLOCK_Q query heads of one token; or, in the last of its programs, BLOCK_KV of its KV heads."""
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    NUM_Q_GROUPS: tl.constexpr = (H + BLOCK_Q - 1) // BLOCK_Q
+    offs_d = tl.arange(0, BLOCK_D)
+    mask_d = offs_d < HALF
+    angle_offs = tl.load(positions_ptr + token) * HALF + offs_d
+    cos = tl.load(cos_ptr + angle_offs, mask=mask_d, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + angle_offs, mask=mask_d, other=0.0)[None, :]
+    if group < NUM_Q_GROUPS:
+        offs_q = group * BLOCK_Q + tl.arange(0, BLOCK_Q)
+        mask_q = (offs_q < H)[:, None] & mask_d[None, :]
+        q_row_ptr = q_ptr + token * q_token_stride
+        q_offs = offs_q[:, None] * q_head_stride + offs_d[None, :]
+        low, high = _load_halves(q_row_ptr, q_offs, mask_q, HALF)
+        low, high = _rotate(low, high, cos, sin)
+        # A tile smaller than the program's threads is loaded by several: none may store before all have loaded.
+        tl.debug_barrier()
+        tl.store(q_row_ptr + q_offs, low, mask=mask_q)
+        tl.store(q_row_ptr + q_offs + HALF, high, mask=mask_q)
+    else:
+        slot = tl.load(slot_mapping_ptr + token)
+        if slot >= 0:
+            offs_h = (group - NUM_Q_GROUPS) * BLOCK_KV + tl.arange(0, BLOCK_KV)
+            mask_h = offs_h < H_KV
+            mask = mask_h[:, None] & mask_d[None, :]
+            block, offset = slot // PAGE, slot % PAGE  # int64: a cache may hold more than 2^31 elements
+            rows = block * cache_block_stride + offs_h * cache_head_stride + offset * cache_slot_stride
+            offs = rows[:, None] + offs_d[None, :]
+            scale_offs = block * scale_block_stride + offs_h * scale_head_stride + offset * scale_slot_stride
+            k_offs = offs_h[:, None] * k_head_stride + offs_d[None, :]
+            v_offs = offs_h[:, None] * v_head_stride + offs_d[None, :]
+            k_low, k_high = _load_halves(k_ptr + token * k_token_stride, k_offs, mask, HALF)
+            v_low, v_high = _load_halves(v_ptr + token * v_token_stride, v_offs, mask, HALF)
+            k_low, k_high = _rotate(k_low, k_high, cos, sin)
+            _store_halves(k_low, k_high, k_cache_ptr, k_scale_ptr, offs, scale_offs, mask, mask_h, HALF, KV_FORMAT)
+            _store_halves(v_low, v_high, v_cache_ptr, v_scale_ptr, offs, scale_offs, mask, mask_h, HALF, KV_FORMAT)
+
+
+def rope_kv_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """Rotate q in place, and write the rotated k, and v, at their slots. Does not wait for the device.
+
+    Args:
+        q: [T, H, D], mutated; k, v: [T, H_kv, D], read only. Last dimension contiguous; views of one fused qkv tensor
+            will do.
+        cos, sin: fp32 [num_positions, D/2], contiguous; row p holds the angles of position p.
+        positions: int64 [T], each below num_positions (not looked at: that would wait for the device).
+        slot_mapping, k_cache, v_cache, k_scale, v_scale: as for `kv_write`. A token with a negative slot still has its
+            q rotated.
+
+    Returns:
+        q itself.
+
+    Raises:
+        ValueError: An argument that breaks one of these rules.
+        KernelsUnavailableError: No kernel can run here, or not in this dtype.
+    """
+    kv_format = check_new_kv(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    _check_rotary(q, k, cos, sin, positions)
+    num_tokens, num_heads, head_dim = q.shape
+    if num_tokens == 0:
+        return q
+    num_kv_heads, half = k.shape[1], head_dim // 2
+    # Two tiles, of q or of k and v, are held in fp32 at a time: half as many elements in each.
+    block_q, block_d, num_warps = head_tile(num_heads, half, max_elements=2048)
+    block_kv, _, _ = head_tile(num_kv_heads, half, max_elements=1024)
+    scale_strides = (0, 0, 0) if k_scale is None else k_scale.stride()
+    grid = (num_tokens, cdiv(num_heads, block_q) + cdiv(num_kv_heads, block_kv))
+    rope_kv_write_kernel[grid](
+        q, k, v, cos, sin, positions, slot_mapping, k_cache, v_cache, k_scale, v_scale,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *k_cache.stride()[:3], *scale_strides,
+        H=num_heads, H_KV=num_kv_heads, HALF=half, PAGE=k_cache.shape[2], KV_FORMAT=kv_format,
+        BLOCK_Q=block_q, BLOCK_KV=block_kv, BLOCK_D=block_d, num_warps=num_warps,
+    )  # fmt: skip
+    return q
+
+
+def _check_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> None:
+    check_devices(k=k, q=q, cos=cos, sin=sin, positions=positions)
+    num_tokens, _, head_dim = k.shape
+    if q.ndim != 3 or (q.shape[0], q.shape[2], q.dtype) != (num_tokens, head_dim, k.dtype):
+        raise ValueError(
+            f"q must be [T, H, D] with k's T and D ({num_tokens}, {head_dim}) and dtype {k.dtype}, "
+            f"got {q.dtype} {tuple(q.shape)}."
+        )
+    if head_dim % 2:
+        raise ValueError(f"Rotary embedding pairs the two halves of a head: D must be even, got {head_dim}.")
+    if q.stride(-1) != 1:
+        raise ValueError(f"The last dimension of q must be contiguous, got strides {q.stride()}.")
+    for name, table in (("cos", cos), ("sin", sin)):
+        right_shape = table.ndim == 2 and table.shape == (len(cos), head_dim // 2)
+        if table.dtype != torch.float32 or not right_shape or not table.is_contiguous():
+            raise ValueError(
+                f"{name} must be float32 [num_positions, D/2 = {head_dim // 2}], contiguous, "
+                f"got {table.dtype} {tuple(table.shape)} with strides {table.stride()}."
+            )
+    if positions.dtype != torch.int64 or positions.shape != (num_tokens,) or not positions.is_contiguous():
+        raise ValueError(
+            f"positions must be int64 [{num_tokens}] (one per token) and contiguous, got {positions.dtype} "
+            f"{tuple(positions.shape)} with strides {positions.stride()}."
+        )
+
+
+def rope_kv_write_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """What `rope_kv_write` does, in plain torch. The rotated k stays fp32 until it is stored, as in the kernel."""
+    kv_write_reference(rope_reference(k, cos, sin, positions), v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    return q.copy_(rope_reference(q, cos, sin, positions))
+
+
+def rope_reference(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
+    """x [T, H, D] rotated, in fp32 and not in place."""
+    low, high = x.float().chunk(2, dim=-1)
+    c, s = cos[positions][:, None], sin[positions][:, None]
+    return torch.cat([low * c - high * s, high * c + low * s], dim=-1)
+
+
+def rope_kv_write_work(
+    num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int, cache_itemsize: int
+) -> Work:
+    """q in and out, K and V as for `kv_write`, a row of cos and of sin and a position per token; 3 flops an element."""
+    q_bytes = num_tokens * num_heads * head_dim * 2 * itemsize
+    angle_bytes = num_tokens * (2 * (head_dim // 2) * 4 + 8)
+    kv_bytes = kv_write_work(num_tokens, num_kv_heads, head_dim, itemsize, cache_itemsize).num_bytes
+    return Work(q_bytes + angle_bytes + kv_bytes, 3 * num_tokens * (num_heads + num_kv_heads) * head_dim)
+
+
+def production_configs() -> tuple[AotConfig, ...]:
+    """Llama-3-8B heads in bf16 for each cache format; SmolLM2's in fp16. q, k, v are views of one tensor."""
+
+    def launch(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_format: KVFormat) -> None:
+        num_tokens, page = 8192, 64
+        qkv = torch.empty(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype, device="meta")
+        q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        angles = torch.empty(8192, head_dim // 2, device="meta")
+        index = torch.empty(num_tokens, dtype=torch.int64, device="meta")
+        cache_shape = (1024, num_kv_heads, page, head_dim)
+        cache = torch.empty(cache_shape, dtype=cache_dtype(kv_format, dtype), device="meta")
+        scale = None if kv_format == "none" else torch.empty(cache_shape[:3], device="meta")
+        rope_kv_write(q, k, v, angles, angles, index, index, cache, cache, scale, scale)
+
+    llama = [
+        AotConfig(f"bf16 32/8/128 page 64 kv {kv_format}", lambda f=kv_format: launch(32, 8, 128, torch.bfloat16, f))
+        for kv_format in ("none", "int8", "fp8_e4m3")
+    ]
+    return (*llama, AotConfig("fp16 9/3/64 page 64 kv none", lambda: launch(9, 3, 64, torch.float16, "none")))

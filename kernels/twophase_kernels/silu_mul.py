@@ -1,0 +1,90 @@
+"""The gate of a SwiGLU feed-forward layer (arXiv:2002.05202, eq. 5), for gate and up projections side by side.
+
+    out = silu(gate) * up        silu(g) = g * sigmoid(g)
+
+In one pass, so that neither sigmoid nor silu ever goes to memory.
+"""
+
+import torch
+from torch import Tensor
+
+from twophase_kernels._triton import cdiv, check_devices, mode, next_power_of_2, tl, triton
+from twophase_kernels.aot import AotConfig
+from twophase_kernels.work import Work
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def silu_mul_kernel(
+    gate_up_ptr,  # [T, 2 * WIDTH]: gate, then up
+    out_ptr,  # [T, WIDTH] contiguous
+    gate_up_row_stride,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: BLOCK neighbouring elements of one row."""
+    row = tl.program_id(0).to(tl.int64)  # a long prefill has more than 2^31 elements
+    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < WIDTH
+    row_ptr = gate_up_ptr + row * gate_up_row_stride
+    gate = tl.load(row_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(row_ptr + WIDTH + offs, mask=mask, other=0.0).to(tl.float32)
+    # exp of -|gate| cannot overflow; sigmoid(-g) = exp(-g) * sigmoid(g).
+    decay = tl.exp2(-tl.abs(gate) * LOG2_E)
+    sigmoid = tl.where(gate >= 0, 1.0, decay) / (1.0 + decay)
+    tl.store(out_ptr + row * WIDTH + offs, (gate * sigmoid * up).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for gate_up [T, 2I], rows contiguous: -> [T, I]. Does not wait for the device.
+
+    Raises:
+        ValueError: gate_up breaks one of these rules.
+        KernelsUnavailableError: No kernel can run here, or not in this dtype.
+    """
+    mode(gate_up.dtype)
+    check_devices(gate_up=gate_up)
+    if gate_up.ndim != 2 or gate_up.shape[1] % 2 or gate_up.dtype not in FLOATS or gate_up.stride(1) != 1:
+        raise ValueError(
+            "gate_up must be [T, 2I], float32, float16 or bfloat16, with contiguous rows, got "
+            f"{gate_up.dtype} {tuple(gate_up.shape)} with strides {gate_up.stride()}."
+        )
+    num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((num_rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    if out.numel():
+        block, num_warps = row_block(width)
+        silu_mul_kernel[(num_rows, cdiv(width, block))](
+            gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=block, num_warps=num_warps
+        )
+    return out
+
+
+def row_block(width: int) -> tuple[int, int]:
+    """(elements, warps) of a program: 8 elements per thread, one 16-byte load from each half of a row."""
+    block = min(next_power_of_2(width), 1024)
+    return block, max(1, block // 256)
+
+
+def silu_mul_reference(gate_up: Tensor) -> Tensor:
+    """What `silu_mul` computes, in plain torch."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
+
+
+def silu_mul_work(num_rows: int, width: int, itemsize: int) -> Work:
+    """gate and up in, the product out. Flops count exp2 as one: 7 an element."""
+    return Work(3 * num_rows * width * itemsize, 7 * num_rows * width)
+
+
+def production_configs() -> tuple[AotConfig, ...]:
+    """Intermediate sizes of SmolLM2 and Llama-3-8B."""
+
+    def launch(width: int, dtype: torch.dtype) -> None:
+        silu_mul(torch.empty(8192, 2 * width, dtype=dtype, device="meta"))
+
+    return (
+        AotConfig("fp16 1536", lambda: launch(1536, torch.float16)),
+        AotConfig("bf16 14336", lambda: launch(14336, torch.bfloat16)),
+    )

@@ -1,0 +1,165 @@
+"""What a result was measured on, and the machine's own ceilings: copy bandwidth and matrix-product rate."""
+
+import datetime
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from twophase.cache.memory import GIB, free_host_memory_bytes
+
+PACKAGES = ("twophase", "torch", "triton", "transformers", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRecord:
+    """One CUDA device.
+
+    Attributes:
+        capability: Compute capability, such as '9.0'.
+        num_sms: Streaming multiprocessors.
+    """
+
+    name: str
+    capability: str
+    memory_bytes: int
+    num_sms: int
+    l2_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRecord:
+    """Hardware, versions and date, printed with every benchmark.
+
+    Attributes:
+        versions: Package name -> version; missing packages are left out.
+        cuda: The CUDA version torch was built with, or None for a CPU build.
+    """
+
+    date_utc: str
+    system: str
+    cpu: str
+    num_cores: int
+    num_threads: int
+    free_memory_bytes: int
+    gpus: tuple[GpuRecord, ...]
+    cuda: str | None
+    versions: dict[str, str]
+
+    def to_text(self) -> str:
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        gpus = "".join(
+            f"\n  {gpu.name}, capability {gpu.capability}, {gpu.num_sms} SMs, {gpu.memory_bytes / GIB:.0f} GiB"
+            for gpu in self.gpus
+        )
+        return (
+            f"{self.date_utc}  {self.cpu}, {self.num_cores} cores, {self.num_threads} threads, "
+            f"{self.free_memory_bytes / GIB:.1f} GiB free, {self.system}{gpus}\n"
+            f"  {versions}, CUDA {self.cuda or 'not in this build of torch'}"
+        )
+
+
+def record_machine() -> MachineRecord:
+    """This machine, now."""
+    gpus = tuple(_record_gpu(index) for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0))
+    return MachineRecord(
+        date_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        system=f"{platform.system()} {platform.machine()}",
+        cpu=cpu_name(),
+        num_cores=num_usable_cores(),
+        num_threads=torch.get_num_threads(),
+        free_memory_bytes=free_host_memory_bytes(),
+        gpus=gpus,
+        cuda=torch.version.cuda,
+        versions=installed_versions(PACKAGES),
+    )
+
+
+def _record_gpu(index: int) -> GpuRecord:
+    properties = torch.cuda.get_device_properties(index)
+    return GpuRecord(
+        name=properties.name,
+        capability=f"{properties.major}.{properties.minor}",
+        memory_bytes=properties.total_memory,
+        num_sms=properties.multi_processor_count,
+        l2_bytes=properties.L2_cache_size,
+    )
+
+
+def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Name -> version of those that are installed."""
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def num_usable_cores() -> int:
+    """Cores this process may run on: fewer than the machine has inside a container or under `taskset`."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS and Windows have no affinity masks
+        return os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """The processor's name as its maker writes it, or the architecture where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def measure_copy_bandwidth(device: torch.device, num_bytes: int = 256 * 1024**2, repeats: int = 9) -> float:
+    """Bytes per second of a large device-to-device copy, bytes read plus bytes written: the roof for moving bytes."""
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * num_bytes / median_time_s(lambda: target.copy_(source), device, repeats)
+
+
+def measure_matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 1024, repeats: int = 9) -> float:
+    """FLOP per second of a square matrix product (2 size^3 operations): the roof for arithmetic.
+
+    Random operands: zeros draw less power and run faster than real data.
+    """
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
+    return 2 * size**3 / median_time_s(lambda: a @ b, device, repeats)
+
+
+def median_time_s(function: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Median seconds of one call after two warm-ups; on CUDA by events around each call."""
+    for _ in range(2):
+        function()
+    if device.type == "cuda":
+        return statistics.median(cuda_times_s(function, repeats))
+    times_s = []
+    for _ in range(repeats):
+        start_s = time.perf_counter()
+        function()
+        times_s.append(time.perf_counter() - start_s)
+    return statistics.median(times_s)
+
+
+def cuda_times_s(function: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of each of `repeats` calls by CUDA events, each call finished before the next starts."""
+    times_s = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        function()
+        end.record()
+        end.synchronize()
+        times_s.append(start.elapsed_time(end) / 1e3)
+    return times_s

@@ -1,0 +1,25 @@
+"""`twophase model prepare | path | verify`."""
+
+import argparse
+import sys
+
+from twophase.core.errors import ModelFolderError
+from twophase.model import prepare
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do the action; the folder goes to stdout, everything else to stderr, so that `$(twophase model path)` works.
+
+    Raises:
+        ModelFolderError: The model cannot be prepared, or its files are not what was written.
+    """
+    folder = prepare.default_model_dir()
+    if args.action == "prepare":
+        prepare.prepare_default_model(progress=True)
+    elif args.action == "verify":
+        if not folder.exists():
+            raise ModelFolderError(f"{folder} does not exist yet: run `twophase model prepare`.")
+        prepare.verify()
+        print("Every file is what was written.", file=sys.stderr)
+    print(folder)
+    return 0

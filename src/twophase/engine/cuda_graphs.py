@@ -1,0 +1,109 @@
+"""Decode steps as CUDA graphs: one launch for a whole forward pass, where Python would launch hundreds of kernels.
+
+A graph has fixed shapes and addresses. So decodes are padded to a few batch sizes, contexts are rounded up for the
+host-side choices (how many splits), and each graph reads its inputs from buffers of its own, filled before a replay.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twophase.cache.kv_cache import KVCache
+from twophase.core.plan import ScheduledChunk
+from twophase.engine.packing import TABLE_COLUMNS, PackedBatch, pack
+from twophase.model.llama import LlamaModel
+
+logger = logging.getLogger(__name__)
+
+MAX_GRAPH_BATCH = 256  # beyond it a step computes long enough to hide its launches
+MIN_GRAPH_CONTEXT = 1024
+CONTEXT_GROWTH = 4  # 1024, 4096, 16384, ...: the number of splits is chosen for the rounded context
+NUM_WARMUPS = 2  # kernels are compiled and libraries initialised outside the capture
+
+
+class _Graph(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    inputs: PackedBatch
+    hidden: Float[Tensor, "T N"]
+
+
+@final
+class DecodeGraphs:
+    """Graphs of one model over one cache, captured when first needed. Only the runner uses it.
+
+    A capture that fails is logged once, and decodes run eagerly from then on.
+    """
+
+    def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._max_model_len = max_model_len
+        max_blocks = -(-max_model_len // kv_cache.spec.block_size)
+        self._num_columns = -(-max_blocks // TABLE_COLUMNS) * TABLE_COLUMNS
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._has_failed = False
+
+    def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "S N"] | None:
+        """Hidden states of a batch of decodes; None if it has to run eagerly. Valid until the next run."""
+        is_decode = all(len(chunk.token_ids) == 1 for chunk in chunks)
+        if self._has_failed or not is_decode or len(chunks) > MAX_GRAPH_BATCH:
+            return None
+        num_rows = padded_batch_size(len(chunks))
+        context = padded_context(max(chunk.start for chunk in chunks) + 1, self._max_model_len)
+        packed = pack(
+            chunks, self._kv_cache.spec.block_size, num_rows=num_rows, num_columns=self._num_columns, pin_memory=True
+        )
+        captured = self._graphs.get((num_rows, context)) or self._try_capture(packed, context)
+        if captured is None:
+            return None
+        captured.inputs.longs.copy_(packed.longs, non_blocking=True)
+        captured.inputs.ints.copy_(packed.ints, non_blocking=True)
+        captured.graph.replay()
+        return captured.hidden[: len(chunks)]
+
+    def _try_capture(self, packed: PackedBatch, context: int) -> _Graph | None:
+        num_rows = len(packed.seq_lens)
+        try:
+            captured = self._capture(packed, context)
+        except Exception as error:
+            self._has_failed = True
+            logger.warning("CUDA graph of %d decodes failed, so decodes run eagerly: %s", num_rows, error)
+            return None
+        self._graphs[num_rows, context] = captured
+        return captured
+
+    def _capture(self, packed: PackedBatch, context: int) -> _Graph:
+        # The warm-ups write the same K and V that the replay will write: nothing needs undoing.
+        inputs = replace(packed.to(self._kv_cache.device), seq_lens=(context,) * len(packed.seq_lens))
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
+            for _ in range(NUM_WARMUPS):
+                self._forward(inputs)
+        torch.cuda.current_stream().wait_stream(side_stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            hidden = self._forward(inputs)
+        return _Graph(graph, inputs, hidden)
+
+    def _forward(self, inputs: PackedBatch) -> Float[Tensor, "T N"]:
+        return self._model.forward(inputs.token_ids, self._model.backend.plan(inputs.view()), self._kv_cache)
+
+
+def padded_batch_size(num_seqs: int) -> int:
+    """The next power of two, from 16 on the next multiple of 16: at most a half, later a few rows are wasted."""
+    return -(-num_seqs // 16) * 16 if num_seqs > 16 else 1 << (num_seqs - 1).bit_length()
+
+
+def padded_context(num_tokens: int, max_model_len: int) -> int:
+    """The context that a graph is captured for: the next of 1024, 4096, ..., at most `max_model_len`."""
+    context = MIN_GRAPH_CONTEXT
+    while context < num_tokens:
+        context *= CONTEXT_GROWTH
+    return min(context, max_model_len)

@@ -1,0 +1,111 @@
+"""From tokens to text, one token at a time: whole characters only, and nothing that may become a stop string."""
+
+from collections.abc import Sequence
+from typing import Protocol, final, runtime_checkable
+
+from twophase.core.sampling_params import SamplingParams
+
+REPLACEMENT_CHARACTER = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
+
+# A character has at most 4 bytes, so that many byte tokens complete it. Beyond that the bytes are simply invalid.
+MAX_PENDING_TOKENS = 8
+
+NUM_CONTEXT_TOKENS = 4  # of the prompt; enough for a character that it may end in
+
+
+@runtime_checkable
+class TextDecoder(Protocol):
+    """The part of a tokenizer that is needed here."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+
+@final
+class Detokenizer:
+    """The text of one completion. Only the engine calls the methods that change it.
+
+    Each step costs the same however long the text is: the new token is decoded behind the few tokens before it (which
+    tell a decoder of SentencePiece kind that this is not the start of a text, where it would strip a space), and what
+    is new is appended.
+
+        [ released text | held back: a stop string may be starting | tokens that do not make whole characters yet ]
+    """
+
+    def __init__(self, decoder: TextDecoder, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
+        self._decoder = decoder
+        self._params = params
+        self._window = list(prompt_token_ids[-NUM_CONTEXT_TOKENS:])  # context, then tokens not yet text
+        self._num_context = len(self._window)
+        # The prompt may end in half a character, which the first output tokens complete.
+        self._context_text = self._decode().rstrip(REPLACEMENT_CHARACTER)
+        self._pieces: list[str] = []
+        self._held = ""
+
+    @property
+    def text(self) -> str:
+        """What has been released: it never changes afterwards, it only grows."""
+        self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
+
+    def append(self, token_id: int) -> str | None:
+        """Add a token; returns the stop string that it completed, if it did. Nothing may be added after that."""
+        self._window.append(token_id)
+        text = self._decode()
+        num_pending = len(self._window) - self._num_context
+        if text.endswith(REPLACEMENT_CHARACTER) and num_pending < MAX_PENDING_TOKENS:
+            return None
+        if text == self._context_text:  # a special token, left out: of no use as context either
+            self._window.pop()
+            return None
+        piece = text[len(self._context_text) :]
+        del self._window[: self._num_context]
+        self._num_context = len(self._window)
+        self._context_text = self._decode()
+        return self._add_text(piece)
+
+    def finish(self) -> str | None:
+        """Release what is held back: no more tokens will come. Half a character at the end is left out.
+
+        Returns the stop string that the last whole characters completed, if they did.
+        """
+        piece = self._decode()[len(self._context_text) :].rstrip(REPLACEMENT_CHARACTER)
+        matched = self._add_text(piece)
+        self._pieces.append(self._held)
+        self._held = ""
+        return matched
+
+    def _decode(self) -> str:
+        return self._decoder.decode(self._window, skip_special_tokens=self._params.skip_special_tokens)
+
+    def _add_text(self, piece: str) -> str | None:
+        # A match can only begin in what is held back: that is the longest end of the text which begins a stop string.
+        text = self._held + piece
+        matched = first_match(text, self._params.stop)
+        if matched is None:
+            num_held = longest_partial_match(text, self._params.stop)
+            num_released = len(text) - num_held
+        else:
+            end = text.index(matched) + len(matched)
+            num_released = end if self._params.include_stop_str_in_output else end - len(matched)
+        self._pieces.append(text[:num_released])
+        self._held = "" if matched is not None else text[num_released:]
+        return matched
+
+
+def first_match(text: str, stops: Sequence[str]) -> str | None:
+    """The stop string that is complete first as `text` is read from the left; of two that end together, the longer.
+
+    So the result does not depend on how the text is cut into tokens.
+    """
+    ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
+    return min(ends)[2] if ends else None
+
+
+def longest_partial_match(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end of `text` may be the beginning of a stop string."""
+    longest = max((len(stop) for stop in stops), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        end = text[-length:]
+        if any(stop.startswith(end) for stop in stops):
+            return length
+    return 0

@@ -1,0 +1,253 @@
+"""The engine: requests in, one step at a time, outputs out. `Engine.step` is the life of a token."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import final
+
+from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
+from twophase.core.request import Request
+from twophase.core.sampling_params import SamplingParams
+from twophase.engine.interrupts import Uninterrupted
+from twophase.engine.isolation import isolate
+from twophase.engine.metrics import Diary, EngineStats, StepTimes, TraceChunk
+from twophase.engine.prompts import Prompt, TextCodec, check_params, token_ids_of
+from twophase.engine.request_state import RequestState
+from twophase.engine.runner import ModelRunner
+from twophase.engine.sampler import SampleRow, SamplingError, sample
+from twophase.scheduling.scheduler import Scheduler, SequenceFault, SequenceUpdate
+
+DEFAULT_TRACE_STEPS = 10_000
+
+Sampled = tuple[SampledToken, ...]
+
+
+@final
+class Engine:
+    """Serves requests by continuous batching. Not thread-safe.
+
+    Faults: an exception while a sequence is planned, computed, sampled or detokenised ends that sequence with finish
+    reason 'error' and frees its blocks; the others go on (see `isolate`). A Ctrl-C during a step is felt between its
+    parts: either the step has happened, and the next call returns its outputs, or it has not, and the next call
+    repeats it.
+
+    Args:
+        runner: The model with its K/V cache.
+        scheduler: Over a cache manager of as many blocks as the runner's.
+        vocab_size: Token ids are below it.
+        codec: The model's tokenizer; None serves token ids only.
+        eos_token_ids: The model's end-of-text ids.
+        seed: Of the generator that draws a seed for each request that has none.
+        max_trace_steps: Steps kept in `trace`, the newest ones; None keeps all.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        *,
+        vocab_size: int,
+        codec: TextCodec | None = None,
+        eos_token_ids: frozenset[int] = frozenset(),
+        seed: int = 0,
+        max_trace_steps: int | None = DEFAULT_TRACE_STEPS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._vocab_size = vocab_size
+        self._codec = codec
+        self._eos_token_ids = eos_token_ids
+        self._seeds = random.Random(seed)
+        self._clock = clock
+        self._requests: dict[str, RequestState] = {}
+        self._diary = Diary(max_trace_steps)
+        self._undelivered: list[RequestOutput] = []
+
+    # -- requests
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        arrival_s: float | None = None,
+        stream: bool = True,
+    ) -> None:
+        """Queue a request.
+
+        Args:
+            request_id: Unique among the unfinished requests.
+            prompt: Text, or {"prompt_token_ids": [...]}.
+            priority, cache_salt: See `Request`.
+            arrival_s: When it came, on the engine's clock; now if None.
+            stream: Report its progress after every step, instead of its end alone.
+
+        Raises:
+            InvalidRequestError: It could never be served as asked; nothing has changed.
+        """
+        params = params or SamplingParams()
+        token_ids, text = token_ids_of(prompt, self._codec, self._vocab_size)
+        check_params(params, self._codec, self._vocab_size)
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            sampling_params=params,
+            arrival_s=self._clock() if arrival_s is None else arrival_s,
+            eos_token_ids=self._eos_token_ids,
+            prompt=text,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        state = RequestState.start(request, stream, self._codec)
+        with Uninterrupted():
+            self._scheduler.add(request)
+            self._requests[request_id] = state
+            # Only now: a request that was refused draws no seed, so it does not change those of the others.
+            state.seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now and free its blocks; returns what it had, or None if it is not unfinished."""
+        with Uninterrupted():
+            state = self._requests.get(request_id)
+            for update in self._scheduler.abort(request_id):
+                self._apply(update)
+            return None if state is None else state.output()
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything left to do or to return."""
+        return bool(self._requests or self._undelivered)
+
+    # -- the life of a token
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one token, or a chunk of the prompt, for each scheduled sequence.
+
+        Returns the requests that ended in this step, and those that stream and got a token.
+        """
+        start_s = self._clock()
+        with Uninterrupted():
+            plan, updates = self._schedule()
+        scheduled_s = self._clock()
+        results = isolate(lambda chunks: self._compute(chunks, plan), plan.chunks)
+        times = StepTimes(start_s, scheduled_s, self._clock())
+        with Uninterrupted():
+            chunks, preempted = self._describe(plan, scheduled_s)
+            updates += self._update(plan, results)
+            finished = self._report(updates)
+            self._diary.note_step(plan, chunks, preempted, finished, times, self._clock(), self._scheduler)
+        outputs, self._undelivered = self._undelivered, []
+        return outputs
+
+    def _schedule(self) -> tuple[StepPlan, list[SequenceUpdate]]:
+        """The next plan, and the end of each sequence that could not be planned."""
+        updates: list[SequenceUpdate] = []
+        while True:
+            try:
+                return self._scheduler.schedule(), updates
+            except SequenceFault as fault:
+                updates += self._scheduler.fail(fault.seq_id, str(fault))
+
+    def _compute(self, chunks: Sequence[ScheduledChunk], plan: StepPlan) -> list[Sampled | SamplingError]:
+        """Run the model and sample: one result per chunk, empty for a prefill that goes on. Safe to repeat."""
+        logits = self._runner.run(chunks, plan.copies)
+        rows = [self._sample_row(chunk) for chunk in chunks if chunk.num_samples]
+        sampled = iter(() if logits is None else sample(logits, rows))
+        return [next(sampled) if chunk.num_samples else () for chunk in chunks]
+
+    def _sample_row(self, chunk: ScheduledChunk) -> SampleRow:
+        sequence = self._scheduler.sequences[chunk.seq_id]
+        request = sequence.request
+        seed = self._requests[request.request_id].seed
+        position = len(sequence.token_ids) - sequence.num_prompt_tokens
+        return SampleRow(request.sampling_params, seed, sequence.index, position, chunk.num_samples, sequence.token_ids)
+
+    def _update(self, plan: StepPlan, results: Sequence[Sampled | Exception]) -> list[SequenceUpdate]:
+        """Tell the scheduler what came of the plan: failures first, so that it leaves them out of the rest."""
+        updates: list[SequenceUpdate] = []
+        sampled: dict[int, Sampled] = {}
+        for chunk, result in zip(plan.chunks, results, strict=True):
+            if isinstance(result, Exception):
+                updates += self._scheduler.fail(chunk.seq_id, result)
+            else:
+                sampled[chunk.seq_id] = result
+        return updates + self._scheduler.update(plan, sampled)
+
+    def _report(self, updates: Sequence[SequenceUpdate]) -> tuple[tuple[str, int], ...]:
+        """Queue the outputs that `step` returns; tells which completions ended."""
+        finished: list[tuple[str, int]] = []
+        touched: dict[str, RequestState] = {}
+        for update in updates:
+            touched[update.request_id] = self._requests[update.request_id]
+            if self._apply(update):
+                finished.append((update.request_id, update.index))
+        self._undelivered += [state.output() for state in touched.values() if state.stream or state.is_finished]
+        return tuple(finished)
+
+    def _apply(self, update: SequenceUpdate) -> bool:
+        """Give an update's tokens to its completion, and end it if it is over; a stop string may end it here."""
+        state = self._requests[update.request_id]
+        completion = state.completions[update.index]
+        now_s = self._clock()
+        state.note_tokens(update.index, len(update.tokens), now_s)
+        self._diary.num_output_tokens += len(update.tokens)
+        reason, stop_reason, error = update.finish_reason, update.stop_reason, update.error
+        try:
+            matched = completion.append(update.tokens, reason)
+            if matched is not None:
+                reason, stop_reason = "stop", matched
+                self._scheduler.finish(update.seq_id, reason, stop_reason)
+        except Exception as fault:
+            reason, error = "error", f"{type(fault).__name__}: {fault}"
+            self._scheduler.fail(update.seq_id, error)
+        if reason is None:
+            return False
+        completion.end(reason, stop_reason, error)
+        self._diary.note_end(reason)
+        if state.is_finished:
+            state.finished_s = now_s
+            del self._requests[update.request_id]
+        return True
+
+    # -- what can be seen from outside
+
+    @property
+    def trace(self) -> tuple[StepTrace, ...]:
+        """What each step did, oldest first; the newest `max_trace_steps` of them."""
+        return tuple(self._diary.steps)
+
+    def stats(self) -> EngineStats:
+        return self._diary.stats(self._scheduler)
+
+    def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
+        """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked)."""
+        forked = {sequence.request.request_id for sequence in self._scheduler.sequences.values() if sequence.index}
+        tables = {}
+        for sequence in self._scheduler.sequences.values():
+            if sequence.table is not None:
+                name = sequence.request.request_id
+                name = f"{name}.{sequence.index}" if name in forked else name
+                tables[name] = (tuple(sequence.table.block_ids), sequence.num_computed_tokens)
+        return tables
+
+    def _describe(self, plan: StepPlan, now_s: float) -> tuple[tuple[TraceChunk, ...], tuple[tuple[str, int], ...]]:
+        """The plan's chunks and preemptions as the trace shows them; notes first admissions on the way."""
+        sequences = self._scheduler.sequences
+        chunks = []
+        for chunk in plan.chunks:
+            sequence = sequences[chunk.seq_id]
+            request_id = sequence.request.request_id
+            chunks.append((request_id, sequence.index, chunk.start, len(chunk.token_ids)))
+            state = self._requests[request_id]
+            if state.first_scheduled_s is None:
+                state.first_scheduled_s, state.num_cached_tokens = now_s, sequence.num_cached_tokens
+        preempted = []
+        for victim in (sequences[seq_id] for seq_id in plan.preempted if seq_id in sequences):
+            self._requests[victim.request.request_id].num_preemptions += 1
+            preempted.append((victim.request.request_id, victim.index))
+        return tuple(chunks), tuple(preempted)

@@ -1,0 +1,128 @@
+"""A step's chunks as flat arrays: a ragged batch, without padding between sequences or a loop over tokens."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int32, Int64
+from torch import Tensor
+
+from twophase.core.batch import AttentionBatch
+from twophase.core.plan import ScheduledChunk
+
+TABLE_COLUMNS = 16  # block tables have a multiple of this many columns
+ALIGNMENT = 4  # elements; every array starts at a multiple of 16 bytes, because kernels are compiled for such pointers
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """A batch in two buffers, so that moving it to a device is two copies.
+
+    Attributes:
+        num_tokens, num_columns: T, and W of the block tables.
+        longs: Token ids, positions, slots: T each.
+        ints: Block tables (S rows, W columns), sequence lengths (S), cumulative query lengths (S + 1).
+        query_lens, seq_lens: The lengths on the host.
+    """
+
+    num_tokens: int
+    num_columns: int
+    longs: Int64[Tensor, "n"]
+    ints: Int32[Tensor, "m"]
+    query_lens: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+
+    @property
+    def token_ids(self) -> Int64[Tensor, "T"]:
+        return self.longs[: self.num_tokens]
+
+    def view(self) -> AttentionBatch:
+        """The batch as views of the two buffers."""
+        num_seqs, stride = len(self.query_lens), _aligned(self.num_tokens)
+        lens_start = num_seqs * self.num_columns
+        cu_start = lens_start + _aligned(num_seqs)
+        return AttentionBatch(
+            positions=self.longs[stride : stride + self.num_tokens],
+            slot_mapping=self.longs[2 * stride : 2 * stride + self.num_tokens],
+            cu_query_lens=self.ints[cu_start : cu_start + num_seqs + 1],
+            seq_lens=self.ints[lens_start : lens_start + num_seqs],
+            block_tables=self.ints[:lens_start].view(num_seqs, self.num_columns),
+            num_decodes=next((s for s, length in enumerate(self.query_lens) if length != 1), num_seqs),
+            query_lens_host=self.query_lens,
+            seq_lens_host=self.seq_lens,
+        )
+
+    def to(self, device: torch.device) -> "PackedBatch":
+        longs, ints = (buffer.to(device, non_blocking=True) for buffer in (self.longs, self.ints))
+        return replace(self, longs=longs, ints=ints)
+
+
+def pack(
+    chunks: Sequence[ScheduledChunk],
+    block_size: int,
+    *,
+    num_rows: int | None = None,
+    num_columns: int | None = None,
+    pin_memory: bool = False,
+) -> PackedBatch:
+    """Pack at least one chunk, on the host.
+
+    A chunk of one token counts as a decode, wherever it came from: it is computed in the same way.
+
+    Args:
+        num_rows, num_columns: Pad decodes to the fixed shape of a CUDA graph. A padding row has slot -1 (it writes
+            nothing) and sequence length 0 (it attends to nothing).
+        pin_memory: For a copy to a GPU that does not block. PyTorch's pinned allocator keeps such memory for reuse,
+            and only after copies from it are done.
+    """
+    num_seqs = len(chunks)
+    starts = _array((chunk.start for chunk in chunks), num_seqs)
+    query_lens = _array((len(chunk.token_ids) for chunk in chunks), num_seqs)
+    num_blocks = _array((len(chunk.block_ids) for chunk in chunks), num_seqs)
+    num_tokens, num_padding = int(query_lens.sum()), max(0, (num_rows or 0) - num_seqs)
+    columns = num_columns or -(-int(num_blocks.max()) // TABLE_COLUMNS) * TABLE_COLUMNS
+    packed = _allocate(
+        num_tokens + num_padding,
+        columns,
+        (*query_lens.tolist(), *[1] * num_padding),
+        (*(starts + query_lens).tolist(), *[0] * num_padding),
+        pin_memory,
+    )
+    batch = packed.view()
+
+    tables = batch.block_tables.numpy()  # all zeros so far
+    has_block = np.arange(columns) < num_blocks[:, None]
+    tables[:num_seqs][has_block] = _array(chain.from_iterable(c.block_ids for c in chunks), int(num_blocks.sum()))
+    batch.seq_lens.numpy()[:] = packed.seq_lens
+    cu_query_lens = batch.cu_query_lens.numpy()
+    np.cumsum(packed.query_lens, out=cu_query_lens[1:])
+
+    packed.token_ids.numpy()[:num_tokens] = _array(chain.from_iterable(c.token_ids for c in chunks), num_tokens)
+    owner = np.repeat(np.arange(num_seqs), query_lens)
+    positions = np.arange(num_tokens) + (starts - cu_query_lens[:num_seqs])[owner]
+    slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    batch.positions.numpy()[:num_tokens] = positions
+    batch.slot_mapping.numpy()[:] = -1
+    batch.slot_mapping.numpy()[:num_tokens] = slots
+    return packed
+
+
+def _allocate(
+    num_tokens: int, num_columns: int, query_lens: tuple[int, ...], seq_lens: tuple[int, ...], pin_memory: bool
+) -> PackedBatch:
+    num_seqs = len(query_lens)
+    num_ints = num_seqs * num_columns + _aligned(num_seqs) + _aligned(num_seqs + 1)
+    longs = torch.zeros(3 * _aligned(num_tokens), dtype=torch.int64, pin_memory=pin_memory)
+    ints = torch.zeros(num_ints, dtype=torch.int32, pin_memory=pin_memory)
+    return PackedBatch(num_tokens, num_columns, longs, ints, query_lens, seq_lens)
+
+
+def _array(values: Iterable[int], count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.fromiter(values, np.int64, count)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT

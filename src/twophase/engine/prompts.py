@@ -1,0 +1,65 @@
+"""What a user may pass as a prompt, turned into token ids; and what only the engine can check at the door."""
+
+from collections.abc import Iterable, Mapping
+from numbers import Integral
+from typing import Any, Protocol, runtime_checkable
+
+from twophase.core.errors import InvalidRequestError
+from twophase.core.sampling_params import SamplingParams
+from twophase.engine.detokenizer import TextDecoder
+
+Prompt = str | Mapping[str, Any]  # text, or {"prompt_token_ids": [...]}
+
+
+@runtime_checkable
+class TextCodec(TextDecoder, Protocol):
+    """The part of a tokenizer that the engine needs."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+def token_ids_of(prompt: Prompt, codec: TextCodec | None, vocab_size: int) -> tuple[tuple[int, ...], str | None]:
+    """A prompt's token ids, and its text if it has one.
+
+    Raises:
+        InvalidRequestError: It is neither text nor {"prompt_token_ids": [...]}, it is text and there is no
+            tokenizer, it is empty, or an id is not in the vocabulary.
+    """
+    if isinstance(prompt, str):
+        if codec is None:
+            raise InvalidRequestError(
+                "the engine has no tokenizer (skip_tokenizer_init, or a model folder without one), so a prompt must be "
+                "{'prompt_token_ids': [...]}, got text."
+            )
+        return _checked(codec.encode(prompt), vocab_size, f"the text {prompt!r}"[:80]), prompt
+    if not isinstance(prompt, Mapping) or set(prompt) != {"prompt_token_ids"}:
+        got = f"a mapping with keys {sorted(map(str, prompt))}" if isinstance(prompt, Mapping) else repr(prompt)[:80]
+        raise InvalidRequestError(f"a prompt is text or {{'prompt_token_ids': [...]}}, got {got}.")
+    return _checked(prompt["prompt_token_ids"], vocab_size, "an empty list of ids"), None
+
+
+def _checked(token_ids: Iterable[Any], vocab_size: int, source: str) -> tuple[int, ...]:
+    checked = tuple(token_ids)
+    if not checked:
+        raise InvalidRequestError(f"the prompt must have at least one token, got none from {source}.")
+    for position, token_id in enumerate(checked):
+        # Integral: NumPy's integers are welcome too.
+        if not isinstance(token_id, Integral) or isinstance(token_id, bool) or not 0 <= int(token_id) < vocab_size:
+            raise InvalidRequestError(
+                f"token ids must be whole numbers in [0, {vocab_size}), the model's vocabulary; got {token_id!r} at "
+                f"position {position}. Was the prompt made with another model's tokenizer?"
+            )
+    return tuple(map(int, checked))
+
+
+def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: int) -> None:
+    """Raises InvalidRequestError for a stop that could never be met."""
+    if params.stop and codec is None:
+        raise InvalidRequestError(
+            f"stop strings need a tokenizer, and the engine has none, got {list(params.stop)}; use stop_token_ids."
+        )
+    for token_id in params.stop_token_ids:
+        if token_id >= vocab_size:
+            raise InvalidRequestError(
+                f"stop_token_ids must be in the vocabulary, [0, {vocab_size}), got {token_id}: it could never stop."
+            )

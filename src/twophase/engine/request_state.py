@@ -1,0 +1,126 @@
+"""What the engine remembers about a request until its last completion has ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from twophase.core.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
+from twophase.core.plan import SampledToken
+from twophase.core.request import Request
+from twophase.engine.detokenizer import Detokenizer, TextDecoder
+
+
+@dataclass(slots=True)
+class Completion:
+    """One of a request's n completions; only its RequestState changes it.
+
+    Attributes:
+        detokenizer: None when the engine has no tokenizer; the text is then empty.
+        include_stop: Whether what stopped it, a token or a string, stays in its text.
+        logprobs: One entry per token if the request asked for them, else None.
+    """
+
+    index: int
+    detokenizer: Detokenizer | None
+    include_stop: bool
+    logprobs: list[TokenLogprobs] | None
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+    def append(self, tokens: Sequence[SampledToken], finish_reason: FinishReason | None) -> str | None:
+        """Add tokens, the last of them with `finish_reason`; returns the stop string that they completed."""
+        for token in tokens:
+            self.token_ids.append(token.token_id)
+            if self.logprobs is not None and token.logprob is not None:
+                self.logprobs.append(TokenLogprobs(token.token_id, token.logprob, token.top_logprobs))
+        if self.detokenizer is None:
+            return None
+        is_text = tokens if finish_reason != "stop" or self.include_stop else tokens[:-1]
+        for token in is_text:
+            matched = self.detokenizer.append(token.token_id)
+            if matched is not None:
+                return matched
+        return self.detokenizer.finish() if finish_reason is not None else None
+
+    def end(self, reason: FinishReason, stop_reason: str | int | None = None, error: str | None = None) -> None:
+        self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
+
+    def output(self) -> CompletionOutput:
+        return CompletionOutput(
+            index=self.index,
+            text="" if self.detokenizer is None else self.detokenizer.text,
+            token_ids=tuple(self.token_ids),
+            logprobs=None if self.logprobs is None else tuple(self.logprobs),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            error=self.error,
+        )
+
+
+@dataclass(slots=True)
+class RequestState:
+    """A request on its way. Only the engine changes it.
+
+    Attributes:
+        stream: Whether every step's progress is reported, or the end alone.
+        seed: The request's own, or one drawn for it.
+        first_scheduled_s, first_token_s, finished_s, token_times_s: See `RequestMetrics`.
+    """
+
+    request: Request
+    stream: bool
+    completions: list[Completion]
+    seed: int = 0
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    token_times_s: list[float] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+    @classmethod
+    def start(cls, request: Request, stream: bool, decoder: TextDecoder | None) -> "RequestState":
+        params = request.sampling_params
+        completions = [
+            Completion(
+                index,
+                None if decoder is None else Detokenizer(decoder, params, request.prompt_token_ids),
+                params.include_stop_str_in_output,
+                None if params.logprobs is None else [],
+            )
+            for index in range(params.n)
+        ]
+        return cls(request, stream, completions)
+
+    @property
+    def is_finished(self) -> bool:
+        return all(completion.finish_reason is not None for completion in self.completions)
+
+    def note_tokens(self, index: int, count: int, now_s: float) -> None:
+        """`count` tokens of completion `index` were sampled."""
+        if count and self.first_token_s is None:
+            self.first_token_s = now_s
+        if index == 0:
+            self.token_times_s += [now_s] * count
+
+    def output(self) -> RequestOutput:
+        """The completions so far."""
+        request = self.request
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=tuple(completion.output() for completion in self.completions),
+            finished=self.is_finished,
+            metrics=RequestMetrics(
+                arrival_s=request.arrival_s,
+                first_scheduled_s=self.first_scheduled_s,
+                first_token_s=self.first_token_s,
+                finished_s=self.finished_s,
+                token_times_s=tuple(self.token_times_s),
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_cached_tokens=self.num_cached_tokens,
+                num_preemptions=self.num_preemptions,
+            ),
+        )

@@ -1,0 +1,72 @@
+"""Runs what the scheduler planned: block copies, the packed batch through the model, logits of the rows that sample."""
+
+import logging
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twophase.cache.kv_cache import KVCache
+from twophase.core.plan import BlockCopy, ScheduledChunk
+from twophase.engine.cuda_graphs import DecodeGraphs
+from twophase.engine.packing import pack
+from twophase.model.llama import LlamaModel
+
+logger = logging.getLogger(__name__)
+
+
+@final
+class ModelRunner:
+    """A model with its K/V cache. `run` writes the cache and keeps nothing else between steps.
+
+    Args:
+        max_model_len: The longest sequence that will be run.
+        use_cuda_graphs: Replay decode steps as CUDA graphs; takes a CUDA device and the Triton backend, whose
+            launches depend on nothing that a replay could change.
+    """
+
+    def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int, use_cuda_graphs: bool = True) -> None:
+        self.model = model
+        self.kv_cache = kv_cache
+        self._graphs: DecodeGraphs | None = None
+        if kv_cache.device.type == "cuda" and use_cuda_graphs:
+            if model.backend.name == "triton":
+                self._graphs = DecodeGraphs(model, kv_cache, max_model_len)
+            else:
+                logger.info("attention backend %r cannot be captured: decodes run eagerly", model.backend.name)
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy] = ()) -> Float[Tensor, "R V"] | None:
+        """Compute at least one chunk; returns fp32 logits of the chunks with samples, in order; None if none has.
+
+        Running a chunk again, alone or in other company, is harmless: it writes the same K and V into the same slots.
+        So is repeating its copies: what they bring is overwritten again from the chunk's start on.
+        """
+        self._copy_blocks(chunks, copies)
+        hidden = self._graphs.run(chunks) if self._graphs is not None else None
+        if hidden is None:
+            is_on_gpu = self.kv_cache.device.type == "cuda"
+            packed = pack(chunks, self.kv_cache.spec.block_size, pin_memory=is_on_gpu).to(self.kv_cache.device)
+            hidden = self.model.forward(packed.token_ids, self.model.backend.plan(packed.view()), self.kv_cache)
+        return self._logits(chunks, hidden)
+
+    def _copy_blocks(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy]) -> None:
+        if copies:
+            # A copy's target is the block that its sequence's chunk writes first.
+            block_size = self.kv_cache.spec.block_size
+            first_written = {chunk.block_ids[chunk.start // block_size] for chunk in chunks}
+            self.kv_cache.copy_blocks([copy for copy in copies if copy.target in first_written])
+
+    def _logits(self, chunks: Sequence[ScheduledChunk], hidden: Float[Tensor, "T N"]) -> Float[Tensor, "R V"] | None:
+        rows, end = [], 0
+        for chunk in chunks:
+            end += len(chunk.token_ids)
+            if chunk.num_samples:
+                rows.append(end - 1)
+        if not rows:
+            return None
+        if len(rows) < hidden.shape[0]:
+            hidden = hidden[torch.tensor(rows, device=hidden.device)]
+        return self.model.logits(hidden)

@@ -1,0 +1,305 @@
+"""What a model is: read strictly from its config.json, so that no feature is ignored in silence."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from twophase.core.errors import ModelFolderError
+
+RopeType = Literal["default", "linear", "llama3"]
+
+DEFAULT_ROPE_THETA = 10_000.0
+MISTRAL_DEFAULT_WINDOW = 4096  # what transformers takes when a Mistral config.json does not say
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding (RoPE, arXiv:2104.09864) and how it is stretched for longer contexts.
+
+    Attributes:
+        theta: Base of the geometric series of wavelengths.
+        rope_type: 'default'; 'linear' divides every frequency by `factor` (arXiv:2306.15595);
+            'llama3' divides only the low ones (see `rope.py`).
+        factor: By how much; >= 1.
+        low_freq_factor, high_freq_factor, original_max_position_embeddings: 'llama3' only.
+    """
+
+    theta: float
+    rope_type: RopeType = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_position_embeddings: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything the forward pass and the cache need to know about a model.
+
+    Attributes:
+        architecture: The Hugging Face class name it was written for.
+        head_dim: D; num_heads * head_dim need not be hidden_size.
+        max_position_embeddings: The longest context, in tokens.
+        qkv_bias, o_bias, mlp_bias: Which linear layers add a bias.
+        qk_norm: Queries and keys are RMS-normalised per head before RoPE (Qwen3).
+        sliding_window: Keys a query sees, itself included; None: all.
+        dtype: What the weights were saved in, as torch names it; None if the file does not say.
+        bos_token_id: Begin of text; None if there is none.
+        eos_token_ids: Tokens that end a text; what generation_config.json says goes before config.json.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    dtype: str | None = None
+    bos_token_id: int | None = None
+    eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one architecture differs from plain Llama.
+
+    Attributes:
+        qkv_bias, o_bias: Fixed by the architecture; None: config.json's `attention_bias` decides.
+        mlp_bias: Whether config.json's `mlp_bias` is read.
+        window: Where a sliding window is configured: nowhere, in `sliding_window`, or behind `use_sliding_window`.
+    """
+
+    qkv_bias: bool | None = False
+    o_bias: bool | None = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    window: Literal["none", "always", "switched"] = "none"
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family(qkv_bias=None, o_bias=None, mlp_bias=True),  # SmolLM2 too
+    "MistralForCausalLM": Family(window="always"),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, window="switched"),
+    "Qwen3ForCausalLM": Family(qkv_bias=None, o_bias=None, qk_norm=True, window="switched"),
+}
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """Read `folder`/config.json (and the end-of-text ids of generation_config.json).
+
+    Raises:
+        ModelFolderError: No such folder or file, broken JSON, a missing or nonsensical value, or a feature that the
+            forward pass does not have; names the file, what was found and what is supported.
+    """
+    file = _ConfigFile(_config_path(folder))
+    architecture = _architecture(file)
+    family = FAMILIES[architecture]
+    _refuse_unsupported(file)
+    num_heads = file.positive_int("num_attention_heads")
+    hidden_size = file.positive_int("hidden_size")
+    attention_bias = file.flag("attention_bias")
+    config = ModelConfig(
+        architecture=architecture,
+        vocab_size=file.positive_int("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=file.positive_int("intermediate_size"),
+        num_layers=file.positive_int("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=file.positive_int("num_key_value_heads", default=num_heads),
+        head_dim=_head_dim(file, hidden_size, num_heads),
+        rms_norm_eps=file.positive_number("rms_norm_eps"),
+        rope=_rope(file),
+        max_position_embeddings=file.positive_int("max_position_embeddings"),
+        tie_word_embeddings=file.flag("tie_word_embeddings"),
+        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        o_bias=attention_bias if family.o_bias is None else family.o_bias,
+        mlp_bias=family.mlp_bias and file.flag("mlp_bias"),
+        qk_norm=family.qk_norm,
+        sliding_window=_sliding_window(file, family),
+        dtype=_dtype(file),
+        bos_token_id=file.token_ids("bos_token_id")[0] if file.token_ids("bos_token_id") else None,
+        eos_token_ids=_eos_token_ids(folder, file),
+    )
+    _check_heads(file, config)
+    return config
+
+
+class _ConfigFile:
+    """A JSON object on disk, read key by key; every complaint names the file and the key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.values = read_json_object(path)
+
+    def error(self, problem: str) -> ModelFolderError:
+        return ModelFolderError(f"{self.path}: {problem}")
+
+    def positive_int(self, key: str, default: int | None = None) -> int:
+        value = self._value(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.error(f"{key!r} must be a whole number >= 1, found {value!r}.")
+        return value
+
+    def positive_number(self, key: str, default: float | None = None) -> float:
+        return self.check_positive(key, self._value(key, default))
+
+    def check_positive(self, key: str, value: Any) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise self.error(f"{key!r} must be a positive number, found {value!r}.")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self._value(key, False)
+        if not isinstance(value, bool):
+            raise self.error(f"{key!r} must be true or false, found {value!r}.")
+        return value
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        value = self.values.get(key)
+        ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
+        if not all(isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0 for token_id in ids):
+            raise self.error(f"{key!r} must be a token id or a list of them, found {value!r}.")
+        return ids
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise self.error(f"{key!r} is missing. Download the model again, or take config.json from its source.")
+        return value
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON file that must hold an object.
+
+    Raises:
+        ModelFolderError: It cannot be read, is not JSON, or holds something else.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFolderError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ModelFolderError(f"{path} is not valid JSON ({error}). Download it again.") from error
+    if not isinstance(values, dict):
+        raise ModelFolderError(f"{path} must hold a JSON object, found {type(values).__name__}. Download it again.")
+    return values
+
+
+def _config_path(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise ModelFolderError(f"{folder} is not a folder. Give a Hugging Face model folder, with config.json in it.")
+    path = folder / "config.json"
+    if not path.is_file():
+        hint = (
+            " It holds GGUF files, which are not loaded; use the original folder." if any(folder.glob("*.gguf")) else ""
+        )
+        raise ModelFolderError(f"{path} is missing: {folder} is not a Hugging Face model folder.{hint}")
+    return path
+
+
+def _architecture(file: _ConfigFile) -> str:
+    found = file.values.get("architectures")
+    if not isinstance(found, list) or len(found) != 1 or found[0] not in FAMILIES:
+        raise file.error(
+            f"architectures {found!r} (model_type {file.values.get('model_type')!r}) is not supported. "
+            f"Supported: {', '.join(FAMILIES)} (SmolLM2 is a LlamaForCausalLM). Choose a model of one of these."
+        )
+    return str(found[0])
+
+
+def _refuse_unsupported(file: _ConfigFile) -> None:
+    values = file.values
+    if values.get("quantization_config") is not None:
+        method = dict(values["quantization_config"]).get("quant_method")
+        raise file.error(f"quantised weights (quant_method {method!r}) are not supported. Use the unquantised model.")
+    if values.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise file.error(f"hidden_act {values['hidden_act']!r} is not supported; supported: 'silu'.")
+
+
+def _head_dim(file: _ConfigFile, hidden_size: int, num_heads: int) -> int:
+    if file.values.get("head_dim") is None and hidden_size % num_heads:
+        raise file.error(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}.")
+    return file.positive_int("head_dim", default=hidden_size // num_heads)
+
+
+def _check_heads(file: _ConfigFile, config: ModelConfig) -> None:
+    if config.num_heads % config.num_kv_heads:
+        raise file.error(
+            f"num_attention_heads {config.num_heads} is not a multiple of num_key_value_heads {config.num_kv_heads}."
+        )
+    if config.head_dim % 2:
+        raise file.error(f"head_dim must be even, because RoPE rotates pairs; found {config.head_dim}.")
+
+
+def _rope(file: _ConfigFile) -> RopeConfig:
+    """Older files have `rope_theta` and `rope_scaling` (with `type` or `rope_type`), newer ones `rope_parameters`."""
+    parameters = file.values.get("rope_scaling") or file.values.get("rope_parameters") or {}
+    if not isinstance(parameters, dict) or any(isinstance(value, dict) for value in parameters.values()):
+        raise file.error(f"one set of RoPE parameters for all layers is supported, found {parameters!r}.")
+    if parameters.get("partial_rotary_factor", file.values.get("partial_rotary_factor")) not in (None, 1, 1.0):
+        raise file.error("partial_rotary_factor other than 1 is not supported: RoPE rotates whole heads.")
+    theta = parameters.get("rope_theta") or file.positive_number("rope_theta", default=DEFAULT_ROPE_THETA)
+    theta = file.check_positive("rope_theta", theta)
+    rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+    if rope_type == "default":
+        return RopeConfig(theta)
+    if rope_type not in ("linear", "llama3"):
+        raise file.error(
+            f"RoPE type {rope_type!r} is not supported; supported: 'default', 'linear', 'llama3'. "
+            "Removing the scaling from the file limits the model to the context it was first trained for."
+        )
+
+    def number(key: str) -> float:
+        return file.check_positive(f"rope {key}", parameters.get(key))
+
+    if rope_type == "linear":
+        return RopeConfig(theta, "linear", number("factor"))
+    low, high = number("low_freq_factor"), number("high_freq_factor")
+    if low >= high:
+        raise file.error(f"rope low_freq_factor {low} must be below high_freq_factor {high}.")
+    return RopeConfig(theta, "llama3", number("factor"), low, high, int(number("original_max_position_embeddings")))
+
+
+def _sliding_window(file: _ConfigFile, family: Family) -> int | None:
+    if family.window == "none" or (family.window == "switched" and not file.flag("use_sliding_window")):
+        return None
+    if family.window == "always":
+        if "sliding_window" in file.values and file.values["sliding_window"] is None:
+            return None
+        return file.positive_int("sliding_window", default=MISTRAL_DEFAULT_WINDOW)
+    num_layers = file.positive_int("num_hidden_layers")
+    num_full = file.values.get("max_window_layers", 28)  # the first layers, which see everything
+    layer_types = file.values.get("layer_types") or [
+        "full_attention" if layer < num_full else "sliding_attention" for layer in range(num_layers)
+    ]
+    if len(set(layer_types)) != 1:
+        raise file.error(
+            f"all layers must have the same kind of attention; found layer_types {sorted(set(layer_types))}."
+        )
+    return None if layer_types[0] == "full_attention" else file.positive_int("sliding_window")
+
+
+def _dtype(file: _ConfigFile) -> str | None:
+    value = file.values.get("dtype", file.values.get("torch_dtype"))
+    if value not in (None, "float32", "float16", "bfloat16"):
+        raise file.error(f"dtype {value!r} is not supported; supported: float32, float16, bfloat16.")
+    return value
+
+
+def _eos_token_ids(folder: Path, file: _ConfigFile) -> frozenset[int]:
+    path = folder / "generation_config.json"
+    generation_ids = _ConfigFile(path).token_ids("eos_token_id") if path.is_file() else ()
+    return frozenset(generation_ids or file.token_ids("eos_token_id"))

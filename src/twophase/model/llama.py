@@ -1,0 +1,81 @@
+"""The Llama family's forward pass over paged K/V: Llama, SmolLM2, Mistral, Qwen2 and Qwen3.
+
+Plain functions over frozen weights. The batch is one flat row of tokens; only attention knows sequences apart.
+"""
+
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from twophase.attention.interface import AttentionBackend, AttentionSpec
+from twophase.cache.kv_cache import KVCache, LayerKV
+from twophase.model.config import ModelConfig
+from twophase.model.rope import rope_tables
+from twophase.model.weights import LayerWeights, ModelWeights
+
+
+def attention_spec(config: ModelConfig) -> AttentionSpec:
+    """What a backend must compute for this model; scores are scaled by 1 / sqrt(D) (arXiv:1706.03762, equation 1)."""
+    return AttentionSpec(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.head_dim**-0.5,
+        window=config.sliding_window,
+    )
+
+
+class LlamaModel:
+    """A model ready to run. Immutable; what changes in a step is the K/V cache.
+
+    Args:
+        config: What the model is.
+        weights: Its weights, on the device it runs on.
+        backend: Attention made for `attention_spec(config)`.
+        max_model_len: Positions to prepare RoPE for; the model's own limit if None.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        backend: AttentionBackend,
+        max_model_len: int | None = None,
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.backend = backend
+        self.device = weights.embed.device
+        self.cos, self.sin = rope_tables(config, max_model_len or config.max_position_embeddings, self.device)
+
+    def forward(self, token_ids: Int[Tensor, "T"], plan: Any, kv_cache: KVCache) -> Float[Tensor, "T N"]:
+        """Final hidden states of a step's tokens, before the last linear layer.
+
+        `plan` is what `backend.plan` made of the step's batch. Writes the tokens' K and V into `kv_cache`.
+        """
+        weights, backend, eps = self.weights, self.backend, self.config.rms_norm_eps
+        x = F.embedding(token_ids, weights.embed).to(weights.dtype)
+        residual = None
+        for layer, kv in zip(weights.layers, kv_cache.layers, strict=True):
+            x, residual = backend.rmsnorm(x, residual, layer.input_norm, eps)
+            x = self._attention(x, layer, kv, plan)
+            x, residual = backend.rmsnorm(x, residual, layer.post_attention_norm, eps)
+            x = layer.down(backend.silu_mul(layer.gate_up(x)))
+        return backend.rmsnorm(x, residual, weights.final_norm, eps)[0]
+
+    def logits(self, hidden: Float[Tensor, "R N"]) -> Float[Tensor, "R V"]:
+        """fp32 logits of the rows given: choose those to be sampled from what `forward` returned."""
+        return self.weights.lm_head(hidden).float()
+
+    def _attention(self, x: Float[Tensor, "T N"], layer: LayerWeights, kv: LayerKV, plan: Any) -> Float[Tensor, "T N"]:
+        config = self.config
+        # [T, (H + 2 H_kv) D] seen as heads; q, k, v are views of it.
+        heads = layer.qkv(x).view(x.shape[0], -1, config.head_dim)
+        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = F.rms_norm(q, (config.head_dim,), layer.q_norm, config.rms_norm_eps)
+            k = F.rms_norm(k, (config.head_dim,), layer.k_norm, config.rms_norm_eps)
+        q = self.backend.write(q, k, v, self.cos, self.sin, kv, plan)
+        return layer.o(self.backend.attend(q, kv, plan).flatten(1))

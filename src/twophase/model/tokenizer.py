@@ -1,0 +1,149 @@
+"""Text to token ids and back, by the `tokenizers` library alone: importing transformers would take seconds."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from twophase.core.errors import InvalidRequestError, ModelFolderError
+from twophase.model.config import read_json_object
+
+SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@final
+class Tokenizer:
+    """A model folder's tokenizer. Immutable.
+
+    Args:
+        tokenizer: Encodes and decodes.
+        special_tokens: Role ('bos_token', 'eos_token' ...) to token text.
+        chat_template: The Jinja template that turns messages into a prompt, or None.
+    """
+
+    def __init__(self, tokenizer: FastTokenizer, special_tokens: Mapping[str, str], chat_template: str | None) -> None:
+        self._tokenizer = tokenizer
+        self.special_tokens = dict(special_tokens)
+        self.chat_template = chat_template
+        self.vocab_size = tokenizer.get_vocab_size()
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Read tokenizer.json, and the special tokens and chat template beside it.
+
+        Raises:
+            ModelFolderError: tokenizer.json is missing or unreadable.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelFolderError(
+                f"{path} is missing, so text cannot be turned into tokens. Give prompts as token ids with "
+                "LLM(..., skip_tokenizer_init=True), or save the tokenizer there with transformers' save_pretrained."
+            )
+        try:
+            tokenizer = FastTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise ModelFolderError(f"{path} is not a tokenizer ({error}). Download it again.") from error
+        # A file may ask for truncation or padding, which belong to training.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        config = read_json_object(file) if (file := folder / "tokenizer_config.json").is_file() else {}
+        return cls(tokenizer, _special_tokens(folder, config), _chat_template(folder, config))
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._id_of("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._id_of("eos_token")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; special tokens written out in the text are recognised. Some models add a begin-of-text token."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text; bytes that are no whole character come out as U+FFFD."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's next turn (errors: see `render_chat`)."""
+        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The conversation as the model's prompt text. Messages are {'role': ..., 'content': ...}.
+
+        Raises:
+            InvalidRequestError: The model has no chat template, or the template refuses these messages.
+        """
+        if self.chat_template is None:
+            raise InvalidRequestError("This model has no chat template; give it plain text instead of messages.")
+        import jinja2
+
+        try:
+            template = _sandbox().from_string(self.chat_template)
+            return template.render(
+                messages=list(messages),
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self.special_tokens,
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            raise InvalidRequestError(
+                f"The model's chat template failed on these messages: {error}. "
+                "Each must be a dict with 'role' and 'content'; roles must come in the order the model was trained on."
+            ) from error
+
+    def _id_of(self, role: str) -> int | None:
+        token = self.special_tokens.get(role)
+        return None if token is None else self._tokenizer.token_to_id(token)
+
+
+def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    path = folder / "special_tokens_map.json"
+    entries = (read_json_object(path) if path.is_file() else {}) | dict(config)
+    # An entry is the text, or a record with the text in it.
+    texts = {
+        role: entry["content"] if isinstance(entry := entries.get(role), dict) else entry for role in SPECIAL_ROLES
+    }
+    return {role: text for role, text in texts.items() if isinstance(text, str)}
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """From chat_template.jinja (newer folders) or tokenizer_config.json: a text, or several by name."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+def _sandbox() -> Any:
+    """Jinja as chat templates expect it (transformers' documentation, 'Writing a chat template').
+
+    Sandboxed and immutable, because a template comes with a model, from anybody.
+    """
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def to_json(value: Any, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    sandbox = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    sandbox.filters["tojson"] = to_json
+    sandbox.globals["raise_exception"] = raise_exception
+    sandbox.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return sandbox

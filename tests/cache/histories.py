@@ -1,0 +1,175 @@
+"""Random histories of a cache under pressure, checked after every event by the shadow-KV oracle."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.cache.shadow import ShadowKV, check_live_tables, snapshot
+from twophase.cache.block_table import BlockTable
+from twophase.cache.manager import CacheManager
+from twophase.core.errors import CacheStateError, OutOfBlocksError
+
+NewCache = Callable[..., CacheManager]
+
+SALTS = ("", "", "tenant")
+
+
+@dataclass(eq=False)
+class Live:
+    """A sequence: [0, num_computed) of its tokens were written into its table's slots."""
+
+    token_ids: list[int]
+    salt: str
+    table: BlockTable | None = None
+    num_computed: int = 0
+
+
+@dataclass
+class History:
+    """A cache, its shadow, and the sequences that use it; each method is one event. Used by hypothesis as well."""
+
+    new_cache: NewCache
+    num_blocks: int
+    block_size: int
+    live: list[Live] = field(default_factory=list)
+    preempted: list[Live] = field(default_factory=list)
+    events: Counter = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.cache = self.new_cache(self.num_blocks, self.block_size)
+        self.shadow = ShadowKV(self.block_size)
+
+    def start(self, sequence: Live) -> None:
+        """Admit a sequence, new or preempted: what the cache says it holds is read at once."""
+        is_resumed = sequence in self.preempted
+        if is_resumed:
+            self.preempted.remove(sequence)
+        num_free = self.cache.num_free_blocks
+        sequence.table = table = self.cache.open(sequence.token_ids, sequence.salt, count_in_stats=not is_resumed)
+        num_hit = len(table.block_ids) * self.block_size
+        assert table.num_tokens == table.num_cached_tokens == num_hit, "a hit is whole blocks"
+        assert table.num_tokens < len(sequence.token_ids), "a fully cached prompt must still compute a token"
+        num_taken = num_free - self.cache.num_free_blocks
+        assert 0 <= num_taken <= len(table.block_ids), f"{num_taken} blocks taken for a hit of {len(table.block_ids)}"
+        sequence.num_computed = table.num_tokens
+        self.live.append(sequence)
+        self.events["hit" if table.num_tokens else "miss"] += 1
+        self._read(sequence)
+
+    def step(self, sequence: Live, num_tokens: int, *, num_ahead: int = 0, publishes: bool = True) -> bool:
+        """Compute the next `num_tokens` (those that exist) with `num_ahead` more slots; False if blocks are short."""
+        end = min(sequence.num_computed + num_tokens, len(sequence.token_ids))
+        table, before = sequence.table, snapshot(self.cache)
+        wanted = max(end + num_ahead, table.num_tokens)
+        num_needed, num_free = self.cache.num_blocks_needed(table, wanted), self.cache.num_free_blocks
+        try:
+            copies = self.cache.grow(table, wanted)
+        except OutOfBlocksError:
+            assert num_needed > num_free, "there were enough blocks"
+            assert snapshot(self.cache) == before, "a failed allocation changed something"
+            self.events["out of blocks"] += 1
+            return False
+        assert self.cache.num_free_blocks == num_free - num_needed, "another number of blocks than announced"
+        self.events["copy on write"] += len(copies)
+        self.shadow.copy(copies)
+        self.shadow.write(table.block_ids, sequence.token_ids, sequence.num_computed, end, sequence.salt)
+        sequence.num_computed = end
+        self._read(sequence)
+        if publishes:
+            self.cache.publish(table, sequence.token_ids, end)
+        return True
+
+    def fault(self, sequence: Live, num_tokens: int) -> None:
+        """A step that raised after it got its slots and before it wrote them: the sequence fails."""
+        try:
+            self.shadow.copy(self.cache.grow(sequence.table, sequence.table.num_tokens + num_tokens))
+        except OutOfBlocksError:
+            self.events["out of blocks"] += 1
+        self.close(sequence)
+
+    def fork(self, sequence: Live) -> None:
+        if sequence.num_computed == sequence.table.num_tokens:
+            table = self.cache.fork(sequence.table)
+            self.live.append(Live(list(sequence.token_ids), sequence.salt, table, sequence.num_computed))
+            self.events["fork"] += 1
+
+    def close(self, sequence: Live) -> None:
+        self.live.remove(sequence)
+        self.cache.close(sequence.table)
+        before = snapshot(self.cache)
+        with pytest.raises(CacheStateError):
+            self.cache.close(sequence.table)
+        assert snapshot(self.cache) == before, "a refused close changed something"
+
+    def preempt(self, sequence: Live) -> None:
+        self.close(sequence)
+        self.preempted.append(sequence)
+
+    def reset(self) -> None:
+        before = snapshot(self.cache)
+        if any(sequence.table.block_ids for sequence in self.live):
+            with pytest.raises(CacheStateError):
+                self.cache.reset_prefix_cache()
+            assert snapshot(self.cache) == before, "a refused reset changed something"
+        else:
+            self.cache.reset_prefix_cache()
+            assert self.cache.stats().num_cached == 0, "a reset left blocks findable"
+            self.events["reset"] += 1
+
+    def check(self) -> None:
+        """Every live sequence still reads its own tokens, and the books agree."""
+        check_live_tables(self.cache, [sequence.table for sequence in self.live])
+        for sequence in self.live:
+            self._read(sequence)
+
+    def finish(self) -> None:
+        """Close everything: nothing stays in use."""
+        for sequence in list(self.live):
+            self.close(sequence)
+        self.check()
+        assert self.cache.num_free_blocks == self.num_blocks, "blocks leaked"
+
+    def _read(self, sequence: Live) -> None:
+        self.shadow.read(sequence.table.block_ids, sequence.token_ids, sequence.num_computed, sequence.salt)
+
+
+def random_history(new_cache: NewCache, seed: int, num_events: int = 50) -> Counter:
+    """Sequences with shared prefixes come, grow, fork, fail and go in a pool too small for them; counts events."""
+    rng = random.Random(seed)
+    history = History(new_cache, num_blocks=rng.randint(3, 14), block_size=rng.choice((1, 2, 3, 4)))
+    documents = [[rng.randrange(3) for _ in range(24)] for _ in range(2)]
+    for _ in range(num_events):
+        _random_event(history, rng, documents)
+        history.check()
+    history.finish()
+    return history.events
+
+
+def _random_event(history: History, rng: random.Random, documents: list[list[int]]) -> None:
+    event = rng.choices(
+        ("start", "step", "fork", "fault", "close", "preempt", "reset"), weights=(20, 60, 5, 2, 6, 6, 2)
+    )[0]
+    if event == "reset":
+        history.reset()
+        return
+    if event == "start" or not history.live:
+        if history.preempted and rng.random() < 0.5:
+            history.start(rng.choice(history.preempted))
+        elif len(history.live) < 6:
+            prompt = [*rng.choice(documents)[: rng.randint(0, 24)], rng.randrange(3)]
+            history.start(Live(prompt, rng.choice(SALTS)))
+        return
+    sequence = rng.choice(history.live)
+    if event == "step":
+        if sequence.num_computed == len(sequence.token_ids):
+            sequence.token_ids.append(rng.randrange(3))
+        num_ahead = rng.choice((0, 0, 0, 0, 5))
+        if not history.step(sequence, rng.randint(1, 12), num_ahead=num_ahead, publishes=rng.random() < 0.9):
+            history.preempt(rng.choice(history.live))
+    elif event == "fault":
+        history.fault(sequence, rng.randint(1, 12))
+    else:
+        getattr(history, event)(sequence)

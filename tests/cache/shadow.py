@@ -1,0 +1,94 @@
+"""The shadow-KV oracle: what a slot holds is a function of the tokens up to it, so a hash can stand for K and V.
+
+Each slot stores hash(tokens[:p+1]). A write stores it, a block copy moves it, and every read compares it with what the
+reading sequence's own tokens demand. Stale pages, missed copies, wrong hits and slots shared by mistake all show.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import accumulate
+
+from twophase.cache.block_table import BlockTable
+from twophase.cache.manager import CacheManager
+from twophase.core.plan import BlockCopy, StepPlan
+
+
+def fingerprints(token_ids: Sequence[int], salt: str = "") -> list[int]:
+    """hash(tokens[:p+1]) for each position p. The salt is part of it, so that a hit across salts is found too."""
+    return list(accumulate(token_ids, lambda parent, token_id: hash((parent, token_id)), initial=hash(salt)))[1:]
+
+
+class StaleKVError(AssertionError):
+    """A read met a slot that does not hold what the sequence's tokens demand."""
+
+
+class ShadowKV:
+    """Stands in for the K/V tensors of one cache."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots: dict[int, int] = {}
+
+    def copy(self, copies: Iterable[BlockCopy]) -> None:
+        for source, target in copies:
+            for offset in range(self.block_size):
+                value = self.slots.get(source * self.block_size + offset, 0)
+                self.slots[target * self.block_size + offset] = value
+
+    def write(self, block_ids: Sequence[int], token_ids: Sequence[int], start: int, end: int, salt: str = "") -> None:
+        """Positions [start, end) of a sequence are computed."""
+        values = fingerprints(token_ids[:end], salt)
+        for position in range(start, end):
+            self.slots[self._slot(block_ids, position)] = values[position]
+
+    def read(self, block_ids: Sequence[int], token_ids: Sequence[int], num_tokens: int, salt: str = "") -> None:
+        """Attention reads positions [0, num_tokens). Raises StaleKVError at the first wrong slot."""
+        for position, value in enumerate(fingerprints(token_ids[:num_tokens], salt)):
+            slot = self._slot(block_ids, position)
+            if self.slots.get(slot) != value:
+                raise StaleKVError(f"position {position} of {num_tokens} reads slot {slot}, which holds other tokens")
+
+    def run(
+        self,
+        plan: StepPlan,
+        token_ids_of: Callable[[int], Sequence[int]],
+        salt_of: Callable[[int], str] = lambda seq_id: "",
+    ) -> None:
+        """Do a step as the model does: block copies, then every write, then every read."""
+        self.copy(plan.copies)
+        for chunk in plan.chunks:
+            token_ids, end = token_ids_of(chunk.seq_id), chunk.start + len(chunk.token_ids)
+            assert list(token_ids[chunk.start : end]) == list(chunk.token_ids), f"not the sequence's tokens: {chunk}"
+            self.write(chunk.block_ids, token_ids, chunk.start, end, salt_of(chunk.seq_id))
+        for chunk in plan.chunks:
+            end = chunk.start + len(chunk.token_ids)
+            self.read(chunk.block_ids, token_ids_of(chunk.seq_id), end, salt_of(chunk.seq_id))
+
+    def _slot(self, block_ids: Sequence[int], position: int) -> int:
+        return block_ids[position // self.block_size] * self.block_size + position % self.block_size
+
+
+def check_live_tables(cache: CacheManager, tables: Iterable[BlockTable]) -> None:
+    """No live table points at a free block, and no block is in use without one. `tables` are all that are open."""
+    held = {block_id for table in tables for block_id in table.block_ids}
+    stats = cache.stats()
+    assert stats.num_in_use == len(held), f"live tables hold {len(held)} blocks, the pool says {stats.num_in_use}"
+    assert stats.num_in_use + stats.num_cached + stats.num_free == cache.num_blocks, f"blocks got lost: {stats}"
+    cache.check_integrity()
+
+
+def snapshot(cache: CacheManager) -> Hashable:
+    """Everything the cache knows, to compare before and after something that must change nothing."""
+    pool, prefixes = cache._pool, cache._prefixes
+    tables = {
+        (id(table), tuple(table.block_ids), table.num_tokens, table.publish_at, table.num_uncounted_tokens)
+        for table in cache._tables
+    }
+    findable = {(prefix.digest, prefix.token_bytes, tuple(prefix.block_ids)) for prefix in prefixes._by_digest.values()}
+    return (
+        tuple(pool.ref_counts),
+        tuple(pool._blank),
+        tuple(pool.cached_blocks()),
+        frozenset(tables),
+        frozenset(findable),
+        cache.stats(),
+    )

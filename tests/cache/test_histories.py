@@ -1,0 +1,36 @@
+"""Thousands of random histories against the shadow-KV oracle."""
+
+from collections import Counter
+
+import pytest
+
+from tests.cache.histories import NewCache, random_history
+from tests.cache.plain import plain_manager_class
+from twophase.cache.manager import CacheManager
+
+EVERY_EVENT = ("hit", "miss", "out of blocks", "copy on write", "fork", "reset")
+
+
+def run_histories(new_cache: NewCache, seeds: range) -> Counter:
+    events: Counter = Counter()
+    for seed in seeds:
+        try:
+            events += random_history(new_cache, seed)
+        except Exception as error:
+            error.add_note(f"in random_history(..., seed={seed})")
+            raise
+    return events
+
+
+def test_1000_random_histories_are_clean():
+    events = run_histories(plain_manager_class(), range(1000))
+    assert all(events[event] > 100 for event in EVERY_EVENT), f"the histories exercise too little: {events}"
+
+
+def test_random_histories_with_types_checked_are_clean():
+    run_histories(CacheManager, range(1000, 1040))
+
+
+@pytest.mark.full
+def test_20000_more_random_histories_are_clean():
+    run_histories(plain_manager_class(), range(2000, 22_000))

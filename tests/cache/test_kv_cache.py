@@ -1,0 +1,272 @@
+"""The K/V tensors: layout, sizes, block copies, and what can't be."""
+
+import os
+
+import pytest
+import torch
+
+from tests.cache.shadow import fingerprints
+from twophase.cache import kv_cache as kv_cache_module
+from twophase.cache import memory
+from twophase.cache.kv_cache import KVCache, KVCacheSpec, num_blocks_that_fit, spec_from_option
+from twophase.cache.manager import CacheManager
+from twophase.core.errors import ConfigError
+from twophase.core.plan import BlockCopy
+
+CPU = torch.device("cpu")
+
+
+def spec(**changes) -> KVCacheSpec:
+    sizes = {"num_layers": 2, "num_kv_heads": 3, "head_dim": 16, "block_size": 4, "dtype": torch.float32}
+    return KVCacheSpec(**{**sizes, **changes})
+
+
+@pytest.mark.parametrize("kv_format", ["none", "int8", "fp8_e4m3"])
+def test_layout_and_size(kv_format):
+    check_layout(kv_cache_module, kv_format)
+
+
+def check_layout(module, kv_format) -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        cache_spec = module.KVCacheSpec(2, 3, 16, 4, dtype, kv_format)
+        cache = module.KVCache(cache_spec, 5, CPU)
+        stored = {"none": dtype, "int8": torch.int8, "fp8_e4m3": torch.uint8}[kv_format]
+        data = [tensor for layer in cache.layers for tensor in (layer.k, layer.v)]
+        scales = [tensor for layer in cache.layers for tensor in (layer.k_scale, layer.v_scale) if tensor is not None]
+        assert len(data) == 2 * 2
+        assert len(scales) == (0 if kv_format == "none" else 2 * 2)
+        assert all(tensor.shape == (5, 3, 4, 16) and tensor.dtype == stored for tensor in data)
+        assert all(tensor.shape == (5, 3, 4) and tensor.dtype == torch.float32 for tensor in scales)
+        assert all(tensor.is_contiguous() and not tensor.any() for tensor in data + scales)
+        num_bytes = sum(tensor.nbytes for tensor in data + scales)
+        assert cache.num_bytes == num_bytes == 5 * cache_spec.bytes_per_block == 20 * cache_spec.bytes_per_token
+        for value, tensor in enumerate(data + scales, start=1):
+            tensor.fill_(value)
+        assert all((tensor == value).all() for value, tensor in enumerate(data + scales, start=1)), "memory is shared"
+
+
+def test_smollm2_takes_23_kib_per_token_in_16_bits():
+    smollm2 = KVCacheSpec(num_layers=30, num_kv_heads=3, head_dim=64, block_size=16, dtype=torch.bfloat16)
+    assert smollm2.bytes_per_token == 2 * 30 * 3 * 64 * 2 == 23_040
+
+
+def filled(num_blocks: int, kv_format="none") -> KVCache:
+    cache = KVCache(spec(kv_format=kv_format), num_blocks, CPU)
+    generator = torch.Generator().manual_seed(0)
+    for tensor in (t for layer in cache.layers for t in (layer.k, layer.v, layer.k_scale, layer.v_scale)):
+        if tensor is not None:
+            tensor.copy_(torch.randint(0, 100, tensor.shape, generator=generator))
+    return cache
+
+
+COPY_CASES = [
+    [],
+    [(0, 1)],
+    [(0, 1), (0, 2), (4, 3)],
+    [(0, 1), (1, 2)],  # a chain: 2 gets what 0 held
+    [(0, 1), (2, 1)],  # the last one wins
+    [(0, 1), (2, 0), (1, 3)],  # a source overwritten after it was read
+    [(3, 3)],
+]
+
+
+@pytest.mark.parametrize("copies", COPY_CASES)
+@pytest.mark.parametrize("kv_format", ["none", "int8"])
+def test_copies_work_as_if_one_after_another(copies, kv_format):
+    check_copies(kv_cache_module, copies, kv_format)
+
+
+def check_copies(module, copies, kv_format) -> None:
+    cache, expected = module.KVCache(spec(kv_format=kv_format), 5, CPU), filled(5, kv_format)
+    names = ("k", "v") if kv_format == "none" else ("k", "v", "k_scale", "v_scale")
+    for layer, other in zip(cache.layers, expected.layers, strict=True):
+        for name in names:
+            getattr(layer, name).copy_(getattr(other, name))
+    cache.copy_blocks([BlockCopy(*copy) for copy in copies])
+    for source, target in copies:
+        for layer in expected.layers:
+            for name in names:
+                getattr(layer, name)[target] = getattr(layer, name)[source].clone()
+    for layer, other in zip(cache.layers, expected.layers, strict=True):
+        for name in names:
+            assert torch.equal(getattr(layer, name), getattr(other, name)), f"{name} differs after {copies}"
+
+
+@pytest.mark.parametrize("copy", [(0, 5), (5, 0), (-1, 0), (0, -1)])
+def test_a_copy_outside_the_pool_is_a_bug(copy):
+    with pytest.raises(AssertionError):
+        filled(5).copy_blocks([BlockCopy(*copy)])
+
+
+def test_forks_read_their_own_tokens_from_real_tensors():
+    """Copy-on-write end to end: three continuations of one prompt, K holding the shadow's hashes."""
+    cache, manager = KVCache(spec(dtype=torch.float32), 12, CPU), CacheManager(12, 4)
+    k = cache.layers[1].k
+
+    def write(table, token_ids, start, end):
+        cache.copy_blocks(manager.grow(table, end))
+        for position in range(start, end):
+            block, offset = divmod(table.slot_of(position), 4)
+            k[block, :, offset] = fingerprints(token_ids)[position] % 65_521  # exact in fp32
+
+    prompt = [5, 6, 7, 8, 9, 10]
+    table = manager.open(prompt)
+    write(table, prompt, 0, 6)
+    tables = [table, manager.fork(table), manager.fork(table)]
+    sequences = [[*prompt, number] for number in range(3)]
+    for step in range(4):
+        for table, token_ids in zip(tables, sequences, strict=True):
+            write(table, token_ids, 6 + step, 7 + step)
+            token_ids.append(step)
+    for table, token_ids in zip(tables, sequences, strict=True):
+        for position, slot in enumerate(table.slots()):
+            block, offset = divmod(slot, 4)
+            assert (k[block, :, offset] == fingerprints(token_ids)[position] % 65_521).all()
+    assert len({block for table in tables for block in table.block_ids}) == 1 + 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_layers": 0}, "num_layers must be at least 1"),
+        ({"num_kv_heads": 0}, "num_kv_heads must be at least 1"),
+        ({"head_dim": 0}, "head_dim must be at least 1"),
+        ({"block_size": 0}, "block_size must be at least 1"),
+        ({"block_size": -4}, "block_size must be at least 1"),
+        ({"block_size": 12}, "block_size must be a power of two.*got 12"),
+        ({"dtype": torch.float64}, "got torch.float64"),
+        ({"head_dim": 6}, "multiple of 16 bytes.*24 bytes"),
+        ({"head_dim": 20, "dtype": torch.float16}, "40 bytes.*kv_cache_dtype"),
+        ({"head_dim": 8, "kv_format": "int8"}, "head_dim 8 in torch.int8 is 8 bytes"),
+    ],
+)
+def test_impossible_specs_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        spec(**changes)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 16, 64, 128])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_usual_shapes_are_accepted(block_size, head_dim):
+    for kv_format in ("none", "int8", "fp8_e4m3"):
+        spec(block_size=block_size, head_dim=head_dim, dtype=torch.bfloat16, kv_format=kv_format)
+
+
+@pytest.mark.parametrize("num_blocks", [0, -3])
+def test_an_empty_cache_is_refused(num_blocks):
+    with pytest.raises(ConfigError, match=f"at least 1 block, got num_blocks={num_blocks}"):
+        KVCache(spec(), num_blocks, CPU)
+
+
+def test_memory_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match=r"Could not allocate .* GiB on cpu.*num_kv_blocks"):
+        KVCache(spec(), 2**45, CPU)
+
+
+@pytest.mark.parametrize(
+    ("option", "dtype", "kv_format"),
+    [
+        ("auto", torch.bfloat16, "none"),
+        ("float32", torch.float32, "none"),
+        ("float16", torch.float16, "none"),
+        ("bfloat16", torch.bfloat16, "none"),
+        ("int8", torch.bfloat16, "int8"),
+        ("fp8_e4m3", torch.bfloat16, "fp8_e4m3"),
+    ],
+)
+def test_the_users_option(option, dtype, kv_format):
+    made = option_spec(option)
+    assert (made.dtype, made.kv_format) == (dtype, kv_format)
+
+
+def option_spec(option: str) -> KVCacheSpec:
+    return spec_from_option(option, num_layers=1, num_kv_heads=1, head_dim=16, block_size=4, model_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("option", ["fp8", "none", "float64", ""])
+def test_an_unknown_option_is_refused(option):
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype must be one of auto, float32.*got"):
+        option_spec(option)
+
+
+def test_blocks_fill_a_fraction_of_free_memory(monkeypatch):
+    monkeypatch.setattr(kv_cache_module, "free_memory_bytes", lambda device: 10 * spec().bytes_per_block + 5)
+    assert num_blocks_that_fit(spec(), CPU, 1.0) == 10
+    assert num_blocks_that_fit(spec(), CPU, 0.5) == 5
+    assert num_blocks_that_fit(spec(), CPU, 0.19) == 1
+    with pytest.raises(ConfigError, match=r"One block takes .* 9% of the 0.00 GiB free on cpu"):
+        num_blocks_that_fit(spec(), CPU, 0.09)
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.01, float("nan")])
+def test_a_fraction_is_a_fraction(fraction):
+    with pytest.raises(ConfigError, match=r"must be in \(0, 1\], got"):
+        num_blocks_that_fit(spec(), CPU, fraction)
+
+
+def test_this_machine_has_memory():
+    assert memory.free_memory_bytes(CPU) > 2**20
+
+
+@pytest.mark.gpu
+def test_a_cuda_device_has_memory_and_takes_a_cache():
+    device = torch.device("cuda")
+    free_bytes = memory.free_memory_bytes(device)
+    assert 0 < free_bytes <= torch.cuda.get_device_properties(device).total_memory
+    cache = KVCache(spec(), 5, device)
+    cache.layers[0].k[0] = 7
+    cache.copy_blocks([BlockCopy(0, 4), BlockCopy(4, 2)])
+    assert (cache.layers[0].k[2] == 7).all()
+
+
+def write_files(root, files: dict[str, str]):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+MEMINFO = {"proc/meminfo": "MemTotal:  9000 kB\nMemAvailable:  4000 kB\nHugePages_Total: 0\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "num_bytes"),
+    [
+        (MEMINFO, 4000 * 1024),
+        # A container's limit, less what is used and can't be given back.
+        (
+            {
+                **MEMINFO,
+                "sys/fs/cgroup/memory.max": "1000000\n",
+                "sys/fs/cgroup/memory.current": "700000\n",
+                "sys/fs/cgroup/memory.stat": "anon 500000\ninactive_file 100000\n",
+            },
+            400_000,
+        ),
+        ({**MEMINFO, "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "7\n"}, 4000 * 1024),
+        (
+            {
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "1000\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "1200\n",
+            },
+            0,
+        ),
+    ],
+)
+def test_free_host_memory_on_linux(tmp_path, files, num_bytes):
+    assert memory.free_host_memory_bytes(write_files(tmp_path, files)) == num_bytes
+
+
+def test_free_host_memory_elsewhere(tmp_path, monkeypatch):
+    def macos(name):
+        if name == "SC_AVPHYS_PAGES":
+            raise ValueError("unrecognized configuration name")
+        return {"SC_PHYS_PAGES": 100, "SC_PAGE_SIZE": 4096}[name]
+
+    monkeypatch.setattr(os, "sysconf", lambda name: 10 if name == "SC_AVPHYS_PAGES" else 4096, raising=False)
+    assert memory.free_host_memory_bytes(tmp_path) == 10 * 4096
+    monkeypatch.setattr(os, "sysconf", macos)
+    assert memory.free_host_memory_bytes(tmp_path) == 50 * 4096
+    monkeypatch.delattr(os, "sysconf")  # Windows
+    assert memory.free_host_memory_bytes(tmp_path) == memory.FALLBACK_FREE_BYTES

@@ -1,0 +1,193 @@
+"""Options, statistics and the table of the cache's bookkeeping. The invariants have a file of their own."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.cache.plain import plain_manager_class
+from tests.cache.test_invariants import computed, num_hit_tokens
+from twophase.cache.block_pool import BlockPool
+from twophase.cache.block_table import BlockTable
+from twophase.cache.manager import CacheManager
+from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
+from twophase.core.errors import CacheStateError, ConfigError
+
+
+@pytest.fixture(params=["typed", "plain"])
+def new_cache(request):
+    return CacheManager if request.param == "typed" else plain_manager_class()
+
+
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 16), (-1, 16), (4, 0), (4, -16)])
+def test_sizes_below_one_are_refused(num_blocks, block_size):
+    with pytest.raises(ConfigError, match="at least 1"):
+        CacheManager(num_blocks, block_size)
+
+
+def test_the_pool_refuses_to_be_empty():
+    with pytest.raises(ConfigError, match="num_blocks=0"):
+        BlockPool(0)
+
+
+def test_caching_can_be_switched_off(new_cache):
+    cache = new_cache(4, 2, enable_prefix_caching=False)
+    cache.close(computed(cache, [1, 2, 3, 4]))
+    assert num_hit_tokens(cache, [1, 2, 3, 4, 5]) == 0
+    assert cache.stats().num_cached == 0
+    cache.check_integrity()
+
+
+def test_a_table_cannot_shrink(new_cache):
+    cache = new_cache(4, 2)
+    table = computed(cache, [1, 2, 3])
+    for call in (cache.grow, cache.num_blocks_needed, cache.can_grow):
+        with pytest.raises(CacheStateError, match="has 3 tokens, asked for 2"):
+            call(table, 2)
+
+
+@pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (4, 1), (5, 2), (12, 3)])
+def test_blocks_needed_are_announced(new_cache, num_tokens, num_blocks):
+    cache = new_cache(3, 4)
+    table = cache.open([7] * 13)
+    assert cache.num_blocks_needed(table, num_tokens) == num_blocks
+    assert cache.can_grow(table, num_tokens)
+    assert not cache.can_grow(table, 13)
+    cache.grow(table, num_tokens)
+    assert (table.num_tokens, len(table.block_ids), cache.num_free_blocks) == (num_tokens, num_blocks, 3 - num_blocks)
+
+
+def test_more_tokens_than_ids_cannot_be_published(new_cache):
+    cache = new_cache(4, 2)
+    table = cache.open([1, 2, 3])
+    cache.grow(table, 4)
+    with pytest.raises(CacheStateError, match="4 have a slot, 3 an id"):
+        cache.publish(table, [1, 2, 3], 4)
+    cache.publish(table, [1, 2, 3], 3)
+    assert num_hit_tokens(cache, [1, 2, 3]) == 2
+
+
+def test_internal_fragmentation_counts_each_block_once(new_cache):
+    cache = new_cache(8, 4)
+    assert cache.stats().internal_fragmentation == 0
+    first = computed(cache, [1, 2, 3, 4, 5])
+    assert (cache.stats().num_in_use, cache.stats().num_slots_in_use) == (2, 5)
+    assert cache.stats().internal_fragmentation == pytest.approx(3 / 8)
+    second = cache.fork(first)
+    assert cache.stats().num_slots_in_use == 5, "shared slots count once"
+    cache.grow(second, 7)
+    assert (cache.stats().num_in_use, cache.stats().num_slots_in_use) == (3, 8)
+    cache.close(first)
+    assert (cache.stats().num_in_use, cache.stats().num_slots_in_use) == (2, 7)
+    third = cache.open([1, 2, 3, 4, 9])
+    cache.close(second)
+    assert (cache.stats().num_in_use, cache.stats().num_slots_in_use) == (1, 4)
+    cache.close(third)
+    assert (cache.stats().num_in_use, cache.stats().num_slots_in_use) == (0, 0)
+    assert cache.stats().internal_fragmentation == 0
+
+
+def test_a_hit_on_a_free_block_counts_its_slots_again(new_cache):
+    cache = new_cache(8, 4)
+    cache.close(computed(cache, [1, 2, 3, 4]))
+    cache.open([1, 2, 3, 4, 5])
+    assert cache.stats().num_slots_in_use == 4
+
+
+def test_a_retried_request_counts_once(new_cache):
+    cache = new_cache(4, 2)
+    assert cache.stats().hit_rate == 0
+    cache.close(computed(cache, [1, 2, 3, 4]))
+    cache.close(cache.open([1, 2, 3, 4, 5]))  # there was no room, so it never grew: not counted
+    table = cache.open([1, 2, 3, 4, 5])
+    cache.grow(table, 5)
+    cache.grow(table, 6)
+    cache.grow(table, 7)
+    cache.close(table)
+    resumed = cache.open([1, 2, 3, 4, 5, 6, 7], count_in_stats=False)
+    cache.grow(resumed, 7)
+    stats = cache.stats()
+    assert (stats.num_queries, stats.num_queried_tokens, stats.num_hit_tokens) == (2, 9, 4)
+    assert stats.hit_rate == pytest.approx(4 / 9)
+
+
+def test_an_empty_prompt_opens_an_empty_table(new_cache):
+    cache = new_cache(4, 2)
+    table = cache.open([])
+    assert (table.num_tokens, table.block_ids) == (0, [])
+    cache.close(table)
+
+
+def test_a_plan_keeps_the_blocks_of_a_table_that_is_closed(new_cache):
+    cache = new_cache(4, 2)
+    table = computed(cache, [1, 2, 3])
+    block_ids = table.block_ids
+    cache.close(table)
+    assert (block_ids, table.block_ids, table.num_tokens) == ([0, 1], [], 0)
+
+
+def test_nothing_depends_on_what_a_token_list_is(new_cache):
+    cache = new_cache(4, 2)
+    table = cache.open((1, 2, 3))
+    cache.grow(table, 3)
+    cache.publish(table, (1, 2, 3), 3)
+    assert num_hit_tokens(cache, [1, 2, 3]) == 2
+
+
+def test_slots_follow_the_blocks():
+    check_slots(BlockTable)
+
+
+def check_slots(table_class: type[BlockTable]) -> None:
+    table = table_class(4, "", [5, 2], 6, 0, publish_at=4, num_uncounted_tokens=0)
+    assert table.slots() == [20, 21, 22, 23, 8, 9]
+    assert table.slots(3, 5) == [23, 8]
+    assert table.slot_of(5) == 9
+    for position in (-1, 6):
+        with pytest.raises(IndexError, match=f"position {position} has no slot"):
+            table.slot_of(position)
+
+
+def test_digests_are_the_same_in_every_process():
+    token_bytes = tokens_to_bytes([1, 2, 3])
+    code = (
+        "from twophase.cache.prefix_cache import *;"
+        "print(block_digest(salt_digest('s'), tokens_to_bytes([1, 2, 3])).hex())"
+    )
+    digest = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert digest == block_digest(salt_digest("s"), token_bytes).hex()
+    assert digest != block_digest(salt_digest(""), token_bytes).hex()
+
+
+def test_the_bookkeeping_imports_no_torch():
+    code = "import sys, twophase.cache.manager; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_work_does_not_depend_on_the_pools_size():
+    """Counted in executed lines, not in time: the same events in a pool a thousand times larger take the same steps."""
+    assert lines_executed(10_000) == lines_executed(10)
+
+
+def lines_executed(num_blocks: int) -> int:
+    cache = plain_manager_class()(num_blocks, 2)
+    count = 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        count += 1
+        return trace
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        table = computed(cache, [1, 2, 3])
+        fork = cache.fork(table)
+        cache.grow(fork, 4)
+        cache.stats()
+        cache.close(table)
+        cache.close(fork)
+        cache.open([1, 2, 3])
+    finally:
+        sys.settrace(previous)
+    return count

@@ -1,0 +1,189 @@
+"""Planted bugs in the cache: the oracle or a named test must notice each."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from tests.cache import test_invariants, test_kv_cache, test_manager
+from tests.cache.histories import random_history
+from tests.cache.plain import plain_manager_class
+from tests.mutation import KillTable, Mutant, is_killed
+from twophase.cache.manager import CacheManager
+
+POOL, PREFIX, TABLE, MANAGER, TENSORS = (
+    f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "block_table", "manager", "kv_cache")
+)
+
+# name, module, old, new
+BOOKKEEPING_MUTANTS = [
+    # Sharing
+    ("refcount forgotten on hit", POOL, "        self.ref_counts[block_id] += 1\n", ""),
+    ("hit takes no reference", MANAGER, "if self._pool.acquire(block_id):", "if True:"),
+    ("hit block stays on the free list", POOL, "            del self._cached[block_id]\n", ""),
+    ("block freed while still shared", POOL, "if self.ref_counts[block_id] > 0:", "if False:"),
+    ("release does not count", POOL, "        self.ref_counts[block_id] -= 1\n", ""),
+    ("allocated block has no owner", POOL, "self.ref_counts[block_id] = 1", "self.ref_counts[block_id] = 0"),
+    ("fork without refcount", MANAGER, "            self._pool.acquire(block_id)\n        fork =", "            pass\n        fork ="),
+    ("fork shares the list", MANAGER, "block_ids=list(table.block_ids)", "block_ids=table.block_ids"),
+    ("fork loses the salt", MANAGER, "salt=table.salt,", 'salt="",'),
+    ("fork forgets what precedes", MANAGER, "        fork.published = table.published\n", ""),
+    ("close keeps the last block", MANAGER, "for block_id in reversed(table.block_ids):", "for block_id in table.block_ids[-2::-1]:"),
+    # Refusals
+    ("double free unnoticed", POOL, "if self.ref_counts[block_id] == 0:", "if False:"),
+    ("foreign block unnoticed", POOL, "if not 0 <= block_id < self.num_blocks:", "if False:"),
+    ("blank block shared", POOL, "if block_id not in self._cached:", "if False:"),
+    ("second close unnoticed", MANAGER, "        self._require_open(table)\n        self._tables.remove(table)", "        self._tables.discard(table)"),
+    ("foreign table grows", MANAGER, "            and table in self._tables\n", ""),
+    ("reset while in use", MANAGER, "if self._pool.num_in_use > 0:", "if False:"),
+    ("shrinking unnoticed", MANAGER, "if num_tokens < table.num_tokens:", "if False:"),
+    ("publish beyond the slots", MANAGER, "if num_computed > min(table.num_tokens, len(token_ids)):", "if False:"),
+    # Failure atomicity
+    ("OutOfBlocks leaves half an allocation", POOL, "if num_blocks > self.num_free:", "if num_blocks > self.num_free and self.allocate(self.num_free):"),
+    ("OutOfBlocks unnoticed", POOL, "if num_blocks > self.num_free:", "if False:"),
+    ("copy released before the allocation", MANAGER, "        new_ids = self._pool.allocate(", "        _ = copies_tail and self._pool.release(table.block_ids[-1], False)\n        new_ids = self._pool.allocate("),
+    ("tokens counted before the allocation", MANAGER, "        copies_tail = self._must_copy_tail(table)\n", "        copies_tail = self._must_copy_tail(table)\n        self._count_query(table)\n"),
+    # Order of eviction
+    ("free order reversed", MANAGER, "for block_id in reversed(table.block_ids):", "for block_id in table.block_ids:"),
+    ("most recent evicted first", POOL, "popitem(last=False)", "popitem(last=True)"),
+    ("cached evicted before blank", POOL, "self._blank.pop() if self._blank else self._cached.popitem(last=False)[0]", "self._cached.popitem(last=False)[0] if self._cached else self._blank.pop()"),
+    ("cached block freed as blank", POOL, "        if is_cached:\n", "        if False:\n"),
+    ("blank block freed as cached", POOL, "        if is_cached:\n", "        if True:\n"),
+    # Hits
+    ("full hit allowed", MANAGER, "(len(token_ids) - 1) // self.block_size", "len(token_ids) // self.block_size"),
+    ("hit not rounded down", MANAGER, "num_cached = len(block_ids) * self.block_size", "num_cached = len(block_ids) and len(token_ids) - 1"),
+    ("hash without parent", PREFIX, "blake2b(parent_digest + token_bytes", "blake2b(token_bytes"),
+    ("hash without tokens", PREFIX, "blake2b(parent_digest + token_bytes", "blake2b(parent_digest"),
+    ("salt not hashed", PREFIX, "blake2b(salt.encode()", 'blake2b(b""'),
+    ("salt ignored", PREFIX, "self.parent is parent and self.salt == salt", "self.parent is parent"),
+    ("token verification skipped", PREFIX, "self.token_bytes == token_bytes and ", ""),
+    ("parent verification skipped", PREFIX, "self.parent is parent and ", ""),
+    ("hit not verified at all", PREFIX, "if found is None or not found.is_prefix(prefix, salt, token_bytes):", "if found is None:"),
+    ("colliding block registered", PREFIX, "elif not prefix.is_prefix(parent, salt, token_bytes):", "elif False:"),
+    ("publishing goes on after a collision", MANAGER, "                table.publish_at = NEVER\n                return\n", "                table.publish_at += self.block_size\n                continue\n"),
+    ("lookup stops one block early", PREFIX, "for index in range(max_blocks):", "for index in range(max_blocks - 1):"),
+    # What is findable
+    ("stale block kept after eviction", MANAGER, "            self._prefixes.forget(block_id)\n", "            pass\n"),
+    ("evicted block stays listed", PREFIX, "        del prefix.block_ids[block_id]\n", ""),
+    ("twin forgotten", PREFIX, "if not prefix.block_ids:", "if True:"),
+    ("empty prefix kept", PREFIX, "if not prefix.block_ids:", "if False:"),
+    ("reset keeps the digests", PREFIX, "        self._by_digest.clear()\n", ""),
+    ("reset keeps the free order", MANAGER, "        self._pool.blank_all()\n", ""),
+    ("publish before written", MANAGER, "while table.publish_at <= num_computed:", "while table.publish_at <= table.num_tokens:"),
+    ("partial block published", MANAGER, "while table.publish_at <= num_computed:", "while table.publish_at <= num_computed + 1:"),
+    ("every second block published", MANAGER, "table.publish_at = end + self.block_size", "table.publish_at = end + 2 * self.block_size"),
+    ("publish waits a token too long", MANAGER, "if num_computed < table.publish_at:", "if num_computed <= table.publish_at:"),
+    ("neighbour block published", MANAGER, "block_id = table.block_ids[start // self.block_size]", "block_id = table.block_ids[start // self.block_size - 1]"),
+    # Copy on write
+    ("copy on write skipped", MANAGER, "return table.num_tokens % self.block_size != 0 and self._pool.ref_counts[table.block_ids[-1]] > 1", "return False"),
+    ("copy on write skipped when the slot fits", MANAGER, "            and self._pool.ref_counts[block_ids[-1]] == 1\n", ""),
+    ("full block copied too", MANAGER, "return table.num_tokens % self.block_size != 0 and", "return bool(table.block_ids) and"),
+    ("copy not announced", MANAGER, "copies = (BlockCopy(source=shared_id, target=own_id),)", "copies = ()"),
+    ("copied backwards", MANAGER, "BlockCopy(source=shared_id, target=own_id)", "BlockCopy(source=own_id, target=shared_id)"),
+    ("copied block keeps its reference", MANAGER, "            self._pool.release(shared_id, is_cached=False)", "            pass"),
+    ("table keeps the shared block", MANAGER, "            table.block_ids[-1] = own_id\n", ""),
+    # Statistics
+    ("copied slots uncounted", MANAGER, "self._num_slots_in_use += table.num_tokens % self.block_size", "pass"),
+    ("slots of a hit uncounted", MANAGER, "                self._num_slots_in_use += self.block_size\n", "                pass\n"),
+    ("partial block freed as full", MANAGER, "num_slots = table.num_tokens - max(0, len(table.block_ids) - 1) * self.block_size", "num_slots = self.block_size"),
+    ("retried request counted again", MANAGER, "            table.num_uncounted_tokens = 0\n", ""),
+    ("request counted before it ran", MANAGER, "        self._tables.add(table)\n        return table\n", "        self._tables.add(table)\n        self._count_query(table)\n        return table\n"),
+]  # fmt: skip
+
+TABLE_MUTANTS = [
+    ("slot one too far", "+ position % self.block_size", "+ (position + 1) % self.block_size"),
+    ("slot without its block", "self.block_ids[position // self.block_size] * self.block_size", "position // self.block_size * self.block_size"),
+    ("slot beyond the tokens", "if not 0 <= position < self.num_tokens:", "if not 0 <= position <= self.num_tokens:"),
+    ("negative position wraps", "if not 0 <= position < self.num_tokens:", "if position >= self.num_tokens:"),
+]  # fmt: skip
+
+TENSOR_MUTANTS = [
+    ("only K copied", "for tensor in self._storage:", "for tensor in self._storage[:1]:"),
+    ("scales not copied", "for tensor in self._storage:", "for tensor in self._storage[:2]:"),
+    ("first layer copied only", "tensor[:, targets] = tensor[:, sources]", "tensor[0, targets] = tensor[0, sources]"),
+    ("chained copies read too early", "origin_of[target] = origin_of.get(source, source)", "origin_of[target] = source"),
+    ("scales not in the size", "SCALE_DTYPE.itemsize\n", "0\n"),
+    ("K alone in the size", "return 2 * self.num_layers", "return self.num_layers"),
+    ("layers share one tensor", "(tensor[layer] for tensor in storage)", "(tensor[0] for tensor in storage)"),
+    ("K and V share one tensor", "storage = [_allocate(shape, spec.storage_dtype, device) for _ in range(2)]", "storage = [_allocate(shape, spec.storage_dtype, device)] * 2"),
+]  # fmt: skip
+
+
+def named_checks() -> list[Callable]:
+    """The tests of one argument, `new_cache`: each rule by its name."""
+    tests = [*vars(test_invariants).values(), *vars(test_manager).values()]
+    return [
+        test for test in tests if inspect.isfunction(test) and list(inspect.signature(test).parameters) == ["new_cache"]
+    ]
+
+
+def check_bookkeeping(variant: ModuleType) -> None:
+    new_cache = plain_manager_class(variant)
+    for seed in range(40):
+        run_named(random_history, new_cache, seed, name="shadow-KV oracle")
+    for check in named_checks():
+        run_named(check, new_cache, name=check.__name__)
+    for num_tokens, num_cached_tokens in ((4, 0), (5, 4), (8, 4), (9, 8)):
+        check = test_invariants.test_invariant_04_something_is_always_computed
+        run_named(check, new_cache, num_tokens, num_cached_tokens, name=check.__name__)
+
+
+def check_table(variant: ModuleType) -> None:
+    run_named(test_manager.check_slots, variant.BlockTable, name="check_slots")
+
+
+def check_tensors(variant: ModuleType) -> None:
+    for kv_format in ("none", "int8"):
+        for copies in test_kv_cache.COPY_CASES:
+            run_named(test_kv_cache.check_copies, variant, copies, kv_format, name="check_copies")
+        run_named(test_kv_cache.check_layout, variant, kv_format, name="check_layout")
+
+
+def run_named(check: Callable, *args, name: str) -> None:
+    """Make the kill table say who noticed. (What a failed `pytest.raises` raises is no `Exception`.)"""
+    try:
+        check(*args)
+    except (Exception, pytest.fail.Exception) as error:
+        raise AssertionError(f"{name}: {str(error) or type(error).__name__}") from error
+
+
+@pytest.mark.parametrize("mutant", [Mutant(*row) for row in BOOKKEEPING_MUTANTS], ids=lambda mutant: mutant.name)
+def test_bookkeeping_mutants_are_killed(mutant):
+    KillTable.record(mutant, check_bookkeeping)
+
+
+@pytest.mark.parametrize(
+    "mutant", [Mutant(n, TABLE, *row) for n, *row in TABLE_MUTANTS], ids=lambda mutant: mutant.name
+)
+def test_table_mutants_are_killed(mutant):
+    KillTable.record(mutant, check_table)
+
+
+@pytest.mark.parametrize("mutant", [Mutant(n, TENSORS, *r) for n, *r in TENSOR_MUTANTS], ids=lambda mutant: mutant.name)
+def test_tensor_mutants_are_killed(mutant):
+    KillTable.record(mutant, check_tensors)
+
+
+@pytest.mark.parametrize(
+    ("module", "check"),
+    [
+        (POOL, check_bookkeeping),
+        (PREFIX, check_bookkeeping),
+        (MANAGER, check_bookkeeping),
+        (TABLE, check_bookkeeping),
+        (TABLE, check_table),
+        (TENSORS, check_tensors),
+    ],
+)
+def test_a_mutant_that_changes_nothing_survives(module, check):
+    """The checks kill for the bug's sake, not because a mutant's classes are others than the original's."""
+    first_line = importlib.import_module(module).__doc__.splitlines()[0]
+    assert is_killed(Mutant("nothing", module, first_line, "Not a bug."), check) is None
+
+
+def test_the_class_under_test_is_the_mutant():
+    mutant = Mutant("full hit allowed", MANAGER, "(len(token_ids) - 1) // self.block_size", "1")
+    assert plain_manager_class(mutant.load()).__module__.endswith("__mutant_full_hit_allowed")
+    assert plain_manager_class().__module__ != CacheManager.__module__

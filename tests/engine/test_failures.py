@@ -1,0 +1,292 @@
+"""A fault fails one request: its blocks come back, and everyone else gets what they would have got without it."""
+
+import math
+
+import pytest
+
+from tests.engine.engines import check_idle, finish, make_engine, prompt_of, run, tokens_of, with_backend
+from tests.engine.faults import Broken, FaultyBackend, Suspect
+from tests.engine.tokenizers_for_tests import byte_level
+from twophase.core.sampling_params import SamplingParams
+from twophase.engine import engine as engine_module
+from twophase.engine.isolation import isolate
+from twophase.engine.sampler import sample
+
+CULPRIT = 1
+PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((5, 19, 9, 14, 30))]
+PARAMS = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
+PREFILL = {"last": 19}
+DECODE = {"first": 22}
+SETTINGS = {
+    "one step": {"budget": 200},
+    "chunks": {"budget": 8},
+    "pressure": {"budget": 16, "num_blocks": 17, "prefix_caching": False},
+}
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model):
+    return [tokens_of(output) for output in run(make_engine(tiny_model), PROMPTS, PARAMS)]
+
+
+def faulty_engine(model, stage, suspect, **options):
+    backend = FaultyBackend(model.backend, stage, suspect)
+    engine = make_engine(with_backend(model, backend), **options)
+    if isinstance(suspect, Suspect):
+        suspect.engine = engine
+    return engine, backend
+
+
+def check_only_culprit_failed(outputs, expected, message: str, num_tokens: int) -> None:
+    for i, output in enumerate(outputs):
+        completion = output.outputs[0]
+        if i != CULPRIT:
+            assert (completion.finish_reason, completion.error) == ("length", None)
+            assert tokens_of(output) == expected[i]
+    assert outputs[CULPRIT].finished
+    culprit = outputs[CULPRIT].outputs[0]
+    assert culprit.finish_reason == "error"
+    assert message in culprit.error
+    assert list(culprit.token_ids) == expected[CULPRIT][:num_tokens]
+
+
+def check_good_as_new(engine, expected) -> None:
+    """The state is an idle engine's, and the culprit's own request, too, is served correctly now."""
+    check_idle(engine)
+    assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
+
+
+def test_under_pressure_sequences_are_preempted(tiny_model, expected):
+    engine = make_engine(tiny_model, **SETTINGS["pressure"])
+    assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
+    assert engine.stats().num_preemptions > 0
+
+
+class TestForward:
+    @pytest.mark.parametrize("stage", ["plan", "write", "write late", "attend"])
+    @pytest.mark.parametrize("setting", SETTINGS)
+    @pytest.mark.parametrize(("moment", "num_tokens"), [(PREFILL, 0), (DECODE, 3)], ids=["prefill", "decode"])
+    def test_a_fault_fails_one_request(self, tiny_model, expected, stage, setting, moment, num_tokens):
+        engine, backend = faulty_engine(tiny_model, stage, Suspect(str(CULPRIT), **moment), **SETTINGS[setting])
+        outputs = run(engine, PROMPTS, PARAMS)
+        check_only_culprit_failed(outputs, expected, f"Broken: planted in {stage}", num_tokens)
+        backend.stage = "nowhere"
+        check_good_as_new(engine, expected)
+
+    def test_in_the_second_chunk_of_a_prompt(self, tiny_model, expected):
+        engine, backend = faulty_engine(tiny_model, "attend", Suspect("a", first=9), budget=8)
+        engine.add_request("a", PROMPTS[CULPRIT], PARAMS)
+        (output,) = finish(engine).values()
+        assert output.outputs[0].finish_reason == "error"
+        assert [step.chunks for step in engine.trace] == [(("a", 0, 0, 8),), (("a", 0, 8, 8),)]
+        backend.stage = "nowhere"
+        check_good_as_new(engine, expected)
+
+    def test_everyone_fails(self, tiny_model, expected):
+        engine, backend = faulty_engine(tiny_model, "attend", lambda batch: True, budget=200)
+        outputs = run(engine, PROMPTS, PARAMS)
+        assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * len(PROMPTS)
+        assert engine.stats().num_failed == len(PROMPTS)
+        backend.stage = "nowhere"
+        check_good_as_new(engine, expected)
+
+    def test_what_only_company_causes_fails_nobody(self, tiny_model, expected):
+        """As when a large batch runs out of memory."""
+        engine, backend = faulty_engine(
+            tiny_model, "write late", lambda batch: len(batch.seq_lens_host) > 2, budget=200
+        )
+        assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
+        assert backend.num_raised > 0
+
+    def test_while_copying_a_block_that_forks_share(self, tiny_model):
+        """Three completions of a prompt of 5 share a block of which one token is used: two of them copy it."""
+        params = SamplingParams(temperature=1, seed=3, max_tokens=6, ignore_eos=True, n=3)
+        (good,) = run(make_engine(tiny_model), [PROMPTS[0]], params)
+        engine = make_engine(tiny_model)
+        kv_cache = engine._runner.kv_cache
+        real_copy, calls = kv_cache.copy_blocks, []
+
+        def copy_blocks(copies):
+            calls.append(list(copies))
+            # The first try, with both copies; then every try with the one that failed first.
+            if calls[0][0] in copies:
+                raise Broken("planted in copy")
+            real_copy(copies)
+
+        kv_cache.copy_blocks = copy_blocks
+        (output,) = run(engine, [PROMPTS[0]], params)
+        assert len(calls[0]) == 2
+        assert [completion.finish_reason for completion in output.outputs].count("error") == 1
+        for completion, right in zip(output.outputs, good.outputs, strict=True):
+            if completion.finish_reason == "error":
+                assert completion.token_ids == right.token_ids[:1]
+            else:
+                assert completion == right
+
+
+class TestSampling:
+    def fail_when(self, monkeypatch, is_culprit):
+        def faulty_sample(logits, rows):
+            if any(is_culprit(row) for row in rows):
+                raise Broken("planted in sample")
+            return sample(logits, rows)
+
+        monkeypatch.setattr(engine_module, "sample", faulty_sample)
+
+    @pytest.mark.parametrize("setting", SETTINGS)
+    @pytest.mark.parametrize("position", [0, 1, 5])
+    def test_a_fault_fails_one_request(self, tiny_model, expected, monkeypatch, setting, position):
+        start = PROMPTS[CULPRIT]["prompt_token_ids"]
+        self.fail_when(monkeypatch, lambda row: row.token_ids[:5] == start[:5] and row.position == position)
+        engine = make_engine(tiny_model, **SETTINGS[setting])
+        check_only_culprit_failed(run(engine, PROMPTS, PARAMS), expected, "Broken: planted in sample", position)
+        monkeypatch.undo()
+        check_good_as_new(engine, expected)
+
+    def test_logits_that_are_not_finite(self, tiny_model, expected):
+        model = with_backend(tiny_model, tiny_model.backend)
+        engine = make_engine(model, budget=200)
+        spoilt = []
+
+        def logits(hidden):
+            result = tiny_model.logits(hidden)
+            lengths = [len(sequence.token_ids) for sequence in engine._scheduler.sequences.values()]
+            if len(lengths) == len(PROMPTS) and lengths[CULPRIT] == 21:
+                result[CULPRIT, 7] = math.nan  # all decode, in order of arrival
+                spoilt.append(result.shape[0])
+            return result
+
+        model.logits = logits
+        outputs = run(engine, PROMPTS, PARAMS)
+        assert spoilt == [len(PROMPTS)]
+        check_only_culprit_failed(
+            outputs, expected, "SamplingError: the model's logits are not finite (maximum: nan)", 2
+        )
+        del model.logits
+        check_good_as_new(engine, expected)
+
+    def test_before_the_completions_fork_all_of_them_fail(self, tiny_model, monkeypatch):
+        self.fail_when(monkeypatch, lambda row: row.num_samples == 3)
+        engine = make_engine(tiny_model)
+        (output,) = run(engine, [PROMPTS[0]], SamplingParams(n=3))
+        assert [completion.finish_reason for completion in output.outputs] == ["error"] * 3
+
+    def test_after_the_fork_one_completion_fails(self, tiny_model, monkeypatch):
+        params = SamplingParams(n=3, seed=1, max_tokens=5, ignore_eos=True)
+        (good,) = run(make_engine(tiny_model), [PROMPTS[0]], params)
+        self.fail_when(monkeypatch, lambda row: row.first_index == 1 and row.position == 2)
+        (output,) = run(make_engine(tiny_model), [PROMPTS[0]], params)
+        assert [completion.finish_reason for completion in output.outputs] == ["length", "error", "length"]
+        assert [output.outputs[i] == good.outputs[i] for i in (0, 2)] == [True, True]
+
+
+class TestDetokenising:
+    class Codec:
+        """Breaks on one token, wherever it is."""
+
+        def __init__(self, bad_id):
+            self.bad_id = bad_id
+
+        def encode(self, text):
+            return byte_level().encode(text)
+
+        def decode(self, ids, skip_special_tokens=True):
+            if self.bad_id in ids:
+                raise Broken("planted in decode")
+            return byte_level().decode(ids, skip_special_tokens)
+
+    @pytest.mark.parametrize("setting", SETTINGS)
+    @pytest.mark.parametrize("position", [0, 3, 13])
+    def test_a_fault_fails_one_request(self, tiny_model, expected, setting, position):
+        # A token that the culprit makes there for the first time, and nobody else makes at all.
+        bad_id = expected[CULPRIT][position]
+        assert expected[CULPRIT].index(bad_id) == position
+        assert not any(bad_id in expected[i] for i in range(len(PROMPTS)) if i != CULPRIT)
+        assert not any(bad_id in prompt["prompt_token_ids"][-4:] for prompt in PROMPTS)
+        codec = self.Codec(bad_id)
+        engine = make_engine(tiny_model, codec=codec, **SETTINGS[setting])
+        outputs = run(engine, PROMPTS, PARAMS)
+        check_only_culprit_failed(outputs, expected, "Broken: planted in decode", position + 1)
+        codec.bad_id = None
+        check_good_as_new(engine, expected)
+
+    def test_at_the_door(self, tiny_model, expected):
+        """The prompt's end is decoded for context when the request is added: it is refused, and nothing has changed."""
+        engine = make_engine(tiny_model, codec=self.Codec(PROMPTS[0]["prompt_token_ids"][-1]))
+        with pytest.raises(Broken):
+            engine.add_request("a", PROMPTS[0], PARAMS)
+        assert not engine.has_unfinished_requests()
+        check_idle(engine)
+
+
+class TestPlanning:
+    def test_a_fault_fails_one_request(self, tiny_model, expected, monkeypatch):
+        engine = make_engine(tiny_model, budget=200)
+        cache = engine._scheduler.cache
+        real_grow = cache.grow
+
+        def grow(table, num_tokens):
+            if num_tokens == 21:
+                raise Broken("planted in grow")
+            return real_grow(table, num_tokens)
+
+        monkeypatch.setattr(cache, "grow", grow)
+        prompts = [PROMPTS[0], PROMPTS[CULPRIT], PROMPTS[4]]
+        outputs = run(engine, prompts, PARAMS)
+        assert "Broken: planted in grow" in outputs[1].outputs[0].error
+        assert [tokens_of(output) for output in (outputs[0], outputs[2])] == [expected[0], expected[4]]
+        monkeypatch.undo()
+        check_good_as_new(engine, expected)
+
+    def test_a_fault_in_bookkeeping_fails_one_request(self, tiny_model, expected, monkeypatch):
+        engine = make_engine(tiny_model, budget=200)
+        cache = engine._scheduler.cache
+        real_publish = cache.publish
+
+        def publish(table, token_ids, num_computed):
+            if num_computed == 20:
+                raise Broken("planted in publish")
+            return real_publish(table, token_ids, num_computed)
+
+        monkeypatch.setattr(cache, "publish", publish)
+        outputs = run(engine, [PROMPTS[0], PROMPTS[CULPRIT], PROMPTS[4]], PARAMS)
+        assert "Broken: planted in publish" in outputs[1].outputs[0].error
+        assert [tokens_of(output) for output in (outputs[0], outputs[2])] == [expected[0], expected[4]]
+        monkeypatch.undo()
+        check_good_as_new(engine, expected)
+
+
+class TestIsolate:
+    def compute(self, bad, calls):
+        def compute(items):
+            calls.append(list(items))
+            if bad & set(items):
+                raise Broken(str(sorted(bad & set(items))))
+            return [-item for item in items]
+
+        return compute
+
+    def test_without_a_fault_there_is_one_call(self):
+        calls = []
+        assert isolate(self.compute(set(), calls), range(8)) == [-i for i in range(8)]
+        assert len(calls) == 1
+
+    def test_only_the_faulty_items_fail(self):
+        calls = []
+        results = isolate(self.compute({3, 6}, calls), range(64))
+        assert [i for i, result in enumerate(results) if isinstance(result, Broken)] == [3, 6]
+        assert [result for i, result in enumerate(results) if i not in (3, 6)] == [
+            -i for i in range(64) if i not in (3, 6)
+        ]
+        assert len(calls) <= 2 * 2 * math.log2(64) + 1
+
+    def test_nothing_to_do_is_no_call(self):
+        assert isolate(self.compute({1}, calls := []), []) == []
+        assert calls == []
+
+    def test_keyboard_interrupt_passes(self):
+        def compute(items):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            isolate(compute, [1, 2])

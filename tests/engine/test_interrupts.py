@@ -1,0 +1,179 @@
+"""Ctrl-C at any line of a run: the engine goes on afterwards as if it had not happened."""
+
+import linecache
+import os
+import random
+import signal
+import sys
+import threading
+
+import pytest
+
+import twophase
+from tests.engine.engines import check_idle, finish, make_engine, prompt_of
+from twophase.core.sampling_params import SamplingParams
+from twophase.engine.interrupts import Uninterrupted
+
+PACKAGE_FOLDER = os.path.dirname(twophase.__file__)
+# Six sequences under memory pressure: admission, chunks, forks, copy-on-write, preemption and prefix hits all occur.
+PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((5, 13, 9, 13))]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
+    SamplingParams(seed=1, max_tokens=8, ignore_eos=True, n=2),
+    SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
+    SamplingParams(seed=2, max_tokens=6, ignore_eos=True, n=2),
+]
+
+
+class InterruptAt:
+    """Raises SIGINT in this process at the n-th line that the package executes while active; counts lines."""
+
+    def __init__(self, line: int | None) -> None:
+        self.line = line
+        self.num_lines = 0
+        self.where = None
+
+    def __enter__(self):
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *exc_info):
+        sys.settrace(None)
+
+    def _trace(self, frame, event, arg):
+        if not frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
+            return None
+        if event == "line":
+            self.num_lines += 1
+            if self.num_lines == self.line:
+                file, number = frame.f_code.co_filename, frame.f_lineno
+                self.where = f"{os.path.basename(file)}:{number}: {linecache.getline(file, number).strip()}"
+                signal.raise_signal(signal.SIGINT)
+        return self._trace
+
+
+def start(model):
+    engine = make_engine(model, num_blocks=13, budget=10, max_num_seqs=6)
+    for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
+        engine.add_request(str(i), prompt, params)
+    return engine
+
+
+def tokens(outputs):
+    return {i: [completion.token_ids for completion in output.outputs] for i, output in outputs.items()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_model):
+    engine = start(tiny_model)
+    with InterruptAt(None) as counter:
+        outputs = finish(engine)
+    assert engine.stats().num_preemptions > 0
+    assert any(step.num_decodes and len(step.chunks) > step.num_decodes for step in engine.trace)
+    return tokens(outputs), counter.num_lines
+
+
+def interrupted_run(model, line: int):
+    engine = start(model)
+    outputs, was_interrupted = {}, False
+    with InterruptAt(line) as interrupt:
+        while engine.has_unfinished_requests():
+            try:
+                outputs |= {output.request_id: output for output in engine.step()}
+            except KeyboardInterrupt:
+                was_interrupted = True
+                sys.settrace(None)
+                engine._scheduler.cache.check_integrity()
+    check_idle(engine)
+    return outputs, was_interrupted, interrupt.where
+
+
+def check_lines(model, undisturbed, lines):
+    expected, _ = undisturbed
+    num_felt = 0
+    for line in lines:
+        outputs, was_interrupted, where = interrupted_run(model, line)
+        assert was_interrupted, f"the interrupt at {where} was lost"
+        # Outputs handed over in the very act of returning are the caller's loss, not the engine's.
+        if where.endswith("return outputs"):
+            continue
+        num_felt += 1
+        assert tokens(outputs) == expected, f"after an interrupt at {where}"
+    assert num_felt > len(list(lines)) // 2
+
+
+def test_at_a_sample_of_lines(tiny_model, undisturbed):
+    check_lines(tiny_model, undisturbed, random.Random(0).sample(range(1, undisturbed[1]), 30))
+
+
+@pytest.mark.full
+def test_at_many_lines(tiny_model, undisturbed):
+    check_lines(tiny_model, undisturbed, range(1, undisturbed[1], 23))
+
+
+class TestUninterrupted:
+    def test_the_interrupt_is_felt_after_the_block(self):
+        reached = []
+
+        def body():
+            with Uninterrupted():
+                signal.raise_signal(signal.SIGINT)
+                reached.append(1)
+            reached.append("too far")
+
+        with pytest.raises(KeyboardInterrupt):
+            body()
+        assert reached == [1]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def test_nested(self):
+        reached = []
+
+        def body():
+            with Uninterrupted():
+                with Uninterrupted():
+                    signal.raise_signal(signal.SIGINT)
+                    reached.append(1)
+                reached.append(2)
+            reached.append("too far")
+
+        with pytest.raises(KeyboardInterrupt):
+            body()
+        assert reached == [1, 2]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def test_an_exception_goes_through_and_restores_the_handler(self):
+        with pytest.raises(ValueError, match="mine"), Uninterrupted():
+            raise ValueError("mine")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def test_someone_elses_handler_is_called(self):
+        calls = []
+        previous = signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
+        try:
+            with Uninterrupted():
+                signal.raise_signal(signal.SIGINT)
+                assert calls == []
+            assert calls == [signal.SIGINT]
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def test_an_ignored_signal_stays_ignored(self):
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            with Uninterrupted():
+                signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def test_in_another_thread_it_does_nothing(self):
+        def body():
+            with Uninterrupted():
+                handlers.append(signal.getsignal(signal.SIGINT))
+
+        handlers = []
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join()
+        assert handlers == [signal.default_int_handler]

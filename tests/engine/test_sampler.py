@@ -1,0 +1,344 @@
+"""The sampler against an independent oracle: exact supports, chi-square on the draws, bad rows, reproducibility."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engine.sampling_oracle import chi_square_p_value, probabilities
+from tests.mutation import KillTable, Mutant
+from twophase.core.sampling_params import SamplingParams
+from twophase.engine import sampler
+from twophase.engine.philox import philox4x32, uniforms
+from twophase.engine.sampler import SampleRow, SamplingError, sample
+
+NUM_DRAWS = 5_000
+VOCAB_SIZE = 300  # three chunks of the CDF, the last one padded
+
+# Every draw has a fixed seed, so these tests do not flicker; the bound is what a wrong sampler falls far below.
+LOWEST_P_VALUE = 1e-3
+
+# One line per processor, alone and together.
+CASES = {
+    "plain": {},
+    "temperature below 1": {"temperature": 0.6},
+    "temperature above 1": {"temperature": 1.7},
+    "top-k 1": {"top_k": 1},
+    "top-k 7": {"top_k": 7},
+    "top-k of the whole vocabulary": {"top_k": VOCAB_SIZE},
+    "top-k beyond the vocabulary": {"top_k": 10 * VOCAB_SIZE},
+    "top-p 0.9": {"top_p": 0.9},
+    "top-p tiny": {"top_p": 1e-9},
+    "top-p that needs more than the candidates": {"top_p": 0.999, "temperature": 50.0},
+    "min-p 0.05": {"min_p": 0.05},
+    "min-p 1": {"min_p": 1.0},
+    "repetition penalty": {"repetition_penalty": 1.8},
+    "repetition penalty below 1": {"repetition_penalty": 0.7},
+    "top-k and top-p": {"top_k": 20, "top_p": 0.7},
+    "all": {"repetition_penalty": 1.3, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.02},
+}
+SEEN_TOKEN_IDS = [3, 5, 5, 17, 250, 299, 3, *range(100, 160)]
+
+
+def logits_of(seed: int, num_rows: int = 1, scale: float = 2.0, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def row(params: SamplingParams, *, seed=0, first_index=0, position=0, num_samples=1, token_ids=()) -> SampleRow:
+    return SampleRow(params, seed, first_index, position, num_samples, token_ids)
+
+
+def counts_of(tokens, vocab_size: int = VOCAB_SIZE) -> np.ndarray:
+    return np.bincount([token.token_id for token in tokens], minlength=vocab_size)
+
+
+def assert_distribution(tokens, expected: np.ndarray) -> None:
+    counts = counts_of(tokens, len(expected))
+    assert not counts[expected == 0].any(), f"drew tokens that are dropped: {counts[expected == 0].nonzero()[0]}"
+    p_value = chi_square_p_value(counts, expected * len(tokens))
+    assert p_value > LOWEST_P_VALUE, f"draws do not follow the distribution: p = {p_value:.2g}"
+
+
+class TestPhilox:
+    # The authors' test vectors (Random123, kat_vectors).
+    @pytest.mark.parametrize(
+        ("counter", "key", "words"),
+        [
+            ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+            ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+            ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+        ],
+    )
+    def test_known_answers(self, counter, key, words):
+        def column(text):
+            return np.array([[int(word, 16)] for word in text.split()], np.uint32)
+
+        np.testing.assert_array_equal(philox4x32(column(counter), column(key)), column(words))
+
+    def test_a_draw_does_not_depend_on_the_others_of_its_batch(self):
+        seeds, indices, positions = [7, 1 << 40, 7, 0], [0, 1, 1, 2], [5, 0, 5, 1 << 20]
+        together = uniforms(seeds, indices, positions)
+        alone = [uniforms([s], [i], [p])[0] for s, i, p in zip(seeds, indices, positions, strict=True)]
+        np.testing.assert_array_equal(together, alone)
+
+    def test_seed_index_and_position_all_matter(self):
+        draws = uniforms([1, 2, 1 << 32, 1, 1, 0], [0, 0, 0, 1, 0, 1], [0, 0, 0, 0, 1, 1])
+        assert len(set(draws)) == len(draws)
+
+    def test_uniform_along_positions_and_along_indices(self):
+        n, zeros = 4000, [0] * 4000
+        for draws in (uniforms([9] * n, zeros, range(n)), uniforms([9] * n, range(n), zeros)):
+            counts = np.histogram(draws, bins=50, range=(0, 1))[0]
+            assert chi_square_p_value(counts, np.full(50, n / 50)) > LOWEST_P_VALUE
+            assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 4 / math.sqrt(n)
+
+
+def check_distribution_of_each_processor(module) -> None:
+    for number, (name, options) in enumerate(CASES.items()):
+        params = SamplingParams(n=NUM_DRAWS, **options)
+        logits = logits_of(number)
+        rows = [row(params, seed=number, num_samples=NUM_DRAWS, token_ids=SEEN_TOKEN_IDS)]
+        (tokens,) = module.sample(logits, rows)
+        try:
+            assert_distribution(tokens, probabilities(logits[0], params, SEEN_TOKEN_IDS))
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+
+
+def check_rows_together(module) -> None:
+    """Every processor in one batch, each row as if it were alone."""
+    logits = logits_of(3, len(CASES))
+    kwargs = {"num_samples": 3, "token_ids": SEEN_TOKEN_IDS, "position": 4}
+    rows = [row(SamplingParams(n=3, **o), seed=i, first_index=i, **kwargs) for i, o in enumerate(CASES.values())]
+    rows.insert(2, row(SamplingParams(temperature=0, n=2), num_samples=2))
+    logits = torch.cat([logits[:2], logits[:1], logits[2:]])
+    together = module.sample(logits, rows)
+    alone = [module.sample(logits[i : i + 1], [r])[0] for i, r in enumerate(rows)]
+    assert together == alone
+    assert together[2] == (together[2][0],) * 2
+
+
+def check_draws_differ_by_completion_and_position(module) -> None:
+    params = SamplingParams(n=64)
+    logits = logits_of(5, 1, scale=0.1)
+    (forks,) = module.sample(logits, [row(params, num_samples=64)])
+    assert len(set(forks)) > 40
+    singles = [module.sample(logits, [row(params, first_index=i)])[0][0] for i in range(64)]
+    assert list(forks) == singles
+    later = module.sample(logits.expand(64, -1), [row(params, position=p) for p in range(64)])
+    assert len({tokens[0] for tokens in later}) > 40
+
+
+class TestDistributions:
+    def test_each_processor(self):
+        check_distribution_of_each_processor(sampler)
+
+    def test_draws_over_positions_follow_the_distribution_too(self):
+        params = SamplingParams(top_p=0.9)
+        logits = logits_of(1, vocab_size=40)
+        tokens = sample(logits.expand(3000, -1), [row(params, seed=5, position=p) for p in range(3000)])
+        assert_distribution([drawn for (drawn,) in tokens], probabilities(logits[0], params))
+
+    def test_rows_in_a_batch_equal_rows_alone(self):
+        check_rows_together(sampler)
+
+    def test_forks_draw_what_single_completions_draw(self):
+        check_draws_differ_by_completion_and_position(sampler)
+
+    def test_a_vocabulary_of_one_token(self):
+        assert sample(torch.zeros(1, 1), [row(SamplingParams())])[0][0].token_id == 0
+
+    @pytest.mark.parametrize("temperature", [1e-320, 1e-45, 1e-30, 1e-3])
+    def test_tiny_temperatures_are_greedy_not_nan(self, temperature):
+        logits = logits_of(8, 4, scale=30)
+        results = sample(logits, [row(SamplingParams(temperature=temperature, top_k=5, top_p=0.9))] * 4)
+        assert [tokens[0].token_id for tokens in results] == logits.argmax(-1).tolist()
+
+    def test_a_huge_temperature_is_uniform(self):
+        (tokens,) = sample(logits_of(9), [row(SamplingParams(temperature=1e300, n=NUM_DRAWS), num_samples=NUM_DRAWS)])
+        assert_distribution(tokens, np.full(VOCAB_SIZE, 1 / VOCAB_SIZE))
+
+    def test_tokens_masked_out_are_never_drawn(self):
+        logits = torch.full((1, VOCAB_SIZE), -math.inf)
+        logits[0, [130, 131, 290]] = torch.tensor([1.0, 1.0, 0.0])
+        params = SamplingParams(n=NUM_DRAWS)
+        (tokens,) = sample(logits, [row(params, num_samples=NUM_DRAWS)])
+        assert_distribution(tokens, probabilities(logits[0], params))
+
+    def test_ties_at_the_boundary_are_all_kept(self):
+        logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
+        for params in (SamplingParams(top_k=2, n=500), SamplingParams(top_p=0.6, n=500)):
+            (tokens,) = sample(logits, [row(params, num_samples=500)])
+            assert set(counts_of(tokens, 5).nonzero()[0]) == {0, 1, 2, 3}
+
+
+class TestDraw:
+    """The inverse CDF at its edges."""
+
+    def test_extreme_uniforms_land_on_the_first_and_last_possible_token(self):
+        weights = torch.zeros(1, VOCAB_SIZE)
+        weights[0, [4, 140, 260]] = torch.tensor([1e-30, 1.0, 1e-7])
+        u = torch.tensor([0.0, 1e-12, 0.5, 1.0 - 2.0**-53], dtype=torch.float64)
+        assert sampler.draw(weights, torch.zeros(4, dtype=torch.int64), u).tolist() == [4, 140, 140, 260]
+
+    def test_agrees_with_a_plain_running_sum(self):
+        weights = logits_of(4, 3).exp()
+        u = torch.rand(300, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        rows = torch.arange(300) % 3
+        cdf = weights.double().cumsum(-1)[rows]
+        plain = (cdf <= (u * cdf[:, -1])[:, None]).sum(-1)
+        # The chunk sums are fp32, so a uniform within 1e-6 of a boundary may fall on the other side; none here does.
+        assert torch.equal(sampler.draw(weights, rows, u), plain)
+
+
+def check_order_of_processors(module) -> None:
+    """For each neighbouring pair, a distribution that tells the two orders apart."""
+
+    def support(p, token_ids=(), **options):
+        logits = torch.tensor([p], dtype=torch.float64).log().float()
+        params = SamplingParams(n=300, **options)
+        (tokens,) = module.sample(logits, [row(params, num_samples=300, token_ids=token_ids)])
+        return set(counts_of(tokens, len(p)).nonzero()[0].tolist())
+
+    # Penalty, then temperature, then top-k: token 0 is best until penalised (logits are <= 0, so it is multiplied).
+    assert support([0.6, 0.3, 0.1], token_ids=[0], repetition_penalty=5.0, top_k=1) == {1}
+    # Temperature, then top-p: sharpened, the best token alone holds the mass.
+    assert support([0.5, 0.3, 0.2], temperature=0.25, top_p=0.7) == {0}
+    # Temperature, then min-p: flattened, the worst token is within reach of the best.
+    assert support([0.7, 0.25, 0.05], temperature=4.0, min_p=0.4) == {0, 1, 2}
+    # Top-k, then top-p of what is left: 0.4 is 0.57 of the two best.
+    assert support([0.4, 0.3, 0.2, 0.1], top_k=2, top_p=0.55) == {0}
+    # Top-p, then min-p: after min-p, 0.5 would be 0.71 of the mass and stand alone.
+    assert support([0.5, 0.2, 0.15, 0.15], min_p=0.35, top_p=0.7 - 1e-6) == {0, 1}
+    # Top-k and min-p each count, whichever is stricter.
+    assert support([0.5, 0.3, 0.1, 0.1], top_k=3, min_p=0.5) == {0, 1}
+    assert support([0.5, 0.3, 0.1, 0.1], top_k=1, min_p=0.5) == {0}
+
+
+def check_penalty_once_per_token(module) -> None:
+    logits = torch.tensor([[1.0, 1.9, -1.0, -1.9]])
+    greedy = SamplingParams(temperature=0, repetition_penalty=2.0, logprobs=0)
+    (tokens,) = module.sample(logits, [row(greedy, token_ids=[1, 1, 3])])
+    assert tokens[0].token_id == 0
+    # A negative logit is multiplied: -1 * 2 < -1.9, so the unseen token 1 wins.
+    (tokens,) = module.sample(torch.tensor([[-1.0, -1.9]]), [row(greedy, token_ids=[0])])
+    assert tokens[0].token_id == 1
+    # 1.9 / 1.5 = 1.27 still wins; penalised twice it would not.
+    mild = SamplingParams(temperature=0, repetition_penalty=1.5)
+    (tokens,) = module.sample(logits, [row(mild, token_ids=[1, 1, 3])])
+    assert tokens[0].token_id == 1
+
+
+class TestProcessors:
+    def test_order(self):
+        check_order_of_processors(sampler)
+
+    def test_penalty_applies_once_however_often_a_token_was_seen(self):
+        check_penalty_once_per_token(sampler)
+
+    def test_logits_are_not_changed(self):
+        logits = logits_of(2, 2)
+        before = logits.clone()
+        sample(logits, [row(SamplingParams(**CASES["all"]), token_ids=SEEN_TOKEN_IDS)] * 2)
+        assert torch.equal(logits, before)
+
+
+def check_logprobs(module) -> None:
+    logits = logits_of(6, 4)
+    options = [{"logprobs": 3}, {}, {"logprobs": 0}, {"logprobs": 5, "n": 2}]
+    params = [SamplingParams(temperature=0.5, top_k=9, repetition_penalty=1.5, **o) for o in options]
+    rows = [row(p, num_samples=p.n, token_ids=SEEN_TOKEN_IDS) for p in params]
+    expected = torch.log_softmax(logits.double(), -1)
+    for r, (p, tokens) in enumerate(zip(params, module.sample(logits, rows), strict=True)):
+        for token in tokens:
+            if p.logprobs is None:
+                assert token.logprob is None
+                assert token.top_logprobs == ()
+                continue
+            assert token.logprob == pytest.approx(expected[r, token.token_id].item(), abs=1e-5)
+            best = expected[r].topk(p.logprobs)
+            assert [i for i, _ in token.top_logprobs] == best.indices.tolist()
+            assert [x for _, x in token.top_logprobs] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+class TestLogprobs:
+    def test_describe_the_models_distribution_not_the_sampled_one(self):
+        check_logprobs(sampler)
+
+    def test_more_than_the_vocabulary_gives_the_vocabulary(self):
+        (tokens,) = sample(torch.zeros(1, 3), [row(SamplingParams(temperature=0, logprobs=20))])
+        assert len(tokens[0].top_logprobs) == 3
+
+
+def check_bad_rows(module) -> None:
+    logits = logits_of(7, 5)
+    logits[1, 40] = math.nan
+    logits[2, 40] = math.inf
+    logits[3] = -math.inf
+    for options in ({"temperature": 0}, {}, {"top_p": 0.9, "top_k": 20}, {"top_p": 0.999, "temperature": 50.0}):
+        rows = [row(SamplingParams(**options), seed=i) for i in range(5)]
+        results = module.sample(logits, rows)
+        assert [isinstance(result, Exception) for result in results] == [False, True, True, True, False]
+        for good in (0, 4):
+            assert results[good] == module.sample(logits[good : good + 1], [rows[good]])[0]
+
+
+class TestBadRows:
+    def test_fail_alone(self):
+        check_bad_rows(sampler)
+
+    def test_say_what_was_found(self):
+        (result,) = sample(torch.tensor([[0.0, math.nan]]), [row(SamplingParams())])
+        assert isinstance(result, SamplingError)
+        assert "not finite (maximum: nan)" in str(result)
+
+
+CHECKS = {
+    "distribution": check_distribution_of_each_processor,
+    "together": check_rows_together,
+    "draws": check_draws_differ_by_completion_and_position,
+    "order": check_order_of_processors,
+    "penalty": check_penalty_once_per_token,
+    "logprobs": check_logprobs,
+    "bad rows": check_bad_rows,
+}
+
+# (name, source text, replacement, the check that must notice)
+MUTANTS = [
+    ("penalty ignores the sign", "torch.where(seen > 0, seen / penalty, seen * penalty)", "seen / penalty", "penalty"),
+    ("penalty upside down", "torch.where(seen > 0,", "torch.where(seen < 0,", "distribution"),
+    ("temperature multiplied", ".div_(torch.tensor(temperature", ".mul_(torch.tensor(temperature", "distribution"),
+    ("top-k keeps one too few", "[:, None] - 1).squeeze(1)", "[:, None] - 2 + (torch.tensor(ranks)[:, None] == 1).long()).squeeze(1)", "distribution"),
+    ("top-p of the whole row, not of what top-k left", "(weights * (weights >= lowest[:, None])).sum(", "weights.sum(", "order"),
+    ("top-p excludes the token that reaches it", "< wanted[:, None]).sum(dim=-1)\n", "< wanted[:, None]).sum(dim=-1).sub(1).clamp(min=0)\n", "distribution"),
+    ("top-p trusts its candidates", "(~(is_covered | is_limited))", "(is_covered & ~is_covered)", "distribution"),
+    ("min-p ignored", "lowest = torch.tensor([p.min_p for p in params]", "lowest = torch.tensor([0.0 for p in params]", "distribution"),
+    ("min-p forgotten beside top-k", "lowest[sorting].maximum(_top_k_top_p(chosen", "(_top_k_top_p(chosen", "order"),
+    ("all completions draw alike", "row.first_index + i for", "row.first_index for", "draws"),
+    ("position ignored", "[row.position for _, row, _ in draws]", "[0 for _, row, _ in draws]", "draws"),
+    ("seed ignored", "[row.seed for _, row, _ in draws]", "[i for i, _ in enumerate(draws)]", "together"),
+    ("second level ignores the fraction", "_invert(inner, fraction)", "_invert(inner, u)", "distribution"),
+    ("chunk size off", "chunk * CDF_CHUNK + token", "chunk * (CDF_CHUNK - 1) + token", "distribution"),
+    ("logprobs of the penalised scores", "_with_logprobs(logits, rows", "_with_logprobs(scores, rows", "logprobs"),
+    ("logprobs without normalisation", ".log_softmax(dim=-1)", ".clone()", "logprobs"),
+    ("NaN passes", "-math.inf < peak < math.inf", "not (peak == math.inf or peak == -math.inf)", "bad rows"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
+def test_mutants(mutant):
+    name, old, new, check = mutant
+    KillTable.record(Mutant(name, "twophase.engine.sampler", old, new), CHECKS[check])
+
+
+@pytest.mark.gpu
+def test_cuda_draws_what_the_cpu_draws():
+    """The uniforms are made on the host; only rounding in exp and sums differs, which these draws do not meet."""
+    logits = logits_of(3, len(CASES))
+    rows = [
+        row(SamplingParams(n=5, **o), seed=i, num_samples=5, token_ids=SEEN_TOKEN_IDS)
+        for i, o in enumerate(CASES.values())
+    ]
+    on_cpu, on_cuda = sample(logits, rows), sample(logits.cuda(), rows)
+    assert [[t.token_id for t in tokens] for tokens in on_cuda] == [[t.token_id for t in tokens] for tokens in on_cpu]

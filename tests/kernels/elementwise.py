@@ -1,0 +1,145 @@
+"""What the tests of the element-wise kernels share: devices and dtypes, poison, one rule for rounding errors."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.cases import DEVICES
+
+# bfloat16 is refused in the interpreter, so it runs on GPUs alone.
+DEVICE_DTYPES = [
+    pytest.param(*device.values, dtype, id=f"{device.id}-{dtype}".replace("torch.", ""), marks=device.marks)
+    for device in DEVICES
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    if (device.id, dtype) != ("interpreter", torch.bfloat16)
+]
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+
+# Largest relative error of rounding once to nearest: 2^-p for p significant bits.
+UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+# Below the smallest normal number the error is absolute: half a step.
+HALF_SUBNORMAL_STEP = {torch.float32: 2.0**-150, torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
+
+
+def assert_rounded_once(got: Tensor, want: Tensor, fp32_error: Tensor | float, what: str) -> None:
+    """`got` is the exact `want` (fp64) with the given error of fp32 arithmetic, rounded once to its dtype."""
+    assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+    dtype, got = got.dtype, got.detach().cpu().double()
+    # The second rounding starts from a value already off by fp32_error; hence the factor.
+    allowed = (UNIT_ROUNDOFF[dtype] * want.abs() + HALF_SUBNORMAL_STEP[dtype] + fp32_error) * 1.001
+    error = (got - want).abs()
+    bad = ~(error <= allowed)
+    if bad.any():
+        worst = (error / allowed).nan_to_num(nan=math.inf).argmax()
+        index = tuple(int(i) for i in torch.unravel_index(worst, error.shape))
+        raise AssertionError(
+            f"{what}: {int(bad.sum())} of {bad.numel()} wrong; worst at {list(index)}: got {got[index]:.8g}, "
+            f"expected {want[index]:.8g} +- {torch.as_tensor(allowed).expand_as(want)[index]:.1e}"
+        )
+
+
+@contextlib.contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """What `torch.empty` gives inside is filled with NaN (or the largest integer), so unwritten outputs show."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.utils.deterministic.fill_uninitialized_memory
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+Q_MAX = {"int8": 127.0, "fp8_e4m3": 448.0}
+DATA_DTYPE = {"int8": torch.int8, "fp8_e4m3": torch.uint8}
+
+
+class GuardedCache:
+    """One of K, V: a cache [N, H_kv, page, D] that is a strided view into a larger poisoned buffer, and its scales.
+
+    `expect` notes what a slot should hold; `check` compares the whole buffer, so that a write outside the expected
+    slots shows wherever it lands. Memory before the cache belongs to the buffer: a negative slot does no harm.
+    """
+
+    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, kv_format: str, device: str) -> None:
+        num_blocks, num_kv_heads, page, head_dim = shape
+        self.kv_format = kv_format
+        if kv_format == "none":
+            self.buffer = torch.full((num_blocks + 4, num_kv_heads, page + 1, head_dim + 8), math.nan, dtype=dtype)
+        else:
+            self.buffer = torch.full((num_blocks + 4, num_kv_heads, page + 1, head_dim + 8), 0x5A)
+            self.buffer = self.buffer.to(DATA_DTYPE[kv_format])
+        self.buffer = self.buffer.to(device)
+        self.scale_buffer = torch.full((num_blocks + 4, num_kv_heads, page + 3), math.nan, device=device)
+        self.cache = self.buffer[2:-2, :, :page, :head_dim]
+        self.scale = None if kv_format == "none" else self.scale_buffer[2:-2, :, :page]
+        self.untouched = self.buffer.cpu().clone(), self.scale_buffer.cpu().clone()
+        self.expected: dict[int, Tensor] = {}
+
+    def expect(self, slot: int, rows: Tensor) -> None:
+        """rows: fp64 [H_kv, D]."""
+        self.expected[slot] = rows
+
+    def check(self, what: str, fp32_error: float) -> None:
+        page = self.cache.shape[2]
+        buffer, scale_buffer = self.buffer.cpu(), self.scale_buffer.cpu()
+        cache, scale = buffer[2:-2, :, :page, : self.cache.shape[3]], scale_buffer[2:-2, :, :page]
+        for slot, want in self.expected.items():
+            data, row_scale = cache[slot // page, :, slot % page], scale[slot // page, :, slot % page]
+            if self.kv_format == "none":
+                assert_rounded_once(data, want, fp32_error, f"{what} at slot {slot}")
+            else:
+                self._check_quantised(data, row_scale, want, f"{what} at slot {slot}")
+            # Put back what was there; then nothing may differ from the start.
+            data.fill_(math.nan if self.kv_format == "none" else 0x5A)
+            row_scale.fill_(math.nan)
+        assert _same(buffer, self.untouched[0]), f"{what}: written outside its slots"
+        assert _same(scale_buffer, self.untouched[1]), f"{what}: scale written outside its slots"
+
+    def _check_quantised(self, data: Tensor, row_scale: Tensor, want: Tensor, what: str) -> None:
+        """absmax is the scale's q_max-fold, and every element is the nearest the format has."""
+        # 2e-6: the absmax of rows that were rotated in fp32, and a division.
+        expected_scale = (want.abs().amax(-1) / Q_MAX[self.kv_format]).float()
+        torch.testing.assert_close(row_scale, expected_scale, rtol=2e-6, atol=1e-32, msg=lambda m: f"{what} scale: {m}")
+        codes = data.view(torch.float8_e4m3fn) if self.kv_format == "fp8_e4m3" else data
+        got, step = codes.double() * row_scale[:, None].double(), row_scale[:, None].double()
+        if self.kv_format == "int8":
+            allowed = 0.5 * step  # half a step
+        else:
+            allowed = torch.maximum(
+                2.0**-4 * want.abs(), 2.0**-10 * step
+            )  # 4 significant bits; subnormals: half a step
+        bad = ~((got - want).abs() <= allowed * (1 + 1e-4) + 1e-29)
+        assert not bad.any(), f"{what}: {int(bad.sum())} of {bad.numel()} elements are not the nearest code"
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.nan_to_num(nan=12345.0), b.nan_to_num(nan=12345.0))
+
+
+def new_kv(
+    num_heads: int, num_kv_heads: int, head_dim: int, num_tokens: int, dtype: torch.dtype, device: str, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v as strided views of one fused tensor, with very large, very small and all-zero rows among them.
+
+    Around them lie a row, and 8 columns, that belong to nobody; `q._base` is all of it.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    qkv = torch.randn(num_tokens + 2, num_heads + 2 * num_kv_heads, head_dim, generator=rng)
+    qkv[1::3] *= 30
+    qkv[2::4] *= 1e-3
+    qkv[3, -1] = 0
+    qkv = torch.nn.functional.pad(qkv.flatten(1), (0, 8)).to(device, dtype)[1:-1, :-8]
+    q, k, v = qkv.split([num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim], dim=1)
+    return tuple(x.unflatten(1, (-1, head_dim)) for x in (q, k, v))
+
+
+def awkward_slots(num_tokens: int, num_slots: int, page: int, seed: int = 0) -> list[int]:
+    """Distinct slots, the first and the last of the cache among them, and two negative ones."""
+    order = torch.randperm(num_slots - 2, generator=torch.Generator().manual_seed(seed)) + 1
+    slots = [num_slots - 1, -1, 0, *order.tolist()][:num_tokens]
+    slots[-2] = -page - 3
+    return slots

@@ -1,0 +1,215 @@
+"""What the compiler makes of every production kernel, for GPUs that this machine need not have.
+
+By default a sample (`SAMPLE`: 8 of 45 configurations) is compiled for each target; `--full` compiles everything, which
+takes about two minutes on one core. Compiling takes processes of their own: this one may run the interpreter, and
+caches must be empty.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from twophase_kernels.aot import TARGETS, CompiledReport, compile_in_subprocess, compiler_environment
+from twophase_kernels.aot import production_configs as all_production_configs
+from twophase_kernels.compiled_code import kv_buffer_depth
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+# One 16-bit and one fp8 configuration of each attention kernel, one of each of the others.
+SAMPLE = {
+    "paged_decode": ("bf16 32/8/128 page 16, 8 splits", "bf16 kv fp8_e4m3 32/8/128 page 16, 1 splits"),
+    "paged_prefill": ("bf16 32/8/128 page 16, chunks of 2048", "bf16 kv fp8_e4m3 32/8/128 page 16, chunks of 2048"),
+    "kv_write": ("bf16 8/128 page 64 kv fp8_e4m3",),
+    "rope_kv_write": ("bf16 32/8/128 page 64 kv int8",),
+    "rmsnorm_residual": ("bf16 4096 with residual",),
+    "silu_mul": ("bf16 14336",),
+}
+SAMPLE_PATTERN = "|".join(f"^{module}: {name}$" for module, names in SAMPLE.items() for name in names)
+ATTENTION = {"paged_decode_kernel", "paged_prefill_kernel"}
+ELEMENTWISE = {"kv_write_kernel", "rope_kv_write_kernel", "rmsnorm_residual_kernel", "silu_mul_kernel"}
+MATRIX = {
+    "sm_80": {"mma.sync"},
+    "sm_90": {"mma.sync", "wgmma"},
+    "sm_100": {"mma.sync", "tcgen05"},
+    "gfx942": {"v_mfma"},
+}
+
+
+def run_compiling(code, cache_dir):
+    """The JSON that `code` prints in a process without the interpreter and with an empty cache."""
+    command = [sys.executable, "-c", code]
+    env = compiler_environment(str(cache_dir))
+    result = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return json.loads(result.stdout)
+
+
+def check_reports(reports: list[CompiledReport], target: str) -> None:
+    kernels = {report.kernel for report in reports}
+    assert kernels == ATTENTION | ELEMENTWISE | {"merge_splits_kernel"}, "a kernel was not compiled, or is new here"
+    problems = [f"{r.kernel}, {r.config}: {problem}" for r in reports for problem in r.problems()]
+    assert not problems, f"{target}:\n" + "\n".join(problems)
+    for report in reports:
+        assert report.target == target
+        assert report.is_attention == (report.kernel in ATTENTION)
+        assert set(report.matrix_instructions) <= MATRIX[target]
+        assert report.registers <= (512 if target == "gfx942" else 255)
+        assert report.shared_bytes <= TARGETS[target].shared_bytes
+    # Masks, scales and indices may be narrow; K, V and activations must be loaded 16 bytes at a time. (On gfx942 a row's
+    # 64 lanes hold 8 bytes each where 32 hold 16.)
+    if target != "gfx942":
+        assert all(report.vector_loads for report in reports)
+    # 64 rows or more reach Hopper's and Blackwell's larger instructions; prefill in 16 bits has them.
+    prefill = [r for r in reports if r.kernel == "paged_prefill_kernel" and "of 2048" in r.config]
+    largest = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(target, min(MATRIX[target]))
+    assert all(largest in r.matrix_instructions for r in prefill if r.dot_dtype != "f32")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_sample(target):
+    check_reports(compile_in_subprocess([target], SAMPLE_PATTERN), target)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_configuration(target):
+    reports = compile_in_subprocess([target])
+    check_reports(reports, target)
+    configs = {config.name for configs in all_production_configs().values() for config in configs}
+    assert {report.config for report in reports} == configs, "every configuration compiles something of its own"
+
+
+def test_the_sample_exists():
+    names = {module: {config.name for config in configs} for module, configs in all_production_configs().items()}
+    for module, sample in SAMPLE.items():
+        assert set(sample) <= names[module]
+    assert all(len(configs) == len(names[module]) for module, configs in all_production_configs().items())
+
+
+NEGATIVE_CONTROL = """
+import dataclasses, json, torch
+from twophase_kernels.aot import AotConfig, compile_configs
+from twophase_kernels.attend_range import Tiles
+from twophase_kernels.paged_prefill import paged_prefill
+
+def launch(tiles):
+    q = torch.empty(512, 32, 128, dtype=torch.bfloat16, device="meta")
+    cache = torch.empty(64, 8, 64, 128, dtype=torch.bfloat16, device="meta")
+    tables, lens, cu_lens = (torch.empty(shape, dtype=torch.int32, device="meta") for shape in ((4, 16), (4,), (5,)))
+    paged_prefill(q, cache, cache, tables, lens, cu_lens, max_query_len=128, scale=0.1, tiles=tiles)
+
+tiles = {"too large": Tiles(128, 128, 4, 3), "one stage": Tiles(128, 64, 8, 1)}
+configs = [AotConfig(name, lambda t=t: launch(t), ("paged_prefill_kernel",)) for name, t in tiles.items()]
+reports = compile_configs("sm_90", configs)
+print(json.dumps([[report.config, report.problems()] for report in reports]))
+"""
+
+
+def test_bad_tiles_are_noticed(tmp_path):
+    """The negative control: tiles that spill, and a loop that is not pipelined, are reported as such."""
+    problems = dict(run_compiling(NEGATIVE_CONTROL, tmp_path))
+    assert any(problem.startswith("spills ") for problem in problems["too large"])
+    assert any(problem.startswith("K/V buffers: 0") for problem in problems["one stage"])
+    assert "no 16-byte asynchronous copies" in problems["one stage"]
+
+
+RECOMPILE_STORM = """
+import json, torch
+from twophase_kernels.aot import AotConfig, compile_configs
+from twophase_kernels.kv_write import kv_write
+from twophase_kernels.paged_decode import paged_decode
+from twophase_kernels.paged_prefill import paged_prefill
+from twophase_kernels.rmsnorm_residual import rmsnorm_residual
+from twophase_kernels.rope_kv_write import rope_kv_write
+from twophase_kernels.silu_mul import silu_mul
+from twophase_kernels._triton import tl, triton
+
+def empty(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+def step(num_seqs, table_width, num_tokens, offset):
+    # Index tensors are slices of longer buffers, as in CUDA graphs: they start at any multiple of their item size.
+    index = lambda n, dtype: empty(n + offset, dtype=dtype)[offset:]
+    cache = empty(64, 8, 16, 128)
+    tables, lens = empty(num_seqs, table_width, dtype=torch.int32), index(num_seqs, torch.int32)
+    qkv = empty(num_tokens, 48, 128)
+    q, k, v = qkv.split([32, 8, 8], dim=1)
+    positions, slots, angles = index(num_tokens, torch.int64), index(num_tokens, torch.int64), empty(999, 64, dtype=torch.float32)
+    rope_kv_write(q, k, v, angles, angles, positions, slots, cache, cache)
+    kv_write(k, v, cache, cache, slots)
+    paged_decode(q[:num_seqs], cache, cache, tables, lens, scale=0.1, num_splits=1)
+    paged_decode(q[:num_seqs], cache, cache, tables, lens, scale=0.1, num_splits=1 + num_seqs)
+    paged_prefill(q, cache, cache, tables, lens, index(num_seqs + 1, torch.int32), max_query_len=2048, scale=0.1)
+    x = empty(num_tokens, 4096)
+    rmsnorm_residual(x, x, empty(4096), 1e-5)
+    silu_mul(empty(num_tokens, 8192))
+
+@triton.jit
+def storm_kernel(out_ptr, num_seqs, table_width):
+    tl.store(out_ptr, num_seqs * table_width)
+
+def storm(num_seqs, table_width, num_tokens, offset):
+    storm_kernel[(1,)](empty(1, dtype=torch.int32), num_seqs, table_width)
+
+shapes = [(1, 16, 1, 0), (1, 16, 17, 0), (2, 16, 64, 1), (15, 48, 100, 2), (16, 48, 128, 0), (17, 256, 33, 3), (64, 16, 999, 5), (256, 112, 4096, 4)]
+count = {}
+for function in (step, storm):
+    configs = [AotConfig(str(shape), lambda shape=shape: function(*shape)) for shape in shapes]
+    for report in compile_configs("sm_90", configs):
+        count[report.kernel] = count.get(report.kernel, 0) + 1
+print(json.dumps(count))
+"""
+
+
+def test_no_recompile_storm(tmp_path):
+    """Batch sizes, table widths, token counts and unaligned index buffers all use one binary of each kernel.
+
+    (paged_decode has two: results written directly, and partial results in fp32 to merge.)
+    """
+    path = tmp_path / "storm.py"  # a kernel's source is read from its file
+    path.write_text(RECOMPILE_STORM)
+    count = run_compiling(f"import runpy; runpy.run_path({str(path)!r})", tmp_path / "cache")
+    assert count.pop("storm_kernel") == 3, "the negative control: num_seqs 1, a multiple of 16, anything else"
+    assert count.pop("paged_decode_kernel") == 2
+    assert count == dict.fromkeys(ELEMENTWISE | {"paged_prefill_kernel", "merge_splits_kernel"}, 1)
+
+
+def test_command_line_prints_the_table_and_fails_on_a_problem():
+    command = [sys.executable, "-m", "twophase_kernels.aot", "--target", "sm_80", "--kernel", "^silu_mul: fp16"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    header, row = result.stdout.splitlines()
+    assert header.split()[:3] == ["target", "kernel", "config"]
+    assert row.split()[:4] == ["sm_80", "silu_mul_kernel", "fp16", "1536"]
+
+
+def test_interpreter_process_says_it_cannot_compile():
+    code = "from twophase_kernels.aot import compile_configs; compile_configs('sm_90', [])"
+    env = compiler_environment("") | {"TRITON_INTERPRET": "1"}
+    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert "needs one started without TRITON_INTERPRET" in result.stderr
+
+
+TTGIR = """
+    %q = tt.load %q_ptr : tensor<64x64x!tt.ptr<bf16>, #a> loc(#1)
+    %k0 = ttg.async_copy_global_to_local %p, %b : tensor<64x64x!tt.ptr<bf16>, #a> -> <64x64xbf16> loc(#1)
+    %v0 = ttg.async_copy_global_to_local %p, %b : tensor<64x64x!tt.ptr<bf16>, #a> -> <64x64xbf16> loc(#1)
+    %r = scf.for %i = %lo to %hi step %c iter_args(%x = %y) -> (i32)  : i32 {
+      %s = tt.dot %q, %k : tensor<64x64xbf16> * tensor<64x64xbf16> -> tensor<64x64xf32> loc(#1)
+      %k1 = ttg.async_copy_global_to_local %p, %b : tensor<64x64x!tt.ptr<bf16>, #a> -> <64x64xbf16> loc(#1)
+      %v1 = ttg.async_copy_global_to_local %p, %b : tensor<64x64x!tt.ptr<bf16>, #a> -> <64x64xbf16> loc(#1)
+    } loc(#1)
+"""
+
+
+def test_kv_buffer_depth():
+    """Two copies before the loop for two inside it: one tile of K and one of V under way."""
+    assert kv_buffer_depth("") == 0
+    assert kv_buffer_depth(TTGIR) == 1
+    copy_k, copy_v = TTGIR.splitlines()[2:4]
+    assert kv_buffer_depth(TTGIR.replace(copy_k, "\n".join([copy_k, copy_v, copy_k]))) == 2
+    assert kv_buffer_depth(TTGIR.replace(copy_v, "")) == 0, "K alone is not enough"
+    assert kv_buffer_depth(TTGIR.replace("tt.dot", "tt.add")) == 0, "a loop without products does not count"
+    assert kv_buffer_depth(TTGIR + TTGIR.replace(copy_k, "")) == 0, "the worst loop counts"

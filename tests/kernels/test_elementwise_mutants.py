@@ -1,0 +1,122 @@
+"""Planted bugs in the element-wise kernels; the checks that the kernels pass must notice each."""
+
+import pytest
+import torch
+
+from tests.kernels.test_kv_write import check_kv_write
+from tests.kernels.test_rmsnorm_residual import check_rmsnorm
+from tests.kernels.test_rope_kv_write import check_rope_kv_write
+from tests.kernels.test_silu_mul import check_silu_mul
+from tests.mutation import KillTable, Mutant
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+
+def kv_write_check(module):
+    check_kv_write(module.kv_write, (3, 80, 16, 7), torch.float16)
+    check_kv_write(module.kv_write, (3, 80, 16, 7), torch.float32, "int8")
+
+
+def rope_check(module):
+    check_rope_kv_write(module.rope_kv_write, (9, 3, 80, 16, 7), torch.float16)
+    check_rope_kv_write(module.rope_kv_write, (9, 3, 80, 16, 7), torch.float32, "int8")
+    check_rope_kv_write(module.rope_kv_write, (80, 40, 64, 16, 5), torch.float32, "none")
+
+
+def rmsnorm_check(module):
+    for dtype in (torch.float32, torch.float16):
+        for has_residual in (True, False):
+            check_rmsnorm(module.rmsnorm_residual, (19, 80), dtype, has_residual=has_residual)
+
+
+def silu_check(module):
+    check_silu_mul(module.silu_mul, (5, 63), torch.float32)
+    check_silu_mul(module.silu_mul, (2, 1025), torch.float16)
+
+
+MUTANTS = {
+    ("kv_write", kv_write_check): [
+        ("negative slot written", "if slot < 0:", "if slot < -1000000:"),
+        ("slot 0 skipped", "if slot < 0:", "if slot <= 0:"),
+        ("v written to k", "tl.store(v_cache_ptr + data_offs, v, mask", "tl.store(k_cache_ptr + data_offs, v, mask"),
+        ("k and v swapped", "(k_cache_ptr + data_offs, k, mask", "(k_cache_ptr + data_offs, v, mask"),
+        ("next slot", "tl.load(slot_mapping_ptr + token)", "tl.load(slot_mapping_ptr + token) + 1"),
+        ("offset left out", "+ (slot % PAGE) * cache_slot_stride", ""),
+        ("block left out", "(slot // PAGE) * cache_block_stride + ", ""),
+        ("k stride for v", "token * v_token_stride + offs_h[:, None] * v_head_stride", "token * k_head_stride"),
+        ("padding lanes written", "& (offs_d < D)[None, :]", "& (offs_d < BLOCK_D)[None, :]"),
+        ("padding heads written", "mask_h = offs_h < H_KV", "mask_h = offs_h < BLOCK_H"),
+        ("last head dropped", "mask_h = offs_h < H_KV", "mask_h = offs_h < H_KV - 1"),
+        ("k scale not written", "        tl.store(k_scale_ptr + scale_offs, k_scale, mask=mask_h)\n", ""),
+        ("k scale for v", "tl.store(v_scale_ptr + scale_offs, v_scale", "tl.store(v_scale_ptr + scale_offs, k_scale"),
+        ("v not scaled", "encode(v * v_factor[:, None]", "encode(v"),
+        ("scale written as factor", "k_scale, k_factor = row", "k_factor, k_scale = row"),
+        ("scale of the wrong slot", "offs_h * scale_head_stride + (slot % PAGE)", "offs_h * scale_head_stride + (0)"),
+        ("last token dropped", "kv_write_kernel[(num_tokens,", "kv_write_kernel[(num_tokens - 1,"),
+    ],
+    ("rope_kv_write", rope_check): [
+        ("rotated backwards", "low * cos - high * sin, high * cos + low", "low * cos + high * sin, high * cos - low"),
+        ("no minus", "return low * cos - high * sin,", "return low * cos + high * sin,"),
+        ("cos and sin swapped", "low * cos - high * sin, high", "low * sin - high * cos, high"),
+        ("position off by one", "tl.load(positions_ptr + token) * HALF", "(tl.load(positions_ptr + token) - 1) * HALF"),
+        ("row number for position", "tl.load(positions_ptr + token) * HALF", "token * HALF"),
+        ("k not rotated", "            k_low, k_high = _rotate(k_low, k_high, cos, sin)\n", ""),
+        ("v rotated", "k_low, k_high = _rotate(k_low, k_high, cos, sin)", "v_low, v_high = _rotate(v_low, v_high, cos, sin)"),
+        ("q not rotated", "        low, high = _rotate(low, high, cos, sin)\n", ""),
+        ("interleaved pairs", "angle_offs = tl.load(positions_ptr + token) * HALF + offs_d", "angle_offs = tl.load(positions_ptr + token) * HALF + offs_d // 2"),
+        ("negative slot written", "if slot >= 0:", "if slot >= -1000000:"),
+        ("slot 0 skipped", "if slot >= 0:", "if slot > 0:"),
+        ("upper half not stored", "        tl.store(q_row_ptr + q_offs + HALF, high, mask=mask_q)\n", ""),
+        ("k and v caches swapped", "_store_halves(v_low, v_high, v_cache_ptr", "_store_halves(v_low, v_high, k_cache_ptr"),
+        ("scale of the lower half", "tl.maximum(absmax_bits(low), absmax_bits(high))", "absmax_bits(low)"),
+        ("upper half not scaled", "encode(high * factor[:, None]", "encode(high"),
+        ("scale not written", "        tl.store(scale_ptr + scale_offs, scale, mask=mask_h)\n", ""),
+        ("last query head dropped", "(offs_q < H)[:, None]", "(offs_q < H - 1)[:, None]"),
+        ("padding heads of q", "(offs_q < H)[:, None]", "(offs_q < BLOCK_Q)[:, None]"),
+        ("padding heads of k", "mask_h = offs_h < H_KV", "mask_h = offs_h < BLOCK_KV"),
+        ("only the first q group", "NUM_Q_GROUPS: tl.constexpr = (H + BLOCK_Q - 1) // BLOCK_Q", "NUM_Q_GROUPS: tl.constexpr = 1"),
+        ("only the first kv group", "+ cdiv(num_kv_heads, block_kv))", "+ 1)"),
+        ("q strides for k", "k_ptr + token * k_token_stride", "k_ptr + token * q_head_stride"),
+    ],
+    ("rmsnorm_residual", rmsnorm_check): [
+        ("eps forgotten", "tl.rsqrt(mean_square + eps)", "tl.rsqrt(tl.maximum(mean_square, 1e-30))"),
+        ("eps outside the root", "tl.rsqrt(mean_square + eps)[:, None]", "(1 / (tl.sqrt(mean_square) + eps))[:, None]"),
+        ("sum for mean", "tl.sum(h * h, axis=1) / N", "tl.sum(h * h, axis=1)"),
+        ("mean over padding", "tl.sum(h * h, axis=1) / N", "tl.sum(h * h, axis=1) / BLOCK_N"),
+        ("mean of magnitudes", "tl.sum(h * h, axis=1) / N", "tl.sum(tl.abs(h), axis=1) / N"),
+        ("weight left out", "(y * weight[None, :])", "(y)"),
+        ("weight plus one", "(y * weight[None, :])", "(y * (1 + weight[None, :]))"),
+        ("residual not added", "(h.to(tl.float32) + residual.to(tl.float32))", "(h.to(tl.float32))"),
+        ("residual not stored", "        tl.store(residual_out_ptr + out_offs, h, mask=mask)\n", ""),
+        ("residual returned unchanged", "return y, residual_out\n\n\ndef row_tile", "return y, x if residual is None else residual\n\n\ndef row_tile"),
+        ("sum not rounded", "(h.to(tl.float32) + residual.to(tl.float32)).to(h.dtype)", "(h.to(tl.float32) + residual.to(tl.float32))"),
+        ("normalised before the addition", "mean_square = tl.sum(h * h, axis=1) / N", "x32 = tl.load(x_ptr + rows[:, None] * x_row_stride + offs_n[None, :], mask=mask, other=0.0).to(tl.float32)\n    mean_square = tl.sum(x32 * x32, axis=1) / N"),
+        ("in place of the residual", "residual_out = x if residual is None else torch.empty_like(y)", "residual_out = x if residual is None else residual"),
+        ("x stride for the residual", "rows[:, None] * residual_row_stride", "rows[:, None] * x_row_stride"),
+        ("last row dropped", "(rows < num_rows)", "(rows < num_rows - 1)"),
+    ],
+    ("silu_mul", silu_check): [
+        ("gate and up swapped", "    decay =", "    gate, up = up, gate\n    decay ="),
+        ("gate for up", "(gate * sigmoid * up)", "(gate * sigmoid * gate)"),
+        ("sigmoid alone", "(gate * sigmoid * up)", "(sigmoid * up)"),
+        ("natural exponent left out", "tl.exp2(-tl.abs(gate) * LOG2_E)", "tl.exp2(-tl.abs(gate))"),
+        ("sigmoid of minus gate", "tl.where(gate >= 0, 1.0, decay)", "tl.where(gate < 0, 1.0, decay)"),
+        ("exponent of the wrong sign", "decay = tl.exp2(-tl.abs(gate) * LOG2_E)", "decay = tl.exp2(gate * LOG2_E)"),
+        ("up from the wrong place", "row_ptr + WIDTH + offs", "row_ptr + BLOCK + offs"),
+        ("packed input assumed", "row * gate_up_row_stride", "row * (2 * WIDTH)"),
+        ("tail dropped", "cdiv(width, block)", "width // block"),
+        ("last element dropped", "mask = offs < WIDTH", "mask = offs < WIDTH - 1"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("check", "mutant"),
+    [
+        pytest.param(check, Mutant(name, f"twophase_kernels.{module}", old, new), id=f"{module}: {name}")
+        for (module, check), rows in MUTANTS.items()
+        for name, old, new in rows
+    ],
+)
+def test_mutants_are_killed(check, mutant):
+    KillTable.record(mutant, check)

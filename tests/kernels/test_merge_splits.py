@@ -1,0 +1,102 @@
+"""merge_splits: softmax over a union of keys from softmaxes over its parts."""
+
+import math
+
+import pytest
+import torch
+
+from tests.kernels.cases import HERE, LSE_TOLERANCE, TOLERANCE, assert_close, generator
+from twophase_kernels import merge_splits as module
+from twophase_kernels.merge_splits import merge_work
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+
+def partials_of(num_splits, head_dim=64, keys_per_split=5, rows=(2, 3)):
+    """(partial, LSE) of each split of random keys, and (out, LSE) over all of them; fp64 until the very end."""
+    rng = generator(0)
+    scores = 6 * torch.randn(*rows, num_splits, keys_per_split, generator=rng, dtype=torch.float64)
+    values = torch.randn(*rows, num_splits, keys_per_split, head_dim, generator=rng, dtype=torch.float64)
+    partial = torch.einsum("bhsk,bhskd->bhsd", scores.softmax(-1), values)
+    lse = scores.logsumexp(-1) / math.log(2)
+    out = torch.einsum("bhn,bhnd->bhd", scores.flatten(2).softmax(-1), values.flatten(2, 3))
+    total = scores.flatten(2).logsumexp(-1) / math.log(2)
+    return (partial.float().to(HERE), lse.float().to(HERE)), (out, total)
+
+
+def check(got, want):
+    assert_close(got[0], want[0], TOLERANCE[torch.float32])
+    assert_close(got[1], want[1], LSE_TOLERANCE, "LSE")
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 3, 7, 16, 17, 128])
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_merge(num_splits, head_dim):
+    inputs, want = partials_of(num_splits, head_dim)
+    check(module.merge_splits(*inputs), want)
+    check(module.merge_splits_reference(*inputs), want)
+
+
+@pytest.mark.parametrize("merge", [module.merge_splits, module.merge_splits_reference])
+def test_empty_splits_weigh_nothing_and_are_not_read(merge):
+    (partial, lse), _ = partials_of(6)
+    empty = torch.tensor([True, False, True, False, False, True], device=HERE)
+    want = merge(partial[:, :, ~empty].contiguous(), lse[:, :, ~empty].contiguous())
+    partial[:, :, empty], lse[:, :, empty] = math.nan, -math.inf
+    check(merge(partial, lse), (want[0].double(), want[1].double()))
+    # A row without any key.
+    lse[1, 2] = -math.inf
+    out, total = merge(partial, lse)
+    assert torch.equal(out[1, 2], torch.zeros_like(out[1, 2]))
+    assert total[1, 2] == -math.inf
+    assert out.isfinite().all()
+
+
+def test_trailing_empty_splits_change_no_bit():
+    (partial, lse), _ = partials_of(5)
+    want = module.merge_splits(partial, lse)
+    for extra in (1, 12, 40):
+        padded = torch.cat([partial, torch.full((2, 3, extra, 64), math.nan, device=HERE)], dim=2)
+        padded_lse = torch.cat([lse, torch.full((2, 3, extra), -math.inf, device=HERE)], dim=2)
+        for x, y in zip(module.merge_splits(padded, padded_lse), want, strict=True):
+            assert torch.equal(x, y)
+
+
+def test_one_split_is_passed_through():
+    (partial, lse), _ = partials_of(1)
+    out, total = module.merge_splits(partial, lse)
+    assert torch.equal(out, partial[:, :, 0])
+    assert torch.equal(total, lse[:, :, 0])
+
+
+def test_writes_where_and_how_it_is_told():
+    inputs, want = partials_of(4)
+    out = torch.empty(2, 3, 64, dtype=torch.float16, device=HERE)
+    lse = torch.empty(2, 3, device=HERE)
+    got = module.merge_splits(*inputs, out=out, lse=lse)
+    assert got[0] is out
+    assert got[1] is lse
+    assert_close(out, want[0], TOLERANCE[torch.float16])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"partial": lambda x: x.half()}, "partial must be a contiguous torch.float32"),
+        ({"partial": lambda x: x.transpose(0, 1)}, "partial must be a contiguous"),
+        ({"partial_lse": lambda x: x[..., :1]}, "partial_lse must be a contiguous"),
+        ({"out": lambda _: torch.empty(2, 3, 32, device=HERE)}, "out must be a contiguous"),
+        ({"lse": lambda _: torch.empty(2, 4, device=HERE)}, "lse must be a contiguous"),
+    ],
+    ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
+)
+def test_refuses(changes, message):
+    (partial, lse), _ = partials_of(4)
+    args = {"partial": partial, "partial_lse": lse, "out": None, "lse": None}
+    with pytest.raises(ValueError, match=message):
+        module.merge_splits(**args | {name: change(args[name]) for name, change in changes.items()})
+
+
+def test_work():
+    # 6 rows, 4 splits of 64 fp32 and an LSE read twice; 64 bf16 written.
+    assert merge_work(6, 4, 64, out_itemsize=2) == (6 * (4 * (256 + 8) + 128), 6 * 4 * 128)

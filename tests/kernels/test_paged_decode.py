@@ -1,0 +1,306 @@
+"""paged_decode against a naive fp64 oracle; what must not change its result; and what it must refuse."""
+
+import functools
+import math
+
+import pytest
+import torch
+
+from tests.kernels.attention_grid import SPLITS, WINDOWS, full_grid, grid_slices, sample_grid, small_tiles
+from tests.kernels.cases import (
+    HERE,
+    LSE_TOLERANCE,
+    TOLERANCE,
+    assert_attention,
+    assert_close,
+    attention_oracle,
+    make_case,
+)
+from twophase_kernels import KernelsUnavailableError
+from twophase_kernels import paged_decode as module
+from twophase_kernels._triton import next_power_of_2
+from twophase_kernels.paged_decode import choose_num_splits, decode_tiles, decode_work, visible_keys, workspace_numel
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+
+def run(case, decode=module.paged_decode, **options):
+    group = case.q.shape[1] // case.k_cache.shape[1]
+    options = {"tiles": small_tiles(max(16, next_power_of_2(group))), "return_lse": True, **options}
+    return decode(case.q, *case.cache, scale=case.scale, **case.scales, **options)
+
+
+def check_point(point, seq_lens):
+    case = make_case(
+        seq_lens, heads=point.heads, head_dim=point.head_dim, page=point.page, dtype=point.dtype,
+        kv_format=point.kv_format, device=HERE,
+    )  # fmt: skip
+    got = run(case, window=point.window, num_sinks=point.num_sinks, num_splits=point.num_splits)
+    assert_attention(got, attention_oracle(case, point.window, point.num_sinks))
+
+
+@pytest.mark.parametrize("point", sample_grid(14), ids=str)
+def test_sample_of_the_grid(point):
+    check_point(point, [1, point.page + 1, 0, 129])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("points", grid_slices())
+def test_whole_grid(points, subtests):
+    for point in points:
+        with subtests.test(str(point)):
+            check_point(point, [1, point.page - 1, point.page, point.page + 1, 63, 64, 65, 0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("points", grid_slices())
+def test_whole_grid_on_cuda(points, subtests):
+    for point in points:
+        with subtests.test(str(point)):
+            check_point(point, [1, point.page - 1, point.page, point.page + 1, 63, 64, 65, 127, 128, 129, 0, 2011])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("window", "num_sinks"), WINDOWS)
+@pytest.mark.parametrize("num_splits", SPLITS)
+def test_long_and_mixed_lengths(window, num_sinks, num_splits):
+    case = make_case([2011, 3, 1024, 1025, 0, 700], device=HERE)
+    got = run(case, window=window, num_sinks=num_sinks, num_splits=num_splits)
+    assert_attention(got, attention_oracle(case, window, num_sinks))
+
+
+def test_the_sample_has_every_value_of_every_axis():
+    for axis in vars(sample_grid(1)[0]):
+        assert {getattr(p, axis) for p in sample_grid(14)} == {getattr(p, axis) for p in full_grid()}, axis
+
+
+def test_default_tiles_and_splits():
+    case = make_case([300, 5, 0], device=HERE)
+    assert_attention(run(case, tiles=None), attention_oracle(case))
+    assert_attention(run(case, tiles=None, max_seq_len=300), attention_oracle(case))
+
+
+def test_reference_equals_oracle():
+    case = make_case([65, 0, 1, 20], kv_format="int8", device=HERE)
+    got = run(case, module.paged_decode_reference, window=24, num_sinks=5)
+    assert_attention(got, attention_oracle(case, 24, 5))
+
+
+# What must not change the result.
+
+
+@pytest.mark.parametrize("num_splits", SPLITS)
+def test_split_invariance(num_splits):
+    """More splits than tiles, too: empty ones weigh nothing."""
+    case = make_case([150, 64, 1, 0], device=HERE)
+    assert_attention(run(case, num_splits=num_splits), attention_oracle(case))
+
+
+def test_deterministic_mode_is_bitwise_whatever_the_batch():
+    """Alone or in a batch, with a tight or a loose bound on lengths; and even splits do differ."""
+    case = make_case([1100, 40, 513], device=HERE)
+    together, lse = run(case, deterministic=True)
+    loose, _ = run(case, deterministic=True, max_seq_len=4096)
+    assert torch.equal(together, loose)
+    for s, n in enumerate([1100, 40, 513]):
+        alone, alone_lse = module.paged_decode(
+            case.q[s : s + 1], case.k_cache, case.v_cache, case.block_tables[s : s + 1], case.seq_lens[s : s + 1],
+            scale=case.scale, deterministic=True, max_seq_len=n, return_lse=True, tiles=small_tiles(16),
+        )  # fmt: skip
+        assert torch.equal(alone[0], together[s])
+        assert torch.equal(alone_lse[0], lse[s])
+    assert_attention((together, lse), attention_oracle(case))
+    outs = [run(case, num_splits=n)[0] for n in (1, 2, 7)]
+    assert not all(torch.equal(out, outs[0]) for out in outs), "this test could not fail"
+
+
+@pytest.mark.parametrize("kv_format", ["none", "fp8_e4m3"])
+def test_page_order_does_not_matter(kv_format):
+    a, b = (make_case([100, 33], kv_format=kv_format, device=HERE, page_seed=seed) for seed in (1, 2))
+    assert not torch.equal(a.block_tables, b.block_tables)
+    for x, y in zip(run(a), run(b), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_a_window_as_long_as_the_sequence_is_no_window():
+    case = make_case([100, 33], device=HERE)
+    assert torch.equal(run(case, window=100)[0], run(case)[0])
+    # Window and sinks that meet or overlap see everything, once.
+    for window, num_sinks in [(60, 40), (60, 90)]:
+        assert_attention(run(case, window=window, num_sinks=num_sinks), attention_oracle(case))
+
+
+def test_only_padding():
+    """A replayed graph may hold padding alone: zeros and -inf, no NaN."""
+    case = make_case([0, 0, 0], device=HERE)
+    for num_splits in (1, 4):
+        out, lse = run(case, num_splits=num_splits)
+        assert torch.equal(out, torch.zeros_like(out))
+        assert torch.equal(lse, torch.full_like(lse, -math.inf))
+
+
+def test_no_sequences():
+    case = make_case([5], device=HERE)
+    out, lse = module.paged_decode(
+        case.q[:0], case.k_cache, case.v_cache, case.block_tables[:0], case.seq_lens[:0],
+        scale=1.0, num_splits=2, return_lse=True,
+    )  # fmt: skip
+    assert out.shape == (0, 4, 64)
+    assert lse.shape == (0, 4)
+
+
+def test_strided_queries_and_results_in_place():
+    """q as a view of the fused projection, out as a part of a larger result, a workspace that is too long."""
+    case = make_case([70, 65, 64], device=HERE)
+    fused = torch.full((3, 8, 64), math.nan, device=HERE)
+    fused[:, :4] = case.q
+    result = torch.full((5, 4, 64), math.nan, device=HERE)
+    workspace = torch.full((workspace_numel(3, 4, 64, num_splits=2) + 7,), math.nan, device=HERE)
+    out = module.paged_decode(
+        fused[:, :4], *case.cache, scale=case.scale, num_splits=2, out=result[1:4], workspace=workspace,
+        tiles=small_tiles(16),
+    )  # fmt: skip
+    assert out.data_ptr() == result[1:4].data_ptr()
+    assert_close(result[1:4], attention_oracle(case)[0], TOLERANCE[torch.float32])
+    assert result[[0, 4]].isnan().all()
+    assert workspace[-7:].isnan().all()
+
+
+@pytest.mark.parametrize(("kv_format", "bound"), [("int8", 0.02), ("fp8_e4m3", 0.08)])
+def test_quantisation_error(kv_format, bound):
+    """Relative L2 error against the unquantised cache: peaky scores amplify the rounding of K about threefold."""
+    plain, quantised = (make_case([200] * 4, kv_format=f, device=HERE) for f in ("none", kv_format))
+    want = attention_oracle(plain)[0]
+    error = (run(quantised)[0].double().cpu() - want).norm() / want.norm()
+    assert bound / 8 < error < bound
+
+
+def test_more_than_2_to_the_31_elements():
+    """Offsets are 64-bit. The memory is only reserved: 5 pages of it are ever touched."""
+    num_pages, heads, page, head_dim = 2**31 // (2 * 16 * 64) + 8, 2, 16, 64
+    small = make_case([5 * page], kv_format="int8", device=HERE)
+    used = small.block_tables[0, :5].long()
+    cache = torch.empty(num_pages, heads, page, head_dim, dtype=torch.int8, device=HERE)
+    scale = torch.empty(num_pages, heads, page, device=HERE)
+    far = torch.arange(num_pages - 5, num_pages, device=HERE)
+    cache[far], scale[far] = small.k_cache[used], small.k_scale[used]
+    tables = torch.zeros_like(small.block_tables)
+    tables[0, :5] = far
+    out, lse = module.paged_decode(
+        small.q, cache, cache, tables, small.seq_lens, scale=small.scale, k_scale=scale, v_scale=scale,
+        num_splits=1, return_lse=True, tiles=small_tiles(16),
+    )  # fmt: skip
+    small.dense[0] = (small.dense[0][0], small.dense[0][0])
+    assert_attention((out, lse), attention_oracle(small))
+
+
+@pytest.mark.gpu
+def test_no_host_sync():
+    case = make_case([300, 5, 0], device="cuda")
+    run(case)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(case, num_splits=3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# Heuristics and counts.
+
+
+def test_choose_num_splits():
+    h200 = functools.partial(choose_num_splits, num_sms=132)
+    assert h200(64, 8, num_keys=8192) == 1  # 512 programs fill 132 SMs
+    assert h200(33, 8, num_keys=8192) == 1  # 264: just twice
+    assert h200(8, 8, num_keys=8192) == 8  # 528 // 64 = 8
+    assert h200(1, 8, num_keys=32768) == 64  # 528 // 8 = 66, down to a power of two
+    assert h200(1, 8, num_keys=1024) == 8  # no split shorter than two tiles
+    assert h200(1, 1, num_keys=10**6) == 128
+    assert h200(1, 8, num_keys=1) == 1
+    assert choose_num_splits(0, 8, 100, num_sms=1) == 1
+
+
+def test_tiles_hold_the_group():
+    for generation in ("interpreter", "ampere", "ada", "hopper", "cdna"):
+        assert decode_tiles(3, 64, torch.float16, "none", generation).block_m == 16
+        assert decode_tiles(71, 64, torch.float16, "none", generation).block_m == 128
+
+
+def test_work():
+    # One sequence of 100 tokens, 8/2/64, bf16: K and V 100*2*64*2*2 = 51,200 B, q and out 8*64*2*2 = 2,048 B.
+    work = decode_work([100], 8, 2, 64, itemsize=2, kv_itemsize=2)
+    assert work == (53_248, 100 * 8 * 4 * 64)
+    assert work.intensity == pytest.approx(3.846, abs=1e-3)
+    # int8 with scales, 24 + 4 visible of 100: 28*2*2*(64 + 4) B.
+    work = decode_work([100, 0], 8, 2, 64, 2, kv_itemsize=1, kv_scale_itemsize=4, window=24, num_sinks=4)
+    assert work == (28 * 2 * 2 * 68 + 2 * 2_048, 28 * 8 * 4 * 64)
+    assert [visible_keys(n, 24, 4) for n in (1, 24, 26, 28, 100)] == [1, 24, 26, 28, 28]
+
+
+# What is refused.
+
+
+def case_with(**changes):
+    case = make_case([20, 3], device=HERE)
+    args = dict(zip(("q", "k_cache", "v_cache", "block_tables", "seq_lens"), (case.q, *case.cache), strict=True))
+    return args | {"scale": 0.125} | {name: change(case) for name, change in changes.items()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"q": lambda c: c.q[0]}, r"q must be \[tokens, H, D\]"),
+        ({"q": lambda c: c.q[:1]}, "one query per sequence, got 1 and 2"),
+        ({"q": lambda c: c.q[..., :32]}, "same head size, got 32 and 64"),
+        ({"q": lambda c: c.q[:, :3]}, "multiple of H_kv, got 3 query heads and 2"),
+        ({"q": lambda c: c.q.double()}, "q must be torch.float32 or torch.float16 or torch.bfloat16"),
+        ({"q": lambda c: c.q.transpose(1, 2).contiguous().transpose(1, 2)}, "side by side"),
+        ({"k_cache": lambda c: c.k_cache[:, :1]}, "must agree in dtype and shape"),
+        ({"k_cache": lambda c: c.k_cache[:, :, :9], "v_cache": lambda c: c.v_cache[:, :, :9]}, "power of two, got 9"),
+        ({"k_cache": lambda c: c.k_cache.transpose(1, 2).contiguous().transpose(1, 2)}, "k_cache must be contiguous"),
+        ({"k_scale": lambda c: torch.ones(1, device=HERE)}, "k_scale is for int8"),
+        ({"k_cache": lambda c: c.k_cache.to(torch.int8), "v_cache": lambda c: c.v_cache.to(torch.int8)}, "needs k_sc"),
+        ({"block_tables": lambda c: c.block_tables.long()}, "block_tables must be torch.int32"),
+        ({"block_tables": lambda c: c.block_tables[:, :8]}, "multiple of 16"),
+        ({"block_tables": lambda c: c.block_tables[:1]}, "one row per entry of seq_lens"),
+        ({"seq_lens": lambda c: c.seq_lens.long()}, "seq_lens must be torch.int32"),
+        ({"scale": lambda c: 0.0}, "scale must be positive"),
+        ({"scale": lambda c: math.nan}, "scale must be positive"),
+        ({"window": lambda c: 0}, "window must be at least 1"),
+        ({"num_sinks": lambda c: -1}, "num_sinks must be at least 0"),
+        ({"num_splits": lambda c: 2, "deterministic": lambda c: True}, "leave out num_splits"),
+        ({"num_splits": lambda c: 0}, "num_splits must be at least 1"),
+        ({"num_splits": lambda c: 2, "workspace": lambda c: torch.empty(9, device=HERE)}, "at least 1040 elements"),
+        ({"out": lambda c: torch.empty(2, 4, 32, device=HERE)}, "out must be a contiguous"),
+        ({"out": lambda c: torch.empty(2, 4, 64, device=HERE, dtype=torch.float16)}, "out must be a contiguous"),
+    ],
+    ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
+def test_refuses(changes, message):
+    with pytest.raises(ValueError, match=message):
+        module.paged_decode(**case_with(**changes))
+
+
+def test_refuses_rows_that_are_no_multiple_of_16_bytes():
+    case = make_case([3], head_dim=20, dtype=torch.float16, device=HERE)
+    with pytest.raises(ValueError, match=r"multiple of 16 bytes.* D=20 in torch\.float16 is 40 bytes"):
+        run(case)
+
+
+@pytest.mark.skipif(HERE == "cuda", reason="about the interpreter")
+def test_refuses_bfloat16_in_the_interpreter():
+    with pytest.raises(KernelsUnavailableError, match="garbage in bfloat16"):
+        run(make_case([3], dtype=torch.bfloat16))
+
+
+def test_a_cache_of_another_float_type():
+    """A model in fp32 may keep its cache in fp16."""
+    case = make_case([70], dtype=torch.float16, device=HERE)
+    out, lse = module.paged_decode(
+        case.q.float(), *case.cache, scale=case.scale, return_lse=True, tiles=small_tiles(16)
+    )
+    want = attention_oracle(case)
+    assert out.dtype == torch.float32
+    assert_close(out, want[0], TOLERANCE[torch.float32])
+    assert_close(lse, want[1], LSE_TOLERANCE)

@@ -1,0 +1,114 @@
+"""rmsnorm_residual against the formula in fp64."""
+
+import pytest
+import torch
+
+from tests.kernels.elementwise import DEVICE_DTYPES, HERE, assert_rounded_once, poisoned_memory
+from twophase_kernels.rmsnorm_residual import (
+    rmsnorm_residual,
+    rmsnorm_residual_reference,
+    rmsnorm_residual_work,
+    row_tile,
+)
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+# (T, N): one element, one row, several short rows per program, widths around a power of two, wide rows.
+SHAPES = [(1, 1), (5, 64), (19, 80), (3, 255), (2, 257), (3, 576), (2, 3000)]
+# Relative error of the fp32 arithmetic: N squares summed by halving (log2 N roundings), rsqrt (2 ulp), two products.
+FP32_RELATIVE = 2e-6
+
+
+def check_rmsnorm(function, shape=SHAPES[2], dtype=torch.float32, device=HERE, has_residual=True, eps=1e-2):
+    num_rows, width = shape
+    rng = torch.Generator().manual_seed(0)
+    # Rows from tiny (eps decides) over ordinary to large (squares overflow float16); strides wider than the rows.
+    magnitude = torch.logspace(-3, 2.4, num_rows)[:, None] if num_rows > 1 else torch.ones(1, 1)
+    x, residual = (
+        (magnitude * torch.randn(num_rows, width + pad, generator=rng)).to(device, dtype)[:, :width] for pad in (3, 16)
+    )
+    if num_rows > 2:
+        x[1] = residual[1] = 0  # an all-zero row gives zeros
+    if not has_residual:
+        residual = None
+    weight = (1 + torch.randn(width, generator=rng)).to(device, dtype)
+    before = x.clone(), None if residual is None else residual.clone()
+    with poisoned_memory():
+        y, residual_out = function(x, residual, weight, eps)
+    assert torch.equal(x, before[0]), "x was overwritten"
+    if residual is None:
+        assert residual_out is x
+    else:
+        assert torch.equal(residual, before[1]), "residual was overwritten"
+        exact_sum = x.double().cpu() + residual.double().cpu()
+        assert residual_out.dtype == dtype
+        assert_rounded_once(residual_out, exact_sum, 0.0, "residual_out")
+    # y belongs to the sum as it was handed on, which has just been checked.
+    h = residual_out.double().cpu()
+    want = h / (h.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double().cpu()
+    assert y.dtype == dtype
+    assert_rounded_once(y, want, FP32_RELATIVE * want.abs(), "y")
+
+
+@pytest.mark.parametrize("has_residual", [True, False])
+@pytest.mark.parametrize(("device", "dtype"), DEVICE_DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernel(shape, device, dtype, has_residual):
+    check_rmsnorm(rmsnorm_residual, shape, dtype, device, has_residual)
+
+
+@pytest.mark.parametrize("has_residual", [True, False])
+def test_reference(has_residual):
+    check_rmsnorm(rmsnorm_residual_reference, (7, 96), torch.float16, "cpu", has_residual)
+
+
+def test_weight_of_another_dtype():
+    x = torch.randn(3, 64, device=HERE).half()
+    weight = torch.rand(64, device=HERE)
+    y, _ = rmsnorm_residual(x, None, weight, 1e-6)
+    want, _ = rmsnorm_residual_reference(x, None, weight, 1e-6)
+    assert y.dtype == torch.float16
+    assert_rounded_once(y, want.double().cpu(), want.double().abs().cpu() * 2**-11, "y")
+
+
+def test_no_rows():
+    x = torch.empty(0, 64, device=HERE)
+    y, residual_out = rmsnorm_residual(x, x.clone(), torch.ones(64, device=HERE), 1e-5)
+    assert y.shape == residual_out.shape == (0, 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.zeros(4, 2, 8)}, r"x must be \[T, N\]"),
+        ({"x": torch.zeros(4, 0)}, "1 <= N <= 65536"),
+        ({"x": torch.zeros(4, 8, dtype=torch.float64)}, "float32, float16 or bfloat16"),
+        ({"residual": torch.zeros(3, 8)}, "residual must be None or have x's shape"),
+        ({"residual": torch.zeros(4, 8, dtype=torch.float16)}, "and dtype"),
+        ({"residual": torch.zeros(8, 4).T}, "rows of residual must be contiguous"),
+        ({"x": torch.zeros(8, 4).T}, "rows of x must be contiguous"),
+        ({"weight": torch.zeros(4)}, r"weight must be \[8\]"),
+        ({"weight": torch.zeros(16)[::2]}, "contiguous"),
+        ({"weight": torch.zeros(8, device="meta")}, "weight must be where x is"),
+        ({"eps": -1.0}, "eps must be at least 0"),
+        ({"eps": float("nan")}, "eps must be at least 0"),
+    ],
+)
+def test_wrong_arguments(change, message):
+    arguments = {"x": torch.zeros(4, 8), "residual": torch.zeros(4, 8), "weight": torch.zeros(8), "eps": 1e-5} | change
+    arguments = {
+        name: x.to(HERE) if isinstance(x, torch.Tensor) and not x.is_meta else x for name, x in arguments.items()
+    }
+    with pytest.raises(ValueError, match=message):
+        rmsnorm_residual(**arguments)
+
+
+def test_row_tile():
+    assert row_tile(128) == (8, 128, 2), "short rows share a program"
+    assert row_tile(4096) == (1, 4096, 8)
+    assert row_tile(8192) == (1, 8192, 16)
+
+
+def test_work_counts_bytes():
+    assert rmsnorm_residual_work(3, 8, 2).num_bytes == 4 * 3 * 8 * 2 + 16
+    assert rmsnorm_residual_work(3, 8, 2, has_residual=False).num_bytes == 2 * 3 * 8 * 2 + 16

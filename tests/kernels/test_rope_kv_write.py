@@ -1,0 +1,144 @@
+"""rope_kv_write against complex multiplication in fp64, token by token."""
+
+import pytest
+import torch
+
+from tests.kernels.elementwise import DEVICE_DTYPES, HERE, GuardedCache, assert_rounded_once, awkward_slots, new_kv
+from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference, rope_kv_write_work
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+# (H, H_kv, D, page, T)
+SHAPES = [
+    (9, 3, 64, 16, 7),
+    (5, 1, 80, 32, 5),
+    (4, 4, 96, 16, 5),
+    (32, 8, 128, 64, 5),
+    (16, 1, 256, 128, 5),
+    (80, 40, 64, 16, 5),
+]
+KV_FORMATS = ["none", "int8", "fp8_e4m3"]
+NUM_POSITIONS = 2048
+
+
+def angles(head_dim):
+    """Angle of each position and pair, fp64 [P, D/2]: position * 10000^(-2i/D) (arXiv:2104.09864, section 3.2.2)."""
+    frequency = 10000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    return torch.arange(NUM_POSITIONS, dtype=torch.float64)[:, None] * frequency
+
+
+def rotate(x, angle):
+    """x fp64 [heads, D]: the pair (x[i], x[i + D/2]) is a complex number, turned by angle[i]."""
+    low, high = x.chunk(2, dim=-1)
+    turned = torch.complex(low, high) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def check_rope_kv_write(function, shape=SHAPES[0], dtype=torch.float32, kv_format="none", device=HERE):
+    num_heads, num_kv_heads, head_dim, page, num_tokens = shape
+    q, k, v = new_kv(num_heads, num_kv_heads, head_dim, num_tokens, dtype, device)
+    q_before, all_before = q.double().cpu(), q._base.clone()
+    k_guard, v_guard = (GuardedCache((3, num_kv_heads, page, head_dim), dtype, kv_format, device) for _ in "kv")
+    slots, angle = awkward_slots(num_tokens, 3 * page, page), angles(head_dim)
+    positions = torch.randint(1, NUM_POSITIONS, (num_tokens,), generator=torch.Generator().manual_seed(3))
+    positions[0], positions[-1] = 0, NUM_POSITIONS - 1
+    for token, slot in enumerate(slots):
+        if slot >= 0:
+            k_guard.expect(slot, rotate(k[token].double().cpu(), angle[positions[token]]))
+            v_guard.expect(slot, v[token].double().cpu())
+    # A row before the tables belongs to nobody.
+    tables = [torch.cat([table[:1] + 1, table]).float().to(device)[1:] for table in (angle.cos(), angle.sin())]
+    got = function(
+        q, k, v, *tables, positions.to(device), torch.tensor(slots, device=device),
+        k_guard.cache, v_guard.cache, k_guard.scale, v_guard.scale,
+    )  # fmt: skip
+    assert got.data_ptr() == q.data_ptr(), "q is rotated in place"
+    want = torch.stack([rotate(row, angle[p]) for row, p in zip(q_before, positions, strict=True)])
+    # Two products and a sum in fp32, of cos and sin rounded to fp32: a few times 2^-24 of the larger operand.
+    assert_rounded_once(got, want, 4 * 2.0**-24 * q_before.abs().amax((1, 2))[:, None, None], "q")
+    k_guard.check("k", fp32_error=4 * 2.0**-24 * k.double().abs().max().item())
+    v_guard.check("v", fp32_error=0.0)
+    q.copy_(q_before)
+    assert torch.equal(q._base, all_before), "something besides q was overwritten"
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+@pytest.mark.parametrize(("device", "dtype"), DEVICE_DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernel(shape, device, dtype, kv_format):
+    check_rope_kv_write(rope_kv_write, shape, dtype, kv_format, device)
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_reference(kv_format):
+    # The reference overwrites nothing but q, like the kernel.
+    check_rope_kv_write(rope_kv_write_reference, SHAPES[1], torch.float16, kv_format, "cpu")
+
+
+def test_scores_depend_on_distance_alone():
+    """q at m times k at n is a function of m - n (arXiv:2104.09864, eq. 11): what rotary embedding is for."""
+    q, k, v = torch.randn(3, 1, 1, 64, generator=torch.Generator().manual_seed(0)).to(HERE)
+    tables = [table.float().to(HERE) for table in (angles(64).cos(), angles(64).sin())]
+    scores = []
+    for query_position, key_position in [(10, 3), (507, 500), (2007, 2000)]:
+        k_cache, v_cache = torch.zeros(2, 1, 1, 16, 64, device=HERE)
+        slots = torch.tensor([5, -1], device=HERE)
+        positions = torch.tensor([key_position, query_position], device=HERE)
+        rotated = rope_kv_write(
+            torch.cat([q, q]), torch.cat([k, k]), torch.cat([v, v]), *tables, positions, slots, k_cache, v_cache
+        )
+        scores.append(rotated[1, 0] @ k_cache[0, 0, 5])
+    # Angles up to 2007 radians in fp32 tables: 2^-24 of the norm of q times that of k.
+    torch.testing.assert_close(torch.stack(scores), scores[0].expand(3), rtol=0, atol=2e-5)
+
+
+def test_no_tokens():
+    cos = torch.zeros(8, 32, device=HERE)
+    cache = torch.zeros(1, 2, 16, 64, device=HERE)
+    empty, index = torch.empty(0, 2, 64, device=HERE), torch.empty(0, dtype=torch.int64, device=HERE)
+    assert rope_kv_write(empty, empty, empty, cos, cos, index, index, cache, cache) is empty
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": torch.zeros(4, 6, 32)}, r"q must be \[T, H, D\] with k's T and D \(4, 64\)"),
+        ({"q": torch.zeros(4, 6, 64, dtype=torch.float16)}, "and dtype torch.float32"),
+        ({"q": torch.zeros(4, 64, 6).mT}, "last dimension of q must be contiguous"),
+        ({"cos": torch.zeros(99, 64)}, r"cos must be float32 \[num_positions, D/2 = 32\]"),
+        ({"sin": torch.zeros(98, 32)}, r"sin must be float32 \[num_positions, D/2 = 32\]"),
+        ({"sin": torch.zeros(99, 32, dtype=torch.float64)}, "sin must be float32"),
+        ({"cos": torch.zeros(99, 64)[:, ::2]}, "contiguous"),
+        ({"positions": torch.zeros(4, dtype=torch.int32)}, r"positions must be int64 \[4\]"),
+        ({"positions": torch.zeros(3, dtype=torch.int64)}, r"positions must be int64 \[4\]"),
+        ({"slot_mapping": torch.zeros(3, dtype=torch.int64)}, r"slot_mapping must be int64 \[4\]"),
+        ({"sin": torch.zeros(99, 32, device="meta")}, "sin must be where k is"),
+        (
+            {"q": torch.zeros(4, 6, 63)}
+            | {name: torch.zeros(4, 2, 63) for name in "kv"}
+            | {name: torch.zeros(3, 2, 16, 63) for name in ("k_cache", "v_cache")},
+            "D must be even, got 63",
+        ),
+    ],
+)
+def test_wrong_arguments(change, message):
+    arguments = {
+        "q": torch.zeros(4, 6, 64),
+        "k": torch.zeros(4, 2, 64),
+        "v": torch.zeros(4, 2, 64),
+        "cos": torch.zeros(99, 32),
+        "sin": torch.zeros(99, 32),
+        "positions": torch.arange(4),
+        "slot_mapping": torch.arange(4),
+        "k_cache": torch.zeros(3, 2, 16, 64),
+        "v_cache": torch.zeros(3, 2, 16, 64),
+    }
+    arguments = {name: x if x.is_meta else x.to(HERE) for name, x in (arguments | change).items()}
+    with pytest.raises(ValueError, match=message):
+        rope_kv_write(**arguments)
+
+
+def test_work_counts_bytes():
+    """One token, 2 query heads and 1 KV head of 4 in fp32: q 2*2*4*4, cos and sin 2*2*4, K and V 2*2*4*4, 2 indices."""
+    assert rope_kv_write_work(1, 2, 1, 4, 4, 4).num_bytes == 64 + 16 + 64 + 16
+    assert rope_kv_write_work(1, 2, 1, 4, 4, 4).num_flops == 3 * 3 * 4

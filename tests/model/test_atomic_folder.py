@@ -1,0 +1,173 @@
+"""A folder made atomically: killed anywhere, it is absent, and the next run completes it."""
+
+import errno
+import shutil
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+
+import pytest
+
+from twophase.core.errors import ModelFolderError
+from twophase.model import atomic_folder
+from twophase.model.atomic_folder import build, changed_files, check_free_space, is_complete, only_one_process
+
+RECIPE = {"version": 1}
+CONTENTS = {"big": b"b" * 100_000, "small": b"s"}
+Usage = namedtuple("Usage", "total used free")
+
+
+def files(contents=CONTENTS, made=None):
+    def maker(name):
+        def make():
+            if made is not None:
+                made.append(name)
+            return contents[name]
+
+        return make
+
+    return {name: maker(name) for name in contents}
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_build_gives_the_files_and_nothing_beside_them(tmp_path):
+    target, written = tmp_path / "model", []
+    build(target, RECIPE, files(), written.append)
+    assert {name: (target / name).read_bytes() for name in CONTENTS} == CONTENTS
+    assert names(target) == ["big", "manifest.json", "small"]
+    assert names(tmp_path) == ["model"]
+    assert sum(written) == 100_001
+    assert is_complete(target, RECIPE)
+    assert changed_files(target) == []
+
+
+def test_another_recipe_or_a_missing_or_shorter_file_is_not_complete(tmp_path):
+    target = tmp_path / "model"
+    assert not is_complete(target, RECIPE)
+    build(target, RECIPE, files())
+    assert not is_complete(target, {"version": 2})
+    (target / "small").write_bytes(b"")
+    assert not is_complete(target, RECIPE)
+    (target / "small").unlink()
+    assert not is_complete(target, RECIPE)
+
+
+def test_changed_contents_are_found_and_a_rebuild_replaces_them(tmp_path):
+    target = tmp_path / "model"
+    build(target, RECIPE, files())
+    (target / "small").write_bytes(b"x")
+    (target / "stray").touch()
+    assert changed_files(target) == ["small"]
+    build(target, RECIPE, files())
+    assert changed_files(target) == []
+    assert names(tmp_path) == ["model"]
+    assert "stray" not in names(target)
+
+
+def test_no_manifest_cannot_be_verified(tmp_path):
+    with pytest.raises(ModelFolderError, match=r"manifest\.json is missing"):
+        changed_files(tmp_path)
+
+
+def test_a_run_that_stopped_goes_on_with_the_next_file(tmp_path):
+    def stop():
+        raise KeyboardInterrupt
+
+    target, made = tmp_path / "model", []
+    with pytest.raises(KeyboardInterrupt):
+        build(target, RECIPE, files(made=made) | {"small": stop})
+    assert not target.exists()
+    build(target, RECIPE, files(made=made))
+    assert made == ["big", "small"]
+    assert changed_files(target) == []
+
+
+def test_a_damaged_leftover_is_made_again(tmp_path):
+    target, made = tmp_path / "model", []
+    build(atomic_folder.work_folder(target), RECIPE, files())
+    (atomic_folder.work_folder(target) / "big").write_bytes(b"c" * 100_000)
+    build(target, RECIPE, files(made=made))
+    assert made == ["big"]
+    assert changed_files(target) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from twophase.model import atomic_folder
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+point = sys.argv[2]
+files = {"big": lambda: b"b" * 100_000, "small": die if point == "making" else lambda: b"s"}
+if point == "before the rename":
+    atomic_folder._put_in_place = die
+atomic_folder.build(Path(sys.argv[1]), {"version": 1}, files, die if point == "writing" else lambda num_bytes: None)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="not run here: SIGKILL is POSIX")
+@pytest.mark.parametrize("point", ["making", "writing", "before the rename"])
+def test_killed_run_leaves_no_folder_and_the_next_succeeds(point, tmp_path):
+    target = tmp_path / "model"
+    done = subprocess.run([sys.executable, "-c", KILLED, target, point], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not target.exists()
+    build(target, RECIPE, files())
+    assert changed_files(target) == []
+    assert names(target) == ["big", "manifest.json", "small"]
+    assert names(tmp_path) == ["model"]
+
+
+def test_a_disk_that_fills_up_says_needed_and_free_and_removes_the_half_file(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    target = tmp_path / "model"
+    monkeypatch.setattr(atomic_folder.os, "fsync", full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 7))
+    with pytest.raises(ModelFolderError, match=r"disk space for .*big: 100,000 bytes needed, 7 free.*TWOPHASE_HOME"):
+        build(target, RECIPE, files())
+    assert not target.exists()
+    assert names(atomic_folder.work_folder(target)) == []
+
+
+def test_a_disk_known_to_be_too_small_is_refused_beforehand(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 99))
+    with pytest.raises(ModelFolderError, match=r"100 bytes needed, 99 free"):
+        check_free_space(tmp_path / "model", 100)
+    check_free_space(tmp_path / "model", 99)
+    # What an earlier run has written already needs no room.
+    atomic_folder.work_folder(tmp_path / "model").mkdir()
+    (atomic_folder.work_folder(tmp_path / "model") / "part").write_bytes(b"x")
+    check_free_space(tmp_path / "model", 100)
+
+
+HOLDS_LOCK = """
+import sys, time
+from pathlib import Path
+from twophase.model.atomic_folder import only_one_process
+with only_one_process(Path(sys.argv[1]), lambda: None):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_process_waits_until_the_first_is_gone_however_it_ended(tmp_path):
+    target, waited = tmp_path / "model", []
+    with subprocess.Popen([sys.executable, "-c", HOLDS_LOCK, target], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "locked\n"
+
+        def on_wait():
+            waited.append(True)
+            holder.kill()
+
+        with only_one_process(target, on_wait):
+            assert waited == [True]
+    with only_one_process(target, lambda: waited.append(False)):
+        assert waited == [True]

@@ -1,0 +1,170 @@
+"""config.json, old and new forms, and every refusal: the file, what was found, what is supported."""
+
+import json
+
+import pytest
+
+from tests.model.tiny import FAMILIES, make_model
+from twophase.core.errors import ModelFolderError
+from twophase.model.config import RopeConfig, load_config
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+ABSENT = object()
+
+
+def write(folder, **changes):
+    values = {key: value for key, value in (LLAMA | changes).items() if value is not ABSENT}
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+def test_a_plain_llama(tmp_path):
+    config = load_config(write(tmp_path, torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2))
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (2, 6, 2, 8)
+    assert config.rope == RopeConfig(theta=10_000.0)
+    assert (config.dtype, config.bos_token_id, config.eos_token_ids) == ("bfloat16", 1, {2})
+    assert not any((config.tie_word_embeddings, config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_transformers_writes_is_what_it_means(family, tmp_path):
+    theirs = make_model(family).config
+    theirs.architectures = [f"{type(theirs).__name__.removesuffix('Config')}ForCausalLM"]
+    theirs.save_pretrained(tmp_path)
+    ours = load_config(tmp_path)
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.rope.rope_type == theirs.rope_parameters["rope_type"]
+    assert ours.rope.factor == theirs.rope_parameters.get("factor", 1.0)
+    assert ours.qk_norm == (theirs.model_type == "qwen3")
+    if theirs.model_type != "llama":
+        assert ours.sliding_window == theirs.sliding_window
+
+
+@pytest.mark.parametrize("type_key", ["rope_type", "type"])
+def test_older_and_newer_rope_forms_agree(type_key, tmp_path):
+    scaling = {type_key if key == "rope_type" else key: value for key, value in LLAMA3.items()}
+    older = load_config(write(tmp_path, rope_theta=5e5, rope_scaling=scaling)).rope
+    newer = load_config(write(tmp_path, rope_parameters=LLAMA3 | {"rope_theta": 5e5})).rope
+    assert older == newer == RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 8192)
+
+
+def test_generation_config_decides_what_ends_a_text(tmp_path):
+    write(tmp_path, eos_token_id=2)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    assert load_config(tmp_path).eos_token_ids == {5, 7}
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert load_config(tmp_path).eos_token_ids == {2}
+
+
+def test_missing_kv_heads_mean_as_many_as_heads(tmp_path):
+    assert load_config(write(tmp_path, num_key_value_heads=ABSENT)).num_kv_heads == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({"architectures": ["LlamaForCausalLM"], "sliding_window": 8}, None),  # Llama has none, whatever the file says
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 8}, 8),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, None),
+        ({"architectures": ["MistralForCausalLM"]}, 4096),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8}, None),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": True},
+            None,
+        ),  # 28 > 2 layers
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "max_window_layers": 0,
+            },
+            8,
+        ),
+    ],
+)
+def test_where_each_family_keeps_its_window(changes, window, tmp_path):
+    assert load_config(write(tmp_path, **changes)).sliding_window == window
+
+
+REFUSED = {
+    "unknown architecture": ({"architectures": ["GPT2LMHeadModel"]}, r"GPT2LMHeadModel.*Supported: LlamaForCausalLM"),
+    "no architecture": ({"architectures": ABSENT}, r"architectures None.*Supported"),
+    "missing value": ({"hidden_size": ABSENT}, r"'hidden_size' is missing"),
+    "zero": ({"num_hidden_layers": 0}, r"'num_hidden_layers' must be a whole number >= 1, found 0"),
+    "text for a number": ({"vocab_size": "many"}, r"'vocab_size' must be a whole number.*'many'"),
+    "true for a number": ({"vocab_size": True}, r"'vocab_size' must be a whole number"),
+    "number for a flag": ({"attention_bias": 1}, r"'attention_bias' must be true or false"),
+    "negative epsilon": ({"rms_norm_eps": -1.0}, r"'rms_norm_eps' must be a positive number"),
+    "heads do not divide": ({"num_key_value_heads": 4}, r"num_attention_heads 6 is not a multiple.*4"),
+    "hidden does not divide": ({"hidden_size": 50}, r"hidden_size 50 is not a multiple"),
+    "odd head": ({"head_dim": 7}, r"head_dim must be even.*7"),
+    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"gptq.*unquantised"),
+    "activation": ({"hidden_act": "gelu"}, r"'gelu' is not supported; supported: 'silu'"),
+    "dtype": ({"dtype": "float8_e4m3fn"}, r"float8_e4m3fn.*supported: float32"),
+    "yarn": ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, r"'yarn' is not supported; supported: 'default'"),
+    "dynamic": ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, r"'dynamic' is not supported"),
+    "no factor": ({"rope_scaling": {"type": "linear"}}, r"'rope factor' must be a positive number, found None"),
+    "frequencies": ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, r"low_freq_factor 4.0 must be below"),
+    "partial": ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor"),
+    "per layer": ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, r"one set of RoPE parameters"),
+    "bad eos": ({"eos_token_id": "</s>"}, r"'eos_token_id' must be a token id"),
+    "mixed layers": (
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": 1,
+        },
+        r"same kind of attention.*full_attention.*sliding_attention",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_name_the_file_and_what_was_found(case, tmp_path):
+    changes, said = REFUSED[case]
+    with pytest.raises(ModelFolderError, match=rf"(?s)config\.json: .*{said}"):
+        load_config(write(tmp_path, **changes))
+
+
+def test_broken_json_is_named_with_its_place(tmp_path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 1,\n oops}')
+    with pytest.raises(ModelFolderError, match=r"config\.json is not valid JSON.*line 2"):
+        load_config(tmp_path)
+
+
+def test_json_that_is_no_object(tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelFolderError, match=r"must hold a JSON object, found list"):
+        load_config(tmp_path)
+
+
+def test_no_folder_no_config_and_gguf(tmp_path):
+    with pytest.raises(ModelFolderError, match="is not a folder"):
+        load_config(tmp_path / "absent")
+    with pytest.raises(ModelFolderError, match=r"config\.json is missing"):
+        load_config(tmp_path)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelFolderError, match="GGUF"):
+        load_config(tmp_path)

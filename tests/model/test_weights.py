@@ -1,0 +1,173 @@
+"""Weights files: what is wrong with them is said with the file, the tensor and the cure."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.model.tiny import make_folder
+from twophase.core.errors import ModelFolderError
+from twophase.model import linear
+from twophase.model.config import load_config
+from twophase.model.linear import make_linear
+from twophase.model.weights import load_weights
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_folder("llama", tmp_path / "model")[0]
+
+
+def load(folder, dtype=torch.float32):
+    return load_weights(folder, load_config(folder), dtype, torch.device("cpu"))
+
+
+def change(folder, edit):
+    """Rewrite the weights file after `edit` changed its tensors."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def shard(folder):
+    """Split the weights in two files with an index."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in files.items():
+        save_file({name: tensors[name] for name in part}, folder / file)
+    weight_map = {name: file for file, part in files.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_fused_weights_are_the_parts_side_by_side(folder, monkeypatch):
+    monkeypatch.setattr(linear, "_can_pack", lambda dtype: False)  # a packed weight cannot be looked at
+    stored = load_file(folder / "model.safetensors")
+    layer = load(folder).layers[1]
+    attention = "model.layers.1.self_attn"
+    parts = [stored[f"{attention}.{name}_proj.weight"] for name in "qkv"]
+    assert torch.equal(layer.qkv.weight, torch.cat(parts))
+    mlp = [stored[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
+    assert torch.equal(layer.gate_up.weight, torch.cat(mlp))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [0, 1, 5, 33])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_packed_linear_layer_computes_the_same(dtype, rows, with_bias):
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, 36), torch.randn(50, 36)
+    bias = torch.randn(50) if with_bias else None
+    layer = make_linear(weight.to(dtype), None if bias is None else bias.to(dtype))
+    expected = torch.nn.functional.linear(x, weight, bias)
+    # fp32: another order of summation. bf16: inputs and output rounded to 8 bits, values up to 20.
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 0.2}[dtype]
+    assert torch.allclose(layer(x.to(dtype)).float(), expected, atol=tolerance)
+
+
+def test_embedding_keeps_the_smaller_dtype(tmp_path):
+    folder = make_folder("llama", tmp_path)[0]
+    change(folder, lambda tensors: tensors.update({k: v.bfloat16() for k, v in tensors.items()}))
+    assert load(folder, torch.float32).embed.dtype == torch.bfloat16
+    assert load(folder, torch.float16).embed.dtype == torch.float16
+    assert load(folder, torch.float32).final_norm.dtype == torch.float32
+
+
+def test_truncated_file(folder):
+    path = folder / "model.safetensors"
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size - 10)
+    said = rf"model\.safetensors is truncated at \S+weight: {size - 10:,} bytes, expected {size:,}\. Download"
+    with pytest.raises(ModelFolderError, match=said):
+        load(folder)
+
+
+def test_truncated_inside_the_header(folder):
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(ModelFolderError, match=r"model\.safetensors cannot be read.*Download"):
+        load(folder)
+
+
+def test_empty_file_and_a_page_of_html(folder):
+    for content in (b"", b"<!doctype html><html>Not found</html>"):
+        (folder / "model.safetensors").write_bytes(content)
+        with pytest.raises(ModelFolderError, match=r"model\.safetensors cannot be read"):
+            load(folder)
+
+
+def test_missing_tensor(folder):
+    change(folder, lambda tensors: tensors.pop(DOWN))
+    with pytest.raises(ModelFolderError, match=rf"model\.safetensors lacks {DOWN}.*Download"):
+        load(folder)
+
+
+def test_unexpected_tensor(folder):
+    change(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(48)}))
+    with pytest.raises(ModelFolderError, match=r"holds model\.layers\.0\.self_attn\.q_proj\.bias, which config\.json"):
+        load(folder)
+
+
+def test_wrong_shape(folder):
+    change(folder, lambda tensors: tensors.update({DOWN: torch.ones(48, 79)}))
+    with pytest.raises(ModelFolderError, match=rf"{DOWN} has shape \[48, 79\], but config.json calls for \[48, 80\]"):
+        load(folder)
+
+
+def test_quantised_tensor(folder):
+    change(folder, lambda tensors: tensors.update({DOWN: torch.ones(48, 80, dtype=torch.int8)}))
+    with pytest.raises(ModelFolderError, match=rf"{DOWN} is stored as I8; supported: F32, F16, BF16"):
+        load(folder)
+
+
+def test_old_rope_frequencies_are_ignored(folder):
+    change(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
+    load(folder)
+
+
+def test_tied_weights_saved_twice_must_agree(tmp_path):
+    folder = make_folder("smollm2", tmp_path)[0]
+    change(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    load(folder)
+    change(folder, lambda tensors: tensors["lm_head.weight"].add_(1))
+    with pytest.raises(ModelFolderError, match=r"lm_head\.weight differs.*tie_word_embeddings"):
+        load(folder)
+
+
+def test_missing_shard(folder):
+    shard(folder)
+    load(folder)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(
+        ModelFolderError, match=r"b\.safetensors is missing; model.safetensors.index.json says it holds"
+    ):
+        load(folder)
+
+
+def test_shard_that_lacks_a_tensor(folder):
+    shard(folder)
+    tensors = load_file(folder / "a.safetensors")
+    name = sorted(tensors)[0]
+    save_file({key: value for key, value in tensors.items() if key != name}, folder / "a.safetensors")
+    with pytest.raises(ModelFolderError, match=f"lacks {name}"):
+        load(folder)
+
+
+def test_broken_index(folder):
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(ModelFolderError, match="no 'weight_map'"):
+        load(folder)
+    (folder / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(ModelFolderError, match=r"index\.json is not valid JSON"):
+        load(folder)
+
+
+def test_no_safetensors(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelFolderError, match=r"neither model\.safetensors nor .*save_pretrained"):
+        load(folder)

@@ -1,0 +1,75 @@
+"""Tiny random models of every supported family, written as Hugging Face folders by transformers itself."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+WINDOW = 12
+
+FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "llama-biases": (LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
+    "llama-wide-heads": (LlamaConfig, {"head_dim": 16, "num_key_value_heads": 6}),
+    "smollm2": (
+        LlamaConfig,
+        {"tie_word_embeddings": True, "hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3},
+    ),
+    "llama3-rope": (LlamaConfig, {"rope_parameters": LLAMA3_ROPE, "num_key_value_heads": 1}),
+    "linear-rope": (LlamaConfig, {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+    "mistral": (MistralConfig, {"sliding_window": WINDOW}),
+    "mistral-no-window": (MistralConfig, {"sliding_window": None}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen2-tied": (Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen2-window": (Qwen2Config, {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0}),
+    "qwen3": (Qwen3Config, {"head_dim": 16}),
+    "qwen3-tied": (Qwen3Config, {"tie_word_embeddings": True, "attention_bias": True}),
+}
+
+
+def make_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A random model in fp32. Norm gains and biases are random too: at their initial 1 and 0 they would hide bugs."""
+    config_class, differences = FAMILIES[family]
+    config = config_class(**(SIZES | differences | changes), attn_implementation="eager", dtype="float32")
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                parameter.normal_(std=0.5)
+            else:
+                # Scores with a deviation of 4 make the softmax peaky: with tiny ones, attention could ignore Q and K unnoticed.
+                parameter.normal_(std=0.5 if "embed" in name else 2 * parameter.shape[-1] ** -0.5)
+    return model
+
+
+def make_folder(family: str, folder: Path, seed: int = 0, **changes: Any) -> tuple[Path, PreTrainedModel]:
+    """The model saved in `folder`, and the model itself as the oracle."""
+    model = make_model(family, seed, **changes)
+    model.save_pretrained(folder)
+    return folder, model

@@ -1,0 +1,80 @@
+"""The door: what can never be served is refused with its numbers, and nothing that can be is."""
+
+import pytest
+
+from tests.scheduling.harness import Harness, make_request
+from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.scheduling.admission import num_blocks_at_most
+from twophase.scheduling.config import SchedulerConfig
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "max_tokens", "n", "max_model_len", "num_blocks"),
+    [
+        (6, 5, 2, 99, 5),  # the docstring's example
+        (1, 1, 1, 99, 1),
+        (4, 1, 1, 99, 1),  # the sampled token is never written
+        (4, 2, 1, 99, 2),
+        (4, 2, 3, 99, 4),  # one shared block, three of their own
+        (5, 1, 3, 99, 2),  # one token each: nothing is written after the fork
+        (4, 1000, 1, 17, 4),  # capped by the context
+        (4, 1000, 1, 18, 5),
+    ],
+)
+def test_worst_case_in_blocks_of_4(prompt_len, max_tokens, n, max_model_len, num_blocks):
+    assert num_blocks_at_most(prompt_len, max_tokens, n, max_model_len, 4) == num_blocks
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("prompt_len", [1, 3, 4, 5, 8])
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 6, 40])
+def test_a_pool_of_just_the_worst_case_serves_and_one_block_less_is_refused(prompt_len, max_tokens, n):
+    num_blocks = num_blocks_at_most(prompt_len, max_tokens, n, 32, 4)
+    request = make_request("a", prompt_len, max_tokens, n=n)
+    harness = Harness(num_blocks=num_blocks, max_model_len=32)
+    harness.add(request)
+    harness.run().check_outputs()
+    assert harness.preempted == [], "what was counted is enough"
+    if num_blocks > 1:
+        message = f"may need {num_blocks} KV blocks of 4 tokens .* the pool has {num_blocks - 1}; lower max_tokens"
+        with pytest.raises(InvalidRequestError, match=message):
+            Harness(num_blocks=num_blocks - 1, max_model_len=32).add(request)
+
+
+@pytest.mark.parametrize(
+    ("request_args", "options", "message"),
+    [
+        ({"prompt": 0}, {}, "at least one token, got none"),
+        ({"prompt": 20}, {"max_model_len": 20}, "max_model_len=20, and the prompt alone has 20 .* at most 19"),
+        ({"prompt": 3, "n": 5}, {"max_num_seqs": 4}, "max_num_seqs=4, got n=5"),
+        ({"prompt": 9}, {"chunked": False, "budget": 8}, "max_num_batched_tokens=8, got 9 tokens; set enable_chunked"),
+    ],
+)
+def test_refusals_state_rule_and_numbers(request_args, options, message):
+    harness = Harness(**options)
+    with pytest.raises(InvalidRequestError, match=message):
+        harness.add(make_request("a", **request_args))
+    assert not harness.scheduler.has_unfinished
+    harness.add(make_request("a", 3))
+    harness.run().check_outputs()
+
+
+def test_a_request_id_is_free_again_when_its_request_is_done():
+    harness = Harness()
+    harness.add(make_request("a", 3))
+    with pytest.raises(InvalidRequestError, match="'a' is in use"):
+        harness.scheduler.add(make_request("a", 3))
+    harness.run()
+    assert harness.scheduler.add(make_request("a", 3)) == 1
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "max_model_len"])
+def test_limits_below_one(name):
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 16, name: 0}
+    with pytest.raises(ConfigError, match=f"{name} must be at least 1, got 0"):
+        SchedulerConfig(**limits)
+
+
+def test_budget_must_hold_a_decode_for_every_seat():
+    with pytest.raises(ConfigError, match="got 3 < 4"):
+        SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=3, max_model_len=16)

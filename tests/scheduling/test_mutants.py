@@ -1,0 +1,369 @@
+"""Planted scheduler bugs, and the tests that find them."""
+
+from types import ModuleType
+
+import pytest
+
+import twophase.scheduling.scheduler as scheduler_module
+from tests.mutation import KillTable, Mutant
+from tests.scheduling import test_admission, test_failures, test_pressure, test_sequence, test_timelines
+from tests.scheduling.harness import Harness
+
+SCHEDULER = "twophase.scheduling.scheduler"
+
+
+def running(*tests):
+    """A check that runs these tests with the mutated module in the place of the real one."""
+
+    def check(module: ModuleType) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if module.__name__.startswith(SCHEDULER):
+                patch.setattr(Harness, "module", module)
+            else:
+                original = module.__name__.partition("__mutant_")[0]
+                for name, value in list(vars(scheduler_module).items()):
+                    if getattr(value, "__module__", None) == original:
+                        patch.setattr(scheduler_module, name, getattr(module, name))
+            for test in tests:
+                test()
+
+    return check
+
+
+def scheduler_mutant(name: str, old: str, new: str, *tests):
+    return pytest.param(Mutant(name, SCHEDULER, old, new), running(*tests), id=name)
+
+
+def worst_case():
+    for n, prompt_len, max_tokens in ((1, 4, 5), (2, 5, 6), (3, 5, 1)):
+        test_admission.test_a_pool_of_just_the_worst_case_serves_and_one_block_less_is_refused(
+            n=n, prompt_len=prompt_len, max_tokens=max_tokens
+        )
+
+
+def dropped_steps():
+    for stage in ("planned", "written"):
+        test_failures.test_dropped_steps_change_no_output(stage, 2)
+
+
+def some_histories():
+    for seed in range(4):
+        test_pressure.play(seed, 20, disturbed=0.1)
+
+
+def aborts():
+    for num_steps in range(4):
+        test_timelines.test_abort_ends_every_completion_wherever_it_stands(num_steps)
+
+
+MUTANTS = [
+    scheduler_mutant(
+        "a partial prefill samples",
+        "num_samples = sequence.num_completions if is_last else 0",
+        "num_samples = sequence.num_completions",
+        test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget,
+    ),
+    scheduler_mutant(
+        "decodes not first",
+        "StepPlan(tuple(chunks), num_decodes",
+        "StepPlan(tuple(reversed(chunks)), num_decodes",
+        test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget,
+    ),
+    scheduler_mutant(
+        "budget off by one",
+        "budget = self.config.max_num_batched_tokens - num_decodes",
+        "budget = self.config.max_num_batched_tokens - num_decodes + 1",
+        test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget,
+    ),
+    scheduler_mutant(
+        "end of text missed on the first token",
+        "if token.token_id in sequence.stop_token_ids:",
+        "if token.token_id in sequence.stop_token_ids and sequence.output_token_ids:",
+        test_timelines.test_end_of_text_as_the_very_first_token,
+    ),
+    scheduler_mutant(
+        "one token too few",
+        "len(sequence.token_ids) + 1 >= sequence.max_num_tokens",
+        "len(sequence.token_ids) + 2 >= sequence.max_num_tokens",
+        test_timelines.test_every_way_to_stop,
+    ),
+    scheduler_mutant(
+        "one token too many",
+        "len(sequence.token_ids) + 1 >= sequence.max_num_tokens",
+        "len(sequence.token_ids) >= sequence.max_num_tokens",
+        test_timelines.test_every_way_to_stop,
+    ),
+    scheduler_mutant(
+        "the stop token is lost",
+        "        sequence.token_ids.append(token.token_id)\n",
+        "        if reason is None:\n            sequence.token_ids.append(token.token_id)\n        else:\n"
+        "            token = SampledToken(-1)\n",
+        test_timelines.test_every_way_to_stop,
+    ),
+    scheduler_mutant(
+        "an end of text is reported as a stop id",
+        "stop_reason = None if is_eos else token.token_id",
+        "stop_reason = token.token_id",
+        test_timelines.test_every_way_to_stop,
+    ),
+    scheduler_mutant(
+        "blocks leaked on abort",
+        "            self._take_blocks(sequence)\n        else:",
+        "            self._running.remove(sequence)\n        else:",
+        aborts,
+    ),
+    scheduler_mutant(
+        "abort ends one completion only",
+        "seq_ids = list(self._seq_ids_of.get(request_id, ()))",
+        "seq_ids = list(self._seq_ids_of.get(request_id, ()))[:1]",
+        aborts,
+    ),
+    scheduler_mutant(
+        "published before computed",
+        "            sequence.table = table\n",
+        "            sequence.table = table\n            self.cache.publish(table, sequence.token_ids, table.num_tokens)\n",
+        test_timelines.test_blocks_are_found_only_after_they_were_written,
+    ),
+    scheduler_mutant(
+        "never published",
+        "self.cache.publish(sequence.table, sequence.token_ids, num_computed)",
+        "pass",
+        test_timelines.test_a_shared_prefix_is_computed_once_and_not_across_salts,
+    ),
+    scheduler_mutant(
+        "hits are recomputed",
+        "sequence.num_computed_tokens = table.num_cached_tokens",
+        "sequence.num_computed_tokens = 0",
+        test_timelines.test_a_shared_prefix_is_computed_once_and_not_across_salts,
+    ),
+    scheduler_mutant(
+        "salts ignored",
+        "sequence.request.cache_salt, count",
+        '"", count',
+        test_timelines.test_a_shared_prefix_is_computed_once_and_not_across_salts,
+    ),
+    scheduler_mutant(
+        "output lost on preemption",
+        "victim.num_preemptions += 1",
+        "victim.num_preemptions += 1; del victim.token_ids[victim.num_prompt_tokens :]",
+        test_timelines.test_the_latest_is_preempted_and_comes_back_before_later_ones,
+    ),
+    scheduler_mutant(
+        "a preempted sequence thinks its pages are there",
+        "        sequence.num_computed_tokens = 0\n",
+        "",
+        test_timelines.test_the_latest_is_preempted_and_comes_back_before_later_ones,
+        some_histories,
+    ),
+    scheduler_mutant(
+        "the best is preempted",
+        "self._preempt(self._running[-1])",
+        "self._preempt(self._running[0])",
+        test_timelines.test_the_lowest_priority_is_preempted_even_if_it_came_first,
+    ),
+    scheduler_mutant(
+        "running ones are not kept in rank order",
+        "bisect.insort(self._running, sequence, key=_RANK)",
+        "self._running.append(sequence)",
+        test_timelines.test_the_lowest_priority_is_preempted_even_if_it_came_first,
+    ),
+    scheduler_mutant(
+        "a preempted request is counted again",
+        "count_in_stats=is_first_time",
+        "count_in_stats=True",
+        test_timelines.test_statistics_count_a_preempted_request_once,
+    ),
+    scheduler_mutant(
+        "copies forgotten",
+        "copies += new_copies",
+        "pass",
+        test_timelines.test_completions_fork_when_the_prompt_is_done,
+    ),
+    scheduler_mutant(
+        "copies of a dropped step forgotten",
+        "self._uncopied.append(sequence)",
+        "pass",
+        dropped_steps,
+        test_failures.test_a_copy_that_may_not_have_happened_is_recomputed,
+    ),
+    scheduler_mutant(
+        "a plan counts twice",
+        "        self._plan = None\n        self._uncopied = []\n        if",
+        "        self._uncopied = []\n        if",
+        test_timelines.test_update_wants_the_latest_plan_and_its_samples,
+    ),
+    scheduler_mutant(
+        "samples are not checked",
+        "if num_sampled != chunk.num_samples and",
+        "if num_sampled > chunk.num_samples and",
+        test_timelines.test_update_wants_the_latest_plan_and_its_samples,
+    ),
+    scheduler_mutant(
+        "one seat for n completions",
+        "num_free_seats -= head.num_completions",
+        "num_free_seats -= 1",
+        test_timelines.test_seats_are_kept_for_all_who_come_in_together,
+    ),
+    scheduler_mutant(
+        "running forks take one seat",
+        "sum(running.num_completions for running in self._running)",
+        "len(self._running)",
+        test_timelines.test_seats_are_kept_for_completions_not_forked_yet,
+    ),
+    scheduler_mutant(
+        "forks draw the parent's token",
+        "for completion, token in zip(completions, sampled[chunk.seq_id], strict=True):",
+        "for completion, token in zip(completions, sampled[chunk.seq_id][:1] * len(completions), strict=True):",
+        test_timelines.test_completions_fork_when_the_prompt_is_done,
+    ),
+    scheduler_mutant(
+        "no room to grow kept",
+        "num_reserved if self._running else 0",
+        "0",
+        test_timelines.test_an_old_sequence_is_let_in_only_if_running_ones_keep_room_to_grow,
+    ),
+    scheduler_mutant(
+        "room to grow kept for nobody",
+        "may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots",
+        "may_grow = True",
+        test_timelines.test_one_token_requests_need_no_room_to_grow,
+    ),
+    scheduler_mutant(
+        "one alone must keep room to grow",
+        "num_reserved if self._running else 0",
+        "num_reserved",
+        worst_case,
+    ),
+    scheduler_mutant(
+        "a refused head is never tried again",
+        "self._refused_head = None  # a prefill published",
+        "pass  # a prefill published",
+        test_timelines.test_a_waiting_head_gets_in_as_soon_as_its_prefix_is_published,
+    ),
+    scheduler_mutant(
+        "prefills are always chunked",
+        "may_split = self.config.enable_chunked_prefill or",
+        "may_split = True or",
+        test_timelines.test_without_chunks_a_long_head_holds_up_the_queue,
+    ),
+    scheduler_mutant(
+        "what outgrew the budget is stuck",
+        "may_split = self.config.enable_chunked_prefill or num_tokens > self.config.max_num_batched_tokens",
+        "may_split = self.config.enable_chunked_prefill",
+        test_timelines.test_without_chunks_what_outgrew_the_budget_still_comes_back,
+    ),
+    scheduler_mutant(
+        "a fault in admission leaks the hit",
+        "        except BaseException:\n            self.cache.close(table)\n            raise\n        if fits",
+        "        except ZeroDivisionError:\n            raise\n        if fits",
+        test_failures.test_a_fault_in_any_cache_operation_fails_one_sequence_alone,
+    ),
+    scheduler_mutant(
+        "a fault in a fork leaks its siblings",
+        "                self.cache.close(fork.table)\n",
+        "                pass\n",
+        test_failures.test_a_policy_that_raises_leaves_nothing_behind,
+    ),
+    scheduler_mutant(
+        "a fault loses the rest of the step",
+        "                updates += self.fail(chunk.seq_id, error)\n                continue\n",
+        "                updates += self.fail(chunk.seq_id, error)\n                raise\n",
+        test_failures.test_a_fault_in_any_cache_operation_fails_one_sequence_alone,
+    ),
+    pytest.param(
+        Mutant(
+            "a prompt may fill the context",
+            "twophase.scheduling.admission",
+            "num_prompt_tokens >= config",
+            "num_prompt_tokens > config",
+        ),
+        running(
+            lambda: test_admission.test_refusals_state_rule_and_numbers(
+                {"prompt": 20}, {"max_model_len": 20}, "at most 19"
+            )
+        ),
+        id="a prompt may fill the context",
+    ),
+    pytest.param(
+        Mutant(
+            "the last token is given a slot",
+            "twophase.scheduling.admission",
+            "max_model_len) - 1\n",
+            "max_model_len)\n",
+        ),
+        running(worst_case),
+        id="the last token is given a slot",
+    ),
+    pytest.param(
+        Mutant(
+            "forks are not counted",
+            "twophase.scheduling.admission",
+            "return num_shared + n * (",
+            "return num_shared + (",
+        ),
+        running(worst_case),
+        id="forks are not counted",
+    ),
+    pytest.param(
+        Mutant(
+            "high priorities wait",
+            "twophase.scheduling.policy",
+            "(request.priority, sequence",
+            "(-request.priority, sequence",
+        ),
+        running(test_timelines.test_the_lowest_priority_is_preempted_even_if_it_came_first),
+        id="high priorities wait",
+    ),
+    pytest.param(
+        Mutant(
+            "last come first served",
+            "twophase.scheduling.policy",
+            "(request.priority, sequence.",
+            "(request.priority, -sequence.",
+        ),
+        running(test_timelines.test_first_come_first_served_without_starvation),
+        id="last come first served",
+    ),
+    pytest.param(
+        Mutant(
+            "aborted ones come back",
+            "twophase.scheduling.waiting_queue",
+            "        del self._sequences[sequence.seq_id]\n",
+            "        if self._heap[0][1] == sequence.seq_id:\n            del self._sequences[sequence.seq_id]\n",
+        ),
+        running(aborts, some_histories),
+        id="aborted ones come back",
+    ),
+]
+
+
+@pytest.mark.parametrize(("mutant", "check"), MUTANTS)
+def test_mutant_is_killed(mutant, check):
+    KillTable.record(mutant, check)
+
+
+def check_sequence(module: ModuleType) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(test_sequence, "Sequence", module.Sequence)
+        patch.setattr(test_sequence, "SequenceStatus", module.SequenceStatus)
+        test_sequence.test_a_fork_shares_no_tokens_with_its_parent()
+        test_sequence.test_the_length_cap_is_the_smaller_of_max_tokens_and_context()
+        for old in module.SequenceStatus:
+            for new in module.SequenceStatus:
+                test_sequence.test_only_legal_steps_between_states(old, new)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("forks share one list of tokens", "token_ids=list(self.token_ids)", "token_ids=self.token_ids"),
+        ("the dead may rise", "SequenceStatus.FINISHED: set()", "SequenceStatus.FINISHED: {SequenceStatus.RUNNING}"),
+        (
+            "the context is no limit",
+            "min(num_prompt_tokens + params.max_tokens, max_model_len)",
+            "num_prompt_tokens + params.max_tokens",
+        ),
+    ],
+)
+def test_sequence_mutant_is_killed(name, old, new):
+    KillTable.record(Mutant(name, "twophase.scheduling.sequence", old, new), check_sequence)

@@ -1,0 +1,195 @@
+"""Random workloads in pools far too small: every completion is what it would be alone, and every block comes back."""
+
+import random
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.scheduling.harness import EOS, Harness, make_request
+from twophase.core.errors import InvalidRequestError
+from twophase.scheduling.policy import PriorityPolicy
+
+
+def random_harness(rng: random.Random, **options) -> Harness:
+    block_size = rng.choice([1, 2, 4])
+    max_num_seqs = rng.randint(1, 6)
+    return Harness(
+        **{
+            "block_size": block_size,
+            "num_blocks": rng.randint(36, 64) // block_size,
+            "max_num_seqs": max_num_seqs,
+            "budget": max_num_seqs + rng.randint(0, 12),
+            "max_model_len": rng.randint(12, 36),
+            "chunked": rng.random() < 0.8,
+            "prefix_caching": rng.random() < 0.8,
+            "policy": PriorityPolicy(patience_s=rng.choice([None, 3.0])),
+        }
+        | options
+    )
+
+
+def random_request(rng: random.Random, request_id: str, step_no: int, max_tokens):
+    """Prompts over a small alphabet share prefixes with each other and with what others have generated."""
+    shared = [1] * rng.randint(0, 12)
+    own = [rng.randrange(3) for _ in range(rng.randint(1, 8))]
+    return make_request(
+        request_id,
+        shared + own,
+        rng.choice(max_tokens),
+        n=rng.choice([1, 1, 1, 2, 3]),
+        priority=rng.choice([0, 0, 0, 1, -1]),
+        salt=rng.choice(["", "", "x"]),
+        arrival_s=float(step_no),
+        eos=[EOS],
+        stop_token_ids=rng.choice([(), (), (), (5,)]),
+        ignore_eos=rng.random() < 0.75,
+    )
+
+
+class Disturber:
+    """Aborts, fails and finishes sequences, and drops steps, at random; keeps the ids of requests it cut short."""
+
+    def __init__(self, rng: random.Random, harness: Harness) -> None:
+        self.rng = rng
+        self.harness = harness
+        self.cut: set[str] = set()
+
+    def step(self) -> None:
+        harness, scheduler, rng = self.harness, self.harness.scheduler, self.rng
+        plan = harness.schedule()
+        if rng.random() < 0.5:
+            harness.execute(plan)
+        elif rng.random() < 0.5:
+            harness.shadow.copy(plan.copies)
+        if scheduler.sequences:
+            sequence = rng.choice(list(scheduler.sequences.values()))
+            self.cut.add(sequence.request.request_id)
+            how = rng.randrange(3)
+            if how == 0:
+                harness.take(scheduler.abort(sequence.request.request_id))
+            elif how == 1:
+                harness.take(scheduler.fail(sequence.seq_id, "a test says so"))
+            else:
+                harness.take(scheduler.finish(sequence.seq_id, "stop", "###"))
+        harness.check_state()
+
+
+def play(seed: int, num_requests: int, disturbed: float, max_tokens=(1, 5, 12, 20, 30), **options) -> Harness:
+    rng = random.Random(seed)
+    harness = random_harness(rng, **options)
+    disturber = Disturber(rng, harness)
+    num_added = 0
+    while num_added < num_requests or harness.scheduler.has_unfinished:
+        while num_added < num_requests and len(harness.scheduler.sequences) < 12 and rng.random() < 0.7:
+            num_added += 1
+            with suppress(InvalidRequestError):  # test_admission.py looks into those
+                harness.add(random_request(rng, f"r{num_added}", harness.step_no, max_tokens))
+        if rng.random() < disturbed:
+            disturber.step()
+        harness.step()
+        assert harness.step_no < 400 * num_requests, "no end in sight"
+    harness.run().check_outputs(but=frozenset(disturber.cut))
+    return harness
+
+
+def play_all(seeds: range, disturbed: float) -> Counter:
+    """Play a history for each seed; returns how often each kind of event happened in them."""
+    events: Counter = Counter()
+    for seed in seeds:
+        try:
+            harness = play(seed, 20, disturbed)
+        except Exception as error:
+            error.add_note(f"in play({seed}, 20, disturbed={disturbed})")
+            raise
+        events["request"] += len(harness.requests)
+        events["step"] += harness.step_no
+        events["preemption"] += len(harness.preempted)
+        events["hit"] += harness.cache.stats().num_hit_tokens > 0
+        events["copy"] += harness.num_copies
+        events["fork"] += sum(index > 0 for _, index in harness.ends)
+        events["stop"] += sum(reason == "stop" for reason, _ in harness.ends.values())
+    return events
+
+
+def test_outputs_are_as_if_alone():
+    events = play_all(range(150), disturbed=0.0)
+    assert min(events.values()) > 100, f"the histories exercise too little: {events}"
+
+
+def test_outputs_are_as_if_alone_with_aborts_failures_and_dropped_steps():
+    events = play_all(range(1000, 1150), disturbed=0.15)
+    assert min(events.values()) > 100, f"the histories exercise too little: {events}"
+
+
+@pytest.mark.full
+def test_3000_more_random_histories():
+    for i in range(3):
+        play_all(range(10_000 * (i + 1), 10_000 * (i + 1) + 1000), disturbed=0.1 * i)
+
+
+def heavy(num_requests: int) -> Harness:
+    """Six seats, and blocks for one and a half of the longest sequences."""
+    options = {"block_size": 4, "num_blocks": 24, "max_num_seqs": 6, "budget": 10, "max_model_len": 64}
+    return play(7, num_requests, disturbed=0.01, max_tokens=(40, 60), policy=PriorityPolicy(), **options)
+
+
+def test_thousands_of_steps_under_heavy_pressure():
+    harness = heavy(350)
+    assert harness.step_no > 2000
+    assert len(harness.preempted) > 200
+
+
+@pytest.mark.full
+def test_ten_thousand_steps_under_heavy_pressure():
+    harness = heavy(1800)
+    assert harness.step_no > 10_000
+
+
+requests_ = st.lists(
+    st.fixed_dictionaries(
+        {
+            "prompt": st.lists(st.integers(1, 2), min_size=1, max_size=10),
+            "max_tokens": st.integers(1, 10),
+            "n": st.integers(1, 3),
+            "priority": st.integers(0, 1),
+            "delay": st.integers(0, 4),
+        }
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(requests_, st.integers(6, 16), st.integers(3, 5), st.integers(0, 6), st.booleans())
+def test_any_small_workload_shrinks_to_a_short_story(requests, num_blocks, max_num_seqs, spare_budget, chunked):
+    harness = Harness(
+        num_blocks=num_blocks,
+        block_size=2,
+        max_num_seqs=max_num_seqs,
+        budget=max_num_seqs + spare_budget,
+        max_model_len=16,
+        chunked=chunked,
+    )
+    for i, request in enumerate(requests):
+        for _ in range(request.pop("delay")):
+            harness.step()
+        try:
+            harness.add(make_request(f"r{i}", **request))
+        except InvalidRequestError:
+            continue
+    harness.run().check_outputs()
+
+
+def test_this_test_can_fail():
+    """The negative control: one slot overwritten behind the scheduler's back, and the oracle speaks up."""
+    harness = Harness()
+    harness.add(make_request("a", 6, 4))
+    harness.step()
+    slot = harness.scheduler.sequences[0].table.slot_of(3)
+    harness.shadow.slots[slot] += 1
+    with pytest.raises(AssertionError, match="position 3 of 7 reads slot"):
+        harness.step()
