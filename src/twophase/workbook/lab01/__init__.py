@@ -1,0 +1,1 @@
+"""Lab 1, autoregression: exercises, checks, and what the notebook draws and drives."""
