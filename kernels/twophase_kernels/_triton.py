@@ -34,6 +34,8 @@ class KernelsUnavailableError(RuntimeError):
     """Triton kernels cannot run in this process; the message says why and what to do about it."""
 
 
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # what kernels compute with
+
 INTERPRET_ON = frozenset({"1", "true", "on", "yes", "y"})
 INTERPRET_OFF = frozenset({"", "0", "false", "off", "no", "n"})
 
@@ -61,7 +63,7 @@ def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted"]
             "Elsewhere use the torch backend: attention_backend='torch'."
         )
     value = os.environ.get("TRITON_INTERPRET", "")
-    if value.lower() not in INTERPRET_ON | INTERPRET_OFF:
+    if value.lower() not in INTERPRET_ON and value.lower() not in INTERPRET_OFF:
         raise KernelsUnavailableError(
             f"TRITON_INTERPRET={value!r} is a value that triton does not understand and silently takes for 0. "
             "Set it to 1 (interpreter) or 0 (compile for the GPU), and start Python again."

@@ -185,7 +185,7 @@ def compile_configs(target_name: str, configs: Iterable[AotConfig]) -> list[Comp
     reports: list[CompiledReport] = []
     for config in configs:
 
-        def report(*, src, metadata, metadata_group, times, cache_hit, config=config):  # type: ignore[no-untyped-def]
+        def report(*, src, metadata, metadata_group, times, cache_hit, config=config):
             if cache_hit:
                 raise RuntimeError(f"{src.name} came from Triton's cache; set TRITON_CACHE_DIR to an empty folder.")
             compile_s = times.total / 1e6

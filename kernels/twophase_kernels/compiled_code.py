@@ -8,6 +8,7 @@ import itertools
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from twophase_kernels._triton import triton
@@ -77,8 +78,7 @@ def kv_buffer_depth(ttgir: str) -> int:
         ahead.update(re.findall(TILE_LOAD, line))
         if "scf.for " not in line:
             continue
-        closing = " " * (len(line) - len(line.lstrip())) + "}"
-        body = "\n".join(itertools.takewhile(lambda inner: not inner.startswith(closing), lines))  # noqa: B023
+        body = _rest_of_block(line, lines)
         if re.search(DOT, body):
             in_loop = Counter(re.findall(TILE_LOAD, body))
             depths += [ahead[load] // count for load, count in in_loop.items()]
@@ -86,12 +86,18 @@ def kv_buffer_depth(ttgir: str) -> int:
     return min(depths, default=0)
 
 
+def _rest_of_block(header: str, lines: Iterator[str]) -> str:
+    """Takes from `lines` what comes before the brace that closes the header's, which is indented like the header."""
+    closing = " " * (len(header) - len(header.lstrip())) + "}"
+    return "\n".join(itertools.takewhile(lambda line: not line.startswith(closing), lines))
+
+
 def resources_cuda(cubin: Path) -> tuple[int, int]:
     """(registers, stack bytes) per thread; Triton kernels use the stack for spills alone."""
     dump = subprocess.run(
         [triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin], capture_output=True, text=True, check=True
     ).stdout
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", dump).groups()  # type: ignore[union-attr]
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", dump).groups()
     return int(registers), int(stack)
 
 
@@ -99,7 +105,7 @@ def resources_amd(assembly: str) -> tuple[int, int]:
     """(vector registers, scratch bytes) per lane, from the metadata at the end of the assembly."""
 
     def field(name: str) -> int:
-        return int(re.search(rf"\.{name}:\s+(\d+)", assembly).group(1))  # type: ignore[union-attr]
+        return int(re.search(rf"\.{name}:\s+(\d+)", assembly).group(1))
 
     scratch_bytes = field("private_segment_fixed_size")
     return field("vgpr_count"), max(scratch_bytes, 4 * field("vgpr_spill_count"))

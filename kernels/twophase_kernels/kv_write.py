@@ -7,7 +7,7 @@ heads land `page * D` elements apart, and the loads and stores of a whole token 
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import cdiv, check_devices, mode, next_power_of_2, tl, triton
+from twophase_kernels._triton import FLOATS, cdiv, check_devices, mode, next_power_of_2, tl, triton
 from twophase_kernels.aot import AotConfig
 from twophase_kernels.quant import (
     KVFormat,
@@ -19,8 +19,6 @@ from twophase_kernels.quant import (
     row_scales,
 )
 from twophase_kernels.work import Work
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 # A graph's persistent buffers are sliced to the batch at any offset: alignment must not make another binary.

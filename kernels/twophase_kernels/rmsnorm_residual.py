@@ -10,11 +10,10 @@ that is handed on.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import cdiv, check_devices, mode, next_power_of_2, tl, triton
+from twophase_kernels._triton import FLOATS, cdiv, check_devices, mode, next_power_of_2, tl, triton
 from twophase_kernels.aot import AotConfig
 from twophase_kernels.work import Work
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 MAX_WIDTH = 65536
 
 

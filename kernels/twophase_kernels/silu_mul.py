@@ -8,11 +8,10 @@ In one pass, so that neither sigmoid nor silu ever goes to memory.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import cdiv, check_devices, mode, next_power_of_2, tl, triton
+from twophase_kernels._triton import FLOATS, cdiv, check_devices, mode, next_power_of_2, tl, triton
 from twophase_kernels.aot import AotConfig
 from twophase_kernels.work import Work
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 

@@ -10,7 +10,8 @@ import threading
 import pytest
 
 import twophase
-from tests.engine.engines import check_idle, finish, make_engine, prompt_of
+from tests.engine.engines import check_idle, make_engine, prompt_of
+from twophase import LLM
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.interrupts import Uninterrupted
 
@@ -26,7 +27,7 @@ PARAMS = [
 
 
 class InterruptAt:
-    """Raises SIGINT in this process at the n-th line that the package executes while active; counts lines."""
+    """Raises SIGINT in this process at the n-th line of the package that runs inside its `with` blocks; counts them."""
 
     def __init__(self, line: int | None) -> None:
         self.line = line
@@ -63,37 +64,40 @@ def tokens(outputs):
     return {i: [completion.token_ids for completion in output.outputs] for i, output in outputs.items()}
 
 
+def run(model, interrupt):
+    """Step to the end; returns the engine, all outputs, and whether an interrupt was felt."""
+    engine = start(model)
+    outputs, was_felt = {}, False
+    while engine.has_unfinished_requests():
+        try:
+            with interrupt:
+                stepped = engine.step()
+        except KeyboardInterrupt:
+            was_felt = True
+            engine._scheduler.cache.check_integrity()
+        else:
+            outputs |= {output.request_id: output for output in stepped}
+    check_idle(engine)
+    return engine, outputs, was_felt
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tiny_model):
-    engine = start(tiny_model)
-    with InterruptAt(None) as counter:
-        outputs = finish(engine)
+    counter = InterruptAt(None)
+    engine, outputs, _ = run(tiny_model, counter)
     assert engine.stats().num_preemptions > 0
     assert any(step.num_decodes and len(step.chunks) > step.num_decodes for step in engine.trace)
     return tokens(outputs), counter.num_lines
-
-
-def interrupted_run(model, line: int):
-    engine = start(model)
-    outputs, was_interrupted = {}, False
-    with InterruptAt(line) as interrupt:
-        while engine.has_unfinished_requests():
-            try:
-                outputs |= {output.request_id: output for output in engine.step()}
-            except KeyboardInterrupt:
-                was_interrupted = True
-                sys.settrace(None)
-                engine._scheduler.cache.check_integrity()
-    check_idle(engine)
-    return outputs, was_interrupted, interrupt.where
 
 
 def check_lines(model, undisturbed, lines):
     expected, _ = undisturbed
     num_felt = 0
     for line in lines:
-        outputs, was_interrupted, where = interrupted_run(model, line)
-        assert was_interrupted, f"the interrupt at {where} was lost"
+        interrupt = InterruptAt(line)
+        _, outputs, was_felt = run(model, interrupt)
+        where = interrupt.where
+        assert was_felt, f"the interrupt at {where} was lost"
         # Outputs handed over in the very act of returning are the caller's loss, not the engine's.
         if where.endswith("return outputs"):
             continue
@@ -103,12 +107,49 @@ def check_lines(model, undisturbed, lines):
 
 
 def test_at_a_sample_of_lines(tiny_model, undisturbed):
-    check_lines(tiny_model, undisturbed, random.Random(0).sample(range(1, undisturbed[1]), 30))
+    check_lines(tiny_model, undisturbed, random.Random(0).sample(range(1, undisturbed[1]), 20))
 
 
 @pytest.mark.full
 def test_at_many_lines(tiny_model, undisturbed):
     check_lines(tiny_model, undisturbed, range(1, undisturbed[1], 23))
+
+
+def test_generate_at_a_sample_of_lines(tiny_folder):
+    """Whichever line it hits, the requests are gone afterwards and the same LLM serves them anew."""
+    llm = LLM(tiny_folder, num_kv_blocks=13, block_size=4, max_num_batched_tokens=10, max_num_seqs=6)
+    with InterruptAt(None) as counter:
+        expected = [output.outputs for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+    for line in random.Random(1).sample(range(1, counter.num_lines), 10):
+        llm.scheduler.cache.reset_prefix_cache()
+        with pytest.raises(KeyboardInterrupt), InterruptAt(line):
+            llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        check_idle(llm.engine)
+        assert not llm.engine.has_unfinished_requests()
+        assert [output.outputs for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)] == expected
+
+
+def test_after_a_request_that_could_not_be_planned(tiny_model, monkeypatch):
+    """It has ended before the interrupt: its output is not lost, and nobody waits for it for ever."""
+    engine = start(tiny_model)
+    cache, real_open = engine._scheduler.cache, engine._scheduler.cache.open
+
+    def faulty_open(token_ids, *args, **kwargs):
+        if list(token_ids) == PROMPTS[1]["prompt_token_ids"]:
+            raise RuntimeError("planted in open")
+        return real_open(token_ids, *args, **kwargs)
+
+    monkeypatch.setattr(cache, "open", faulty_open)
+    monkeypatch.setattr(engine._runner, "run", lambda chunks, copies: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    monkeypatch.delattr(engine._runner, "run")
+    outputs = {}
+    while engine.has_unfinished_requests():
+        outputs |= {output.request_id: output for output in engine.step()}
+    assert [completion.finish_reason for completion in outputs["1"].outputs] == ["error", "error"]
+    assert {outputs[i].outputs[0].finish_reason for i in "023"} == {"length"}
+    check_idle(engine)
 
 
 class TestUninterrupted:

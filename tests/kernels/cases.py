@@ -5,7 +5,8 @@ quantised caches are made and read back with torch's own rounding and float8 typ
 """
 
 import math
-from dataclasses import dataclass
+import mmap
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -140,6 +141,36 @@ def _store(x: Tensor, cache: tuple[Tensor, Tensor | None], slots: list[tuple[int
     data[pages, :, offsets] = codes if kv_format == "int8" else codes.view(torch.uint8)
     scale[pages, :, offsets] = row_scale
     return codes.double() * row_scale[..., None].double()
+
+
+def far_away_case(page: int = 16, head_dim: int = 64) -> PagedCase:
+    """40 tokens in an int8 cache, one head, K and V alike, whose elements have indices beyond 2^31.
+
+    The memory is only reserved. The cache is its second half, so that an index that wrapped around to a negative one
+    reads zeros, not another process's death.
+    """
+    near = make_case([40], heads=(1, 1), page=page, head_dim=head_dim, kv_format="int8", device=HERE)
+    num_pages = 2**31 // (page * head_dim) + 8
+    cache = _reserve(2 * num_pages * page * head_dim, torch.int8).view(-1, 1, page, head_dim)[num_pages:]
+    scale = _reserve(num_pages * page * 4, torch.float32).view(-1, 1, page)
+    used = near.block_tables[0, :3].long()
+    far = torch.arange(num_pages - 3, num_pages, device=HERE)
+    cache[far], scale[far] = near.k_cache[used], near.k_scale[used]
+    tables = torch.zeros_like(near.block_tables)
+    tables[0, :3] = far
+    dense = [(near.dense[0][0], near.dense[0][0])]
+    return replace(
+        near, k_cache=cache, v_cache=cache, k_scale=scale, v_scale=scale, block_tables=tables, dense=dense
+    )  # fmt: skip
+
+
+def _reserve(num_bytes: int, dtype: torch.dtype) -> Tensor:
+    """A tensor that takes no memory until it is touched, even where the system refuses to overcommit (CPU)."""
+    if HERE == "cuda":
+        return torch.zeros(num_bytes // dtype.itemsize, dtype=dtype, device=HERE)
+    map_noreserve = 0x4000  # Linux; a name in `mmap` from Python 3.13 on
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | map_noreserve
+    return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), dtype=dtype)
 
 
 def attention_oracle(case: PagedCase, window: int | None = None, num_sinks: int = 0) -> tuple[Tensor, Tensor]:

@@ -64,6 +64,19 @@ def test_cache_of_another_float_dtype():
     assert torch.equal(v_cache[0, :, :4], v.transpose(0, 1).half())
 
 
+def test_cache_of_more_than_2_to_31_elements():
+    """Offsets are 64 bits wide: the last slot of a cache of 2 GiB. (Memory that is never touched costs nothing.)"""
+    num_blocks = 2**31 // (16 * 64) + 1
+    cache, scale = (torch.empty(num_blocks, 1, 16, 64, dtype=torch.int8), torch.empty(num_blocks, 1, 16))
+    cache[-1] = 0
+    x = torch.arange(1.0, 65.0)[None, None]
+    last_slot = torch.tensor([num_blocks * 16 - 1], device=HERE)
+    cache, scale, x = cache.to(HERE), scale.to(HERE), x.to(HERE)
+    kv_write(x, x, cache, cache, last_slot, scale, scale)
+    assert torch.equal(cache[-1, 0, -1].cpu(), torch.round(x.cpu()[0, 0] * (127 / 64)).to(torch.int8))
+    assert not cache[-1, 0, :-1].any()
+
+
 def test_no_tokens():
     k_cache, v_cache = torch.zeros(2, 1, 2, 16, 64, device=HERE)
     empty = torch.empty(0, 2, 64, device=HERE)

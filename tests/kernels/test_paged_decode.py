@@ -14,6 +14,7 @@ from tests.kernels.cases import (
     assert_attention,
     assert_close,
     attention_oracle,
+    far_away_case,
     make_case,
 )
 from twophase_kernels import KernelsUnavailableError
@@ -176,22 +177,9 @@ def test_quantisation_error(kv_format, bound):
 
 
 def test_more_than_2_to_the_31_elements():
-    """Offsets are 64-bit. The memory is only reserved: 5 pages of it are ever touched."""
-    num_pages, heads, page, head_dim = 2**31 // (2 * 16 * 64) + 8, 2, 16, 64
-    small = make_case([5 * page], kv_format="int8", device=HERE)
-    used = small.block_tables[0, :5].long()
-    cache = torch.empty(num_pages, heads, page, head_dim, dtype=torch.int8, device=HERE)
-    scale = torch.empty(num_pages, heads, page, device=HERE)
-    far = torch.arange(num_pages - 5, num_pages, device=HERE)
-    cache[far], scale[far] = small.k_cache[used], small.k_scale[used]
-    tables = torch.zeros_like(small.block_tables)
-    tables[0, :5] = far
-    out, lse = module.paged_decode(
-        small.q, cache, cache, tables, small.seq_lens, scale=small.scale, k_scale=scale, v_scale=scale,
-        num_splits=1, return_lse=True, tiles=small_tiles(16),
-    )  # fmt: skip
-    small.dense[0] = (small.dense[0][0], small.dense[0][0])
-    assert_attention((out, lse), attention_oracle(small))
+    case = far_away_case()
+    assert case.k_cache.numel() > 2**31
+    assert_attention(run(case), attention_oracle(case))
 
 
 @pytest.mark.gpu

@@ -1,65 +1,125 @@
-"""The machine proven on a lab with one exercise of every kind."""
+"""A lab with one exercise of every kind keeps the rules, and breaking one is noticed."""
 
 import copy
-from pathlib import Path
 
 import pytest
 
+from tests.workbook.demo import DEMO, LAB
 from tests.workbook.demo.lab01 import section_1
-from twophase.workbook import lint
-from twophase.workbook.build import learner_notebook
-from twophase.workbook.judge import Judge, run_cell
-from twophase.workbook.lab import Workbook
-from twophase.workbook.reference import run_reference, run_setup
-
-DEMO = Workbook(Path(__file__).parent / "demo", "tests.workbook.demo")
-
-
-@pytest.fixture(scope="module")
-def judge():
-    lab = DEMO.lab("1")
-    return Judge(lab.exercises, run_reference(lab), {i: len(t.blanks) for i, t in lab.templates.items()})
-
-
-def verdict(judge, exercise, source, **options):
-    namespace = run_setup(DEMO.lab("1"))
-    run_cell(source, namespace, f"<exercise {exercise}>")
-    return judge.judge(judge.exercises[exercise], namespace, seed=0, **options)
-
-
-@pytest.mark.parametrize("exercise", [e.id for e in section_1.EXERCISES])
-def test_shipped_is_not_attempted_and_solved_passes(judge, exercise):
-    template = DEMO.lab("1").templates[exercise]
-    here = exercise != "1.7"
-    fall_back = judge.exercises[exercise].uses
-    shipped, solved = (
-        verdict(judge, exercise, s, fall_back=fall_back) for s in (template.shipped(), template.filled())
-    )
-    assert shipped.verdict == ("not_attempted" if here else "not_run_here")
-    assert solved.verdict == ("passed" if here else "not_run_here"), solved
-
-
-@pytest.mark.parametrize("exercise", list(DEMO.lab("1").banks))
-def test_bank(judge, exercise):
-    template, bank = DEMO.lab("1").templates[exercise], DEMO.lab("1").banks[exercise]
-    for item in (*bank.wrong, *bank.right):
-        source = item.fill if isinstance(item.fill, str) else template.filled(item.fill)
-        got = verdict(judge, exercise, source, fall_back=judge.exercises[exercise].uses)
-        if item in bank.right:
-            assert got.passed, (item.title, got)
-        else:
-            assert (got.verdict, got.failed_property) == ("failed", item.rejected_by), (item.title, got)
-            assert got.hint
+from twophase.workbook import lint, prove
+from twophase.workbook.build import learner_notebook, solved_notebook
+from twophase.workbook.exercise import Bank, Exercise, Right, Wrong
+from twophase.workbook.lab import Lab, Workbook, WorkbookError
+from twophase.workbook.questions import Number
 
 
 def test_the_source_keeps_the_rules():
-    lab = DEMO.lab("1")
-    assert lint.problems(lab, learner_notebook(lab)) == []
+    assert lint.problems(LAB, learner_notebook(LAB)) == []
 
 
-def test_a_leaked_solution_is_found():
-    lab = DEMO.lab("1")
-    notebook = copy.deepcopy(learner_notebook(lab))
-    notebook.cells[0].source += "\nreturn SCALE * (x - mean)"
-    (leak,) = lint.leaks(lab, notebook)
-    assert "cell 0: shows the solution of 1.3" in leak
+def test_cards_and_the_map_come_from_the_exercises():
+    text = "\n".join(cell.source for cell in solved_notebook(LAB).cells)
+    assert "### Exercise 1.1 · Running mean\n\n*3 points · 5 min · about 2 lines · difficulty ●○○*" in text
+    assert "| 1.2 | Cost of one more | choice | 1 | 1 |" in text
+    assert "**13**" in text
+
+
+def test_what_only_the_solved_notebook_shows():
+    remark = "Only those who open `labsolutions` read this."
+    assert any(cell.source == remark for cell in solved_notebook(LAB).cells)
+    assert not any(cell.source == remark for cell in learner_notebook(LAB).cells)
+
+
+@pytest.mark.parametrize("shown", ["return SCALE * (x - mean)", "mean = running_mean(x)", "# BEGIN SOLUTION"])
+def test_a_leaked_solution_is_found(shown):
+    notebook = copy.deepcopy(learner_notebook(LAB))
+    notebook.cells[0].source += f"\n{shown}"
+    (leak,) = lint.leaks(LAB, notebook)
+    assert "cell 0" in leak
+
+
+BROKEN = {
+    "a magic": ("SCALE = 2.0", "%matplotlib inline", "magics"),
+    "a hidden cell": ("SCALE = 2.0", "# NBVAL_SKIP", "hides a cell"),
+    "an answer outside": ("SCALE = 2.0", "SCALE = 2.0  # SOLUTION", "no tag exercise:ID"),
+    "a name twice": ("SCALE = 2.0", "def centred(x): pass", "define centred, which exercise 1.3 asks for"),
+    "no cell": ('# %% tags=["exercise:1.6"]', "# %%", "no cell has the tag exercise:1.6"),
+    "another name": ("answer_1_6 =", "answer_6 =", "does not define answer_1_6"),
+    "no blank": ("  # SOLUTION: bytes", "", "has no blank"),
+    "an unknown exercise": ('"exercise:1.6"', '"exercise:1.9"', "no exercise 1.9"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_source_that_breaks_a_rule_is_named(tmp_path, how):
+    old, new, message = BROKEN[how]
+    source = tmp_path / "01_demo.py"
+    text = LAB.source.read_text()
+    assert old in text
+    source.write_text(text.replace(old, new, 1))
+    lab = Lab(source, DEMO.package)
+    assert any(message in problem for problem in lint._cells(lab) + lint._pairs(lab))
+
+
+def test_every_proof_holds(grader):
+    rows = prove.prove(grader, LAB)
+    assert [row for row in rows if not row.holds] == []
+    assert "(100 %)" in prove.summary(rows)
+    assert prove.table(rows).row_count == len(rows)
+
+
+def test_a_weak_check_does_not_prove(grader, monkeypatch):
+    # An answer that is wrong in name only, one that another property rejects, and a right one that is not.
+    wrong = (Wrong("right, in truth", {1: "start"}, "counts up"), Wrong("other", {1: "0"}, "no such"))
+    monkeypatch.setitem(vars(LAB), "banks", {"1.8": Bank(wrong, (Right("no", {1: "0"}),))})
+    rows = prove.prove(grader, LAB)
+    assert [(row.answer, row.got) for row in rows if row.exercise == "1.8" and not row.holds] == [
+        ("bank", "2 wrong, 1 right"),
+        ("wrong", "passed"),
+        ("wrong", "failed: counts up"),
+        ("right", "failed: counts up"),
+    ]
+    assert "(100 %)" not in prove.summary(rows)
+
+
+def test_proving_what_is_not_there(capsys):
+    assert prove.main(["7", "--root", str(DEMO.root), "--package", DEMO.package]) == 2
+    assert "no lab '7'; there are 01" in capsys.readouterr().err
+
+
+def test_an_exercise_that_makes_no_sense_is_refused():
+    good = {f: getattr(section_1.EXERCISES[0], f) for f in Exercise.__dataclass_fields__}
+    for change, message in [
+        ({"names": ()}, "names something"),
+        ({"points": 0}, "worth points"),
+        ({"hints": ("a",) * 4}, "at most three hints"),
+        ({"difficulty": 4}, "difficulty"),
+        ({"checks": ()}, "has checks"),
+        ({"kind": "numeric"}, "has checks"),
+        ({"kind": "numeric", "checks": (), "question": Number(lambda: 1), "names": ("a", "b")}, "one name"),
+        ({"checks": good["checks"][:1] * 2}, "distinct property names"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Exercise(**{**good, **change})
+
+
+def test_circles_and_strangers_among_uses(monkeypatch):
+    exercises = {i: copy.copy(e) for i, e in LAB.exercises.items()}
+    object.__setattr__(exercises["1.1"], "uses", ("1.3",))
+    monkeypatch.setitem(vars(LAB), "exercises", exercises)
+    with pytest.raises(WorkbookError, match=r"circle: 1\.1 -> 1\.3 -> 1\.1"):
+        LAB.all_uses("1.1")
+    object.__setattr__(exercises["1.1"], "uses", ("7.7",))
+    with pytest.raises(WorkbookError, match=r"no exercise '7\.7'"):
+        LAB.all_uses("1.3")
+
+
+def test_finding_a_workbook(tmp_path, monkeypatch):
+    (tmp_path / "labsolutions").mkdir()
+    (tmp_path / "labs").mkdir()
+    assert Workbook.find(tmp_path / "labs").root == tmp_path
+    assert Workbook.find(tmp_path / "labs").labs == {}
+    with pytest.raises(WorkbookError, match="no lab '7'; there are 01"):
+        DEMO.lab("7")
+    with pytest.raises(WorkbookError, match=r"no exercise '1\.99'"):
+        LAB.exercise("1.99")

@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from twophase.core.errors import InvalidRequestError
 from twophase.core.outputs import RequestMetrics, RequestOutput
 from twophase.core.sampling_params import SamplingParams
 
@@ -29,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens,
         stop=tuple(args.stop),
     )
+    if args.stream and args.n != 1:
+        raise InvalidRequestError(f"--stream shows one completion, got --n {args.n}; leave out one of the two.")
     text = _read_prompt(args.prompt)
     llm = _open(args)
     prompt = _through_chat_template(llm, text) if args.chat else text

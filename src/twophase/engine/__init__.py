@@ -1,0 +1,1 @@
+"""From requests to text: `LLM`, `Engine.step`, the runner, sampling, detokenising, and what happens on faults."""

@@ -112,11 +112,15 @@ class Engine:
             state.seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now and free its blocks; returns what it had, or None if it is not unfinished."""
+        """End a request now and free its blocks; returns what it had, or None if it is not unfinished.
+
+        What an interrupted step has left undelivered of it is not delivered any more.
+        """
         with Uninterrupted():
             state = self._requests.get(request_id)
             for update in self._scheduler.abort(request_id):
                 self._apply(update)
+            self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
             return None if state is None else state.output()
 
     def has_unfinished_requests(self) -> bool:
@@ -132,26 +136,25 @@ class Engine:
         """
         start_s = self._clock()
         with Uninterrupted():
-            plan, updates = self._schedule()
+            plan, failed = self._schedule()
         scheduled_s = self._clock()
         results = isolate(lambda chunks: self._compute(chunks, plan), plan.chunks)
         times = StepTimes(start_s, scheduled_s, self._clock())
         with Uninterrupted():
             chunks, preempted = self._describe(plan, scheduled_s)
-            updates += self._update(plan, results)
-            finished = self._report(updates)
+            finished = failed + self._report(self._update(plan, results))
             self._diary.note_step(plan, chunks, preempted, finished, times, self._clock(), self._scheduler)
         outputs, self._undelivered = self._undelivered, []
         return outputs
 
-    def _schedule(self) -> tuple[StepPlan, list[SequenceUpdate]]:
-        """The next plan, and the end of each sequence that could not be planned."""
-        updates: list[SequenceUpdate] = []
+    def _schedule(self) -> tuple[StepPlan, tuple[tuple[str, int], ...]]:
+        """The next plan, and which completions ended because they could not be planned."""
+        failed: tuple[tuple[str, int], ...] = ()
         while True:
             try:
-                return self._scheduler.schedule(), updates
+                return self._scheduler.schedule(), failed
             except SequenceFault as fault:
-                updates += self._scheduler.fail(fault.seq_id, str(fault))
+                failed += self._report(self._scheduler.fail(fault.seq_id, str(fault)))
 
     def _compute(self, chunks: Sequence[ScheduledChunk], plan: StepPlan) -> list[Sampled | SamplingError]:
         """Run the model and sample: one result per chunk, empty for a prefill that goes on. Safe to repeat."""

@@ -15,6 +15,7 @@ from twophase.core.errors import ConfigError, InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.engine import DEFAULT_TRACE_STEPS, Engine
+from twophase.engine.interrupts import Uninterrupted
 from twophase.engine.prompts import Prompt
 from twophase.engine.runner import ModelRunner
 from twophase.model.config import ModelConfig, load_config
@@ -174,8 +175,7 @@ class LLM:
                 self.engine.add_request(request_id, prompt, each, stream=False)
             return self._wait_for(request_ids, use_tqdm)
         finally:
-            for request_id in request_ids:
-                self._forget(request_id)
+            self._forget(request_ids)
 
     def chat(
         self,
@@ -227,7 +227,7 @@ class LLM:
                         return
                 self._step()
         finally:
-            self._forget(request_id)
+            self._forget([request_id])
 
     def _new_id(self) -> str:
         request_id = str(next(self._ids))
@@ -257,9 +257,11 @@ class LLM:
                 bar.update(len(ended))
         return [output for id_ in request_ids if (output := self._latest[id_]) is not None]
 
-    def _forget(self, request_id: str) -> None:
-        self.engine.abort(request_id)
-        self._latest.pop(request_id, None)
+    def _forget(self, request_ids: Sequence[str]) -> None:
+        with Uninterrupted():
+            for request_id in request_ids:
+                self.engine.abort(request_id)
+                self._latest.pop(request_id, None)
 
 
 def resolve_device(option: str | torch.device) -> torch.device:

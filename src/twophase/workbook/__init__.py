@@ -69,7 +69,7 @@ measuring cell gives the verdict; the grader compares with `Number.expected()`.
 
 **Banks.** `Wrong("drops the last token", {1: "logits[:-1]"}, rejected_by="picks the most likely token")` gives blanks
 by number, the rest being right, or a whole cell as a string; `Right(title, fill)` likewise. At least five wrong and two
-different right answers per code exercise.
+different right answers per code exercise. tests/workbook/test_labs.py proves every lab it finds.
 
 The machine, file by file
 =========================
@@ -77,7 +77,7 @@ The machine, file by file
     blanks.py, unfilled.py     marked answers in the source; the blank as the learner sees it
     exercise.py, questions.py  what an exercise is
     checks.py                  what checks are made of
-    lab.py, reference.py       a lab's source and exercises; its solved cells, run
+    lab.py, solved.py          a lab's source and exercises; its solved cells, run
     judge.py, guard.py         one answer against its check; what it must not replace meanwhile
     session.py, cards.py       check, hint, reveal in a notebook; verdicts to look at
     progress.py                the learner's file beside the notebook

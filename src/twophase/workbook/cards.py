@@ -40,7 +40,7 @@ class Card:
         # Text takes the page's own colour, so that the card reads in a light and in a dark theme.
         rows = "".join(
             f'<div style="display:flex;gap:.8em;margin-top:.25em"><span style="flex:0 0 6.5em;opacity:.65">'
-            f'{escape(label)}</span><span style="white-space:pre-wrap">{_with_code(text)}</span></div>'
+            f'{escape(label)}</span><span style="white-space:pre-wrap">{with_code(text)}</span></div>'
             for label, text in self.lines
         )
         code = f'<pre style="margin:.6em 0 0;white-space:pre-wrap">{escape(self.code)}</pre>' if self.code else ""
@@ -51,7 +51,7 @@ class Card:
         )
 
 
-def _with_code(text: str) -> str:
+def with_code(text: str) -> str:
     """Backquoted parts in the font of code."""
     parts = escape(text).split("`")
     return "".join(f"<code>{p}</code>" if i % 2 and i < len(parts) - 1 else p for i, p in enumerate(parts))

@@ -1,7 +1,7 @@
 """What an exercise is: plain data, standing beside its check in `labNN/section_M.py`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from twophase.workbook.questions import Question
@@ -128,4 +128,8 @@ class Bank:
     """The answers that prove one exercise's check."""
 
     wrong: tuple[Wrong, ...] = ()
-    right: tuple[Right, ...] = field(default=())
+    right: tuple[Right, ...] = ()
+
+    @property
+    def answers(self) -> tuple[Wrong | Right, ...]:
+        return (*self.wrong, *self.right)

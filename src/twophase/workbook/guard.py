@@ -6,13 +6,15 @@ every public attribute of the modules concerned before the learner's code runs, 
 accidents; whoever is determined gets around it.
 """
 
+import inspect
 import sys
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 _STANDARD = "builtins time math random json os signal operator itertools functools statistics"
 _NUMERIC = "numpy numpy.random numpy.linalg torch torch.nn.functional torch.linalg torch.testing torch.special"
 MODULES = frozenset(f"{_STANDARD} {_NUMERIC} twophase.workbook twophase_kernels".split())
+LEARNERS_FILES = "<exercise "
 # Notebooks replace these themselves, and no check relies on them.
 IGNORED = frozenset(["input", "print", "breakpoint", "exit", "quit", "help", "display", "get_ipython"])
 CLASSES = (("torch", "Tensor"), ("torch", "Generator"), ("random", "Random"))
@@ -32,6 +34,8 @@ class Guard:
         ]
         # Added attributes count too in a class: they hide those of its C base.
         classes = [vars(sys.modules[module])[name] for module, name in CLASSES if module in sys.modules]
+        own = [module for module in watched if module.__name__.startswith(under)]
+        classes += [v for m in own for v in vars(m).values() if isinstance(v, type) and v.__module__ == m.__name__]
         self._classes: list[tuple[type, dict[str, Any]]] = [(cls, dict(vars(cls))) for cls in classes]
 
     def replaced(self) -> list[str]:
@@ -40,14 +44,14 @@ class Guard:
             f"{module.__name__}.{name}"
             for module, before in self._modules
             for name, value in before.items()
-            if vars(module).get(name) is not value
+            if not _is_same(vars(module).get(name), value)
         ]
         for module, _ in self._modules:
             if sys.modules.get(module.__name__) is not module:
                 found.append(module.__name__)
         for cls, before in self._classes:
             now = dict(vars(cls))
-            changed = {n for n in now.keys() | before.keys() if now.get(n) is not before.get(n)}
+            changed = {n for n in now.keys() | before.keys() if not _is_same(now.get(n), before.get(n))}
             found += [f"{cls.__module__}.{cls.__qualname__}.{name}" for name in sorted(changed)]
         return found
 
@@ -61,3 +65,17 @@ class Guard:
             for name, value in before.items():
                 if vars(cls).get(name) is not value:
                     setattr(cls, name, value)
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    """Also if a library wrapped its own function: torch does so to manual_seed when its compiler is first imported."""
+    if now is before:
+        return True
+    if not isinstance(now, FunctionType) or not callable(before):
+        return False
+    return inspect.unwrap(now) is inspect.unwrap(before) and not is_learners_file(now.__code__.co_filename)
+
+
+def is_learners_file(filename: str) -> bool:
+    """Whether code was compiled from a cell: by the grader, or by a notebook's kernel."""
+    return filename.startswith(LEARNERS_FILES) or "ipykernel_" in filename

@@ -3,10 +3,11 @@
 import inspect
 import linecache
 import random
+import re
 import secrets
 import traceback
 import types
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
@@ -14,14 +15,14 @@ from typing import Any, Literal
 
 from twophase.workbook.checks import Draw, Rejected
 from twophase.workbook.exercise import Exercise, Property
-from twophase.workbook.guard import Guard
+from twophase.workbook.guard import Guard, is_learners_file
 from twophase.workbook.limits import OutOfTime, time_limit
 from twophase.workbook.unfilled import Unfilled, UnfilledError, blanks_left
 
 VerdictName = Literal[
     "passed", "failed", "not_attempted", "by_reference", "error", "timeout", "missing", "not_run_here"
 ]
-LEARNERS_FILES = "<exercise "
+MISCALLED = re.compile(r"[\w.<>]+\(\) (takes|missing|got)\b")
 
 
 class Tampered(Rejected):
@@ -115,7 +116,7 @@ class Judge:
             return Verdict(
                 exercise.id, "by_reference", "the reference stands in for your answer; it is worth no points"
             )
-        left = set().union(*(blanks_left(namespace[name], exercise.id) for name in exercise.names))
+        left = _blanks(exercise, namespace)
         if left and len(left) >= self.num_blanks.get(exercise.id, 0):
             return Verdict(exercise.id, "not_attempted", "not attempted yet", ("Every blank is still empty.",))
         for name in exercise.names:
@@ -144,6 +145,9 @@ class Judge:
                 raise
             assert current is not None
             self.guard.restore()
+            left = _blanks(exercise, vars(answer))
+            if exercise.kind == "kernel" and left and not isinstance(_beneath_triton(error), Rejected | UnfilledError):
+                error = UnfilledError(exercise.id, min(left))  # compiled, a blank is just a name the compiler rejects
             return self._explain(exercise, current, error, tuple(held))
         finally:
             self.is_judging = False
@@ -153,16 +157,14 @@ class Judge:
         replaced = self.guard.replaced()
         if replaced:
             self.guard.restore()
-            raise Tampered(
-                f"your code replaced {', '.join(replaced[:3])}, which checks rely on",
-                ("Call your own function something else, and restart the kernel if this is a notebook.",),
-            )
+            raise tampered(replaced)
 
     def _explain(self, exercise: Exercise, prop: Property, error: BaseException, held: tuple[str, ...]) -> Verdict:
         case = getattr(error, "case", "")
         verdict, reason, details = explain(error, exercise, self.references)
-        hint = prop.hint if isinstance(error, Rejected) and not isinstance(error, Tampered) else ""
-        where = (f"case: {case}",) if case else ()
+        beside_the_point = Tampered | UnfilledError | OutOfTime | SystemExit | MemoryError
+        hint = "" if isinstance(error, beside_the_point) else prop.hint
+        where = (f"case: {case}",) if case and exercise.is_code else ()
         return Verdict(exercise.id, verdict, reason, (*where, *details), hint, prop.name, held)
 
     @contextmanager
@@ -177,6 +179,15 @@ class Judge:
             for name in names:
                 namespace.pop(name, None)
             namespace.update(mine)
+
+
+def tampered(names: Sequence[str]) -> Tampered:
+    cure = "Call your own function something else, and restart the kernel if this is a notebook."
+    return Tampered(f"your code replaced {', '.join(names[:3])}, which checks rely on", (cure,))
+
+
+def _blanks(exercise: Exercise, namespace: Mapping[str, Any]) -> set[int]:
+    return set().union(*(blanks_left(namespace[name], exercise.id) for name in exercise.names))
 
 
 def _try(prop: Property, answer: SimpleNamespace, case: Mapping[str, Any], seed: int) -> None:
@@ -194,6 +205,7 @@ def explain(
     """Verdict, reason and details for whatever a check or a cell raised."""
     if isinstance(error, Rejected):
         return "failed", str(error), error.details
+    error = _beneath_triton(error)
     line = learners_line(error)
     where = (line,) if line else ()
     if isinstance(error, UnfilledError):
@@ -208,9 +220,24 @@ def explain(
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         reason = f"it wants more memory than the {exercise.memory_limit_gib:g} GiB allowed here"
         return "error", reason, (*where, "Look for a shape that is much larger than it should be.")
-    if isinstance(error, TypeError) and not line:
+    if isinstance(error, TypeError) and not line and MISCALLED.match(str(error)):
         return "failed", f"it cannot be called as the exercise asks: {error}", _signatures(exercise, references)
-    return "error", f"your code raised {type(error).__name__}: {str(error).partition(chr(10))[0]}", where
+    if not line and isinstance(error, Exception):
+        return "failed", f"what it returned cannot be used: {type(error).__name__}: {error}".partition("\n")[0], ()
+    # The compiler of kernels quotes the source first and tells the matter last.
+    lines = str(error).strip().split("\n")
+    return "error", f"your code raised {type(error).__name__}: {lines[-1 if _is_tritons(error) else 0]}", where
+
+
+def _beneath_triton(error: BaseException) -> BaseException:
+    """What happened in a kernel, without the error that Triton wraps around it."""
+    while _is_tritons(error) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _is_tritons(error: BaseException) -> bool:
+    return type(error).__module__.startswith("triton")
 
 
 def _signatures(exercise: Exercise, references: Mapping[str, Any]) -> tuple[str, ...]:
@@ -231,7 +258,7 @@ def _plain_signature(function: types.FunctionType) -> str:
 def learners_line(error: BaseException) -> str:
     """'line 7: x = y[3]', the innermost frame of the traceback that is in a learner's cell."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename.startswith(LEARNERS_FILES) or "ipykernel_" in frame.filename:
+        if is_learners_file(frame.filename):
             return f"line {frame.lineno} of the cell: {(frame.line or '').strip()}"
     return ""
 

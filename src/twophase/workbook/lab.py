@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import jupytext  # type: ignore[import-untyped]
 import nbformat
@@ -49,12 +50,12 @@ def read_source(path: Path) -> NotebookNode:
     return notebook
 
 
-def tags(cell: NotebookNode) -> list[str]:
+def tags(cell: Mapping[str, Any]) -> list[str]:
     found = cell.get("metadata", {}).get("tags", [])
     return [tag for tag in found if isinstance(tag, str)] if isinstance(found, list) else []
 
 
-def exercise_of(cell: NotebookNode) -> str | None:
+def exercise_of(cell: Mapping[str, Any]) -> str | None:
     """The id in the tag `exercise:1.3`, if the cell has one."""
     for tag in tags(cell):
         if tag.startswith(EXERCISE_TAG):
@@ -129,6 +130,24 @@ class Lab:
             known = ", ".join(self.exercises)
             raise WorkbookError(f"lab {self.number} has no exercise {exercise_id!r}; it has {known}")
         return self.exercises[exercise_id]
+
+    def all_uses(self, exercise_id: str) -> tuple[str, ...]:
+        """Ids of the exercises whose answers this one calls, directly or through another, in the lab's order.
+
+        Raises:
+            WorkbookError: one is not in this lab, or they use each other in a circle.
+        """
+        found: set[str] = set()
+
+        def visit(current: str, path: tuple[str, ...]) -> None:
+            if current in path:
+                raise WorkbookError(f"exercises use each other in a circle: {' -> '.join((*path, current))}")
+            for other in self.exercise(current).uses:
+                found.add(other)
+                visit(other, (*path, current))
+
+        visit(exercise_id, ())
+        return tuple(i for i in self.exercises if i in found)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from types import FrameType
 
 GIB = 2**30
 MAX_FILE_BYTES = 256 * 2**20
+GRACE_S = 3  # from the limit inside a process, which can say where the time went, to the kill from outside
 
 
 class OutOfTime(BaseException):
@@ -49,6 +50,7 @@ def limit_this_process(memory_gib: int | float | None) -> None:
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # an OSError in the code that writes says more than a dead process
     if memory_gib is not None and sys.platform == "linux":
         with open("/proc/self/statm") as statm:
             mapped = int(statm.read().split()[0]) * resource.getpagesize()

@@ -59,11 +59,7 @@ def _pairs(lab: Lab) -> list[str]:
             found.append(f"{lab.source.name}: the cell of {exercise.id} does not define {', '.join(sorted(absent))}")
         if not template.blanks:
             found.append(f"{lab.source.name}: the cell of {exercise.id} has no blank")
-        found += [
-            f"exercise {exercise.id} uses {other}, which is no exercise of this lab"
-            for other in exercise.uses
-            if other not in lab.exercises
-        ]
+        lab.all_uses(exercise.id)
     strangers = [i for i in lab.templates if i not in lab.exercises]
     return found + [f"{lab.package} has no exercise {i}, whose cell is in {lab.source.name}" for i in strangers]
 

@@ -105,11 +105,15 @@ class Number(Question):
     def accepts(self, value: Real, expected: Real) -> bool:
         if self.factor is not None:
             return expected / self.factor <= value <= expected * self.factor
-        return math.isclose(value, expected, rel_tol=self.rel, abs_tol=self.abs)
+        return abs(value - expected) <= max(self.abs, self.rel * abs(expected))
 
     def tolerance(self) -> str:
         if self.factor is not None:
             return f"within a factor of {self.factor:g}"
+        if self.rel == self.abs == 0:
+            return "only the exact number"
+        if self.abs:
+            return f"within {self.abs:g}"
         return f"within {self.rel:.3g} of it" if self.rel >= 1 else f"within {100 * self.rel:.3g} %"
 
     def properties(self, exercise: str) -> tuple[Step, ...]:
@@ -132,12 +136,13 @@ class Number(Question):
 
     @staticmethod
     def miss(value: Real, expected: Real) -> str:
-        """By how much, without giving the answer away to more than one digit."""
+        """Too low or too high, and by roughly how much: enough to find the slip, not enough to read off the answer."""
+        side = "low" if value < expected else "high"
         if expected == 0 or value == 0 or (value < 0) != (expected < 0):
-            return "too low" if value < expected else "too high"
+            return f"too {side}"
         ratio = max(value / expected, expected / value)
-        side = "low" if abs(value) < abs(expected) else "high"
-        return f"too {side}, by {'a factor of about ' + format(ratio, '.1g') if ratio >= 1.5 else 'less than half'}"
+        step = max((s for s in (1.5, 3, 10, 100, 1000, 10**6) if ratio >= s), default=None)
+        return f"too {side}, " + ("by less than half" if step is None else f"by a factor of more than {step:g}")
 
 
 def _because(text: str | None) -> str:

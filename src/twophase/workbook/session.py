@@ -3,20 +3,19 @@
 import os
 import sys
 from collections.abc import MutableMapping
-from functools import cache
 from pathlib import Path
 from typing import Any, no_type_check
 
 import torch  # noqa: F401  so that the guard below watches it
 
-from twophase.workbook.cards import LOOKS, Card, note_card, verdict_card
+from twophase.workbook.cards import AMBER, GREEN, Card, note_card, verdict_card
 from twophase.workbook.exercise import MAX_HINTS, Exercise
 from twophase.workbook.guard import Guard
 from twophase.workbook.judge import Judge, Verdict
 from twophase.workbook.lab import Lab, Workbook, WorkbookError
 from twophase.workbook.progress import DIRECTORY_VARIABLE, Progress, progress_path
 from twophase.workbook.questions import Number
-from twophase.workbook.reference import run_reference
+from twophase.workbook.solved import run_reference
 from twophase.workbook.unfilled import Unfilled
 
 # Made when the notebook's first cell imports this, before anything a learner writes.
@@ -26,32 +25,24 @@ _GUARD = Guard()
 class Session:
     """One lab being worked on in this process: its judge, its progress file, and what passed so far."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
+    def __init__(self, lab: Lab, folder: Path, guard: Guard) -> None:
         self.lab = lab
         self.progress = Progress(progress_path(folder / f"{lab.name}.ipynb"))
         self.references = run_reference(lab)
         num_blanks = {exercise: len(template.blanks) for exercise, template in lab.templates.items()}
-        self.judge = Judge(lab.exercises, self.references, num_blanks, _GUARD)
+        self.judge = Judge(lab.exercises, self.references, num_blanks, guard)
         self._verdicts: dict[str, tuple[tuple[Any, ...], Verdict]] = {}
-        self._judging: set[str] = set()
 
     def verdict(self, exercise: Exercise, namespace: MutableMapping[str, Any], seed: int | None = None) -> Verdict:
         """Judge afresh, first settling for which of the exercises it uses the reference must stand in."""
-        self._judging.add(exercise.id)
-        try:
-            fall_back = tuple(
-                other for other in exercise.uses if not self.known(self.lab.exercise(other), namespace).passed
-            )
-        finally:
-            self._judging.discard(exercise.id)
+        uses = [self.lab.exercise(other) for other in self.lab.all_uses(exercise.id)]
+        fall_back = tuple(other.id for other in uses if not self.known(other, namespace).passed)
         found = self.judge.judge(exercise, namespace, fall_back=fall_back, seed=seed)
         self._verdicts[exercise.id] = (self._objects(exercise, namespace), found)
         return found
 
     def known(self, exercise: Exercise, namespace: MutableMapping[str, Any]) -> Verdict:
         """The last verdict, if it was on these very objects; judged now otherwise."""
-        if exercise.id in self._judging:
-            raise WorkbookError(f"exercises use each other in a circle: {', '.join(sorted(self._judging))}")
         objects, found = self._verdicts.get(exercise.id, ((), None))
         now = self._objects(exercise, namespace)
         if found is not None and len(objects) == len(now) and all(a is b for a, b in zip(objects, now, strict=True)):
@@ -63,17 +54,22 @@ class Session:
         return tuple(namespace.get(name) for name in exercise.names)
 
 
-@cache
-def _session(exercise: str, folder: Path) -> Session:
-    return Session(Workbook.find(folder).lab_of(exercise), folder)
+_sessions: dict[str, Session] = {}  # by lab number: one per kernel, or the one a grader put here
 
 
-def _here(exercise: str) -> tuple[Session, Exercise]:
+def adopt(session: Session) -> None:
+    """Let `check` and its kin use this session for its lab (the grader's, in a process of its own)."""
+    _sessions[session.lab.number] = session
+
+
+def _here(exercise: Any) -> tuple[Session, Exercise]:
     if not isinstance(exercise, str):
         raise WorkbookError(f'the exercise is named by a string, as in check("1.3"); got {exercise!r}')
-    folder = Path(os.environ.get(DIRECTORY_VARIABLE) or Path.cwd())
-    lab = exercise.partition(".")[0]
-    session = _session(lab, folder)
+    number = f"{exercise.partition('.')[0]:0>2}"
+    if number not in _sessions:
+        folder = Path(os.environ.get(DIRECTORY_VARIABLE) or Path.cwd())
+        adopt(Session(Workbook.find().lab_of(exercise), folder, _GUARD))
+    session = _sessions[number]
     return session, session.lab.exercise(exercise)
 
 
@@ -146,7 +142,7 @@ def measured(exercise: str, value: int | float) -> Card:
     good = found.question.accepts(guess, value)
     if not good:
         lines.append(("so", f"{found.question.miss(guess, value)}; {found.question.tolerance()} counts as close"))
-    mark, _, colour = LOOKS["passed" if good else "failed"]
+    mark, colour = ("✓", GREEN) if good else ("≠", AMBER)
     return Card(mark, f"{exercise} {found.title}: {'close' if good else 'surprised?'}", colour, tuple(lines))
 
 

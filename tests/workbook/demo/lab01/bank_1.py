@@ -56,4 +56,10 @@ BANKS = {
             ),
         ),
     ),
+    "1.7": Bank(
+        wrong=tuple(
+            Wrong(f"on the CPU, {way}", {1: way}, "moves") for way in ("x", "x.cpu()", "x + 0", "x.clone()", "x * 1")
+        ),
+        right=(Right("to", {1: 'x.to("cuda")'}), Right("by index", {1: 'x.to(torch.device("cuda", 0))'})),
+    ),
 }

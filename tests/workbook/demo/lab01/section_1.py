@@ -2,7 +2,7 @@
 
 import torch
 
-from twophase.workbook.checks import Draw, compare, fresh, reject, unchanged
+from twophase.workbook.checks import Draw, compare, finite, fresh, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.questions import Choice, Matching, Number
 
@@ -25,10 +25,14 @@ def matches_a_loop(answer, draw: Draw, shape):
 
 
 def leaves_inputs_alone(answer, draw: Draw):
-    x = draw.normal(3, 4)
+    x = torch.ones(3, 4)  # equal to its running mean, so that returning it as it is would go unnoticed
     with unchanged(x=x):
         got = answer.running_mean(x)
     fresh(got, x=x)
+    finite(got)
+    y = draw.normal(3, 4)
+    with unchanged(y=y):
+        answer.running_mean(y)
 
 
 def subtracts(answer, draw: Draw, length):

@@ -7,17 +7,17 @@ from twophase.workbook.judge import run_cell
 from twophase.workbook.lab import Lab, WorkbookError
 
 
-def run_setup(lab: Lab) -> dict[str, Any]:
-    """A fresh namespace in which the lab's setup cells have run, as the learner's would be."""
-    module = ModuleType(f"lab{lab.number}")
+def run_setup(lab: Lab, name: str = "setup") -> ModuleType:
+    """A fresh module in which the lab's setup cells have run, as they would in a learner's notebook."""
+    module = ModuleType(name)
     for number, source in enumerate(lab.setup, start=1):
         _run(lab, source, vars(module), f"<setup {number}>")
-    return vars(module)
+    return module
 
 
 def run_reference(lab: Lab) -> dict[str, Any]:
     """The namespace of setup cells and every solved exercise cell, in order."""
-    namespace = run_setup(lab)
+    namespace = vars(run_setup(lab, f"reference{lab.number}"))
     for exercise, template in lab.templates.items():
         _run(lab, template.filled(), namespace, f"<reference {exercise}>")
     return namespace

@@ -1,0 +1,239 @@
+"""One notebook graded: which answer runs when, and what the report says."""
+
+import ast
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+from twophase.workbook.exercise import Exercise
+from twophase.workbook.grading.lane import Job, Lane
+from twophase.workbook.grading.locate import (
+    Cell,
+    code_cells,
+    helpers,
+    locate,
+    older_build,
+    read_notebook,
+    which_lab,
+)
+from twophase.workbook.judge import Verdict
+from twophase.workbook.lab import Lab, Workbook
+from twophase.workbook.progress import Progress, progress_path
+
+DISCLAIMER = (
+    "Grading limits accidents (time, memory, crashes); it is no security sandbox. "
+    "Run notebooks of people you don't trust in a virtual machine."
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One exercise of a report."""
+
+    exercise: Exercise
+    verdict: Verdict
+    revealed: bool = False
+    attempts: int = 0
+
+    @property
+    def points(self) -> int:
+        return self.exercise.points if self.verdict.passed else 0
+
+    def to_json(self) -> dict[str, Any]:
+        v = self.verdict
+        return {
+            "id": self.exercise.id,
+            "title": self.exercise.title,
+            "points": self.points,
+            "max_points": self.exercise.points,
+            "verdict": v.verdict,
+            "reason": v.reason,
+            "hint": v.hint,
+            "property": v.failed_property,
+            "details": list(v.details),
+            "notes": list(v.notes),
+            "revealed": self.revealed,
+            "attempts": self.attempts,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """One notebook's grade."""
+
+    lab: str
+    path: Path
+    results: tuple[Result, ...]
+    warnings: tuple[str, ...]
+    elapsed_s: float
+
+    @property
+    def points(self) -> int:
+        return sum(result.points for result in self.results)
+
+    @property
+    def max_points(self) -> int:
+        return sum(result.exercise.points for result in self.results)
+
+    @property
+    def points_not_run_here(self) -> int:
+        return sum(r.exercise.points for r in self.results if r.verdict.verdict == "not_run_here")
+
+    def count(self, verdict: str) -> int:
+        return sum(result.verdict.verdict == verdict for result in self.results)
+
+    @property
+    def num_attempted(self) -> int:
+        return sum(r.verdict.verdict not in ("not_attempted", "missing", "not_run_here") for r in self.results)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "lab": self.lab,
+            "path": str(self.path),
+            "points": self.points,
+            "max_points": self.max_points,
+            "points_not_run_here": self.points_not_run_here,
+            "exercises": [result.to_json() for result in self.results],
+            "warnings": list(self.warnings),
+            "elapsed_s": round(self.elapsed_s, 2),
+            "disclaimer": DISCLAIMER,
+        }
+
+
+class Grader:
+    """Grades notebooks of one workbook, with workers kept warm from one to the next. Close it when done."""
+
+    def __init__(self, workbook: Workbook, num_workers: int | None = None) -> None:
+        self.workbook = workbook
+        self.num_workers = num_workers or min(4, os.cpu_count() or 1)
+        self._lanes: list[Lane] = []
+        self._lab = ""
+
+    def __enter__(self) -> "Grader":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+        self._lanes, self._lab = [], ""
+
+    def grade(self, path: Path, done: Callable[[Result], None] = lambda result: None) -> Report:
+        """Grade one file; `done` hears of each exercise as it is settled.
+
+        Raises:
+            NotGradableError: the file is no notebook of this workbook.
+            WorkbookError: the lab itself is broken.
+        """
+        begun = time.monotonic()
+        notebook = read_notebook(path)
+        lab = which_lab(notebook, path, self.workbook)
+        warnings = []
+        if older_build(notebook, lab):
+            warnings.append(
+                f"This notebook was built from another version of lab {lab.number}; what has changed since may be "
+                f"missing. `twophase labs reset {lab.number}` gives a fresh copy and keeps this one."
+            )
+        cells = code_cells(notebook)
+        verdicts = self.judge(lab, cells, lambda e, v: done(Result(e, v)))
+        progress = Progress(progress_path(path)).all()
+        revealed = _reveals(cells) | {e for e, entry in progress.items() if entry.get("revealed")}
+        results = tuple(
+            Result(exercise, verdicts[i], i in revealed, int(progress.get(i, {}).get("attempts", 0)))
+            for i, exercise in lab.exercises.items()
+        )
+        return Report(lab.name, path, results, tuple(warnings), time.monotonic() - begun)
+
+    def judge(
+        self, lab: Lab, cells: Sequence[Cell], done: Callable[[Exercise, Verdict], None] = lambda e, v: None
+    ) -> dict[str, Verdict]:
+        """A verdict for every exercise of the lab, judged as soon as those it uses are."""
+        found = {i: locate(exercise, lab.templates[i], cells) for i, exercise in lab.exercises.items()}
+        answers = {i: cell for i, cell in found.items() if isinstance(cell, Cell)}
+        verdicts = {i: verdict for i, verdict in found.items() if isinstance(verdict, Verdict)}
+        for i, verdict in verdicts.items():
+            done(lab.exercises[i], verdict)
+        extra = tuple(helpers(cells, lab, list(answers.values())))
+
+        def job(exercise: Exercise) -> Job:
+            uses = lab.all_uses(exercise.id)
+            good = {i: answers[i].source for i in uses if verdicts[i].passed}
+            bad = tuple(i for i in uses if i not in good)
+            return Job(exercise.id, answers[exercise.id].source, extra, good, bad)
+
+        for i, verdict in self._run_in_order(lab, [lab.exercises[i] for i in answers], verdicts, job):
+            verdicts[i] = verdict
+            done(lab.exercises[i], verdict)
+        return verdicts
+
+    def run_all(self, lab: Lab, jobs: Sequence[Job]) -> list[Verdict]:
+        """Judge unrelated answers, as many at once as there are workers."""
+        free = self._workers(lab, len(jobs))
+        with self._threads(free.qsize()) as pool:
+            return list(pool.map(lambda job: _run_on_one_of(free, job), jobs))
+
+    def _run_in_order(
+        self, lab: Lab, waiting: list[Exercise], verdicts: Mapping[str, Verdict], job: Callable[[Exercise], Job]
+    ) -> Iterator[tuple[str, Verdict]]:
+        """Yield verdicts as they come; the caller notes each before it asks for the next."""
+        free = self._workers(lab, len(waiting))
+        running: dict[Future[Verdict], str] = {}
+        with self._threads(free.qsize()) as pool:
+            while waiting or running:
+                for exercise in [e for e in waiting if all(i in verdicts for i in e.uses)]:
+                    waiting.remove(exercise)
+                    running[pool.submit(_run_on_one_of, free, job(exercise))] = exercise.id
+                finished, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    yield running.pop(future), future.result()
+
+    @contextmanager
+    def _threads(self, num_workers: int) -> Iterator[ThreadPoolExecutor]:
+        """A thread per worker. An interruption (Ctrl-C) kills the workers at once instead of waiting for them."""
+        pool = ThreadPoolExecutor(max(1, num_workers))
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            self.close()
+            raise
+        pool.shutdown()
+
+    def _workers(self, lab: Lab, num_jobs: int) -> "Queue[Lane]":
+        """Workers of this lab, started when first used; those of another lab are closed."""
+        if lab.name != self._lab:
+            self.close()
+            self._lab = lab.name
+        while len(self._lanes) < min(self.num_workers, num_jobs):
+            self._lanes.append(Lane(self.workbook, lab))
+        free: Queue[Lane] = Queue()
+        for lane in self._lanes:
+            free.put(lane)
+        return free
+
+
+def _run_on_one_of(free: "Queue[Lane]", job: Job) -> Verdict:
+    lane = free.get()
+    try:
+        return lane.run(job)
+    finally:
+        free.put(lane)
+
+
+def _reveals(cells: Sequence[Cell]) -> set[str]:
+    """Exercises that the notebook itself asks the solution of."""
+    calls = [node for cell in cells if cell.tree for node in ast.walk(cell.tree) if isinstance(node, ast.Call)]
+    return {
+        str(call.args[0].value)
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id == "reveal"
+        if call.args and isinstance(call.args[0], ast.Constant)
+    }

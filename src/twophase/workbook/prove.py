@@ -1,0 +1,135 @@
+"""The proofs of a lab's checks, as a table.
+
+    python -m twophase.workbook.prove 01
+
+As shipped nothing is attempted and nothing scores; solved everything passes; every wrong answer of the bank is
+rejected by the property that is meant for it, which has a hint; every right one is accepted.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from twophase.workbook.build import learner_notebook, solved_notebook
+from twophase.workbook.exercise import Right, Wrong
+from twophase.workbook.grading.grade import Grader
+from twophase.workbook.grading.lane import Job
+from twophase.workbook.grading.locate import code_cells
+from twophase.workbook.judge import Verdict
+from twophase.workbook.lab import Lab, Workbook, WorkbookError
+
+NUM_WRONG, NUM_RIGHT = 5, 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One proof: `wanted` and `got` are verdicts, with the rejecting property where there is one."""
+
+    exercise: str
+    answer: Literal["shipped", "solved", "wrong", "right", "bank"]
+    title: str
+    wanted: str
+    got: str
+    holds: bool
+    reason: str = ""
+
+
+def prove(grader: Grader, lab: Lab, seed: int | None = 0) -> list[Row]:
+    """All proofs of one lab. `seed` is of the bank's random inputs; None draws new ones, as for a learner."""
+    rows = [*_as_a_whole(grader, lab), *_bank_sizes(lab)]
+    tried = [(i, item) for i, bank in lab.banks.items() for item in bank.answers]
+    jobs = [_job(lab, i, item.fill, seed) for i, item in tried]
+    rows += [_row(i, item, got) for (i, item), got in zip(tried, grader.run_all(lab, jobs), strict=True)]
+    order = list(lab.exercises)
+    return sorted(rows, key=lambda row: order.index(row.exercise))
+
+
+def _as_a_whole(grader: Grader, lab: Lab) -> Iterator[Row]:
+    shipped = grader.judge(lab, code_cells(learner_notebook(lab)))
+    solved = grader.judge(lab, code_cells(solved_notebook(lab)))
+    for i in lab.exercises:
+        got = shipped[i].verdict
+        yield Row(i, "shipped", "as shipped", "not_attempted", got, got == "not_attempted", shipped[i].reason)
+        yield Row(
+            i, "solved", "as solved", "passed", _said(solved[i]), _here(solved[i], solved[i].passed), solved[i].reason
+        )
+
+
+def _bank_sizes(lab: Lab) -> Iterator[Row]:
+    for exercise in lab.exercises.values():
+        if exercise.is_code:
+            bank = lab.banks.get(exercise.id)
+            num_wrong, num_right = (len(bank.wrong), len(bank.right)) if bank else (0, 0)
+            wanted, got = f"at least {NUM_WRONG} wrong, {NUM_RIGHT} right", f"{num_wrong} wrong, {num_right} right"
+            yield Row(exercise.id, "bank", "answers", wanted, got, num_wrong >= NUM_WRONG and num_right >= NUM_RIGHT)
+
+
+def _job(lab: Lab, exercise: str, fill: Mapping[int, str] | str, seed: int | None) -> Job:
+    source = fill if isinstance(fill, str) else lab.templates[exercise].filled(fill)
+    return Job(exercise, source, fall_back=lab.all_uses(exercise), seed=seed)
+
+
+def _row(exercise: str, item: Wrong | Right, got: Verdict) -> Row:
+    if isinstance(item, Right):
+        return Row(exercise, "right", item.title, "passed", _said(got), _here(got, got.passed), got.reason)
+    meant = got.verdict in ("failed", "error") and got.failed_property == item.rejected_by and bool(got.hint)
+    wanted = f"rejected: {item.rejected_by}"
+    return Row(exercise, "wrong", item.title, wanted, _said(got), _here(got, meant), got.reason)
+
+
+def _here(verdict: Verdict, holds: bool) -> bool:
+    """What cannot run here proves nothing, and breaks nothing."""
+    return holds or verdict.verdict == "not_run_here"
+
+
+def _said(verdict: Verdict) -> str:
+    return f"{verdict.verdict}: {verdict.failed_property}" if verdict.failed_property else verdict.verdict
+
+
+def table(rows: list[Row]) -> Table:
+    made = Table(title=summary(rows), title_justify="left")
+    for heading in ("", "exercise", "answer", "", "got", "why"):
+        made.add_column(heading, overflow="fold")
+    for row in rows:
+        mark = "[green]✓[/]" if row.holds else "[red]✗[/]"
+        got = row.got if row.holds else f"{row.got}\nwanted {row.wanted}"
+        made.add_row(mark, row.exercise, row.answer, row.title, got, row.reason)
+    return made
+
+
+def summary(rows: list[Row]) -> str:
+    run = [row for row in rows if row.got != "not_run_here"]
+    held = sum(row.holds for row in run)
+    # Rounded down: 100 % means all.
+    percent = 100 * held // max(1, len(run))
+    return f"{held} of {len(run)} proofs hold ({percent} %); not run here: {len(rows) - len(run)}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("labs", nargs="*", help="numbers of labs (default: all with exercises)")
+    parser.add_argument("--root", type=Path, help="the repository (default: the one this folder is in)")
+    parser.add_argument("--package", default="twophase.workbook", help="where the packages labNN are")
+    parser.add_argument("--fresh", action="store_true", help="new random inputs instead of those of seed 0")
+    args = parser.parse_args(argv)
+    try:
+        workbook = Workbook(args.root, args.package) if args.root else Workbook.find()
+        labs = [workbook.lab(number) for number in args.labs] or list(workbook.labs.values())
+        with Grader(workbook) as grader:
+            rows = [row for lab in labs for row in prove(grader, lab, None if args.fresh else 0)]
+    except WorkbookError as error:
+        print(error, file=sys.stderr)
+        return 2
+    Console(width=None if sys.stdout.isatty() else 160).print(table(rows))
+    print(summary(rows))
+    return 0 if all(row.holds for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""Steps, outputs, metrics and the trace of the engine itself."""
+
+import pytest
+import torch
+
+from tests.engine.engines import GREEDY, check_idle, finish, make_engine, prompt_of, run, tokens_of
+from tests.engine.tokenizers_for_tests import byte_level
+from tests.model.tiny import make_folder
+from twophase.core.errors import InvalidRequestError
+from twophase.core.sampling_params import SamplingParams
+from twophase.model.load import load_model
+
+
+class Clock:
+    """Every reading is one second later than the last."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1
+        return self.now_s
+
+
+class TestStep:
+    def test_the_trace_is_a_timeline(self, tiny_model):
+        """A prompt of 10 in chunks of 4 beside a decode; decodes come first."""
+        engine = make_engine(tiny_model, budget=4, max_num_seqs=4)
+        engine.add_request("a", prompt_of(0, 3), SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+        engine.add_request("b", prompt_of(1, 10), SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+        finish(engine)
+        assert [step.chunks for step in engine.trace] == [
+            (("a", 0, 0, 3), ("b", 0, 0, 1)),
+            (("a", 0, 3, 1), ("b", 0, 1, 3)),
+            (("a", 0, 4, 1), ("b", 0, 4, 3)),
+            (("a", 0, 5, 1), ("b", 0, 7, 3)),
+            (("a", 0, 6, 1), ("b", 0, 10, 1)),
+        ]
+        assert [step.num_decodes for step in engine.trace] == [0, 1, 1, 1, 2]
+        assert [step.finished for step in engine.trace] == [(), (), (), (), (("a", 0), ("b", 0))]
+        assert [step.num_running for step in engine.trace] == [2, 2, 2, 2, 0]
+        assert [step.blocks_in_use for step in engine.trace] == [1 + 3, 1 + 3, 2 + 3, 2 + 3, 0]
+        assert all(step.blocks_in_use + step.blocks_cached + step.blocks_free == 96 for step in engine.trace)
+        assert [step.step for step in engine.trace] == list(range(5))
+
+    def test_preemptions_are_in_trace_and_outputs(self, tiny_model):
+        engine = make_engine(tiny_model, num_blocks=15, prefix_caching=False)
+        params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+        outputs = run(engine, [prompt_of(0, 16), prompt_of(1, 29)], params)
+        assert [preempted for step in engine.trace for preempted in step.preempted] == [("1", 0)]
+        assert [output.metrics.num_preemptions for output in outputs] == [0, 1]
+        assert engine.stats().num_preemptions == 1
+
+    def test_the_trace_keeps_the_newest_steps(self, tiny_model):
+        for max_steps, kept in ((3, [5, 6, 7]), (None, list(range(8))), (0, [])):
+            engine = make_engine(tiny_model, max_trace_steps=max_steps)
+            run(engine, [prompt_of(0, 5)])
+            assert [step.step for step in engine.trace] == kept
+
+    def test_durations_and_metrics_come_from_the_engines_clock(self, tiny_model):
+        engine = make_engine(tiny_model, clock=Clock())
+        (output,) = run(engine, [prompt_of(0, 5)], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+        step = engine.trace[0]
+        assert (step.start_s, step.schedule_s, step.run_s, step.update_s) == (2, 1, 1, 2)
+        metrics = output.metrics
+        assert (metrics.arrival_s, metrics.first_scheduled_s, metrics.first_token_s) == (1, 3, 5)
+        assert metrics.token_times_s == (5, 10, 15)
+        assert (metrics.finished_s, metrics.ttft_s, metrics.tpot_s, metrics.latency_s) == (15, 4, 5, 14)
+        assert (metrics.num_prompt_tokens, metrics.num_cached_tokens, metrics.num_preemptions) == (5, 0, 0)
+
+    def test_progress_is_reported_to_those_who_stream(self, tiny_model):
+        engine = make_engine(tiny_model)
+        engine.add_request("quiet", prompt_of(0, 5), GREEDY, stream=False)
+        engine.add_request("loud", prompt_of(1, 5), GREEDY)
+        reports = []
+        while engine.has_unfinished_requests():
+            reports.append({output.request_id: len(output.outputs[0].token_ids) for output in engine.step()})
+        assert reports == [{"loud": n} for n in range(1, 8)] + [{"quiet": 8, "loud": 8}]
+
+    def test_block_tables_of_what_runs(self, tiny_model):
+        engine = make_engine(tiny_model)
+        engine.add_request("a", prompt_of(0, 9), GREEDY)
+        engine.add_request("b", prompt_of(1, 6), SamplingParams(n=2, seed=0, max_tokens=4, ignore_eos=True))
+        assert engine.block_tables() == {}
+        engine.step()
+        tables = engine.block_tables()
+        assert {name: num_tokens for name, (_, num_tokens) in tables.items()} == {"a": 9, "b.0": 6, "b.1": 6}
+        assert tables["b.0"] == tables["b.1"]
+        engine.step()
+        tables = engine.block_tables()
+        assert {name: num_tokens for name, (_, num_tokens) in tables.items()} == {"a": 10, "b.0": 7, "b.1": 7}
+        first, second = tables["b.0"][0], tables["b.1"][0]
+        assert first[0] == second[0]
+        assert first[1] != second[1], "the partial block was to be copied"
+        finish(engine)
+        assert engine.block_tables() == {}
+
+    def test_a_step_without_requests_is_harmless(self, tiny_model):
+        engine = make_engine(tiny_model)
+        assert engine.step() == []
+        check_idle(engine)
+
+    def test_stats(self, tiny_model):
+        engine = make_engine(tiny_model)
+        run(engine, [prompt_of(0, 5), prompt_of(1, 7)])
+        engine.add_request("a", prompt_of(2, 6))
+        engine.step()
+        engine.abort("a")
+        stats = engine.stats()
+        assert (stats.num_finished, stats.num_aborted, stats.num_failed) == (2, 1, 0)
+        assert stats.num_output_tokens == 2 * 8 + 1
+        # Each prompt once and each output token but the last; then the prompt of the aborted request.
+        assert stats.num_computed_tokens == (5 + 7) + (7 + 7) + 6
+        assert stats.num_steps == len(engine.trace) == 9
+        assert stats.busy_s > 0
+
+
+class TestEnds:
+    def test_eos_as_the_very_first_token(self, tiny_model):
+        prompt = prompt_of(0, 9)
+        first = tokens_of(run(make_engine(tiny_model), [prompt])[0])[0]
+        engine = make_engine(tiny_model, eos=frozenset({first}))
+        (output,) = run(engine, [prompt], SamplingParams(temperature=0, max_tokens=8))
+        completion = output.outputs[0]
+        assert (completion.token_ids, completion.finish_reason, completion.stop_reason) == ((first,), "stop", None)
+
+    def test_a_stop_token_is_in_the_tokens_but_not_in_the_text(self, tiny_model):
+        codec = byte_level()
+        prompt = {"prompt_token_ids": codec.encode("The quick brown fox")}
+        tokens = tokens_of(run(make_engine(tiny_model), [prompt])[0])
+        stop = next(token for i, token in enumerate(tokens) if i >= 3 and token not in tokens[:i])
+        expected = tokens[: tokens.index(stop) + 1]
+        for include in (False, True):
+            params = SamplingParams(
+                temperature=0, max_tokens=8, ignore_eos=True, stop_token_ids=[stop], include_stop_str_in_output=include
+            )
+            (output,) = run(make_engine(tiny_model, codec=codec), [prompt], params)
+            completion = output.outputs[0]
+            assert (list(completion.token_ids), completion.finish_reason) == (expected, "stop")
+            assert completion.stop_reason == stop
+            text = codec.decode(expected if include else expected[:-1])
+            assert completion.text == text.rstrip("\ufffd")
+
+    def test_a_stop_string_across_tokens(self, tiny_model):
+        prompt, codec = prompt_of(0, 9), byte_level()
+        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+        (whole,) = run(make_engine(tiny_model, codec=codec), [prompt], params)
+        text = whole.outputs[0].text
+        stop = text[4:9]
+        assert len(codec.encode(stop)) > 1
+        cut = text.index(stop)
+        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop=stop)
+        engine = make_engine(tiny_model, codec=codec)
+        (output,) = run(engine, [prompt], params)
+        completion = output.outputs[0]
+        assert (completion.text, completion.finish_reason, completion.stop_reason) == (text[:cut], "stop", stop)
+        # Not a token more than it took to complete the stop string.
+        assert stop in codec.decode(completion.token_ids)
+        assert stop not in codec.decode(completion.token_ids[:-1])
+
+    def test_a_stop_string_completed_by_the_last_allowed_token(self, tiny_model):
+        prompt, codec = prompt_of(0, 9), byte_level()
+        (whole,) = run(make_engine(tiny_model, codec=codec), [prompt], GREEDY)
+        stop = whole.outputs[0].text[-1]
+        if stop in whole.outputs[0].text[:-1]:
+            stop = whole.outputs[0].text[-2:]
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, stop=stop)
+        (output,) = run(make_engine(tiny_model, codec=codec), [prompt], params)
+        assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
+
+    def test_max_model_len_ends_a_sequence(self, tiny_model):
+        engine = make_engine(tiny_model, max_model_len=12)
+        (output,) = run(engine, [prompt_of(0, 9)], SamplingParams(temperature=0, max_tokens=50, ignore_eos=True))
+        assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (3, "length")
+
+    def test_completions_end_on_their_own(self, tiny_model):
+        params = SamplingParams(n=4, seed=2, temperature=1.5, max_tokens=30)
+        engine = make_engine(tiny_model, eos=frozenset(range(0, 330, 12)))
+        (output,) = run(engine, [prompt_of(0, 6)], params)
+        lengths = {len(completion.token_ids) for completion in output.outputs}
+        assert len(lengths) > 1
+        assert {completion.finish_reason for completion in output.outputs} == {"stop"}
+        assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
+
+
+class TestAbort:
+    def test_at_every_moment(self, tiny_model):
+        """Waiting, between chunks, decoding, forked; the others do not notice."""
+        prompt = prompt_of(0, 14)
+        expected = tokens_of(run(make_engine(tiny_model), [prompt])[0])
+        for num_steps in range(8):
+            engine = make_engine(tiny_model, budget=8)
+            engine.add_request("stays", prompt, GREEDY)
+            engine.add_request("goes", prompt_of(1, 15), SamplingParams(n=2, seed=0, ignore_eos=True))
+            outputs = {}
+            for _ in range(num_steps):
+                outputs |= {output.request_id: output for output in engine.step()}
+            aborted = engine.abort("goes")
+            assert [completion.finish_reason for completion in aborted.outputs] == ["abort"] * 2
+            assert aborted.finished
+            outputs |= finish(engine)
+            assert tokens_of(outputs["stays"]) == expected
+
+    def test_nobody(self, tiny_model):
+        assert make_engine(tiny_model).abort("nobody") is None
+
+    def test_text_held_back_is_released(self, tiny_model):
+        codec = byte_level()
+        (whole,) = run(make_engine(tiny_model, codec=codec), [prompt_of(0, 9)])
+        text = whole.outputs[0].text
+        params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, stop=text + "never")
+        engine = make_engine(tiny_model, codec=codec)
+        engine.add_request("a", prompt_of(0, 9), params)
+        for _ in range(8):
+            (output,) = engine.step()
+        assert output.outputs[0].text == ""
+        assert engine.abort("a").outputs[0].text == text
+
+
+class TestLogprobs:
+    def test_equal_transformers_log_softmax(self, tmp_path):
+        folder, oracle = make_folder("llama", tmp_path, eos_token_id=None)
+        options = {"dtype": torch.float32, "device": torch.device("cpu"), "attention_backend": "torch"}
+        model = load_model(folder, block_size=4, **options)
+        prompts = [prompt_of(i, length) for i, length in enumerate((3, 9, 21))]
+        drawn = SamplingParams(seed=1, temperature=0.7, top_k=9, repetition_penalty=1.4, max_tokens=6, logprobs=5)
+        for prompt, output in zip(prompts, run(make_engine(model, budget=8), prompts, drawn), strict=True):
+            completion = output.outputs[0]
+            ids = torch.tensor([[*prompt["prompt_token_ids"], *completion.token_ids]])
+            with torch.inference_mode():
+                rows = oracle(ids).logits[0].double().log_softmax(-1)[len(prompt["prompt_token_ids"]) - 1 :]
+            assert len(completion.logprobs) == len(completion.token_ids)
+            for logprobs, token_id, row in zip(completion.logprobs, completion.token_ids, rows, strict=False):
+                assert logprobs.token_id == token_id
+                # Logits agree with transformers' within 1e-4 (tests/model), so log-probabilities do within twice that.
+                assert logprobs.logprob == pytest.approx(row[token_id].item(), abs=2e-4)
+                best = row.topk(5)
+                assert [x for _, x in logprobs.top] == pytest.approx(best.values.tolist(), abs=2e-4)
+
+    def test_none_unless_asked_for(self, tiny_model):
+        (output,) = run(make_engine(tiny_model), [prompt_of(0, 5)])
+        assert output.outputs[0].logprobs is None
+
+
+class TestDoor:
+    """Refused requests change nothing: the engine stays idle, and the seeds of others stay what they were."""
+
+    @pytest.mark.parametrize(
+        ("prompt", "params", "message"),
+        [
+            ({"prompt_token_ids": []}, {}, "at least one token, got none from an empty list"),
+            ("", {}, "at least one token, got none from the text ''"),
+            ({"prompt_token_ids": [5, 330]}, {}, r"whole numbers in \[0, 330\).*got 330 at position 1"),
+            ({"prompt_token_ids": [-1]}, {}, "got -1 at position 0"),
+            ({"prompt_token_ids": [1.5]}, {}, "got 1.5 at position 0"),
+            ({"prompt_token_ids": [True]}, {}, "got True at position 0"),
+            ({"prompt_token_ids": ["a"]}, {}, "got 'a' at position 0"),
+            ({"ids": [1]}, {}, r"got a mapping with keys \['ids'\]"),
+            (prompt_of(0, 127), {"max_tokens": 1}, None),
+            (prompt_of(0, 128), {}, "max_model_len=128, and the prompt alone has 128 tokens"),
+            (prompt_of(0, 100), {"n": 5, "max_tokens": 28}, r"may need \d+ KV blocks of 4 tokens .* the pool has 40"),
+            (prompt_of(0, 5), {"n": 9}, "n must be at most max_num_seqs=8, got n=9"),
+            (prompt_of(0, 5), {"stop_token_ids": [400]}, r"\[0, 330\), got 400: it could never stop"),
+        ],
+    )
+    def test_refusals(self, tiny_model, prompt, params, message):
+        engine = make_engine(tiny_model, num_blocks=40, codec=byte_level())
+        if message is None:
+            engine.add_request("a", prompt, SamplingParams(**params))
+            finish(engine)
+            return
+        with pytest.raises(InvalidRequestError, match=message):
+            engine.add_request("a", prompt, SamplingParams(**params))
+        assert not engine.has_unfinished_requests()
+        check_idle(engine)
+        engine.add_request("a", prompt_of(0, 5))  # the id is free
+        finish(engine)
+
+    def test_without_a_tokenizer(self, tiny_model):
+        engine = make_engine(tiny_model)
+        with pytest.raises(InvalidRequestError, match="no tokenizer"):
+            engine.add_request("a", "text")
+        with pytest.raises(InvalidRequestError, match=r"stop strings need a tokenizer.*use stop_token_ids"):
+            engine.add_request("a", prompt_of(0, 5), SamplingParams(stop="x"))
+
+    def test_an_id_in_use(self, tiny_model):
+        engine = make_engine(tiny_model)
+        engine.add_request("a", prompt_of(0, 5))
+        with pytest.raises(InvalidRequestError, match="'a' is in use"):
+            engine.add_request("a", prompt_of(1, 5))
+        finish(engine)
+
+    def test_a_refused_request_draws_no_seed(self, tiny_model):
+        params = SamplingParams(max_tokens=8, ignore_eos=True)
+        expected = tokens_of(run(make_engine(tiny_model), [prompt_of(0, 5)], params)[0])
+        engine = make_engine(tiny_model)
+        with pytest.raises(InvalidRequestError):
+            engine.add_request("x", {"prompt_token_ids": []}, params)
+        assert tokens_of(run(engine, [prompt_of(0, 5)], params)[0]) == expected
+
+    def test_numpy_integers_are_welcome(self, tiny_model):
+        ids = torch.tensor([5, 6, 7]).numpy()
+        (output,) = run(make_engine(tiny_model), [{"prompt_token_ids": ids}])
+        assert output.prompt_token_ids == (5, 6, 7)
+        assert type(output.prompt_token_ids[0]) is int
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"temperature": float("nan")}, "temperature must be a finite number >= 0"),
+            ({"temperature": float("inf")}, "temperature must be"),
+            ({"temperature": -0.1}, "temperature must be"),
+            ({"top_p": 0.0}, r"top_p must be in \(0, 1\]"),
+            ({"top_p": float("nan")}, "top_p"),
+            ({"min_p": 1.1}, "min_p"),
+            ({"repetition_penalty": 0.0}, "repetition_penalty"),
+            ({"max_tokens": 0}, "max_tokens must be a whole number >= 1"),
+            ({"n": 0}, "n must be"),
+            ({"top_k": -1}, "top_k must be"),
+            ({"seed": -1}, "seed must be"),
+            ({"logprobs": 21}, "logprobs must be at most 20"),
+            ({"stop": ("",)}, "stop strings must be non-empty"),
+            ({"stop_token_ids": (-1,)}, "stop_token_ids"),
+        ],
+    )
+    def test_nonsense_sampling_values(self, options, message):
+        with pytest.raises(InvalidRequestError, match=message):
+            SamplingParams(**options)

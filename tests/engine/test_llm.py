@@ -1,0 +1,332 @@
+"""The public class: inputs, outputs, options and their errors; streams; Ctrl-C."""
+
+import logging
+import os
+import signal
+
+import pytest
+import torch
+from tqdm import tqdm
+
+from tests.engine.engines import check_idle, prompt_of
+from tests.engine.tokenizers_for_tests import byte_level
+from tests.model.tiny import make_folder
+from twophase import LLM, SamplingParams
+from twophase.attention.torch_backend import TorchBackend
+from twophase.cache.manager import CacheManager
+from twophase.core.errors import BackendUnavailableError, ConfigError, InvalidRequestError, ModelFolderError
+from twophase.engine import llm as llm_module
+from twophase.engine.llm import GenerationError, default_num_blocks, resolve_device
+from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.scheduler import Scheduler
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+TEXTS = ["The quick brown fox", "naïve café", "日本", "dog"]
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_folder):
+    return LLM(tiny_folder, num_kv_blocks=64, block_size=4)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request):
+    yield
+    if "llm" in request.fixturenames:
+        llm = request.getfixturevalue("llm")
+        check_idle(llm.engine)
+        assert not llm.engine.has_unfinished_requests()
+        assert llm._latest == {}
+
+
+class TestGenerate:
+    def test_outputs_are_in_the_order_of_the_prompts(self, llm):
+        lengths = (6, 1, 8, 3)
+        params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths]
+        outputs = llm.generate(TEXTS, params)
+        assert [output.prompt for output in outputs] == TEXTS
+        assert [list(output.prompt_token_ids) for output in outputs] == [llm.tokenizer.encode(text) for text in TEXTS]
+        assert [len(output.outputs[0].token_ids) for output in outputs] == list(lengths)
+        assert all(output.finished for output in outputs)
+
+    def test_one_prompt_or_several_text_or_ids(self, llm):
+        (from_text,) = llm.generate(TEXTS[0], GREEDY)
+        (from_ids,) = llm.generate({"prompt_token_ids": byte_level().encode(TEXTS[0])}, GREEDY)
+        assert from_text.outputs == from_ids.outputs
+        assert from_ids.prompt is None
+        assert llm.generate([TEXTS[0], TEXTS[1]], GREEDY)[0].outputs == from_text.outputs
+        assert llm.generate([]) == []
+
+    def test_default_params(self, llm):
+        (output,) = llm.generate("The")
+        assert len(output.outputs[0].token_ids) <= 16
+
+    def test_params_for_another_number_of_prompts(self, llm):
+        with pytest.raises(InvalidRequestError, match="one for all prompts or one for each, got 1 for 2"):
+            llm.generate(TEXTS[:2], [GREEDY])
+
+    def test_one_bad_prompt_refuses_them_all(self, llm):
+        steps = llm.engine.stats().num_steps
+        with pytest.raises(InvalidRequestError, match="at least one token"):
+            llm.generate([*TEXTS, ""], GREEDY)
+        assert llm.engine.stats().num_steps == steps
+        check_idle(llm.engine)
+
+    def test_a_pool_too_small_is_refused_with_the_numbers(self, tiny_folder):
+        llm = LLM(tiny_folder, num_kv_blocks=3, block_size=4)
+        with pytest.raises(InvalidRequestError, match=r"need 7 KV blocks of 4 tokens .* the pool has 3.*num_kv_blocks"):
+            llm.generate({"prompt_token_ids": [5] * 10}, SamplingParams(max_tokens=16))
+        assert len(llm.generate({"prompt_token_ids": [5] * 5}, GREEDY)[0].outputs[0].token_ids) == 8
+
+    def test_a_prompt_beyond_the_context(self, llm):
+        with pytest.raises(InvalidRequestError, match="max_model_len=256, and the prompt alone has 300 tokens"):
+            llm.generate({"prompt_token_ids": [5] * 300})
+
+    def test_a_failed_request_raises_nothing_and_says_why(self, llm, monkeypatch):
+        def broken(logits, rows):
+            raise RuntimeError("planted")
+
+        monkeypatch.setattr("twophase.engine.engine.sample", broken)
+        (output,) = llm.generate("The")
+        assert (output.outputs[0].finish_reason, output.outputs[0].error) == ("error", "RuntimeError: planted")
+
+    def test_progress_bar_only_when_it_takes_long(self, llm, monkeypatch, capsys):
+        llm.generate(TEXTS, GREEDY)
+        assert capsys.readouterr().err == ""
+        monkeypatch.setattr(llm_module, "PROGRESS_DELAY_S", 1e-9)
+        llm.generate(TEXTS, GREEDY)
+        assert "4/4" in capsys.readouterr().err
+        llm.generate(TEXTS, GREEDY, use_tqdm=False)
+        assert capsys.readouterr().err == ""
+        assert tqdm.monitor_interval > 0
+
+
+class TestStream:
+    @pytest.mark.parametrize(
+        "options", [{"temperature": 0}, {"seed": 4}, {"seed": 5, "stop": "e"}, {"seed": 6, "n": 1}]
+    )
+    def test_pieces_joined_are_what_generate_gives(self, llm, options):
+        params = SamplingParams(max_tokens=40, ignore_eos=True, **options)
+        for text in TEXTS:
+            pieces = list(llm.stream(text, params))
+            assert "".join(pieces) == llm.generate(text, params)[0].outputs[0].text
+            assert all(pieces)
+
+    def test_pieces_come_while_it_runs(self, llm):
+        stream = llm.stream(TEXTS[0], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+        next(stream)
+        assert llm.engine.has_unfinished_requests()
+        stream.close()
+        assert not llm.engine.has_unfinished_requests()
+
+    def test_several_in_turns_and_generate_in_between(self, llm):
+        params = [SamplingParams(seed=i, max_tokens=20, ignore_eos=True) for i in range(3)]
+        expected = [output.outputs[0].text for output in llm.generate(TEXTS[:3], params)]
+        streams = [llm.stream(text, each) for text, each in zip(TEXTS, params, strict=False)]
+        got = ["", "", ""]
+        for i in (0, 1, 0, 2, 1):
+            got[i] += next(streams[i])
+        (between,) = llm.generate(TEXTS[0], params[0])
+        assert between.outputs[0].text == expected[0]
+        for i in (2, 0, 1):
+            got[i] += "".join(streams[i])
+        assert got == expected
+
+    def test_more_than_one_completion(self, llm):
+        with pytest.raises(InvalidRequestError, match="n must be 1, got 2"):
+            next(llm.stream("The", SamplingParams(n=2)))
+
+    def test_a_failed_request_raises(self, llm, monkeypatch):
+        def broken(logits, rows):
+            raise RuntimeError("planted")
+
+        monkeypatch.setattr("twophase.engine.engine.sample", broken)
+        with pytest.raises(GenerationError, match="RuntimeError: planted"):
+            list(llm.stream("The"))
+
+
+class TestInterrupt:
+    def test_generate_aborts_its_requests_and_raises(self, llm, monkeypatch):
+        expected = llm.generate(TEXTS, GREEDY)
+        real_step, num_steps = llm.engine.step, 0
+
+        def step():
+            nonlocal num_steps
+            num_steps += 1
+            if num_steps == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            return real_step()
+
+        monkeypatch.setattr(llm.engine, "step", step)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(TEXTS, GREEDY)
+        assert num_steps == 3
+        check_idle(llm.engine)
+        assert not llm.engine.has_unfinished_requests()
+        assert [o.outputs for o in llm.generate(TEXTS, GREEDY)] == [o.outputs for o in expected]
+
+    def test_a_stream_aborts_its_request(self, llm, monkeypatch):
+        stream = llm.stream(TEXTS[0], SamplingParams(max_tokens=30, ignore_eos=True))
+        next(stream)
+        monkeypatch.setattr(llm.engine, "step", lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        assert not llm.engine.has_unfinished_requests()
+
+
+class TestChat:
+    TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
+
+    @pytest.fixture
+    def chatty(self, tiny_folder):
+        llm = LLM(tiny_folder, num_kv_blocks=64, block_size=4)
+        llm.tokenizer.chat_template = self.TEMPLATE
+        return llm
+
+    def test_one_conversation_or_several(self, chatty):
+        hello, dog = [{"role": "user", "content": "Hello"}], [{"role": "user", "content": "dog"}]
+        (expected,) = chatty.generate("[user] Hello\n[assistant]", GREEDY)
+        (output,) = chatty.chat(hello, GREEDY)
+        assert output.outputs == expected.outputs
+        both = chatty.chat([dog, hello], GREEDY)
+        assert both[1].outputs == expected.outputs
+
+    def test_without_a_template_or_a_tokenizer(self, llm, tiny_folder):
+        with pytest.raises(InvalidRequestError, match="no chat template"):
+            llm.chat([{"role": "user", "content": "Hello"}])
+        bare = LLM(tiny_folder, num_kv_blocks=8, skip_tokenizer_init=True)
+        with pytest.raises(InvalidRequestError, match="skip_tokenizer_init"):
+            bare.chat([{"role": "user", "content": "Hello"}])
+
+
+class TestOptions:
+    def test_attributes(self, llm, tiny_folder):
+        assert llm.model_dir == tiny_folder
+        assert llm.model.weights.dtype == torch.float32
+        assert llm.kv_cache.num_blocks == 64
+
+    def test_skip_tokenizer_init(self, tmp_path):
+        folder, _ = make_folder("qwen2", tmp_path)
+        with pytest.raises(ModelFolderError, match="skip_tokenizer_init=True"):
+            LLM(folder)
+        llm = LLM(folder, skip_tokenizer_init=True)
+        (output,) = llm.generate(prompt_of(0, 5), GREEDY)
+        assert (output.outputs[0].text, len(output.outputs[0].token_ids)) == ("", 8)
+        with pytest.raises(InvalidRequestError, match="no tokenizer"):
+            llm.generate("text")
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_dtype(self, tiny_folder, dtype):
+        llm = LLM(tiny_folder, dtype=dtype, num_kv_blocks=64)
+        assert llm.kv_cache.spec.dtype == getattr(torch, dtype)
+        assert len(llm.generate("The quick", GREEDY)[0].outputs[0].token_ids) == 8
+
+    @pytest.mark.parametrize("kv_cache_dtype", ["float16", "bfloat16"])
+    def test_kv_cache_dtype(self, tiny_folder, llm, kv_cache_dtype):
+        rounded = LLM(tiny_folder, kv_cache_dtype=kv_cache_dtype, num_kv_blocks=64)
+        assert rounded.kv_cache.layers[0].k.dtype == getattr(torch, kv_cache_dtype)
+        (output,), (exact,) = rounded.generate("The quick", GREEDY), llm.generate("The quick", GREEDY)
+        assert output.outputs[0].token_ids[0] == exact.outputs[0].token_ids[0]
+
+    @pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8_e4m3"])
+    def test_quantised_cache(self, tmp_path, kv_cache_dtype):
+        folder, _ = make_folder("llama-wide-heads", tmp_path)  # 16 values of a byte: a row is 16 bytes
+        options = {"skip_tokenizer_init": True, "num_kv_blocks": 64}
+        quantised = LLM(folder, kv_cache_dtype=kv_cache_dtype, **options)
+        assert quantised.kv_cache.spec.kv_format == kv_cache_dtype
+        prompt = prompt_of(0, 20)
+        (output,), (exact,) = quantised.generate(prompt, GREEDY), LLM(folder, **options).generate(prompt, GREEDY)
+        assert output.outputs[0].token_ids[0] == exact.outputs[0].token_ids[0]
+
+    def test_your_own_attention_cache_and_scheduler(self, tiny_folder, llm):
+        made = []
+
+        class MyCache(CacheManager):
+            pass
+
+        def my_scheduler(config, cache):
+            made.append((config, cache))
+            return Scheduler(config, cache)
+
+        def my_attention(spec):
+            made.append(spec)
+            return TorchBackend(spec, block_size=4)
+
+        mine = LLM(
+            tiny_folder,
+            attention_backend=my_attention,
+            cache_factory=MyCache,
+            scheduler_factory=my_scheduler,
+            block_size=4,
+            num_kv_blocks=64,
+            max_num_seqs=3,
+        )
+        assert made[0].num_heads == 6
+        assert isinstance(made[1][1], MyCache)
+        assert made[1][0] == SchedulerConfig(3, 512, 256, True)
+        assert [o.outputs for o in mine.generate(TEXTS, GREEDY)] == [o.outputs for o in llm.generate(TEXTS, GREEDY)]
+        instance = LLM(tiny_folder, attention_backend=mine.model.backend, block_size=4, num_kv_blocks=64)
+        assert instance.model.backend is mine.model.backend
+
+    def test_default_limits(self, tiny_folder):
+        llm = LLM(tiny_folder)
+        assert llm.scheduler.config == SchedulerConfig(256, 512, 256, True)
+        # 2 GiB would hold far more than 256 sequences of 256 tokens: no larger pool than could be used.
+        assert llm.kv_cache.num_blocks == 256 * 256 // 16
+        assert LLM(tiny_folder, max_model_len=100, max_num_seqs=2).kv_cache.num_blocks == 2 * 7
+        whole = LLM(tiny_folder, enable_chunked_prefill=False, max_num_seqs=600, num_kv_blocks=8)
+        assert whole.scheduler.config.max_num_batched_tokens == 600
+
+    def test_default_pool_is_a_share_of_free_memory(self, llm, monkeypatch):
+        spec, limits = llm.kv_cache.spec, SchedulerConfig(10**6, 10**6, 10**6)
+        cpu = torch.device("cpu")
+        monkeypatch.setattr("twophase.cache.kv_cache.free_memory_bytes", lambda device: 4 * 2**30)
+        assert default_num_blocks(spec, cpu, None, limits) == 2**30 // spec.bytes_per_block
+        assert default_num_blocks(spec, cpu, 0.9, limits) == int(0.9 * 4 * 2**30) // spec.bytes_per_block
+        monkeypatch.setattr("twophase.cache.kv_cache.free_memory_bytes", lambda device: 400 * 2**30)
+        assert default_num_blocks(spec, cpu, None, limits) == 2 * 2**30 // spec.bytes_per_block
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"device": "gpu"}, ConfigError, "device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got 'gpu'"),
+            ({"device": "meta"}, ConfigError, "runs on 'cpu' and 'cuda', got device 'meta'"),
+            ({"dtype": "float8"}, ConfigError, "dtype must be one of auto, float32, float16, bfloat16; got 'float8'"),
+            ({"attention_backend": "flash"}, ConfigError, "'auto', 'torch' or 'triton', got 'flash'"),
+            ({"kv_cache_dtype": "int4"}, ConfigError, "kv_cache_dtype must be one of .*; got 'int4'"),
+            ({"kv_cache_dtype": "int8"}, ConfigError, "multiple of 16 bytes"),
+            ({"block_size": 5}, ConfigError, "power of two"),
+            ({"block_size": 0}, ConfigError, "block_size must be at least 1"),
+            ({"num_kv_blocks": 0}, ConfigError, "num_kv_blocks must be at least 1, got 0"),
+            ({"num_kv_blocks": 4, "kv_memory_fraction": 0.5}, ConfigError, "give one of them"),
+            ({"kv_memory_fraction": 1.5}, ConfigError, r"kv_memory_fraction must be in \(0, 1\], got 1.5"),
+            ({"max_model_len": 257}, ConfigError, r"in \[2, 256\], got 257"),
+            ({"max_model_len": 1}, ConfigError, r"in \[2, 256\], got 1"),
+            ({"max_num_seqs": 0}, ConfigError, "max_num_seqs must be at least 1, got 0"),
+            ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, ConfigError, "max_num_batched_tokens must be at least"),
+            ({"unknown_option": 1}, TypeError, "unexpected keyword argument 'unknown_option'"),
+        ],
+    )
+    def test_bad_options(self, tiny_folder, options, error, message):
+        with pytest.raises(error, match=message):
+            LLM(tiny_folder, **options)
+
+    def test_no_such_model(self, tmp_path):
+        with pytest.raises(ModelFolderError, match="nowhere"):
+            LLM(tmp_path / "nowhere")
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
+    def test_cuda_without_a_gpu(self):
+        assert resolve_device("auto") == torch.device("cpu")
+        with pytest.raises(ConfigError, match="PyTorch sees 0 CUDA devices here; use device='cpu'"):
+            resolve_device("cuda:1")
+
+    @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="has a CUDA device")
+    def test_triton_with_bfloat16_on_a_cpu(self, tiny_folder):
+        with pytest.raises(BackendUnavailableError, match="bfloat16"):
+            LLM(tiny_folder, attention_backend="triton", dtype="bfloat16")
+
+    def test_loading_logs_no_warnings(self, tiny_folder, caplog):
+        with caplog.at_level(logging.WARNING):
+            LLM(tiny_folder, num_kv_blocks=8)
+        assert caplog.records == []

@@ -1,0 +1,113 @@
+"""A packed batch holds what a loop over tokens would put there; padding rows write and read nothing."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of
+from twophase.core.plan import ScheduledChunk
+from twophase.engine.cuda_graphs import padded_batch_size, padded_context
+from twophase.engine.packing import TABLE_COLUMNS, pack
+
+
+def chunk(seq_id, token_ids, start, block_ids, num_samples=1):
+    return ScheduledChunk(seq_id, token_ids, start, block_ids, num_samples)
+
+
+@st.composite
+def chunk_lists(draw):
+    block_size = draw(st.sampled_from([1, 4, 16]))
+    chunks = []
+    for seq_id in range(draw(st.integers(1, 9))):
+        start, count = draw(st.integers(0, 40)), draw(st.sampled_from([1, 1, 1, 2, 5, 17]))
+        num_blocks = -(-(start + count) // block_size) + draw(st.integers(0, 2))
+        block_ids = draw(st.lists(st.integers(0, 10**6), min_size=num_blocks, max_size=num_blocks))
+        chunks.append(chunk(seq_id, [draw(st.integers(0, 9)) for _ in range(count)], start, block_ids))
+    return block_size, chunks
+
+
+@given(chunk_lists())
+@settings(max_examples=100, deadline=None)
+def test_equals_a_loop_over_tokens(case):
+    block_size, chunks = case
+    packed = pack(chunks, block_size)
+    batch = packed.view()
+    tokens, positions, slots, cu = [], [], [], [0]
+    for c in chunks:
+        for offset, token in enumerate(c.token_ids):
+            position = c.start + offset
+            tokens.append(token)
+            positions.append(position)
+            slots.append(c.block_ids[position // block_size] * block_size + position % block_size)
+        cu.append(len(tokens))
+    assert packed.token_ids.tolist() == tokens
+    assert batch.positions.tolist() == positions
+    assert batch.slot_mapping.tolist() == slots
+    assert batch.cu_query_lens.tolist() == cu
+    assert batch.seq_lens.tolist() == list(batch.seq_lens_host) == [c.start + len(c.token_ids) for c in chunks]
+    assert batch.query_lens_host == tuple(len(c.token_ids) for c in chunks)
+    assert batch.block_tables.shape[1] % TABLE_COLUMNS == 0
+    for row, c in zip(batch.block_tables.tolist(), chunks, strict=True):
+        assert row == [*c.block_ids, *[0] * (len(row) - len(c.block_ids))]
+    lengths = [len(c.token_ids) for c in chunks]
+    assert batch.num_decodes == next((i for i, length in enumerate(lengths) if length > 1), len(lengths))
+
+
+@pytest.mark.parametrize("num_seqs", [1, 2, 3, 5, 8])
+def test_every_array_is_aligned_to_16_bytes(num_seqs):
+    chunks = [chunk(i, [1] * (i + 1), i, list(range(9))) for i in range(num_seqs)]
+    packed = pack(chunks, 4)
+    batch = packed.view()
+    base = {torch.int64: packed.longs.data_ptr(), torch.int32: packed.ints.data_ptr()}
+    for array in (batch.positions, batch.slot_mapping, batch.block_tables, batch.seq_lens, batch.cu_query_lens):
+        assert (array.data_ptr() - base[array.dtype]) % 16 == 0
+
+
+def test_padding_rows():
+    chunks = [chunk(0, [7], 5, [3, 9]), chunk(1, [8], 0, [4])]
+    packed = pack(chunks, 4, num_rows=4, num_columns=32)
+    batch = packed.view()
+    assert packed.token_ids.tolist() == [7, 8, 0, 0]
+    assert batch.slot_mapping.tolist() == [37, 16, -1, -1]
+    assert batch.seq_lens.tolist() == [6, 1, 0, 0]
+    assert batch.positions.tolist() == [5, 0, 0, 0]
+    assert batch.cu_query_lens.tolist() == [0, 1, 2, 3, 4]
+    assert batch.block_tables.shape == (4, 32)
+    assert batch.num_decodes == 4
+
+
+def test_a_padded_batch_computes_the_same(tiny_model):
+    """What a CUDA graph relies on, tried without one."""
+    engine = make_engine(tiny_model)
+    for i, length in enumerate((5, 9, 14)):
+        engine.add_request(str(i), prompt_of(i, length))
+    engine.step()
+    plan = engine._scheduler.schedule()
+    assert plan.num_decodes == len(plan.chunks) == 3
+    kv_cache, backend = engine._runner.kv_cache, tiny_model.backend
+
+    def hidden(**padding):
+        packed = pack(plan.chunks, BLOCK_SIZE, **padding)
+        with torch.inference_mode():
+            return tiny_model.forward(packed.token_ids, backend.plan(packed.view()), kv_cache)
+
+    before = [(layer.k.clone(), layer.v.clone()) for layer in kv_cache.layers]
+    plain = hidden()
+    after = [(layer.k.clone(), layer.v.clone()) for layer in kv_cache.layers]
+    assert not torch.equal(before[0][0], after[0][0])
+    padded = hidden(num_rows=8, num_columns=32)
+    torch.testing.assert_close(padded[:3], plain, rtol=1e-5, atol=1e-5)  # fp32; 8 rows may be summed in another order
+    for layer, (k, v) in zip(kv_cache.layers, after, strict=True):
+        torch.testing.assert_close((layer.k, layer.v), (k, v), rtol=1e-5, atol=1e-5)
+        assert torch.equal(layer.k == 0, k == 0), "a padding row was written"
+
+
+def test_padded_batch_sizes():
+    sizes = [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 250]
+    assert [padded_batch_size(n) for n in sizes] == [1, 2, 4, 4, 8, 8, 16, 16, 32, 32, 48, 256]
+
+
+def test_padded_contexts():
+    assert [padded_context(n, 8192) for n in (1, 1024, 1025, 4097, 8192)] == [1024, 1024, 4096, 8192, 8192]
+    assert padded_context(5, 128) == 128

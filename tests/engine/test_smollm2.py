@@ -1,0 +1,133 @@
+"""The real model: for 20 varied prompts, the ids of transformers' greedy `generate`, whatever the engine does on the way."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.engine.engines import check_idle, make_engine, run
+from twophase import LLM, SamplingParams
+from twophase.engine.engine import Engine
+
+NUM_TOKENS = 32
+PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
+BLOCK_SIZE = 16
+
+# By length in tokens: those of a length go through transformers together, so that it needs no padding.
+TEXTS = {
+    5: [
+        "The capital of France is",
+        "Once upon a time there was a small dog",
+        "2 + 2 = 4, 3 + 3 =",
+        "  \n\n\t indented text, and then",
+        "Ünïcödé und Straße sind",
+    ],
+    12: [
+        "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+        "<|im_start|>user\nWhat is the capital of Italy?<|im_end|>\n<|im_start|>assistant\n",
+        "日本語のテキストはここにあります",
+        "1, 1, 2, 3, 5, 8, 13, 21, 34, 55",
+        "Dear Sir or Madam,\n\nI am writing to complain about the noise that",
+    ],
+    17: [
+        "SELECT name, COUNT(*) FROM users WHERE age > 30 GROUP BY name ORDER BY",
+        "Roses are red, violets are blue, sugar is sweet, and so are you, but",
+        '{"name": "Ada", "born": 1815, "field": "mathematics", "known_for": [',
+        "The mitochondria is the powerhouse of the cell. In plants, photosynthesis happens in the chloroplasts",
+        "😀👍🏽 emoji are fun 🎉🎉 and everyone loves to use them 🥳 every day",
+    ],
+    133: [
+        "It was the best of times, it was the worst of times, it was the age of wisdom. " * 8,
+        "In the beginning the Universe was created. This has made a lot of people very angry. " * 8,
+        "A list of words: apple, banana, cherry, date, elderberry, fig, grape, honeydew, kiwi, lemon. " * 6,
+        "def f(x):\n    '''Return x squared.'''\n    return x ** 2\n\nassert f(3) == 9\n\n" * 8,
+        "The history of science is long. Newton wrote the Principia in 1687, and Einstein wrote in 1905. " * 6,
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_folder):
+    return LLM(smollm2_folder, device="cpu", attention_backend="torch", num_kv_blocks=256, enable_prefix_caching=False)
+
+
+@pytest.fixture(scope="module")
+def prompts(llm):
+    by_length = {length: [llm.tokenizer.encode(text)[:length] for text in texts] for length, texts in TEXTS.items()}
+    assert all(len(ids) == length for length, several in by_length.items() for ids in several)
+    return by_length
+
+
+@pytest.fixture(scope="module")
+def expected(smollm2_folder, prompts):
+    """Prompt ids to output ids, end-of-text included, from transformers; computed once."""
+    oracle = AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.float32).eval()
+    expected = {}
+    for length, several in prompts.items():
+        ids = torch.tensor(several)
+        with torch.inference_mode():
+            new = oracle.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_TOKENS)
+        for prompt, row in zip(several, new[:, length:].tolist(), strict=True):
+            end = (
+                row.index(oracle.generation_config.eos_token_id)
+                if oracle.generation_config.eos_token_id in row
+                else None
+            )
+            expected[tuple(prompt)] = row if end is None else row[: end + 1]
+    assert len(expected) == 20
+    assert any(len(tokens) < NUM_TOKENS for tokens in expected.values()), "none of the prompts reaches end-of-text"
+    return expected
+
+
+def check(outputs, expected) -> None:
+    for output in outputs:
+        assert list(output.outputs[0].token_ids) == expected[output.prompt_token_ids], output.prompt_token_ids[:5]
+
+
+def as_prompts(expected):
+    return [{"prompt_token_ids": list(ids)} for ids in expected]
+
+
+def engine_of(llm: LLM, **options) -> Engine:
+    eos = llm.model_config.eos_token_ids
+    return make_engine(llm.model, block_size=BLOCK_SIZE, max_num_seqs=20, max_model_len=512, eos=eos, **options)
+
+
+def test_alone(llm, expected):
+    for prompt in as_prompts(expected):
+        check(llm.generate(prompt, PARAMS, use_tqdm=False), expected)
+
+
+def test_batched(llm, expected):
+    outputs = llm.generate(as_prompts(expected), PARAMS, use_tqdm=False)
+    check(outputs, expected)
+    assert max(step.num_decodes for step in llm.engine.trace) == 20
+
+
+def test_chunked_and_with_cache_hits(llm, expected):
+    engine = engine_of(llm, num_blocks=256, budget=48)
+    check(run(engine, as_prompts(expected), PARAMS), expected)
+    assert any(start and count > 1 for step in engine.trace for _, _, start, count in step.chunks)
+    outputs = run(engine, as_prompts(expected), PARAMS)
+    check(outputs, expected)
+    hits = [output.metrics.num_cached_tokens for output in outputs]
+    assert hits == [(len(ids) - 1) // BLOCK_SIZE * BLOCK_SIZE for ids in expected]
+
+
+def test_after_preemption(llm, expected):
+    # The prompts and 32 tokens each come to 110 blocks.
+    engine = engine_of(llm, num_blocks=48, budget=256, prefix_caching=False)
+    check(run(engine, as_prompts(expected), PARAMS), expected)
+    assert engine.stats().num_preemptions > 0
+
+
+def test_text_streams_and_chats(llm):
+    prompt = "The capital of France is"
+    (output,) = llm.generate(prompt, PARAMS)
+    assert output.outputs[0].text.startswith(" Paris")
+    assert "".join(llm.stream(prompt, PARAMS)) == output.outputs[0].text
+    assert output.outputs[0].text == llm.tokenizer.decode(output.outputs[0].token_ids)
+    (answer,) = llm.chat([{"role": "user", "content": "What is 2 + 2? Answer with one number."}], PARAMS)
+    assert answer.outputs[0].finish_reason == "stop"
+    assert "4" in answer.outputs[0].text
+    assert "<|im_end|>" not in answer.outputs[0].text
+    check_idle(llm.engine)

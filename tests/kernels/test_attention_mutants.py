@@ -1,0 +1,277 @@
+"""Planted bugs in the attention kernels, each of which a small peaky case must notice."""
+
+import contextlib
+import functools
+import math
+
+import pytest
+import torch
+
+from tests.kernels.attention_grid import small_tiles
+from tests.kernels.cases import (
+    HERE,
+    LSE_TOLERANCE,
+    TOLERANCE,
+    assert_attention,
+    assert_close,
+    attention_oracle,
+    far_away_case,
+    generator,
+    make_case,
+)
+from tests.mutation import KillTable, Mutant
+
+pytest.importorskip("triton", reason="not run here: no triton")
+pytestmark = pytest.mark.skipif(HERE == "cuda", reason="a mutant that reads astray would take the CUDA context with it")
+
+
+@contextlib.contextmanager
+def guarded(case):
+    """(q, out) inside larger buffers, whose other rows must stay as they are.
+
+    They catch what is written outside, and keep mutants from killing the tests' own process.
+    """
+    guard = case.q.new_full((64, *case.q.shape[1:]), 7.0)
+    queries, results = (torch.cat([guard, rows, guard]) for rows in (case.q, torch.empty_like(case.q)))
+    yield queries[64:-64], results[64:-64]
+    for written in (results[:64], results[-64:]):
+        assert (written == 7).all(), "wrote outside of the result"
+
+
+def check_decode(module, seq_lens=(33, 2), kv_format="none", **options):
+    case = make_case(list(seq_lens), heads=(6, 2), kv_format=kv_format, device=HERE)
+    want = attention_oracle(case, options.get("window"), options.get("num_sinks", 0))
+    options = {"num_splits": 1, "tiles": small_tiles(16, 32), "return_lse": True} | options
+    with guarded(case) as (q, out):
+        got = module.paged_decode(q, *case.cache, scale=case.scale, **case.scales, out=out, **options)
+    assert_attention(got, want)
+
+
+def check_deterministic(module):
+    """Bitwise the same alone and in a batch with a longer sequence."""
+    case = make_case([1040, 600], device=HERE, heads=(1, 1))
+    run = functools.partial(module.paged_decode, scale=case.scale, deterministic=True, tiles=small_tiles(16, 256))
+    together = run(case.q, *case.cache, max_seq_len=1040)
+    tables, lens = case.block_tables[1:], case.seq_lens[1:]
+    alone = run(case.q[1:], case.k_cache, case.v_cache, tables, lens, max_seq_len=600)
+    assert torch.equal(alone, together[1:])
+
+
+def check_prefill(module, query_lens=(40, 3), cached=(9, 5), kv_format="none", **options):
+    seq_lens = [q + c for q, c in zip(query_lens, cached, strict=True)]
+    case = make_case(seq_lens, list(query_lens), heads=(6, 2), kv_format=kv_format, device=HERE)
+    want = attention_oracle(case, options.get("window"), options.get("num_sinks", 0))
+    options = {"max_query_len": max(query_lens), "tiles": small_tiles(64, 16), "return_lse": True} | options
+    with guarded(case) as (q, out):
+        got = module.paged_prefill(
+            q, *case.cache, case.cu_query_lens, scale=case.scale, **case.scales, out=out, **options
+        )
+    assert_attention(got if options["return_lse"] else (got, want[1]), want)
+
+
+def check_merge(module, num_splits=20, num_empty=3, offset=0):
+    rng = generator(0)
+    lse = (offset + 4 * torch.randn(2, num_splits, generator=rng)).double()
+    partial = torch.randn(2, num_splits, 64, generator=rng).double()
+    lse[:, :num_empty] = -math.inf
+    weight = torch.exp2(lse - offset)
+    want = (weight[..., None] * partial).sum(1) / weight.sum(1, keepdim=True).clamp(min=1e-300)
+    partial[:, :num_empty] = math.nan
+    got = module.merge_splits(partial[None].float().to(HERE), lse[None].float().to(HERE))
+    assert_close(got[0][0], want, TOLERANCE[torch.float32])
+    assert_close(got[1][0], torch.log2(weight.sum(1)) + offset, LSE_TOLERANCE, "LSE")
+
+
+def check_far_away(module):
+    case = far_away_case()
+    got = module.paged_decode(
+        case.q, *case.cache, scale=case.scale, **case.scales, num_splits=1, return_lse=True, tiles=small_tiles(16)
+    )
+    assert_attention(got, attention_oracle(case))
+
+
+def check_padded_head_dim(module):
+    """D=80 in tiles of 128: what lies beyond a row is the next row, and in the last row of a page poison."""
+    case = make_case([31], heads=(2, 1), head_dim=80, device=HERE)
+    got = module.paged_decode(
+        case.q, *case.cache, scale=case.scale, return_lse=True, num_splits=1, tiles=small_tiles(16, 32)
+    )
+    assert_attention(got, attention_oracle(case))
+
+
+def check_strided(module):
+    case = make_case([33, 2], device=HERE)
+    fused = torch.cat([case.q, case.q[:, :2]], dim=1)
+    out = module.paged_decode(fused[:, :4], *case.cache, scale=case.scale, num_splits=1, tiles=small_tiles(16, 32))
+    assert_close(out, attention_oracle(case)[0], TOLERANCE[torch.float32])
+
+
+def options(check, **kwargs):
+    return functools.partial(check, **kwargs)
+
+
+WINDOW = {"window": 9, "num_sinks": 3}
+
+
+def range_mutants():
+    """Bugs in the loop that both kernels share, seen through one of them."""
+    rows = [
+        ("score scale left out", "tl.exp2(scores * qk_scale -", "tl.exp2(scores -", check_decode),
+        ("wrong page", "positions // PAGE,", "(positions // PAGE ^ 1),", check_decode),
+        ("page ids of this tile again", "positions + BLOCK_N, hi, PAGE)", "positions, hi, PAGE)", check_decode),
+        ("offset in page lost", "+ positions % PAGE", "+ 0 * positions", check_decode),
+        ("tail not masked", "visible = in_range[None, :] & (", "visible = in_range[None, :] | (", options(check_decode, **WINDOW)),
+        ("one key past the end", "in_range = positions < hi", "in_range = positions <= hi", check_decode),
+        ("no rescaling of the sum", "row_sum * rescale +", "row_sum +", options(check_decode, seq_lens=(90, 33))),
+        ("no rescaling of the output", "acc * rescale[:, None]", "acc", options(check_decode, seq_lens=(90, 33))),
+        ("maximum never updated", "row_max = new_max", "row_max = row_max", options(check_decode, seq_lens=(90, 33))),
+        ("LSE in base e", "tl.log2(sum_safe)", "tl.log(sum_safe)", check_decode),
+        ("empty row is 0 / 0", "tl.where(row_sum == 0, 1.0, row_sum)", "row_sum",
+         options(check_decode, seq_lens=(0, 5))),
+        ("unguarded -inf", 'tl.where(new_max == float("-inf"), 0.0, new_max)', "new_max",
+         options(check_prefill, query_lens=(40, 1), cached=(40, 0), window=3)),
+        ("K scale left out", "scores *= tl.load(k_scale_ptr", "scores *= 0 * tl.load(k_scale_ptr",
+         options(check_decode, kv_format="int8")),
+        ("K scale of the neighbour", "tl.load(k_scale_ptr + slots,", "tl.load(k_scale_ptr + slots // 2 * 2,",
+         options(check_decode, kv_format="int8")),
+        ("V scale left out", "p *= tl.load(v_scale_ptr + slots, mask=in_range, other=0.0)[None, :]", "p *= 1 / 127",
+         options(check_decode, kv_format="int8")),
+        ("V scaled by K's", "p *= tl.load(v_scale_ptr", "p *= tl.load(k_scale_ptr",
+         options(check_decode, kv_format="fp8_e4m3")),
+        ("scaled weights summed", "row_sum * rescale + tl.sum(p, axis=1)",
+         "row_sum * rescale + tl.sum(p * (1.0 if KV_FORMAT == 'none' else 0.5), axis=1)",
+         options(check_decode, kv_format="int8")),
+        ("V taken for K", "v = load_rows(v_ptr", "v = load_rows(k_ptr", check_decode),
+        ("padding of D read", "mask = (offs_d < D)[None, :]", "mask = (offs_d < BLOCK_D)[None, :]",
+         check_padded_head_dim),
+        ("32-bit offsets", "page_ids.to(tl.int64)", "page_ids", check_far_away),
+        ("diagonal one too far", "positions[None, :] <= row_positions[:, None])",
+         "positions[None, :] <= row_positions[:, None] + 1)", check_prefill),
+        ("diagonal one too short", "positions[None, :] <= row_positions[:, None])",
+         "positions[None, :] < row_positions[:, None])", check_prefill),
+        ("window one too long", "> row_positions[:, None] - WINDOW", ">= row_positions[:, None] - WINDOW",
+         options(check_prefill, **WINDOW)),
+        ("window one too short", "> row_positions[:, None] - WINDOW", "> row_positions[:, None] - WINDOW + 1",
+         options(check_prefill, **WINDOW)),
+        ("sinks in the window's tiles dropped", "in_window | (positions < NUM_SINKS)[None, :]", "in_window",
+         options(check_prefill, **WINDOW)),
+    ]  # fmt: skip
+    for name, old, new, check in rows:
+        function = getattr(check, "func", check)
+        through = "twophase_kernels.paged_prefill" if function is check_prefill else "twophase_kernels.paged_decode"
+        yield Mutant(name, "twophase_kernels.attend_range", old, new, through), check
+
+
+def decode_mutants():
+    rows = [
+        ("last token dropped", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)",
+         "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 2)", check_decode),
+        ("interleaved head map", "heads = kv_head * G + offs_m", "heads = kv_head + offs_m * H_KV", check_decode),
+        ("every group reads KV head 0", "k_ptr += kv_head * (PAGE * D)", "k_ptr += 0", check_decode),
+        ("values of KV head 0", "v_ptr += kv_head * (PAGE * D)", "v_ptr += 0", check_decode),
+        ("scales of KV head 0", "k_scale_ptr += kv_head * PAGE", "k_scale_ptr += 0",
+         options(check_decode, kv_format="int8")),
+        ("value scales of KV head 0", "v_scale_ptr += kv_head * PAGE", "v_scale_ptr += 0",
+         options(check_decode, kv_format="int8")),
+        ("scale not in base 2", "scale * LOG2_E, q.stride(0)", "scale, q.stride(0)", check_decode),
+        ("scale left out", "scale * LOG2_E, q.stride(0)", "LOG2_E, q.stride(0)", check_decode),
+        ("every sequence reads the first table", "block_tables_ptr + sequence.to(tl.int64) * table_row_stride",
+         "block_tables_ptr", check_decode),
+        ("queries of a contiguous tensor assumed", "sequence.to(tl.int64) * q_row_stride",
+         "sequence.to(tl.int64) * (H * D)", check_strided),
+        ("splits overlap", "split_lo = lo + split * split_len", "split_lo = lo + split * (split_len - 1)",
+         options(check_decode, seq_lens=(90, 33), num_splits=3)),
+        ("splits leave gaps", "tl.minimum(split_lo + split_len, seq_len)",
+         "tl.minimum(split_lo + split_len - 1, seq_len)", options(check_decode, seq_lens=(90, 33), num_splits=3)),
+        ("last split runs past the end", "split_hi = tl.minimum(split_lo + split_len, seq_len)",
+         "split_hi = split_lo + split_len", options(check_decode, seq_lens=(90, 33), num_splits=2)),
+        ("splits shared out without the remainder", "tl.cdiv(tl.cdiv(seq_len - lo, BLOCK_N), num_splits)",
+         "(tl.cdiv(seq_len - lo, BLOCK_N) // num_splits)", options(check_decode, seq_lens=(90, 33), num_splits=2)),
+        ("window one too long", "tl.maximum(seq_len - WINDOW, 0)", "tl.maximum(seq_len - WINDOW - 1, 0)",
+         options(check_decode, **WINDOW)),
+        ("window one too short", "tl.maximum(seq_len - WINDOW, 0)", "tl.maximum(seq_len - WINDOW + 1, 0)",
+         options(check_decode, **WINDOW)),
+        ("window starts before the sequence", "tl.maximum(seq_len - WINDOW, 0)", "(seq_len - WINDOW)",
+         options(check_decode, **WINDOW)),
+        ("sinks dropped", "tl.minimum(NUM_SINKS, lo), 0)", "0, 0)", options(check_decode, **WINDOW)),
+        ("sinks counted twice", "tl.minimum(NUM_SINKS, lo), 0)", "NUM_SINKS, 0)",
+         options(check_decode, seq_lens=(10, 33), **WINDOW)),
+        ("sinks in every split", "tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)", "tl.minimum(NUM_SINKS, lo)",
+         options(check_decode, seq_lens=(90, 33), num_splits=2, window=40, num_sinks=3)),
+        ("heads of the padding stored", "mask_q = (offs_m < G)[:, None] &", "mask_q = (offs_m < 4)[:, None] &",
+         check_decode),
+        ("deterministic splits evenly", "CHUNK=DETERMINISTIC_CHUNK if deterministic else 0", "CHUNK=0",
+         check_deterministic),
+        ("partials of another split", "* num_splits + split\n", "* num_splits + num_splits - 1 - split // 2\n",
+         options(check_decode, seq_lens=(90, 33), num_splits=3)),
+    ]  # fmt: skip
+    for name, old, new, check in rows:
+        yield Mutant(name, "twophase_kernels.paged_decode", old, new), check
+
+
+def prefill_mutants():
+    rows = [
+        ("interleaved head map", "heads = kv_head * G + offs_m % G", "heads = kv_head + offs_m % G * H_KV",
+         check_prefill),
+        ("rows packed head first", "tokens = offs_m // G", "tokens = offs_m % BLOCK_Q", check_prefill),
+        ("scale left out", "scale * LOG2_E, q.stride(0)", "LOG2_E, q.stride(0)", check_prefill),
+        ("cached tokens forgotten", "num_cached = seq_len - chunk_len", "num_cached = 0 * seq_len", check_prefill),
+        ("full tiles one too many", "(first_position + 1 - lo) // BLOCK_N * BLOCK_N",
+         "tl.cdiv(first_position + 1 - lo, BLOCK_N) * BLOCK_N", check_prefill),
+        ("diagonal tile dropped", "hi = tl.minimum(first_position + BLOCK_Q, seq_len)",
+         "hi = tl.minimum(first_position + BLOCK_Q, seq_len) // BLOCK_N * BLOCK_N", check_prefill),
+        ("last key of the block dropped", "hi = tl.minimum(first_position + BLOCK_Q, seq_len)",
+         "hi = tl.minimum(first_position + BLOCK_Q - 1, seq_len)", check_prefill),
+        ("keys after the chunk", "hi = tl.minimum(first_position + BLOCK_Q, seq_len)", "hi = first_position + BLOCK_Q",
+         check_prefill),
+        ("previous sequence", "// BLOCK_Q + middle <= block", "// BLOCK_Q + middle < block", check_prefill),
+        ("sequence search stops early", "while end - first > 1:", "while end - first > 2:",
+         options(check_prefill, query_lens=(40, 3, 5), cached=(9, 5, 0))),
+        ("too few programs", "num_tokens // (tiles.block_m // group) + num_seqs",
+         "num_tokens // (tiles.block_m // group)", check_prefill),
+        ("rows after the chunk stored", "& (first_token + tokens < chunk_len)", "& (tokens >= 0)",
+         options(check_prefill, query_lens=(40, 3), return_lse=False)),
+        # Row 63 of 64 is the next block's first token, whose own program runs before this one.
+        ("idle rows stored", "mask_m = (offs_m < BLOCK_Q * G) &", "mask_m = (offs_m >= 0) &",
+         options(check_prefill, query_lens=(60, 3), cached=(30, 5))),
+        ("window starts late", "tl.maximum(first_position - WINDOW + 1, 0)", "tl.maximum(first_position - WINDOW + 2, 0)",
+         options(check_prefill, **WINDOW)),
+        ("window's edge not masked", "tl.maximum(hi - WINDOW - lo, 0)", "0", options(check_prefill, window=40)),
+        ("window's edge ends early", "tl.cdiv(tl.maximum(hi - WINDOW - lo, 0), BLOCK_N)",
+         "(tl.maximum(hi - WINDOW - lo, 0) // BLOCK_N)",
+         options(check_prefill, query_lens=(40, 3), cached=(90, 5), window=60)),
+        ("sinks dropped", "sinks_hi = tl.minimum(NUM_SINKS, lo)", "sinks_hi = 0", options(check_prefill, **WINDOW)),
+        ("sinks counted twice", "sinks_hi = tl.minimum(NUM_SINKS, lo)", "sinks_hi = NUM_SINKS",
+         options(check_prefill, **WINDOW)),
+    ]  # fmt: skip
+    for name, old, new, check in rows:
+        yield Mutant(name, "twophase_kernels.paged_prefill", old, new), check
+
+
+def merge_mutants():
+    rows = [
+        ("empty splits are read", 'mask = (lse > float("-inf"))[:, None] & (offs_d < D)[None, :]',
+         "mask = (offs_s < num_splits)[:, None] & (offs_d < D)[None, :]", check_merge),
+        ("unguarded -inf", 'tl.where(m == float("-inf"), 0.0, m)', "m", options(check_merge, num_empty=20)),
+        ("no split at all is 0 / 0", "tl.where(total == 0, 1.0, total)", "total", options(check_merge, num_empty=20)),
+        ("weights in base e", "weight = tl.exp2(lse - m_safe)", "weight = tl.exp(lse - m_safe)", check_merge),
+        ("LSE in base e", "m + tl.log2(total_safe)", "m + tl.log(total_safe)", check_merge),
+        ("LSE without the maximum", "m + tl.log2(total_safe)", "tl.log2(total_safe)", check_merge),
+        ("not normalised", "tl.sum(acc, axis=0) / total_safe", "tl.sum(acc, axis=0)", check_merge),
+        ("only the first 16 splits", "acc += weight[:, None] *", "acc += (start < BLOCK_S) * weight[:, None] *",
+         check_merge),
+        ("maximum not subtracted", "weight = tl.exp2(lse - m_safe)", "weight = tl.exp2(lse)",
+         options(check_merge, offset=200)),
+    ]  # fmt: skip
+    for name, old, new, check in rows:
+        yield Mutant(name, "twophase_kernels.merge_splits", old, new), check
+
+
+@pytest.mark.parametrize(
+    ("mutant", "check"),
+    [*range_mutants(), *decode_mutants(), *prefill_mutants(), *merge_mutants()],
+    ids=lambda value: f"{value.module.split('.')[1]}:{value.name}" if isinstance(value, Mutant) else "",
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, at the NaN and infinities that mutants make
+def test_mutants_are_killed(mutant, check):
+    KillTable.record(mutant, check)

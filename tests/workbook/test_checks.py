@@ -1,0 +1,99 @@
+"""The helpers reject what is wrong, tell where and by how much, and accept what is right."""
+
+import pytest
+import torch
+
+from twophase.workbook.checks import Draw, Rejected, compare, finite, fresh, raises, unchanged
+
+X = torch.arange(6.0).reshape(2, 3)
+NAN = X.clone()
+NAN[1, 0] = float("nan")
+OFF = X.clone()
+OFF[0, 2] += 0.5
+
+REJECTED = {
+    "None": (None, X, "the result is None"),
+    "not a tensor": ([1.0], X, "the result is a list, expected a tensor"),
+    "shape": (X.T, X, r"shape \[3, 2\] \(row, column\), expected \[2, 3\] \(row, column\)"),
+    "dtype": (X.double(), X, "dtype float64, expected float32"),
+    "NaN": (NAN, X, "the result is NaN at row 1, column 0"),
+    "first difference": (OFF, X, r"differs first at row 0, column 2: got 2\.5, expected 2"),
+    "int for float": (X.long(), X, "dtype int64"),
+    "list": ([1, 2, 4], [1, 2, 3], "at row 2 is 4, expected 3"),
+    "nested": ([[1], [2]], [[1], [3]], "at row 1 at column 0 is 2, expected 3"),
+    "too long": ([1, 2, 3], [1, 2], "has 3 elements, expected 2"),
+    "too short": ([1], [1, 2], "has 1 element, expected 2"),
+    "number": (1.5, 1.0, r"is 1\.5, expected 1"),
+    "a NaN": (float("nan"), 1.0, "is nan, expected 1"),
+    "bool for int": (True, 1, "is a bool, expected an int"),
+    "tensor for a number": (torch.tensor(1), 1, "is a tensor of shape"),
+    "string": ("a", "b", "is 'a', expected 'b'"),
+    "missing key": ({"a": 1}, {"a": 1, "b": 2}, "lacks the key 'b'"),
+    "extra key": ({"a": 1, "b": 2}, {"a": 1}, "a key too many, 'b'"),
+    "value": ({"a": 1}, {"a": 2}, r"the result\['a'\] is 1, expected 2"),
+    "big integers": (torch.tensor([2**62 + 1]), torch.tensor([2**62]), r"differs first at index \[0\]"),
+    "ellipsis": (..., 3, "is Ellipsis, expected an int"),
+}
+
+
+@pytest.mark.parametrize("case", REJECTED)
+def test_compare_rejects(case):
+    got, expected, message = REJECTED[case]
+    with pytest.raises(Rejected, match=message):
+        compare(got, expected, axes=("row", "column"))
+
+
+@pytest.mark.parametrize(
+    "value", [X, NAN, torch.tensor(3), torch.zeros(0, 2), [1, (2.0, "a")], {"k": [X]}, None, 3, 2.5, True]
+)
+def test_compare_accepts_what_is_equal(value):
+    compare(value, value)
+
+
+def test_compare_tolerates_roundings_only():
+    compare(X + 1e-6, X)
+    compare(1.0 + 1e-7, 1.0)
+    compare(2, 2.0)
+    compare(X.double(), X, any_dtype=True)
+    compare(torch.tensor([float("inf")]), torch.tensor([float("inf")]))
+    with pytest.raises(Rejected) as caught:
+        compare(X * 1.001, X)
+    assert "5 of 6 elements differ" in caught.value.details[0]
+
+
+def test_unchanged_and_fresh():
+    with unchanged(x=X, n=[1]):
+        X.sum()
+    numbers = [1]
+    with pytest.raises(Rejected, match="modified its input `numbers`"), unchanged(numbers=numbers):
+        numbers.append(2)
+    x = X.clone()
+    with pytest.raises(Rejected, match="modified its input `x`"), unchanged(x=x):
+        x.add_(1)
+    with unchanged(x=NAN):
+        pass
+    fresh(x.clone(), x=x)
+    with pytest.raises(Rejected, match="a view of the input `x`"):
+        fresh(x[1:], x=x)
+
+
+def test_finite_and_raises():
+    finite(X)
+    with pytest.raises(Rejected, match="nan at row 1, column 0"):
+        finite(NAN, axes=("row", "column"))
+    raises(ValueError, int, "x")
+    with pytest.raises(Rejected, match="should raise ValueError; it returned 1"):
+        raises(ValueError, int, "1")
+    with pytest.raises(TypeError):
+        raises(ValueError, int, [])
+
+
+def test_draws_repeat_with_their_seed():
+    one, two, other = Draw(7), Draw(7), Draw(8)
+    for draw in (lambda d: d.normal(3), lambda d: d.integers(0, 9, 4), lambda d: d.uniform(2, low=1, high=2), lambda d: d.permutation(5)):  # fmt: skip
+        a, b, c = draw(one), draw(two), draw(other)
+        assert torch.equal(a, b)
+        assert a.shape == c.shape
+    assert [one.integer(0, 100) for _ in range(5)] == [two.integer(0, 100) for _ in range(5)]
+    assert one.choice("abc") == two.choice("abc")
+    assert one.normal(2, dtype=torch.bfloat16).dtype is torch.bfloat16

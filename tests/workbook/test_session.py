@@ -1,0 +1,273 @@
+"""What a learner meets in a notebook: verdict cards, hints, predictions, fall-backs, and a file that remembers."""
+
+import json
+import re
+import time
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.workbook.demo import LAB
+from twophase.workbook import session as session_module
+from twophase.workbook.checks import compare
+from twophase.workbook.exercise import Exercise, Property
+from twophase.workbook.guard import Guard
+from twophase.workbook.judge import Judge, run_cell
+from twophase.workbook.lab import WorkbookError
+from twophase.workbook.session import Session, adopt
+from twophase.workbook.solved import run_setup
+
+ASK = "from twophase.workbook import check, hint, measured, reference, reveal, use\n"
+
+
+@pytest.fixture
+def notebook(tmp_path, monkeypatch):
+    """Runs cells as a kernel would; `restart` gives a new kernel in the same folder."""
+    monkeypatch.setattr(session_module, "_sessions", {})
+
+    class Notebook:
+        def restart(self):
+            self.namespace = vars(run_setup(LAB))
+            run_cell(ASK, self.namespace, "<setup>")
+            adopt(Session(LAB, tmp_path, Guard(LAB.package)))
+            return self
+
+        def run(self, source, exercise="1.1"):
+            run_cell(source, self.namespace, f"<exercise {exercise}>")
+
+        def ask(self, call):
+            run_cell(f"answer = {call}", self.namespace, "<cell>")
+            return self.namespace["answer"]
+
+        def file(self):
+            return json.loads((tmp_path / "01_demo.progress.json").read_text())["exercises"]
+
+    return Notebook().restart()
+
+
+def shipped(exercise):
+    return LAB.templates[exercise].shipped()
+
+
+def solved(exercise, fill=None):
+    return LAB.templates[exercise].filled(fill)
+
+
+def test_a_learners_path(notebook):
+    assert "missing" in repr(notebook.ask('check("1.1")'))
+    notebook.run(shipped("1.1"))
+    assert repr(notebook.ask('check("1.1")')).startswith("○ 1.1 Running mean: not attempted")
+    notebook.run(solved("1.1", {2: "0, x.shape[-1]"}))
+    card = repr(notebook.ask('check("1.1", seed=5)'))
+    assert card.split("\n")[0] == "✗ 1.1 Running mean: not yet (3 points to win)"
+    for line in (
+        r"  holds  returns one mean per value",
+        r"  fails  matches a loop",
+        r"  why    the mean differs first at position 0: got -?(inf|\d.*), expected -?\d.*",
+        r"         case: shape = \(1,\), seed 5",
+        r"  hint   What is each total divided by, and along which axis\?",
+    ):
+        assert re.search(f"^{line}$", card, re.MULTILINE), (line, card)
+    assert "hint 1  Look at the first position." in repr(notebook.ask('hint("1.1")'))
+    notebook.restart()
+    assert "hint 2  Counting starts at one." in repr(notebook.ask('hint("1.1")'))
+    notebook.run(solved("1.1"))
+    card = repr(notebook.ask('check("1.1")'))
+    assert card.startswith("✓ 1.1 Running mean: passed, 3 points")
+    assert notebook.file() == {"1.1": {"attempts": 2, "hints": 2, "verdict": "passed"}}
+
+
+def test_hints_end_and_a_solution_is_recorded(notebook):
+    for _ in range(4):
+        card = repr(notebook.ask('hint("1.1")'))
+    assert "hint 3 of 3" in card
+    assert 'reveal("1.1")' in card
+    card = repr(notebook.ask('reveal("1.1")'))
+    assert "totals = x.cumsum(-1)" in card
+    assert notebook.file()["1.1"] == {"hints": 3, "revealed": True}
+    assert "no hints" in repr(notebook.ask('hint("1.2")'))
+
+
+def test_half_filled_names_the_blank(notebook):
+    notebook.run(shipped("1.1").replace('____("1.1", 1, "the sum up to each position")', "x.cumsum(-1)"))
+    card = repr(notebook.ask('check("1.1")'))
+    assert "Exercise 1.1, blank 2: from, to is still empty" in card
+    assert "line 3 of the cell: counts = torch.arange(____" in card
+
+
+def test_what_is_used_falls_back_to_the_reference(notebook):
+    notebook.run(shipped("1.1"))
+    notebook.run(solved("1.3"), "1.3")
+    card = repr(notebook.ask('check("1.3")'))
+    assert card.startswith("✓ 1.3")
+    assert "note   checked with the reference's answer to 1.1" in card
+    with pytest.raises(Exception, match=r"Exercise 1\.1, blank 1"):
+        notebook.namespace["running_mean"](torch.ones(2))
+    notebook.run(solved("1.1"))
+    assert "reference" not in repr(notebook.ask('check("1.3")'))
+
+
+def test_use_and_reference(notebook, capsys):
+    notebook.run(shipped("1.1"))
+    assert notebook.ask('use("1.1")')(torch.ones(3)).tolist() == [1, 1, 1]
+    assert capsys.readouterr().out == "reference: running_mean (exercise 1.1 does not pass yet)\n"
+    notebook.run(solved("1.1"))
+    assert notebook.ask('use("1.1")') is notebook.namespace["running_mean"]
+    assert capsys.readouterr().out == "yours: running_mean (exercise 1.1)\n"
+    notebook.run('running_mean = reference("1.1")')
+    assert repr(notebook.ask('check("1.1")')).startswith("↷ 1.1 Running mean: by reference")
+
+
+def test_a_prediction_is_committed_before_it_is_compared(notebook):
+    notebook.run(shipped("1.4"), "1.4")
+    assert "not attempted" in repr(notebook.ask('check("1.4")'))
+    notebook.run("guess_1_4 = 200", "1.4")
+    assert "committed  200 additions" in repr(notebook.ask('check("1.4")'))
+    notebook.run("guess_1_4 = 5000", "1.4")
+    assert "Your first prediction stands; 5000 came later." in repr(notebook.ask('check("1.4")'))
+    card = repr(notebook.ask('measured("1.4", 5050)'))
+    assert "predicted  200 additions" in card
+    assert "measured   5050 additions" in card
+    assert "too low, by a factor of more than 10; within a factor of 1.5 counts as close" in card
+    assert repr(notebook.ask('check("1.4")')).startswith("✓ 1.4")
+    assert notebook.file()["1.4"] == {"attempts": 1, "measured": 5050.0, "prediction": 200.0, "verdict": "passed"}
+
+
+def test_measuring_without_a_prediction(notebook):
+    assert "nothing yet" in repr(notebook.ask('measured("1.4", 3)'))
+    with pytest.raises(WorkbookError, match="is no prediction"):
+        notebook.ask('measured("1.2", 3)')
+
+
+def test_an_endless_loop_is_stopped_and_the_line_named(notebook, monkeypatch):
+    monkeypatch.setitem(vars(LAB.exercises["1.1"]), "time_limit_s", 0.3)
+    notebook.run("def running_mean(x):\n    while True:\n        x = x + 1\n")
+    begun = time.monotonic()
+    card = repr(notebook.ask('check("1.1")'))
+    assert time.monotonic() - begun < 5
+    assert "out of time" in card
+    assert re.search(r"line [23] of the cell: ", card)
+
+
+def test_replacing_torch_is_noticed_and_undone(notebook):
+    equal = torch.equal
+    notebook.run("torch.equal = lambda *a: True\n" + solved("1.1"))
+    card = repr(notebook.ask('check("1.1")'))
+    assert "your code replaced torch.equal" in card
+    assert "hint" not in card
+    assert torch.equal is equal
+    assert repr(notebook.ask('check("1.1")')).startswith("✓")
+
+
+def test_the_notebooks_random_numbers_go_on_as_if_unchecked(notebook):
+    notebook.run(solved("1.1"))
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    notebook.ask('check("1.1")')
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_a_broken_progress_file_is_told_on_the_card(notebook, tmp_path):
+    (tmp_path / "01_demo.progress.json").write_text("{")
+    notebook.run(solved("1.1"))
+    assert "moved to 01_demo.progress.broken.json" in repr(notebook.ask('check("1.1")'))
+    assert "moved" not in repr(notebook.ask('check("1.1")'))
+
+
+def test_cards_are_html_too_and_escape_what_they_show(notebook):
+    notebook.run("def running_mean(x):\n    raise ValueError('<b>&`x`')\n")
+    html = notebook.ask('check("1.1")')._repr_html_()
+    assert "ValueError: &lt;b&gt;&amp;<code>x</code>" in html
+    assert "<b>&`" not in html
+
+
+def test_a_name_that_is_no_exercise(notebook):
+    with pytest.raises(WorkbookError, match=r"no exercise '1\.9'; it has 1\.1"):
+        notebook.ask('check("1.9")')
+    with pytest.raises(WorkbookError, match=r'check\("1\.3"\); got 1\.1'):
+        notebook.ask("check(1.1)")
+
+
+def test_a_guard_puts_back_modules_classes_and_additions():
+    class Own:
+        pass
+
+    module = ModuleType("twophase.workbook.pretend")
+    Own.__module__ = module.__name__
+    module.Own, module.value = Own, 1
+    import sys
+
+    sys.modules[module.__name__] = module
+    try:
+        guard = Guard()
+        module.value, Own.method, torch.Tensor.sneaky = 2, len, 3
+        assert set(guard.replaced()) >= {f"{module.__name__}.value", "torch.Tensor.sneaky"}
+        guard.restore()
+        assert (module.value, vars(Own).get("method"), guard.replaced()) == (1, None, [])
+    finally:
+        del sys.modules[module.__name__]
+
+
+def test_a_library_that_wraps_its_own_function_is_no_offence():
+    guard, original = Guard(), torch.manual_seed
+    wrap = "import functools, torch\ntorch.manual_seed = functools.wraps(torch.manual_seed)(lambda seed: None)"
+    try:
+        run_cell(wrap, {}, "<library>")
+        assert torch.manual_seed is not original
+        assert guard.replaced() == []
+        run_cell(wrap, {}, "<exercise 1.1>")
+        assert guard.replaced() == ["torch.manual_seed"]
+    finally:
+        torch.manual_seed = original
+
+
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+from twophase.workbook import ____
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=____("9.1", 1, "which are inside"))
+    tl.store(y_ptr + offs, ____("9.1", 2, "the sum"), mask=offs < n)
+
+
+def add_one(x):
+    y = torch.empty_like(x)
+    add_kernel[(triton.cdiv(len(x), 16),)](x, y, len(x), BLOCK=16)
+    return y
+"""
+FIRST, SECOND = '____("9.1", 1, "which are inside")', '____("9.1", 2, "the sum")'
+
+
+@pytest.mark.parametrize(
+    ("mask", "value", "verdict", "said"),
+    [
+        (FIRST, SECOND, "not_attempted", "not attempted yet"),
+        ("offs < n", SECOND, "failed", "Exercise 9.1, blank 2: the sum is still empty"),
+        ("offs < n", "x + 2", "failed", "differs first at index [0]"),
+        ("offs < n", "x + y", "error", "name 'y' is not defined"),
+        ("offs < n", "x + 1", "passed", "every property holds"),
+    ],
+)
+def test_kernels(mask, value, verdict, said):
+    pytest.importorskip("triton")
+
+    def adds(answer, draw):
+        x = draw.normal(20)
+        compare(answer.add_one(x), x + 1)
+
+    exercise = Exercise(
+        id="9.1", title="Add one", kind="kernel", names=("add_kernel", "add_one"), points=1, minutes=1, objective="",
+        checks=(Property("adds one", adds, "Add one."),), needs=("triton",),
+    )  # fmt: skip
+    namespace = {}
+    run_cell(KERNEL.replace(FIRST, mask).replace(SECOND, value), namespace, "<exercise 9.1>")
+    got = Judge({"9.1": exercise}, {}, {"9.1": 2}).judge(exercise, namespace)
+    assert (got.verdict, said in got.reason) == (verdict, True), got
