@@ -1,26 +1,27 @@
 # %% tags=["setup"]
-import math
-
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
 from twophase.workbook import ____, check, hint, measured, reference, reveal, use
 
+torch.set_num_threads(1)
+
 # %% [markdown]
-# ## 1.6 What a token leaves behind
+# ## 6. What a token leaves behind
 #
-# *CPU · 15 min*
+# *Needs: CPU.*
 #
-# The cache of 1.5 buys time with memory. Every token leaves a key and a value in every layer, and they stay until the
-# sequence ends. An engine that serves many people at once is soon full of them, so the first thing to know about a
-# model is how many bytes one token leaves behind.
+# The cache of section 5 buys time with memory. Every token leaves a key and a value in every layer, and they stay
+# until the sequence ends. An engine that serves many people at once is soon full of them, so the first thing to know
+# about a model is how many bytes one token leaves behind.
 #
 # **Think first.** Llama-3-8B has 32 layers; each keeps 8 keys and 8 values per token, 128 numbers of two bytes each.
 # The text of a token is about four bytes long. How much is it in the cache?
 
 # %% tags=["setup"]
 import json
+import math
 from itertools import groupby
 
 GB, GIB = 10**9, 2**30  # what a card's box says, and what a computer counts in
@@ -37,7 +38,8 @@ check("1.10")
 
 # %% [markdown]
 # What is kept, and what is not: queries are used once and forgotten.
-#
+
+# %% [markdown]
 # ```mermaid
 # flowchart LR
 #     T["one new token"] --> A["layer 1"] --> B["layer 2"] --> C["..."] --> Z["layer L"]
@@ -45,7 +47,8 @@ check("1.10")
 #     B --> B1["K: H_kv × D<br/>V: H_kv × D"]
 #     Z --> Z1["K: H_kv × D<br/>V: H_kv × D"]
 # ```
-#
+
+# %% [markdown]
 # <!-- card 1.11 -->
 # Read a model's `config.json` and say how many bytes of K and V one token takes, with $b$ bytes per number:
 #
@@ -136,15 +139,17 @@ plt.show()
 # The lines are straight and parallel: nothing but length counts, and a model's place is fixed by its layers and its
 # key/value heads. Number of weights is no guide: the 70B-style line lies *below* that of the older model, which is a
 # fraction of its size. The next section says how that was done.
+
+# %% [markdown]
+# ## 7. Fewer heads to remember
 #
-# ## 1.7 Fewer heads to remember
-#
-# *CPU · 12 min*
+# *Needs: CPU.*
 #
 # In the transformer of 2017 every head has keys and values of its own (multi-head attention, MHA). All heads may
 # share one pair (multi-query, MQA, arXiv:1911.02150), or groups of neighbours may share (grouped-query, GQA,
 # arXiv:2305.13245). Query heads stay as many as they were; only the cache shrinks, by $g = H / H_{kv}$.
-#
+
+# %% [markdown]
 # ```mermaid
 # flowchart TB
 #     subgraph MQA["MQA, g = 4"]
@@ -208,21 +213,23 @@ for kind, num_kv_heads in (("MHA", 32), ("GQA", 8), ("MQA", 1)):
 # %%
 from twophase.workbook.lab01.serving import greedy_text, model_with_heads
 
+prompt = "The capital of France is"
 maps = {"neighbours": use("1.12"), "remainder": lambda head, num_heads, num_kv_heads: head % num_kv_heads}
 for name, kv_head in maps.items():
-    print(f"{name:10} {[kv_head(head, 9, 3) for head in range(9)]}")
-    print(f"{'':10} The capital of France is{greedy_text(model_with_heads(kv_head), 'The capital of France is', 14)!r}")
+    text = greedy_text(model_with_heads(kv_head), prompt, 14).replace("\n", " ")
+    print(f"{name:10} heads read {[kv_head(head, 9, 3) for head in range(9)]}: {prompt}{text}")
 
 # %% [markdown]
 # ### Read the result
 #
-# No error, no warning, and nothing that a test of shapes would notice: seven of nine heads read keys they were not
-# trained with, and the model is lost. Whenever you write attention for grouped heads, test it against something that
-# knows the map. (The check above asked PyTorch's own grouped attention.)
+# No error, no warning, and nothing that a test of shapes would notice: compare the two lists, most heads read keys
+# they were not trained with, and the model is lost. Whenever you write attention for grouped heads, test it against
+# something that knows the map. (The check above asked PyTorch's own grouped attention.)
+
+# %% [markdown]
+# ## 8. A budget of memory
 #
-# ## 1.8 A budget of memory
-#
-# *CPU · 15 min*
+# *Needs: CPU.*
 #
 # How many requests can one card serve at a time? Four things want its memory: the **weights**, fixed; a **workspace**
 # for the numbers in flight during a step; **headroom** that is left free on purpose, for the driver, for
@@ -285,6 +292,7 @@ request_bytes = 4096 * per_token["Llama-3-8B"]
 # NBVAL_CHECK_OUTPUT
 print(f"a request: {request_bytes:,} bytes; 64 GB: {64 * GB:,}; 64 GiB: {64 * GIB:,}")
 print(f"in 64 GB {how_many(80, 16, request_bytes)} requests, in 64 GiB {64 * GIB // request_bytes}")
+print(f"a GB is {GB / GIB:.3f} GiB")
 with_margins = how_many(80, 16, request_bytes, utilisation=0.9, workspace_gb=4)
 print(f"with a tenth of the card left free and 4 GB to work in: {with_margins}")
 
@@ -295,7 +303,8 @@ measured("1.14", how_many(80, 16, request_bytes))
 # 128 is often printed, and it is 64 GiB divided by 512 MiB. A gigabyte is 7 % smaller than a gibibyte; nine requests
 # hide in the difference. Makers mean now one, now the other, so ask the device: `torch.cuda.mem_get_info()` counts
 # bytes, and that is what this project's engine divides by, in whole pages.
-#
+
+# %% [markdown]
 # ### From concurrency to throughput
 #
 # Little's law holds for anything that people enter and leave, a shop or an engine, in whatever order they are served:
@@ -320,7 +329,7 @@ check("1.15")
 # %%
 from twophase.workbook.lab01.serving import serve
 
-latencies_s, steps = serve([8, 16, 12, 6, 14, 8, 10, 16, 6, 12])
+latencies_s, steps = serve([8, 14, 10, 6, 12, 8, 10, 14, 6, 8])
 total_s = sum(seconds for seconds, _ in steps)
 rate, stay_s = len(latencies_s) / total_s, sum(latencies_s) / len(latencies_s)
 counted = sum(seconds * num_inside for seconds, num_inside in steps) / total_s
@@ -329,13 +338,15 @@ print(f"{rate:.3f} requests/s x {stay_s:.3f} s each = {rate * stay_s:.2f} inside
 # %% [markdown]
 # ### Read the result
 #
-# The two agree, and nothing was assumed about order or lengths. So the number of requests that fit in memory is a
-# bound on throughput: more inside, or a shorter stay, or no more tokens per second. What is lost of the cache is lost
-# of all that the card could earn; the next section is about losing it.
+# The two agree to the last digit: the run begins and ends empty, so every second that somebody spends inside is
+# counted once on either side. Nothing was assumed about order or lengths. So the number of requests that fit in
+# memory is a bound on throughput: more inside, or a shorter stay, or no more tokens per second. What is lost of the
+# cache is lost of all that the card could earn; the next section is about losing it.
+
+# %% [markdown]
+# ## 9. Where to put it
 #
-# ## 1.9 Where to put it
-#
-# *CPU · 25 min*
+# *Needs: CPU.*
 #
 # A request comes with a prompt and a limit, `max_tokens`; where between the two it will end, nobody knows. The first
 # engines kept K and V of a request in one tensor, so they set aside the whole limit, in one piece, when it came. We
@@ -401,7 +412,8 @@ plt.show()
 # %% [markdown]
 # Two kinds of waste, then. Slots that are held and empty: *internal* fragmentation. Slots that are free and of no
 # use, because no hole is long enough: *external* fragmentation.
-#
+
+# %% [markdown]
 # <!-- card 1.17 -->
 # Measure both for one moment of the cache. `owners` says who holds each slot (`None`: nobody), `written` how many
 # tokens each holder has.
@@ -452,7 +464,8 @@ plt.show()
 # Real engines of the time were no better; vLLM's authors measured some (arXiv:2309.06180, figure 2). Their cure is
 # the one that operating systems found long ago: cut memory into equal *pages*, give a sequence a page when its last
 # one is full, and keep a table of which page comes next. No page needs a neighbour.
-#
+
+# %% [markdown]
 # ```mermaid
 # flowchart LR
 #     subgraph S["tokens of r7"]
@@ -566,14 +579,15 @@ outcomes = [replay(more, Contiguous(100, use("1.16"))), replay(more, Paged(manag
 print("finished in one piece and on pages:", [len(outcome.finished) for outcome in outcomes])
 
 # %% [markdown]
-# ## 1.10 From logits to a token
+# ## 10. From logits to a token
 #
-# *CPU, the model · 35 min*
+# *Needs: CPU, and the model.*
 #
 # The model gives a number for each of 49,152 tokens, and one has to be chosen. Always taking the likeliest is safe
 # and dull, and small models then repeat themselves. So engines draw, from a distribution that is first put into shape
 # by *logits processors*: functions from logits to logits, one after the other.
-#
+
+# %% [markdown]
 # ```mermaid
 # flowchart LR
 #     L["logits"] --> T["temperature"] --> K["top-k"] --> P["top-p"] --> M["min-p"] --> S["softmax"]
@@ -667,9 +681,11 @@ for name, sampler in (("one generator", one_generator), ("own seeds", own_seeds)
 
 # %% [markdown]
 # The first request's tokens, alone and with two others. Only stateless numbers keep the promise.
-#
+
+# %% [markdown]
 # ### Shaping the distribution
-#
+
+# %% [markdown]
 # <!-- card 1.21 -->
 # *Temperature* $T > 0$ divides the logits. Below 1 the likely gets likelier, above 1 all get more alike;
 # probabilities become proportional to $p^{1/T}$. ($T = 0$ would divide by zero; engines take it to mean *the
@@ -692,7 +708,8 @@ check("1.21")
 # %% [markdown]
 # How many tokens are worth a thought? After *The capital of France is*, nearly all probability is on one. Other
 # sentences are more open.
-#
+
+# %% [markdown]
 # <!-- card 1.22 -->
 # SmolLM2 is to continue *My favourite food is*. Take its tokens from the likeliest down until they hold 90 % of the
 # probability. How many are that, of 49,152? (A factor of 4 counts as close.)
@@ -716,7 +733,8 @@ measured("1.22", num_tokens)
 # %% [markdown]
 # In one sentence a single token, in another hundreds, and behind them a tail of tens of thousands that are nonsense
 # one by one and likely enough together to spoil a long text. So the tail is cut, by one of three rules.
-#
+
+# %% [markdown]
 # <!-- card 1.23 -->
 # *Top-k* (arXiv:1805.04833) keeps the $k$ likeliest, whatever their probability. What is exactly as likely as the
 # $k$-th stays too, so that the result does not depend on how a device sorts equals; a $k$ beyond the vocabulary keeps
@@ -816,15 +834,15 @@ plt.show()
 # model had finished. The stop token is part of the output; what stands in the prompt ends nothing.
 #
 # ```python
-# >>> generate(lambda ids: ids[-1] + 1, [5, 6], stop_ids={9}, max_tokens=10)
+# >>> complete(lambda ids: ids[-1] + 1, [5, 6], stop_ids={9}, max_tokens=10)
 # ([7, 8, 9], 'stop')
-# >>> generate(lambda ids: ids[-1] + 1, [5, 6], stop_ids={9}, max_tokens=2)
+# >>> complete(lambda ids: ids[-1] + 1, [5, 6], stop_ids={9}, max_tokens=2)
 # ([7, 8], 'length')
 # ```
 
 
 # %% tags=["exercise:1.26"]
-def generate(next_token, prompt_ids, stop_ids, max_tokens):
+def complete(next_token, prompt_ids, stop_ids, max_tokens):
     ids, reason = list(prompt_ids), None
     while reason is None:
         token = next_token(ids)
@@ -853,7 +871,7 @@ prompt_ids = llm.tokenizer.encode("Once upon a time, there was a little")
 end_ids = llm.model_config.eos_token_ids
 
 
-def story(seed, temperature, k, p, least, max_tokens=36):
+def tell(seed, temperature, k, p, least, max_tokens=28):
     next_logits = NextLogits()
 
     def next_token(ids):
@@ -873,8 +891,8 @@ settings = {
     "hot, min-p": (1.8, everything, 1.0, 0.1),
 }
 for name, setting in settings.items():
-    output, reason = story(11, *setting)
-    print(f"{name:10} ({reason}) ... a little{llm.tokenizer.decode(output)!r}")
+    output, reason = tell(11, *setting)
+    print(f"{name + ':':11} ... a little{llm.tokenizer.decode(output)} [{reason}]\n")
 
 # %% [markdown]
 # And the whole against the engine's own sampler, which works on all rows of a batch at once, in other ways: same
@@ -883,7 +901,7 @@ for name, setting in settings.items():
 # %%
 from twophase import SamplingParams
 
-output, reason = story(7, 0.8, 50, 0.9, 0.05, max_tokens=24)
+output, reason = tell(7, 0.8, 50, 0.9, 0.05, max_tokens=24)
 params = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.05, seed=7, max_tokens=24)
 (theirs,) = llm.generate([{"prompt_token_ids": prompt_ids}], params, use_tqdm=False)[0].outputs
 print(llm.tokenizer.decode(output))
@@ -902,26 +920,27 @@ print("the same tokens:", list(theirs.token_ids) == output, "| the same reason:"
 
 # %%
 for seed in (1, 2, 3):
-    output, _ = story(seed, temperature=0.8, k=50, p=0.9, least=0.0, max_tokens=12)
-    print(f"seed {seed}: ... a little{llm.tokenizer.decode(output)!r}")
+    output, _ = tell(seed, temperature=0.8, k=50, p=0.9, least=0.0, max_tokens=10)
+    print(f"seed {seed}: ... a little{llm.tokenizer.decode(output)}")
 
 # %% [markdown]
 # ## Checkpoint
 #
 # Tick what you could explain to a colleague without looking. What you can't, is a section to go back to.
 #
-# - [ ] why a text's log-probability is a sum, and what the model's row of logits has to do with it (1.1)
-# - [ ] why training sees all positions at once and generation does not (1.2)
-# - [ ] what exactly is kept in a cache, and what would break if positions were not offset (1.5)
-# - [ ] how many bytes a token takes, for any model whose `config.json` you are shown (1.6)
-# - [ ] which key/value head a query head reads, and how you would notice that it reads the wrong one (1.7)
-# - [ ] how many requests a card serves at a time, with what margin, in GB and in GiB (1.8)
-# - [ ] why a request can fail in a cache that is mostly empty, and what a page changes (1.9)
-# - [ ] what temperature, top-k, top-p and min-p keep, and why a seed belongs to a request (1.10)
+# - [ ] why a text's log-probability is a sum, and what the model's row of logits has to do with it (1)
+# - [ ] why training sees all positions at once and generation does not (2)
+# - [ ] what exactly is kept in a cache, and what would break if positions were not offset (5)
+# - [ ] how many bytes a token takes, for any model whose `config.json` you are shown (6)
+# - [ ] which key/value head a query head reads, and how you would notice that it reads the wrong one (7)
+# - [ ] how many requests a card serves at a time, with what margin, in GB and in GiB (8)
+# - [ ] why a request can fail in a cache that is mostly empty, and what a page changes (9)
+# - [ ] what temperature, top-k, top-p and min-p keep, and why a seed belongs to a request (10)
+
+# %% [markdown]
+# ## 11. Knowledge check
 #
-# ## 1.11 Knowledge check
-#
-# *No code, 13 min.* Eight questions over the whole lab.
+# *Needs: a clear head.* Eight questions over the whole lab.
 
 # %% [markdown]
 # <!-- card 1.27 -->
@@ -1028,32 +1047,34 @@ check("1.34")
 # %% [markdown]
 # ## Principles
 #
-# 1. **Generation is sequential, so keep what is finished.** K and V of a token never change; computing them once
-#    turns quadratic work into linear.
-# 2. **Count bytes before you run.** $2 L H_{kv} D b$ per token decides how many people a card serves. Units are part of a
-#    number.
+# 1. **Generation is sequential, so keep what is finished.** K and V of a token never change; computing them once turns
+#    quadratic work into linear.
+# 2. **Count bytes before you run.** $2 L H_{kv} D b$ per token decides how many people a card serves. Units are part
+#    of a number.
 # 3. **Memory is throughput.** Little's law: what does not fit inside is not served per second.
 # 4. **Promise nothing you need not.** Pages given on demand waste at most the rest of one page; the price is a table,
 #    and a plan for the day when pages run out.
-# 5. **Right shapes prove little.** A wrong head map, a dropped token or a stale position runs without complaint. Compare
-#    with an independent oracle.
+# 5. **Right shapes prove little.** A wrong head map, a dropped token or a stale position runs without complaint.
+#    Compare with an independent oracle.
 # 6. **Randomness belongs to the request.** Its numbers depend on its seed and position, not on its neighbours.
-#
+
+# %% [markdown]
 # ## Troubleshooting, by symptom
 #
-# | symptom | likely cause | see |
+# | symptom | likely cause | section |
 # |---|---|---|
-# | fluent nonsense, no error | wrong head map; positions not offset; keys of another sequence | 1.5, 1.7 |
-# | first token right, later ones drift | the cache misses a token or holds one twice; position off by one | 1.5 |
-# | slower with every token | the cache is not used: the whole text is computed again | 1.3, 1.4 |
-# | out of memory with half the requests expected | K or V forgotten; GB for GiB; no workspace | 1.6, 1.8 |
-# | requests refused, memory free | reservations for `max_tokens`; fragmentation | 1.9 |
-# | memory shrinks with every request served | a table that is not closed | 1.9 |
-# | the answer never ends | stop ids missing (an instruct model has its own); limit counted from the prompt | 1.10 |
-# | empty answer | the stop test looks at the prompt too | 1.10 |
-# | same seed, different text | one generator shared by the batch | 1.10 |
-# | `nan` or an error while sampling | every token dropped: top-p without the token that crosses | 1.10 |
-#
+# | fluent nonsense, no error | wrong head map; positions not offset; keys of another sequence | 5, 7 |
+# | first token right, later ones drift | the cache misses a token or holds one twice; position off by one | 5 |
+# | slower with every token | the cache is not used: the whole text is computed again | 3, 4 |
+# | out of memory with half the requests expected | K or V forgotten; GB for GiB; no workspace | 6, 8 |
+# | requests refused, memory free | reservations for `max_tokens`; fragmentation | 9 |
+# | memory shrinks with every request served | a table that is not closed | 9 |
+# | the answer never ends | stop ids missing (an instruct model has its own); limit counted from the prompt | 10 |
+# | empty answer | the stop test looks at the prompt too | 10 |
+# | same seed, different text | one generator shared by the batch | 10 |
+# | `nan` or an error while sampling | every token dropped: top-p without the token that crosses | 10 |
+
+# %% [markdown]
 # ## What to read next
 #
 # - Attention Is All You Need, arXiv:1706.03762: where K and V come from.

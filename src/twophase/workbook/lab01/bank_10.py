@@ -43,7 +43,7 @@ def loop(body: str, *, before: str = "ids, reason = list(prompt_ids), None", res
     result = result or "ids[len(prompt_ids) :], reason"
     return "\n".join(
         [
-            "def generate(next_token, prompt_ids, stop_ids, max_tokens):",
+            "def complete(next_token, prompt_ids, stop_ids, max_tokens):",
             f"    {before}",
             "    while reason is None:",
             *(f"        {line}" for line in lines),
@@ -283,7 +283,7 @@ BANKS = {
             Right("adds lists", {1: "ids.extend([token])"}),
             Right(
                 "a for loop",
-                "def generate(next_token, prompt_ids, stop_ids, max_tokens):\n"
+                "def complete(next_token, prompt_ids, stop_ids, max_tokens):\n"
                 "    output = []\n"
                 "    for _ in range(max_tokens):\n"
                 "        output.append(next_token([*prompt_ids, *output]))\n"

@@ -267,7 +267,7 @@ def scripted(tokens: Sequence[int], prompt: Sequence[int]) -> Callable[[list[int
 def run(
     answer: Any, prompt: list[int], script: list[int], stop_ids: set[int], max_tokens: int, expected: tuple[Any, ...]
 ) -> None:
-    got = answer.generate(scripted(script, prompt), list(prompt), stop_ids, max_tokens)
+    got = answer.complete(scripted(script, prompt), list(prompt), stop_ids, max_tokens)
     if not isinstance(got, tuple) or len(got) != 2:
         reject(f"the result is {got!r}, expected (token ids, reason)")
     case = f"prompt {prompt}, the model says {script}, stop ids {sorted(stop_ids)}, max_tokens {max_tokens}"
@@ -298,7 +298,7 @@ def prefers_stop(answer: Any, draw: Draw) -> None:
 def keeps_the_prompt(answer: Any, draw: Draw) -> None:
     prompt = [4, 5]
     with unchanged(prompt_ids=prompt):
-        answer.generate(lambda ids: 9, prompt, set(), 3)
+        answer.complete(lambda ids: 9, prompt, set(), 3)
 
 
 def tokens_that_hold_90_percent() -> int:
@@ -540,7 +540,7 @@ EXERCISES = (
         id="1.26",
         title="When to stop",
         kind="code",
-        names=("generate",),
+        names=("complete",),
         points=3,
         minutes=6,
         lines=3,
