@@ -456,7 +456,8 @@ print(f"slots with a token: {tokens.mean():.0f} of 100 on average, {tokens.max()
 figure, axes = plt.subplots(figsize=(9, 3), facecolor="white")
 axes.plot(by_step[:, 0], color="#0072B2", label="internal: held, no token")
 axes.plot(by_step[:, 1], "--", color="#D55E00", label="external: free, outside the longest hole")
-axes.set(xlabel="step", ylabel="share of slots", ylim=(0, 1), title="Two kinds of waste, step by step")
+axes.set(xlabel="step", ylabel="share of slots", ylim=(0, 1))
+axes.set_title("Two kinds of waste, step by step", loc="left")
 axes.legend(frameon=False)
 plt.show()
 
@@ -547,11 +548,12 @@ on_pages = replay(arrivals, Paged(manager, *use("1.19")))
 # %%
 # NBVAL_CHECK_OUTPUT
 for kind, result in (("in one piece", in_one_piece), ("on pages", on_pages)):
-    mean = np.mean([cache.num_written for cache in result.snapshots])
+    tokens = np.mean([cache.num_written for cache in result.snapshots])
+    empty = np.mean([waste(cache.owners, cache.written)[0] for cache in result.snapshots])
     print(
-        f"{kind:12} {len(result.finished)} served, {len(result.refused):2} turned away, "
-        f"{len(result.cut_short)} cut short, {mean:.0f} of 100 slots hold a token on average"
+        f"{kind:12} {len(result.finished)} served, {len(result.refused)} turned away, {len(result.cut_short)} cut short"
     )
+    print(f"{'':12} on average {tokens:.0f} of 100 slots hold a token; {empty:.0%} of what is held is empty")
 
 # %%
 measured("1.18", len(on_pages.refused) + len(on_pages.cut_short))
@@ -706,7 +708,7 @@ def apply_temperature(logits, temperature):
 check("1.21")
 
 # %% [markdown]
-# How many tokens are worth a thought? After *The capital of France is*, nearly all probability is on one. Other
+# How many tokens are worth a thought? After *The capital of France is*, most probability is on one. Other
 # sentences are more open.
 
 # %% [markdown]
@@ -814,13 +816,13 @@ panels = {
     "as the model says": logits,
     "temperature 0.5": warm(logits, 0.5),
     "top-k, k = 5": top_k(logits, 5),
-    "top-p, p = 0.3": top_p(logits, 0.3),
-    "min-p 0.2": min_p(logits, 0.2),
+    "top-p, p = 0.5": top_p(logits, 0.5),
+    "min-p 0.15": min_p(logits, 0.15),
 }
 
 # %%
-words = [open_engine().tokenizer.decode([token]) for token in range(logits.shape[1])]
-draw_distributions({name: each[0].softmax(-1) for name, each in panels.items()}, 16, words)
+distributions = {name: each[0].softmax(-1) for name, each in panels.items()}
+draw_distributions(distributions, 16, open_engine().tokenizer.decode)
 plt.show()
 
 # %% [markdown]

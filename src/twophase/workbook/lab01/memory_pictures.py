@@ -22,6 +22,7 @@ def draw_cache_growth(bytes_per_token: Mapping[str, int], max_tokens: int) -> Fi
         axes.annotate(f" {name}", (lengths[-1], gib[-1]), va="center", color=INK)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="tokens in the sequence", ylabel="K and V, GiB", xlim=(lengths[0], lengths[-1]))
     axes.set_xticks(lengths, [f"{n:,}" for n in lengths], rotation=30)
     axes.grid(color=LINE, alpha=0.3)

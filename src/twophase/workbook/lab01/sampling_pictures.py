@@ -1,6 +1,6 @@
 """Pictures of distributions over tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,16 +11,19 @@ from torch import Tensor
 from twophase.workbook.pictures import COLOURS, INK, LINE
 
 
-def draw_distributions(panels: Mapping[str, Float[Tensor, "V"]], num_shown: int, tokens: Sequence[str]) -> Figure:
+def draw_distributions(
+    panels: Mapping[str, Float[Tensor, "V"]], num_shown: int, decode: Callable[[list[int]], str]
+) -> Figure:
     """One panel per distribution: its probabilities over the tokens that rank first in the first panel."""
     order = next(iter(panels.values())).argsort(descending=True)[:num_shown]
+    words = [decode([token]).strip() or "(space)" for token in order.tolist()]
     figure, all_axes = plt.subplots(1, len(panels), figsize=(10, 3.2), sharey=True, facecolor="white")
     for index, (axes, (title, probs)) in enumerate(zip(all_axes, panels.items(), strict=True)):
         shown = probs[order].tolist()
         axes.bar(range(num_shown), shown, color=COLOURS[0] if index == 0 else COLOURS[1], edgecolor=INK, linewidth=0.4)
         num_left = int((probs > 0).sum())
         axes.set_title(f"{title}\n{num_left:,} token{'s' * (num_left != 1)} left", loc="left", fontsize=9)
-        axes.set_xticks(range(num_shown), [tokens[i].strip() or "␣" for i in range(num_shown)], rotation=90, fontsize=7)
+        axes.set_xticks(range(num_shown), words, rotation=90, fontsize=7)
         axes.spines[["right", "top"]].set_visible(False)
     all_axes[0].set_ylabel("probability")
     figure.supxlabel(f"the {num_shown} likeliest tokens", fontsize=9)

@@ -160,7 +160,7 @@ def measures_outside(answer: Any, draw: Draw, num_holders: int) -> None:
 
 
 def knows_the_extremes(answer: Any, draw: Draw, cache: str) -> None:
-    owners: Owners = {"empty": [None] * 6, "full": ["a"] * 6}[cache]
+    owners: Owners = [None] * 6 if cache == "empty" else ["a"] * 6
     written: dict[str, int] = {} if cache == "empty" else {"a": 6}
     compare(fragmentation(answer, owners, written), (0.0, 0.0), what="(internal, external)")
 

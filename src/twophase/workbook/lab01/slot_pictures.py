@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 from twophase.workbook.lab01.arrivals import Replay, Snapshot
 from twophase.workbook.pictures import COLOURS, EMPTY, INK, LINE
 
+HOLDERS = COLOURS[:6]  # yellow and its pale shade are too alike in grey
 UNWRITTEN = 0.28  # how much of a request's colour a slot shows that is held and not written
 
 
@@ -20,7 +21,7 @@ def draw_slots(snapshot: Snapshot, wanted: int, title: str) -> Figure:
     figure, axes = plt.subplots(figsize=(10, 2.1), facecolor="white")
     filled = {slot for name, slots in snapshot.slots.items() for slot in slots[: snapshot.written[name]]}
     for index, (name, slots) in enumerate(snapshot.slots.items()):
-        colour = COLOURS[index % len(COLOURS)]
+        colour = HOLDERS[index % len(HOLDERS)]
         for slot in slots:
             alpha = 0.85 if slot in filled else UNWRITTEN
             axes.add_patch(Rectangle((slot, 1), 0.9, 0.8, facecolor=colour, alpha=alpha))
@@ -51,7 +52,7 @@ def holes(owners: Sequence[str | None]) -> list[tuple[int, int]]:
 def draw_replay(result: Replay, title: str) -> Figure:
     """Slots over time: full colour holds a token, pale is held and not written, grey is free."""
     names = list(dict.fromkeys(name for snapshot in result.snapshots for name in snapshot.slots))
-    colour_of = {name: np.array(to_rgb(COLOURS[i % len(COLOURS)])) for i, name in enumerate(names)}
+    colour_of = {name: np.array(to_rgb(HOLDERS[i % len(HOLDERS)])) for i, name in enumerate(names)}
     num_slots = result.snapshots[0].num_slots
     image = np.tile(np.array(to_rgb(EMPTY)), (num_slots, len(result.snapshots), 1))
     for step, snapshot in enumerate(result.snapshots):
