@@ -1,0 +1,49 @@
+"""The engine's attention with a head map of one's own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twophase.attention.interface import AttentionBackend, AttentionSpec
+from twophase.attention.torch_backend import TorchBackend
+from twophase.cache.kv_cache import LayerKV
+from twophase.core.batch import AttentionBatch
+
+
+class MappedHeads(AttentionBackend):
+    """Paged attention in which query head h reads KV head `kv_heads[h]`.
+
+    The engine's backend reads h // G. So the query heads are sorted by the KV head they ask for, run through it, and
+    put back.
+
+    Raises:
+        ValueError: Unless every KV head is asked for by G query heads.
+    """
+
+    name = "mapped heads"
+
+    def __init__(self, spec: AttentionSpec, block_size: int, kv_heads: Sequence[int]) -> None:
+        group = spec.num_heads // spec.num_kv_heads
+        if sorted(kv_heads) != [h // group for h in range(spec.num_heads)]:
+            raise ValueError(f"each of {spec.num_kv_heads} KV heads serves {group} query heads; got {list(kv_heads)}")
+        self._inner = TorchBackend(spec, block_size)
+        self._order = torch.tensor(sorted(range(spec.num_heads), key=lambda h: kv_heads[h]))
+        self._back = self._order.argsort()
+
+    def plan(self, batch: AttentionBatch) -> Any:
+        return self._inner.plan(batch)
+
+    def write(self, q: Any, k: Any, v: Any, cos: Any, sin: Any, kv: LayerKV, plan: Any) -> Float[Tensor, "T H D"]:
+        return self._inner.write(q, k, v, cos, sin, kv, plan)
+
+    def attend(self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: Any) -> Float[Tensor, "T H D"]:
+        return self._inner.attend(q[:, self._order], kv, plan)[:, self._back]
+
+    def rmsnorm(self, x: Any, residual: Any, weight: Any, eps: float) -> Any:
+        return self._inner.rmsnorm(x, residual, weight, eps)
+
+    def silu_mul(self, gate_up: Any) -> Any:
+        return self._inner.silu_mul(gate_up)
