@@ -70,7 +70,7 @@ EXERCISES = (
             Property("matches a loop", matches_a_loop, "What is each total divided by, and along which axis?", SHAPES),
             Property("leaves its inputs alone", leaves_inputs_alone, "Operations ending in _ write in place."),
         ),
-        time_limit_s=3,
+        time_limit_s=8,
     ),
     Exercise(
         id="1.2",
