@@ -764,8 +764,8 @@ plt.show()
 # ### Read the result
 #
 # The lines are straight and parallel: nothing but length counts, and a model's place is fixed by its layers and its
-# key/value heads. Number of weights is no guide: the 70B-style line lies *below* that of the older model, which is a
-# fraction of its size. The next section says how that was done.
+# key/value heads. The number of weights is no guide: the 70B-style line lies *below* that of the older model, which
+# is a fraction of its size. The next section says how that was done.
 
 # %% [markdown]
 # ## 7. Fewer heads to remember
@@ -1021,6 +1021,8 @@ print(f"of these, {len(unlucky)} with enough slots free: {', '.join(unlucky)}")
 
 # %% [markdown]
 # The whole run, one column per step. Full colour holds a token, pale is set aside and still empty, grey is free.
+# (Such pictures are often drawn by hand, and then a request that reserves 2,048 slots sits in slots 0 to 511. This one
+# is what the allocator did.)
 
 # %%
 draw_replay(in_one_piece, "Set aside in one piece: most of what is held is empty")

@@ -403,9 +403,7 @@ EXERCISES = (
         minutes=2,
         objective="estimate how many tokens share the probability",
         needs=("model",),
-        hints=(
-            "The vocabulary has 49,152 tokens. After `The capital of France is`, most probability is on ` Paris`.",
-        ),
+        hints=("The vocabulary has 49,152 tokens. After `The capital of France is`, most probability is on ` Paris`.",),
         question=Number(
             tokens_that_hold_90_percent,
             factor=4,
