@@ -238,22 +238,27 @@ def prefill_tiles(
     Its figures were chosen by what compiles without spills, not yet by measured time.
     """
     num_rows = max_query_len * group
-    block_m = max(16 if num_rows <= 16 else 64 if num_rows <= 64 else 128, next_power_of_2(group))
+    at_least = next_power_of_2(group)
+    block_m = max(at_least, 16 if num_rows <= 16 else 64 if num_rows <= 64 else 128)
+    short_block_m = max(at_least, min(block_m, 64))
     block_d = padded_head_dim(head_dim)
     if generation == "interpreter":
         return Tiles(max(128, block_m), 256, num_warps=4, num_stages=1)  # a tile costs the same whatever its size
     if dtype == torch.float32:  # no matrix units: registers are the limit
-        return Tiles(max(32, next_power_of_2(group)), 16 if block_d > 128 else 32, num_warps=8, num_stages=3)
+        return Tiles(max(32, at_least), 16 if block_d > 128 else 32, num_warps=8, num_stages=3)
     if generation == "cdna":  # 64 KiB of LDS for two tiles of K and V; 4 warps have 512 registers per lane
-        return Tiles(min(block_m, 64), 16, 4, 3) if block_d > 128 else Tiles(block_m, 32, 4, 3)
-    if generation == "hopper":  # 64 rows per 4 warps are one wgmma; 128 x 128 tiles, or 128 rows on 4 warps, spill
+        return Tiles(short_block_m, 16, 4, 3) if block_d > 128 else Tiles(block_m, 32, 4, 3)
+    is_quantised = kv_format != "none"
+    if generation == "hopper" and not (is_quantised and block_d > 128):
+        # 64 rows per 4 warps are one wgmma; 128 x 128 tiles, or 128 rows on 4 warps, spill.
         return Tiles(block_m, 32 if block_d > 128 else 64, num_warps=8 if block_m >= 128 else 4, num_stages=3)
-    # mma.sync keeps Q in registers. Beside it there is room for 64 keys at D=64; at D=128 if nothing else needs room.
-    if block_d > 128:
-        return Tiles(min(block_m, 64), 32, num_warps=8, num_stages=3)
-    is_plain = kv_format == "none" and not has_window
-    block_n = 64 if block_d <= 64 or is_plain else 32
-    return Tiles(block_m, block_n, num_warps=8 if block_m > 16 else 4, num_stages=3)
+    # mma.sync keeps Q in registers, beside which decoded tiles find room only if few rows share a warp.
+    if block_d > 128 or (is_quantised and block_d > 64):
+        return Tiles(short_block_m, 32, num_warps=8, num_stages=3)
+    # At D=128 registers hold 64 keys only if nothing else needs them: no window, and a row's token and head found by
+    # shifting, not dividing.
+    has_room = block_d <= 64 or (not has_window and group == at_least)
+    return Tiles(block_m, 64 if has_room else 32, num_warps=8 if block_m > 16 else 4, num_stages=3)
 
 
 def paged_prefill_reference(

@@ -51,6 +51,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 PRODUCTION_LAYERS = (
     MetaLayer(BF16, 32, 8, 128),  # Llama 3, Mistral, Qwen3
     MetaLayer(FP16, 32, 8, 128, page=64),
+    MetaLayer(BF16, 28, 4, 128),  # Qwen2: a group of 7
     MetaLayer(BF16, 9, 3, 64),  # SmolLM2
     MetaLayer(BF16, 16, 1, 256, page=64),
     MetaLayer(BF16, 32, 32, 96),

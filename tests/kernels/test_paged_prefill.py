@@ -1,5 +1,6 @@
 """paged_prefill against a naive fp64 oracle; what must not change its result; and what it must refuse."""
 
+import itertools
 import math
 
 import pytest
@@ -167,10 +168,11 @@ def test_no_host_sync():
 
 
 def test_tiles_hold_the_group():
-    for generation in ("interpreter", "ampere", "ada", "hopper", "cdna"):
-        for dtype in (torch.float32, torch.bfloat16):
-            tiles = prefill_tiles(71, 64, dtype, "none", has_window=False, max_query_len=1, generation=generation)
-            assert tiles.block_m >= 71
+    generations = ("interpreter", "ampere", "ada", "hopper", "cdna")
+    dtypes, formats = (torch.float32, torch.bfloat16), ("none", "int8")
+    for generation, dtype, kv_format, head_dim in itertools.product(generations, dtypes, formats, (64, 128, 256)):
+        for max_query_len in (1, 1000):
+            assert prefill_tiles(71, head_dim, dtype, kv_format, True, max_query_len, generation).block_m >= 71
     sizes = [prefill_tiles(4, 128, torch.bfloat16, "none", False, n, "hopper").block_m for n in (1, 4, 5, 16, 17)]
     assert sizes == [16, 16, 64, 64, 128]
 
