@@ -5,8 +5,8 @@
 # token by token, each token waiting for the one before. Same weights, same arithmetic, and a price per token that
 # differs by a factor of ten and more. The first code cell shows it on your machine.
 #
-# Half of that difference is waste, and this lab takes it away: you write the loop that generates text, count what it
-# computes again and again, and build the **KV cache** that ends it. The other half is not waste. A cache has to be
+# Part of that difference is waste, and this lab takes it away: you write the loop that generates text, count what it
+# computes again and again, and build the **KV cache** that ends it. The rest is not waste. A cache has to be
 # read, stored and paid for, and that is what the rest of the lab, and of this workbook, is about.
 
 # %% [markdown]
@@ -84,9 +84,9 @@ print(f"writing: 10 tokens in {write_s:.2f} s, {1e3 * write_s / 10:.0f} ms a tok
 # %% [markdown]
 # ```mermaid
 # flowchart LR
-#     x0["x₀"] -->|"row 0: p(x₁ | x₀)"| x1["x₁"]
-#     x1 -->|"row 1: p(x₂ | x₀ x₁)"| x2["x₂"]
-#     x2 -->|"row 2: p(x₃ | x₀ x₁ x₂)"| x3["x₃"]
+#     x0["x₀"] -->|"row 0: p(x₁ given x₀)"| x1["x₁"]
+#     x1 -->|"row 1: p(x₂ given x₀ x₁)"| x2["x₂"]
+#     x2 -->|"row 2: p(x₃ given x₀ x₁ x₂)"| x3["x₃"]
 #     x3 -.->|"row 3: predicts x₄, not written yet"| x4["?"]
 # ```
 #
@@ -182,16 +182,13 @@ pictures.draw_dependence(changes)
 # %% [markdown]
 # ```mermaid
 # flowchart LR
+#     subgraph unknown["text being written: a chain of passes"]
+#         direction LR
+#         p0["x₀"] --> p1["pass 1"] -->|"x₁"| p2["pass 2"] -->|"x₂"| p3["pass 3"] -->|"x₃"| p4["..."]
+#     end
 #     subgraph known["known text: one pass"]
 #         direction LR
-#         a0["x₀"] --> b["all positions<br/>side by side"]
-#         a1["x₁"] --> b
-#         a2["x₂"] --> b
-#         b --> r["rows 0, 1, 2"]
-#     end
-#     subgraph unknown["text being written: a chain"]
-#         direction LR
-#         p1["pass 1"] -->|"x₁"| p2["pass 2"] -->|"x₂"| p3["pass 3"] -->|"x₃"| p4["..."]
+#         a["x₀ x₁ x₂ x₃"] --> b["all positions side by side"] --> r["rows 0, 1, 2, 3"]
 #     end
 # ```
 #
@@ -224,7 +221,7 @@ print(f"200 rows: {1e3 * one_s:.1f} ms in one pass, {1e3 * many_s:.0f} ms in 200
 # | `write 8` | write 8 different answers to that prompt, 1,000 tokens each |
 # | `verify 5` | somebody guesses the next 5 tokens; find out which of them greedy decoding would have written |
 #
-# **a** 1 pass  **b** 5 passes  **c** 1,000 passes  **d** 8,000 passes
+# Options: **a** 1 pass · **b** 5 passes · **c** 1,000 passes · **d** 8,000 passes
 
 # %% tags=["exercise:1.2"]
 answer_1_2 = {
@@ -401,9 +398,9 @@ curves = {"your loop": {}, "transformers, with a cache": {}}
 wider = random_llama(width=128)
 transformers_greedy(wider, start, 3)  # the first call prepares things
 for T in (10, 30, 100, 300, 1_000):
-    repeats = max(1, 100 // T)  # short times are the noisy ones
+    repeats = max(1, 300 // T)  # short times are the noisy ones
     curves["your loop"][T] = seconds(lambda T=T: write_greedily(wider, start, T, eos_id=-1), repeats)
-    curves["transformers, with a cache"][T] = seconds(lambda T=T: transformers_greedy(wider, start, T), repeats)
+    curves["transformers, with a cache"][T] = seconds(lambda T=T: transformers_greedy(wider, start, T), repeats + 1)
 pictures.draw_growth(curves, fit_from=100)
 
 # %% [markdown]
@@ -612,12 +609,13 @@ print(f"without a cache {without_s:.3f} s, with a cache {with_s:.3f} s")
 measured("1.9", without_s / with_s)
 
 # %% [markdown]
-# **Where it comes from.** The same run, pass by pass. Change `BATCH` or the lengths in a cell of your own and run it
-# again: with one sequence, or ten new tokens, what is left of the advantage?
+# **Where it comes from.** The same run, pass by pass. It is an experiment to play with: put a
+# `prompt = torch.randint(0, 100, (1, 50))` in front, or other lengths, and run the cell again. With a single sequence,
+# what is left of the advantage?
 
 # %%
 recomputing, caching = Timed(recompute, repeats=3), Timed(one_pass, repeats=3)
-ids, cache = prompt, toy.empty_cache(BATCH)
+ids, cache = prompt, toy.empty_cache(len(prompt))
 for _ in range(NEW):
     logits = recomputing(toy, ids)
     _, cache = caching(toy, ids[:, cache[0].shape[1] :], cache)

@@ -64,7 +64,7 @@ EXERCISES = (
         names=("greedy",),
         points=4,
         minutes=10,
-        lines=4,
+        lines=3,
         objective="write the loop that turns next-token predictions into text",
         hints=(
             "Print `logits.shape` for a prompt of five tokens. How many rows, and which of them is about the future?",
