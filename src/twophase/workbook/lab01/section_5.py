@@ -1,7 +1,7 @@
 """A cache in a model of one attention block: attention behind a cache, one cached pass, generation."""
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,7 +93,7 @@ def model_and_text(draw: Draw, length: int, batch: int = 2) -> tuple[ToyModel, T
 
 def feed(answer, toy: ToyModel, ids: Tensor, chunks: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The text in chunks, each with the cache that the one before returned."""
-    cache: Sequence[Tensor] = toy.empty_cache(ids.shape[0])
+    cache: Any = toy.empty_cache(ids.shape[0])
     logits = []
     for chunk in ids.split(list(chunks), dim=1):
         got = answer.step(toy, chunk, cache)
