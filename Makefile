@@ -1,7 +1,7 @@
 # Two commands do all set-up: `make lab` opens the workbook, `make test` passes the tests.
 #
 #   make lab [PORT=8888] [BROWSER=no]   JupyterLab on labs/00_start.ipynb
-#   make test                           everything CI runs
+#   make test [ARGS=--full]             everything CI runs; --full adds the long runs
 #   make grade [ARGS=...]               grade your notebooks in labs/; ARGS as of `twophase grade`, such as --html r.html
 #   make bench                          the benchmarks (not tests: nothing here is timed against the clock)
 #   make labs                           rebuild the notebooks from labsolutions/*.py
@@ -39,7 +39,7 @@ lab: model
 	  $(if $(filter no,$(BROWSER)),--no-browser) $(if $(filter 0,$(shell id -u)),--allow-root)
 
 test: model
-	$(BIN)/python -m pytest -n auto --dist loadscope
+	$(BIN)/python -m pytest -n auto --dist loadscope $(ARGS)
 	$(BIN)/python -m twophase.workbook.build --check
 	TWOPHASE_PROGRESS_DIR=$$(mktemp -d) $(BIN)/python -m pytest -p no:xdist --nbval-lax --nbval-current-env --nbval-cell-timeout=180 -W default labs labsolutions
 
