@@ -108,6 +108,14 @@ def test_what_is_used_falls_back_to_the_reference(notebook):
     assert "reference" not in repr(notebook.ask('check("1.3")'))
 
 
+def test_use_of_an_answer_that_calls_an_empty_one(notebook, capsys):
+    notebook.run(shipped("1.1"))
+    notebook.run(solved("1.3"), "1.3")
+    assert repr(notebook.ask('check("1.3")')).startswith("✓ 1.3")
+    notebook.ask('use("1.3")')(torch.ones(2))  # the learner's own would meet the blank of 1.1
+    assert capsys.readouterr().out == "reference: centred (exercise 1.1 does not pass yet)\n"
+
+
 def test_use_and_reference(notebook, capsys):
     notebook.run(shipped("1.1"))
     assert notebook.ask('use("1.1")')(torch.ones(3)).tolist() == [1, 1, 1]

@@ -181,15 +181,18 @@ def reference(exercise: str) -> Any:
 
 @no_type_check
 def use(exercise: str) -> Any:
-    """Your answer if it passes its check, else the reference's, saying so. For cells that build on an exercise."""
+    """Your answer if it and all it calls pass their checks, else the reference's, saying which; for what builds on it."""
     namespace = _callers_namespace()
     session, found = _here(exercise)
     if session.judge.is_judging:
         raise WorkbookError("an answer may not call the reference")
-    if session.known(found, namespace).passed:
+    # An answer may have passed with the reference standing in for what it calls; here nothing would.
+    needed = [found, *(session.lab.exercise(other) for other in session.lab.all_uses(exercise))]
+    broken = [other.id for other in needed if not session.known(other, namespace).passed]
+    if not broken:
         print(f"yours: {', '.join(found.names)} (exercise {exercise})")
         return _only(found, namespace)
-    print(f"reference: {', '.join(found.names)} (exercise {exercise} does not pass yet)")
+    print(f"reference: {', '.join(found.names)} (exercise {broken[0]} does not pass yet)")
     return _only(found, session.references)
 
 

@@ -40,6 +40,14 @@ def greedy(model, ids, num_new, eos_id):
             return ids[: at + 1]
     return ids
 """
+RETURNS_NOTHING = """
+def greedy(model, ids, num_new, eos_id):
+    for _ in range(num_new):
+        next_id = model(ids[None]).logits[0, -1].argmax()
+        ids = torch.cat([ids, next_id[None]])
+        if next_id == eos_id:
+            break
+"""
 A_LIST = """
 def greedy(model, ids, num_new, eos_id):
     text = ids.tolist()
@@ -64,6 +72,7 @@ def greedy(model, ids, num_new, eos_id):
 BANKS = {
     "1.3": Bank(
         wrong=(
+            Wrong("returns nothing", RETURNS_NOTHING, "returns the prompt and the new tokens"),
             Wrong("only the new token stays", {2: "next_id[None]"}, "returns the prompt and the new tokens"),
             Wrong("puts it in front", {2: "torch.cat([next_id[None], ids])"}, "returns the prompt and the new tokens"),
             Wrong("one turn too few", ONE_TOO_FEW, "returns the prompt and the new tokens"),

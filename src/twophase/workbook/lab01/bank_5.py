@@ -2,6 +2,11 @@
 
 from twophase.workbook.exercise import Bank, Right, Wrong
 
+RETURNS_NOTHING = """
+def attend(q, k, v):
+    weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+    weights @ v
+"""
 SDPA = """
 def attend(q, k, v):
     L, S = q.shape[1], k.shape[1]
@@ -53,6 +58,13 @@ def step(toy, new_ids, cache):
     q = toy.project(x)[0]
     k, v = (torch.cat([old, new], dim=1) for old, new in zip(cache, toy.project(x)[1:]))
     return toy.logits(x, attend(q, k, v)), (k, v)
+"""
+LOGITS_ONLY = """
+def step(toy, new_ids, cache):
+    x = toy.embed(new_ids, cache[0].shape[1])
+    q, new_k, new_v = toy.project(x)
+    k, v = torch.cat([cache[0], new_k], dim=1), torch.cat([cache[1], new_v], dim=1)
+    return toy.logits(x, attend(q, k, v))
 """
 KEYS_ONLY = """
 def step(toy, new_ids, cache):
@@ -126,6 +138,7 @@ def generate(toy, prompt, num_new):
 BANKS = {
     "1.6": Bank(
         wrong=(
+            Wrong("returns nothing", RETURNS_NOTHING, "returns one vector per query"),
             Wrong("softmax over the queries", {4: "scores.softmax(1)"}, "averages the values"),
             Wrong("no softmax", {4: "scores"}, "averages the values"),
             Wrong("zero instead of minus infinity", {3: "scores.masked_fill(~visible, 0)"}, "hides the future"),
@@ -149,6 +162,7 @@ BANKS = {
         wrong=(
             Wrong("appends nothing", {3: "new_k", 4: "new_v"}, "caches every token"),
             Wrong("appends keys only", KEYS_ONLY, "caches every token"),
+            Wrong("returns the logits only", LOGITS_ONLY, "answers for the new tokens"),
             Wrong("appends along the batch", {3: "torch.cat([old_k, new_k], dim=0)"}, "answers for the new tokens"),
             Wrong("always position 0", {1: "0"}, "caches the right keys and values"),
             Wrong("one position late", {1: "old_k.shape[1] + 1"}, "starts from an empty cache"),

@@ -1,6 +1,7 @@
 """A text's probability is a product: the chain rule, on a model's logits."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,11 +31,11 @@ def number(got: object) -> float:
     return float(got)
 
 
-def gives_one_number(answer, draw: Draw, length):
+def gives_one_number(answer: Any, draw: Draw, length: int) -> None:
     number(answer.text_log_prob(*text(draw, length)))
 
 
-def ignores_a_rows_level(answer, draw: Draw, length):
+def ignores_a_rows_level(answer: Any, draw: Draw, length: int) -> None:
     logits, ids = text(draw, length)
     before = number(answer.text_log_prob(logits, ids))
     raised = logits.clone()
@@ -43,7 +44,7 @@ def ignores_a_rows_level(answer, draw: Draw, length):
     compare(after, before, what="the log-probability, with 3 added to every logit of row 0,", rtol=1e-4, atol=1e-3)
 
 
-def leaves_out_the_last_row(answer, draw: Draw, length):
+def leaves_out_the_last_row(answer: Any, draw: Draw, length: int) -> None:
     logits, ids = text(draw, length)
     before = number(answer.text_log_prob(logits, ids))
     other = torch.cat([logits[:-1], draw.normal(1, logits.shape[1])])
@@ -51,7 +52,7 @@ def leaves_out_the_last_row(answer, draw: Draw, length):
     compare(after, before, what="the log-probability, with other logits in the last row,", rtol=1e-4, atol=1e-3)
 
 
-def adds_up(answer, draw: Draw, length, cut):
+def adds_up(answer: Any, draw: Draw, length: int, cut: int) -> None:
     logits, ids = text(draw, length)
     whole = number(answer.text_log_prob(logits, ids))
     first = number(answer.text_log_prob(logits[: cut + 1], ids[: cut + 1]))
@@ -59,13 +60,13 @@ def adds_up(answer, draw: Draw, length, cut):
     compare(whole, first + rest, what=f"log p of all {length} tokens", rtol=1e-4, atol=1e-3)
 
 
-def matches_a_loop(answer, draw: Draw, length):
+def matches_a_loop(answer: Any, draw: Draw, length: int) -> None:
     logits, ids = text(draw, length)
     expected = naive_log_prob(logits, ids)
     compare(number(answer.text_log_prob(logits, ids)), expected, what="the log-probability", rtol=1e-4, atol=1e-3)
 
 
-def survives_confidence(answer, draw: Draw):
+def survives_confidence(answer: Any, draw: Draw) -> None:
     logits, ids = text(draw, 6, scale=500)
     expected = naive_log_prob(logits, ids)
     got = number(answer.text_log_prob(logits, ids))
@@ -74,7 +75,7 @@ def survives_confidence(answer, draw: Draw):
     compare(got, expected, what="the log-probability", rtol=1e-4, atol=1e-3)
 
 
-def leaves_inputs_alone(answer, draw: Draw):
+def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
     logits, ids = text(draw, 4)
     with unchanged(logits=logits, ids=ids):
         answer.text_log_prob(logits, ids)

@@ -1,28 +1,29 @@
 """The greedy loop, without a cache, against transformers."""
 
-import torch
+from typing import Any
 
 from twophase.workbook.checks import Draw, compare, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab01.models import random_llama, transformers_greedy
+from twophase.workbook.lab01.shapes import compare_shapes
 
 NO_END = -1
 NUM_SEEDS = 5
 
 
-def some_model(draw: Draw):
+def some_model(draw: Draw) -> Any:
     """One of a few random models: new ones take time to make."""
     return random_llama(draw.integer(0, NUM_SEEDS))
 
 
-def keeps_the_prompt(answer, draw: Draw, length, num_new):
+def keeps_the_prompt(answer: Any, draw: Draw, length: int, num_new: int) -> None:
     ids = draw.integers(0, 100, length)
     got = answer.greedy(some_model(draw), ids.clone(), num_new, NO_END)
-    compare(torch.zeros_like(got), ids.new_zeros(length + num_new), what="the prompt followed by the new tokens")
+    compare_shapes(got, ids.new_zeros(length + num_new), what="the prompt followed by the new tokens")
     compare(got[:length], ids, what="the prompt", axes=("position",))
 
 
-def picks_the_likeliest(answer, draw: Draw, length):
+def picks_the_likeliest(answer: Any, draw: Draw, length: int) -> None:
     model, ids = some_model(draw), draw.integers(0, 100, length)
     expected = int(transformers_greedy(model, ids, 1)[-1])
     got = int(answer.greedy(model, ids.clone(), 1, NO_END)[-1])
@@ -30,13 +31,13 @@ def picks_the_likeliest(answer, draw: Draw, length):
         reject(f"the first new token is {got}, expected {expected}")
 
 
-def matches_transformers(answer, draw: Draw, length, num_new):
+def matches_transformers(answer: Any, draw: Draw, length: int, num_new: int) -> None:
     model, ids = some_model(draw), draw.integers(0, 100, length)
     expected = transformers_greedy(model, ids, num_new)
     compare(answer.greedy(model, ids.clone(), num_new, NO_END), expected, what="the text", axes=("position",))
 
 
-def stops_at_the_end(answer, draw: Draw, length, at):
+def stops_at_the_end(answer: Any, draw: Draw, length: int, at: int) -> None:
     """The end token is whichever the model writes as its `at`-th; it may have come up before."""
     model, ids = some_model(draw), draw.integers(0, 100, length)
     eos_id = int(transformers_greedy(model, ids, at)[-1])
@@ -50,7 +51,7 @@ def stops_at_the_end(answer, draw: Draw, length, at):
     compare(got, expected, what="the text", axes=("position",))
 
 
-def leaves_the_prompt_alone(answer, draw: Draw):
+def leaves_the_prompt_alone(answer: Any, draw: Draw) -> None:
     ids = draw.integers(0, 100, 4)
     with unchanged(ids=ids):
         answer.greedy(some_model(draw), ids, 3, NO_END)

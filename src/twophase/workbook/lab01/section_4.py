@@ -1,5 +1,7 @@
 """Counting the work of generation, with and without a cache."""
 
+from typing import Any
+
 from twophase.workbook.checks import Draw, compare, reject
 from twophase.workbook.exercise import Exercise, Property, Test
 from twophase.workbook.questions import Number
@@ -17,7 +19,7 @@ def enumerated(num_prompt: int, num_new: int, cached: bool) -> tuple[int, int]:
     return len({(turn, query) for turn, query, _ in work}), len(work)
 
 
-def returns_two_counts(answer, draw: Draw, cached):
+def returns_two_counts(answer: Any, draw: Draw, cached: bool) -> None:
     got = answer.count_work(2, 2, cached)
     if not (isinstance(got, tuple | list) and len(got) == 2):
         reject(f"the result is {got!r}, expected two numbers: tokens and pairs")
@@ -27,7 +29,7 @@ def counts(which: int, cached: bool) -> Test:
     """The test of one of the two counts in one of the two modes."""
     what = f"the number of {('tokens', 'query-key pairs')[which]} {'with' if cached else 'without'} a cache"
 
-    def test(answer, draw: Draw, num_prompt, num_new):
+    def test(answer: Any, draw: Draw, num_prompt: int, num_new: int) -> None:
         expected = enumerated(num_prompt, num_new, cached)[which]
         compare(answer.count_work(num_prompt, num_new, cached)[which], expected, what=what)
 

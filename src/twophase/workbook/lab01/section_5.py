@@ -8,7 +8,8 @@ from torch import Tensor
 
 from twophase.workbook.checks import Draw, compare, fresh, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
-from twophase.workbook.lab01.toy import ToyModel, speed_up
+from twophase.workbook.lab01.shapes import compare_shapes
+from twophase.workbook.lab01.toy import KeysValues, ToyModel, speed_up
 from twophase.workbook.questions import Number
 
 BATCH, PROMPT, NEW = 64, 50, 100  # the published measurement has a batch of 10,000
@@ -45,18 +46,18 @@ def queries_keys_values(draw: Draw, new: int, cached: int, width: int = 8) -> tu
     return q, k, v
 
 
-def returns_a_vector_per_query(answer, draw: Draw, new, cached):
+def returns_a_vector_per_query(answer: Any, draw: Draw, new: int, cached: int) -> None:
     q, k, v = queries_keys_values(draw, new, cached)
-    compare(torch.zeros_like(answer.attend(q, k, v)), torch.zeros_like(q), axes=("sequence", "query", "feature"))
+    compare_shapes(answer.attend(q, k, v), q, axes=("sequence", "query", "feature"))
 
 
-def averages(answer, draw: Draw, new, cached):
+def averages(answer: Any, draw: Draw, new: int, cached: int) -> None:
     q, k, v = queries_keys_values(draw, new, cached)
     got = answer.attend(q, k, torch.ones_like(v))
     compare(got, torch.ones_like(q), what="the average of values that are all 1", axes=("sequence", "query", "feature"))
 
 
-def hides_the_future(answer, draw: Draw, new):
+def hides_the_future(answer: Any, draw: Draw, new: int) -> None:
     q, k, v = queries_keys_values(draw, new, 0)
     before = answer.attend(q.clone(), k.clone(), v.clone())
     k[:, -1], v[:, -1] = draw.normal(2, 8), draw.normal(2, 8)
@@ -65,7 +66,7 @@ def hides_the_future(answer, draw: Draw, new):
     compare(after[:, :-1], before[:, :-1], what=what, axes=("sequence", "query", "feature"))
 
 
-def sees_the_past_and_itself(answer, draw: Draw, new, cached):
+def sees_the_past_and_itself(answer: Any, draw: Draw, new: int, cached: int) -> None:
     """Queries of zero weigh all visible keys alike: the result is a plain mean."""
     q, k, v = queries_keys_values(draw, new, cached)
     means = v.cumsum(1) / torch.arange(1, v.shape[1] + 1)[:, None]
@@ -75,13 +76,13 @@ def sees_the_past_and_itself(answer, draw: Draw, new, cached):
     )
 
 
-def matches_a_loop(answer, draw: Draw, new, cached):
+def matches_a_loop(answer: Any, draw: Draw, new: int, cached: int) -> None:
     q, k, v = queries_keys_values(draw, new, cached)
     expected = naive_attention(q, k, v)
     compare(answer.attend(q, k, v), expected, what="the attention", axes=("sequence", "query", "feature"))
 
 
-def leaves_inputs_alone(answer, draw: Draw):
+def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
     q, k, v = queries_keys_values(draw, 2, 3)
     with unchanged(q=q, k=k, v=v):
         answer.attend(q, k, v)
@@ -91,43 +92,47 @@ def model_and_text(draw: Draw, length: int, batch: int = 2) -> tuple[ToyModel, T
     return ToyModel(draw.integer(0, 1000), num_positions=256), draw.integers(0, 100, batch, length)
 
 
-def feed(answer, toy: ToyModel, ids: Tensor, chunks: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def one_step(answer: Any, toy: ToyModel, ids: Tensor, cache: KeysValues) -> tuple[Tensor, KeysValues]:
+    got = answer.step(toy, ids, cache)
+    pair = got[1] if isinstance(got, tuple | list) and len(got) == 2 else None
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        reject("a step returns two things: its logits, and the cache as a pair (keys, values)")
+    return got[0], (pair[0], pair[1])
+
+
+def feed(answer: Any, toy: ToyModel, ids: Tensor, chunks: tuple[int, ...]) -> tuple[Tensor, KeysValues]:
     """The text in chunks, each with the cache that the one before returned."""
-    cache: Any = toy.empty_cache(ids.shape[0])
-    logits = []
+    cache, rows = toy.empty_cache(ids.shape[0]), []
     for chunk in ids.split(list(chunks), dim=1):
-        got = answer.step(toy, chunk, cache)
-        if not (isinstance(got, tuple | list) and len(got) == 2 and isinstance(got[1], tuple | list)):
-            reject("a step returns its logits and the pair (keys, values)")
-        logits.append(got[0])
-        cache = got[1]
-    return torch.cat(logits, dim=1), cache
+        logits, cache = one_step(answer, toy, chunk, cache)
+        rows.append(logits)
+    return torch.cat(rows, dim=1), cache
 
 
-def answers_for_new_tokens(answer, draw: Draw, chunks):
+def answers_for_new_tokens(answer: Any, draw: Draw, chunks: tuple[int, ...]) -> None:
     toy, ids = model_and_text(draw, sum(chunks))
     cache = toy.empty_cache(2)
     for chunk in ids.split(list(chunks), dim=1):
-        logits, cache = answer.step(toy, chunk, cache)
-        compare(torch.zeros_like(logits), torch.zeros(2, chunk.shape[1], 100), what="the table of logits")
+        logits, cache = one_step(answer, toy, chunk, cache)
+        compare_shapes(logits, torch.zeros(2, chunk.shape[1], 100), what="the table of logits")
 
 
-def starts_from_nothing(answer, draw: Draw, length):
+def starts_from_nothing(answer: Any, draw: Draw, length: int) -> None:
     toy, ids = model_and_text(draw, length)
     expected, _, _ = naive_pass(toy, ids)
     got, _ = feed(answer, toy, ids, (length,))
     compare(got, expected, what="the logit", axes=("sequence", "position", "token"), rtol=1e-3, atol=1e-3)
 
 
-def caches_every_token(answer, draw: Draw, chunks):
+def caches_every_token(answer: Any, draw: Draw, chunks: tuple[int, ...]) -> None:
     toy, ids = model_and_text(draw, sum(chunks))
     _, keys, values = naive_pass(toy, ids)
     _, cache = feed(answer, toy, ids, chunks)
     for got, expected, what in zip(cache, (keys, values), ("keys", "values"), strict=True):
-        compare(torch.zeros_like(got), torch.zeros_like(expected), what=f"the cache of {what}")
+        compare_shapes(got, expected, what=f"the cache of {what}")
 
 
-def caches_the_right_rows(answer, draw: Draw, chunks):
+def caches_the_right_rows(answer: Any, draw: Draw, chunks: tuple[int, ...]) -> None:
     toy, ids = model_and_text(draw, sum(chunks))
     _, keys, values = naive_pass(toy, ids)
     _, cache = feed(answer, toy, ids, chunks)
@@ -135,42 +140,42 @@ def caches_the_right_rows(answer, draw: Draw, chunks):
         compare(got, expected, what=f"the cache of {what}", axes=("sequence", "position", "feature"))
 
 
-def matches_one_pass(answer, draw: Draw, chunks):
+def matches_one_pass(answer: Any, draw: Draw, chunks: tuple[int, ...]) -> None:
     toy, ids = model_and_text(draw, sum(chunks))
     expected, _, _ = naive_pass(toy, ids)
     got, _ = feed(answer, toy, ids, chunks)
     compare(got, expected, what="the logit", axes=("sequence", "position", "token"), rtol=1e-3, atol=1e-3)
 
 
-def projects_new_tokens_only(answer, draw: Draw, chunks):
+def projects_new_tokens_only(answer: Any, draw: Draw, chunks: tuple[int, ...]) -> None:
     toy, ids = model_and_text(draw, sum(chunks))
     feed(answer, toy, ids, chunks)
     compare(toy.num_projected, ids.numel(), what="the number of tokens projected")
 
 
-def leaves_the_cache_alone(answer, draw: Draw):
+def leaves_the_cache_alone(answer: Any, draw: Draw) -> None:
     """Two continuations of one cache do not disturb each other."""
     toy, ids = model_and_text(draw, 5)
     _, (keys, values) = feed(answer, toy, ids, (5,))
     with unchanged(keys=keys, values=values):
-        _, (longer, _) = answer.step(toy, ids[:, :2], (keys, values))
+        _, (longer, _) = one_step(answer, toy, ids[:, :2], (keys, values))
     fresh(longer, keys=keys)
 
 
-def continues_the_prompt(answer, draw: Draw, length, num_new):
+def continues_the_prompt(answer: Any, draw: Draw, length: int, num_new: int) -> None:
     toy, ids = model_and_text(draw, length)
     got = answer.generate(toy, ids.clone(), num_new)
-    compare(torch.zeros_like(got), ids.new_zeros(2, length + num_new), what="the text")
+    compare_shapes(got, ids.new_zeros(2, length + num_new), what="the text")
     compare(got[:, :length], ids, what="the prompt", axes=("sequence", "position"))
 
 
-def matches_recomputing(answer, draw: Draw, length, num_new):
+def matches_recomputing(answer: Any, draw: Draw, length: int, num_new: int) -> None:
     toy, ids = model_and_text(draw, length, batch=3)
     expected = naive_generate(toy, ids, num_new)
     compare(answer.generate(toy, ids, num_new), expected, what="the text", axes=("sequence", "position"))
 
 
-def reads_each_token_once(answer, draw: Draw, length, num_new):
+def reads_each_token_once(answer: Any, draw: Draw, length: int, num_new: int) -> None:
     toy, ids = model_and_text(draw, length)
     answer.generate(toy, ids, num_new)
     most = 2 * (length + num_new)
@@ -179,7 +184,7 @@ def reads_each_token_once(answer, draw: Draw, length, num_new):
         reject(f"{what}, expected {most - 2}", "(the last token of a text need not be read)")
 
 
-def leaves_the_prompt_alone(answer, draw: Draw):
+def leaves_the_prompt_alone(answer: Any, draw: Draw) -> None:
     toy, ids = model_and_text(draw, 4)
     with unchanged(prompt=ids):
         answer.generate(toy, ids, 3)
