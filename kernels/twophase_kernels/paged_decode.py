@@ -40,7 +40,7 @@ MIN_TOKENS_PER_SPLIT = 128
 # What varies from step to step must not be baked into binaries: eight (batch, table width) pairs once made six.
 @triton.jit(
     do_not_specialize=["table_row_stride"],
-    do_not_specialize_on_alignment=["block_tables_ptr", "seq_lens_ptr", "out_ptr", "lse_ptr"],
+    do_not_specialize_on_alignment=["block_tables_ptr", "seq_lens_ptr", "lse_ptr"],
 )
 def paged_decode_kernel(
     q_ptr,  # [B, H, D], rows q_row_stride apart

@@ -181,7 +181,7 @@ def reference(exercise: str) -> Any:
 
 @no_type_check
 def use(exercise: str) -> Any:
-    """Your answer if it and all it calls pass their checks, else the reference's, saying which; for what builds on it."""
+    """Your answer if it and all that it calls pass their checks, else the reference's; says which."""
     namespace = _callers_namespace()
     session, found = _here(exercise)
     if session.judge.is_judging:
