@@ -27,13 +27,13 @@ def body(*lines):
 
 # Source of the answer; the verdict; what the reason or the details must say.
 ANSWERS = {
-    "infinite loop": (body("while True:", "    pass"), "timeout", ["still running after 3 s", "while True"]),
+    "infinite loop": (body("while True:", "    pass"), "timeout", ["still running after 8 s", "while True"]),
     "infinite loop that swallows interruptions": (
         body("while True:", "    try:", "        while True:", "            pass", "    except BaseException:", "        pass"),
         "timeout",
-        ["still running after 3 s, and killed", "never ends"],
+        ["still running after 8 s, and killed", "never ends"],
     ),
-    "infinite loop while defining": ("while True:\n    pass\n" + body(), "timeout", ["still running after 3 s"]),
+    "infinite loop while defining": ("while True:\n    pass\n" + body(), "timeout", ["still running after 8 s"]),
     "recursion without end": ("def running_mean(x):\n    return running_mean(x)\n", "error", ["calls itself without end"]),
     "recursion beyond Python's limit": (
         "import sys\n\nsys.setrecursionlimit(10**9)\n\n\ndef running_mean(x):\n    return sorted([x], key=running_mean)\n",

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import OutOfBlocksError
@@ -27,6 +27,7 @@ class Arrival:
     max_tokens: int
 
 
+@runtime_checkable
 class Allocator(Protocol):
     """What `replay` asks for. `write` may raise `OutOfBlocksError`; `slots_of` lists a request's slots in order."""
 
