@@ -17,7 +17,7 @@ print(6 * 7)
 def repository(tmp_path):
     for folder in ("labs", "labsolutions"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "labsolutions" / "01_lab.py").write_text(SOURCE)
+    (tmp_path / "labsolutions" / "99_lab.py").write_text(SOURCE)
     return tmp_path
 
 
@@ -27,8 +27,8 @@ def run(root, *args):
 
 def test_builds_both_and_reproducibly(repository):
     assert run(repository) == 0
-    solved = repository / "labsolutions" / "01_lab.ipynb"
-    learner = repository / "labs" / "01_lab.ipynb"
+    solved = repository / "labsolutions" / "99_lab.ipynb"
+    learner = repository / "labs" / "99_lab.ipynb"
     assert nbformat.read(solved, 4).cells[1].outputs[0].text == "42\n"
     assert nbformat.read(learner, 4).cells[1].outputs == []
     before = solved.read_bytes(), learner.read_bytes()
@@ -39,16 +39,16 @@ def test_builds_both_and_reproducibly(repository):
 
 def test_drift_is_found(repository, capsys):
     assert run(repository, "--check") == 1
-    assert "labs/01_lab.ipynb is missing" in capsys.readouterr().err
+    assert "labs/99_lab.ipynb is missing" in capsys.readouterr().err
     assert run(repository) == 0
-    (repository / "labsolutions" / "01_lab.py").write_text(SOURCE.replace("6", "5"))
+    (repository / "labsolutions" / "99_lab.py").write_text(SOURCE.replace("6", "5"))
     assert run(repository, "--check") == 1
     assert capsys.readouterr().err.count("differs") == 2
 
 
 def test_an_unexecuted_solution_is_drift(repository, capsys):
     assert run(repository) == 0
-    solved = repository / "labsolutions" / "01_lab.ipynb"
+    solved = repository / "labsolutions" / "99_lab.ipynb"
     notebook = nbformat.read(solved, 4)
     notebook.cells[1].execution_count = None
     nbformat.write(notebook, solved)
