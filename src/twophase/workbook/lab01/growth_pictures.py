@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from twophase.workbook.lab01.timing import fitted_exponent
+from twophase.workbook.kit.timing import fitted_exponent
 from twophase.workbook.pictures import COLOURS, EMPTY, INK, LINE
 
 STYLES = (("o", "-"), ("s", "--"), ("^", ":"))  # told apart without colour too

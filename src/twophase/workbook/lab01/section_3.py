@@ -4,7 +4,7 @@ from typing import Any
 
 from twophase.workbook.checks import Draw, compare, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
-from twophase.workbook.lab01.models import random_llama, transformers_greedy
+from twophase.workbook.kit.models import random_llama, transformers_greedy
 from twophase.workbook.lab01.shapes import compare_shapes
 
 NO_END = -1

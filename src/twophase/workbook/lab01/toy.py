@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from twophase.workbook.lab01.timing import seconds
+from twophase.workbook.kit.timing import seconds
 
 KeysValues = tuple[Float[Tensor, "B S D"], Float[Tensor, "B S D"]]
 

@@ -1,4 +1,4 @@
-"""The models of lab 1, loaded once per process. transformers is imported when a model is asked for, not before."""
+"""The models of the labs, loaded once per process. transformers is imported when a model is asked for, not before."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""The clock of lab 1's measurements."""
+"""The clock of the labs' measurements."""
 
 import time
 from collections.abc import Callable, Mapping
