@@ -5,7 +5,7 @@ import pytest
 from tests.cache.shadow import snapshot
 from tests.scheduling.harness import Harness, make_request
 from twophase.cache.manager import CacheManager
-from twophase.scheduling.policy import PriorityPolicy
+from twophase.scheduling.policies import PriorityPolicy
 
 OPERATIONS = ("open", "num_blocks_needed", "grow", "publish", "fork", "close")
 
@@ -85,6 +85,9 @@ def test_a_policy_that_raises_leaves_nothing_behind():
             if sequence.index == 2 or sequence.request.request_id == "bad":
                 raise ZeroDivisionError("no rank")
             return PriorityPolicy().rank(sequence)
+
+        def plan(self, step):
+            PriorityPolicy().plan(step)
 
     harness = Harness()
     harness.scheduler.policy = Moody()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.scheduling.harness import EOS, Harness, make_request
 from twophase.core.errors import InvalidRequestError
-from twophase.scheduling.policy import PriorityPolicy
+from twophase.scheduling.policies import PriorityPolicy
 
 
 def random_harness(rng: random.Random, **options) -> Harness:
