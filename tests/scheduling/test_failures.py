@@ -110,7 +110,7 @@ def test_dropped_steps_change_no_output(stage, every):
         if attempt % every == 0:
             plan = harness.schedule()
             if stage == "copied":
-                harness.shadow.copy(plan.copies)
+                harness.shadow.move(plan)
             elif stage in ("written", "sampled"):
                 harness.execute(plan)
             computed = {i: sequence.num_computed_tokens for i, sequence in harness.scheduler.sequences.items()}

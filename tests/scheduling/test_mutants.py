@@ -6,7 +6,14 @@ import pytest
 
 import twophase.scheduling.scheduler as scheduler_module
 from tests.mutation import KillTable, Mutant
-from tests.scheduling import test_admission, test_failures, test_pressure, test_sequence, test_timelines
+from tests.scheduling import (
+    test_admission,
+    test_failures,
+    test_policies,
+    test_pressure,
+    test_sequence,
+    test_timelines,
+)
 from tests.scheduling.harness import Harness
 
 SCHEDULER = "twophase.scheduling.scheduler"
@@ -20,9 +27,12 @@ def running(*tests):
             if module.__name__.startswith(SCHEDULER):
                 patch.setattr(Harness, "module", module)
             else:
-                for name, value in list(vars(scheduler_module).items()):
-                    if getattr(value, "__module__", "").startswith("twophase.scheduling.") and hasattr(module, name):
-                        patch.setattr(scheduler_module, name, getattr(module, name))
+                for user in (scheduler_module, test_policies):
+                    for name, value in list(vars(user).items()):
+                        if getattr(value, "__module__", "").startswith("twophase.scheduling.") and hasattr(
+                            module, name
+                        ):
+                            patch.setattr(user, name, getattr(module, name))
             for test in tests:
                 test()
 
@@ -57,7 +67,118 @@ def aborts():
         test_timelines.test_abort_ends_every_completion_wherever_it_stands(num_steps)
 
 
+def dropped_swaps():
+    for stage in ("planned", "moved", "written"):
+        test_policies.TestSwapping().test_dropped_steps_change_no_output(stage, 2)
+
+
+SWAPPING = test_policies.TestSwapping()
+
 MUTANTS = [
+    scheduler_mutant(
+        "what was swapped in is computed again",
+        "sequence.num_computed_tokens = sequence.num_swapped_tokens",
+        "pass",
+        SWAPPING.test_a_victim_comes_back_with_what_it_had,
+        module="step",
+    ),
+    scheduler_mutant(
+        "swapped into the wrong blocks",
+        "table.block_ids[num_hit:], sequence.host_blocks[num_hit:])",
+        "table.block_ids, sequence.host_blocks[num_hit:])",
+        SWAPPING.test_what_the_prefix_cache_still_has_is_not_brought_back,
+        some_histories,
+        module="step",
+    ),
+    scheduler_mutant(
+        "the last partial block is not saved",
+        "num_blocks = -(-num_computed // self.cache.block_size)",
+        "num_blocks = num_computed // self.cache.block_size",
+        SWAPPING.test_a_victim_comes_back_with_what_it_had,
+        module="roster",
+    ),
+    scheduler_mutant(
+        "host blocks of the dead are kept",
+        "            self.waiting.remove(sequence)\n        self.drop_host_blocks(sequence)\n",
+        "            self.waiting.remove(sequence)\n",
+        SWAPPING.test_an_aborted_victim_leaves_no_host_block_behind,
+        module="roster",
+    ),
+    scheduler_mutant(
+        "host blocks are kept after they came back",
+        "        for sequence in step.swapped_in:\n",
+        "        for sequence in ():\n",
+        SWAPPING.test_a_victim_comes_back_with_what_it_had,
+    ),
+    scheduler_mutant(
+        "a swap that may not have happened is trusted",
+        "        for sequence in step.swapped_out:\n",
+        "        for sequence in ():\n",
+        dropped_swaps,
+    ),
+    scheduler_mutant(
+        "a block that may not have come back is trusted",
+        "(*step.uncopied, *step.swapped_in)",
+        "step.uncopied",
+        dropped_swaps,
+    ),
+    scheduler_mutant(
+        "the watermark is ignored",
+        "num_kept = math.ceil(self._config.watermark * self._cache.num_blocks)",
+        "num_kept = 0",
+        test_policies.TestAdmission().test_without_a_reserve_a_crowded_pool_thrashes,
+        module="step",
+    ),
+    scheduler_mutant(
+        "a sequence may be planned twice",
+        "if sequence.seq_id in self._planned:",
+        "if False:",
+        lambda: test_policies.test_a_policy_that_makes_no_sense_is_told_so_and_nothing_is_lost(
+            test_policies.decode_twice, "twice"
+        ),
+        module="step",
+    ),
+    scheduler_mutant(
+        "decodes count against nothing",
+        "max_tokens - (num_before - step.budget)",
+        "max_tokens",
+        test_policies.test_chunked_keeps_every_step_short,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "the stall is unbounded",
+        "step.num_stalled_steps < self.max_stalled_steps",
+        "True",
+        test_policies.test_prefill_first_starves_decodes_as_long_as_prompts_come_unless_bounded,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "stalled steps are not counted",
+        "self._num_stalled_steps + 1 if step.lets_decodes_stand else 0",
+        "0",
+        test_policies.test_prefill_first_starves_decodes_as_long_as_prompts_come_unless_bounded,
+    ),
+    scheduler_mutant(
+        "a batch takes newcomers",
+        "        if step.running:\n            run_batch(step)\n        else:\n            start_batch",
+        "        run_batch(step)\n        if True:\n            start_batch",
+        test_policies.test_static_takes_nobody_until_the_last_is_done,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "the time-out is forgotten",
+        "if is_full or step.now_s >= starts_s:",
+        "if is_full:",
+        test_policies.test_dynamic_waits_for_company_but_not_for_ever,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "deadlines ignore arrival",
+        "sequence.request.arrival_s + slo_s",
+        "slo_s",
+        test_policies.test_deadlines_go_by_the_clock_and_requests_without_one_come_last,
+        module="policies",
+    ),
     scheduler_mutant(
         "a partial prefill samples",
         "num_samples = sequence.num_completions if is_last else 0",

@@ -24,7 +24,7 @@ class Request:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling_params: SamplingParams
-    arrival_s: float = 0.0
+    arrival_s: int | float = 0.0
     eos_token_ids: frozenset[int] = frozenset()
     prompt: str | None = None
     priority: int = 0

@@ -59,10 +59,11 @@ def run_batch(step: Step) -> None:
 
 
 def start_batch(step: Step, batch_size: int) -> None:
-    """Up to `batch_size` newcomers; nobody joins them later."""
+    """Newcomers with up to `batch_size` completions together, one request at least; nobody joins them later."""
     seats = batch_size
     for sequence in step.waiting:
-        if sequence.num_completions > seats or not step.admit(sequence):
+        is_too_many = sequence.num_completions > seats and not step.is_empty
+        if is_too_many or not step.admit(sequence):
             break
         seats -= sequence.num_completions
 
