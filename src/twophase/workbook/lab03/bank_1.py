@@ -105,9 +105,7 @@ BANKS = {
             Wrong("appends nothing", {2: "new_k", 3: "new_v"}, EVERY),
             Wrong("appends along the heads", {2: "torch.cat([old_k, new_k], dim=0)"}, ROW),
             Wrong("always position 0", {1: "torch.arange(len(new_ids))"}, RIGHT_ROWS),
-            Wrong(
-                "one position late", {1: "torch.arange(num_cached + 1, num_cached + 1 + len(new_ids))"}, RIGHT_ROWS
-            ),
+            Wrong("one position late", {1: "torch.arange(num_cached + 1, num_cached + 1 + len(new_ids))"}, RIGHT_ROWS),
             Wrong(
                 "new before old",
                 {2: "torch.cat([new_k, old_k], dim=1)", 3: "torch.cat([new_v, old_v], dim=1)"},

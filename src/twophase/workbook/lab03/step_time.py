@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from twophase import LLM, SamplingParams
 from twophase.bench.machine import measure_copy_bandwidth, measure_matmul_rate
+from twophase.workbook.kit.timing import Timed
 from twophase.workbook.pictures import COLOURS, INK
 
 CPU = torch.device("cpu")
@@ -40,10 +41,9 @@ def measured_step_s(num_prompt: int = 32, num_steps: int = 24) -> float:
     """Seconds of a decode step of one sequence in the engine: the median over steps, first prefilled."""
     engine = open_engine().engine
     params = SamplingParams(temperature=0, max_tokens=num_steps + 1, ignore_eos=True)
-    engine.add_request("step time", list(range(100, 100 + num_prompt)), params, stream=False)
+    prompt = {"prompt_token_ids": list(range(100, 100 + num_prompt))}
+    engine.add_request("step time", prompt, params, stream=False)
     engine.step()  # the prompt
-    from twophase.workbook.kit.timing import Timed
-
     step = Timed(engine.step)
     while engine.has_unfinished_requests():
         step()
