@@ -413,28 +413,27 @@ check("3.5")
 class BlockTable:
     def __init__(self, pool, block_size):
         self.pool, self.block_size = pool, block_size
-        self.block_ids, self.num_tokens = [], 0
+        self.block_ids = []  # in the order of the tokens
+        self.num_tokens = 0
 
     def grow(self, num_tokens):
         if num_tokens < self.num_tokens:
             raise CacheStateError(f"A table of {self.num_tokens} tokens cannot grow to {num_tokens}.")
         num_blocks = -(-num_tokens // self.block_size)  # SOLUTION: blocks for that many tokens
-        self.block_ids += self.pool.allocate(
-            num_blocks - len(self.block_ids)
-        )  # SOLUTION `num_blocks - len(self.block_ids)`: blocks missing
+        num_missing = num_blocks - len(self.block_ids)  # SOLUTION: blocks that the table lacks
+        self.block_ids += self.pool.allocate(num_missing)
         self.num_tokens = num_tokens  # after the pool has agreed
 
     def slot(self, position):
         if not 0 <= position < self.num_tokens:
             raise IndexError(f"position {position} has no slot: this table has {self.num_tokens} tokens")
-        return (
-            self.block_ids[position // self.block_size] * self.block_size + position % self.block_size
-        )  # SOLUTION: its slot
+        block_id = self.block_ids[position // self.block_size]  # SOLUTION: the block that holds it
+        return block_id * self.block_size + position % self.block_size  # SOLUTION: its slot in the pool
 
     def free(self):
         for block_id in self.block_ids:  # SOLUTION: the blocks to give back
             self.pool.release(block_id)
-        self.block_ids, self.num_tokens = [], 0  # SOLUTION: of an empty table
+        self.block_ids, self.num_tokens = [], 0  # SOLUTION: what an empty table has
 
 
 # %%
@@ -572,23 +571,23 @@ plt.show()
 # $$\mathrm{out}_{b,h} = \sum_{p < S_b} \mathrm{softmax}_p(\text{scale} \cdot q_{b,h} \cdot k_{\mathrm{slot}(b,p)})\;
 # v_{\mathrm{slot}(b,p)}$$
 #
-# `gather(cache)` gives `[H_kv, S_b, D]`. If the check is not content, look at its picture: which slots were read?
+# `gather` gives `[H_kv, S_b, D]`. If the check is not content, look at its picture: which slots were read?
 
 
 # %% tags=["exercise:3.8"]
 def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
+    def gather(cache, pages, length):
+        return cache[pages].transpose(0, 1).flatten(1, 2)[:, :length]  # SOLUTION: slots in a row, [H_kv, length, D]
+
     page, group = k_cache.shape[2], q.shape[1] // k_cache.shape[1]
     out = torch.empty_like(q)
     for b, length in enumerate(seq_lens.tolist()):
         num_pages = -(-length // page)  # SOLUTION: pages that hold tokens of this sequence
         pages = block_tables[b, :num_pages]  # SOLUTION: which pages, in order
-
-        def gather(cache):
-            return cache[pages].transpose(0, 1).flatten(1, 2)[:, :length]  # SOLUTION: its slots in a row, per KV head
-
+        k, v = gather(k_cache, pages, length), gather(v_cache, pages, length)
         grouped = q[b].unflatten(0, (-1, group))  # SOLUTION: the queries as [H_kv, G, D]
-        weights = (grouped @ gather(k_cache).mT * scale).softmax(-1)  # SOLUTION: [H_kv, G, S_b]
-        out[b] = (weights @ gather(v_cache)).flatten(0, 1)
+        weights = (grouped @ k.mT * scale).softmax(-1)  # SOLUTION: [H_kv, G, length]
+        out[b] = (weights @ v).flatten(0, 1)
     return out
 
 
@@ -609,7 +608,7 @@ attend_pages, lengths = use("3.8"), (9, 4, 6)
 inputs = random_pages(lengths, num_blocks=8, head_dim=32, seed=5)
 inputs = replace(inputs, q=inputs.q / 8, v_cache=one_hot_values(inputs.v_cache))
 weights = attend_pages(*inputs.arguments).mean(1)
-print("pages:", [row[: -(-n // 4)].tolist() for row, n in zip(inputs.block_tables, lengths)])
+print("pages:", [row[: -(-n // 4)].tolist() for row, n in zip(inputs.block_tables, lengths, strict=True)])
 page_pictures.draw_reads(weights, lengths, 4, "Weight of every slot, mean over the heads")
 
 # %% [markdown]
@@ -624,7 +623,7 @@ from twophase.workbook.kit.own_attention import OwnAttention
 llm = LLM(device="cpu", num_kv_blocks=32, attention_backend=lambda spec: OwnAttention(spec, 16, decode=attend_pages))
 prompts = ["Water boils at", "The first three prime numbers are", "A haiku about the sea, in three lines:"]
 answers = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True), use_tqdm=False)
-for prompt, answer in zip(prompts, answers):
+for prompt, answer in zip(prompts, answers, strict=True):
     expected = transformers_greedy(model, tokenizer(prompt, return_tensors="pt").input_ids[0], 16)[-16:]
     same = list(answer.outputs[0].token_ids) == expected.tolist()
     print(f"{prompt}{answer.outputs[0].text!r}\n   the tokens of transformers: {same}")
@@ -635,17 +634,14 @@ for prompt, answer in zip(prompts, answers):
 # over K and V that lie in a row already?
 
 # %%
+from twophase.workbook.lab03.paged_inputs import in_a_row
+
 wide = random_pages([512] * 8, page=16, num_kv_heads=3, head_dim=64, seed=1)
-row_k, row_v = (
-    cache[wide.block_tables[:, :32]].transpose(1, 2).flatten(2, 3) for cache in (wide.k_cache, wide.v_cache)
-)
-in_a_row = lambda: torch.nn.functional.scaled_dot_product_attention(wide.q[:, :, None], row_k, row_v, enable_gqa=True)
-row_s, paged_s = seconds(in_a_row, repeats=9), seconds(lambda: attend_pages(*wide.arguments), repeats=9)
-num_bytes = 2 * row_k.nbytes
-print(f"8 sequences of 512 tokens, one layer: {num_bytes / 1e6:.1f} MB of K and V")
-print(
-    f"in a row: {1e6 * row_s:.0f} us; gathered from pages: {1e6 * paged_s:.0f} us; moved: {3 * num_bytes / 1e6:.1f} MB"
-)
+contiguous = in_a_row(wide)  # K and V of each sequence copied into a row once, before the clock starts
+row_s = seconds(contiguous.attend, repeats=9)
+paged_s = seconds(lambda: attend_pages(*wide.arguments), repeats=9)
+print(f"8 sequences of 512 tokens, one layer: {contiguous.num_bytes / 1e6:.1f} MB of K and V")
+print(f"in a row: {1e6 * row_s:.0f} us, gathered from pages first: {1e6 * paged_s:.0f} us")
 
 # %% [markdown]
 # **Read the result.** In a step whose time is what it reads, moving every byte three times is the wrong thing to do.

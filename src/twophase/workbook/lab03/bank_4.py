@@ -52,6 +52,8 @@ def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
     return out
 """
 REMAINDER = PADDED.replace(".repeat_interleave(group, dim=1)", ".repeat(1, group, 1, 1)")
+ROW = "cache[pages].transpose(0, 1).flatten(1, 2)"
+PERMUTED = "cache[pages].permute(1, 0, 2, 3).reshape(cache.shape[1], -1, cache.shape[3])[:, :length]"
 RETURNS_NOTHING = """
 def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
     out = torch.empty_like(q)
@@ -61,27 +63,27 @@ BANKS = {
     "3.8": Bank(
         wrong=(
             Wrong("returns nothing", RETURNS_NOTHING, SHAPE),
-            Wrong("drops the last, partial page", {1: "max(1, length // page)"}, SLOTS),
+            Wrong("drops the last, partial page", {2: "max(1, length // page)"}, SLOTS),
             Wrong(
-                "one page too many", {1: "length // page + 1", 3: "cache[pages].transpose(0, 1).flatten(1, 2)"}, SLOTS
+                "one page too many", {2: "length // page + 1", 1: "cache[pages].transpose(0, 1).flatten(1, 2)"}, SLOTS
             ),
-            Wrong("the first pages of the pool", {2: "torch.arange(num_pages)"}, SLOTS),
-            Wrong("another sequence's pages", {2: "block_tables[0, :num_pages]"}, SLOTS),
-            Wrong("pages in the pool's order", {2: "block_tables[b, :num_pages].sort().values"}, SLOTS),
+            Wrong("the first pages of the pool", {3: "torch.arange(num_pages)"}, SLOTS),
+            Wrong("another sequence's pages", {3: "block_tables[0, :num_pages]"}, SLOTS),
+            Wrong("pages in the pool's order", {3: "block_tables[b, :num_pages].sort().values"}, SLOTS),
             Wrong(
                 "page and head mixed up",
-                {3: "cache[pages].reshape(cache.shape[1], -1, cache.shape[3])[:, :length]"},
+                {1: "cache[pages].reshape(cache.shape[1], -1, cache.shape[3])[:, :length]"},
                 SLOTS,
             ),
-            Wrong("the tail of the last page", {3: "cache[pages].transpose(0, 1).flatten(1, 2)"}, SLOTS),
+            Wrong("the tail of the last page", {1: ROW}, SLOTS),
             Wrong(
                 "drops the last token",
-                {3: "cache[pages].transpose(0, 1).flatten(1, 2)[:, : max(1, length - 1)]"},
+                {1: "cache[pages].transpose(0, 1).flatten(1, 2)[:, : max(1, length - 1)]"},
                 SLOTS,
             ),
             Wrong(
                 "one past the end",
-                {3: "cache[pages].transpose(0, 1).flatten(1, 2)[:, : length + 1]"},
+                {1: "cache[pages].transpose(0, 1).flatten(1, 2)[:, : length + 1]"},
                 SLOTS,
             ),
             Wrong("remainder for the head", REMAINDER, HEADS),
@@ -95,10 +97,10 @@ BANKS = {
         right=(
             Right("a slot at a time by index", BY_SLOT),
             Right("padded to the longest, masked", PADDED),
-            Right("pages rounded up by adding", {1: "(length + page - 1) // page"}),
+            Right("pages rounded up by adding", {2: "(length + page - 1) // page"}),
             Right(
                 "permuted and reshaped",
-                {3: "cache[pages].permute(1, 0, 2, 3).reshape(cache.shape[1], -1, cache.shape[3])[:, :length]"},
+                {1: PERMUTED},
             ),
         ),
     ),

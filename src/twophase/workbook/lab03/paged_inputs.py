@@ -63,3 +63,32 @@ def one_hot_values(v_cache: Float[Tensor, "N H_kv PAGE D"]) -> Float[Tensor, "N 
     num_blocks, num_kv_heads, page, head_dim = v_cache.shape
     units = torch.eye(num_blocks * page, head_dim).unflatten(0, (num_blocks, page))
     return units[:, None].expand(num_blocks, num_kv_heads, page, head_dim).contiguous()
+
+
+@dataclass(frozen=True)
+class InARow:
+    """The same attention over K and V that lie in a row; the sequences are equally long."""
+
+    q: Float[Tensor, "B H 1 D"]
+    k: Float[Tensor, "B H_kv S D"]
+    v: Float[Tensor, "B H_kv S D"]
+    scale: float
+
+    @property
+    def num_bytes(self) -> int:
+        return self.k.nbytes + self.v.nbytes
+
+    def attend(self) -> Float[Tensor, "B H 1 D"]:
+        grouped = self.q.unflatten(1, (self.k.shape[1], -1))[:, :, :, 0]
+        return (grouped @ self.k.mT * self.scale).softmax(-1) @ self.v
+
+
+def in_a_row(inputs: PagedInputs) -> InARow:
+    """K and V taken out of their pages."""
+    page = inputs.k_cache.shape[2]
+    num_pages = int(inputs.seq_lens[0]) // page
+    k, v = (
+        cache[inputs.block_tables[:, :num_pages]].transpose(1, 2).flatten(2, 3).contiguous()
+        for cache in (inputs.k_cache, inputs.v_cache)
+    )
+    return InARow(inputs.q[:, :, None], k, v, inputs.scale)

@@ -65,7 +65,7 @@ def draw_times(times_s: Mapping[str, float], title: str) -> Figure:
     """One bar per way of arriving at a step's time."""
     figure, axes = plt.subplots(figsize=(8, 0.9 + 0.5 * len(times_s)), facecolor="white")
     longest = max(times_s.values())
-    for row, ((name, elapsed_s), colour) in enumerate(zip(times_s.items(), COLOURS, strict=False)):
+    for row, (elapsed_s, colour) in enumerate(zip(times_s.values(), COLOURS, strict=False)):
         axes.barh(row, 1e3 * elapsed_s, 0.65, color=colour)
         axes.text(1e3 * (elapsed_s + 0.012 * longest), row, f"{1e3 * elapsed_s:.1f} ms", va="center", color=INK)
     axes.set_yticks(range(len(times_s)), list(times_s))
