@@ -172,8 +172,8 @@ step_time.draw_step_times(
 )
 
 # %% [markdown]
-# **Read the result.** The cache pays. But look at the left end: five rows cost hardly more than one. Whatever a step
-# spends its time on, it is not rows.
+# **Read the result.** The cache pays. But look how little: five rows take nowhere near five times as long as one, and
+# thirty nowhere near thirty times. Whatever a step spends its time on, most of it is not rows.
 
 # %% [markdown]
 # ## 2. What a step reads
@@ -530,9 +530,9 @@ check("3.7")
 # NBVAL_CHECK_OUTPUT
 for name in suspects.SUSPECTS:
     print(f"{name}: {suspects.examine(name)}")
-for parts in (suspects.DropsAResidual(model), smollm2_decoder()):
-    logits, _ = step(parts, prompt_ids, parts.empty_cache())
-    print(f"{type(parts).__name__}: {tokenizer.decode(prompt_ids)}{tokenizer.decode(logits.argmax())!r}")
+for layers in (suspects.DropsAResidual(model), smollm2_decoder()):
+    logits, _ = step(layers, prompt_ids, layers.empty_cache())
+    print(f"{type(layers).__name__}: {tokenizer.decode(prompt_ids)}{tokenizer.decode(logits.argmax())!r}")
 
 # %% [markdown]
 # **Read the result.** Two tables lose tokens at once. The third is harmless to read and deadly to run: every sequence
@@ -647,3 +647,161 @@ print(f"in a row: {1e6 * row_s:.0f} us, gathered from pages first: {1e6 * paged_
 # **Read the result.** In a step whose time is what it reads, moving every byte three times is the wrong thing to do.
 # Pages saved memory and cost bandwidth. What is needed is attention that follows the block table *while* it reads: the
 # kernel of the next section.
+# PART 8
+
+# %% [markdown]
+# ## 8. One text, several continuations
+#
+# *Needs: CPU, and the model.*
+#
+# "Give me four answers to choose from", "keep the three best beams": from one point on, a text goes on in several ways,
+# and up to there K and V are the same. Nobody wants to store them four times, or even to copy them. The blocks are
+# counted already, so a **fork** is cheap: a second table with the same blocks, each with one owner more. Then both
+# write their next token.
+
+# %% [markdown]
+# **Think first.** Ten tokens in blocks of 4: two full blocks, and one with two tokens. B is forked from A. Both write
+# token 10, and these tokens differ. Which of the three blocks can go on being shared, and what must happen to the
+# others, and when?
+
+# %%
+before = {"A": ([0, 1, 2], 10), "B": ([0, 1, 2], 10)}
+draw_block_tables(before, num_blocks=6, block_size=4, columns=6)
+plt.show()
+after = {"A": ([0, 1, 2], 11), "B": ([0, 1, 3], 11)}
+draw_block_tables(after, num_blocks=6, block_size=4, columns=6)
+plt.show()
+
+# %% [markdown]
+# Above, just after the fork; below, after both have written. Full blocks are never written again, so they stay shared
+# for as long as somebody needs them. The partial one is shared only until somebody is about to write into it: who
+# comes first takes a block of its own, copies the contents, and leaves. The other is then alone in the old one, and
+# may write. This is **copy-on-write**; an operating system's `fork` does the same with pages of memory.
+
+# %% [markdown]
+# <!-- card 3.16 -->
+# `fork(table)` gives a second table of the same tokens and takes no block. `prepare_write(table)` makes sure that the
+# next token, at position `table.num_tokens`, can be written without changing what others read, and returns the block
+# copies to do first, as pairs (source, target): none, or one. If there is no block for the copy, `OutOfBlocksError`
+# goes through, and nothing has changed.
+#
+# ```python
+# >>> table.block_ids, table.num_tokens                   # blocks of 4, in a pool whose next block is 3
+# ([0, 1, 2], 10)
+# >>> twin = fork(table)
+# >>> prepare_write(twin), twin.block_ids
+# ([(2, 3)], [0, 1, 3])
+# >>> prepare_write(table)                                # alone in block 2 now
+# []
+# ```
+
+
+# %% tags=["exercise:3.16"]
+def fork(table):
+    twin = type(table)(table.pool, table.block_size)  # an empty table of the same kind
+    for block_id in table.block_ids:  # SOLUTION: the blocks that get one owner more
+        table.pool.acquire(block_id)
+    twin.block_ids = list(table.block_ids)  # SOLUTION: the twin's blocks
+    twin.num_tokens = table.num_tokens
+    return twin
+
+
+def prepare_write(table):
+    if table.num_tokens % table.block_size == 0:  # SOLUTION: will the next token begin a new block?
+        return []
+    shared = table.block_ids[-1]  # SOLUTION: the block it would be written into
+    if table.pool.ref_counts[shared] == 1:  # SOLUTION: is that block this table's alone?
+        return []
+    (own,) = table.pool.allocate(1)  # raises before anything has changed
+    table.pool.release(shared)  # SOLUTION: one owner less for the shared block
+    table.block_ids[-1] = own  # SOLUTION: what stands in the table now
+    return [(shared, own)]  # SOLUTION: the copy that has to be done
+
+
+# %%
+check("3.16")
+
+# %% [markdown]
+# The oracle of section 3 again, with your pool and your tables. In these histories sequences are forked as well, and a
+# block copy moves the hashes of its slots. A forgotten copy, or one too late, would be a read of somebody else's
+# token.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+split, before_writing = use("3.16")
+counts = Counter()
+for seed in range(200):
+    ways = {"fork": split, "prepare_write": before_writing}
+    history = History(new_pool(10), new_table, num_blocks=10, block_size=4, seed=seed, **ways)
+    history.run(40)
+    counts += history.counts
+print(f"no wrong read; {dict(sorted(counts.items()))}")
+
+# %% [markdown]
+# **Four samples of one prompt**, on the real model: your pool, tables and forks, your attention over pages. Each
+# sample draws with a seed of its own. For comparison the same four, each with a copy of the prompt to itself.
+
+# %%
+from twophase.workbook.lab03.branches import Branch, PagedModel, draw_samples, search_beams
+
+
+def sample(is_forked, prompt_ids, num_samples=4, num_new=10):
+    pool = new_pool(64)
+    paged = PagedModel(smollm2_decoder(), pool, 4, attend_pages, before_writing)
+    tables = [new_table(pool, 4) for _ in range(1 if is_forked else num_samples)]
+    first, *_ = [paged.read_prompt(table, prompt_ids) for table in tables]
+    while len(tables) < num_samples:
+        tables.append(split(tables[0]))
+    branches = [Branch(table, list(prompt_ids)) for table in tables]
+    draw_samples(paged, branches, first, num_new)
+    return paged, branches
+
+
+# %%
+prompt = "Here is a short list of things that are always true: one plus one is"
+start_ids = tokenizer(prompt).input_ids
+forked, samples = sample(True, start_ids)
+apart, same_samples = sample(False, start_ids)
+for branch in samples:
+    print(repr(tokenizer.decode(branch.ids[len(start_ids) :])))
+
+# %%
+# NBVAL_CHECK_OUTPUT
+print("the same tokens as without sharing:", [b.ids for b in samples] == [b.ids for b in same_samples])
+print(f"blocks: {forked.most_blocks} forked, {apart.most_blocks} apart; copied: {forked.copied}")
+
+# %%
+tables = {name: (branch.table.block_ids, branch.table.num_tokens) for name, branch in zip("ABCD", samples, strict=True)}
+draw_block_tables(tables, num_blocks=forked.most_blocks, block_size=4)
+plt.show()
+
+# %% [markdown]
+# **Read the result.** The prompt's full blocks are there once, with four owners; what each sample wrote is its own.
+# Of the partial block there are three copies, not four: the last owner kept the original. And the tokens are those of
+# four separate runs, which is the point of it all.
+
+# %% [markdown]
+# **Beams** fork in every step. From each beam its likeliest continuations are scored, the best three of all stay; one
+# beam may go on twice and another not at all. Tables come and go as fast as tokens, and nothing is ever copied but a
+# partial block.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+pool = new_pool(64)
+paged = PagedModel(smollm2_decoder(), pool, 4, attend_pages, before_writing)
+root = Branch(new_table(pool, 4), list(start_ids))
+first = paged.read_prompt(root.table, start_ids)
+beams, num_dropped = search_beams(paged, root, first, split, width=3, num_new=12)
+for beam in beams:
+    print(f"{beam.log_prob:6.2f}  {tokenizer.decode(beam.ids[len(start_ids) :])!r}")
+print(f"{num_dropped} beams dropped, {len(paged.copied)} blocks copied, at most {paged.most_blocks} in use")
+for beam in beams:
+    beam.table.free()
+print(f"free in the end: {pool.num_free} of {pool.num_blocks}")
+
+# %% [markdown]
+# **Read the result.** Twelve steps, three beams, and the pool is whole in the end. Copying each surviving beam's cache
+# in every step, as the first implementations of beam search did, would have moved the whole text three times per
+# token. Section 9 makes the blocks themselves smaller.
+#
+# **Play.** Other widths; a longer prompt; a pool so small that it runs out (who should be dropped then?).

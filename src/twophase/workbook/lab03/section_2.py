@@ -18,13 +18,13 @@ def contexts(draw: Draw, num_sequences: int) -> list[int]:
 
 
 def reads_every_weight_once(answer: Any, draw: Draw, num_sequences: int) -> None:
-    num_weights, width, per_token = model(draw)
-    lengths = contexts(draw, num_sequences)
-    got = answer.bytes_per_step(num_weights, width, per_token, list(lengths))
-    if not isinstance(got, tuple | list) or len(got) != 2:
-        reject(f"the result is {got!r}, expected a pair (weight bytes, K/V bytes)")
-    what = f"the weight bytes of a step of {num_sequences} sequences ({num_weights:,} weights of {width} bytes)"
-    compare(int(got[0]), num_weights * width, what=what)
+    num_weights, _, per_token = model(draw)
+    for width in (2, 1, 4):
+        got = answer.bytes_per_step(num_weights, width, per_token, contexts(draw, num_sequences))
+        if not isinstance(got, tuple | list) or len(got) != 2:
+            reject(f"the result is {got!r}, expected a pair (weight bytes, K/V bytes)")
+        what = f"the weight bytes of a step of {num_sequences} sequences ({num_weights:,} weights of {width} bytes)"
+        compare(int(got[0]), num_weights * width, what=what)
 
 
 def reads_every_context(answer: Any, draw: Draw, num_sequences: int) -> None:
