@@ -261,7 +261,7 @@ print(f"{num_bytes / 1e9:.3f} GB a step, {bandwidth() / 1e9:.1f} GB/s: at best {
 # %% [markdown]
 # <!-- card 3.3 -->
 # **Predict.** The engine decodes one sequence on this machine, on one thread. What percentage of that ceiling will it
-# reach? (A factor of 2 counts as close.)
+# reach? (A factor of 2.5 counts as close.)
 
 # %% tags=["exercise:3.3"]
 guess_3_3 = 65  # SOLUTION: percent of the ceiling
@@ -758,7 +758,7 @@ def sample(is_forked, prompt_ids, num_samples=4, num_new=10):
 
 
 # %%
-prompt = "Here is a short list of things that are always true: one plus one is"
+prompt = "Here is a list of things that are always true: one plus one is"
 start_ids = tokenizer(prompt).input_ids
 forked, samples = sample(True, start_ids)
 apart, same_samples = sample(False, start_ids)

@@ -164,8 +164,9 @@ class History:
         holders = Counter(block for sequence in self.live for block in sequence.table.block_ids)
         for block_id in range(self.num_blocks):
             if self.pool.ref_counts[block_id] != holders[block_id]:
+                plural = "s" * (holders[block_id] != 1)
                 raise Finding(
-                    f"block {block_id} is held by {holders[block_id]} sequences, "
+                    f"block {block_id} is held by {holders[block_id]} sequence{plural}, "
                     f"and its reference count is {self.pool.ref_counts[block_id]}"
                 )
         if self.pool.num_free != self._num_unheld():

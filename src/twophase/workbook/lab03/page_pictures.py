@@ -30,7 +30,7 @@ def draw_growth(lengths: Sequence[int], block_size: int, num_blocks: int = 3) ->
                 axes.add_patch(Rectangle((left + offset, row), 0.94, 0.8, facecolor=colour))
                 if is_used:
                     weight = "bold" if is_new else "normal"
-                    axes.text(left + offset + 0.47, row + 0.4, position, ha="center", va="center", weight=weight)
+                    axes.text(left + offset + 0.47, row + 0.4, str(position), ha="center", va="center", weight=weight)
     axes.set_yticks([row + 0.4 for row in range(len(lengths))], [f"{length} tokens" for length in lengths])
     middles = [block * (block_size + 0.7) + block_size / 2 for block in range(num_blocks)]
     axes.set_xticks(middles, [f"block {block} of the sequence" for block in range(num_blocks)])

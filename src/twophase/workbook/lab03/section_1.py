@@ -154,6 +154,7 @@ EXERCISES = (
         minutes=12,
         lines=5,
         difficulty=2,
+        time_limit_s=60,
         objective="run a real model for one token against a cache",
         hints=(
             "Print the shapes of q, k and v inside the loop, for a prompt of 5 and then for one token.",

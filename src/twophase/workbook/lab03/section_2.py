@@ -105,7 +105,7 @@ EXERCISES = (
         ),
         question=Number(
             share_of_ceiling,
-            factor=2,
+            factor=2.5,
             unit="%",
             hint="If reading were everything, 100. What does a step do besides: attention, sampling, Python?",
         ),

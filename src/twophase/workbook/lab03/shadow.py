@@ -8,7 +8,7 @@ sequence's own tokens demand. A stale page, a missed copy, a block given to two 
 import random
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from twophase.core.errors import CacheStateError, OutOfBlocksError, TwophaseError
 
@@ -115,6 +115,8 @@ class WatchedPool:
 
 class PlainTable:
     """A table with the interface of exercise 3.6."""
+
+    __slotnames__: ClassVar[list[str]] = []  # copy.copy sets it, and an answer that uses that has replaced nothing
 
     def __init__(self, pool: Any, block_size: int) -> None:
         self.pool = pool
