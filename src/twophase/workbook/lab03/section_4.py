@@ -73,7 +73,7 @@ def reads_the_right_slots(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> 
             row_axis="query head",
             column_axis="slot: own pages in order, then the others",
             bounds=range(page, 32, page),
-            title=f"weights of sequence {b} ({lengths[b]} tokens)",
+            title=f"weights, {lengths[b]} tokens",
         )
 
 
