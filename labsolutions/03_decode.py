@@ -647,6 +647,7 @@ print(f"in a row: {1e6 * row_s:.0f} us, gathered from pages first: {1e6 * paged_
 # **Read the result.** In a step whose time is what it reads, moving every byte three times is the wrong thing to do.
 # Pages saved memory and cost bandwidth. What is needed is attention that follows the block table *while* it reads: the
 # kernel of the next section.
+# %% [markdown]
 # PART 8
 
 # %% [markdown]
@@ -758,7 +759,7 @@ def sample(is_forked, prompt_ids, num_samples=4, num_new=10):
 
 
 # %%
-prompt = "Here is a list of things that are always true: one plus one is"
+prompt = "Once upon a time there was a small robot that lived in a lighthouse and"
 start_ids = tokenizer(prompt).input_ids
 forked, samples = sample(True, start_ids)
 apart, same_samples = sample(False, start_ids)
@@ -800,8 +801,7 @@ for beam in beams:
 print(f"free in the end: {pool.num_free} of {pool.num_blocks}")
 
 # %% [markdown]
-# **Read the result.** Twelve steps, three beams, and the pool is whole in the end. Copying each surviving beam's cache
-# in every step, as the first implementations of beam search did, would have moved the whole text three times per
-# token. Section 9 makes the blocks themselves smaller.
+# **Read the result.** Twelve steps, three beams, and the pool is whole in the end. With K and V in one
+# tensor per beam, every step would have moved the whole text three times. Section 9 makes the blocks themselves smaller.
 #
 # **Play.** Other widths; a longer prompt; a pool so small that it runs out (who should be dropped then?).
