@@ -647,6 +647,7 @@ print(f"in a row: {1e6 * row_s:.0f} us, gathered from pages first: {1e6 * paged_
 # **Read the result.** In a step whose time is what it reads, moving every byte three times is the wrong thing to do.
 # Pages saved memory and cost bandwidth. What is needed is attention that follows the block table *while* it reads: the
 # kernel of the next section.
+
 # %% [markdown]
 # PART 8
 
@@ -802,6 +803,7 @@ print(f"free in the end: {pool.num_free} of {pool.num_blocks}")
 
 # %% [markdown]
 # **Read the result.** Twelve steps, three beams, and the pool is whole in the end. With K and V in one
-# tensor per beam, every step would have moved the whole text three times. Section 9 makes the blocks themselves smaller.
+# tensor per beam, every step would have moved the whole text three times. Section 9 makes the blocks themselves
+# smaller.
 #
 # **Play.** Other widths; a longer prompt; a pool so small that it runs out (who should be dropped then?).
