@@ -76,7 +76,9 @@ def _draw_pool(
                 height = 0.86 / len(names)
                 colour = colour_of[name.rstrip("0123456789")]
                 axes.add_patch(Rectangle((column, row + i * height), share, height, facecolor=colour, alpha=0.75))
-            axes.text(column + 0.46, row + 0.55, ", ".join(names), ha="center", va="center", fontsize=9, color=INK)
+            text = "\n".join(", ".join(names[i : i + 2]) for i in range(0, len(names), 2))
+            size = 9 if len(names) < 3 else 7.5
+            axes.text(column + 0.46, row + 0.5, text, ha="center", va="center", fontsize=size, color=INK)
         number_colour = INK if names else LINE
         axes.text(column + 0.05, row + 0.05, str(block), ha="left", va="top", fontsize=7, color=number_colour)
     axes.set(xlim=(-0.05, columns), ylim=(-(-num_blocks // columns), -0.05), xticks=[], yticks=[])
