@@ -1,5 +1,8 @@
 # PART C
 # %% tags=["setup"]
+from twophase.workbook.kernels import device, tl, triton  # first: it decides how kernels run
+
+# isort: split
 import math
 
 import numpy as np
@@ -7,18 +10,130 @@ import torch
 
 from twophase import LLM, SamplingParams
 from twophase.cache.kv_cache import KVCacheSpec
+from twophase.core.errors import CacheStateError, OutOfBlocksError
+from twophase.model.prepare import DEFAULT_MODEL
 from twophase.workbook import ____, check, hint, measured, reference, reveal, use
-from twophase.workbook.kernels import device, tl, triton
 from twophase.workbook.kit.models import smollm2, transformers_greedy
 from twophase.workbook.kit.own_attention import OwnAttention
 from twophase.workbook.lab03 import needle, needle_pictures, run_pictures, step_pictures
+from twophase.workbook.lab03.clocked_steps import BATCH_CONTEXT, BATCHES, CONTEXTS, decode_step_s, this_machine
 from twophase.workbook.lab03.decode_work import A100, H100, LLAMA_3_8B, SMOLLM2
 from twophase.workbook.lab03.launch import launch_paged_decode
 from twophase.workbook.lab03.own_cache import OwnCache
-from twophase.workbook.lab03.step_times import BATCH_CONTEXT, BATCHES, CONTEXTS, decode_step_s, this_machine
 from twophase.workbook.pictures import draw_block_tables
 
 torch.set_num_threads(1)
+
+# %% [markdown]
+# # PART stub: 3.5, 3.6 and 3.9, which the lead replaces by the other parts'
+
+
+# %% tags=["exercise:3.5"]
+class BlockPool:
+    def __init__(self, num_blocks):
+        self.ref_counts = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+
+    @property
+    def num_free(self):
+        return len(self._free)
+
+    def allocate(self, n):
+        if n > self.num_free:  # SOLUTION: too many?
+            raise OutOfBlocksError(f"{n} blocks wanted, {self.num_free} free")
+        block_ids = [self._free.pop() for _ in range(n)]
+        for block_id in block_ids:
+            self.ref_counts[block_id] = 1
+        return block_ids
+
+    def acquire(self, block_id):
+        self.ref_counts[block_id] += 1
+
+    def release(self, block_id):
+        if self.ref_counts[block_id] == 0:
+            raise CacheStateError(f"block {block_id} is free already")
+        self.ref_counts[block_id] -= 1
+        if self.ref_counts[block_id] == 0:
+            self._free.append(block_id)
+
+
+# %% tags=["exercise:3.6"]
+class BlockTable:
+    def __init__(self, pool, block_size):
+        self.pool, self.block_size = pool, block_size
+        self.block_ids, self.num_tokens = [], 0
+
+    def grow(self, num_tokens):
+        num_more = -(-num_tokens // self.block_size) - len(self.block_ids)  # SOLUTION: blocks needed
+        self.block_ids += self.pool.allocate(num_more)
+        self.num_tokens = num_tokens
+
+    def slot(self, position):
+        return self.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+
+    def free(self):
+        for block_id in self.block_ids:
+            self.pool.release(block_id)
+        self.block_ids, self.num_tokens = [], 0
+
+
+# %% tags=["exercise:3.9"]
+@triton.jit
+def paged_decode_kernel(
+    q_ptr,  # [B, H, D]
+    k_ptr,  # [N, H_KV, PAGE, D]
+    v_ptr,  # like k_ptr
+    block_tables_ptr,  # int32 [B, W]
+    seq_lens_ptr,  # int32 [B], at least 1
+    out_ptr,  # [B, H, D]
+    qk_scale,  # score scale * log2(e)
+    table_row_stride,
+    H: tl.constexpr,
+    H_KV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # rows of the query tile, at least G
+    BLOCK_D: tl.constexpr,  # columns of a tile, at least D
+    BLOCK_N: tl.constexpr,  # keys per tile
+):
+    """One program: the G query heads of one KV head, of one sequence."""
+    sequence, kv_head = tl.program_id(0), tl.program_id(1)
+    G: tl.constexpr = H // H_KV
+    seq_len = tl.load(seq_lens_ptr + sequence)
+    table_ptr = block_tables_ptr + sequence * table_row_stride
+
+    offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    heads = kv_head * G + offs_m  # SOLUTION: the query head of each row
+    mask_q = (offs_m < G)[:, None] & (offs_d < D)[None, :]  # SOLUTION `(offs_m < G)[:, None]`: rows that hold a head
+    offs_q = (sequence * H + heads)[:, None] * D + offs_d[None, :]
+    q = tl.load(q_ptr + offs_q, mask=mask_q, other=0.0)
+
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(0, seq_len, BLOCK_N):
+        positions = start + tl.arange(0, BLOCK_N)
+        in_range = positions < seq_len  # SOLUTION: which positions exist
+        pages = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0)  # SOLUTION: the page of each position
+        rows = (pages.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE  # SOLUTION: the cache row of each key
+        offs_kv = rows[:, None] * D + offs_d[None, :]
+        mask_kv = in_range[:, None] & (offs_d < D)[None, :]  # SOLUTION: what of the tile may be loaded
+        k = tl.load(k_ptr + offs_kv, mask=mask_kv, other=0.0)
+        v = tl.load(v_ptr + offs_kv, mask=mask_kv, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale  # SOLUTION: [BLOCK_M, BLOCK_N], base 2
+        scores = tl.where(in_range[None, :], scores, float("-inf"))  # SOLUTION: scores, with what is masked taken out
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+        p = tl.exp2(scores - new_max[:, None])  # SOLUTION: weights of this tile, not yet divided by their sum
+        rescale = tl.exp2(row_max - new_max)  # SOLUTION: what earlier sums are multiplied by
+        row_sum = row_sum * rescale + tl.sum(p, axis=1)
+        acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        row_max = new_max
+    out = acc / row_sum[:, None]  # SOLUTION: the weighted mean of the values
+    tl.store(out_ptr + offs_q, out.to(out_ptr.dtype.element_ty), mask=mask_q)
+
+
+# %% [markdown]
+# # PART stub ends
 
 # %% [markdown]
 # ## 9. A byte instead of two
@@ -160,7 +275,8 @@ long_keys = torch.stack(needle.read(1_000).keys).flatten(0, 1)
 data, scale = store(long_keys)
 engines_data, engines_scale = quantise_reference(long_keys, "int8")
 differing = int((data != engines_data).sum())
-print(f"{differing} of {data.numel():,} numbers differ, by at most {int((data.int() - engines_data.int()).abs().max())}")
+largest = int((data.int() - engines_data.int()).abs().max())
+print(f"{differing} of {data.numel():,} numbers differ, by at most {largest}")
 
 # %% [markdown]
 # (A number that lies between two steps to the last bit may be rounded either way.)
@@ -199,14 +315,15 @@ step_pictures.draw_reuse()
 
 
 # %% tags=["exercise:3.19"]
-def step_s(work, machine, batch):
+def step_seconds(work, machine, batch):
     moving = (work.weight_bytes + batch * work.kv_bytes) / machine.bandwidth  # SOLUTION: seconds to move all bytes
     computing = batch * work.flops / machine.flop_rate  # SOLUTION: seconds of arithmetic
     return max(moving, computing)  # SOLUTION: the seconds of the step
 
 
 def ridge_batch(work, machine):
-    gap = work.flops / machine.flop_rate - work.kv_bytes / machine.bandwidth  # SOLUTION: what each sequence adds to arithmetic beyond what it adds to bytes (s)
+    one_token, one_context = work.flops / machine.flop_rate, work.kv_bytes / machine.bandwidth  # seconds of each
+    gap = one_token - one_context  # SOLUTION: by how much more a sequence adds to the arithmetic than to the moving
     if gap <= 0:  # SOLUTION: does the arithmetic never catch up?
         return None
     return math.ceil(work.weight_bytes / machine.bandwidth / gap)  # SOLUTION: the smallest batch where it has
@@ -225,7 +342,8 @@ time_of, ridge_of = use("3.19")
 print("Llama-3-8B, 16 bits: the batch that leaves the memory-bound side")
 for context in (0, 100, 300, 500, 1_000, 8_000):
     work = LLAMA_3_8B.decode_work(context, bytes_per_value=2)
-    print(f"context {context:>5,}:  " + "  ".join(f"{gpu.name} {ridge_of(work, gpu) or 'never':>6}" for gpu in (A100, H100)))
+    on_a100, on_h100 = (ridge_of(work, gpu) or "never" for gpu in (A100, H100))
+    print(f"context {context:>5,}:  A100 {on_a100:>6}  H100 {on_h100:>6}")
 
 # %% [markdown]
 # **Read the result.** With a thousand tokens of context *no* batch is large enough: reading one sequence's K and V
@@ -254,7 +372,8 @@ check("3.20")
 # %%
 steps = {batch: decode_step_s(batch, BATCH_CONTEXT) for batch in BATCHES}
 for batch, s in steps.items():
-    print(f"batch {batch:>2}: {1e3 * s:6.1f} ms a step, {batch / s:5.0f} tokens/s, bound {1e3 * time_of(small_work, here, batch):5.1f} ms")
+    least_s = time_of(small_work, here, batch)
+    print(f"batch {batch:>2}: {1e3 * s:6.1f} ms a step, at least {1e3 * least_s:5.1f}; {batch / s:4.0f} tokens/s")
 measured("3.20", (16 / steps[16]) / (1 / steps[1]))
 
 # %%
@@ -348,3 +467,295 @@ answer_3_22 = {
 
 # %%
 check("3.22")
+
+# %% [markdown]
+# ## 12. Capstone: your decode in the engine
+#
+# *Needs: Triton (interpreted without a GPU), and the model.*
+#
+# You have the parts of a decode phase: a pool and block tables (3.5, 3.6), and a kernel that reads pages where they
+# are (3.9). Now they go to work. The engine keeps its scheduler, its model and its prefill; memory and decode
+# attention become yours.
+
+# %% [markdown]
+# ```mermaid
+# flowchart LR
+#     R["requests"] --> S["scheduler<br/>(the engine's)"]
+#     S -->|"open, grow, close"| C["OwnCache"]
+#     C --> T["your BlockTable"]
+#     T --> P["your BlockPool"]
+#     S -->|"plan: tokens, block tables"| M["model<br/>(the engine's)"]
+#     M -->|"write, prefill"| B["torch backend"]
+#     M -->|"decode"| K["your kernel"]
+#     B --> V[("pages")]
+#     K --> V
+#     M --> L["next tokens"] --> S
+# ```
+#
+# Two adapters stand between. `OwnCache(pool, new_table, block_size)` answers the scheduler's questions from a pool and
+# from tables: the file `own_cache.py` is short and worth reading. `OwnAttention(spec, block_size, decode=...)` is the
+# torch backend with your function for the decodes.
+
+# %% [markdown]
+# <!-- card 3.23 -->
+# Open an engine on your parts. `decode` gets what the engine has, `q` `[B, H, D]`, the pages, `block_tables`,
+# `seq_lens` and the scale, and returns `[B, H, D]`; `launch_paged_decode` launches a kernel on just that. `cache` is
+# called once, when the engine opens.
+#
+# ```python
+# llm = own_engine(DEFAULT_MODEL, block_size=8, num_blocks=16)
+# llm.generate(...)                                # token for token what transformers writes
+# llm.scheduler.cache.pool                         # a BlockPool of yours, with 16 blocks; all free again by now
+# ```
+
+
+# %% tags=["exercise:3.23"]
+def own_engine(model, block_size, num_blocks, **options):
+    def decode(q, k_cache, v_cache, block_tables, seq_lens, scale):
+        pages = k_cache, v_cache, block_tables, seq_lens
+        return launch_paged_decode(paged_decode_kernel, q, *pages, scale)  # SOLUTION: your kernel's output, [B, H, D]
+
+    def cache(num_blocks, block_size, enable_prefix_caching):
+        pool = BlockPool(num_blocks)  # SOLUTION: one pool for all sequences
+
+        def new_table():
+            return BlockTable(pool, block_size)  # SOLUTION: an empty table for one sequence
+
+        return OwnCache(pool, new_table, block_size)
+
+    def attention(spec):
+        return OwnAttention(spec, block_size, decode=decode)  # SOLUTION: a backend with your decode in it
+
+    options |= {"device": device.type, "dtype": "float32", "block_size": block_size, "num_kv_blocks": num_blocks}
+    return LLM(model, attention_backend=attention, cache_factory=cache, **options)
+
+
+# %%
+check("3.23")
+
+# %% [markdown]
+# ### The real model
+#
+# Three prompts, three lengths of answer, pages of 8 slots, 16 of them. A step computes 16 tokens at most, so that a
+# long prompt is read in several steps while others decode already. Interpreted, your kernel runs each of its programs
+# in Python: 30 layers with 3 KV heads per sequence and token. Give it a quarter of a minute.
+
+# %%
+open_own_engine = use("3.23")
+llm = open_own_engine(DEFAULT_MODEL, block_size=8, num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16)
+requests = {
+    "The capital of France is": 8,
+    "One, two, three, four,": 6,
+    "Once upon a time, in a small village by the sea, there lived an old": 7,
+}
+params = [SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True) for num_new in requests.values()]
+outputs = llm.generate(list(requests), params, use_tqdm=False)
+for prompt, output in zip(requests, outputs, strict=True):
+    print(f"{prompt} |{output.outputs[0].text}")
+
+# %% [markdown]
+# **Against transformers**, token for token:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+model, tokenizer = smollm2()
+for (prompt, num_new), output in zip(requests.items(), outputs, strict=True):
+    ids = tokenizer(prompt, return_tensors="pt").input_ids[0]
+    theirs = transformers_greedy(model, ids, num_new, eos_id=model.config.vocab_size)[len(ids) :].tolist()
+    print(list(output.outputs[0].token_ids) == theirs, theirs)
+
+# %% [markdown]
+# **Did your parts do it?** Count: the kernel once per layer and step with a decode in it, and all pages free again.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+num_decode_steps = sum(step.num_decodes > 0 for step in llm.engine.trace)
+pool = llm.scheduler.cache.pool
+num_calls = llm.model.backend.num_calls["decode"]
+print(f"{num_decode_steps} steps with decodes x 30 layers = {num_calls} calls of your decode")
+print(f"your {type(pool).__name__}: {pool.num_free} of 16 blocks free, reference counts {set(pool.ref_counts)}")
+
+# %% [markdown]
+# ### The run, drawn from its own trace
+#
+# First your block tables, at the moment when most pages were in use.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+for name, (block_ids, num_tokens) in llm.scheduler.cache.fullest.items():
+    print(f"{name}: {num_tokens:2} tokens in blocks {list(block_ids)}")
+
+# %%
+figure = draw_block_tables(llm.scheduler.cache.fullest, num_blocks=16, block_size=8)
+
+# %% [markdown]
+# Each sequence took a page when it needed one, so the pages of one are not neighbours, and nobody minds: the table
+# knows. Only last pages are partly empty.
+#
+# And the run in time. Every step is one column across all rows: what stands above each other was computed together,
+# in one batch.
+
+# %%
+names = {output.request_id: f"{name}: {output.prompt[:14]}..." for name, output in zip("ABC", outputs, strict=True)}
+run_pictures.draw_timeline(llm.engine.trace, names)
+
+# %% [markdown]
+# **Read the result.** Prefills are single blocks, decodes a chain of steps: the two phases of one model. Interpreted,
+# a step with decodes takes long, in proportion to the sequences in it; compiled on a GPU these would be the short
+# ones. The pages in use climb as sequences grow, a page at a time, and fall when one ends.
+#
+# **Play.** With `num_blocks=7` the three do not fit together. The scheduler then keeps one waiting, or takes the
+# pages of one away and computes it again later, with the same tokens at the end. Where do you see it in the timeline?
+
+# %% [markdown]
+# ## Checkpoint
+#
+# Tick what you could explain to a colleague without looking. What you can't, is a section to go back to.
+#
+# - [ ] what a decode step computes, what it reads, and which of the two it waits for (1, 2)
+# - [ ] how to bound tokens per second from a data sheet, in your head (2)
+# - [ ] what a pool and a block table promise, also when there is no block left (3)
+# - [ ] why an oracle that remembers every token's K/V finds bugs that looking at shapes does not (3)
+# - [ ] how a kernel gets from a position to an address, and what each mask is for (4, 5)
+# - [ ] why one long sequence leaves a GPU idle, and how partial results are merged exactly (6)
+# - [ ] why neighbouring threads should read neighbouring addresses, and what that says about layouts (7)
+# - [ ] when a fork has to copy a block, and when it need not (8)
+# - [ ] what int8 K and V save, what they cost, and how you would find out for your model (9)
+# - [ ] why batching pays for weights and not for the cache (10)
+# - [ ] what $a$ and $b$ in $a + b\,t$ consist of, and how each could be made smaller (11)
+
+# %% [markdown]
+# ## 13. Knowledge check
+#
+# *Needs: a clear head.* Six questions over the whole lab.
+
+# %% [markdown]
+# <!-- card 3.24 -->
+# Why does a decode step of one sequence wait for memory?
+# (a) Softmax and exponentials are slow,
+# (b) it computes K and V of all tokens again,
+# (c) every weight is read and then used for two operations only,
+# (d) starting kernels takes longer than running them.
+
+# %% tags=["exercise:3.24"]
+answer_3_24 = "c"  # SOLUTION: one letter
+
+# %%
+check("3.24")
+
+# %% [markdown]
+# <!-- card 3.25 -->
+# Weights of 16 GB, 40 sequences with 0.1 GB of K and V each, memory of 2,000 GB/s. How many tokens per second, all
+# sequences together, are the most that bytes allow?
+
+# %% tags=["exercise:3.25"]
+answer_3_25 = 4000  # SOLUTION: tokens per second
+
+# %%
+check("3.25")
+
+# %% [markdown]
+# <!-- card 3.26 -->
+# A prompt of 100 tokens in blocks of 16. It is forked, so that there are 4 sequences; each then writes 13 more tokens.
+# How many blocks are in use, with copy-on-write?
+
+# %% tags=["exercise:3.26"]
+answer_3_26 = 14  # SOLUTION: blocks
+
+# %%
+check("3.26")
+
+# %% [markdown]
+# <!-- card 3.27 -->
+# A decode kernel with pages of 16, and what its tests say. Which bug is it? **a** no mask on the tail of the last
+# page · **b** the row of the block table, or its stride · **c** an empty split is not guarded: minus infinity less
+# minus infinity · **d** the head stride of the cache, or `h % H_kv` for `h // G` · **e** LSE in another base than
+# the merge takes it for
+
+# %% tags=["exercise:3.27"]
+answer_3_27 = {
+    "right for lengths 16, 32, 48, wrong in between": "a",  # SOLUTION: a letter
+    "right alone, wrong for all but the first of a batch": "b",  # SOLUTION: a letter
+    "NaN for the shortest sequence only, once there are splits": "c",  # SOLUTION: a letter
+    "right for one KV head, wrong for several": "d",  # SOLUTION: a letter
+    "every split right by itself, the merged result off": "e",  # SOLUTION: a letter
+}
+
+# %%
+check("3.27")
+
+# %% [markdown]
+# <!-- card 3.28 -->
+# On a GPU with 132 multiprocessors and a model with 8 KV heads, where does split-KV help most?
+# (a) 64 sequences of 500 tokens,
+# (b) one sequence of 50,000 tokens,
+# (c) one sequence of 50 tokens,
+# (d) everywhere alike: it reads fewer bytes.
+
+# %% tags=["exercise:3.28"]
+answer_3_28 = "b"  # SOLUTION: one letter
+
+# %%
+check("3.28")
+
+# %% [markdown]
+# <!-- card 3.29 -->
+# K and V go from 16 bits to int8; the weights stay. What follows?
+# (a) Every decode step takes half the time,
+# (b) answers stay the same to the last bit,
+# (c) prefill takes half the time,
+# (d) about twice the tokens fit, and steps get faster where contexts are long or sequences many.
+
+# %% tags=["exercise:3.29"]
+answer_3_29 = "d"  # SOLUTION: one letter
+
+# %%
+check("3.29")
+
+# %% [markdown]
+# ## Principles
+#
+# 1. **Decode waits for bytes.** Count what a step reads, divide by the bandwidth, and you have the bound; then ask
+#    where the rest of the time goes.
+# 2. **Weights are shared, caches are not.** Batching divides the first by the batch; only smaller K and V (fewer
+#    heads, fewer bits, fewer tokens) help with the second.
+# 3. **Errors change nothing.** An allocator that fails half-way has lost a page for ever, or given it to two.
+# 4. **Test contents, not shapes.** A stale page has the right shape. Let an oracle remember who wrote what where.
+# 5. **Read where it lies.** A gather moves the same bytes three times; a table look-up inside the kernel moves them
+#    once.
+# 6. **Partial results merge exactly**, as long as each brings its log-sum-exp, and an empty one its minus infinity.
+# 7. **A saving has to be measured at the length where it hurts.** Short prompts forgive everything.
+
+# %% [markdown]
+# ## Troubleshooting, by symptom
+#
+# | symptom | likely cause | section |
+# |---|---|---|
+# | first token right, the next ones wrong | the decode: new K/V not written, position or length off by one | 1, 5 |
+# | right alone, wrong in a batch | wrong row of the block table; one pool per sequence; a page given out twice | 3, 5 |
+# | right until a page is full | the table does not grow, or is overwritten when it does | 3 |
+# | right at multiples of the page size only | the tail of the last page is not masked | 4, 5 |
+# | text of another request in the answer | a page was freed and is still in a table; double free | 3 |
+# | two samples of one prompt become alike | a fork wrote into a shared page: no copy-on-write | 8 |
+# | NaN, now and then | slots never written get weight 0, and 0 times NaN is NaN; an empty split | 4, 6 |
+# | fluent but not what it should say | no scale, or the head map `h % H_kv` | 5 |
+# | free pages become fewer from run to run | a table that is not freed, or freed once for two owners | 3 |
+# | one long request is slow on a large GPU | too few programs: split the keys | 6 |
+# | a larger batch brings nothing more | beyond the ridge; or long contexts, where K and V are what is read | 10 |
+# | slower with every token | K and V: that is the slope; look at what the kernel reads | 11 |
+# | worse answers on long prompts only | K and V in too few bits, or too few scales | 9 |
+
+# %% [markdown]
+# ## What to read next
+#
+# - Efficient Memory Management for Large Language Model Serving with PagedAttention, arXiv:2309.06180: pages, block
+#   tables, copy-on-write.
+# - Online normalizer calculation for softmax, arXiv:1805.02867; FlashAttention, arXiv:2205.14135, and FlashAttention-2,
+#   arXiv:2307.08691: the tiles and the running maximum.
+# - FlashInfer, arXiv:2501.01005: attention kernels for serving, with merged partial results.
+# - Fast Transformer Decoding: One Write-Head is All You Need, arXiv:1911.02150: why decode waits for memory.
+# - Efficiently Scaling Transformer Inference, arXiv:2211.05102: batch, context and bytes for large models.
+# - KIVI, arXiv:2402.02750, and KVQuant, arXiv:2401.18079: K and V in 2 to 4 bits, and why keys like other scales than
+#   values.
+#
+# Lab 4 puts both phases into one engine and asks who may go first. [04_scheduling.ipynb](04_scheduling.ipynb)

@@ -3,7 +3,7 @@
 from twophase.workbook.exercise import Bank, Right, Wrong
 
 SEARCHES = """
-def step_s(work, machine, batch):
+def step_seconds(work, machine, batch):
     moving = (work.weight_bytes + batch * work.kv_bytes) / machine.bandwidth
     computing = work.flops * batch / machine.flop_rate
     return moving if moving > computing else computing
@@ -11,7 +11,7 @@ def step_s(work, machine, batch):
 
 def ridge_batch(work, machine):
     def waits_for_memory(batch):
-        return step_s(work, machine, batch) > batch * work.flops / machine.flop_rate
+        return step_seconds(work, machine, batch) > batch * work.flops / machine.flop_rate
 
     low, high = 0, 1
     while waits_for_memory(high):
@@ -24,7 +24,7 @@ def ridge_batch(work, machine):
     return high
 """
 INTENSITY = """
-def step_s(work, machine, batch):
+def step_seconds(work, machine, batch):
     num_bytes = work.weight_bytes + work.kv_bytes * batch
     intensity = work.flops * batch / num_bytes
     attainable = min(machine.flop_rate, intensity * machine.bandwidth)
@@ -55,11 +55,19 @@ BANKS = {
                 {1: "(work.weight_bytes + batch * work.kv_bytes) * machine.bandwidth"},
                 rejected_by="reads the weights for one sequence",
             ),
-            Wrong("one token's arithmetic", {2: "work.flops / machine.flop_rate"}, rejected_by="computes for each sequence"),
+            Wrong(
+                "one token's arithmetic",
+                {2: "work.flops / machine.flop_rate"},
+                rejected_by="computes for each sequence",
+            ),
             Wrong("adds the two up", {3: "moving + computing"}, rejected_by="waits for the slower of the two"),
             Wrong("takes the faster", {3: "min(moving, computing)"}, rejected_by="reads the weights for one sequence"),
-            Wrong("forgets K and V", {4: "work.flops / machine.flop_rate"}, rejected_by="finds the batch where they meet"),
-            Wrong("rounds down", {6: "int(work.weight_bytes / machine.bandwidth / gap)"}, rejected_by="finds the batch where they meet"),
+            Wrong("forgets K and V", {4: "one_token"}, rejected_by="finds the batch where they meet"),
+            Wrong(
+                "rounds down",
+                {6: "int(work.weight_bytes / machine.bandwidth / gap)"},
+                rejected_by="finds the batch where they meet",
+            ),
             Wrong(
                 "the machine's ridge, in FLOP per byte",
                 {6: "math.ceil(machine.flop_rate / machine.bandwidth)"},

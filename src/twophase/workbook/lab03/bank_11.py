@@ -36,12 +36,20 @@ BANKS = {
                 {3: "(t * y).sum() / (t * t).sum()", 4: "0.0"},
                 rejected_by="finds a line that is there",
             ),
-            Wrong("b first", {4: "b", 3: "y.mean() - (dt * dy).sum() / (dt * dt).sum() * t.mean()"}, rejected_by="finds a line that is there"),
+            Wrong(
+                "b first",
+                {4: "b", 3: "y.mean() - (dt * dy).sum() / (dt * dt).sum() * t.mean()"},
+                rejected_by="finds a line that is there",
+            ),
             Wrong("a is the mean", {4: "y.mean()"}, rejected_by="finds a line that is there"),
             Wrong("a is the first point", {4: "y[0]"}, rejected_by="finds a line that is there"),
             Wrong("the first point and the last", ENDS, rejected_by="has the least squares"),
             Wrong("a mean of ratios", {3: "(dy / dt).mean()"}, rejected_by="has the least squares"),
-            Wrong("divides by the wrong spread", {3: "(dt * dy).sum() / (dy * dy).sum()"}, rejected_by="finds a line that is there"),
+            Wrong(
+                "divides by the wrong spread",
+                {3: "(dt * dy).sum() / (dy * dy).sum()"},
+                rejected_by="finds a line that is there",
+            ),
             Wrong(
                 "covariance over n - 1, variance over n",
                 {3: "np.cov(t, y)[0, 1] / np.var(t)"},

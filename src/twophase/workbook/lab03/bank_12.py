@@ -59,9 +59,17 @@ def launch(arguments: str) -> dict[int, str]:
 BANKS = {
     "3.23": Bank(
         wrong=(
-            Wrong("the engine's own attention", {4: 'OwnAttention(spec, block_size)'}, rejected_by="decodes with your kernel"),
+            Wrong(
+                "the engine's own attention",
+                {4: "OwnAttention(spec, block_size)"},
+                rejected_by="decodes with your kernel",
+            ),
             Wrong("attention by gathering, no kernel", OWN_GATHER, rejected_by="decodes with your kernel"),
-            Wrong("the torch backend", {4: '__import__("twophase").attention.torch_backend.TorchBackend(spec, block_size)'}, rejected_by="decodes with your kernel"),
+            Wrong(
+                "the torch backend",
+                {4: "OwnAttention(spec, block_size)._torch"},
+                rejected_by="decodes with your kernel",
+            ),
             Wrong(
                 "no scale",
                 launch("q, k_cache, v_cache, block_tables, seq_lens, 1.0"),
@@ -83,10 +91,14 @@ BANKS = {
                 rejected_by="writes what transformers writes",
             ),
             Wrong("a pool of its own size", {2: "BlockPool(64)"}, rejected_by="takes its blocks from your pool"),
-            Wrong("pages of 16, whatever was asked", {3: "lambda: BlockTable(pool, 16)"}, rejected_by="takes its blocks from your pool"),
+            Wrong(
+                "pages of 16, whatever was asked",
+                {3: "BlockTable(pool, 16)"},
+                rejected_by="takes its blocks from your pool",
+            ),
             Wrong(
                 "a pool for every table",
-                {3: "lambda: BlockTable(BlockPool(num_blocks), block_size)"},
+                {3: "BlockTable(BlockPool(num_blocks), block_size)"},
                 rejected_by="takes its blocks from your pool",
             ),
         ),

@@ -79,12 +79,12 @@ BANKS = {
                 {2: "largest.clamp(min=1e-30) / (q_max + 1)"},
                 rejected_by="uses the whole range",
             ),
-            Wrong(
-                "always 127 steps", {2: "largest.clamp(min=1e-30) / 127"}, rejected_by="uses the whole range"
-            ),
+            Wrong("always 127 steps", {2: "largest.clamp(min=1e-30) / 127"}, rejected_by="uses the whole range"),
             Wrong("cuts off", NO_ROUND, rejected_by="is off by half a step at most"),
             Wrong("rounds down", {3: "(x / scale[..., None]).floor()"}, rejected_by="is off by half a step at most"),
-            Wrong("the scale twice", {4: "data.float() / scale[..., None]"}, rejected_by="is off by half a step at most"),
+            Wrong(
+                "the scale twice", {4: "data.float() / scale[..., None]"}, rejected_by="is off by half a step at most"
+            ),
             Wrong("scales in half precision", {1: "x.abs().amax(-1)"}, rejected_by="takes half precision"),
             Wrong("divides in place", IN_PLACE, rejected_by="leaves its inputs alone"),
         ),

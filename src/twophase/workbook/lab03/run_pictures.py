@@ -48,10 +48,14 @@ def draw_timeline(trace: Sequence[StepTrace], names: Mapping[str, str]) -> Figur
     top.set_title("The run, step by step", loc="left")
 
     times = [0.0] + [s for end in ends_s for s in (end, end)]
-    levels = [0] + [n for i, step in enumerate(trace) for n in (trace[i - 1].blocks_in_use if i else 0, step.blocks_in_use)]
+    levels = [0] + [
+        n for i, step in enumerate(trace) for n in (trace[i - 1].blocks_in_use if i else 0, step.blocks_in_use)
+    ]
     bottom.plot(times, levels, color=INK)
     bottom.fill_between(times, levels, color=LINE, alpha=0.25)
-    bottom.set(xlabel="time since the first step (s)", ylabel="pages in use", ylim=(0, None), xlim=(0, ends_s[-1] * 1.02))
+    bottom.set(
+        xlabel="time since the first step (s)", ylabel="pages in use", ylim=(0, None), xlim=(0, ends_s[-1] * 1.02)
+    )
     bottom.yaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (top, bottom):
         axes.spines[["top", "right"]].set_visible(False)

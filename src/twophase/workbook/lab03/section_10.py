@@ -5,8 +5,8 @@ from typing import Any
 
 from twophase.workbook.checks import Draw, compare, reject
 from twophase.workbook.exercise import Exercise, Property
+from twophase.workbook.lab03.clocked_steps import batching_gain
 from twophase.workbook.lab03.decode_work import DecodeWork, Machine
-from twophase.workbook.lab03.step_times import batching_gain
 from twophase.workbook.questions import Number
 
 
@@ -29,16 +29,14 @@ def seconds_of(work: DecodeWork, machine: Machine, batch: int) -> tuple[float, f
 def one_sequence(answer: Any, draw: Draw) -> None:
     work, machine = case_of(draw, "none")
     slow = Machine("drawn", machine.bandwidth, machine.flop_rate * 1e6)  # arithmetic takes no time
-    compare(
-        float(answer.step_s(work, slow, 1)), work.weight_bytes / slow.bandwidth, what="the step (s) without K and V",
-        rtol=1e-4, atol=0.0,
-    )  # fmt: skip
+    got, expected = float(answer.step_seconds(work, slow, 1)), work.weight_bytes / slow.bandwidth
+    compare(got, expected, what="the step (s) without K and V", rtol=1e-4, atol=0.0)
 
 
 def reads_weights_once(answer: Any, draw: Draw, batch: int) -> None:
     work, machine = case_of(draw)
     fast = Machine("drawn", machine.bandwidth, math.inf)
-    alone, together = (float(answer.step_s(work, fast, n)) for n in (1, batch))
+    alone, together = (float(answer.step_seconds(work, fast, n)) for n in (1, batch))
     expected = (batch - 1) * work.kv_bytes / machine.bandwidth
     if not math.isclose(together - alone, expected, rel_tol=1e-3, abs_tol=1e-12):
         reject(
@@ -50,7 +48,7 @@ def reads_weights_once(answer: Any, draw: Draw, batch: int) -> None:
 def computes_for_each(answer: Any, draw: Draw, batch: int) -> None:
     work, machine = case_of(draw)
     wide = Machine("drawn", math.inf, machine.flop_rate)
-    got, expected = float(answer.step_s(work, wide, batch)), batch * work.flops / machine.flop_rate
+    got, expected = float(answer.step_seconds(work, wide, batch)), batch * work.flops / machine.flop_rate
     if not math.isclose(got, expected, rel_tol=1e-3):
         reject(f"with memory infinitely fast, a step of {batch} takes {got:.4g} s, expected {expected:.4g} s")
 
@@ -58,7 +56,7 @@ def computes_for_each(answer: Any, draw: Draw, batch: int) -> None:
 def waits_for_the_slower(answer: Any, draw: Draw, batch: int, kv: str) -> None:
     work, machine = case_of(draw, kv)
     moving, computing = seconds_of(work, machine, batch)
-    got = float(answer.step_s(work, machine, batch))
+    got = float(answer.step_seconds(work, machine, batch))
     if not math.isclose(got, max(moving, computing), rel_tol=1e-3):
         reject(
             f"a step of {batch} takes {got:.4g} s, expected {max(moving, computing):.4g} s",
@@ -99,7 +97,7 @@ EXERCISES = (
         id="3.19",
         title="Where the weights stop mattering",
         kind="code",
-        names=("step_s", "ridge_batch"),
+        names=("step_seconds", "ridge_batch"),
         points=4,
         minutes=12,
         lines=5,
@@ -108,7 +106,7 @@ EXERCISES = (
         hints=(
             "Write the two times of a step of B sequences down: one has a constant in it, the other has not.",
             "They meet where weights / bandwidth + B · kv / bandwidth = B · flops / rate. Solve for B.",
-            "Each further sequence adds flops / rate - kv / bandwidth to the gap; if that is not above 0, it never closes.",
+            "Each sequence adds flops / rate - kv / bandwidth to the gap; if that is not above 0, it never closes.",
         ),
         checks=(
             Property(

@@ -90,7 +90,9 @@ def decodes_with_your_kernel(answer: Any, draw: Draw) -> None:
     # The first token comes from the prefill, so there are two decode steps.
     if kernel.num_launches == 0:
         reject("three tokens were written, and your kernel was never launched")
-    compare(kernel.num_launches, 2 * NUM_LAYERS, what=f"the number of launches in 2 decode steps of {NUM_LAYERS} layers")
+    compare(
+        kernel.num_launches, 2 * NUM_LAYERS, what=f"the number of launches in 2 decode steps of {NUM_LAYERS} layers"
+    )
 
 
 def matches_transformers(answer: Any, draw: Draw, lengths: tuple[int, ...], block_size: int) -> None:

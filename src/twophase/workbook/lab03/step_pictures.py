@@ -10,9 +10,7 @@ from twophase.workbook.lab03.decode_work import DecodeWork, Machine
 from twophase.workbook.pictures import COLOURS, INK, LINE
 
 
-def draw_batching(
-    step_s: Mapping[int, float], work: DecodeWork, machine: Machine, ridge: int | None
-) -> Figure:
+def draw_batching(step_s: Mapping[int, float], work: DecodeWork, machine: Machine, ridge: int | None) -> Figure:
     """Measured tokens/s, under the roof of memory and the roof of arithmetic; `ridge` is the batch where they meet."""
     batches = np.array(sorted(step_s))
     fine = np.geomspace(batches[0], batches[-1], 200)

@@ -43,7 +43,7 @@ def decode_step_s(num_sequences: int, context: int, repeats: int = 5) -> float:
     if num_sequences * width > NUM_BLOCKS:
         raise ValueError(f"{num_sequences} sequences of {width} pages need more than the {NUM_BLOCKS} pages there are")
     chunks = [
-        ScheduledChunk(seq_id=i, token_ids=(1,), start=context, block_ids=tuple(range(i * width, (i + 1) * width)), num_samples=1)
+        ScheduledChunk(i, token_ids=(1,), start=context, block_ids=range(i * width, (i + 1) * width), num_samples=1)
         for i in range(num_sequences)
     ]
     llm = clocked_engine()
@@ -61,11 +61,10 @@ def decode_step_s(num_sequences: int, context: int, repeats: int = 5) -> float:
 @cache
 def this_machine() -> Machine:
     """Its measured ceilings in float32."""
-    num_bytes = (64 if device.type == "cpu" else 1024) * 2**20
     return Machine(
         "this machine",
-        bandwidth=measure_copy_bandwidth(device, num_bytes, repeats=7),
-        flop_rate=measure_matmul_rate(device, torch.float32, 768 if device.type == "cpu" else 4096, repeats=5),
+        bandwidth=measure_copy_bandwidth(device, 2**28, repeats=5),
+        flop_rate=measure_matmul_rate(device, torch.float32, 1024 if device.type == "cpu" else 4096, repeats=5),
     )
 
 
