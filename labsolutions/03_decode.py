@@ -16,7 +16,7 @@ from twophase.workbook import ____, check, hint, measured, reference, reveal, us
 from twophase.workbook.kit.models import smollm2, transformers_greedy
 from twophase.workbook.kit.own_attention import OwnAttention
 from twophase.workbook.lab03 import needle, needle_pictures, run_pictures, step_pictures
-from twophase.workbook.lab03.clocked_steps import BATCH_CONTEXT, BATCHES, CONTEXTS, decode_step_s, this_machine
+from twophase.workbook.lab03.clocked_steps import BATCH_CONTEXT, this_machine, times_by_batch, times_by_context
 from twophase.workbook.lab03.decode_work import A100, H100, LLAMA_3_8B, SMOLLM2
 from twophase.workbook.lab03.launch import launch_paged_decode
 from twophase.workbook.lab03.own_cache import OwnCache
@@ -155,11 +155,11 @@ reading = needle.read(100)
 needle_pictures.draw_row_maxima(reading.values[26], "V of layer 26: how large the rows are")
 
 # %% [markdown]
-# **Read the picture.** The largest row is many times as large as most. With one scale for all, the step would be
-# 1/127 of the dashed line, and most rows would use a small part of the 255 numbers there are. There is a second
-# reason against a common scale: tokens *arrive*. If the next one were louder than all before, everything stored
-# would have to be stored again. A scale **per token and head** is found when the token is written, and never touched
-# again.
+# **Read the picture.** With one scale for all, the step would be 1/127 of the dashed line. Most rows are less than
+# half as large as that and would be stored twice as coarsely as they need be; the first token's, far below the others,
+# in a handful of the 255 numbers there are. There is a second reason against a common scale: tokens *arrive*. If the
+# next one were louder than all before, everything stored would have to be stored again. A scale **per token and
+# head** is found when the token is written, and never touched again.
 
 # %% [markdown]
 # <!-- card 3.17 -->
@@ -229,6 +229,8 @@ def stored(q_max):
 for bits, q_max in {8: 127, 6: 31, 4: 7, 3: 3}.items():
     of_k, of_v = (100 * needle.relative_error(x, stored(q_max)) for x in (reading.keys, reading.values))
     print(f"{bits} bits: error of K {of_k:5.2f} %, of V {of_v:5.2f} %")
+one_scale = 100 * needle.relative_error(reading.values, needle.stored_with_one_scale)
+print(f"8 bits, but one scale for all tokens and heads of a layer: error of V {one_scale:.2f} %")
 measured("3.18", 100 * needle.relative_error(reading.keys, stored(127)))
 
 # %% [markdown]
@@ -256,13 +258,14 @@ needle_pictures.draw_needles(panels)
 
 # %% [markdown]
 # **Read the result**, and believe the picture rather than this text. In int8 we have seen no needle lost and next to
-# no change in surprise, at any of these lengths. With 3 bits the needles fade, and more of them with a longer text:
-# every further key adds a little noise to the softmax, and one right key has to stand out among more wrong ones. That
-# is why long contexts are said to suffer first, and why a test with short prompts says little.
+# no change in surprise, at any of these lengths. With 3 bits they fade. The shortest text kept all of its needles, the
+# longer two lost some: every further key brings noise of its own into the softmax, and the right key has to
+# stand out among more wrong ones. So long contexts suffer first, and a test with short prompts says little. Between
+# the two longer texts we saw no clear order; five needles are too few for one.
 #
-# What this does *not* show: a model of 135 million weights, five needles, a thousand tokens, one language. Another
-# model with larger outliers, or reasoning over many facts at once, may be harmed where this one is not. Lab 5 builds
-# a gate from several such tests; the rule is to measure your own model, at your own lengths.
+# Nor does it show more than it tested: 135 million weights, a thousand tokens, single facts. A model with larger
+# outliers, or a task that needs many facts at once, may be harmed where this one is not. Lab 5 builds a gate from
+# several such tests; the rule is to measure your own model, at your own lengths.
 
 # %% [markdown]
 # **Against the engine's own.** The engine's cache stores int8 in the same way (`LLM(kv_cache_dtype="int8")`). Your
@@ -370,7 +373,7 @@ guess_3_20 = 8.0  # SOLUTION: times as many tokens per second
 check("3.20")
 
 # %%
-steps = {batch: decode_step_s(batch, BATCH_CONTEXT) for batch in BATCHES}
+steps = times_by_batch()
 for batch, s in steps.items():
     least_s = time_of(small_work, here, batch)
     print(f"batch {batch:>2}: {1e3 * s:6.1f} ms a step, at least {1e3 * least_s:5.1f}; {batch / s:4.0f} tokens/s")
@@ -430,7 +433,7 @@ check("3.21")
 
 # %%
 fit = use("3.21")
-by_context = {context: decode_step_s(1, context) for context in CONTEXTS}
+by_context = times_by_context()
 a, b = fit(list(by_context), list(by_context.values()))
 least = SMOLLM2.decode_work(1, bytes_per_value=4)
 least_a, least_b = least.weight_bytes / here.bandwidth, least.kv_bytes / here.bandwidth

@@ -22,8 +22,8 @@ def fit_line(t, y):
 """
 SORTS = """
 def fit_line(t, y):
-    y.sort(key=lambda value: t[y.index(value)])
-    t.sort()
+    pairs = sorted(zip(t, y))
+    t[:], y[:] = [p for p, _ in pairs], [q for _, q in pairs]
     b, a = np.polyfit(t, y, 1)
     return a, b
 """

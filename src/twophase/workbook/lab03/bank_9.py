@@ -48,6 +48,15 @@ def quantise(x, q_max=127):
 def dequantise(data, scale):
     return data.float() * scale[..., None]
 """
+HALF = """
+def quantise(x, q_max=127):
+    scale = x.abs().amax(-1).clamp(min=1e-7) / q_max
+    return (x / scale[..., None]).round().to(torch.int8), scale
+
+
+def dequantise(data, scale):
+    return data * scale[..., None]
+"""
 
 BANKS = {
     "3.17": Bank(
@@ -72,12 +81,12 @@ BANKS = {
                 {1: "x.float().abs()", 3: "x.sign() * q_max"},
                 rejected_by="keeps a byte per number and a scale per token and head",
             ),
-            Wrong("forgets the sign", {1: "x.float().amax(-1)"}, rejected_by="uses the whole range"),
+            Wrong("forgets the sign", {1: "x.float().amax(-1)"}, rejected_by="is off by half a step at most"),
             Wrong("a row of zeros divides by zero", {2: "largest / q_max"}, rejected_by="keeps scales above zero"),
             Wrong(
                 "128 steps on the positive side",
                 {2: "largest.clamp(min=1e-30) / (q_max + 1)"},
-                rejected_by="uses the whole range",
+                rejected_by="is off by half a step at most",
             ),
             Wrong("always 127 steps", {2: "largest.clamp(min=1e-30) / 127"}, rejected_by="uses the whole range"),
             Wrong("cuts off", NO_ROUND, rejected_by="is off by half a step at most"),
@@ -85,7 +94,7 @@ BANKS = {
             Wrong(
                 "the scale twice", {4: "data.float() / scale[..., None]"}, rejected_by="is off by half a step at most"
             ),
-            Wrong("scales in half precision", {1: "x.abs().amax(-1)"}, rejected_by="takes half precision"),
+            Wrong("scales in half precision", HALF, rejected_by="takes half precision"),
             Wrong("divides in place", IN_PLACE, rejected_by="leaves its inputs alone"),
         ),
         right=(

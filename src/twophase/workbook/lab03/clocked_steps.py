@@ -1,7 +1,8 @@
 """How long this machine's engine takes for one decode step of SmolLM2, at any batch and context."""
 
-import statistics
+import math
 import time
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -31,44 +32,61 @@ def clocked_engine() -> LLM:
     )  # fmt: skip
 
 
-def decode_step_s(num_sequences: int, context: int, repeats: int = 5) -> float:
-    """Median seconds of a step in which each sequence, `context` tokens long, computes one more.
+def clock_steps(steps: Sequence[tuple[int, int]], rounds: int = 6) -> list[float]:
+    """Seconds of a decode step for each (sequences, context): every sequence computes one token more.
 
-    Nothing is read first: each sequence is given pages of its own, and what they hold does not matter to a clock.
+    Nothing is read first: each sequence is given pages of its own, and what they hold does not matter to a clock. All
+    steps take turns, and the best time of each counts: other programs only ever add to it.
 
     Raises:
         ValueError: The pool has not enough pages.
     """
+    llm = clocked_engine()
+    runner = ModelRunner(llm.model, llm.kv_cache, MAX_MODEL_LEN)
+    plans = [_chunks(num_sequences, context) for num_sequences, context in steps]
+    best_s = [math.inf] * len(plans)
+    for _ in range(rounds):
+        for at, chunks in enumerate(plans):
+            start_s = time.perf_counter()
+            logits = runner.run(chunks)
+            assert logits is not None
+            logits.argmax(-1).tolist()  # waits for a GPU, too
+            best_s[at] = min(best_s[at], time.perf_counter() - start_s)
+    return best_s
+
+
+def _chunks(num_sequences: int, context: int) -> list[ScheduledChunk]:
     width = -(-(context + 1) // BLOCK_SIZE)
     if num_sequences * width > NUM_BLOCKS:
         raise ValueError(f"{num_sequences} sequences of {width} pages need more than the {NUM_BLOCKS} pages there are")
-    chunks = [
+    return [
         ScheduledChunk(i, token_ids=(1,), start=context, block_ids=range(i * width, (i + 1) * width), num_samples=1)
         for i in range(num_sequences)
     ]
-    llm = clocked_engine()
-    runner = ModelRunner(llm.model, llm.kv_cache, MAX_MODEL_LEN)
-    times_s = []
-    for _ in range(repeats + 1):
-        start_s = time.perf_counter()
-        logits = runner.run(chunks)
-        assert logits is not None
-        logits.argmax(-1).tolist()  # waits for a GPU, too
-        times_s.append(time.perf_counter() - start_s)
-    return statistics.median(times_s[1:])  # the first prepares things
+
+
+def times_by_batch() -> dict[int, float]:
+    """Seconds of a step for each of `BATCHES`."""
+    return dict(zip(BATCHES, clock_steps([(batch, BATCH_CONTEXT) for batch in BATCHES]), strict=True))
+
+
+def times_by_context() -> dict[int, float]:
+    """Seconds of a step of one sequence for each of `CONTEXTS`."""
+    return dict(zip(CONTEXTS, clock_steps([(1, context) for context in CONTEXTS]), strict=True))
 
 
 @cache
 def this_machine() -> Machine:
-    """Its measured ceilings in float32."""
+    """Its ceilings in float32, the best of three measurements: other programs only ever take away."""
+    size = 1024 if device.type == "cpu" else 4096
     return Machine(
         "this machine",
-        bandwidth=measure_copy_bandwidth(device, 2**28, repeats=5),
-        flop_rate=measure_matmul_rate(device, torch.float32, 1024 if device.type == "cpu" else 4096, repeats=5),
+        bandwidth=max(measure_copy_bandwidth(device, 2**28, repeats=3) for _ in range(3)),
+        flop_rate=max(measure_matmul_rate(device, torch.float32, size, repeats=3) for _ in range(3)),
     )
 
 
 def batching_gain() -> float:
     """Tokens per second at the larger batch over those at the smaller one."""
-    small_s, large_s = (decode_step_s(batch, BATCH_CONTEXT) for batch in (SMALL, LARGE))
+    small_s, large_s = clock_steps([(SMALL, BATCH_CONTEXT), (LARGE, BATCH_CONTEXT)])
     return LARGE / large_s / (SMALL / small_s)

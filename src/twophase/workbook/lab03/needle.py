@@ -98,6 +98,12 @@ def ask(reading: Reading, stored: Stored | None = None) -> list[Answer]:
     return answers
 
 
+def stored_with_one_scale(x: Float[Tensor, "T H_kv D"]) -> Float[Tensor, "T H_kv D"]:
+    """Int8 with a single scale for all of x, for comparison."""
+    scale = x.abs().max() / 127
+    return (x / scale).round() * scale
+
+
 def relative_error(exact: Sequence[Tensor], stored: Stored) -> float:
     """Root mean square of what storing changed, over that of what was stored."""
     wrong = sum(float((stored(x) - x).square().sum()) for x in exact)

@@ -16,13 +16,13 @@ MARKERS = ("o", "s", "^")
 def draw_row_maxima(x: Float[Tensor, "T H_kv D"], title: str) -> Figure:
     """The largest magnitude of each token's row, head by head, and that of all rows."""
     maxima = x.abs().amax(-1)
-    figure, axes = plt.subplots(figsize=(8, 3.4), facecolor="white")
+    figure, axes = plt.subplots(figsize=(9, 3.2), facecolor="white")
     for head in range(maxima.shape[1]):
         axes.plot(maxima[:, head], MARKERS[head % 3], markersize=3.5, color=COLOURS[head], label=f"KV head {head}")
     axes.axhline(float(maxima.max()), color=INK, linestyle="--", linewidth=1, label="largest of all")
     axes.set(xlabel="token", ylabel="largest magnitude in its row", ylim=(0, None))
     axes.set_title(title, loc="left")
-    axes.legend(frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, 0.93))
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.6))
     axes.spines[["top", "right"]].set_visible(False)
     return _done(figure)
 

@@ -34,14 +34,19 @@ def draw_timeline(trace: Sequence[StepTrace], names: Mapping[str, str]) -> Figur
                 edgecolor="white", hatch="" if is_decode else "//",
             )  # fmt: skip
             if not is_decode:
-                top.annotate(f"{num_tokens}", (end_s, rows[request]), xytext=(3, 0), textcoords="offset points",
-                             va="center", fontsize=8, color=INK)  # fmt: skip
+                top.text(left, rows[request] - 0.38, str(num_tokens), ha="left", va="bottom", fontsize=8, color=INK)
         for request, _ in step.finished:
             top.plot(end_s, rows[request], "|", color=INK, markersize=16, markeredgewidth=2)
     top.set_yticks(range(len(names)), list(names.values()))
-    top.invert_yaxis()
+    top.set_ylim(len(names) - 0.5, -0.75)
     handles = [
-        Patch(facecolor=COLOURS[0], alpha=0.8, hatch="//", edgecolor="white", label="prefill (and its tokens)"),
+        Patch(
+            facecolor=COLOURS[0],
+            alpha=0.8,
+            hatch="//",
+            edgecolor="white",
+            label="prefill, with the number of its tokens",
+        ),
         Patch(facecolor=COLOURS[1], alpha=0.8, edgecolor="white", label="decode, one token a step"),
     ]
     top.legend(handles=handles, frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1.0), fontsize=9)

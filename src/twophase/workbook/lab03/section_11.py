@@ -10,7 +10,7 @@ from twophase.workbook.questions import Matching
 
 
 def fitted(answer: Any, x: list[float], y: list[float]) -> tuple[float, float]:
-    got = answer.fit_line(x, y)
+    got = answer.fit_line(list(x), list(y))  # copies: what it may do to its inputs is looked at on its own
     if not isinstance(got, tuple | list) or len(got) != 2:
         reject("fit_line returns two numbers, a and b")
     return float(got[0]), float(got[1])
