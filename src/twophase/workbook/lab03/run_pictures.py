@@ -33,19 +33,20 @@ def draw_timeline(trace: Sequence[StepTrace], names: Mapping[str, str]) -> Figur
                 rows[request], end_s - left, 0.7, left=left, color=COLOURS[1 if is_decode else 0], alpha=0.8,
                 edgecolor="white", hatch="" if is_decode else "//",
             )  # fmt: skip
-            if not is_decode:
-                top.text(left, rows[request] - 0.38, str(num_tokens), ha="left", va="bottom", fontsize=8, color=INK)
+            if not is_decode and end_s - left > 0.04 * ends_s[-1]:
+                top.text((left + end_s) / 2, rows[request], f"{num_tokens} tokens", ha="center", va="center",
+                         fontsize=8, color=INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
         for request, _ in step.finished:
             top.plot(end_s, rows[request], "|", color=INK, markersize=16, markeredgewidth=2)
     top.set_yticks(range(len(names)), list(names.values()))
-    top.set_ylim(len(names) - 0.5, -0.75)
+    top.set_ylim(len(names) - 0.5, -0.5)
     handles = [
         Patch(
             facecolor=COLOURS[0],
             alpha=0.8,
             hatch="//",
             edgecolor="white",
-            label="prefill, with the number of its tokens",
+            label="prefill",
         ),
         Patch(facecolor=COLOURS[1], alpha=0.8, edgecolor="white", label="decode, one token a step"),
     ]

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from twophase.workbook.lab03.decode_work import DecodeWork, Machine
 from twophase.workbook.pictures import COLOURS, INK, LINE
@@ -24,7 +25,10 @@ def draw_batching(step_s: Mapping[int, float], work: DecodeWork, machine: Machin
         axes.axvline(ridge, color=LINE, linewidth=1)
         axes.annotate(f" batch {ridge}", (ridge, 0.03), xycoords=("data", "axes fraction"), color=INK)
     axes.set_xticks(batches, [str(b) for b in batches])
-    axes.xaxis.set_minor_locator(plt.NullLocator())
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="sequences in the batch", ylabel="tokens per second, all sequences")
     axes.set_title("Decode: one read of the weights serves the whole batch", loc="left")
     axes.legend(frameon=False, loc="upper left")
