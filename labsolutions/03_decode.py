@@ -385,9 +385,9 @@ step_pictures.draw_batching(steps, small_work, here, ridge_of(small_work, here))
 # %% [markdown]
 # **Read the result.** On the left each doubling of the batch nearly doubles the tokens per second: the step takes
 # hardly longer, since it waits for the same weights. To the right of the line the curve bends towards the roof of
-# arithmetic. It stays below both roofs, and they say why: a step of one sequence also starts some hundreds of small
-# operations, and a product with a few rows does not reach the rate of a large square one. A roof is a bound, not a
-# forecast.
+# arithmetic. It stays below both roofs: a step also starts some hundreds of small operations, and a product with a
+# few rows does not reach the rate of a large square one. A roof is a bound, not a forecast. (It is measured, too. If
+# this machine was busy with something else meanwhile, a point may peek over it.)
 #
 # Each *sequence* gets its tokens a little later in a larger batch. Throughput against latency is the trade that a
 # scheduler makes in every step; lab 4 is about it.
@@ -599,13 +599,17 @@ figure = draw_block_tables(llm.scheduler.cache.fullest, num_blocks=16, block_siz
 # in one batch.
 
 # %%
-names = {output.request_id: f"{name}: {output.prompt[:14]}..." for name, output in zip("ABC", outputs, strict=True)}
+names = {
+    output.request_id: f"{name}: {len(output.prompt_token_ids)} tokens, then {len(output.outputs[0].token_ids)}"
+    for name, output in zip("ABC", outputs, strict=True)
+}
 run_pictures.draw_timeline(llm.engine.trace, names)
 
 # %% [markdown]
-# **Read the result.** Prefills are single blocks, decodes a chain of steps: the two phases of one model. Interpreted,
-# a step with decodes takes long, in proportion to the sequences in it; compiled on a GPU these would be the short
-# ones. The pages in use climb as sequences grow, a page at a time, and fall when one ends.
+# **Read the result.** Prefills are a step or two, at the very left; the third prompt did not fit into the first step
+# beside the others, and was read to its end while A and B were decoding. Then a chain of steps: the two phases of one
+# model. Interpreted, a step takes the longer the more sequences decode in it, for each program runs in turn; compiled
+# on a GPU they run side by side. The pages in use climb as sequences grow, a page at a time, and fall when one ends.
 #
 # **Play.** With `num_blocks=7` the three do not fit together. The scheduler then keeps one waiting, or takes the
 # pages of one away and computes it again later, with the same tokens at the end. Where do you see it in the timeline?
