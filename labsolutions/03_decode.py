@@ -1,4 +1,6 @@
-# PART C
+# %% [markdown]
+# PART C: sections 9 to 13, and the ending
+
 # %% tags=["setup"]
 from twophase.workbook.kernels import device, tl, triton  # first: it decides how kernels run
 
@@ -197,8 +199,8 @@ def dequantise(data, scale):
 check("3.17")
 
 # %% [markdown]
-# **Bytes.** What the engine's own cache takes per token, K and V in all layers, scales included. The scale is 4
-# bytes for every 64 or 128 elements, so that "half" is nearly half.
+# **Bytes.** The next cell asks the engine's own cache what a token takes, K and V in all layers, scales included. A
+# scale is 4 bytes for every 64 or 128 elements, so that half is not quite half.
 
 # %%
 # NBVAL_CHECK_OUTPUT
