@@ -1,1 +1,1 @@
-"""Lab 3: decode. One token per step: what it reads, where its cache lives, and the kernels that read it."""
+"""Lab 3, decode: exercises, their checks, and what its notebook draws and measures with."""

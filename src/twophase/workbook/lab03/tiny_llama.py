@@ -1,0 +1,51 @@
+"""A Llama of two layers with random weights, in a folder, for checks that need a whole engine at once."""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCAB = 131
+NUM_LAYERS = 2
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
+
+
+@cache
+def tiny_llama() -> tuple[Path, Any]:
+    """Its folder, and the model itself as transformers runs it. Six heads of 16 read two KV heads.
+
+    Weights are large enough for a peaky softmax, or attention could ignore Q and K unnoticed.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
+
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=96,
+        intermediate_size=128,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).eval().requires_grad_(False)
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(std=0.5 if "embed" in name else 2 * parameter.shape[-1] ** -0.5)
+    _folders.append(tempfile.TemporaryDirectory(prefix="twophase-tiny-"))
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(_folders[-1].name)
+    finally:
+        logging.enable_progress_bar()
+    return Path(_folders[-1].name), model
