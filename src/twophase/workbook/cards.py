@@ -22,13 +22,17 @@ LOOKS = {
 
 @dataclass(frozen=True)
 class Card:
-    """A heading, lines and code blocks. `lines` are (label, text); a label of '' continues the one before."""
+    """A heading, lines, code and a picture (a PNG in base64).
+
+    `lines` are (label, text); a label of '' continues the one before.
+    """
 
     mark: str
     heading: str
     colour: str
     lines: tuple[tuple[str, str], ...] = ()
     code: str = ""
+    picture: str = ""
 
     def __repr__(self) -> str:
         width = max((len(label) for label, _ in self.lines), default=0)
@@ -47,8 +51,14 @@ class Card:
         return (
             f'<div style="border-left:4px solid {self.colour};padding:.45em .9em;margin:.3em 0;max-width:60em;'
             f'background:rgba(127,127,127,.08)"><div><b style="color:{self.colour}">{escape(self.mark)}</b> '
-            f"<b>{escape(self.heading)}</b></div>{rows}{code}</div>"
+            f"<b>{escape(self.heading)}</b></div>{rows}{code}{picture_html(self.picture)}</div>"
         )
+
+
+def picture_html(picture: str) -> str:
+    if not picture:
+        return ""
+    return f'<img alt="what went wrong" style="max-width:100%;margin-top:.6em" src="data:image/png;base64,{picture}">'
 
 
 def with_code(text: str) -> str:
@@ -78,7 +88,7 @@ def verdict_card(exercise: Exercise, verdict: Verdict, attempts: int, notes: Seq
     elif verdict.verdict in ("failed", "error", "timeout") and exercise.hints and attempts > 1:
         lines.append(("stuck?", f'`hint("{exercise.id}")`'))
     lines += [("note", note) for note in (*verdict.notes, *notes)]
-    return Card(mark, f"{exercise.id} {exercise.title}: {word}{ending}", colour, tuple(lines))
+    return Card(mark, f"{exercise.id} {exercise.title}: {word}{ending}", colour, tuple(lines), picture=verdict.picture)
 
 
 def note_card(heading: str, lines: Sequence[tuple[str, str]] = (), code: str = "") -> Card:

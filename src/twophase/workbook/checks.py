@@ -20,15 +20,19 @@ if TYPE_CHECKING:
 
 
 class Rejected(TwophaseError):
-    """A property does not hold. The message is one sentence; `details` are further lines (where, got, expected)."""
+    """A property does not hold. The message is one sentence; `details` are further lines (where, got, expected).
 
-    def __init__(self, message: str, details: Sequence[str] = ()) -> None:
+    `picture` is a PNG that shows it; the words say the same without it.
+    """
+
+    def __init__(self, message: str, details: Sequence[str] = (), picture: bytes = b"") -> None:
         super().__init__(message)
         self.details = tuple(details)
+        self.picture = picture
 
 
-def reject(message: str, *details: str) -> NoReturn:
-    raise Rejected(message, details)
+def reject(message: str, *details: str, picture: bytes = b"") -> NoReturn:
+    raise Rejected(message, details, picture)
 
 
 class Draw:

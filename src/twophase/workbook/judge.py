@@ -1,5 +1,6 @@
 """The one place where an answer meets its check; notebook and grader both come here."""
 
+import base64
 import inspect
 import linecache
 import random
@@ -22,6 +23,7 @@ from twophase.workbook.unfilled import Unfilled, UnfilledError, blanks_left
 VerdictName = Literal[
     "passed", "failed", "not_attempted", "by_reference", "error", "timeout", "missing", "not_run_here"
 ]
+MAX_PICTURE_BYTES = 500_000  # the grader's channel takes a verdict of a megabyte
 MISCALLED = re.compile(r"[\w.<>]+\(\) (takes|missing|got)\b")
 
 
@@ -40,6 +42,7 @@ class Verdict:
         failed_property: Name of the first property that does not hold.
         held: Names of the properties before it.
         notes: Fall-backs to the reference, and what else should be said whatever the verdict.
+        picture: What went wrong, as a PNG in base64; or ''.
     """
 
     exercise: str
@@ -50,6 +53,7 @@ class Verdict:
     failed_property: str = ""
     held: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    picture: str = ""
 
     @property
     def passed(self) -> bool:
@@ -161,11 +165,14 @@ class Judge:
 
     def _explain(self, exercise: Exercise, prop: Property, error: BaseException, held: tuple[str, ...]) -> Verdict:
         case = getattr(error, "case", "")
+        error = _beneath_triton(error)
         verdict, reason, details = explain(error, exercise, self.references)
         beside_the_point = Tampered | UnfilledError | OutOfTime | SystemExit | MemoryError
         hint = "" if isinstance(error, beside_the_point) else prop.hint
         where = (f"case: {case}",) if case and exercise.is_code else ()
-        return Verdict(exercise.id, verdict, reason, (*where, *details), hint, prop.name, held)
+        shown = error.picture if isinstance(error, Rejected) and len(error.picture) <= MAX_PICTURE_BYTES else b""
+        picture = base64.b64encode(shown).decode()
+        return Verdict(exercise.id, verdict, reason, (*where, *details), hint, prop.name, held, picture=picture)
 
     @contextmanager
     def using_references(self, namespace: MutableMapping[str, Any], fall_back: tuple[str, ...]) -> Iterator[None]:
@@ -203,9 +210,9 @@ def explain(
     error: BaseException, exercise: Exercise, references: Mapping[str, Any]
 ) -> tuple[VerdictName, str, tuple[str, ...]]:
     """Verdict, reason and details for whatever a check or a cell raised."""
+    error = _beneath_triton(error)
     if isinstance(error, Rejected):
         return "failed", str(error), error.details
-    error = _beneath_triton(error)
     line = learners_line(error)
     where = (line,) if line else ()
     if isinstance(error, UnfilledError):

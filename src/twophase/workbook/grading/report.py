@@ -6,7 +6,7 @@ from html import escape
 from rich.table import Table
 from rich.text import Text
 
-from twophase.workbook.cards import LOOKS, with_code
+from twophase.workbook.cards import LOOKS, picture_html, with_code
 from twophase.workbook.grading.grade import DISCLAIMER, Report, Result
 
 
@@ -129,5 +129,5 @@ def _row(result: Result) -> str:
         f'<tr><td class="id">{escape(result.exercise.id)}</td><td>{escape(result.exercise.title)}</td>'
         f'<td class="points">{result.points} / {result.exercise.points}</td>'
         f'<td class="verdict" style="color:{colour}">{mark} {escape(word)}</td>'
-        f'<td class="why">{"<br>".join(lines)}</td></tr>'
+        f'<td class="why">{"<br>".join(lines)}{picture_html(verdict.picture)}</td></tr>'
     )
