@@ -214,19 +214,23 @@ source_diff(decode_kernel, production_kernel, "paged_decode_kernel: yours and pr
 source_diff(decode_kernel, attend_range, "the loop: yours and attend_range")
 
 # %% [markdown]
-# | only in production | what it buys |
-# |---|---|
-# | `next_page_ids`, loaded one tile ahead | Loading the page ids and then, from what they say, K and V is a chain: the compiler can't start the next tile's K and V early. With the ids at hand it can. Compiled for sm_90, your loop keeps one tile of K and V under way, production's at least two. |
-# | `do_not_specialize` | Triton bakes some properties of arguments into a binary. Of those that vary from step to step it must not, or serving is interrupted by the compiler. |
-# | `q_row_stride` | q may be a slice of one wide tensor that holds q, k and v; no copy is made. |
-# | the scale applied after the maximum | `score * scale - max` becomes one instruction, a fused multiply-add. |
-# | `max_safe`, `finish_softmax` | A sequence of length 0 gives 0 and not NaN. Batches are padded with such sequences when a step is recorded as a CUDA graph. |
-# | `KV_FORMAT`, `k_scale_ptr` | K and V in 8 bits (section 9). |
-# | `WINDOW`, `NUM_SINKS` | Models whose heads see only the last so many tokens, and the first few. |
-# | `split`, `lse_ptr` | The next section. |
+# What production has more, and what it buys:
 #
-# The first two rows are facts about compiled code; this project's tests compile your kernel's reference and the
-# production kernel for GPUs that are not there, and count. What they are worth in time takes a GPU to say.
+# - **`next_page_ids`, loaded one tile ahead.** To load page ids, and then K and V from where these ids say, is a
+#   chain: the compiler cannot start the next tile's K and V early. With the ids at hand it can. Compiled for sm_80 and
+#   sm_90, your loop has one tile of K and of V under way while it computes, production at least two.
+# - **`do_not_specialize`.** Triton bakes some properties of arguments into a binary. For those that vary from step to
+#   step it must not, or serving waits for the compiler now and then.
+# - **`q_row_stride`.** q may be a slice of one wide tensor that holds q, k and v; no copy is made.
+# - **The scale applied after the maximum.** `score * scale - max` becomes one instruction, a fused multiply-add.
+# - **`max_safe`, `finish_softmax`.** A sequence of length 0 gives 0, not NaN. Batches are padded with such sequences
+#   when a step is recorded as a CUDA graph.
+# - **`KV_FORMAT`, `k_scale_ptr`.** K and V in 8 bits (section 9).
+# - **`WINDOW`, `NUM_SINKS`.** Models whose heads see only the last so many tokens, and the first few.
+# - **`split`, `lse_ptr`.** The next section.
+#
+# The first point is a fact about compiled code: this project's tests compile the reference of your kernel and the
+# production kernel for GPUs that are not there, and count. What it is worth in time takes a GPU to say.
 
 # %% [markdown]
 # ## 6. One query leaves a GPU idle
@@ -331,9 +335,10 @@ def paged_decode_split_kernel(
     hi = tl.minimum(lo + split_len, seq_len)  # SOLUTION: the position behind its last one
 
     offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    heads = kv_head * G + offs_m
-    mask_q = (offs_m < G)[:, None] & (offs_d < D)[None, :]
-    q = tl.load(q_ptr + (sequence * H + heads)[:, None] * D + offs_d[None, :], mask=mask_q, other=0.0)
+    in_group = offs_m < G
+    query_rows = sequence * H + kv_head * G + offs_m  # rows of [B, H]
+    mask_q = in_group[:, None] & (offs_d < D)[None, :]
+    q = tl.load(q_ptr + query_rows[:, None] * D + offs_d[None, :], mask=mask_q, other=0.0)
     table_ptr = block_tables_ptr + sequence * table_row_stride
     row_max, row_sum, acc = attend_tiles(
         q, table_ptr, k_ptr, v_ptr, qk_scale, kv_head, lo, hi, H_KV, D, PAGE, BLOCK_M, BLOCK_D, BLOCK_N
@@ -341,9 +346,9 @@ def paged_decode_split_kernel(
 
     sum_safe = tl.where(row_sum == 0, 1.0, row_sum)  # SOLUTION: what to divide by, also if there was no key
     lse = row_max + tl.log2(sum_safe)  # SOLUTION: log-sum-exp of the scores, base 2
-    rows = (sequence * H + heads) * num_splits + split  # SOLUTION: row of the partial results for each head
+    rows = query_rows * num_splits + split  # SOLUTION: rows of [B, H, splits]
     tl.store(out_ptr + rows[:, None] * D + offs_d[None, :], acc / sum_safe[:, None], mask=mask_q)
-    tl.store(lse_ptr + rows, lse, mask=offs_m < G)
+    tl.store(lse_ptr + rows, lse, mask=in_group)
 
 
 # %%
@@ -409,9 +414,8 @@ def merge_splits_kernel(
     m = tl.max(lse, axis=0)
     m_safe = tl.where(m == float("-inf"), 0.0, m)  # SOLUTION: the maximum, or a number if every split is empty
     weight = tl.exp2(lse - m_safe)  # SOLUTION: weight of each split
-    mask = (lse > float("-inf"))[:, None] & (offs_d < D)[
-        None, :
-    ]  # SOLUTION `(lse > float("-inf"))[:, None]`: splits to read
+    has_keys = lse > float("-inf")  # SOLUTION: splits whose row is to be read
+    mask = has_keys[:, None] & (offs_d < D)[None, :]
     offs = (row * num_splits + offs_s)[:, None] * D + offs_d[None, :]
     partial = tl.load(partial_ptr + offs, mask=mask, other=0.0)
     total = tl.sum(weight, axis=0)
@@ -525,7 +529,7 @@ def units_touched(addresses, num_bytes, unit_bytes):
     first = addresses // unit_bytes  # SOLUTION: the unit of each item's first byte
     last = (addresses + num_bytes - 1) // unit_bytes  # SOLUTION: the unit of each item's last byte
     touched = set()
-    for begin, end in zip(first.tolist(), last.tolist()):
+    for begin, end in zip(first.tolist(), last.tolist(), strict=True):
         touched.update(range(begin, end + 1))  # SOLUTION `range(begin, end + 1)`: all units of this item
     return len(touched)  # SOLUTION: how many
 

@@ -1,6 +1,7 @@
 """Pictures of a decode kernel at work: a tile's way to its slots, what was read, who is busy, how keys are split."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -81,7 +82,7 @@ def draw_weights(
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
     if bound_names:
         edges = [0, *bounds, weights.shape[1]]
-        centres = [(a + b - 1) / 2 for a, b in zip(edges, edges[1:], strict=False)]
+        centres = [(a + b - 1) / 2 for a, b in pairwise(edges)]
         axes.set_xticks(centres, bound_names, fontsize=8)
         axes.tick_params(axis="x", length=0)
     axes.set(xlabel=xlabel, ylabel=ylabel)

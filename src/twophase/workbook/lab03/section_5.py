@@ -104,8 +104,8 @@ EXERCISES = (
             Property(
                 "gives every query head its KV head",
                 reads_its_kv_head,
-                "Query heads `kv_head * G` to `kv_head * G + G - 1` share a KV head: neighbours. The tile has more rows "
-                "than the group has heads, and the rows too many must not be loaded or stored.",
+                "Query heads `kv_head * G` to `kv_head * G + G - 1` share a KV head: neighbours. The tile has more "
+                "rows than the group has heads, and the rows too many must not be loaded or stored.",
                 ({"heads": 2, "kv_heads": 1}, {"heads": 6, "kv_heads": 3}, {"heads": 6, "kv_heads": 2}),
             ),
             Property(

@@ -47,7 +47,7 @@ def shares(length: int, num_splits: int) -> list[range]:
 
 
 def compare_shares(case: DecodeCase, partial: Tensor, num_splits: int) -> None:
-    """Reject partial outputs of `map_case` (its queries 0) unless each split read its share, with a map per sequence."""
+    """Reject partial outputs of `map_case` (its queries 0) unless each split read its share, with a map."""
     heads = case.q.shape[1]
     group = heads // case.k_cache.shape[1]
     for sequence, length in enumerate(case.lengths):
