@@ -448,8 +448,9 @@ for num_splits in (1, 2, 3, 6, 13):
 # %% [markdown]
 # **Read the result.** Same output for every division, with empty splits and without. But splitting is not free: each
 # split writes D + 1 numbers per query head, in fp32, and the merge reads them again. For a context as short as this
-# one that is more than it saves. Production therefore splits only when the programs would not fill the GPU, and never
-# so far that a program has less than two tiles to read:
+# one that is more than it saves. Production therefore splits only if the programs would not fill the GPU about twice
+# over; then it aims at four programs per SM, so that each SM has loads under way while one of them computes, but
+# never goes so far that a program has less than 128 keys to read:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -588,9 +589,9 @@ pictures.draw_strides(elapsed_s, lines, line_bytes=CPU_LINE_BYTES, where="one CP
 from twophase.workbook.lab03.strides import GPU_SECTOR_BYTES
 
 if device.type == "cuda":
-    on_gpu_s = time_strides(STRIDES, device, repeats=10)
-    sectors = {stride: units(some[::stride], 4, GPU_SECTOR_BYTES) for stride in STRIDES}
-    figure = pictures.draw_strides(on_gpu_s, sectors, line_bytes=GPU_SECTOR_BYTES, where=str(device))
+    for stride, stride_s in time_strides(STRIDES, device, repeats=10).items():
+        sectors = units(some[::stride], 4, GPU_SECTOR_BYTES)
+        print(f"stride {stride:3}: {1e6 * stride_s:7.0f} us, {sectors:7,} sectors in each MiB of numbers")
 else:
     print("no GPU here: not measured")
 

@@ -24,7 +24,7 @@ AXES = {
 
 @dataclass
 class DecodeCase:
-    """What a decode kernel is given. `pages` holds the block table of each sequence without its padding."""
+    """What a decode kernel is given. `pages` holds the block table of each sequence without its padding, page 0."""
 
     q: Tensor
     k_cache: Tensor
@@ -32,10 +32,11 @@ class DecodeCase:
     pages: list[list[int]]
     lengths: Sequence[int]
     scale: float
+    padding: int = 0  # columns of the table behind the longest row
     inputs: dict[str, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        tables = torch.zeros(len(self.pages), max(len(p) for p in self.pages), dtype=torch.int32)
+        tables = torch.zeros(len(self.pages), max(len(p) for p in self.pages) + self.padding, dtype=torch.int32)
         for row, pages in enumerate(self.pages):
             tables[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
         self.inputs = {
@@ -87,6 +88,7 @@ def map_case(
     """The value of each slot is a unit vector of its own, so an output is the weights of all slots.
 
     With a `peak` of 0 queries are 0, and whatever a kernel makes of scores, a key that is read weighs as much as any.
+    No sequence has page 0, so that a read through the table's padding is seen.
     """
     dim = kv_heads * num_pages * page
     values = torch.eye(dim).view(kv_heads, num_pages, page, dim).transpose(0, 1)
@@ -94,9 +96,10 @@ def map_case(
         peak * draw.normal(len(lengths), heads, dim),
         draw.normal(num_pages, kv_heads, page, dim),
         values.contiguous(),
-        draw_pages(draw, lengths, page, num_pages),
+        [[1 + n for n in pages] for pages in draw_pages(draw, lengths, page, num_pages - 1)],
         lengths,
         1 / math.sqrt(dim),
+        padding=2,
     )
 
 
@@ -131,6 +134,42 @@ def compare_access(case: DecodeCase, out: Tensor) -> None:
             column_axis="key: own pages in order, then the others",
             bounds=range(case.page, len(order), case.page),
             title=f"weights of sequence {sequence}" if len(case.lengths) > 1 else "weights",
+        )
+
+
+def compare_kv_heads(case: DecodeCase, out: Tensor) -> None:
+    """Reject an output of `map_case` whose rows have weight on a KV head that is not theirs, wherever in its pages."""
+    (num_heads, dim), num_kv_heads = out.shape[1:], case.k_cache.shape[1]
+    shares = out[0].view(num_heads, num_kv_heads, dim // num_kv_heads).sum(-1)
+    expected = torch.eye(num_kv_heads).repeat_interleave(num_heads // num_kv_heads, 0)
+    compare_weights(
+        shares / shares.sum(-1, keepdim=True),
+        expected,
+        rows=[f"query head {head}" for head in range(num_heads)],
+        columns=[f"KV head {head}" for head in range(num_kv_heads)],
+        row_axis="query head",
+        column_axis="KV head",
+        bounds=range(1, num_kv_heads),
+        title="share of each KV head",
+    )
+
+
+def compare_reads(case: DecodeCase, out: Tensor) -> None:
+    """Reject an output of `map_case` that reads other slots than its own, or not all of them but the last."""
+    for sequence, length in enumerate(case.lengths):
+        order, names = slot_order(case, sequence)
+        reads = torch.where(out[sequence][:, order].isnan(), math.nan, (out[sequence][:, order] != 0).float())
+        expected = torch.tensor([float(column < length) for column in range(len(order))]).expand_as(reads).clone()
+        expected[:, length - 1] = reads[:, length - 1]
+        compare_weights(
+            reads,
+            expected,
+            rows=[f"query head {head}" for head in range(out.shape[1])],
+            columns=names,
+            row_axis="query head",
+            column_axis="slot: own pages in order, then the others",
+            bounds=range(case.page, len(order), case.page),
+            title="slots read",
         )
 
 

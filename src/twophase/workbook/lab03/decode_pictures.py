@@ -55,7 +55,12 @@ def draw_tile(pages: Sequence[int], seq_len: int, *, start: int, block_n: int, p
         axes.text(-0.6, y, name, ha="right", va="center", color=INK)
     axes.set(xlim=(-7, width + 0.2), ylim=(-0.8, 5.0), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
+    return _done(figure)
+
+
+def _done(figure: Figure) -> Figure:
     figure.tight_layout()
+    plt.close(figure)  # else the notebook shows it twice: once as pyplot's, once as the cell's value
     return figure
 
 
@@ -74,7 +79,7 @@ def draw_weights(
     bound_names: Sequence[str] = (),
 ) -> Figure:
     """A table of weights as shades of grey, with borders before the columns `bounds`."""
-    figure, axes = plt.subplots(figsize=(10, 1.3 + 0.26 * len(rows)), facecolor="white")
+    figure, axes = plt.subplots(figsize=(10, 1.4 + 0.26 * len(rows)), facecolor="white")
     shades = weights.clamp(0, 1).sqrt().numpy()
     image = axes.imshow(shades, cmap="Greys", vmin=0, vmax=1.15, aspect="auto", interpolation="nearest")
     for bound in bounds:
@@ -85,13 +90,13 @@ def draw_weights(
         centres = [(a + b - 1) / 2 for a, b in pairwise(edges)]
         axes.set_xticks(centres, bound_names, fontsize=8)
         axes.tick_params(axis="x", length=0)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel, labelpad=8)
     axes.set_title(title, loc="left")
     bar = figure.colorbar(image, ax=axes, ticks=[0, 0.1**0.5, 0.5**0.5, 1], pad=0.01)
     bar.set_ticklabels(["0", "0.1", "0.5", "1"])
     bar.set_label("weight")
-    figure.tight_layout()
-    return figure
+    return _done(figure)
 
 
 def draw_busy(programs: Mapping[str, int], num_sms: int) -> Figure:
@@ -109,8 +114,7 @@ def draw_busy(programs: Mapping[str, int], num_sms: int) -> Figure:
         busy = min(number, num_sms)
         axes.set_xlabel(f"{number} programs: {busy} of {num_sms} SMs busy", color=INK)
         axes.spines[:].set_visible(False)
-    figure.tight_layout()
-    return figure
+    return _done(figure)
 
 
 def draw_lines_of_a_warp(strides: Sequence[int], *, item_bytes: int, line_bytes: int, num_lanes: int = 32) -> Figure:
@@ -123,19 +127,18 @@ def draw_lines_of_a_warp(strides: Sequence[int], *, item_bytes: int, line_bytes:
         for line in range(num_lines):
             colour = COLOURS[4] if line in moved else "white"
             axes.add_patch(
-                Rectangle((line * line_bytes, row), line_bytes, 0.7, facecolor=colour, alpha=0.6, edgecolor=LINE)
+                Rectangle((line * line_bytes, row), line_bytes, 0.6, facecolor=colour, alpha=0.6, edgecolor=LINE)
             )
         for address in addresses:
             if address < num_lines * line_bytes:
-                axes.add_patch(Rectangle((address, row), item_bytes, 0.7, facecolor=INK, edgecolor="none"))
+                axes.add_patch(Rectangle((address, row), item_bytes, 0.6, facecolor=INK, edgecolor="none"))
         share = num_lanes * item_bytes / (len(moved) * line_bytes)
         text = f"stride {stride}: {len(moved)} units move, {share:.1%} of the bytes used".replace(".0%", "%")
         axes.text(0, row - 0.06, text, ha="left", va="bottom", fontsize=9, color=INK)
     axes.set(xlim=(-4, num_lines * line_bytes + 4), ylim=(len(strides) - 0.15, -0.4), yticks=[])
     axes.set_xlabel(f"address, bytes (a border every {line_bytes}; black: read; blue: moved)")
     axes.spines[["left", "right", "top"]].set_visible(False)
-    figure.tight_layout()
-    return figure
+    return _done(figure)
 
 
 def draw_strides(elapsed_s: Mapping[int, float], lines: Mapping[int, int], *, line_bytes: int, where: str) -> Figure:
@@ -158,5 +161,4 @@ def draw_strides(elapsed_s: Mapping[int, float], lines: Mapping[int, int], *, li
     axes.legend(frameon=False)
     axes.grid(color=LINE, alpha=0.3)
     axes.spines[["right", "top"]].set_visible(False)
-    figure.tight_layout()
-    return figure
+    return _done(figure)

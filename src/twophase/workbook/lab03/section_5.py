@@ -8,7 +8,16 @@ from torch import Tensor
 from twophase.workbook.checks import Draw, compare, finite
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.kit.guarded import run_guarded
-from twophase.workbook.lab03.decode_cases import AXES, DecodeCase, compare_access, map_case, naive_decode, random_case
+from twophase.workbook.lab03.decode_cases import (
+    AXES,
+    DecodeCase,
+    compare_access,
+    compare_kv_heads,
+    compare_reads,
+    map_case,
+    naive_decode,
+    random_case,
+)
 from twophase.workbook.lab03.launch import launch_paged_decode
 
 OUT_AXES = AXES["out"]
@@ -22,18 +31,18 @@ def run_kernel(kernel: Any, case: DecodeCase, block_n: int = 16) -> Tensor:
 
 
 def reads_its_kv_head(answer: Any, draw: Draw, heads: int, kv_heads: int) -> None:
-    case = map_case(draw, [4], heads=heads, kv_heads=kv_heads, page=4, num_pages=2)
-    compare_access(case, run_kernel(answer.paged_decode_kernel, case))
+    case = map_case(draw, [16], heads=heads, kv_heads=kv_heads, page=16, num_pages=2)
+    compare_kv_heads(case, run_kernel(answer.paged_decode_kernel, case))
 
 
 def finds_the_pages(answer: Any, draw: Draw, length: int) -> None:
     case = map_case(draw, [length], heads=2, kv_heads=1, page=4, num_pages=10)
-    compare_access(case, run_kernel(answer.paged_decode_kernel, case))
+    compare_reads(case, run_kernel(answer.paged_decode_kernel, case))
 
 
 def keeps_sequences_apart(answer: Any, draw: Draw) -> None:
     case = map_case(draw, [16, 16], heads=2, kv_heads=1, page=4, num_pages=10)
-    compare_access(case, run_kernel(answer.paged_decode_kernel, case))
+    compare_reads(case, run_kernel(answer.paged_decode_kernel, case))
 
 
 def stops_at_the_last_token(answer: Any, draw: Draw, lengths: list[int]) -> None:
@@ -42,12 +51,18 @@ def stops_at_the_last_token(answer: Any, draw: Draw, lengths: list[int]) -> None
 
 
 def weighs_by_softmax(answer: Any, draw: Draw, lengths: list[int]) -> None:
-    case = map_case(draw, lengths, heads=4, kv_heads=2, page=4, num_pages=6, peak=2)
+    case = map_case(draw, lengths, heads=4, kv_heads=2, page=4, num_pages=6, peak=0.7)
     compare_access(case, run_kernel(answer.paged_decode_kernel, case))
 
 
-def carries_on_from_tile_to_tile(answer: Any, draw: Draw, length: int) -> None:
-    case = map_case(draw, [length], heads=3, kv_heads=1, page=4, num_pages=12, peak=2)
+def carries_on_from_tile_to_tile(answer: Any, draw: Draw, length: int, scores: str) -> None:
+    """All heads ask for the same, more or less sharply, so that their scores can rise or fall with the position."""
+    case = map_case(draw, [length], heads=3, kv_heads=1, page=4, num_pages=13, peak=1)
+    case.q[0] = case.q[0, :1] * torch.tensor([[0.5], [1.0], [1.5]])
+    slots = case.slots(0)
+    keys = torch.stack([case.k_cache[n, 0, s] for n, s in slots])
+    for key, (n, s) in zip(keys[(keys @ case.q[0, 0]).argsort(descending=scores == "falling")], slots, strict=True):
+        case.k_cache[n, 0, s] = key
     compare_access(case, run_kernel(answer.paged_decode_kernel, case))
 
 
@@ -139,7 +154,7 @@ EXERCISES = (
                 carries_on_from_tile_to_tile,
                 "A tile with a larger maximum makes all earlier sums smaller: by 2 to the power of old maximum minus "
                 "new one.",
-                ({"length": 20}, {"length": 45}),
+                ({"length": 20, "scores": "rising"}, {"length": 45, "scores": "falling"}),
             ),
             Property(
                 "matches a loop over positions",
