@@ -85,6 +85,7 @@ V_BEHIND_THE_END = changed(
     "v = tl.load(v_ptr + row[:, None] * D + offs_d[None, :], mask=(offs_d < D)[None, :]",
 )
 
+WRITES = "writes a number for every query head"
 HEADS, PAGES, STOPS = "gives every query head its KV head", "finds the pages", "stops at the last token"
 APART, WEIGHS, CARRIES = "keeps sequences apart", "weighs keys by their scores", "carries on from tile to tile"
 LARGE, UNUSED = "survives large scores", "keeps unused slots out"
@@ -97,14 +98,14 @@ BANKS = {
             Wrong("one past the end", {3: "positions <= seq_len"}, STOPS),
             Wrong("no end at all", {3: "positions >= 0"}, STOPS),
             Wrong(
-                "the last tile only if it is full", {3: "(positions < seq_len) & (start + BLOCK_N <= seq_len)"}, HEADS
+                "the last tile only if it is full", {3: "(positions < seq_len) & (start + BLOCK_N <= seq_len)"}, STOPS
             ),
             Wrong("head map h % H_KV", {1: "offs_m * H_KV + kv_head"}, HEADS),
-            Wrong("the KV head as query head", {1: "kv_head + offs_m"}, HEADS),
-            Wrong("all rows of the tile", {2: "(offs_m < BLOCK_M)[:, None]"}, HEADS),
-            Wrong("H rows instead of G", {2: "(offs_m < H)[:, None]"}, HEADS),
-            Wrong("one row only", ONE_HEAD_ONLY, HEADS),
-            Wrong("writes nothing", WRITES_NOTHING, HEADS),
+            Wrong("the KV head as query head", {1: "kv_head + offs_m"}, WRITES),
+            Wrong("all rows of the tile", {2: "(offs_m < BLOCK_M)[:, None]"}, WRITES),
+            Wrong("H rows instead of G", {2: "(offs_m < H)[:, None]"}, WRITES),
+            Wrong("one row only", ONE_HEAD_ONLY, WRITES),
+            Wrong("writes nothing", WRITES_NOTHING, WRITES),
             Wrong("logical blocks as pages", {4: "positions // PAGE"}, PAGES),
             Wrong("the page of the tile's first position", {4: "tl.load(table_ptr + start // PAGE)"}, PAGES),
             Wrong(
@@ -141,8 +142,9 @@ BANKS = {
             Wrong("unmasked tail", {8: "scores"}, STOPS),
             Wrong("tail masked with 0", {8: "tl.where(in_range[None, :], scores, 0.0)"}, STOPS),
             Wrong("exp instead of exp2", {9: "tl.exp(scores - new_max[:, None])"}, WEIGHS),
-            Wrong("the old maximum", {9: "tl.exp2(scores - row_max[:, None])"}, HEADS),
+            Wrong("the old maximum", {9: "tl.exp2(scores - row_max[:, None])"}, WRITES),
             Wrong("no rescaling", {10: NO_RESCALE}, CARRIES),
+            Wrong("forgets earlier tiles", {10: "tl.zeros([BLOCK_M], tl.float32)"}, CARRIES),
             Wrong(
                 "rescaled the wrong way",
                 {10: "tl.exp2(tl.where(row_max == float('-inf'), -1e9, new_max - row_max))"},

@@ -30,6 +30,11 @@ def run_kernel(kernel: Any, case: DecodeCase, block_n: int = 16) -> Tensor:
     return run_guarded(launch, case.inputs, {"out": torch.empty_like(case.q)}, axes=AXES)["out"]
 
 
+def writes_every_row(answer: Any, draw: Draw, heads: int, kv_heads: int) -> None:
+    case = map_case(draw, [16], heads=heads, kv_heads=kv_heads, page=16, num_pages=2, peak=1)
+    finite(run_kernel(answer.paged_decode_kernel, case), "the output", OUT_AXES)
+
+
 def reads_its_kv_head(answer: Any, draw: Draw, heads: int, kv_heads: int) -> None:
     case = map_case(draw, [16], heads=heads, kv_heads=kv_heads, page=16, num_pages=2)
     compare_kv_heads(case, run_kernel(answer.paged_decode_kernel, case))
@@ -37,7 +42,7 @@ def reads_its_kv_head(answer: Any, draw: Draw, heads: int, kv_heads: int) -> Non
 
 def finds_the_pages(answer: Any, draw: Draw, length: int) -> None:
     case = map_case(draw, [length], heads=2, kv_heads=1, page=4, num_pages=10)
-    compare_reads(case, run_kernel(answer.paged_decode_kernel, case))
+    compare_reads(case, run_kernel(answer.paged_decode_kernel, case, block_n=length))
 
 
 def keeps_sequences_apart(answer: Any, draw: Draw) -> None:
@@ -117,10 +122,18 @@ EXERCISES = (
         ),
         checks=(
             Property(
+                "writes a number for every query head",
+                writes_every_row,
+                "A row of the tile holds a query head if it is one of G; no other row may be loaded or stored. NaN "
+                "comes from a row that was never stored (outputs are handed to you full of NaN), from -inf minus "
+                "-inf, or from 0 / 0.",
+                ({"heads": 1, "kv_heads": 1}, {"heads": 6, "kv_heads": 2}),
+            ),
+            Property(
                 "gives every query head its KV head",
                 reads_its_kv_head,
-                "Query heads `kv_head * G` to `kv_head * G + G - 1` share a KV head: neighbours. The tile has more "
-                "rows than the group has heads, and the rows too many must not be loaded or stored.",
+                "Query heads `kv_head * G` to `kv_head * G + G - 1` share a KV head: neighbours. In the cache, too, "
+                "the KV head says which part of a page is read.",
                 ({"heads": 2, "kv_heads": 1}, {"heads": 6, "kv_heads": 3}, {"heads": 6, "kv_heads": 2}),
             ),
             Property(
