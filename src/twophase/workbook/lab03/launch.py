@@ -42,7 +42,7 @@ def launch_paged_decode(
         q, k_cache, v_cache, block_tables, seq_lens, out, scale * LOG2_E, block_tables.stride(0),
         H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
         BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
-        BLOCK_N=block_n or keys_per_tile(seq_lens, head_dim),
+        BLOCK_N=block_n or keys_per_tile(seq_lens, k_cache),
     )  # fmt: skip
     return out
 
@@ -76,7 +76,7 @@ def launch_paged_decode_split(
         q, k_cache, v_cache, block_tables, seq_lens, partial, lse, scale * LOG2_E, block_tables.stride(0),
         H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
         BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
-        BLOCK_N=block_n or keys_per_tile(seq_lens, head_dim, num_splits),
+        BLOCK_N=block_n or keys_per_tile(seq_lens, k_cache, num_splits),
     )  # fmt: skip
     return partial, lse
 
@@ -100,13 +100,14 @@ def rows_per_tile(group: int) -> int:
     return max(16, next_power_of_2(group))
 
 
-def keys_per_tile(seq_lens: Tensor, head_dim: int, num_splits: int = 1) -> int:
+def keys_per_tile(seq_lens: Tensor, k_cache: Tensor, num_splits: int = 1) -> int:
     """Keys that a program takes at once.
 
-    On a GPU what fits into a program's registers. In the interpreter a tile costs nearly the same whatever its size,
-    so it takes the longest sequence in one, up to 256 keys; on a CPU the lengths can be looked at without a wait.
+    On a GPU what fits into a program's registers without spills. In the interpreter a tile costs nearly the same
+    whatever its size, so it takes the longest sequence in one, up to 256 keys; on a CPU the lengths can be looked at
+    without a wait.
     """
     if seq_lens.device.type != "cpu":
-        return 64 if head_dim <= 64 else 32
+        return 64 if k_cache.shape[3] * k_cache.element_size() <= 256 else 16
     longest = max(1, int(seq_lens.max())) if len(seq_lens) else 1
     return min(256, max(16, next_power_of_2(cdiv(longest, num_splits))))
