@@ -360,7 +360,7 @@ check("3.11")
 
 # %%
 split_kernel = use("3.11")
-case = map_case(Draw(5), [37], heads=1, kv_heads=1, page=4, num_pages=10)
+case = map_case(Draw(5), [37], heads=1, kv_heads=1, page=4, num_pages=11)
 partial_out, lse = launch_paged_decode_split(split_kernel, **on_device(case), num_splits=4, block_n=16)
 order, _ = slot_order(case, 0)
 pictures.draw_weights(

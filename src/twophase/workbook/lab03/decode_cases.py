@@ -133,7 +133,7 @@ def compare_access(case: DecodeCase, out: Tensor) -> None:
             row_axis="query head",
             column_axis="key: own pages in order, then the others",
             bounds=range(case.page, len(order), case.page),
-            title=f"weights of sequence {sequence}" if len(case.lengths) > 1 else "weights",
+            title=f"sequence {sequence}" if len(case.lengths) > 1 else "weights",
         )
 
 
@@ -150,7 +150,7 @@ def compare_kv_heads(case: DecodeCase, out: Tensor) -> None:
         row_axis="query head",
         column_axis="KV head",
         bounds=range(1, num_kv_heads),
-        title="share of each KV head",
+        title="KV heads",
     )
 
 
@@ -169,7 +169,7 @@ def compare_reads(case: DecodeCase, out: Tensor) -> None:
             row_axis="query head",
             column_axis="slot: own pages in order, then the others",
             bounds=range(case.page, len(order), case.page),
-            title="slots read",
+            title="slots",
         )
 
 

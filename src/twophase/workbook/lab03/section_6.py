@@ -67,7 +67,7 @@ def compare_shares(case: DecodeCase, partial: Tensor, num_splits: int) -> None:
             row_axis="query head and split" if several else "split",
             column_axis="key: own pages in order, then the others",
             bounds=range(case.page, len(order), case.page),
-            title=f"weights of sequence {sequence}" if len(case.lengths) > 1 else "weights",
+            title=f"sequence {sequence}" if len(case.lengths) > 1 else "weights",
         )
 
 
@@ -158,7 +158,7 @@ def compare_split_weights(answer: Any, lse: Tensor, partial: Tensor, expected: T
         columns=[f"split {s}, LSE {x:.1f}" if heads == 1 else f"split {s}" for s, x in enumerate(lse[0, 0].tolist())],
         row_axis="query head",
         column_axis="split",
-        title="weights of the splits",
+        title="splits",
     )
 
 
