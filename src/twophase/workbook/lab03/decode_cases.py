@@ -57,26 +57,37 @@ class DecodeCase:
         return [(pages[p // self.page], p % self.page) for p in range(self.lengths[sequence])]
 
 
-def draw_pages(draw: Draw, lengths: Sequence[int], page: int, num_pages: int) -> list[list[int]]:
-    """Pages for each length, in random order and none twice."""
-    order = draw.permutation(num_pages).tolist()
+def draw_pages(draw: Draw, lengths: Sequence[int], page: int, num_pages: int, first_page: int = 0) -> list[list[int]]:
+    """Pages from `first_page` on for each length, in random order and none twice."""
+    order = (first_page + draw.permutation(num_pages - first_page)).tolist()
     wanted = [-(-length // page) for length in lengths]
-    if sum(wanted) > num_pages:
-        raise ValueError(f"{sum(wanted)} pages are wanted of {num_pages}")
+    if sum(wanted) > len(order):
+        raise ValueError(f"{sum(wanted)} pages are wanted of {len(order)}")
     return [[order.pop() for _ in range(n)] for n in wanted]
 
 
 def random_case(
-    draw: Draw, lengths: Sequence[int], *, heads: int, kv_heads: int, dim: int, page: int, peak: float = 4.0
+    draw: Draw,
+    lengths: Sequence[int],
+    *,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    page: int,
+    peak: float = 4.0,
+    first_page: int = 0,
 ) -> DecodeCase:
-    """Random K and V, two pages more than needed, and queries large enough that the softmax is not nearly uniform."""
+    """Random K and V, two pages more than needed, and queries large enough that the softmax is not nearly uniform.
+
+    Pages below `first_page` belong to nobody.
+    """
     num_pages = sum(-(-length // page) for length in lengths) + 2
     shape = (num_pages, kv_heads, page, dim)
     return DecodeCase(
         peak * draw.normal(len(lengths), heads, dim),
         draw.normal(*shape),
         draw.normal(*shape),
-        draw_pages(draw, lengths, page, num_pages),
+        draw_pages(draw, lengths, page, num_pages, first_page),
         lengths,
         1 / math.sqrt(dim),
     )
@@ -96,7 +107,7 @@ def map_case(
         peak * draw.normal(len(lengths), heads, dim),
         draw.normal(num_pages, kv_heads, page, dim),
         values.contiguous(),
-        [[1 + n for n in pages] for pages in draw_pages(draw, lengths, page, num_pages - 1)],
+        draw_pages(draw, lengths, page, num_pages, first_page=1),
         lengths,
         1 / math.sqrt(dim),
         padding=2,

@@ -28,13 +28,14 @@ def launch_paged_decode(
     """Attention of one query per sequence over its pages: a program per (sequence, KV head).
 
     Args:
-        q: [B, H, D], contiguous.
+        q: [B, H, D]; copied if it is not contiguous.
         k_cache, v_cache: [N, H_kv, page, D], contiguous.
         block_tables, seq_lens: int32 [B, W] and [B]; every sequence has at least one token.
         scale: Factor on Q.K.
         out: [B, H, D] to write to; allocated by default.
         block_n: Keys per tile, a power of two from 16; by default `keys_per_tile`.
     """
+    q = q.contiguous()
     num_sequences, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
     out = torch.empty_like(q) if out is None else out
@@ -67,6 +68,7 @@ def launch_paged_decode_split(
         partial: fp32 [B, H, splits, D], attention over the keys of each split.
         lse: fp32 [B, H, splits], log-sum-exp of their scores, base 2.
     """
+    q = q.contiguous()
     num_sequences, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
     if partial is None or lse is None:

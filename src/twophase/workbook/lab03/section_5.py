@@ -87,8 +87,8 @@ def survives_large_scores(answer: Any, draw: Draw) -> None:
 
 
 def keeps_stale_slots_out(answer: Any, draw: Draw, lengths: list[int]) -> None:
-    """What lies behind the last token or in other pages is NaN: a page given back is not wiped."""
-    case = random_case(draw, lengths, heads=3, kv_heads=1, dim=16, page=4)
+    """What lies behind the last token or in other pages is NaN: a page given back is not wiped. Page 0 is all NaN."""
+    case = random_case(draw, lengths, heads=3, kv_heads=1, dim=16, page=4, first_page=1)
     expected, _ = naive_decode(case)
     used = {slot for sequence in range(len(lengths)) for slot in case.slots(sequence)}
     for cache in (case.k_cache, case.v_cache):

@@ -119,7 +119,7 @@ EXERCISES = (
         hints=("How many numbers are in a line? How many lines does the second pass leave out?",),
         question=Number(
             lambda: percent_of_a_full_pass(16),
-            factor=2,
+            factor=2.5,
             unit="percent",
             hint="Count lines, not numbers.",
         ),
