@@ -71,8 +71,8 @@ pictures.draw_tile(pages=[5, 2, 7], seq_len=10, start=0, block_n=16, page=4, num
 # if the *score* of a masked position is set to 0, which weight does it get?
 
 # %% [markdown]
-# **Base 2.** GPUs have an instruction for 2^x and none for e^x, so kernels compute softmax in base 2: multiply the
-# scores by log2(e) once, together with the scale, and use `exp2`. The weights are the same.
+# **Base 2.** NVIDIA GPUs have an instruction for 2^x and none for e^x, so kernels compute softmax in base 2: multiply
+# the scores by log2(e) once, together with the scale, and use `exp2`. The weights are the same.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -95,7 +95,8 @@ print([round(w, 4) for w in (in_base_2 / in_base_2.sum()).tolist()])
 # launch_paged_decode(paged_decode_kernel, q, k_cache, v_cache, block_tables, seq_lens, scale)   # [B, H, D]
 # ```
 #
-# gives what gathering gives, whatever the order of the pages, whatever lies in slots that are not in use.
+# gives what gathering gives, whatever the order of the pages, whatever lies in slots that are not in use. (The launcher
+# is in the package, `lab03/launch.py`: it chooses the tiles' sizes and starts the grid of `B` times `H_KV` programs.)
 
 
 # %% tags=["exercise:3.9"]
@@ -182,6 +183,10 @@ pictures.draw_weights(
 # the pool, and one slot of the second. All else is white, though every slot holds something. A wrong kernel is
 # shown to you like this, with the cells outlined that should be otherwise.
 #
+# And the questions from above: 0 times NaN is NaN, so what is behind the end must not even be loaded; and a score of
+# 0 is as good a score as any, and gets a weight. That is why the same mask stands in the kernel three times: for the
+# table, for K and V, for the scores.
+#
 # **Now in SmolLM2's shape**, and by the clock. How large should a tile be? On this machine:
 
 # %%
@@ -237,7 +242,7 @@ source_diff(decode_kernel, attend_range, "the loop: yours and attend_range")
 #
 # *Needs: Triton (interpreted without a GPU).*
 #
-# A GPU is not one processor but many. An H100 has 132 *streaming multiprocessors* (SMs). A program runs on one of
+# A GPU is not one processor but many. An H100 SXM has 132 *streaming multiprocessors* (SMs). A program runs on one of
 # them and never on two, and what an SM can fetch from memory at a time is bounded. To draw the whole bandwidth of the
 # memory, nearly all SMs have to be fetching.
 #
@@ -257,8 +262,9 @@ check("3.10")
 
 # %% [markdown]
 # More sequences would help, but there is only one. What is long here is the *context*, so that is what has to be
-# divided: **split-KV**, known as FlashDecoding. Several programs share the keys of one sequence, each attends to its
-# part alone, and a second, small kernel merges what they found.
+# divided: **split-KV**, known as FlashDecoding (Dao, Haziza, Massa and Sizov, 2023; see also arXiv:2311.01282, section
+# 3). Several programs share the keys of one sequence, each attends to its part alone, and a second, small kernel
+# merges what they found.
 
 # %%
 pictures.draw_busy({"one sequence": 8, "one sequence, 16 splits": 8 * 16, "32 sequences": 8 * 32}, num_sms=132)
@@ -500,7 +506,8 @@ source_diff(merge_kernel, production_merge, "merge_splits_kernel: yours and prod
 # *Needs: CPU.*
 #
 # Counting bytes assumed that memory hands out bytes. It does not. It hands out *lines*: 64 bytes on most CPUs; on an
-# NVIDIA GPU sectors of 32, four to a line of 128. Who wants four bytes gets the whole unit, and pays for it.
+# NVIDIA GPU sectors of 32, four to a line of 128 (CUDA C++ Best Practices Guide, 'Coalesced Access to Global Memory').
+# Who wants four bytes gets the whole unit, and pays for it.
 #
 # On a GPU, 32 neighbouring threads (a *warp*) execute one load together. The hardware looks at the 32 addresses and
 # fetches every unit that one of them touches, each once: **coalescing**. Neighbouring threads with neighbouring
@@ -605,7 +612,7 @@ else:
 # %% [markdown]
 # <!-- card 3.15 -->
 # An engine keeps K as `[N, H_kv, D, PAGE]`: within a page, the 16 tokens' first numbers, then their second numbers,
-# and so on. (Old GPU kernels liked that: thread t takes token t, and neighbours read neighbours.) Compared with
+# and so on. (There are kernels that like that: thread t takes token t, and neighbours read neighbours.) Compared with
 # `[N, H_kv, PAGE, D]`, what becomes dearer?
 #
 # **a** reading a head's full pages: it moves 16 times as many sectors<br/>
@@ -650,4 +657,4 @@ for layout in ("NHPD", "NPHD", "NHDP"):
 # thread takes which element is the compiler's choice, and it lets neighbours run along D, 16 bytes for each thread.
 # But only if it can prove that every row starts at a multiple of 16 bytes. D and PAGE are constants of the kernel for
 # that reason. Hidden from the compiler, the same loads came out as 144 loads of two bytes, and the registers ran over;
-# known, as 32 of sixteen bytes (compiled for sm_90, bf16; read off the machine code, not timed).
+# known, as 32 of sixteen bytes. (Read off compiled code while the production kernels were written; not timed.)

@@ -122,8 +122,8 @@ def draw_lines_of_a_warp(strides: Sequence[int], *, item_bytes: int, line_bytes:
     figure, axes = plt.subplots(figsize=(10, 0.9 + 0.62 * len(strides)), facecolor="white")
     num_lines = 32
     for row, stride in enumerate(strides):
-        addresses = np.arange(num_lanes) * stride * item_bytes
-        moved = sorted({int(a) // line_bytes for a in addresses})
+        addresses = [lane * stride * item_bytes for lane in range(num_lanes)]
+        moved = {address // line_bytes for address in addresses}
         for line in range(num_lines):
             colour = COLOURS[4] if line in moved else "white"
             axes.add_patch(
