@@ -1,82 +1,102 @@
 # %% [markdown]
-# PART C: sections 9 to 13, and the ending
+# PART B: sections 5 to 7
 
 # %% tags=["setup"]
-from twophase.workbook.kernels import device, tl, triton  # first: it decides how kernels run
+from twophase.workbook.kernels import device, how_kernels_run, tl, triton  # first: it decides how kernels run
 
 # isort: split
-import math
+from functools import partial
 
-import numpy as np
 import torch
 
-from twophase import LLM, SamplingParams
-from twophase.cache.kv_cache import KVCacheSpec
-from twophase.core.errors import CacheStateError, OutOfBlocksError
-from twophase.model.prepare import DEFAULT_MODEL
 from twophase.workbook import ____, check, hint, measured, reference, reveal, use
-from twophase.workbook.kit.models import smollm2, transformers_greedy
-from twophase.workbook.kit.own_attention import OwnAttention
-from twophase.workbook.lab03 import needle, needle_pictures, run_pictures, step_pictures
-from twophase.workbook.lab03.clocked_steps import BATCH_CONTEXT, this_machine, times_by_batch, times_by_context
-from twophase.workbook.lab03.decode_work import A100, H100, LLAMA_3_8B, SMOLLM2
-from twophase.workbook.lab03.launch import launch_paged_decode
-from twophase.workbook.lab03.own_cache import OwnCache
-from twophase.workbook.pictures import draw_block_tables
+from twophase.workbook.checks import Draw
+from twophase.workbook.kit.source_diff import source_diff
+from twophase.workbook.kit.timing import seconds
+from twophase.workbook.lab03 import decode_pictures as pictures
+from twophase.workbook.lab03.attend_tiles import attend_tiles
+from twophase.workbook.lab03.decode_cases import map_case, naive_decode, on_device, random_case, slot_order
+from twophase.workbook.lab03.launch import launch_merge_splits, launch_paged_decode, launch_paged_decode_split
 
 torch.set_num_threads(1)
 
 # %% [markdown]
-# # PART stub: 3.5, 3.6 and 3.9, which the lead replaces by the other parts'
+# ## 5. Reading the pages where they lie
+#
+# *Needs: Triton (interpreted without a GPU).*
+#
+# Section 4 gathered a sequence's pages into one tensor and attended to that. It is right, and it is wasteful: the
+# gather reads every key and value, writes a copy, and attention reads the copy. In a phase that waits for memory and
+# for nothing else, that is three times the wait. A kernel can look into the block table itself and read each page
+# where it lies, once.
 
+# %%
+# NBVAL_CHECK_OUTPUT
+num_tokens, num_kv_heads, head_dim, item_bytes = 1000, 3, 64, 4  # one layer of SmolLM2 in float32
+kv_bytes = 2 * num_tokens * num_kv_heads * head_dim * item_bytes
+print(f"K and V of {num_tokens:,} tokens in one layer: {kv_bytes:,} bytes")
+print(f"gathered first: {3 * kv_bytes:,} bytes (pages read, copy written, copy read)")
+print(f"read in place:  {kv_bytes:,} bytes")
 
-# %% tags=["exercise:3.5"]
-class BlockPool:
-    def __init__(self, num_blocks):
-        self.ref_counts = [0] * num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
+# %% [markdown]
+# **Who does what.** The kernel is launched with a program per (sequence, KV head). All G query heads of a group read
+# the same keys, so one program takes the whole group: K and V come from memory once, not G times. Its G queries are
+# the rows of a tile; `tl.dot` wants at least 16 rows, so for SmolLM2 (G = 3) thirteen rows stay empty.
 
-    @property
-    def num_free(self):
-        return len(self._free)
+# %% [markdown]
+# ```mermaid
+# flowchart LR
+#     P["program<br/>(sequence, KV head)"] --> Q["its G queries<br/>tile of 16 rows"]
+#     P --> L["seq_len<br/>how many keys"]
+#     L --> T["tile of BLOCK_N positions"]
+#     T --> B["block table:<br/>page of each position"]
+#     B --> K["K and V of these slots"]
+#     Q --> S["online softmax:<br/>maximum, sum, weighted values"]
+#     K --> S
+#     S -->|"next tile"| T
+#     S --> O["G rows of the output"]
+# ```
 
-    def allocate(self, n):
-        if n > self.num_free:  # SOLUTION: too many?
-            raise OutOfBlocksError(f"{n} blocks wanted, {self.num_free} free")
-        block_ids = [self._free.pop() for _ in range(n)]
-        for block_id in block_ids:
-            self.ref_counts[block_id] = 1
-        return block_ids
+# %% [markdown]
+# **One tile on its way.** A sequence of 10 tokens in pages of 4, seen by a tile of 16 positions. Each position asks
+# the table for the page of *its* block, so one tile may read from anywhere in the pool. Six positions are behind the
+# end. They have no key, but they are in the tile all the same, and the kernel has to see to it that they do nothing.
 
-    def acquire(self, block_id):
-        self.ref_counts[block_id] += 1
+# %%
+pictures.draw_tile(pages=[5, 2, 7], seq_len=10, start=0, block_n=16, page=4, num_pages=8)
 
-    def release(self, block_id):
-        if self.ref_counts[block_id] == 0:
-            raise CacheStateError(f"block {block_id} is free already")
-        self.ref_counts[block_id] -= 1
-        if self.ref_counts[block_id] == 0:
-            self._free.append(block_id)
+# %% [markdown]
+# **Think first.** Slots 2 and 3 of page 7 are not written yet, or still hold what a sequence before this one left
+# there. Suppose they are loaded and their weight is 0. What is 0 times what they hold, if that happens to be NaN? And
+# if the *score* of a masked position is set to 0, which weight does it get?
 
+# %% [markdown]
+# **Base 2.** NVIDIA GPUs have an instruction for 2^x and none for e^x, so kernels compute softmax in base 2: multiply
+# the scores by log2(e) once, together with the scale, and use `exp2`. The weights are the same.
 
-# %% tags=["exercise:3.6"]
-class BlockTable:
-    def __init__(self, pool, block_size):
-        self.pool, self.block_size = pool, block_size
-        self.block_ids, self.num_tokens = [], 0
+# %%
+# NBVAL_CHECK_OUTPUT
+scores = torch.tensor([1.0, 3.0, 2.0])
+in_base_2 = torch.exp2(scores * 1.4426950408889634)
+print([round(w, 4) for w in scores.softmax(0).tolist()])
+print([round(w, 4) for w in (in_base_2 / in_base_2.sum()).tolist()])
 
-    def grow(self, num_tokens):
-        num_more = -(-num_tokens // self.block_size) - len(self.block_ids)  # SOLUTION: blocks needed
-        self.block_ids += self.pool.allocate(num_more)
-        self.num_tokens = num_tokens
-
-    def slot(self, position):
-        return self.block_ids[position // self.block_size] * self.block_size + position % self.block_size
-
-    def free(self):
-        for block_id in self.block_ids:
-            self.pool.release(block_id)
-        self.block_ids, self.num_tokens = [], 0
+# %% [markdown]
+# <!-- card 3.9 -->
+# Attention of one query per sequence, straight from the pages. The shell is there, and so is the bookkeeping of the
+# online softmax: `row_max`, `row_sum` and `acc` of the keys seen so far. For position $j$ of a sequence
+#
+# $$\text{page} = \text{table}[\lfloor j / \text{PAGE} \rfloor], \qquad
+# \text{row} = (\text{page} \cdot H_{kv} + h_{kv}) \cdot \text{PAGE} + j \bmod \text{PAGE},$$
+#
+# and K of that row begins D numbers times `row` behind `k_ptr`: the cache is `[N, H_KV, PAGE, D]`.
+#
+# ```python
+# launch_paged_decode(paged_decode_kernel, q, k_cache, v_cache, block_tables, seq_lens, scale)   # [B, H, D]
+# ```
+#
+# gives what gathering gives, whatever the order of the pages, whatever lies in slots that are not in use. (The launcher
+# is in the package, `lab03/launch.py`: it chooses the tiles' sizes and starts the grid of `B` times `H_KV` programs.)
 
 
 # %% tags=["exercise:3.9"]
@@ -134,637 +154,507 @@ def paged_decode_kernel(
     tl.store(out_ptr + offs_q, out.to(out_ptr.dtype.element_ty), mask=mask_q)
 
 
-# %% [markdown]
-# # PART stub ends
+# %%
+check("3.9")
 
 # %% [markdown]
-# ## 9. A byte instead of two
-#
-# *Needs: CPU, and the model.*
-#
-# A decode step waits for bytes, so fewer bytes are less waiting; and they leave room for more sequences. The weights
-# can be stored in fewer bits (a later chapter), and so can K and V: in **int8**, a whole number from -127 to 127 per
-# element. What is lost is precision, and you should know how much before anybody asks.
-
-# %% [markdown]
-# An int8 is a number of *steps*; the size of a step, the **scale**, has to be stored beside it. One scale for how
-# many numbers? Look at real values first: V of one layer of SmolLM2, for a text of a hundred and fifty tokens.
-#
-# **Think first.** If all of them shared one scale, its step would have to suit the largest. Who would pay for that?
+# **What did it read?** The check used a trick that you can use too. Let the value of slot s be the unit vector
+# $e_s$: then the output of a query head *is* the weight it gave to each slot of the pool, other sequences' and unused
+# ones included. Your kernel, two sequences, one row per query head:
 
 # %%
-reading = needle.read(100)
-needle_pictures.draw_row_maxima(reading.values[26], "V of layer 26: how large the rows are")
+decode_kernel = use("3.9")
+case = map_case(Draw(3), [10, 5], heads=4, kv_heads=1, page=4, num_pages=8, peak=2)
+out = launch_paged_decode(decode_kernel, **on_device(case)).cpu()
+order, _ = slot_order(case, 0)
+pages = case.pages[0] + [n for n in range(8) if n not in case.pages[0]]
+pictures.draw_weights(
+    out[:, :, order].flatten(0, 1),
+    rows=[f"sequence {s}, head {h}" for s in range(2) for h in range(4)],
+    bounds=range(4, 32, 4),
+    bound_names=[f"page {n}" for n in pages],
+    xlabel="slots of the pool, pages of sequence 0 first",
+    ylabel="query",
+    title="Which slots were read, and how much they weigh",
+)
 
 # %% [markdown]
-# **Read the picture.** With one scale for all, the step would be 1/127 of the dashed line. Most rows are less than
-# half as large as that and would be stored twice as coarsely as they need be; the first token's, far below the others,
-# in a handful of the 255 numbers there are. There is a second reason against a common scale: tokens *arrive*. If the
-# next one were louder than all before, everything stored would have to be stored again. A scale **per token and
-# head** is found when the token is written, and never touched again.
-
-# %% [markdown]
-# <!-- card 3.17 -->
-# Store rows of K or V (`x` is `[T, H_kv, D]`) as int8 and a float32 scale per token and head (`[T, H_kv]`); then get
-# them back.
+# **Read the result.** Sequence 0 sees its three pages, the last one half; sequence 1 sees its own two, elsewhere in
+# the pool, and one slot of the second. All else is white, though every slot holds something. A wrong kernel is
+# shown to you like this, with the cells outlined that should be otherwise.
 #
-# $$s_{th} = \frac{\max_d |x_{thd}|}{q_{max}}, \qquad n_{thd} = \mathrm{round}\!\left(\frac{x_{thd}}{s_{th}}\right),
-# \qquad x_{thd} \approx n_{thd}\, s_{th}$$
+# And the questions from above: 0 times NaN is NaN, so what is behind the end must not even be loaded; and a score of
+# 0 is as good a score as any, and gets a weight. That is why the same mask stands in the kernel three times: for the
+# table, for K and V, for the scores.
 #
-# `q_max` is 127; with 7 the numbers would fit into 4 bits. Scales are above zero, even for a row of zeros.
-#
-# ```python
-# >>> data, scale = quantise(torch.tensor([[[3.0, -6.35, 1.52]]]))
-# >>> data, scale                       # the largest magnitude becomes ±127, here in steps of 0.05
-# (tensor([[[  60, -127,   30]]], dtype=torch.int8), tensor([[0.0500]]))
-# >>> dequantise(data, scale)           # 1.52 was between two steps
-# tensor([[[ 3.0000, -6.3500,  1.5000]]])
-# ```
-
-
-# %% tags=["exercise:3.17"]
-def quantise(x, q_max=127):
-    x = x.float()
-    largest = x.abs().amax(-1)  # SOLUTION: the largest magnitude in each row, [T, H_kv]
-    scale = largest.clamp(min=1e-30) / q_max  # SOLUTION: the size of a step, above zero
-    data = (x / scale[..., None]).round()  # SOLUTION: how many steps each element is, a whole number
-    return data.to(torch.int8), scale
-
-
-def dequantise(data, scale):
-    return data.float() * scale[..., None]  # SOLUTION: the elements again, float32
-
+# **Now in SmolLM2's shape**, and by the clock. How large should a tile be? On this machine:
 
 # %%
-check("3.17")
+print(how_kernels_run())
+case = random_case(Draw(4), [150, 64, 9], heads=9, kv_heads=3, dim=64, page=16)
+expected, _ = naive_decode(case)
+for block_n in (16, 64, 256):
+    launch = partial(launch_paged_decode, decode_kernel, **on_device(case), block_n=block_n)
+    difference = (launch().cpu() - expected).abs().max()
+    print(f"{block_n:3} keys a tile: {1e3 * seconds(launch, 2):6.1f} ms, largest difference {difference:.0e}")
 
 # %% [markdown]
-# **Bytes.** The next cell asks the engine's own cache what a token takes, K and V in all layers, scales included. A
-# scale is 4 bytes for every 64 or 128 elements, so that half is not quite half.
+# **Read the result.** Interpreted, a tile costs nearly the same whatever its size, since it is a few dozen NumPy calls,
+# so the largest tile wins. A GPU is another matter: a tile has to fit into the registers and the shared memory of one
+# program, so there the launcher takes 64 keys. Nothing but the time changes, and rounding.
+
+# %% [markdown]
+# ### Your kernel beside the one in production
+#
+# The engine's own kernel has the same name and the same arguments, and some more. Its loop lives in a function of its
+# own, `attend_range`, because prefill runs it too; the two cells show first the shell, then the loop.
 
 # %%
-# NBVAL_CHECK_OUTPUT
-for name, shape in {"SmolLM2": SMOLLM2, "Llama-3-8B": LLAMA_3_8B}.items():
-    sizes = (shape.num_layers, shape.num_kv_heads, shape.head_dim, 16, torch.bfloat16)
-    two, one = KVCacheSpec(*sizes).bytes_per_token, KVCacheSpec(*sizes, "int8").bytes_per_token
-    print(f"{name:10}  bf16 {two:>7,} bytes per token   int8 {one:>6,}   {one / two:.1%}")
+from twophase_kernels.attend_range import attend_range
+from twophase_kernels.paged_decode import paged_decode_kernel as production_kernel
 
-# %% [markdown]
-# <!-- card 3.18 -->
-# **Think first.** SmolLM2's keys for that text, all layers, stored and read back. How large is the error (its root
-# mean square), in percent of the keys' own root mean square? A factor of 2 counts as close.
-
-# %% tags=["exercise:3.18"]
-guess_3_18 = 1.0  # SOLUTION: percent
+source_diff(decode_kernel, production_kernel, "paged_decode_kernel: yours and production")
 
 # %%
-check("3.18")
+source_diff(decode_kernel, attend_range, "the loop: yours and attend_range")
+
+# %% [markdown]
+# What production has more, and what it buys:
+#
+# - **`next_page_ids`, loaded one tile ahead.** To load page ids, and then K and V from where these ids say, is a
+#   chain: the compiler cannot start the next tile's K and V early. With the ids at hand it can. Compiled for sm_80 and
+#   sm_90, your loop has one tile of K and of V under way while it computes, production at least two.
+# - **`do_not_specialize`.** Triton bakes some properties of arguments into a binary. For those that vary from step to
+#   step it must not, or serving waits for the compiler now and then.
+# - **`q_row_stride`.** q may be a slice of one wide tensor that holds q, k and v; no copy is made.
+# - **The scale applied after the maximum.** `score * scale - max` becomes one instruction, a fused multiply-add.
+# - **`max_safe`, `finish_softmax`.** A sequence of length 0 gives 0, not NaN. Batches are padded with such sequences
+#   when a step is recorded as a CUDA graph.
+# - **`KV_FORMAT`, `k_scale_ptr`.** K and V in 8 bits (section 9).
+# - **`WINDOW`, `NUM_SINKS`.** Models whose heads see only the last so many tokens, and the first few.
+# - **`split`, `lse_ptr`.** The next section.
+#
+# The first point is a fact about compiled code: this project's tests compile the reference of your kernel and the
+# production kernel for GPUs that are not there, and count. What it is worth in time takes a GPU to say.
+
+# %% [markdown]
+# ## 6. One query leaves a GPU idle
+#
+# *Needs: Triton (interpreted without a GPU).*
+#
+# A GPU is not one processor but many. An H100 SXM has 132 *streaming multiprocessors* (SMs). A program runs on one of
+# them and never on two, and what an SM can fetch from memory at a time is bounded. To draw the whole bandwidth of the
+# memory, nearly all SMs have to be fetching.
+#
+# Your kernel starts a program per (sequence, KV head). With a hundred sequences that is plenty. With one?
+
+# %% [markdown]
+# <!-- card 3.10 -->
+# Somebody asks one question about a long book: a single sequence of 32,768 tokens, a model with 32 query heads and 8
+# KV heads, the kernel of section 5, a GPU of 132 SMs. While attention runs, what percentage of the SMs has nothing to
+# do?
+
+# %% tags=["exercise:3.10"]
+answer_3_10 = 93.9  # SOLUTION: percent of the SMs
 
 # %%
-store, read_back = use("3.17")
-
-
-def stored(q_max):
-    return lambda x: read_back(*store(x, q_max))
-
-
-for bits, q_max in {8: 127, 6: 31, 4: 7, 3: 3}.items():
-    of_k, of_v = (100 * needle.relative_error(x, stored(q_max)) for x in (reading.keys, reading.values))
-    print(f"{bits} bits: error of K {of_k:5.2f} %, of V {of_v:5.2f} %")
-one_scale = 100 * needle.relative_error(reading.values, needle.stored_with_one_scale)
-print(f"8 bits, but one scale for all tokens and heads of a layer: error of V {one_scale:.2f} %")
-measured("3.18", 100 * needle.relative_error(reading.keys, stored(127)))
+check("3.10")
 
 # %% [markdown]
-# **Read the result.** A bit less doubles the step, and with it the error. But an error of K is not yet an error of the
-# model: scores are sums over 64 elements, whose errors partly cancel, and a softmax that is sure of itself
-# does not care about a little noise. What counts is what comes out.
-
-# %% [markdown]
-# ### A needle in a haystack
-#
-# So ask the model something. Five facts are hidden in a text, at five depths; the model reads it, the K and V of the
-# text are stored and read back, and then it is asked for each fact. We do not only look whether it finds the needle
-# but how *surprised* it is by it, in bits: 0 is certainty, and each bit halves the probability. The grid is drawn
-# for three lengths of text and three ways of storing.
-#
-# **Think first.** What will int8 do to it? Where will 3 bits hurt first: in the short text, or in the long one?
+# More sequences would help, but there is only one. What is long here is the *context*, so that is what has to be
+# divided: **split-KV**, known as FlashDecoding (Dao, Haziza, Massa and Sizov, 2023; see also arXiv:2311.01282, section
+# 3). Several programs share the keys of one sequence, each attends to its part alone, and a second, small kernel
+# merges what they found.
 
 # %%
-lengths = (100, 300, 1_000)
-ways = {"float32": None, "int8": stored(127), "3 bits": stored(3)}
-panels = {
-    name: {needle.read(n).num_tokens: needle.ask(needle.read(n), way) for n in lengths} for name, way in ways.items()
-}
-needle_pictures.draw_needles(panels)
-
-# %% [markdown]
-# **Read the result**, and believe the picture rather than this text. In int8 we have seen no needle lost and next to
-# no change in surprise, at any of these lengths. With 3 bits they fade. The shortest text kept all of its needles, the
-# longer two lost some: every further key brings noise of its own into the softmax, and the right key has to
-# stand out among more wrong ones. So long contexts suffer first, and a test with short prompts says little. Between
-# the two longer texts we saw no clear order; five needles are too few for one.
-#
-# Nor does it show more than it tested: 135 million weights, a thousand tokens, single facts. A model with larger
-# outliers, or a task that needs many facts at once, may be harmed where this one is not. Lab 5 builds a gate from
-# several such tests; the rule is to measure your own model, at your own lengths.
-
-# %% [markdown]
-# **Against the engine's own.** The engine's cache stores int8 in the same way (`LLM(kv_cache_dtype="int8")`). Your
-# numbers against those of its quantiser, for all keys of the long text:
-
-# %%
-from twophase_kernels.quant import quantise_reference
-
-long_keys = torch.stack(needle.read(1_000).keys).flatten(0, 1)
-data, scale = store(long_keys)
-engines_data, engines_scale = quantise_reference(long_keys, "int8")
-differing = int((data != engines_data).sum())
-largest = int((data.int() - engines_data.int()).abs().max())
-print(f"{differing} of {data.numel():,} numbers differ, by at most {largest}")
-
-# %% [markdown]
-# (A number that lies between two steps to the last bit may be rounded either way.)
-
-# %% [markdown]
-# ## 10. Reading the weights for many at once
-#
-# *Needs: CPU, and the model.*
-#
-# Section 2 found that a decode step mostly reads weights, and uses each of them for a single token. The weights do not
-# depend on the sequence. So let several sequences take their step together: the weights are read **once for all of
-# them**. K and V are each sequence's own, and have to be read for each.
-
-# %%
-step_pictures.draw_reuse()
-
-# %% [markdown]
-# The longer blue bar is paid once. That cannot go on for ever: each further sequence also brings arithmetic,
-# two operations per weight. At some batch the arithmetic takes as long as the bytes, and from there on a larger batch
-# takes proportionally longer. This is the *ridge* of lab 2, seen from the side of the batch.
-
-# %% [markdown]
-# <!-- card 3.19 -->
-# `work` is what a step takes: `work.weight_bytes`, and for each sequence `work.kv_bytes` and `work.flops`. `machine`
-# has a `bandwidth` (bytes/s) and a `flop_rate`. Moving and computing overlap, so the slower of the two is the time:
-#
-# $$t(B) = \max\!\left(\frac{W + B\,k}{\text{bandwidth}},\; \frac{B\,f}{\text{rate}}\right)$$
-#
-# Then give the smallest whole batch whose arithmetic takes at least as long as its bytes, or `None` if there is none.
-#
-# ```python
-# >>> model, gpu = LLAMA_3_8B.decode_work(context=0, bytes_per_value=2), A100
-# >>> ridge_batch(model, gpu)           # with no context this is the ridge of the machine, 200.6 FLOP per byte
-# 201
-# ```
-
-
-# %% tags=["exercise:3.19"]
-def step_seconds(work, machine, batch):
-    moving = (work.weight_bytes + batch * work.kv_bytes) / machine.bandwidth  # SOLUTION: seconds to move all bytes
-    computing = batch * work.flops / machine.flop_rate  # SOLUTION: seconds of arithmetic
-    return max(moving, computing)  # SOLUTION: the seconds of the step
-
-
-def ridge_batch(work, machine):
-    one_token, one_context = work.flops / machine.flop_rate, work.kv_bytes / machine.bandwidth  # seconds of each
-    gap = one_token - one_context  # SOLUTION: by how much more a sequence adds to the arithmetic than to the moving
-    if gap <= 0:  # SOLUTION: does the arithmetic never catch up?
-        return None
-    return math.ceil(work.weight_bytes / machine.bandwidth / gap)  # SOLUTION: the smallest batch where it has
-
-
-# %%
-check("3.19")
-
-# %% [markdown]
-# **Think first.** Llama-3-8B in 16 bits leaves the memory-bound side of an A100 at 201 sequences. That is with empty
-# contexts. How many does it take with 500 tokens each? With 1,000?
+pictures.draw_busy({"one sequence": 8, "one sequence, 16 splits": 8 * 16, "32 sequences": 8 * 32}, num_sms=132)
 
 # %%
 # NBVAL_CHECK_OUTPUT
-time_of, ridge_of = use("3.19")
-print("Llama-3-8B, 16 bits: the batch that leaves the memory-bound side")
-for context in (0, 100, 300, 500, 1_000, 8_000):
-    work = LLAMA_3_8B.decode_work(context, bytes_per_value=2)
-    on_a100, on_h100 = (ridge_of(work, gpu) or "never" for gpu in (A100, H100))
-    print(f"context {context:>5,}:  A100 {on_a100:>6}  H100 {on_h100:>6}")
+print("batch  splits  programs  SMs busy  keys that each reads")
+for batch, num_splits in ((1, 1), (1, 4), (1, 16), (8, 1), (8, 2), (32, 1)):
+    programs = batch * 8 * num_splits
+    busy = min(programs, 132) / 132
+    print(f"{batch:5}  {num_splits:6}  {programs:8}  {busy:8.0%}  {32768 // num_splits:20,}")
 
 # %% [markdown]
-# **Read the result.** With a thousand tokens of context *no* batch is large enough: reading one sequence's K and V
-# takes longer than all the arithmetic of its token. Batching pays for the weights, not for the cache. This is why the
-# cache is made smaller by every means (grouped heads in lab 1, bytes in section 9), and why decode on a GPU stays
-# memory-bound in practice.
-
-# %% [markdown]
-# <!-- card 3.20 -->
-# **Think first.** SmolLM2 on this machine, contexts of 64 tokens. How many times as many tokens per second do 16
-# sequences give as one alone? The ceilings of this machine are in the next cell, if you want to compute; a factor of
-# 2 counts as close.
-
-# %%
-here, small_work = this_machine(), SMOLLM2.decode_work(BATCH_CONTEXT, bytes_per_value=4)
-print(f"this machine: {here.bandwidth / 1e9:.1f} GB/s copied, {here.flop_rate / 1e9:.0f} GFLOP/s in float32")
-print(f"its ridge: {here.flop_rate / here.bandwidth:.1f} FLOP per byte")
-print(f"SmolLM2 leaves the memory-bound side at a batch of {ridge_of(small_work, here)}, by your formula")
-
-# %% tags=["exercise:3.20"]
-guess_3_20 = 8.0  # SOLUTION: times as many tokens per second
-
-# %%
-check("3.20")
-
-# %%
-steps = times_by_batch()
-for batch, s in steps.items():
-    least_s = time_of(small_work, here, batch)
-    print(f"batch {batch:>2}: {1e3 * s:6.1f} ms a step, at least {1e3 * least_s:5.1f}; {batch / s:4.0f} tokens/s")
-measured("3.20", (16 / steps[16]) / (1 / steps[1]))
-
-# %%
-step_pictures.draw_batching(steps, small_work, here, ridge_of(small_work, here))
-
-# %% [markdown]
-# **Read the result.** On the left each doubling of the batch nearly doubles the tokens per second: the step takes
-# hardly longer, since it waits for the same weights. To the right of the line the curve bends towards the roof of
-# arithmetic. It stays below both roofs: a step also starts some hundreds of small operations, and a product with a
-# few rows does not reach the rate of a large square one. A roof is a bound, not a forecast. (It is measured, too. If
-# this machine was busy with something else meanwhile, a point may peek over it.)
-#
-# Each *sequence* gets its tokens a little later in a larger batch. Throughput against latency is the trade that a
-# scheduler makes in every step; lab 4 is about it.
-
-# %% [markdown]
-# ## 11. A constant and a slope
-#
-# *Needs: CPU, and the model.*
-#
-# You may read that decoding with a cache takes a constant time per token, or that it grows "sub-linearly". Section 2
-# says otherwise: a step reads the weights, and K and V of *all* tokens before. The first does not depend on the
-# context $t$, the second is proportional to it:
-#
-# $$T(t) = a + b\,t$$
-#
-# **Think first.** For SmolLM2 in float32: weights of 538 MB, 46,080 bytes of K and V per token. At what context does
-# reading K and V take as long as reading the weights?
-
-# %% [markdown]
-# <!-- card 3.21 -->
-# Fit the line: given lists of contexts `t` and of step times `y`, find the $a$ and $b$ of least squared error.
-#
-# $$b = \frac{\sum (t_i - \bar t)(y_i - \bar y)}{\sum (t_i - \bar t)^2}, \qquad a = \bar y - b\,\bar t$$
-#
-# ```python
-# >>> fit_line([0, 10, 20], [3.0, 5.0, 7.0])
-# (3.0, 0.2)
-# ```
-
-
-# %% tags=["exercise:3.21"]
-def fit_line(t, y):
-    t, y = np.array(t, dtype=float), np.array(y, dtype=float)
-    dt = t - t.mean()  # SOLUTION: the contexts' deviations from their mean
-    dy = y - y.mean()  # SOLUTION: the times' deviations from theirs
-    b = (dt * dy).sum() / (dt * dt).sum()  # SOLUTION: the slope
-    a = y.mean() - b * t.mean()  # SOLUTION: the time at context 0
-    return a, b
-
-
-# %%
-check("3.21")
-
-# %%
-fit = use("3.21")
-by_context = times_by_context()
-a, b = fit(list(by_context), list(by_context.values()))
-least = SMOLLM2.decode_work(1, bytes_per_value=4)
-least_a, least_b = least.weight_bytes / here.bandwidth, least.kv_bytes / here.bandwidth
-print(f"a: {1e3 * a:6.1f} ms, reading the weights takes at least {1e3 * least_a:.1f} ms")
-print(f"b: {1e6 * b:6.2f} µs per token, reading its K and V takes at least {1e6 * least_b:.2f} µs")
-print(f"a = b t at t = {a / b:,.0f} tokens; by bytes alone at {least_a / least_b:,.0f}")
-
-# %%
-step_pictures.draw_step_time(by_context, a, b, least_a, least_b)
-
-# %% [markdown]
-# **Read the result.** A straight line: linear in the context, not less. At short contexts the slope disappears
-# beside the constant, which is where the belief in constant time comes from.
-#
-# - **a** is the weights, and the fixed price of a step: Python, a few hundred small operations to start, sampling.
-# - **b** is K and V. It is a multiple of the bound, since this backend (plain PyTorch) *gathers* the pages first: it
-#   reads them, writes a copy, and reads that. A paged kernel like yours reads each page once, where it is. That is
-#   the difference a kernel makes, and it grows with the context.
-
-# %% [markdown]
-# <!-- card 3.22 -->
-# What does each of these change? **a** the constant $a$ · **b** the slope $b$ · **c** both · **d** neither (or next
-# to nothing)
-
-# %% tags=["exercise:3.22"]
-answer_3_22 = {
-    "weights in int8": "a",  # SOLUTION: a letter
-    "K and V in int8": "b",  # SOLUTION: a letter
-    "half as many layers": "c",  # SOLUTION: a letter
-    "twice the memory bandwidth": "c",  # SOLUTION: a letter
-    "fewer kernel launches (a CUDA graph)": "a",  # SOLUTION: a letter
-    "a block size of 32 instead of 16": "d",  # SOLUTION: a letter
-}
-
-# %%
-check("3.22")
-
-# %% [markdown]
-# ## 12. Capstone: your decode in the engine
-#
-# *Needs: Triton (interpreted without a GPU), and the model.*
-#
-# You have the parts of a decode phase: a pool and block tables (3.5, 3.6), and a kernel that reads pages where they
-# are (3.9). Now they go to work. The engine keeps its scheduler, its model and its prefill; memory and decode
-# attention become yours.
+# The last column is what one waits for: the step ends when the last program has read its keys. Sixteen splits make
+# sixteen times as many programs and a sixteenth of the reading for each.
 
 # %% [markdown]
 # ```mermaid
 # flowchart LR
-#     R["requests"] --> S["scheduler<br/>(the engine's)"]
-#     S -->|"open, grow, close"| C["OwnCache"]
-#     C --> T["your BlockTable"]
-#     T --> P["your BlockPool"]
-#     S -->|"plan: tokens, block tables"| M["model<br/>(the engine's)"]
-#     M -->|"write, prefill"| B["torch backend"]
-#     M -->|"decode"| K["your kernel"]
-#     B --> V[("pages")]
-#     K --> V
-#     M --> L["next tokens"] --> S
+#     K0["keys 0 to 31"] --> P0["program, split 0"] -->|"out₀, LSE₀"| M["merge"]
+#     K1["keys 32 to 63"] --> P1["program, split 1"] -->|"out₁, LSE₁"| M
+#     K2["keys 64 to 69"] --> P2["program, split 2"] -->|"out₂, LSE₂"| M
+#     K3["no keys left"] --> P3["program, split 3"] -->|"0, -inf"| M
+#     M --> O["out, as from one program"]
 # ```
 #
-# Two adapters stand between. `OwnCache(pool, new_table, block_size)` answers the scheduler's questions from a pool and
-# from tables: the file `own_cache.py` is short and worth reading. `OwnAttention(spec, block_size, decode=...)` is the
-# torch backend with your function for the decodes.
+# Each split hands over its own attention output, and how much all its keys weigh together, as a logarithm: the
+# *log-sum-exp* of its scores (LSE; base 2 here, like everything else). A grid has the same number of splits for every
+# sequence, so a short one has splits without a single key. They have to say so: output 0, LSE minus infinity.
 
 # %% [markdown]
-# <!-- card 3.23 -->
-# Open an engine on your parts. `decode` gets what the engine has, `q` `[B, H, D]`, the pages, `block_tables`,
-# `seq_lens` and the scale, and returns `[B, H, D]`; `launch_paged_decode` launches a kernel on just that. `cache` is
-# called once, when the engine opens.
+# <!-- card 3.11 -->
+# One program attends to one split. Keys are shared out in whole tiles, the same number for every split; the last ones
+# may get fewer, or none.
+#
+# $$\text{split\_len} = \left\lceil \frac{\lceil \text{seq\_len} / \text{BLOCK\_N} \rceil}{\text{splits}} \right\rceil
+# \cdot \text{BLOCK\_N}, \qquad \mathrm{LSE} = \log_2 \sum_j 2^{s_j} = m + \log_2 \sum_j 2^{s_j - m}$$
+#
+# The loop of 3.9 is now a function, `attend_tiles(..., lo, hi, ...)`; without keys it returns `row_max` = -inf and
+# `row_sum` = 0. The partial results are `[B, H, splits, D]` and `[B, H, splits]`:
 #
 # ```python
-# llm = own_engine(DEFAULT_MODEL, block_size=8, num_blocks=16)
-# llm.generate(...)                                # token for token what transformers writes
-# llm.scheduler.cache.pool                         # a BlockPool of yours, with 16 blocks; all free again by now
+# partial, lse = launch_paged_decode_split(kernel, q, k_cache, v_cache, block_tables, seq_lens, scale, num_splits=4)
 # ```
 
 
-# %% tags=["exercise:3.23"]
-def own_engine(model, block_size, num_blocks, **options):
-    def decode(q, k_cache, v_cache, block_tables, seq_lens, scale):
-        pages = k_cache, v_cache, block_tables, seq_lens
-        return launch_paged_decode(paged_decode_kernel, q, *pages, scale)  # SOLUTION: your kernel's output, [B, H, D]
+# %% tags=["exercise:3.11"]
+@triton.jit
+def paged_decode_split_kernel(
+    q_ptr,  # [B, H, D]
+    k_ptr,  # [N, H_KV, PAGE, D]
+    v_ptr,  # like k_ptr
+    block_tables_ptr,  # int32 [B, W]
+    seq_lens_ptr,  # int32 [B]
+    out_ptr,  # fp32 [B, H, splits, D]
+    lse_ptr,  # fp32 [B, H, splits]
+    qk_scale,  # score scale * log2(e)
+    table_row_stride,
+    H: tl.constexpr,
+    H_KV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One program: the G query heads of one KV head, of one sequence, over one split of its keys."""
+    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_splits = tl.num_programs(2)
+    G: tl.constexpr = H // H_KV
+    seq_len = tl.load(seq_lens_ptr + sequence)
+    split_len = tl.cdiv(tl.cdiv(seq_len, BLOCK_N), num_splits) * BLOCK_N  # SOLUTION: keys per split, in whole tiles
+    lo = split * split_len  # SOLUTION: the first position of this split
+    hi = tl.minimum(lo + split_len, seq_len)  # SOLUTION: the position behind its last one
 
-    def cache(num_blocks, block_size, enable_prefix_caching):
-        pool = BlockPool(num_blocks)  # SOLUTION: one pool for all sequences
+    offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    in_group = offs_m < G
+    query_rows = sequence * H + kv_head * G + offs_m  # rows of [B, H]
+    mask_q = in_group[:, None] & (offs_d < D)[None, :]
+    q = tl.load(q_ptr + query_rows[:, None] * D + offs_d[None, :], mask=mask_q, other=0.0)
+    table_ptr = block_tables_ptr + sequence * table_row_stride
+    row_max, row_sum, acc = attend_tiles(
+        q, table_ptr, k_ptr, v_ptr, qk_scale, kv_head, lo, hi, H_KV, D, PAGE, BLOCK_M, BLOCK_D, BLOCK_N
+    )
 
-        def new_table():
-            return BlockTable(pool, block_size)  # SOLUTION: an empty table for one sequence
-
-        return OwnCache(pool, new_table, block_size)
-
-    def attention(spec):
-        return OwnAttention(spec, block_size, decode=decode)  # SOLUTION: a backend with your decode in it
-
-    options |= {"device": device.type, "dtype": "float32", "block_size": block_size, "num_kv_blocks": num_blocks}
-    return LLM(model, attention_backend=attention, cache_factory=cache, **options)
+    sum_safe = tl.where(row_sum == 0, 1.0, row_sum)  # SOLUTION: what to divide by, also if there was no key
+    lse = row_max + tl.log2(sum_safe)  # SOLUTION: log-sum-exp of the scores, base 2
+    rows = query_rows * num_splits + split  # SOLUTION: rows of [B, H, splits]
+    tl.store(out_ptr + rows[:, None] * D + offs_d[None, :], acc / sum_safe[:, None], mask=mask_q)
+    tl.store(lse_ptr + rows, lse, mask=in_group)
 
 
 # %%
-check("3.23")
+check("3.11")
 
 # %% [markdown]
-# ### The real model
+# **Who read what.** One sequence of 37 tokens, tiles of 16, four splits; a row per split. (Queries of zero: every key
+# of a split weighs the same.)
+
+# %%
+split_kernel = use("3.11")
+case = map_case(Draw(5), [37], heads=1, kv_heads=1, page=4, num_pages=11)
+partial_out, lse = launch_paged_decode_split(split_kernel, **on_device(case), num_splits=4, block_n=16)
+order, _ = slot_order(case, 0)
+pictures.draw_weights(
+    partial_out[0, 0].cpu()[:, order[:37]],
+    rows=[f"split {s}, LSE {x:.2f}" for s, x in enumerate(lse[0, 0].tolist())],
+    bounds=(16, 32),
+    bound_names=("tile 0", "tile 1", "tile 2"),
+    xlabel="position in the sequence",
+    ylabel="",
+    title="The keys of each split, and what they weigh in its own output",
+)
+
+# %% [markdown]
+# **Read the result.** Three tiles, four splits: the fourth has nothing to read and says so. The third has five keys
+# and gives each of them a fifth, for it knows nothing of the other 32. Added up as they are, the three outputs would
+# count these five keys far too much. How much each split really counts is in its LSE: log2 of 16, of 16, and of 5.
+
+# %% [markdown]
+# <!-- card 3.12 -->
+# Merge the splits of one row (one query head of one sequence):
 #
-# Three prompts, three lengths of answer, pages of 8 slots, 16 of them. A step computes 16 tokens at most, so that a
-# long prompt is read in several steps while others decode already. Interpreted, your kernel runs each of its programs
-# in Python: 30 layers with 3 KV heads per sequence and token. Give it a quarter of a minute.
+# $$m = \max_s \mathrm{LSE}_s, \qquad w_s = 2^{\mathrm{LSE}_s - m}, \qquad
+# \mathrm{out} = \frac{\sum_s w_s\, \mathrm{out}_s}{\sum_s w_s}, \qquad \mathrm{LSE} = m + \log_2 \sum_s w_s$$
+#
+# This is exact: no score has to be computed again. A split without keys weighs nothing, and its row of `partial` is
+# not even read, since nobody promised to have written there. A row whose splits are *all* empty gives 0 and -inf.
+# `BLOCK_S` is a power of two, so there are lanes for splits that do not exist.
+#
+# ```python
+# out, lse = launch_merge_splits(merge_splits_kernel, partial, partial_lse)   # [B, H, splits, D] -> [B, H, D]
+# ```
+
+
+# %% tags=["exercise:3.12"]
+@triton.jit
+def merge_splits_kernel(
+    partial_ptr,  # fp32 [rows, num_splits, D]
+    partial_lse_ptr,  # fp32 [rows, num_splits], base 2; -inf: the split had no keys, and its partial is not read
+    out_ptr,  # fp32 [rows, D]
+    lse_ptr,  # fp32 [rows]
+    num_splits,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,  # at least num_splits
+):
+    """One program merges the splits of one row: one query head of one sequence."""
+    row = tl.program_id(0)
+    offs_s, offs_d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+    lse_ptrs = partial_lse_ptr + row * num_splits + offs_s
+    lse = tl.load(lse_ptrs, mask=offs_s < num_splits, other=float("-inf"))  # SOLUTION: LSE per lane
+    m = tl.max(lse, axis=0)
+    m_safe = tl.where(m == float("-inf"), 0.0, m)  # SOLUTION: the maximum, or a number if every split is empty
+    weight = tl.exp2(lse - m_safe)  # SOLUTION: weight of each split
+    has_keys = lse > float("-inf")  # SOLUTION: splits whose row is to be read
+    mask = has_keys[:, None] & (offs_d < D)[None, :]
+    offs = (row * num_splits + offs_s)[:, None] * D + offs_d[None, :]
+    partial = tl.load(partial_ptr + offs, mask=mask, other=0.0)
+    total = tl.sum(weight, axis=0)
+    total_safe = tl.where(total == 0, 1.0, total)
+    out = tl.sum(weight[:, None] * partial, axis=0) / total_safe  # SOLUTION: [BLOCK_D], the splits' outputs merged
+    tl.store(out_ptr + row * D + offs_d, out, mask=offs_d < D)
+    tl.store(lse_ptr + row, m + tl.log2(total_safe))  # SOLUTION `m + tl.log2(total_safe)`: the LSE of all keys
+
 
 # %%
-open_own_engine = use("3.23")
-llm = open_own_engine(DEFAULT_MODEL, block_size=8, num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16)
-requests = {
-    "The capital of France is": 8,
-    "One, two, three, four,": 6,
-    "Once upon a time, in a small village by the sea, there lived an old": 7,
-}
-params = [SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True) for num_new in requests.values()]
-outputs = llm.generate(list(requests), params, use_tqdm=False)
-for prompt, output in zip(requests, outputs, strict=True):
-    print(f"{prompt} |{output.outputs[0].text}")
+check("3.12")
 
 # %% [markdown]
-# **Against transformers**, token for token:
+# **Does it matter how the keys are divided?** It must not. Two sequences of 90 and 7 tokens, through your two
+# kernels, against a loop over positions. And what do the partial results cost?
 
 # %%
 # NBVAL_CHECK_OUTPUT
-model, tokenizer = smollm2()
-for (prompt, num_new), output in zip(requests.items(), outputs, strict=True):
-    ids = tokenizer(prompt, return_tensors="pt").input_ids[0]
-    theirs = transformers_greedy(model, ids, num_new, eos_id=model.config.vocab_size)[len(ids) :].tolist()
-    print(list(output.outputs[0].token_ids) == theirs, theirs)
+merge_kernel = use("3.12")
+case = random_case(Draw(6), [90, 7], heads=4, kv_heads=2, dim=32, page=16)
+expected, _ = naive_decode(case)
+kv_bytes = 2 * (90 + 7) * 2 * 32 * 4
+for num_splits in (1, 2, 3, 6, 13):
+    partial_out, lse = launch_paged_decode_split(split_kernel, **on_device(case), num_splits=num_splits, block_n=16)
+    merged, _ = launch_merge_splits(merge_kernel, partial_out, lse)
+    same, num_empty = torch.allclose(merged.cpu(), expected, atol=1e-5), int(lse.isinf().sum()) // 4
+    extra = 2 * (partial_out.nbytes + lse.nbytes) / kv_bytes
+    print(f"{num_splits:2} splits: same {same}, {num_empty:2} empty, written and read again: {extra:4.0%} of K and V")
 
 # %% [markdown]
-# **Did your parts do it?** Count: the kernel once per layer and step with a decode in it, and all pages free again.
+# **Read the result.** Same output for every division, with empty splits and without. But splitting is not free: each
+# split writes D + 1 numbers per query head, in fp32, and the merge reads them again. For a context as short as this
+# one that is more than it saves. Production therefore splits only if the programs would not fill the GPU about twice
+# over; then it aims at four programs per SM, so that each SM has loads under way while one of them computes, but
+# never goes so far that a program has less than 128 keys to read:
 
 # %%
 # NBVAL_CHECK_OUTPUT
-num_decode_steps = sum(step.num_decodes > 0 for step in llm.engine.trace)
-pool = llm.scheduler.cache.pool
-num_calls = llm.model.backend.num_calls["decode"]
-print(f"{num_decode_steps} steps with decodes x 30 layers = {num_calls} calls of your decode")
-print(f"your {type(pool).__name__}: {pool.num_free} of 16 blocks free, reference counts {set(pool.ref_counts)}")
+from twophase_kernels.paged_decode import choose_num_splits
+
+print("splits that production chooses, 8 KV heads, 132 SMs")
+print("context   " + "".join(f"batch {batch:<5}" for batch in (1, 4, 16, 64)))
+for context in (128, 1_024, 8_192, 32_768):
+    splits = [choose_num_splits(batch, 8, context, 132) for batch in (1, 4, 16, 64)]
+    print(f"{context:7,}   " + "".join(f"{n:<11}" for n in splits))
 
 # %% [markdown]
-# ### The run, drawn from its own trace
+# **By the clock** this takes a GPU: the interpreter runs one program after another, and has no SM that could idle.
+
+# %%
+if device.type == "cuda":
+    long = random_case(Draw(7), [8192], heads=32, kv_heads=8, dim=64, page=64)
+    for num_splits in (1, 2, 4, 8, 16, 32):
+        launch = partial(launch_paged_decode_split, split_kernel, **on_device(long), num_splits=num_splits)
+        torch.cuda.synchronize()
+        elapsed_s = seconds(lambda launch=launch: (launch(), torch.cuda.synchronize()), 10)
+        print(f"{num_splits:2} splits, {8 * num_splits:3} programs: {1e6 * elapsed_s:6.0f} us")
+else:
+    print("no GPU here: not measured")
+
+# %% [markdown]
+# ### Beside production
 #
-# First your block tables, at the moment when most pages were in use.
+# In the production kernel of section 5 you have seen the split already: it *is* the decode kernel, and one split is a
+# case like any other. Here is the merge.
+
+# %%
+from twophase_kernels.merge_splits import merge_splits_kernel as production_merge
+
+source_diff(merge_kernel, production_merge, "merge_splits_kernel: yours and production")
+
+# %% [markdown]
+# Production takes the splits sixteen at a time, so any number of them fits, and twice: once for the maximum, once for
+# the sum. That the number 16 is fixed has a reason besides. Floating-point sums depend on their order; if a lane's
+# splits did not depend on how many splits the launch had, neither does the order, and a run of empty splits at the end
+# changes no bit of the result. `out` may be of a narrower type and the LSE may be left out. The partial results stay
+# fp32 to the end: rounded first, they would lose a digit for nothing.
+
+# %% [markdown]
+# ## 7. Neighbouring threads, neighbouring addresses
+#
+# *Needs: CPU.*
+#
+# Counting bytes assumed that memory hands out bytes. It does not. It hands out *lines*: 64 bytes on most CPUs; on an
+# NVIDIA GPU sectors of 32, four to a line of 128 (CUDA C++ Best Practices Guide, 'Coalesced Access to Global Memory').
+# Who wants four bytes gets the whole unit, and pays for it.
+#
+# On a GPU, 32 neighbouring threads (a *warp*) execute one load together. The hardware looks at the 32 addresses and
+# fetches every unit that one of them touches, each once: **coalescing**. Neighbouring threads with neighbouring
+# addresses share units. With distant addresses, each drags in its own.
+
+# %%
+pictures.draw_lines_of_a_warp((1, 2, 4, 8), item_bytes=4, line_bytes=32)
+
+# %% [markdown]
+# Nothing here was measured: it is arithmetic on addresses. Write it for any addresses, and you can read off what an
+# access costs before it is run.
+
+# %% [markdown]
+# <!-- card 3.13 -->
+# How many units of memory are touched when `num_bytes` are read at each of the `addresses` (an int64 tensor)? Unit n
+# is the bytes from n · `unit_bytes` up to the next one's; a unit counts once, however many want something from it.
+#
+# ```python
+# units_touched(torch.tensor([0, 4, 8]), 4, 32) == 1        # all in the first unit
+# units_touched(torch.tensor([0, 32, 64]), 4, 32) == 3      # each in its own
+# units_touched(torch.tensor([30]), 4, 32) == 2             # bytes 30 to 33 lie in two
+# ```
+
+
+# %% tags=["exercise:3.13"]
+def units_touched(addresses, num_bytes, unit_bytes):
+    first = addresses // unit_bytes  # SOLUTION: the unit of each item's first byte
+    last = (addresses + num_bytes - 1) // unit_bytes  # SOLUTION: the unit of each item's last byte
+    touched = set()
+    for begin, end in zip(first.tolist(), last.tolist(), strict=True):
+        touched.update(range(begin, end + 1))  # SOLUTION `range(begin, end + 1)`: all units of this item
+    return len(touched)  # SOLUTION: how many
+
+
+# %%
+check("3.13")
+
+# %% [markdown]
+# **A warp at different strides.** 32 threads read four bytes each, `stride` numbers apart.
 
 # %%
 # NBVAL_CHECK_OUTPUT
-for name, (block_ids, num_tokens) in llm.scheduler.cache.fullest.items():
-    print(f"{name}: {num_tokens:2} tokens in blocks {list(block_ids)}")
+units = use("3.13")
+lanes = torch.arange(32)
+for stride in (1, 2, 4, 8, 16, 32):
+    sectors = units(lanes * stride * 4, 4, 32)
+    print(f"stride {stride:2}: {sectors:2} sectors of 32 bytes, {32 * 4 / (32 * sectors):5.1%} of what moves is used")
+print(f"stride 1, but starting at byte 20: {units(20 + lanes * 4, 4, 32)} sectors")
+
+# %% [markdown]
+# From stride 8 on every thread has a sector of its own, and it gets no worse than that: an eighth of the bandwidth is
+# of use. This machine's processor has no warps, but it has lines, and those can be felt.
+
+# %% [markdown]
+# <!-- card 3.14 -->
+# **Think first.** An array of 256 MiB in float32, far more than the caches hold. One pass adds up all its numbers,
+# another only every 16th. A line of this machine's memory is 64 bytes. How long does the second pass take, in percent
+# of the first?
+
+# %% tags=["exercise:3.14"]
+guess_3_14 = 95  # SOLUTION: percent of the time of a full pass
 
 # %%
-figure = draw_block_tables(llm.scheduler.cache.fullest, num_blocks=16, block_size=8)
-
-# %% [markdown]
-# Each sequence took a page when it needed one, so the pages of one are not neighbours, and nobody minds: the table
-# knows. Only last pages are partly empty.
-#
-# And the run in time. Every step is one column across all rows: what stands above each other was computed together,
-# in one batch.
+check("3.14")
 
 # %%
-names = {
-    output.request_id: f"{name}: {len(output.prompt_token_ids)} tokens, then {len(output.outputs[0].token_ids)}"
-    for name, output in zip("ABC", outputs, strict=True)
-}
-run_pictures.draw_timeline(llm.engine.trace, names)
+from twophase.workbook.lab03.strides import CPU_LINE_BYTES, STRIDES, time_strides
 
-# %% [markdown]
-# **Read the result.** Prefills are a step or two, at the very left; the third prompt did not fit into the first step
-# beside the others, and was read to its end while A and B were decoding. Then a chain of steps: the two phases of one
-# model. Interpreted, a step takes the longer the more sequences decode in it, for each program runs in turn; compiled
-# on a GPU they run side by side. The pages in use climb as sequences grow, a page at a time, and fall when one ends.
-#
-# **Play.** With `num_blocks=7` the three do not fit together. The scheduler then keeps one waiting, or takes the
-# pages of one away and computes it again later, with the same tokens at the end. Where do you see it in the timeline?
-
-# %% [markdown]
-# ## Checkpoint
-#
-# Tick what you could explain to a colleague without looking. What you can't, is a section to go back to.
-#
-# - [ ] what a decode step computes, what it reads, and which of the two it waits for (1, 2)
-# - [ ] how to bound tokens per second from a data sheet, in your head (2)
-# - [ ] what a pool and a block table promise, also when there is no block left (3)
-# - [ ] why an oracle that remembers every token's K/V finds bugs that looking at shapes does not (3)
-# - [ ] how a kernel gets from a position to an address, and what each mask is for (4, 5)
-# - [ ] why one long sequence leaves a GPU idle, and how partial results are merged exactly (6)
-# - [ ] why neighbouring threads should read neighbouring addresses, and what that says about layouts (7)
-# - [ ] when a fork has to copy a block, and when it need not (8)
-# - [ ] what int8 K and V save, what they cost, and how you would find out for your model (9)
-# - [ ] why batching pays for weights and not for the cache (10)
-# - [ ] what $a$ and $b$ in $a + b\,t$ consist of, and how each could be made smaller (11)
-
-# %% [markdown]
-# ## 13. Knowledge check
-#
-# *Needs: a clear head.* Six questions over the whole lab.
-
-# %% [markdown]
-# <!-- card 3.24 -->
-# Why does a decode step of one sequence wait for memory?
-# (a) Softmax and exponentials are slow,
-# (b) it computes K and V of all tokens again,
-# (c) every weight is read and then used for two operations only,
-# (d) starting kernels takes longer than running them.
-
-# %% tags=["exercise:3.24"]
-answer_3_24 = "c"  # SOLUTION: one letter
+elapsed_s = time_strides(STRIDES, repeats=5)
+measured("3.14", 100 * elapsed_s[16] / elapsed_s[1])
 
 # %%
-check("3.24")
+some = torch.arange(0, 2**20, 4)  # the count is the same for every part of the array
+lines = {stride: units(some[::stride], 4, CPU_LINE_BYTES) for stride in STRIDES}
+pictures.draw_strides(elapsed_s, lines, line_bytes=CPU_LINE_BYTES, where="one CPU thread")
 
 # %% [markdown]
-# <!-- card 3.25 -->
-# Weights of 16 GB, 40 sequences with 0.1 GB of K and V each, memory of 2,000 GB/s. How many tokens per second, all
-# sequences together, are the most that bytes allow?
-
-# %% tags=["exercise:3.25"]
-answer_3_25 = 4000  # SOLUTION: tokens per second
-
-# %%
-check("3.25")
-
-# %% [markdown]
-# <!-- card 3.26 -->
-# A prompt of 100 tokens in blocks of 16. It is forked, so that there are 4 sequences; each then writes 13 more tokens.
-# How many blocks are in use, with copy-on-write?
-
-# %% tags=["exercise:3.26"]
-answer_3_26 = 14  # SOLUTION: blocks
-
-# %%
-check("3.26")
-
-# %% [markdown]
-# <!-- card 3.27 -->
-# A decode kernel with pages of 16, and what its tests say. Which bug is it? **a** no mask on the tail of the last
-# page · **b** the row of the block table, or its stride · **c** an empty split is not guarded: minus infinity less
-# minus infinity · **d** the head stride of the cache, or `h % H_kv` for `h // G` · **e** LSE in another base than
-# the merge takes it for
-
-# %% tags=["exercise:3.27"]
-answer_3_27 = {
-    "right for lengths 16, 32, 48, wrong in between": "a",  # SOLUTION: a letter
-    "right alone, wrong for all but the first of a batch": "b",  # SOLUTION: a letter
-    "NaN for the shortest sequence only, once there are splits": "c",  # SOLUTION: a letter
-    "right for one KV head, wrong for several": "d",  # SOLUTION: a letter
-    "every split right by itself, the merged result off": "e",  # SOLUTION: a letter
-}
-
-# %%
-check("3.27")
-
-# %% [markdown]
-# <!-- card 3.28 -->
-# On a GPU with 132 multiprocessors and a model with 8 KV heads, where does split-KV help most?
-# (a) 64 sequences of 500 tokens,
-# (b) one sequence of 50,000 tokens,
-# (c) one sequence of 50 tokens,
-# (d) everywhere alike: it reads fewer bytes.
-
-# %% tags=["exercise:3.28"]
-answer_3_28 = "b"  # SOLUTION: one letter
-
-# %%
-check("3.28")
-
-# %% [markdown]
-# <!-- card 3.29 -->
-# K and V go from 16 bits to int8; the weights stay. What follows?
-# (a) Every decode step takes half the time,
-# (b) answers stay the same to the last bit,
-# (c) prefill takes half the time,
-# (d) about twice the tokens fit, and steps get faster where contexts are long or sequences many.
-
-# %% tags=["exercise:3.29"]
-answer_3_29 = "d"  # SOLUTION: one letter
-
-# %%
-check("3.29")
-
-# %% [markdown]
-# ## Principles
+# **Read the result.** Up to stride 16 the time hardly falls, though at 16 only one number in sixteen is wanted: every
+# line still has to come. From there on lines are left out, and the time falls. Memory is paid by the line. Far
+# to the right the measured time may stay above the count: the processor fetches ahead when it sees a regular pattern,
+# and with long strides that works less well, and addresses have to be translated page by page of virtual memory.
 #
-# 1. **Decode waits for bytes.** Count what a step reads, divide by the bandwidth, and you have the bound; then ask
-#    where the rest of the time goes.
-# 2. **Weights are shared, caches are not.** Batching divides the first by the batch; only smaller K and V (fewer
-#    heads, fewer bits, fewer tokens) help with the second.
-# 3. **Errors change nothing.** An allocator that fails half-way has lost a page for ever, or given it to two.
-# 4. **Test contents, not shapes.** A stale page has the right shape. Let an oracle remember who wrote what where.
-# 5. **Read where it lies.** A gather moves the same bytes three times; a table look-up inside the kernel moves them
-#    once.
-# 6. **Partial results merge exactly**, as long as each brings its log-sum-exp, and an empty one its minus infinity.
-# 7. **A saving has to be measured at the length where it hurts.** Short prompts forgive everything.
+# Where there is a GPU, the same pass runs on it, with its sectors of 32 bytes:
+
+# %%
+from twophase.workbook.lab03.strides import GPU_SECTOR_BYTES
+
+if device.type == "cuda":
+    for stride, stride_s in time_strides(STRIDES, device, repeats=10).items():
+        sectors = units(some[::stride], 4, GPU_SECTOR_BYTES)
+        print(f"stride {stride:3}: {1e6 * stride_s:7.0f} us, {sectors:7,} sectors in each MiB of numbers")
+else:
+    print("no GPU here: not measured")
 
 # %% [markdown]
-# ## Troubleshooting, by symptom
+# ### The layout of K and V
 #
-# | symptom | likely cause | section |
-# |---|---|---|
-# | first token right, the next ones wrong | the decode: new K/V not written, position or length off by one | 1, 5 |
-# | right alone, wrong in a batch | wrong row of the block table; one pool per sequence; a page given out twice | 3, 5 |
-# | right until a page is full | the table does not grow, or is overwritten when it does | 3 |
-# | right at multiples of the page size only | the tail of the last page is not masked | 4, 5 |
-# | text of another request in the answer | a page was freed and is still in a table; double free | 3 |
-# | two samples of one prompt become alike | a fork wrote into a shared page: no copy-on-write | 8 |
-# | NaN, now and then | slots never written get weight 0, and 0 times NaN is NaN; an empty split | 4, 6 |
-# | fluent but not what it should say | no scale, or the head map `h % H_kv` | 5 |
-# | free pages become fewer from run to run | a table that is not freed, or freed once for two owners | 3 |
-# | one long request is slow on a large GPU | too few programs: split the keys | 6 |
-# | a larger batch brings nothing more | beyond the ridge; or long contexts, where K and V are what is read | 10 |
-# | slower with every token | K and V: that is the slope; look at what the kernel reads | 11 |
-# | worse answers on long prompts only | K and V in too few bits, or too few scales | 9 |
+# A cache of N pages can lie in memory in several orders. What does each cost? Decode does two things with it: a step
+# *writes* one token's K (one row per head), and it *reads* all pages of a head. Take D = 64 numbers of 2 bytes, pages
+# of 16, and sectors of 32 bytes.
 
 # %% [markdown]
-# ## What to read next
+# <!-- card 3.15 -->
+# An engine keeps K as `[N, H_kv, D, PAGE]`: within a page, the 16 tokens' first numbers, then their second numbers,
+# and so on. (There are kernels that like that: thread t takes token t, and neighbours read neighbours.) Compared with
+# `[N, H_kv, PAGE, D]`, what becomes dearer?
 #
-# - Efficient Memory Management for Large Language Model Serving with PagedAttention, arXiv:2309.06180: pages, block
-#   tables, copy-on-write.
-# - Online normalizer calculation for softmax, arXiv:1805.02867; FlashAttention, arXiv:2205.14135, and FlashAttention-2,
-#   arXiv:2307.08691: the tiles and the running maximum.
-# - FlashInfer, arXiv:2501.01005: attention kernels for serving, with merged partial results.
-# - Fast Transformer Decoding: One Write-Head is All You Need, arXiv:1911.02150: why decode waits for memory.
-# - Efficiently Scaling Transformer Inference, arXiv:2211.05102: batch, context and bytes for large models.
-# - KIVI, arXiv:2402.02750, and KVQuant, arXiv:2401.18079: K and V in 2 to 4 bits, and why keys like other scales than
-#   values.
+# **a** reading a head's full pages: it moves 16 times as many sectors<br/>
+# **b** writing one token's K: it touches 16 times as many sectors<br/>
+# **c** both<br/>
+# **d** neither: the same bytes are read and written
+
+# %% tags=["exercise:3.15"]
+answer_3_15 = "b"  # SOLUTION: one letter
+
+# %%
+check("3.15")
+
+# %% [markdown]
+# Your function knows, given the addresses. `view` lays the four axes out in memory in the layout's order, and
+# `permute` brings them into one order again, so that the element (page, head, slot, dim) is found in each.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+sizes = {"N": 8, "H": 3, "P": 16, "D": 64}
+print("layout    one token's K   a head's page   32 lanes along D   32 lanes along tokens")
+for layout in ("NHPD", "NPHD", "NHDP"):
+    offsets = torch.arange(8 * 3 * 16 * 64).view([sizes[axis] for axis in layout])
+    key = 2 * offsets.permute([layout.index(axis) for axis in "NHPD"])  # addresses of [page, head, slot, dim]
+    accesses = (key[5, 1, 7], key[5, 1], key[5, 1, 7, :32], key[4:6, 1, :, 0])
+    counts = [units(access.flatten(), 2, 32) for access in accesses]
+    print(f"{layout}      {counts[0]:13} {counts[1]:15} {counts[2]:18} {counts[3]:23}")
+
+# %% [markdown]
+# **Read the result.** (P is the slot in the page.) A head's page is 64 sectors in any layout: whoever takes all of it
+# pays the same. The differences are in the parts. In `NHDP` one token's K is scattered over 64 sectors, one for each
+# of its numbers, where 4 would do, and every decode step writes one token per sequence, head and layer. And threads
+# that divide the work along D find neighbours in the first two layouts only.
 #
-# Lab 4 puts both phases into one engine and asks who may go first. [04_scheduling.ipynb](04_scheduling.ipynb)
+# `NPHD` looks as good as `NHPD`, counted in sectors. It differs in how far one reads on without a jump: a head's page
+# is one run of 2,048 bytes in `NHPD`, and 16 runs of 128 bytes in `NPHD`. Long runs are what copy engines and
+# prefetchers are made for, and a page of one head can be addressed by one number. This engine, whose programs read
+# one head each, uses `[N, H_kv, PAGE, D]`.
+
+# %% [markdown]
+# Why did the kernel of section 5 get this right without a word about threads? It says which *tile* it wants; which
+# thread takes which element is the compiler's choice, and it lets neighbours run along D, 16 bytes for each thread.
+# But only if it can prove that every row starts at a multiple of 16 bytes. D and PAGE are constants of the kernel for
+# that reason. Hidden from the compiler, the same loads came out as 144 loads of two bytes, and the registers ran over;
+# known, as 32 of sixteen bytes. (Read off compiled code while the production kernels were written; not timed.)

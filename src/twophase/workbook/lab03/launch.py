@@ -1,0 +1,115 @@
+"""Launchers of lab 3's teaching kernels. They allocate what is not given and launch; they check nothing.
+
+A kernel is given as an argument, so that yours, the reference and a wrong one all run through the same lines.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase_kernels._triton import cdiv, next_power_of_2
+
+LOG2_E = 1.4426950408889634  # exp(x) == exp2(x * LOG2_E)
+
+
+def launch_paged_decode(
+    kernel: Any,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    *,
+    out: Tensor | None = None,
+    block_n: int | None = None,
+) -> Tensor:
+    """Attention of one query per sequence over its pages: a program per (sequence, KV head).
+
+    Args:
+        q: [B, H, D]; copied if it is not contiguous.
+        k_cache, v_cache: [N, H_kv, page, D], contiguous.
+        block_tables, seq_lens: int32 [B, W] and [B]; every sequence has at least one token.
+        scale: Factor on Q.K.
+        out: [B, H, D] to write to; allocated by default.
+        block_n: Keys per tile, a power of two from 16; by default `keys_per_tile`.
+    """
+    q = q.contiguous()
+    num_sequences, num_heads, head_dim = q.shape
+    _, num_kv_heads, page, _ = k_cache.shape
+    out = torch.empty_like(q) if out is None else out
+    kernel[(num_sequences, num_kv_heads)](
+        q, k_cache, v_cache, block_tables, seq_lens, out, scale * LOG2_E, block_tables.stride(0),
+        H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
+        BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
+        BLOCK_N=block_n or keys_per_tile(seq_lens, k_cache),
+    )  # fmt: skip
+    return out
+
+
+def launch_paged_decode_split(
+    kernel: Any,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    num_splits: int,
+    *,
+    partial: Tensor | None = None,
+    lse: Tensor | None = None,
+    block_n: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The same with a program per (sequence, KV head, split).
+
+    Returns:
+        partial: fp32 [B, H, splits, D], attention over the keys of each split.
+        lse: fp32 [B, H, splits], log-sum-exp of their scores, base 2.
+    """
+    q = q.contiguous()
+    num_sequences, num_heads, head_dim = q.shape
+    _, num_kv_heads, page, _ = k_cache.shape
+    if partial is None or lse is None:
+        partial = torch.empty(num_sequences, num_heads, num_splits, head_dim, dtype=torch.float32, device=q.device)
+        lse = torch.empty(num_sequences, num_heads, num_splits, dtype=torch.float32, device=q.device)
+    kernel[(num_sequences, num_kv_heads, num_splits)](
+        q, k_cache, v_cache, block_tables, seq_lens, partial, lse, scale * LOG2_E, block_tables.stride(0),
+        H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
+        BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
+        BLOCK_N=block_n or keys_per_tile(seq_lens, k_cache, num_splits),
+    )  # fmt: skip
+    return partial, lse
+
+
+def launch_merge_splits(
+    kernel: Any, partial: Tensor, partial_lse: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Merge what the splits left: a program per (sequence, query head). Returns fp32 out [B, H, D] and lse [B, H]."""
+    num_sequences, num_heads, num_splits, head_dim = partial.shape
+    out = partial.new_empty(num_sequences, num_heads, head_dim) if out is None else out
+    lse = partial.new_empty(num_sequences, num_heads) if lse is None else lse
+    kernel[(num_sequences * num_heads,)](
+        partial, partial_lse, out, lse, num_splits,
+        D=head_dim, BLOCK_D=max(16, next_power_of_2(head_dim)), BLOCK_S=next_power_of_2(num_splits),
+    )  # fmt: skip
+    return out, lse
+
+
+def rows_per_tile(group: int) -> int:
+    """Rows of a tile of query heads: `tl.dot` wants at least 16 and a power of two, however few heads there are."""
+    return max(16, next_power_of_2(group))
+
+
+def keys_per_tile(seq_lens: Tensor, k_cache: Tensor, num_splits: int = 1) -> int:
+    """Keys that a program takes at once.
+
+    On a GPU what fits into a program's registers without spills. In the interpreter a tile costs nearly the same
+    whatever its size, so it takes the longest sequence in one, up to 256 keys; on a CPU the lengths can be looked at
+    without a wait.
+    """
+    if seq_lens.device.type != "cpu":
+        return 64 if k_cache.shape[3] * k_cache.element_size() <= 256 else 16
+    longest = max(1, int(seq_lens.max())) if len(seq_lens) else 1
+    return min(256, max(16, next_power_of_2(cdiv(longest, num_splits))))
