@@ -5,13 +5,11 @@ import time
 from collections.abc import Sequence
 from functools import cache
 
-import torch
-
 from twophase import LLM
-from twophase.bench.machine import measure_copy_bandwidth, measure_matmul_rate
 from twophase.core.plan import ScheduledChunk
 from twophase.engine.runner import ModelRunner
 from twophase.workbook.kernels import device
+from twophase.workbook.kit.ceilings import copy_bandwidth, matmul_rate
 from twophase.workbook.lab03.decode_work import Machine
 
 BLOCK_SIZE = 16
@@ -75,15 +73,9 @@ def times_by_context() -> dict[int, float]:
     return dict(zip(CONTEXTS, clock_steps([(1, context) for context in CONTEXTS]), strict=True))
 
 
-@cache
 def this_machine() -> Machine:
-    """Its ceilings in float32, the best of three measurements: other programs only ever take away."""
-    size = 1024 if device.type == "cpu" else 4096
-    return Machine(
-        "this machine",
-        bandwidth=max(measure_copy_bandwidth(device, 2**28, repeats=3) for _ in range(3)),
-        flop_rate=max(measure_matmul_rate(device, torch.float32, size, repeats=3) for _ in range(3)),
-    )
+    """Its ceilings in float32."""
+    return Machine("this machine", bandwidth=copy_bandwidth(), flop_rate=matmul_rate())
 
 
 def batching_gain() -> float:

@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 
 from twophase import LLM, SamplingParams
-from twophase.bench.machine import measure_copy_bandwidth, measure_matmul_rate
+from twophase.workbook.kit import ceilings
 from twophase.workbook.kit.timing import Timed
 from twophase.workbook.pictures import COLOURS, INK
 
@@ -17,16 +17,14 @@ NUM_WEIGHTS = 134_515_008  # SmolLM2-135M; embedding and output matrix are one, 
 FLOATS = 4  # bytes of a float32 weight, K or V: what the engine uses on a CPU
 
 
-@cache
 def bandwidth() -> float:
-    """Bytes per second between this machine's memory and one thread: read plus written, of a large copy."""
-    return measure_copy_bandwidth(CPU, 2**28, 5)
+    """Bytes per second between this machine's memory and one thread."""
+    return ceilings.copy_bandwidth(CPU)
 
 
-@cache
 def matmul_rate() -> float:
     """FLOP per second of one thread in a large float32 matrix product."""
-    return measure_matmul_rate(CPU, torch.float32, 1024, 5)
+    return ceilings.matmul_rate(CPU)
 
 
 @cache
