@@ -190,7 +190,8 @@ check("2.2")
 # *Needs: CPU, and the model.*
 #
 # Two things separate the attention above from that of a model such as SmolLM2: positions, and heads that share keys
-# and values. With both, your function must give exactly what transformers gives, to the last rounding.
+# and values. With both, your function gives what transformers
+# gives, up to rounding.
 #
 # **Rotary positions** (RoPE, arXiv:2104.09864) take the D numbers of a query or key as D/2 points in a plane, and turn
 # each point by an angle that grows with the token's position. Pair 0 turns by one radian per position, the last one by
@@ -324,8 +325,8 @@ for index, head in ((16, 0), (17, 4), (18, 8)):
 pictures.draw_attention_maps(panels, [tokenizer.decode(token) for token in sentence])
 
 # %% [markdown]
-# **Read the result.** On the left a head that looks one token back, wherever it is: that needs rotary positions and
-# nothing else. In the middle the second *cat* looks at *sat*, the word that followed the first *cat*; such heads
+# **Read the result.** On the left a head that looks one token back, wherever it is: rotary positions make
+# that possible. In the middle the second *cat* looks at *sat*, the word that followed the first *cat*; such heads
 # continue patterns. On the right everybody looks at the first token, which means in practice: at nothing. Softmax has
 # to put its weights somewhere, and this is where they are parked. Such *attention sinks* come back in lab 5.
 
@@ -401,7 +402,8 @@ for L in (1, 16, 128, 512, 2048, 8192):
 # %% [markdown]
 # One token has an intensity of about 2 over the bytes of a number, whatever the model: each weight is fetched, used in
 # one multiplication and one addition, and dropped. With L tokens it is used L times. **Reading a prompt together is a
-# way of using each fetched weight more than once**; that is all that happened in the first cell.
+# way of using each fetched weight more than once.** That is what happened in the first cell (and 128 passes start 128
+# times as many small operations, each with a fixed price).
 #
 # A check from outside: PyTorch can count products by itself, while the real model runs.
 
@@ -778,18 +780,18 @@ from twophase.workbook.lab02.slow_memory import attention_memory, standard_atten
 
 in_tiles = use("2.10")
 draw = torch.Generator().manual_seed(7)
-q, k, v = torch.randn(3, 500, 64, generator=draw)
+q, k, v = torch.randn(3, 200, 64, generator=draw)
 expected = plain(q[:, None], k[:, None], v[:, None])
-for block_q, block_k in ((500, 500), (128, 64), (17, 33), (1, 7)):
+for block_q, block_k in ((200, 200), (128, 64), (17, 33), (1, 7)):
     memory = attention_memory(q, k, v)
-    in_tiles(memory, 500, 64, block_q, block_k)
+    in_tiles(memory, 200, 64, block_q, block_k)
     print(
         f"tiles of {block_q:3} x {block_k:3}: {(memory.peek('out') - expected).abs().max():.0e} off at most", end=", "
     )
     print(f"{memory.num_bytes / 1e6:6.2f} MB moved")
 
 # %% [markdown]
-# **Think first.** The last column differs by a factor of a hundred for the same result. Which of the two sizes is it
+# **Think first.** The last column differs by a factor of fifty, for the same result. Which of the two sizes is it
 # that matters, and why?
 
 # %% [markdown]

@@ -119,7 +119,9 @@ def draw_roofline(
     return _done(figure)
 
 
-def draw_growing(curves: Mapping[str, Mapping[int, int | float]], ylabel: str, title: str, unit: float = 1e6) -> Figure:
+def draw_growing(
+    curves: Mapping[str, Mapping[int, int | float]], ylabel: str, title: str, unit: int | float = 1e6
+) -> Figure:
     """Positive quantities against prompt length on log axes, with the exponent of the power law through the last two.
 
     Args:
@@ -195,7 +197,7 @@ def draw_tiles(length: int, block_q: int, block_k: int) -> Figure:
     return _done(figure)
 
 
-def _figure(num_axes: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+def _figure(num_axes: int, width: int | float, height: int | float) -> tuple[Figure, list[Axes]]:
     figure, axes = plt.subplots(
         1, num_axes, figsize=(width, height), facecolor="white", squeeze=False, layout="constrained"
     )
