@@ -190,8 +190,7 @@ check("2.2")
 # *Needs: CPU, and the model.*
 #
 # Two things separate the attention above from that of a model such as SmolLM2: positions, and heads that share keys
-# and values. With both, your function gives what transformers
-# gives, up to rounding.
+# and values. With both, your function gives what transformers gives, up to rounding.
 #
 # **Rotary positions** (RoPE, arXiv:2104.09864) take the D numbers of a query or key as D/2 points in a plane, and turn
 # each point by an angle that grows with the token's position. Pair 0 turns by one radian per position, the last one by

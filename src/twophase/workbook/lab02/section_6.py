@@ -46,6 +46,7 @@ def averages(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -
 
 def hides_the_future(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
     q, k, v = tiles(draw, length)
+    q = q / 16  # soft weights: every key that can be seen is
     before = output(answer, q, k, v, block_q, block_k)
     k[-1], v[-1] = draw.normal(WIDTH), draw.normal(WIDTH)
     after = output(answer, q, k, v, block_q, block_k)
