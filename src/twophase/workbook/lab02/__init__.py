@@ -1,0 +1,1 @@
+"""Lab 2: prefill, the compute-bound phase."""

@@ -1,0 +1,100 @@
+"""The time to the first token of SmolLM2, the operations behind it, and attention alone in three ways."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twophase import LLM, SamplingParams
+from twophase.workbook.kernels import device
+from twophase.workbook.kit.timing import seconds
+
+BLOCK_SIZE = 16
+LAYERS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, MLP, VOCAB = 30, 9, 3, 64, 576, 1536, 49152
+
+
+@cache
+def open_engine(tokens_per_step: int = 512) -> LLM:
+    """The engine with its own attention, in float32, which computes so many tokens in a step."""
+    return LLM(
+        dtype="float32",
+        block_size=BLOCK_SIZE,
+        num_kv_blocks=64,
+        max_num_seqs=4,
+        max_num_batched_tokens=tokens_per_step,
+        enable_prefix_caching=False,
+    )
+
+
+def time_first_token(num_tokens: int, repeats: int = 1) -> float:
+    """Seconds from a prompt of so many tokens to the first token of the answer."""
+    llm = open_engine()
+    ids = [1 + (7 * i) % 1000 for i in range(num_tokens)]
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    return seconds(lambda: llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False), repeats)
+
+
+def first_token_ratio(longer: int = 512, shorter: int = 64) -> float:
+    """How many times as long the longer prompt's first token takes, on this machine."""
+    time_first_token(16)  # the first call prepares things
+    return time_first_token(longer) / time_first_token(shorter, repeats=2)
+
+
+def count_prefill_flops(num_tokens: int, parts: bool = False) -> Any:
+    """Operations of a prefill of SmolLM2, a multiply-add counting two; with `parts` (linear layers, attention).
+
+    Attention counts the pairs of a query and a key that it sees; logits are computed for the last token only.
+    """
+    per_token = 2 * LAYERS * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV_HEADS * HEAD_DIM + 3 * HIDDEN * MLP)
+    linear = num_tokens * per_token + 2 * HIDDEN * VOCAB
+    attention = LAYERS * 4 * HEADS * HEAD_DIM * (num_tokens * (num_tokens + 1) // 2)
+    return (linear, attention) if parts else linear + attention
+
+
+def naive_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[H, L, D] each; makes the whole matrix of scores."""
+    hidden = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).triu(1)
+    return (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+
+def compare_attention(
+    prefill: Callable[..., Tensor], lengths: Sequence[int]
+) -> list[tuple[int, tuple[float, float, float], int]]:
+    """Per length: seconds of naive attention, SDPA and `prefill`, and the bytes of the naive one's scores."""
+    rows = []
+    for length in lengths:
+        generator = torch.Generator().manual_seed(length)
+        q, k, v = (
+            torch.randn(length, n, HEAD_DIM, generator=generator).to(device) for n in (HEADS, KV_HEADS, KV_HEADS)
+        )
+        heads_first = [x.transpose(0, 1).contiguous() for x in (q, k, v)]
+        repeated = [x.repeat_interleave(HEADS // x.shape[0], dim=0) for x in heads_first]
+        num_pages = -(-length // BLOCK_SIZE)
+        k_cache, v_cache = (
+            F.pad(x, (0, 0, 0, 0, 0, num_pages * BLOCK_SIZE - length))
+            .view(num_pages, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+            .transpose(1, 2)
+            .contiguous()
+            for x in (k, v)
+        )
+        table = torch.arange(num_pages, dtype=torch.int32, device=device)[None]
+        lens, bounds = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([length], [0, length]))
+        calls = (
+            lambda repeated=repeated: naive_attention(*repeated),
+            lambda x=heads_first: F.scaled_dot_product_attention(*x, is_causal=True, enable_gqa=True),
+            lambda args=(q, k_cache, v_cache, table, lens, bounds): prefill(*args, HEAD_DIM**-0.5),
+        )
+        times = tuple(
+            seconds(lambda call=call: _finished(call()), repeats=3 if i < 2 else 1) for i, call in enumerate(calls)
+        )
+        rows.append((length, (times[0], times[1], times[2]), HEADS * length * length * 4))
+    return rows
+
+
+def _finished(result: Tensor) -> Tensor:
+    if result.is_cuda:
+        torch.cuda.synchronize()
+    return result
