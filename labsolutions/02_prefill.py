@@ -5,7 +5,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from twophase import LLM, SamplingParams
+from twophase import SamplingParams
 from twophase.workbook import ____, check, hint, measured, reference, reveal, use
 from twophase.workbook.kernels import device, how_kernels_run, tl, triton
 from twophase.workbook.kit.models import smollm2, transformers_greedy
@@ -310,11 +310,11 @@ source_diff(prefill_kernel, production_kernel, "paged_prefill_kernel")
 # - **Page ids are loaded one tile ahead**, and carried through the loop. Loaded in the same step they make the loads of
 #   K and V indirect, and the software pipeliner gives up. Carried, sm_90 code keeps 3 tiles under way instead of 2, and
 #   sm_80 code 2 instead of 1.
-# - **The loop runs twice**, `MASKED=False` and then `MASKED=True`. Most tiles lie below the diagonal, and their loop has
+# - **The loop runs twice**, `MASKED=False` and then `MASKED=True`. Most tiles lie below the diagonal; their loop has
 #   no comparison and no `where`.
-# - **`find_sequence`**, a binary search: the grid has about as many programs as there is work, and not *longest chunk ×
-#   sequences*. The next cell counts.
-# - **The last block comes first.** It sees the most keys; started last, it would be the straggler everybody waits for.
+# - **`find_sequence`**, a binary search: the grid has about as many programs as there is work, and not *longest chunk
+#   times sequences*. The next cell counts.
+# - **The last block comes first.** It sees the most keys; started last, it would be the straggler all wait for.
 # - **The maximum is scaled after it is taken**: `score * scale - maximum` is then one fused multiply-add.
 # - **`do_not_specialize`.** The number of sequences and the table's width change from step to step; specialised, eight
 #   such pairs made six binaries.
@@ -635,7 +635,7 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
     group = q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))  # [S, H, D]
     scores = torch.einsum("lhd,shd->hls", q, keys) * scale
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    weights = torch.where(visible, scores, -torch.inf).softmax(-1)
     return torch.einsum("hls,shd->lhd", weights, values)
 
 
@@ -765,6 +765,7 @@ check("2.19")
 # the engine's own until lab 3.
 
 # %%
+from twophase import LLM
 from twophase.workbook.kit.own_attention import OwnAttention
 
 write, prefill = use("2.19")

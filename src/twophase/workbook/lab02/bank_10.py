@@ -90,7 +90,14 @@ BANKS = {
             Wrong("keys not rotated", KEYS_NOT_ROTATED, WRITES),
             Wrong("writes nothing", WRITES_NOTHING, WRITES),
             Wrong("reads the pool in order", {4: "torch.arange(seq_len)"}, "starts a prompt"),
-            Wrong("reads the chunk only", {4: "slot_mapping(block_table, num_cached, seq_len, block_size)"}, HISTORY),
+            Wrong(
+                "reads the chunk only",
+                {
+                    4: "slot_mapping(block_table, num_cached, seq_len, block_size)",
+                    5: "positions <= positions[:, None]",
+                },
+                HISTORY,
+            ),
             Wrong("no mask", {5: "torch.ones(len(q), seq_len, dtype=torch.bool)"}, "starts a prompt"),
             Wrong("not itself", {5: "torch.arange(seq_len) < positions[:, None]"}, "starts a prompt"),
             Wrong("the diagonal not shifted", {5: "torch.arange(seq_len) <= torch.arange(len(q))[:, None]"}, HISTORY),

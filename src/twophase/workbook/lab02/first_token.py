@@ -2,23 +2,28 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twophase import LLM, SamplingParams
+from twophase import SamplingParams
 from twophase.workbook.kernels import device
 from twophase.workbook.kit.timing import seconds
+
+if TYPE_CHECKING:
+    from twophase import LLM
 
 BLOCK_SIZE = 16
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, MLP, VOCAB = 30, 9, 3, 64, 576, 1536, 49152
 
 
 @cache
-def open_engine(tokens_per_step: int = 512) -> LLM:
+def open_engine(tokens_per_step: int = 512) -> "LLM":
     """The engine with its own attention, in float32, which computes so many tokens in a step."""
+    from twophase import LLM  # imports triton, and `twophase.workbook.kernels` has to come first
+
     return LLM(
         dtype="float32",
         block_size=BLOCK_SIZE,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twophase import LLM, SamplingParams
+from twophase import SamplingParams
 from twophase.workbook.checks import Draw, compare
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.kit.guarded import run_guarded
@@ -23,8 +23,10 @@ from twophase.workbook.questions import Number
 
 
 @cache
-def relayed_engine() -> tuple[LLM, SimpleNamespace]:
+def relayed_engine() -> tuple[Any, SimpleNamespace]:
     """SmolLM2 with attention that calls whatever functions stand in the namespace beside it."""
+    from twophase import LLM
+
     parts = SimpleNamespace()
 
     def relay(name: str) -> Callable[..., Any]:
