@@ -259,9 +259,9 @@ def paged_prefill_kernel(
 check("2.13")
 
 # %% [markdown]
-# **What it reads.** The same trick as in the check, on the two sequences above: with a one-hot V per slot the output
-# is the weight of every slot. A's chunk is the lower part of a triangle, since six tokens came before; B's is a whole
-# one. Between the two there is nothing, and no work was spent to find that out.
+# **What it reads.** The same trick as in the check, on two sequences like those above: with a one-hot V per slot the
+# output is the weight of every slot. A's chunk is the lower part of a triangle, since six tokens came before; B's is a
+# whole one. Between the two there is nothing, and no work was spent to find that out.
 
 # %%
 prefill_kernel = use("2.13")
@@ -818,21 +818,21 @@ guess_2_20 = 8  # SOLUTION: how many times as long
 check("2.20")
 
 # %%
-from twophase.workbook.lab02.first_token import count_prefill_flops, time_first_token
+from twophase.workbook.lab02.first_token import count_prefill_flops, matmul_rate, time_first_token
 
 lengths = (16, 32, 64, 128, 256, 512)
+flop_per_s = matmul_rate()
 first_token_s = {length: time_first_token(length, repeats=2 if length < 256 else 1) for length in lengths}
 measured("2.20", first_token_s[512] / first_token_s[64])
 
 # %% [markdown]
 # To read the curve, a ruler: the operations of a prefill, over the rate at which this machine multiplies large
 # matrices, is the shortest time that is possible. The share of that rate that the prefill reaches is its **model FLOP
-# utilisation**, MFU (arXiv:2204.02311).
+# utilisation**, MFU (arXiv:2204.02311). (More than 100 % would mean that something else kept this machine busy while
+# the rate was measured.)
 
 # %%
-from twophase.bench.machine import measure_matmul_rate
-
-flop_per_s = measure_matmul_rate(device, torch.float32, size=1024, repeats=5)
+flop_per_s = max(flop_per_s, matmul_rate())  # before and after, so that a busy moment does not count
 flops = {length: count_prefill_flops(length) for length in lengths}
 prefill_pictures.draw_first_token(first_token_s, flops, flop_per_s)
 plt.show()

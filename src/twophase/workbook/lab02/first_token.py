@@ -1,7 +1,7 @@
 """The time to the first token of SmolLM2, the operations behind it, and attention alone in three ways."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twophase import SamplingParams
+from twophase.bench.machine import measure_matmul_rate
 from twophase.workbook.kernels import device
 from twophase.workbook.kit.timing import seconds
 
@@ -59,6 +60,13 @@ def count_prefill_flops(num_tokens: int, parts: bool = False) -> Any:
     return (linear, attention) if parts else linear + attention
 
 
+def matmul_rate(tries: int = 3) -> float:
+    """FLOP per second of large float32 products, the best of several tries: other programs only ever take from it."""
+    return max(
+        measure_matmul_rate(device, torch.float32, size, repeats=3) for size in (512, 1024) for _ in range(tries)
+    )
+
+
 def naive_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """[H, L, D] each; makes the whole matrix of scores."""
     hidden = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).triu(1)
@@ -75,31 +83,34 @@ def compare_attention(
         q, k, v = (
             torch.randn(length, n, HEAD_DIM, generator=generator).to(device) for n in (HEADS, KV_HEADS, KV_HEADS)
         )
-        heads_first = [x.transpose(0, 1).contiguous() for x in (q, k, v)]
-        repeated = [x.repeat_interleave(HEADS // x.shape[0], dim=0) for x in heads_first]
-        num_pages = -(-length // BLOCK_SIZE)
-        k_cache, v_cache = (
-            F.pad(x, (0, 0, 0, 0, 0, num_pages * BLOCK_SIZE - length))
-            .view(num_pages, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
-            .transpose(1, 2)
-            .contiguous()
-            for x in (k, v)
+        q_h, k_h, v_h = (x.transpose(0, 1).contiguous() for x in (q, k, v))
+        k_g, v_g = (x.repeat_interleave(HEADS // KV_HEADS, dim=0) for x in (k_h, v_h))
+        paged = (*_in_pages(k, v), *_one_sequence(length))
+        calls: tuple[Callable[[], Tensor], ...] = (
+            partial(naive_attention, q_h, k_g, v_g),
+            partial(F.scaled_dot_product_attention, q_h, k_h, v_h, is_causal=True, enable_gqa=True),
+            partial(prefill, q, *paged, HEAD_DIM**-0.5),
         )
-        table = torch.arange(num_pages, dtype=torch.int32, device=device)[None]
-        lens, bounds = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([length], [0, length]))
-        calls = (
-            lambda repeated=repeated: naive_attention(*repeated),
-            lambda x=heads_first: F.scaled_dot_product_attention(*x, is_causal=True, enable_gqa=True),
-            lambda args=(q, k_cache, v_cache, table, lens, bounds): prefill(*args, HEAD_DIM**-0.5),
-        )
-        times = tuple(
-            seconds(lambda call=call: _finished(call()), repeats=3 if i < 2 else 1) for i, call in enumerate(calls)
-        )
+        naive, sdpa, own = (seconds(partial(_finish, call), repeats=2) for call in calls)
         rows.append((length, (times[0], times[1], times[2]), HEADS * length * length * 4))
     return rows
 
 
-def _finished(result: Tensor) -> Tensor:
-    if result.is_cuda:
+def _in_pages(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """[L, H_kv, D] as caches [N, H_kv, page, D] whose pages are in order."""
+    num_pages = -(-len(k) // BLOCK_SIZE)
+    padded = [F.pad(x, (0, 0, 0, 0, 0, num_pages * BLOCK_SIZE - len(x))) for x in (k, v)]
+    k_cache, v_cache = (x.view(num_pages, BLOCK_SIZE, KV_HEADS, HEAD_DIM).transpose(1, 2).contiguous() for x in padded)
+    return k_cache, v_cache
+
+
+def _one_sequence(length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Block table, sequence length and cumulative query lengths of one prompt."""
+    table = torch.arange(-(-length // BLOCK_SIZE), dtype=torch.int32, device=device)[None]
+    seq_lens, cu_query_lens = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([length], [0, length]))
+    return table, seq_lens, cu_query_lens
+
+
+def _finish(call: Callable[[], Tensor]) -> None:
+    if call().is_cuda:
         torch.cuda.synchronize()
-    return result

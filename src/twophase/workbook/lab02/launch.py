@@ -14,7 +14,7 @@ from twophase_kernels._triton import cdiv, next_power_of_2
 
 LOG2_E = 1.4426950408889634
 IS_INTERPRETED = device.type == "cpu"
-BLOCK_M, BLOCK_N = (128, 256) if IS_INTERPRETED else (64, 32)  # query rows of a program, keys of a tile
+BLOCK_M, BLOCK_N = (128, 256) if IS_INTERPRETED else (32, 32)  # query rows of a program, keys of a tile
 
 
 def padded(n: int) -> int:

@@ -17,6 +17,7 @@ from twophase.workbook.lab02.weights import names_of_columns, names_of_rows, pag
 from twophase.workbook.pictures import COLOURS, EMPTY, INK, LINE
 
 NAMES = "ABCDEFGH"
+TIME_MARKS_S = [a * 10.0**b for b in range(-4, 3) for a in (1, 2, 5)]
 
 
 def draw_running_state() -> Figure:
@@ -30,16 +31,16 @@ def draw_running_state() -> Figure:
     maxima = [scores[:end].max() for end in (4, 8, 12, 16)]
     ends = np.array([3.5, 7.5, 11.5, 15.5])
     top.hlines(maxima, ends - 4, ends, color=COLOURS[5], linewidth=2.5, label="maximum after the tile")
-    top.set(ylabel="score in units of log2", title="One query row, sixteen keys, tiles of four")
-    top.title.set_ha("left")
-    top.title.set_x(0)
+    top.set(ylabel="score in units of log2")
+    top.set_title("One query row, sixteen keys, tiles of four", loc="left", fontsize=10)
     top.legend(loc="upper left", fontsize=8)
     sums = [float((2 ** (scores[: 4 * n] - maxima[n - 1])).sum()) for n in (1, 2, 3, 4)]
     bottom.bar(ends - 2, sums, width=3.6, color=COLOURS[0], edgecolor=LINE)
     for x, total, maximum in zip(ends - 2, sums, maxima, strict=True):
         text = f"sum {total:.2f}\nlog-sum-exp {maximum + np.log2(total):.2f}"
         bottom.text(x, total + 0.1, text, ha="center", va="bottom", fontsize=8, color=INK)
-    bottom.set(ylabel="sum of weights\n(largest weight = 1)", xlabel="key", ylim=(0, max(sums) * 1.75), xticks=keys)
+    bottom.set_title("The sum so far counts in units of the largest weight so far", loc="left", fontsize=10)
+    bottom.set(ylabel="sum of weights", xlabel="key", ylim=(0, max(sums) * 1.75), xticks=keys)
     for axes in (top, bottom):
         for end in ends[:-1]:
             axes.axvline(end, color=LINE, linewidth=0.8, linestyle=":")
@@ -126,7 +127,7 @@ def draw_tiles(num_cached: int, chunk_len: int, block_q: int, block_n: int) -> F
 def draw_reads(kernel: Any, query_lens: Sequence[int], cached: Sequence[int]) -> Figure:
     """The weight that each query of one KV head's first query head gives to each slot of that KV head."""
     batch = weighing_batch(Draw(5), query_lens, cached, heads=(2, 1), head_dim=64, page=4, num_pages=16)
-    tensors = {name: tensor.to(device) for name, tensor in batch.tensors.items()}
+    tensors: dict[str, Any] = {name: tensor.to(device) for name, tensor in batch.tensors.items()}
     out, _ = launch_paged_prefill(kernel, **tensors, scale=batch.scale, block_m=16, block_n=16)
     weights = weights_of(batch, out.cpu())[::2]
     columns, rows = names_of_columns(batch), names_of_rows(batch)[::2]
@@ -253,6 +254,8 @@ def draw_first_token(times_s: Mapping[int, float], flops: Mapping[int, float], f
     right.semilogx(lengths, [100 * b / m for b, m in zip(bound, measured, strict=True)], "o-", color=COLOURS[2])
     right.set(xlabel="prompt in tokens", ylabel="model FLOP utilisation in %", ylim=(0, None))
     right.set_title(f"Share of {flop_per_s / 1e9:,.0f} GFLOP/s", loc="left", fontsize=10)
+    marks = [m for m in TIME_MARKS_S if min(*measured, *bound) <= m <= max(*measured, *bound)]
+    left.set_yticks(marks, [f"{m:g}" for m in marks])
     for axes in (left, right):
         axes.set_xticks(lengths, [str(n) for n in lengths])
         axes.minorticks_off()

@@ -113,7 +113,7 @@ def survives_large_scores(answer: Any, draw: Draw, num_keys: int) -> None:
 def prefill(answer: Any, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
     """(out, LSE) of the learner's kernel, with blocks of 16 rows and tiles of 16 keys."""
 
-    def launch(**tensors: Tensor) -> None:
+    def launch(**tensors: Any) -> None:
         launch_paged_prefill(answer.paged_prefill_kernel, **tensors, scale=batch.scale, block_m=16, block_n=16)
 
     outputs = {"out": torch.empty_like(batch.q), "lse": torch.empty(batch.q.shape[:2])}
@@ -177,11 +177,7 @@ def gives_the_lse(answer: Any, draw: Draw, query_lens: Sequence[int], cached: Se
 
 
 KEYS = ({"num_keys": 17}, {"num_keys": 37}, {"num_keys": 64})
-BATCHES = (
-    {"query_lens": (1,), "cached": (0,)},
-    {"query_lens": (5,), "cached": (0,)},
-    {"query_lens": (3, 2), "cached": (0, 6)},
-)
+BATCHES = ({"query_lens": (4,), "cached": (0,)}, {"query_lens": (3, 2), "cached": (0, 6)})
 
 EXERCISES = (
     Exercise(

@@ -23,7 +23,7 @@ def weighing_batch(
     heads: tuple[int, int] = (6, 2),
     head_dim: int = 64,
     page: int = 4,
-    num_pages: int = 8,
+    num_pages: int = 5,
 ) -> RaggedBatch:
     """As `ragged_batch`, with V of each (KV head, page, slot) a unit vector of its own."""
     used = sum(-(-(new + old) // page) for new, old in zip(query_lens, cached, strict=True))
