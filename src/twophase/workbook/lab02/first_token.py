@@ -92,7 +92,7 @@ def compare_attention(
             partial(prefill, q, *paged, HEAD_DIM**-0.5),
         )
         naive, sdpa, own = (seconds(partial(_finish, call), repeats=2) for call in calls)
-        rows.append((length, (times[0], times[1], times[2]), HEADS * length * length * 4))
+        rows.append((length, (naive, sdpa, own), HEADS * length * length * 4))
     return rows
 
 
