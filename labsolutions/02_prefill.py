@@ -693,8 +693,8 @@ for size in (4096, 1024, 512, 256, 64):
     print(f"chunks of {size:4}: {len(ends):3} passes over the weights, {sum(ends) / L:5.1f} times the keys read")
 
 # %% [markdown]
-# Small chunks also leave the compute-bound side of the roofline: with 64 tokens every weight that is read is used for
-# 64 of them only. A chunk should be as small as other people's patience asks for, and no smaller.
+# Small chunks also leave the compute-bound side of the roofline: a weight that is read is used for 64 tokens
+# only. A chunk should be as small as other people's patience asks for, and no smaller.
 
 # %% [markdown]
 # ## 11. Capstone: your prefill in the engine
@@ -809,7 +809,7 @@ print("calls of your functions:", dict(llm.model.backend.num_calls))
 # %% [markdown]
 # <!-- card 2.20 -->
 # **Think first.** A prompt of 512 tokens, after one of 64: eight times as many. How many times as long is the time to
-# the first token on this machine, with the engine's own attention? (Within a factor of 1.6 counts as close.)
+# the first token on this machine, with the engine's own attention? (Within a factor of 2 counts as close.)
 
 # %% tags=["exercise:2.20"]
 guess_2_20 = 8  # SOLUTION: how many times as long

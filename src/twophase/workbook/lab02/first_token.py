@@ -46,7 +46,7 @@ def time_first_token(num_tokens: int, repeats: int = 1) -> float:
 def first_token_ratio(longer: int = 512, shorter: int = 64) -> float:
     """How many times as long the longer prompt's first token takes, on this machine."""
     time_first_token(16)  # the first call prepares things
-    return time_first_token(longer) / time_first_token(shorter, repeats=2)
+    return time_first_token(longer, repeats=2) / time_first_token(shorter, repeats=4)
 
 
 def count_prefill_flops(num_tokens: int, parts: bool = False) -> Any:

@@ -157,7 +157,7 @@ EXERCISES = (
         hints=("What share of the operations is quadratic at these lengths, and what share is per token?",),
         question=Number(
             first_token_ratio,
-            factor=1.6,
+            factor=2,
             unit="times",
             hint="Attention is quadratic; the linear layers are not, and they are most of the work at this length.",
         ),
