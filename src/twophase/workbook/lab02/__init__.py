@@ -1,1 +1,1 @@
-"""Lab 2, prefill: exercises, checks, banks, and what its notebook draws with."""
+"""Lab 2: prefill, the compute-bound phase."""
