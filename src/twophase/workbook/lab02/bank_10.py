@@ -6,7 +6,7 @@ SDPA = """
 def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
     page, L = k_cache.shape[2], len(q)
     positions = num_cached + torch.arange(L)
-    q, k = rotate(q, positions), rotate(k, positions)
+    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
     for position, one_k, one_v in zip(positions.tolist(), k, v):
         slot = int(block_table[position // page]), slice(None), position % page
         k_cache[slot], v_cache[slot] = one_k, one_v
@@ -22,7 +22,7 @@ WHOLE_PAGES = """
 def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
     block_size, seq_len = k_cache.shape[2], num_cached + len(q)
     positions = torch.arange(num_cached, seq_len)
-    q, k = rotate(q, positions), rotate(k, positions)
+    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
     new = slot_mapping(block_table, num_cached, seq_len, block_size)
     k_cache[new // block_size, :, new % block_size] = k
     v_cache[new // block_size, :, new % block_size] = v
@@ -38,7 +38,7 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
 WRITES_NOTHING = """
 def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
     positions = torch.arange(num_cached, num_cached + len(q))
-    q, k = rotate(q, positions), rotate(k, positions)
+    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
     visible = positions <= positions[:, None]
     keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("lhd,shd->hls", q, keys) * scale
@@ -48,7 +48,7 @@ KEYS_NOT_ROTATED = """
 def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
     block_size, seq_len = k_cache.shape[2], num_cached + len(q)
     positions = torch.arange(num_cached, seq_len)
-    q = rotate(q, positions)
+    q = rotate(q, positions, THETA)
     new = slot_mapping(block_table, num_cached, seq_len, block_size)
     k_cache[new // block_size, :, new % block_size] = k
     v_cache[new // block_size, :, new % block_size] = v
@@ -58,13 +58,13 @@ ROTATES_TWICE = """
 def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
     block_size, seq_len = k_cache.shape[2], num_cached + len(q)
     positions = torch.arange(num_cached, seq_len)
-    q, k = rotate(q, positions), rotate(k, positions)
+    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
     new = slot_mapping(block_table, num_cached, seq_len, block_size)
     k_cache[new // block_size, :, new % block_size] = k
     v_cache[new // block_size, :, new % block_size] = v
     slots = slot_mapping(block_table, 0, seq_len, block_size)
     keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))
-    keys[:num_cached] = rotate(keys[:num_cached], torch.arange(num_cached))
+    keys[:num_cached] = rotate(keys[:num_cached], torch.arange(num_cached), THETA)
     visible = torch.arange(seq_len) <= positions[:, None]
     keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
     scores = torch.einsum("lhd,shd->hls", q, keys) * scale

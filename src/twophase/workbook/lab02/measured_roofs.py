@@ -6,20 +6,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from twophase.bench.machine import measure_copy_bandwidth, measure_matmul_rate
+from twophase.workbook.kit.ceilings import copy_bandwidth, matmul_rate
 from twophase.workbook.kit.timing import seconds
 
-NUM_COPIED = 128 * 2**20  # bytes: several times a processor's caches
+CPU = torch.device("cpu")  # also on a machine with a GPU: the model that is timed here runs on the CPU
 
 
 def measure_roofs() -> tuple[float, float]:
-    """FLOP per second of a large float32 matrix product, bytes per second of a large copy (read plus written).
-
-    The best of a few tries each: a roof is what the machine can do when nothing else wants it.
-    """
-    cpu = torch.device("cpu")
-    flops_per_s = max(measure_matmul_rate(cpu, torch.float32, 1024, 3) for _ in range(5))
-    return flops_per_s, max(measure_copy_bandwidth(cpu, NUM_COPIED, 1) for _ in range(4))
+    """FLOP per second of a large float32 matrix product, bytes per second of a large copy (read plus written)."""
+    return matmul_rate(CPU), copy_bandwidth(CPU)
 
 
 def time_projection(model: Any, name: str, num_tokens: int) -> float:
