@@ -100,6 +100,7 @@ class StepTrace:
         finished: (request id, completion index) that ended in this step.
         num_waiting, num_running: After the step.
         blocks_in_use, blocks_cached, blocks_free: After the step; cached blocks are evictable.
+        slots_in_use: Slots of the blocks in use that a token was given, after the step; None where nobody counts.
     """
 
     step: int
@@ -116,3 +117,4 @@ class StepTrace:
     blocks_in_use: int
     blocks_cached: int
     blocks_free: int
+    slots_in_use: int | None = None

@@ -90,6 +90,7 @@ class Diary:
                 blocks_in_use=cache.num_in_use,
                 blocks_cached=cache.num_cached,
                 blocks_free=cache.num_free,
+                slots_in_use=cache.num_slots_in_use,
             )
         )
         self._num_steps += 1
