@@ -127,6 +127,11 @@ class Engine:
         """Whether `step` has anything left to do or to return."""
         return bool(self._requests or self._undelivered)
 
+    @property
+    def idle_s(self) -> float:
+        """Seconds for which `step` has nothing to do unless a request comes."""
+        return 0.0
+
     # -- the life of a token
 
     def step(self) -> list[RequestOutput]:

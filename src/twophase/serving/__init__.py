@@ -6,6 +6,6 @@ nothing in here runs a model or imports tensors. Seconds throughout, on whicheve
     workloads, arrivals, lengths, replay     what is asked, and when
     records, slo                             what became of a request, and what was promised
     latency, report                          percentiles, goodput, the summary of a run
-    steps, lanes                             what the engine did, step by step and request by request
+    queue, steps, lanes                      who waited, what the engine did, step by step and request by request
     export, perfetto, prometheus, pictures   the same for other programs, and for the eye
 """

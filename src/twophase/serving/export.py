@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from twophase.core.outputs import StepTrace
+from twophase.serving.queue import queue_states
 from twophase.serving.records import RequestRecord
 from twophase.serving.report import ServingReport
-from twophase.serving.steps import end_of, fragmentation, num_blocks, num_tokens, queue_ages
+from twophase.serving.steps import end_of, fragmentation, num_blocks, num_tokens
 
 Row = dict[str, str | int | float | None]
 
@@ -48,8 +49,8 @@ def token_rows(records: Sequence[RequestRecord]) -> list[Row]:
 def step_rows(
     steps: Sequence[StepTrace], records: Sequence[RequestRecord] = (), block_size: int | None = None
 ) -> list[Row]:
-    """A flat row per step; `records` tell the age of the queue, `block_size` the fragmentation."""
-    ages = queue_ages(records, steps)
+    """A flat row per step; `records` tell the queue at its end, `block_size` the fragmentation."""
+    queue = queue_states(records, [end_of(step) for step in steps])
     return [
         {
             "step": step.step,
@@ -65,14 +66,15 @@ def step_rows(
             "num_finished": len(step.finished),
             "num_waiting": step.num_waiting,
             "num_running": step.num_running,
-            "queue_age_s": age,
+            "queue_depth": state.depth,
+            "queue_age_s": state.age_s,
             "num_blocks": num_blocks(step),
             "blocks_in_use": step.blocks_in_use,
             "blocks_cached": step.blocks_cached,
             "blocks_free": step.blocks_free,
             "fragmentation": None if block_size is None else fragmentation(step, block_size),
         }
-        for step, age in zip(steps, ages, strict=True)
+        for step, state in zip(steps, queue, strict=True)
     ]
 
 

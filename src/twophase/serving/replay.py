@@ -4,7 +4,8 @@
     0,374,44                                      {"arrival_s": 0.51, "prompt_tokens": 396, "output_tokens": 109}
     0.51,396,109
 
-A column `request_id` may be there; other columns are ignored. Lines are in order of arrival, in UTF-8.
+A column `request_id` may be there, with different ids; other columns are ignored. Lines are in order of arrival, in
+UTF-8.
 """
 
 import csv
@@ -12,8 +13,9 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, final
 
 from twophase.core.errors import ConfigError
 from twophase.serving.workloads import FixedWorkload, TimedRequest
@@ -26,7 +28,8 @@ LONGEST_S = 366 * 24 * 3600
 MOST_TOKENS = 10**9
 
 _WHOLE = re.compile(r"[0-9]{1,18}")
-_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+# What float() takes, less its underscores and foreign digits; NaN and infinities get a message of their own.
+_DECIMAL = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE)
 
 
 class TraceFileError(ConfigError):
@@ -39,9 +42,10 @@ class TraceFileError(ConfigError):
     """
 
     def __init__(self, path: Path, line: int | None, field: str | None, value: Any, rule: str) -> None:
-        where = f"{path}" + (f", line {line}" if line is not None else "")
-        what = f"{field}={_shown(value)}: " if field is not None else ""
-        super().__init__(f"{where}: {what}{rule}")
+        subject = f"{path}:" if line is None else f"{path}, line {line}:" if field else f"{path}, line {line}"
+        if field is not None:
+            subject += f" {field}" if value is None else f" {field}={_shown(value)}"
+        super().__init__(f"{subject} {rule}")
         self.path, self.line, self.field, self.value = path, line, field, value
 
 
@@ -51,7 +55,7 @@ def _shown(value: Any) -> str:
 
 
 def read_trace(path: Path | str) -> Iterator[TimedRequest]:
-    """The requests of a trace, read as they are asked for: a file of any length takes no memory.
+    """The requests of a trace, read as they are asked for; kept are the ids that it gives, if any.
 
     Raises:
         TraceFileError: With file, line, field and value, when the line is reached.
@@ -97,82 +101,100 @@ def write_trace(path: Path | str, requests: Iterable[TimedRequest]) -> None:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-Row = tuple[int, Mapping[str, Any]]  # line number and fields
+@final
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Where in the file we are."""
+
+    path: Path
+    number: int
+
+    def refuse(self, rule: str, field: str | None = None, value: Any = None) -> TraceFileError:
+        return TraceFileError(self.path, self.number, field, value, rule)
+
+
+Row = tuple[_Line, Mapping[str, Any]]
 
 
 def _requests(path: Path, rows: Iterable[Row]) -> Iterator[TimedRequest]:
-    before_s: float | int = 0
-    is_empty = True
+    before_s = 0.0
+    given_ids: set[str] = set()
+    line = None
     for line, row in rows:
-        is_empty = False
         for field in REQUIRED:
             if row.get(field) is None:
-                raise TraceFileError(
-                    path, line, field, None, "is missing; each line needs " + ", ".join(REQUIRED) + "."
-                )
-        arrival_s = _arrival(path, line, row[ARRIVAL], before_s)
-        before_s = arrival_s
+                raise line.refuse(f"is missing; each line needs {', '.join(REQUIRED)}.", field)
+        before_s = _arrival(line, row[ARRIVAL], before_s)
         yield TimedRequest(
-            request_id=_request_id(path, line, row.get(REQUEST_ID)),
-            arrival_s=arrival_s,
-            num_prompt_tokens=_count(path, line, PROMPT, row[PROMPT]),
-            num_output_tokens=_count(path, line, OUTPUT, row[OUTPUT]),
+            request_id=_request_id(line, row.get(REQUEST_ID), given_ids),
+            arrival_s=before_s,
+            num_prompt_tokens=_count(line, PROMPT, row[PROMPT]),
+            num_output_tokens=_count(line, OUTPUT, row[OUTPUT]),
         )
-    if is_empty:
+    if line is None:
         raise TraceFileError(path, None, None, None, "the trace has no requests.")
 
 
-def _arrival(path: Path, line: int, value: Any, before_s: float | int) -> float:
-    def refuse(rule: str) -> NoReturn:
-        raise TraceFileError(path, line, ARRIVAL, value, rule)
-
-    is_text = isinstance(value, str) and _DECIMAL.fullmatch(value.strip())
-    if not is_text and (not isinstance(value, int | float) or isinstance(value, bool)):
-        infinite = isinstance(value, str) and value.strip().lower().lstrip("+-") in ("nan", "inf", "infinity")
-        refuse("must be finite." if infinite else "must be a number of seconds.")
-    # A whole number too long for a float is as good as infinite.
-    arrival_s = (
-        float(value) if is_text or isinstance(value, float) else float(min(max(value, -LONGEST_S), 10 * LONGEST_S))
-    )
+def _arrival(line: _Line, value: Any, before_s: float) -> float:
+    arrival_s = _as_float(value)
+    if arrival_s is None:
+        raise line.refuse("must be a number of seconds.", ARRIVAL, value)
     if not math.isfinite(arrival_s):
-        refuse("must be finite.")
+        raise line.refuse("must be finite.", ARRIVAL, value)
     if arrival_s < 0:
-        refuse("must not be negative; times count from the start of the trace.")
+        raise line.refuse("must not be negative; times count from the start of the trace.", ARRIVAL, value)
     if arrival_s < before_s:
-        refuse(f"must not be before the line above it ({before_s} s); sort the trace by arrival.")
+        raise line.refuse(f"must not be before the line above ({before_s} s); sort by arrival.", ARRIVAL, value)
     if arrival_s > LONGEST_S:
-        refuse("is more than a year; times count in seconds from the start of the trace, not from 1970.")
+        rule = "is more than a year; times count in seconds from the start of the trace, not from 1970."
+        raise line.refuse(rule, ARRIVAL, value)
     return arrival_s
 
 
-def _count(path: Path, line: int, field: str, value: Any) -> int:
-    is_text = isinstance(value, str) and _WHOLE.fullmatch(value.strip())
+def _as_float(value: Any) -> float | None:
+    """A JSON number, or a decimal number in a CSV cell; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    if isinstance(value, str) and not _DECIMAL.fullmatch(value):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf
+
+
+def _count(line: _Line, field: str, value: Any) -> int:
+    is_text = isinstance(value, str) and _WHOLE.fullmatch(value) is not None
     if not is_text and (not isinstance(value, int) or isinstance(value, bool)):
-        raise TraceFileError(path, line, field, value, "must be a whole number of tokens, at least 1.")
-    count = int(value)
-    if not 1 <= count <= MOST_TOKENS:
-        raise TraceFileError(path, line, field, value, f"must be in [1, {MOST_TOKENS}] tokens.")
-    return count
+        raise line.refuse("must be a whole number of tokens, at least 1.", field, value)
+    if not 1 <= int(value) <= MOST_TOKENS:
+        raise line.refuse(f"must be in [1, {MOST_TOKENS}] tokens.", field, value)
+    return int(value)
 
 
-def _request_id(path: Path, line: int, value: Any) -> str:
+def _request_id(line: _Line, value: Any, given: set[str]) -> str:
+    """The id that is given, else the line's number; `given` collects the former."""
     if value is None or value == "":
-        return f"line-{line}"
+        return f"line-{line.number}"
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise TraceFileError(path, line, REQUEST_ID, value, "must be text or a whole number.")
+        raise line.refuse("must be text or a whole number.", REQUEST_ID, value)
+    if str(value) in given:
+        raise line.refuse("is the id of a line above; each request needs its own.", REQUEST_ID, value)
+    given.add(str(value))
     return str(value)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines that are not blank, decoded one by one so that a broken one can be named."""
+def _lines(path: Path) -> Iterator[tuple[_Line, str]]:
+    """The lines that are not blank, decoded one by one so that a broken one can be named."""
     with path.open("rb") as file:
         for number, data in enumerate(file, start=1):
+            line = _Line(path, number)
             try:
                 text = data.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
-                raise TraceFileError(path, number, None, None, f"is not UTF-8 text ({error.reason}).") from error
+                raise line.refuse(f"is not UTF-8 text ({error.reason}).") from error
             if text.strip():
-                yield number, text
+                yield line, text
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
@@ -182,45 +204,41 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             # Line by line: a quote left open is an error of its line, not of the rest of the file.
             (cells,) = csv.reader([text], strict=True)
         except csv.Error as error:
-            raise TraceFileError(path, line, None, None, f"is not CSV ({error}): {_shown(text)}") from error
+            raise line.refuse(f"is not CSV ({error}): {_shown(text)}") from error
         cells = [cell.strip() for cell in cells]
         if header is None:
-            header = _header(path, line, cells)
+            header = _header(line, cells)
         elif len(cells) != len(header):
-            rule = f"has {len(cells)} fields, and the header has {len(header)}: {_shown(text)}"
-            raise TraceFileError(path, line, None, None, rule)
+            raise line.refuse(f"has {len(cells)} fields, and the header has {len(header)}: {_shown(text)}")
         else:
             yield line, {name: cell or None for name, cell in zip(header, cells, strict=True)}
 
 
-def _header(path: Path, line: int, cells: list[str]) -> list[str]:
+def _header(line: _Line, cells: list[str]) -> list[str]:
     for field in REQUIRED:
         if field not in cells:
-            rule = f"no such column; the first line names the columns, {', '.join(REQUIRED)} among them, got {cells}."
-            raise TraceFileError(path, line, field, None, rule)
+            rule = f"is no column; the first line must name {', '.join(REQUIRED)}, got {', '.join(cells)}."
+            raise line.refuse(rule, field)
     for field in (*REQUIRED, REQUEST_ID):
         if cells.count(field) > 1:
-            raise TraceFileError(path, line, field, None, f"stands {cells.count(field)} times in the header.")
+            raise line.refuse(f"stands {cells.count(field)} times in the header.", field)
     return cells
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
     for line, text in _lines(path):
         try:
-            row = json.loads(text, object_pairs_hook=lambda pairs: _unique(path, line, pairs))
-        except (json.JSONDecodeError, RecursionError, ValueError) as error:
-            if isinstance(error, TraceFileError):
-                raise
-            raise TraceFileError(path, line, None, None, f"is not JSON ({error}): {_shown(text)}") from error
-        if not isinstance(row, dict):
-            raise TraceFileError(
-                path, line, None, None, f"must be a JSON object with {', '.join(REQUIRED)}: {_shown(text)}"
-            )
+            pairs = json.loads(text, object_pairs_hook=_Pairs)
+        except (ValueError, RecursionError) as error:
+            raise line.refuse(f"is not JSON ({error}): {_shown(text)}") from error
+        if not isinstance(pairs, _Pairs):
+            raise line.refuse(f"must be a JSON object with {', '.join(REQUIRED)}: {_shown(text)}")
+        row = dict(pairs)
+        for field in (*REQUIRED, REQUEST_ID):
+            if sum(name == field for name, _ in pairs) > 1:
+                raise line.refuse("stands more than once in the line.", field, row[field])
         yield line, row
 
 
-def _unique(path: Path, line: int, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    for name, value in pairs:
-        if name in REQUIRED and sum(key == name for key, _ in pairs) > 1:
-            raise TraceFileError(path, line, name, value, "stands twice in the line.")
-    return dict(pairs)
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object as it is written: a dict would hide a key that stands there twice."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from twophase.core.outputs import StepTrace
 from twophase.serving.latency import Goodput, Latencies, Percentiles, rate
+from twophase.serving.queue import QueueSummary
 from twophase.serving.records import RequestRecord
 from twophase.serving.slo import Slo
 from twophase.serving.steps import StepSummary
@@ -41,6 +42,7 @@ class ServingReport:
     latencies: Latencies
     slo: Slo | None
     goodput: Goodput | None
+    queue: QueueSummary
     steps: StepSummary | None
 
     @classmethod
@@ -89,7 +91,8 @@ class ServingReport:
             latencies=Latencies.of(records),
             slo=slo,
             goodput=Goodput.of(records, slo, end_s - start_s),
-            steps=StepSummary.of(steps, records, block_size),
+            queue=QueueSummary.of(records, (start_s, end_s)),
+            steps=StepSummary.of(steps, block_size),
         )
 
     @property
@@ -114,6 +117,10 @@ class ServingReport:
             f"tokens       {self.num_prompt_tokens:,} prompt ({_share(self.cache_hit_rate)} from the prefix cache), "
             f"{self.num_output_tokens:,} output",
         ]
+        if self.queue.depth_mean is not None:
+            oldest = "" if self.queue.age_max_s is None else f", {self.queue.age_max_s:.3g} s the longest wait"
+            depths = f"{self.queue.depth_mean:.2f} requests on average, {self.queue.depth_max:,} at most"
+            lines.append(f"queue        {depths}{oldest}")
         if self.goodput is not None:
             promise = self.slo.to_text() if self.slo is not None else "each request's own SLO"
             lines.append(
@@ -137,7 +144,6 @@ class ServingReport:
         steps = self.steps
         if steps is None:
             return []
-        age = "" if steps.queue_age_max_s is None else f", the oldest {steps.queue_age_max_s:.3g} s in it"
         wasted = (
             "" if steps.fragmentation_mean is None else f", {_share(steps.fragmentation_mean)} of their slots empty"
         )
@@ -147,7 +153,6 @@ class ServingReport:
             f"{steps.overhead_s:.3g} s",
             f"computed     {steps.num_prefill_tokens:,} prefill and {steps.num_decode_tokens:,} decode tokens, "
             f"{steps.num_recomputed_tokens:,} of them again after {steps.num_preemptions:,} preemptions",
-            f"queue        {steps.queue_depth_mean:.2f} sequences on average, {steps.queue_depth_max:,} at most{age}",
             f"blocks       {steps.blocks_in_use_mean:.1f} of {steps.num_blocks:,} in use on average, "
             f"{steps.blocks_in_use_max:,} at most{wasted}",
         ]

@@ -1,12 +1,10 @@
-"""What the engine's diary says about a whole run: queue, blocks, preemptions, and tokens computed twice."""
+"""What the engine's diary says about a whole run: work, blocks, preemptions, and tokens computed twice."""
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from twophase.core.outputs import StepTrace
-from twophase.serving.records import RequestRecord
 
 
 def end_of(step: StepTrace) -> float | int:
@@ -36,33 +34,6 @@ def num_tokens(step: StepTrace) -> int:
     return sum(count for _, _, _, count in step.chunks)
 
 
-def queue_ages(records: Iterable[RequestRecord], steps: Sequence[StepTrace]) -> list[float | None]:
-    """For the end of each step, how long the oldest request in the queue had waited; None when none waited.
-
-    In the queue are those that have arrived and were never scheduled. (Preempted sequences wait too, and are in
-    `StepTrace.num_waiting`; but they have been served before, so their age would say nothing about the queue.)
-    """
-    arriving = sorted(records, key=lambda record: record.arrival_s, reverse=True)
-    queue: list[tuple[float | int, str, float | int]] = []  # arrival, id, when it left the queue
-    ages: list[float | None] = []
-    for step in steps:
-        now_s = end_of(step)
-        while arriving and arriving[-1].arrival_s <= now_s:
-            record = arriving.pop()
-            heapq.heappush(queue, (record.arrival_s, record.request_id, _left_queue_s(record)))
-        # Whoever left the queue behind an older one still in it is dropped when it comes to the front.
-        while queue and queue[0][2] <= now_s:
-            heapq.heappop(queue)
-        ages.append(float(now_s - queue[0][0]) if queue else None)
-    return ages
-
-
-def _left_queue_s(record: RequestRecord) -> float | int:
-    """When it was scheduled, or given up before that; infinity while it waits."""
-    left_s = record.finished_s if record.first_scheduled_s is None else record.first_scheduled_s
-    return float("inf") if left_s is None else left_s
-
-
 def num_recomputed_tokens(steps: Iterable[StepTrace]) -> int:
     """Tokens that were computed again after a preemption: positions a completion's chunks had covered before."""
     reached: dict[tuple[str, int], int] = {}
@@ -83,8 +54,7 @@ class StepSummary:
         busy_s: Time inside steps; `overhead_s` of it was spent on scheduling and bookkeeping.
         num_decode_tokens, num_prefill_tokens: Tokens computed, by what they were for; together all of them.
         num_recomputed_tokens: Of these, how many had been computed before and were lost to a preemption.
-        queue_depth_mean, queue_depth_max: Sequences waiting, preempted ones included.
-        queue_age_max_s: The longest that a request was seen to wait at the end of a step; None: nobody ever waited.
+        waiting_mean, waiting_max: Sequences that wait inside the engine, preempted ones included (see also `queue`).
         num_blocks: In the pool.
         blocks_in_use_mean, blocks_in_use_max: Blocks that a sequence holds.
         fragmentation_mean: Share of their slots that no token was given, while any block was in use; None: not known.
@@ -97,19 +67,16 @@ class StepSummary:
     num_prefill_tokens: int
     num_recomputed_tokens: int
     num_preemptions: int
-    queue_depth_mean: float
-    queue_depth_max: int
-    queue_age_max_s: float | None
+    waiting_mean: float
+    waiting_max: int
     num_blocks: int
     blocks_in_use_mean: float
     blocks_in_use_max: int
     fragmentation_mean: float | None
 
     @classmethod
-    def of(
-        cls, steps: Sequence[StepTrace], records: Sequence[RequestRecord] = (), block_size: int | None = None
-    ) -> "StepSummary | None":
-        """None without steps. `records` tell the age of the queue; `block_size` the fragmentation."""
+    def of(cls, steps: Sequence[StepTrace], block_size: int | None = None) -> "StepSummary | None":
+        """None without steps; `block_size` tells the fragmentation."""
         if not steps:
             return None
         overhead_s = sum(step.schedule_s + step.update_s for step in steps)
@@ -128,9 +95,8 @@ class StepSummary:
             num_prefill_tokens=sum(map(num_tokens, steps)) - num_decodes,
             num_recomputed_tokens=num_recomputed_tokens(steps),
             num_preemptions=sum(len(step.preempted) for step in steps),
-            queue_depth_mean=mean_over_time([step.num_waiting for step in steps], weights_s),
-            queue_depth_max=max(step.num_waiting for step in steps),
-            queue_age_max_s=max((age for age in queue_ages(records, steps) if age is not None), default=None),
+            waiting_mean=mean_over_time([step.num_waiting for step in steps], weights_s),
+            waiting_max=max(step.num_waiting for step in steps),
             num_blocks=num_blocks(steps[-1]),
             blocks_in_use_mean=mean_over_time([step.blocks_in_use for step in steps], weights_s),
             blocks_in_use_max=max(step.blocks_in_use for step in steps),
