@@ -1,5 +1,6 @@
 """Pictures of a run, drawn from what really happened: swim lanes, blocks, batches, percentile curves."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
@@ -135,14 +136,19 @@ def _swim_lanes(
             for span in lane.spans
             if span.kind == kind
         ]
-        axes.add_collection(PatchCollection(boxes, facecolor=SPAN_COLOURS[kind], edgecolor="white", linewidth=0.3))
+        edge = LINE if kind == "waiting" else "white"
+        axes.add_collection(PatchCollection(boxes, facecolor=SPAN_COLOURS[kind], edgecolor=edge, linewidth=0.3))
     ticks = [(row, (time_s - origin_s) * scale) for row, lane in enumerate(lanes) for time_s in lane.token_times_s]
     half = LANE_HEIGHT / 2
     axes.add_collection(
-        LineCollection([[(at, row - half), (at, row + half)] for row, at in ticks], colors=INK, linewidths=0.7)
+        LineCollection(
+            [[(at, row - half), (at, row + half)] for row, at in ticks],
+            colors=INK,
+            linewidths=0.8 if len(ticks) <= 400 else 0.35,
+        )
     )
     end_s = max((max(lane.end_s, *lane.token_times_s, lane.end_s) for lane in lanes), default=origin_s + 1)
-    axes.set(xlim=(0, (end_s - origin_s) * scale or 1), ylim=(max(1, len(lanes)) - 0.4, -0.6))
+    axes.set(xlim=(0, 1.005 * (end_s - origin_s) * scale or 1), ylim=(max(1, len(lanes)) - 0.4, -0.6))
     axes.set_xlabel(f"time since the first arrival, {'ms' if milliseconds else 's'}")
     _name_lanes(axes, lanes)
     _plain(axes)
@@ -186,16 +192,28 @@ def _block_occupancy(axes: Axes, steps: Sequence[StepTrace], block_size: int | N
     if block_size is not None and all(step.slots_in_use is not None for step in steps):
         filled = [(step.slots_in_use or 0) / block_size for step in steps]
         axes.step(times_s, filled, where="post", color=INK, linewidth=0.9, label="filled slots, in blocks")
-    axes.axhline(pool, color=VERMILION, linewidth=1, linestyle="--", label=f"the pool: {pool:,} blocks")
+    top = _limit_line(axes, pool, max(cached, default=0), "the pool: {:,} blocks")
     preempted_s = [step.start_s - origin_s for step in steps if step.preempted]
     if preempted_s:
-        height = [1.05 * pool] * len(preempted_s)
-        axes.plot(preempted_s, height, "v", color=VERMILION, markersize=4, label="preemption", clip_on=False)
-    axes.set(xlim=(0, max(times_s, default=1.0) or 1.0), ylim=(0, 1.1 * pool))
+        axes.plot(preempted_s, [top] * len(preempted_s), "v", color=VERMILION, markersize=5, label="preemption")
+    axes.set(xlim=(0, max(times_s, default=1.0) or 1.0))
     axes.set(xlabel="time since the first arrival, s", ylabel="blocks")
     axes.set_title("Blocks of the pool", loc="left")
     _plain(axes)
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncol=5, frameon=False, fontsize=8)
+
+
+def _limit_line(axes: Axes, limit: int, most: int, label: str) -> float:
+    """A dashed line at a limit; far above everything drawn (more than 5 times `most`) it is named, but left outside.
+
+    Returns a height just below the top of the axes, which are scaled for it.
+    """
+    is_near = limit <= 5 * max(1, most)
+    name = label.format(limit) + ("" if is_near else ", far above")
+    axes.axhline(limit, color=VERMILION, linewidth=1, linestyle="--", label=name)
+    top = 1.12 * (limit if is_near else max(1, most))
+    axes.set_ylim(0, top)
+    return 0.96 * top
 
 
 def _batch_composition(axes: Axes, steps: Sequence[StepTrace], token_budget: int | None) -> None:
@@ -214,8 +232,8 @@ def _batch_composition(axes: Axes, steps: Sequence[StepTrace], token_budget: int
         label="prefill tokens",
     )
     if token_budget is not None:
-        axes.axhline(
-            token_budget, color=VERMILION, linewidth=1, linestyle="--", label=f"token budget: {token_budget:,}"
+        _limit_line(
+            axes, token_budget, max(map(sum, zip(decodes, prefills, strict=True)), default=0), "token budget: {:,}"
         )
     if numbers:
         axes.set_xlim(numbers[0] - 0.5, numbers[-1] + 0.5)
@@ -230,28 +248,36 @@ _CURVES: dict[str, Callable[[RequestRecord], Sequence[float | int | None]]] = {
     "ITL": lambda record: record.itls_s,
     "end to end": lambda record: (record.latency_s if record.is_completed else None,),
 }
-_PERCENTS = [percent / 2 for percent in range(200)] + [99.5 + tenth / 10 for tenth in range(1, 6)]
+_TICKS = (0, 50, 90, 99, 99.9)
+
+
+def _tail_axis(percent: float | int) -> float:
+    """Where a percentile stands on an axis that gives every tenth of the rest the same room: 90, 99, 99.9."""
+    return -math.log10(1 - percent / 100)
 
 
 def _percentile_curves(axes: Axes, name: str, runs: Mapping[str, Sequence[RequestRecord]], slo: Slo | None) -> None:
+    end = _tail_axis(_TICKS[-1])
+    at = [end * part / 300 for part in range(301)]
+    percents = [100 * (1 - 10**-place) for place in at]
     for number, (label, records) in enumerate(runs.items()):
         values = sorted(value for record in records for value in _CURVES[name](record) if value is not None)
         if not values:
             continue
-        curve = [percentile(values, percent) or 0.0 for percent in _PERCENTS]
+        curve = [percentile(values, percent) or 0.0 for percent in percents]
         colour = COLOURS[number % len(COLOURS)]
-        axes.plot(_PERCENTS, curve, LINE_STYLES[number % 4], color=colour, linewidth=1.8, label=label)
+        axes.plot(at, curve, LINE_STYLES[number % 4], color=colour, linewidth=1.8, label=label)
         if len(runs) == 1:
             mean = sum(values) / len(values)
             axes.axhline(mean, color=LINE, linewidth=0.9, linestyle=":")
-            axes.text(1, mean, "mean", va="bottom", fontsize=8, color=LINE)
+            axes.text(0.02, mean, "mean", va="bottom", fontsize=8, color=LINE)
     if not axes.lines:
         axes.text(0.5, 0.5, "nothing to measure", ha="center", transform=axes.transAxes, color=INK)
     if slo is not None and slo.ttft_s is not None and name == "TTFT":
         axes.axhline(slo.ttft_s, color=VERMILION, linewidth=1, linestyle="--")
-        axes.text(1, slo.ttft_s, "SLO", va="bottom", fontsize=8, color=VERMILION)
-    axes.set(xlim=(0, 100), xticks=[0, 25, 50, 75, 90, 99], xlabel="percentile", ylabel=f"{name}, s")
-    axes.set_xticklabels(["0", "25", "50", "75", "90", "99"], fontsize=8)
+        axes.text(0.02, slo.ttft_s, "SLO", va="bottom", fontsize=8, color=VERMILION)
+    axes.set(xlim=(0, end), xlabel="percentile", ylabel=f"{name}, s")
+    axes.set_xticks([_tail_axis(percent) for percent in _TICKS], [f"{percent:g}" for percent in _TICKS], fontsize=8)
     axes.set_ylim(bottom=0)
     axes.grid(color=LINE, alpha=0.25)
     _plain(axes)

@@ -1,7 +1,8 @@
 """The queue in front of the engine: requests that are due and have never been scheduled.
 
 Taken from the records, not from the engine's own count: between two steps requests come that no step has seen yet, and
-under load that is where they wait. (Preempted sequences wait too, but they have been served: see `StepTrace.num_waiting`.)
+under load that is where they wait. Preempted sequences wait too, but they have been served: for them see
+`StepTrace.num_waiting`.
 """
 
 import heapq
