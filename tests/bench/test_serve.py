@@ -241,6 +241,8 @@ def test_the_command_in_json_replays_a_trace(twophase, tiny_folder, tmp_path):  
     assert [row["num_output_tokens"] for row in found["requests"]] == [3, 2, 0]
     assert found["refusals"][0][0] == "line-4"
     assert found["machine"]["num_cores"] >= 1
+    assert found["steps"][0]["blocks_cached"] == 0  # the warm-up left nothing behind
+    assert found["steps"][0]["start_s"] >= found["requests"][0]["arrival_s"]
 
 
 @pytest.mark.parametrize(

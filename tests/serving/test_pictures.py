@@ -101,7 +101,7 @@ def test_percentile_curves_are_percentiles():
     percents = 100 * (1 - 10 ** -np.asarray(one.get_xdata()))
     assert np.allclose(one.get_ydata(), np.percentile([10, 26, 48], percents))
     assert max(percents) == pytest.approx(99.9)
-    assert legend(ttft) == ["one", "two"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
     assert any(list(line.get_ydata()) == [26, 26] for line in ttft.lines)  # the SLO
     assert np.allclose(itl.lines[0].get_ydata()[-1], np.percentile([10, 10, 40, 20], 99.9))
     assert len(latency.lines) == 2

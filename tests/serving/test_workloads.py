@@ -207,8 +207,12 @@ def test_ids_beyond_the_vocabulary_are_refused():
     assert workloads.token_ids_of(request, 10_001) == request.prompt_token_ids
 
 
-def test_blocks_that_hold_everything():
-    requests = workloads.FixedWorkload(
-        "two", (workloads.TimedRequest("a", 0, 3, 14), workloads.TimedRequest("b", 0, 1, 2))
-    )
-    assert workloads.num_blocks_to_hold(requests, 16) == 2 + 1
+def test_a_share_of_the_blocks_holds_at_least_the_largest_request():
+    requests = (workloads.TimedRequest("a", 0, 3, 14), workloads.TimedRequest("b", 0, 1, 2))
+    blocks = [
+        workloads.num_pool_blocks(workloads.FixedWorkload("two", requests, share), 16) for share in (None, 1, 0.9, 0.1)
+    ]
+    assert blocks == [None, 3, 3, 2]
+    # A quarter of the blocks of 16 that the benchmark fills.
+    needs = sum(math.ceil((len(r.prompt_token_ids) + r.num_output_tokens) / 16) for r in workloads.benchmark_requests())
+    assert workloads.num_pool_blocks(workloads.named_workload("benchmark-pressure"), 16) == math.ceil(needs / 4)

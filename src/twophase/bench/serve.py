@@ -5,7 +5,6 @@ never sees a queue. Here a request's latency counts from the moment it was due, 
 between two steps, or the waiting that matters most would be left out (the 'coordinated omission' of load generators).
 """
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -23,7 +22,7 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.serving.records import RequestRecord
 from twophase.serving.report import ServingReport
 from twophase.serving.slo import Slo
-from twophase.serving.workloads import TimedRequest, Workload, num_blocks_to_hold, token_ids_of
+from twophase.serving.workloads import TimedRequest, Workload, num_pool_blocks, token_ids_of
 
 if TYPE_CHECKING:
     from twophase.engine.llm import LLM
@@ -292,8 +291,8 @@ def _load(options: EngineOptions, setup: Setup, workload: Workload) -> "LLM":
     from twophase.engine.llm import DEFAULT_MAX_NUM_SEQS, LLM
 
     num_kv_blocks = options.num_kv_blocks
-    if num_kv_blocks is None and workload.pool_share is not None:
-        num_kv_blocks = math.ceil(workload.pool_share * num_blocks_to_hold(workload, BLOCK_SIZE))
+    if num_kv_blocks is None:
+        num_kv_blocks = num_pool_blocks(workload, BLOCK_SIZE)
     llm = LLM(
         setup.folder,
         device=setup.device,

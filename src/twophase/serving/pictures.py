@@ -78,9 +78,10 @@ def draw_percentile_curves(runs: Mapping[str, Sequence[RequestRecord]], *, slo: 
     figure, axes = plt.subplots(1, len(_CURVES), figsize=(11, 3.6), facecolor="white")
     for panel, name in zip(axes, _CURVES, strict=True):
         _percentile_curves(panel, name, runs, slo)
+    figure.tight_layout(rect=(0, 0, 1, 0.93 if len(runs) > 1 else 1))
     if len(runs) > 1:
-        axes[0].legend(frameon=False, fontsize=8, loc="upper left")
-    figure.tight_layout()
+        handles, labels = next((pair for axis in axes if len((pair := axis.get_legend_handles_labels())[0])), ([], []))
+        figure.legend(handles, labels, loc="upper right", ncol=len(runs), frameon=False, fontsize=9)
     return figure
 
 

@@ -88,7 +88,7 @@ class Workload(Protocol):
     def name(self) -> str: ...
 
     @property
-    def pool_share(self) -> float | None: ...
+    def pool_share(self) -> float | int | None: ...
 
     def __iter__(self) -> Iterator[TimedRequest]: ...
 
@@ -122,7 +122,7 @@ class RandomWorkload:
     output_lens: Lengths
     prefix: SharedPrefix | None = None
     seed: int = 0
-    pool_share: float | None = None
+    pool_share: float | int | None = None
 
     def __post_init__(self) -> None:
         require_at_least("the number of requests", self.num_requests, 1)
@@ -150,7 +150,7 @@ class FixedWorkload:
 
     name: str
     requests: tuple[TimedRequest, ...]
-    pool_share: float | None = None
+    pool_share: float | int | None = None
 
     def __iter__(self) -> Iterator[TimedRequest]:
         return iter(self.requests)
@@ -198,9 +198,15 @@ def with_shared_prefixes(requests: list[TimedRequest], prefix: SharedPrefix) -> 
     return changed
 
 
-def num_blocks_to_hold(requests: Workload, block_size: int) -> int:
-    """Blocks that hold every request of a workload to its end at once, nothing shared, so that nobody is preempted."""
-    return sum(-(-(r.num_prompt_tokens + r.num_output_tokens) // block_size) for r in requests)
+def num_pool_blocks(workload: Workload, block_size: int) -> int | None:
+    """Blocks of the pool that a workload asks for by its `pool_share`, and no fewer than its largest request needs.
+
+    With all the blocks that this is a share of, every request could run to its end at once, nothing shared.
+    """
+    if workload.pool_share is None:
+        return None
+    needs = [-(-(request.num_prompt_tokens + request.num_output_tokens) // block_size) for request in workload]
+    return max(math.ceil(workload.pool_share * sum(needs)), max(needs))
 
 
 @dataclass(frozen=True, slots=True)
