@@ -12,6 +12,7 @@ from twophase.bench import serve as serve_module
 from twophase.bench.serve import Clock, ServedEngine
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from twophase.serving.slo import Slo
 from twophase.serving.workloads import TimedRequest
 
 
@@ -38,15 +39,17 @@ class FakeEngine:
         self.time, self.step_s, self.idle_s = time, step_s, idle_s
         self.queue = []
         self.log = []
+        self.wishes = []
         self.trace = ()
 
-    def add_request(self, request_id, prompt, params, *, arrival_s, stream):
+    def add_request(self, request_id, prompt, params, *, arrival_s, ttft_slo_s, stream):
         if len(prompt["prompt_token_ids"]) > 100:
             raise InvalidRequestError("too long")
         assert params.ignore_eos
         assert params.is_greedy
         assert not stream
         self.log.append((self.time.now_s, "add", request_id))
+        self.wishes.append(ttft_slo_s)
         self.queue.append(
             {"id": request_id, "left": params.max_tokens, "arrival_s": arrival_s, "times": [], "first": None}
         )
@@ -162,6 +165,12 @@ def test_an_engine_that_waits_for_company_is_not_spun():
     engine = FakeEngine(time, step_s=0.0, idle_s=0.4)
     serve_module.serve(engine, [request("a", 0, 1), request("b", 0.25, 1)], 50, clock=time.clock)
     assert time.slept[0] == pytest.approx(0.25, abs=1e-6)  # a request that comes ends the wait
+
+
+def test_the_policy_is_told_what_was_promised():
+    for slo, expected in ((None, [None]), (Slo(ttft_s=0.5), [0.5]), (Slo(tpot_s=0.5), [None])):
+        _, engine, _ = play(request("a", 0), slo=slo)
+        assert engine.wishes == expected
 
 
 def test_progress_is_said_now_and_then():

@@ -1,5 +1,6 @@
 """A run's numbers against the timeline that was computed by hand."""
 
+import dataclasses
 import json
 import math
 import random
@@ -61,6 +62,14 @@ def test_steps_by_hand():
     assert found.fragmentation_mean == pytest.approx(expected)
     assert steps.StepSummary.of(STEPS).fragmentation_mean is None
     assert steps.StepSummary.of([]) is None
+
+
+def test_swapped_blocks_are_counted():
+    moved = [dataclasses.replace(STEPS[0], blocks_swapped_out=3), dataclasses.replace(STEPS[1], blocks_swapped_in=2)]
+    found = steps.StepSummary.of(moved)
+    assert (found.num_blocks_swapped_out, found.num_blocks_swapped_in) == (3, 2)
+    assert "3 swapped out, 2 back in" in report.ServingReport.of(RECORDS, moved).to_text()
+    assert "swapped" not in report.ServingReport.of(RECORDS, STEPS).to_text()
 
 
 def test_one_step_is_its_own_mean():

@@ -19,6 +19,7 @@ from twophase.bench.machine import MachineRecord, record_machine
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.sampling_params import SamplingParams
+from twophase.scheduling.policy import Policy
 from twophase.serving.records import RequestRecord
 from twophase.serving.report import ServingReport
 from twophase.serving.slo import Slo
@@ -50,6 +51,7 @@ class ServedEngine(Protocol):
         params: SamplingParams,
         *,
         arrival_s: float | int,
+        ttft_slo_s: float | int | None,
         stream: bool,
     ) -> None: ...
 
@@ -94,6 +96,7 @@ def serve(
     *,
     seed: int = 0,
     duration_limit_s: float | int | None = None,
+    slo: Slo | None = None,
     clock: Clock | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> ServingRun:
@@ -105,6 +108,7 @@ def serve(
         vocab_size: Random prompts have ids below it.
         seed: Of the random prompts.
         duration_limit_s: After this time what is unfinished is aborted, and what has not come yet is left out.
+        slo: Its TTFT is the wish of every request that the policy is told of.
         say: Hears about progress, every few seconds.
 
     Raises:
@@ -114,7 +118,7 @@ def serve(
         raise ConfigError(f"the duration limit must be above 0 s, got {duration_limit_s!r}; leave it out for none.")
     # Prompts are made before the clock starts: drawing ids is not the engine's work.
     coming = deque((request, token_ids_of(request, vocab_size, seed)) for request in workload)
-    run = _Run(engine, clock or Clock(), len(coming), say)
+    run = _Run(engine, clock or Clock(), len(coming), slo, say)
     while coming or engine.has_unfinished_requests():
         now_s = run.elapsed_s
         if duration_limit_s is not None and now_s >= duration_limit_s:
@@ -136,9 +140,12 @@ def serve(
 class _Run:
     """A run on its way. Only `serve` changes it."""
 
-    def __init__(self, engine: ServedEngine, clock: Clock, num_requests: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, engine: ServedEngine, clock: Clock, num_requests: int, slo: Slo | None, say: Callable[[str], None]
+    ) -> None:
         self._engine, self._clock, self._say = engine, clock, say
         self._num_requests = num_requests
+        self._ttft_slo_s = None if slo is None else slo.ttft_s
         self._start_s = clock.now_s()
         self._said_s = 0.0
         self._records: dict[str, RequestRecord | None] = {}  # by id, in order of arrival; None: not ended yet
@@ -156,7 +163,9 @@ class _Run:
         params = SamplingParams(temperature=0.0, max_tokens=request.num_output_tokens, ignore_eos=True)
         prompt = {"prompt_token_ids": token_ids}
         try:
-            self._engine.add_request(request.request_id, prompt, params, arrival_s=due_s, stream=False)
+            self._engine.add_request(
+                request.request_id, prompt, params, arrival_s=due_s, ttft_slo_s=self._ttft_slo_s, stream=False
+            )
             self._records[request.request_id] = None
         except InvalidRequestError as error:
             self._refusals.append((request.request_id, str(error)))
@@ -208,6 +217,8 @@ class EngineOptions:
     num_kv_blocks: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    policy: Policy | None = None
+    preemption_mode: str = "recompute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +282,7 @@ def bench_serve(
     llm = _load(options, setup, workload)
     limits = llm.scheduler.config
     say(f"serving {workload.name!r}")
-    run = serve(llm.engine, workload, vocab_size, seed=seed, duration_limit_s=duration_limit_s, say=say)
+    run = serve(llm.engine, workload, vocab_size, seed=seed, duration_limit_s=duration_limit_s, slo=slo, say=say)
     engine: dict[str, str | int] = {
         "model": setup.folder,
         "device": setup.device,
@@ -279,6 +290,8 @@ def bench_serve(
         "attention": setup.backend,
         "block size": BLOCK_SIZE,
         "KV blocks": llm.scheduler.cache.num_blocks,
+        "policy": repr(llm.scheduler.policy),
+        "preemption": options.preemption_mode,
         "max seqs": limits.max_num_seqs,
         "max batched tokens": limits.max_num_batched_tokens,
     }
@@ -304,6 +317,8 @@ def _load(options: EngineOptions, setup: Setup, workload: Workload) -> "LLM":
         max_num_batched_tokens=options.max_num_batched_tokens,
         skip_tokenizer_init=True,
         max_trace_steps=None,
+        policy=options.policy,
+        preemption_mode=options.preemption_mode,
     )
     # Less than a block, so that nothing of it stays in the prefix cache.
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)

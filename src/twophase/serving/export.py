@@ -72,6 +72,8 @@ def step_rows(
             "blocks_in_use": step.blocks_in_use,
             "blocks_cached": step.blocks_cached,
             "blocks_free": step.blocks_free,
+            "blocks_swapped_out": step.blocks_swapped_out,
+            "blocks_swapped_in": step.blocks_swapped_in,
             "fragmentation": None if block_size is None else fragmentation(step, block_size),
         }
         for step, state in zip(steps, queue, strict=True)

@@ -147,6 +147,9 @@ class ServingReport:
         wasted = (
             "" if steps.fragmentation_mean is None else f", {_share(steps.fragmentation_mean)} of their slots empty"
         )
+        swapped = ""
+        if steps.num_blocks_swapped_out or steps.num_blocks_swapped_in:
+            swapped = f"; {steps.num_blocks_swapped_out:,} swapped out, {steps.num_blocks_swapped_in:,} back in"
         return [
             "",
             f"engine       {steps.num_steps:,} steps, busy {steps.busy_s:.2f} s, of which scheduling and bookkeeping "
@@ -154,7 +157,7 @@ class ServingReport:
             f"computed     {steps.num_prefill_tokens:,} prefill and {steps.num_decode_tokens:,} decode tokens, "
             f"{steps.num_recomputed_tokens:,} of them again after {steps.num_preemptions:,} preemptions",
             f"blocks       {steps.blocks_in_use_mean:.1f} of {steps.num_blocks:,} in use on average, "
-            f"{steps.blocks_in_use_max:,} at most{wasted}",
+            f"{steps.blocks_in_use_max:,} at most{wasted}{swapped}",
         ]
 
 
