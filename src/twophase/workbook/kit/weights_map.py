@@ -101,7 +101,7 @@ def _draw(
     for row, column in wrong.nonzero().tolist():
         right.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=WRONG, linewidth=1.6))
     right.annotate(
-        f"outlined: {kind.rstrip(':')}", (1, 1.01), xycoords="axes fraction", ha="right", va="bottom", color=WRONG
+        f"outlined: {kind.rstrip(':')}", (1, 1.08), xycoords="axes fraction", ha="right", va="bottom", color=WRONG
     )
     return figure
 
