@@ -1,1 +1,1 @@
-"""Benchmarks: `twophase bench engine | kernels | scheduling`. Every result carries the hardware and the versions."""
+"""Benchmarks: `twophase bench engine | kernels | scheduling | serve`. Every result carries hardware and versions."""

@@ -1,0 +1,19 @@
+"""This layer stands above plain data only: no tensors, no engine."""
+
+import subprocess
+import sys
+
+
+def test_serving_imports_no_tensors():
+    code = (
+        "import sys; import twophase.serving.report, twophase.serving.export, twophase.serving.perfetto;"
+        "import twophase.serving.prometheus, twophase.serving.replay;"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'twophase.engine', 'twophase.scheduling'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_pictures_import_no_tensors():
+    code = "import sys; import twophase.serving.pictures; assert not {'torch', 'twophase.engine'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
