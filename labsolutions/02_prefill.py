@@ -451,10 +451,10 @@ pictures.draw_roofline(flops_per_s, bytes_per_s, points)
 # %% [markdown]
 # **Read the result.** The slanted roof is the memory's, the flat one the processor's. With one token the projections
 # are at the far left: no processor, however fast, would help there, and this is where writing lives. Each doubling of
-# L moves them to the right and up until they meet the flat roof. A roof is a bound and not a promise; how far below it
-# a point lies is what an implementation leaves on the table; attention has exponentials to compute besides, which the
-# count leaves out. (A copy reads and writes. Where a machine reads faster than it copies, a point may even lie a
-# little above the slanted roof.)
+# L moves them to the right and up, until they run level. A roof is a bound and not a promise; how far below it a line
+# runs level is what an implementation leaves on the table. (The flat roof is the fastest product found here;
+# transformers may use another library. And attention has exponentials to compute, which the count leaves out.) A copy
+# reads and writes: where a machine reads faster than it copies, a point may lie a little above the slanted roof.
 
 # %% [markdown]
 # ### The same on a GPU, on paper
@@ -1679,23 +1679,21 @@ guess_2_20 = 8  # SOLUTION: how many times as long
 check("2.20")
 
 # %%
-from twophase.workbook.lab02.first_token import count_prefill_flops, matmul_rate, time_first_token
+from twophase.workbook.kit.ceilings import matmul_rate
+from twophase.workbook.lab02.first_token import count_prefill_flops, time_first_token
 
 lengths = (16, 32, 64, 128, 256, 512)
-flop_per_s = matmul_rate()
 first_token_s = {length: time_first_token(length, repeats=2 if length < 256 else 1) for length in lengths}
 measured("2.20", first_token_s[512] / first_token_s[64])
 
 # %% [markdown]
 # To read the curve, a ruler: the operations of a prefill, over the rate at which this machine multiplies large
 # matrices, is the shortest time that is possible. The share of that rate that the prefill reaches is its **model FLOP
-# utilisation**, MFU (arXiv:2204.02311). (More than 100 % would mean that something else kept this machine busy while
-# the rate was measured.)
+# utilisation**, MFU (arXiv:2204.02311).
 
 # %%
-flop_per_s = max(flop_per_s, matmul_rate())  # before and after, so that a busy moment does not count
 flops = {length: count_prefill_flops(length) for length in lengths}
-prefill_pictures.draw_first_token(first_token_s, flops, flop_per_s)
+prefill_pictures.draw_first_token(first_token_s, flops, matmul_rate())
 plt.show()
 
 # %%

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twophase import SamplingParams
-from twophase.bench.machine import measure_matmul_rate
 from twophase.workbook.kernels import device
 from twophase.workbook.kit.timing import seconds
 
@@ -58,18 +57,6 @@ def count_prefill_flops(num_tokens: int, parts: bool = False) -> Any:
     linear = num_tokens * per_token + 2 * HIDDEN * VOCAB
     attention = LAYERS * 4 * HEADS * HEAD_DIM * (num_tokens * (num_tokens + 1) // 2)
     return (linear, attention) if parts else linear + attention
-
-
-def matmul_rate(tries: int = 8) -> float:
-    """FLOP per second of large float32 products, the best of several tries: other programs only ever take from it."""
-    if device.type == "cuda":
-        return max(measure_matmul_rate(device, torch.float32, size) for size in (1024, 4096))
-    generator = torch.Generator().manual_seed(0)
-    rates = []
-    for size in (512, 1024):
-        a, b = (torch.randn(size, size, generator=generator) for _ in range(2))
-        rates.append(2 * size**3 / seconds(partial(torch.matmul, a, b), tries))
-    return max(rates)
 
 
 def naive_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
