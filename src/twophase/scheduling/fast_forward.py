@@ -1,0 +1,112 @@
+"""Many decode steps at once: the state that k rounds of `schedule` and `update` would leave, without the rounds.
+
+Between two events (an arrival, a completion, a pool that runs out of blocks) a batch of decodes repeats the same plan.
+A simulation need not plan it again and again. Only the Scheduler's own state is advanced here; nothing is computed, so
+an engine has no use for this.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from twophase.cache.manager import CacheManager
+from twophase.core.plan import StepPlan
+from twophase.scheduling.policy import Policy, PriorityPolicy
+from twophase.scheduling.scheduler import Scheduler
+from twophase.scheduling.sequence import Sequence
+
+# Policies that, when all that runs decodes and nobody could be let in, plan the same again until an event. A policy of
+# another class might look at the clock or at a counter of its own: its steps are taken one by one.
+REPEATING_POLICIES: tuple[type[Policy], ...] = (PriorityPolicy,)
+
+
+def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: bool) -> list[Sequence]:
+    """The sequences that the next steps decode, in batch order, if they repeat `plan`; empty if they may not.
+
+    Args:
+        plan: The latest one, confirmed by `update`.
+        is_undisturbed: Nothing was added, finished or aborted since the plan was made. It matters when somebody waits:
+            the same state refuses him again.
+    """
+    if not isinstance(scheduler.policy, REPEATING_POLICIES):
+        return []
+    if plan.is_empty or plan.num_decodes < len(plan.chunks) or plan.preempted:
+        return []
+    if scheduler.num_waiting and not is_undisturbed:
+        return []
+    alive = scheduler.sequences
+    sequences = [alive[chunk.seq_id] for chunk in plan.chunks if chunk.seq_id in alive]
+    # After a step of decodes alone, whoever had just forked has a last block of his own: no more copies will be due.
+    return sequences if len(sequences) == scheduler.num_running else []
+
+
+def num_repeats(cache: CacheManager, sequences: Seq[Sequence]) -> int:
+    """Steps that decode exactly these sequences, end none of them, and find a block whenever one needs it."""
+    num_steps = min(sequence.max_num_tokens - len(sequence.token_ids) for sequence in sequences) - 1
+    num_free = cache.num_free_blocks
+    block_size = cache.block_size
+    if len(sequences) * -(-num_steps // block_size) <= num_free:
+        return num_steps
+
+    def num_new_blocks(steps: int) -> int:
+        """Blocks that hold one more token per sequence and step, beyond those that they have."""
+        return sum(
+            -(-(len(sequence.token_ids) - 1 + steps) // block_size) - -(-(len(sequence.token_ids) - 1) // block_size)
+            for sequence in sequences
+        )
+
+    enough, too_many = 0, num_steps + 1
+    while too_many - enough > 1:
+        middle = (enough + too_many) // 2
+        if num_new_blocks(middle) <= num_free:
+            enough = middle
+        else:
+            too_many = middle
+    return enough
+
+
+def repeat_decodes(
+    cache: CacheManager,
+    sequences: Seq[Sequence],
+    num_steps: int,
+    token_of: Callable[[Sequence], int],
+    after_step: Callable[[int], None] | None = None,
+) -> None:
+    """Advance the sequences by `num_steps` tokens each, blocks included: taken and published in the steps' own order.
+
+    Within a step, the sequences take their blocks in batch order; when it has run, the full ones are published in batch
+    order. Only steps at block boundaries touch the pool, so the time is one call per sequence and one per block.
+
+    Args:
+        sequences: Of `repeated_sequences`.
+        num_steps: At most `num_repeats`.
+        token_of: The token that a sequence samples in each of the steps; no stop token.
+        after_step: Called with 0 .. num_steps-1 when the blocks are as after that step.
+    """
+    moves: list[tuple[int, int]] = []  # (2 * step, or 2 * step + 1 to publish; which sequence)
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    for i, (sequence, num_tokens) in enumerate(zip(sequences, lengths, strict=True)):
+        assert sequence.table is not None
+        sequence.token_ids += [token_of(sequence)] * num_steps
+        # Step j computes the token at position num_tokens - 1 + j; a block begins where that is a multiple of its size.
+        moves += [(2 * step, i) for step in range((1 - num_tokens) % cache.block_size, num_steps, cache.block_size)]
+        first_full = sequence.table.publish_at - num_tokens
+        moves += [(2 * step + 1, i) for step in range(first_full, num_steps, cache.block_size)]
+    moves.sort()
+    num_done = 0
+    for phase, i in moves:
+        sequence, step = sequences[i], phase // 2
+        assert sequence.table is not None
+        while after_step is not None and num_done < step:
+            after_step(num_done)
+            num_done += 1
+        if phase % 2:
+            cache.publish(sequence.table, sequence.token_ids, lengths[i] + step)
+        else:
+            cache.grow(sequence.table, lengths[i] + step)
+    for sequence, num_tokens in zip(sequences, lengths, strict=True):
+        assert sequence.table is not None
+        cache.grow(sequence.table, num_tokens + num_steps - 1)
+        sequence.num_computed_tokens = num_tokens + num_steps - 1
+    while after_step is not None and num_done < num_steps:
+        after_step(num_done)
+        num_done += 1
