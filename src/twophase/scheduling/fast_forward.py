@@ -7,6 +7,7 @@ an engine has no use for this.
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from operator import attrgetter
 
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import StepPlan
@@ -14,9 +15,11 @@ from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence
 
-# Policies that, when all that runs decodes and nobody could be let in, plan the same again until an event. A policy of
+# Policies that decode, in rank order, all that runs when nobody could be let in, and again until an event. A policy of
 # another class might look at the clock or at a counter of its own: its steps are taken one by one.
 REPEATING_POLICIES: tuple[type[Policy], ...] = (PriorityPolicy,)
+
+_RANK = attrgetter("rank")
 
 
 def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: bool) -> list[Sequence]:
@@ -27,16 +30,18 @@ def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: boo
         is_undisturbed: Nothing was added, finished or aborted since the plan was made. It matters when somebody waits:
             the same state refuses him again.
     """
-    if not isinstance(scheduler.policy, REPEATING_POLICIES):
+    if not isinstance(scheduler.policy, REPEATING_POLICIES) or not all(chunk.num_samples for chunk in plan.chunks):
         return []
-    if plan.is_empty or plan.num_decodes < len(plan.chunks) or plan.preempted:
-        return []
-    if scheduler.num_waiting and not is_undisturbed:
+    is_all_decodes = plan.num_decodes == len(plan.chunks) and not plan.preempted
+    if scheduler.num_waiting and not (is_undisturbed and is_all_decodes):
         return []
     alive = scheduler.sequences
     sequences = [alive[chunk.seq_id] for chunk in plan.chunks if chunk.seq_id in alive]
-    # After a step of decodes alone, whoever had just forked has a last block of his own: no more copies will be due.
-    return sequences if len(sequences) == scheduler.num_running else []
+    if len(sequences) < scheduler.num_running:
+        return []  # among them those that have just forked: their first step copies a block
+    if not is_all_decodes:
+        sequences.sort(key=_RANK)  # those that have just done their prompt take their places
+    return sequences
 
 
 def num_repeats(cache: CacheManager, sequences: Seq[Sequence]) -> int:
@@ -99,10 +104,9 @@ def repeat_decodes(
         while after_step is not None and num_done < step:
             after_step(num_done)
             num_done += 1
+        cache.grow(sequence.table, lengths[i] + step)
         if phase % 2:
             cache.publish(sequence.table, sequence.token_ids, lengths[i] + step)
-        else:
-            cache.grow(sequence.table, lengths[i] + step)
     for sequence, num_tokens in zip(sequences, lengths, strict=True):
         assert sequence.table is not None
         cache.grow(sequence.table, num_tokens + num_steps - 1)

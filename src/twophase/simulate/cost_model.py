@@ -1,7 +1,7 @@
 """How long a step takes, from what it computes."""
 
 import abc
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -75,8 +75,7 @@ class LinearCostModel(CostModel):
     update_per_chunk_s: float | int = 0.0
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
+        for name, value in asdict(self).items():
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"a cost must be finite and at least 0 seconds, got {name}={value}; calibrate again.")
         if self.per_step_s + self.per_token_s <= 0:
@@ -119,10 +118,11 @@ class Assumptions:
                 raise ConfigError(f"{name} is a share of a peak, in (0, 1], got {getattr(self, name)}.")
 
     def to_text(self) -> str:
+        host_ms = (self.schedule_s + self.update_s) * 1e3
         return (
-            f"assumed: {self.compute_efficiency:.0%} of peak FLOP/s, {self.bandwidth_efficiency:.0%} of peak bandwidth, "
-            f"{self.all_reduce_latency_s * 1e6:g} us per all-reduce, {(self.schedule_s + self.update_s) * 1e3:g} ms and "
-            f"{2 * self.overhead_per_chunk_s * 1e6:g} us per sequence of host work a step"
+            f"assumed: {self.compute_efficiency:.0%} of the peak FLOP/s, {self.bandwidth_efficiency:.0%} of the peak "
+            f"bandwidth, {self.all_reduce_latency_s * 1e6:g} us per all-reduce; host work of {host_ms:g} ms per step "
+            f"and {2 * self.overhead_per_chunk_s * 1e6:g} us more per sequence"
         )
 
 
@@ -145,7 +145,7 @@ class RooflineCostModel(CostModel):
     hardware: Hardware
     shape: ModelShape
     tensor_parallel: int = 1
-    assumptions: Assumptions = Assumptions()
+    assumptions: Assumptions = field(default_factory=Assumptions)
 
     def overhead_s(self, num_chunks: int) -> tuple[float | int, float | int]:
         more_s = self.assumptions.overhead_per_chunk_s * num_chunks

@@ -24,7 +24,7 @@ class ModelShape:
 
     @property
     def layer_params(self) -> int:
-        """Weights of all layers' products: q, k, v, o, gate, up and down. (Norms, a millionth of them, are left out.)"""
+        """Weights of all layers' products: q, k, v, o, gate, up, down; not the norms, which are one in ten thousand."""
         attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
         return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
 
@@ -53,10 +53,28 @@ MODELS = {
         "SmolLM2-135M", 576, 1536, 30, 9, 3, 64, 49152, True, "config.json of HuggingFaceTB/SmolLM2-135M-Instruct"
     ),
     "llama-3-8b": ModelShape(
-        "Llama-3-8B", 4096, 14336, 32, 32, 8, 128, 128256, False, "The Llama 3 Herd of Models, arXiv:2407.21783, table 3"
+        "Llama-3-8B",
+        4096,
+        14336,
+        32,
+        32,
+        8,
+        128,
+        128256,
+        False,
+        "arXiv:2407.21783, table 3; vocabulary of config.json",
     ),
     "llama-3-70b": ModelShape(
-        "Llama-3-70B", 8192, 28672, 80, 64, 8, 128, 128256, False, "The Llama 3 Herd of Models, arXiv:2407.21783, table 3"
+        "Llama-3-70B",
+        8192,
+        28672,
+        80,
+        64,
+        8,
+        128,
+        128256,
+        False,
+        "arXiv:2407.21783, table 3; vocabulary of config.json",
     ),
 }
 

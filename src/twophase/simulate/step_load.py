@@ -39,7 +39,9 @@ def load_of(plan: StepPlan) -> StepLoad:
 def load_of_trace(chunks: tuple[tuple[str, int, int, int], ...], num_decodes: int, num_samples: int) -> StepLoad:
     """The load of a step that the engine has traced (`StepTrace.chunks`); a trace does not tell who sampled."""
     decode_context = num_decodes + sum(start for _, _, start, _ in chunks[:num_decodes])
-    return _load([(start, count) for _, _, start, count in chunks[num_decodes:]], num_decodes, decode_context, num_samples)
+    return _load(
+        [(start, count) for _, _, start, count in chunks[num_decodes:]], num_decodes, decode_context, num_samples
+    )
 
 
 def _load(prefills: list[tuple[int, int]], num_decodes: int, decode_context: int, num_samples: int) -> StepLoad:
