@@ -20,6 +20,8 @@ from twophase.scheduling.sequence import Sequence
 REPEATING_POLICIES: tuple[type[Policy], ...] = (PriorityPolicy,)
 
 _RANK = attrgetter("rank")
+_Move = int
+_GROW, _PUBLISH, _END = range(3)
 
 
 def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: bool) -> list[Sequence]:
@@ -45,8 +47,8 @@ def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: boo
 
 
 def num_repeats(cache: CacheManager, sequences: Seq[Sequence]) -> int:
-    """Steps that decode exactly these sequences, end none of them, and find a block whenever one needs it."""
-    num_steps = min(sequence.max_num_tokens - len(sequence.token_ids) for sequence in sequences) - 1
+    """Steps that decode exactly these sequences and find a block whenever one needs it; in the last one some may end."""
+    num_steps = min([sequence.max_num_tokens - len(sequence.token_ids) for sequence in sequences])
     num_free = cache.num_free_blocks
     block_size = cache.block_size
     if len(sequences) * -(-num_steps // block_size) <= num_free:
@@ -70,47 +72,57 @@ def num_repeats(cache: CacheManager, sequences: Seq[Sequence]) -> int:
 
 
 def repeat_decodes(
-    cache: CacheManager,
+    scheduler: Scheduler,
     sequences: Seq[Sequence],
     num_steps: int,
     token_of: Callable[[Sequence], int],
     after_step: Callable[[int], None] | None = None,
-) -> None:
-    """Advance the sequences by `num_steps` tokens each, blocks included: taken and published in the steps' own order.
+) -> list[Sequence]:
+    """Advance the sequences by `num_steps` tokens each; returns those that have ended, all of them in the last step.
 
-    Within a step, the sequences take their blocks in batch order; when it has run, the full ones are published in batch
-    order. Only steps at block boundaries touch the pool, so the time is one call per sequence and one per block.
+    Everything that touches the pool happens in the order of the single steps: in each, the sequences take their blocks
+    in batch order; when it has run, they publish their full blocks and end in batch order. Steps in which nobody
+    crosses a block's boundary touch nothing, so the time is a call per sequence and a call or two per block.
 
     Args:
         sequences: Of `repeated_sequences`.
         num_steps: At most `num_repeats`.
         token_of: The token that a sequence samples in each of the steps; no stop token.
-        after_step: Called with 0 .. num_steps-1 when the blocks are as after that step.
+        after_step: Called with 0 .. num_steps-1 when the scheduler's counts and blocks are as after that step.
     """
-    moves: list[tuple[int, int]] = []  # (2 * step, or 2 * step + 1 to publish; which sequence)
+    cache, block_size = scheduler.cache, scheduler.cache.block_size
+    moves: list[tuple[int, int, _Move]] = []  # (twice the step, plus one when it has run; which sequence; what)
     lengths = [len(sequence.token_ids) for sequence in sequences]
+    ended: list[Sequence] = []
     for i, (sequence, num_tokens) in enumerate(zip(sequences, lengths, strict=True)):
         assert sequence.table is not None
         sequence.token_ids += [token_of(sequence)] * num_steps
         # Step j computes the token at position num_tokens - 1 + j; a block begins where that is a multiple of its size.
-        moves += [(2 * step, i) for step in range((1 - num_tokens) % cache.block_size, num_steps, cache.block_size)]
-        first_full = sequence.table.publish_at - num_tokens
-        moves += [(2 * step + 1, i) for step in range(first_full, num_steps, cache.block_size)]
+        moves += [(2 * step, i, _GROW) for step in range((1 - num_tokens) % block_size, num_steps, block_size)]
+        if sequence.table.publish_at < num_tokens + num_steps:
+            first_full = sequence.table.publish_at - num_tokens
+            moves += [(2 * step + 1, i, _PUBLISH) for step in range(first_full, num_steps, block_size)]
+        if num_tokens + num_steps == sequence.max_num_tokens:
+            moves.append((2 * num_steps - 1, i, _END))
+            ended.append(sequence)
     moves.sort()
     num_done = 0
-    for phase, i in moves:
+    for phase, i, move in moves:
         sequence, step = sequences[i], phase // 2
         assert sequence.table is not None
         while after_step is not None and num_done < step:
             after_step(num_done)
             num_done += 1
         cache.grow(sequence.table, lengths[i] + step)
-        if phase % 2:
+        if move == _PUBLISH:
             cache.publish(sequence.table, sequence.token_ids, lengths[i] + step)
+        elif move == _END:
+            scheduler.finish(sequence.seq_id, "length")
     for sequence, num_tokens in zip(sequences, lengths, strict=True):
-        assert sequence.table is not None
-        cache.grow(sequence.table, num_tokens + num_steps - 1)
-        sequence.num_computed_tokens = num_tokens + num_steps - 1
+        if sequence.table is not None:
+            cache.grow(sequence.table, num_tokens + num_steps - 1)
+            sequence.num_computed_tokens = num_tokens + num_steps - 1
     while after_step is not None and num_done < num_steps:
         after_step(num_done)
         num_done += 1
+    return ended

@@ -22,6 +22,7 @@ from twophase.core.request import Request
 from twophase.scheduling.fast_forward import num_repeats, repeat_decodes, repeated_sequences
 from twophase.scheduling.scheduler import Scheduler, SequenceUpdate
 from twophase.scheduling.sequence import Sequence as SchedulerSequence
+from twophase.scheduling.sequence import SequenceStatus
 from twophase.simulate.cost_model import CostModel, StepCost
 from twophase.simulate.observers import Observer, Recorder
 from twophase.simulate.progress import RequestProgress
@@ -38,7 +39,7 @@ class SimulationStuckError(TwophaseError):
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Steps that repeat the last plan, not yet done: step i is over at `ends_s[i]`. Nothing ends in any of them."""
+    """Steps that repeat the last plan, not yet done: step i is over at `ends_s[i]`. Only the last may end anyone."""
 
     sequences: Sequence[SchedulerSequence]
     costs_s: Sequence[float]
@@ -248,10 +249,10 @@ class Replica:
     # -- many steps at once
 
     def _look_ahead(self, plan: StepPlan) -> _Stretch | None:
-        """The steps that repeat `plan` until one of its sequences ends or may lack a block; None for fewer than two."""
+        """The steps that repeat `plan` until one of its sequences ends or may lack a block; None if there is none."""
         sequences = repeated_sequences(self._scheduler, plan, self._is_undisturbed)
         num_steps = num_repeats(self._scheduler.cache, sequences) if sequences else 0
-        if num_steps < 2:
+        if not num_steps:
             return None
         schedule_s, update_s = self._cost_model.overhead_s(len(sequences))
         context = sum([len(sequence.token_ids) for sequence in sequences])
@@ -261,7 +262,7 @@ class Replica:
         return _Stretch(sequences, costs_s, ends_s, run_s, schedule_s, update_s)
 
     def _last_start_s(self, stretch: _Stretch) -> float | int:
-        return stretch.ends_s[-2]
+        return stretch.ends_s[-2] if len(stretch.ends_s) > 1 else self.now_s
 
     def _settle(self, arrival_s: float | int) -> None:
         """An arrival disturbs the stretch: the steps that start before it are done, the others never happen."""
@@ -288,10 +289,12 @@ class Replica:
             start_s = stretch.ends_s[step - 1] if step else self.now_s
             cost = StepCost(stretch.schedule_s, float(stretch.run_s[step]), stretch.update_s)
             done = tuple((request_id, index, start + step, 1) for request_id, index, start in chunks)
-            self._note_step(start_s, cost, done, len(done), step=self._num_steps + step)
+            ended = [sequence for sequence in stretch.sequences if sequence.status is SequenceStatus.FINISHED]
+            finished = tuple((sequence.request.request_id, sequence.index) for sequence in ended)
+            self._note_step(start_s, cost, done, len(done), (), finished, self._num_steps + step)
 
-        repeat_decodes(
-            self._scheduler.cache, stretch.sequences, num_steps, _token_of, note_step if wants_details else None
+        ended = repeat_decodes(
+            self._scheduler, stretch.sequences, num_steps, _token_of, note_step if wants_details else None
         )
         for sequence in stretch.sequences:
             progress = self._progress[sequence.request.request_id]
@@ -304,6 +307,11 @@ class Replica:
         self._num_steps += num_steps
         self.now_s = ends_s[-1]
         self._stretch = None
+        for sequence in ended:
+            progress = self._progress[sequence.request.request_id]
+            progress.completions[sequence.index].finish_reason = "length"
+            self._note_end(progress)
+        self._is_undisturbed = self._is_undisturbed and not ended
 
 
 def _token_of(sequence: SchedulerSequence) -> int:
