@@ -1,0 +1,259 @@
+"""Fits the cost model to this machine: short probes on the real engine, repeated in turns, medians, least squares."""
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from twophase.bench.machine import record_machine
+from twophase.core.errors import ConfigError
+from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.request import Request
+from twophase.core.sampling_params import SamplingParams
+from twophase.engine.engine import Engine
+from twophase.engine.llm import LLM
+from twophase.simulate.cost_model import LinearCostModel
+from twophase.simulate.nnls import nnls
+from twophase.simulate.step_load import StepLoad, load_of_trace
+
+MAX_PROBE_LEN = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Requests that all arrive at once: prompt lengths, and the tokens each generates."""
+
+    prompt_lens: tuple[int, ...]
+    output_len: int
+
+
+# Few and many sequences, short and long contexts, whole prompts and chunks, alone and mixed with decodes. Seconds per
+# round: a CPU computes about a thousand prompt tokens per second, a GPU a hundred times as many.
+PROBES = {
+    "cpu": (
+        Probe((8,), 5),
+        Probe((400,), 4),
+        Probe((24,) * 4, 5),
+        Probe((1000,), 4),
+        Probe((16,) * 16, 5),
+        Probe((300,) * 4, 4),
+        Probe((12,) * 32, 4),
+        Probe((48, 112, 200), 4),
+    ),
+    "cuda": (
+        Probe((8,), 20),
+        Probe((2000,), 20),
+        Probe((256,) * 8, 20),
+        Probe((64,) * 64, 20),
+        Probe((1500,) * 16, 20),
+        Probe((32,) * 200, 20),
+        Probe((1000,) * 64, 10),
+        Probe((300, 900, 1800), 20),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One step of a probe, with the medians of its parts over the rounds, in seconds."""
+
+    load: StepLoad
+    schedule_s: float
+    run_s: float
+    update_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A fitted cost model, and on what it was fitted.
+
+    Attributes:
+        setup: Model, device, dtype, attention backend, threads.
+        machine: `bench.machine.MachineRecord` as a dict: hardware, versions, date.
+        median_error, worst_error: Of the fitted steps' run times, relative; `worst_load` is where.
+    """
+
+    cost_model: LinearCostModel
+    setup: dict[str, Any]
+    machine: dict[str, Any]
+    num_rounds: int
+    num_steps: int
+    median_error: float
+    worst_error: float
+    worst_load: dict[str, int]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Calibration":
+        """Raises ConfigError if this is not a calibration."""
+        try:
+            data = json.loads(text)
+            return cls(**{**data, "cost_model": LinearCostModel(**data["cost_model"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(f"this is not a calibration ({error}); run `twophase simulate --calibrate`.") from error
+
+    def to_text(self) -> str:
+        model = self.cost_model
+        return (
+            f"fitted to {self.num_steps} steps, medians of {self.num_rounds} rounds: "
+            f"{model.per_step_s * 1e3:.2f} ms per step + {model.per_token_s * 1e6:.1f} us per token + "
+            f"{model.per_sample_s * 1e6:.1f} us per sample + {model.per_context_s * 1e9:.0f} ns per key of decodes + "
+            f"{model.per_pair_s * 1e9:.0f} ns per query-key pair of prefills; "
+            f"error median {self.median_error:.1%}, worst {self.worst_error:.0%}"
+        )
+
+
+def calibrate(llm: LLM, num_rounds: int = 3) -> Calibration:
+    """Play the probes `num_rounds` times in turns, and fit. Tens of seconds on a CPU.
+
+    Args:
+        llm: Idle, made with `max_trace_steps=None` and without prefix caching, which would skip the repeated prompts.
+    """
+    warm_up(llm)
+    return fit(llm, [play_probes(llm) for _ in range(num_rounds)])
+
+
+def warm_up(llm: LLM) -> None:
+    """The first steps of a process allocate; they are not measured. Raises ConfigError for an LLM of the wrong kind."""
+    if llm.scheduler.cache.enable_prefix_caching or llm.engine.has_unfinished_requests():
+        raise ConfigError("calibrate an idle LLM made with enable_prefix_caching=False: probes repeat their prompts.")
+    play(llm.engine, _requests_of(Probe((40, 8), 3), llm))
+
+
+def play_probes(llm: LLM) -> list[StepTrace]:
+    """One round: the steps of every probe, the same ones in every round."""
+    steps: list[StepTrace] = []
+    for probe in PROBES[llm.kv_cache.device.type]:
+        steps += play(llm.engine, _requests_of(probe, llm))[1]
+    return steps
+
+
+def _requests_of(probe: Probe, llm: LLM) -> list[Request]:
+    longest = min(MAX_PROBE_LEN, llm.scheduler.config.max_model_len - probe.output_len - 1)
+    params = SamplingParams(temperature=0.0, max_tokens=probe.output_len, ignore_eos=True)
+    vocab_size = llm.model_config.vocab_size
+    return [
+        Request(f"probe-{i}", tuple((i + 7 * j) % vocab_size for j in range(min(length, longest))), params)
+        for i, length in enumerate(probe.prompt_lens)
+    ]
+
+
+def play(engine: Engine, requests: Sequence[Request]) -> tuple[list[RequestOutput], list[StepTrace]]:
+    """Send each request at its `arrival_s` after now, whatever the engine is doing (open loop), until all have ended.
+
+    Returns the outputs, by arrival, and the steps. Their times are on the engine's clock; a request's arrival is when
+    it was due, so time it waited for the current step to end counts.
+    """
+    num_before = len(engine.trace)
+    start_s = time.monotonic()
+    outputs: dict[str, RequestOutput] = {}
+    num_sent = 0
+    while len(outputs) < len(requests):
+        now_s = time.monotonic() - start_s
+        while num_sent < len(requests) and requests[num_sent].arrival_s <= now_s:
+            request = requests[num_sent]
+            engine.add_request(
+                request.request_id,
+                {"prompt_token_ids": list(request.prompt_token_ids)},
+                request.sampling_params,
+                arrival_s=start_s + request.arrival_s,
+                stream=False,
+            )
+            num_sent += 1
+        if engine.has_unfinished_requests():
+            outputs |= {output.request_id: output for output in engine.step() if output.finished}
+        else:
+            time.sleep(max(0.0, requests[num_sent].arrival_s - now_s))
+    return [outputs[request.request_id] for request in requests], list(engine.trace[num_before:])
+
+
+def samples_of(steps: Sequence[StepTrace]) -> list[StepSample]:
+    """What each step computed and took. A trace does not tell which chunks ended their prompts and sampled: those that
+    the next step does not go on with."""
+    samples = []
+    for i, step in enumerate(steps):
+        begun = {
+            (request_id, index, start)
+            for later in steps[i + 1 : i + 2]
+            for request_id, index, start, _ in later.chunks[later.num_decodes :]
+        }
+        prefills = step.chunks[step.num_decodes :]
+        num_done = sum((request_id, index, start + count) not in begun for request_id, index, start, count in prefills)
+        load = load_of_trace(step.chunks, step.num_decodes, step.num_decodes + num_done)
+        samples.append(StepSample(load, step.schedule_s, step.run_s, step.update_s))
+    return samples
+
+
+def fit(llm: LLM, rounds: Sequence[Sequence[StepTrace]]) -> Calibration:
+    """The cost model that fits the medians over the rounds best, in relative terms."""
+    per_round = [samples_of(steps) for steps in rounds]
+    samples = [
+        StepSample(
+            same[0].load,
+            statistics.median(sample.schedule_s for sample in same),
+            statistics.median(sample.run_s for sample in same),
+            statistics.median(sample.update_s for sample in same),
+        )
+        for same in zip(*per_round, strict=True)
+    ]
+    model = fit_cost_model(samples)
+    errors = [float(model.run_s(sample.load)) / sample.run_s - 1 for sample in samples]
+    worst = max(range(len(errors)), key=lambda i: abs(errors[i]))
+    return Calibration(
+        cost_model=model,
+        setup=setup_of(llm),
+        machine=asdict(record_machine()),
+        num_rounds=len(rounds),
+        num_steps=len(samples),
+        median_error=statistics.median(map(abs, errors)),
+        worst_error=errors[worst],
+        worst_load=samples[worst].load._asdict(),
+    )
+
+
+def fit_cost_model(samples: Sequence[StepSample]) -> LinearCostModel:
+    """Non-negative least squares of relative errors: a 30 ms step matters as much as a 700 ms one."""
+    loads = [sample.load for sample in samples]
+    run = _fit(
+        [(1, x.num_tokens, x.num_samples, x.decode_context, x.prefill_pairs) for x in loads],
+        [sample.run_s for sample in samples],
+    )
+    overhead = [(1, x.num_chunks) for x in loads]
+    schedule = _fit(overhead, [sample.schedule_s for sample in samples])
+    update = _fit(overhead, [sample.update_s for sample in samples])
+    return LinearCostModel(*run, *schedule, *update)
+
+
+def _fit(features: Sequence[tuple[int, ...]], times_s: Sequence[float]) -> list[float]:
+    weights = 1 / np.maximum(np.array(times_s), 1e-9)
+    a = np.array(features, dtype=float) * weights[:, None]
+    return [float(x) for x in nnls(a, np.ones(len(times_s)))]
+
+
+def setup_of(llm: LLM) -> dict[str, Any]:
+    """What the times depend on, besides the machine."""
+    return {
+        "model": llm.model_dir.name,
+        "device": str(llm.kv_cache.device),
+        "dtype": str(llm.kv_cache.spec.dtype).removeprefix("torch."),
+        "attention": llm.model.backend.name,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Raises ConfigError if there is none, or it is broken."""
+    try:
+        return Calibration.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"no calibration at {path}: {error.strerror}; run `twophase simulate --calibrate`."
+        ) from error
