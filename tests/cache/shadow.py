@@ -27,12 +27,26 @@ class ShadowKV:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.slots: dict[int, int] = {}
+        self.host_slots: dict[int, int] = {}
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         for source, target in copies:
             for offset in range(self.block_size):
                 value = self.slots.get(source * self.block_size + offset, 0)
                 self.slots[target * self.block_size + offset] = value
+
+    def move(self, plan: StepPlan) -> None:
+        """What a step does with whole blocks."""
+        for block, host_block in plan.swaps_out:
+            self._move(self.slots, block, self.host_slots, host_block)
+        self.copy(plan.copies)
+        for block, host_block in plan.swaps_in:
+            self._move(self.host_slots, host_block, self.slots, block)
+
+    def _move(self, source: dict[int, int], source_block: int, target: dict[int, int], target_block: int) -> None:
+        for offset in range(self.block_size):
+            value = source.get(source_block * self.block_size + offset, 0)
+            target[target_block * self.block_size + offset] = value
 
     def write(self, block_ids: Sequence[int], token_ids: Sequence[int], start: int, end: int, salt: str = "") -> None:
         """Positions [start, end) of a sequence are computed."""
@@ -53,8 +67,8 @@ class ShadowKV:
         token_ids_of: Callable[[int], Sequence[int]],
         salt_of: Callable[[int], str] = lambda seq_id: "",
     ) -> None:
-        """Do a step as the model does: block copies, then every write, then every read."""
-        self.copy(plan.copies)
+        """Do a step as the model does: swaps out, block copies, swaps in, then every write, then every read."""
+        self.move(plan)
         for chunk in plan.chunks:
             token_ids, end = token_ids_of(chunk.seq_id), chunk.start + len(chunk.token_ids)
             assert list(token_ids[chunk.start : end]) == list(chunk.token_ids), f"not the sequence's tokens: {chunk}"

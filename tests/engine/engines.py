@@ -26,6 +26,8 @@ def make_engine(
     max_model_len: int = 128,
     chunked: bool = True,
     prefix_caching: bool = True,
+    policy=None,
+    num_swap_blocks: int = 0,
     codec=None,
     eos=frozenset(),
     **options,
@@ -33,9 +35,12 @@ def make_engine(
     config = model.config
     spec = KVCacheSpec(config.num_layers, config.num_kv_heads, config.head_dim, block_size, torch.float32)
     kv_cache = KVCache(spec, num_blocks, model.device)
-    limits = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked)
-    scheduler = Scheduler(limits, CacheManager(num_blocks, block_size, prefix_caching))
-    runner = ModelRunner(model, kv_cache, max_model_len)
+    preemption = "swap" if num_swap_blocks else "recompute"
+    limits = SchedulerConfig(
+        max_num_seqs, budget, max_model_len, chunked, preemption=preemption, num_swap_blocks=num_swap_blocks
+    )
+    scheduler = Scheduler(limits, CacheManager(num_blocks, block_size, prefix_caching), policy)
+    runner = ModelRunner(model, kv_cache, max_model_len, num_swap_blocks=num_swap_blocks)
     return Engine(runner, scheduler, vocab_size=config.vocab_size, codec=codec, eos_token_ids=eos, **options)
 
 

@@ -140,7 +140,7 @@ def test_after_a_request_that_could_not_be_planned(tiny_model, monkeypatch):
         return real_open(token_ids, *args, **kwargs)
 
     monkeypatch.setattr(cache, "open", faulty_open)
-    monkeypatch.setattr(engine._runner, "run", lambda chunks, copies: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(engine._runner, "run", lambda chunks: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     monkeypatch.delattr(engine._runner, "run")

@@ -14,8 +14,10 @@ from twophase.core.plan import SampledToken, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.policies import ChunkedPrefillPolicy, ContinuousPolicy, DeadlinePolicy, PriorityPolicy
 from twophase.scheduling.policy import Policy
 
+DECODES_NEVER_WAIT = (PriorityPolicy, ChunkedPrefillPolicy, ContinuousPolicy, DeadlinePolicy)
 VOCAB_SIZE = 17
 EOS = 0
 
@@ -43,7 +45,18 @@ def outputs_alone(request: Request, max_model_len: int) -> list[tuple[tuple[int,
     return outputs
 
 
-def make_request(request_id: str, prompt, max_tokens: int = 4, *, priority=0, salt="", arrival_s=0.0, eos=(), **params):
+def make_request(
+    request_id: str,
+    prompt,
+    max_tokens: int = 4,
+    *,
+    priority=0,
+    salt="",
+    arrival_s=0.0,
+    ttft_slo_s=None,
+    eos=(),
+    **params,
+):
     """A request; `prompt` is its tokens, or how many (then they are all its own)."""
     if isinstance(prompt, int):
         base = 1000 * (1 + sum(map(ord, request_id)))
@@ -56,6 +69,7 @@ def make_request(request_id: str, prompt, max_tokens: int = 4, *, priority=0, sa
         eos_token_ids=frozenset(eos),
         priority=priority,
         cache_salt=salt,
+        ttft_slo_s=ttft_slo_s,
     )
 
 
@@ -80,13 +94,20 @@ class Harness:
         prefix_caching: bool = True,
         policy: Policy | None = None,
         cache: CacheManager | None = None,
+        step_s: float = 1.0,
+        **limits,
     ) -> None:
-        self.config = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked)
+        if "num_swap_blocks" in limits:
+            limits["preemption"] = "swap"
+        self.config = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked, **limits)
         self.cache = cache or CacheManager(num_blocks, block_size, prefix_caching)
         self.shadow = ShadowKV(block_size)
         self.scheduler = self.module.Scheduler(self.config, self.cache, policy)
         self.fault_class = self.module.SequenceFault
         self.step_no = 0
+        self.now_s = 0.0
+        self.step_s = step_s
+        self.num_swapped_in = self.num_swapped_out = 0
         self.log: list[tuple[int, str, int]] = []
         self.preempted: list[tuple[int, str]] = []
         self.num_copies = 0
@@ -103,7 +124,7 @@ class Harness:
         """Plan, and check the plan. A sequence that cannot be planned is failed, as the engine does."""
         while True:
             try:
-                plan = self.scheduler.schedule()
+                plan = self.scheduler.schedule(self.now_s)
                 break
             except self.fault_class as fault:
                 self.take(self.scheduler.fail(fault.seq_id, fault))
@@ -128,13 +149,22 @@ class Harness:
 
     def step(self) -> StepPlan:
         plan = self.schedule()
+        if plan.wake_s is not None:
+            assert plan.wake_s > self.now_s
+            self.now_s = min(plan.wake_s, self.now_s + self.step_s)
+            return plan
         sampled = self.execute(plan)
+        self.now_s += self.step_s
         self.num_copies += len(plan.copies)
+        self.num_swapped_out += len(plan.swaps_out)
+        self.num_swapped_in += len(plan.swaps_in)
         for chunk in plan.chunks:
             self.log.append((self.step_no, self.name(chunk.seq_id), len(chunk.token_ids)))
         self.take(self.scheduler.update(plan, sampled))
         self.step_no += 1
         self.check_state()
+        running = (s for s in self.scheduler.sequences.values() if s.table is not None)
+        assert not any(s.host_blocks for s in running), "what came back is still kept in host memory"
         return plan
 
     def run(self, max_steps: int = 2000) -> "Harness":
@@ -146,6 +176,8 @@ class Harness:
         assert not self.scheduler.has_unfinished, f"not done after {max_steps} steps"
         assert self.cache.stats().num_in_use == 0, "blocks leaked"
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        swap_pool = self.scheduler._roster.swap_pool
+        assert swap_pool is None or swap_pool.num_in_use == 0, "host blocks leaked"
         return self
 
     def take(self, updates) -> None:
@@ -164,13 +196,14 @@ class Harness:
         sequences = self.scheduler.sequences
         lengths = [len(chunk.token_ids) for chunk in plan.chunks]
         ids = [chunk.seq_id for chunk in plan.chunks]
-        assert not (plan.is_empty and sequences), "nothing runs, though something is unfinished"
+        assert not (plan.is_empty and sequences and plan.wake_s is None), "nothing runs, though something is unfinished"
         assert sum(lengths) == plan.num_tokens <= self.config.max_num_batched_tokens, f"over budget: {plan}"
         assert min(lengths, default=1) > 0
         assert len(set(ids)) == len(ids), f"a sequence twice: {ids}"
         decoding = {i for i, sequence in sequences.items() if sequence.table is not None and sequence.is_decoding}
         may_decode_late = set(ids[plan.num_decodes :])  # just let in, with all but one token found in the cache
-        assert set(ids[: plan.num_decodes]) == decoding - may_decode_late, "decodes come first, and all of them"
+        if isinstance(self.scheduler.policy, DECODES_NEVER_WAIT):
+            assert set(ids[: plan.num_decodes]) == decoding - may_decode_late, "decodes come first, and all of them"
         for chunk, length in zip(plan.chunks, lengths, strict=True):
             sequence = sequences[chunk.seq_id]
             assert chunk.start == sequence.num_computed_tokens
@@ -187,6 +220,9 @@ class Harness:
         assert sum(sequence.num_completions for sequence in running) <= self.config.max_num_seqs, "too many seats taken"
         assert all(sequence.num_computed_tokens < len(sequence.token_ids) for sequence in sequences)
         check_live_tables(self.cache, [sequence.table for sequence in running])
+        held = [block for sequence in sequences for block in sequence.host_blocks]
+        swap_pool = scheduler._roster.swap_pool
+        assert len(set(held)) == len(held) == (swap_pool.num_in_use if swap_pool else 0), "host blocks lost or shared"
 
     def check_outputs(self, *, but: frozenset[str] = frozenset()) -> None:
         """Every completion is what it would be alone; those of the requests in `but`, cut short, are a part of it."""

@@ -6,7 +6,14 @@ import pytest
 
 import twophase.scheduling.scheduler as scheduler_module
 from tests.mutation import KillTable, Mutant
-from tests.scheduling import test_admission, test_failures, test_pressure, test_sequence, test_timelines
+from tests.scheduling import (
+    test_admission,
+    test_failures,
+    test_policies,
+    test_pressure,
+    test_sequence,
+    test_timelines,
+)
 from tests.scheduling.harness import Harness
 
 SCHEDULER = "twophase.scheduling.scheduler"
@@ -20,18 +27,22 @@ def running(*tests):
             if module.__name__.startswith(SCHEDULER):
                 patch.setattr(Harness, "module", module)
             else:
-                original = module.__name__.partition("__mutant_")[0]
-                for name, value in list(vars(scheduler_module).items()):
-                    if getattr(value, "__module__", None) == original:
-                        patch.setattr(scheduler_module, name, getattr(module, name))
+                for user in (scheduler_module, test_policies):
+                    for name, value in list(vars(user).items()):
+                        if getattr(value, "__module__", "").startswith("twophase.scheduling.") and hasattr(
+                            module, name
+                        ):
+                            patch.setattr(user, name, getattr(module, name))
             for test in tests:
                 test()
 
     return check
 
 
-def scheduler_mutant(name: str, old: str, new: str, *tests):
-    return pytest.param(Mutant(name, SCHEDULER, old, new), running(*tests), id=name)
+def scheduler_mutant(name: str, old: str, new: str, *tests, module: str = "scheduler"):
+    # A step refuses a roster of another class than the one it knows, so it is loaded on top of the mutated one.
+    through = "twophase.scheduling.step" if module == "roster" else None
+    return pytest.param(Mutant(name, f"twophase.scheduling.{module}", old, new, through), running(*tests), id=name)
 
 
 def worst_case():
@@ -56,24 +67,138 @@ def aborts():
         test_timelines.test_abort_ends_every_completion_wherever_it_stands(num_steps)
 
 
+def dropped_swaps():
+    for stage in ("planned", "moved", "written"):
+        test_policies.TestSwapping().test_dropped_steps_change_no_output(stage, 2)
+
+
+SWAPPING = test_policies.TestSwapping()
+
 MUTANTS = [
+    scheduler_mutant(
+        "what was swapped in is computed again",
+        "sequence.num_computed_tokens = sequence.num_swapped_tokens",
+        "pass",
+        SWAPPING.test_a_victim_comes_back_with_what_it_had,
+        module="step",
+    ),
+    scheduler_mutant(
+        "swapped into the wrong blocks",
+        "table.block_ids[num_hit:], sequence.host_blocks[num_hit:])",
+        "table.block_ids, sequence.host_blocks[num_hit:])",
+        SWAPPING.test_what_the_prefix_cache_still_has_is_not_brought_back,
+        some_histories,
+        module="step",
+    ),
+    scheduler_mutant(
+        "the last partial block is not saved",
+        "num_blocks = -(-num_computed // self.cache.block_size)",
+        "num_blocks = num_computed // self.cache.block_size",
+        SWAPPING.test_a_victim_comes_back_with_what_it_had,
+        module="roster",
+    ),
+    scheduler_mutant(
+        "host blocks of the dead are kept",
+        "            self.waiting.remove(sequence)\n        self.drop_host_blocks(sequence)\n",
+        "            self.waiting.remove(sequence)\n",
+        SWAPPING.test_an_aborted_victim_leaves_no_host_block_behind,
+        module="roster",
+    ),
+    scheduler_mutant(
+        "host blocks are kept after they came back",
+        "        for sequence in step.swapped_in:\n",
+        "        for sequence in ():\n",
+        SWAPPING.test_a_victim_comes_back_with_what_it_had,
+    ),
+    scheduler_mutant(
+        "a swap that may not have happened is trusted",
+        "        for sequence in step.swapped_out:\n",
+        "        for sequence in ():\n",
+        dropped_swaps,
+    ),
+    scheduler_mutant(
+        "a block that may not have come back is trusted",
+        "(*step.uncopied, *step.swapped_in)",
+        "step.uncopied",
+        dropped_swaps,
+    ),
+    scheduler_mutant(
+        "the watermark is ignored",
+        "num_kept = math.ceil(self._config.watermark * self._cache.num_blocks)",
+        "num_kept = 0",
+        test_policies.TestAdmission().test_without_a_reserve_a_crowded_pool_thrashes,
+        module="step",
+    ),
+    scheduler_mutant(
+        "a sequence may be planned twice",
+        "if sequence.seq_id in self._planned:",
+        "if False:",
+        lambda: test_policies.test_a_policy_that_makes_no_sense_is_told_so_and_nothing_is_lost(
+            test_policies.decode_twice, "twice"
+        ),
+        module="step",
+    ),
+    scheduler_mutant(
+        "decodes count against nothing",
+        "max_tokens - (num_before - step.budget)",
+        "max_tokens",
+        test_policies.test_chunked_keeps_every_step_short,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "the stall is unbounded",
+        "step.num_stalled_steps < self.max_stalled_steps",
+        "True",
+        test_policies.test_prefill_first_starves_decodes_as_long_as_prompts_come_unless_bounded,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "stalled steps are not counted",
+        "self._num_stalled_steps + 1 if step.lets_decodes_stand else 0",
+        "0",
+        test_policies.test_prefill_first_starves_decodes_as_long_as_prompts_come_unless_bounded,
+    ),
+    scheduler_mutant(
+        "a batch takes newcomers",
+        "        if step.running:\n            run_batch(step)\n        else:\n            start_batch",
+        "        run_batch(step)\n        if True:\n            start_batch",
+        test_policies.test_static_takes_nobody_until_the_last_is_done,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "the time-out is forgotten",
+        "if is_full or step.now_s >= starts_s:",
+        "if is_full:",
+        test_policies.test_dynamic_waits_for_company_but_not_for_ever,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "deadlines ignore arrival",
+        "sequence.request.arrival_s + slo_s",
+        "slo_s",
+        test_policies.test_deadlines_go_by_the_clock_and_requests_without_one_come_last,
+        module="policies",
+    ),
     scheduler_mutant(
         "a partial prefill samples",
         "num_samples = sequence.num_completions if is_last else 0",
         "num_samples = sequence.num_completions",
         test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget,
+        module="step",
     ),
     scheduler_mutant(
         "decodes not first",
-        "StepPlan(tuple(chunks), num_decodes",
-        "StepPlan(tuple(reversed(chunks)), num_decodes",
+        "chunks=(*self._decodes, *self._prefills)",
+        "chunks=(*self._prefills, *self._decodes)",
         test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget,
+        module="step",
     ),
     scheduler_mutant(
         "budget off by one",
-        "budget = self.config.max_num_batched_tokens - num_decodes",
-        "budget = self.config.max_num_batched_tokens - num_decodes + 1",
+        "self._budget = config.max_num_batched_tokens",
+        "self._budget = config.max_num_batched_tokens + 1",
         test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget,
+        module="step",
     ),
     scheduler_mutant(
         "end of text missed on the first token",
@@ -108,9 +233,10 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "blocks leaked on abort",
-        "            self._take_blocks(sequence)\n        else:",
-        "            self._running.remove(sequence)\n        else:",
+        "            self.take_blocks(sequence)\n        else:",
+        "            self.running.remove(sequence)\n        else:",
         aborts,
+        module="roster",
     ),
     scheduler_mutant(
         "abort ends one completion only",
@@ -120,9 +246,10 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "published before computed",
-        "            sequence.table = table\n",
-        "            sequence.table = table\n            self.cache.publish(table, sequence.token_ids, table.num_tokens)\n",
+        "        self._roster.start(sequence, table)\n",
+        "        self._roster.start(sequence, table)\n        self._cache.publish(table, sequence.token_ids, table.num_tokens)\n",
         test_timelines.test_blocks_are_found_only_after_they_were_written,
+        module="step",
     ),
     scheduler_mutant(
         "never published",
@@ -135,18 +262,21 @@ MUTANTS = [
         "sequence.num_computed_tokens = table.num_cached_tokens",
         "sequence.num_computed_tokens = 0",
         test_timelines.test_a_shared_prefix_is_computed_once_and_not_across_salts,
+        module="roster",
     ),
     scheduler_mutant(
         "salts ignored",
         "sequence.request.cache_salt, count",
         '"", count',
         test_timelines.test_a_shared_prefix_is_computed_once_and_not_across_salts,
+        module="step",
     ),
     scheduler_mutant(
         "output lost on preemption",
         "victim.num_preemptions += 1",
         "victim.num_preemptions += 1; del victim.token_ids[victim.num_prompt_tokens :]",
         test_timelines.test_the_latest_is_preempted_and_comes_back_before_later_ones,
+        module="roster",
     ),
     scheduler_mutant(
         "a preempted sequence thinks its pages are there",
@@ -154,42 +284,48 @@ MUTANTS = [
         "",
         test_timelines.test_the_latest_is_preempted_and_comes_back_before_later_ones,
         some_histories,
+        module="roster",
     ),
     scheduler_mutant(
         "the best is preempted",
-        "self._preempt(self._running[-1])",
-        "self._preempt(self._running[0])",
-        test_timelines.test_the_lowest_priority_is_preempted_even_if_it_came_first,
+        "for sequence in reversed(self._roster.running) if",
+        "for sequence in self._roster.running if",
+        test_timelines.test_the_earliest_takes_the_blocks_of_the_latest,
+        module="step",
     ),
     scheduler_mutant(
         "running ones are not kept in rank order",
-        "bisect.insort(self._running, sequence, key=_RANK)",
-        "self._running.append(sequence)",
+        "bisect.insort(self.running, sequence, key=_RANK)",
+        "self.running.append(sequence)",
         test_timelines.test_the_lowest_priority_is_preempted_even_if_it_came_first,
+        module="roster",
     ),
     scheduler_mutant(
         "a preempted request is counted again",
         "count_in_stats=is_first_time",
         "count_in_stats=True",
         test_timelines.test_statistics_count_a_preempted_request_once,
+        module="step",
     ),
     scheduler_mutant(
         "copies forgotten",
-        "copies += new_copies",
+        "self._copies += new_copies",
         "pass",
         test_timelines.test_completions_fork_when_the_prompt_is_done,
+        module="step",
     ),
     scheduler_mutant(
         "copies of a dropped step forgotten",
-        "self._uncopied.append(sequence)",
+        "self.uncopied.append(sequence)",
         "pass",
         dropped_steps,
         test_failures.test_a_copy_that_may_not_have_happened_is_recomputed,
+        module="step",
     ),
     scheduler_mutant(
         "a plan counts twice",
-        "        self._plan = None\n        self._uncopied = []\n        if",
-        "        self._uncopied = []\n        if",
+        "step, self._plan, self._step = self._step, None, None",
+        "step = self._step",
         test_timelines.test_update_wants_the_latest_plan_and_its_samples,
     ),
     scheduler_mutant(
@@ -200,15 +336,17 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "one seat for n completions",
-        "num_free_seats -= head.num_completions",
-        "num_free_seats -= 1",
+        "self._num_seats_taken += sequence.num_completions",
+        "self._num_seats_taken += 1",
         test_timelines.test_seats_are_kept_for_all_who_come_in_together,
+        module="step",
     ),
     scheduler_mutant(
         "running forks take one seat",
-        "sum(running.num_completions for running in self._running)",
-        "len(self._running)",
+        "sum(running.num_completions for running in roster.running)",
+        "len(roster.running)",
         test_timelines.test_seats_are_kept_for_completions_not_forked_yet,
+        module="step",
     ),
     scheduler_mutant(
         "forks draw the parent's token",
@@ -218,45 +356,51 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "no room to grow kept",
-        "num_reserved if self._running else 0",
-        "0",
+        "num_kept += self._num_growing_now() + self._num_growing(sequence)",
+        "pass",
         test_timelines.test_an_old_sequence_is_let_in_only_if_running_ones_keep_room_to_grow,
+        module="step",
     ),
     scheduler_mutant(
         "room to grow kept for nobody",
         "may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots",
         "may_grow = True",
         test_timelines.test_one_token_requests_need_no_room_to_grow,
+        module="step",
     ),
     scheduler_mutant(
         "one alone must keep room to grow",
-        "num_reserved if self._running else 0",
-        "num_reserved",
+        "        if not self._roster.running:\n            return 0\n",
+        "",
         worst_case,
+        module="step",
     ),
     scheduler_mutant(
         "a refused head is never tried again",
-        "self._refused_head = None  # a prefill published",
+        "self._roster.refused_head = None  # a prefill published",
         "pass  # a prefill published",
         test_timelines.test_a_waiting_head_gets_in_as_soon_as_its_prefix_is_published,
     ),
     scheduler_mutant(
         "prefills are always chunked",
-        "may_split = self.config.enable_chunked_prefill or",
-        "may_split = True or",
+        "may_split = is_too_long or (self._config.enable_chunked_prefill and not whole)",
+        "may_split = True",
         test_timelines.test_without_chunks_a_long_head_holds_up_the_queue,
+        module="step",
     ),
     scheduler_mutant(
         "what outgrew the budget is stuck",
-        "may_split = self.config.enable_chunked_prefill or num_tokens > self.config.max_num_batched_tokens",
-        "may_split = self.config.enable_chunked_prefill",
+        "may_split = is_too_long or (",
+        "may_split = (",
         test_timelines.test_without_chunks_what_outgrew_the_budget_still_comes_back,
+        module="step",
     ),
     scheduler_mutant(
         "a fault in admission leaks the hit",
-        "        except BaseException:\n            self.cache.close(table)\n            raise\n        if fits",
-        "        except ZeroDivisionError:\n            raise\n        if fits",
+        "        except BaseException:\n            self._cache.close(table)\n            raise\n",
+        "        except ZeroDivisionError:\n            raise\n",
         test_failures.test_a_fault_in_any_cache_operation_fails_one_sequence_alone,
+        module="step",
     ),
     scheduler_mutant(
         "a fault in a fork leaks its siblings",
@@ -307,7 +451,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "high priorities wait",
-            "twophase.scheduling.policy",
+            "twophase.scheduling.policies",
             "(request.priority, sequence",
             "(-request.priority, sequence",
         ),
@@ -317,7 +461,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "last come first served",
-            "twophase.scheduling.policy",
+            "twophase.scheduling.policies",
             "(request.priority, sequence.",
             "(request.priority, -sequence.",
         ),
@@ -327,9 +471,10 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "aborted ones come back",
-            "twophase.scheduling.waiting_queue",
-            "        del self._sequences[sequence.seq_id]\n",
-            "        if self._heap[0][1] == sequence.seq_id:\n            del self._sequences[sequence.seq_id]\n",
+            "twophase.scheduling.roster",
+            "            self.waiting.remove(sequence)\n        self.drop",
+            "            pass\n        self.drop",
+            through="twophase.scheduling.step",
         ),
         running(aborts, some_histories),
         id="aborted ones come back",

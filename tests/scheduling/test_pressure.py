@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from tests.scheduling.harness import EOS, Harness, make_request
 from twophase.core.errors import InvalidRequestError
-from twophase.scheduling.policy import PriorityPolicy
+from twophase.scheduling.policies import (
+    ChunkedPrefillPolicy,
+    ContinuousPolicy,
+    DeadlinePolicy,
+    DynamicPolicy,
+    PrefillFirstPolicy,
+    PriorityPolicy,
+    StaticPolicy,
+)
 
 
 def random_harness(rng: random.Random, **options) -> Harness:
@@ -25,9 +33,26 @@ def random_harness(rng: random.Random, **options) -> Harness:
             "max_model_len": rng.randint(12, 36),
             "chunked": rng.random() < 0.8,
             "prefix_caching": rng.random() < 0.8,
-            "policy": PriorityPolicy(patience_s=rng.choice([None, 3.0])),
+            "policy": random_policy(rng),
+            "reserve_growth": rng.random() < 0.7,
+            "watermark": rng.choice([0, 0, 0.1]),
+            **({"num_swap_blocks": rng.randint(1, 40)} if rng.random() < 0.5 else {}),
         }
         | options
+    )
+
+
+def random_policy(rng: random.Random):
+    return rng.choice(
+        [
+            PriorityPolicy(patience_s=rng.choice([None, 3.0])),
+            ChunkedPrefillPolicy(max_tokens=rng.randint(1, 12)),
+            ContinuousPolicy(),
+            PrefillFirstPolicy(max_stalled_steps=rng.choice([None, 2])),
+            StaticPolicy(batch_size=rng.randint(1, 4)),
+            DynamicPolicy(batch_size=rng.randint(1, 4), timeout_s=rng.choice([0, 2.5, 7])),
+            DeadlinePolicy(max_tokens=rng.choice([None, 5])),
+        ]
     )
 
 
@@ -44,6 +69,7 @@ def random_request(rng: random.Random, request_id: str, step_no: int, max_tokens
         salt=rng.choice(["", "", "x"]),
         arrival_s=float(step_no),
         eos=[EOS],
+        ttft_slo_s=rng.choice([None, 3, 30]),
         stop_token_ids=rng.choice([(), (), (), (5,)]),
         ignore_eos=rng.random() < 0.75,
     )
@@ -63,7 +89,7 @@ class Disturber:
         if rng.random() < 0.5:
             harness.execute(plan)
         elif rng.random() < 0.5:
-            harness.shadow.copy(plan.copies)
+            harness.shadow.move(plan)
         if scheduler.sequences:
             sequence = rng.choice(list(scheduler.sequences.values()))
             self.cut.add(sequence.request.request_id)
@@ -109,6 +135,9 @@ def play_all(seeds: range, disturbed: float) -> Counter:
         events["preemption"] += len(harness.preempted)
         events["hit"] += harness.cache.stats().num_hit_tokens > 0
         events["copy"] += harness.num_copies
+        events["block swapped out"] += harness.num_swapped_out
+        events["block swapped in"] += harness.num_swapped_in
+        events[type(harness.scheduler.policy).__name__] += 10
         events["fork"] += sum(index > 0 for _, index in harness.ends)
         events["stop"] += sum(reason == "stop" for reason, _ in harness.ends.values())
     return events
@@ -120,7 +149,7 @@ def test_outputs_are_as_if_alone():
 
 
 def test_outputs_are_as_if_alone_with_aborts_failures_and_dropped_steps():
-    events = play_all(range(1000, 1150), disturbed=0.15)
+    events = play_all(range(1000, 1190), disturbed=0.15)
     assert min(events.values()) > 100, f"the histories exercise too little: {events}"
 
 
@@ -133,7 +162,8 @@ def test_3000_more_random_histories():
 def heavy(num_requests: int) -> Harness:
     """Six seats, and blocks for one and a half of the longest sequences."""
     options = {"block_size": 4, "num_blocks": 24, "max_num_seqs": 6, "budget": 10, "max_model_len": 64}
-    return play(7, num_requests, disturbed=0.01, max_tokens=(40, 60), policy=PriorityPolicy(), **options)
+    options |= {"policy": PriorityPolicy(), "reserve_growth": True, "num_swap_blocks": 12}
+    return play(7, num_requests, disturbed=0.01, max_tokens=(40, 60), **options)
 
 
 def test_thousands_of_steps_under_heavy_pressure():

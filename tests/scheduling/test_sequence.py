@@ -1,11 +1,9 @@
 import itertools
-import random
 
 import pytest
 
 from tests.scheduling.harness import make_request
 from twophase.scheduling.sequence import Sequence, SequenceStatus
-from twophase.scheduling.waiting_queue import WaitingQueue
 
 LEGAL = {
     ("waiting", "running"),
@@ -43,33 +41,3 @@ def test_a_fork_shares_no_tokens_with_its_parent():
 def test_the_length_cap_is_the_smaller_of_max_tokens_and_context():
     assert Sequence.of_request(0, make_request("a", 5, 10), 64).max_num_tokens == 15
     assert Sequence.of_request(0, make_request("a", 5, 100), 64).max_num_tokens == 64
-
-
-def _queued(queue, seq_id, rank):
-    sequence = Sequence.of_request(seq_id, make_request(str(seq_id), 5), 64)
-    sequence.rank = (rank, seq_id)
-    queue.push(sequence)
-    return sequence
-
-
-def test_queue_against_a_sorted_list():
-    rng = random.Random(0)
-    queue, waiting = WaitingQueue(), []
-    for seq_id in range(3000):
-        waiting.append(_queued(queue, seq_id, rng.randrange(5)))
-        while waiting and rng.random() < 0.49:
-            gone = rng.choice(waiting) if rng.random() < 0.7 else min(waiting, key=lambda s: s.rank)
-            queue.remove(gone)
-            waiting.remove(gone)
-        assert len(queue) == len(waiting)
-        assert queue.peek() is min(waiting, key=lambda s: s.rank, default=None)
-        assert len(queue._heap) <= 2 * len(waiting), "stale entries pile up"
-
-
-def test_queue_remove_of_a_stranger_changes_nothing():
-    queue = WaitingQueue()
-    first = _queued(queue, 0, 0)
-    with pytest.raises(KeyError):
-        queue.remove(Sequence.of_request(9, make_request("x", 5), 64))
-    assert queue.peek() is first
-    assert len(queue) == 1

@@ -4,7 +4,7 @@ import pytest
 
 from tests.scheduling.harness import EOS, Harness, make_request, next_token
 from twophase.core.plan import SampledToken
-from twophase.scheduling.policy import PriorityPolicy
+from twophase.scheduling.policies import PriorityPolicy
 
 
 def test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget():
@@ -52,6 +52,14 @@ def test_the_latest_is_preempted_and_comes_back_before_later_ones():
     harness.run().check_outputs()
     assert harness.preempted == [(6, "b")]
     assert [entry for entry in harness.log if entry[0] in (6, 12)] == [(6, "a", 1), (12, "b", 5), (12, "c", 2)]
+
+
+def test_the_earliest_takes_the_blocks_of_the_latest():
+    harness = Harness(num_blocks=4)
+    harness.add(make_request("a", 4, 12), make_request("b", 3, 12))
+    harness.run().check_outputs()
+    assert {name for _, name in harness.preempted} == {"b"}
+    assert [tokens for _, name, tokens in harness.log if name == "a"] == [4] + [1] * 11, "a never stops"
 
 
 def test_the_lowest_priority_is_preempted_even_if_it_came_first():

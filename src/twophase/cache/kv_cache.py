@@ -144,22 +144,26 @@ class KVCache:
         spec: What is stored.
         num_blocks: At least 1.
         device: Where.
+        pin_memory: On the CPU, memory that a GPU can read and write by itself.
+
+    Attributes:
+        storage: K, V and their scales, [layers, num_blocks, ...] each.
 
     Raises:
         ConfigError: `num_blocks` is below 1, or the memory is not there.
     """
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
+    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device, pin_memory: bool = False) -> None:
         if num_blocks < 1:
             raise ConfigError(f"The cache needs at least 1 block, got num_blocks={num_blocks}.")
         self.spec = spec
         self.num_blocks = num_blocks
         self.device = device
         shape = (spec.num_layers, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        storage = [_allocate(shape, spec.storage_dtype, device) for _ in range(2)]
+        storage = [_allocate(shape, spec.storage_dtype, device, pin_memory) for _ in range(2)]
         if spec.kv_format != "none":
-            storage += [_allocate(shape[:-1], SCALE_DTYPE, device) for _ in range(2)]
-        self._storage = storage
+            storage += [_allocate(shape[:-1], SCALE_DTYPE, device, pin_memory) for _ in range(2)]
+        self.storage = storage
         self.layers = [LayerKV(*(tensor[layer] for tensor in storage)) for layer in range(spec.num_layers)]
 
     @property
@@ -177,13 +181,13 @@ class KVCache:
             origin_of[target] = origin_of.get(source, source)
         targets = torch.tensor(list(origin_of.keys()), device=self.device)
         sources = torch.tensor(list(origin_of.values()), device=self.device)
-        for tensor in self._storage:
+        for tensor in self.storage:
             tensor[:, targets] = tensor[:, sources]
 
 
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pin_memory: bool) -> Tensor:
     try:
-        return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pin_memory)
     except RuntimeError as error:  # torch.OutOfMemoryError on CUDA, plain RuntimeError on CPU
         size_gib = torch.Size(shape).numel() * dtype.itemsize / GIB
         raise ConfigError(

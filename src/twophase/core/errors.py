@@ -25,5 +25,9 @@ class CacheStateError(TwophaseError):
     """A cache operation that would corrupt the cache (double free, foreign block ...). The cache is unchanged."""
 
 
+class PolicyError(TwophaseError):
+    """A scheduling policy asked for what makes no sense, or for nothing, which would hang; names policy and rule."""
+
+
 class BackendUnavailableError(TwophaseError):
     """An attention backend that cannot run on this machine; says what is missing and how to get it."""

@@ -100,6 +100,7 @@ class StepTrace:
         finished: (request id, completion index) that ended in this step.
         num_waiting, num_running: After the step.
         blocks_in_use, blocks_cached, blocks_free: After the step; cached blocks are evictable.
+        blocks_swapped_out, blocks_swapped_in: Moved to and from host memory in this step.
     """
 
     step: int
@@ -116,3 +117,5 @@ class StepTrace:
     blocks_in_use: int
     blocks_cached: int
     blocks_free: int
+    blocks_swapped_out: int = 0
+    blocks_swapped_in: int = 0

@@ -12,6 +12,13 @@ class BlockCopy(NamedTuple):
     target: int
 
 
+class BlockSwap(NamedTuple):
+    """Block `device_block` of the cache moves to or from block `host_block` of the host's memory."""
+
+    device_block: int
+    host_block: int
+
+
 class ScheduledChunk(NamedTuple):
     """The tokens one sequence computes in a step. (A NamedTuple: hundreds are made in every step.)
 
@@ -43,6 +50,9 @@ class StepPlan:
         num_tokens: Tokens in all chunks together.
         copies: Block copies to do before anything is written.
         preempted: Ids of sequences that lost their blocks while this plan was made.
+        swaps_out: Blocks to save in host memory before anything else is done: their place is given away already.
+        swaps_in: Blocks to bring back, then, before anything is written.
+        wake_s: Of an empty plan: when the policy wants to be asked again, on the engine's clock.
     """
 
     chunks: tuple[ScheduledChunk, ...]
@@ -50,6 +60,9 @@ class StepPlan:
     num_tokens: int
     copies: tuple[BlockCopy, ...] = ()
     preempted: tuple[int, ...] = ()
+    swaps_out: tuple[BlockSwap, ...] = ()
+    swaps_in: tuple[BlockSwap, ...] = ()
+    wake_s: int | float | None = None
 
     @property
     def is_empty(self) -> bool:

@@ -18,13 +18,15 @@ class Request:
         prompt: The text it came from, or None when token ids were given.
         priority: Lower runs first; ties go by arrival.
         cache_salt: Requests share prefix-cache blocks only with requests of the same salt.
+        ttft_slo_s: Its first token is wanted that many seconds after arrival; None: no wish. See `DeadlinePolicy`.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling_params: SamplingParams
-    arrival_s: float = 0.0
+    arrival_s: int | float = 0.0
     eos_token_ids: frozenset[int] = frozenset()
     prompt: str | None = None
     priority: int = 0
     cache_salt: str = ""
+    ttft_slo_s: int | float | None = None

@@ -3,7 +3,8 @@
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import final
+from functools import partial
+from typing import Any, final
 
 from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
@@ -65,6 +66,7 @@ class Engine:
         self._requests: dict[str, RequestState] = {}
         self._diary = Diary(max_trace_steps)
         self._undelivered: list[RequestOutput] = []
+        self._wake_s: int | float | None = None
 
     # -- requests
 
@@ -76,7 +78,8 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str = "",
-        arrival_s: float | None = None,
+        arrival_s: int | float | None = None,
+        ttft_slo_s: int | float | None = None,
         stream: bool = True,
     ) -> None:
         """Queue a request.
@@ -84,7 +87,7 @@ class Engine:
         Args:
             request_id: Unique among the unfinished requests.
             prompt: Text, or {"prompt_token_ids": [...]}.
-            priority, cache_salt: See `Request`.
+            priority, cache_salt, ttft_slo_s: See `Request`.
             arrival_s: When it came, on the engine's clock; now if None.
             stream: Report its progress after every step, instead of its end alone.
 
@@ -103,6 +106,7 @@ class Engine:
             prompt=text,
             priority=priority,
             cache_salt=cache_salt,
+            ttft_slo_s=ttft_slo_s,
         )
         state = RequestState.start(request, stream, self._codec)
         with Uninterrupted():
@@ -127,6 +131,11 @@ class Engine:
         """Whether `step` has anything left to do or to return."""
         return bool(self._requests or self._undelivered)
 
+    @property
+    def idle_s(self) -> float:
+        """Seconds for which `step` has nothing to do unless a request comes: the policy waits, for company say."""
+        return 0.0 if self._wake_s is None else max(0.0, self._wake_s - self._clock())
+
     # -- the life of a token
 
     def step(self) -> list[RequestOutput]:
@@ -136,29 +145,44 @@ class Engine:
         """
         start_s = self._clock()
         with Uninterrupted():
-            plan, failed = self._schedule()
+            plan, failed = self._schedule(start_s)
+            self._wake_s = plan.wake_s
         scheduled_s = self._clock()
-        results = isolate(lambda chunks: self._compute(chunks, plan), plan.chunks)
+        self._runner.swap_out(plan.swaps_out)
+        broken = self._move_blocks(plan)
+        results = isolate(self._compute, [chunk for chunk in plan.chunks if chunk.seq_id not in broken])
         times = StepTimes(start_s, scheduled_s, self._clock())
         with Uninterrupted():
             chunks, preempted = self._describe(plan, scheduled_s)
-            finished = failed + self._report(self._update(plan, results))
-            self._diary.note_step(plan, chunks, preempted, finished, times, self._clock(), self._scheduler)
+            finished = failed + self._report(self._update(plan, results, broken))
+            if not plan.is_empty:
+                self._diary.note_step(plan, chunks, preempted, finished, times, self._clock(), self._scheduler)
         outputs, self._undelivered = self._undelivered, []
         return outputs
 
-    def _schedule(self) -> tuple[StepPlan, tuple[tuple[str, int], ...]]:
+    def _schedule(self, now_s: float) -> tuple[StepPlan, tuple[tuple[str, int], ...]]:
         """The next plan, and which completions ended because they could not be planned."""
         failed: tuple[tuple[str, int], ...] = ()
         while True:
             try:
-                return self._scheduler.schedule(), failed
+                return self._scheduler.schedule(now_s), failed
             except SequenceFault as fault:
                 failed += self._report(self._scheduler.fail(fault.seq_id, str(fault)))
 
-    def _compute(self, chunks: Sequence[ScheduledChunk], plan: StepPlan) -> list[Sampled | SamplingError]:
+    def _move_blocks(self, plan: StepPlan) -> dict[int, Exception]:
+        """Copies and swaps, before anything is written; tells whose failed. Each kind is safe to repeat by itself."""
+        broken: dict[int, Exception] = {}
+        kinds = (self._runner.copy_blocks, plan.copies), (self._runner.swap_in, plan.swaps_in)
+        for move, moves in kinds:
+            if moves:
+                chunks = [chunk for chunk in plan.chunks if chunk.seq_id not in broken]
+                results = isolate(partial(_for_each, move, moves), chunks)
+                broken |= {c.seq_id: e for c, e in zip(chunks, results, strict=True) if isinstance(e, Exception)}
+        return broken
+
+    def _compute(self, chunks: Sequence[ScheduledChunk]) -> list[Sampled | SamplingError]:
         """Run the model and sample: one result per chunk, empty for a prefill that goes on. Safe to repeat."""
-        logits = self._runner.run(chunks, plan.copies)
+        logits = self._runner.run(chunks)
         rows = [self._sample_row(chunk) for chunk in chunks if chunk.num_samples]
         sampled = iter(() if logits is None else sample(logits, rows))
         return [next(sampled) if chunk.num_samples else () for chunk in chunks]
@@ -170,11 +194,14 @@ class Engine:
         position = len(sequence.token_ids) - sequence.num_prompt_tokens
         return SampleRow(request.sampling_params, seed, sequence.index, position, chunk.num_samples, sequence.token_ids)
 
-    def _update(self, plan: StepPlan, results: Sequence[Sampled | Exception]) -> list[SequenceUpdate]:
+    def _update(
+        self, plan: StepPlan, results: Sequence[Sampled | Exception], broken: dict[int, Exception]
+    ) -> list[SequenceUpdate]:
         """Tell the scheduler what came of the plan: failures first, so that it leaves them out of the rest."""
-        updates: list[SequenceUpdate] = []
+        updates = [update for seq_id, error in broken.items() for update in self._scheduler.fail(seq_id, error)]
         sampled: dict[int, Sampled] = {}
-        for chunk, result in zip(plan.chunks, results, strict=True):
+        computed = [chunk for chunk in plan.chunks if chunk.seq_id not in broken]
+        for chunk, result in zip(computed, results, strict=True):
             if isinstance(result, Exception):
                 updates += self._scheduler.fail(chunk.seq_id, result)
             else:
@@ -254,3 +281,11 @@ class Engine:
             self._requests[victim.request.request_id].num_preemptions += 1
             preempted.append((victim.request.request_id, victim.index))
         return tuple(chunks), tuple(preempted)
+
+
+def _for_each(
+    move: Callable[[Sequence[ScheduledChunk], Any], None], moves: Sequence[Any], chunks: Sequence[ScheduledChunk]
+) -> list[None]:
+    """Do the moves that these chunks need; one (empty) result for each chunk, as `isolate` wants it."""
+    move(chunks, moves)
+    return [None] * len(chunks)

@@ -1,7 +1,10 @@
 """`LLM`: a model folder opened for generation. Names follow vLLM's class of the same name."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -25,6 +28,7 @@ from twophase.model.prepare import DEFAULT_MODEL, resolve_model
 from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import load_weights
 from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
 
 GIB = 1024**3
@@ -70,6 +74,11 @@ class LLM:
         skip_tokenizer_init: Serve token ids only, for folders without a tokenizer.
         use_cuda_graphs: Replay decode steps as CUDA graphs where that is possible.
         max_trace_steps: Steps kept in `engine.trace`; None keeps all.
+        policy: What goes into a step, and in which order (twophase.scheduling.policies); None: `PriorityPolicy`.
+        preemption_mode: What becomes of the K/V of a request that must make room: 'recompute' drops them, 'swap' saves
+            them in host memory.
+        num_swap_blocks: Blocks of host memory for that; None: as many as the pool has.
+        admission_watermark: Share of the pool that letting a request in must leave free, in [0, 1).
         cache_factory, scheduler_factory: Make the cache manager from (num_blocks, block_size, enable_prefix_caching)
             and the scheduler from (config, cache manager): the places where your own can go.
 
@@ -103,8 +112,12 @@ class LLM:
         skip_tokenizer_init: bool = False,
         use_cuda_graphs: bool = True,
         max_trace_steps: int | None = DEFAULT_TRACE_STEPS,
+        policy: Policy | None = None,
+        preemption_mode: str = "recompute",
+        num_swap_blocks: int | None = None,
+        admission_watermark: int | float = 0.0,
         cache_factory: Callable[[int, int, bool], CacheManager] = CacheManager,
-        scheduler_factory: Callable[[SchedulerConfig, CacheManager], Scheduler] = Scheduler,
+        scheduler_factory: Callable[[SchedulerConfig, CacheManager], Scheduler] | None = None,
     ) -> None:
         # Options first: a wrong one should not cost the loading of weights.
         torch_device = resolve_device(device)
@@ -120,7 +133,9 @@ class LLM:
             max_model_len=max_model_len,
             enable_chunked_prefill=enable_chunked_prefill,
         )
+        limits = replace(limits, watermark=admission_watermark)
         _check_pool_options(num_kv_blocks, kv_memory_fraction)
+        _check_scheduling_options(policy, scheduler_factory, preemption_mode, num_swap_blocks)
         backend = _backend(attention_backend, self.model_config, torch_device, torch_dtype, block_size)
         self.tokenizer = None if skip_tokenizer_init else Tokenizer.from_folder(self.model_dir)
 
@@ -128,9 +143,13 @@ class LLM:
         self.model = LlamaModel(self.model_config, weights, backend, limits.max_model_len)
         num_blocks = num_kv_blocks or default_num_blocks(kv_spec, torch_device, kv_memory_fraction, limits)
         self.kv_cache = KVCache(kv_spec, num_blocks, torch_device)
-        self.scheduler = scheduler_factory(limits, cache_factory(num_blocks, block_size, enable_prefix_caching))
+        if preemption_mode == "swap":
+            limits = replace(limits, preemption="swap", num_swap_blocks=num_swap_blocks or num_blocks)
+        cache = cache_factory(num_blocks, block_size, enable_prefix_caching)
+        make_scheduler = scheduler_factory or partial(Scheduler, policy=policy)
+        self.scheduler = make_scheduler(limits, cache)
         self.engine = Engine(
-            ModelRunner(self.model, self.kv_cache, limits.max_model_len, use_cuda_graphs),
+            ModelRunner(self.model, self.kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks),
             self.scheduler,
             vocab_size=self.model_config.vocab_size,
             codec=self.tokenizer,
@@ -239,6 +258,8 @@ class LLM:
         for output in self.engine.step():
             if output.request_id in self._latest:
                 self._latest[output.request_id] = output
+        if self.engine.idle_s:
+            time.sleep(self.engine.idle_s)
 
     def _wait_for(self, request_ids: Sequence[str], use_tqdm: bool) -> list[RequestOutput]:
         from tqdm import tqdm
@@ -330,6 +351,20 @@ def _check_pool_options(num_kv_blocks: int | None, kv_memory_fraction: float | N
         raise ConfigError("num_kv_blocks and kv_memory_fraction both size the pool; give one of them.")
     if kv_memory_fraction is not None and not 0 < kv_memory_fraction <= 1:
         raise ConfigError(f"kv_memory_fraction must be in (0, 1], got {kv_memory_fraction}.")
+
+
+def _check_scheduling_options(
+    policy: Policy | None, scheduler_factory: Any, preemption_mode: str, num_swap_blocks: int | None
+) -> None:
+    if policy is not None and scheduler_factory is not None:
+        raise ConfigError("policy and scheduler_factory both decide how requests are scheduled; give one of them.")
+    if preemption_mode not in ("recompute", "swap"):
+        raise ConfigError(f"preemption_mode must be 'recompute' or 'swap', got {preemption_mode!r}.")
+    if num_swap_blocks is not None and (preemption_mode != "swap" or num_swap_blocks < 1):
+        raise ConfigError(
+            f"num_swap_blocks sizes the host memory of preemption_mode='swap' and must be at least 1; got "
+            f"{num_swap_blocks} with preemption_mode={preemption_mode!r}."
+        )
 
 
 def _kv_spec(config: ModelConfig, kv_cache_dtype: str, block_size: int, dtype: torch.dtype) -> KVCacheSpec:

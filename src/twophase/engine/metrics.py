@@ -90,6 +90,8 @@ class Diary:
                 blocks_in_use=cache.num_in_use,
                 blocks_cached=cache.num_cached,
                 blocks_free=cache.num_free,
+                blocks_swapped_out=len(plan.swaps_out),
+                blocks_swapped_in=len(plan.swaps_in),
             )
         )
         self._num_steps += 1

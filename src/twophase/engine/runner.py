@@ -1,4 +1,4 @@
-"""Runs what the scheduler planned: block copies, the packed batch through the model, logits of the rows that sample."""
+"""Runs what the scheduler planned: block moves, the packed batch through the model, logits of the rows that sample."""
 
 import logging
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twophase.cache.kv_cache import KVCache
-from twophase.core.plan import BlockCopy, ScheduledChunk
+from twophase.cache.swap_space import SwapSpace
+from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
 from twophase.engine.cuda_graphs import DecodeGraphs
 from twophase.engine.packing import pack
 from twophase.model.llama import LlamaModel
@@ -19,17 +20,26 @@ logger = logging.getLogger(__name__)
 
 @final
 class ModelRunner:
-    """A model with its K/V cache. `run` writes the cache and keeps nothing else between steps.
+    """A model with its K/V cache. It writes the cache and keeps nothing else between steps.
 
     Args:
         max_model_len: The longest sequence that will be run.
         use_cuda_graphs: Replay decode steps as CUDA graphs; takes a CUDA device and the Triton backend, whose
             launches depend on nothing that a replay could change.
+        num_swap_blocks: Blocks of host memory to save preempted sequences in.
     """
 
-    def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int, use_cuda_graphs: bool = True) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        kv_cache: KVCache,
+        max_model_len: int,
+        use_cuda_graphs: bool = True,
+        num_swap_blocks: int = 0,
+    ) -> None:
         self.model = model
         self.kv_cache = kv_cache
+        self._swap_space = SwapSpace(kv_cache, num_swap_blocks) if num_swap_blocks else None
         self._graphs: DecodeGraphs | None = None
         if kv_cache.device.type == "cuda" and use_cuda_graphs:
             if model.backend.name == "triton":
@@ -38,26 +48,39 @@ class ModelRunner:
                 logger.info("attention backend %r cannot be captured: decodes run eagerly", model.backend.name)
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy] = ()) -> Float[Tensor, "R V"] | None:
+    def swap_out(self, moves: Sequence[BlockSwap]) -> None:
+        """Save blocks in host memory. Their place is given away: this comes before everything else of a step."""
+        if moves:
+            assert self._swap_space is not None
+            self._swap_space.save(moves)
+
+    @torch.inference_mode()
+    def copy_blocks(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy]) -> None:
+        """Do the copies that these chunks need, before anything is written."""
+        # A copy's target is the block that its sequence's chunk writes first.
+        block_size = self.kv_cache.spec.block_size
+        first_written = {chunk.block_ids[chunk.start // block_size] for chunk in chunks}
+        self.kv_cache.copy_blocks([copy for copy in copies if copy.target in first_written])
+
+    @torch.inference_mode()
+    def swap_in(self, chunks: Sequence[ScheduledChunk], moves: Sequence[BlockSwap]) -> None:
+        """Bring back what these chunks' sequences saved in host memory, after all copies and before any write."""
+        assert self._swap_space is not None
+        owned = {block for chunk in chunks for block in chunk.block_ids}
+        self._swap_space.restore([move for move in moves if move.device_block in owned])
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "R V"] | None:
         """Compute at least one chunk; returns fp32 logits of the chunks with samples, in order; None if none has.
 
         Running a chunk again, alone or in other company, is harmless: it writes the same K and V into the same slots.
-        So is repeating its copies: what they bring is overwritten again from the chunk's start on.
         """
-        self._copy_blocks(chunks, copies)
         hidden = self._graphs.run(chunks) if self._graphs is not None else None
         if hidden is None:
             is_on_gpu = self.kv_cache.device.type == "cuda"
             packed = pack(chunks, self.kv_cache.spec.block_size, pin_memory=is_on_gpu).to(self.kv_cache.device)
             hidden = self.model.forward(packed.token_ids, self.model.backend.plan(packed.view()), self.kv_cache)
         return self._logits(chunks, hidden)
-
-    def _copy_blocks(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy]) -> None:
-        if copies:
-            # A copy's target is the block that its sequence's chunk writes first.
-            block_size = self.kv_cache.spec.block_size
-            first_written = {chunk.block_ids[chunk.start // block_size] for chunk in chunks}
-            self.kv_cache.copy_blocks([copy for copy in copies if copy.target in first_written])
 
     def _logits(self, chunks: Sequence[ScheduledChunk], hidden: Float[Tensor, "T N"]) -> Float[Tensor, "R V"] | None:
         rows, end = [], 0

@@ -1,6 +1,7 @@
 """The scheduler's limits."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from twophase.core.errors import ConfigError
 
@@ -16,15 +17,26 @@ class SchedulerConfig:
         max_model_len: Prompt and output tokens of one sequence together.
         enable_chunked_prefill: Spread a prompt over several steps. Without it a prompt is computed in one step, and
             one that does not fit beside the running decodes holds up the queue until they end.
+        reserve_growth: Admission leaves a free block for each sequence that may outgrow its last one, so that nobody
+            is preempted right after someone was let in. Off, a crowded pool thrashes; see lab 4.
+        watermark: Besides, admission leaves this share of the pool free, in [0, 1). Nobody running: it need not.
+        preemption: What becomes of the K/V of a preempted sequence: 'recompute' drops them, 'swap' saves them in host
+            memory, as long as there is room for all of them.
+        num_swap_blocks: Blocks of host memory for 'swap'.
 
     Raises:
-        ConfigError: a limit below 1, or a token budget below `max_num_seqs`.
+        ConfigError: a limit below 1, a token budget below `max_num_seqs`, a watermark outside of [0, 1), or swapping
+            without host blocks.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     enable_chunked_prefill: bool = True
+    reserve_growth: bool = True
+    watermark: int | float = 0.0
+    preemption: Literal["recompute", "swap"] = "recompute"
+    num_swap_blocks: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -34,4 +46,13 @@ class SchedulerConfig:
             raise ConfigError(
                 f"max_num_batched_tokens must be at least max_num_seqs, so that every running sequence can decode in "
                 f"every step, got {self.max_num_batched_tokens} < {self.max_num_seqs}; raise one or lower the other."
+            )
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark must be a share of the pool in [0, 1), got {self.watermark}.")
+        if self.preemption not in ("recompute", "swap"):
+            raise ConfigError(f"preemption must be 'recompute' or 'swap', got {self.preemption!r}.")
+        if (self.preemption == "swap") != (self.num_swap_blocks > 0):
+            raise ConfigError(
+                f"swapping needs host blocks, and nothing else does: got preemption={self.preemption!r} with "
+                f"num_swap_blocks={self.num_swap_blocks}."
             )

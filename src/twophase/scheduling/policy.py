@@ -1,42 +1,90 @@
-"""Who goes first: one order decides both who is admitted next and who is preempted."""
+"""What a scheduling policy is: an order, and a plan for one step made with the moves that a step offers."""
 
 import abc
-from dataclasses import dataclass
-from typing import Any, final
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
 
 from twophase.scheduling.sequence import Sequence
 
 
-class Policy(abc.ABC):
-    """Ranks sequences: the waiting one of smallest rank is admitted next, the running one of largest is the victim.
+@runtime_checkable
+class Step(Protocol):
+    """One step being planned, as a policy sees it.
 
-    Both ends of one order, so that nobody is preempted for someone who would then be the next victim, and a victim is
-    never part of the step being planned (running sequences are planned in rank order). Implementations are final.
+    Blocks, seats and the token budget are kept whatever a policy asks for: a move that does not fit plans less, or
+    nothing, and says so. One that makes no sense (the same sequence twice, a decode of a prefill) raises PolicyError.
+
+    Attributes:
+        now_s: The engine's clock.
+        num_stalled_steps: Steps in a row in which a sequence was ready to decode and none did.
+    """
+
+    now_s: int | float
+    num_stalled_steps: int
+
+    @property
+    def budget(self) -> int:
+        """Tokens that this step can still compute."""
+        ...
+
+    @property
+    def num_free_seats(self) -> int:
+        """Sequences that may still be let in."""
+        ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is planned yet."""
+        ...
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """The running sequences, best rank first."""
+        ...
+
+    @property
+    def waiting(self) -> Iterator[Sequence]:
+        """The waiting sequences, best rank first; those let in meanwhile are passed over."""
+        ...
+
+    def decode(self, sequence: Sequence) -> bool:
+        """Plan a decoding sequence's next token. When it finds no block, running ones of worst rank, not planned yet,
+        are preempted; False if it was itself the worst (now or before), or if the budget is used up."""
+        ...
+
+    def prefill(self, sequence: Sequence, max_tokens: int | None = None) -> int:
+        """Plan a chunk of a running prefill; returns its tokens, 0 if it was preempted in this step or the budget is
+        used up."""
+        ...
+
+    def admit(self, sequence: Sequence, max_tokens: int | None = None, *, whole: bool = False) -> int:
+        """Let a waiting sequence in and plan its first chunk; returns its tokens, 0 if there is no room.
+
+        Args:
+            max_tokens: Of the chunk.
+            whole: All of its prompt in this step, or not at all (unless it exceeds the budget of any step).
+        """
+        ...
+
+    def wait_until(self, when_s: int | float) -> None:
+        """If nothing is planned: do not ask again before `when_s`, unless a request comes."""
+        ...
+
+
+class Policy(abc.ABC):
+    """Who goes first, and what goes into a step. Implementations are final.
+
+    One order decides who is let in next (smallest rank) and who is preempted (largest): so nobody is preempted for
+    someone who would then be the next victim.
     """
 
     @abc.abstractmethod
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
         """Sort key, unique and fixed for the sequence's life: queues are sorted once, not at every step."""
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class PriorityPolicy(Policy):
-    """By priority, ties by arrival; first come, first served when all priorities are equal.
-
-    A preempted sequence arrived before everyone of its priority who has not run yet, so it goes to their front.
-
-    Attributes:
-        patience_s: Ageing. None: strict priorities, under which low ones may starve. Otherwise a request passes over
-            another of a priority level better once it has waited `patience_s` seconds longer: nobody is overtaken by
-            requests that arrive more than `patience_s` times the difference in level after it. (Comparing
-            priority - wait / patience_s of two requests gives the same order at every moment, so the rank is fixed.)
-    """
-
-    patience_s: float | None = None
-
-    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        request = sequence.request
-        if self.patience_s is None:
-            return (request.priority, sequence.arrival_order, sequence.index)
-        return (request.arrival_s + request.priority * self.patience_s, sequence.arrival_order, sequence.index)
+    @abc.abstractmethod
+    def plan(self, step: Step) -> None:
+        """Plan one step. Planning nothing while something is unfinished is an error, but for `step.wait_until`."""

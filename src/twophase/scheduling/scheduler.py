@@ -4,30 +4,28 @@ A step is planned by `schedule`, run by the engine, and confirmed by `update`. N
 computed until `update` says so, hence the rule for failures: **whenever `schedule` raised, or a planned step was not
 run to its end, drop the plan (fail the culprit, if one is known) and call `schedule` again.** What `schedule` leaves
 behind is legal by itself: sequences admitted or preempted, and blocks with room for tokens not yet computed. The one
-exception, block copies that a dropped plan may not have done, is healed by the next `schedule`: the sequences that
-asked for them are preempted and recomputed.
+exception, block copies and swaps that a dropped plan may not have done, is healed by the next `schedule`: the sequences
+that asked for them are preempted and recomputed.
 """
 
-import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
-from operator import attrgetter
 from typing import NamedTuple, final
 
-from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
-from twophase.core.errors import InvalidRequestError, OutOfBlocksError, TwophaseError
+from twophase.core.errors import InvalidRequestError, PolicyError
 from twophase.core.outputs import FinishReason
-from twophase.core.plan import BlockCopy, SampledToken, ScheduledChunk, StepPlan
+from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
 from twophase.scheduling.admission import check_request
 from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.policy import Policy, PriorityPolicy
+from twophase.scheduling.policies import PriorityPolicy
+from twophase.scheduling.policy import Policy
+from twophase.scheduling.roster import Roster, SequenceFault
 from twophase.scheduling.sequence import Sequence, SequenceStatus
-from twophase.scheduling.waiting_queue import WaitingQueue
+from twophase.scheduling.step import StepBuilder
 
-_RANK = attrgetter("rank")
+__all__ = ["Scheduler", "SequenceFault", "SequenceUpdate"]
 
 
 class SequenceUpdate(NamedTuple):
@@ -50,27 +48,14 @@ class SequenceUpdate(NamedTuple):
     error: str | None = None
 
 
-class SequenceFault(TwophaseError):
-    """Planning `seq_id` raised (see `__cause__`). Nothing is half-done: `fail(seq_id, ...)` and `schedule` again."""
-
-    def __init__(self, seq_id: int, cause: Exception) -> None:
-        super().__init__(f"scheduling sequence {seq_id} failed: {type(cause).__name__}: {cause}")
-        self.seq_id = seq_id
-
-
 @final
 class Scheduler:
     """Decides what runs; owns every Sequence. Not thread-safe: one engine calls it, between steps.
 
-    Each step: one token of every decoding sequence, then the prefills already begun, then new ones, as the token
-    budget, the seats and the blocks allow. So a decode never waits for a prefill, and as the budget is at least the
-    number of seats, a prefill always gets a token.
-
-    - Admission takes blocks for all the tokens a sequence has, so that a prefill, once begun, needs no more; and it
-      leaves a free block for each sequence that may still grow (see `_admit`), so that nobody is preempted
-      right after someone was let in.
-    - When a decode finds no block, the running sequence of worst rank loses its blocks and waits again, with its
-      output, to be recomputed.
+    What goes into a step is the policy's decision (policies.py); step.py keeps blocks, seats and budget, and preempts.
+    By default each step has one token of every decoding sequence, then the prefills already begun, then new ones, as
+    the token budget, the seats and the blocks allow. So a decode never waits for a prefill, and as the budget is at
+    least the number of seats, a prefill always gets a token.
 
     Attributes:
         sequences: The unfinished ones, by seq_id; read-only to others.
@@ -82,13 +67,11 @@ class Scheduler:
         self.policy: Policy = policy or PriorityPolicy()
         self.sequences: dict[int, Sequence] = {}
         self._seq_ids_of: dict[str, list[int]] = {}  # request id -> its unfinished sequences
-        self._waiting = WaitingQueue()
-        self._running: list[Sequence] = []  # by rank
+        self._roster = Roster(cache, config.num_swap_blocks)
         self._next_seq_id = 0
         self._plan: StepPlan | None = None  # handed out, not confirmed
-        self._uncopied: list[Sequence] = []  # whose block copies no update has confirmed
-        self._preempted: list[int] = []  # not yet told in a plan
-        self._refused_head: Sequence | None = None  # did not fit, and nothing happened since that could help
+        self._step: StepBuilder | None = None  # what it was made with
+        self._num_stalled_steps = 0
 
     @property
     def has_unfinished(self) -> bool:
@@ -97,11 +80,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences without blocks, preempted ones included."""
-        return len(self._waiting)
+        return len(self._roster.waiting)
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._roster.running)
 
     def add(self, request: Request) -> int:
         """Queue a request; returns the seq_id of its completion 0 (the others get theirs when the prompt is done).
@@ -115,34 +98,48 @@ class Scheduler:
         sequence.rank = self.policy.rank(sequence)
         self._next_seq_id += 1
         self._register(sequence)
-        self._waiting.push(sequence)
+        self._roster.join_queue(sequence)
         return sequence.seq_id
 
-    def schedule(self) -> StepPlan:
-        """Plan the next step; empty only if nothing is unfinished. A plan not confirmed by `update` is dropped.
+    def schedule(self, now_s: int | float = 0.0) -> StepPlan:
+        """Plan the next step. A plan not confirmed by `update` is dropped.
 
-        Raises SequenceFault if something unforeseen happened to one sequence; see the module's rule.
+        It is empty if nothing is unfinished, or if the policy waits for something: then `plan.wake_s` tells until when.
+
+        Args:
+            now_s: The time, on the clock of the requests' `arrival_s`.
+
+        Raises:
+            SequenceFault: Something unforeseen happened to one sequence; see the module's rule.
+            PolicyError: The policy broke a rule, or planned nothing though something is unfinished.
         """
         self._plan = None
-        for sequence in self._uncopied:
-            if sequence.status is SequenceStatus.RUNNING:
-                self._preempt(sequence)
-        self._uncopied = []
-
-        chunks: list[ScheduledChunk] = []
-        copies: list[BlockCopy] = []
-        prefills = self._plan_decodes(chunks, copies)
-        num_decodes = len(chunks)
-        budget = self.config.max_num_batched_tokens - num_decodes
-        for sequence in prefills:
-            budget -= self._plan_prefill(sequence, chunks, budget)
-        budget = self._admit(chunks, budget)
-
-        preempted = tuple(seq_id for seq_id in self._preempted if seq_id in self.sequences)
-        self._preempted = []
-        num_tokens = self.config.max_num_batched_tokens - budget
-        self._plan = StepPlan(tuple(chunks), num_decodes, num_tokens, tuple(copies), preempted)
+        self._heal()
+        step = StepBuilder(self.config, self._roster, now_s, self._num_stalled_steps)
+        self._step = step
+        if self.sequences:
+            self.policy.plan(step)
+            if step.is_empty and step.wake_s is None:
+                raise PolicyError(
+                    f"{self.policy} planned nothing, and waits for nothing, though {self.num_running} sequences are "
+                    f"running and {self.num_waiting} waiting: it would hang."
+                )
+        preempted = tuple(seq_id for seq_id in self._roster.preempted if seq_id in self.sequences)
+        self._roster.preempted = []
+        self._plan = step.plan(preempted)
         return self._plan
+
+    def _heal(self) -> None:
+        """Undo what a step left that was planned and not confirmed: its copies and swaps may not have been done."""
+        step = self._step
+        if step is None:
+            return
+        for sequence in (*step.uncopied, *step.swapped_in):
+            if sequence.status is SequenceStatus.RUNNING:
+                self._roster.preempt(sequence)
+        for sequence in step.swapped_out:
+            self._roster.drop_host_blocks(sequence)
+        self._step = None
 
     def update(self, plan: StepPlan, sampled: Mapping[int, Seq[SampledToken]]) -> list[SequenceUpdate]:
         """Confirm that `plan` ran: append tokens, fork, finish, publish full blocks, free.
@@ -154,10 +151,9 @@ class Scheduler:
         Raises ValueError, and changes nothing, if `plan` is not the latest plan or `sampled` does not match it.
         """
         self._check_sampled(plan, sampled)
-        self._plan = None
-        self._uncopied = []
+        self._note_done()
         if len(plan.chunks) > plan.num_decodes:
-            self._refused_head = None  # a prefill published blocks that the head may hit
+            self._roster.refused_head = None  # a prefill published blocks that the head may hit
         updates: list[SequenceUpdate] = []
         for chunk in plan.chunks:
             sequence = self.sequences.get(chunk.seq_id)
@@ -203,122 +199,15 @@ class Scheduler:
         request_id = sequence.request.request_id
         return [SequenceUpdate(seq_id, request_id, index, (), reason, stop_reason, error) for index in indices]
 
-    # -- planning: each method leaves a legal state behind, whatever it raises
-
-    def _plan_decodes(self, chunks: list[ScheduledChunk], copies: list[BlockCopy]) -> list[Sequence]:
-        """A token for every decoding sequence, best rank first; returns the running sequences that still prefill.
-
-        Victims come off the end of the running list, at or behind the sequence being planned: a planned one is safe.
-        """
-        prefills: list[Sequence] = []
-        grow = self.cache.grow
-        i = 0
-        while i < len(self._running):
-            sequence = self._running[i]
-            if not sequence.is_decoding:
-                prefills.append(sequence)
-                i += 1
-                continue
-            token_ids, table = sequence.token_ids, sequence.table
-            assert table is not None
-            try:
-                new_copies = grow(table, len(token_ids))
-            except OutOfBlocksError:
-                self._preempt(self._running[-1])
-                continue  # with the same sequence, unless it was the victim
-            except Exception as error:
-                raise SequenceFault(sequence.seq_id, error) from error
-            if new_copies:
-                copies += new_copies
-                self._uncopied.append(sequence)
-            start = sequence.num_computed_tokens
-            chunks.append(ScheduledChunk(sequence.seq_id, token_ids[start:], start, table.block_ids, 1))
-            i += 1
-        return prefills
-
-    def _plan_prefill(self, sequence: Sequence, chunks: list[ScheduledChunk], budget: int) -> int:
-        """The next chunk of a running prefill, at most `budget` tokens; returns how many."""
-        assert sequence.table is not None
-        start = sequence.num_computed_tokens
-        num_tokens = min(sequence.num_uncomputed_tokens, budget)
-        if num_tokens:
-            is_last = num_tokens == sequence.num_uncomputed_tokens
-            token_ids = sequence.token_ids[start : start + num_tokens]
-            num_samples = sequence.num_completions if is_last else 0
-            chunks.append(ScheduledChunk(sequence.seq_id, token_ids, start, sequence.table.block_ids, num_samples))
-        return num_tokens
-
-    def _admit(self, chunks: list[ScheduledChunk], budget: int) -> int:
-        """Let waiting sequences in, in order, until one does not fit: nobody overtakes. Returns the budget left.
-
-        Besides its own blocks, a newcomer must leave one for each sequence that may outgrow its last block, so that
-        none is preempted within the next block_size steps. Alone, it need not: the door saw to it that the pool is
-        large enough for one.
-        """
-        head = self._waiting.peek()
-        num_free_seats = self.config.max_num_seqs - sum(running.num_completions for running in self._running)
-        if not budget or head is self._refused_head or num_free_seats == 0:
-            return budget
-        num_reserved = sum(map(self._num_growing, self._running))
-        while budget and head is not None and head.num_completions <= num_free_seats:
-            num_reserved += self._num_growing(head)
-            with _blamed_on(head):
-                if not self._try_start(head, budget, num_reserved if self._running else 0):
-                    self._refused_head = head
-                    break
-            num_free_seats -= head.num_completions
-            budget -= self._plan_prefill(head, chunks, budget)
-            head = self._waiting.peek()
-        return budget
-
-    def _num_growing(self, sequence: Sequence) -> int:
-        """Completions of a sequence that may still need blocks beyond those for the tokens it has."""
-        block_size = self.cache.block_size
-        num_slots = -(-len(sequence.token_ids) // block_size) * block_size
-        may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots
-        return sequence.num_completions if may_grow else 0
-
-    def _try_start(self, sequence: Sequence, budget: int, num_reserved: int) -> bool:
-        """Give a waiting sequence its blocks, hits and new ones; False, and nothing changed, if it doesn't fit."""
-        is_first_time = sequence.num_preemptions == 0
-        table = self.cache.open(sequence.token_ids, sequence.request.cache_salt, count_in_stats=is_first_time)
-        try:
-            fits = self._fits(sequence, table, budget, num_reserved)
-            if fits:
-                self.cache.grow(table, len(sequence.token_ids))  # copies nothing: what was hit are full blocks
-            else:
-                self.cache.close(table)
-        except BaseException:
-            self.cache.close(table)
-            raise
-        if fits:
-            self._waiting.remove(sequence)
-            sequence.become(SequenceStatus.RUNNING)
-            sequence.table = table
-            sequence.num_computed_tokens = table.num_cached_tokens
-            if is_first_time:
-                sequence.num_cached_tokens = table.num_cached_tokens
-            bisect.insort(self._running, sequence, key=_RANK)
-        return fits
-
-    def _fits(self, sequence: Sequence, table: BlockTable, budget: int, num_reserved: int) -> bool:
-        """Whether the free blocks and, when a prefill must be done in one step, the budget are enough."""
-        num_tokens = len(sequence.token_ids)
-        # In chunks, as configured; so is a preempted sequence that outgrew the budget, or it could never go on.
-        may_split = self.config.enable_chunked_prefill or num_tokens > self.config.max_num_batched_tokens
-        if num_tokens - table.num_cached_tokens > budget and not may_split:
-            return False
-        return self.cache.num_blocks_needed(table, num_tokens) + num_reserved <= self.cache.num_free_blocks
-
-    def _preempt(self, victim: Sequence) -> None:
-        with _blamed_on(victim):
-            self._take_blocks(victim)
-        victim.become(SequenceStatus.PREEMPTED)
-        victim.num_preemptions += 1
-        self._waiting.push(victim)
-        self._preempted.append(victim.seq_id)
-
     # -- bookkeeping after a step
+
+    def _note_done(self) -> None:
+        """The latest plan was run: nothing of it has to be healed."""
+        step, self._plan, self._step = self._step, None, None
+        assert step is not None
+        self._num_stalled_steps = self._num_stalled_steps + 1 if step.lets_decodes_stand else 0
+        for sequence in step.swapped_in:
+            self._roster.drop_host_blocks(sequence)
 
     def _check_sampled(self, plan: StepPlan, sampled: Mapping[int, Seq[SampledToken]]) -> None:
         if plan is not self._plan:
@@ -357,7 +246,7 @@ class Scheduler:
         for fork in forks:
             fork.become(SequenceStatus.RUNNING)
             self._register(fork)
-            bisect.insort(self._running, fork, key=_RANK)
+            self._roster.join_running(fork)
         return (sequence, *forks)
 
     def _append(self, sequence: Sequence, token: SampledToken) -> SequenceUpdate:
@@ -385,31 +274,10 @@ class Scheduler:
 
     def _retire(self, sequence: Sequence) -> None:
         """Out of the scheduler: blocks freed, nothing remembered."""
-        if sequence.table is not None:
-            self._take_blocks(sequence)
-        else:
-            self._waiting.remove(sequence)
+        self._roster.leave(sequence)
         sequence.become(SequenceStatus.FINISHED)
         del self.sequences[sequence.seq_id]
         request_id = sequence.request.request_id
         self._seq_ids_of[request_id].remove(sequence.seq_id)
         if not self._seq_ids_of[request_id]:
             del self._seq_ids_of[request_id]
-
-    def _take_blocks(self, sequence: Sequence) -> None:
-        """A running sequence gives its seat and blocks back. If the cache raises, nothing has changed."""
-        assert sequence.table is not None
-        self.cache.close(sequence.table)
-        sequence.table = None
-        sequence.num_computed_tokens = 0
-        self._running.remove(sequence)
-        self._refused_head = None
-
-
-@contextmanager
-def _blamed_on(sequence: Sequence) -> Iterator[None]:
-    """Whatever goes wrong inside is this sequence's fault."""
-    try:
-        yield
-    except Exception as error:
-        raise SequenceFault(sequence.seq_id, error) from error

@@ -50,6 +50,7 @@ class Sequence:
         table: Its pages while running, else None.
         num_cached_tokens: Prompt tokens whose K and V came from the prefix cache at the first admission.
         num_preemptions: Times it lost its blocks.
+        host_blocks: Blocks of host memory that hold its first `num_swapped_tokens` tokens while it is swapped out.
     """
 
     seq_id: int
@@ -67,6 +68,8 @@ class Sequence:
     table: BlockTable | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    host_blocks: tuple[int, ...] = ()
+    num_swapped_tokens: int = 0
 
     @classmethod
     def of_request(cls, seq_id: int, request: Request, max_model_len: int) -> "Sequence":

@@ -1,0 +1,252 @@
+"""The scheduling policies. Each is an order and a composition of the step; blocks and budgets are the scheduler's."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, final
+
+from twophase.core.errors import ConfigError
+from twophase.scheduling.policy import Policy, Step
+from twophase.scheduling.sequence import Sequence
+
+# -- orders
+
+
+def by_priority(sequence: Sequence) -> tuple[Any, ...]:
+    """By priority, ties by arrival: first come, first served when all priorities are equal.
+
+    A preempted sequence arrived before everyone of its priority who has not run yet, so it goes to their front.
+    """
+    request = sequence.request
+    return (request.priority, sequence.arrival_order, sequence.index)
+
+
+# -- compositions
+
+
+def decodes_first(step: Step, max_tokens: int | None = None) -> None:
+    """A token of every decode, then the prefills already begun, then newcomers in order until one does not fit.
+
+    `max_tokens` bounds the tokens of the step, decodes included.
+    """
+    num_before = step.budget
+    prefills = []
+    for sequence in step.running:
+        if sequence.is_decoding:
+            step.decode(sequence)
+        else:
+            prefills.append(sequence)
+    room = math.inf if max_tokens is None else max_tokens - (num_before - step.budget)
+    for sequence in prefills:
+        if room > 0:
+            room -= step.prefill(sequence, _at_most(room))
+    for sequence in step.waiting:
+        if room <= 0 or not step.budget:
+            break
+        num_tokens = step.admit(sequence, _at_most(room))
+        if not num_tokens:
+            break
+        room -= num_tokens
+
+
+def run_batch(step: Step) -> None:
+    """The running sequences alone: prefills to their end, then all decodes together."""
+    prefills = [sequence for sequence in step.running if not sequence.is_decoding]
+    for sequence in prefills:
+        step.prefill(sequence)
+    if not prefills:
+        for sequence in step.running:
+            step.decode(sequence)
+
+
+def start_batch(step: Step, batch_size: int) -> None:
+    """Newcomers with up to `batch_size` completions together, one request at least; nobody joins them later."""
+    seats = batch_size
+    for sequence in step.waiting:
+        is_too_many = sequence.num_completions > seats and not step.is_empty
+        if is_too_many or not step.admit(sequence):
+            break
+        seats -= sequence.num_completions
+
+
+def _at_most(room: int | float) -> int | None:
+    return None if room == math.inf else int(room)
+
+
+# -- policies
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PriorityPolicy(Policy):
+    """The default: by priority; decodes first, and the rest of the budget for prefills.
+
+    Attributes:
+        patience_s: Ageing. None: strict priorities, under which low ones may starve. Otherwise a request passes over
+            another of a priority level better once it has waited `patience_s` seconds longer: nobody is overtaken by
+            requests that arrive more than `patience_s` times the difference in level after it. (Comparing
+            priority - wait / patience_s of two requests gives the same order at every moment, so the rank is fixed.)
+    """
+
+    patience_s: int | float | None = None
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        request = sequence.request
+        if self.patience_s is None:
+            return by_priority(sequence)
+        return (request.arrival_s + request.priority * self.patience_s, sequence.arrival_order, sequence.index)
+
+    def plan(self, step: Step) -> None:
+        decodes_first(step)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ChunkedPrefillPolicy(Policy):
+    """Decodes first, and a step that is never longer than `max_tokens` tokens: Sarathi-Serve's stall-free batching
+    (arXiv:2403.02310). The time between two tokens of a decode is bounded by the time of such a step.
+
+    Attributes:
+        max_tokens: Of a step, decodes included. Decodes are never held back; prefills take what is left.
+    """
+
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        _require_positive("max_tokens", self.max_tokens)
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        return by_priority(sequence)
+
+    def plan(self, step: Step) -> None:
+        decodes_first(step, self.max_tokens)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ContinuousPolicy(Policy):
+    """Iteration-level scheduling with whole prompts (Orca, OSDI 2022): sequences join and leave at every step, and a
+    prompt is computed in one step beside the decodes, which wait for it."""
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        return by_priority(sequence)
+
+    def plan(self, step: Step) -> None:
+        for sequence in step.running:
+            if sequence.is_decoding:
+                step.decode(sequence)
+        for sequence in step.running:
+            if not sequence.is_decoding:
+                step.prefill(sequence)
+        for sequence in step.waiting:
+            if not step.admit(sequence, whole=True):
+                break
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PrefillFirstPolicy(Policy):
+    """Prompts before decodes, whole and in steps of their own, as early vLLM did: first tokens come soon, and the
+    decodes stand still as long as prompts keep coming.
+
+    Attributes:
+        max_stalled_steps: Decodes stand still for at most so many steps in a row; None: without bound.
+    """
+
+    max_stalled_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_stalled_steps is not None:
+            _require_positive("max_stalled_steps", self.max_stalled_steps)
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        return by_priority(sequence)
+
+    def plan(self, step: Step) -> None:
+        if self.max_stalled_steps is None or step.num_stalled_steps < self.max_stalled_steps:
+            for sequence in step.running:
+                if not sequence.is_decoding:
+                    step.prefill(sequence)
+            for sequence in step.waiting:
+                if not step.admit(sequence, whole=True):
+                    break
+        if step.is_empty:
+            decodes_first(step)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StaticPolicy(Policy):
+    """Request-level batching: takes what waits, up to `batch_size`, and nobody joins until the last one is done."""
+
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        _require_positive("batch_size", self.batch_size)
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        return by_priority(sequence)
+
+    def plan(self, step: Step) -> None:
+        if step.running:
+            run_batch(step)
+        else:
+            start_batch(step, self.batch_size)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DynamicPolicy(Policy):
+    """Request-level batching that waits for company: a batch starts when it is full, or when its oldest request has
+    waited `timeout_s`."""
+
+    batch_size: int
+    timeout_s: int | float
+
+    def __post_init__(self) -> None:
+        _require_positive("batch_size", self.batch_size)
+        if not 0 <= self.timeout_s < math.inf:
+            raise ConfigError(f"timeout_s must be at least 0 and finite, got {self.timeout_s}.")
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        return by_priority(sequence)
+
+    def plan(self, step: Step) -> None:
+        if step.running:
+            run_batch(step)
+            return
+        oldest_s = min(sequence.request.arrival_s for sequence in step.waiting)
+        starts_s = oldest_s + self.timeout_s
+        is_full = step.num_waiting >= min(self.batch_size, step.num_free_seats)
+        if is_full or step.now_s >= starts_s:
+            start_batch(step, self.batch_size)
+        else:
+            step.wait_until(starts_s)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeadlinePolicy(Policy):
+    """Earliest deadline first: by arrival plus the request's `ttft_slo_s`; requests without one come last.
+
+    Attributes:
+        max_tokens: Of a step, as in `ChunkedPrefillPolicy`; None: the scheduler's budget.
+    """
+
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _require_positive("max_tokens", self.max_tokens)
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        slo_s = sequence.request.ttft_slo_s
+        deadline_s = math.inf if slo_s is None else sequence.request.arrival_s + slo_s
+        return (deadline_s, sequence.arrival_order, sequence.index)
+
+    def plan(self, step: Step) -> None:
+        decodes_first(step, self.max_tokens)
+
+
+def _require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} must be at least 1, got {value}.")

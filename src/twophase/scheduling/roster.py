@@ -1,0 +1,122 @@
+"""Who runs and who waits, by rank, and the moves between the two."""
+
+import bisect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import final
+
+from sortedcontainers import SortedKeyList
+
+from twophase.cache.block_pool import BlockPool
+from twophase.cache.block_table import BlockTable
+from twophase.cache.manager import CacheManager
+from twophase.core.errors import TwophaseError
+from twophase.core.plan import BlockSwap
+from twophase.scheduling.sequence import Sequence, SequenceStatus
+
+_RANK = attrgetter("rank")
+
+
+class SequenceFault(TwophaseError):
+    """Planning `seq_id` raised (see `__cause__`). Nothing is half-done: `fail(seq_id, ...)` and `schedule` again."""
+
+    def __init__(self, seq_id: int, cause: Exception) -> None:
+        super().__init__(f"scheduling sequence {seq_id} failed: {type(cause).__name__}: {cause}")
+        self.seq_id = seq_id
+
+
+@contextmanager
+def blamed_on(sequence: Sequence) -> Iterator[None]:
+    """Whatever goes wrong inside is this sequence's fault."""
+    try:
+        yield
+    except Exception as error:
+        raise SequenceFault(sequence.seq_id, error) from error
+
+
+@final
+class Roster:
+    """The queues. Only the scheduler and the step it plans change it; if a move raises, nothing has changed.
+
+    Attributes:
+        running: Sequences with blocks and a seat, by rank.
+        waiting: Sequences without, preempted ones included, by rank.
+        refused_head: A waiting sequence that did not fit, and nothing happened since that could help.
+        preempted: Ids of those who lost their blocks and were not yet told of in a plan.
+        swap_pool: The blocks of host memory; None without swapping.
+    """
+
+    def __init__(self, cache: CacheManager, num_swap_blocks: int) -> None:
+        self.cache = cache
+        self.running: list[Sequence] = []
+        self.waiting: SortedKeyList = SortedKeyList(key=_RANK)
+        self.refused_head: Sequence | None = None
+        self.preempted: list[int] = []
+        self.swap_pool = BlockPool(num_swap_blocks) if num_swap_blocks else None
+
+    def join_queue(self, sequence: Sequence) -> None:
+        self.waiting.add(sequence)
+
+    def start(self, sequence: Sequence, table: BlockTable) -> None:
+        """A waiting sequence runs, with these blocks."""
+        self.waiting.remove(sequence)
+        sequence.become(SequenceStatus.RUNNING)
+        sequence.table = table
+        sequence.num_computed_tokens = table.num_cached_tokens
+        if sequence.num_preemptions == 0:
+            sequence.num_cached_tokens = table.num_cached_tokens
+        self.join_running(sequence)
+
+    def join_running(self, sequence: Sequence) -> None:
+        bisect.insort(self.running, sequence, key=_RANK)
+
+    def preempt(self, victim: Sequence, swap: bool = False) -> tuple[BlockSwap, ...]:
+        """A running sequence loses its blocks and waits again.
+
+        Args:
+            swap: Save what it computed in host memory, if there is room; returns the moves to do for that.
+        """
+        with blamed_on(victim):
+            assert victim.table is not None
+            block_ids, num_computed = victim.table.block_ids, victim.num_computed_tokens
+            self.take_blocks(victim)
+        victim.become(SequenceStatus.PREEMPTED)
+        victim.num_preemptions += 1
+        self.waiting.add(victim)
+        self.preempted.append(victim.seq_id)
+        return self._swap_out(victim, block_ids, num_computed) if swap and not victim.host_blocks else ()
+
+    def _swap_out(self, victim: Sequence, block_ids: list[int], num_computed: int) -> tuple[BlockSwap, ...]:
+        num_blocks = -(-num_computed // self.cache.block_size)
+        if self.swap_pool is None or not 0 < num_blocks <= self.swap_pool.num_free:
+            return ()
+        victim.host_blocks = tuple(self.swap_pool.allocate(num_blocks))
+        victim.num_swapped_tokens = num_computed
+        return tuple(map(BlockSwap, block_ids, victim.host_blocks))  # zip: as far as the shorter goes
+
+    def drop_host_blocks(self, sequence: Sequence) -> None:
+        """What it had in host memory has come back, or is not to be trusted."""
+        for block in sequence.host_blocks:
+            assert self.swap_pool is not None
+            self.swap_pool.release(block, is_cached=False)
+        sequence.host_blocks, sequence.num_swapped_tokens = (), 0
+
+    def leave(self, sequence: Sequence) -> None:
+        """Out, wherever it stands."""
+        if sequence.table is not None:
+            self.take_blocks(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self.drop_host_blocks(sequence)
+        if sequence is self.refused_head:
+            self.refused_head = None
+
+    def take_blocks(self, sequence: Sequence) -> None:
+        """A running sequence gives its seat and blocks back."""
+        assert sequence.table is not None
+        self.cache.close(sequence.table)
+        sequence.table = None
+        sequence.num_computed_tokens = 0
+        self.running.remove(sequence)
+        self.refused_head = None

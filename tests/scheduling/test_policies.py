@@ -1,0 +1,325 @@
+"""Each policy as a timeline: (step, request, tokens)."""
+
+from itertools import pairwise
+
+import pytest
+
+from tests.scheduling.harness import Harness, make_request
+from twophase.core.errors import ConfigError, PolicyError
+from twophase.scheduling.policies import (
+    ChunkedPrefillPolicy,
+    ContinuousPolicy,
+    DeadlinePolicy,
+    DynamicPolicy,
+    PrefillFirstPolicy,
+    PriorityPolicy,
+    StaticPolicy,
+)
+from twophase.scheduling.policy import Policy
+
+
+def timeline(policy, later, *, budget=64, **options):
+    """`a` decodes when the requests in `later` come; (step, name, tokens) from then on."""
+    harness = Harness(policy=policy, budget=budget, **options)
+    harness.add(make_request("a", 3, 5))
+    harness.step()
+    harness.step()
+    harness.add(*later)
+    harness.run().check_outputs()
+    return harness.log[2:]
+
+
+LATER = [("b", 9, 2), ("c", 4, 2)]
+
+
+def later():
+    return [make_request(*each) for each in LATER]
+
+
+def test_continuous_joins_whole_prompts_to_the_decodes():
+    assert timeline(ContinuousPolicy(), later()) == [
+        (2, "a", 1), (2, "b", 9), (2, "c", 4),
+        (3, "a", 1), (3, "b", 1), (3, "c", 1),
+        (4, "a", 1),
+    ]  # fmt: skip
+
+
+def test_continuous_splits_no_prompt():
+    """b does not fit beside a's decode: it waits, and c behind it, until a is done."""
+    log = timeline(ContinuousPolicy(), later(), budget=9)
+    assert log[:4] == [(2, "a", 1), (3, "a", 1), (4, "a", 1), (5, "b", 9)]
+
+
+def test_prefill_first_lets_decodes_stand():
+    assert timeline(PrefillFirstPolicy(), later(), budget=10) == [
+        (2, "b", 9), (3, "c", 4),
+        (4, "a", 1), (4, "b", 1), (4, "c", 1),
+        (5, "a", 1), (6, "a", 1),
+    ]  # fmt: skip
+
+
+def test_prefill_first_starves_decodes_as_long_as_prompts_come_unless_bounded():
+    def longest_stall(policy):
+        harness = Harness(policy=policy, budget=8, num_blocks=200, max_num_seqs=8)
+        harness.add(make_request("a", 3, 5))
+        harness.step()
+        for i in range(20):
+            harness.add(make_request(f"r{i}", 8, 1))
+            harness.step()
+        harness.run().check_outputs()
+        steps = [step for step, name, _ in harness.log if name == "a"]
+        return max(b - a for a, b in pairwise(steps)) - 1
+
+    assert longest_stall(PrefillFirstPolicy()) == 20
+    assert longest_stall(PrefillFirstPolicy(max_stalled_steps=3)) == 3
+    assert longest_stall(ChunkedPrefillPolicy(max_tokens=4)) == 0
+
+
+def test_chunked_keeps_every_step_short():
+    log = timeline(ChunkedPrefillPolicy(max_tokens=4), later())
+    assert log[:6] == [(2, "a", 1), (2, "b", 3), (3, "a", 1), (3, "b", 3), (4, "a", 1), (4, "b", 3)]
+    steps = {step for step, _, _ in log}
+    assert max(sum(tokens for at, _, tokens in log if at == step) for step in steps) == 4
+
+
+def test_chunked_never_holds_back_a_decode():
+    """Three completions of one prompt decode together, though a step should have two tokens; b waits for its turn."""
+    harness = Harness(policy=ChunkedPrefillPolicy(max_tokens=2))
+    harness.add(make_request("a", 2, 4, n=3), make_request("b", 2, 2))
+    harness.run().check_outputs()
+    assert harness.log == [
+        (0, "a", 2),
+        *((step, name, 1) for step in (1, 2, 3) for name in ("a", "a/1", "a/2")),
+        (4, "b", 2), (5, "b", 1),
+    ]  # fmt: skip
+
+
+def test_static_takes_nobody_until_the_last_is_done():
+    harness = Harness(policy=StaticPolicy(batch_size=2), budget=64)
+    harness.add(make_request("a", 3, 1), make_request("b", 3, 4), make_request("c", 3, 1))
+    harness.run().check_outputs()
+    assert harness.log == [
+        (0, "a", 3), (0, "b", 3),
+        (1, "b", 1), (2, "b", 1), (3, "b", 1),
+        (4, "c", 3),
+    ]  # fmt: skip
+
+
+def test_dynamic_waits_for_company_but_not_for_ever():
+    harness = Harness(policy=DynamicPolicy(batch_size=2, timeout_s=5), step_s=1)
+    harness.add(make_request("a", 3, 1))
+    plan = harness.step()
+    assert (plan.is_empty, plan.wake_s) == (True, 5)
+    harness.now_s = 2
+    harness.add(make_request("b", 3, 1, arrival_s=2))
+    harness.step()
+    assert harness.log == [(0, "a", 3), (0, "b", 3)]
+    harness.now_s = 10
+    harness.add(make_request("c", 3, 1, arrival_s=10))
+    assert harness.step().wake_s == 15
+    harness.now_s = 15
+    harness.step()
+    assert harness.log[2:] == [(1, "c", 3)]
+
+
+def test_deadlines_go_by_the_clock_and_requests_without_one_come_last():
+    harness = Harness(policy=DeadlinePolicy(), max_num_seqs=1)
+    harness.add(
+        make_request("none", 3, 1),
+        make_request("late", 3, 1, arrival_s=0, ttft_slo_s=9),
+        make_request("soon", 3, 1, arrival_s=4, ttft_slo_s=2),
+        make_request("same", 3, 1, arrival_s=3, ttft_slo_s=6),
+    )
+    harness.run()
+    assert [name for _, name, _ in harness.log] == ["soon", "late", "same", "none"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ChunkedPrefillPolicy(max_tokens=0),
+        lambda: StaticPolicy(batch_size=0),
+        lambda: DynamicPolicy(batch_size=2, timeout_s=-1),
+        lambda: DynamicPolicy(batch_size=2, timeout_s=float("inf")),
+        lambda: DynamicPolicy(batch_size=2, timeout_s=float("nan")),
+        lambda: PrefillFirstPolicy(max_stalled_steps=0),
+        lambda: DeadlinePolicy(max_tokens=-3),
+    ],
+)
+def test_impossible_parameters_are_refused(make):
+    with pytest.raises(ConfigError, match="at least"):
+        make()
+
+
+class Learners(Policy):
+    """A policy given as a function of the step."""
+
+    def __init__(self, plan_step):
+        self.plan_step = plan_step
+
+    def rank(self, sequence):
+        return (sequence.arrival_order, sequence.index)
+
+    def plan(self, step):
+        self.plan_step(step)
+
+    def __str__(self):
+        return "Learners"
+
+
+def admit_twice(step):
+    for sequence in list(step.waiting):
+        step.admit(sequence)
+        step.admit(sequence)
+
+
+def decode_twice(step):
+    for sequence in step.running:
+        step.decode(sequence)
+        step.decode(sequence)
+    for sequence in step.waiting:
+        step.admit(sequence)
+
+
+def decode_a_prefill(step):
+    for sequence in step.running:
+        step.decode(sequence)
+    for sequence in step.waiting:
+        step.admit(sequence, 2)
+
+
+def prefill_a_decode(step):
+    for sequence in step.running:
+        step.prefill(sequence)
+    for sequence in step.waiting:
+        step.admit(sequence)
+
+
+def decode_what_waits(step):
+    for sequence in step.waiting:
+        step.decode(sequence)
+
+
+def admit_again(step):
+    for sequence in (*step.running, *step.waiting):
+        step.admit(sequence, 2)
+
+
+@pytest.mark.parametrize(
+    ("plan_step", "said"),
+    [
+        (admit_twice, "planned sequence 0 twice"),
+        (decode_twice, "planned sequence 0 twice"),
+        (decode_a_prefill, "still in its prefill"),
+        (prefill_a_decode, "decodes already"),
+        (decode_what_waits, "not running: let it in first"),
+        (admit_again, "running already"),
+        (lambda step: None, "planned nothing.*0 sequences are running and 1 waiting: it would hang"),
+        (lambda step: step.wait_until(step.now_s), "later time"),
+        (lambda step: step.wait_until(float("nan")), "later time"),
+        (lambda step: step.wait_until(float("inf")), "later time"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_told_so_and_nothing_is_lost(plan_step, said):
+    harness = Harness(policy=Learners(plan_step))
+    harness.add(make_request("a", 5, 4))
+    with pytest.raises(PolicyError, match=said):
+        harness.run(3)
+    harness.scheduler.policy = PriorityPolicy()
+    harness.run().check_outputs()
+
+
+def test_whatever_a_policy_asks_for_the_limits_hold():
+    """Prefills before decodes, worst first, and greedily: the checks of the harness stay quiet."""
+
+    def contrary(step):
+        for sequence in reversed(list(step.waiting)):
+            step.admit(sequence, 3)
+        for sequence in reversed(step.running):
+            if not sequence.is_decoding and sequence.num_computed_tokens and step.budget:
+                try_prefill(step, sequence)
+        for sequence in reversed(step.running):
+            if sequence.is_decoding:
+                step.decode(sequence)
+
+    def try_prefill(step, sequence):
+        try:
+            step.prefill(sequence)
+        except PolicyError:
+            assert sequence.num_computed_tokens > 0
+
+    harness = Harness(policy=Learners(contrary), num_blocks=9, budget=6)
+    harness.add(*(make_request(name, 7, 9) for name in "abcde"))
+    harness.run().check_outputs()
+
+
+class TestSwapping:
+    def crowded(self, **options):
+        harness = Harness(num_blocks=4, **options)
+        harness.add(make_request("a", 4, 12), make_request("b", 3, 12))
+        harness.run().check_outputs()
+        return harness
+
+    def test_a_victim_comes_back_with_what_it_had(self):
+        recomputed = self.crowded(prefix_caching=False)
+        swapped = self.crowded(prefix_caching=False, num_swap_blocks=4)
+        tokens = {h: sum(n for _, name, n in h.log if name == "b") for h in (recomputed, swapped)}
+        assert tokens[swapped] == 3 + 11, "each of b's tokens is computed once"
+        assert tokens[recomputed] > tokens[swapped]
+        assert swapped.num_swapped_out == swapped.num_swapped_in == 2
+
+    def test_what_the_prefix_cache_still_has_is_not_brought_back(self):
+        """Nobody took b's first block meanwhile."""
+        harness = Harness(num_blocks=6, num_swap_blocks=8, max_num_seqs=2)
+        harness.add(make_request("a", 7, 12), make_request("b", 4, 12))
+        harness.run().check_outputs()
+        assert harness.num_swapped_in < harness.num_swapped_out
+
+    def test_without_room_on_the_host_it_is_recomputed(self):
+        harness = self.crowded(prefix_caching=False, num_swap_blocks=1)
+        assert harness.num_swapped_out == 0
+        assert harness.preempted
+
+    @pytest.mark.parametrize("stage", ["planned", "moved", "written"])
+    @pytest.mark.parametrize("every", [2, 3])
+    def test_dropped_steps_change_no_output(self, stage, every):
+        harness = Harness(num_blocks=7, budget=6, num_swap_blocks=6, reserve_growth=False, prefix_caching=False)
+        harness.add(*(make_request(name, 6, 14) for name in "abcd"))
+        attempt = 0
+        while harness.scheduler.has_unfinished:
+            attempt += 1
+            if attempt % every == 0:
+                plan = harness.schedule()
+                if stage == "moved":
+                    harness.shadow.move(plan)
+                elif stage == "written":
+                    harness.execute(plan)
+                harness.check_state()
+            harness.step()
+        harness.run().check_outputs()
+        assert harness.num_swapped_out > 0
+
+    def test_an_aborted_victim_leaves_no_host_block_behind(self):
+        harness = Harness(num_blocks=4, num_swap_blocks=4)
+        harness.add(make_request("a", 4, 12), make_request("b", 3, 12))
+        while not harness.num_swapped_out:
+            harness.step()
+        harness.take(harness.scheduler.abort("b"))
+        harness.check_state()
+        harness.run()
+
+
+class TestAdmission:
+    def test_without_a_reserve_a_crowded_pool_thrashes(self):
+        def num_preemptions(**options):
+            harness = Harness(num_blocks=12, max_num_seqs=6, budget=32, **options)
+            harness.add(*(make_request(name, 7, 12) for name in "abcdef"))
+            return len(harness.run().preempted)
+
+        assert num_preemptions(reserve_growth=False) > num_preemptions()
+        assert num_preemptions(watermark=0.5) == 0
+
+    def test_alone_a_request_may_go_below_the_watermark(self):
+        harness = Harness(num_blocks=4, watermark=0.9)
+        harness.add(make_request("a", 12, 4))
+        harness.run().check_outputs()
