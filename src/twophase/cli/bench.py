@@ -1,12 +1,17 @@
-"""`twophase bench engine | kernels | scheduling`: results to stdout, progress to stderr."""
+"""`twophase bench engine | kernels | scheduling | serve`: results to stdout, progress to stderr."""
 
 import argparse
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twophase.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from twophase.bench.serve import ServeReport, ServingRun
+    from twophase.serving.workloads import Workload
 
 PLOT_FORMATS = (".png", ".svg", ".pdf")
 
@@ -17,7 +22,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         TwophaseError: An option, the model or the machine cannot be used; says why.
     """
-    return {"engine": _engine, "kernels": _kernels, "scheduling": _scheduling}[args.subject](args)
+    subjects = {"engine": _engine, "kernels": _kernels, "scheduling": _scheduling, "serve": _serve}
+    return subjects[args.subject](args)
 
 
 def _say(line: str) -> None:
@@ -42,8 +48,7 @@ def _engine(args: argparse.Namespace) -> int:
 
 
 def _kernels(args: argparse.Namespace) -> int:
-    if args.plot is not None and Path(args.plot).suffix.lower() not in PLOT_FORMATS:
-        raise ConfigError(f"--plot must end in {', '.join(PLOT_FORMATS)}, got {args.plot!r}.")
+    _check_plot(args.plot)
     from twophase.bench.kernels import bench_kernels, why_not_here
     from twophase.bench.machine import record_machine
 
@@ -60,6 +65,11 @@ def _kernels(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_plot(file: str | None) -> None:
+    if file is not None and Path(file).suffix.lower() not in PLOT_FORMATS:
+        raise ConfigError(f"--plot must end in {', '.join(PLOT_FORMATS)}, got {file!r}.")
+
+
 def _scheduling(args: argparse.Namespace) -> int:
     from twophase.bench.scheduling import measure_scheduling, to_text
 
@@ -67,3 +77,82 @@ def _scheduling(args: argparse.Namespace) -> int:
     timings = [measure_scheduling(num_waiting=n, num_steps=10 if args.quick else 300) for n in queues]
     print(json.dumps([asdict(timing) for timing in timings], indent=2) if args.json else to_text(timings))
     return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    _check_plot(args.plot)
+    _check_writable({"--perfetto": args.perfetto, "--prometheus": args.prometheus, "--plot": args.plot})
+    from twophase.serving.slo import Slo
+
+    slo = None if args.slo_ttft is None and args.slo_tpot is None else Slo(args.slo_ttft, args.slo_tpot)
+    workload = _workload(args)
+    from twophase.bench.serve import BLOCK_SIZE, EngineOptions, bench_serve
+    from twophase.serving.export import to_json
+
+    options = EngineOptions(
+        args.model,
+        device=args.device,
+        dtype=args.dtype,
+        backend=args.backend,
+        num_kv_blocks=args.num_kv_blocks,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+    )
+    report, run = bench_serve(
+        options, workload, seed=args.seed, duration_limit_s=args.duration_limit, slo=slo, say=_say
+    )
+    if args.json:
+        about = {name: value for name, value in report.to_dict().items() if name != "summary"}
+        print(to_json(report.summary, run.records, run.steps, BLOCK_SIZE, **about))
+    else:
+        print(report.to_text())
+    _write_files(args, report, run)
+    return 0
+
+
+def _workload(args: argparse.Namespace) -> "Workload":
+    from twophase.serving.replay import replay
+    from twophase.serving.workloads import Load, named_workload
+
+    if args.trace is None:
+        return named_workload(args.workload, Load(args.requests, args.rate, args.cv, args.seed))
+    given = [f"--{name}" for name in ("rate", "cv", "requests") if getattr(args, name) is not None]
+    if given:
+        raise ConfigError(f"a trace says when and how many, so {' and '.join(given)} cannot be given with --trace.")
+    return replay(args.trace)
+
+
+def _check_writable(files: dict[str, str | None]) -> None:
+    """A run of an hour should not end with a file that cannot be written."""
+    for option, name in files.items():
+        if name is not None and (Path(name).is_dir() or not Path(name).resolve().parent.is_dir()):
+            raise ConfigError(f"{option} must name a file in a folder that exists, got {name!r}.")
+
+
+def _write_files(args: argparse.Namespace, report: "ServeReport", run: "ServingRun") -> None:
+    if args.perfetto is not None:
+        from twophase.serving.perfetto import to_perfetto
+
+        Path(args.perfetto).write_text(to_perfetto(run.records, run.steps), encoding="utf-8")
+    if args.prometheus is not None:
+        from twophase.serving.prometheus import to_prometheus
+
+        text = to_prometheus(run.records, run.steps, str(report.engine["model"]))
+        Path(args.prometheus).write_text(text, encoding="utf-8")
+    if args.plot is not None:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from twophase.serving.pictures import draw_run
+
+        draw_run(
+            run.records,
+            run.steps,
+            title=f"{report.workload}: requests by arrival",
+            token_budget=int(report.engine["max batched tokens"]),
+            block_size=int(report.engine["block size"]),
+            slo=report.summary.slo,
+        ).savefig(args.plot, dpi=150)
+    for name in (args.perfetto, args.prometheus, args.plot):
+        if name is not None:
+            _say(f"wrote {name}")

@@ -129,5 +129,41 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
     kernels.add_argument("--plot", metavar="FILE", help="write a picture (PNG, SVG or PDF by its ending)")
     scheduling = subjects.add_parser("scheduling", help="schedule() and block bookkeeping for 256 running requests")
     for parser in (engine, kernels, scheduling):
-        parser.add_argument("--json", action="store_true", help="machine-readable results")
         parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
+    serve = subjects.add_parser("serve", help="open-loop load: requests come by the clock, however busy the engine is")
+    _add_serve_options(serve)
+    for parser in (engine, kernels, scheduling, serve):
+        parser.add_argument("--json", action="store_true", help="machine-readable results")
+
+
+def _add_serve_options(serve: argparse.ArgumentParser) -> None:
+    load = serve.add_argument_group("load")
+    what = load.add_mutually_exclusive_group()
+    what.add_argument(
+        "--workload",
+        default="chat",
+        metavar="NAME",
+        help="chat (default), bursty, uniform, shared-prefix, overload, quick, or benchmark (256 requests at once), "
+        "benchmark-pressure, benchmark-shared-prefix, benchmark-overload",
+    )
+    what.add_argument(
+        "--trace", metavar="FILE", help="replay a .csv or .jsonl: arrival_s, prompt_tokens, output_tokens"
+    )
+    load.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the workload's own)")
+    load.add_argument("--cv", type=float, metavar="C", help="variation of the gaps between arrivals; 1 is Poisson")
+    load.add_argument("--requests", type=int, metavar="N", help="how many (default: the workload's own)")
+    load.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="fixes arrivals, lengths and prompts (default 0)"
+    )
+    load.add_argument("--duration-limit", type=float, metavar="SECONDS", help="abort what is unfinished by then")
+    load.add_argument("--slo-ttft", type=float, metavar="SECONDS", help="goodput counts requests within this TTFT ...")
+    load.add_argument("--slo-tpot", type=float, metavar="SECONDS", help="... and this mean time per output token")
+    _add_model_options(serve)
+    limits = serve.add_argument_group("the engine's limits (default: as LLM)")
+    limits.add_argument("--num-kv-blocks", type=int, metavar="N", help="blocks in the pool")
+    limits.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences that run at once")
+    limits.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens computed in one step")
+    files = serve.add_argument_group("files to write")
+    files.add_argument("--perfetto", metavar="FILE", help="a trace for ui.perfetto.dev (JSON)")
+    files.add_argument("--prometheus", metavar="FILE", help="metrics as Prometheus text")
+    files.add_argument("--plot", metavar="FILE", help="swim lanes, blocks, batches, percentiles (PNG, SVG or PDF)")

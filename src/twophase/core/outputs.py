@@ -101,6 +101,7 @@ class StepTrace:
         num_waiting, num_running: After the step.
         blocks_in_use, blocks_cached, blocks_free: After the step; cached blocks are evictable.
         blocks_swapped_out, blocks_swapped_in: Moved to and from host memory in this step.
+        slots_in_use: Slots of the blocks in use that a token was given, after the step; None where nobody counts.
     """
 
     step: int
@@ -119,3 +120,4 @@ class StepTrace:
     blocks_free: int
     blocks_swapped_out: int = 0
     blocks_swapped_in: int = 0
+    slots_in_use: int | None = None

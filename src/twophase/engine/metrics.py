@@ -92,6 +92,7 @@ class Diary:
                 blocks_free=cache.num_free,
                 blocks_swapped_out=len(plan.swaps_out),
                 blocks_swapped_in=len(plan.swaps_in),
+                slots_in_use=cache.num_slots_in_use,
             )
         )
         self._num_steps += 1

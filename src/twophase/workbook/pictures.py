@@ -7,9 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-# Okabe and Ito's colours: told apart by colour-blind readers, and different enough in grey.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-EMPTY, LINE, INK = "#F2F2F2", "#8A8A8A", "#222222"
+from twophase.core.colours import COLOURS, EMPTY, INK, LINE
 
 
 def draw_block_tables(
