@@ -8,10 +8,29 @@ from tests.simulate.runs import make_scheduler, random_requests, request
 from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import SampledToken
 from twophase.scheduling.fast_forward import num_repeats, repeat_decodes, repeated_sequences
-from twophase.scheduling.policy import PriorityPolicy
+from twophase.scheduling.policies import (
+    ChunkedPrefillPolicy,
+    ContinuousPolicy,
+    DeadlinePolicy,
+    DynamicPolicy,
+    PrefillFirstPolicy,
+    PriorityPolicy,
+    StaticPolicy,
+)
 from twophase.simulate.cost_model import LinearCostModel
 from twophase.simulate.simulator import simulate
 
+POLICIES = (
+    PriorityPolicy(),
+    PriorityPolicy(patience_s=0.2),
+    ChunkedPrefillPolicy(5),
+    ContinuousPolicy(),
+    PrefillFirstPolicy(),
+    PrefillFirstPolicy(max_stalled_steps=2),
+    StaticPolicy(3),
+    DynamicPolicy(3, 0.3),
+    DeadlinePolicy(),
+)
 COSTS = LinearCostModel(0.01, 0.001, 0.0003, 0.00007, 0.00001, 0.0001, 0.00003, 0.0002, 0.00005)
 
 
@@ -33,28 +52,34 @@ def state_of(scheduler):
     return rows, cache.stats(), cache._pool.cached_blocks(), list(cache._pool._blank)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(27))
 def test_random_workloads_run_alike(seed):
     """Pressure, sharing, forks, priorities: times and traces are equal to the last bit, and so is what is left."""
     rng = random.Random(seed)
     longest = rng.choice([16, 40])
+    block_size = rng.choice([1, 3, 4])
+    policy = POLICIES[seed % len(POLICIES)]
+    swaps = {"preemption": "swap", "num_swap_blocks": rng.choice([10, 50])} if rng.random() < 0.3 else {}
     options = {
-        "num_blocks": rng.choice([30, 45, 200]),
-        "block_size": rng.choice([1, 3, 4]),
+        "num_blocks": 250 if block_size == 1 else rng.choice([30, 45, 200]),
+        "block_size": block_size,
+        "caching": rng.random() < 0.7,
+        "policy": policy,
         "max_num_seqs": rng.choice([3, 6]),
         "budget": rng.choice([6, 16, 64]),
-        "caching": rng.random() < 0.7,
-        "policy": rng.choice([PriorityPolicy(), PriorityPolicy(patience_s=0.2)]),
+        "reserve_growth": rng.random() < 0.5,
+        "watermark": rng.choice([0.0, 0.1]),
     }
-    if options["block_size"] == 1:
-        options["num_blocks"] = 250
+    if rng.random() < 0.3:
+        options |= {"enable_chunked_prefill": False, "budget": 64}
+    options |= swaps
     requests = random_requests(rng, 30, rng.choice([2.0, 20.0, 200.0]), longest)
     by_step, at_once = make_scheduler(**options), make_scheduler(**options)
     expected = simulate(requests, by_step, COSTS, fast_forward=False)
     found = simulate(requests, at_once, COSTS)
-    assert found.trace == expected.trace
-    assert found.outputs == expected.outputs
-    assert len(found.outputs) == 30
+    assert found.steps == expected.steps
+    assert found.records == expected.records
+    assert len(found.records) == 30
     assert state_of(at_once) == state_of(by_step)
     at_once.cache.check_integrity()
 

@@ -11,13 +11,30 @@ from operator import attrgetter
 
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import StepPlan
-from twophase.scheduling.policy import Policy, PriorityPolicy
+from twophase.scheduling.policies import (
+    ChunkedPrefillPolicy,
+    ContinuousPolicy,
+    DeadlinePolicy,
+    DynamicPolicy,
+    PrefillFirstPolicy,
+    PriorityPolicy,
+    StaticPolicy,
+)
+from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence
 
 # Policies that decode, in rank order, all that runs when nobody could be let in, and again until an event. A policy of
 # another class might look at the clock or at a counter of its own: its steps are taken one by one.
-REPEATING_POLICIES: tuple[type[Policy], ...] = (PriorityPolicy,)
+REPEATING_POLICIES: tuple[type[Policy], ...] = (
+    ChunkedPrefillPolicy,
+    ContinuousPolicy,
+    DeadlinePolicy,
+    DynamicPolicy,
+    PrefillFirstPolicy,
+    PriorityPolicy,
+    StaticPolicy,
+)
 
 _RANK = attrgetter("rank")
 _Move = int
@@ -47,7 +64,7 @@ def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: boo
 
 
 def num_repeats(cache: CacheManager, sequences: Seq[Sequence]) -> int:
-    """Steps that decode exactly these sequences and find a block whenever one needs it; in the last one some may end."""
+    """Steps that decode exactly these sequences and find every block they need; in the last one some may end."""
     num_steps = min([sequence.max_num_tokens - len(sequence.token_ids) for sequence in sequences])
     num_free = cache.num_free_blocks
     block_size = cache.block_size

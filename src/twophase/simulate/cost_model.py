@@ -56,12 +56,13 @@ class LinearCostModel(CostModel):
     """A step's time as a sum of what it does times what each costs:
 
         run = per_step + per_token * tokens + per_sample * samples
-              + per_context * decode context + per_pair * prefill pairs
+              + per_context * decode context + per_pair * prefill pairs + per_swapped_block * swapped blocks
         schedule = schedule_per_step + schedule_per_chunk * chunks, and update likewise
 
     `per_step` is what any step costs, the reading of the weights above all; `per_token` the layers' products,
     `per_sample` the output projection and the sampling, `per_context` a decode's reading of the cache, and `per_pair`
-    the attention of prefills, the quadratic part. Seconds each, none negative: `calibrate` fits them.
+    the attention of prefills, the quadratic part. Seconds each, none negative: `calibrate` fits them, all but the
+    swaps', which its probes do not cause.
     """
 
     per_step_s: float | int
@@ -73,6 +74,7 @@ class LinearCostModel(CostModel):
     schedule_per_chunk_s: float | int = 0.0
     update_per_step_s: float | int = 0.0
     update_per_chunk_s: float | int = 0.0
+    per_swapped_block_s: float | int = 0.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -89,7 +91,8 @@ class LinearCostModel(CostModel):
 
     def run_s(self, load: StepLoad) -> Any:
         fixed = self.per_step_s + self.per_token_s * load.num_tokens + self.per_sample_s * load.num_samples
-        return fixed + self.per_pair_s * load.prefill_pairs + self.per_context_s * load.decode_context
+        moved = self.per_swapped_block_s * load.num_swapped_blocks
+        return fixed + moved + self.per_pair_s * load.prefill_pairs + self.per_context_s * load.decode_context
 
 
 @final
@@ -102,12 +105,14 @@ class Assumptions:
         compute_efficiency: Share of the peak FLOP/s that a large step reaches, in (0, 1].
         bandwidth_efficiency: Share of the peak bytes/s, for HBM and for the links between GPUs, in (0, 1].
         all_reduce_latency_s: Of one all-reduce, however small.
+        host_bytes_per_s: Between HBM and host memory, for swapping: what PCIe 4.0 x16, 32 GB/s, leaves.
         schedule_s, update_s: Of a step on the host, for each chunk of it `overhead_per_chunk_s` more on both sides.
     """
 
     compute_efficiency: float | int = 0.6
     bandwidth_efficiency: float | int = 0.8
     all_reduce_latency_s: float | int = 10e-6
+    host_bytes_per_s: float | int = 25e9
     schedule_s: float | int = 0.2e-3
     update_s: float | int = 0.3e-3
     overhead_per_chunk_s: float | int = 2e-6
@@ -133,9 +138,10 @@ class RooflineCostModel(CostModel):
     Patterson, Roofline, CACM 52(4), 2009), on `tensor_parallel` GPUs that divide both evenly, plus two all-reduces a
     layer (Megatron-LM, arXiv:1909.08053, section 3):
 
-        run = max(FLOPs / (n * peak FLOP/s * efficiency), bytes / (n * bandwidth * efficiency)) + all-reduces
+        run = max(FLOPs / (n * peak FLOP/s * efficiency), bytes / (n * bandwidth * efficiency)) + all-reduces + swaps
         FLOPs = 2 * (layer weights * tokens + output weights * samples) + 4 * H * D * layers * pairs
         bytes = weights + (keys read + keys written) * K/V bytes per token
+        swaps = swapped blocks * bytes per block / (n * host bandwidth)
         all-reduces = 2 * layers * (latency + 2 (n - 1) / n * tokens * hidden * 2 bytes / (link bandwidth * efficiency))
 
     All in bfloat16. Left out: activations between kernels, the imbalance of real kernels, and the host's work that
@@ -146,6 +152,14 @@ class RooflineCostModel(CostModel):
     shape: ModelShape
     tensor_parallel: int = 1
     assumptions: Assumptions = field(default_factory=Assumptions)
+    block_size: int = 16
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel < 1 or self.shape.num_kv_heads % self.tensor_parallel:
+            raise ConfigError(
+                f"tensor parallelism splits the {self.shape.num_kv_heads} key/value heads of {self.shape.name} evenly, "
+                f"got {self.tensor_parallel} GPUs."
+            )
 
     def overhead_s(self, num_chunks: int) -> tuple[float | int, float | int]:
         more_s = self.assumptions.overhead_per_chunk_s * num_chunks
@@ -155,7 +169,26 @@ class RooflineCostModel(CostModel):
         n, assumed = self.tensor_parallel, self.assumptions
         compute_s = self.flops(load) / (n * self.hardware.flops_per_s * assumed.compute_efficiency)
         memory_s = self.bytes(load) / (n * self.hardware.bytes_per_s * assumed.bandwidth_efficiency)
-        return np.maximum(compute_s, memory_s) + self.all_reduce_s(load.num_tokens)
+        block_bytes = self.block_size * self.shape.kv_bytes_per_token
+        swaps_s = load.num_swapped_blocks * block_bytes / (n * assumed.host_bytes_per_s)
+        return np.maximum(compute_s, memory_s) + self.all_reduce_s(load.num_tokens) + swaps_s
+
+    def num_blocks(self, memory_share: float | int = 0.9) -> int:
+        """K/V blocks beside the weights, in a share of the GPUs' memory.
+
+        Raises:
+            ConfigError: The weights leave no room.
+        """
+        room = memory_share * self.tensor_parallel * self.hardware.memory_bytes - self.shape.memory_bytes
+        num_blocks = int(room // (self.block_size * self.shape.kv_bytes_per_token))
+        if num_blocks < 1:
+            raise ConfigError(
+                f"{self.shape.name} needs {self.shape.memory_bytes / 1e9:.0f} GB for its weights, and "
+                f"{memory_share:.0%} of {self.tensor_parallel} x {self.hardware.name} are "
+                f"{memory_share * self.tensor_parallel * self.hardware.memory_bytes / 1e9:.0f} GB; use more GPUs "
+                f"(--tensor-parallel) or a smaller model."
+            )
+        return num_blocks
 
     def flops(self, load: StepLoad) -> Any:
         """A product of an m x k and a k x n matrix takes 2 m k n operations."""

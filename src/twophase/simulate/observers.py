@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.outputs import StepTrace
+from twophase.serving.records import RequestRecord
 from twophase.simulate.histogram import Histogram
 from twophase.simulate.progress import RequestProgress
 
@@ -38,18 +39,18 @@ class Observer(abc.ABC):
 class Recorder(Observer):
     """Keeps everything: what became of each request, in the order of their ends, and each step's trace."""
 
-    outputs: list[RequestOutput] = field(default_factory=list)
-    trace: list[StepTrace] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
+    steps: list[StepTrace] = field(default_factory=list)
     wants_details: bool = field(default=True, init=False)
 
     def note_step(self, trace: StepTrace) -> None:
-        self.trace.append(trace)
+        self.steps.append(trace)
 
     def note_gaps(self, gaps_s: Sequence[float | int], num_sequences: int) -> None:
-        pass  # every token's time is in the outputs
+        pass  # every token's time is in the records
 
     def note_end(self, progress: RequestProgress) -> None:
-        self.outputs.append(progress.output())
+        self.records.append(progress.record())
 
 
 @final

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from twophase.core.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from twophase.core.outputs import FinishReason
 from twophase.core.request import Request
+from twophase.serving.records import RequestRecord
 
 
 @dataclass(slots=True)
@@ -55,32 +56,19 @@ class RequestProgress:
             return None
         return (first.last_token_s - self.first_token_s) / (first.num_tokens - 1)
 
-    def metrics(self) -> RequestMetrics:
-        return RequestMetrics(
-            arrival_s=float(self.request.arrival_s),
-            first_scheduled_s=_float(self.first_scheduled_s),
-            first_token_s=_float(self.first_token_s),
-            finished_s=_float(self.finished_s),
-            token_times_s=tuple(map(float, self.token_times_s)),
+    def record(self) -> RequestRecord:
+        """What became of it."""
+        reasons = [completion.finish_reason for completion in self.completions]
+        is_over = self.finished_s is not None
+        return RequestRecord(
+            request_id=self.request.request_id,
+            arrival_s=self.request.arrival_s,
+            first_scheduled_s=self.first_scheduled_s,
+            token_times_s=tuple(self.token_times_s),
+            finished_s=self.finished_s,
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
+            finish_reason=next((r for r in reasons if r in ("error", "abort")), reasons[0]) if is_over else None,
+            num_sibling_tokens=sum(completion.num_tokens for completion in self.completions[1:]),
         )
-
-    def output(self) -> RequestOutput:
-        """As the engine would return it; nobody computed the tokens, so all of them are -1."""
-        return RequestOutput(
-            request_id=self.request.request_id,
-            prompt=self.request.prompt,
-            prompt_token_ids=self.request.prompt_token_ids,
-            outputs=tuple(
-                CompletionOutput(index, "", (-1,) * completion.num_tokens, finish_reason=completion.finish_reason)
-                for index, completion in enumerate(self.completions)
-            ),
-            finished=self.num_unfinished == 0,
-            metrics=self.metrics(),
-        )
-
-
-def _float(value: float | int | None) -> float | None:
-    return None if value is None else float(value)

@@ -7,7 +7,7 @@ SimPy's processes would add a dependency and microseconds per event, and no clar
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import final
@@ -16,25 +16,25 @@ import numpy as np
 from jaxtyping import Float
 
 from twophase.core.errors import InvalidRequestError, TwophaseError
-from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.outputs import StepTrace
 from twophase.core.plan import SampledToken, StepPlan
 from twophase.core.request import Request
 from twophase.scheduling.fast_forward import num_repeats, repeat_decodes, repeated_sequences
 from twophase.scheduling.scheduler import Scheduler, SequenceUpdate
 from twophase.scheduling.sequence import Sequence as SchedulerSequence
 from twophase.scheduling.sequence import SequenceStatus
+from twophase.serving.records import RequestRecord
 from twophase.simulate.cost_model import CostModel, StepCost
 from twophase.simulate.observers import Observer, Recorder
 from twophase.simulate.progress import RequestProgress
 from twophase.simulate.step_load import load_of
 
 MAX_COMPLETIONS = 1 << 20  # of a request: keeps the made-up tokens of two requests apart
-# Plans without work that a scheduler may make in a row without the clock moving on.
-MAX_EMPTY_PLANS = 3
+MAX_EMPTY_PLANS = 10_000  # in a row, with no request coming: a policy that puts off for ever
 
 
 class SimulationStuckError(TwophaseError):
-    """The scheduler plans nothing while requests are unfinished, and nothing is going to change that."""
+    """The scheduler plans nothing, again and again, though requests are unfinished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,14 @@ class Replica:
         if self._wake_s is not None or len(self._progress) == 1:
             self.now_s = max(self.now_s, request.arrival_s)
         self._wake_s = None
+        self._num_empty_plans = 0
         self._is_undisturbed = False
 
     def run_until(self, limit_s: float | int) -> None:
         """Do every step that starts before `limit_s`.
 
         Raises:
-            SimulationStuckError: The scheduler plans nothing, and waits for nothing.
+            SimulationStuckError, PolicyError: The scheduler plans nothing, or nonsense.
         """
         while self._progress and self.now_s < limit_s:
             if self._wake_s is not None:
@@ -125,9 +126,9 @@ class Replica:
 
     def _step(self) -> None:
         start_s = self.now_s
-        plan = self._scheduler.schedule()
+        plan = self._scheduler.schedule(start_s)
         if plan.is_empty:
-            self._note_empty_plan(None)
+            self._sleep(plan.wake_s)
             return
         self._num_empty_plans = 0
         cost = self._cost_model.cost(load_of(plan))
@@ -143,20 +144,20 @@ class Replica:
         self._last_plan = plan
         self._is_undisturbed = not finished
         if self._observer.wants_details:
-            self._note_step(start_s, cost, chunks, plan.num_decodes, preempted, finished)
+            self._note_step(self._num_steps, start_s, cost, chunks, plan, preempted, finished)
         self._num_steps += 1
 
-    def _note_empty_plan(self, wake_s: float | int | None) -> None:
-        """Sleep as long as the scheduler wants, if it says how long."""
+    def _sleep(self, wake_s: float | int | None) -> None:
+        """Nothing is planned; the policy told when to ask again, unless a request comes first."""
         self._num_empty_plans += 1
-        if wake_s is None or not math.isfinite(wake_s) or self._num_empty_plans > MAX_EMPTY_PLANS:
+        if wake_s is None or not self.now_s < wake_s < math.inf or self._num_empty_plans > MAX_EMPTY_PLANS:
             cache = self._scheduler.cache.stats()
             raise SimulationStuckError(
-                f"the scheduler plans nothing at {self.now_s:.6g} s, though {self.num_outstanding} requests are "
-                f"unfinished: {self._scheduler.num_waiting} sequences wait, {self._scheduler.num_running} run, "
-                f"{cache.num_in_use} of {cache.num_blocks} blocks are in use, policy "
-                f"{type(self._scheduler.policy).__name__}, {self._scheduler.config}. A policy must plan something or "
-                f"say when it will."
+                f"{self._num_empty_plans} times in a row the scheduler planned nothing, the last time at "
+                f"{self.now_s:.6g} s to wait until {wake_s}, though {self.num_outstanding} requests are unfinished: "
+                f"{self._scheduler.num_waiting} sequences wait, {self._scheduler.num_running} run, {cache.num_in_use} "
+                f"of {cache.num_blocks} blocks are in use; {self._scheduler.policy}, {self._scheduler.config}. A "
+                f"policy must plan something or wait for a time that comes."
             )
         self._wake_s = wake_s
 
@@ -218,24 +219,26 @@ class Replica:
 
     def _note_step(
         self,
+        step: int,
         start_s: float | int,
         cost: StepCost,
         chunks: tuple[tuple[str, int, int, int], ...],
-        num_decodes: int,
-        preempted: tuple[tuple[str, int], ...] = (),
-        finished: tuple[tuple[str, int], ...] = (),
-        step: int | None = None,
+        plan: StepPlan,
+        preempted: tuple[tuple[str, int], ...],
+        finished: tuple[tuple[str, int], ...],
+        num_slots_pending: int = 0,
     ) -> None:
+        """`num_slots_pending`: slots that a stretch has not handed out yet, though the step would have."""
         cache = self._scheduler.cache.stats()
         self._observer.note_step(
             StepTrace(
-                step=self._num_steps if step is None else step,
+                step=step,
                 start_s=float(start_s),
                 schedule_s=float(cost.schedule_s),
                 run_s=float(cost.run_s),
                 update_s=float(cost.update_s),
                 chunks=chunks,
-                num_decodes=num_decodes,
+                num_decodes=plan.num_decodes,
                 preempted=preempted,
                 finished=finished,
                 num_waiting=self._scheduler.num_waiting,
@@ -243,6 +246,9 @@ class Replica:
                 blocks_in_use=cache.num_in_use,
                 blocks_cached=cache.num_cached,
                 blocks_free=cache.num_free,
+                blocks_swapped_out=len(plan.swaps_out),
+                blocks_swapped_in=len(plan.swaps_in),
+                slots_in_use=cache.num_slots_in_use + num_slots_pending,
             )
         )
 
@@ -276,26 +282,8 @@ class Replica:
         """Do the stretch's first steps."""
         wants_details = self._observer.wants_details
         ends_s = stretch.ends_s[:num_steps]
-        chunks = (
-            [
-                (sequence.request.request_id, sequence.index, sequence.num_computed_tokens)
-                for sequence in stretch.sequences
-            ]
-            if wants_details
-            else []
-        )
-
-        def note_step(step: int) -> None:
-            start_s = stretch.ends_s[step - 1] if step else self.now_s
-            cost = StepCost(stretch.schedule_s, float(stretch.run_s[step]), stretch.update_s)
-            done = tuple((request_id, index, start + step, 1) for request_id, index, start in chunks)
-            ended = [sequence for sequence in stretch.sequences if sequence.status is SequenceStatus.FINISHED]
-            finished = tuple((sequence.request.request_id, sequence.index) for sequence in ended)
-            self._note_step(start_s, cost, done, len(done), (), finished, self._num_steps + step)
-
-        ended = repeat_decodes(
-            self._scheduler, stretch.sequences, num_steps, _token_of, note_step if wants_details else None
-        )
+        note_step = self._step_noter(stretch) if wants_details else None
+        ended = repeat_decodes(self._scheduler, stretch.sequences, num_steps, _token_of, note_step)
         for sequence in stretch.sequences:
             progress = self._progress[sequence.request.request_id]
             completion = progress.completions[sequence.index]
@@ -313,6 +301,27 @@ class Replica:
             self._note_end(progress)
         self._is_undisturbed = self._is_undisturbed and not ended
 
+    def _step_noter(self, stretch: _Stretch) -> Callable[[int], None]:
+        """Tells the observer of a stretch's steps, one by one."""
+        sequences = stretch.sequences
+        chunks = [(s.request.request_id, s.index, s.num_computed_tokens) for s in sequences]
+        plan = StepPlan((), len(chunks), len(chunks))
+
+        def note_step(step: int) -> None:
+            start_s = stretch.ends_s[step - 1] if step else self.now_s
+            cost = StepCost(stretch.schedule_s, float(stretch.run_s[step]), stretch.update_s)
+            done = tuple((request_id, index, start + step, 1) for request_id, index, start in chunks)
+            ended = [s for s in sequences if s.status is SequenceStatus.FINISHED]
+            finished = tuple((s.request.request_id, s.index) for s in ended)
+            num_pending = sum(
+                start + step + 1 - s.table.num_tokens
+                for s, (_, _, start) in zip(sequences, chunks, strict=True)
+                if s.table is not None
+            )
+            self._note_step(self._num_steps + step, start_s, cost, done, plan, (), finished, num_pending)
+
+        return note_step
+
 
 def _token_of(sequence: SchedulerSequence) -> int:
     """What a sequence samples: negative, so no stop token and in no prompt, and no other request's."""
@@ -321,15 +330,15 @@ def _token_of(sequence: SchedulerSequence) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What an engine would have returned and noted.
+    """What an engine would have noted; ready for `twophase.serving`.
 
     Attributes:
-        outputs: In the order of the requests' ends, with `RequestMetrics`; the tokens themselves are made up.
-        trace: A line per step.
+        records: What became of each request, in the order of their arrivals.
+        steps: A line per step.
     """
 
-    outputs: tuple[RequestOutput, ...]
-    trace: tuple[StepTrace, ...]
+    records: tuple[RequestRecord, ...]
+    steps: tuple[StepTrace, ...]
 
 
 def simulate(
@@ -340,7 +349,7 @@ def simulate(
     Raises:
         InvalidRequestError: An arrival that is negative, not finite or earlier than the one before; or a request that
             the scheduler refuses.
-        SimulationStuckError: The scheduler plans nothing while requests are unfinished.
+        SimulationStuckError, PolicyError: The scheduler plans nothing while requests are unfinished, or nonsense.
     """
     recorder = Recorder()
     replica = Replica(scheduler, cost_model, recorder, fast_forward=fast_forward)
@@ -348,10 +357,11 @@ def simulate(
         replica.run_until(request.arrival_s)
         replica.submit(request)
     replica.run_until(math.inf)
-    return SimulationResult(tuple(recorder.outputs), tuple(recorder.trace))
+    records = sorted(recorder.records, key=lambda record: record.arrival_s)
+    return SimulationResult(tuple(records), tuple(recorder.steps))
 
 
-def in_order(requests: Iterable[Request]) -> Iterable[Request]:
+def in_order(requests: Iterable[Request]) -> Iterator[Request]:
     """The same requests, checked as they pass.
 
     Raises:

@@ -18,6 +18,7 @@ class StepLoad(NamedTuple):
         decode_context: Keys that the decodes read, all together, their own included.
         prefill_pairs: Query-key pairs of the prefill chunks: quadratic in a prompt computed at once.
         prefill_context: Keys that the prefill chunks read, each chunk reading its own once.
+        num_swapped_blocks: Blocks moved from and to host memory.
     """
 
     num_tokens: int
@@ -26,6 +27,7 @@ class StepLoad(NamedTuple):
     decode_context: int
     prefill_pairs: int
     prefill_context: int
+    num_swapped_blocks: int = 0
 
 
 def load_of(plan: StepPlan) -> StepLoad:
@@ -33,7 +35,9 @@ def load_of(plan: StepPlan) -> StepLoad:
     chunks = [(chunk.start, len(chunk.token_ids)) for chunk in plan.chunks[plan.num_decodes :]]
     decode_context = plan.num_decodes + sum([chunk.start for chunk in plan.chunks[: plan.num_decodes]])
     num_samples = plan.num_decodes + sum([chunk.num_samples > 0 for chunk in plan.chunks[plan.num_decodes :]])
-    return _load(chunks, plan.num_decodes, decode_context, num_samples)
+    load = _load(chunks, plan.num_decodes, decode_context, num_samples)
+    num_swapped = len(plan.swaps_out) + len(plan.swaps_in)
+    return load._replace(num_swapped_blocks=num_swapped) if num_swapped else load
 
 
 def load_of_trace(chunks: tuple[tuple[str, int, int, int], ...], num_decodes: int, num_samples: int) -> StepLoad:

@@ -1,53 +1,50 @@
-"""Requests that come by the clock, made one at a time, so that a day of them takes no memory."""
+"""Workloads as requests for a scheduler, made one at a time: a day of them takes no memory."""
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import final
 
 from twophase.core.errors import ConfigError
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
+from twophase.serving.arrivals import Arrivals, Poisson
+from twophase.serving.checks import require_positive
+from twophase.serving.workloads import TimedRequest
 
 DAY_S = 86_400
 
 
+def requests_of(workload: Iterable[TimedRequest]) -> Iterator[Request]:
+    """What a scheduler is asked. A prompt that is not given is one made-up token, repeated; a shared prefix another:
+    prompts share what they should and nothing else, and are made quickly."""
+    params: dict[int, SamplingParams] = {}  # checked once for each length
+    prefixes: dict[str, int] = {}
+    for number, timed in enumerate(workload):
+        num_output_tokens = timed.num_output_tokens
+        if num_output_tokens not in params:
+            params[num_output_tokens] = SamplingParams(temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True)
+        prompt = timed.prompt_token_ids
+        if prompt is None:
+            shared = 2 * prefixes.setdefault(timed.prefix, len(prefixes)) + 1
+            num_own = timed.num_prompt_tokens - timed.num_prefix_tokens
+            prompt = (shared,) * timed.num_prefix_tokens + (2 * number,) * num_own
+        yield Request(timed.request_id, prompt, params[num_output_tokens], arrival_s=timed.arrival_s)
+
+
+@final
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """Prompt and output lengths, each uniform in a closed range."""
+class Diurnal(Arrivals):
+    """Poisson arrivals whose rate follows the sun: mean * (1 + swing * cos(2 pi (t - peak) / day)).
 
-    prompt_lens: tuple[int, int]
-    output_lens: tuple[int, int]
-
-    def __post_init__(self) -> None:
-        for low, high in (self.prompt_lens, self.output_lens):
-            if not 1 <= low <= high:
-                raise ConfigError(f"lengths are ranges (low, high) with 1 <= low <= high, got ({low}, {high}).")
-
-
-WORKLOADS = {
-    "chat": Lengths((50, 550), (50, 350)),
-    "summary": Lengths((1000, 3000), (50, 150)),
-    "bench": Lengths((100, 1024), (100, 1024)),  # lengths of nano-vllm's bench.py
-    "short": Lengths((16, 128), (8, 48)),  # seconds, not minutes, on a CPU
-}
-
-
-def workload_named(name: str) -> Lengths:
-    """Raises ConfigError for a name that is not in the table."""
-    if name not in WORKLOADS:
-        raise ConfigError(f"the workloads are {', '.join(WORKLOADS)}, got {name!r}.")
-    return WORKLOADS[name]
-
-
-@dataclass(frozen=True, slots=True)
-class Diurnal:
-    """A rate that follows the sun: mean * (1 + swing * cos(2 pi (t - peak) / day)).
+    Made by thinning (Lewis and Shedler, Naval Research Logistics 26(3), 1979): arrivals at the highest rate, each kept
+    with probability rate / highest rate.
 
     Attributes:
         mean_per_s: Requests per second, averaged over the day.
-        swing: How far it rises and falls, as a share of the mean, in [0, 1].
-        peak_s: When it is highest, in seconds after midnight.
+        swing: How far the rate rises and falls, as a share of the mean, in [0, 1].
+        peak_s: When it is highest, in seconds after midnight, when the workload starts.
     """
 
     mean_per_s: float | int
@@ -55,53 +52,15 @@ class Diurnal:
     peak_s: float | int = 15 * 3600
 
     def __post_init__(self) -> None:
+        require_positive("the mean arrival rate", self.mean_per_s, "requests per second")
         if not 0 <= self.swing <= 1:
             raise ConfigError(f"the swing is a share of the mean rate, in [0, 1], got {self.swing}.")
 
-    def __call__(self, time_s: float | int) -> float:
+    def rate_per_s(self, time_s: float | int) -> float:
         return self.mean_per_s * (1 + self.swing * math.cos(2 * math.pi * (time_s - self.peak_s) / DAY_S))
 
-    @property
-    def highest_per_s(self) -> float:
-        return self.mean_per_s * (1 + self.swing)
-
-
-def poisson_arrivals(rate_per_s: float | int, seed: int = 0) -> Iterator[float]:
-    """Times of a Poisson process, without end; gaps are exponential. Raises ConfigError unless the rate is above 0."""
-    _check_rate(rate_per_s)
-    rng = random.Random(seed)
-    now_s = 0.0
-    while True:
-        now_s += rng.expovariate(rate_per_s)
-        yield now_s
-
-
-def varying_arrivals(rate: Callable[[float], float], highest_per_s: float | int, seed: int = 0) -> Iterator[float]:
-    """Times of a Poisson process whose rate changes: arrivals at the highest rate, each kept with probability
-    rate / highest (thinning: Lewis and Shedler, Naval Research Logistics 26(3), 1979)."""
-    rng = random.Random(f"thinning {seed}")
-    for time_s in poisson_arrivals(highest_per_s, seed):
-        if rng.random() * highest_per_s < rate(time_s):
-            yield time_s
-
-
-def make_requests(arrivals: Iterator[float], lengths: Lengths, count: int, seed: int = 0) -> Iterator[Request]:
-    """`count` requests of random lengths. Each one's prompt is a token of its own, repeated: nothing is shared."""
-    if count < 1:
-        raise ConfigError(f"there must be at least 1 request, got {count}.")
-    return _requests(arrivals, lengths, count, seed)
-
-
-def _requests(arrivals: Iterator[float], lengths: Lengths, count: int, seed: int) -> Iterator[Request]:
-    rng = random.Random(f"lengths {seed}")
-    params: dict[int, SamplingParams] = {}  # checked once for each length
-    for i in range(count):
-        prompt_len, output_len = rng.randint(*lengths.prompt_lens), rng.randint(*lengths.output_lens)
-        if output_len not in params:
-            params[output_len] = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
-        yield Request(f"{i}", (i,) * prompt_len, params[output_len], arrival_s=next(arrivals))
-
-
-def _check_rate(rate_per_s: float | int) -> None:
-    if not 0 < rate_per_s < math.inf:
-        raise ConfigError(f"the rate must be above 0 requests per second and finite, got {rate_per_s}.")
+    def times_s(self, rng: random.Random) -> Iterator[float]:
+        highest_per_s = self.mean_per_s * (1 + self.swing)
+        for time_s in Poisson(highest_per_s).times_s(rng):
+            if rng.random() * highest_per_s < self.rate_per_s(time_s):
+                yield time_s
