@@ -2,7 +2,6 @@
 
 import json
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,17 +11,14 @@ import numpy as np
 import torch
 
 from twophase.bench.machine import record_machine
+from twophase.bench.serve import serve
 from twophase.core.errors import ConfigError
-from twophase.core.outputs import RequestOutput, StepTrace
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
-from twophase.engine.engine import Engine
+from twophase.core.outputs import StepTrace
 from twophase.engine.llm import LLM
+from twophase.serving.workloads import TimedRequest
 from twophase.simulate.cost_model import LinearCostModel
 from twophase.simulate.nnls import nnls
 from twophase.simulate.step_load import StepLoad, load_of_trace
-
-MAX_PROBE_LEN = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +71,14 @@ class Calibration:
 
     Attributes:
         setup: Model, device, dtype, attention backend, threads.
+        limits: The engine's `SchedulerConfig`, and the pool's num_blocks and block_size.
         machine: `bench.machine.MachineRecord` as a dict: hardware, versions, date.
         median_error, worst_error: Of the fitted steps' run times, relative; `worst_load` is where.
     """
 
     cost_model: LinearCostModel
     setup: dict[str, Any]
+    limits: dict[str, Any]
     machine: dict[str, Any]
     num_rounds: int
     num_steps: int
@@ -116,6 +114,9 @@ def calibrate(llm: LLM, num_rounds: int = 3) -> Calibration:
 
     Args:
         llm: Idle, made with `max_trace_steps=None` and without prefix caching, which would skip the repeated prompts.
+
+    Raises:
+        ConfigError: `llm` is of another kind.
     """
     warm_up(llm)
     return fit(llm, [play_probes(llm) for _ in range(num_rounds)])
@@ -125,54 +126,21 @@ def warm_up(llm: LLM) -> None:
     """The first steps of a process allocate; they are not measured. Raises ConfigError for an LLM of the wrong kind."""
     if llm.scheduler.cache.enable_prefix_caching or llm.engine.has_unfinished_requests():
         raise ConfigError("calibrate an idle LLM made with enable_prefix_caching=False: probes repeat their prompts.")
-    play(llm.engine, _requests_of(Probe((40, 8), 3), llm))
+    serve(llm.engine, _requests_of(Probe((40, 8), 3), llm), llm.model_config.vocab_size)
 
 
 def play_probes(llm: LLM) -> list[StepTrace]:
     """One round: the steps of every probe, the same ones in every round."""
     steps: list[StepTrace] = []
     for probe in PROBES[llm.kv_cache.device.type]:
-        steps += play(llm.engine, _requests_of(probe, llm))[1]
+        steps += serve(llm.engine, _requests_of(probe, llm), llm.model_config.vocab_size).steps
     return steps
 
 
-def _requests_of(probe: Probe, llm: LLM) -> list[Request]:
-    longest = min(MAX_PROBE_LEN, llm.scheduler.config.max_model_len - probe.output_len - 1)
-    params = SamplingParams(temperature=0.0, max_tokens=probe.output_len, ignore_eos=True)
-    vocab_size = llm.model_config.vocab_size
-    return [
-        Request(f"probe-{i}", tuple((i + 7 * j) % vocab_size for j in range(min(length, longest))), params)
-        for i, length in enumerate(probe.prompt_lens)
-    ]
-
-
-def play(engine: Engine, requests: Sequence[Request]) -> tuple[list[RequestOutput], list[StepTrace]]:
-    """Send each request at its `arrival_s` after now, whatever the engine is doing (open loop), until all have ended.
-
-    Returns the outputs, by arrival, and the steps. Their times are on the engine's clock; a request's arrival is when
-    it was due, so time it waited for the current step to end counts.
-    """
-    num_before = len(engine.trace)
-    start_s = time.monotonic()
-    outputs: dict[str, RequestOutput] = {}
-    num_sent = 0
-    while len(outputs) < len(requests):
-        now_s = time.monotonic() - start_s
-        while num_sent < len(requests) and requests[num_sent].arrival_s <= now_s:
-            request = requests[num_sent]
-            engine.add_request(
-                request.request_id,
-                {"prompt_token_ids": list(request.prompt_token_ids)},
-                request.sampling_params,
-                arrival_s=start_s + request.arrival_s,
-                stream=False,
-            )
-            num_sent += 1
-        if engine.has_unfinished_requests():
-            outputs |= {output.request_id: output for output in engine.step() if output.finished}
-        else:
-            time.sleep(max(0.0, requests[num_sent].arrival_s - now_s))
-    return [outputs[request.request_id] for request in requests], list(engine.trace[num_before:])
+def _requests_of(probe: Probe, llm: LLM) -> list[TimedRequest]:
+    longest = llm.scheduler.config.max_model_len - probe.output_len
+    lengths = [min(length, longest) for length in probe.prompt_lens]
+    return [TimedRequest(f"probe-{i}", 0.0, length, probe.output_len) for i, length in enumerate(lengths)]
 
 
 def samples_of(steps: Sequence[StepTrace]) -> list[StepSample]:
@@ -210,6 +178,7 @@ def fit(llm: LLM, rounds: Sequence[Sequence[StepTrace]]) -> Calibration:
     return Calibration(
         cost_model=model,
         setup=setup_of(llm),
+        limits=limits_of(llm),
         machine=asdict(record_machine()),
         num_rounds=len(rounds),
         num_steps=len(samples),
@@ -247,6 +216,12 @@ def setup_of(llm: LLM) -> dict[str, Any]:
         "attention": llm.model.backend.name,
         "threads": torch.get_num_threads(),
     }
+
+
+def limits_of(llm: LLM) -> dict[str, Any]:
+    """What decides which steps there are."""
+    cache = llm.scheduler.cache
+    return asdict(llm.scheduler.config) | {"num_blocks": cache.num_blocks, "block_size": cache.block_size}
 
 
 def read_calibration(path: Path) -> Calibration:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from twophase.core.errors import ConfigError
+from twophase.core.errors import ConfigError, ModelFolderError
 
 BFLOAT16_BYTES = 2
 
@@ -79,8 +79,30 @@ MODELS = {
 }
 
 
-def model_named(name: str) -> ModelShape:
-    """Raises ConfigError for a name that is not in the table."""
-    if name not in MODELS:
-        raise ConfigError(f"the model shapes known here are {', '.join(MODELS)}, got {name!r}.")
-    return MODELS[name]
+def model_shape(name: str) -> ModelShape:
+    """A model of `MODELS`, or what a folder's or hub id's config.json says.
+
+    Raises:
+        ConfigError: No such model.
+    """
+    if name in MODELS:
+        return MODELS[name]
+    from twophase.model.config import load_config
+    from twophase.model.prepare import resolve_model
+
+    try:
+        config = load_config(resolve_model(name))
+    except ModelFolderError as error:
+        raise ConfigError(f"the model shapes known by name are {', '.join(MODELS)}; {error}") from error
+    return ModelShape(
+        name,
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_layers,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.vocab_size,
+        config.tie_word_embeddings,
+        "its config.json",
+    )

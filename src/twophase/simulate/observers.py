@@ -7,7 +7,7 @@ from typing import Any, final
 
 from twophase.core.outputs import StepTrace
 from twophase.serving.records import RequestRecord
-from twophase.simulate.histogram import Histogram
+from twophase.simulate.histogram import RELATIVE_ERROR, Histogram
 from twophase.simulate.progress import RequestProgress
 
 
@@ -121,3 +121,19 @@ class Tally(Observer):
             "output_tokens_per_s": self.output_tokens_per_s,
             **latencies,
         }
+
+    def to_text(self) -> str:
+        rate = self.output_tokens_per_s or 0.0
+        lines = [
+            f"{self.num_requests:,} requests in {self.elapsed_s:,.1f} simulated seconds, {self.num_preemptions:,} "
+            f"preemptions; {self.num_prompt_tokens:,} prompt and {self.num_output_tokens:,} output tokens "
+            f"({rate:,.1f} output tokens/s)",
+            f"{'seconds':<12}" + "".join(f"{name:>12}" for name in ("p50", "p90", "p99", "max", "mean")),
+        ]
+        rows = (("TTFT", self.ttft), ("ITL", self.itl), ("TPOT", self.tpot), ("end to end", self.latency))
+        for name, histogram in rows:
+            if histogram.count:
+                values = [histogram.percentile(percent) for percent in (50, 90, 99)]
+                row = [*values, histogram.max, histogram.mean]
+                lines.append(f"{name:<12}" + "".join(f"{value:>12.4g}" for value in row))
+        return "\n".join([*lines, f"Percentiles are within {RELATIVE_ERROR:.0%}."])
