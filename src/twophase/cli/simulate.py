@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twophase.engine.llm import LLM
     from twophase.scheduling.scheduler import Scheduler
     from twophase.serving.workloads import Workload
     from twophase.simulate.calibrate import Calibration
     from twophase.simulate.cost_model import CostModel
+    from twophase.simulate.rig import Rig
 
 DESCRIPTION = """Serve a workload on simulated engines: the real scheduler, under a clock that a cost model advances.
 'measured' is this machine, calibrated once in tens of seconds; a named GPU is a roofline whose assumptions are
@@ -51,6 +51,9 @@ def add_parser(subparsers: Any) -> None:
     engine.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens computed in one step")
     parser.add_argument("--calibrate", action="store_true", help="measure this machine anew")
     parser.add_argument("--validate", action="store_true", help="predicted against measured, on this machine")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="measure CPU time, on a machine that others use; one thread only"
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable results")
     parser.set_defaults(run=run)
 
@@ -75,7 +78,7 @@ def _validate(args: argparse.Namespace) -> int:
         raise ConfigError(f"only this machine can be measured here, so --validate takes no --hardware {args.hardware}.")
     from twophase.simulate.validate import validate
 
-    report = validate(_open_model(args), say=_say)
+    report = validate(_open_rig(args), say=_say)
     print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
     return 0
 
@@ -177,27 +180,28 @@ def _calibration(args: argparse.Namespace) -> "Calibration":
         stored, here = read_calibration(path), asdict(record_machine())
         name = Path(args.model or DEFAULT_MODEL).name
         is_same = all(stored.machine.get(key) == here[key] for key in ("cpu", "num_threads", "gpus", "versions"))
-        if is_same and stored.setup.get("model") == name:
+        clock = "CPU time" if args.cpu_time else "wall"
+        if is_same and stored.setup.get("model") == name and stored.setup.get("clock") == clock:
             return stored
-        _say(f"{path} is of another model, machine or version: calibrating anew")
+        _say(f"{path} is of another model, machine, version or clock: calibrating anew")
     _say("calibrating: tens of seconds")
-    calibration = calibrate(_open_model(args))
+    calibration = calibrate(_open_rig(args))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(calibration.to_json(), encoding="utf-8")
     _say(f"wrote {path}")
     return calibration
 
 
-def _open_model(args: argparse.Namespace) -> "LLM":
+def _open_rig(args: argparse.Namespace) -> "Rig":
     from twophase.engine.llm import DEFAULT_MAX_NUM_SEQS, LLM
     from twophase.model.prepare import DEFAULT_MODEL
+    from twophase.simulate.rig import Rig
 
-    return LLM(
+    llm = LLM(
         args.model or DEFAULT_MODEL,
         num_kv_blocks=args.num_kv_blocks,
         max_num_seqs=DEFAULT_MAX_NUM_SEQS if args.max_num_seqs is None else args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
-        enable_prefix_caching=False,
         skip_tokenizer_init=True,
-        max_trace_steps=None,
     )
+    return Rig(llm, cpu_time=args.cpu_time)

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from twophase.bench.machine import record_machine
-from twophase.bench.serve import serve
 from twophase.core.errors import ConfigError
 from twophase.core.outputs import StepTrace
-from twophase.engine.llm import LLM
 from twophase.serving.workloads import TimedRequest
 from twophase.simulate.cost_model import LinearCostModel
 from twophase.simulate.nnls import nnls
+from twophase.simulate.rig import Rig
 from twophase.simulate.step_load import StepLoad, load_of_trace
 
 
@@ -70,9 +68,10 @@ class Calibration:
     """A fitted cost model, and on what it was fitted.
 
     Attributes:
-        setup: Model, device, dtype, attention backend, threads.
+        setup: What the times depend on besides the machine: see `Rig`.
         limits: The engine's `SchedulerConfig`, and the pool's num_blocks and block_size.
         machine: `bench.machine.MachineRecord` as a dict: hardware, versions, date.
+        round_times_s: How long the same probes took in each round: if they differ, so does the machine.
         median_error, worst_error: Of the fitted steps' run times, relative; `worst_load` is where.
     """
 
@@ -80,7 +79,7 @@ class Calibration:
     setup: dict[str, Any]
     limits: dict[str, Any]
     machine: dict[str, Any]
-    num_rounds: int
+    round_times_s: Sequence[float]
     num_steps: int
     median_error: float
     worst_error: float
@@ -101,7 +100,8 @@ class Calibration:
     def to_text(self) -> str:
         model = self.cost_model
         return (
-            f"fitted to {self.num_steps} steps, medians of {self.num_rounds} rounds: "
+            f"fitted to {self.num_steps} steps, medians of {len(self.round_times_s)} rounds of "
+            f"{min(self.round_times_s):.1f} to {max(self.round_times_s):.1f} s: "
             f"{model.per_step_s * 1e3:.2f} ms per step + {model.per_token_s * 1e6:.1f} us per token + "
             f"{model.per_sample_s * 1e6:.1f} us per sample + {model.per_context_s * 1e9:.0f} ns per key of decodes + "
             f"{model.per_pair_s * 1e9:.0f} ns per query-key pair of prefills; "
@@ -109,36 +109,22 @@ class Calibration:
         )
 
 
-def calibrate(llm: LLM, num_rounds: int = 3) -> Calibration:
-    """Play the probes `num_rounds` times in turns, and fit. Tens of seconds on a CPU.
-
-    Args:
-        llm: Idle, made with `max_trace_steps=None` and without prefix caching, which would skip the repeated prompts.
-
-    Raises:
-        ConfigError: `llm` is of another kind.
-    """
-    warm_up(llm)
-    return fit(llm, [play_probes(llm) for _ in range(num_rounds)])
+def calibrate(rig: Rig, num_rounds: int = 3) -> Calibration:
+    """Play the probes `num_rounds` times in turns, and fit. Tens of seconds on a CPU."""
+    return fit(rig, [play_probes(rig) for _ in range(num_rounds)])
 
 
-def warm_up(llm: LLM) -> None:
-    """The first steps of a process allocate; they are not measured. Raises ConfigError for an LLM of the wrong kind."""
-    if llm.scheduler.cache.enable_prefix_caching or llm.engine.has_unfinished_requests():
-        raise ConfigError("calibrate an idle LLM made with enable_prefix_caching=False: probes repeat their prompts.")
-    serve(llm.engine, _requests_of(Probe((40, 8), 3), llm), llm.model_config.vocab_size)
-
-
-def play_probes(llm: LLM) -> list[StepTrace]:
+def play_probes(rig: Rig) -> list[StepTrace]:
     """One round: the steps of every probe, the same ones in every round."""
     steps: list[StepTrace] = []
-    for probe in PROBES[llm.kv_cache.device.type]:
-        steps += serve(llm.engine, _requests_of(probe, llm), llm.model_config.vocab_size).steps
+    for probe in PROBES[rig.device_type]:
+        longest = rig.limits["max_model_len"] - probe.output_len
+        steps += rig.play(probe_requests(probe, longest)).steps
     return steps
 
 
-def _requests_of(probe: Probe, llm: LLM) -> list[TimedRequest]:
-    longest = llm.scheduler.config.max_model_len - probe.output_len
+def probe_requests(probe: Probe, longest: int) -> list[TimedRequest]:
+    """What a probe sends; prompts longer than `longest` are cut."""
     lengths = [min(length, longest) for length in probe.prompt_lens]
     return [TimedRequest(f"probe-{i}", 0.0, length, probe.output_len) for i, length in enumerate(lengths)]
 
@@ -160,7 +146,7 @@ def samples_of(steps: Sequence[StepTrace]) -> list[StepSample]:
     return samples
 
 
-def fit(llm: LLM, rounds: Sequence[Sequence[StepTrace]]) -> Calibration:
+def fit(rig: Rig, rounds: Sequence[Sequence[StepTrace]]) -> Calibration:
     """The cost model that fits the medians over the rounds best, in relative terms."""
     per_round = [samples_of(steps) for steps in rounds]
     samples = [
@@ -177,10 +163,10 @@ def fit(llm: LLM, rounds: Sequence[Sequence[StepTrace]]) -> Calibration:
     worst = max(range(len(errors)), key=lambda i: abs(errors[i]))
     return Calibration(
         cost_model=model,
-        setup=setup_of(llm),
-        limits=limits_of(llm),
+        setup=rig.setup,
+        limits=rig.limits,
         machine=asdict(record_machine()),
-        num_rounds=len(rounds),
+        round_times_s=tuple(sum(step.run_s for step in steps) for steps in rounds),
         num_steps=len(samples),
         median_error=statistics.median(map(abs, errors)),
         worst_error=errors[worst],
@@ -205,23 +191,6 @@ def _fit(features: Sequence[tuple[int, ...]], times_s: Sequence[float]) -> list[
     weights = 1 / np.maximum(np.array(times_s), 1e-9)
     a = np.array(features, dtype=float) * weights[:, None]
     return [float(x) for x in nnls(a, np.ones(len(times_s)))]
-
-
-def setup_of(llm: LLM) -> dict[str, Any]:
-    """What the times depend on, besides the machine."""
-    return {
-        "model": llm.model_dir.name,
-        "device": str(llm.kv_cache.device),
-        "dtype": str(llm.kv_cache.spec.dtype).removeprefix("torch."),
-        "attention": llm.model.backend.name,
-        "threads": torch.get_num_threads(),
-    }
-
-
-def limits_of(llm: LLM) -> dict[str, Any]:
-    """What decides which steps there are."""
-    cache = llm.scheduler.cache
-    return asdict(llm.scheduler.config) | {"num_blocks": cache.num_blocks, "block_size": cache.block_size}
 
 
 def read_calibration(path: Path) -> Calibration:

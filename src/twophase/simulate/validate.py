@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from twophase.bench.serve import ServingRun, serve
+from twophase.bench.serve import ServingRun
 from twophase.core.outputs import StepTrace
-from twophase.engine.llm import LLM
 from twophase.serving.arrivals import Poisson
 from twophase.serving.latency import percentile
 from twophase.serving.lengths import Lengths, LogNormalLengths, UniformLengths
 from twophase.serving.records import RequestRecord
 from twophase.serving.report import window_of
 from twophase.serving.workloads import RandomWorkload, Workload
-from twophase.simulate.calibrate import Calibration, fit, play_probes, samples_of, warm_up
+from twophase.simulate.calibrate import Calibration, fit, play_probes, samples_of
 from twophase.simulate.limits import make_scheduler
+from twophase.simulate.rig import Rig
 from twophase.simulate.simulator import SimulationResult, simulate
 from twophase.simulate.traffic import requests_of
 
@@ -149,10 +149,10 @@ class ValidationReport:
 
 
 def validate(
-    llm: LLM,
+    rig: Rig,
     cases: Sequence[Case] = CASES,
     *,
-    seconds_per_case: float | int = 15,
+    seconds_per_case: float | int = 20,
     say: Callable[[str], None] = lambda line: None,
 ) -> ValidationReport:
     """Fit on the probes, measure the cases on the engine, predict them in the simulator, compare.
@@ -161,21 +161,18 @@ def validate(
     a machine that others use drifts, and the probes should see the same drift as the runs.
 
     Args:
-        llm: As for `calibrate`.
         seconds_per_case: How long a measured run should take, roughly.
     """
-    warm_up(llm)
     say("probes")
-    rounds: list[list[StepTrace]] = [play_probes(llm)]
-    first = fit(llm, rounds)
+    rounds: list[list[StepTrace]] = [play_probes(rig)]
     measured: list[tuple[Case, Workload, ServingRun]] = []
     for case in cases:
-        workload = _workload(case, first, seconds_per_case)
+        workload = _workload(case, fit(rig, rounds), seconds_per_case)
         say(f"{case.name}: {workload.num_requests} requests")
-        measured.append((case, workload, serve(llm.engine, workload, llm.model_config.vocab_size, say=say)))
+        measured.append((case, workload, rig.play(workload)))
         say("probes")
-        rounds.append(play_probes(llm))
-    calibration = fit(llm, rounds)
+        rounds.append(play_probes(rig))
+    calibration = fit(rig, rounds)
     results = [_compare(case, workload, run, calibration) for case, workload, run in measured]
     return ValidationReport(calibration, tuple(results))
 
@@ -195,7 +192,7 @@ def capacity_per_s(calibration: Calibration, prompt_lens: Lengths, output_lens: 
 def _workload(case: Case, calibration: Calibration, seconds: float | int) -> RandomWorkload:
     """At the case's load, and of such a size that serving it takes about `seconds`."""
     capacity = capacity_per_s(calibration, case.prompt_lens, case.output_lens)
-    num_requests = max(10, math.ceil(seconds * capacity * min(case.load, 1)))
+    num_requests = max(24, math.ceil(seconds * capacity * min(case.load, 1)))
     arrivals = Poisson(case.load * capacity)
     return RandomWorkload(case.name, num_requests, arrivals, case.prompt_lens, case.output_lens, seed=case.seed)
 
