@@ -177,7 +177,7 @@ def _calibration(args: argparse.Namespace) -> "Calibration":
 
     path = cache_home() / "calibration.json"
     if path.exists() and not args.calibrate:
-        stored, here = read_calibration(path), asdict(record_machine())
+        stored, here = read_calibration(path), json.loads(json.dumps(asdict(record_machine())))
         name = Path(args.model or DEFAULT_MODEL).name
         is_same = all(stored.machine.get(key) == here[key] for key in ("cpu", "num_threads", "gpus", "versions"))
         clock = "CPU time" if args.cpu_time else "wall"

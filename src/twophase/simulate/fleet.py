@@ -41,8 +41,7 @@ class RoundRobin(Router):
 
 @final
 class LeastOutstanding(Router):
-    """Whoever has the fewest unfinished requests; among equals, each in turn. (A request that ends in the step under
-    way at the arrival counts as finished: the router is ahead of the engine by a part of a step.)"""
+    """Whoever has the fewest unfinished requests; among equals, each in turn."""
 
     looks_at_replicas = True
 
@@ -51,7 +50,7 @@ class LeastOutstanding(Router):
 
     def choose(self, replicas: Sequence[Replica], request: Request) -> int:
         count = len(replicas)
-        outstanding = [replica.num_outstanding for replica in replicas]
+        outstanding = [replica.num_outstanding(request.arrival_s) for replica in replicas]
         fewest = min(outstanding)
         chosen = next(i % count for i in range(self._next, self._next + count) if outstanding[i % count] == fewest)
         self._next = chosen + 1

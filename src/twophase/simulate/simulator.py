@@ -64,7 +64,6 @@ class Replica:
 
     Attributes:
         now_s: When the latest step that was done ended. (Steps of a stretch are done when it is over or disturbed.)
-        num_outstanding: Requests that are not finished.
     """
 
     def __init__(
@@ -82,10 +81,11 @@ class Replica:
         self._is_undisturbed = False  # nothing was added or ended since the last plan was made
         self._wake_s: float | int | None = None  # the scheduler asked not to be called before
         self._num_empty_plans = 0
+        self._num_just_ended = 0  # requests, in the latest step
 
-    @property
-    def num_outstanding(self) -> int:
-        return len(self._progress)
+    def num_outstanding(self, time_s: float | int) -> int:
+        """Requests submitted and not finished at `time_s`, which `run_until` was the last to be called with."""
+        return len(self._progress) + (self._num_just_ended if self.now_s > time_s else 0)
 
     def submit(self, request: Request) -> None:
         """A request arrives, at or after every earlier one. `run_until(request.arrival_s)` comes first.
@@ -131,6 +131,7 @@ class Replica:
             self._sleep(plan.wake_s)
             return
         self._num_empty_plans = 0
+        self._num_just_ended = 0
         cost = self._cost_model.cost(load_of(plan))
         self.now_s = start_s + cost.total_s
         chunks = self._describe(plan, start_s + cost.schedule_s)
@@ -154,7 +155,7 @@ class Replica:
             cache = self._scheduler.cache.stats()
             raise SimulationStuckError(
                 f"{self._num_empty_plans} times in a row the scheduler planned nothing, the last time at "
-                f"{self.now_s:.6g} s to wait until {wake_s}, though {self.num_outstanding} requests are unfinished: "
+                f"{self.now_s:.6g} s to wait until {wake_s}, though {len(self._progress)} requests are unfinished: "
                 f"{self._scheduler.num_waiting} sequences wait, {self._scheduler.num_running} run, {cache.num_in_use} "
                 f"of {cache.num_blocks} blocks are in use; {self._scheduler.policy}, {self._scheduler.config}. A "
                 f"policy must plan something or wait for a time that comes."
@@ -213,6 +214,7 @@ class Replica:
     def _note_end(self, progress: RequestProgress) -> None:
         progress.num_unfinished -= 1
         if progress.num_unfinished == 0:
+            self._num_just_ended += 1
             progress.finished_s = self.now_s
             del self._progress[progress.request.request_id]
             self._observer.note_end(progress)
@@ -295,6 +297,7 @@ class Replica:
         self._num_steps += num_steps
         self.now_s = ends_s[-1]
         self._stretch = None
+        self._num_just_ended = 0
         for sequence in ended:
             progress = self._progress[sequence.request.request_id]
             progress.completions[sequence.index].finish_reason = "length"

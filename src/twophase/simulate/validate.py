@@ -22,7 +22,8 @@ from twophase.simulate.traffic import requests_of
 
 PERCENTS = (50, 90, 99)
 TOLERANCE = 0.15
-WAITING_MATTERS = 0.3  # of a TTFT
+STEPS_MATTER = 0.05  # an error of the step times below this explains nothing by itself
+NEAR_SATURATION = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,6 @@ class CaseResult:
     Attributes:
         step_error: Predicted over measured time of the steps that the engine really took, minus 1: what the cost model
             alone gets wrong, whatever the queue makes of it.
-        waiting_share: Of the measured TTFTs, how much was spent before the first step.
     """
 
     name: str
@@ -76,20 +76,18 @@ class CaseResult:
     num_requests: int
     rows: tuple[Row, ...]
     step_error: float
-    waiting_share: float
 
     def reason(self, row: Row) -> str:
         """Why a row is far off, as far as the run itself can tell."""
         steps = f"the steps it took are predicted {self.step_error:+.0%}"
-        if self.step_error * row.error * (-1 if row.metric == "throughput" else 1) > 0 and abs(self.step_error) > 0.05:
-            slower = "slower" if self.step_error < 0 else "faster"
-            because = f"{steps}: the machine was {slower} than when it was calibrated, or the formula is off here"
+        is_throughput = row.metric == "throughput"
+        if self.step_error * row.error * (-1 if is_throughput else 1) > 0 and abs(self.step_error) > STEPS_MATTER:
+            changed = "slower" if self.step_error < 0 else "faster"
+            because = f"{steps}: the machine was {changed} than when it was calibrated, or the formula is off here"
         else:
-            because = f"{steps}, so the cost model is not to blame"
-        if row.metric.startswith("TTFT") and self.waiting_share > WAITING_MATTERS:
-            because += (
-                f"; {self.waiting_share:.0%} of the TTFT is waiting, which multiplies small errors near saturation"
-            )
+            because = steps
+            if NEAR_SATURATION <= self.load <= 1 / NEAR_SATURATION:
+                because += "; near saturation batch and queue grow steeply with the load, which multiplies small errors"
         if row.metric.endswith("p99") and self.num_requests < 200:
             because += f"; a p99 of {self.num_requests} requests is one or two of them"
         return because
@@ -203,8 +201,6 @@ def _compare(case: Case, workload: Workload, run: ServingRun, calibration: Calib
         Row(case.name, metric, unit, ours, theirs)
         for (metric, unit, ours), (_, _, theirs) in zip(_metrics(predicted), _metrics(run.records), strict=True)
     ]
-    ttfts_s = [record.ttft_s or 0.0 for record in run.records]
-    queues_s = [record.queue_s or 0.0 for record in run.records]
     arrivals_s = [request.arrival_s for request in workload]
     return CaseResult(
         name=case.name,
@@ -213,7 +209,6 @@ def _compare(case: Case, workload: Workload, run: ServingRun, calibration: Calib
         num_requests=len(arrivals_s),
         rows=tuple(rows),
         step_error=_step_error(run.steps, calibration),
-        waiting_share=sum(queues_s) / sum(ttfts_s),
     )
 
 
