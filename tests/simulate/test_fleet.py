@@ -33,8 +33,8 @@ def test_routers_by_hand():
     assert served_by(LeastOutstanding(), requests) == [["a", "c"], ["b", "d"]]
     requests = [*requests, request("e", 1.4, 2, 1), request("f", 2.5, 2, 3), request("g", 2.6, 2, 1)]
     assert served_by(RoundRobin(), requests) == [["a", "c", "e", "g"], ["b", "d", "f"]]
-    # At 1.4 a and c are on the first and d on the second; at 2.5 a alone is left; at 2.6 both have one, in turn.
-    assert served_by(LeastOutstanding(), requests) == [["a", "c", "g"], ["b", "d", "e", "f"]]
+    # At 1.4 a and c are on the first, d on the second. At 2.5 a is left there and e here: the first's turn.
+    assert served_by(LeastOutstanding(), requests) == [["a", "c", "f"], ["b", "d", "e", "g"]]
 
 
 class Lost(Router):
