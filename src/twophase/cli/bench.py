@@ -87,6 +87,7 @@ def _serve(args: argparse.Namespace) -> int:
     slo = None if args.slo_ttft is None and args.slo_tpot is None else Slo(args.slo_ttft, args.slo_tpot)
     workload = _workload(args)
     from twophase.bench.serve import BLOCK_SIZE, EngineOptions, bench_serve
+    from twophase.scheduling.named_policies import policy_from_text
     from twophase.serving.export import to_json
 
     options = EngineOptions(
@@ -97,6 +98,7 @@ def _serve(args: argparse.Namespace) -> int:
         num_kv_blocks=args.num_kv_blocks,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
+        policy=None if args.policy is None else policy_from_text(args.policy),
     )
     report, run = bench_serve(
         options, workload, seed=args.seed, duration_limit_s=args.duration_limit, slo=slo, say=_say

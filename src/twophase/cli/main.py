@@ -161,6 +161,7 @@ def _add_serve_options(serve: argparse.ArgumentParser) -> None:
     load.add_argument("--slo-tpot", type=float, metavar="SECONDS", help="... and this mean time per output token")
     _add_model_options(serve)
     limits = serve.add_argument_group("the engine's limits (default: as LLM)")
+    limits.add_argument("--policy", metavar="NAME", help=simulate.POLICY_HELP)
     limits.add_argument("--num-kv-blocks", type=int, metavar="N", help="blocks in the pool")
     limits.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences that run at once")
     limits.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens computed in one step")

@@ -19,6 +19,10 @@ DESCRIPTION = """Serve a workload on simulated engines: the real scheduler, unde
 printed. --validate measures how far the predictions for this machine are from the truth."""
 
 MEASURED = "measured"
+POLICY_HELP = (
+    "priority (default), chunked:max_tokens=N, continuous, prefill-first, static:batch_size=N, "
+    "dynamic:batch_size=N,timeout_s=N, deadline"
+)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -46,6 +50,7 @@ def add_parser(subparsers: Any) -> None:
     engine.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="GPUs per engine (default 1)")
     engine.add_argument("--replicas", type=int, default=1, metavar="N", help="engines (default 1)")
     engine.add_argument("--router", default="least-outstanding", metavar="NAME", help="or round-robin")
+    engine.add_argument("--policy", metavar="NAME", help=POLICY_HELP)
     engine.add_argument("--num-kv-blocks", type=int, metavar="N", help="blocks in each engine's pool")
     engine.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences that run at once")
     engine.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens computed in one step")
@@ -128,6 +133,7 @@ def _workload(args: argparse.Namespace) -> "Workload":
 
 def _engines(args: argparse.Namespace) -> "tuple[CostModel, list[Scheduler], list[str]]":
     """The cost model, a fresh scheduler for each replica, and what the reader should know."""
+    from twophase.scheduling.named_policies import policy_from_text
     from twophase.simulate.limits import make_scheduler
 
     changes = {
@@ -148,7 +154,8 @@ def _engines(args: argparse.Namespace) -> "tuple[CostModel, list[Scheduler], lis
     else:
         model, limits, notes = _roofline(args)
         limits |= changes
-    return model, [make_scheduler(limits) for _ in range(args.replicas)], notes
+    policy = None if args.policy is None else policy_from_text(args.policy)
+    return model, [make_scheduler(limits, policy) for _ in range(args.replicas)], notes
 
 
 def _roofline(args: argparse.Namespace) -> "tuple[CostModel, dict[str, Any], list[str]]":

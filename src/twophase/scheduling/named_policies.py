@@ -1,0 +1,60 @@
+"""Policies by name, for command lines: 'chunked:max_tokens=256'."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+
+from twophase.core.errors import ConfigError
+from twophase.scheduling.policies import (
+    ChunkedPrefillPolicy,
+    ContinuousPolicy,
+    DeadlinePolicy,
+    DynamicPolicy,
+    PrefillFirstPolicy,
+    PriorityPolicy,
+    StaticPolicy,
+)
+from twophase.scheduling.policy import Policy
+
+POLICIES: Mapping[str, type] = {
+    "priority": PriorityPolicy,
+    "chunked": ChunkedPrefillPolicy,
+    "continuous": ContinuousPolicy,
+    "prefill-first": PrefillFirstPolicy,
+    "static": StaticPolicy,
+    "dynamic": DynamicPolicy,
+    "deadline": DeadlinePolicy,
+}
+
+
+def policy_from_text(text: str) -> Policy:
+    """The policy that 'name' or 'name:parameter=number,...' stands for; the parameters are the class's own.
+
+    Raises:
+        ConfigError: No such policy or parameter, a parameter too few, or a value that is no number or not allowed.
+    """
+    name, _, rest = text.partition(":")
+    if name not in POLICIES:
+        raise ConfigError(f"no policy is called {name!r}; there are {', '.join(map(usage, POLICIES))}.")
+    values = dict(_parameter(name, part) for part in rest.split(",") if part)
+    lacking = [f.name for f in fields(POLICIES[name]) if f.default is MISSING and f.name not in values]
+    if lacking:
+        raise ConfigError(f"policy {name!r} needs {' and '.join(lacking)}: write {usage(name)}.")
+    return POLICIES[name](**values)
+
+
+def usage(name: str) -> str:
+    """'dynamic:batch_size=N,timeout_s=N'."""
+    parameters = ",".join(f"{field.name}=N" for field in fields(POLICIES[name]))
+    return f"{name}:{parameters}" if parameters else name
+
+
+def _parameter(name: str, part: str) -> tuple[str, int | float]:
+    key, _, value = part.partition("=")
+    if key not in {field.name for field in fields(POLICIES[name])}:
+        raise ConfigError(f"policy {name!r} has no parameter {key!r}: write {usage(name)}.")
+    for kind in (int, float):
+        try:
+            return key, kind(value)
+        except ValueError:
+            continue
+    raise ConfigError(f"{key} of policy {name!r} must be a number, got {value!r}.")

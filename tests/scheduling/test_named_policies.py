@@ -1,0 +1,62 @@
+"""Policies by name."""
+
+import json
+
+import pytest
+
+from twophase.cli.main import main
+from twophase.core.errors import ConfigError
+from twophase.scheduling.named_policies import POLICIES, policy_from_text, usage
+from twophase.scheduling.policies import ChunkedPrefillPolicy, DynamicPolicy, PriorityPolicy
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("priority", PriorityPolicy()),
+        ("priority:patience_s=2.5", PriorityPolicy(patience_s=2.5)),
+        ("chunked:max_tokens=64", ChunkedPrefillPolicy(max_tokens=64)),
+        ("dynamic:batch_size=4,timeout_s=0.5", DynamicPolicy(batch_size=4, timeout_s=0.5)),
+    ],
+)
+def test_a_text_stands_for_a_policy(text, policy):
+    assert policy_from_text(text) == policy
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_is_made_as_its_usage_says(name):
+    assert isinstance(policy_from_text(usage(name).replace("=N", "=3")), POLICIES[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("fifo", r"no policy is called 'fifo'.*chunked:max_tokens=N"),
+        ("chunked", r"needs max_tokens: write chunked:max_tokens=N"),
+        ("chunked:size=3", r"has no parameter 'size'"),
+        ("chunked:max_tokens=many", r"must be a number, got 'many'"),
+        ("chunked:max_tokens=0", r"at least 1, got 0"),
+        ("chunked:max_tokens", r"must be a number, got ''"),
+        ("", r"no policy is called ''"),
+    ],
+)
+def test_what_stands_for_none_is_refused(text, said):
+    with pytest.raises(ConfigError, match=said):
+        policy_from_text(text)
+
+
+@pytest.mark.parametrize(
+    "command", ["simulate --hardware h100 --rate 50 --requests 60", "bench serve --workload quick"]
+)
+def test_the_command_line_takes_them(command, capsys):
+    assert main([*command.split(), "--policy", "fifo"]) == 2
+    assert "no policy is called 'fifo'" in capsys.readouterr().err
+
+
+def test_a_policy_changes_what_is_simulated(capsys):
+    command = ["simulate", "--hardware", "h100", "--rate", "50", "--requests", "60", "--json", "--policy"]
+    ttft = {}
+    for policy in ("priority", "static:batch_size=2"):
+        assert main([*command, policy]) == 0
+        ttft[policy] = json.loads(capsys.readouterr().out)["ttft_s"]
+    assert ttft["static:batch_size=2"]["p90"] > 2 * ttft["priority"]["p90"]
