@@ -14,9 +14,10 @@ from twophase.workbook.lab import Workbook
 LABS = Workbook.find().root / "labs"
 
 
-class TestMarkedCells:
-    CELL = ["# NBVAL_CHECK_OUTPUT\n", f"{NEEDS_TRITON}\n", "kernel[(1,)](x)\n"]
+CELL = ["# NBVAL_CHECK_OUTPUT\n", f"{NEEDS_TRITON}\n", "kernel[(1,)](x)\n"]
 
+
+class TestMarkedCells:
     def without(self, monkeypatch):
         def refuse():
             raise KernelsUnavailableError('Triton isn\'t installed; "Linux" only.')
@@ -24,11 +25,11 @@ class TestMarkedCells:
         monkeypatch.setattr(kernels, "mode", refuse)
 
     def test_it_is_left_alone_where_kernels_run(self):
-        assert kernels._skip_unless_runnable(self.CELL) is self.CELL
+        assert kernels._skip_unless_runnable(CELL) is CELL
 
     def test_elsewhere_it_says_why_it_is_not_run(self, monkeypatch, capsys):
         self.without(monkeypatch)
-        (line,) = kernels._skip_unless_runnable(self.CELL)
+        (line,) = kernels._skip_unless_runnable(CELL)
         exec(line)
         assert capsys.readouterr().out == 'not run here: Triton isn\'t installed; "Linux" only.\n'
 
