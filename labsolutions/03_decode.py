@@ -571,7 +571,6 @@ for layers in (suspects.DropsAResidual(model), smollm2_decoder()):
 # is some other sequence's page. That is legal, and a trap.
 
 # %%
-
 tables = {"A": ([6, 1, 3], 9), "B": ([4], 4), "C": ([0, 5], 6)}
 draw_block_tables(tables, num_blocks=8, block_size=4)
 plt.show()
