@@ -43,6 +43,7 @@
 # PART A
 
 # %% tags=["setup"]
+import statistics
 from collections import deque
 from itertools import pairwise
 
@@ -56,10 +57,11 @@ from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
 from twophase.serving.pictures import draw_batch_composition, draw_percentile_curves, draw_swim_lanes
 from twophase.serving.steps import num_tokens
-from twophase.serving.workloads import Load, TimedRequest, named_workload
+from twophase.serving.workloads import TimedRequest
 from twophase.workbook import ____, check, hint, measured, reference, reveal, use
 from twophase.workbook.lab04 import slot_pictures
-from twophase.workbook.lab04.lives import IllegalTransition, WatchedScheduler, state_of
+from twophase.workbook.lab04.lives import IllegalTransition, WatchedScheduler
+from twophase.workbook.lab04.load import short_chats
 from twophase.workbook.lab04.real_engine import pace, run_on_engine, smollm2_engine, writer_and_readers
 from twophase.workbook.lab04.section_2 import LONGEST, NUM_SLOTS, drawn_lengths
 from twophase.workbook.lab04.section_3 import famous_jobs
@@ -325,13 +327,13 @@ slot_pictures.draw_slots(together, 4)
 # %% [markdown]
 # **Your lines against the real thing.** The engine's scheduler needs no model to run: `play` gives it requests on a
 # virtual clock, on which a step takes as long as a formula says, here one second. Policies are the engine's own.
-# Fourteen users with prompts of one token, arriving over time, in four seats.
+# Twenty-four users with prompts of one token, arriving over time, in four seats.
 
 # %%
 # NBVAL_CHECK_OUTPUT
-arrivals = [0, 0, 1, 2, 2, 3, 9, 9, 10, 12, 20, 21, 21, 30]
-wanted = [12, 3, 20, 5, 8, 2, 15, 1, 6, 9, 4, 18, 3, 7]
-users = [TimedRequest(f"{i:>2}", arrivals[i], 1, wanted[i]) for i in range(14)]
+arrivals = [0, 0, 15, 21, 40, 42, 43, 44, 44, 45, 53, 54, 59, 61, 62, 62, 67, 68, 69, 70, 75, 75, 87, 88]
+wanted = [3, 3, 1, 2, 12, 6, 4, 4, 12, 6, 18, 18, 8, 2, 8, 2, 18, 8, 4, 4, 1, 6, 2, 4]
+users = [TimedRequest(f"user {i}", arrivals[i], 1, wanted[i]) for i in range(24)]
 
 
 def spans_under(policy):
@@ -344,20 +346,20 @@ print("continuous:", spans_under(ContinuousPolicy()) == continuous(arrivals, wan
 
 # %%
 # NBVAL_CHECK_OUTPUT
-policies = {"static": StaticPolicy(4), "dynamic, 2 s": DynamicPolicy(4, 2), "dynamic, 8 s": DynamicPolicy(4, 8)}
+policies = {"static": StaticPolicy(4), "dynamic, 4 s": DynamicPolicy(4, 4), "dynamic, 8 s": DynamicPolicy(4, 8)}
 print("                 iterations   slot use   mean wait   longest wait")
 for name, policy in {**policies, "iteration-level": ContinuousPolicy()}.items():
     spans = spans_under(policy)
     waits = [first - arrival for (first, _), arrival in zip(spans, arrivals, strict=True)]
     num_busy = len({now for first, end in spans for now in range(first, end)})
     use_of_busy = sum(wanted) / (4 * num_busy)
-    print(f"{name:16} {num_busy:>8} {use_of_busy:>12.0%} {sum(waits) / 14:>9.1f} s {max(waits):>12} s")
+    print(f"{name:16} {num_busy:>8} {use_of_busy:>12.0%} {sum(waits) / 24:>9.1f} s {max(waits):>12} s")
 
 # %% [markdown]
 # **Read the result.** (Slot use is counted over the iterations in which the machine ran at all.) The time-out buys
-# fuller batches and pays with waiting, and no time-out makes up for the long answer that holds a whole batch. Deciding
-# in every iteration wins on both counts. That is why every engine does it, and why the rest of this lab is about
-# *what* to decide in an iteration.
+# fuller batches, so fewer of them; with a longer one the waiting takes over. But no time-out makes up for the long
+# answer that holds a whole batch. Deciding in every iteration wins on both counts, by far. That is why every engine
+# does it, and why the rest of this lab is about *what* to decide in an iteration.
 #
 # **Play.** Make all lengths equal: when is static batching as good? Make arrivals rare: what is the time-out for?
 
@@ -539,10 +541,10 @@ slot_pictures.draw_steps({"two steps, by what they compute": composition}, 32)
 # %% [markdown]
 # <!-- card 4.7 -->
 # *Stall-free batching*, as Sarathi-Serve named it (arXiv:2403.02310). A step has at most `max_tokens` tokens, decodes
-# included. Every decoding sequence gets its token in every step, even if they alone are more than `max_tokens`. What
-# room is left goes to the prefills that are begun, then to newcomers in order of arrival, until one does not fit.
-# `sequence.is_decoding` tells the phase; `sequence.arrival_order` and `sequence.index` (which of a request's
-# completions it is) are unique together.
+# included. Every decoding sequence gets its token in every step, even if they alone are more than `max_tokens` (a
+# request with several completions forks into several decodes at once). What room is left goes to the prefills that are
+# begun, then to newcomers in order of arrival, until one does not fit. `sequence.is_decoding` tells the phase;
+# `sequence.arrival_order` and `sequence.index` (which of a request's completions it is) are unique together.
 #
 # ```python
 # # max_tokens=8; A has a prompt of 10 tokens and writes 3; B has 4 and writes 1. Tokens of each step:
@@ -641,7 +643,7 @@ check("4.8")
 # %%
 # NBVAL_CHECK_OUTPUT
 on_paper = StepCost(prompt_token_s=0.001, decode_s=0.010)
-two = [TimedRequest("A", 0.0, 300, 4), TimedRequest("B", 0.050, 20, 4)]
+two = [TimedRequest("A", 0.0, 300, 6), TimedRequest("B", 0.050, 20, 4)]
 paper = {
     "A's request to its end": StaticPolicy(1),
     "prefills first": PrefillFirstPolicy(),
@@ -677,11 +679,15 @@ for name, run in lanes.items():
 
 # %% [markdown]
 # <!-- card 4.9 -->
-# **Think first.** The writer's longest gap under policy 2, divided by its longest gap under policy 3: what factor do
-# you expect? All you need are token counts. A factor of 2 counts as close.
+# **Think first.** The writer's longest gap under policy 2, divided by its usual gap under policy 3 while prompts are
+# being read: what factor do you expect? You need token counts and this machine's pace. A factor of 2 counts as close.
+
+# %%
+print(f"a prompt token takes {1000 * here.prompt_token_s:.1f} ms, a decode alone {1000 * here.decode_s:.0f} ms")
 
 # %% tags=["exercise:4.9"]
-guess_4_9 = 15.0  # SOLUTION: times as long
+readers_s, chunk_s = 5 * 112 * pace().prompt_token_s, CHUNK * pace().prompt_token_s + pace().decode_s
+guess_4_9 = readers_s / chunk_s  # SOLUTION: times as long; a number will do
 
 # %%
 check("4.9")
@@ -703,17 +709,21 @@ for name, run in real.items():
     longest_ms = 1000 * max(writer.itls_s)
     print(f"{name}\n    the writer: longest gap {longest_ms:5.0f} ms, done after {writer.latency_s:.2f} s")
     print(f"    readers: first tokens after {', '.join(f'{r.ttft_s:.1f}' for r in readers)} s")
-longest = {name[0]: max(run.records[0].itls_s) for name, run in real.items()}
-measured("4.9", longest["2"] / longest["3"])
+writer, *readers = chunked.records
+last_read_s = max(reader.token_times_s[0] for reader in readers)
+times_s = [t for t in writer.token_times_s if readers[0].arrival_s <= t <= last_read_s]
+usual_s = statistics.median(later - earlier for earlier, later in pairwise(times_s))
+measured("4.9", max(prompts_first.records[0].itls_s) / usual_s)
 
 # %% [markdown]
 # **Read the result.**
 #
-# 1. The writer never stops, and the readers wait until it is done, though the machine has room for them all along: a
-#    step with one decode costs nearly as much as one with six.
+# 1. The writer never stops, and the readers wait until it is done, though there are seats and blocks for all of them:
+#    static batching once more, with batches of one.
 # 2. The grey stretch is *starvation*. The writer holds its blocks and its seat, and gets nothing for as long as there
 #    is a prompt in the queue. Five prompts made this pause; if they kept coming faster than they are read, it would
-#    never end. The readers have the earliest first tokens of the three, and then stand still as well.
+#    never end. The readers have the earliest first tokens of the three (those who were there together were read in
+#    one step), and then stand still as well.
 # 3. Nobody stops. Each of the writer's gaps is one step, and a step has a bound. The readers pay for it: their first
 #    tokens come a little later than under 2, since every step has decodes in it, and a fixed cost.
 #
@@ -730,9 +740,9 @@ def decodes_stand_still(step, previous):
 
 
 for name, run in real.items():
-    stalls = sum(decodes_stand_still(step, previous) for previous, step in pairwise(run.steps))
-    largest = max(map(num_tokens, run.steps))
-    print(f"{name[0]}: largest step {largest:>3} tokens; somebody who was writing got nothing: {stalls > 0}")
+    stalls = any(decodes_stand_still(step, previous) for previous, step in pairwise(run.steps))
+    is_bounded = max(map(num_tokens, run.steps)) <= CHUNK
+    print(f"{name[0]}: no step above {CHUNK} tokens: {is_bounded!s:5}  somebody who was writing got nothing: {stalls}")
 
 # %% [markdown]
 # **How large should a chunk be?** The same scene with other bounds. A small chunk means short steps; but every step
@@ -781,8 +791,8 @@ for name in "AB":
     print(name, "  ".join(f"{what} {time_s}" for time_s, who, what in events if who == name))
 
 # %% [markdown]
-# **Think first.** A's TTFT is 0.5 s. What is B's, and how many inter-token latencies has B? A's last gap is three times
-# its first; what came in between?
+# **Think first.** A's TTFT is 0.5 s. What is B's, and how many inter-token latencies has B? A's last gap is three
+# times its first; what came in between?
 
 # %% [markdown]
 # <!-- card 4.10 -->
@@ -897,8 +907,8 @@ for name, run in list(real.items())[1:]:
 
 # %% [markdown]
 # <!-- card 4.12 -->
-# An answer has 100 tokens. All its gaps are 20 ms but one, a pause of 2 s in the middle of a sentence. What is its TPOT
-# in milliseconds? (And would an alarm at '50 ms TPOT' have rung?)
+# An answer has 100 tokens. All its gaps are 20 ms but one, a pause of 2 s in the middle of a sentence. What is its
+# TPOT in milliseconds? (And would an alarm at '50 ms TPOT' have rung?)
 
 # %% tags=["exercise:4.12"]
 answer_4_12 = 40  # SOLUTION: milliseconds
@@ -908,24 +918,23 @@ check("4.12")
 
 # %% [markdown]
 # **More load.** Now many users; on the virtual clock, at the pace measured on this machine, so that it takes no
-# minutes. `play` runs the engine's scheduler with your policy on 300 requests of a chat (their lengths vary a lot, as
-# in life), arriving at random, at more and more requests per second. The rates are shares of what this machine could
-# do if requests came back to back.
+# minutes. `play` runs the engine's scheduler with your policy on 600 short chats in 16 seats, arriving at random, at
+# more and more requests per second. The rates are shares of what the same engine does when nobody ever waits for work,
+# which the first cell finds out by sending all at once.
 
 # %%
-costs = StepCost(0.8 * here.decode_s, here.prompt_token_s, 0.2 * here.decode_s)  # a rough split; section 10 fits it
-chats = list(named_workload("chat", Load(num_requests=300, rate_per_s=1000)))
-flood = play(my_policy(256), chats, costs).records
+costs = StepCost(0.9 * here.decode_s, here.prompt_token_s, 0.1 * here.decode_s)  # a rough split; section 10 fits it
+flood = play(my_policy(128), short_chats(600, rate_per_s=1e6), costs, max_num_seqs=16).records
 capacity = len(flood) / max(record.finished_s for record in flood)
 print(f"all at once: {capacity:.2f} requests/s, on the virtual clock")
 
 # %%
 by_load = {}
-for share in (0.4, 0.6, 0.8, 0.9, 1.1):
-    chats = list(named_workload("chat", Load(num_requests=300, rate_per_s=share * capacity)))
-    by_load[share] = play(my_policy(256), chats, costs).records
-limit_ttft_s = 2 * percentile_of([record.ttft_s for record in by_load[0.4]], 50)
-limit_tpot_s = 2 * percentile_of([record.tpot_s for record in by_load[0.4]], 50)
+for share in (0.3, 0.5, 0.7, 0.8, 0.9, 1.0):
+    chats = short_chats(600, share * capacity)
+    by_load[share] = play(my_policy(128), chats, costs, max_num_seqs=16).records
+limit_ttft_s = 2.5 * percentile_of([record.ttft_s for record in by_load[0.3]], 50)
+limit_tpot_s = 2.5 * percentile_of([record.tpot_s for record in by_load[0.3]], 50)
 print(f"the promise: first token in {limit_ttft_s:.2f} s, TPOT at most {1000 * limit_tpot_s:.0f} ms")
 
 # %%
@@ -940,13 +949,13 @@ for share, records in by_load.items():
           f"{p99:6.2f} s {tpot_ms:8.0f} ms {good:7.2f} /s")  # fmt: skip
 
 # %%
-draw_percentile_curves({f"load {share:.0%}": by_load[share] for share in (0.4, 0.8, 1.1)})
+draw_percentile_curves({f"load {share:.0%}": by_load[share] for share in (0.3, 0.7, 0.9)})
 plt.show()
 
 # %% [markdown]
 # **Read the result.** From row to row the throughput rises, and whoever watches only that is content. The mean TTFT
-# follows slowly; p99 leaves first, because the slowest hundredth are those who came behind a crowd. (The p99 of 300
-# values is between the third and the fourth largest: a rough number. For a p99 you can trust, count thousands.) And
+# follows slowly; p99 leaves first, because the slowest hundredth are those who came behind a crowd. (The p99 of 600
+# values rests on the six largest: a rough number. For a p99 you can trust, count thousands.) And
 # somewhere below full load the goodput *falls* while the throughput still rises: the machine works hard at answers
 # that come too late. The best operating point is the top of the goodput, not of the throughput.
 

@@ -26,7 +26,7 @@ def static_oracle(arrivals: list[int], lengths: list[int], num_slots: int) -> Sp
 def iteration_oracle(arrivals: list[int], lengths: list[int], num_slots: int) -> Spans:
     """Slots as a list of the iterations at which they become free: a request takes the first that is."""
     free_from = [0] * num_slots
-    spans = []
+    spans: Spans = []
     for arrival, length in zip(arrivals, lengths, strict=True):
         slot = min(range(num_slots), key=free_from.__getitem__)
         first = max(arrival, free_from[slot], spans[-1][0] if spans else 0)

@@ -4,8 +4,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from twophase.cache.manager import CacheManager
 from twophase.core.outputs import StepTrace
+from twophase.core.plan import SampledToken
+from twophase.core.request import Request
+from twophase.core.sampling_params import SamplingParams
+from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.policy import Policy
+from twophase.scheduling.scheduler import Scheduler
 from twophase.serving.records import RequestRecord
 from twophase.serving.steps import num_tokens
 from twophase.serving.workloads import TimedRequest
@@ -116,12 +122,17 @@ def decodes_every_step(answer: Any, draw: Draw, num: int) -> None:
 
 
 def never_holds_decodes_back(answer: Any, draw: Draw) -> None:
-    requests = [TimedRequest(chr(65 + i), 0, 1, 12) for i in range(6)]
-    got = run(answer, requests, 4)
-    most = max(step.num_decodes for step in got.steps)
-    if most < 6:
+    cache = CacheManager(64, 4, enable_prefix_caching=False)
+    scheduler = Scheduler(SchedulerConfig(8, 64, 256), cache, made(answer, 4))
+    scheduler.add(Request("A", (0, 0, 0), SamplingParams(temperature=1.0, n=6, max_tokens=5)))
+    num_decodes = []
+    for _ in range(3):
+        plan = scheduler.schedule()
+        scheduler.update(plan, {chunk.seq_id: (SampledToken(1),) * chunk.num_samples for chunk in plan.chunks})
+        num_decodes.append(plan.num_decodes)
+    if num_decodes != [0, 6, 6]:
         reject(
-            f"six sequences were ready to decode, with max_tokens=4, and at most {most} of them did in one step",
+            f"a request's six completions were ready to decode, with max_tokens=4, and {num_decodes[1]} of them did",
             "max_tokens bounds what prefills may take; decodes always go.",
         )
 

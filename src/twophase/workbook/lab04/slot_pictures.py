@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from twophase.core.colours import COLOURS, EMPTY, INK, LINE
 from twophase.workbook.lab04.teaching import Job, Log
@@ -18,7 +19,7 @@ def slots_of(spans: Spans) -> list[int]:
     """Which slot each request sits in: the lowest that is free when it starts."""
     free_from: list[int] = []
     slots = [0] * len(spans)
-    for request, (first, end) in sorted(enumerate(spans), key=lambda item: item[1]):
+    for request, (first, end) in sorted(enumerate(spans), key=lambda item: (item[1][0], item[0])):
         slot = next((slot for slot, free in enumerate(free_from) if free <= first), len(free_from))
         free_from[slot : slot + 1] = [end]
         slots[request] = slot
@@ -77,10 +78,13 @@ def draw_steps(logs: Mapping[str, Log], budget: int) -> Figure:
     figure, panels = plt.subplots(
         1, len(logs), figsize=(10, 3.2), sharey=True, squeeze=False, facecolor="white"
     )  # fmt: skip
-    names = sorted({name for log in logs.values() for step in log for name, _ in step})
+    names = list(dict.fromkeys(name for log in logs.values() for step in log for name, _ in step))
     for axes, (title, log) in zip(panels[0], logs.items(), strict=True):
         _stack(axes, log, names)
         axes.axhline(budget, color=VERMILION, linestyle="--", linewidth=1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if not any(log):
+            axes.text((len(log) - 1) / 2, budget / 2, "nothing, step after step", ha="center", color=INK)
         axes.set_title(title, loc="left", fontsize=10)
         axes.set(xlabel="step", xlim=(-0.6, max(len(log), 2) - 0.4), ylim=(0, 1.2 * budget))
         axes.spines[["top", "right"]].set_visible(False)

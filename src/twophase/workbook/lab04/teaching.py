@@ -48,7 +48,9 @@ def run_steps(plan: Plan, jobs: Iterable[Job], budget: int, max_steps: int = 10_
     Raises:
         PlanError: A job planned twice, one that is not running, or more tokens than it has left.
     """
-    waiting, running, log = deque(jobs), [], []
+    waiting: deque[Job] = deque(jobs)
+    running: list[Job] = []
+    log: Log = []
     while (waiting or running) and len(log) < max_steps:
         batch = plan(running, waiting, budget)
         seen: set[int] = set()
