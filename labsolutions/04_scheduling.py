@@ -902,8 +902,8 @@ for name, run in list(real.items())[1:]:
     print(f"{name:54}: mean {mean:4.0f}  p50 {p50:4.0f}  p95 {p95:4.0f}  p99 {p99:5.0f} ms")
 
 # %% [markdown]
-# The two means (each is the writer's TPOT) tell the policies hardly apart, for the same work is done between the first
-# token and the last. The p99 tells them apart at a glance.
+# Between the writer's first token and its last nearly the same work is done under both policies, so the means, which
+# are its TPOT, lie closer together than the policies do. The p99 tells them apart at a glance.
 
 # %% [markdown]
 # <!-- card 4.12 -->
