@@ -82,8 +82,9 @@ here = pace()
 crowd = writer_and_readers(here)
 prompts_first = run_on_engine(PrefillFirstPolicy(), crowd)
 gaps_s = prompts_first.records[0].itls_s
-print("gaps between the writer's tokens, in tenths of a second:")
-print(" ".join(f"{10 * gap_s:.0f}" for gap_s in gaps_s))
+print("gaps between the writer's tokens, in ms:")
+for start in (0, 20):
+    print(" ".join(f"{1000 * gap_s:.0f}" for gap_s in gaps_s[start : start + 20]))
 print(f"mean {sum(gaps_s) / len(gaps_s):.2f} s, longest {max(gaps_s):.2f} s")
 
 # %% [markdown]
@@ -725,7 +726,7 @@ measured("4.9", max(prompts_first.records[0].itls_s) / usual_s)
 #    never end. The readers have the earliest first tokens of the three (those who were there together were read in
 #    one step), and then stand still as well.
 # 3. Nobody stops. Each of the writer's gaps is one step, and a step has a bound. The readers pay for it: their first
-#    tokens come a little later than under 2, since every step has decodes in it, and a fixed cost.
+#    tokens come later than under 2, since every step has decodes in it, and a fixed cost.
 #
 # The bound can be checked in the trace, step by step.
 
@@ -750,7 +751,7 @@ for name, run in real.items():
 
 # %%
 print("at most    steps   writer's longest gap   last reader's first token   everything done")
-for max_tokens in (16, CHUNK, 128):
+for max_tokens in (8, CHUNK, 128):
     run = chunked if max_tokens == CHUNK else run_on_engine(my_policy(max_tokens), crowd)
     writer, *readers = run.records
     gap_ms = 1000 * max(writer.itls_s)

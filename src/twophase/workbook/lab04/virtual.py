@@ -30,11 +30,11 @@ class StepCost:
         decode_s: Of each decode in it.
     """
 
-    step_s: float = 0.0
-    prompt_token_s: float = 0.0
-    decode_s: float = 0.0
+    step_s: float | int = 0
+    prompt_token_s: float | int = 0
+    decode_s: float | int = 0
 
-    def __call__(self, plan: StepPlan) -> float:
+    def __call__(self, plan: StepPlan) -> float | int:
         num_prompt_tokens = plan.num_tokens - plan.num_decodes
         return self.step_s + num_prompt_tokens * self.prompt_token_s + plan.num_decodes * self.decode_s
 
@@ -53,7 +53,7 @@ class TooManySteps(Exception):
 def play(
     policy: Policy | None,
     requests: Iterable[TimedRequest],
-    cost_s: Callable[[StepPlan], float],
+    cost_s: Callable[[StepPlan], float | int],
     *,
     max_num_seqs: int = 64,
     token_budget: int = 8192,
@@ -71,11 +71,11 @@ def play(
     scheduler = Scheduler(config, cache, policy)
     coming = deque(requests)
     requests_of = {request.request_id: request for request in coming}
-    first_s: dict[str, float] = {}
-    tokens_s: dict[str, list[float]] = {request.request_id: [] for request in coming}
+    first_s: dict[str, float | int] = {}
+    tokens_s: dict[str, list[float | int]] = {request.request_id: [] for request in coming}
     num_preemptions = dict.fromkeys(requests_of, 0)
     steps: list[StepTrace] = []
-    now_s: float = 0.0
+    now_s: float | int = 0.0
     while coming or scheduler.has_unfinished:
         while coming and coming[0].arrival_s <= now_s:
             scheduler.add(_request(coming.popleft()))
@@ -126,8 +126,8 @@ def _request(timed: TimedRequest) -> Request:
 
 def _trace(
     number: int,
-    now_s: float,
-    run_s: float,
+    now_s: float | int,
+    run_s: float | int,
     plan: StepPlan,
     names: dict[int, str],
     ended: tuple[tuple[str, int], ...],
@@ -136,9 +136,9 @@ def _trace(
     cache = scheduler.cache.stats()
     return StepTrace(
         step=number,
-        start_s=now_s,
+        start_s=float(now_s),
         schedule_s=0.0,
-        run_s=run_s,
+        run_s=float(run_s),
         update_s=0.0,
         chunks=tuple((names[chunk.seq_id], 0, chunk.start, len(chunk.token_ids)) for chunk in plan.chunks),
         num_decodes=plan.num_decodes,
