@@ -125,6 +125,7 @@ def one_of(names: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """'; did you mean ...?' where one of the names is like the word, else nothing."""
-    close = difflib.get_close_matches(word.lower(), tuple(names), n=1)
+    """'; did you mean ...?' where one of the names is like the word or begins with it, else nothing."""
+    known, lower = tuple(names), word.lower()
+    close = difflib.get_close_matches(lower, known, n=1) or [name for name in known if lower and name.startswith(lower)]
     return f"; did you mean {close[0]}?" if close else ""

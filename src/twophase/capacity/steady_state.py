@@ -82,7 +82,7 @@ class Server:
         most = self.most_per_step()
         return self._at(most, most)
 
-    def at_rate(self, requests_per_s: float) -> SteadyState | None:
+    def at_rate(self, requests_per_s: float | int) -> SteadyState | None:
         """At this rate; None where the engine cannot keep up."""
         most = self.most_per_step()
         if self._at(most, most).requests_per_s < requests_per_s:
@@ -90,7 +90,7 @@ class Server:
         k = _last(lambda k: self._at(k, most).requests_per_s <= requests_per_s, most)
         # A step's time jumps where a prompt needs one chunk more; the rate asked for is the one to be told.
         state = self._at(k or most / 2**BISECTIONS, most)
-        return replace(state, requests_per_s=requests_per_s)
+        return replace(state, requests_per_s=float(requests_per_s))
 
     def within(self, slo: Slo) -> SteadyState | None:
         """The highest load that keeps the promise; None: not even the lowest does."""

@@ -77,7 +77,7 @@ class YamlFile:
             node = yaml.compose(source, Loader=yaml.SafeLoader)
         except yaml.reader.ReaderError as error:
             line = source[: error.position].count("\n") + 1
-            self._refuse(line, f"character #x{ord(error.character):02x} cannot stand in YAML; save the file as text.")
+            self._refuse(line, f"character #x{error.character:02x} cannot stand in YAML; save the file as text.")
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             self._refuse(mark.line + 1 if mark else 1, _syntax_complaint(error, source))
