@@ -73,10 +73,6 @@ class Server:
         tpot_s = self.cost.step_s(1) if num_decodes else None
         return SteadyState(1 / (prefill_s + num_decodes * (tpot_s or 0.0)), 1.0, 1.0, prefill_s, tpot_s)
 
-    def at(self, k: float) -> SteadyState:
-        """With k requests per step, above 0 and feasible."""
-        return self._at(k, self.most_per_step())
-
     def saturated(self) -> SteadyState:
         """As many requests as the engine takes."""
         most = self.most_per_step()
