@@ -1,0 +1,145 @@
+"""Many decode steps at once: the state that k rounds of `schedule` and `update` would leave, without the rounds.
+
+Between two events (an arrival, a completion, a pool that runs out of blocks) a batch of decodes repeats the same plan.
+A simulation need not plan it again and again. Only the Scheduler's own state is advanced here; nothing is computed, so
+an engine has no use for this.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from operator import attrgetter
+
+from twophase.cache.manager import CacheManager
+from twophase.core.plan import StepPlan
+from twophase.scheduling.policies import (
+    ChunkedPrefillPolicy,
+    ContinuousPolicy,
+    DeadlinePolicy,
+    DynamicPolicy,
+    PrefillFirstPolicy,
+    PriorityPolicy,
+    StaticPolicy,
+)
+from twophase.scheduling.policy import Policy
+from twophase.scheduling.scheduler import Scheduler
+from twophase.scheduling.sequence import Sequence
+
+# Policies that decode, in rank order, all that runs when nobody could be let in, and again until an event. A policy of
+# another class might look at the clock or at a counter of its own: its steps are taken one by one.
+REPEATING_POLICIES: tuple[type[Policy], ...] = (
+    ChunkedPrefillPolicy,
+    ContinuousPolicy,
+    DeadlinePolicy,
+    DynamicPolicy,
+    PrefillFirstPolicy,
+    PriorityPolicy,
+    StaticPolicy,
+)
+
+_RANK = attrgetter("rank")
+_Move = int
+_GROW, _PUBLISH, _END = range(3)
+
+
+def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: bool) -> list[Sequence]:
+    """The sequences that the next steps decode, in batch order, if they repeat `plan`; empty if they may not.
+
+    Args:
+        plan: The latest one, confirmed by `update`.
+        is_undisturbed: Nothing was added, finished or aborted since the plan was made. It matters when somebody waits:
+            the same state refuses him again.
+    """
+    if not isinstance(scheduler.policy, REPEATING_POLICIES) or not all(chunk.num_samples for chunk in plan.chunks):
+        return []
+    is_all_decodes = plan.num_decodes == len(plan.chunks) and not plan.preempted
+    if scheduler.num_waiting and not (is_undisturbed and is_all_decodes):
+        return []
+    alive = scheduler.sequences
+    sequences = [alive[chunk.seq_id] for chunk in plan.chunks if chunk.seq_id in alive]
+    if len(sequences) < scheduler.num_running:
+        return []  # among them those that have just forked: their first step copies a block
+    if not is_all_decodes:
+        sequences.sort(key=_RANK)  # those that have just done their prompt take their places
+    return sequences
+
+
+def num_repeats(cache: CacheManager, sequences: Seq[Sequence]) -> int:
+    """Steps that decode exactly these sequences and find every block they need; in the last one some may end."""
+    num_steps = min([sequence.max_num_tokens - len(sequence.token_ids) for sequence in sequences])
+    num_free = cache.num_free_blocks
+    block_size = cache.block_size
+    if len(sequences) * -(-num_steps // block_size) <= num_free:
+        return num_steps
+
+    def num_new_blocks(steps: int) -> int:
+        """Blocks that hold one more token per sequence and step, beyond those that they have."""
+        return sum(
+            -(-(len(sequence.token_ids) - 1 + steps) // block_size) - -(-(len(sequence.token_ids) - 1) // block_size)
+            for sequence in sequences
+        )
+
+    enough, too_many = 0, num_steps + 1
+    while too_many - enough > 1:
+        middle = (enough + too_many) // 2
+        if num_new_blocks(middle) <= num_free:
+            enough = middle
+        else:
+            too_many = middle
+    return enough
+
+
+def repeat_decodes(
+    scheduler: Scheduler,
+    sequences: Seq[Sequence],
+    num_steps: int,
+    token_of: Callable[[Sequence], int],
+    after_step: Callable[[int], None] | None = None,
+) -> list[Sequence]:
+    """Advance the sequences by `num_steps` tokens each; returns those that have ended, all of them in the last step.
+
+    Everything that touches the pool happens in the order of the single steps: in each, the sequences take their blocks
+    in batch order; when it has run, they publish their full blocks and end in batch order. Steps in which nobody
+    crosses a block's boundary touch nothing, so the time is a call per sequence and a call or two per block.
+
+    Args:
+        sequences: Of `repeated_sequences`.
+        num_steps: At most `num_repeats`.
+        token_of: The token that a sequence samples in each of the steps; no stop token.
+        after_step: Called with 0 .. num_steps-1 when the scheduler's counts and blocks are as after that step.
+    """
+    cache, block_size = scheduler.cache, scheduler.cache.block_size
+    moves: list[tuple[int, int, _Move]] = []  # (twice the step, plus one when it has run; which sequence; what)
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    ended: list[Sequence] = []
+    for i, (sequence, num_tokens) in enumerate(zip(sequences, lengths, strict=True)):
+        assert sequence.table is not None
+        sequence.token_ids += [token_of(sequence)] * num_steps
+        # Step j computes the token at position num_tokens - 1 + j; a block begins where that is a multiple of its size.
+        moves += [(2 * step, i, _GROW) for step in range((1 - num_tokens) % block_size, num_steps, block_size)]
+        if sequence.table.publish_at < num_tokens + num_steps:
+            first_full = sequence.table.publish_at - num_tokens
+            moves += [(2 * step + 1, i, _PUBLISH) for step in range(first_full, num_steps, block_size)]
+        if num_tokens + num_steps == sequence.max_num_tokens:
+            moves.append((2 * num_steps - 1, i, _END))
+            ended.append(sequence)
+    moves.sort()
+    num_done = 0
+    for phase, i, move in moves:
+        sequence, step = sequences[i], phase // 2
+        assert sequence.table is not None
+        while after_step is not None and num_done < step:
+            after_step(num_done)
+            num_done += 1
+        cache.grow(sequence.table, lengths[i] + step)
+        if move == _PUBLISH:
+            cache.publish(sequence.table, sequence.token_ids, lengths[i] + step)
+        elif move == _END:
+            scheduler.finish(sequence.seq_id, "length")
+    for sequence, num_tokens in zip(sequences, lengths, strict=True):
+        if sequence.table is not None:
+            cache.grow(sequence.table, num_tokens + num_steps - 1)
+            sequence.num_computed_tokens = num_tokens + num_steps - 1
+    while after_step is not None and num_done < num_steps:
+        after_step(num_done)
+        num_done += 1
+    return ended

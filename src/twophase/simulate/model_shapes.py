@@ -1,0 +1,108 @@
+"""What models ask of the hardware: weights, and bytes of K/V per token."""
+
+from dataclasses import dataclass
+
+from twophase.core.errors import ConfigError, ModelFolderError
+
+BFLOAT16_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A Llama-family model's sizes, under the names of its config.json; weights and cache in bfloat16."""
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    source: str
+
+    @property
+    def layer_params(self) -> int:
+        """Weights of all layers' products: q, k, v, o, gate, up, down; not the norms, which are one in ten thousand."""
+        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+
+    @property
+    def output_params(self) -> int:
+        """Weights of the projection to the vocabulary."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights that every step reads. An embedding table of its own is not among them: a step reads a few rows."""
+        return BFLOAT16_BYTES * (self.layer_params + self.output_params)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Weights that must be stored."""
+        return self.weight_bytes + (0 if self.tie_word_embeddings else BFLOAT16_BYTES * self.output_params)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * BFLOAT16_BYTES
+
+
+MODELS = {
+    "smollm2-135m": ModelShape(
+        "SmolLM2-135M", 576, 1536, 30, 9, 3, 64, 49152, True, "config.json of HuggingFaceTB/SmolLM2-135M-Instruct"
+    ),
+    "llama-3-8b": ModelShape(
+        "Llama-3-8B",
+        4096,
+        14336,
+        32,
+        32,
+        8,
+        128,
+        128256,
+        False,
+        "arXiv:2407.21783, table 3; vocabulary of config.json",
+    ),
+    "llama-3-70b": ModelShape(
+        "Llama-3-70B",
+        8192,
+        28672,
+        80,
+        64,
+        8,
+        128,
+        128256,
+        False,
+        "arXiv:2407.21783, table 3; vocabulary of config.json",
+    ),
+}
+
+
+def model_shape(name: str) -> ModelShape:
+    """A model of `MODELS`, or what a folder's or hub id's config.json says.
+
+    Raises:
+        ConfigError: No such model.
+    """
+    if name in MODELS:
+        return MODELS[name]
+    from twophase.model.config import load_config
+    from twophase.model.prepare import resolve_model
+
+    try:
+        config = load_config(resolve_model(name))
+    except ModelFolderError as error:
+        raise ConfigError(f"the model shapes known by name are {', '.join(MODELS)}; {error}") from error
+    return ModelShape(
+        name,
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_layers,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.vocab_size,
+        config.tie_word_embeddings,
+        "its config.json",
+    )

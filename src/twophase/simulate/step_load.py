@@ -1,0 +1,64 @@
+"""What a step has to compute, in the few numbers that its time depends on."""
+
+from typing import NamedTuple
+
+from twophase.core.plan import StepPlan
+
+
+class StepLoad(NamedTuple):
+    """The composition of a step.
+
+    Worked example: one decode at position 9 and a chunk of 4 tokens from position 2 on, the last of its prompt:
+    5 tokens, 2 samples, 2 chunks; decode context 10; prefill pairs 3 + 4 + 5 + 6 = 18, prefill context 6.
+
+    Attributes:
+        num_tokens: Tokens that go through the layers.
+        num_samples: Rows that go through the output projection.
+        num_chunks: Sequences in the batch.
+        decode_context: Keys that the decodes read, all together, their own included.
+        prefill_pairs: Query-key pairs of the prefill chunks: quadratic in a prompt computed at once.
+        prefill_context: Keys that the prefill chunks read, each chunk reading its own once.
+        num_swapped_blocks: Blocks moved from and to host memory.
+    """
+
+    num_tokens: int
+    num_samples: int
+    num_chunks: int
+    decode_context: int
+    prefill_pairs: int
+    prefill_context: int
+    num_swapped_blocks: int = 0
+
+
+def load_of(plan: StepPlan) -> StepLoad:
+    """The load of a planned step."""
+    chunks = [(chunk.start, len(chunk.token_ids)) for chunk in plan.chunks[plan.num_decodes :]]
+    decode_context = plan.num_decodes + sum([chunk.start for chunk in plan.chunks[: plan.num_decodes]])
+    num_samples = plan.num_decodes + sum([chunk.num_samples > 0 for chunk in plan.chunks[plan.num_decodes :]])
+    load = _load(chunks, plan.num_decodes, decode_context, num_samples)
+    num_swapped = len(plan.swaps_out) + len(plan.swaps_in)
+    return load._replace(num_swapped_blocks=num_swapped) if num_swapped else load
+
+
+def load_of_trace(chunks: tuple[tuple[str, int, int, int], ...], num_decodes: int, num_samples: int) -> StepLoad:
+    """The load of a step that the engine has traced (`StepTrace.chunks`); a trace does not tell who sampled."""
+    decode_context = num_decodes + sum(start for _, _, start, _ in chunks[:num_decodes])
+    return _load(
+        [(start, count) for _, _, start, count in chunks[num_decodes:]], num_decodes, decode_context, num_samples
+    )
+
+
+def _load(prefills: list[tuple[int, int]], num_decodes: int, decode_context: int, num_samples: int) -> StepLoad:
+    return StepLoad(
+        num_tokens=num_decodes + sum([count for _, count in prefills]),
+        num_samples=num_samples,
+        num_chunks=num_decodes + len(prefills),
+        decode_context=decode_context,
+        prefill_pairs=sum([num_pairs(start, count) for start, count in prefills]),
+        prefill_context=sum([start + count for start, count in prefills]),
+    )
+
+
+def num_pairs(start: int, num_tokens: int) -> int:
+    """Query-key pairs of a chunk: its token at position p attends to p + 1 keys."""
+    return start * num_tokens + num_tokens * (num_tokens + 1) // 2
