@@ -1,0 +1,280 @@
+# PART B
+# %% tags=["setup"]
+import math
+from functools import partial
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from twophase.scheduling.policies import (
+    ChunkedPrefillPolicy,
+    ContinuousPolicy,
+    PrefillFirstPolicy,
+    PriorityPolicy,
+    StaticPolicy,
+    by_priority,
+    decodes_first,
+)
+from twophase.scheduling.policy import Policy
+from twophase.serving.pictures import draw_block_occupancy, draw_swim_lanes
+from twophase.serving.slo import Slo
+from twophase.simulate.cost_model import LinearCostModel
+from twophase.workbook import ____, check, hint, measured, reference, reveal, use
+from twophase.workbook.lab04 import batched_matmuls, challenge, classes, convoy, fairness_pictures, paper_machine
+from twophase.workbook.lab04 import pressure, pressure_pictures, prediction, prediction_pictures
+from twophase.workbook.lab04.gated import gated_scheduler
+from twophase.workbook.lab04.memory import Held, Running, gpu
+from twophase.workbook.lab04.real_engine import generate_under_pressure
+
+torch.set_num_threads(1)
+
+# %% [markdown]
+# ## 7. When the pages run out
+#
+# *Needs: CPU, and the model.*
+#
+# Nobody knows how long an answer becomes. An engine that reserved pages for the longest one would leave most of them
+# empty (lab 1 counted that), so it lets requests in for what they have *now*, and hopes. Sometimes all of them grow at
+# once. Then a decode needs a page, there is none, and someone has to give up theirs: **preemption**.
+#
+# There are two ways back for the one who lost. **Recompute**: forget K and V, keep the tokens, and read them again as
+# if they were a prompt. **Swap**: copy the pages to the host's memory, and back when there is room. Neither may change
+# a single token of the answer.
+
+# %% [markdown]
+# ```mermaid
+# flowchart TD
+#     N["a decode needs a page"] --> F{"one free?"}
+#     F -->|yes| P["planned: it keeps its pages in this step"]
+#     F -->|no| W["the running sequence of worst rank<br/>that is not planned yet"]
+#     W --> S{"is it the one who asks?"}
+#     S -->|no| T["it loses its pages and waits"] --> F
+#     S -->|yes| Y["it loses its own and waits"]
+#     T -.-> R["back later: recompute, or swap in"]
+#     Y -.-> R
+# ```
+#
+# One order decides both: best rank is served first, worst rank loses first. If victims were chosen by anything else,
+# say by size, a sequence might be thrown out for one that is thrown out next, and nobody would ever get on.
+
+# %% [markdown]
+# <!-- card 4.14 -->
+# Plan the decodes of one step. `running` has `Running(name, rank, num_needed, num_own)`: the blocks a sequence's next
+# token needs (0 or 1), and how many come free if it loses its blocks. Best rank first; whoever is planned keeps its
+# blocks. Returns the names of those who decode and of those who are preempted, each in the order it was decided.
+#
+# ```python
+# >>> plan_decodes([Running("A", 1, 1, 3), Running("B", 2, 1, 2), Running("C", 3, 0, 2)], num_free=0)
+# (['A', 'B'], ['C'])        # C's two blocks are enough for both
+# ```
+
+
+# %% tags=["exercise:4.14"]
+def plan_decodes(running, num_free):
+    left = sorted(running, key=lambda sequence: sequence.rank)  # SOLUTION: the running ones, best rank first
+    decoding, preempted = [], []
+    while left:
+        sequence = left[0]
+        while sequence in left and num_free < sequence.num_needed:
+            victim = left.pop()  # SOLUTION: the worst of those not planned yet, taken off `left`
+            num_free += victim.num_own  # SOLUTION: blocks that are free now
+            preempted.append(victim.name)
+        if sequence in left:
+            left.remove(sequence)
+            num_free -= sequence.num_needed  # SOLUTION: blocks it takes
+            decoding.append(sequence.name)
+    return decoding, preempted
+
+
+# %%
+check("4.14")
+
+# %% [markdown]
+# ### On the real engine
+#
+# Six prompts, 24 tokens each, together. They need 20 pages at the end. First with plenty of pages, then with 9. To see
+# more preemptions, the engine's caution is switched off (`reserve_growth=False`; more of that below).
+
+# %%
+roomy = generate_under_pressure()
+crowded = {"num_blocks": 9, "reserve_growth": False}
+recomputed = generate_under_pressure(**crowded)
+swapped = generate_under_pressure(**crowded, preemption="swap", num_swap_blocks=16)
+for prompt, text in zip(PROMPTS[:3], swapped.texts, strict=False):
+    print(f"{prompt} |{text[:50]!r}")
+
+# %%
+# NBVAL_CHECK_OUTPUT
+for name, run in {"plenty": roomy, "recompute": recomputed, "swap": swapped}.items():
+    summary = StepSummary.of(run.steps)
+    print(f"{name:9} {summary.num_steps} steps, {summary.num_preemptions} preemptions,", end=" ")
+    print(f"{summary.num_recomputed_tokens:2} tokens recomputed, {summary.num_blocks_swapped_out} pages swapped;", end=" ")
+    print("same tokens:", run.tokens == roomy.tokens)
+
+# %%
+figure = draw_swim_lanes(recomputed.records, recomputed.steps, title="Nine pages for six requests: recompute")
+
+# %% [markdown]
+# **Read the result.** The same tokens, all three times. Red is a request that runs without pages: it waits, and then
+# an orange step reads its prompt *and what it had already written*. It is always one of the latest to arrive.
+#
+# That tokens are exactly the same is not luck. Greedy decoding is a function of the tokens before; for sampled
+# answers the engine draws from a generator that depends on seed and position alone, so a repeated step draws again
+# what it drew. And a recomputed token comes from a step of another composition: where that changes a sum's rounding,
+# two nearly equal logits could change places. In float32 on this backend that does not happen here; in 16 bits do
+# not promise more than "the same, up to the rounding of another batch".
+
+# %% [markdown]
+# ### Which way back is cheaper?
+#
+# **Think first.** Swapping 1,000 tokens of an 8-billion-parameter model moves 131 MB out and in; recomputing them is
+# 16 TFLOP. Over PCIe at 25 GB/s and on a GPU that reaches 600 TFLOP/s: which is faster?
+
+# %% [markdown]
+# <!-- card 4.15 -->
+# What each way costs, and the choice. `machine` has `block_size`, `block_bytes`, `host_bytes_per_s` (one way),
+# `token_s` (seconds per recomputed token, without attention) and `pair_s` (per pair of query and key; causal: token
+# $t$ meets $t$ keys). `num_host_free`: free blocks of host memory. When in doubt, recompute: it needs no memory.
+#
+# ```python
+# >>> machine = Machine(block_size=16, block_bytes=1e6, host_bytes_per_s=1e9, token_s=1e-4, pair_s=0)
+# >>> swap_s(20, machine), recompute_s(20, machine)
+# (0.004, 0.002)
+# >>> cheaper_way(20, num_host_free=8, machine=machine)
+# 'recompute'
+# ```
+
+
+# %% tags=["exercise:4.15"]
+def swap_s(num_tokens, machine):
+    num_blocks = -(-num_tokens // machine.block_size)  # SOLUTION: blocks that hold so many tokens
+    return 2 * num_blocks * machine.block_bytes / machine.host_bytes_per_s  # SOLUTION: seconds, both ways
+
+
+def recompute_s(num_tokens, machine):
+    num_pairs = num_tokens * (num_tokens + 1) // 2  # SOLUTION: pairs of a query and a key it may see
+    return num_tokens * machine.token_s + num_pairs * machine.pair_s  # SOLUTION: seconds
+
+
+def cheaper_way(num_tokens, num_host_free, machine):
+    is_faster = swap_s(num_tokens, machine) < recompute_s(num_tokens, machine)  # SOLUTION: whether swapping takes less
+    fits = -(-num_tokens // machine.block_size) <= num_host_free  # SOLUTION: whether all its blocks fit on the host
+    return "swap" if is_faster and fits else "recompute"
+
+
+# %%
+check("4.15")
+
+# %%
+# NBVAL_CHECK_OUTPUT
+my_swap_s, my_recompute_s, my_way = use("4.15")
+print("seconds for 4,000 tokens      swap   recompute")
+for name, machine in {
+    "8B on one H100, 25 GB/s": gpu("llama-3-8b"),
+    "8B on one H100, 4 GB/s": gpu("llama-3-8b", host_bytes_per_s=4e9),
+    "70B on eight H100s, 25 GB/s": gpu("llama-3-70b", num_gpus=8),
+}.items():
+    times = my_swap_s(4000, machine), my_recompute_s(4000, machine)
+    print(f"{name:27} {times[0]:7.3f}  {times[1]:9.3f}   {my_way(4000, 10**6, machine)}")
+
+# %%
+machine, lengths = gpu("llama-3-8b", host_bytes_per_s=10e9), [2**n for n in range(4, 18)]
+times = [my_swap_s(n, machine) for n in lengths], [my_recompute_s(n, machine) for n in lengths]
+figure = pressure_pictures.draw_ways_back(lengths, *times, "8B on one H100, host memory at 10 GB/s")
+
+# %% [markdown]
+# **Read the result.** Both grow in proportion to the tokens, so their *ratio* is a property of the machine, and the
+# link decides; only for very long sequences does the quadratic part speak for swapping, and for very short ones the
+# half-empty last block against it. Paper is patient here: small copies do not reach the link's bandwidth (the
+# PagedAttention paper, arXiv:2309.06180, section 7.3, finds swapping poor for small blocks and recomputing never more
+# than a fifth slower), and a recomputed prompt may find part of itself in the prefix cache. Many engines only
+# recompute: it is simpler, and it needs no host memory that somebody must size.
+
+# %% [markdown]
+# ### Thrashing
+#
+# Preemption rescues an engine that let in too many. It can also become all that the engine does: someone is let in
+# because a few pages are free, at the next step somebody older needs one of them, and the newcomer's prefill was in
+# vain. Pages come free, it is let in again.
+#
+# A simulated pool shows it (section 10 says how; the scheduler is the real one, the clock is not). 64 requests come at
+# once, 16 tokens each, and write 240. The pool has room for 1,024 tokens. With nothing repeated, $64 \cdot 255 =
+# 16{,}320$ tokens would be computed.
+
+# %% [markdown]
+# <!-- card 4.16 -->
+# The scheduler lets in whoever fits *now*. How many tokens are computed per token needed? 1 would be no waste.
+
+# %% tags=["exercise:4.16"]
+answer_4_16 = 1.8  # SOLUTION: tokens computed per token needed
+
+# %%
+check("4.16")
+
+# %%
+greedy_admission = pressure.under_pressure(pressure.NO_HEADROOM)
+print(f"{greedy_admission.num_preemptions} preemptions of {pressure.NUM_REQUESTS} requests,", end=" ")
+print(f"{greedy_admission.tokens_recomputed:,} tokens computed again")
+measured("4.16", greedy_admission.times_needed)
+
+# %% [markdown]
+# The cure is at the door. Admission leaves **headroom**: one free block for each sequence that may outgrow its last
+# one, so that nobody is preempted within the next few steps because of the newcomer. And it may leave a **watermark**
+# free besides: a share of the pool, for growth later on.
+
+# %% [markdown]
+# <!-- card 4.17 -->
+# May this newcomer come in? `newcomer` and the `running` are `Held(num_tokens, max_num_tokens)`. It needs blocks for
+# the tokens it has; what must stay free then are a block for each that may still grow, the newcomer included, and the
+# watermark's share of all blocks, rounded up. If nobody runs, nothing must stay free.
+#
+# ```python
+# >>> can_admit(Held(16, 256), [Held(30, 256)], num_free=3, num_blocks=64, block_size=16, watermark=0.0)
+# True                       # one block for it, one for its growth, one for the other's
+# ```
+
+
+# %% tags=["exercise:4.17"]
+def can_admit(newcomer, running, num_free, num_blocks, block_size, watermark):
+    def blocks_of(num_tokens):
+        return -(-num_tokens // block_size)  # SOLUTION: blocks that hold so many tokens
+
+    def may_grow(one):
+        # Of max_num_tokens tokens the last is never written.
+        return one.max_num_tokens - 1 > block_size * blocks_of(one.num_tokens)  # SOLUTION: beyond its blocks?
+
+    kept = math.ceil(watermark * num_blocks)  # SOLUTION: the watermark's blocks
+    kept += sum(may_grow(one) for one in [*running, newcomer])  # SOLUTION: a block for each that may grow
+    kept = kept if running else 0  # SOLUTION: what is really kept
+    return blocks_of(newcomer.num_tokens) + kept <= num_free  # SOLUTION: does it fit?
+
+
+# %%
+check("4.17")
+
+# %%
+gate = use("4.17")
+with_headroom = pressure.under_pressure(gated_scheduler(pressure.CROWDED, gate))
+with_watermark = pressure.under_pressure(gated_scheduler(pressure.CROWDED, gate, watermark=0.1))
+runs = {"whoever fits": greedy_admission, "headroom": with_headroom, "headroom and 10 %": with_watermark}
+for name, run in runs.items():
+    print(f"{name:18} {run.times_needed:.2f} computed per needed, {run.num_preemptions:3} preemptions")
+
+# %%
+figure = pressure_pictures.draw_preemptions(runs)
+
+# %%
+watermarks = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+swept = [pressure.under_pressure(gated_scheduler(pressure.CROWDED, gate, watermark=w)) for w in watermarks]
+figure = pressure_pictures.draw_watermarks(watermarks, swept)
+
+# %% [markdown]
+# **Read the result.** Your admission, in the real scheduler, halves the preemptions. The sweep shows the price: with
+# more and more kept free there is ever less work done twice, but the batch shrinks too, and beyond some point the
+# empty pages cost more time than the repeated work did. Where that point lies depends on how long answers are and how
+# dear a recomputed token is: a number to measure, not to copy.
+#
+# In `SchedulerConfig` they are `reserve_growth` (on by default), `watermark` and `preemption`. That an engine never
+# thrashes cannot be promised without knowing the lengths; that it always gets on can: best rank first, and the best
+# one is never the victim.
