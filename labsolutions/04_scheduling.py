@@ -19,13 +19,14 @@ from twophase.scheduling.policies import (
 from twophase.scheduling.policy import Policy
 from twophase.serving.pictures import draw_block_occupancy, draw_swim_lanes
 from twophase.serving.slo import Slo
+from twophase.serving.steps import StepSummary
 from twophase.simulate.cost_model import LinearCostModel
 from twophase.workbook import ____, check, hint, measured, reference, reveal, use
 from twophase.workbook.lab04 import batched_matmuls, challenge, classes, convoy, fairness_pictures, paper_machine
 from twophase.workbook.lab04 import pressure, pressure_pictures, prediction, prediction_pictures
-from twophase.workbook.lab04.gated import gated_scheduler
-from twophase.workbook.lab04.memory import Held, Running, gpu
-from twophase.workbook.lab04.real_engine import generate_under_pressure
+from twophase.workbook.lab04.gated import RankedPolicy, ShortPromptsFirst, gated_scheduler
+from twophase.workbook.lab04.memory import Held, Machine, Running, gpu
+from twophase.workbook.lab04.real_engine import PROMPTS, generate_under_pressure
 
 torch.set_num_threads(1)
 
@@ -187,8 +188,8 @@ figure = pressure_pictures.draw_ways_back(lengths, *times, "8B on one H100, host
 # **Read the result.** Both grow in proportion to the tokens, so their *ratio* is a property of the machine, and the
 # link decides; only for very long sequences does the quadratic part speak for swapping, and for very short ones the
 # half-empty last block against it. Paper is patient here: small copies do not reach the link's bandwidth (the
-# PagedAttention paper, arXiv:2309.06180, section 7.3, finds swapping poor for small blocks and recomputing never more
-# than a fifth slower), and a recomputed prompt may find part of itself in the prefix cache. Many engines only
+# PagedAttention paper, arXiv:2309.06180, section 7.3, finds swapping poor for small blocks and both alike for blocks of
+# 16 to 64 tokens), and a recomputed prompt may find part of itself in the prefix cache. Many engines only
 # recompute: it is simpler, and it needs no host memory that somebody must size.
 
 # %% [markdown]
@@ -278,3 +279,173 @@ figure = pressure_pictures.draw_watermarks(watermarks, swept)
 # In `SchedulerConfig` they are `reserve_growth` (on by default), `watermark` and `preemption`. That an engine never
 # thrashes cannot be promised without knowing the lengths; that it always gets on can: best rank first, and the best
 # one is never the victim.
+
+# %% [markdown]
+# ## 8. Who may go first
+#
+# *Needs: CPU.*
+#
+# Not all requests are alike. Somebody watches one answer appear; another is one of ten thousand that a nightly job
+# wants by the morning. So requests have a **priority** (here: smaller is better), and the better ones are let in first
+# and preempted last.
+#
+# **Think first.** Strictly by priority, and for an hour the important ones alone come faster than they can be served.
+# When does the batch job get its turn?
+
+# %% [markdown]
+# **Ageing** bounds the wait: with a *patience* of $P$ seconds, a request gains one level for every $P$ seconds it has
+# waited. Compare two requests at the time $t$:
+#
+# $$p_1 - \frac{t - a_1}{P} \;<\; p_2 - \frac{t - a_2}{P} \quad\Longleftrightarrow\quad a_1 + p_1 P \;<\; a_2 + p_2 P$$
+#
+# The time drops out! Both age equally fast, so who is ahead stays ahead. The queue is sorted once, when a request
+# arrives, and a level is nothing but an arrival $P$ seconds later.
+
+# %% [markdown]
+# <!-- card 4.18 -->
+# The rank of a request: something to sort by, smallest first. `number` counts requests up as they come; it decides
+# ties, so that no two ranks are equal. With `patience_s` None nobody ages.
+#
+# ```python
+# >>> aged_rank(priority=0, arrival_s=50.0, number=9, patience_s=20.0) < aged_rank(2, 8.0, 1, 20.0)
+# False                      # two levels are worth 40 s, and it came 42 s later
+# ```
+
+
+# %% tags=["exercise:4.18"]
+def aged_rank(priority, arrival_s, number, patience_s):
+    if patience_s is None:
+        return (priority, arrival_s, number)  # SOLUTION: strictly by priority, then by arrival
+    seems_s = arrival_s + priority * patience_s  # SOLUTION: when it seems to have come
+    return (seems_s, number)  # SOLUTION: the rank with ageing
+
+
+# %%
+check("4.18")
+
+# %% [markdown]
+# A minute of rush: people come faster than they can be served, and then fewer. Meanwhile a batch job sends one request
+# every three seconds. Your rank, in the scheduler, on the simulated clock:
+
+# %%
+rank = use("4.18")
+runs = {
+    "strict": classes.run(RankedPolicy(rank, None)),
+    "patience 20 s": classes.run(RankedPolicy(rank, 20.0)),
+    "patience 5 s": classes.run(RankedPolicy(rank, 5.0)),
+}
+for name, records in runs.items():
+    people, batch = (classes.ttfts(classes.of_class(records, one)) for one in ("person", "batch"))
+    print(f"{name:14} longest wait: people {max(people):4.1f} s, batch job {max(batch):4.1f} s")
+
+# %%
+figure = fairness_pictures.draw_waits(runs)
+
+# %% [markdown]
+# **Read the result.** Under strict priorities the first requests of the job wait until the rush is over: the later they
+# came, the shorter they waited, a straight line down. That is **starvation**: had the rush lasted for a day, so would
+# they. With ageing they wait their patience plus whatever everybody waits. People pay for it, all of them a little;
+# capacity did not grow.
+#
+# A **deadline** per request is the same thing once more: earliest deadline first sorts by arrival plus the time it is
+# wanted in. A class that is promised its first token within 2 s and one within 30 s are two levels, 28 s of patience
+# apart. `PriorityPolicy(patience_s=...)` and `DeadlinePolicy` are both in `scheduling/policies.py`, a few lines each.
+
+# %% [markdown]
+# ### Convoys
+#
+# A long prompt of 12,000 tokens is being read, 256 tokens per step at most, decodes first. Short questions come behind
+# it. Chunks keep the *decodes* going (section 4). What about the questions, which have not begun?
+
+# %% [markdown]
+# <!-- card 4.19 -->
+# The questions' first tokens come late. What helps them most?
+# (a) smaller chunks: 64 tokens instead of 256,
+# (b) larger chunks: 1,024 tokens,
+# (c) more seats and more pages,
+# (d) another order: short prompts before the rest of the long one.
+
+# %% tags=["exercise:4.19"]
+answer_4_19 = "d"  # SOLUTION: one letter
+
+# %%
+check("4.19")
+
+# %%
+runs = {
+    "by arrival, 256 a step": convoy.run(ChunkedPrefillPolicy(256)),
+    "by arrival, 64 a step": convoy.run(ChunkedPrefillPolicy(64)),
+    "short ones first": convoy.run(ShortPromptsFirst(patience_s=0.01)),
+}
+figure = fairness_pictures.draw_convoy(runs)
+
+# %% [markdown]
+# **Read the result.** By arrival, the questions drive behind the document like cars behind a lorry, and are all let go
+# at once when it is done: a **convoy**. Smaller chunks make it longer. Short ones first frees them, and the document
+# hardly notices, because what they need is so little of each step.
+#
+# Shortest first is the best order for the mean wait, and it starves whoever is long. So `ShortPromptsFirst` ages: its
+# rank is arrival plus 10 ms for each token of the prompt. It is your formula again, with the length for a priority.
+# Read it in `lab04/gated.py`; you will want something like it in section 11.
+
+# %% [markdown]
+# ## 9. What a step has in common
+#
+# *Needs: CPU.*
+#
+# A step holds chunks of prompts and single tokens of many sequences, all of different lengths. How is that *one*
+# forward pass? The observation is Orca's (OSDI 2022), who called it **selective batching**: nearly everything in a
+# transformer treats each token by itself. Only attention has to know which tokens belong together.
+
+# %% [markdown]
+# ```mermaid
+# flowchart LR
+#     T["flat batch [T, 576]<br/>all tokens of the step, end to end"] --> Q["project<br/>one product"]
+#     Q --> A1["attention<br/>of A"] & A2["attention<br/>of B"] & A3["attention<br/>of C"]
+#     A1 & A2 & A3 --> O["output, MLP<br/>one product each"]
+#     O --> N["29 more layers"]
+#     N --> L["last rows only<br/>[S, 49152]"]
+# ```
+
+# %% [markdown]
+# <!-- card 4.20 -->
+# How is each of these computed for a mixed step? **a** one matrix product over all tokens, whoever they belong to ·
+# **b** row by row; all it needs travels with the row (a position, a slot) · **c** ragged: each token with the keys of
+# its own sequence · **d** only for the rows that sample, one per sequence
+
+# %% tags=["exercise:4.20"]
+answer_4_20 = {
+    "the projections to q, k and v": "a",  # SOLUTION: a letter
+    "the MLP": "a",  # SOLUTION: a letter
+    "RMSNorm": "b",  # SOLUTION: a letter
+    "rotary embedding": "b",  # SOLUTION: a letter
+    "scores, softmax and weighted sum": "c",  # SOLUTION: a letter
+    "writing K and V into pages": "b",  # SOLUTION: a letter
+    "the projection to the vocabulary": "d",  # SOLUTION: a letter
+    "choosing the next token": "d",  # SOLUTION: a letter
+}
+
+# %%
+check("4.20")
+
+# %% [markdown]
+# **What it is worth.** The products of one layer for a step with a chunk of 200 tokens and 23 decodes: flat; one
+# sequence after another; padded to the longest, as a batch with a time axis would have it.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+num_tokens, num_seqs = sum(batched_matmuls.LENGTHS), len(batched_matmuls.LENGTHS)
+print(f"{num_tokens} tokens flat, {num_seqs * max(batched_matmuls.LENGTHS):,} rows padded")
+print("same results:", batched_matmuls.largest_difference() < 1e-4)
+
+# %%
+figure = batched_matmuls.draw_times(batched_matmuls.times_s())
+
+# %% [markdown]
+# **Read the result.** Padding computes twenty rows of nothing for each real one. One after another reads the weights 24
+# times, and a single row keeps the processor waiting for them (lab 3). Flat reads them once, for all.
+#
+# "Attention cannot be batched", it is often said. It held for Orca, which called attention once per request. Your
+# kernels of labs 2 and 3 do batch it: one launch, with `cu_query_lens` and `block_tables` to tell each program whose
+# keys to read. It is *ragged*, and batched all the same. What stays true: no two sequences share a byte of K and V
+# there, so attention gains launches from batching, and no arithmetic intensity (lab 3, section 10).
