@@ -1,5 +1,6 @@
 # PART B
 # %% tags=["setup"]
+import itertools
 import math
 from functools import partial
 
@@ -26,7 +27,8 @@ from twophase.workbook.lab04 import batched_matmuls, challenge, classes, convoy,
 from twophase.workbook.lab04 import pressure, pressure_pictures, prediction, prediction_pictures
 from twophase.workbook.lab04.gated import RankedPolicy, ShortPromptsFirst, gated_scheduler
 from twophase.workbook.lab04.memory import Held, Machine, Running, gpu
-from twophase.workbook.lab04.real_engine import PROMPTS, generate_under_pressure
+from twophase.workbook.lab04.prediction import StepRecord
+from twophase.workbook.lab04.real_engine import PROMPTS, generate_under_pressure, serve_here
 
 torch.set_num_threads(1)
 
@@ -449,3 +451,146 @@ figure = batched_matmuls.draw_times(batched_matmuls.times_s())
 # kernels of labs 2 and 3 do batch it: one launch, with `cu_query_lens` and `block_tables` to tell each program whose
 # keys to read. It is *ragged*, and batched all the same. What stays true: no two sequences share a byte of K and V
 # there, so attention gains launches from batching, and no arithmetic intensity (lab 3, section 10).
+
+# %% [markdown]
+# ## 10. The simulator
+#
+# *Needs: CPU, and the model.*
+#
+# You have used it since section 7; here is what it is. The scheduler never touches a tensor: it gets requests and the
+# time, and gives plans. So it does not notice if nobody computes them. The simulator runs **the same scheduler code**,
+# asks a **cost model** how long each planned step would take, and moves a clock by that much.
+
+# %% [markdown]
+# ```mermaid
+# flowchart LR
+#     W["requests, by time"] --> S["Scheduler, Policy, CacheManager<br/>(the very same code)"]
+#     S -->|plan| E["engine: the model runs it<br/>the clock goes on by itself"]
+#     S -->|plan| C["simulator: the cost model says how long<br/>clock = clock + that"]
+#     E -->|"tokens"| S
+#     C -->|"made-up tokens"| S
+# ```
+#
+# What a simulator says about *decisions* is exact, since they are the real ones. What it says about *time* is as good
+# as the cost model. So we fit one to this machine, and then find out how wrong it is on runs that it has not seen.
+
+# %% [markdown]
+# The model is a sum of what a step does times what each thing costs, as in lab 3, section 11, with more terms:
+#
+# $$T = c_0 + c_1\,\text{tokens} + c_2\,\text{samples} + c_3\,\text{context} + c_4\,\text{pairs}$$
+#
+# Context: keys read by decodes; pairs: queries times keys in prefill chunks. No cost may be negative: a fit that says
+# a step is shorter for doing more will predict nonsense outside of what it saw. And *relative* errors should be small,
+# for a step of 30 ms matters as much as one of 700: there are many more of them.
+
+# %% [markdown]
+# <!-- card 4.21 -->
+# Fit the five costs to records `StepRecord(tokens, samples, context, pairs, seconds)`: least squares of the relative
+# errors, no cost negative. With five columns one can simply try every set of them, the others being 0.
+#
+# ```python
+# >>> fit_costs([StepRecord(10, 1, 0, 55, 0.030), StepRecord(110, 1, 0, 6105, 0.130), ...])
+# array([0.02, 0.001, 0., 0., 0.])
+# ```
+
+
+# %% tags=["exercise:4.21"]
+def fit_costs(records):
+    times = np.array([record.seconds for record in records])
+    features = [(1, record.tokens, record.samples, record.context, record.pairs) for record in records]  # SOLUTION: rows
+    rows = np.array(features) * (1 / times)[:, None]  # SOLUTION `(1 / times)`: what a row's weight is, one per record
+    least, costs = math.inf, np.zeros(5)
+    for columns in [list(c) for size in range(1, 6) for c in itertools.combinations(range(5), size)]:
+        part = rows[:, columns]
+        x = np.linalg.lstsq(part, np.ones(len(times)), rcond=None)[0]
+        error = ((part @ x - 1) ** 2).sum()  # SOLUTION: the sum of squared relative errors
+        if (x >= 0).all() and error < least:  # SOLUTION: whether these are the best so far, and allowed
+            least, costs = error, np.zeros(5)
+            costs[columns] = x
+    return costs
+
+
+# %%
+check("4.21")
+
+# %% [markdown]
+# **Probe this machine.** A few short workloads on the real engine: one request and many, short prompts and long ones,
+# twice each. Their steps are the records. On a CPU this counts the CPU time of one thread, so that other programs
+# disturb little.
+
+# %%
+fit = use("4.21")
+records = prediction.step_records(prediction.probed())
+costs = fit(records)
+names = ("per step", "per token", "per sample", "per 1,000 keys of context", "per 1,000 pairs")
+for name, cost, scale in zip(names, costs, (1, 1, 1, 1000, 1000), strict=True):
+    print(f"{name:26}{1e3 * cost * scale:8.3f} ms")
+
+# %% [markdown]
+# **Read the result.** The cost per step is what you know from lab 3: reading the weights. It is shared by everything in
+# the step, which is the whole case for batching; the cost per token is what chunks are made of. Where two things go
+# together in all probes, a fit can give the cost to either: don't read too much into a zero.
+#
+# Now the test. Two workloads of other lengths than the probes', with random arrivals: one that half fills the engine,
+# and one that overloads it. First predict, then measure. Half a minute.
+
+# %%
+here = prediction.cost_model(costs)
+calm, rush = prediction.workload(here, 0.5, 16, seed=3), prediction.workload(here, 1.5, 24, seed=4)
+predicted = {one.name: prediction.predict(one, here) for one in (calm, rush)}
+runs = {one.name: serve_here(one) for one in (calm, rush)}
+for name in runs:
+    print(f"{name} of what can be served\n{prediction.table(predicted[name], runs[name])}\n")
+
+# %%
+steps = [step for run in runs.values() for step in prediction.step_times(run, here)]
+figure = prediction_pictures.draw_step_times(steps)
+
+# %% [markdown]
+# **Read the result.** Dots on the line are steps predicted well; the table says what the queue makes of the rest. Times
+# per token are averages of many steps, so errors cancel; a tail of the first tokens depends on how a queue built up,
+# where a small error of every step adds up, and near saturation most of all. `twophase simulate --validate` prints
+# such a table at length, and names the reasons where the error exceeds 15 %.
+
+# %% [markdown]
+# ### A machine you don't have
+#
+# The other kind of cost model needs no machine: a **roofline**, the longer of arithmetic and traffic, from data sheets
+# (lab 2, section 3), plus the all-reduces between the GPUs. Llama-3-70B on eight H100s, tensor parallel: bfloat16
+# weights of 139 GB that every step reads, $2 \cdot 80 \cdot 8 \cdot 128 \cdot 2 = 327{,}680$ bytes of K and V per token,
+# eight times 3.35 TB/s.
+
+# %% [markdown]
+# <!-- card 4.22 -->
+# 128 sequences decode, with 2,000 tokens each. How many tokens per second, all together, do the bytes allow at most?
+
+# %% tags=["exercise:4.22"]
+answer_4_22 = 128 / ((139e9 + 128 * 2000 * 327_680) / (8 * 3.35e12))  # SOLUTION: tokens per second
+
+# %%
+check("4.22")
+
+# %%
+# NBVAL_CHECK_OUTPUT
+paper, load = paper_machine.llama_70b(), paper_machine.decode_load(128, 2000)
+peak = 8 * paper.hardware.bytes_per_s
+print(f"bytes at the peak bandwidth     {1e3 * paper.bytes(load) / peak:6.2f} ms")
+print(f"... at 80 % of it               {1e3 * paper.bytes(load) / peak / 0.8:6.2f} ms")
+print(f"arithmetic at 60 % of the peak  {1e3 * paper.flops(load) / (8 * paper.hardware.flops_per_s * 0.6):6.2f} ms")
+print(f"160 all-reduces                 {1e3 * paper.all_reduce_s(128):6.2f} ms")
+print(f"the step                        {1e3 * float(paper.run_s(load)):6.2f} ms, room for {16 * paper.num_blocks():,} tokens")
+
+# %% [markdown]
+# The efficiencies and the 10 µs of an all-reduce are assumptions, not measurements, and they are a good part of the
+# result. What the model can do is compare. Traffic with a median of 600 prompt and 200 answer tokens, more and more of
+# it; promised are a first token within 0.5 s and 30 ms per token.
+
+# %%
+days = [paper_machine.serve_at(rate_per_s) for rate_per_s in (4, 8, 11, 14, 17, 20)]
+figure = prediction_pictures.draw_load_curve(days)
+
+# %% [markdown]
+# **Read the result.** Throughput rises until the engine is full, and stays there. **Goodput**, what is delivered as
+# promised, has a peak and then collapses, though the engine works as hard as ever: it is busy with requests that are
+# late already. Capacity planning asks for the rate at the peak, and for what happens when more come. The second
+# question is one for the policy, and it is the next section.
