@@ -18,17 +18,28 @@ from twophase.scheduling.policies import (
     decodes_first,
 )
 from twophase.scheduling.policy import Policy
-from twophase.serving.pictures import draw_block_occupancy, draw_swim_lanes
+from twophase.serving.pictures import draw_percentile_curves, draw_swim_lanes
 from twophase.serving.slo import Slo
 from twophase.serving.steps import StepSummary
 from twophase.simulate.cost_model import LinearCostModel
 from twophase.workbook import ____, check, hint, measured, reference, reveal, use
-from twophase.workbook.lab04 import batched_matmuls, challenge, classes, convoy, fairness_pictures, paper_machine
-from twophase.workbook.lab04 import pressure, pressure_pictures, prediction, prediction_pictures
+from twophase.workbook.lab04 import (
+    batched_matmuls,
+    challenge,
+    classes,
+    convoy,
+    fairness_pictures,
+    paper_machine,
+    prediction,
+    prediction_pictures,
+    pressure,
+    pressure_pictures,
+)
 from twophase.workbook.lab04.gated import RankedPolicy, ShortPromptsFirst, gated_scheduler
+from twophase.workbook.lab04.hidden_lengths import play
 from twophase.workbook.lab04.memory import Held, Machine, Running, gpu
 from twophase.workbook.lab04.prediction import StepRecord
-from twophase.workbook.lab04.real_engine import PROMPTS, generate_under_pressure, serve_here
+from twophase.workbook.lab04.real_engine import LIMITS, PROMPTS, generate_under_pressure, serve_here
 
 torch.set_num_threads(1)
 
@@ -112,7 +123,9 @@ for prompt, text in zip(PROMPTS[:3], swapped.texts, strict=False):
 for name, run in {"plenty": roomy, "recompute": recomputed, "swap": swapped}.items():
     summary = StepSummary.of(run.steps)
     print(f"{name:9} {summary.num_steps} steps, {summary.num_preemptions} preemptions,", end=" ")
-    print(f"{summary.num_recomputed_tokens:2} tokens recomputed, {summary.num_blocks_swapped_out} pages swapped;", end=" ")
+    print(
+        f"{summary.num_recomputed_tokens:2} tokens recomputed, {summary.num_blocks_swapped_out} pages swapped;", end=" "
+    )
     print("same tokens:", run.tokens == roomy.tokens)
 
 # %%
@@ -497,7 +510,9 @@ figure = batched_matmuls.draw_times(batched_matmuls.times_s())
 # %% tags=["exercise:4.21"]
 def fit_costs(records):
     times = np.array([record.seconds for record in records])
-    features = [(1, record.tokens, record.samples, record.context, record.pairs) for record in records]  # SOLUTION: rows
+    features = [
+        (1, record.tokens, record.samples, record.context, record.pairs) for record in records
+    ]  # SOLUTION: rows
     rows = np.array(features) * (1 / times)[:, None]  # SOLUTION `(1 / times)`: what a row's weight is, one per record
     least, costs = math.inf, np.zeros(5)
     for columns in [list(c) for size in range(1, 6) for c in itertools.combinations(range(5), size)]:
@@ -578,7 +593,9 @@ print(f"bytes at the peak bandwidth     {1e3 * paper.bytes(load) / peak:6.2f} ms
 print(f"... at 80 % of it               {1e3 * paper.bytes(load) / peak / 0.8:6.2f} ms")
 print(f"arithmetic at 60 % of the peak  {1e3 * paper.flops(load) / (8 * paper.hardware.flops_per_s * 0.6):6.2f} ms")
 print(f"160 all-reduces                 {1e3 * paper.all_reduce_s(128):6.2f} ms")
-print(f"the step                        {1e3 * float(paper.run_s(load)):6.2f} ms, room for {16 * paper.num_blocks():,} tokens")
+print(
+    f"the step                        {1e3 * float(paper.run_s(load)):6.2f} ms, room for {16 * paper.num_blocks():,} tokens"
+)
 
 # %% [markdown]
 # The efficiencies and the 10 µs of an all-reduce are assumptions, not measurements, and they are a good part of the
@@ -594,3 +611,302 @@ figure = prediction_pictures.draw_load_curve(days)
 # promised, has a peak and then collapses, though the engine works as hard as ever: it is busy with requests that are
 # late already. Capacity planning asks for the rate at the peak, and for what happens when more come. The second
 # question is one for the policy, and it is the next section.
+
+# %% [markdown]
+# ## 11. The challenge
+#
+# *Needs: CPU, and the model.*
+#
+# A machine, its traffic, two promises, and you decide who goes when. The machine is simulated, with a cost model that
+# is given, so that everybody's results are comparable to the last digit:
+#
+# | | |
+# |---|---|
+# | a step | 20 ms, 0.15 ms more per token, 0.2 µs per key a decode reads, 20 ns per query-key pair of a prefill |
+# | the pool | 640 pages of 16 tokens, 64 seats |
+# | the traffic | 400 requests, 9 per second in bursts; four of five are questions of some 90 tokens, every fifth is a document of 600 to 1,600 |
+# | the promises | first token within 1.5 s; 45 ms per token after it, on average |
+#
+# Your **score** is the share of requests for which both are kept, over three traffics. Nobody knows how long an answer
+# becomes: each may be 256 tokens, and ends when its last token is sampled. Reading `max_num_tokens` tells you nothing.
+
+# %% [markdown]
+# **Think first.** How many tokens may a step have so that it takes no more than 45 ms? And if requests come faster
+# than they can be served, to whom do you break your promise: to everybody a little, or to a few completely?
+#
+# What the house offers:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+house = [
+    challenge.entry("static, batches of 16", partial(StaticPolicy, 16)),
+    challenge.entry("prefill first", PrefillFirstPolicy),
+    challenge.entry("whole prompts, Orca", ContinuousPolicy),
+    challenge.entry("chunks, 256 a step", partial(ChunkedPrefillPolicy, 256)),
+    challenge.entry("the default", PriorityPolicy),
+]
+print(challenge.board(house))
+
+# %% [markdown]
+# The two last columns are the promises one by one. The default keeps most of the first tokens in time and lets every
+# other answer stutter; smaller chunks help the answers and hurt the queue. There is more to have than either.
+
+# %% [markdown]
+# <!-- card 4.23 -->
+# Reach 75 %. `Challenger(cost, slo)` is a `Policy`: `rank` says who keeps its pages, `plan(step)` makes the moves
+# (section 4): `step.decode(sequence)`, `step.prefill(sequence, max_tokens)` for one that runs, `step.admit(sequence,
+# max_tokens)` for one that waits; the last two return how many tokens they planned. `step.running`, `step.waiting` and
+# `step.now_s` are there to look at; a sequence has `is_decoding`, `num_uncomputed_tokens`, `token_ids` and `request`.
+#
+# The skeleton is one way. Throw it away if you have a better one. `my_limits` may set `max_num_seqs` (up to 64),
+# `max_num_batched_tokens`, `watermark` and `reserve_growth`.
+
+
+# %% tags=["exercise:4.23"]
+class Challenger(Policy):
+    def __init__(self, cost, slo):
+        self.cost, self.slo = cost, slo
+        self.step_s = 0.9 * slo.tpot_s  # SOLUTION: how long a step may take, a little less than promised
+
+    def rank(self, sequence):
+        return by_priority(sequence)
+
+    def is_late(self, sequence, now_s):
+        """Whether its first token cannot come in time any more."""
+        needs_s = self.cost.per_step_s + self.cost.per_token_s * sequence.num_uncomputed_tokens  # SOLUTION: at least
+        return now_s + needs_s > sequence.request.arrival_s + self.slo.ttft_s  # SOLUTION: is that too late?
+
+    def room_beside(self, decoding):
+        """Prefill tokens for which a step beside these decodes has time."""
+        each_s, num_keys = self.cost.per_token_s + self.cost.per_sample_s, sum(len(s.token_ids) for s in decoding)
+        used_s = (
+            self.cost.per_step_s + each_s * len(decoding) + self.cost.per_context_s * num_keys
+        )  # SOLUTION: by the decodes
+        fits = int((self.step_s - used_s) / self.cost.per_token_s)
+        return fits if decoding else max(fits, 1)
+
+    def plan(self, step):
+        decoding = [sequence for sequence in step.running if sequence.is_decoding]
+        begun = [sequence for sequence in step.running if not sequence.is_decoding]
+
+        def urgency(sequence):
+            return (self.is_late(sequence, step.now_s), sequence.num_uncomputed_tokens)  # SOLUTION: smallest goes first
+
+        for sequence in decoding:
+            step.decode(sequence)
+        room = self.room_beside(decoding)
+        for sequence in sorted([*begun, *step.waiting], key=urgency):
+            if room < 1:
+                break
+            if sequence in begun:
+                room -= step.prefill(sequence, room)  # SOLUTION `step.prefill(sequence, room)`: tokens planned of it
+            else:
+                room -= step.admit(sequence, room)  # SOLUTION `step.admit(sequence, room)`: tokens planned of it
+
+
+my_limits = {"max_num_seqs": 64, "max_num_batched_tokens": 512}  # SOLUTION: the limits you set
+
+
+# %%
+check("4.23")
+
+# %% [markdown]
+# ### The board
+
+# %%
+make_policy, limits = use("4.23")
+yours = challenge.entry("yours", lambda: make_policy(challenge.COST, challenge.SLO), limits)
+print(challenge.board([*house, yours]))
+
+# %% [markdown]
+# The skeleton, well filled, keeps a little over nine promises of ten. The rest is yours: the margin of a step, a better
+# estimate of who is late (what of the queue in front of it?), documents that wait until a burst is over, pages. And mind
+# what the score leaves out: whoever is late anyway waits longest. A service that people like has an order for them
+# too.
+
+# %%
+most = make_policy(challenge.COST, challenge.SLO)
+records = {"the default": challenge.serve(PriorityPolicy()), "yours": challenge.serve(most, limits)}
+figure = draw_percentile_curves(records, slo=challenge.SLO)
+
+# %% [markdown]
+# **Read the result.** Dotted lines are promises. The default bends its whole curve up under a burst; a policy that
+# knows what it promised keeps most of the curve flat, and lets the end of it, the hopeless and the long, go far up.
+
+# %% [markdown]
+# ### On the real engine
+#
+# The same class, unchanged, now with the cost model of *this* machine from section 10, and promises that suit it: 75
+# steps' time for a first token, 3.5 steps' time per token. Shorter texts, and slightly more of them than it can serve.
+# First the prediction, then SmolLM2 with the clock running; half a minute.
+
+# %%
+scaled = challenge.scaled(here, LIMITS, num_requests=32)
+print(f"promised: {scaled.slo.ttft_s:.1f} s, and {1e3 * scaled.slo.tpot_s:.0f} ms per token")
+for name in ("default", "yours"):
+    policies = [PriorityPolicy() if name == "default" else make_policy(here, scaled.slo) for _ in range(2)]
+    foretold = play(scaled.requests, policies[0], LIMITS, here)
+    run = serve_here(scaled.requests, policies[1], slo=scaled.slo)
+    kept = [challenge.score(one, scaled.slo) for one in (foretold, run.records)]
+    print(f"{name:8} predicted {kept[0]:3.0f} %, measured {kept[1]:3.0f} % of the promises kept")
+
+# %% [markdown]
+# **Read the result.** The order is what the simulator said, and the numbers are near it, if the machine is as fast as
+# when it was probed. A share of requests that keep a promise is a harsh measure: a step 5 % longer than predicted can
+# turn a dozen tokens-in-time into a dozen too late. That is what the margin is for.
+
+# %% [markdown]
+# ## Checkpoint
+#
+# Tick what you could explain to a colleague without looking. What you can't, is a section to go back to.
+#
+# - [ ] which states a request passes through, and which steps between them are legal (1)
+# - [ ] what static batching wastes, and what iteration-level batching does about it (2)
+# - [ ] how a token budget can deadlock a queue, and how it bounds a step (3, 4)
+# - [ ] what three policies do to a first token and to the tokens after it, in a swim lane (5)
+# - [ ] why p99 is not seen in a mean, and what goodput counts (6)
+# - [ ] who loses its pages, and why its answer does not change (7)
+# - [ ] when swapping beats recomputing, and what decides it (7)
+# - [ ] what thrashing is, and what headroom and a watermark cost (7)
+# - [ ] why ageing needs no clock, and how long one may be overtaken (8)
+# - [ ] what chunks do not solve: convoys (8)
+# - [ ] which operations of a step are one product, and which are ragged (9)
+# - [ ] what a simulation can be trusted with (10)
+# - [ ] why, beyond the peak, the question is whom to let down (10, 11)
+
+# %% [markdown]
+# ## 12. Knowledge check
+#
+# *Needs: a clear head.* Six questions over the whole lab.
+
+# %% [markdown]
+# <!-- card 4.24 -->
+# Blocks of 16, a pool of 200, a watermark of 5 %, and headroom. 12 sequences run, 9 of which may outgrow their last
+# block. A newcomer of 100 tokens with a long answer ahead: how many free blocks must there be to let it in?
+
+# %% tags=["exercise:4.24"]
+answer_4_24 = 27  # SOLUTION: blocks
+
+# %%
+check("4.24")
+
+# %% [markdown]
+# <!-- card 4.25 -->
+# A decode lacks a page. Whose pages should be taken, so that everybody gets to the end some day?
+# (a) those of the one with the most pages,
+# (b) those of the one who has run longest,
+# (c) those of the one who is last in the order in which requests are let in,
+# (d) those of one at random.
+
+# %% tags=["exercise:4.25"]
+answer_4_25 = "c"  # SOLUTION: one letter
+
+# %%
+check("4.25")
+
+# %% [markdown]
+# <!-- card 4.26 -->
+# Ageing with a patience of 15 s. A request of priority 4 waits. Of the requests of priority 1, those that come less
+# than how many seconds after it go first?
+
+# %% tags=["exercise:4.26"]
+answer_4_26 = 45  # SOLUTION: seconds
+
+# %%
+check("4.26")
+
+# %% [markdown]
+# <!-- card 4.27 -->
+# What is behind it? **a** prompts are computed whole, or before the decodes · **b** thrashing · **c** strict priorities ·
+# **d** a convoy · **e** overload, served in order of arrival
+
+# %% tags=["exercise:4.27"]
+answer_4_27 = {
+    "tokens of running answers stop whenever a long prompt comes": "a",  # SOLUTION: a letter
+    "many more tokens computed than requested": "b",  # SOLUTION: a letter
+    "first tokens of a class stop for as long as another one is busy": "c",  # SOLUTION: a letter
+    "short prompts get their first tokens in a bunch, after a long one's": "d",  # SOLUTION: a letter
+    "throughput as ever, and hardly any promise kept": "e",  # SOLUTION: a letter
+}
+
+# %%
+check("4.27")
+
+# %% [markdown]
+# <!-- card 4.28 -->
+# What of a run does the simulator get exactly right, given the same arrivals and the same step times?
+# (a) the step times themselves,
+# (b) the texts,
+# (c) who is in which step,
+# (d) the 99th percentile near saturation, whatever the cost model.
+
+# %% tags=["exercise:4.28"]
+answer_4_28 = "c"  # SOLUTION: one letter
+
+# %%
+check("4.28")
+
+# %% [markdown]
+# <!-- card 4.29 -->
+# For ten minutes twice as many requests come as can be served in time. What keeps the most promises?
+# (a) strictly first come, first served,
+# (b) serving those that can still be in time before those that cannot,
+# (c) larger chunks,
+# (d) more seats.
+
+# %% tags=["exercise:4.29"]
+answer_4_29 = "b"  # SOLUTION: one letter
+
+# %%
+check("4.29")
+
+# %% [markdown]
+# ## Principles
+#
+# 1. **Decide anew at every step.** Join and leave per iteration; what was decided for a whole batch waits for its
+#    slowest member.
+# 2. **Bound the step, and you bound the gap** between two tokens. Everything else about latency is the queue.
+# 3. **One order for serving and for preempting.** Then the best one always gets on, and so, one by one, does everyone.
+# 4. **Scheduling may change when a token comes, never which.** Preempt, chunk, swap, reorder: test that answers stay.
+# 5. **Admission is cheaper than preemption.** Leave room to grow; how much is measured, not guessed.
+# 6. **Whatever can wait for ever, will**, some day. Give every wait a bound: ageing, deadlines, a budget.
+# 7. **Look at the tail, and at promises kept.** Throughput is the same for an engine that pleases everybody and for one
+#    that pleases nobody.
+# 8. **A model of time comes with its error**, printed beside it, on runs that it has not seen.
+
+# %% [markdown]
+# ## Troubleshooting, by symptom
+#
+# | symptom | likely cause | section |
+# |---|---|---|
+# | nothing happens, requests wait for ever | a head that never fits the budget; a policy that plans nothing | 3 |
+# | a batch ends, then a pause, then a batch | request-level batching, or its time-out | 2 |
+# | tokens stutter whenever a prompt comes | whole prompts, or a chunk too large: bound the step's tokens | 4, 5 |
+# | first tokens late, tokens fast, GPU half idle | chunks too small, too few seats, or pages all taken | 4, 7 |
+# | the mean is fine, users complain | the tail: p99, bursts, one class behind another | 6, 8 |
+# | preempted again and again, tokens computed twice | thrashing: headroom, watermark, fewer seats | 7 |
+# | pages free, and nobody is let in | a watermark too high; one large request at the head of the queue | 7, 8 |
+# | another answer after a preemption | state lost with the pages: position, random state, a token not kept | 7 |
+# | low priorities never served | strict order: age, or reserve a share | 8 |
+# | short prompts late, in bunches | a convoy behind a long prompt: order by length, with ageing | 8 |
+# | many small launches in a step | something is run per sequence that could be flat | 9 |
+# | simulator far too fast | overheads, swaps or all-reduces not in the cost model; a machine that others use | 10 |
+# | throughput flat, goodput falling | overload: serve those who can still be in time, and refuse the rest early | 10, 11 |
+
+# %% [markdown]
+# ## What to read next
+#
+# - Orca: A Distributed Serving System for Transformer-Based Generative Models, OSDI 2022: iteration-level scheduling and
+#   selective batching.
+# - Efficient Memory Management for Large Language Model Serving with PagedAttention, SOSP 2023, arXiv:2309.06180:
+#   preemption by swapping and recomputing, section 4.5.
+# - Sarathi-Serve: Taming Throughput-Latency Tradeoff in LLM Inference, OSDI 2024, arXiv:2403.02310: chunks and stall-free
+#   batches.
+# - DistServe, OSDI 2024, arXiv:2401.09670: goodput, and prefill and decode on machines of their own.
+# - Vidur: A Large-Scale Simulation Framework for LLM Inference, MLSys 2024, arXiv:2405.05465: a simulator and its error.
+# - Fast Distributed Inference Serving for Large Language Models (FastServe), arXiv:2305.05920: preemption at every token
+#   against head-of-line blocking.
+# - Fairness in Serving Large Language Models (VTC), OSDI 2024, arXiv:2401.00588: fair shares counted in tokens.
+# - Llumnix, OSDI 2024, arXiv:2406.03243: moving running requests between engines.
+#
+# Lab 5 shares prefixes, guesses tokens ahead, and leaves the single engine. [05_advanced.ipynb](05_advanced.ipynb)

@@ -49,8 +49,16 @@ BANKS = {
             Wrong("weighs long steps more", {2: "times"}, rejected_by="finds the costs that made the records"),
             Wrong("takes what is negative", {4: "error < least"}, rejected_by="has no negative cost"),
             Wrong("clips at zero", CLIPPED, rejected_by="has the least relative errors"),
-            Wrong("the first set that works", {4: "(x >= 0).all() and least == math.inf"}, rejected_by="finds the costs that made the records"),
-            Wrong("the worst set", {3: "-((part @ x - 1) ** 2).sum()"}, rejected_by="finds the costs that made the records"),
+            Wrong(
+                "the first set that works",
+                {4: "(x >= 0).all() and least == math.inf"},
+                rejected_by="finds the costs that made the records",
+            ),
+            Wrong(
+                "the worst set",
+                {3: "-((part @ x - 1) ** 2).sum()"},
+                rejected_by="finds the costs that made the records",
+            ),
             Wrong(
                 "absolute errors, rightly scaled",
                 """
@@ -62,7 +70,11 @@ def fit_costs(records):
 """,
                 rejected_by="has the least relative errors",
             ),
-            Wrong("the error's sign counts", {3: "(part @ x - 1).sum()"}, rejected_by="finds the costs that made the records"),
+            Wrong(
+                "the error's sign counts",
+                {3: "(part @ x - 1).sum()"},
+                rejected_by="finds the costs that made the records",
+            ),
         ),
         right=(Right("the active-set method", ACTIVE_SET), Right("bit masks, scaled columns", BACKWARDS)),
     ),

@@ -98,7 +98,11 @@ BANKS = {
     "4.14": Bank(
         wrong=(
             Wrong("takes from the best rank", {2: "left.pop(0)"}, rejected_by="takes from the worst rank"),
-            Wrong("keeps the order they came in", {1: "list(running)"}, rejected_by="lets everyone go on while there is room"),
+            Wrong(
+                "keeps the order they came in",
+                {1: "list(running)"},
+                rejected_by="lets everyone go on while there is room",
+            ),
             Wrong(
                 "takes from who has most",
                 {2: "left.pop(max(range(len(left)), key=lambda i: left[i].num_own))"},
@@ -114,7 +118,11 @@ BANKS = {
     ),
     "4.15": Bank(
         wrong=(
-            Wrong("tokens, not blocks", {1: "num_tokens / machine.block_size"}, rejected_by="moves whole blocks, out and in"),
+            Wrong(
+                "tokens, not blocks",
+                {1: "num_tokens / machine.block_size"},
+                rejected_by="moves whole blocks, out and in",
+            ),
             Wrong("rounds down", {1: "num_tokens // machine.block_size"}, rejected_by="moves whole blocks, out and in"),
             Wrong(
                 "out only",
@@ -122,8 +130,16 @@ BANKS = {
                 rejected_by="moves whole blocks, out and in",
             ),
             Wrong("every key for every query", {3: "num_tokens**2"}, rejected_by="counts every token and every pair"),
-            Wrong("forgets the diagonal", {3: "num_tokens * (num_tokens - 1) // 2"}, rejected_by="counts every token and every pair"),
-            Wrong("forgets the layers' products", {4: "num_pairs * machine.pair_s"}, rejected_by="counts every token and every pair"),
+            Wrong(
+                "forgets the diagonal",
+                {3: "num_tokens * (num_tokens - 1) // 2"},
+                rejected_by="counts every token and every pair",
+            ),
+            Wrong(
+                "forgets the layers' products",
+                {4: "num_pairs * machine.pair_s"},
+                rejected_by="counts every token and every pair",
+            ),
             Wrong("always swaps", {5: "True"}, rejected_by="takes the cheaper way"),
             Wrong(
                 "the dearer way",
@@ -131,16 +147,24 @@ BANKS = {
                 rejected_by="takes the cheaper way",
             ),
             Wrong("forgets the host's room", {6: "True"}, rejected_by="needs room on the host"),
-            Wrong("counts tokens of room", {6: "num_host_free * machine.block_size > num_tokens + 16"}, rejected_by="needs room on the host"),
+            Wrong(
+                "counts tokens of room",
+                {6: "num_host_free * machine.block_size > num_tokens + 16"},
+                rejected_by="needs room on the host",
+            ),
         ),
         right=(
             Right("loops", COST_LOOP),
-            Right("math.ceil", {1: "int(np.ceil(num_tokens / machine.block_size))", 3: "(num_tokens**2 + num_tokens) / 2"}),
+            Right(
+                "math.ceil", {1: "int(np.ceil(num_tokens / machine.block_size))", 3: "(num_tokens**2 + num_tokens) / 2"}
+            ),
         ),
     ),
     "4.17": Bank(
         wrong=(
-            Wrong("rounds the blocks down", {1: "num_tokens // block_size"}, rejected_by="counts the newcomer's blocks"),
+            Wrong(
+                "rounds the blocks down", {1: "num_tokens // block_size"}, rejected_by="counts the newcomer's blocks"
+            ),
             Wrong(
                 "everyone grows",
                 {2: "True"},
@@ -157,15 +181,26 @@ BANKS = {
                 {4: "sum(may_grow(one) for one in running)"},
                 rejected_by="leaves a block for everyone who may grow",
             ),
-            Wrong("watermark of the free blocks", {3: "math.ceil(watermark * num_free)"}, rejected_by="keeps the watermark"),
+            Wrong(
+                "watermark of the free blocks",
+                {3: "math.ceil(watermark * num_free)"},
+                rejected_by="keeps the watermark",
+            ),
             Wrong("rounds the watermark down", {3: "int(watermark * num_blocks)"}, rejected_by="keeps the watermark"),
             Wrong("no watermark", {3: "0"}, rejected_by="keeps the watermark"),
             Wrong("keeps it for one alone too", {5: "kept"}, rejected_by="gives all to one that is alone"),
-            Wrong("one block must stay", {6: "blocks_of(newcomer.num_tokens) + kept < num_free"}, rejected_by="counts the newcomer's blocks"),
+            Wrong(
+                "one block must stay",
+                {6: "blocks_of(newcomer.num_tokens) + kept < num_free"},
+                rejected_by="counts the newcomer's blocks",
+            ),
         ),
         right=(
             Right("takes away step by step", ADMIT_LOOP),
-            Right("ceil", {1: "math.ceil(num_tokens / block_size)", 6: "num_free - kept >= blocks_of(newcomer.num_tokens)"}),
+            Right(
+                "ceil",
+                {1: "math.ceil(num_tokens / block_size)", 6: "num_free - kept >= blocks_of(newcomer.num_tokens)"},
+            ),
         ),
     ),
 }

@@ -17,16 +17,28 @@ def aged_rank(priority, arrival_s, number, patience_s):
 BANKS = {
     "4.18": Bank(
         wrong=(
-            Wrong("larger is better", {1: "(-priority, arrival_s, number)"}, rejected_by="serves better priorities first"),
+            Wrong(
+                "larger is better", {1: "(-priority, arrival_s, number)"}, rejected_by="serves better priorities first"
+            ),
             Wrong("first come, first served", {1: "(arrival_s, number)"}, rejected_by="serves better priorities first"),
             Wrong("no tie-break", {1: "(priority, arrival_s)"}, rejected_by="serves equals by arrival"),
-            Wrong("last come, first served", {1: "(priority, -arrival_s, number)"}, rejected_by="serves equals by arrival"),
+            Wrong(
+                "last come, first served", {1: "(priority, -arrival_s, number)"}, rejected_by="serves equals by arrival"
+            ),
             Wrong("no tie-break when ageing", {3: "(seems_s,)"}, rejected_by="serves equals by arrival"),
-            Wrong("ages by default", {1: "(arrival_s + 60 * priority, number)"}, rejected_by="is strict without ageing"),
+            Wrong(
+                "ages by default", {1: "(arrival_s + 60 * priority, number)"}, rejected_by="is strict without ageing"
+            ),
             Wrong("never ages", {3: "(priority, arrival_s, number)"}, rejected_by="lets those who waited pass"),
             Wrong("a second is a level", {2: "arrival_s + priority"}, rejected_by="lets those who waited pass"),
-            Wrong("more patience, faster ageing", {2: "arrival_s * patience_s + priority"}, rejected_by="lets those who waited pass"),
-            Wrong("ages the wrong way", {2: "priority * patience_s - arrival_s"}, rejected_by="serves equals by arrival"),
+            Wrong(
+                "more patience, faster ageing",
+                {2: "arrival_s * patience_s + priority"},
+                rejected_by="lets those who waited pass",
+            ),
+            Wrong(
+                "ages the wrong way", {2: "priority * patience_s - arrival_s"}, rejected_by="serves equals by arrival"
+            ),
         ),
         right=(Right("in levels", AGE_AS_LEVELS), Right("endless patience, and a list", INFINITE_PATIENCE)),
     ),

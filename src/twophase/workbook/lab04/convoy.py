@@ -17,7 +17,5 @@ def run(policy: Policy) -> list[RequestRecord]:
     """The document at 0 s, then a question every half second; 20 of them."""
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     requests = [Request("document", (1,) * DOCUMENT_TOKENS, params)]
-    requests += [
-        Request(f"question {i}", (2,) * QUESTION_TOKENS, params, arrival_s=0.25 + 0.5 * i) for i in range(20)
-    ]
+    requests += [Request(f"question {i}", (2,) * QUESTION_TOKENS, params, arrival_s=0.25 + 0.5 * i) for i in range(20)]
     return list(simulate(requests, make_scheduler(LIMITS | {"block_size": 16}, policy), COST).records)

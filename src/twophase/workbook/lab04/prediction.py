@@ -131,6 +131,4 @@ def table(predicted: SimulationResult, measured: ServingRun) -> str:
 def step_times(run: ServingRun, model: LinearCostModel) -> list[tuple[float, float, bool]]:
     """(measured, predicted, is all decodes) of every step that the engine took."""
     samples = samples_of(run.steps)
-    return [
-        (sample.run_s, float(model.run_s(sample.load)), sample.load.prefill_pairs == 0) for sample in samples
-    ]
+    return [(sample.run_s, float(model.run_s(sample.load)), sample.load.prefill_pairs == 0) for sample in samples]

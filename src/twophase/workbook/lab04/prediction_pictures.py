@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from twophase.core.colours import COLOURS, INK, LINE
-from twophase.workbook.lab04.paper_machine import TTFT_SLO_S, TPOT_SLO_S, Day
+from twophase.workbook.lab04.paper_machine import TPOT_SLO_S, TTFT_SLO_S, Day
 
 BLUE, ORANGE, GREEN, _, _, VERMILION, _ = COLOURS
 

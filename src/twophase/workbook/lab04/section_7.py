@@ -10,7 +10,7 @@ from twophase.scheduling.policies import by_priority
 from twophase.scheduling.policy import Policy, Step
 from twophase.scheduling.sequence import Sequence
 from twophase.simulate.limits import make_scheduler
-from twophase.workbook.checks import Draw, compare, reject, unchanged
+from twophase.workbook.checks import Draw, compare, reject
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab04.memory import Held, Machine, Running, gpu
 from twophase.workbook.lab04.pressure import NO_HEADROOM, under_pressure
@@ -45,9 +45,7 @@ def crowd(draw: Draw, num: int) -> list[Running]:
     """In any order; some need a block, some share all they have."""
     ranks = draw.random.sample(range(50), num)
     names = "ABCDEFGHIJ"
-    return [
-        Running(names[i], rank, draw.choice((0, 1, 1)), draw.choice((0, 1, 2, 5))) for i, rank in enumerate(ranks)
-    ]
+    return [Running(names[i], rank, draw.choice((0, 1, 1)), draw.choice((0, 1, 2, 5))) for i, rank in enumerate(ranks)]
 
 
 def room_for_all(answer: Any, draw: Draw, num: int) -> None:
