@@ -900,12 +900,13 @@ check("4.29")
 #   selective batching.
 # - Efficient Memory Management for Large Language Model Serving with PagedAttention, SOSP 2023, arXiv:2309.06180:
 #   preemption by swapping and recomputing, section 4.5.
-# - Sarathi-Serve: Taming Throughput-Latency Tradeoff in LLM Inference, OSDI 2024, arXiv:2403.02310: chunks and stall-free
-#   batches.
+# - Sarathi-Serve: Taming Throughput-Latency Tradeoff in LLM Inference, OSDI 2024, arXiv:2403.02310: chunks and
+#   stall-free batches.
 # - DistServe, OSDI 2024, arXiv:2401.09670: goodput, and prefill and decode on machines of their own.
-# - Vidur: A Large-Scale Simulation Framework for LLM Inference, MLSys 2024, arXiv:2405.05465: a simulator and its error.
-# - Fast Distributed Inference Serving for Large Language Models (FastServe), arXiv:2305.05920: preemption at every token
-#   against head-of-line blocking.
+# - Vidur: A Large-Scale Simulation Framework for LLM Inference, MLSys 2024, arXiv:2405.05465: a simulator and
+#   its error.
+# - Fast Distributed Inference Serving for Large Language Models (FastServe), arXiv:2305.05920: preemption at
+#   every token against head-of-line blocking.
 # - Fairness in Serving Large Language Models (VTC), OSDI 2024, arXiv:2401.00588: fair shares counted in tokens.
 # - Llumnix, OSDI 2024, arXiv:2406.03243: moving running requests between engines.
 #

@@ -11,7 +11,7 @@ class Challenger(Policy):
         return by_priority(sequence)
 
     def plan(self, step):
-        decodes_first(step, 256)
+        decodes_first(step, 128)
 
 
 my_limits = {}
@@ -151,12 +151,12 @@ BANKS = {
             Wrong("no policy at all", NO_POLICY, rejected_by="keeps to the limits"),
             Wrong("lets nobody in", NEVER_PREFILLS, rejected_by="serves everyone"),
             Wrong("decodes twice", TWICE, rejected_by="serves everyone"),
-            Wrong("a chunk of 256", BOUNDED_DEFAULT, rejected_by="keeps enough promises"),
+            Wrong("small chunks alone", BOUNDED_DEFAULT, rejected_by="beats the default policy"),
             Wrong("prefills first", PROMPTS_ONLY, rejected_by="beats the default policy"),
-            Wrong("waits for company", WAITS, rejected_by="beats the default policy"),
+            Wrong("waits for company", WAITS, rejected_by="serves everyone"),
             Wrong("last come, first served", LAST_COME_FIRST, rejected_by="keeps enough promises"),
             Wrong("guesses the length of answers", READS_THE_FUTURE, rejected_by="keeps enough promises"),
-            Wrong("the oldest first", {5: "(sequence.request.arrival_s,)"}, rejected_by="keeps enough promises"),
+            Wrong("the oldest first", {5: "(sequence.request.arrival_s,)"}, rejected_by="beats the default policy"),
             Wrong(
                 "late ones first",
                 {5: "(not self.is_late(sequence, step.now_s), sequence.num_uncomputed_tokens)"},

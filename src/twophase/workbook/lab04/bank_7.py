@@ -109,7 +109,9 @@ BANKS = {
                 rejected_by="takes from the worst rank",
             ),
             Wrong("the freed blocks are lost", {3: "1"}, rejected_by="goes on with the blocks set free"),
-            Wrong("every victim frees what it needs", {3: "victim.num_own + 1"}, rejected_by="holds in any crowd"),
+            Wrong(
+                "every victim frees what it needs", {3: "victim.num_own + 1"}, rejected_by="takes as many as it needs"
+            ),
             Wrong("nobody pays for the block", {4: "0"}, rejected_by="goes on with the blocks set free"),
             Wrong("takes from those planned already", TAKES_PLANNED, rejected_by="lets the worst yield by itself"),
             Wrong("one victim is enough", ONE_VICTIM, rejected_by="takes as many as it needs"),

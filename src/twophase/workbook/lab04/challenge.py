@@ -90,9 +90,8 @@ def board(entries: Sequence[Entry]) -> str:
     """Best first."""
     lines = [f"{'':4}{'policy':26}{'score':>6}{'goodput':>10}{'first token':>13}{'each token':>12}"]
     for place, one in enumerate(sorted(entries, key=lambda one: -one.score), start=1):
-        lines.append(
-            f"{place:2}  {one.name:26}{one.score:5.0f}%{one.goodput_per_s:8.1f}/s{one.in_time:12.0f}%{one.smooth:11.0f}%"
-        )
+        parts = f"{one.goodput_per_s:8.1f}/s{one.in_time:12.0f}%{one.smooth:11.0f}%"
+        lines.append(f"{place:2}  {one.name:26}{one.score:5.0f}%{parts}")
     return "\n".join(lines)
 
 

@@ -36,7 +36,7 @@ def draw_convoy(runs: Mapping[str, Sequence[RequestRecord]]) -> Figure:
     """Time to first token of each request of the convoy, in order of arrival; the first is the document."""
     figure, axes = plt.subplots(figsize=(9, 3.4), facecolor="white")
     for (label, records), (colour, marker) in zip(runs.items(), STYLES, strict=False):
-        x, y = [record.arrival_s for record in records], [record.ttft_s for record in records]
+        x, y = [record.arrival_s for record in records], [record.ttft_s or 0.0 for record in records]
         axes.plot(x[1:], y[1:], marker, color=colour, markersize=5, label=f"questions, {label}")
         axes.plot(x[:1], y[:1], marker, color=colour, markersize=11, fillstyle="none", label=f"document, {label}")
     axes.set(xlabel="arrival (s)", ylabel="time to first token (s)", ylim=(0, None))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from twophase.bench.serve import Clock, ServingRun, serve
-from twophase.core.outputs import StepTrace
+from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.engine import Engine
 from twophase.engine.llm import LLM
@@ -97,7 +97,7 @@ def generate_under_pressure(num_new: int = 24, **limits: Any) -> Generated:
     params = SamplingParams(temperature=0.0, max_tokens=num_new, ignore_eos=True)
     for name, prompt in zip("ABCDEF", PROMPTS, strict=True):
         engine.add_request(name, {"prompt_token_ids": llm.tokenizer.encode(prompt)}, params, stream=False)
-    outputs = {}
+    outputs: dict[str, RequestOutput] = {}
     while engine.has_unfinished_requests():
         outputs |= {output.request_id: output for output in engine.step() if output.finished}
     ended = [outputs[name] for name in "ABCDEF"]

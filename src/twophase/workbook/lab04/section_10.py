@@ -81,7 +81,7 @@ def fits_best(answer: Any, draw: Draw, noise: float) -> None:
         if errors[0] > errors[1] * (1 + 1e-6) + 1e-12:
             rms = [100 * math.sqrt(error / len(records)) for error in errors]
             reject(
-                f"the relative errors are {rms[0]:.3g} % (root of the mean square), and {rms[1]:.3g} % would be possible",
+                f"the relative error is {rms[0]:.3g} % (root of the mean square), and {rms[1]:.3g} % is possible",
                 f"costs {', '.join(f'{one:.3g}' for one in fitted(answer, records))} s",
             )
 

@@ -62,12 +62,14 @@ def the_worst_yields_itself(answer: Any, draw: Draw) -> None:
     require_plan(answer, [Running("A", 1, 0, 4), Running("B", 2, 1, 3)], 0)
 
 
-def freed_blocks_are_used(answer: Any, draw: Draw) -> None:
-    require_plan(answer, [Running(name, i, 1, 2 + (i == 3)) for i, name in enumerate("ABCD")], 0)
+def freed_blocks_are_used(answer: Any, draw: Draw, num_own: int) -> None:
+    require_plan(answer, [Running(name, i, 1, num_own) for i, name in enumerate("ABCD")], 0)
 
 
 def shared_blocks_free_nothing(answer: Any, draw: Draw) -> None:
-    require_plan(answer, [Running("A", 1, 1, 2), Running("B", 2, 0, 1), Running("C", 3, 0, 0)], 0)
+    require_plan(
+        answer, [Running("A", 1, 1, 2), Running("B", 2, 0, 1), Running("C", 3, 0, 0), Running("D", 4, 0, 0)], 0
+    )
 
 
 def any_crowd(answer: Any, draw: Draw, num: int) -> None:
@@ -146,7 +148,7 @@ def held(sequence: Sequence) -> Held:
 def agrees_with_the_scheduler(answer: Any, draw: Draw, num_running: int, watermark: float) -> None:
     """The real scheduler, filled with sequences at any point of their lives, gets one more."""
     num_blocks = draw.integer(4 * num_running + 4, 8 * num_running + 8)
-    limits = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 512}
+    limits: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 512}
     scheduler = make_scheduler(limits | {"num_blocks": num_blocks, "block_size": 4}, AdmitsFirst())
 
     def add(name: str, num_prompt: int, num_output: int) -> None:
@@ -259,7 +261,9 @@ EXERCISES = (
             Property(
                 "goes on with the blocks set free",
                 freed_blocks_are_used,
-                "A victim's own blocks are free for everyone who asks after, not only for the one who asked.",
+                "A victim's own blocks are free for everyone who asks after, not only for the one who asked; each of "
+                "them once.",
+                ({"num_own": 3}, {"num_own": 2}),
             ),
             Property(
                 "takes as many as it needs",
