@@ -510,10 +510,8 @@ figure = batched_matmuls.draw_times(batched_matmuls.times_s())
 # %% tags=["exercise:4.21"]
 def fit_costs(records):
     times = np.array([record.seconds for record in records])
-    features = [
-        (1, record.tokens, record.samples, record.context, record.pairs) for record in records
-    ]  # SOLUTION: rows
-    rows = np.array(features) * (1 / times)[:, None]  # SOLUTION `(1 / times)`: what a row's weight is, one per record
+    features = [(1, r.tokens, r.samples, r.context, r.pairs) for r in records]  # SOLUTION: a row per record
+    rows = np.array(features) * (1 / times)[:, None]  # SOLUTION `(1 / times)`: the weight of each row
     least, costs = math.inf, np.zeros(5)
     for columns in [list(c) for size in range(1, 6) for c in itertools.combinations(range(5), size)]:
         part = rows[:, columns]
@@ -572,8 +570,8 @@ figure = prediction_pictures.draw_step_times(steps)
 #
 # The other kind of cost model needs no machine: a **roofline**, the longer of arithmetic and traffic, from data sheets
 # (lab 2, section 3), plus the all-reduces between the GPUs. Llama-3-70B on eight H100s, tensor parallel: bfloat16
-# weights of 139 GB that every step reads, $2 \cdot 80 \cdot 8 \cdot 128 \cdot 2 = 327{,}680$ bytes of K and V per token,
-# eight times 3.35 TB/s.
+# weights of 139 GB that every step reads, $2 \cdot 80 \cdot 8 \cdot 128 \cdot 2 = 327{,}680$ bytes of K and V per
+# token, eight times 3.35 TB/s.
 
 # %% [markdown]
 # <!-- card 4.22 -->
@@ -593,9 +591,8 @@ print(f"bytes at the peak bandwidth     {1e3 * paper.bytes(load) / peak:6.2f} ms
 print(f"... at 80 % of it               {1e3 * paper.bytes(load) / peak / 0.8:6.2f} ms")
 print(f"arithmetic at 60 % of the peak  {1e3 * paper.flops(load) / (8 * paper.hardware.flops_per_s * 0.6):6.2f} ms")
 print(f"160 all-reduces                 {1e3 * paper.all_reduce_s(128):6.2f} ms")
-print(
-    f"the step                        {1e3 * float(paper.run_s(load)):6.2f} ms, room for {16 * paper.num_blocks():,} tokens"
-)
+print(f"the step                        {1e3 * float(paper.run_s(load)):6.2f} ms")
+print(f"K and V of {16 * paper.num_blocks():,} tokens fit beside the weights")
 
 # %% [markdown]
 # The efficiencies and the 10 µs of an all-reduce are assumptions, not measurements, and they are a good part of the
@@ -624,7 +621,7 @@ figure = prediction_pictures.draw_load_curve(days)
 # |---|---|
 # | a step | 20 ms, 0.15 ms more per token, 0.2 µs per key a decode reads, 20 ns per query-key pair of a prefill |
 # | the pool | 640 pages of 16 tokens, 64 seats |
-# | the traffic | 400 requests, 9 per second in bursts; four of five are questions of some 90 tokens, every fifth is a document of 600 to 1,600 |
+# | the traffic | 400 requests, 9 per second in bursts: questions of some 90 tokens, one in five a document of 1,100 |
 # | the promises | first token within 1.5 s; 45 ms per token after it, on average |
 #
 # Your **score** is the share of requests for which both are kept, over three traffics. Nobody knows how long an answer
@@ -678,11 +675,10 @@ class Challenger(Policy):
 
     def room_beside(self, decoding):
         """Prefill tokens for which a step beside these decodes has time."""
-        each_s, num_keys = self.cost.per_token_s + self.cost.per_sample_s, sum(len(s.token_ids) for s in decoding)
-        used_s = (
-            self.cost.per_step_s + each_s * len(decoding) + self.cost.per_context_s * num_keys
-        )  # SOLUTION: by the decodes
-        fits = int((self.step_s - used_s) / self.cost.per_token_s)
+        cost, num_keys = self.cost, sum(len(sequence.token_ids) for sequence in decoding)
+        each_s = cost.per_token_s + cost.per_sample_s  # SOLUTION: for one decode, without the keys it reads
+        used_s = cost.per_step_s + each_s * len(decoding) + cost.per_context_s * num_keys
+        fits = int((self.step_s - used_s) / cost.per_token_s)  # SOLUTION: tokens
         return fits if decoding else max(fits, 1)
 
     def plan(self, step):
@@ -720,8 +716,8 @@ print(challenge.board([*house, yours]))
 
 # %% [markdown]
 # The skeleton, well filled, keeps a little over nine promises of ten. The rest is yours: the margin of a step, a better
-# estimate of who is late (what of the queue in front of it?), documents that wait until a burst is over, pages. And mind
-# what the score leaves out: whoever is late anyway waits longest. A service that people like has an order for them
+# estimate of who is late (what of the queue in front of it?), documents that wait until a burst is over, pages. And
+# mind what the score leaves out: whoever is late anyway waits longest. A service that people like has an order for them
 # too.
 
 # %%
@@ -817,8 +813,8 @@ check("4.26")
 
 # %% [markdown]
 # <!-- card 4.27 -->
-# What is behind it? **a** prompts are computed whole, or before the decodes · **b** thrashing · **c** strict priorities ·
-# **d** a convoy · **e** overload, served in order of arrival
+# What is behind it? **a** prompts are computed whole, or before the decodes · **b** thrashing · **c** strict
+# priorities · **d** a convoy · **e** overload, served in order of arrival
 
 # %% tags=["exercise:4.27"]
 answer_4_27 = {
@@ -891,13 +887,13 @@ check("4.29")
 # | short prompts late, in bunches | a convoy behind a long prompt: order by length, with ageing | 8 |
 # | many small launches in a step | something is run per sequence that could be flat | 9 |
 # | simulator far too fast | overheads, swaps or all-reduces not in the cost model; a machine that others use | 10 |
-# | throughput flat, goodput falling | overload: serve those who can still be in time, and refuse the rest early | 10, 11 |
+# | throughput flat, goodput falling | overload: first those who can still be in time; refuse early | 10, 11 |
 
 # %% [markdown]
 # ## What to read next
 #
-# - Orca: A Distributed Serving System for Transformer-Based Generative Models, OSDI 2022: iteration-level scheduling and
-#   selective batching.
+# - Orca: A Distributed Serving System for Transformer-Based Generative Models, OSDI 2022: iteration-level scheduling
+#   and selective batching.
 # - Efficient Memory Management for Large Language Model Serving with PagedAttention, SOSP 2023, arXiv:2309.06180:
 #   preemption by swapping and recomputing, section 4.5.
 # - Sarathi-Serve: Taming Throughput-Latency Tradeoff in LLM Inference, OSDI 2024, arXiv:2403.02310: chunks and

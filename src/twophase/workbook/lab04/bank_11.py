@@ -146,8 +146,8 @@ my_limits = {"max_num_seqs": 40, "max_num_batched_tokens": 300}
 BANKS = {
     "4.23": Bank(
         wrong=(
-            Wrong("more pages than there are", {8: '{"num_blocks": 5000}'}, rejected_by="keeps to the limits"),
-            Wrong("more seats than there are", {8: '{"max_num_seqs": 256}'}, rejected_by="keeps to the limits"),
+            Wrong("more pages than there are", {9: '{"num_blocks": 5000}'}, rejected_by="keeps to the limits"),
+            Wrong("more seats than there are", {9: '{"max_num_seqs": 256}'}, rejected_by="keeps to the limits"),
             Wrong("no policy at all", NO_POLICY, rejected_by="keeps to the limits"),
             Wrong("lets nobody in", NEVER_PREFILLS, rejected_by="serves everyone"),
             Wrong("decodes twice", TWICE, rejected_by="serves everyone"),
@@ -156,10 +156,10 @@ BANKS = {
             Wrong("waits for company", WAITS, rejected_by="serves everyone"),
             Wrong("last come, first served", LAST_COME_FIRST, rejected_by="keeps enough promises"),
             Wrong("guesses the length of answers", READS_THE_FUTURE, rejected_by="keeps enough promises"),
-            Wrong("the oldest first", {5: "(sequence.request.arrival_s,)"}, rejected_by="beats the default policy"),
+            Wrong("the oldest first", {6: "(sequence.request.arrival_s,)"}, rejected_by="beats the default policy"),
             Wrong(
                 "late ones first",
-                {5: "(not self.is_late(sequence, step.now_s), sequence.num_uncomputed_tokens)"},
+                {6: "(not self.is_late(sequence, step.now_s), sequence.num_uncomputed_tokens)"},
                 rejected_by="beats the default policy",
             ),
         ),
@@ -167,7 +167,7 @@ BANKS = {
             Right("length as a priority", AGED_LENGTH),
             Right(
                 "a smaller margin, and fewer seats",
-                {1: "0.95 * slo.tpot_s", 8: '{"max_num_seqs": 48, "watermark": 0.02}'},
+                {1: "0.95 * slo.tpot_s", 9: '{"max_num_seqs": 48, "watermark": 0.02}'},
             ),
         ),
     ),
