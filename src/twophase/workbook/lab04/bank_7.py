@@ -110,7 +110,7 @@ BANKS = {
             ),
             Wrong("the freed blocks are lost", {3: "1"}, rejected_by="goes on with the blocks set free"),
             Wrong(
-                "every victim frees what it needs", {3: "victim.num_own + 1"}, rejected_by="takes as many as it needs"
+                "every victim frees one more", {3: "victim.num_own + 1"}, rejected_by="goes on with the blocks set free"
             ),
             Wrong("nobody pays for the block", {4: "0"}, rejected_by="goes on with the blocks set free"),
             Wrong("takes from those planned already", TAKES_PLANNED, rejected_by="lets the worst yield by itself"),

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from twophase.core.colours import COLOURS, INK, LINE
 from twophase.workbook.lab04.paper_machine import TPOT_SLO_S, TTFT_SLO_S, Day
 
-BLUE, ORANGE, GREEN, _, _, VERMILION, _ = COLOURS
+BLUE, ORANGE, GREEN, *_ = COLOURS
+TICKS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 
 
 def draw_step_times(steps: Sequence[tuple[float, float, bool]]) -> Figure:
@@ -22,10 +23,12 @@ def draw_step_times(steps: Sequence[tuple[float, float, bool]]) -> Figure:
     low = 0.8e3 * min(min(x, y) for x, y, _ in steps)
     high = 1.25e3 * max(max(x, y) for x, y, _ in steps)
     axes.plot([low, high], [low, high], color=INK, linewidth=1)
-    axes.text(high, high, "as predicted ", ha="right", va="top", color=INK, fontsize=9, rotation=0)
+    axes.text(0.95 * high, 0.8 * high, "as predicted", ha="right", va="top", color=INK, fontsize=9)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(FixedLocator([one for one in TICKS_MS if low <= one <= high]))
         axis.set_major_formatter(ScalarFormatter())
+        axis.set_minor_locator(NullLocator())
     axes.set(xlabel="measured step time (ms)", ylabel="predicted step time (ms)")
     axes.set_title("Steps of a run the fit has not seen", loc="left")
     axes.legend(frameon=False, loc="upper left")

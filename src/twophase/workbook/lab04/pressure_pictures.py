@@ -11,12 +11,16 @@ from twophase.workbook.lab04.pressure import Pressure
 BLUE, ORANGE, GREEN, _, _, VERMILION, _ = COLOURS
 
 
-def draw_ways_back(lengths: Sequence[int], swap_s: Sequence[float], recompute_s: Sequence[float], title: str) -> Figure:
-    """What bringing a sequence back costs, by its length."""
+def draw_ways_back(lengths: Sequence[int], seconds: Mapping[str, Sequence[float]], title: str) -> Figure:
+    """What bringing a sequence back costs for each of its tokens, by its length; the first way is to recompute."""
     figure, axes = plt.subplots(figsize=(8, 3.6), facecolor="white")
-    axes.plot(lengths, [1e3 * s for s in recompute_s], "o-", color=VERMILION, label="recompute: arithmetic")
-    axes.plot(lengths, [1e3 * s for s in swap_s], "s--", color=BLUE, label="swap: out and in again")
-    axes.set(xscale="log", yscale="log", xlabel="tokens of the preempted sequence", ylabel="time to bring it back (ms)")
+    for (name, times_s), (colour, style) in zip(
+        seconds.items(), ((VERMILION, "o-"), (BLUE, "s--"), (GREEN, "^--")), strict=False
+    ):
+        axes.plot(
+            lengths, [1e6 * s / n for s, n in zip(times_s, lengths, strict=True)], style, color=colour, label=name
+        )
+    axes.set(xscale="log", xlabel="tokens of the preempted sequence", ylabel="time per token (µs)", ylim=(0, None))
     axes.set_title(title, loc="left")
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
@@ -56,7 +60,7 @@ def draw_watermarks(watermarks: Sequence[float], runs: Sequence[Pressure]) -> Fi
     left.set(ylabel="tokens computed per token needed", ylim=(0.95, None))
     left.set_title("Work falls", loc="left")
     right.plot(shares, [run.elapsed_s for run in runs], "s-", color=BLUE)
-    right.set(ylabel="time until all are done (s, simulated)")
+    right.set(ylabel="all done after (s, simulated)")
     right.set_title("Time falls, then rises", loc="left")
     for axes in (left, right):
         axes.set_xlabel("watermark (% of the pool)")
