@@ -203,8 +203,8 @@ for name, bytes_per_s in links.items():
 figure = pressure_pictures.draw_ways_back(lengths, times, "Llama-3-8B on one H100, on paper")
 
 # %% [markdown]
-# **Read the result.** Per token, both are constant over a wide range, so their *ratio* is a property of the machine, and
-# the link decides. Only for very long sequences does the quadratic part speak for swapping, and for very short ones
+# **Read the result.** Per token, both are constant over a wide range, so their *ratio* is a property of the machine,
+# and the link decides. Only for very long sequences does the quadratic part speak for swapping, and for very short ones
 # the half-empty last block against it. Paper is patient, though: small copies do not reach the link's bandwidth (the
 # PagedAttention paper, arXiv:2309.06180, section 7.3, finds swapping poor for small blocks and both alike for blocks of
 # 16 to 64 tokens), and a recomputed prompt may find part of itself in the prefix cache. Many engines only

@@ -105,8 +105,7 @@ class Scaled:
     @property
     def tighter(self) -> Slo:
         """The promises less a tenth: what to aim at with a cost model that may be wrong."""
-        assert self.slo.ttft_s is not None and self.slo.tpot_s is not None
-        return Slo(ttft_s=0.9 * self.slo.ttft_s, tpot_s=0.9 * self.slo.tpot_s)
+        return Slo(ttft_s=0.9 * (self.slo.ttft_s or 0.0), tpot_s=0.9 * (self.slo.tpot_s or 0.0))
 
 
 def scaled(cost: LinearCostModel, limits: Mapping[str, Any], num_requests: int = 40) -> Scaled:
