@@ -530,13 +530,19 @@ def fit_costs(records):
 check("4.21")
 
 # %% [markdown]
-# **Probe this machine.** A few short workloads on the real engine: one request and many, short prompts and long ones,
-# twice each. Their steps are the records. On a CPU this counts the CPU time of one thread, so that other programs
-# disturb little.
+# **Measure this machine.** *Probes* are short workloads on the real engine: one request and many, short prompts and long
+# ones. Their steps are the records. Between the rounds of probes two other workloads are served, with random arrivals
+# and lengths of their own; the fit never sees these. On a CPU all of it is CPU time of one thread, so that other
+# programs disturb less. Half a minute.
+
+# %%
+measured_here = prediction.measured_here()
+records = prediction.step_records(measured_here.samples)
+print(f"{len(records)} steps of probes, from {1e3 * min(r.seconds for r in records):.0f} ms", end=" ")
+print(f"to {1e3 * max(r.seconds for r in records):.0f} ms")
 
 # %%
 fit = use("4.21")
-records = prediction.step_records(prediction.probed())
 costs = fit(records)
 names = ("per step", "per token", "per sample", "per 1,000 keys of context", "per 1,000 pairs")
 for name, cost, scale in zip(names, costs, (1, 1, 1, 1000, 1000), strict=True):
@@ -547,19 +553,17 @@ for name, cost, scale in zip(names, costs, (1, 1, 1, 1000, 1000), strict=True):
 # the step, which is the whole case for batching; the cost per token is what chunks are made of. Where two things go
 # together in all probes, a fit can give the cost to either: don't read too much into a zero.
 #
-# Now the test. Two workloads of other lengths than the probes', with random arrivals: one that half fills the engine,
-# and one that overloads it. First predict, then measure. Half a minute.
+# Now the test: the two workloads, simulated with your cost model, against what was measured. One half fills the
+# engine, the other overloads it.
 
 # %%
 here = prediction.cost_model(costs)
-calm, rush = prediction.workload(here, 0.5, 16, seed=3), prediction.workload(here, 1.5, 24, seed=4)
-predicted = {one.name: prediction.predict(one, here) for one in (calm, rush)}
-runs = {one.name: serve_here(one) for one in (calm, rush)}
-for name in runs:
-    print(f"{name} of what can be served\n{prediction.table(predicted[name], runs[name])}\n")
+for name, workload in measured_here.workloads.items():
+    predicted = prediction.predict(workload, here)
+    print(f"{name}\n{prediction.table(predicted, measured_here.runs[name])}\n")
 
 # %%
-steps = [step for run in runs.values() for step in prediction.step_times(run, here)]
+steps = [step for run in measured_here.runs.values() for step in prediction.step_times(run, here)]
 figure = prediction_pictures.draw_step_times(steps)
 
 # %% [markdown]

@@ -12,7 +12,7 @@ from twophase.workbook.kit.timing import seconds
 # Tokens of each sequence in the step: one chunk of a prompt, and 23 decodes.
 LENGTHS = (200, *[1] * 23)
 HIDDEN, KV, MLP = 576, 192, 1536
-REPEATS = 7
+REPEATS = 3
 BLUE, ORANGE, GREEN, *_ = COLOURS
 
 

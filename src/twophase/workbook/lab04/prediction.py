@@ -29,7 +29,6 @@ PROBES = (
     Probe((12,) * 28, 4),
     Probe((48, 112, 180), 4),
 )
-NUM_ROUNDS = 2
 PROMPTS, OUTPUTS = UniformLengths(16, 128), UniformLengths(8, 32)
 
 
@@ -50,11 +49,26 @@ class StepRecord(NamedTuple):
     seconds: float
 
 
-@cache
-def probed() -> list[StepSample]:
-    """Every step of the probes, with the median times over the rounds."""
+class Measured(NamedTuple):
+    """What was measured on this machine.
+
+    Attributes:
+        samples: Every step of the probes, with the median times over the rounds.
+        workloads, runs: What was served besides, and how it went; no fit sees them.
+    """
+
+    samples: list[StepSample]
+    workloads: dict[str, RandomWorkload]
+    runs: dict[str, ServingRun]
+
+
+def play_probes() -> list[StepSample]:
+    """One round: the steps of all probes, the same ones in every round."""
     requests = [probe_requests(probe, LIMITS["max_model_len"] - probe.output_len) for probe in PROBES]
-    rounds = [[sample for one in requests for sample in samples_of(serve_here(one).steps)] for _ in range(NUM_ROUNDS)]
+    return [sample for one in requests for sample in samples_of(serve_here(one).steps)]
+
+
+def medians(rounds: Sequence[Sequence[StepSample]]) -> list[StepSample]:
     return [
         StepSample(
             same[0].load,
@@ -64,6 +78,19 @@ def probed() -> list[StepSample]:
         )
         for same in zip(*rounds, strict=True)
     ]
+
+
+@cache
+def measured_here() -> Measured:
+    """Probes before, between and after two workloads: a machine that others use drifts, and both see the same drift."""
+    rounds = [play_probes()]
+    planned = fit_cost_model(rounds[0])
+    workloads = {"half load": workload(planned, 0.5, 16, seed=3), "overload": workload(planned, 1.5, 24, seed=4)}
+    runs = {}
+    for name, one in workloads.items():
+        runs[name] = serve_here(one)
+        rounds.append(play_probes())
+    return Measured(medians(rounds), workloads, runs)
 
 
 def step_records(samples: Sequence[StepSample]) -> list[StepRecord]:
@@ -78,7 +105,7 @@ def cost_model(costs: Sequence[float]) -> LinearCostModel:
     """The five fitted costs, with the scheduler's own time as the package fits it."""
     per_step_s, per_token_s, per_sample_s, per_context_s, per_pair_s = (float(cost) for cost in costs)
     return replace(
-        fit_cost_model(probed()),
+        fit_cost_model(measured_here().samples),
         per_step_s=per_step_s,
         per_token_s=per_token_s,
         per_sample_s=per_sample_s,

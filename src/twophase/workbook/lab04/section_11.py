@@ -1,5 +1,7 @@
 """The challenge: a policy and its limits, graded by simulated goodput."""
 
+from functools import cache
+from statistics import mean
 from typing import Any
 
 from twophase.core.errors import ConfigError, PolicyError
@@ -50,28 +52,38 @@ def serves_everyone(answer: Any, draw: Draw, num_requests: int) -> None:
             reject(f"request {asked.request_id} got {record.num_output_tokens} of {asked.num_output_tokens} tokens")
 
 
-def default_score(seed: int) -> float:
-    return challenge.score(challenge.serve(PriorityPolicy(), None, seed))
+def scores(answer: Any) -> list[float]:
+    return [challenge.score(served(answer, challenge.traffic(seed))) for seed in challenge.SEEDS]
+
+
+@cache
+def default_score() -> float:
+    return mean(challenge.score(challenge.serve(PriorityPolicy(), None, seed)) for seed in challenge.SEEDS)
 
 
 def beats_the_default(answer: Any, draw: Draw) -> None:
-    seed = draw.integer(100, 10_000)
-    got, house = challenge.score(served(answer, challenge.traffic(seed))), default_score(seed)
-    if got < house + 5:
+    got = mean(scores(answer))
+    if got < default_score() + 5:
         reject(
-            f"your score is {got:.0f} %, and the default policy's {house:.0f} % on the same traffic (seed {seed})",
+            f"your score is {got:.0f} %, and the default policy's {default_score():.0f} % on the same traffics",
             "five points more would count",
         )
 
 
 def reaches_the_goal(answer: Any, draw: Draw) -> None:
-    scores = [challenge.score(served(answer, challenge.traffic(seed))) for seed in challenge.SEEDS]
-    mean = sum(scores) / len(scores)
-    if mean < challenge.GOAL:
+    got = scores(answer)
+    if mean(got) < challenge.GOAL:
         reject(
-            f"your score is {mean:.0f} %, and {challenge.GOAL} % are wanted",
-            f"on the traffics of the board: {', '.join(f'{one:.0f} %' for one in scores)}",
+            f"your score is {mean(got):.0f} %, and {challenge.GOAL} % are wanted",
+            f"on the traffics of the board: {', '.join(f'{one:.0f} %' for one in got)}",
         )
+
+
+def holds_on_other_traffic(answer: Any, draw: Draw) -> None:
+    seed = draw.integer(100, 10_000)
+    got = challenge.score(served(answer, challenge.traffic(seed)))
+    if got < challenge.GOAL - 10:
+        reject(f"your score on a traffic that is not on the board (seed {seed}) is {got:.0f} %")
 
 
 EXERCISES = (
@@ -115,6 +127,11 @@ EXERCISES = (
                 "keeps enough promises",
                 reaches_the_goal,
                 "One idea is not enough here: bound the steps, and choose whose prompt comes next.",
+            ),
+            Property(
+                "keeps them on other traffic too",
+                holds_on_other_traffic,
+                "A number that fits only these three traffics says little: derive it from cost and promise.",
             ),
         ),
         time_limit_s=60,
