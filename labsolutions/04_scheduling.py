@@ -530,10 +530,10 @@ def fit_costs(records):
 check("4.21")
 
 # %% [markdown]
-# **Measure this machine.** *Probes* are short workloads on the real engine: one request and many, short prompts and long
-# ones. Their steps are the records. Between the rounds of probes two other workloads are served, with random arrivals
-# and lengths of their own; the fit never sees these. On a CPU all of it is CPU time of one thread, so that other
-# programs disturb less. Half a minute.
+# **Measure this machine.** *Probes* are short workloads on the real engine: one request and many, short prompts and
+# long ones. Their steps are the records. Between the rounds of probes two other workloads are served, with random
+# arrivals and lengths of their own; the fit never sees these. On a CPU all of it is CPU time of one thread, so that
+# other programs disturb less. Half a minute.
 
 # %%
 measured_here = prediction.measured_here()
@@ -567,10 +567,12 @@ steps = [step for run in measured_here.runs.values() for step in prediction.step
 figure = prediction_pictures.draw_step_times(steps)
 
 # %% [markdown]
-# **Read the result.** Dots on the line are steps predicted well; the table says what the queue makes of the rest. Times
-# per token are averages of many steps, so errors cancel; a tail of the first tokens depends on how a queue built up,
-# where a small error of every step adds up, and near saturation most of all. `twophase simulate --validate` prints
-# such a table at length, and names the reasons where the error exceeds 15 %.
+# **Read the result.** Dots on the line are steps predicted well; the table says what the queue makes of the rest.
+# Times per token are averages of many steps, so errors cancel; a tail of the first tokens depends on how a queue
+# built up, where a small error of every step adds up, and near saturation most of all. Two bands of dots are a
+# machine that ran at two speeds: other programs compete for its caches and its memory, and no formula of tokens knows
+# that. `twophase simulate --validate` prints such a table at length, and names the reasons where the error exceeds 15
+# %.
 
 # %% [markdown]
 # ### A machine you don't have
