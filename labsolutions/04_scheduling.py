@@ -39,7 +39,7 @@ from twophase.workbook.lab04.gated import RankedPolicy, ShortPromptsFirst, gated
 from twophase.workbook.lab04.hidden_lengths import play
 from twophase.workbook.lab04.memory import Held, Machine, Running, gpu
 from twophase.workbook.lab04.prediction import StepRecord
-from twophase.workbook.lab04.real_engine import LIMITS, PROMPTS, generate_under_pressure, serve_here
+from twophase.workbook.lab04.engine_rig import LIMITS, PROMPTS, generate_under_pressure, serve_here
 
 torch.set_num_threads(1)
 

@@ -18,7 +18,7 @@ from twophase.simulate.cost_model import LinearCostModel
 from twophase.simulate.limits import make_scheduler
 from twophase.simulate.simulator import SimulationResult, simulate
 from twophase.simulate.traffic import requests_of
-from twophase.workbook.lab04.real_engine import LIMITS, serve_here
+from twophase.workbook.lab04.engine_rig import LIMITS, serve_here
 
 # Few and many sequences, short and long prompts, alone and together: what the fit has to tell apart.
 PROBES = (
