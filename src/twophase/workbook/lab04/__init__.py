@@ -1,1 +1,1 @@
-"""Lab 4, scheduling: exercises, their checks, and what its notebook draws and measures with."""
+"""Lab 4: scheduling."""
