@@ -194,7 +194,7 @@ def test_two_requests_of_one_name_are_refused():
         play(request("a", 0), request("a", 0))
 
 
-def test_the_engine_rig_on_a_clock_of_its_own(tiny_model):  # noqa: F811
+def test_the_real_engine_on_a_clock_of_its_own(tiny_model):  # noqa: F811
     """Each look at the clock takes 10 ms, so the run is the same everywhere; tokens equal those of no load at all."""
     time = FakeTime(0.0)
 
