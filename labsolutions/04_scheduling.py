@@ -1667,8 +1667,8 @@ class Challenger(Policy):
         return fits if decoding else max(fits, 1)
 
     def plan(self, step):
-        decoding = [sequence for sequence in step.running if sequence.is_decoding]
-        begun = [sequence for sequence in step.running if not sequence.is_decoding]
+        decoding = [s for s in step.running if s.is_decoding]
+        begun = [s for s in step.running if not s.is_decoding]
 
         def urgency(sequence):
             return (self.is_late(sequence, step.now_s), sequence.num_uncomputed_tokens)  # SOLUTION: smallest goes first

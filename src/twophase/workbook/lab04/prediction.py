@@ -96,8 +96,14 @@ def measured_here() -> Measured:
 def step_records(samples: Sequence[StepSample]) -> list[StepRecord]:
     """What the fit sees of them."""
     return [
-        StepRecord(s.load.num_tokens, s.load.num_samples, s.load.decode_context, s.load.prefill_pairs, s.run_s)
-        for s in samples
+        StepRecord(
+            tokens=int(sample.load.num_tokens),
+            samples=int(sample.load.num_samples),
+            context=int(sample.load.decode_context),
+            pairs=int(sample.load.prefill_pairs),
+            seconds=sample.run_s,
+        )
+        for sample in samples
     ]
 
 
