@@ -20,8 +20,9 @@ class StructuredOutputs:
     Attributes:
         json: A JSON Schema, as a dict or as JSON text; kept as text. The output is one JSON value that it accepts,
             written as Python's json.dumps writes it: ', ' and ': ' between the parts, no other white space.
-        regex: A regular expression in the syntax of Rust's `regex` crate, which is that of `re` without look-around
-            and back-references. The output matches it as a whole, as with `re.fullmatch`.
+        regex: A regular expression in the syntax of Rust's `regex` crate, which is that of `re` without look-around,
+            word boundaries and back-references; \\d, \\w and \\s mean ASCII. The output matches it as a whole, as with
+            `re.fullmatch`.
         choice: The output is one of these texts.
 
     Raises:

@@ -34,7 +34,7 @@ class Detokenizer:
         decoder: Turns token ids into text.
         params: Stop strings and how to treat them.
         prompt_token_ids: What the output continues.
-        may_end: Whether the text may end like that; where it may not, a stop string is text like any other.
+        may_end: Of a guided text, whether it may end like that; where it may not, a stop string is text like any other.
     """
 
     def __init__(
@@ -48,6 +48,10 @@ class Detokenizer:
         self._params = params
         self._may_end = may_end
         self._window = list(prompt_token_ids[-NUM_CONTEXT_TOKENS:])  # context, then tokens not yet text
+        if may_end is not None:
+            # A guided text stands for itself: it completes nothing that the prompt has left half written.
+            while self._decode().endswith(REPLACEMENT_CHARACTER):
+                self._window.pop()
         self._num_context = len(self._window)
         # The prompt may end in half a character, which the first output tokens complete.
         self._context_text = self._decode().rstrip(REPLACEMENT_CHARACTER)

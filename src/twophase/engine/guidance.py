@@ -45,6 +45,10 @@ JSON_OPTIONS: Any = {
     "json_allowed_escapes": '"\\bfnrt',
 }
 
+# In a regular expression \d, \w and \s mean ASCII: what they are beyond that differs between Rust, Python and editions
+# of Unicode, so that an output could fail the reader's own check.
+ASCII_CLASSES = "dws"
+
 
 class GuidanceError(TwophaseError):
     """The grammar library gave up on one sequence."""
@@ -178,17 +182,16 @@ class Guide:
 
 def _matcher(vocabulary: Any, outputs: StructuredOutputs) -> Any:
     """The library's automaton, at its start; refuses what it cannot enforce or what accepts nothing."""
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, regex_to_lark
 
     if isinstance(outputs.json, str):
         _check_min_properties(json.loads(outputs.json))
         grammar = LLMatcher.grammar_from_json_schema(outputs.json, overrides=JSON_OPTIONS)
     elif outputs.regex is not None:
-        grammar = LLMatcher.grammar_from_regex(outputs.regex)
+        grammar = LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(outputs.regex, ASCII_CLASSES)}/")
     else:
         assert outputs.choice is not None
-        texts = (json.dumps(text, ensure_ascii=False) for text in outputs.choice)
-        grammar = LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+        grammar = LLMatcher.grammar_from_lark(f"start: {' | '.join(map(json.dumps, outputs.choice))}")
     matcher = LLMatcher(vocabulary, grammar, log_level=0)
     if not matcher.is_error():
         matcher.compute_bitmask()  # only now does it find out that nothing at all can match
@@ -208,11 +211,10 @@ def _check_min_properties(schema: Any) -> None:
         return
     at_least, required = schema.get("minProperties"), schema.get("required")
     num_required = len(required) if isinstance(required, list) else 0
-    is_open = schema.get("additionalProperties", True) is not False or "patternProperties" in schema
-    if isinstance(at_least, int) and is_open and at_least > max(1, num_required):
+    if isinstance(at_least, int) and at_least > max(1, num_required):
         raise InvalidRequestError(
-            f"structured_outputs.json: minProperties={at_least} cannot be enforced among free property names. Name the "
-            f"properties in 'required', or set additionalProperties to false."
+            f"structured_outputs.json: minProperties={at_least} cannot be enforced with {num_required} properties in "
+            f"'required'; name as many there."
         )
     for part in schema.values():
         _check_min_properties(part)
