@@ -232,7 +232,7 @@ MIXED = [
     guided(3, regex="[a-c]{5,40}", temperature=0, max_tokens=80),
     guided(4, choice=["one", "two", "three"], top_k=3, repetition_penalty=1.3, max_tokens=80),
     SamplingParams(seed=5, temperature=0, max_tokens=30, ignore_eos=True),
-    guided(6, regex="(x|y){9}[a-z]{3,6}", top_p=0.9, n=3, max_tokens=30),
+    guided(6, regex="[a-z0-9 ]{12,20}", top_p=0.9, n=3, max_tokens=30),
     guided(7, json=PERSON, min_p=0.2, max_tokens=12),
     guided(8, regex=r"\d{20}", logprobs=2, max_tokens=80),
 ]
