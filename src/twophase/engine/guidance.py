@@ -12,7 +12,7 @@ a schema of nested arrays and objects; all have wheels for Linux, macOS and Wind
     compile the schema       1 ms                80 ms                        1.5 s
     mask: mean, longest      0.1 ms, 5 ms        0.6 ms, 8 ms                 0.01 ms, 0.1 ms
     uniqueItems, contains    refused by name     ignored                      ignored
-    multipleOf, minimum      enforced            ignored (multipleOf)         ignored
+    multipleOf               enforced            ignored                      ignored
 
 A schema is ready as soon as its request comes, the masks cost little beside a step of the model, and a keyword that
 cannot be enforced is an error, not an output that claims to be valid. outlines-core (arXiv:2307.09702) puts all work
@@ -31,7 +31,7 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.core.structured_outputs import StructuredOutputs
 
 WORD_BITS = 32  # tokens per word of a mask
-MAX_MESSAGE = 300  # characters of what the library has to say; the rest is its internal state
+MAX_MESSAGE = 300  # characters of what the library has to say
 
 # Each of these is said, because a schema may bring its own ("x-guidance"), which may not loosen anything.
 JSON_OPTIONS: Any = {
@@ -182,24 +182,30 @@ class Guide:
 
 def _matcher(vocabulary: Any, outputs: StructuredOutputs) -> Any:
     """The library's automaton, at its start; refuses what it cannot enforce or what accepts nothing."""
+    from llguidance import LLMatcher
+
+    try:
+        matcher = LLMatcher(vocabulary, _grammar_text(outputs), log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # only now does it find out that nothing at all can match
+        problem = matcher.get_error()
+    except ValueError as error:  # ours; text that is no Unicode, numbers that are none
+        problem = str(error)
+    if problem:
+        raise InvalidRequestError(f"structured_outputs.{outputs.kind} cannot be enforced: {_one_line(problem)}.")
+    return matcher
+
+
+def _grammar_text(outputs: StructuredOutputs) -> str:
     from llguidance import LLMatcher, regex_to_lark
 
     if isinstance(outputs.json, str):
         _check_min_properties(json.loads(outputs.json))
-        grammar = LLMatcher.grammar_from_json_schema(outputs.json, overrides=JSON_OPTIONS)
-    elif outputs.regex is not None:
-        grammar = LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(outputs.regex, ASCII_CLASSES)}/")
-    else:
-        assert outputs.choice is not None
-        grammar = LLMatcher.grammar_from_lark(f"start: {' | '.join(map(json.dumps, outputs.choice))}")
-    matcher = LLMatcher(vocabulary, grammar, log_level=0)
-    if not matcher.is_error():
-        matcher.compute_bitmask()  # only now does it find out that nothing at all can match
-    if matcher.is_error():
-        raise InvalidRequestError(
-            f"structured_outputs.{outputs.kind} cannot be enforced: {_one_line(matcher.get_error())}."
-        )
-    return matcher
+        return LLMatcher.grammar_from_json_schema(outputs.json, overrides=JSON_OPTIONS)
+    if outputs.regex is not None:
+        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(outputs.regex, ASCII_CLASSES)}/")
+    assert outputs.choice is not None
+    return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(json.dumps, outputs.choice))}")
 
 
 def _check_min_properties(schema: Any) -> None:
@@ -212,13 +218,10 @@ def _check_min_properties(schema: Any) -> None:
     at_least, required = schema.get("minProperties"), schema.get("required")
     num_required = len(required) if isinstance(required, list) else 0
     if isinstance(at_least, int) and at_least > max(1, num_required):
-        raise InvalidRequestError(
-            f"structured_outputs.json: minProperties={at_least} cannot be enforced with {num_required} properties in "
-            f"'required'; name as many there."
-        )
+        raise ValueError(f"minProperties={at_least} with {num_required} names in 'required'; name as many there")
     for part in schema.values():
         _check_min_properties(part)
 
 
 def _one_line(message: str) -> str:
-    return " ".join(message.split())[:MAX_MESSAGE].rstrip(".")
+    return " ".join(message.partition("<state>")[0].split())[:MAX_MESSAGE].rstrip(".")
