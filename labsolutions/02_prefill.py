@@ -919,6 +919,7 @@ def row_max_kernel(x_ptr, out_ptr, num_columns, BLOCK: tl.constexpr):
 
 # %%
 # NBVAL_CHECK_OUTPUT
+# needs: triton
 x = torch.tensor([[3.0, -1.0, 2.0], [-5.0, -4.0, -9.0]], device=device)
 largest = torch.empty(2, device=device)
 row_max_kernel[(2,)](x, largest, num_columns=3, BLOCK=4)  # [(2,)] is the grid: two programs
@@ -980,6 +981,7 @@ check("2.12")
 # the keys so far: `row_max + log2(row_sum)` is their log-sum-exp, in base 2.
 
 # %%
+# needs: triton
 step = use("2.12")
 generator = torch.Generator().manual_seed(3)
 q, k, v = (2 * torch.randn(n, 16, generator=generator).to(device) for n in (16, 64, 64))
@@ -1125,6 +1127,7 @@ check("2.13")
 # whole one. Between the two there is nothing, and no work was spent to find that out.
 
 # %%
+# needs: triton
 prefill_kernel = use("2.13")
 prefill_pictures.draw_reads(prefill_kernel, query_lens=[5, 6], cached=[6, 0])
 plt.show()
@@ -1157,12 +1160,14 @@ for length in (64, 256, 1024, 4096):
 # the right-hand side; there should be little that surprises you.
 
 # %%
+# needs: triton
 from twophase_kernels.attend_range import attend_range
 from twophase_kernels.paged_prefill import paged_prefill_kernel as production_kernel
 
 source_diff(use("2.12"), attend_range, "the loop over tiles: attend_tile and attend_range")
 
 # %%
+# needs: triton
 source_diff(prefill_kernel, production_kernel, "paged_prefill_kernel")
 
 # %% [markdown]
@@ -1305,6 +1310,7 @@ check("2.15")
 # The seventh has slot -1, as if it were padding.
 
 # %%
+# needs: triton
 write_kernel = use("2.15")
 slots = slots_of(table, 0, 10, 4)
 slots[6] = -1
@@ -1325,6 +1331,7 @@ print(f"written per token: {30 * bytes_per_layer:,} bytes in 30 layers (and as m
 print(f"weights read for it, if it comes alone: {4 * 134_515_008:,} bytes")
 
 # %%
+# needs: triton
 from twophase_kernels.kv_write import kv_write_kernel as production_write
 
 source_diff(write_kernel, production_write, "kv_write_kernel")
@@ -1626,6 +1633,7 @@ check("2.19")
 # the engine's own until lab 3.
 
 # %%
+# needs: triton
 from twophase import LLM
 from twophase.workbook.kit.own_attention import OwnAttention
 
@@ -1639,6 +1647,7 @@ llm = LLM(
 
 # %%
 # NBVAL_CHECK_OUTPUT
+# needs: triton
 prompts = [
     "The capital of France is",
     "Once upon a time there was a machine that could read a whole page at a glance, and then",
@@ -1650,6 +1659,7 @@ for prompt, output in zip(prompts, outputs, strict=True):
 
 # %%
 # NBVAL_CHECK_OUTPUT
+# needs: triton
 model, tokenizer = smollm2()
 for prompt, output in zip(prompts, outputs, strict=True):
     ids = tokenizer(prompt, return_tensors="pt").input_ids[0]
@@ -1718,6 +1728,7 @@ for length in (64, 512, 4096, 32768):
 # numpy, and its times say nothing about the kernel but how many tiles it has.
 
 # %%
+# needs: triton
 from twophase.workbook.lab02.first_token import compare_attention
 
 rows = compare_attention(prefill, lengths=(128, 256, 512))

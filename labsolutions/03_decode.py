@@ -571,7 +571,6 @@ for layers in (suspects.DropsAResidual(model), smollm2_decoder()):
 # is some other sequence's page. That is legal, and a trap.
 
 # %%
-
 tables = {"A": ([6, 1, 3], 9), "B": ([4], 4), "C": ([0, 5], 6)}
 draw_block_tables(tables, num_blocks=8, block_size=4)
 plt.show()
@@ -808,6 +807,7 @@ check("3.9")
 # ones included. Your kernel, two sequences, one row per query head:
 
 # %%
+# needs: triton
 decode_kernel = use("3.9")
 case = map_case(Draw(3), [10, 5], heads=4, kv_heads=1, page=4, num_pages=8, peak=2)
 out = launch_paged_decode(decode_kernel, **on_device(case)).cpu()
@@ -835,6 +835,7 @@ pictures.draw_weights(
 # **Now in SmolLM2's shape**, and by the clock. How large should a tile be? On this machine:
 
 # %%
+# needs: triton
 print(how_kernels_run())
 case = random_case(Draw(4), [150, 64, 9], heads=9, kv_heads=3, dim=64, page=16)
 expected, _ = naive_decode(case)
@@ -855,12 +856,14 @@ for block_n in (16, 64, 256):
 # own, `attend_range`, because prefill runs it too; the two cells show first the shell, then the loop.
 
 # %%
+# needs: triton
 from twophase_kernels.attend_range import attend_range
 from twophase_kernels.paged_decode import paged_decode_kernel as production_kernel
 
 source_diff(decode_kernel, production_kernel, "paged_decode_kernel: yours and production")
 
 # %%
+# needs: triton
 source_diff(decode_kernel, attend_range, "the loop: yours and attend_range")
 
 # %% [markdown]
@@ -1010,6 +1013,7 @@ check("3.11")
 # of a split weighs the same.)
 
 # %%
+# needs: triton
 split_kernel = use("3.11")
 case = map_case(Draw(5), [37], heads=1, kv_heads=1, page=4, num_pages=11)
 partial_out, lse = launch_paged_decode_split(split_kernel, **on_device(case), num_splits=4, block_n=16)
@@ -1085,6 +1089,7 @@ check("3.12")
 
 # %%
 # NBVAL_CHECK_OUTPUT
+# needs: triton
 merge_kernel = use("3.12")
 case = random_case(Draw(6), [90, 7], heads=4, kv_heads=2, dim=32, page=16)
 expected, _ = naive_decode(case)
@@ -1117,6 +1122,7 @@ for context in (128, 1_024, 8_192, 32_768):
 # **By the clock** this takes a GPU: the interpreter runs one program after another, and has no SM that could idle.
 
 # %%
+# needs: triton
 if device.type == "cuda":
     long = random_case(Draw(7), [8192], heads=32, kv_heads=8, dim=64, page=64)
     for num_splits in (1, 2, 4, 8, 16, 32):
@@ -1134,6 +1140,7 @@ else:
 # case like any other. Here is the merge.
 
 # %%
+# needs: triton
 from twophase_kernels.merge_splits import merge_splits_kernel as production_merge
 
 source_diff(merge_kernel, production_merge, "merge_splits_kernel: yours and production")
@@ -1870,6 +1877,7 @@ check("3.23")
 # in Python: 30 layers with 3 KV heads per sequence and token. Give it a quarter of a minute.
 
 # %%
+# needs: triton
 open_own_engine = use("3.23")
 llm = open_own_engine(DEFAULT_MODEL, block_size=8, num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16)
 requests = {
@@ -1887,6 +1895,7 @@ for prompt, output in zip(requests, outputs, strict=True):
 
 # %%
 # NBVAL_CHECK_OUTPUT
+# needs: triton
 model, tokenizer = smollm2()
 for (prompt, num_new), output in zip(requests.items(), outputs, strict=True):
     ids = tokenizer(prompt, return_tensors="pt").input_ids[0]
@@ -1898,6 +1907,7 @@ for (prompt, num_new), output in zip(requests.items(), outputs, strict=True):
 
 # %%
 # NBVAL_CHECK_OUTPUT
+# needs: triton
 num_decode_steps = sum(step.num_decodes > 0 for step in llm.engine.trace)
 pool = llm.scheduler.cache.pool
 num_calls = llm.model.backend.num_calls["decode"]
@@ -1911,10 +1921,12 @@ print(f"your {type(pool).__name__}: {pool.num_free} of 16 blocks free, reference
 
 # %%
 # NBVAL_CHECK_OUTPUT
+# needs: triton
 for name, (block_ids, num_tokens) in llm.scheduler.cache.fullest.items():
     print(f"{name}: {num_tokens:2} tokens in blocks {list(block_ids)}")
 
 # %%
+# needs: triton
 figure = draw_block_tables(llm.scheduler.cache.fullest, num_blocks=16, block_size=8)
 
 # %% [markdown]
@@ -1925,6 +1937,7 @@ figure = draw_block_tables(llm.scheduler.cache.fullest, num_blocks=16, block_siz
 # in one batch.
 
 # %%
+# needs: triton
 names = {
     output.request_id: f"{name}: {len(output.prompt_token_ids)} tokens, then {len(output.outputs[0].token_ids)}"
     for name, output in zip("ABC", outputs, strict=True)

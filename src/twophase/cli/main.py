@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from twophase import __version__
-from twophase.cli import grade, labs, simulate
+from twophase.cli import grade, labs, plan, simulate
 from twophase.core.errors import (
     BackendUnavailableError,
     ConfigError,
@@ -66,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_generate(commands)
     _add_bench(commands)
     simulate.add_parser(commands)
+    plan.add_parser(commands)
     grade.add_parser(commands)
     labs.add_parser(commands)
     return parser

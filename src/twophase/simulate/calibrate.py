@@ -187,7 +187,7 @@ def fit_cost_model(samples: Sequence[StepSample]) -> LinearCostModel:
     return LinearCostModel(*run, *schedule, *update)
 
 
-def _fit(features: Sequence[tuple[int, ...]], times_s: Sequence[float]) -> list[float]:
+def _fit(features: Sequence[tuple[int | float, ...]], times_s: Sequence[float]) -> list[float]:
     weights = 1 / np.maximum(np.array(times_s), 1e-9)
     a = np.array(features, dtype=float) * weights[:, None]
     return [float(x) for x in nnls(a, np.ones(len(times_s)))]

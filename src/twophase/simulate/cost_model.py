@@ -29,7 +29,7 @@ class CostModel(abc.ABC):
     """The time of a step. Implementations are final, and never let a step get shorter when its context gets longer."""
 
     @abc.abstractmethod
-    def overhead_s(self, num_chunks: int) -> tuple[float | int, float | int]:
+    def overhead_s(self, num_chunks: int | float) -> tuple[float | int, float | int]:
         """Seconds of `schedule` and of `update` for a batch of so many chunks."""
 
     @abc.abstractmethod
@@ -83,7 +83,7 @@ class LinearCostModel(CostModel):
         if self.per_step_s + self.per_token_s <= 0:
             raise ConfigError("a step must take time: per_step_s or per_token_s must be above 0, or no clock advances.")
 
-    def overhead_s(self, num_chunks: int) -> tuple[float | int, float | int]:
+    def overhead_s(self, num_chunks: int | float) -> tuple[float | int, float | int]:
         return (
             self.schedule_per_step_s + self.schedule_per_chunk_s * num_chunks,
             self.update_per_step_s + self.update_per_chunk_s * num_chunks,
@@ -142,10 +142,10 @@ class RooflineCostModel(CostModel):
         FLOPs = 2 * (layer weights * tokens + output weights * samples) + 4 * H * D * layers * pairs
         bytes = weights + (keys read + keys written) * K/V bytes per token
         swaps = swapped blocks * bytes per block / (n * host bandwidth)
-        all-reduces = 2 * layers * (latency + 2 (n - 1) / n * tokens * hidden * 2 bytes / (link bandwidth * efficiency))
+        all-reduces = 2 * layers * (latency + 2 (n - 1) / n * tokens * hidden * bytes / (link bandwidth * efficiency))
 
-    All in bfloat16. Left out: activations between kernels, the imbalance of real kernels, and the host's work that
-    overlaps with the GPU's.
+    In the dtypes of `shape`, at bfloat16's peak. Left out: activations between kernels, the imbalance of real kernels,
+    and the host's work that overlaps with the GPU's.
     """
 
     hardware: Hardware
@@ -161,7 +161,7 @@ class RooflineCostModel(CostModel):
                 f"got {self.tensor_parallel} GPUs."
             )
 
-    def overhead_s(self, num_chunks: int) -> tuple[float | int, float | int]:
+    def overhead_s(self, num_chunks: int | float) -> tuple[float | int, float | int]:
         more_s = self.assumptions.overhead_per_chunk_s * num_chunks
         return self.assumptions.schedule_s + more_s, self.assumptions.update_s + more_s
 
@@ -202,12 +202,12 @@ class RooflineCostModel(CostModel):
         num_keys = load.decode_context + load.prefill_context + load.num_tokens
         return self.shape.weight_bytes + num_keys * self.shape.kv_bytes_per_token
 
-    def all_reduce_s(self, num_tokens: int) -> float | int:
+    def all_reduce_s(self, num_tokens: int | float) -> float | int:
         """A ring moves 2 (n - 1) / n of the data over each link (Patarasuk and Yuan, 2009)."""
         n = self.tensor_parallel
         if n == 1:
             return 0.0
-        num_bytes = 2 * (n - 1) / n * num_tokens * self.shape.hidden_size * 2
+        num_bytes = 2 * (n - 1) / n * num_tokens * self.shape.hidden_size * self.shape.value_bytes
         each_s = self.assumptions.all_reduce_latency_s + num_bytes / (
             self.hardware.link_bytes_per_s * self.assumptions.bandwidth_efficiency
         )

@@ -9,7 +9,13 @@ BFLOAT16_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A Llama-family model's sizes, under the names of its config.json; weights and cache in bfloat16."""
+    """A Llama-family model's sizes, under the names of its config.json; weights and cache in bfloat16 by default.
+
+    Attributes:
+        value_bytes: Of a weight or an activation.
+        kv_value_bytes, kv_scale_bytes: Of a value in the cache, and of the scale that a token's values of one head
+            share when they are quantised.
+    """
 
     name: str
     hidden_size: int
@@ -21,6 +27,9 @@ class ModelShape:
     vocab_size: int
     tie_word_embeddings: bool
     source: str
+    value_bytes: int = BFLOAT16_BYTES
+    kv_value_bytes: int = BFLOAT16_BYTES
+    kv_scale_bytes: int = 0
 
     @property
     def layer_params(self) -> int:
@@ -36,16 +45,17 @@ class ModelShape:
     @property
     def weight_bytes(self) -> int:
         """Weights that every step reads. An embedding table of its own is not among them: a step reads a few rows."""
-        return BFLOAT16_BYTES * (self.layer_params + self.output_params)
+        return self.value_bytes * (self.layer_params + self.output_params)
 
     @property
     def memory_bytes(self) -> int:
         """Weights that must be stored."""
-        return self.weight_bytes + (0 if self.tie_word_embeddings else BFLOAT16_BYTES * self.output_params)
+        return self.weight_bytes + (0 if self.tie_word_embeddings else self.value_bytes * self.output_params)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * BFLOAT16_BYTES
+        head_bytes = self.head_dim * self.kv_value_bytes + self.kv_scale_bytes
+        return 2 * self.num_layers * self.num_kv_heads * head_bytes
 
 
 MODELS = {

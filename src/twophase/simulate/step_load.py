@@ -6,7 +6,7 @@ from twophase.core.plan import StepPlan
 
 
 class StepLoad(NamedTuple):
-    """The composition of a step.
+    """The composition of a step; of an average one, in fractions.
 
     Worked example: one decode at position 9 and a chunk of 4 tokens from position 2 on, the last of its prompt:
     5 tokens, 2 samples, 2 chunks; decode context 10; prefill pairs 3 + 4 + 5 + 6 = 18, prefill context 6.
@@ -21,13 +21,13 @@ class StepLoad(NamedTuple):
         num_swapped_blocks: Blocks moved from and to host memory.
     """
 
-    num_tokens: int
-    num_samples: int
-    num_chunks: int
-    decode_context: int
-    prefill_pairs: int
-    prefill_context: int
-    num_swapped_blocks: int = 0
+    num_tokens: int | float
+    num_samples: int | float
+    num_chunks: int | float
+    decode_context: int | float
+    prefill_pairs: int | float
+    prefill_context: int | float
+    num_swapped_blocks: int | float = 0
 
 
 def load_of(plan: StepPlan) -> StepLoad:

@@ -44,6 +44,7 @@ def read_source(path: Path) -> NotebookNode:
     notebook.metadata["twophase"] = NotebookNode({"lab": path.stem, "build": build})
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for index, cell in enumerate(notebook.cells):
+        cell.source = cell.source.strip("\n")  # as ruff formats a notebook's cells
         cell.id = f"{path.stem.replace('_', '-')}-{index:03d}"
         cell.metadata = NotebookNode({key: value for key, value in cell.metadata.items() if key == "tags"})
     nbformat.validate(notebook)

@@ -1,0 +1,10 @@
+"""Will it fit, how many at once, how fast? A deployment on paper, from one YAML file.
+
+yaml_file, kinds             a file of known keys, read with the line of each; every complaint says where
+units                        GB and GiB told apart
+config, example.yaml         what a plan is made from
+memory                       bytes of weights, workspace and K/V on one GPU; blocks; requests that fit
+workload_cost, steady_state  what a mean request costs by roofline, and many of them at once, by Little's law
+cautions                     what should make one think again, with the number that says so
+plan, report                 all of it together, as text and as JSON
+"""

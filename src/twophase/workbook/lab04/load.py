@@ -1,0 +1,11 @@
+"""Users who arrive at random, with short prompts and answers of all lengths."""
+
+from twophase.serving.arrivals import Poisson
+from twophase.serving.lengths import UniformLengths
+from twophase.serving.workloads import RandomWorkload, TimedRequest
+
+
+def short_chats(num_requests: int, rate_per_s: float | int) -> list[TimedRequest]:
+    """Prompts of 16 to 64 tokens, answers of 8 to 48. The same requests at every rate; only closer together."""
+    prompts, outputs = UniformLengths(16, 64), UniformLengths(8, 48)
+    return list(RandomWorkload("short chats", num_requests, Poisson(rate_per_s), prompts, outputs))

@@ -1,0 +1,139 @@
+"""Bytes against arithmetic by hand, and against the engine's own cache."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from tests.capacity.plans import plan, text
+from twophase.cache.kv_cache import KVCacheSpec
+from twophase.capacity.config import Eviction, parse_config
+from twophase.capacity.memory import blocks_of, even_shape, workspace_bytes
+from twophase.simulate.model_shapes import MODELS, ModelShape
+
+TOY = ModelShape("toy", 8, 16, 2, 1, 1, 4, 10, True, "by hand")
+
+
+@pytest.mark.parametrize(
+    ("model", "num_bytes"), [("llama-3-8b", 131_072), ("llama-3-70b", 327_680), ("smollm2-135m", 23_040)]
+)
+def test_kv_bytes_of_a_token(model, num_bytes):
+    table = plan(model=model).memory
+    assert table.kv_bytes_per_token == num_bytes
+    assert table.block_bytes == 16 * num_bytes
+
+
+def test_119_requests_and_not_128():
+    """16 GB of weights in 80 GB leave 64 GB: 119 requests of 512 MiB. In GiB it would have been 128."""
+    worked = plan(gpu_memory_utilization=1, workspace="0 GB")
+    assert worked.memory.total_bytes == 80 * 10**9
+    assert worked.memory.weight_bytes == pytest.approx(16e9, rel=0.005)
+    assert worked.at_limit.num_bytes == 512 * 2**20
+    assert worked.at_limit.num_requests == 119
+    # Whoever takes GB for GiB buys 128.
+    assert 64 * 2**30 // worked.at_limit.num_bytes == 128
+
+
+def test_the_table_adds_up():
+    table = plan().memory
+    assert table.headroom_bytes == 8 * 10**9
+    parts = (table.headroom_bytes, table.weight_bytes, table.workspace_bytes, table.pool_bytes)
+    assert sum(parts) == table.total_bytes
+    assert table.num_blocks * table.block_bytes <= table.pool_bytes < (table.num_blocks + 1) * table.block_bytes
+
+
+@pytest.mark.parametrize("kv", ["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", list(MODELS))
+def test_the_cache_has_as_many_bytes(model, dtype, kv):
+    """The oracle is the engine's cache, scales and all."""
+    shape = MODELS[model]
+    quantised = kv if kv in ("int8", "fp8_e4m3") else "none"
+    stored = getattr(torch, dtype if kv == "auto" or quantised != "none" else kv)
+    spec = KVCacheSpec(shape.num_layers, shape.num_kv_heads, shape.head_dim, 32, stored, quantised)
+    table = plan(model=model, dtype=dtype, kv_cache_dtype=kv, block_size=32).memory
+    assert (table.kv_bytes_per_token, table.block_bytes) == (spec.bytes_per_token, spec.bytes_per_block)
+
+
+def test_weights_follow_the_dtype():
+    assert plan(dtype="float32").memory.weight_bytes == 2 * plan(dtype="float16").memory.weight_bytes
+    assert plan(kv_cache_dtype="int8").memory.weight_bytes == plan().memory.weight_bytes
+
+
+def test_gpus_share():
+    alone, shared = plan(model="llama-3-70b", hardware="h200"), plan(model="llama-3-70b", tensor_parallel_size=8)
+    assert shared.memory.weight_bytes * 8 == alone.memory.weight_bytes
+    assert shared.memory.kv_bytes_per_token == 327_680 // 8
+    # Of all GPUs together: 4,096 tokens of 320 KiB.
+    assert shared.at_limit.num_bytes == alone.at_limit.num_bytes == 4096 * 327_680
+
+
+def test_an_uneven_split_costs_as_the_next_even_one():
+    """SmolLM2's 3 K/V heads on 2 GPUs: 2 of them on one GPU."""
+    even = even_shape(MODELS["smollm2-135m"], 2)
+    assert (even.num_heads, even.num_kv_heads, even.intermediate_size, even.vocab_size) == (10, 4, 1536, 49152)
+    assert plan(model="smollm2-135m", tensor_parallel_size=2).memory.kv_bytes_per_token == 23_040 * 2 // 3
+    # More GPUs than heads: each has a copy of one.
+    assert plan(model="smollm2-135m", tensor_parallel_size=8).memory.kv_bytes_per_token == 23_040 // 3
+    assert even_shape(MODELS["llama-3-8b"], 4) == MODELS["llama-3-8b"]
+
+
+def test_workspace_by_hand():
+    """The worked example: layers count; with more rows the logits do; two GPUs share the layers' arrays."""
+    assert workspace_bytes(TOY, 1, 5, 2) == 640
+    assert workspace_bytes(TOY, 1, 5, 20) == 5 * 8 * 2 + 20 * 10 * 10
+    assert workspace_bytes(TOY, 2, 5, 2) == 5 * (16 + 24) * 2
+    # Eight heads of 4 and one K/V head: q, rotated q and output 96, k and v 8; more than 48.
+    assert workspace_bytes(dataclasses.replace(TOY, num_heads=8), 1, 5, 2) == 5 * (16 + 104) * 2
+
+
+def test_workspace_follows_the_step():
+    # Llama-3-8B: 2 * 4,096 and 3 * 14,336 values a token.
+    assert plan().memory.workspace_bytes == 8192 * (2 * 4096 + 3 * 14336) * 2
+    assert plan(chunk_size=512).memory.workspace_bytes < plan().memory.workspace_bytes
+    assert plan(workspace="1.5 GiB").memory.workspace_bytes == 3 * 2**29
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_blocks_of_a_window_by_marking_them(seed):
+    """The oracle marks the block of every token that is kept, wherever the sequence ends."""
+    rng = random.Random(seed)
+    block_size, window, sinks = 2 ** rng.randint(0, 4), rng.randint(1, 40), rng.randint(0, 20)
+    length = rng.randint(1, 200)
+    held = [{i // block_size for i in range(end) if i < sinks or i >= end - window} for end in range(1, length + 1)]
+    found = blocks_of(length, block_size, Eviction(window, sinks))
+    assert found >= max(map(len, held))
+    # Never more than what the worst place of the window takes, which long sequences meet.
+    if length >= sinks + window + 3 * block_size:
+        assert found == max(map(len, held))
+
+
+def test_blocks_by_hand():
+    assert [blocks_of(n, 16) for n in (1, 16, 17)] == [1, 1, 2]
+    assert blocks_of(10_000, 16, Eviction(18, 0)) == 3
+    assert blocks_of(10_000, 16, Eviction(17, 4)) == 3
+    assert blocks_of(20, 16, Eviction(1000, 4)) == 2
+
+
+def test_eviction_bounds_a_request():
+    """window 1,024 and 4 sinks: 1 + 64 + 1 blocks of 16, and 512 set aside for a step of 8,192 tokens."""
+    kept = plan(eviction="{window: 1024, sinks: 4}")
+    assert kept.at_limit.num_blocks == 66
+    assert kept.at_limit.num_requests == (kept.memory.num_blocks - 512) // 66
+    assert kept.at_mean.num_blocks == 66
+    # What fits into the window sets nothing aside.
+    short = plan(eviction="{window: 1024, sinks: 4}", workload="{rate: 1, prompt_tokens: 100, output_tokens: 50}")
+    assert short.at_mean.num_requests == short.memory.num_blocks // 10
+
+
+def test_a_folder(tiny_folder):
+    config = parse_config(
+        text(model=tiny_folder, max_model_len=64, workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}")
+    )
+    assert (config.shape.hidden_size, config.shape.num_layers, config.shape.num_kv_heads) == (48, 2, 2)
+    relative = parse_config(
+        text(model=tiny_folder.name, max_model_len=64, workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}"),
+        folder=tiny_folder.parent,
+    )
+    assert dataclasses.replace(relative.shape, name="") == dataclasses.replace(config.shape, name="")
