@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import sys
 
@@ -187,3 +188,51 @@ class TestTritonBackend:
         done = run_cli(*self.ARGS, tiny_folder, "--json", TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["backend"] == "triton"
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+
+
+def test_the_form_of_the_text(twophase, tiny_folder, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps(SCHEMA))
+    exit_code, out, err = generate(twophase, tiny_folder, "--json-schema", schema)
+    assert (exit_code, err) == (0, "")
+    assert json.loads(out) in ({"ok": True}, {"ok": False})
+    assert re.fullmatch(r"[ab]{3}-\d\n", generate(twophase, tiny_folder, "--regex", r"[ab]{3}-\d")[1])
+    exit_code, out, _ = generate(twophase, tiny_folder, "--choice", "yes", "--choice", "no", "--json")
+    (output,) = json.loads(out)["outputs"]
+    assert (exit_code, output["finish_reason"]) == (0, "stop")
+    assert output["text"] in ("yes", "no")
+
+
+def test_a_text_cut_before_it_has_its_form_is_a_failure(twophase, tiny_folder):
+    exit_code, out, err = generate(twophase, tiny_folder, "--regex", "[ab]{90}", "--max-tokens", 4)
+    assert (exit_code, len(out)) == (1, 5)
+    assert "completion 0 was cut by --max-tokens 4 or the context limit, so it may be incomplete" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--regex", "(a"), "structured_outputs.regex cannot be enforced: "),
+        (("--regex", "a", "--choice", "b"), "not allowed with argument"),
+        (("--json-schema", "{tmp}/broken.json"), "structured_outputs.json must be a JSON Schema, and this is not JSON"),
+    ],
+)
+def test_a_wrong_form_is_refused(twophase, tiny_folder, tmp_path, options, message):
+    (tmp_path / "broken.json").write_text("{")
+    exit_code, out, err = generate(twophase, tiny_folder, *(option.format(tmp=tmp_path) for option in options))
+    assert (exit_code, out) == (2, "")
+    assert message in err
+
+
+def test_a_missing_schema_file(twophase, tiny_folder, tmp_path):
+    exit_code, out, err = generate(twophase, tiny_folder, "--json-schema", tmp_path / "none.json")
+    assert (exit_code, out) == (1, "")
+    assert "none.json" in err

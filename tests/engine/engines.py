@@ -30,6 +30,7 @@ def make_engine(
     num_swap_blocks: int = 0,
     codec=None,
     eos=frozenset(),
+    engine_class=Engine,
     **options,
 ) -> Engine:
     config = model.config
@@ -41,7 +42,7 @@ def make_engine(
     )
     scheduler = Scheduler(limits, CacheManager(num_blocks, block_size, prefix_caching), policy)
     runner = ModelRunner(model, kv_cache, max_model_len, num_swap_blocks=num_swap_blocks)
-    return Engine(runner, scheduler, vocab_size=config.vocab_size, codec=codec, eos_token_ids=eos, **options)
+    return engine_class(runner, scheduler, vocab_size=config.vocab_size, codec=codec, eos_token_ids=eos, **options)
 
 
 def with_backend(model: LlamaModel, backend) -> LlamaModel:

@@ -10,7 +10,7 @@ from tests.engine.tokenizers_for_tests import KINDS, TEXT, byte_fallback, byte_l
 from tests.mutation import KillTable, Mutant
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine import detokenizer
-from twophase.engine.detokenizer import REPLACEMENT_CHARACTER, Detokenizer, first_match, longest_partial_match
+from twophase.engine.detokenizer import REPLACEMENT_CHARACTER, Detokenizer, longest_partial_match, matches
 
 
 def stream(decoder, ids, prompt_ids=(), *, module=detokenizer, **options) -> tuple[list[str], str | None]:
@@ -215,9 +215,10 @@ class TestStopStrings:
     def test_longest_partial_match(self, text, stops, held):
         assert longest_partial_match(text, stops) == held
 
-    def test_first_match_prefers_the_earlier_end(self):
-        assert first_match("abcd", ("abcd", "bc")) == "bc"
-        assert first_match("abcd", ("x",)) is None
+    def test_matches_are_in_the_order_of_their_ends(self):
+        assert matches("abcdbc", ("abcd", "bc", "c")) == [(3, "bc"), (3, "c"), (4, "abcd"), (6, "bc"), (6, "c")]
+        assert matches("aaa", ("aa",)) == [(2, "aa"), (3, "aa")]
+        assert matches("abcd", ("x",)) == []
 
 
 CHECKS = {
@@ -236,7 +237,7 @@ MUTANTS = [
     ("nothing held back", "num_released = len(text) - num_held", "num_released = len(text)", "stop"),
     ("held text lost at the end", "self._pieces.append(self._held)", "pass", "stop"),
     ("stop string kept", "else end - len(matched)", "else end", "stop"),
-    ("first listed instead of first complete", "return min(ends)[2]", "return ends[0][2]", "stop"),
+    ("first listed instead of first complete", "in sorted(ends)", "in ends", "stop"),
     ("shorter of two that end together", "-len(stop), stop)", "len(stop), stop)", "stop"),
 ]  # fmt: skip
 

@@ -4,11 +4,13 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twophase.core.errors import InvalidRequestError
-from twophase.core.outputs import RequestMetrics, RequestOutput
+from twophase.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from twophase.core.sampling_params import SamplingParams
+from twophase.core.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from twophase.engine.llm import LLM
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate and print; 1 if a completion ended in an error.
+    """Generate and print; 1 if a completion ended in an error, or was cut before it had the form asked for.
 
     Raises:
         TwophaseError: An option, the model or the prompt cannot be used; says why.
@@ -29,28 +31,51 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         max_tokens=args.max_tokens,
         stop=tuple(args.stop),
+        structured_outputs=_structured_outputs(args),
     )
     if args.stream and args.n != 1:
         raise InvalidRequestError(f"--stream shows one completion, got --n {args.n}; leave out one of the two.")
     text = _read_prompt(args.prompt)
     llm = _open(args)
     prompt = _through_chat_template(llm, text) if args.chat else text
-    if (args.stream or sys.stdout.isatty()) and not args.json and params.n == 1:
+    # A stream cannot take back what turns out to be cut off, so a guided text is not streamed unasked.
+    wants_stream = args.stream or (sys.stdout.isatty() and params.structured_outputs is None)
+    if wants_stream and not args.json and params.n == 1:
         return _stream(llm, prompt, params)
     output = llm.generate(prompt, params, use_tqdm=False)[0]
     if args.json:
         print(json.dumps(to_dict(output, llm, prompt=text)))
     else:
         _print_completions(output)
-    for completion in output.outputs:
-        if completion.error is not None:
-            print(f"twophase: completion {completion.index} failed: {completion.error}", file=sys.stderr)
-    return 1 if any(completion.finish_reason == "error" for completion in output.outputs) else 0
+    complaints = [said for completion in output.outputs if (said := _complaint(completion, params)) is not None]
+    for said in complaints:
+        print(f"twophase: {said}", file=sys.stderr)
+    return 1 if complaints else 0
+
+
+def _complaint(completion: CompletionOutput, params: SamplingParams) -> str | None:
+    """What there is to say of a completion that is not what was asked for."""
+    if completion.error is not None:
+        return f"completion {completion.index} failed: {completion.error}"
+    if params.structured_outputs is not None and completion.finish_reason == "length":
+        return (
+            f"completion {completion.index} was cut by --max-tokens {params.max_tokens} or the context limit, so it "
+            f"may be incomplete; allow more tokens"
+        )
+    return None
 
 
 def _read_prompt(prompt: str) -> str:
     # The newline that ends a line of input is not part of the text: it would change the tokens.
     return sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+
+
+def _structured_outputs(args: argparse.Namespace) -> StructuredOutputs | None:
+    if args.json_schema is not None:
+        return StructuredOutputs(json=Path(args.json_schema).read_text(encoding="utf-8"))
+    if args.regex is not None:
+        return StructuredOutputs(regex=args.regex)
+    return None if args.choice is None else StructuredOutputs(choice=args.choice)
 
 
 def _open(args: argparse.Namespace) -> "LLM":

@@ -101,11 +101,19 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
     sampling.add_argument("--seed", type=int, metavar="S", help="makes sampling reproducible")
     sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable")
     sampling.add_argument("--n", type=int, default=1, metavar="N", help="completions of the prompt")
+    _add_structured_outputs(generate)
     output = generate.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="one JSON object instead of text")
     output.add_argument(
         "--stream", action="store_true", help="print text as it comes, also when standard output is no terminal"
     )
+
+
+def _add_structured_outputs(generate: argparse.ArgumentParser) -> None:
+    guided = generate.add_argument_group("the form of the text").add_mutually_exclusive_group()
+    guided.add_argument("--json-schema", metavar="FILE", help="JSON that this JSON Schema accepts")
+    guided.add_argument("--regex", metavar="R", help="text that matches R as a whole")
+    guided.add_argument("--choice", action="append", metavar="TEXT", help="TEXT, or another choice; repeatable")
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twophase.core.errors import InvalidRequestError
+from twophase.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
 
@@ -14,8 +15,8 @@ MAX_LOGPROBS = 20
 class SamplingParams:
     """Sampling parameters of one request.
 
-    Order of application: repetition penalty, temperature, top-k, top-p, min-p. `temperature=0` is greedy decoding and
-    ignores the truncations.
+    Order of application: repetition penalty, structured outputs, temperature, top-k, top-p, min-p. `temperature=0` is
+    greedy decoding and ignores the truncations.
 
     Attributes:
         n: Completions for the prompt; they share its pages and diverge by copy-on-write.
@@ -34,7 +35,10 @@ class SamplingParams:
         skip_special_tokens: Leave special tokens out of the text.
         logprobs: Report this many of the most likely tokens' log-probabilities at each position, besides the chosen
             token's; None reports none, 0 the chosen token's alone. They describe the model's distribution
-            (before temperature and truncation), in nats.
+            (before structured outputs, temperature and truncation), in nats.
+        structured_outputs: The form that the text must have; None: any. A completion that ends by 'stop' has it. One
+            cut by `max_tokens` or the context limit ends by 'length', as ever, and may be incomplete. Stop strings and
+            stop token ids act where the text before them has the form, and are passed over elsewhere.
     """
 
     n: int = 1
@@ -51,6 +55,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -75,6 +80,21 @@ class SamplingParams:
                 raise InvalidRequestError(f"stop strings must be non-empty text, got {stop!r}; leave it out instead.")
         for token_id in self.stop_token_ids:
             _require_int("each of stop_token_ids", token_id, at_least=0)
+        if self.structured_outputs is not None:
+            self._check_structured_outputs()
+
+    def _check_structured_outputs(self) -> None:
+        if not isinstance(self.structured_outputs, StructuredOutputs):
+            raise InvalidRequestError(
+                f"structured_outputs must be StructuredOutputs(json=...), (regex=...) or (choice=...), got "
+                f"{self.structured_outputs!r}."
+            )
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if getattr(self, name):
+                raise InvalidRequestError(
+                    f"structured_outputs and {name}=True contradict each other: what follows the text would be part "
+                    f"of the output. Leave out one of them."
+                )
 
     @property
     def is_greedy(self) -> bool:

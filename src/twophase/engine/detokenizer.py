@@ -1,6 +1,6 @@
 """From tokens to text, one token at a time: whole characters only, and nothing that may become a stop string."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, final, runtime_checkable
 
 from twophase.core.sampling_params import SamplingParams
@@ -29,12 +29,29 @@ class Detokenizer:
     is new is appended.
 
         [ released text | held back: a stop string may be starting | tokens that do not make whole characters yet ]
+
+    Args:
+        decoder: Turns token ids into text.
+        params: Stop strings and how to treat them.
+        prompt_token_ids: What the output continues.
+        may_end: Of a guided text, whether it may end like that; where it may not, a stop string is text like any other.
     """
 
-    def __init__(self, decoder: TextDecoder, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        decoder: TextDecoder,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        may_end: Callable[[str], bool] | None = None,
+    ) -> None:
         self._decoder = decoder
         self._params = params
+        self._may_end = may_end
         self._window = list(prompt_token_ids[-NUM_CONTEXT_TOKENS:])  # context, then tokens not yet text
+        if may_end is not None:
+            # A guided text stands for itself: it completes nothing that the prompt has left half written.
+            while self._decode().endswith(REPLACEMENT_CHARACTER):
+                self._window.pop()
         self._num_context = len(self._window)
         # The prompt may end in half a character, which the first output tokens complete.
         self._context_text = self._decode().rstrip(REPLACEMENT_CHARACTER)
@@ -74,31 +91,44 @@ class Detokenizer:
         self._held = ""
         return matched
 
+    def _first_stop(self, text: str) -> tuple[int, str | None]:
+        """The first stop string in `text` that may end the completion, and where it ends; (0, None) if none does."""
+        for end, stop in matches(text, self._params.stop):
+            if self._may_end is None or self._may_end(self.text + text[: end - len(stop)]):
+                return end, stop
+        return 0, None
+
     def _decode(self) -> str:
         return self._decoder.decode(self._window, skip_special_tokens=self._params.skip_special_tokens)
 
     def _add_text(self, piece: str) -> str | None:
         # A match can only begin in what is held back: that is the longest end of the text which begins a stop string.
         text = self._held + piece
-        matched = first_match(text, self._params.stop)
+        end, matched = self._first_stop(text)
         if matched is None:
             num_held = longest_partial_match(text, self._params.stop)
             num_released = len(text) - num_held
         else:
-            end = text.index(matched) + len(matched)
             num_released = end if self._params.include_stop_str_in_output else end - len(matched)
         self._pieces.append(text[:num_released])
         self._held = "" if matched is not None else text[num_released:]
         return matched
 
 
-def first_match(text: str, stops: Sequence[str]) -> str | None:
-    """The stop string that is complete first as `text` is read from the left; of two that end together, the longer.
+def matches(text: str, stops: Sequence[str]) -> list[tuple[int, str]]:
+    """Where stop strings are complete as `text` is read from the left; of those that end together the longest first.
 
     So the result does not depend on how the text is cut into tokens.
     """
-    ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
-    return min(ends)[2] if ends else None
+    ends = [(start + len(stop), -len(stop), stop) for stop in stops for start in _occurrences(text, stop)]
+    return [(end, stop) for end, _, stop in sorted(ends)]
+
+
+def _occurrences(text: str, stop: str) -> Iterator[int]:
+    start = text.find(stop)
+    while start >= 0:
+        yield start
+        start = text.find(stop, start + 1)
 
 
 def longest_partial_match(text: str, stops: Sequence[str]) -> int:

@@ -10,10 +10,11 @@ from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
+from twophase.engine.guidance import Guidance
 from twophase.engine.interrupts import Uninterrupted
 from twophase.engine.isolation import isolate
 from twophase.engine.metrics import Diary, EngineStats, StepTimes, TraceChunk
-from twophase.engine.prompts import Prompt, TextCodec, check_params, token_ids_of
+from twophase.engine.prompts import Prompt, TextCodec, check_params, compile_grammar, token_ids_of
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import ModelRunner
 from twophase.engine.sampler import SampleRow, SamplingError, sample
@@ -28,9 +29,9 @@ Sampled = tuple[SampledToken, ...]
 class Engine:
     """Serves requests by continuous batching. Not thread-safe.
 
-    Faults: an exception while a sequence is planned, computed, sampled or detokenised ends that sequence with finish
-    reason 'error' and frees its blocks; the others go on (see `isolate`). A Ctrl-C during a step is felt between its
-    parts: either the step has happened, and the next call returns its outputs, or it has not, and the next call
+    Faults: an exception while a sequence is planned, computed, guided, sampled or detokenised ends that sequence with
+    finish reason 'error' and frees its blocks; the others go on (see `isolate`). A Ctrl-C during a step is felt between
+    its parts: either the step has happened, and the next call returns its outputs, or it has not, and the next call
     repeats it.
 
     Args:
@@ -39,6 +40,7 @@ class Engine:
         vocab_size: Token ids are below it.
         codec: The model's tokenizer; None serves token ids only.
         eos_token_ids: The model's end-of-text ids.
+        guidance: Compiles grammars for the codec's vocabulary; None serves no structured outputs.
         seed: Of the generator that draws a seed for each request that has none.
         max_trace_steps: Steps kept in `trace`, the newest ones; None keeps all.
         clock: Seconds that never go back.
@@ -52,6 +54,7 @@ class Engine:
         vocab_size: int,
         codec: TextCodec | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
+        guidance: Guidance | None = None,
         seed: int = 0,
         max_trace_steps: int | None = DEFAULT_TRACE_STEPS,
         clock: Callable[[], float] = time.monotonic,
@@ -61,6 +64,7 @@ class Engine:
         self._vocab_size = vocab_size
         self._codec = codec
         self._eos_token_ids = eos_token_ids
+        self._guidance = guidance
         self._seeds = random.Random(seed)
         self._clock = clock
         self._requests: dict[str, RequestState] = {}
@@ -97,6 +101,7 @@ class Engine:
         params = params or SamplingParams()
         token_ids, text = token_ids_of(prompt, self._codec, self._vocab_size)
         check_params(params, self._codec, self._vocab_size)
+        grammar = compile_grammar(params, self._guidance)
         request = Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -108,7 +113,7 @@ class Engine:
             cache_salt=cache_salt,
             ttft_slo_s=ttft_slo_s,
         )
-        state = RequestState.start(request, stream, self._codec)
+        state = RequestState.start(request, stream, self._codec, grammar)
         with Uninterrupted():
             self._scheduler.add(request)
             self._requests[request_id] = state
@@ -183,16 +188,24 @@ class Engine:
     def _compute(self, chunks: Sequence[ScheduledChunk]) -> list[Sampled | SamplingError]:
         """Run the model and sample: one result per chunk, empty for a prefill that goes on. Safe to repeat."""
         logits = self._runner.run(chunks)
+        # Only now: on a GPU the grammars find their masks while the model is still computing.
         rows = [self._sample_row(chunk) for chunk in chunks if chunk.num_samples]
         sampled = iter(() if logits is None else sample(logits, rows))
         return [next(sampled) if chunk.num_samples else () for chunk in chunks]
 
     def _sample_row(self, chunk: ScheduledChunk) -> SampleRow:
         sequence = self._scheduler.sequences[chunk.seq_id]
-        request = sequence.request
-        seed = self._requests[request.request_id].seed
-        position = len(sequence.token_ids) - sequence.num_prompt_tokens
-        return SampleRow(request.sampling_params, seed, sequence.index, position, chunk.num_samples, sequence.token_ids)
+        state = self._requests[sequence.request.request_id]
+        guide = state.completions[sequence.index].guide
+        return SampleRow(
+            sequence.request.sampling_params,
+            state.seed,
+            first_index=sequence.index,
+            position=len(sequence.token_ids) - sequence.num_prompt_tokens,
+            num_samples=chunk.num_samples,
+            token_ids=sequence.token_ids,
+            allowed=None if guide is None else guide.allowed_after(sequence.token_ids, sequence.num_prompt_tokens),
+        )
 
     def _update(
         self, plan: StepPlan, results: Sequence[Sampled | Exception], broken: dict[int, Exception]

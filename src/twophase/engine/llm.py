@@ -18,6 +18,7 @@ from twophase.core.errors import ConfigError, InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.engine import DEFAULT_TRACE_STEPS, Engine
+from twophase.engine.guidance import Guidance
 from twophase.engine.interrupts import Uninterrupted
 from twophase.engine.prompts import Prompt
 from twophase.engine.runner import ModelRunner
@@ -148,12 +149,14 @@ class LLM:
         cache = cache_factory(num_blocks, block_size, enable_prefix_caching)
         make_scheduler = scheduler_factory or partial(Scheduler, policy=policy)
         self.scheduler = make_scheduler(limits, cache)
+        eos_token_ids = self.model_config.eos_token_ids
         self.engine = Engine(
             ModelRunner(self.model, self.kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks),
             self.scheduler,
             vocab_size=self.model_config.vocab_size,
             codec=self.tokenizer,
-            eos_token_ids=self.model_config.eos_token_ids,
+            eos_token_ids=eos_token_ids,
+            guidance=None if self.tokenizer is None else Guidance(self.tokenizer.to_json, eos_token_ids),
             seed=seed,
             max_trace_steps=max_trace_steps,
         )

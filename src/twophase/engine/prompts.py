@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 from twophase.core.errors import InvalidRequestError
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.detokenizer import TextDecoder
+from twophase.engine.guidance import Grammar, Guidance
 
 Prompt = str | Mapping[str, Any]  # text, or {"prompt_token_ids": [...]}
 
@@ -63,3 +64,18 @@ def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: in
             raise InvalidRequestError(
                 f"stop_token_ids must be in the vocabulary, [0, {vocab_size}), got {token_id}: it could never stop."
             )
+
+
+def compile_grammar(params: SamplingParams, guidance: Guidance | None) -> Grammar | None:
+    """The grammar of the request's structured outputs, if it has any.
+
+    Raises:
+        InvalidRequestError: There is no tokenizer; or see `Guidance.compile`.
+    """
+    if params.structured_outputs is None:
+        return None
+    if guidance is None:
+        raise InvalidRequestError(
+            "structured_outputs are text, so they need a tokenizer, and the engine has none (skip_tokenizer_init)."
+        )
+    return guidance.compile(params)

@@ -7,6 +7,7 @@ from twophase.core.outputs import CompletionOutput, FinishReason, RequestMetrics
 from twophase.core.plan import SampledToken
 from twophase.core.request import Request
 from twophase.engine.detokenizer import Detokenizer, TextDecoder
+from twophase.engine.guidance import Grammar, Guide
 
 
 @dataclass(slots=True)
@@ -17,12 +18,14 @@ class Completion:
         detokenizer: None when the engine has no tokenizer; the text is then empty.
         include_stop: Whether what stopped it, a token or a string, stays in its text.
         logprobs: One entry per token if the request asked for them, else None.
+        guide: Tells which tokens it may have, if it has structured outputs.
     """
 
     index: int
     detokenizer: Detokenizer | None
     include_stop: bool
     logprobs: list[TokenLogprobs] | None
+    guide: Guide | None = None
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -80,14 +83,18 @@ class RequestState:
     num_preemptions: int = 0
 
     @classmethod
-    def start(cls, request: Request, stream: bool, decoder: TextDecoder | None) -> "RequestState":
+    def start(
+        cls, request: Request, stream: bool, decoder: TextDecoder | None, grammar: Grammar | None = None
+    ) -> "RequestState":
         params = request.sampling_params
+        may_end = None if grammar is None else grammar.accepts
         completions = [
             Completion(
                 index,
-                None if decoder is None else Detokenizer(decoder, params, request.prompt_token_ids),
+                None if decoder is None else Detokenizer(decoder, params, request.prompt_token_ids, may_end),
                 params.include_stop_str_in_output,
                 None if params.logprobs is None else [],
+                None if grammar is None else grammar.guide(),
             )
             for index in range(params.n)
         ]

@@ -69,6 +69,10 @@ class Tokenizer:
         """Text; bytes that are no whole character come out as U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def to_json(self) -> str:
+        """The text of a tokenizer.json, for other libraries."""
+        return self._tokenizer.to_str()
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
     ) -> list[int]:

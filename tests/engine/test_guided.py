@@ -1,0 +1,592 @@
+"""Guided decoding: what ends by 'stop' has the form asked for, whoever else is in the batch and whatever happens.
+
+Random weights wander through everything that is allowed, so they try a grammar harder than a trained model does. The
+oracles are `jsonschema` and `re`.
+"""
+
+import json
+import re
+import subprocess
+import sys
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+from tests.cli.conftest import child_environment
+from tests.engine.engines import BLOCK_SIZE, check_idle, finish, make_engine, prompt_of, run, tokens_of
+from tests.engine.random_schemas import random_schema
+from tests.engine.tokenizers_for_tests import KINDS, byte_level
+from tests.model.tiny import make_folder
+from tests.mutation import KillTable, Mutant
+from twophase import LLM, SamplingParams, StructuredOutputs
+from twophase.core.errors import InvalidRequestError
+from twophase.engine import engine as engine_module
+from twophase.engine import guidance as guidance_module
+from twophase.engine import sampler as sampler_module
+from twophase.engine.detokenizer import Detokenizer
+from twophase.engine.guidance import Guidance, GuidanceError
+from twophase.engine.sampler import SampleRow, sample
+from twophase.model.load import load_model
+
+NUM_PADDING = 7  # rows of the embedding that no token belongs to, as many models have
+NUM_SCHEMAS = 200
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def guided(seed=0, *, temperature=1.0, max_tokens=300, **options) -> SamplingParams:
+    kinds = {kind: options.pop(kind) for kind in ("json", "regex", "choice") if kind in options}
+    outputs = StructuredOutputs(**kinds)
+    return SamplingParams(
+        structured_outputs=outputs, seed=seed, temperature=temperature, max_tokens=max_tokens, **options
+    )
+
+
+def load_guided_model(kind: str, folder):
+    codec = KINDS[kind]()
+    make_folder(
+        "llama", folder, vocab_size=codec.vocab_size + NUM_PADDING, eos_token_id=codec.end_id, max_position_embeddings=2048
+    )  # fmt: skip
+    codec.tokenizer.save(str(folder / "tokenizer.json"))
+    return load_model(
+        folder, dtype=torch.float32, device=torch.device("cpu"), attention_backend="torch", block_size=BLOCK_SIZE
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("guided")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return load_guided_model("byte-level", folder)
+
+
+def guided_engine(model, codec=None, **options):
+    codec = codec or byte_level()
+    eos = frozenset([codec.end_id])
+    guidance = Guidance(codec.tokenizer.to_str, eos)
+    return make_engine(
+        model, codec=codec, eos=eos, guidance=guidance,
+        **{"num_blocks": 4000, "max_model_len": 1024, "max_num_seqs": 16, "budget": 64} | options,
+    )  # fmt: skip
+
+
+def is_valid(text: str, outputs: StructuredOutputs) -> bool:
+    """By the oracles."""
+    if outputs.regex is not None:
+        return re.fullmatch(outputs.regex, text) is not None
+    if outputs.choice is not None:
+        return text in outputs.choice
+    try:
+        jsonschema.validate(json.loads(text), json.loads(outputs.json), jsonschema.Draft202012Validator)
+    except (json.JSONDecodeError, jsonschema.ValidationError):
+        return False
+    return True
+
+
+def check_outputs(outputs, params) -> int:
+    """Every completion that stopped is valid; every other one says that it was cut. Tells how many stopped."""
+    num_stopped = 0
+    for output, each in zip(outputs, params, strict=True):
+        for completion in output.outputs:
+            assert completion.finish_reason in ("stop", "length"), completion.error
+            if completion.finish_reason == "stop":
+                num_stopped += 1
+                assert is_valid(completion.text, each.structured_outputs), (completion.text, each.structured_outputs)
+            else:
+                num_tokens = len(output.prompt_token_ids) + len(completion.token_ids)
+                assert len(completion.token_ids) == each.max_tokens or num_tokens == 1024
+    return num_stopped
+
+
+class TestForms:
+    def test_random_schemas(self, model):
+        schemas = [random_schema(seed) for seed in range(NUM_SCHEMAS)]
+        for schema in schemas:
+            jsonschema.Draft202012Validator.check_schema(schema)
+        params = [guided(seed, json=schema, max_tokens=200) for seed, schema in enumerate(schemas)]
+        outputs = run(guided_engine(model), [prompt_of(seed, 3) for seed in range(NUM_SCHEMAS)], params)
+        num_stopped = check_outputs(outputs, params)
+        assert 0.7 * NUM_SCHEMAS < num_stopped < NUM_SCHEMAS, "both ways to end should occur"
+        texts = {output.outputs[0].text for output in outputs}
+        assert len(texts) > 0.7 * NUM_SCHEMAS
+
+    @pytest.mark.parametrize(
+        "regex",
+        [
+            "a", "a?b?", "[a-z]{3}", r"\d{1,3}(\.\d{1,3}){3}", "(yes|no), (sir|madam)", "(ab|cd)*", "[^a]{2}", "日本|naïve",
+            r"(?i)hello", r"\$\{[^}]{0,5}\}", r"^x+y$", "[😀-😎]{1,3}", r"\w{1,9}@\w{1,9}\.(com|org)", r"\n\t\\", "a{3,}", r"[\w.]{2,9}/\d\s\S{2}",
+        ],
+    )  # fmt: skip
+    def test_regexes(self, model, regex):
+        params = [guided(seed, regex=regex, temperature=t, max_tokens=60) for seed in range(6) for t in (0, 1)]
+        outputs = run(guided_engine(model), [prompt_of(seed, 5) for seed in range(len(params))], params)
+        assert check_outputs(outputs, params) >= 4
+
+    @pytest.mark.parametrize(
+        "choices",
+        [["yes"], ["yes", "no", "yes and no"], ["a", "ab", "abc"], ["日本", "naïve café", "😀"], ["\0\x01", "\x7f"], ['"q"\\n', "a\nb\t", " /x/i", "<|end|>"]],
+    )  # fmt: skip
+    def test_choices(self, model, choices):
+        params = [guided(seed, choice=choices) for seed in range(24)]
+        outputs = run(guided_engine(model), [prompt_of(seed, 4) for seed in range(24)], params)
+        assert check_outputs(outputs, params) == 24
+        assert len({output.outputs[0].text for output in outputs}) > len(choices) / 2
+
+    def test_byte_fallback(self, tmp_path):
+        codec = KINDS["byte fallback"]()
+        engine = guided_engine(load_guided_model("byte fallback", tmp_path), codec)
+        asked = [{"json": PERSON}, {"regex": "the (é|日)+ fox!"}, {"choice": ["the", " the", "日本 "]}]
+        params = [guided(seed, **each) for seed in range(8) for each in asked]
+        outputs = run(engine, [{"prompt_token_ids": codec.encode("the fox")}] * len(params), params)
+        assert check_outputs(outputs, params) > 0.9 * len(params)
+
+    def test_no_special_token_and_no_padding_inside(self, model):
+        params = [guided(seed, regex="(?s).{30}", skip_special_tokens=False) for seed in range(8)]
+        for output in run(guided_engine(model), [prompt_of(seed, 4) for seed in range(8)], params):
+            *inside, last = tokens_of(output)
+            assert last == byte_level().end_id
+            assert max(inside) < byte_level().vocab_size
+            assert byte_level().end_id not in inside
+
+
+class TestEnds:
+    def test_a_complete_output_may_only_end(self, model):
+        for max_tokens, reason in ((2, "length"), (3, "stop")):  # no token is two of these
+            output = run(guided_engine(model), [prompt_of(0, 4)], guided(regex="[QZ]{2}", max_tokens=max_tokens))[0]
+            assert len(output.outputs[0].text) == 2
+            assert output.outputs[0].finish_reason == reason
+            assert output.outputs[0].stop_reason is None
+
+    def test_the_context_limit_cuts(self, model):
+        params = guided(regex="[a-z]{400}", max_tokens=1000)
+        output = run(guided_engine(model, max_model_len=40), [prompt_of(0, 4)], params)[0].outputs[0]
+        assert (output.finish_reason, len(output.token_ids)) == ("length", 36)
+
+    def test_stop_strings_end_only_what_is_complete(self, model):
+        params = [guided(seed, regex="(ab|cd)+", stop=["b", "cd"], max_tokens=40) for seed in range(40)]
+        outputs = run(guided_engine(model), [prompt_of(seed, 4) for seed in range(40)], params)
+        check_outputs(outputs, params)
+        completions = [output.outputs[0] for output in outputs]
+        by_string = [completion for completion in completions if completion.stop_reason == "cd"]
+        assert len(by_string) > 5
+        assert all(re.fullmatch("(cd)?(ab)+|(cd)+", completion.text) for completion in by_string)
+        assert not any(completion.stop_reason == "b" for completion in completions)
+
+    def test_json_is_not_cut_by_a_stop_string_inside(self, model):
+        params = [guided(seed, json=PERSON, stop=['"', "}", ": "]) for seed in range(8)]
+        outputs = run(guided_engine(model), [prompt_of(seed, 4) for seed in range(8)], params)
+        assert check_outputs(outputs, params) == 8
+
+    def test_stop_ids_end_only_what_is_complete(self, model):
+        (stop_id,) = byte_level().encode("x")
+        params = [guided(seed, regex="[xy]{2,9}", stop_token_ids=[stop_id]) for seed in range(30)]
+        outputs = run(guided_engine(model), [prompt_of(seed, 4) for seed in range(30)], params)
+        assert check_outputs(outputs, params) == 30
+        assert {output.outputs[0].stop_reason for output in outputs} == {None, stop_id}
+        assert all(set(output.outputs[0].text) == {"y"} for output in outputs)
+
+    def test_a_stop_id_beyond_the_tokenizer(self, model):
+        stop_id = byte_level().vocab_size + NUM_PADDING - 1
+        params = [guided(seed, regex="[xy]{1,60}", stop_token_ids=[stop_id]) for seed in range(20)]
+        outputs = run(guided_engine(model), [prompt_of(seed, 4) for seed in range(20)], params)
+        assert check_outputs(outputs, params) == 20
+        assert {output.outputs[0].stop_reason for output in outputs} == {None, stop_id}
+
+    def test_a_dead_end_fails_alone(self, model):
+        stop_ids = [i for i in range(byte_level().vocab_size) if byte_level().decode([i]).startswith("x")]
+        params = [guided(0, regex="yx", stop_token_ids=stop_ids), guided(0, regex="yx")]
+        dead, good = run(guided_engine(model), [prompt_of(0, 4)] * 2, params)
+        assert dead.outputs[0].finish_reason == "error"
+        assert "nothing but a stop token could continue it" in dead.outputs[0].error
+        assert (good.outputs[0].text, good.outputs[0].finish_reason) == ("yx", "stop")
+
+    def test_a_stop_string_that_may_not_end_is_text(self):
+        """'x|ab' and 'xa|ba' may not end there, 'xab|ab' may: what was passed over is in the text, and overlaps count."""
+        detok = Detokenizer(byte_level(), SamplingParams(stop=("ab", "ba")), [], {"xab"}.__contains__)
+        assert [detok.append(byte_level().encode(c)[0]) for c in "xabab"] == [None, None, None, None, "ab"]
+        assert detok.text == "xab"
+
+    def test_a_guided_text_completes_no_character_of_the_prompt(self):
+        half = byte_level().encode("é")[0:1] if len(byte_level().encode("é")) > 1 else [byte_level().encode("日")[0]]
+        for may_end, text in ((None, "\ufffda"), (lambda _: True, "a")):
+            detok = Detokenizer(byte_level(), SamplingParams(), half, may_end)
+            detok.append(byte_level().encode("a")[0])
+            assert detok.text == text
+
+
+MIXED = [
+    guided(1, json=PERSON, max_tokens=80),
+    SamplingParams(seed=2, max_tokens=30, ignore_eos=True),
+    guided(3, regex="[a-c]{5,40}", temperature=0, max_tokens=80),
+    guided(4, choice=["one", "two", "three"], top_k=3, repetition_penalty=1.3, max_tokens=80),
+    SamplingParams(seed=5, temperature=0, max_tokens=30, ignore_eos=True),
+    guided(6, regex="[a-z0-9 ]{12,20}", top_p=0.9, n=3, max_tokens=30),
+    guided(7, json=PERSON, min_p=0.2, max_tokens=12),
+    guided(8, regex=r"\d{20}", logprobs=2, max_tokens=80),
+]
+MIXED_PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((5, 19, 9, 14, 30, 11, 3, 26))]
+SETTINGS = {
+    "one step": {"budget": 512},
+    "chunks": {"budget": 16},
+    "no chunks": {"budget": 64, "chunked": False},
+    "prefix cache": {"prefix_caching": False},
+}
+PRESSURE = {"num_blocks": 40, "prefix_caching": False, "max_model_len": 128}
+
+
+def serve(model, params=MIXED, prompts=MIXED_PROMPTS, engine_class=engine_module.Engine, **setting):
+    engine = guided_engine(model, engine_class=engine_class, **setting)
+    outputs = run(engine, prompts, params)
+    completions = [[(c.token_ids, c.text, c.finish_reason) for c in output.outputs] for output in outputs]
+    preempted = {request_id for step in engine.trace for request_id, _ in step.preempted}
+    return completions, [i for i, each in enumerate(params) if each.structured_outputs and str(i) in preempted]
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    """What each of the mixed requests gets when it has the engine for itself."""
+    return [serve(model, [params], [prompt])[0][0] for params, prompt in zip(MIXED, MIXED_PROMPTS, strict=True)]
+
+
+class TestCompany:
+    @pytest.mark.parametrize("setting", SETTINGS)
+    def test_a_mixed_batch_equals_each_alone(self, model, alone, setting):
+        assert serve(model, **SETTINGS[setting])[0] == alone
+
+    def test_completions_have_a_state_each(self, alone):
+        texts = [text for _, text, _ in alone[5]]
+        assert len(set(texts)) == 3
+        assert all(reason == "stop" and is_valid(text, MIXED[5].structured_outputs) for _, text, reason in alone[5])
+
+    @pytest.mark.parametrize("swap", [0, 64], ids=["recompute", "swap"])
+    def test_preempted_equals_unpreempted(self, model, alone, swap):
+        completions, preempted = serve(model, num_swap_blocks=swap, **PRESSURE)
+        assert len(preempted) >= 2
+        assert completions == alone
+
+    def test_logprobs_are_the_models_own(self, model):
+        """At the first position nothing has been chosen yet: guided or not, the model says the same of each token."""
+        free, held = (
+            run(guided_engine(model), [prompt_of(0, 6)], params)[0].outputs[0].logprobs[0]
+            for params in (SamplingParams(temperature=0, max_tokens=1, logprobs=20), guided(regex="[0-9]", temperature=0, logprobs=20))
+        )  # fmt: skip
+        assert held.top == free.top
+        assert held.token_id != free.token_id
+        assert held.logprob <= free.logprob
+
+
+class TestFaults:
+    class Broken:
+        """A matcher that breaks after some tokens."""
+
+        def __init__(self, real, num_good: int) -> None:
+            self.real, self.num_good = real, num_good
+
+        def __getattr__(self, name):
+            return getattr(self.real, name)
+
+        def consume_tokens(self, tokens):
+            self.num_good -= len(tokens)
+            if self.num_good < 0:
+                raise RuntimeError("planted in the grammar")
+            return self.real.consume_tokens(tokens)
+
+    def test_a_fault_in_the_grammar_fails_one_completion(self, model, alone):
+        engine = guided_engine(model)
+        for i, (prompt, params) in enumerate(zip(MIXED_PROMPTS, MIXED, strict=True)):
+            engine.add_request(str(i), prompt, params)
+        guide = engine._requests["5"].completions[1].guide
+        guide._matcher = self.Broken(guide._matcher, 4)
+        outputs = finish(engine)
+        for i, expected in enumerate(alone):
+            for c, full in zip(outputs[str(i)].outputs, expected, strict=True):
+                if (i, c.index) == (5, 1):
+                    assert (c.finish_reason, c.error) == ("error", "RuntimeError: planted in the grammar")
+                    assert c.token_ids == full[0][:5]
+                else:
+                    assert (c.token_ids, c.text, c.finish_reason) == full
+
+    def test_the_librarys_own_error_is_no_end(self, model):
+        """After an error its mask allows the end of the text; that must not pass for a complete output."""
+        engine = guided_engine(model)
+        engine.add_request("bad", prompt_of(0, 4), guided(json=PERSON))
+        engine.add_request("good", prompt_of(0, 4), guided(json=PERSON))
+        engine._requests["bad"].completions[0].guide._matcher.consume_token(5)
+        outputs = finish(engine)
+        assert outputs["bad"].outputs[0].finish_reason == "error"
+        assert "GuidanceError: llguidance: " in outputs["bad"].outputs[0].error
+        assert outputs["good"].outputs[0].finish_reason == "stop"
+
+
+class TestDoor:
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"json": {"type": "strnig"}}, "structured_outputs.json cannot be enforced: Invalid type: strnig"),
+            ({"json": {"type": "object", "properties": {"a": 3}}}, "schema must be an object or boolean"),
+            ({"json": {"type": "array", "uniqueItems": True}}, r"Unimplemented keys: \[.uniqueItems"),
+            ({"json": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "oneOf constraints are not supported"),
+            ({"json": {"not": {}, "x-guidance": {"lenient": True}}}, r"Unimplemented keys: \[.not"),
+            ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "Unsatisfiable"),
+            ({"json": {"$ref": "#/$defs/none"}}, "does not exist"),
+            ({"json": {"anyOf": [{"type": "object", "minProperties": 2}]}}, "json cannot be enforced: minProperties=2 with 0 names in .required"),
+            ({"json": {"$ref": "#"}}, r"structured_outputs.json cannot be enforced: \w+\.$"),
+            ({"json": {"minimum": float("nan")}}, "structured_outputs.json cannot be enforced: expected value"),
+            ({"choice": ["\ud800"]}, "structured_outputs.choice cannot be enforced: .*hex escape"),
+            ({"regex": "\ud800"}, "structured_outputs.regex cannot be enforced: .*surrogates not allowed"),
+            ({"regex": "(a"}, "structured_outputs.regex cannot be enforced: .*unclosed group"),
+            ({"regex": "a(?=b)"}, "look-around, including look-ahead and look-behind, is not supported"),
+            ({"regex": r"(a)\1"}, "backreferences are not supported"),
+            ({"regex": r"a[^\s\S]b"}, "structured_outputs.regex cannot be enforced"),
+            ({"regex": r"\bfoo"}, "structured_outputs.regex cannot be enforced"),
+        ],
+    )  # fmt: skip
+    def test_what_cannot_be_enforced_is_refused_by_name(self, model, given, message):
+        engine = guided_engine(model)
+        with pytest.raises(InvalidRequestError, match=message):
+            engine.add_request("a", prompt_of(0, 4), guided(**given))
+        assert not engine.has_unfinished_requests()
+        check_idle(engine)
+
+    def test_min_properties_among_the_required(self, model):
+        named = {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}, "required": ["a", "b"]}
+        params = [guided(0, json=named | {"minProperties": 2, "maxProperties": 3})]
+        check_outputs(run(guided_engine(model), [prompt_of(0, 4)], params), params)
+
+    def test_without_a_tokenizer_or_an_end(self, model):
+        with pytest.raises(InvalidRequestError, match="need a tokenizer, and the engine has none"):
+            make_engine(model).add_request("a", prompt_of(0, 4), guided(regex="a"))
+        endless = make_engine(model, guidance=Guidance(byte_level().tokenizer.to_str, frozenset()))
+        with pytest.raises(InvalidRequestError, match=r"end-of-text token, and its folder names none"):
+            endless.add_request("a", prompt_of(0, 4), guided(regex="a"))
+
+    def test_a_tokenizer_that_the_library_cannot_read(self, model):
+        engine = make_engine(model, guidance=Guidance(lambda: '{"model": {"type": "none"}}', frozenset([0])))
+        with pytest.raises(InvalidRequestError, match="llguidance cannot use this model's tokenizer"):
+            engine.add_request("a", prompt_of(0, 4), guided(regex="a"))
+
+    def test_nobody_pays_before_the_first_guided_request(self, model, folder):
+        calls = []
+
+        def tokenizer_json():
+            calls.append(1)
+            return byte_level().tokenizer.to_str()
+
+        engine = guided_engine(model)
+        engine._guidance = Guidance(tokenizer_json, frozenset([byte_level().end_id]))
+        run(engine, [prompt_of(0, 4)])
+        assert calls == []
+        run(engine, [prompt_of(0, 4)] * 3, guided(regex="a"))
+        assert calls == [1]
+        code = "import sys; from twophase import LLM; LLM(sys.argv[1], num_kv_blocks=8); sys.exit('llguidance' in sys.modules)"
+        subprocess.run([sys.executable, "-c", code, str(folder)], env=child_environment(), check=True, timeout=300)
+
+
+def test_the_real_model(smollm2_folder):
+    """Chat, greedy: a person and a verdict."""
+    llm = LLM(smollm2_folder, device="cpu", attention_backend="torch", num_kv_blocks=64)
+    asked = "Invent a person. Answer with their name and age as JSON."
+    params = [
+        guided(json=PERSON, temperature=0, max_tokens=48),
+        guided(choice=["positive", "negative"], temperature=0),
+        SamplingParams(temperature=0, max_tokens=5),
+    ]
+    messages = [[{"role": "user", "content": text}] for text in (asked, "Is 'I love it' positive or negative?", asked)]
+    outputs = llm.chat(messages, params, use_tqdm=False)
+    assert check_outputs(outputs[:2], params[:2]) == 2
+    assert outputs[2].outputs[0].finish_reason == "length"
+
+
+# -- the sampler's part, and mutants of both
+
+VOCAB = 75
+
+
+def masked(seed: int, count: int, vocab_size: int = VOCAB) -> tuple[np.ndarray, np.ndarray]:
+    """A random set of allowed tokens: as booleans and as packed words."""
+    allowed = np.zeros(vocab_size, bool)
+    allowed[np.random.default_rng(seed).choice(vocab_size, count, replace=False)] = True
+    bits = np.pad(allowed, (0, -vocab_size % 32)).reshape(-1, 32).astype(np.uint64)
+    return allowed, (bits << np.arange(32, dtype=np.uint64)).sum(axis=1).astype(np.uint32)
+
+
+def check_masks(module) -> None:
+    """Tokens come from the row's own set: the best one if greedy, one of the best two with top-k."""
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0))
+    kept = logits.clone()
+    anything, few = (np.ones(VOCAB, bool), None), (np.arange(VOCAB) == 19, np.array([1 << 19], np.uint32))
+    full = [masked(seed, count) for seed, count in enumerate((5, 1, 40))]
+    for masks in ([*full[:2], anything, full[2], few, anything], [few], [anything]):
+        for greedy in (True, False):
+            params = SamplingParams(temperature=0 if greedy else 1, top_k=0 if greedy else 2, logprobs=3)
+            rows = [module.SampleRow(params, 7, 0, 0, 40, (), words) for _, words in masks]
+            drawn = module.sample(logits[: len(rows)], rows)
+            for row, (allowed, _), tokens in zip(logits, masks, drawn, strict=False):
+                best = np.where(allowed, row.numpy(), -np.inf).argsort()[::-1][: 1 if greedy else 2]
+                assert {token.token_id for token in tokens} == set(best[allowed[best]].tolist())
+                own = row.log_softmax(0)
+                for token in tokens:
+                    assert token.logprob == pytest.approx(float(own[token.token_id]), abs=1e-5)
+                    assert [i for i, _ in token.top_logprobs] == own.topk(3).indices.tolist()
+    assert torch.equal(logits, kept)
+
+
+def test_masks():
+    check_masks(sampler_module)
+
+
+def test_draws_follow_what_is_left_of_the_distribution():
+    allowed, words = masked(3, 6)
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
+    (tokens,) = sample(logits, [SampleRow(SamplingParams(), 1, 0, 0, 20_000, (), words)])
+    found = np.bincount([token.token_id for token in tokens], minlength=VOCAB) / len(tokens)
+    expected = np.where(allowed, logits[0].double().softmax(0).numpy(), 0)
+    np.testing.assert_allclose(found, expected / expected.sum(), atol=0.02)  # 5 sigma at 20,000 draws
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("num_bits", [1, 31, 32, 33, 64])
+def test_unpack(device, num_bits):
+    words = np.array([[1, 1 << 31], [0xFFFF_FFFF, 0], [0xA5, 3]], np.uint32)
+    expected = [[bool(int(row[i // 32]) >> i % 32 & 1) for i in range(num_bits)] for row in words]
+    found = sampler_module.unpack(words, num_bits, torch.device(device))
+    assert found.tolist() == expected
+    assert found.device.type == device
+
+
+def check_guide(module) -> None:
+    """A guide told everything each time says the same as one told step by step, as one told twice, and as the rules."""
+    codec = byte_level()
+    end_id, prompt = codec.end_id, [1, 2, 3]
+    (stop_id,) = codec.encode("b")
+    params = guided(regex="a(b|c){2}b?", stop_token_ids=[stop_id])
+    grammar = module.Guidance(codec.tokenizer.to_str, frozenset([end_id])).compile(params)
+
+    def ids_of(allowed):
+        bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")
+        return {codec.decode([i]) if i != end_id else "end" for i in bits.nonzero()[0].tolist()}
+
+    steps = {"": {"a"}, "a": {"c"}, "ac": {"c"}, "acc": {"b", "end"}}
+    stepwise = grammar.guide()
+    for text, expected in steps.items():
+        so_far = prompt + [codec.encode(c)[0] for c in text]
+        told = [
+            stepwise.allowed_after(so_far, 3),
+            stepwise.allowed_after(so_far, 3),
+            grammar.guide().allowed_after(so_far, 3),
+        ]
+        assert [ids_of(allowed) for allowed in told] == [expected] * 3
+    assert [grammar.accepts(text) for text in ("abb", "accb", "ab", "abbbb", "x", "")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
+    broken = grammar.guide()
+    with pytest.raises(Exception, match="llguidance: ") as caught:
+        broken.allowed_after([*prompt, codec.encode("q")[0]], 3)
+    assert type(caught.value).__name__ == GuidanceError.__name__
+
+
+def check_json(module) -> None:
+    """No second way to write a property's name, and nothing loosened by the schema itself."""
+    codec = byte_level()
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "null"}}
+    guidance = module.Guidance(codec.tokenizer.to_str, frozenset([codec.end_id]))
+    grammar = guidance.compile(guided(json=schema | {"x-guidance": {"whitespace_flexible": True}}))
+    good = ('{"a": 1}', '{"a": 1, "b": null}', '{"b": null}', "{}")
+    bad = (
+        '{"a": null}',
+        r'{"\u0061": null}',
+        r'{"a": 1, "\u0061": null}',
+        '{"a": 1, "a": null}',
+        '{ "a": 1}',
+        '{"a":1}',
+    )
+    assert [grammar.accepts(text) for text in good + bad] == [True] * len(good) + [False] * len(bad)
+    for wrong in ({"uniqueItems": True, "x-guidance": {"lenient": True}}, {"type": "object", "minProperties": 2}):
+        with pytest.raises(InvalidRequestError):
+            guidance.compile(guided(json=wrong))
+
+
+def test_a_guide_is_a_function_of_the_tokens():
+    check_guide(guidance_module)
+
+
+def test_json_has_one_spelling():
+    check_json(guidance_module)
+
+
+def preempted_check(model, alone):
+    """For an engine module: under pressure the outputs are those of each request alone."""
+
+    def check(module) -> None:
+        completions, preempted = serve(model, engine_class=module.Engine, **PRESSURE)
+        assert len(preempted) >= 2
+        assert completions == alone
+
+    return check
+
+
+GUIDE_CHECKS = {"sampler": check_masks, "guide": check_guide, "json": check_json}
+MUTANTS = [
+    ("mask not applied", "sampler", ".masked_fill_(forbidden, -math.inf)", "", "sampler"),
+    ("mask of the neighbour row", "sampler", "masked_fill_(forbidden,", "masked_fill_(forbidden.roll(1, 0),", "sampler"),
+    ("masked rows shifted", "sampler", "row_ids = [r for r, _", "row_ids = [max(r - 1, 0) for r, _", "sampler"),
+    ("highest bit first", "sampler", 'bitorder="little"', 'bitorder="big"', "sampler"),
+    ("everything allowed beyond the last word", "sampler", "words = np.zeros(", "words = np.uint32(0xFFFF_FFFF) - np.zeros(", "sampler"),
+    ("logprobs of what is left", "sampler", "_with_logprobs(logits,", "_with_logprobs(scores,", "sampler"),
+    ("logits masked in place", "sampler", "    scores = scores.clone()\n    scores[row_ids]", "    scores[row_ids]", "sampler"),
+    ("state not advanced", "guidance", "self._matcher.consume_tokens(new)", "pass", "guide"),
+    ("state advanced twice", "guidance", "self._num_read += len(new)", "pass", "guide"),
+    ("only the newest token read", "guidance", "token_ids[num_prompt_tokens + self._num_read :]", "token_ids[max(num_prompt_tokens + self._num_read, len(token_ids) - 1) :]", "guide"),
+    ("the prompt read", "guidance", "token_ids[num_prompt_tokens + self._num_read :]", "token_ids[self._num_read :]", "guide"),
+    ("state shared", "guidance", "Guide(self._matcher.deep_copy()", "Guide(self._matcher", "guide"),
+    ("an error lets it end", "guidance", "if self._matcher.is_error():\n            raise G", "if False:\n            raise G", "guide"),
+    ("stop ids as text", "guidance", "        self._set_ends(allowed)\n", "", "guide"),
+    ("a beginning accepted", "guidance", " and matcher.is_accepting()", "", "guide"),
+    ("escaped names", "guidance", "'\"\\\\bfnrt'", "'\"\\\\bfnrtu'", "json"),
+    ("white space by x-guidance", "guidance", '    "whitespace_flexible": False,\n', "", "json"),
+    ("lenient by x-guidance", "guidance", '    "lenient": False,', "", "json"),
+    ("minProperties by repetition", "guidance", "and is_open and", "and not is_open and", "json"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
+def test_mutants(mutant):
+    name, module, old, new, check = mutant
+    KillTable.record(Mutant(name, f"twophase.engine.{module}", old, new), GUIDE_CHECKS[check])
+
+
+PREEMPTION_MUTANTS = [
+    (
+        "state not rebuilt after preemption",
+        "self._requests[victim.request.request_id].num_preemptions += 1",
+        "state = self._requests[victim.request.request_id]\n"
+        "            state.num_preemptions += 1\n"
+        "            guide = state.completions[victim.index].guide\n"
+        "            _ = guide is None or guide._matcher.reset()",
+    ),
+    ("state follows the chunk", "guide.allowed_after(sequence.token_ids, sequence", "guide.allowed_after(chunk.token_ids, sequence"),
+    ("state of completion 0", "state.completions[sequence.index].guide", "state.completions[0].guide"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", PREEMPTION_MUTANTS, ids=[name for name, *_ in PREEMPTION_MUTANTS])
+def test_preemption_mutants(model, alone, mutant):
+    name, old, new = mutant
+    KillTable.record(Mutant(name, "twophase.engine.engine", old, new), preempted_check(model, alone))
