@@ -1892,4 +1892,4 @@ check("4.29")
 # - Fairness in Serving Large Language Models (VTC), OSDI 2024, arXiv:2401.00588: fair shares counted in tokens.
 # - Llumnix, OSDI 2024, arXiv:2406.03243: moving running requests between engines.
 #
-# Lab 5 shares prefixes, guesses tokens ahead, and leaves the single engine. [05_advanced.ipynb](05_advanced.ipynb)
+# Lab 5 shares prefixes, guesses tokens ahead, and leaves the single engine.
