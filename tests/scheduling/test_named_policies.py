@@ -1,10 +1,12 @@
 """Policies by name."""
 
 import json
+import re
 
 import pytest
 
 from twophase.cli.main import main
+from twophase.cli.simulate import POLICY_HELP
 from twophase.core.errors import ConfigError
 from twophase.scheduling.named_policies import POLICIES, policy_from_text, usage
 from twophase.scheduling.policies import ChunkedPrefillPolicy, DynamicPolicy, PriorityPolicy
@@ -60,3 +62,10 @@ def test_a_policy_changes_what_is_simulated(capsys):
         assert main([*command, policy]) == 0
         ttft[policy] = json.loads(capsys.readouterr().out)["ttft_s"]
     assert ttft["static:batch_size=2"]["p90"] > 2 * ttft["priority"]["p90"]
+
+
+def test_the_help_names_every_policy_and_nothing_else():
+    shown = [part.strip() for part in re.split(r",\s+", POLICY_HELP.replace(" (default)", ""))]
+    assert {text.partition(":")[0] for text in shown} == set(POLICIES)
+    for text in shown:
+        policy_from_text(text.replace("=N", "=3"))

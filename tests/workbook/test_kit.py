@@ -79,10 +79,19 @@ class TestGuarded:
     def test_a_write_to_an_input_is_refused(self):
         assert "changes its input `x`" in str(rejection(extra="tl.store(x_ptr + offs, x + 1.0, mask=offs < n)"))
 
-    def test_kernels_outside_of_the_guard_run_as_before(self):
-        with pytest.raises(Exception, match=r"outside|behind"):
-            copy_with(read="(row + 1) * ROW + offs")
-        copy_with()
+    def test_the_guard_is_gone_afterwards_also_after_a_refusal(self):
+        """A kernel that reads memory the guard was not told of runs again, and is refused inside of the guard only."""
+        namespace = {"triton": triton, "tl": tl}
+        rejection(read="(row - 1) * ROW + offs")
+        run_cell(COPY.format(**RIGHT), namespace, "<exercise 2.13>")
+        x, y = torch.arange(12.0, device=device), torch.zeros(12, device=device)
+        namespace["copy_kernel"][(3,)](x, y, 4, ROW=4)
+        assert torch.equal(x, y)
+        if device.type == "cpu":
+            stranger = {"x": torch.zeros(3, 4)}, {"y": torch.zeros(3, 4)}
+            with pytest.raises(Exception, match="reads `x`") as caught:
+                run_guarded(lambda x, y, mine=x: namespace["copy_kernel"][(3,)](mine, y, 4, ROW=4), *stranger)
+            assert isinstance(_beneath_triton(caught.value), Rejected)
 
     def test_the_mode_is_told(self):
         assert ("interpreted" if device.type == "cpu" else "compiled") in how_kernels_run()
