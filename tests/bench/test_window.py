@@ -16,7 +16,7 @@ def test_a_small_run_shows_bounded_blocks_and_a_forgotten_needle(smollm2_folder,
         str(smollm2_folder), device="cpu", window=128, num_tokens=640, num_steps=4, say=lambda line: None
     )
     full, sinks, none = report.views
-    assert full.blocks == (8, 16, 24, 40) or full.blocks[-1] == 40
+    assert full.blocks[-1] == 40
     assert max(sinks.blocks) <= 1 + 9
     assert max(none.blocks) <= 9
     assert full.far_needle + 2 < sinks.far_needle, "what left the window was not forgotten"

@@ -19,6 +19,7 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.engine.llm import LLM
 
 BLOCK_SIZE = 16
+CHUNK = 128  # tokens of a prefill step
 MIB = 1024**2
 CUE = "The pass phrase for the harbour gate is"
 PHRASE = " violet copper seventeen"
@@ -63,8 +64,8 @@ class WindowReport:
     def to_text(self) -> str:
         full = self.views[0]
         lines = [
-            f"{self.model}: blocks of {BLOCK_SIZE} in use along a text of {self.num_tokens:,} tokens; decode steps at its",
-            f"end, in turns; perplexity of {self.num_prose_tokens:,} tokens of prose; a pass phrase said within the",
+            f"{self.model}: blocks of {BLOCK_SIZE} in use along a text of {self.num_tokens:,} tokens; decode steps at",
+            f"its end, in turns; perplexity of {self.num_prose_tokens:,} tokens of prose; a phrase said within the",
             "window and before it, in nats per token when it is asked for again",
             f"{'':<24} {'1/4':>5} {'1/2':>5} {'3/4':>5} {'end':>5} {'MiB':>7} {'memory':>7} {'step':>6} {'perpl.':>8} "
             f"{'near':>6} {'far':>6}",
@@ -148,7 +149,7 @@ def _open(model: str, view: View, device: str, dtype: str, backend: str) -> LLM:
         attention_backend=backend,
         block_size=BLOCK_SIZE,
         max_num_seqs=1,
-        max_num_batched_tokens=256,
+        max_num_batched_tokens=CHUNK,
         sliding_window=view.window,
         num_attention_sinks=view.num_sinks,
         max_trace_steps=None,
@@ -177,10 +178,9 @@ def _needle(llm: LLM, between: Sequence[int]) -> float:
 
 def _blocks_along(llm: LLM, num_tokens: int) -> tuple[int, ...]:
     """In use when the long text, the one request of the trace, had reached each quarter; the last step frees all."""
-    steps = [
-        (start + count, step.blocks_in_use) for step in llm.engine.trace[:-1] for _, _, start, count in step.chunks
-    ]
-    return tuple([blocks for end, blocks in steps if end <= num_tokens * quarter // 4][-1] for quarter in (1, 2, 3, 4))
+    steps = [(start + count, step.blocks_in_use) for step in llm.engine.trace[:-1] for *_, start, count in step.chunks]
+    quarters = (num_tokens * i // 4 for i in (1, 2, 3, 4))
+    return tuple([blocks for end, blocks in steps if end <= quarter][-1] for quarter in quarters)
 
 
 def _decode_in_turns(llms: Sequence[LLM], text: Sequence[int], num_steps: int) -> list[float]:
