@@ -92,8 +92,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "the last partial block is not saved",
-        "num_blocks = -(-num_computed // self.cache.block_size)",
-        "num_blocks = num_computed // self.cache.block_size",
+        "block_ids = block_ids[: -(-num_computed // self.cache.block_size)]",
+        "block_ids = block_ids[: num_computed // self.cache.block_size]",
         SWAPPING.test_a_victim_comes_back_with_what_it_had,
         module="roster",
     ),
@@ -309,15 +309,15 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "copies forgotten",
-        "self._copies += new_copies",
-        "pass",
+        "                    return False\n            except Exception as error:\n                raise SequenceFault(sequence.seq_id, error) from error\n        if new_copies:\n            self._copies += new_copies",
+        "                    return False\n            except Exception as error:\n                raise SequenceFault(sequence.seq_id, error) from error\n        if new_copies:\n            pass",
         test_timelines.test_completions_fork_when_the_prompt_is_done,
         module="step",
     ),
     scheduler_mutant(
         "copies of a dropped step forgotten",
-        "self.uncopied.append(sequence)",
-        "pass",
+        "self.uncopied.append(sequence)\n        start = sequence",
+        "pass\n        start = sequence",
         dropped_steps,
         test_failures.test_a_copy_that_may_not_have_happened_is_recomputed,
         module="step",
@@ -356,7 +356,7 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "no room to grow kept",
-        "num_kept += self._num_growing_now() + self._num_growing(sequence)",
+        "num_kept += self._num_growing_now() + (0 if is_running else self._num_growing(sequence))",
         "pass",
         test_timelines.test_an_old_sequence_is_let_in_only_if_running_ones_keep_room_to_grow,
         module="step",
@@ -370,7 +370,7 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "one alone must keep room to grow",
-        "        if not self._roster.running:\n            return 0\n",
+        "        if len(self._roster.running) == is_running:\n            return 0\n",
         "",
         worst_case,
         module="step",

@@ -1,4 +1,4 @@
-"""`twophase bench engine | kernels | scheduling | serve`: results to stdout, progress to stderr."""
+"""`twophase bench engine | kernels | scheduling | serve | window`: results to stdout, progress to stderr."""
 
 import argparse
 import json
@@ -22,7 +22,13 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         TwophaseError: An option, the model or the machine cannot be used; says why.
     """
-    subjects = {"engine": _engine, "kernels": _kernels, "scheduling": _scheduling, "serve": _serve}
+    subjects = {
+        "engine": _engine,
+        "kernels": _kernels,
+        "scheduling": _scheduling,
+        "serve": _serve,
+        "window": _window,
+    }
     return subjects[args.subject](args)
 
 
@@ -109,6 +115,17 @@ def _serve(args: argparse.Namespace) -> int:
     else:
         print(report.to_text())
     _write_files(args, report, run)
+    return 0
+
+
+def _window(args: argparse.Namespace) -> int:
+    from twophase.bench.window import bench_window
+
+    sizes = {"window": 64, "num_tokens": 640, "num_steps": 4} if args.quick else {}
+    asked_for = {"window": args.window, "num_sinks": args.sinks, "num_tokens": args.tokens}
+    sizes |= {name: value for name, value in asked_for.items() if value is not None}
+    report = bench_window(args.model, device=args.device, dtype=args.dtype, backend=args.backend, **sizes, say=_say)
+    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
     return 0
 
 

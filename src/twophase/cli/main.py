@@ -102,6 +102,9 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
     sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable")
     sampling.add_argument("--n", type=int, default=1, metavar="N", help="completions of the prompt")
     _add_structured_outputs(generate)
+    memory = generate.add_argument_group("what a token sees")
+    memory.add_argument("--sliding-window", type=int, metavar="W", help="the last W tokens (default: the model's own)")
+    memory.add_argument("--attention-sinks", type=int, default=0, metavar="S", help="and the first S; 4 are usual")
     output = generate.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="one JSON object instead of text")
     output.add_argument(
@@ -138,11 +141,16 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
     kernels = subjects.add_parser("kernels", help="each Triton kernel against torch; needs CUDA")
     kernels.add_argument("--plot", metavar="FILE", help="write a picture (PNG, SVG or PDF by its ending)")
     scheduling = subjects.add_parser("scheduling", help="schedule() and block bookkeeping for 256 running requests")
-    for parser in (engine, kernels, scheduling):
+    window = subjects.add_parser("window", help="a sliding window with and without sinks: memory, time, quality")
+    _add_model_options(window)
+    window.add_argument("--window", type=int, metavar="W", help="keys that a query sees (default 256)")
+    window.add_argument("--sinks", type=int, metavar="S", help="first keys that stay visible (default 4)")
+    window.add_argument("--tokens", type=int, metavar="N", help="of the long text (default 4096)")
+    for parser in (engine, kernels, scheduling, window):
         parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     serve = subjects.add_parser("serve", help="open-loop load: requests come by the clock, however busy the engine is")
     _add_serve_options(serve)
-    for parser in (engine, kernels, scheduling, serve):
+    for parser in (engine, kernels, scheduling, serve, window):
         parser.add_argument("--json", action="store_true", help="machine-readable results")
 
 
