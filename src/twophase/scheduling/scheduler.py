@@ -248,9 +248,10 @@ class Scheduler:
             num_sampled = len(sampled.get(chunk.seq_id, ()))
             most = chunk.num_samples + chunk.num_drafts
             if not chunk.num_samples <= num_sampled <= most and chunk.seq_id in self.sequences:
+                wanted = f"1 to {most}" if chunk.num_drafts else chunk.num_samples
                 raise ValueError(
-                    f"sequence {chunk.seq_id} was to get {chunk.num_samples} to {most} sampled tokens, got "
-                    f"{num_sampled}; fail() it first if its sampling failed."
+                    f"sequence {chunk.seq_id} was to get {wanted} sampled tokens, got {num_sampled}; "
+                    f"fail() it first if its sampling failed."
                 )
 
     def _confirm(self, sequence: Sequence, chunk: ScheduledChunk, num_tokens: int) -> None:
