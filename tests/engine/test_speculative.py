@@ -342,3 +342,21 @@ class TestOptions:
         assert (stats.acceptance_rate == 1) == (method == "draft_model")
         assert stats.num_draft_tokens == sum(step.num_draft_tokens for step in llm.engine.trace)
         assert stats.num_accepted_tokens == sum(step.num_accepted_tokens for step in llm.engine.trace)
+
+
+def test_the_default_model_copies_its_prompt_faster_and_says_the_same(smollm2_folder):
+    """A ragged batch of greedy and seeded requests; counted in steps of the model, which no machine's noise changes."""
+    options = {"num_kv_blocks": 128, "max_model_len": 256, "enable_prefix_caching": False}
+    text = "The lighthouse at Corran Point was built in 1838 and stands 41 metres above the sea. "
+    params = [
+        SamplingParams(temperature=0, max_tokens=32, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
+        SamplingParams(temperature=0.7, seed=3, max_tokens=20, ignore_eos=True),
+    ]
+    prompts = [text * 3, text, "Once upon a time"]
+    config = SpeculativeConfig(disable_when_losing=False)
+    plain, guessing = LLM(smollm2_folder, **options), LLM(smollm2_folder, **options, speculative_config=config)
+    alone, outputs = (llm.generate(prompts, params, use_tqdm=False) for llm in (plain, guessing))
+    assert [tokens_of(output) for output in outputs] == [tokens_of(output) for output in alone]
+    assert guessing.engine.stats().num_accepted_tokens > 10
+    assert guessing.engine.stats().num_steps < plain.engine.stats().num_steps

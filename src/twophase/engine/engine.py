@@ -196,17 +196,13 @@ class Engine:
 
     def _draft_request(self, chunk: ScheduledChunk) -> DraftRequest:
         sequence = self._scheduler.sequences[chunk.seq_id]
-        token_ids, num_prompt_tokens, guide = (
-            sequence.token_ids,
-            sequence.num_prompt_tokens,
-            self._guide_of(chunk.seq_id),
-        )
+        guide, so_far = self._guide_of(chunk.seq_id), (sequence.token_ids, sequence.num_prompt_tokens)
         return DraftRequest(
             chunk,
-            token_ids,
+            sequence.token_ids,
             sequence.stop_token_ids,
             row_after=partial(self._sample_row, chunk.seq_id, 1),
-            num_allowed=len if guide is None else partial(guide.num_allowed, token_ids, num_prompt_tokens),
+            num_allowed=len if guide is None else partial(guide.num_allowed, *so_far),
         )
 
     def _run(self, plan: StepPlan) -> dict[int, Sampled | Exception]:
