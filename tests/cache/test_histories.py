@@ -18,6 +18,9 @@ EVERY_EVENT = (
     "reset",
     "block freed",
     "swapped in",
+    "verify",
+    "reject",
+    "cut",
 )
 
 

@@ -105,6 +105,7 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
     memory = generate.add_argument_group("what a token sees")
     memory.add_argument("--sliding-window", type=int, metavar="W", help="the last W tokens (default: the model's own)")
     memory.add_argument("--attention-sinks", type=int, default=0, metavar="S", help="and the first S; 4 are usual")
+    _add_speculative(generate.add_argument_group("speculative decoding"), default=None)
     output = generate.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="one JSON object instead of text")
     output.add_argument(
@@ -117,6 +118,19 @@ def _add_structured_outputs(generate: argparse.ArgumentParser) -> None:
     guided.add_argument("--json-schema", metavar="FILE", help="JSON that this JSON Schema accepts")
     guided.add_argument("--regex", metavar="R", help="text that matches R as a whole")
     guided.add_argument("--choice", action="append", metavar="TEXT", help="TEXT, or another choice; repeatable")
+
+
+def _add_speculative(options: argparse._ArgumentGroup, default: str | None) -> None:
+    options.add_argument(
+        "--speculative",
+        default=default,
+        metavar="ngram|MODEL",
+        help="guess tokens ahead: look them up in the text so far, or ask a smaller model of the same vocabulary "
+        f"(default {default or 'none'})",
+    )
+    options.add_argument(
+        "--num-speculative-tokens", type=int, default=4, metavar="K", help="guesses per step at most (default 4)"
+    )
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -141,16 +155,20 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
     kernels = subjects.add_parser("kernels", help="each Triton kernel against torch; needs CUDA")
     kernels.add_argument("--plot", metavar="FILE", help="write a picture (PNG, SVG or PDF by its ending)")
     scheduling = subjects.add_parser("scheduling", help="schedule() and block bookkeeping for 256 running requests")
+    speculative = subjects.add_parser("speculative", help="guessing tokens ahead: where it wins and where it loses")
+    _add_model_options(speculative)
+    _add_speculative(speculative.add_argument_group("speculative decoding"), default="ngram")
+    speculative.add_argument("--repeats", type=int, default=3, metavar="N", help="runs per way; medians are reported")
     window = subjects.add_parser("window", help="a sliding window with and without sinks: memory, time, quality")
     _add_model_options(window)
     window.add_argument("--window", type=int, metavar="W", help="keys that a query sees (default 256)")
     window.add_argument("--sinks", type=int, metavar="S", help="first keys that stay visible (default 4)")
     window.add_argument("--tokens", type=int, metavar="N", help="of the long text (default 4096)")
-    for parser in (engine, kernels, scheduling, window):
+    for parser in (engine, kernels, scheduling, speculative, window):
         parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     serve = subjects.add_parser("serve", help="open-loop load: requests come by the clock, however busy the engine is")
     _add_serve_options(serve)
-    for parser in (engine, kernels, scheduling, serve, window):
+    for parser in (engine, kernels, scheduling, speculative, window, serve):
         parser.add_argument("--json", action="store_true", help="machine-readable results")
 
 

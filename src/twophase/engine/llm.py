@@ -18,12 +18,17 @@ from twophase.cache.window import SlidingWindow
 from twophase.core.errors import ConfigError, InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
+from twophase.core.speculative import SpeculativeConfig
+from twophase.engine.draft_model import DraftModelDrafter, open_draft_model
+from twophase.engine.drafters import Drafter, NgramDrafter
 from twophase.engine.engine import DEFAULT_TRACE_STEPS, Engine
 from twophase.engine.guidance import Guidance
 from twophase.engine.interrupts import Uninterrupted
 from twophase.engine.prompts import Prompt
 from twophase.engine.runner import ModelRunner
 from twophase.engine.window import resolve_window, windowed_cache
+from twophase.engine.speculation import Speculator
+from twophase.engine.thrift import Thrift
 from twophase.model.config import ModelConfig, load_config
 from twophase.model.llama import LlamaModel, attention_spec
 from twophase.model.load import resolve_dtype
@@ -87,6 +92,7 @@ class LLM:
             them in host memory.
         num_swap_blocks: Blocks of host memory for that; None: as many as the pool has.
         admission_watermark: Share of the pool that letting a request in must leave free, in [0, 1).
+        speculative_config: Guess tokens ahead and verify several in one step; None: never.
         cache_factory, scheduler_factory: Make the cache manager from (num_blocks, block_size, enable_prefix_caching)
             and the scheduler from (config, cache manager): the places where your own can go. A cache of your own
             frees no blocks outside a window unless it does so by itself; an `attention_backend` that is ready-made
@@ -128,6 +134,7 @@ class LLM:
         preemption_mode: str = "recompute",
         num_swap_blocks: int | None = None,
         admission_watermark: int | float = 0.0,
+        speculative_config: SpeculativeConfig | None = None,
         cache_factory: Callable[[int, int, bool], CacheManager] = CacheManager,
         scheduler_factory: Callable[[SchedulerConfig, CacheManager], Scheduler] | None = None,
     ) -> None:
@@ -154,7 +161,21 @@ class LLM:
 
         weights = load_weights(self.model_dir, self.model_config, torch_dtype, torch_device)
         self.model = LlamaModel(self.model_config, weights, backend, limits.max_model_len)
-        num_blocks = num_kv_blocks or default_num_blocks(kv_spec, torch_device, kv_memory_fraction, limits, window)
+        draft, draft_spec = None, None
+        if speculative_config is not None and speculative_config.model is not None:
+            draft, draft_spec = open_draft_model(
+                speculative_config.model,
+                self.model_config,
+                self.tokenizer,
+                dtype=dtype,
+                device=torch_device,
+                attention_backend=attention_backend if isinstance(attention_backend, str) else "auto",
+                block_size=block_size,
+                max_model_len=limits.max_model_len,
+            )
+        num_blocks = num_kv_blocks or default_num_blocks(
+            kv_spec, torch_device, kv_memory_fraction, limits, window, draft_spec.bytes_per_block if draft_spec else 0
+        )
         self.kv_cache = KVCache(kv_spec, num_blocks, torch_device)
         if preemption_mode == "swap":
             limits = replace(limits, preemption="swap", num_swap_blocks=num_swap_blocks or num_blocks)
@@ -163,6 +184,12 @@ class LLM:
         make_scheduler = scheduler_factory or partial(Scheduler, policy=policy)
         self.scheduler = make_scheduler(limits, cache)
         eos_token_ids = self.model_config.eos_token_ids
+        drafter: Drafter | None = None
+        if draft is not None and draft_spec is not None:
+            draft_cache = KVCache(draft_spec, num_blocks, torch_device)
+            drafter = DraftModelDrafter(
+                ModelRunner(draft, draft_cache, limits.max_model_len, use_cuda_graphs), limits.max_num_batched_tokens
+            )
         self.engine = Engine(
             ModelRunner(self.model, self.kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks),
             self.scheduler,
@@ -170,6 +197,7 @@ class LLM:
             codec=self.tokenizer,
             eos_token_ids=eos_token_ids,
             guidance=None if self.tokenizer is None else Guidance(self.tokenizer.to_json, eos_token_ids),
+            speculator=None if speculative_config is None else _speculator(speculative_config, drafter),
             seed=seed,
             max_trace_steps=max_trace_steps,
         )
@@ -357,10 +385,14 @@ def default_num_blocks(
     fraction: float | None,
     limits: SchedulerConfig,
     window: SlidingWindow | None = None,
+    draft_bytes_per_block: int = 0,
 ) -> int:
     """Blocks in a pool that nobody sized: a fraction of free memory, and no more than could ever be used.
 
     With a window that is what each sequence keeps, and a step's tokens, which are written before blocks are freed.
+
+    Args:
+        draft_bytes_per_block: What a draft model's cache takes besides.
     """
     useful = limits.max_num_seqs * -(-limits.max_model_len // spec.block_size)
     if window is not None:
@@ -369,7 +401,13 @@ def default_num_blocks(
     fitting = num_blocks_that_fit(spec, device, fraction or DEFAULT_KV_MEMORY_FRACTION[device.type])
     if fraction is None and device.type == "cpu":
         fitting = min(fitting, max(1, DEFAULT_CPU_KV_BYTES // spec.bytes_per_block))
+    fitting = max(1, fitting * spec.bytes_per_block // (spec.bytes_per_block + draft_bytes_per_block))
     return min(useful, fitting)
+
+
+def _speculator(config: SpeculativeConfig, draft_model: Drafter | None) -> Speculator:
+    drafter = draft_model or NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+    return Speculator(drafter, config.num_speculative_tokens, Thrift() if config.disable_when_losing else None)
 
 
 def _check_pool_options(num_kv_blocks: int | None, kv_memory_fraction: float | None) -> None:
