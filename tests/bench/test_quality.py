@@ -210,7 +210,7 @@ def test_the_gate_tells_int8_from_three_bits(open_smollm2, few_questions, monkey
     answers = quality_tasks.answer(before)
     assert sum(answers.found) >= 6
     assert sum(answers.guided_valid) + sum(answers.free_valid) == 6
-    token_ids = before.tokenizer.encode(prose())[:384]
+    token_ids = before.tokenizer.encode(prose())[:320]
     after = open_smollm2("int8")
     report = quality.judge("int8", before, after, answers, token_ids, BOUNDS)
     assert not failed(report), "\n".join(report.to_lines())

@@ -34,12 +34,14 @@ class History:
     new_cache: NewCache
     num_blocks: int
     block_size: int
+    full_hit: str | None = None  # None: as the cache has it
     live: list[Live] = field(default_factory=list)
     preempted: list[Live] = field(default_factory=list)
     events: Counter = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.cache = self.new_cache(self.num_blocks, self.block_size)
+        options = {} if self.full_hit is None else {"full_hit": self.full_hit}
+        self.cache = self.new_cache(self.num_blocks, self.block_size, **options)
         self.shadow = ShadowKV(self.block_size)
 
     def start(self, sequence: Live) -> None:
@@ -50,19 +52,21 @@ class History:
         num_free = self.cache.num_free_blocks
         sequence.table = table = self.cache.open(sequence.token_ids, sequence.salt, count_in_stats=not is_resumed)
         num_hit = len(table.block_ids) * self.block_size
-        assert table.num_tokens == table.num_cached_tokens == num_hit, "a hit is whole blocks"
-        assert table.num_tokens < len(sequence.token_ids), "a fully cached prompt must still compute a token"
+        is_full = self.full_hit == "recompute_token" and num_hit == len(sequence.token_ids)
+        assert table.num_tokens == table.num_cached_tokens + is_full == num_hit, "a hit is whole blocks"
+        assert table.num_cached_tokens < len(sequence.token_ids), "a fully cached prompt must still compute a token"
         num_taken = num_free - self.cache.num_free_blocks
         assert 0 <= num_taken <= len(table.block_ids), f"{num_taken} blocks taken for a hit of {len(table.block_ids)}"
-        sequence.num_computed = table.num_tokens
+        sequence.num_computed = table.num_cached_tokens
         self.live.append(sequence)
         self.events["hit" if table.num_tokens else "miss"] += 1
+        self.events["full hit"] += is_full
         self._read(sequence)
 
     def step(self, sequence: Live, num_tokens: int, *, num_ahead: int = 0, publishes: bool = True) -> bool:
         """Compute the next `num_tokens` (those that exist) with `num_ahead` more slots; False if blocks are short."""
         end = min(sequence.num_computed + num_tokens, len(sequence.token_ids))
-        table, before = sequence.table, snapshot(self.cache)
+        table, before, num_before = sequence.table, snapshot(self.cache), sequence.table.num_tokens
         wanted = max(end + num_ahead, table.num_tokens)
         num_needed, num_free = self.cache.num_blocks_needed(table, wanted), self.cache.num_free_blocks
         try:
@@ -73,7 +77,7 @@ class History:
             self.events["out of blocks"] += 1
             return False
         assert self.cache.num_free_blocks == num_free - num_needed, "another number of blocks than announced"
-        self.events["copy on write"] += len(copies)
+        self.events["copy on write" if num_before % self.block_size else "copy of a full tail"] += len(copies)
         self.shadow.copy(copies)
         self.shadow.write(table.block_ids, sequence.token_ids, sequence.num_computed, end, sequence.salt)
         sequence.num_computed = end
@@ -139,7 +143,12 @@ class History:
 def random_history(new_cache: NewCache, seed: int, num_events: int = 50) -> Counter:
     """Sequences with shared prefixes come, grow, fork, fail and go in a pool too small for them; counts events."""
     rng = random.Random(seed)
-    history = History(new_cache, num_blocks=rng.randint(3, 14), block_size=rng.choice((1, 2, 3, 4)))
+    history = History(
+        new_cache,
+        num_blocks=rng.randint(3, 14),
+        block_size=rng.choice((1, 2, 3, 4)),
+        full_hit=("recompute_block", "recompute_token")[seed % 2],
+    )
     documents = [[rng.randrange(3) for _ in range(24)] for _ in range(2)]
     for _ in range(num_events):
         _random_event(history, rng, documents)
@@ -160,6 +169,8 @@ def _random_event(history: History, rng: random.Random, documents: list[list[int
             history.start(rng.choice(history.preempted))
         elif len(history.live) < 6:
             prompt = [*rng.choice(documents)[: rng.randint(0, 24)], rng.randrange(3)]
+            if rng.random() < 0.3:  # as others had it, to the end of a block
+                prompt = rng.choice(documents)[: history.block_size * rng.randint(1, 3)]
             history.start(Live(prompt, rng.choice(SALTS)))
         return
     sequence = rng.choice(history.live)

@@ -94,7 +94,14 @@ def snapshot(cache: CacheManager) -> Hashable:
     """Everything the cache knows, to compare before and after something that must change nothing."""
     pool, prefixes = cache._pool, cache._prefixes
     tables = {
-        (id(table), tuple(table.block_ids), table.num_tokens, table.publish_at, table.num_uncounted_tokens)
+        (
+            id(table),
+            tuple(table.block_ids),
+            table.num_tokens,
+            table.publish_at,
+            table.num_uncounted_tokens,
+            table.rewrites_tail,
+        )
         for table in cache._tables
     }
     findable = {(prefix.digest, prefix.token_bytes, tuple(prefix.block_ids)) for prefix in prefixes._by_digest.values()}

@@ -288,6 +288,8 @@ def decode_step_times(before: LLM, after: LLM, token_ids: Sequence[int]) -> tupl
     prompts = [{"prompt_token_ids": list(token_ids[i : i + DECODE_CONTEXT])} for i in range(DECODE_BATCH)]
     params = SamplingParams(temperature=0, max_tokens=DECODE_STEPS + 1, ignore_eos=True)
     times_s: tuple[list[float], list[float]] = ([], [])
+    for llm in (before, after):  # the prompts into the prefix cache: from now on all sequences decode together
+        llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
     for _ in range(DECODE_ROUNDS):
         for llm, of_llm in zip((before, after), times_s, strict=True):
             llm.generate(prompts, params, use_tqdm=False)

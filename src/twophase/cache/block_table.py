@@ -23,10 +23,12 @@ class BlockTable:
         salt: Tables share cached blocks only with tables of the same salt.
         block_ids: ceil(num_tokens / block_size) of them.
         num_tokens: Tokens that have a slot.
-        num_cached_tokens: Tokens whose K/V `open` found, a multiple of `block_size`.
+        num_cached_tokens: Tokens whose K/V `open` found: a multiple of `block_size`, or all tokens but the last.
         published: The last block that was made findable, by its contents; for `CacheManager.publish`.
         publish_at: Computed tokens that make the next block full, thus publishable; NEVER when none will be.
         num_uncounted_tokens: Looked up by `open`, not yet in the statistics.
+        rewrites_tail: The last token will be written although its full block was found, and no `grow` has made that
+            block this table's own yet.
     """
 
     block_size: int
@@ -37,6 +39,7 @@ class BlockTable:
     publish_at: int
     num_uncounted_tokens: int
     published: CachedPrefix | None = field(default=None, init=False)
+    rewrites_tail: bool = field(default=False, init=False)
 
     def slot_of(self, position: int) -> int:
         """The slot of the token at `position`.

@@ -144,7 +144,7 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
         "quality",
         help="a gate: what a quantised K/V cache costs in quality; exit status 1 when it fails",
         description="Judges quantised K/V caches against the unquantised one of the same model: perplexity, KL "
-        "divergence and top token on prose, facts found in a long text, JSON answers. Exit status 1: a bound is broken.",
+        "divergence and top token on prose, facts found in a long text, JSON answers. Exit status 1 if one fails.",
     )
     _add_quality_options(quality)
     serve = subjects.add_parser("serve", help="open-loop load: requests come by the clock, however busy the engine is")

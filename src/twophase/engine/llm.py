@@ -69,6 +69,8 @@ class LLM:
             takes (`max_num_seqs`, and `max_model_len` without chunked prefill).
         max_model_len: Prompt and output tokens of one sequence; None is the model's own limit.
         enable_prefix_caching: Reuse the K/V of prompt prefixes computed before.
+        full_hit: What is recomputed of a prompt that was found to its last block: 'recompute_block', that block, or
+            'recompute_token', the last token alone (see `CacheManager`).
         enable_chunked_prefill: Spread long prompts over several steps.
         kv_cache_dtype: 'auto' (the model's), 'float32', 'float16', 'bfloat16', 'int8' or 'fp8_e4m3'.
         seed: For requests that have no seed of their own.
@@ -80,8 +82,9 @@ class LLM:
             them in host memory.
         num_swap_blocks: Blocks of host memory for that; None: as many as the pool has.
         admission_watermark: Share of the pool that letting a request in must leave free, in [0, 1).
-        cache_factory, scheduler_factory: Make the cache manager from (num_blocks, block_size, enable_prefix_caching)
-            and the scheduler from (config, cache manager): the places where your own can go.
+        cache_factory, scheduler_factory: Make the cache manager from (num_blocks, block_size, enable_prefix_caching),
+            and `full_hit` by name where it is not the default; and the scheduler from (config, cache manager): the
+            places where your own can go.
 
     Attributes:
         model_dir: The folder it came from.
@@ -107,6 +110,7 @@ class LLM:
         max_num_batched_tokens: int | None = None,
         max_model_len: int | None = None,
         enable_prefix_caching: bool = True,
+        full_hit: str = "recompute_block",
         enable_chunked_prefill: bool = True,
         kv_cache_dtype: str = "auto",
         seed: int = 0,
@@ -117,7 +121,7 @@ class LLM:
         preemption_mode: str = "recompute",
         num_swap_blocks: int | None = None,
         admission_watermark: int | float = 0.0,
-        cache_factory: Callable[[int, int, bool], CacheManager] = CacheManager,
+        cache_factory: Callable[..., CacheManager] = CacheManager,
         scheduler_factory: Callable[[SchedulerConfig, CacheManager], Scheduler] | None = None,
     ) -> None:
         # Options first: a wrong one should not cost the loading of weights.
@@ -146,6 +150,8 @@ class LLM:
         self.kv_cache = KVCache(kv_spec, num_blocks, torch_device)
         if preemption_mode == "swap":
             limits = replace(limits, preemption="swap", num_swap_blocks=num_swap_blocks or num_blocks)
+        if full_hit != "recompute_block":
+            cache_factory = partial(cache_factory, full_hit=full_hit)
         cache = cache_factory(num_blocks, block_size, enable_prefix_caching)
         make_scheduler = scheduler_factory or partial(Scheduler, policy=policy)
         self.scheduler = make_scheduler(limits, cache)
@@ -175,7 +181,8 @@ class LLM:
         fails while it runs raises nothing: its finish reason is 'error'.
 
         Args:
-            prompts: Text or {"prompt_token_ids": [...]}, one or several.
+            prompts: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, one or several; a mapping may also have a
+                "cache_salt": prefixes are shared only with requests of the same one.
             sampling_params: For all of them, or one for each.
             use_tqdm: Show a progress bar when it takes longer than two seconds.
 

@@ -101,9 +101,7 @@ class StepBuilder:
                     return False
             except Exception as error:
                 raise SequenceFault(sequence.seq_id, error) from error
-        if new_copies:
-            self._copies += new_copies
-            self.uncopied.append(sequence)
+        self._note_copies(sequence, new_copies)
         start = sequence.num_computed_tokens
         self._decodes.append(ScheduledChunk(sequence.seq_id, token_ids[start:], start, table.block_ids, 1))
         self._planned.add(sequence.seq_id)
@@ -181,6 +179,11 @@ class StepBuilder:
             self._budget -= num_tokens
         return num_tokens
 
+    def _note_copies(self, sequence: Sequence, new_copies: tuple[BlockCopy, ...]) -> None:
+        if new_copies:
+            self._copies += new_copies
+            self.uncopied.append(sequence)
+
     # -- admission
 
     def _open(self, sequence: Sequence, whole: bool) -> BlockTable | None:
@@ -190,7 +193,7 @@ class StepBuilder:
         try:
             fits = self._fits(sequence, table, whole)
             if fits:
-                self._cache.grow(table, len(sequence.token_ids))  # copies nothing: what was hit are full blocks
+                copies = self._cache.grow(table, len(sequence.token_ids))
             else:
                 self._cache.close(table)
         except BaseException:
@@ -198,6 +201,7 @@ class StepBuilder:
             raise
         if not fits:
             return None
+        self._note_copies(sequence, copies)
         self._roster.start(sequence, table)
         return table
 
