@@ -45,12 +45,14 @@ class History:
     num_blocks: int
     block_size: int
     window: SlidingWindow | None = None
+    full_hit: str | None = None  # None: as the cache has it
     live: list[Live] = field(default_factory=list)
     preempted: list[Live] = field(default_factory=list)
     events: Counter = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         options = {} if self.window is None else {"window": self.window}
+        options |= {} if self.full_hit is None else {"full_hit": self.full_hit}
         self.cache = self.new_cache(self.num_blocks, self.block_size, **options)
         self.shadow = ShadowKV(self.block_size, self.window)
 
@@ -62,18 +64,20 @@ class History:
         num_free = self.cache.num_free_blocks
         sequence.table = table = self.cache.open(sequence.token_ids, sequence.salt, count_in_stats=not is_resumed)
         num_hit = len(table.block_ids) * self.block_size
-        assert table.num_tokens == table.num_cached_tokens == num_hit, "a hit is whole blocks"
-        assert table.num_tokens < len(sequence.token_ids), "a fully cached prompt must still compute a token"
+        is_full = self.full_hit == "recompute_token" and num_hit == len(sequence.token_ids)
+        assert table.num_tokens == table.num_cached_tokens + is_full == num_hit, "a hit is whole blocks"
+        assert table.num_cached_tokens < len(sequence.token_ids), "a fully cached prompt must still compute a token"
         num_taken = num_free - self.cache.num_free_blocks
         assert 0 <= num_taken <= len(table.block_ids), f"{num_taken} blocks taken for a hit of {len(table.block_ids)}"
         if table.num_tokens < sequence.num_saved:
             self._swap_in(sequence)
-            table = sequence.table
+            table, is_full = sequence.table, False
         sequence.saved, sequence.num_saved = [], 0
-        sequence.num_computed = sequence.num_confirmed = table.num_tokens
+        sequence.num_computed = sequence.num_confirmed = table.num_tokens - is_full
         self.live.append(sequence)
         self.events["hit" if table.num_cached_tokens else "miss"] += 1
         self.events["hit with gaps"] += FREED in table.block_ids and table.num_cached_tokens > 0
+        self.events["full hit"] += is_full
         self._read(sequence)
 
     def _swap_in(self, sequence: Live) -> None:
@@ -100,6 +104,7 @@ class History:
         """Compute the next `num_tokens` (those that exist) with `num_ahead` more slots; False if blocks are short."""
         end = min(sequence.num_computed + num_tokens, len(sequence.token_ids))
         start, table, before = sequence.num_computed, sequence.table, snapshot(self.cache)
+        num_before = table.num_tokens
         wanted = max(end + num_ahead, table.num_tokens)
         num_needed, num_free = self.cache.num_blocks_needed(table, wanted), self.cache.num_free_blocks
         try:
@@ -110,7 +115,7 @@ class History:
             self.events["out of blocks"] += 1
             return False
         assert self.cache.num_free_blocks == num_free - num_needed, "another number of blocks than announced"
-        self.events["copy on write"] += len(copies)
+        self.events["copy on write" if num_before % self.block_size else "copy of a full tail"] += len(copies)
         self.shadow.copy(copies)
         self.shadow.write(table.block_ids, sequence.token_ids, start, end, sequence.salt)
         self.shadow.read(table.block_ids, sequence.token_ids, end, sequence.salt, first_query=start)
@@ -161,9 +166,13 @@ class History:
                 self.events["cut"] += 1
                 return
             except CacheStateError:
-                assert num_tokens > table.num_tokens or any(
-                    sum(block in other.table.block_ids for other in self.live) > 1
-                    for block in table.block_ids[num_tokens // self.block_size :]
+                assert (
+                    num_tokens > table.num_tokens
+                    or table.rewrites_tail
+                    or any(
+                        sum(block in other.table.block_ids for other in self.live) > 1
+                        for block in table.block_ids[num_tokens // self.block_size :]
+                    )
                 ), "a cut refused without need"
         elif num_tokens < table.publish_at - self.block_size < NEVER // 2:
             with pytest.raises(CacheStateError):
@@ -241,7 +250,13 @@ def random_history(new_cache: NewCache, seed: int, num_events: int = 50) -> Coun
     """Sequences with shared prefixes come, grow, fork, fail and go in a pool too small for them; counts events."""
     rng = random.Random(seed)
     window = rng.choice((None, SlidingWindow(rng.randint(1, 12), rng.choice((0, 0, 1, 3, 6)))))
-    history = History(new_cache, rng.randint(3, 14), rng.choice((1, 2, 3, 4)), window)
+    history = History(
+        new_cache,
+        num_blocks=rng.randint(3, 14),
+        block_size=rng.choice((1, 2, 3, 4)),
+        window=window,
+        full_hit="recompute_token" if window is None and seed % 2 else "recompute_block",
+    )
     documents = [[rng.randrange(3) for _ in range(24)] for _ in range(2)]
     for _ in range(num_events):
         _random_event(history, rng, documents)
@@ -263,6 +278,8 @@ def _random_event(history: History, rng: random.Random, documents: list[list[int
             history.start(rng.choice(history.preempted))
         elif len(history.live) < 6:
             prompt = [*rng.choice(documents)[: rng.randint(0, 24)], rng.randrange(3)]
+            if rng.random() < 0.3:  # as others had it, to the end of a block
+                prompt = rng.choice(documents)[: history.block_size * rng.randint(1, 3)]
             history.start(Live(prompt, rng.choice(SALTS)))
         return
     sequence = rng.choice(history.live)

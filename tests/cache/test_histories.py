@@ -14,6 +14,8 @@ EVERY_EVENT = (
     "miss",
     "out of blocks",
     "copy on write",
+    "full hit",
+    "copy of a full tail",
     "fork",
     "reset",
     "block freed",

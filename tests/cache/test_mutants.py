@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.cache import test_invariants, test_kv_cache, test_manager, test_window
+from tests.cache import test_full_hit, test_invariants, test_kv_cache, test_manager, test_window
 from tests.cache.histories import random_history
 from tests.cache.plain import plain_manager_class
 from tests.mutation import KillTable, Mutant, is_killed
@@ -52,7 +52,14 @@ BOOKKEEPING_MUTANTS = [
     ("cached block freed as blank", POOL, "        if is_cached:\n", "        if False:\n"),
     ("blank block freed as cached", POOL, "        if is_cached:\n", "        if True:\n"),
     # Hits
-    ("full hit allowed", MANAGER, "(len(token_ids) - 1) // self.block_size", "len(token_ids) // self.block_size"),
+    ("full hit allowed", MANAGER, 'num_findable = len(token_ids) - (self.full_hit == "recompute_block")', "num_findable = len(token_ids)"),
+    ("full hit of every token", MANAGER, "num_cached, published = num_tokens - 1, published.parent", "num_cached, published = num_tokens, published.parent"),
+    ("full hit never taken", MANAGER, 'num_findable = len(token_ids) - (self.full_hit == "recompute_block")', "num_findable = len(token_ids) - 1"),
+    ("tail rewritten where others read it", MANAGER, "writes_tail = table.num_tokens % self.block_size != 0 or table.rewrites_tail", "writes_tail = table.num_tokens % self.block_size != 0"),
+    ("copy of a tail not announced", MANAGER, "will_write = num_tokens > table.num_tokens or table.rewrites_tail", "will_write = num_tokens > table.num_tokens"),
+    ("tail copied again and again", MANAGER, "        table.rewrites_tail = False\n", ""),
+    ("copy of a tail not findable", MANAGER, "num_cached, published = num_tokens - 1, published.parent", "num_cached = num_tokens - 1"),
+    ("tail not made the table's own", MANAGER, "if num_tokens == table.num_tokens and not table.rewrites_tail:", "if num_tokens == table.num_tokens:"),
     ("hit not rounded down", MANAGER, "num_cached = len(block_ids) * self.block_size", "num_cached = len(block_ids) and len(token_ids) - 1"),
     ("hash without parent", PREFIX, "blake2b(parent_digest + token_bytes", "blake2b(token_bytes"),
     ("hash without tokens", PREFIX, "blake2b(parent_digest + token_bytes", "blake2b(parent_digest"),
@@ -76,9 +83,9 @@ BOOKKEEPING_MUTANTS = [
     ("publish waits a token too long", MANAGER, "if num_computed < table.publish_at:", "if num_computed <= table.publish_at:"),
     ("neighbour block published", MANAGER, "block_id = table.block_ids[start // self.block_size]", "block_id = table.block_ids[start // self.block_size - 1]"),
     # Copy on write
-    ("copy on write skipped", MANAGER, "return table.num_tokens % self.block_size != 0 and self._pool.ref_counts[table.block_ids[-1]] > 1", "return False"),
+    ("copy on write skipped", MANAGER, "return writes_tail and self._pool.ref_counts[table.block_ids[-1]] > 1", "return False"),
     ("copy on write skipped when the slot fits", MANAGER, "            and self._pool.ref_counts[block_ids[-1]] == 1\n", ""),
-    ("full block copied too", MANAGER, "return table.num_tokens % self.block_size != 0 and", "return bool(table.block_ids) and"),
+    ("full block copied too", MANAGER, "return writes_tail and", "return bool(table.block_ids) and"),
     ("copy not announced", MANAGER, "copies = (BlockCopy(source=shared_id, target=own_id),)", "copies = ()"),
     ("copied backwards", MANAGER, "BlockCopy(source=shared_id, target=own_id)", "BlockCopy(source=own_id, target=shared_id)"),
     ("copied block keeps its reference", MANAGER, "            self._pool.release(shared_id, is_cached=False)", "            pass"),
@@ -119,9 +126,10 @@ BOOKKEEPING_MUTANTS = [
     ("cut beyond the end", MANAGER, "if not 0 <= num_tokens <= table.num_tokens:", "if num_tokens < 0:"),
     ("cut in the step's own list", MANAGER, "        table.block_ids, table.num_tokens = table.block_ids[:num_kept], num_tokens", "        del table.block_ids[num_kept:]\n        table.num_tokens = num_tokens"),
     # Statistics
-    ("copied slots uncounted", MANAGER, "self._num_slots_in_use += table.num_tokens % self.block_size", "pass"),
+    ("copied slots uncounted", MANAGER, "self._num_slots_in_use += self._num_tail_slots(table)", "pass"),
     ("slots of a hit uncounted", MANAGER, "                self._num_slots_in_use += self.block_size\n", "                pass\n"),
-    ("partial block freed as full", MANAGER, "num_slots = table.num_tokens - max(0, len(table.block_ids) - 1) * self.block_size", "num_slots = self.block_size"),
+    ("partial block freed as full", MANAGER, "num_slots = self._num_tail_slots(table)", "num_slots = self.block_size"),
+    ("copied tail counted as partial", MANAGER, "return table.num_tokens - max(0, len(table.block_ids) - 1) * self.block_size", "return table.num_tokens % self.block_size"),
     ("retried request counted again", MANAGER, "            table.num_uncounted_tokens = 0\n", ""),
     ("request counted before it ran", MANAGER, "        self._tables.add(table)\n        return table\n", "        self._tables.add(table)\n        self._count_query(table)\n        return table\n"),
 ]  # fmt: skip
@@ -147,7 +155,8 @@ TENSOR_MUTANTS = [
 
 def named_checks() -> list[Callable]:
     """The tests of one argument, `new_cache`: each rule by its name."""
-    tests = [*vars(test_invariants).values(), *vars(test_manager).values(), *vars(test_window).values()]
+    modules = (test_invariants, test_manager, test_full_hit, test_window)
+    tests = [test for module in modules for test in vars(module).values()]
     return [
         test for test in tests if inspect.isfunction(test) and list(inspect.signature(test).parameters) == ["new_cache"]
     ]
@@ -221,6 +230,6 @@ def test_a_mutant_that_changes_nothing_survives(module, check):
 
 
 def test_the_class_under_test_is_the_mutant():
-    mutant = Mutant("full hit allowed", MANAGER, "(len(token_ids) - 1) // self.block_size", "1")
+    mutant = Mutant("full hit allowed", MANAGER, "num_findable // self.block_size", "1")
     assert plain_manager_class(mutant.load()).__module__.endswith("__mutant_full_hit_allowed")
     assert plain_manager_class().__module__ != CacheManager.__module__

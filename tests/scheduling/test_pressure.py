@@ -177,7 +177,13 @@ def test_3000_more_random_histories():
 def heavy(num_requests: int) -> Harness:
     """Six seats, and blocks for one and a half of the longest sequences."""
     options = {"block_size": 4, "num_blocks": 24, "max_num_seqs": 6, "budget": 10, "max_model_len": 64}
-    options |= {"policy": PriorityPolicy(), "reserve_growth": True, "num_swap_blocks": 12, "max_drafts": 0, "window": None}
+    options |= {
+        "policy": PriorityPolicy(),
+        "reserve_growth": True,
+        "num_swap_blocks": 12,
+        "max_drafts": 0,
+        "window": None,
+    }
     return play(7, num_requests, disturbed=0.01, max_tokens=(40, 60), **options)
 
 

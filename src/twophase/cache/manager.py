@@ -11,6 +11,8 @@ from twophase.cache.window import FREED, SlidingWindow
 from twophase.core.errors import CacheStateError, ConfigError
 from twophase.core.plan import BlockCopy
 
+FULL_HITS = ("recompute_block", "recompute_token")
+
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
@@ -58,22 +60,39 @@ class CacheManager:
         block_size: Slots per block, at least 1.
         enable_prefix_caching: Whether `open` looks for blocks that hold a prefix already.
         window: Which keys queries see; None: all. Attention must see no others: their blocks are given away.
+        full_hit: What is recomputed of tokens that are cached to the last, as the last one's logits are needed:
+            'recompute_block', their last block, so that nothing found is ever written again; or 'recompute_token',
+            the last token alone, for which a block that others hold too must be copied.
 
     Raises:
-        ConfigError: `num_blocks` or `block_size` is below 1.
+        ConfigError: `num_blocks` or `block_size` is below 1, there is no such policy, or it does not go with a window.
     """
 
     window: SlidingWindow | None = None
 
     def __init__(
-        self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, window: SlidingWindow | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        window: SlidingWindow | None = None,
+        full_hit: str = "recompute_block",
     ) -> None:
         if block_size < 1:
             raise ConfigError(f"A block needs at least 1 slot, got block_size={block_size}.")
+        if full_hit not in FULL_HITS:
+            raise ConfigError(f"full_hit must be one of {', '.join(FULL_HITS)}; got {full_hit!r}.")
+        if window is not None and full_hit == "recompute_token":
+            # A hit frees what its next query does not see, and counts that query from the start of a block.
+            raise ConfigError(
+                f"full_hit='recompute_token' does not go with a sliding window (here {window.window} keys): a hit "
+                f"has just the blocks for a query behind it. Use 'recompute_block', the default."
+            )
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.window = window
+        self.full_hit = full_hit
         self._pool = BlockPool(num_blocks)
         self._prefixes = PrefixCache(block_size, window)
         self._tables: set[BlockTable] = set()
@@ -90,8 +109,10 @@ class CacheManager:
     def open(self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True) -> BlockTable:
         """A new table holding the longest known prefix of `token_ids`; takes references and allocates nothing.
 
-        The hit is at most `len(token_ids) - 1` tokens, rounded down to a block: the last token must be computed for
-        its logits. The hit blocks can't be evicted as long as the table holds them.
+        The hit is at most `len(token_ids) - 1` tokens, because the last token must be computed for its logits; and
+        rounded down to a block, unless `full_hit` is 'recompute_token' and the last token's block is known too. Then
+        the table has that block and no more than that token to compute. The hit blocks can't be evicted as long as the
+        table holds them.
 
         Args:
             salt: Only blocks published under the same salt are found.
@@ -100,22 +121,30 @@ class CacheManager:
         """
         block_ids: list[int] = []
         published = None
+        num_findable = len(token_ids) - (self.full_hit == "recompute_block")
         if self.enable_prefix_caching:
-            block_ids, published = self._prefixes.lookup(token_ids, salt, (len(token_ids) - 1) // self.block_size)
+            block_ids, published = self._prefixes.lookup(token_ids, salt, num_findable // self.block_size)
         for block_id in block_ids:
             if block_id != FREED and self._pool.acquire(block_id):
                 self._num_slots_in_use += self.block_size
-        num_cached = len(block_ids) * self.block_size
+        num_tokens = num_cached = len(block_ids) * self.block_size
+        rewrites_tail = num_tokens > 0 and num_tokens == len(token_ids)
+        if rewrites_tail:
+            # The tail is published again when it was written: a copy of it must be findable in its own right, or what
+            # comes after it would outlive its parent.
+            assert published is not None
+            num_cached, published = num_tokens - 1, published.parent
+        publish_at = num_cached // self.block_size * self.block_size + self.block_size
         table = BlockTable(
             block_size=self.block_size,
             salt=salt,
             block_ids=block_ids,
-            num_tokens=num_cached,
+            num_tokens=num_tokens,
             num_cached_tokens=num_cached,
-            publish_at=num_cached + self.block_size if self.enable_prefix_caching else NEVER,
+            publish_at=publish_at if self.enable_prefix_caching else NEVER,
             num_uncounted_tokens=len(token_ids) if count_in_stats else 0,
         )
-        table.published = published
+        table.published, table.rewrites_tail = published, rewrites_tail
         if self.window is not None:
             self._note_freed(table, self.window.freed_blocks(num_cached, self.block_size).stop)
         self._tables.add(table)
@@ -124,8 +153,8 @@ class CacheManager:
     def grow(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
         """Make room so that `table.num_tokens == num_tokens`; returns the copies to do before anything is written.
 
-        If the last block is partial and shared, this table gets a copy of its own (copy-on-write). A step that is
-        dropped before its copies were done leaves such a table without its contents: close it, or do the copies.
+        If the last block will be written and is shared, this table gets a copy of its own (copy-on-write). A step
+        that is dropped before its copies were done leaves such a table without its contents: close it, or do them.
 
         Raises:
             OutOfBlocksError: Not enough free blocks; nothing changed.
@@ -147,7 +176,7 @@ class CacheManager:
 
     def _grow_by_blocks(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
         num_blocks_needed = self.num_blocks_needed(table, num_tokens)
-        if num_tokens == table.num_tokens:
+        if num_tokens == table.num_tokens and not table.rewrites_tail:
             return ()
         copies_tail = self._must_copy_tail(table)
         new_ids = self._take(num_blocks_needed)  # raises before anything has changed
@@ -156,11 +185,12 @@ class CacheManager:
             shared_id, own_id = table.block_ids[-1], new_ids.pop(0)
             self._pool.release(shared_id, is_cached=False)  # others hold it: it does not become free
             table.block_ids[-1] = own_id
-            self._num_slots_in_use += table.num_tokens % self.block_size  # now they are held twice
+            self._num_slots_in_use += self._num_tail_slots(table)  # now they are held twice
             copies = (BlockCopy(source=shared_id, target=own_id),)
         table.block_ids += new_ids
         self._num_slots_in_use += num_tokens - table.num_tokens
         table.num_tokens = num_tokens
+        table.rewrites_tail = False
         self._count_query(table)
         return copies
 
@@ -201,7 +231,8 @@ class CacheManager:
         if num_tokens < table.num_tokens:
             raise CacheStateError(f"A table can't shrink: it has {table.num_tokens} tokens, asked for {num_tokens}.")
         num_more = -(-num_tokens // self.block_size) - len(table.block_ids)
-        return num_more + (num_tokens > table.num_tokens and self._must_copy_tail(table))
+        will_write = num_tokens > table.num_tokens or table.rewrites_tail
+        return num_more + (will_write and self._must_copy_tail(table))
 
     def can_grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Whether `grow(table, num_tokens)` would find the blocks it needs."""
@@ -333,7 +364,7 @@ class CacheManager:
         """
         self._require_open(table)
         self._tables.remove(table)
-        num_slots = table.num_tokens - max(0, len(table.block_ids) - 1) * self.block_size
+        num_slots = self._num_tail_slots(table)
         for block_id in reversed(table.block_ids):
             if block_id != FREED:
                 self._release(block_id, num_slots)
@@ -412,8 +443,13 @@ class CacheManager:
             self._num_slots_in_use -= num_slots
 
     def _must_copy_tail(self, table: BlockTable) -> bool:
-        """Whether the next token would be written into a block that another table reads too."""
-        return table.num_tokens % self.block_size != 0 and self._pool.ref_counts[table.block_ids[-1]] > 1
+        """Whether the next write goes into a block that another table reads too."""
+        writes_tail = table.num_tokens % self.block_size != 0 or table.rewrites_tail
+        return writes_tail and self._pool.ref_counts[table.block_ids[-1]] > 1
+
+    def _num_tail_slots(self, table: BlockTable) -> int:
+        """Slots of the last block that a token was given."""
+        return table.num_tokens - max(0, len(table.block_ids) - 1) * self.block_size
 
     def _count_query(self, table: BlockTable) -> None:
         if table.num_uncounted_tokens:

@@ -16,7 +16,7 @@ from twophase.engine.guidance import Guidance, Guide
 from twophase.engine.interrupts import Uninterrupted
 from twophase.engine.isolation import isolate
 from twophase.engine.metrics import Diary, EngineStats, StepTimes, TraceChunk
-from twophase.engine.prompts import Prompt, TextCodec, check_params, compile_grammar, token_ids_of
+from twophase.engine.prompts import Prompt, TextCodec, cache_salt_of, check_params, compile_grammar, token_ids_of
 from twophase.engine.rejection import accepted_run
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import ModelRunner
@@ -97,8 +97,8 @@ class Engine:
 
         Args:
             request_id: Unique among the unfinished requests.
-            prompt: Text, or {"prompt_token_ids": [...]}.
-            priority, cache_salt, ttft_slo_s: See `Request`.
+            prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" if wanted.
+            priority, cache_salt, ttft_slo_s: See `Request`. The prompt's own cache_salt counts if none is given here.
             arrival_s: When it came, on the engine's clock; now if None.
             stream: Report its progress after every step, instead of its end alone.
 
@@ -117,7 +117,7 @@ class Engine:
             eos_token_ids=self._eos_token_ids,
             prompt=text,
             priority=priority,
-            cache_salt=cache_salt,
+            cache_salt=cache_salt or cache_salt_of(prompt),
             ttft_slo_s=ttft_slo_s,
         )
         state = RequestState.start(request, stream, self._codec, grammar)

@@ -76,6 +76,8 @@ class LLM:
             takes (`max_num_seqs`, and `max_model_len` without chunked prefill).
         max_model_len: Prompt and output tokens of one sequence; None is the model's own limit.
         enable_prefix_caching: Reuse the K/V of prompt prefixes computed before.
+        full_hit: What is recomputed of a prompt that was found to its last block: 'recompute_block', that block, or
+            'recompute_token', the last token alone (see `CacheManager`).
         enable_chunked_prefill: Spread long prompts over several steps.
         kv_cache_dtype: 'auto' (the model's), 'float32', 'float16', 'bfloat16', 'int8' or 'fp8_e4m3'.
         sliding_window: Keys that a query sees, itself included; None: the model's own window, if it has one. Blocks
@@ -93,10 +95,10 @@ class LLM:
         num_swap_blocks: Blocks of host memory for that; None: as many as the pool has.
         admission_watermark: Share of the pool that letting a request in must leave free, in [0, 1).
         speculative_config: Guess tokens ahead and verify several in one step; None: never.
-        cache_factory, scheduler_factory: Make the cache manager from (num_blocks, block_size, enable_prefix_caching)
-            and the scheduler from (config, cache manager): the places where your own can go. A cache of your own
-            frees no blocks outside a window unless it does so by itself; an `attention_backend` that is ready-made
-            brings its own window, for which nothing is freed.
+        cache_factory, scheduler_factory: Make the cache manager from (num_blocks, block_size, enable_prefix_caching),
+            and `full_hit` by name where it is not the default; and the scheduler from (config, cache manager): the
+            places where your own can go. A cache of your own frees no blocks outside a window unless it does so by
+            itself; an `attention_backend` that is ready-made brings its own window, for which nothing is freed.
 
     Attributes:
         model_dir: The folder it came from.
@@ -122,6 +124,7 @@ class LLM:
         max_num_batched_tokens: int | None = None,
         max_model_len: int | None = None,
         enable_prefix_caching: bool = True,
+        full_hit: str = "recompute_block",
         enable_chunked_prefill: bool = True,
         kv_cache_dtype: str = "auto",
         sliding_window: int | None = None,
@@ -135,7 +138,7 @@ class LLM:
         num_swap_blocks: int | None = None,
         admission_watermark: int | float = 0.0,
         speculative_config: SpeculativeConfig | None = None,
-        cache_factory: Callable[[int, int, bool], CacheManager] = CacheManager,
+        cache_factory: Callable[..., CacheManager] = CacheManager,
         scheduler_factory: Callable[[SchedulerConfig, CacheManager], Scheduler] | None = None,
     ) -> None:
         # Options first: a wrong one should not cost the loading of weights.
@@ -180,6 +183,8 @@ class LLM:
         if preemption_mode == "swap":
             limits = replace(limits, preemption="swap", num_swap_blocks=num_swap_blocks or num_blocks)
         make_cache = windowed_cache(window) if cache_factory is CacheManager else cache_factory
+        if full_hit != "recompute_block":
+            make_cache = partial(make_cache, full_hit=full_hit)
         cache = make_cache(num_blocks, block_size, enable_prefix_caching)
         make_scheduler = scheduler_factory or partial(Scheduler, policy=policy)
         self.scheduler = make_scheduler(limits, cache)
@@ -216,7 +221,8 @@ class LLM:
         fails while it runs raises nothing: its finish reason is 'error'.
 
         Args:
-            prompts: Text or {"prompt_token_ids": [...]}, one or several.
+            prompts: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, one or several; a mapping may also have a
+                "cache_salt": prefixes are shared only with requests of the same one.
             sampling_params: For all of them, or one for each.
             use_tqdm: Show a progress bar when it takes longer than two seconds.
 

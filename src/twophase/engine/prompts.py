@@ -9,7 +9,7 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.engine.detokenizer import TextDecoder
 from twophase.engine.guidance import Grammar, Guidance
 
-Prompt = str | Mapping[str, Any]  # text, or {"prompt_token_ids": [...]}
+Prompt = str | Mapping[str, Any]  # text, {"prompt": text} or {"prompt_token_ids": [...]}; "cache_salt" besides
 
 
 @runtime_checkable
@@ -23,9 +23,11 @@ def token_ids_of(prompt: Prompt, codec: TextCodec | None, vocab_size: int) -> tu
     """A prompt's token ids, and its text if it has one.
 
     Raises:
-        InvalidRequestError: It is neither text nor {"prompt_token_ids": [...]}, it is text and there is no
-            tokenizer, it is empty, or an id is not in the vocabulary.
+        InvalidRequestError: It is neither text nor a mapping with one of "prompt" and "prompt_token_ids", it is text
+            and there is no tokenizer, it is empty, or an id is not in the vocabulary.
     """
+    if isinstance(prompt, Mapping) and set(prompt) - {"cache_salt"} == {"prompt"} and isinstance(prompt["prompt"], str):
+        prompt = prompt["prompt"]
     if isinstance(prompt, str):
         if codec is None:
             raise InvalidRequestError(
@@ -33,10 +35,22 @@ def token_ids_of(prompt: Prompt, codec: TextCodec | None, vocab_size: int) -> tu
                 "{'prompt_token_ids': [...]}, got text."
             )
         return _checked(codec.encode(prompt), vocab_size, f"the text {prompt!r}"[:80]), prompt
-    if not isinstance(prompt, Mapping) or set(prompt) != {"prompt_token_ids"}:
+    if not isinstance(prompt, Mapping) or set(prompt) - {"cache_salt"} != {"prompt_token_ids"}:
         got = f"a mapping with keys {sorted(map(str, prompt))}" if isinstance(prompt, Mapping) else repr(prompt)[:80]
         raise InvalidRequestError(f"a prompt is text or {{'prompt_token_ids': [...]}}, got {got}.")
     return _checked(prompt["prompt_token_ids"], vocab_size, "an empty list of ids"), None
+
+
+def cache_salt_of(prompt: Prompt) -> str:
+    """The salt in a prompt, as vLLM has it there; none is "".
+
+    Raises:
+        InvalidRequestError: It is no text.
+    """
+    salt = prompt.get("cache_salt", "") if isinstance(prompt, Mapping) else ""
+    if not isinstance(salt, str):
+        raise InvalidRequestError(f"cache_salt must be text, got {salt!r}.")
+    return salt
 
 
 def _checked(token_ids: Iterable[Any], vocab_size: int, source: str) -> tuple[int, ...]:

@@ -110,9 +110,7 @@ class StepBuilder:
                     return False
             except Exception as error:
                 raise SequenceFault(sequence.seq_id, error) from error
-        if new_copies:
-            self._copies += new_copies
-            self.uncopied.append(sequence)
+        self._note_copies(sequence, new_copies)
         start = sequence.num_computed_tokens
         self._decodes.append(ScheduledChunk(sequence.seq_id, token_ids[start:], start, table.block_ids, 1))
         self._planned.add(sequence.seq_id)
@@ -195,11 +193,17 @@ class StepBuilder:
             self._budget -= num_tokens
         return num_tokens
 
+    def _note_copies(self, sequence: Sequence, new_copies: tuple[BlockCopy, ...]) -> None:
+        if new_copies:
+            self._copies += new_copies
+            self.uncopied.append(sequence)
+
     # -- admission
 
     def _open(self, sequence: Sequence, whole: bool) -> BlockTable | None:
         """Give a waiting sequence its blocks, hits and new ones; None, and nothing changed, if it doesn't fit."""
         is_first_time = sequence.num_preemptions == 0
+        copies: tuple[BlockCopy, ...] = ()
         table = self._cache.open(sequence.token_ids, sequence.request.cache_salt, count_in_stats=is_first_time)
         try:
             if self._cache.window is not None:
@@ -209,7 +213,7 @@ class StepBuilder:
             if not fits:
                 self._cache.close(table)
             elif self._cache.window is None:
-                self._cache.grow(table, len(sequence.token_ids))  # copies nothing: what was hit are full blocks
+                copies = self._cache.grow(table, len(sequence.token_ids))
             elif sequence.num_swapped_tokens > table.num_tokens:
                 self._cache.restore(table, sequence.num_swapped_tokens)
         except BaseException:
@@ -217,6 +221,7 @@ class StepBuilder:
             raise
         if not fits:
             return None
+        self._note_copies(sequence, copies)
         self._roster.start(sequence, table)
         return table
 
