@@ -150,8 +150,11 @@ class LLM:
         make_scheduler = scheduler_factory or partial(Scheduler, policy=policy)
         self.scheduler = make_scheduler(limits, cache)
         eos_token_ids = self.model_config.eos_token_ids
+        self.runner = ModelRunner(
+            self.model, self.kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks
+        )
         self.engine = Engine(
-            ModelRunner(self.model, self.kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks),
+            self.runner,
             self.scheduler,
             vocab_size=self.model_config.vocab_size,
             codec=self.tokenizer,
