@@ -149,12 +149,19 @@ class Engine:
 
     def reserve(self) -> list[Reservation]:
         """Blocks for prompts that are computed elsewhere, as far as there is room; see `Scheduler.reserve`."""
+        reserved: list[Reservation] = []
         with Uninterrupted():
-            return [
-                Reservation(sequence.request.request_id, tuple(sequence.table.block_ids), sequence.num_cached_tokens)
-                for sequence in self._scheduler.reserve()
-                if sequence.table is not None
-            ]
+            while True:
+                try:
+                    sequence = self._scheduler.reserve()
+                except SequenceFault as fault:
+                    self._report(self._scheduler.fail(fault.seq_id, str(fault)))
+                    continue
+                if sequence is None:
+                    return reserved
+                assert sequence.table is not None
+                block_ids = tuple(sequence.table.block_ids)
+                reserved.append(Reservation(sequence.request.request_id, block_ids, sequence.num_cached_tokens))
 
     def adopt(
         self, request_id: str, tokens: Sequence[SampledToken], first_scheduled_s: int | float, num_cached_tokens: int

@@ -122,17 +122,19 @@ class Scheduler:
         self._roster.expect(sequence)
         return sequence.seq_id
 
-    def reserve(self) -> list[Sequence]:
-        """Give expected sequences blocks for their prompt and a seat, in order, until one does not fit.
+    def reserve(self) -> Sequence | None:
+        """Give the first expected sequence blocks for its prompt and a seat; None if there is none or it does not fit.
 
         Whoever waits here goes first: what was preempted would otherwise wait for as long as newcomers come.
+
+        Raises:
+            SequenceFault: As `schedule`.
         """
-        got: list[Sequence] = []
-        if not self._roster.waiting:
-            step = StepBuilder(self.config, self._roster)
-            while self._roster.expected and step.reserve(sequence := self._roster.expected[0]):
-                got.append(sequence)
-        return got
+        roster = self._roster
+        if not roster.expected or roster.waiting:
+            return None
+        sequence = roster.expected[0]
+        return sequence if StepBuilder(self.config, roster).reserve(sequence) else None
 
     def adopt(self, request_id: str, tokens: Seq[SampledToken]) -> list[SequenceUpdate]:
         """The K and V of an arriving sequence's whole prompt are in its blocks: it goes on as if computed here.

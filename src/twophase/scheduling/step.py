@@ -142,11 +142,7 @@ class StepBuilder:
             return False
         with blamed_on(sequence):
             table = self._open(sequence, lambda table: self._has_room(sequence, table), self._roster.seat)
-        if table is None:
-            return False
-        self._num_seats_taken += sequence.num_completions
-        self._num_reserved = None
-        return True
+        return table is not None
 
     def wait_until(self, when_s: int | float) -> None:
         if not self.now_s < when_s < math.inf:
