@@ -9,13 +9,14 @@ frame from time to time; one that is silent for longer than the peers' limit is 
 noticed, and one that only computes for long is not taken for it.
 """
 
+import abc
 import pickle
 import queue
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -31,16 +32,16 @@ _ALIVE, _MESSAGE, _LAYER = range(3)
 Noted = Callable[[float, float], None]
 
 
-class Link(Protocol):
+class Link(abc.ABC):
     """One end of a line. What comes in goes to an `Inbox`."""
 
+    @abc.abstractmethod
     def send(self, message: Message) -> None:
         """Queue a message; messages and layers arrive in the order in which they were queued."""
-        ...
 
+    @abc.abstractmethod
     def send_layer(self, buffer: Tensor, noted: Noted) -> None:
         """Queue the next layer's buffer of the latest `Pages`; `noted` hears from when until when it was sent."""
-        ...
 
 
 @final
@@ -69,7 +70,7 @@ class Inbox:
 
 
 @final
-class Channel:
+class Channel(Link):
     """The `Link` over `Peers`. It is the only user of the peers' calls to and from `rank`.
 
     Args:

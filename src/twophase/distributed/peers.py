@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType, TracebackType
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -96,7 +96,7 @@ class Peers:
         *,
         step_timeout_s: int | float = DEFAULT_STEP_TIMEOUT_S,
         startup_timeout_s: int | float = DEFAULT_STARTUP_TIMEOUT_S,
-    ) -> Self:
+    ) -> "Peers":
         """Join the group that torchrun's environment variables describe.
 
         Args:
@@ -196,7 +196,7 @@ class Peers:
             signal.signal(signal.SIGTERM, self._sigterm if self._lost is None else signal.SIG_IGN)
         self._disconnect()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Peers":
         return self
 
     def __exit__(
