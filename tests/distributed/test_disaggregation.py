@@ -9,7 +9,6 @@ import torch
 from tests.distributed.two_engines import OPTIONS, TwoEngines
 from tests.engine.engines import prompt_of
 from tests.engine.faults import FaultyBackend, Suspect
-from tests.model.tiny import make_folder
 from twophase import LLM, SamplingParams
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.errors import ConfigError, InvalidRequestError, PeerLostError
@@ -19,14 +18,6 @@ from twophase.distributed.transfers import TransferClock
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 LENGTHS = (1, 3, 4, 5, 16, 17, 40)  # below, at and above a block; over several chunks of 16
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    """Heads wide enough for int8 pages."""
-    path = tmp_path_factory.mktemp("wide")
-    make_folder("llama-wide-heads", path)
-    return path
 
 
 def prompts_of(lengths=LENGTHS):
