@@ -12,8 +12,8 @@ from tests.engine.faults import FaultyBackend, Suspect
 from twophase import LLM, SamplingParams
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.errors import ConfigError, InvalidRequestError, PeerLostError
-from twophase.distributed.messages import Cancel, Done, Grant, Pages, Received, Submit
 from twophase.distributed.pages import transfer_bytes
+from twophase.distributed.protocol import Cancel, Done, Grant, Pages, Received, Submit
 from twophase.distributed.transfers import TransferClock
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from twophase import LLM
 from twophase.distributed.channel import Inbox, Link
 from twophase.distributed.disaggregation import DecodeEngine
-from twophase.distributed.messages import Pages
 from twophase.distributed.pages import Landing
 from twophase.distributed.prefill_worker import PrefillWorker
+from twophase.distributed.protocol import Pages
 
 OPTIONS = {
     "device": "cpu",

@@ -21,9 +21,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from twophase.distributed.messages import Bye, Message, Pages
 from twophase.distributed.pages import Landing
 from twophase.distributed.peers import Peers
+from twophase.distributed.protocol import Bye, Message, Pages
 
 HEARTBEATS_PER_LIMIT = 4
 JOIN_S = 2.0

@@ -26,7 +26,10 @@ from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.distributed.channel import Channel, Inbox, Link
-from twophase.distributed.messages import (
+from twophase.distributed.pages import Landing
+from twophase.distributed.peers import DEFAULT_STARTUP_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S, Peers
+from twophase.distributed.prefill_worker import MAX_TRANSFERS, PrefillWorker
+from twophase.distributed.protocol import (
     AskTransfers,
     Bye,
     Cancel,
@@ -39,9 +42,6 @@ from twophase.distributed.messages import (
     Submit,
     Transfers,
 )
-from twophase.distributed.pages import Landing
-from twophase.distributed.peers import DEFAULT_STARTUP_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S, Peers
-from twophase.distributed.prefill_worker import MAX_TRANSFERS, PrefillWorker
 from twophase.distributed.transfers import TransferRecord
 from twophase.engine.engine import Engine
 from twophase.engine.llm import LLM
@@ -300,6 +300,8 @@ def disaggregated(
             "disaggregation takes at least 2 processes, started by `torchrun --nproc-per-node 2 ...` or by "
             "twophase.distributed.launch.run_local."
         )
+    if options.get("tensor_parallel_size", 1) != 1:
+        raise ConfigError("disaggregation has one rank per engine, so it cannot be used with tensor_parallel_size.")
     if device == "auto" and torch.cuda.is_available():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     # Loading may take longer than a peer may be silent: join when it is done.

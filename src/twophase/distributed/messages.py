@@ -1,128 +1,78 @@
-"""What the two sides of a disaggregated engine say to each other. Plain data; it travels pickled between equals.
+"""What rank 0 tells the others to do, as one row of integers: nothing is pickled, and a decode step fits in 2 KB."""
 
-decode side (rank 0)                         prefill side
-                        <- Hello             when it is ready
-Submit ->                                    a prompt to compute
-Grant ->                                     its blocks are reserved here, if Submit did not say so already
-                        <- Pages, layers     as they are computed; several times for a prompt in chunks
-                        <- Done              its first tokens; all its pages have gone before
-Received ->                                  the blocks there can be freed
-"""
+from collections.abc import Sequence
+from enum import IntEnum
+from itertools import chain
+from typing import NamedTuple
 
-from dataclasses import dataclass
+import torch
+from jaxtyping import Int64
+from torch import Tensor
 
-from twophase.cache.kv_cache import KVCacheSpec
-from twophase.core.plan import SampledToken
-from twophase.core.sampling_params import SamplingParams
-from twophase.distributed.transfers import TransferRecord
-from twophase.model.config import ModelConfig
-from twophase.scheduling.config import SchedulerConfig
+from twophase.core.plan import ScheduledChunk
+
+FIRST_INTS = 256  # of every first message, so that the receiver knows how long it is; the rest follows if there is any
+HEADER_INTS = 4
+CHUNK_INTS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """A prefill worker is ready: what it serves, and within which limits."""
+class Kind(IntEnum):
+    """What is to be done."""
 
-    model: ModelConfig
-    spec: KVCacheSpec
-    limits: SchedulerConfig
-    num_blocks: int
+    CLOSE = 0
+    RUN = 1
+    COPY = 2
+    SWAP_OUT = 3
+    SWAP_IN = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Compute this prompt and the first token of each completion.
+class Work(NamedTuple):
+    """One call of the runner.
 
     Attributes:
-        params: With the seed of its draws.
-        first_block: As in `Grant`, if its blocks could be reserved at once; else None, and a `Grant` follows.
+        chunks: Of the step; read by RUN, COPY and SWAP_IN.
+        moves: Pairs of blocks; read by COPY (source, target), SWAP_OUT and SWAP_IN (device, host).
     """
 
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
-    cache_salt: str
-    first_block: int | None
+    kind: Kind
+    chunks: Sequence[ScheduledChunk] = ()
+    moves: Sequence[tuple[int, int]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Blocks for the prompt are reserved on the decode side; the first `first_block` of them are filled already."""
-
-    request_id: str
-    first_block: int
-
-
-@dataclass(frozen=True, slots=True)
-class PageRange:
-    """Blocks [first_block, first_block + num_blocks) of a prompt."""
-
-    request_id: str
-    first_block: int
-    num_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """These blocks follow, a buffer per layer, first layer first (see `twophase.distributed.pages`)."""
-
-    ranges: tuple[PageRange, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A prompt is computed and all its pages have been sent.
-
-    Attributes:
-        tokens: The first token of each completion.
-        queue_s, prefill_s: From its submission to its first chunk, and from there to its first token.
-        num_cached_tokens: Prompt tokens found in the prefix cache of the prefill side.
+def encode(work: Work) -> Int64[Tensor, "L"]:
+    """[length, kind, number of chunks, number of moves], the moves, each chunk's [start, samples, number of tokens,
+    number of blocks], all tokens, all blocks; padded to `FIRST_INTS`.
     """
-
-    request_id: str
-    tokens: tuple[SampledToken, ...]
-    queue_s: float
-    prefill_s: float
-    num_cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The prompt could not be computed."""
-
-    request_id: str
-    error: str
+    chunks = work.chunks
+    numbers = list(chain.from_iterable(work.moves))
+    for chunk in chunks:
+        numbers += (chunk.start, chunk.num_samples, len(chunk.token_ids), len(chunk.block_ids))
+    for chunk in chunks:
+        numbers += chunk.token_ids
+    for chunk in chunks:
+        numbers += chunk.block_ids
+    length = HEADER_INTS + len(numbers)
+    padding = [0] * (FIRST_INTS - length)
+    return torch.tensor([length, work.kind, len(chunks), len(work.moves), *numbers, *padding], dtype=torch.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """All pages are there: the prefill side may free its own."""
-
-    request_id: str
+def num_ints(first: Int64[Tensor, "L"]) -> int:
+    """How long the whole message is of which this is the beginning."""
+    return max(FIRST_INTS, int(first[0]))
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Nobody wants this request any more."""
-
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class AskTransfers:
-    """How did the transfers since the last question go?"""
-
-
-@dataclass(frozen=True, slots=True)
-class Transfers:
-    """The answer."""
-
-    records: tuple[TransferRecord, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Bye:
-    """The last message of either side."""
-
-
-Message = Hello | Submit | Grant | Pages | Done | Failed | Received | Cancel | AskTransfers | Transfers | Bye
+def decode(message: Int64[Tensor, "L"]) -> Work:
+    """What was encoded; the chunks' `seq_id`s are their places, since only rank 0 knows sequences."""
+    length, kind, num_chunks, num_moves, *numbers = message.tolist()
+    pairs = iter(numbers[: 2 * num_moves])
+    shapes = 2 * num_moves
+    tokens = shapes + CHUNK_INTS * num_chunks
+    blocks = tokens + sum(numbers[shapes + 2 : tokens : CHUNK_INTS])
+    chunks = []
+    for i in range(num_chunks):
+        start, num_samples, num_tokens, num_blocks = numbers[shapes + CHUNK_INTS * i :][:CHUNK_INTS]
+        token_ids, block_ids = numbers[tokens : tokens + num_tokens], numbers[blocks : blocks + num_blocks]
+        chunks.append(ScheduledChunk(i, token_ids, start, block_ids, num_samples))
+        tokens, blocks = tokens + num_tokens, blocks + num_blocks
+    assert HEADER_INTS + blocks == length, (blocks, length)
+    return Work(Kind(kind), chunks, list(zip(pairs, pairs, strict=True)))

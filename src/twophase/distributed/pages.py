@@ -14,7 +14,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.distributed.messages import Pages
+from twophase.distributed.protocol import Pages
 
 
 def layer_bytes(spec: KVCacheSpec, num_blocks: int) -> int:

@@ -16,7 +16,9 @@ import re
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, final
@@ -34,6 +36,21 @@ ROLL_CALL_S = 1.0  # how long the survivors of a larger group listen for each ot
 EXIT_TERMINATED = 143  # 128 + SIGTERM, as shells report it
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one kind of call has moved so far. Only `Peers` changes it.
+
+    Attributes:
+        num_calls: How often.
+        num_bytes: Of the tensors handed over; what an algorithm makes of it on the wire is its own affair.
+        elapsed_s: In these calls, waiting for slower peers included.
+    """
+
+    num_calls: int = 0
+    num_bytes: int = 0
+    elapsed_s: float = 0.0
 
 
 @final
@@ -73,21 +90,30 @@ class Peers:
         rank, local_rank, world_size: As torchrun says; 0 <= rank < world_size.
         device: Where this rank computes.
         step_timeout_s: How long a silent peer is waited for.
+        traffic: By the name of the method: 'all_reduce', 'broadcast', 'send', 'recv', 'call'. `isend` and `irecv` are
+            not in it: what they move may take its time while other things are done.
     """
 
     def __init__(
-        self, rank: int, local_rank: int, world_size: int, device: torch.device, step_timeout_s: int | float, store: Any
+        self,
+        rank: int,
+        local_rank: int,
+        world_size: int,
+        device: torch.device,
+        timeouts_s: tuple[int | float, int | float],
+        store: Any,
     ) -> None:
         self.rank = rank
         self.local_rank = local_rank
         self.world_size = world_size
         self.device = device
-        self.step_timeout_s = step_timeout_s
+        self.step_timeout_s, self._startup_timeout_s = timeouts_s
         self._store = store
-        self._limit_s: int | float = step_timeout_s
+        self._limit_s: int | float = self.step_timeout_s
         self._lost: PeerLostError | None = None
         self._is_open = True
         self._sigterm: Any = None
+        self.traffic: dict[str, Traffic] = defaultdict(Traffic)
 
     @classmethod
     def join(
@@ -114,7 +140,7 @@ class Peers:
                 raise ConfigError(f"{name} must be a positive number of seconds, got {value}.")
         device = _device(device, local_rank)
         store = _meet(rank, world_size, startup_timeout_s)
-        peers = cls(rank, local_rank, world_size, device, step_timeout_s, store)
+        peers = cls(rank, local_rank, world_size, device, (step_timeout_s, startup_timeout_s), store)
         peers._limit_s = startup_timeout_s
         peers._guarded(lambda: peers._open_groups(timedelta(seconds=startup_timeout_s)), "the process group to form")
         peers._limit_s = step_timeout_s
@@ -140,20 +166,22 @@ class Peers:
     def all_reduce(self, tensor: Tensor, what: str) -> None:
         """Every rank's `tensor` becomes the sum over all ranks."""
         group = self._groups[tensor.device.type]
-        self._guarded(lambda: dist.all_reduce(tensor, group=group), what)
+        self._timed("all_reduce", tensor, lambda: dist.all_reduce(tensor, group=group), what)
 
     def broadcast(self, tensor: Tensor, src: int, what: str) -> None:
         """Every rank's `tensor` becomes that of rank `src`."""
         group = self._groups[tensor.device.type]
-        self._guarded(lambda: dist.broadcast(tensor, src, group=group), what)
+        self._timed("broadcast", tensor, lambda: dist.broadcast(tensor, src, group=group), what)
 
     def send(self, tensor: Tensor, dst: int, what: str, tag: int = 0) -> None:
         """Hand `tensor` to rank `dst`, which must `recv` one of this shape and dtype with this tag."""
-        self.isend(tensor, dst, what, tag).wait()
+        group = self._groups[tensor.device.type]
+        self._timed("send", tensor, lambda: dist.send(tensor, dst, group=group, tag=tag), what, dst)
 
     def recv(self, tensor: Tensor, src: int, what: str, tag: int = 0) -> None:
         """Fill `tensor` with what rank `src` sends with this tag."""
-        self.irecv(tensor, src, what, tag).wait()
+        group = self._groups[tensor.device.type]
+        self._timed("recv", tensor, lambda: dist.recv(tensor, src, group=group, tag=tag), what, src)
 
     def isend(self, tensor: Tensor, dst: int, what: str, tag: int = 0) -> Transfer:
         """Begin to send; `tensor` must not change before the transfer's `wait` has returned."""
@@ -173,7 +201,7 @@ class Peers:
 
     def call(self, message: Tensor, dst: int, what: str) -> None:
         """Wake rank `dst`, which waits in `wait_for_call`. `message` is on the CPU."""
-        self._guarded(lambda: dist.send(message, dst, group=self._idle), what, dst)
+        self._timed("call", message, lambda: dist.send(message, dst, group=self._idle), what, dst)
 
     def wait_for_call(self, message: Tensor, src: int, what: str) -> None:
         """Wait for rank `src`'s `call`, for ever if need be; `message` (on the CPU) is filled.
@@ -182,6 +210,12 @@ class Peers:
             PeerLostError: Rank `src` has died.
         """
         self._guarded(lambda: dist.recv(message, src, group=self._idle), what, src)
+
+    def meet(self, what: str) -> None:
+        """Wait until every rank is here, for as long as start-up may take: after the loading of weights, say."""
+        self._limit_s = self._startup_timeout_s
+        self._guarded(dist.barrier, what)
+        self._limit_s = self.step_timeout_s
 
     # -- the end
 
@@ -195,6 +229,13 @@ class Peers:
             # handled: the interpreter takes handlers away before it has ended.
             signal.signal(signal.SIGTERM, self._sigterm if self._lost is None else signal.SIG_IGN)
         self._disconnect()
+
+    def leave(self, why: str) -> None:
+        """Hang up in the middle of a step, so that nobody waits for this rank. Every later call raises `why`."""
+        if self._lost is None:
+            others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
+            self._lost = PeerLostError(others, "anything more", self.step_timeout_s, f"this rank left: {why}")
+            self._disconnect()
 
     def __enter__(self) -> "Peers":
         return self
@@ -215,6 +256,14 @@ class Peers:
 
     def _transfer(self, start: Callable[[], Any], peer: int, what: str) -> Transfer:
         return Transfer(self, self._guarded(start, what, peer), peer, what)
+
+    def _timed(self, name: str, tensor: Tensor, call: Callable[[], Any], what: str, peer: int | None = None) -> None:
+        start = time.perf_counter()
+        self._guarded(call, what, peer)
+        traffic = self.traffic[name]
+        traffic.num_calls += 1
+        traffic.num_bytes += tensor.nbytes
+        traffic.elapsed_s += time.perf_counter() - start
 
     def _guarded(self, call: Callable[[], Any], what: str, peer: int | None = None) -> Any:
         """`call()`; torch's RuntimeError becomes a PeerLostError, which is remembered."""

@@ -17,11 +17,12 @@ from functools import partial
 from typing import final
 
 from twophase.cache.block_table import BlockTable
-from twophase.core.errors import InvalidRequestError
+from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.core.outputs import CompletionOutput, RequestOutput
 from twophase.core.plan import SampledToken, ScheduledChunk
 from twophase.distributed.channel import Inbox, Link
-from twophase.distributed.messages import (
+from twophase.distributed.pages import layer_bytes, pack_layer
+from twophase.distributed.protocol import (
     AskTransfers,
     Bye,
     Cancel,
@@ -36,9 +37,9 @@ from twophase.distributed.messages import (
     Submit,
     Transfers,
 )
-from twophase.distributed.pages import layer_bytes, pack_layer
 from twophase.distributed.transfers import TransferClock
 from twophase.engine.llm import LLM
+from twophase.engine.runner import ModelRunner
 
 MAX_TRANSFERS = 10_000  # the newest ones are kept until somebody asks
 IDLE_S = 1.0  # how long one look into an empty inbox may take; a message ends it at once
@@ -67,6 +68,9 @@ class PrefillWorker:
         llm: The model, with an engine that this worker has for itself.
         link: To the decode side.
         inbox: From there.
+
+    Raises:
+        ConfigError: The model is shared by several ranks (tensor parallelism).
     """
 
     def __init__(self, llm: LLM, link: Link, inbox: Inbox) -> None:
@@ -77,6 +81,10 @@ class PrefillWorker:
         self._inbox = inbox
         self._outgoing: dict[str, Outgoing] = {}
         self._clocks: deque[TransferClock] = deque(maxlen=MAX_TRANSFERS)
+        if not isinstance(llm.runner, ModelRunner):
+            raise ConfigError(
+                "pages are sent by the process that computes them: disaggregate with one rank per engine."
+            )
         llm.runner.watch = self._sending
         link.send(Hello(llm.model_config, llm.kv_cache.spec, llm.scheduler.config, llm.kv_cache.num_blocks))
 

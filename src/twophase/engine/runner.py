@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import final
+from typing import Protocol, final
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,16 @@ from twophase.model.llama import LlamaModel
 PageWatch = Callable[[Sequence[ScheduledChunk]], AbstractContextManager[Callable[[int], None] | None]]
 
 logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What the engine needs to carry out a plan; `ModelRunner` says what each call does."""
+
+    def swap_out(self, moves: Sequence[BlockSwap]) -> None: ...
+    def copy_blocks(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy]) -> None: ...
+    def swap_in(self, chunks: Sequence[ScheduledChunk], moves: Sequence[BlockSwap]) -> None: ...
+    def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "R V"] | None: ...
+    def close(self) -> None: ...
 
 
 @final
@@ -91,6 +101,9 @@ class ModelRunner:
             with nullcontext() if self.watch is None else self.watch(chunks) as after_layer:
                 hidden = self.model.forward(packed.token_ids, plan, self.kv_cache, after_layer)
         return self._logits(chunks, hidden)
+
+    def close(self) -> None:
+        """Nothing to do: a runner that has other processes at work releases them here."""
 
     def _logits(self, chunks: Sequence[ScheduledChunk], hidden: Float[Tensor, "T N"]) -> Float[Tensor, "R V"] | None:
         rows, end = [], 0
