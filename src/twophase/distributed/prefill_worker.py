@@ -82,9 +82,7 @@ class PrefillWorker:
         self._outgoing: dict[str, Outgoing] = {}
         self._clocks: deque[TransferClock] = deque(maxlen=MAX_TRANSFERS)
         if not isinstance(llm.runner, ModelRunner):
-            raise ConfigError(
-                "pages are sent by the process that computes them: disaggregate with one rank per engine."
-            )
+            raise ConfigError("pages are sent by the process that computes them, so an engine must have one rank.")
         llm.runner.watch = self._sending
         link.send(Hello(llm.model_config, llm.kv_cache.spec, llm.scheduler.config, llm.kv_cache.num_blocks))
 
