@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,7 @@ from twophase.model.llama import LlamaModel
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class Runner(Protocol):
     """What the engine needs to carry out a plan; `ModelRunner` says what each call does."""
 

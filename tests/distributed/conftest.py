@@ -1,0 +1,3 @@
+"""Models for the tests of several processes."""
+
+from tests.model.conftest import smollm2_folder  # noqa: F401  (a fixture)
