@@ -10,7 +10,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -88,7 +88,7 @@ class TensorParallelReport:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
+    def from_dict(cls, values: dict[str, Any]) -> "TensorParallelReport":
         cases = tuple(CaseResult(**case) for case in values["cases"])
         return cls(**(values | {"cases": cases}))
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -21,6 +21,7 @@ PageWatch = Callable[[Sequence[ScheduledChunk]], AbstractContextManager[Callable
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class Runner(Protocol):
     """What the engine needs to carry out a plan; `ModelRunner` says what each call does."""
 
