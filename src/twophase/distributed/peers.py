@@ -335,7 +335,8 @@ def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
     limit = timedelta(seconds=limit_s)
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=limit))
-        store = dist.PrefixStore("twophase", store)
+        # torchrun's store outlives a group: the notes of an earlier one, left since, must not be taken for this one's.
+        store = dist.PrefixStore(f"twophase/{store.add(f'twophase/joins/{rank}', 1)}", store)
         store.set(f"here/{rank}", "")
         try:
             store.wait([f"here/{each}" for each in range(world_size)], limit)
