@@ -1,4 +1,4 @@
-"""`twophase bench engine | kernels | scheduling | tensor-parallel | serve`: results to stdout, progress to stderr."""
+"""`twophase bench engine | kernels | scheduling | serve | tensor-parallel | disaggregation`: results to stdout."""
 
 import argparse
 import json
@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
         "scheduling": _scheduling,
         "serve": _serve,
         "tensor-parallel": _tensor_parallel,
+        "disaggregation": _disaggregation,
     }
     return subjects[args.subject](args)
 
@@ -95,6 +96,16 @@ def _tensor_parallel(args: argparse.Namespace) -> int:
         device=args.device,
         dtype=args.dtype,
         attention_backend=args.backend,
+    )
+    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
+    return 0
+
+
+def _disaggregation(args: argparse.Namespace) -> int:
+    from twophase.bench.disaggregation import bench_disaggregation
+
+    report = bench_disaggregation(
+        args.model, args.quick, device=args.device, dtype=args.dtype, attention_backend=args.backend
     )
     print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
     return 0

@@ -15,6 +15,8 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.core.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from twophase.engine.llm import LLM
     from twophase.engine.prompts import Prompt
 
@@ -40,20 +42,19 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.stream and args.n != 1:
         raise InvalidRequestError(f"--stream shows one completion, got --n {args.n}; leave out one of the two.")
-    if args.tensor_parallel_size > 1 and "RANK" not in os.environ:
-        return _start_ranks(args)
+    num_ranks = 2 if args.disaggregate else args.tensor_parallel_size
+    if num_ranks > 1 and "RANK" not in os.environ:
+        return _start_ranks(args, num_ranks)
     text = _read_prompt(args.prompt) if os.environ.get("RANK", "0") == "0" else ""
     with _open(args) as llm:
-        return _generate(llm, text, params, args)
+        return 0 if llm is None else _generate(llm, text, params, args)
 
 
-def _start_ranks(args: argparse.Namespace) -> int:
-    """Run this command again in processes that share the model; rank 0 prints in our place."""
+def _start_ranks(args: argparse.Namespace, num_ranks: int) -> int:
+    """Run this command again in processes that work together; rank 0 prints in our place."""
     from twophase.distributed.launch import run_local
 
-    ranks = run_local(
-        "twophase", args.tensor_parallel_size, args.argv, timeout_s=math.inf, show_ranks=(0,), check=False
-    )
+    ranks = run_local("twophase", num_ranks, args.argv, timeout_s=math.inf, show_ranks=(0,), check=False)
     for each in ranks[1:]:
         if each.exit_code not in (0, EXIT_USAGE):  # what was asked for wrongly, rank 0 has said
             print(each.stderr, end="", file=sys.stderr)
@@ -102,17 +103,22 @@ def _structured_outputs(args: argparse.Namespace) -> StructuredOutputs | None:
     return None if args.choice is None else StructuredOutputs(choice=args.choice)
 
 
-def _open(args: argparse.Namespace) -> "LLM":
+def _open(args: argparse.Namespace) -> "AbstractContextManager[LLM | None]":
+    """The model; None in a process that computes prompts for another's."""
+    options = {
+        "device": args.device,
+        "dtype": args.dtype,
+        "attention_backend": args.backend,
+        "tensor_parallel_size": args.tensor_parallel_size,
+        "max_num_seqs": args.n,  # nobody else is coming: a pool for these sequences is enough
+    }
+    if args.disaggregate:
+        from twophase.distributed.disaggregation import disaggregated
+
+        return disaggregated(args.model, **options)
     from twophase.engine.llm import LLM
 
-    return LLM(
-        args.model,
-        device=args.device,
-        dtype=args.dtype,
-        attention_backend=args.backend,
-        tensor_parallel_size=args.tensor_parallel_size,
-        max_num_seqs=args.n,  # nobody else is coming: a pool for these sequences is enough
-    )
+    return LLM(args.model, **options)
 
 
 def _through_chat_template(llm: "LLM", text: str) -> "Prompt":

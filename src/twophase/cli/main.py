@@ -101,6 +101,11 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
         metavar="N",
         help="share the model between N processes, started here unless torchrun has started them",
     )
+    generate.add_argument(
+        "--disaggregate",
+        action="store_true",
+        help="compute the prompt in one process and the tokens after the first in another, started here likewise",
+    )
     sampling = generate.add_argument_group("sampling")
     sampling.add_argument("--max-tokens", type=int, default=64, metavar="N", help="at most N new tokens (default 64)")
     sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
@@ -149,11 +154,13 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
     parallel = subjects.add_parser("tensor-parallel", help="one process against N that share the model")
     _add_model_options(parallel)
     parallel.add_argument("--size", type=int, default=2, metavar="N", help="processes that share it (default 2)")
-    for parser in (engine, kernels, scheduling, parallel):
+    apart = subjects.add_parser("disaggregation", help="prompts and decodes in one engine against two")
+    _add_model_options(apart)
+    for parser in (engine, kernels, scheduling, parallel, apart):
         parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     serve = subjects.add_parser("serve", help="open-loop load: requests come by the clock, however busy the engine is")
     _add_serve_options(serve)
-    for parser in (engine, kernels, scheduling, parallel, serve):
+    for parser in (engine, kernels, scheduling, parallel, apart, serve):
         parser.add_argument("--json", action="store_true", help="machine-readable results")
 
 
