@@ -191,7 +191,7 @@ def _measure(model: str, quick: bool, **options: Any) -> DisaggregationReport | 
         if apart is None:
             return None
         assert isinstance(apart.engine, DecodeEngine)
-        together = LLM(model, **limits, **options)
+        together = LLM(model, **options)
         num_threads = {"apart": torch.get_num_threads(), "together": max(1, num_usable_cores())}
         num_rounds = 1 if quick else 3
         cases = QUICK_CASES if quick else CASES
