@@ -46,7 +46,7 @@ class TestEqualTokens:
     @pytest.mark.parametrize("name", PARAMS)
     def test_as_a_single_engine(self, folder, name):
         prompts, params = prompts_of(), PARAMS[name]
-        engines = TwoEngines(folder, prefill={"max_num_batched_tokens": 16})
+        engines = TwoEngines(folder, prefill={"max_num_batched_tokens": 16, "seed": 1})
         assert completions(engines.generate(prompts, params)) == completions(expected(folder, prompts, params))
 
     def test_logprobs_of_the_first_token_come_along(self, folder):
@@ -280,7 +280,7 @@ class TestTrouble:
         error = PeerLostError((1,), "a sign of life", 8.0, "Connection closed by peer")
         engines.front.put(error)
         outputs = {}
-        while engines.engine.has_unfinished_requests():
+        for _ in range(50):
             outputs |= {output.request_id: output for output in engines.engine.step()}
         assert outputs["0"].outputs == expected(folder, prompts[:1], GREEDY)[0].outputs
         assert outputs["1"].outputs[0].finish_reason == "error"

@@ -21,6 +21,13 @@ OPTIONS = {
 }
 
 
+class Instant(Inbox):
+    """What is not there now will not come: the other side is this thread's."""
+
+    def take(self, timeout_s):
+        return super().take(0.0)
+
+
 class DirectLine(Link):
     """A `Link` to another part of this process; keeps what was said."""
 
@@ -55,7 +62,7 @@ class TwoEngines:
     def __init__(self, folder, decode=None, prefill=None, **both) -> None:
         self.decode = LLM(folder, **(OPTIONS | both | (decode or {})))
         self.prefill = LLM(folder, **(OPTIONS | both | (prefill or {})))
-        front, back = Inbox(), Inbox()
+        front, back = Instant(), Instant()
         landing = Landing(self.decode.kv_cache)
         self.to_decode = DirectLine(1, front, landing)
         self.to_prefill = DirectLine(0, back)
@@ -70,7 +77,7 @@ class TwoEngines:
         for output in self.engine.step():
             self.outputs[output.request_id] = output
 
-    def finish(self, max_turns: int = 3000):
+    def finish(self, max_turns: int = 1000):
         """Until nothing is left; each request's last output."""
         for _ in range(max_turns):
             if not self.engine.has_unfinished_requests():

@@ -168,28 +168,16 @@ class PrefillWorker:
 
     @contextmanager
     def _sending(self, chunks: Sequence[ScheduledChunk]) -> Iterator[Callable[[int], None] | None]:
-        """Send what this run completes, layer by layer.
-
-        A run that raises is repeated, and so are its pages: what was announced is sent to the end, whatever it holds.
-        """
+        """Send what this run completes, layer by layer. A run that raises is repeated, and its pages are sent again."""
         ranges, block_ids = self._to_send(chunks)
         if not ranges:
             yield None
             return
         send_layer, clock = self._announce(ranges, block_ids)
-        num_layers_sent = 0
-
-        def after_layer(layer: int) -> None:
-            nonlocal num_layers_sent
-            send_layer(layer)
-            num_layers_sent = layer + 1
-
         try:
-            yield after_layer
+            yield send_layer
         finally:
             clock.computed()
-            for layer in range(num_layers_sent, self._kv_cache.spec.num_layers):
-                send_layer(layer)
         for each in ranges:
             self._outgoing[each.request_id].num_sent = each.first_block + each.num_blocks
 
