@@ -28,9 +28,11 @@ def run(args: argparse.Namespace) -> int:
         "kernels": _kernels,
         "quality": _quality,
         "scheduling": _scheduling,
+        "serve": _serve,
         "speculative": _speculative,
         "window": _window,
-        "serve": _serve,
+        "tensor-parallel": _tensor_parallel,
+        "disaggregation": _disaggregation,
     }
     return subjects[args.subject](args)
 
@@ -119,6 +121,31 @@ def _speculative(args: argparse.Namespace) -> int:
         repeats=args.repeats,
         quick=args.quick,
         say=_say,
+    )
+    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
+    return 0
+
+
+def _tensor_parallel(args: argparse.Namespace) -> int:
+    from twophase.bench.tensor_parallel import bench_tensor_parallel
+
+    report = bench_tensor_parallel(
+        args.model,
+        args.size,
+        args.quick,
+        device=args.device,
+        dtype=args.dtype,
+        attention_backend=args.backend,
+    )
+    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
+    return 0
+
+
+def _disaggregation(args: argparse.Namespace) -> int:
+    from twophase.bench.disaggregation import bench_disaggregation
+
+    report = bench_disaggregation(
+        args.model, args.quick, device=args.device, dtype=args.dtype, attention_backend=args.backend
     )
     print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
     return 0

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import math
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +16,13 @@ from twophase.core.speculative import SpeculativeConfig
 from twophase.core.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from twophase.engine.llm import LLM
     from twophase.engine.prompts import Prompt
+
+
+EXIT_USAGE = 2  # as in cli/main.py
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,8 +43,26 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.stream and args.n != 1:
         raise InvalidRequestError(f"--stream shows one completion, got --n {args.n}; leave out one of the two.")
-    text = _read_prompt(args.prompt)
-    llm = _open(args)
+    num_ranks = 2 if args.disaggregate else args.tensor_parallel_size
+    if num_ranks > 1 and "RANK" not in os.environ:
+        return _start_ranks(args, num_ranks)
+    text = _read_prompt(args.prompt) if os.environ.get("RANK", "0") == "0" else ""
+    with _open(args) as llm:
+        return 0 if llm is None else _generate(llm, text, params, args)
+
+
+def _start_ranks(args: argparse.Namespace, num_ranks: int) -> int:
+    """Run this command again in processes that work together; rank 0 prints in our place."""
+    from twophase.distributed.launch import run_local
+
+    ranks = run_local("twophase", num_ranks, args.argv, timeout_s=math.inf, show_ranks=(0,), check=False)
+    for each in ranks[1:]:
+        if each.exit_code not in (0, EXIT_USAGE):  # what was asked for wrongly, rank 0 has said
+            print(each.stderr, end="", file=sys.stderr)
+    return next((code for code in (each.exit_code for each in ranks) if code), 0)
+
+
+def _generate(llm: "LLM", text: str, params: SamplingParams, args: argparse.Namespace) -> int:
     prompt = _through_chat_template(llm, text) if args.chat else text
     # A stream cannot take back what turns out to be cut off, so a guided text is not streamed unasked.
     wants_stream = args.stream or (sys.stdout.isatty() and params.structured_outputs is None)
@@ -79,19 +104,25 @@ def _structured_outputs(args: argparse.Namespace) -> StructuredOutputs | None:
     return None if args.choice is None else StructuredOutputs(choice=args.choice)
 
 
-def _open(args: argparse.Namespace) -> "LLM":
+def _open(args: argparse.Namespace) -> "AbstractContextManager[LLM | None]":
+    """The model; None in a process that computes prompts for another's."""
+    options = {
+        "device": args.device,
+        "dtype": args.dtype,
+        "attention_backend": args.backend,
+        "tensor_parallel_size": args.tensor_parallel_size,
+        "sliding_window": args.sliding_window,
+        "num_attention_sinks": args.attention_sinks,
+        "speculative_config": speculative_config(args),
+        "max_num_seqs": args.n,  # nobody else is coming: a pool for these sequences is enough
+    }
+    if args.disaggregate:
+        from twophase.distributed.disaggregation import disaggregated
+
+        return disaggregated(args.model, **options)
     from twophase.engine.llm import LLM
 
-    return LLM(
-        args.model,
-        device=args.device,
-        dtype=args.dtype,
-        attention_backend=args.backend,
-        sliding_window=args.sliding_window,
-        num_attention_sinks=args.attention_sinks,
-        max_num_seqs=args.n,  # nobody else is coming: a pool for these sequences is enough
-        speculative_config=speculative_config(args),
-    )
+    return LLM(args.model, **options)
 
 
 def speculative_config(args: argparse.Namespace) -> SpeculativeConfig | None:

@@ -2,10 +2,12 @@
 
 import itertools
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any, final
 
 import torch
@@ -19,6 +21,8 @@ from twophase.core.errors import ConfigError, InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
+from twophase.distributed.peers import DEFAULT_STEP_TIMEOUT_S
+from twophase.distributed.tensor_parallel import Team
 from twophase.engine.draft_model import DraftModelDrafter, open_draft_model
 from twophase.engine.drafters import Drafter, NgramDrafter
 from twophase.engine.engine import DEFAULT_TRACE_STEPS, Engine
@@ -26,9 +30,9 @@ from twophase.engine.guidance import Guidance
 from twophase.engine.interrupts import Uninterrupted
 from twophase.engine.prompts import Prompt
 from twophase.engine.runner import ModelRunner
-from twophase.engine.window import resolve_window, windowed_cache
 from twophase.engine.speculation import Speculator
 from twophase.engine.thrift import Thrift
+from twophase.engine.window import resolve_window, windowed_cache
 from twophase.model.config import ModelConfig, load_config
 from twophase.model.llama import LlamaModel, attention_spec
 from twophase.model.load import resolve_dtype
@@ -95,6 +99,10 @@ class LLM:
         num_swap_blocks: Blocks of host memory for that; None: as many as the pool has.
         admission_watermark: Share of the pool that letting a request in must leave free, in [0, 1).
         speculative_config: Guess tokens ahead and verify several in one step; None: never.
+        tensor_parallel_size: Processes that share the model, all started by torchrun and all running this line; only
+            rank 0 gets beyond it (see twophase.distributed.tensor_parallel). Close the LLM, or use it in a `with`
+            block, to let the other processes go.
+        peer_timeout_s: How long one of them may be silent in the middle of a step.
         cache_factory, scheduler_factory: Make the cache manager from (num_blocks, block_size, enable_prefix_caching),
             and `full_hit` by name where it is not the default; and the scheduler from (config, cache manager): the
             places where your own can go. A cache of your own frees no blocks outside a window unless it does so by
@@ -102,12 +110,15 @@ class LLM:
 
     Attributes:
         model_dir: The folder it came from.
+        runner: What runs the engine's steps.
         tokenizer: None with `skip_tokenizer_init`.
 
     Raises:
         ModelFolderError: The model is missing, broken or not supported.
         ConfigError: An option that cannot work.
         BackendUnavailableError: The attention backend asked for cannot run here.
+        PeerLostError: One of the processes did not come.
+        SystemExit: In the other processes, when rank 0 has closed.
     """
 
     def __init__(
@@ -138,6 +149,8 @@ class LLM:
         num_swap_blocks: int | None = None,
         admission_watermark: int | float = 0.0,
         speculative_config: SpeculativeConfig | None = None,
+        tensor_parallel_size: int = 1,
+        peer_timeout_s: int | float = DEFAULT_STEP_TIMEOUT_S,
         cache_factory: Callable[..., CacheManager] = CacheManager,
         scheduler_factory: Callable[[SchedulerConfig, CacheManager], Scheduler] | None = None,
     ) -> None:
@@ -146,7 +159,9 @@ class LLM:
         self.model_dir = resolve_model(str(model))
         self.model_config = load_config(self.model_dir)
         torch_dtype = resolve_dtype(dtype, self.model_config, torch_device)
-        kv_spec = _kv_spec(self.model_config, kv_cache_dtype, block_size, torch_dtype)
+        team = Team.join(self.model_config, tensor_parallel_size, torch_device, peer_timeout_s)
+        torch_device, config = team.device, team.shard.config
+        kv_spec = _kv_spec(config, kv_cache_dtype, block_size, torch_dtype)
         limits = scheduler_config(
             self.model_config,
             torch_device,
@@ -159,13 +174,13 @@ class LLM:
         window = resolve_window(self.model_config, sliding_window, num_attention_sinks, attention_backend)
         _check_pool_options(num_kv_blocks, kv_memory_fraction)
         _check_scheduling_options(policy, scheduler_factory, preemption_mode, num_swap_blocks)
-        backend = _backend(attention_backend, self.model_config, window, torch_device, torch_dtype, block_size)
+        backend = _backend(attention_backend, config, window, torch_device, torch_dtype, block_size)
         self.tokenizer = None if skip_tokenizer_init else Tokenizer.from_folder(self.model_dir)
 
-        weights = load_weights(self.model_dir, self.model_config, torch_dtype, torch_device)
-        self.model = LlamaModel(self.model_config, weights, backend, limits.max_model_len)
+        weights = load_weights(self.model_dir, self.model_config, torch_dtype, torch_device, team.shard.cut)
+        self.model = LlamaModel(config, weights, backend, limits.max_model_len, team.sum_over_ranks)
         draft, draft_spec = None, None
-        if speculative_config is not None and speculative_config.model is not None:
+        if speculative_config is not None and speculative_config.model is not None and team.shard.rank == 0:
             draft, draft_spec = open_draft_model(
                 speculative_config.model,
                 self.model_config,
@@ -179,9 +194,16 @@ class LLM:
         num_blocks = num_kv_blocks or default_num_blocks(
             kv_spec, torch_device, kv_memory_fraction, limits, window, draft_spec.bytes_per_block if draft_spec else 0
         )
+        num_blocks = team.smallest(num_blocks)
         self.kv_cache = KVCache(kv_spec, num_blocks, torch_device)
         if preemption_mode == "swap":
             limits = replace(limits, preemption="swap", num_swap_blocks=num_swap_blocks or num_blocks)
+        use_cuda_graphs = use_cuda_graphs and team.peers is None
+        runner = team.run(
+            ModelRunner(self.model, self.kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks)
+        )
+        self.runner = runner
+        self._close = weakref.finalize(self, runner.close)  # at the latest when the interpreter ends
         make_cache = windowed_cache(window) if cache_factory is CacheManager else cache_factory
         if full_hit != "recompute_block":
             make_cache = partial(make_cache, full_hit=full_hit)
@@ -196,7 +218,7 @@ class LLM:
                 ModelRunner(draft, draft_cache, limits.max_model_len, use_cuda_graphs), limits.max_num_batched_tokens
             )
         self.engine = Engine(
-            ModelRunner(self.model, self.kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks),
+            runner,
             self.scheduler,
             vocab_size=self.model_config.vocab_size,
             codec=self.tokenizer,
@@ -208,6 +230,18 @@ class LLM:
         )
         self._ids = itertools.count()
         self._latest: dict[str, RequestOutput | None] = {}  # of the requests that someone is waiting for
+
+    def close(self) -> None:
+        """Let the other processes of a tensor-parallel model go; requests fail from then on. May be called again."""
+        self._close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
     def generate(
         self,

@@ -45,6 +45,6 @@ def resolve_window(
     return SlidingWindow(width, num_sinks)
 
 
-def windowed_cache(window: SlidingWindow | None) -> Callable[[int, int, bool], CacheManager]:
+def windowed_cache(window: SlidingWindow | None) -> Callable[..., CacheManager]:
     """A cache factory like the class itself, whose caches free what leaves the window."""
     return partial(CacheManager, window=window)
