@@ -7,12 +7,13 @@ import sys
 import time
 from pathlib import Path
 
-from jaxtyping import install_import_hook
+if '"checked": true' in sys.argv[-1]:  # the shapes and types of everything; takes three seconds of each rank
+    from jaxtyping import install_import_hook
 
-install_import_hook("twophase", "beartype.beartype")
+    install_import_hook("twophase", "beartype.beartype")
 
-from twophase import LLM, SamplingParams  # noqa: E402
-from twophase.distributed.peers import Peers  # noqa: E402
+from twophase import LLM, SamplingParams
+from twophase.distributed.peers import Peers
 
 
 def lose_rank(folder: Path, how: str, after: int) -> None:

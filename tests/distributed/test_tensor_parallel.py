@@ -26,10 +26,10 @@ def prompt(seed: int, length: int, vocab_size: int = 131) -> list[int]:
     return random.Random(seed).choices(range(3, vocab_size), k=length)
 
 
-def share(tmp_path: Path, world_size: int, batches, lose=None, **options):
+def share(tmp_path: Path, world_size: int, batches, lose=None, checked=False, **options):
     """The ranks' results, and what rank 0 printed."""
     options = {"tensor_parallel_size": world_size, "peer_timeout_s": LIMIT_S, **options}
-    job = {"folder": str(tmp_path), "options": options, "batches": batches, "lose": lose}
+    job = {"folder": str(tmp_path), "options": options, "batches": batches, "lose": lose, "checked": checked}
     ranks = run_local(SCRIPT, world_size, [json.dumps(job)], 120, check=lose is None)
     return ranks, json.loads(ranks[0].stdout)
 
@@ -45,7 +45,7 @@ def test_two_ranks_write_what_one_writes_with_the_default_model(smollm2_folder, 
         [(prompt(1, 40, 49_000), greedy(12)), (prompt(2, 7, 49_000), greedy(12)), ([504, 3575, 282], greedy(12))]
     ]
     options = {"model": str(smollm2_folder), "num_kv_blocks": 16, "max_num_seqs": 4, "dtype": "float32"}
-    _, got = share(tmp_path, 2, batches, **options)
+    _, got = share(tmp_path, 2, batches, checked=True, **options)
     llm, expected = alone(batches, **options)
     assert got["results"] == expected
     num_layers, num_tokens = 30, sum(chunk[3] for step in llm.engine.trace for chunk in step.chunks)

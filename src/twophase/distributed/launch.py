@@ -42,7 +42,8 @@ class RankResult:
 
     Attributes:
         rank: Which.
-        exit_code: As a shell script sees it: 0 is success; -9: killed by signal 9. None: ended by the launcher.
+        exit_code: 0 is success; -9: killed by signal 9; -15: most likely by torchrun, because another rank had failed.
+            None: killed by `run_local`.
         stdout, stderr: What it printed; empty where its output was shown instead.
     """
 
@@ -80,7 +81,7 @@ def run_local(
 
     Raises:
         ConfigError: A target that is not there, or sizes that make no sense.
-        LaunchError: A rank failed, or the time was over; has what each printed last. `ranks` holds their results.
+        LaunchError: A rank failed, or the time was over; has what each printed last.
     """
     where = _check(target, world_size, timeout_s, threads_per_rank)
     with tempfile.TemporaryDirectory(prefix="twophase_") as name:
@@ -97,9 +98,8 @@ def run_local(
         finally:
             _kill(process, folder)
         ranks = tuple(_result(folder, rank) for rank in range(world_size))
-    failed = next((each for each in ranks if each.exit_code not in (0, None)), None)
-    if check and (process.returncode != 0 or failed is not None):
-        why = f"they did not end within {timeout_s:g} s" if not in_time else _what_failed(failed)
+    if check and (process.returncode != 0 or any(each.exit_code for each in ranks)):
+        why = _what_failed(ranks) if in_time else f"they did not end within {timeout_s:g} s"
         raise LaunchError(f"{world_size} processes ran {target}: {why}.{_tails(ranks)}")
     return ranks
 
@@ -196,12 +196,15 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _what_failed(failed: RankResult | None) -> str:
-    if failed is None or failed.exit_code is None:
+def _what_failed(ranks: Sequence[RankResult]) -> str:
+    """The rank that failed, rather than one that torchrun ended because of it."""
+    failed = {each.rank: each.exit_code for each in ranks if each.exit_code}
+    if not failed:
         return "torchrun was killed"
-    if failed.exit_code >= 0:
-        return f"rank {failed.rank} failed with exit code {failed.exit_code}"
-    return f"rank {failed.rank} was killed by signal {-failed.exit_code}"
+    rank = min(failed, key=lambda rank: failed[rank] == -signal.SIGTERM)
+    if failed[rank] > 0:
+        return f"rank {rank} failed with exit code {failed[rank]}"
+    return f"rank {rank} was killed by signal {-failed[rank]}"
 
 
 def _tails(ranks: Sequence[RankResult]) -> str:

@@ -219,22 +219,30 @@ class Peers:
 
     # -- the end
 
+    def check(self) -> None:
+        """Raise the `PeerLostError` that ended this group, if one has."""
+        if self._lost is not None:
+            raise self._lost
+
     def close(self) -> None:
         """Leave the group. Waits for nobody; may be called again. The others notice, as if this process had died."""
         if not self._is_open:
             return
         self._is_open = False
+        has_lost = self._lost is not None
+        self.leave("it has closed")
         if self._sigterm is not None:
             # After a loss torchrun's SIGTERM is on its way, and must not cut off what is said about it. Ignored, not
             # handled: the interpreter takes handlers away before it has ended.
-            signal.signal(signal.SIGTERM, self._sigterm if self._lost is None else signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if has_lost else self._sigterm)
         self._disconnect()
 
     def leave(self, why: str) -> None:
-        """Hang up in the middle of a step, so that nobody waits for this rank. Every later call raises `why`."""
+        """Hang up, so that nobody waits for this rank in the middle of a step. Every later call says `why`."""
         if self._lost is None:
             others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
-            self._lost = PeerLostError(others, "anything more", self.step_timeout_s, f"this rank left: {why}")
+            reason = f"this process left the group, because {why}"
+            self._lost = PeerLostError(others or (self.rank,), "anything more", self.step_timeout_s, reason)
             self._disconnect()
 
     def __enter__(self) -> "Peers":
@@ -267,8 +275,7 @@ class Peers:
 
     def _guarded(self, call: Callable[[], Any], what: str, peer: int | None = None) -> Any:
         """`call()`; torch's RuntimeError becomes a PeerLostError, which is remembered."""
-        if self._lost is not None:
-            raise self._lost
+        self.check()
         try:
             return call()
         except RuntimeError as error:

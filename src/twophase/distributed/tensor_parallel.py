@@ -150,7 +150,7 @@ class DriverRunner:
     def close(self) -> None:
         """Release the other ranks; may be called again."""
         with Uninterrupted():
-            with suppress(PeerLostError):  # said already, by the request that noticed
+            with suppress(PeerLostError):  # it was the answer to a request already
                 self._tell(Work(Kind.CLOSE))
             self._peers.close()
 
@@ -166,6 +166,7 @@ class DriverRunner:
                 raise
 
     def _tell(self, work: Work) -> None:
+        self._peers.check()
         message = encode(work)
         for rank in self._others:
             self._peers.call(message[:FIRST_INTS], rank, "a worker to take its work")
