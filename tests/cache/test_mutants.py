@@ -108,14 +108,14 @@ TABLE_MUTANTS = [
 ]  # fmt: skip
 
 TENSOR_MUTANTS = [
-    ("only K copied", "for tensor in self._storage:", "for tensor in self._storage[:1]:"),
-    ("scales not copied", "for tensor in self._storage:", "for tensor in self._storage[:2]:"),
+    ("only K copied", "for tensor in self.storage:", "for tensor in self.storage[:1]:"),
+    ("scales not copied", "for tensor in self.storage:", "for tensor in self.storage[:2]:"),
     ("first layer copied only", "tensor[:, targets] = tensor[:, sources]", "tensor[0, targets] = tensor[0, sources]"),
     ("chained copies read too early", "origin_of[target] = origin_of.get(source, source)", "origin_of[target] = source"),
     ("scales not in the size", "SCALE_DTYPE.itemsize\n", "0\n"),
     ("K alone in the size", "return 2 * self.num_layers", "return self.num_layers"),
     ("layers share one tensor", "(tensor[layer] for tensor in storage)", "(tensor[0] for tensor in storage)"),
-    ("K and V share one tensor", "storage = [_allocate(shape, spec.storage_dtype, device) for _ in range(2)]", "storage = [_allocate(shape, spec.storage_dtype, device)] * 2"),
+    ("K and V share one tensor", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory) for _ in range(2)]", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory)] * 2"),
 ]  # fmt: skip
 
 
@@ -190,6 +190,11 @@ def test_a_mutant_that_changes_nothing_survives(module, check):
     """The checks kill for the bug's sake, not because a mutant's classes are others than the original's."""
     first_line = importlib.import_module(module).__doc__.splitlines()[0]
     assert is_killed(Mutant("nothing", module, first_line, "Not a bug."), check) is None
+
+
+def test_a_mutant_that_can_not_be_planted_is_not_killed():
+    with pytest.raises(ValueError, match="occurs 0 times in block_pool.py"):
+        is_killed(Mutant("text that is gone", POOL, "no line of the pool", "pass"), lambda variant: None)
 
 
 def test_the_class_under_test_is_the_mutant():
