@@ -193,7 +193,7 @@ def test_a_mutant_that_changes_nothing_survives(module, check):
 
 
 def test_a_mutant_that_can_not_be_planted_is_not_killed():
-    with pytest.raises(ValueError, match="occurs 0 times in block_pool.py"):
+    with pytest.raises(ValueError, match=r"occurs 0 times in block_pool\.py"):
         is_killed(Mutant("text that is gone", POOL, "no line of the pool", "pass"), lambda variant: None)
 
 

@@ -138,7 +138,13 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
     kernels = subjects.add_parser("kernels", help="each Triton kernel against torch; needs CUDA")
     kernels.add_argument("--plot", metavar="FILE", help="write a picture (PNG, SVG or PDF by its ending)")
     scheduling = subjects.add_parser("scheduling", help="schedule() and block bookkeeping for 256 running requests")
-    for parser in (engine, kernels, scheduling):
+    prefixes = subjects.add_parser(
+        "prefix-caching",
+        help="what it saves, what it costs where it saves nothing, and what a clock tells strangers",
+    )
+    _add_model_options(prefixes)
+    prefixes.add_argument("--repeats", type=int, default=5, metavar="N", help="runs per side; medians are reported")
+    for parser in (engine, kernels, scheduling, prefixes):
         parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     quality = subjects.add_parser(
         "quality",
@@ -149,7 +155,7 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
     _add_quality_options(quality)
     serve = subjects.add_parser("serve", help="open-loop load: requests come by the clock, however busy the engine is")
     _add_serve_options(serve)
-    for parser in (engine, kernels, quality, scheduling, serve):
+    for parser in (engine, kernels, prefixes, quality, scheduling, serve):
         parser.add_argument("--json", action="store_true", help="machine-readable results")
 
 
