@@ -73,10 +73,15 @@ def _execute(name: str, original: str, source: str, filename: str) -> ModuleType
 
 
 def is_killed(mutant: Mutant, check: Callable[[ModuleType], None]) -> str | None:
-    """The first line of what `check` raised on the mutant, or None if it survived. Proves the original passes first."""
+    """The first line of what `check` raised on the mutant, or None if it survived. Proves the original passes first.
+
+    Raises:
+        ValueError: The source has changed, so the mutant cannot be planted; that kills nothing.
+    """
     check(importlib.import_module(mutant.checked_module))
+    mutated = mutant.load()
     try:
-        check(mutant.load())
+        check(mutated)
     except (Exception, pytest.fail.Exception) as error:  # the latter: a `pytest.raises` that nothing was raised in
         return (str(error).strip() or type(error).__name__).splitlines()[0]
     return None

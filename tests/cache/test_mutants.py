@@ -80,7 +80,7 @@ BOOKKEEPING_MUTANTS = [
     ("publish before written", MANAGER, "while table.publish_at <= num_computed:", "while table.publish_at <= table.num_tokens:"),
     ("partial block published", MANAGER, "while table.publish_at <= num_computed:", "while table.publish_at <= num_computed + 1:"),
     ("every second block published", MANAGER, "table.publish_at = end + self.block_size", "table.publish_at = end + 2 * self.block_size"),
-    ("publish waits a token too long", MANAGER, "if num_computed < table.publish_at:", "if num_computed <= table.publish_at:"),
+    ("publish waits a token too long", MANAGER, "if num_computed < table.publish_at and", "if num_computed <= table.publish_at and"),
     ("neighbour block published", MANAGER, "block_id = table.block_ids[start // self.block_size]", "block_id = table.block_ids[start // self.block_size - 1]"),
     # Copy on write
     ("copy on write skipped", MANAGER, "return writes_tail and self._pool.ref_counts[table.block_ids[-1]] > 1", "return False"),
@@ -118,8 +118,8 @@ BOOKKEEPING_MUTANTS = [
     ("cut keeps its blocks", MANAGER, "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=False)\n", ""),
     ("cut keeps an empty block", MANAGER, "num_kept = -(-num_tokens // self.block_size)\n        for", "num_kept = num_tokens // self.block_size + 1\n        for"),
     ("cut takes the partial block too", MANAGER, "num_kept = -(-num_tokens // self.block_size)\n        for", "num_kept = num_tokens // self.block_size\n        for"),
-    ("cut of what others read", MANAGER, "if self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:", "if block_id in self._prefixes:"),
-    ("cut of what was published", MANAGER, "if self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:", "if self._pool.ref_counts[block_id] > 1:"),
+    ("cut of what others read", MANAGER, "self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:", "block_id in self._prefixes:"),
+    ("cut of what was published", MANAGER, "self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:", "self._pool.ref_counts[block_id] > 1:"),
     ("cut overlooks the block it goes through", MANAGER, "for block_id in table.block_ids[num_tokens // self.block_size :]:", "for block_id in table.block_ids[-(-num_tokens // self.block_size) :]:"),
     ("cut blocks stay findable", MANAGER, "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=False)", "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=True)"),
     ("cut slots stay counted", MANAGER, "        self._num_slots_in_use -= table.num_tokens - num_tokens\n", ""),
@@ -136,20 +136,20 @@ BOOKKEEPING_MUTANTS = [
 
 TABLE_MUTANTS = [
     ("slot one too far", "+ position % self.block_size", "+ (position + 1) % self.block_size"),
-    ("slot without its block", "self.block_ids[position // self.block_size] * self.block_size", "position // self.block_size * self.block_size"),
+    ("slot without its block", "return block_id * self.block_size", "return position // self.block_size * self.block_size"),
     ("slot beyond the tokens", "if not 0 <= position < self.num_tokens:", "if not 0 <= position <= self.num_tokens:"),
     ("negative position wraps", "if not 0 <= position < self.num_tokens:", "if position >= self.num_tokens:"),
 ]  # fmt: skip
 
 TENSOR_MUTANTS = [
-    ("only K copied", "for tensor in self._storage:", "for tensor in self._storage[:1]:"),
-    ("scales not copied", "for tensor in self._storage:", "for tensor in self._storage[:2]:"),
+    ("only K copied", "for tensor in self.storage:", "for tensor in self.storage[:1]:"),
+    ("scales not copied", "for tensor in self.storage:", "for tensor in self.storage[:2]:"),
     ("first layer copied only", "tensor[:, targets] = tensor[:, sources]", "tensor[0, targets] = tensor[0, sources]"),
     ("chained copies read too early", "origin_of[target] = origin_of.get(source, source)", "origin_of[target] = source"),
     ("scales not in the size", "SCALE_DTYPE.itemsize\n", "0\n"),
     ("K alone in the size", "return 2 * self.num_layers", "return self.num_layers"),
     ("layers share one tensor", "(tensor[layer] for tensor in storage)", "(tensor[0] for tensor in storage)"),
-    ("K and V share one tensor", "storage = [_allocate(shape, spec.storage_dtype, device) for _ in range(2)]", "storage = [_allocate(shape, spec.storage_dtype, device)] * 2"),
+    ("K and V share one tensor", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory) for _ in range(2)]", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory)] * 2"),
 ]  # fmt: skip
 
 
@@ -227,6 +227,11 @@ def test_a_mutant_that_changes_nothing_survives(module, check):
     """The checks kill for the bug's sake, not because a mutant's classes are others than the original's."""
     first_line = importlib.import_module(module).__doc__.splitlines()[0]
     assert is_killed(Mutant("nothing", module, first_line, "Not a bug."), check) is None
+
+
+def test_a_mutant_that_can_not_be_planted_is_not_killed():
+    with pytest.raises(ValueError, match=r"occurs 0 times in block_pool\.py"):
+        is_killed(Mutant("text that is gone", POOL, "no line of the pool", "pass"), lambda variant: None)
 
 
 def test_the_class_under_test_is_the_mutant():

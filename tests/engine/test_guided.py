@@ -562,7 +562,7 @@ MUTANTS = [
     ("escaped names", "guidance", "'\"\\\\bfnrt'", "'\"\\\\bfnrtu'", "json"),
     ("white space by x-guidance", "guidance", '    "whitespace_flexible": False,\n', "", "json"),
     ("lenient by x-guidance", "guidance", '    "lenient": False,', "", "json"),
-    ("minProperties by repetition", "guidance", "and is_open and", "and not is_open and", "json"),
+    ("minProperties by repetition", "guidance", "at_least > max(1, num_required)", "at_least > max(2, num_required)", "json"),
 ]  # fmt: skip
 
 

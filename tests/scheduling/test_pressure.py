@@ -190,7 +190,7 @@ def heavy(num_requests: int) -> Harness:
 def test_thousands_of_steps_under_heavy_pressure():
     harness = heavy(350)
     assert harness.step_no > 2000
-    assert len(harness.preempted) > 200
+    assert len(harness.preempted) > 100
 
 
 @pytest.mark.full

@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     Mutant("broken file overwritten", PROGRESS, "self._move_aside(error)", "pass"),
     Mutant("written in place", PROGRESS, "os.replace(temporary, self.path)", "self.path.write_text(text)"),
-    Mutant("added methods unseen", GUARD, "for n in now.keys() | before.keys()", "for n in before"),
+    Mutant("added methods unseen", GUARD, "names = (now.keys() | before.keys())", "names = set(before)"),
     Mutant("not restored", GUARD, "vars(module).update(before)", "pass"),
     Mutant("any definition will do", LOCATE, "if len(different) > 1:", "if False:"),
     Mutant("untouched is an attempt", LOCATE, "if cell.source.strip() == template.shipped().strip():", "if False:"),

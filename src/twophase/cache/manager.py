@@ -209,10 +209,10 @@ class CacheManager:
         if num_tokens == table.num_tokens:
             return
         for block_id in table.block_ids[num_tokens // self.block_size :]:
-            if self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:
+            if block_id == FREED or self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:
                 raise CacheStateError(
-                    f"Can't cut a table of {table.num_tokens} tokens to {num_tokens}: block {block_id} is shared or "
-                    f"published, so others may read what is in it."
+                    f"Can't cut a table of {table.num_tokens} tokens to {num_tokens}: block {block_id} left the window "
+                    f"(-1), or is shared or published, so that others may read what is in it."
                 )
         num_kept = -(-num_tokens // self.block_size)
         for block_id in reversed(table.block_ids[num_kept:]):

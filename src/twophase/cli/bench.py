@@ -26,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
     subjects = {
         "engine": _engine,
         "kernels": _kernels,
+        "prefix-caching": _prefix_caching,
         "quality": _quality,
         "scheduling": _scheduling,
         "serve": _serve,
@@ -79,6 +80,16 @@ def _kernels(args: argparse.Namespace) -> int:
 def _check_plot(file: str | None) -> None:
     if file is not None and Path(file).suffix.lower() not in PLOT_FORMATS:
         raise ConfigError(f"--plot must end in {', '.join(PLOT_FORMATS)}, got {file!r}.")
+
+
+def _prefix_caching(args: argparse.Namespace) -> int:
+    from twophase.bench.prefix_caching import QUICK, Shape, bench_prefix_caching, open_model
+
+    shape = QUICK if args.quick else Shape()
+    opener = open_model(args.model, shape, device=args.device, dtype=args.dtype, backend=args.backend)
+    report = bench_prefix_caching(opener, shape, repeats=1 if args.quick else args.repeats, say=_say)
+    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
+    return 0
 
 
 def _quality(args: argparse.Namespace) -> int:

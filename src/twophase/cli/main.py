@@ -168,6 +168,12 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
     kernels = subjects.add_parser("kernels", help="each Triton kernel against torch; needs CUDA")
     kernels.add_argument("--plot", metavar="FILE", help="write a picture (PNG, SVG or PDF by its ending)")
     scheduling = subjects.add_parser("scheduling", help="schedule() and block bookkeeping for 256 running requests")
+    prefixes = subjects.add_parser(
+        "prefix-caching",
+        help="what it saves, what it costs where it saves nothing, and what a clock tells strangers",
+    )
+    _add_model_options(prefixes)
+    prefixes.add_argument("--repeats", type=int, default=5, metavar="N", help="runs per side; medians are reported")
     speculative = subjects.add_parser("speculative", help="guessing tokens ahead: where it wins and where it loses")
     _add_model_options(speculative)
     _add_speculative(speculative.add_argument_group("speculative decoding"), default="ngram")
@@ -182,7 +188,8 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
     parallel.add_argument("--size", type=int, default=2, metavar="N", help="processes that share it (default 2)")
     apart = subjects.add_parser("disaggregation", help="prompts and decodes in one engine against two")
     _add_model_options(apart)
-    for parser in (engine, kernels, scheduling, speculative, window, parallel, apart):
+    quick = (engine, kernels, scheduling, prefixes, speculative, window, parallel, apart)
+    for parser in quick:
         parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     quality = subjects.add_parser(
         "quality",
@@ -193,7 +200,7 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
     _add_quality_options(quality)
     serve = subjects.add_parser("serve", help="open-loop load: requests come by the clock, however busy the engine is")
     _add_serve_options(serve)
-    for parser in (engine, kernels, quality, scheduling, serve, speculative, window, parallel, apart):
+    for parser in (*quick, quality, serve):
         parser.add_argument("--json", action="store_true", help="machine-readable results")
 
 

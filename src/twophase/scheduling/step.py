@@ -334,10 +334,7 @@ class StepBuilder:
         num_of_others = self._num_promised_now() - (0 if sequence.is_decoding else num_own)
         num_blocks = max(num_own, self._cache.num_free_blocks - num_of_others - self._room_for(sequence))
         end = min(start + num_tokens, self._cache.num_tokens_within(table, num_blocks))
-        new_copies = self._cache.grow(table, max(end, table.num_tokens))
-        if new_copies:
-            self._copies += new_copies
-            self.uncopied.append(sequence)
+        self._note_copies(sequence, self._cache.grow(table, max(end, table.num_tokens)))
         self._recount_promises()
         return end - start
 
