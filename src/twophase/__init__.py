@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 from twophase.core.errors import TwophaseError
 from twophase.core.sampling_params import SamplingParams
+from twophase.core.speculative import SpeculativeConfig
 from twophase.core.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from twophase.engine.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "TwophaseError", "__version__"]
+__all__ = ["LLM", "SamplingParams", "SpeculativeConfig", "StructuredOutputs", "TwophaseError", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

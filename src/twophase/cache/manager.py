@@ -152,6 +152,33 @@ class CacheManager:
         self._count_query(table)
         return copies
 
+    def truncate(self, table: BlockTable, num_tokens: int) -> None:
+        """Take back the slots of tokens [num_tokens, table.num_tokens), and the blocks that hold no other token.
+
+        For slots that were handed out ahead, and for what was written there and turned out wrong.
+
+        Raises:
+            CacheStateError: The table is not open here or has fewer tokens; or one of these slots is in a block that
+                another table reads or that a lookup can find. Nothing changed.
+        """
+        self._require_open(table)
+        if not 0 <= num_tokens <= table.num_tokens:
+            raise CacheStateError(f"A table of {table.num_tokens} tokens can't be cut to {num_tokens}.")
+        if num_tokens == table.num_tokens:
+            return
+        for block_id in table.block_ids[num_tokens // self.block_size :]:
+            if self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:
+                raise CacheStateError(
+                    f"Can't cut a table of {table.num_tokens} tokens to {num_tokens}: block {block_id} is shared or "
+                    f"published, so others may read what is in it."
+                )
+        num_kept = -(-num_tokens // self.block_size)
+        for block_id in reversed(table.block_ids[num_kept:]):
+            self._pool.release(block_id, is_cached=False)
+        self._num_slots_in_use -= table.num_tokens - num_tokens
+        # A new list: a step plan may still hold the old one.
+        table.block_ids, table.num_tokens = table.block_ids[:num_kept], num_tokens
+
     def num_blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
         """Free blocks that `grow(table, num_tokens)` would take, the copy of a shared last block included.
 

@@ -95,13 +95,15 @@ class StepTrace:
         start_s, schedule_s, run_s, update_s: Clock at the start; durations of scheduling, running (forward and
             sampling) and bookkeeping.
         chunks: (request id, completion index, start position, tokens) of each chunk, in batch order.
-        num_decodes: How many of them are decodes.
+        num_decodes: How many of them are decodes of one token: the first ones.
         preempted: (request id, completion index) that lost their blocks.
         finished: (request id, completion index) that ended in this step.
         num_waiting, num_running: After the step.
         blocks_in_use, blocks_cached, blocks_free: After the step; cached blocks are evictable.
         blocks_swapped_out, blocks_swapped_in: Moved to and from host memory in this step.
         slots_in_use: Slots of the blocks in use that a token was given, after the step; None where nobody counts.
+        num_verifying: Chunks after the decodes that are decodes with drafts behind their token.
+        num_draft_tokens, num_accepted_tokens: Drafts in them, and those that the model confirmed.
     """
 
     step: int
@@ -121,3 +123,11 @@ class StepTrace:
     blocks_swapped_out: int = 0
     blocks_swapped_in: int = 0
     slots_in_use: int | None = None
+    num_verifying: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """Tokens computed for sequences that decode, drafts included."""
+        return self.num_decodes + self.num_verifying + self.num_draft_tokens

@@ -31,6 +31,8 @@ class ScheduledChunk(NamedTuple):
         block_ids: The sequence's block table, with room for every computed token; read-only, valid for this step only.
         num_samples: Tokens to draw from the last position's logits: 0 for a prefill that goes on in a later step,
             1 as a rule, n when a prompt is done and its n completions fork.
+        num_drafts: How many of the tokens, the last ones, are drafts: guesses that this step verifies. A token is drawn
+            after each of them and after the token before them. While a plan waits for its drafts, how many may come.
     """
 
     seq_id: int
@@ -38,11 +40,19 @@ class ScheduledChunk(NamedTuple):
     start: int
     block_ids: Sequence[int]
     num_samples: int
+    num_drafts: int = 0
+
+    @property
+    def draft_ids(self) -> Sequence[int]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
+    def without_drafts(self) -> "ScheduledChunk":
+        return self._replace(token_ids=self.token_ids[: len(self.token_ids) - self.num_drafts], num_drafts=0)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: decodes (one token each) first, then prefill chunks.
+    """One step: decodes (one token each) first, then those that verify drafts, then prefill chunks.
 
     Attributes:
         chunks: What is computed; `chunks[:num_decodes]` have exactly one token each.
@@ -53,6 +63,7 @@ class StepPlan:
         swaps_out: Blocks to save in host memory before anything else is done: their place is given away already.
         swaps_in: Blocks to bring back, then, before anything is written.
         wake_s: Of an empty plan: when the policy wants to be asked again, on the engine's clock.
+        num_verifying: Chunks after those that continue a running sequence by a token and drafts.
     """
 
     chunks: tuple[ScheduledChunk, ...]
@@ -63,6 +74,7 @@ class StepPlan:
     swaps_out: tuple[BlockSwap, ...] = ()
     swaps_in: tuple[BlockSwap, ...] = ()
     wake_s: int | float | None = None
+    num_verifying: int = 0
 
     @property
     def is_empty(self) -> bool:

@@ -2,22 +2,26 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, islice
 from typing import Any, final
 
 from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.guidance import Guidance
+from twophase.engine.drafters import DraftRequest
+from twophase.engine.guidance import Guidance, Guide
 from twophase.engine.interrupts import Uninterrupted
 from twophase.engine.isolation import isolate
 from twophase.engine.metrics import Diary, EngineStats, StepTimes, TraceChunk
 from twophase.engine.prompts import Prompt, TextCodec, check_params, compile_grammar, token_ids_of
+from twophase.engine.rejection import accepted_run
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import ModelRunner
 from twophase.engine.sampler import SampleRow, SamplingError, sample
+from twophase.engine.speculation import Speculator
 from twophase.scheduling.scheduler import Scheduler, SequenceFault, SequenceUpdate
 
 DEFAULT_TRACE_STEPS = 10_000
@@ -41,6 +45,7 @@ class Engine:
         codec: The model's tokenizer; None serves token ids only.
         eos_token_ids: The model's end-of-text ids.
         guidance: Compiles grammars for the codec's vocabulary; None serves no structured outputs.
+        speculator: Guesses tokens ahead; None computes one token of a sequence after the other.
         seed: Of the generator that draws a seed for each request that has none.
         max_trace_steps: Steps kept in `trace`, the newest ones; None keeps all.
         clock: Seconds that never go back.
@@ -55,6 +60,7 @@ class Engine:
         codec: TextCodec | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         guidance: Guidance | None = None,
+        speculator: Speculator | None = None,
         seed: int = 0,
         max_trace_steps: int | None = DEFAULT_TRACE_STEPS,
         clock: Callable[[], float] = time.monotonic,
@@ -65,6 +71,7 @@ class Engine:
         self._codec = codec
         self._eos_token_ids = eos_token_ids
         self._guidance = guidance
+        self.speculator = speculator
         self._seeds = random.Random(seed)
         self._clock = clock
         self._requests: dict[str, RequestState] = {}
@@ -144,7 +151,7 @@ class Engine:
     # -- the life of a token
 
     def step(self) -> list[RequestOutput]:
-        """Compute one token, or a chunk of the prompt, for each scheduled sequence.
+        """Compute one token (several, where they were guessed), or a chunk of the prompt, for each scheduled sequence.
 
         Returns the requests that ended in this step, and those that stream and got a token.
         """
@@ -154,14 +161,16 @@ class Engine:
             self._wake_s = plan.wake_s
         scheduled_s = self._clock()
         self._runner.swap_out(plan.swaps_out)
-        broken = self._move_blocks(plan)
-        results = isolate(self._compute, [chunk for chunk in plan.chunks if chunk.seq_id not in broken])
+        plan = self._draft(plan)
+        results = self._run(plan)
         times = StepTimes(start_s, scheduled_s, self._clock())
         with Uninterrupted():
             chunks, preempted = self._describe(plan, scheduled_s)
-            finished = failed + self._report(self._update(plan, results, broken))
+            finished = failed + self._report(self._update(plan, results))
             if not plan.is_empty:
-                self._diary.note_step(plan, chunks, preempted, finished, times, self._clock(), self._scheduler)
+                end_s = self._clock()
+                drafts = self._note_drafts(plan, results, end_s - start_s)
+                self._diary.note_step(plan, chunks, preempted, finished, times, end_s, self._scheduler, drafts)
         outputs, self._undelivered = self._undelivered, []
         return outputs
 
@@ -170,9 +179,55 @@ class Engine:
         failed: tuple[tuple[str, int], ...] = ()
         while True:
             try:
-                return self._scheduler.schedule(now_s), failed
+                plan = self._scheduler.schedule(now_s)
+                if self.speculator is not None and self.speculator.is_on:
+                    plan = self._scheduler.reserve_drafts(self.speculator.max_drafts)
+                return plan, failed
             except SequenceFault as fault:
                 failed += self._report(self._scheduler.fail(fault.seq_id, str(fault)))
+
+    def _draft(self, plan: StepPlan) -> StepPlan:
+        """The plan with drafts in the room that it has for them."""
+        if self.speculator is None:
+            return plan
+        drafts = self.speculator.draft(plan, self._draft_request, self._vocab_size)
+        with Uninterrupted():
+            return self._scheduler.put_drafts(drafts)
+
+    def _draft_request(self, chunk: ScheduledChunk) -> DraftRequest:
+        sequence = self._scheduler.sequences[chunk.seq_id]
+        token_ids, num_prompt_tokens, guide = (
+            sequence.token_ids,
+            sequence.num_prompt_tokens,
+            self._guide_of(chunk.seq_id),
+        )
+        return DraftRequest(
+            chunk,
+            token_ids,
+            sequence.stop_token_ids,
+            row_after=partial(self._sample_row, chunk.seq_id, 1),
+            num_allowed=len if guide is None else partial(guide.num_allowed, token_ids, num_prompt_tokens),
+        )
+
+    def _run(self, plan: StepPlan) -> dict[int, Sampled | Exception]:
+        """Do what is planned; what came of each chunk, by seq_id."""
+        results: dict[int, Sampled | Exception] = {**self._move_blocks(plan)}
+        chunks = [chunk for chunk in plan.chunks if chunk.seq_id not in results]
+        for chunk, result in zip(chunks, isolate(self._compute, chunks), strict=True):
+            if isinstance(result, Exception) and chunk.num_drafts:
+                # Its drafts may be to blame, and they must harm nobody.
+                (result,) = isolate(self._compute, [chunk.without_drafts()])
+            results[chunk.seq_id] = result
+        return results
+
+    def _note_drafts(
+        self, plan: StepPlan, results: Mapping[int, Sampled | Exception], elapsed_s: float
+    ) -> tuple[int, int]:
+        """Tell the speculator how it went; returns drafts and accepted ones."""
+        if self.speculator is None:
+            return 0, 0
+        runs = {seq_id: result for seq_id, result in results.items() if not isinstance(result, Exception)}
+        return self.speculator.note_results(plan, runs, elapsed_s)
 
     def _move_blocks(self, plan: StepPlan) -> dict[int, Exception]:
         """Copies and swaps, before anything is written; tells whose failed. Each kind is safe to repeat by itself."""
@@ -189,36 +244,51 @@ class Engine:
         """Run the model and sample: one result per chunk, empty for a prefill that goes on. Safe to repeat."""
         logits = self._runner.run(chunks)
         # Only now: on a GPU the grammars find their masks while the model is still computing.
-        rows = [self._sample_row(chunk) for chunk in chunks if chunk.num_samples]
+        rows = list(chain.from_iterable(map(self._sample_rows, chunks)))
         sampled = iter(() if logits is None else sample(logits, rows))
-        return [next(sampled) if chunk.num_samples else () for chunk in chunks]
+        return [self._result(chunk, sampled) for chunk in chunks]
 
-    def _sample_row(self, chunk: ScheduledChunk) -> SampleRow:
-        sequence = self._scheduler.sequences[chunk.seq_id]
-        state = self._requests[sequence.request.request_id]
-        guide = state.completions[sequence.index].guide
+    def _sample_rows(self, chunk: ScheduledChunk) -> list[SampleRow]:
+        """One row for each token that is drawn, or for all that a prompt's completions draw alike."""
+        if not chunk.num_samples:
+            return []
+        drafts = chunk.draft_ids
+        return [self._sample_row(chunk.seq_id, chunk.num_samples, drafts[:i]) for i in range(len(drafts) + 1)]
+
+    def _sample_row(self, seq_id: int, num_samples: int, drafts: Sequence[int] = ()) -> SampleRow:
+        """How the token after a sequence's newest one, or after drafts behind that, is drawn."""
+        sequence = self._scheduler.sequences[seq_id]
+        state, guide = self._requests[sequence.request.request_id], self._guide_of(seq_id)
+        token_ids, num_prompt_tokens = sequence.token_ids, sequence.num_prompt_tokens
         return SampleRow(
             sequence.request.sampling_params,
             state.seed,
             first_index=sequence.index,
-            position=len(sequence.token_ids) - sequence.num_prompt_tokens,
-            num_samples=chunk.num_samples,
-            token_ids=sequence.token_ids,
-            allowed=None if guide is None else guide.allowed_after(sequence.token_ids, sequence.num_prompt_tokens),
+            position=len(token_ids) + len(drafts) - num_prompt_tokens,
+            num_samples=num_samples,
+            token_ids=[*token_ids, *drafts] if drafts else token_ids,
+            allowed=None if guide is None else guide.allowed_after(token_ids, num_prompt_tokens, drafts),
         )
 
-    def _update(
-        self, plan: StepPlan, results: Sequence[Sampled | Exception], broken: dict[int, Exception]
-    ) -> list[SequenceUpdate]:
+    def _guide_of(self, seq_id: int) -> Guide | None:
+        sequence = self._scheduler.sequences[seq_id]
+        return self._requests[sequence.request.request_id].completions[sequence.index].guide
+
+    def _result(self, chunk: ScheduledChunk, sampled: Iterator[Sampled | SamplingError]) -> Sampled | SamplingError:
+        """What a chunk yields, from what was drawn of its rows, the next of `sampled`."""
+        if not chunk.num_drafts:
+            return next(sampled) if chunk.num_samples else ()
+        return accepted_run(list(islice(sampled, chunk.num_drafts + 1)), chunk.draft_ids)
+
+    def _update(self, plan: StepPlan, results: Mapping[int, Sampled | Exception]) -> list[SequenceUpdate]:
         """Tell the scheduler what came of the plan: failures first, so that it leaves them out of the rest."""
-        updates = [update for seq_id, error in broken.items() for update in self._scheduler.fail(seq_id, error)]
+        updates: list[SequenceUpdate] = []
         sampled: dict[int, Sampled] = {}
-        computed = [chunk for chunk in plan.chunks if chunk.seq_id not in broken]
-        for chunk, result in zip(computed, results, strict=True):
+        for seq_id, result in results.items():
             if isinstance(result, Exception):
-                updates += self._scheduler.fail(chunk.seq_id, result)
+                updates += self._scheduler.fail(seq_id, result)
             else:
-                sampled[chunk.seq_id] = result
+                sampled[seq_id] = result
         return updates + self._scheduler.update(plan, sampled)
 
     def _report(self, updates: Sequence[SequenceUpdate]) -> tuple[tuple[str, int], ...]:
@@ -237,8 +307,7 @@ class Engine:
         state = self._requests[update.request_id]
         completion = state.completions[update.index]
         now_s = self._clock()
-        state.note_tokens(update.index, len(update.tokens), now_s)
-        self._diary.num_output_tokens += len(update.tokens)
+        num_before = len(completion.token_ids)
         reason, stop_reason, error = update.finish_reason, update.stop_reason, update.error
         try:
             matched = completion.append(update.tokens, reason)
@@ -248,8 +317,13 @@ class Engine:
         except Exception as fault:
             reason, error = "error", f"{type(fault).__name__}: {fault}"
             self._scheduler.fail(update.seq_id, error)
+        num_new = len(completion.token_ids) - num_before  # a stop string may have cut a run of several
+        state.note_tokens(update.index, num_new, now_s)
+        self._diary.num_output_tokens += num_new
         if reason is None:
             return False
+        if self.speculator is not None:
+            self.speculator.forget(update.seq_id)
         completion.end(reason, stop_reason, error)
         self._diary.note_end(reason)
         if state.is_finished:

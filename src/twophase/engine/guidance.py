@@ -144,7 +144,9 @@ class Guide:
         self._end_token_ids = end_token_ids
         self._num_read = 0
 
-    def allowed_after(self, token_ids: Sequence[int], num_prompt_tokens: int) -> UInt32[np.ndarray, "W"]:
+    def allowed_after(
+        self, token_ids: Sequence[int], num_prompt_tokens: int, drafts: Sequence[int] = ()
+    ) -> UInt32[np.ndarray, "W"]:
         """Which tokens may come next: bit i % 32 of word i // 32 is token i's; those beyond the last word may not.
 
         A token that ends the completion may come exactly where the output is complete, also one that could be read as
@@ -152,26 +154,43 @@ class Guide:
 
         Args:
             token_ids: The prompt and the completion's tokens so far.
+            drafts: Tokens that may come after them, all allowed. The guide itself stays before them.
 
         Raises:
             GuidanceError: The library gave up (a grammar beyond its limits), or no token is left.
         """
+        self._read(token_ids, num_prompt_tokens)
+        if not drafts:
+            return self._allowed_by(self._matcher)
+        # A copy, not a rollback: an error that a wrong draft leads to must not stay with the completion.
+        matcher = self._matcher.deep_copy()
+        matcher.consume_tokens(list(drafts))
+        return self._allowed_by(matcher)
+
+    def num_allowed(self, token_ids: Sequence[int], num_prompt_tokens: int, drafts: Sequence[int]) -> int:
+        """How many of these drafts, the first ones, may come one after the other. A token that ends it is none."""
+        self._read(token_ids, num_prompt_tokens)
+        ends = (i for i, draft in enumerate(drafts) if draft in self._end_token_ids)
+        return self._matcher.deep_copy().validate_tokens(list(drafts[: next(ends, len(drafts))]))
+
+    def _read(self, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
         new = list(token_ids[num_prompt_tokens + self._num_read :])
         self._matcher.consume_tokens(new)
         self._num_read += len(new)
+
+    def _allowed_by(self, matcher: Any) -> UInt32[np.ndarray, "W"]:
         allowed = np.zeros(self._num_words, np.uint32)
         library_words = allowed[: self._num_library_words]
-        self._matcher.unsafe_compute_mask_ptr(library_words.ctypes.data, library_words.nbytes)
+        matcher.unsafe_compute_mask_ptr(library_words.ctypes.data, library_words.nbytes)
         # Asked last: after an error the library's mask lets the output end, as if it were complete.
-        if self._matcher.is_error():
-            raise GuidanceError(f"llguidance: {_one_line(self._matcher.get_error())}")
-        self._set_ends(allowed)
+        if matcher.is_error():
+            raise GuidanceError(f"llguidance: {_one_line(matcher.get_error())}")
+        self._set_ends(allowed, matcher.is_accepting())
         if not allowed.any():
             raise GuidanceError("the output is not complete, and nothing but a stop token could continue it")
         return allowed
 
-    def _set_ends(self, allowed: UInt32[np.ndarray, "W"]) -> None:
-        is_complete = self._matcher.is_accepting()
+    def _set_ends(self, allowed: UInt32[np.ndarray, "W"], is_complete: bool) -> None:
         for token_id in self._end_token_ids:
             word, bit = divmod(token_id, WORD_BITS)
             if is_complete:

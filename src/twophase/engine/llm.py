@@ -17,11 +17,15 @@ from twophase.cache.manager import CacheManager
 from twophase.core.errors import ConfigError, InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
+from twophase.core.speculative import SpeculativeConfig
+from twophase.engine.drafters import Drafter, NgramDrafter
 from twophase.engine.engine import DEFAULT_TRACE_STEPS, Engine
 from twophase.engine.guidance import Guidance
 from twophase.engine.interrupts import Uninterrupted
 from twophase.engine.prompts import Prompt
 from twophase.engine.runner import ModelRunner
+from twophase.engine.speculation import Speculator
+from twophase.engine.thrift import Thrift
 from twophase.model.config import ModelConfig, load_config
 from twophase.model.llama import LlamaModel, attention_spec
 from twophase.model.load import resolve_dtype
@@ -80,6 +84,7 @@ class LLM:
             them in host memory.
         num_swap_blocks: Blocks of host memory for that; None: as many as the pool has.
         admission_watermark: Share of the pool that letting a request in must leave free, in [0, 1).
+        speculative_config: Guess tokens ahead and verify several in one step; None: never.
         cache_factory, scheduler_factory: Make the cache manager from (num_blocks, block_size, enable_prefix_caching)
             and the scheduler from (config, cache manager): the places where your own can go.
 
@@ -117,6 +122,7 @@ class LLM:
         preemption_mode: str = "recompute",
         num_swap_blocks: int | None = None,
         admission_watermark: int | float = 0.0,
+        speculative_config: SpeculativeConfig | None = None,
         cache_factory: Callable[[int, int, bool], CacheManager] = CacheManager,
         scheduler_factory: Callable[[SchedulerConfig, CacheManager], Scheduler] | None = None,
     ) -> None:
@@ -157,11 +163,17 @@ class LLM:
             codec=self.tokenizer,
             eos_token_ids=eos_token_ids,
             guidance=None if self.tokenizer is None else Guidance(self.tokenizer.to_json, eos_token_ids),
+            speculator=None if speculative_config is None else self._speculator(speculative_config),
             seed=seed,
             max_trace_steps=max_trace_steps,
         )
         self._ids = itertools.count()
         self._latest: dict[str, RequestOutput | None] = {}  # of the requests that someone is waiting for
+
+    def _speculator(self, config: SpeculativeConfig) -> Speculator:
+        drafter: Drafter = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+        thrift = Thrift() if config.disable_when_losing else None
+        return Speculator(drafter, config.num_speculative_tokens, thrift)
 
     def generate(
         self,

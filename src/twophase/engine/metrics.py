@@ -23,6 +23,7 @@ class EngineStats:
         num_output_tokens: Tokens sampled.
         num_preemptions: Times a sequence lost its blocks.
         num_finished, num_aborted, num_failed: Completions by how they ended: 'stop' or 'length', 'abort', 'error'.
+        num_draft_tokens, num_accepted_tokens: Tokens guessed and verified, and those that the model confirmed.
     """
 
     num_steps: int
@@ -36,6 +37,13 @@ class EngineStats:
     num_waiting: int
     num_running: int
     cache: CacheStats
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the drafts that were confirmed; 0 before the first."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,8 @@ class Diary:
         self._busy_s = 0.0
         self._num_computed_tokens = 0
         self._num_preemptions = 0
+        self._num_draft_tokens = 0
+        self._num_accepted_tokens = 0
         self._num_ended: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
 
     def note_end(self, reason: FinishReason) -> None:
@@ -72,7 +82,10 @@ class Diary:
         times: StepTimes,
         end_s: float,
         scheduler: Scheduler,
+        drafts: tuple[int, int] = (0, 0),
     ) -> None:
+        """`drafts`: how many the step verified, and how many were confirmed."""
+        num_draft_tokens, num_accepted_tokens = drafts
         cache = scheduler.cache.stats()
         self.steps.append(
             StepTrace(
@@ -93,12 +106,17 @@ class Diary:
                 blocks_swapped_out=len(plan.swaps_out),
                 blocks_swapped_in=len(plan.swaps_in),
                 slots_in_use=cache.num_slots_in_use,
+                num_verifying=plan.num_verifying,
+                num_draft_tokens=num_draft_tokens,
+                num_accepted_tokens=num_accepted_tokens,
             )
         )
         self._num_steps += 1
         self._busy_s += end_s - times.start_s
         self._num_computed_tokens += plan.num_tokens
         self._num_preemptions += len(preempted)
+        self._num_draft_tokens += num_draft_tokens
+        self._num_accepted_tokens += num_accepted_tokens
 
     def stats(self, scheduler: Scheduler) -> EngineStats:
         ended = self._num_ended
@@ -114,4 +132,6 @@ class Diary:
             num_waiting=scheduler.num_waiting,
             num_running=scheduler.num_running,
             cache=scheduler.cache.stats(),
+            num_draft_tokens=self._num_draft_tokens,
+            num_accepted_tokens=self._num_accepted_tokens,
         )

@@ -32,19 +32,20 @@ class Completion:
     error: str | None = None
 
     def append(self, tokens: Sequence[SampledToken], finish_reason: FinishReason | None) -> str | None:
-        """Add tokens, the last of them with `finish_reason`; returns the stop string that they completed."""
-        for token in tokens:
+        """Add tokens, the last of them with `finish_reason`; returns the stop string that they completed.
+
+        Tokens after the one that completed it are dropped.
+        """
+        num_text = len(tokens) if finish_reason != "stop" or self.include_stop else len(tokens) - 1
+        for i, token in enumerate(tokens):
             self.token_ids.append(token.token_id)
             if self.logprobs is not None and token.logprob is not None:
                 self.logprobs.append(TokenLogprobs(token.token_id, token.logprob, token.top_logprobs))
-        if self.detokenizer is None:
-            return None
-        is_text = tokens if finish_reason != "stop" or self.include_stop else tokens[:-1]
-        for token in is_text:
-            matched = self.detokenizer.append(token.token_id)
-            if matched is not None:
-                return matched
-        return self.detokenizer.finish() if finish_reason is not None else None
+            if self.detokenizer is not None and i < num_text:
+                matched = self.detokenizer.append(token.token_id)
+                if matched is not None:
+                    return matched
+        return self.detokenizer.finish() if self.detokenizer is not None and finish_reason is not None else None
 
     def end(self, reason: FinishReason, stop_reason: str | int | None = None, error: str | None = None) -> None:
         self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error

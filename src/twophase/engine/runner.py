@@ -73,6 +73,8 @@ class ModelRunner:
     def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "R V"] | None:
         """Compute at least one chunk; returns fp32 logits of the chunks with samples, in order; None if none has.
 
+        A chunk with drafts has 1 + num_drafts rows: after its newest token and after each draft.
+
         Running a chunk again, alone or in other company, is harmless: it writes the same K and V into the same slots.
         """
         hidden = self._graphs.run(chunks) if self._graphs is not None else None
@@ -83,11 +85,12 @@ class ModelRunner:
         return self._logits(chunks, hidden)
 
     def _logits(self, chunks: Sequence[ScheduledChunk], hidden: Float[Tensor, "T N"]) -> Float[Tensor, "R V"] | None:
-        rows, end = [], 0
+        rows: list[int] = []
+        end = 0
         for chunk in chunks:
             end += len(chunk.token_ids)
             if chunk.num_samples:
-                rows.append(end - 1)
+                rows += range(end - 1 - chunk.num_drafts, end)
         if not rows:
             return None
         if len(rows) < hidden.shape[0]:

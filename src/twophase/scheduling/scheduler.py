@@ -3,9 +3,9 @@
 A step is planned by `schedule`, run by the engine, and confirmed by `update`. Nothing that `schedule` does counts as
 computed until `update` says so, hence the rule for failures: **whenever `schedule` raised, or a planned step was not
 run to its end, drop the plan (fail the culprit, if one is known) and call `schedule` again.** What `schedule` leaves
-behind is legal by itself: sequences admitted or preempted, and blocks with room for tokens not yet computed. The one
-exception, block copies and swaps that a dropped plan may not have done, is healed by the next `schedule`: the sequences
-that asked for them are preempted and recomputed.
+behind is legal by itself: sequences admitted or preempted, and blocks with room for tokens not yet computed. The next
+`schedule` heals two exceptions. Block copies and swaps that a dropped plan may not have done: the sequences that asked
+for them are preempted and recomputed. And room for drafts: it is taken back.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,10 @@ from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
 from twophase.scheduling.admission import check_request
 from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.drafts import put_drafts, reserve_drafts
 from twophase.scheduling.policies import PriorityPolicy
 from twophase.scheduling.policy import Policy
-from twophase.scheduling.roster import Roster, SequenceFault
+from twophase.scheduling.roster import Roster, SequenceFault, blamed_on
 from twophase.scheduling.sequence import Sequence, SequenceStatus
 from twophase.scheduling.step import StepBuilder
 
@@ -72,6 +73,7 @@ class Scheduler:
         self._plan: StepPlan | None = None  # handed out, not confirmed
         self._step: StepBuilder | None = None  # what it was made with
         self._num_stalled_steps = 0
+        self._drafting: list[Sequence] = []  # those with room for drafts in the latest plan
 
     @property
     def has_unfinished(self) -> bool:
@@ -129,8 +131,34 @@ class Scheduler:
         self._plan = step.plan(preempted)
         return self._plan
 
+    def reserve_drafts(self, max_drafts: int) -> StepPlan:
+        """Give each decode of the latest plan room for up to `max_drafts` drafts; returns the plan that tells how many.
+
+        Raises SequenceFault as `schedule` does.
+        """
+        assert self._plan is not None
+        plan = self._plan
+        self._drafting = [self.sequences[chunk.seq_id] for chunk in plan.chunks[: plan.num_decodes]]
+        budget = self.config.max_num_batched_tokens - plan.num_tokens
+        self._plan = reserve_drafts(plan, self.sequences, self.cache, budget, max_drafts)
+        return self._plan
+
+    def put_drafts(self, drafts: Mapping[int, Seq[int]]) -> StepPlan:
+        """Put drafts, by seq_id, into the room that the latest plan has for them; returns the plan to be run.
+
+        Raises ValueError, and changes nothing, if there is less room.
+        """
+        assert self._plan is not None
+        self._plan = put_drafts(self._plan, drafts)
+        return self._plan
+
     def _heal(self) -> None:
         """Undo what a step left that was planned and not confirmed: its copies and swaps may not have been done."""
+        for sequence in self._drafting:
+            if sequence.table is not None:
+                with blamed_on(sequence):
+                    self.cache.truncate(sequence.table, len(sequence.token_ids))
+        self._drafting = []
         step = self._step
         if step is None:
             return
@@ -144,15 +172,16 @@ class Scheduler:
     def update(self, plan: StepPlan, sampled: Mapping[int, Seq[SampledToken]]) -> list[SequenceUpdate]:
         """Confirm that `plan` ran: append tokens, fork, finish, publish full blocks, free.
 
-        `sampled` has `num_samples` tokens for each chunk that samples; chunks of sequences failed or aborted
-        since the plan was made are skipped. An error in one sequence's bookkeeping ends that sequence alone, with
-        finish reason 'error'.
+        `sampled` has `num_samples` tokens for each chunk that samples; for one with drafts, those that were accepted
+        and the token drawn after them. Of such a run a sequence takes what comes before its end, to the token.
+        Chunks of sequences failed or aborted since the plan was made are skipped. An error in one sequence's
+        bookkeeping ends that sequence alone, with finish reason 'error'.
 
         Raises ValueError, and changes nothing, if `plan` is not the latest plan or `sampled` does not match it.
         """
         self._check_sampled(plan, sampled)
         self._note_done()
-        if len(plan.chunks) > plan.num_decodes:
+        if len(plan.chunks) > plan.num_decodes + plan.num_verifying:
             self._roster.refused_head = None  # a prefill published blocks that the head may hit
         updates: list[SequenceUpdate] = []
         for chunk in plan.chunks:
@@ -160,7 +189,10 @@ class Scheduler:
             if sequence is None:
                 continue
             try:
-                self._confirm(sequence, chunk)
+                if chunk.num_drafts:
+                    updates.append(self._confirm_run(sequence, chunk, tuple(sampled[chunk.seq_id])))
+                    continue
+                self._confirm(sequence, chunk, len(chunk.token_ids))
                 completions = self._fork(sequence) if chunk.num_samples > 1 else (sequence,)
             except Exception as error:
                 updates += self.fail(chunk.seq_id, error)
@@ -168,7 +200,7 @@ class Scheduler:
             if chunk.num_samples:
                 for completion, token in zip(completions, sampled[chunk.seq_id], strict=True):
                     try:
-                        updates.append(self._append(completion, token))
+                        updates.append(self._append(completion, (token,)))
                     except Exception as error:
                         updates += self.fail(completion.seq_id, error)
         return updates
@@ -203,7 +235,7 @@ class Scheduler:
 
     def _note_done(self) -> None:
         """The latest plan was run: nothing of it has to be healed."""
-        step, self._plan, self._step = self._step, None, None
+        step, self._plan, self._step, self._drafting = self._step, None, None, []
         assert step is not None
         self._num_stalled_steps = self._num_stalled_steps + 1 if step.lets_decodes_stand else 0
         for sequence in step.swapped_in:
@@ -214,17 +246,33 @@ class Scheduler:
             raise ValueError("update() takes the latest plan, once; this one was dropped or confirmed before.")
         for chunk in plan.chunks:
             num_sampled = len(sampled.get(chunk.seq_id, ()))
-            if num_sampled != chunk.num_samples and chunk.seq_id in self.sequences:
+            most = chunk.num_samples + chunk.num_drafts
+            if not chunk.num_samples <= num_sampled <= most and chunk.seq_id in self.sequences:
                 raise ValueError(
-                    f"sequence {chunk.seq_id} was to get {chunk.num_samples} sampled tokens, got {num_sampled}; "
-                    f"fail() it first if its sampling failed."
+                    f"sequence {chunk.seq_id} was to get {chunk.num_samples} to {most} sampled tokens, got "
+                    f"{num_sampled}; fail() it first if its sampling failed."
                 )
 
-    def _confirm(self, sequence: Sequence, chunk: ScheduledChunk) -> None:
-        """The chunk's K and V are in pages now: its full blocks may be shared."""
+    def _confirm(self, sequence: Sequence, chunk: ScheduledChunk, num_tokens: int) -> None:
+        """The K and V of the chunk's first `num_tokens` are in pages now: full blocks may be shared.
+
+        Room for drafts that did not come, or were wrong, is given back first.
+        """
         assert sequence.table is not None
-        sequence.num_computed_tokens = num_computed = chunk.start + len(chunk.token_ids)
+        sequence.num_computed_tokens = num_computed = chunk.start + num_tokens
+        if chunk.num_samples and sequence.table.num_tokens > num_computed:
+            self.cache.truncate(sequence.table, num_computed)
         self.cache.publish(sequence.table, sequence.token_ids, num_computed)
+
+    def _confirm_run(self, sequence: Sequence, chunk: ScheduledChunk, run: tuple[SampledToken, ...]) -> SequenceUpdate:
+        """Confirm accepted drafts and the token after them, as far as the sequence goes on."""
+        room = sequence.max_num_tokens - len(sequence.token_ids)
+        ends = (i + 1 for i, token in enumerate(run[:room]) if token.token_id in sequence.stop_token_ids)
+        run = run[: next(ends, room)]
+        # The newest token and all of the run but its last are computed, that one is computed by the next step.
+        sequence.token_ids += [token.token_id for token in run[:-1]]
+        self._confirm(sequence, chunk, len(run))
+        return self._append(sequence, run)
 
     def _fork(self, sequence: Sequence) -> tuple[Sequence, ...]:
         """The prompt is done: the completions part, sharing its blocks. All of them or, on an error, none."""
@@ -249,10 +297,11 @@ class Scheduler:
             self._roster.join_running(fork)
         return (sequence, *forks)
 
-    def _append(self, sequence: Sequence, token: SampledToken) -> SequenceUpdate:
-        """Append a token; the sequence ends on a stop token, or when it has as many tokens as it may."""
+    def _append(self, sequence: Sequence, run: tuple[SampledToken, ...]) -> SequenceUpdate:
+        """Append the last token of a run; the sequence ends on a stop token, or with as many tokens as it may have."""
         reason: FinishReason | None = None
         stop_reason = None
+        token = run[-1]
         if token.token_id in sequence.stop_token_ids:
             reason = "stop"
             request = sequence.request
@@ -264,7 +313,7 @@ class Scheduler:
             self._retire(sequence)  # first, as it may raise
         sequence.token_ids.append(token.token_id)
         request_id = sequence.request.request_id
-        return SequenceUpdate(sequence.seq_id, request_id, sequence.index, (token,), reason, stop_reason)
+        return SequenceUpdate(sequence.seq_id, request_id, sequence.index, run, reason, stop_reason)
 
     # -- state
 

@@ -107,7 +107,7 @@ class _Diary:
             for key in step.preempted:
                 events.setdefault(key, []).append(_Event(step, None))
             for position, (request_id, index, start, count) in enumerate(step.chunks):
-                kind: SpanKind = "decode" if position < step.num_decodes else "prefill"
+                kind: SpanKind = "decode" if position < step.num_decodes + step.num_verifying else "prefill"
                 chunk = Span(kind, start_s, end_s, step.step, start, count)
                 events.setdefault((request_id, index), []).append(_Event(step, chunk))
         indices: dict[str, set[int]] = {}

@@ -72,8 +72,8 @@ def _thread(pid: int, tid: int, name: str) -> Iterator[Event]:
 def _step_events(step: StepTrace, clock: _Microseconds) -> Iterator[Event]:
     thread = {"ph": "X", "pid": ENGINE_PID, "tid": STEP_TID, "cat": "step"}
     args = {
-        "decode tokens": step.num_decodes,
-        "prefill tokens": num_tokens(step) - step.num_decodes,
+        "decode tokens": step.num_decode_tokens,
+        "prefill tokens": num_tokens(step) - step.num_decode_tokens,
         "preempted": [f"{request_id}.{index}" for request_id, index in step.preempted],
         "finished": [f"{request_id}.{index}" for request_id, index in step.finished],
     }
@@ -85,7 +85,7 @@ def _step_events(step: StepTrace, clock: _Microseconds) -> Iterator[Event]:
     counters = {
         "sequences": {"waiting": step.num_waiting, "running": step.num_running},
         "blocks": {"in use": step.blocks_in_use, "cached": step.blocks_cached, "free": step.blocks_free},
-        "batch": {"decode": step.num_decodes, "prefill": num_tokens(step) - step.num_decodes},
+        "batch": {"decode": step.num_decode_tokens, "prefill": num_tokens(step) - step.num_decode_tokens},
     }
     for name, values in counters.items():
         # What is true after the step; the batch is the step's own.

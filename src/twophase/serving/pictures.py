@@ -219,8 +219,8 @@ def _limit_line(axes: Axes, limit: int, most: int, label: str) -> float:
 
 def _batch_composition(axes: Axes, steps: Sequence[StepTrace], token_budget: int | None) -> None:
     numbers = [step.step for step in steps]
-    decodes = [step.num_decodes for step in steps]
-    prefills = [num_tokens(step) - step.num_decodes for step in steps]
+    decodes = [step.num_decode_tokens for step in steps]
+    prefills = [num_tokens(step) - step.num_decode_tokens for step in steps]
     axes.bar(numbers, decodes, width=1.0, color=SKY, edgecolor="white", linewidth=0.1, label="decode tokens")
     axes.bar(
         numbers,

@@ -39,10 +39,12 @@ def num_recomputed_tokens(steps: Iterable[StepTrace]) -> int:
     reached: dict[tuple[str, int], int] = {}
     num_again = 0
     for step in steps:
-        for request_id, index, start, count in step.chunks:
+        for position, (request_id, index, start, count) in enumerate(step.chunks):
             before = reached.get((request_id, index), 0)
             num_again += max(0, min(before, start + count) - start)
-            reached[request_id, index] = max(before, start + count)
+            # A draft that was wrong makes way for the right token; that is no loss.
+            has_drafts = 0 <= position - step.num_decodes < step.num_verifying
+            reached[request_id, index] = max(before, start + (1 if has_drafts else count))
     return num_again
 
 
@@ -83,7 +85,7 @@ class StepSummary:
         if not steps:
             return None
         overhead_s = sum(step.schedule_s + step.update_s for step in steps)
-        num_decodes = sum(step.num_decodes for step in steps)
+        num_decodes = sum(step.num_decode_tokens for step in steps)
         weights_s = held_s(steps)
         wasted = [
             (share, weight)

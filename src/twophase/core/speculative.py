@@ -1,0 +1,59 @@
+"""How the engine guesses tokens ahead. The names follow vLLM's option of the same name."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from twophase.core.errors import ConfigError
+
+METHODS = ("ngram", "draft_model")
+MAX_SPECULATIVE_TOKENS = 32  # far beyond what pays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """Speculative decoding: guess the next tokens cheaply, verify all guesses in one step of the model.
+
+    It changes how long an output takes, not what it is: the same tokens come, greedy or seeded, with and without.
+
+    Attributes:
+        method: 'ngram' looks up what followed the newest tokens when they came before ("prompt lookup"); 'draft_model'
+            asks a smaller model of the same vocabulary.
+        num_speculative_tokens: Guesses a sequence may have in a step, in [1, 32].
+        prompt_lookup_max, prompt_lookup_min: Tokens that must agree for a lookup; the longest match is taken.
+        model: The draft model, as `LLM`'s `model`; only for, and needed by, 'draft_model'.
+        disable_when_losing: Measure what a token costs with and without guessing, and do what is cheaper. False: guess
+            whenever there is room.
+
+    Raises:
+        ConfigError: An option that cannot work.
+    """
+
+    method: Literal["ngram", "draft_model"] = "ngram"
+    num_speculative_tokens: int = 4
+    prompt_lookup_max: int = 3
+    prompt_lookup_min: int = 1
+    model: str | None = None
+    disable_when_losing: bool = True
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ConfigError(f"speculative method must be one of {', '.join(METHODS)}, got {self.method!r}.")
+        for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}.")
+        if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:
+            raise ConfigError(
+                f"num_speculative_tokens must be at most {MAX_SPECULATIVE_TOKENS}, got {self.num_speculative_tokens}: "
+                f"the last of so many guesses are hardly ever right."
+            )
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min must not exceed prompt_lookup_max, got {self.prompt_lookup_min} > "
+                f"{self.prompt_lookup_max}."
+            )
+        if (self.method == "draft_model") != (self.model is not None):
+            raise ConfigError(
+                f"method 'draft_model' needs a model, and no other takes one; got method={self.method!r} with "
+                f"model={self.model!r}."
+            )

@@ -1,0 +1,57 @@
+"""Whether guessing pays: measured, not assumed.
+
+Verifying drafts makes a step longer; accepted ones make steps fewer. Which wins depends on the text, the sampling, the
+batch and the machine, and changes while requests come and go. So the engine tries both ways side by side, does what
+came out cheaper, and looks again later: soon at first, then ever more rarely.
+"""
+
+from typing import final
+
+TRIAL_STEPS = 8  # per way; the batch hardly changes meanwhile
+WARMUP_STEPS = 2  # of these not measured: a drafter may have to catch up first
+FIRST_REST_STEPS = 32  # until the next trial
+MAX_REST_STEPS = 1024  # so that at most one step in 128 is done the dearer way
+
+
+@final
+class Thrift:
+    """Decides step by step. Deterministic: it sees only the durations it is told.
+
+        trial (8 steps one way, 8 the other) -> rest (32 steps the cheaper way) -> trial -> rest (64) -> ... 1024
+                                                 |  back to 32 as soon as a trial turns out otherwise
+
+    Attributes:
+        is_drafting: Whether the next step should have drafts.
+    """
+
+    def __init__(self) -> None:
+        self.is_drafting = True
+        self._num_left = TRIAL_STEPS
+        self._stage = 0  # 0: first half of a trial, 1: second half, 2: rest
+        self._rest_steps = FIRST_REST_STEPS
+        self._winner: bool | None = None
+        self._cost: dict[bool, tuple[float, int]] = {}  # way -> seconds and tokens of the trial
+
+    def note_step(self, elapsed_s: float, num_tokens: int) -> None:
+        """A step of decodes alone, done the way `is_drafting` said, took so long and yielded so many tokens."""
+        if self._stage < 2 and self._num_left <= TRIAL_STEPS - WARMUP_STEPS:
+            spent_s, yielded = self._cost.get(self.is_drafting, (0.0, 0))
+            self._cost[self.is_drafting] = (spent_s + elapsed_s, yielded + num_tokens)
+        self._num_left -= 1
+        if self._num_left:
+            return
+        if self._stage == 0:
+            self._stage, self._num_left, self.is_drafting = 1, TRIAL_STEPS, not self.is_drafting
+        elif self._stage == 1:
+            self._judge()
+        else:
+            self._stage, self._num_left, self._cost = 0, TRIAL_STEPS, {}
+
+    def _judge(self) -> None:
+        """The trial is over: the cheaper way for a while, and longer if it was so the last time too."""
+        (with_s, with_tokens), (without_s, without_tokens) = self._cost[True], self._cost[False]
+        winner = with_s * without_tokens < without_s * with_tokens
+        is_confirmed = winner == self._winner
+        self._rest_steps = min(2 * self._rest_steps, MAX_REST_STEPS) if is_confirmed else FIRST_REST_STEPS
+        self._winner = self.is_drafting = winner
+        self._stage, self._num_left = 2, self._rest_steps
