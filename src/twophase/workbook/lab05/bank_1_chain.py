@@ -69,7 +69,11 @@ BANKS = {
             Wrong("no salt", {2: 'digest(b"")'}, SALT),
             Wrong("the salt in the last block only", SALT_AT_THE_END, SALT),
             Wrong("a salt of its length", {2: "digest(as_bytes([len(salt) // 5]))"}, SALT),
-            Wrong("the length of the prompt in the chain", {2: "digest(salt.encode() + as_bytes([len(token_ids)]))"}, EQUAL),
+            Wrong(
+                "the length of the prompt in the chain",
+                {2: "digest(salt.encode() + as_bytes([len(token_ids)]))"},
+                EQUAL,
+            ),
             Wrong("two bytes of each token", {3: "parent + b''.join((t % 65_536).to_bytes(2) for t in block)"}, TOKENS),
         ),
         right=(

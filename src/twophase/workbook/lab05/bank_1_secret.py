@@ -2,74 +2,90 @@
 
 from twophase.workbook.exercise import Bank, Right, Wrong
 
-EQUALS, LENGTH, ALIKE, NOISE = (
-    "finds the secret among equals",
-    "is not misled by length",
-    "is not misled by prompts that begin alike",
-    "stands some noise",
+ONE, ALL, ASKS, LENGTH, MACHINE = (
+    "finds a prompt of one part",
+    "finds all parts",
+    "asks once for each option",
+    "finds parts of any length",
+    "works on any machine",
 )
-WARM_UP = """
-def find_secret(ask, candidates):
-    for candidate in candidates:
-        ask(candidate)
-    times = [ask(candidate) for candidate in candidates]
-    return times.index(min(times))
+PAIRS = """
+def recover(ask, parts):
+    known, found = [], []
+    for options, behind in zip(parts, [*parts[1:], [[]]]):
+        times = [min(ask(known + option + more) for more in behind) for option in options]
+        found.append(times.index(min(times)))
+        known = known + options[found[-1]]
+    return found
 """
-BEST_OF_THREE = """
-def find_secret(ask, candidates):
-    times = [min(ask(candidate) for _ in range(3)) for candidate in candidates]
-    return times.index(min(times))
+FIXED_LIMIT = """
+def recover(ask, parts):
+    known, found = [], []
+    for options in parts:
+        pick = 0
+        for position, option in enumerate(options):
+            if ask(known + option) < 0.05:
+                pick = position
+        found.append(pick)
+        known = known + options[pick]
+    return found
 """
-FASTEST = """
-def find_secret(ask, candidates):
-    times = [ask(candidate) for candidate in candidates]
-    return times.index(min(times))
+WHOLE_BLOCKS = """
+def recover(ask, parts):
+    known, found = [], []
+    for options in parts:
+        times = [ask(known + option) for option in options]
+        found.append(times.index(min(times)))
+        known = known + options[found[-1]][: len(options[found[-1]]) // 16 * 16]
+    return found
 """
-PER_TOKEN = """
-def find_secret(ask, candidates):
-    times = [ask(candidate) / len(candidate) for candidate in candidates]
-    return times.index(min(times))
+BY_ELIMINATION = """
+def recover(ask, parts):
+    known, found = [], []
+    for options in parts:
+        first_s = ask(known + options[0])
+        best, best_s = 0, first_s
+        for position in range(1, len(options)):
+            seconds = ask([*known, *options[position]])
+            if seconds < best_s:
+                best, best_s = position, seconds
+        found += [best]
+        known += options[best]
+    return found
 """
-EXACTLY_EQUAL = """
-def find_secret(ask, candidates):
-    for position, candidate in enumerate(candidates):
-        if abs(ask(candidate) - ask(candidate)) < 1e-9:
-            return position
-    return 0
-"""
-MEAN_OF_FIVE = """
-def find_secret(ask, candidates):
-    times = [sum(ask(candidate) for _ in range(5)) / 5 for candidate in candidates]
-    return times.index(min(times))
-"""
-DIFFERENCE = """
-def find_secret(ask, candidates):
-    saved = [ask(candidate) - ask(candidate) for candidate in candidates]
-    return min(range(len(saved)), key=lambda position: saved[position])
-"""
-ALL_THEN_ALL = """
-def find_secret(ask, candidates):
-    first = [ask(candidate) for candidate in candidates]
-    again = [min(ask(candidate) for _ in range(3)) for candidate in candidates]
-    known = [new / old for new, old in zip(first, again)]
-    return known.index(min(known))
+RECURSIVE = """
+def recover(ask, parts):
+    if not parts:
+        return []
+    order = sorted((ask(option), position) for position, option in enumerate(parts[0]))
+    pick = order[0][1]
+    return [pick, *recover(lambda rest: ask(parts[0][pick] + rest), parts[1:])]
 """
 
 BANKS = {
     "5.5": Bank(
         wrong=(
-            Wrong("a warm-up first, as benchmarks do", WARM_UP, EQUALS),
-            Wrong("the best of three", BEST_OF_THREE, EQUALS),
-            Wrong("the one that gained most", {2: "gains.index(max(gains))"}, EQUALS),
-            Wrong("the second time alone", {1: "ask(candidate)\ngains.append(ask(candidate))"}, EQUALS),
-            Wrong("the fastest", FASTEST, LENGTH),
-            Wrong("the mean of five", MEAN_OF_FIVE, LENGTH),
-            Wrong("the fastest per token", PER_TOKEN, ALIKE),
-            Wrong("two times that are exactly equal", EXACTLY_EQUAL, NOISE),
+            Wrong(
+                "a warm-up first, as benchmarks do",
+                {1: "[[ask(known + option) for option in options] for _ in range(2)][1]"},
+                ONE,
+            ),
+            Wrong("the best of three", {1: "[min(ask(known + option) for _ in range(3)) for option in options]"}, ONE),
+            Wrong("the slowest", {2: "times.index(max(times))"}, ONE),
+            Wrong("each part alone", {1: "[ask(option) for option in options]"}, ALL),
+            Wrong("remembers nothing", {3: "[]"}, ALL),
+            Wrong("remembers the last part only", {3: "options[pick]"}, ALL),
+            Wrong("behind the first option of each part", {3: "known + options[0]"}, ALL),
+            Wrong("asks for pairs", PAIRS, ALL),
+            Wrong(
+                "twice each, and takes the first", {1: "[(ask(known + o), ask(known + o))[0] for o in options]"}, ASKS
+            ),
+            Wrong("cuts the parts to whole blocks", WHOLE_BLOCKS, LENGTH),
+            Wrong("a number of seconds", FIXED_LIMIT, MACHINE),
         ),
         right=(
-            Right("the difference", DIFFERENCE),
-            Right("all of them, then all again", ALL_THEN_ALL),
+            Right("one loop", BY_ELIMINATION),
+            Right("part by part, recursively", RECURSIVE),
         ),
     ),
 }

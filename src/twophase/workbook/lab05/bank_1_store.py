@@ -2,14 +2,13 @@
 
 from twophase.workbook.exercise import Bank, Right, Wrong
 
-LONGEST, SHARES, KEEPS, FORGETS, OLDEST, ENDS, LONG = (
+LONGEST, SHARES, KEEPS, FORGETS, OLDEST, ENDS = (
     "finds the longest known prefix",
     "shares a block with whoever needs it",
     "keeps what somebody reads",
     "forgets what it overwrites",
     "overwrites the least recently used",
     "overwrites the end of a prefix before its beginning",
-    "agrees with a plain store for long",
 )
 BY_DATES = """
 class PrefixStore:
@@ -49,8 +48,8 @@ class PrefixStore:
         self.users, self.block_of = {}, {}
 
     def lookup(self, hashes):
-        known = list(itertools.takewhile(lambda one: one in self.block_of, hashes))
-        return [self.block_of[one] for one in known]
+        unknown = [at for at, one in enumerate(hashes) if one not in self.block_of]
+        return [self.block_of[one] for one in hashes[: min(unknown, default=len(hashes))]]
 
     def open(self, hashes, num_blocks):
         blocks = self.lookup(hashes)
@@ -84,16 +83,18 @@ class PrefixStore:
 BANKS = {
     "5.2": Bank(
         wrong=(
-            Wrong("skips what it does not know", {1: "one in hashes and one not in self.block_of and not blocks"}, LONGEST),
+            Wrong(
+                "skips what it does not know", {1: "one in hashes and one not in self.block_of and not blocks"}, LONGEST
+            ),
             Wrong("never finds anything", {1: "True"}, LONGEST),
             Wrong("leaves hits among the free", {2: "pass"}, KEEPS),
             Wrong("overwrites the newest", {3: "last=True"}, OLDEST),
             Wrong("forgets nothing", {4: "pass"}, FORGETS),
-            Wrong("forgets everything", {4: "self.block_of.clear()"}, LONG),
-            Wrong("the beginning first", {5: "zip(blocks, names)"}, ENDS),
-            Wrong("by block number", {5: "sorted(zip(blocks, names), key=lambda pair: pair[0])"}, ENDS),
+            Wrong("forgets everything", {4: "self.block_of.clear()"}, KEEPS),
+            Wrong("the beginning first", {5: "order"}, ENDS),
+            Wrong("by block number", {5: "sorted(order, key=lambda pair: pair[0])"}, ENDS),
             Wrong("free as soon as one has gone", {6: "True"}, KEEPS),
-            Wrong("never free again", {6: "False"}, LONG),
+            Wrong("never free again", {6: "False"}, KEEPS),
         ),
         right=(
             Right("dates instead of a queue", BY_DATES),

@@ -53,7 +53,9 @@ BANKS = {
             Wrong("verifying is free", {2: "1 + num_draft * draft_cost"}, VERIFYING),
             Wrong("upside down", {3: "pass_cost / expected_tokens(alpha, num_draft)"}, DRAFTING),
             Wrong("as many as possible", {4: "most"}, BEST),
-            Wrong("as if guesses were free", {4: "max(range(most + 1), key=lambda k: expected_tokens(alpha, k))"}, BEST),
+            Wrong(
+                "as if guesses were free", {4: "max(range(most + 1), key=lambda k: expected_tokens(alpha, k))"}, BEST
+            ),
             Wrong(
                 "at least one",
                 {4: "max(range(1, most + 1), key=lambda k: speed_up(alpha, k, draft_cost, verify_cost))"},

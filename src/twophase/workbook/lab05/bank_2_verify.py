@@ -81,13 +81,17 @@ BANKS = {
             Wrong("goes on behind a rejection", GOES_ON, FRONT),
             Wrong("accepts what the draft found likely", {1: "q[i, token]"}, OWN),
             Wrong("accepts with the model's probability", {1: "p[i, token]"}, OWN),
-            Wrong("accepts only what the model says more often", {1: "float(p[i, token] >= q[i, token])"}, DISTRIBUTION),
+            Wrong(
+                "accepts only what the model says more often", {1: "float(p[i, token] >= q[i, token])"}, DISTRIBUTION
+            ),
             Wrong("accepts everything", {1: "1"}, IMPOSSIBLE),
             Wrong("upside down", {1: "min(1, q[i, token] / max(p[i, token], 1e-9))"}, IMPOSSIBLE),
             Wrong("draws from the model after a rejection", {2: "p[i]"}, DISTRIBUTION),
             Wrong("draws from the draft after a rejection", {2: "q[i]"}, IMPOSSIBLE),
             Wrong("the distance, not the surplus", {2: "np.abs(p[i] - q[i])"}, IMPOSSIBLE),
-            Wrong("anything but the rejected one", {2: "np.where(np.arange(len(p[i])) == token, 0, p[i])"}, DISTRIBUTION),
+            Wrong(
+                "anything but the rejected one", {2: "np.where(np.arange(len(p[i])) == token, 0, p[i])"}, DISTRIBUTION
+            ),
             Wrong("the likeliest after a rejection", LIKELIEST, DISTRIBUTION),
             Wrong("the last row of the drafts", {3: "p[len(draft) - 1]"}, BONUS),
             Wrong("one random number for all", ONE_NUMBER, DISTRIBUTION),

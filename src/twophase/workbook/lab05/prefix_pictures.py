@@ -62,20 +62,25 @@ def draw_first_tokens(computed: Sequence[int], seconds: Sequence[float], num_tok
     return figure
 
 
-def draw_probes(runs: Mapping[str, Sequence[tuple[float, float]]], secret: int, names: Sequence[str]) -> Figure:
-    """A panel per run; for each candidate the seconds of the first request for it and of the second."""
+def draw_probes(runs: Mapping[str, Sequence[float]], parts: Sequence[Sequence[str]], secret: Sequence[int]) -> Figure:
+    """A panel per run; for each option of each part, in the order of asking, how long its first token took."""
+    labels = [f"{name}  *" if at == pick else name for part, pick in zip(parts, secret, strict=True)
+              for at, name in enumerate(part)]  # fmt: skip
+    starts = [sum(len(part) for part in parts[:at]) for at in range(len(parts))]
     figure, panels = plt.subplots(
-        1, len(runs), figsize=(10.5, 3.6), facecolor="white", sharey=True, sharex=True, squeeze=False
+        1, len(runs), figsize=(10.5, 4.2), facecolor="white", sharey=True, sharex=True, squeeze=False
     )
     for axes, (title, times_s) in zip(panels[0], runs.items(), strict=True):
-        for row, (first_s, again_s) in enumerate(times_s):
-            axes.barh(row - 0.19, 1000 * first_s, 0.36, color=BLUE, label="first request" if not row else None)
-            axes.barh(row + 0.19, 1000 * again_s, 0.36, color=ORANGE, label="second" if not row else None)
-        labels = [f"{name}  *" if at == secret else name for at, name in enumerate(names)]
-        axes.set(xlabel="time to first token (ms)", yticks=range(len(names)), ylim=(len(names) - 0.4, -0.6))
+        for start, part in zip(starts, parts, strict=True):
+            times_ms = [1000 * one for one in times_s[start : start + len(part)]]
+            shortest = times_ms.index(min(times_ms))
+            colours = [ORANGE if at == shortest else BLUE for at in range(len(part))]
+            axes.barh(range(start, start + len(part)), times_ms, 0.72, color=colours, edgecolor=INK, linewidth=0.5)
+            if start:
+                axes.axhline(start - 0.5, color=LINE, linewidth=0.8)
+        axes.set(xlabel="time to first token (ms)", yticks=range(len(labels)), ylim=(len(labels) - 0.4, -0.6))
         axes.set_yticklabels(labels)
         axes.set_title(title, loc="left")
         axes.spines[["right", "top"]].set_visible(False)
-    panels[0][0].legend(frameon=False, fontsize=9, loc="lower right")
     figure.tight_layout()
     return figure

@@ -40,9 +40,9 @@ class PaperService:
 
 
 @cache
-def shared_engine(full_hit: str = "recompute_block") -> LLM:
+def shared_engine() -> LLM:
     """SmolLM2 with a prefix cache, kept for the whole notebook."""
-    return LLM(num_kv_blocks=512, max_trace_steps=None, full_hit=full_hit)
+    return LLM(num_kv_blocks=512, max_trace_steps=None)
 
 
 def first_token(llm: LLM, token_ids: Sequence[int], salt: str = "") -> RequestMetrics:

@@ -1,52 +1,65 @@
 """5.1 Prefix caching: what a clock tells a stranger."""
 
+from collections.abc import Callable
 from typing import Any
 
-from twophase.workbook.checks import Draw, compare
+from twophase.workbook.checks import Draw, compare, reject
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab05.prefix_service import BLOCK, PaperService
 
-
-def prompts(draw: Draw, num_blocks: list[int], num_shared: int = 0) -> list[list[int]]:
-    """Candidates, so many full blocks each and a few tokens more; all begin with the same `num_shared` blocks."""
-    shared = [draw.integer(0, 50_000) for _ in range(BLOCK * num_shared)]
-    lengths = [BLOCK * (each - num_shared) + 8 for each in num_blocks]
-    return [shared + [draw.integer(0, 50_000) for _ in range(length)] for length in lengths]
+Parts = list[list[list[int]]]
 
 
-def finds(answer: Any, draw: Draw, service: PaperService, candidates: list[list[int]], secret: int) -> None:
-    """Somebody used one of the prompts; does the answer say which?"""
-    service(candidates[secret])
-    got = answer.find_secret(service, [list(candidate) for candidate in candidates])
-    lengths = [len(candidate) for candidate in candidates]
-    compare(got, secret, what=f"the position of the secret among prompts of {lengths} tokens")
+def random_parts(draw: Draw, num_options: list[int], lengths: Callable[[], int]) -> Parts:
+    """For each part so many options, all different from their first token on."""
+    return [[[draw.integer(0, 50_000) for _ in range(lengths())] for _ in range(num)] for num in num_options]
 
 
-def among_equals(answer: Any, draw: Draw, num: int) -> None:
-    for secret in range(num):
-        finds(answer, draw, PaperService(), prompts(draw, [6] * num), secret)
+def recovered(answer: Any, draw: Draw, service: PaperService, parts: Parts) -> int:
+    """Somebody used one option of each part; does the answer find which? Returns how many questions it asked."""
+    secret = [draw.integer(0, len(options)) for options in parts]
+    service([token for options, pick in zip(parts, secret, strict=True) for token in options[pick]])
+    got = answer.recover(service, [[list(option) for option in options] for options in parts])
+    if not isinstance(got, list | tuple):
+        reject(f"the result is {got!r:.80}, expected a list: for each part the position of the option that was used")
+    compare(list(got), secret, what=f"what was found of {len(parts)} parts", axes=("part",))
+    return service.num_requests - 1
 
 
-def of_any_length(answer: Any, draw: Draw, num: int) -> None:
-    for secret in range(num):
-        finds(answer, draw, PaperService(), prompts(draw, [draw.integer(3, 12) for _ in range(num)]), secret)
-    finds(answer, draw, PaperService(), prompts(draw, [3, 4, 30, 5]), 2)
+def finds_one_part(answer: Any, draw: Draw, num: int) -> None:
+    for _ in range(3):
+        recovered(answer, draw, PaperService(), random_parts(draw, [num], lambda: 4 * BLOCK))
 
 
-def that_begin_alike(answer: Any, draw: Draw) -> None:
-    """After the first of them, all the others are partly known, and a short secret is not the cheapest per token."""
-    for secret in range(4):
-        finds(answer, draw, PaperService(), prompts(draw, [8, 8, 9, 8], num_shared=6), secret)
-    family, other = prompts(draw, [20, 20, 21], num_shared=18), prompts(draw, [3])
-    for secret in range(4):
-        finds(answer, draw, PaperService(), [*family, *other], secret)
+def finds_all_parts(answer: Any, draw: Draw, num_parts: int) -> None:
+    for _ in range(4):
+        nums = [draw.integer(2, 5) for _ in range(num_parts)]
+        recovered(answer, draw, PaperService(), random_parts(draw, nums, lambda: 4 * BLOCK))
+
+
+def of_any_length(answer: Any, draw: Draw) -> None:
+    for _ in range(4):
+        recovered(answer, draw, PaperService(), random_parts(draw, [3, 4, 2], lambda: draw.integer(52, 90)))
+
+
+def asks_little(answer: Any, draw: Draw) -> None:
+    nums = [4, 5, 3, 4]
+    num_asked = recovered(answer, draw, PaperService(), random_parts(draw, nums, lambda: 4 * BLOCK))
+    if num_asked > sum(nums):
+        reject(f"{num_asked} questions for parts of {nums} options; {sum(nums)} are enough: one for each option")
+
+
+def on_any_machine(answer: Any, draw: Draw, base_s: float, token_s: float) -> None:
+    for _ in range(3):
+        service = PaperService(base_s, token_s)
+        recovered(answer, draw, service, random_parts(draw, [4, 3, 4], lambda: 4 * BLOCK))
 
 
 def with_noise(answer: Any, draw: Draw) -> None:
     """Every request takes up to a fifth longer than it should."""
-    for secret in range(5):
+    for _ in range(4):
         service = PaperService(slip=lambda: 1 + 0.2 * draw.random.random())
-        finds(answer, draw, service, prompts(draw, [6, 5, 8, 6, 7]), secret)
+        recovered(answer, draw, service, random_parts(draw, [4, 3, 4], lambda: draw.integer(60, 80)))
 
 
 EXERCISES = (
@@ -54,44 +67,54 @@ EXERCISES = (
         id="5.5",
         title="Read a stranger's prompt with a clock",
         kind="code",
-        names=("find_secret",),
+        names=("recover",),
         points=2,
         minutes=8,
-        lines=4,
+        lines=3,
         difficulty=2,
         objective="see shared state as a channel: whoever can measure it can read it",
         hints=(
-            "What is fast because it is short, and what because it is known? A second request for the same prompt "
-            "tells: by then it is known in any case.",
-            "The first request for a candidate answers the question, and by asking you have put it into the cache. "
-            "There is no second first time: no warm-up, no best of three.",
-            "For each candidate compare the first time with the second. Of the secret they are alike.",
+            "Begin with the first part: one of its options is the beginning of what the engine has seen, and a prompt "
+            "of known blocks is fast.",
+            "By asking for a prompt you put it into the cache: there is no second first time. No warm-up, no best of "
+            "three; one question for each option.",
+            "A block is known *behind its past*. So ask for an option of the second part behind the first part that "
+            "you found, and so on.",
         ),
         checks=(
             Property(
-                "finds the secret among equals",
-                among_equals,
-                "All prompts are of one length, and one of them was used before. Only the first time you ask for a "
-                "prompt tells anything: your own request makes it known, too.",
-                ({"num": 2}, {"num": 5}),
-            ),
-            Property(
-                "is not misled by length",
-                of_any_length,
-                "A short prompt is fast, known or not. What would this prompt take if it were known? Ask again, and "
-                "you know.",
+                "finds a prompt of one part",
+                finds_one_part,
+                "Of the options one is known. Ask once for each and compare the times: only the first question tells "
+                "anything, since your own request makes a prompt known, too.",
                 ({"num": 2}, {"num": 6}),
             ),
             Property(
-                "is not misled by prompts that begin alike",
-                that_begin_alike,
-                "Once you have asked for one of them, the beginning of the others is known as well. The secret alone "
-                "takes no longer the first time than the second.",
+                "finds all parts",
+                finds_all_parts,
+                "The second part was computed behind the first. Alone, or behind a wrong one, it is as new as any.",
+                ({"num_parts": 2}, {"num_parts": 4}),
+            ),
+            Property(
+                "asks once for each option",
+                asks_little,
+                "Trying whole prompts takes the product of the numbers of options. Part by part it is their sum.",
+            ),
+            Property(
+                "finds parts of any length",
+                of_any_length,
+                "Parts need not be whole blocks: put the options right behind what you know, without a gap.",
+            ),
+            Property(
+                "works on any machine",
+                on_any_machine,
+                "Compare times with each other, not with a number of seconds.",
+                ({"base_s": 0.3, "token_s": 0.01}, {"base_s": 0.001, "token_s": 0.0001}),
             ),
             Property(
                 "stands some noise",
                 with_noise,
-                "No two times are equal on a real machine: look for the smallest difference, not for none.",
+                "No two times are equal on a real machine: look for the shortest.",
             ),
         ),
         time_limit_s=10,

@@ -113,14 +113,14 @@ EXERCISES = (
                 "may overlap with the end.",
             ),
             Property(
-                "prefers the longest agreement",
-                takes_the_longest,
-                "Three tokens that agree say more about the next than one does.",
-            ),
-            Property(
                 "prefers the latest place",
                 takes_the_latest,
                 "Of equally long agreements the latest: texts repeat what they have just said.",
+            ),
+            Property(
+                "prefers the longest agreement",
+                takes_the_longest,
+                "Three tokens that agree say more about the next than one does.",
             ),
             Property(
                 "keeps to the limit",

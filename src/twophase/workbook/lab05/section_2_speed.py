@@ -85,7 +85,7 @@ EXERCISES = (
         objective="compute the speed-up from acceptance and costs, and when to guess nothing",
         hints=(
             "A pass yields 1 token for sure, a second one with probability alpha, a third with alpha squared, ...",
-            "Without drafts, so many tokens would take as many steps. With drafts, they take one pass, and a pass costs "
+            "Without drafts, so many tokens would take as many steps. With drafts they take one pass, which costs "
             "a step, plus for each draft what it costs to make and to verify.",
             "Speed-up with 0 drafts is 1. So let the best of 0, 1, ..., most decide, and 0 means: off.",
         ),
@@ -141,8 +141,8 @@ EXERCISES = (
             passes_for_copying,
             factor=1.4,
             unit="passes",
-            hint="If every draft were right, a fifth of the tokens. The first tokens of the answer have nothing to look "
-            "up, and where the answer leaves its model a guess fails.",
+            hint="If every draft were right, a fifth of the tokens. The answer's first tokens have nothing to look up, "
+            "and where the answer leaves its model a guess fails.",
         ),
     ),
 )
