@@ -1,93 +1,344 @@
 """Speculative decoding: the same tokens as without, whoever guesses and whatever happens meanwhile."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
-from tests.engine.engines import make_engine, prompt_of, run, tokens_of
+from tests.engine.engines import check_idle, finish, make_engine, prompt_of, run, tokens_of
+from tests.engine.speculating import (
+    Answering,
+    Oracle,
+    Silent,
+    drafting_with,
+    in_blocks_of,
+    plain_outputs,
+    speculating,
+)
+from tests.engine.tokenizers_for_tests import byte_level
+from tests.model.tiny import make_folder
+from twophase.core.errors import ConfigError
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.drafters import NgramDrafter
-from twophase.engine.speculation import Speculator
+from twophase.core.speculative import SpeculativeConfig
+from twophase.engine.drafters import NgramDrafter, NgramIndex, usable
+from twophase.engine.llm import LLM
+from twophase.model.load import load_model
 
-LONG = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = [prompt_of(i, length) for i, length in enumerate((3, 17, 1, 30, 8, 16))]
-
-
-class Oracle:
-    """A fake drafter that knows the outputs: guesses right, with planted mistakes at some positions of each run."""
-
-    def __init__(self, outputs: dict[tuple[int, ...], list[int]], wrong_at=lambda place: False):
-        self.outputs, self.wrong_at = outputs, wrong_at
-
-    def note_plan(self, plan):
-        pass
-
-    def propose(self, requests):
-        return [self._guess(request) for request in requests]
-
-    def _guess(self, request):
-        for prompt, output in self.outputs.items():
-            if tuple(request.token_ids[: len(prompt)]) == prompt:
-                start = len(request.token_ids) - len(prompt)
-                right = output[start : start + request.chunk.num_drafts]
-                return [(t + 1) % 131 if self.wrong_at(start + i) else t for i, t in enumerate(right)]
-        return []
-
-    def forget(self, seq_id):
-        pass
-
-
-def speculating(model, drafter=None, max_drafts=4, thrift=None, **options):
-    speculator = Speculator(drafter or NgramDrafter(), max_drafts, thrift)
-    return make_engine(model, speculator=speculator, **options)
-
-
-def plain_outputs(model, params=LONG, prompts=PROMPTS, **options):
-    return [tokens_of(output) for output in run(make_engine(model, **options), prompts, params)]
-
-
-def oracle_for(prompts, outputs, wrong_at=lambda place: False):
-    return Oracle({tuple(p["prompt_token_ids"]): out for p, out in zip(prompts, outputs, strict=True)}, wrong_at)
-
 
 CIRCUMSTANCES = {
     "roomy": {},
     "chunked prefill": {"budget": 9, "max_num_seqs": 6},
-    "preemption": {"num_blocks": 24},
-    "preemption without prefix cache": {"num_blocks": 24, "prefix_caching": False},
-    "swapping": {"num_blocks": 24, "num_swap_blocks": 24, "prefix_caching": False},
+    "preemption": {"num_blocks": 20},
+    "preemption without prefix cache": {"num_blocks": 20, "prefix_caching": False},
+    "swapping": {"num_blocks": 20, "num_swap_blocks": 20, "prefix_caching": False},
     "blocks of one token": {"block_size": 1, "num_blocks": 300},
     "blocks of sixteen": {"block_size": 16},
     "unchunked": {"chunked": False},
 }
 
 
+@pytest.fixture(scope="module")
+def greedy(tiny_model):
+    """The six outputs without speculation."""
+    return plain_outputs(tiny_model, PROMPTS, LONG)
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory):
+    """Another random model of the same vocabulary."""
+    folder = tmp_path_factory.mktemp("other")
+    make_folder("llama", folder, seed=7, vocab_size=byte_level().vocab_size)
+    return load_model(folder, dtype=torch.float32, device=torch.device("cpu"), attention_backend="torch", block_size=4)
+
+
 class TestSameTokens:
     @pytest.mark.parametrize("name", CIRCUMSTANCES)
-    @pytest.mark.parametrize("drafter", ["ngram", "right", "mixed", "wrong"])
-    def test_greedy(self, tiny_model, name, drafter):
-        expected = plain_outputs(tiny_model)
-        drafters = {
-            "ngram": NgramDrafter(),
-            "right": oracle_for(PROMPTS, expected),
-            "mixed": oracle_for(PROMPTS, expected, lambda place: place % 7 in (2, 6)),
-            "wrong": oracle_for(PROMPTS, expected, lambda place: True),
-        }
+    @pytest.mark.parametrize("drafter", ["n-gram", "mixed", "itself", "itself, slowly"])
+    def test_greedy(self, tiny_model, greedy, name, drafter):
         options = CIRCUMSTANCES[name]
-        model = tiny_model
-        if options.get("block_size", 4) != 4:
-            from tests.engine.engines import with_backend
-            from twophase.attention.torch_backend import TorchBackend
-
-            model = with_backend(tiny_model, TorchBackend(tiny_model.backend.spec, options["block_size"]))
-        engine = speculating(model, drafters[drafter], **options)
-        assert [tokens_of(output) for output in run(engine, PROMPTS, LONG)] == expected
+        block_size = options.get("block_size", 4)
+        sizes = options.get("num_blocks", 96), block_size
+        drafters = {
+            "n-gram": lambda: NgramDrafter(),
+            "mixed": lambda: Oracle(PROMPTS, greedy, lambda position: position % 7 in (2, 6)),
+            "itself": lambda: drafting_with(tiny_model, *sizes),
+            "itself, slowly": lambda: drafting_with(tiny_model, *sizes, max_catch_up=7),
+        }
+        engine = speculating(in_blocks_of(tiny_model, block_size), drafters[drafter](), **options)
+        assert [tokens_of(output) for output in run(engine, PROMPTS, LONG)] == greedy
         stats = engine.stats()
-        assert stats.num_output_tokens == 40 * len(PROMPTS)
-        if drafter in ("right", "mixed"):
+        assert stats.num_output_tokens == 24 * len(PROMPTS)
+        assert stats.num_draft_tokens > 0
+        if drafter != "n-gram":
             assert stats.num_accepted_tokens > 0
-        if drafter == "right":
+        if drafter.startswith("itself"):  # its cache holds what the model's holds, whatever happened to the blocks
             assert stats.num_accepted_tokens == stats.num_draft_tokens
-        if drafter == "wrong":
-            assert stats.num_draft_tokens > 0
-            assert stats.num_accepted_tokens == 0
         if name.startswith("preemption"):
             assert stats.num_preemptions > 0
+
+    def test_a_model_that_knows_nothing(self, tiny_model, other_model, greedy):
+        engine = speculating(tiny_model, drafting_with(other_model))
+        assert [tokens_of(output) for output in run(engine, PROMPTS, LONG)] == greedy
+        assert engine.stats().acceptance_rate < 0.5
+
+    @pytest.mark.parametrize("num_blocks", [96, 26])
+    @pytest.mark.parametrize("drafter", ["n-gram", "itself"])
+    def test_seeded_sampling_with_everything_a_request_can_ask_for(self, tiny_model, drafter, num_blocks):
+        """The very same tokens and log-probabilities at every position: penalties, truncations and n > 1 included."""
+        common = {"max_tokens": 20, "ignore_eos": True}
+        params = [
+            SamplingParams(temperature=1.0, seed=1, **common),
+            SamplingParams(temperature=0.3, top_k=5, seed=2, logprobs=3, **common),
+            SamplingParams(temperature=0, repetition_penalty=1.4, logprobs=1, **common),
+            SamplingParams(temperature=0.8, top_p=0.7, seed=3, n=3, **common),
+            SamplingParams(temperature=0.5, min_p=0.1, repetition_penalty=1.2, seed=4, logprobs=0, **common),
+            SamplingParams(temperature=0.2, seed=5, stop_token_ids=(77, 12), max_tokens=20),
+        ]
+        plain = run(make_engine(tiny_model), PROMPTS, params)
+        drafters = {"n-gram": NgramDrafter, "itself": lambda: drafting_with(tiny_model, num_blocks)}
+        engine = speculating(tiny_model, drafters[drafter](), num_blocks=num_blocks)
+        guessed = run(engine, PROMPTS, params)
+        for alone, other in zip(plain, guessed, strict=True):
+            for one, two in zip(alone.outputs, other.outputs, strict=True):
+                assert (one.token_ids, one.finish_reason) == (two.token_ids, two.finish_reason)
+                for a, b in zip(one.logprobs or (), two.logprobs or (), strict=True):
+                    assert a.token_id == b.token_id
+                    assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+                    assert [t for t, _ in a.top] == [t for t, _ in b.top]
+        assert engine.stats().num_draft_tokens > 0
+        if drafter == "itself":  # it draws with the same random numbers
+            assert engine.stats().acceptance_rate == 1
+
+
+class TestWhereARunEnds:
+    @pytest.mark.parametrize("num_tokens", range(1, 9))
+    def test_max_tokens_and_the_context_limit(self, tiny_model, greedy, num_tokens):
+        engine = speculating(tiny_model, Oracle(PROMPTS, greedy))
+        outputs = run(engine, PROMPTS, replace(LONG, max_tokens=num_tokens))
+        assert [tokens_of(output) for output in outputs] == [tokens[:num_tokens] for tokens in greedy]
+        engine = speculating(tiny_model, Oracle(PROMPTS, greedy), max_model_len=30 + num_tokens)
+        outputs = run(engine, [PROMPTS[3]], LONG)
+        assert tokens_of(outputs[0]) == greedy[3][:num_tokens]
+        assert outputs[0].outputs[0].finish_reason == "length"
+
+    @pytest.mark.parametrize("position", range(8))
+    @pytest.mark.parametrize("kind", ["eos", "stop id"])
+    def test_a_stop_token_ends_it_there(self, tiny_model, greedy, position, kind):
+        stop = greedy[1][position]
+        expected = greedy[1][: greedy[1].index(stop) + 1]
+        for behind in (True, False):  # guesses that go on behind it, or the engine's own cut
+            drafter = Oracle(PROMPTS, greedy) if behind else drafting_with(tiny_model)
+            if kind == "eos":
+                engine, params = (
+                    speculating(tiny_model, drafter, eos=frozenset({stop})),
+                    replace(LONG, ignore_eos=False),
+                )
+            else:
+                engine, params = speculating(tiny_model, drafter), replace(LONG, stop_token_ids=(stop,))
+            (output,) = run(engine, [PROMPTS[1]], params)
+            assert tokens_of(output) == expected
+            assert output.outputs[0].finish_reason == "stop"
+            assert output.outputs[0].stop_reason == (None if kind == "eos" else stop)
+            assert len(output.metrics.token_times_s) == engine.stats().num_output_tokens == len(expected)
+
+    def test_a_stop_string_inside_a_run_drops_what_follows(self, tiny_model, greedy):
+        codec = byte_level()
+        (plain,) = run(make_engine(tiny_model, codec=codec), [PROMPTS[1]], LONG)
+        text = plain.outputs[0].text
+        for start in range(2, min(10, len(text) - 2)):
+            params = replace(LONG, stop=text[start : start + 2], logprobs=0)
+            (alone,) = run(make_engine(tiny_model, codec=codec), [PROMPTS[1]], params)
+            engine = speculating(tiny_model, Oracle(PROMPTS, greedy), max_drafts=7, codec=codec)
+            (output,) = run(engine, [PROMPTS[1]], params)
+            one, two = alone.outputs[0], output.outputs[0]
+            assert (two.text, two.token_ids, two.stop_reason) == (one.text, one.token_ids, one.stop_reason)
+            assert len(two.logprobs) == len(two.token_ids) == engine.stats().num_output_tokens
+
+
+class TestRoom:
+    def test_drafts_take_what_is_left_over(self, tiny_model, greedy):
+        """A budget of 6: of two decodes the first gets what the prefill leaves, and no prefill gets less than before."""
+        plain = make_engine(tiny_model, budget=6, max_num_seqs=4)
+        guessing = speculating(tiny_model, Oracle(PROMPTS, greedy), budget=6, max_num_seqs=4)
+        for engine in (plain, guessing):
+            engine.add_request("a", PROMPTS[0], LONG)
+            engine.step()
+            engine.add_request("b", PROMPTS[4], LONG)
+            for _ in range(3):
+                engine.step()
+        assert [step.chunks for step in plain.trace[:2]] == [step.chunks for step in guessing.trace[:2]]
+        first, second = guessing.trace[2].chunks  # b's last three tokens, and two drafts for a
+        assert (first[0], first[3], second[0], second[3]) == ("a", 3, "b", 3)
+        assert (guessing.trace[2].num_decodes, guessing.trace[2].num_verifying) == (0, 1)
+        for step in guessing.trace:
+            assert sum(tokens for *_, tokens in step.chunks) <= 6
+            decodes = step.chunks[: step.num_decodes + step.num_verifying]
+            assert step.num_decode_tokens == sum(tokens for *_, tokens in decodes)
+            assert all(tokens == 1 for *_, tokens in step.chunks[: step.num_decodes])
+
+    def test_drafts_preempt_nobody(self, tiny_model, greedy):
+        for num_blocks in (14, 16, 20):
+            outputs = []
+            for drafter in (Silent(), Oracle(PROMPTS, greedy, lambda position: True)):
+                engine = speculating(tiny_model, drafter, num_blocks=num_blocks)
+                run(engine, PROMPTS, LONG)
+                outputs.append([(step.preempted, step.num_running) for step in engine.trace])
+            assert outputs[0] == outputs[1]
+
+
+class TestBrokenDrafters:
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            lambda request: [330, 5],
+            lambda request: [-1],
+            lambda request: [5] * 99,
+            lambda request: [10**12],
+            lambda request: 1 // 0,
+            lambda request: [1 // (len(request.token_ids) % 3)],
+            lambda request: None,
+        ],
+    )
+    def test_harm_nobody(self, tiny_model, greedy, answer):
+        engine = speculating(tiny_model, Answering(answer))
+        assert [tokens_of(output) for output in run(engine, PROMPTS, LONG)] == greedy
+
+    def test_nor_one_that_cannot_even_listen(self, tiny_model, greedy):
+        class Deaf(Oracle):
+            def note_plan(self, plan):
+                raise RuntimeError("planted")
+
+            def forget(self, seq_id):
+                raise RuntimeError("planted")
+
+        engine = speculating(tiny_model, Deaf(PROMPTS, greedy))
+        assert [tokens_of(output) for output in run(engine, PROMPTS, LONG)] == greedy
+        assert engine.stats().num_draft_tokens == 0
+
+    def test_a_step_that_fails_with_drafts_is_tried_without(self, tiny_model, greedy, monkeypatch):
+        engine = speculating(tiny_model, Oracle(PROMPTS, greedy))
+        real = engine._runner.run
+
+        def breaks_on_drafts(chunks):
+            if any(chunk.num_drafts for chunk in chunks):
+                raise RuntimeError("planted")
+            return real(chunks)
+
+        monkeypatch.setattr(engine._runner, "run", breaks_on_drafts)
+        assert [tokens_of(output) for output in run(engine, PROMPTS, LONG)] == greedy
+        assert engine.stats().num_accepted_tokens == 0
+
+    @pytest.mark.parametrize("where", ["propose", "run", "put_drafts"])
+    def test_an_interrupted_step_is_repeated(self, tiny_model, greedy, where, monkeypatch):
+        drafter = drafting_with(tiny_model)
+        engine = speculating(tiny_model, drafter)
+        owner = {"propose": drafter, "run": engine._runner, "put_drafts": engine._scheduler}[where]
+        cls, calls = type(owner), []
+        real = getattr(cls, where)
+
+        def interrupted(self, *args):
+            if self is owner:
+                calls.append(1)
+                if len(calls) % 3 == 0:
+                    real(self, *args)
+                    raise KeyboardInterrupt
+            return real(self, *args)
+
+        monkeypatch.setattr(cls, where, interrupted)
+        for i, prompt in enumerate(PROMPTS):
+            engine.add_request(str(i), prompt, LONG)
+        outputs = {}
+        for _ in range(500):
+            try:
+                outputs |= {output.request_id: output for output in engine.step()}
+            except KeyboardInterrupt:
+                engine._scheduler.cache.check_integrity()
+            if not engine.has_unfinished_requests():
+                break
+        assert [tokens_of(outputs[str(i)]) for i in range(len(PROMPTS))] == greedy
+        assert engine.stats().acceptance_rate == 1
+        check_idle(engine)
+
+    def test_aborted_between_steps_nothing_leaks(self, tiny_model):
+        engine = speculating(tiny_model)
+        for i, prompt in enumerate(PROMPTS):
+            engine.add_request(str(i), prompt, LONG)
+        for i in range(len(PROMPTS)):
+            engine.step()
+            engine.abort(str(i))
+        finish(engine)
+        assert not engine.speculator.drafter._indices
+
+
+def naive_lookup(token_ids, max_drafts, min_tokens, max_tokens):
+    """By the definition: every place tried, from the end."""
+    for size in range(min(max_tokens, len(token_ids)), min_tokens - 1, -1):
+        for end in range(len(token_ids) - 1, size - 1, -1):
+            if token_ids[end - size : end] == token_ids[-size:]:
+                text = list(token_ids)
+                for i in range(max_drafts):
+                    text.append(text[end + i])
+                return text[len(token_ids) :]
+    return []
+
+
+class TestNgramLookup:
+    @pytest.mark.parametrize("seed", range(30))
+    def test_finds_what_a_search_finds(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        sizes = (1, 3) if seed % 3 else (2, 4)
+        index = NgramIndex(*sizes)
+        text = torch.randint(0, 3 + seed % 4, (60,), generator=generator).tolist()
+        length = 1
+        while length <= len(text):
+            assert index.lookup(text[:length], 5) == naive_lookup(text[:length], 5, *sizes)
+            length += int(torch.randint(1, 5, (), generator=generator))
+
+    def test_worked_examples(self):
+        assert NgramIndex(1, 3).lookup([7, 1, 2, 3, 4, 1, 2], 3) == [3, 4, 1]
+        assert NgramIndex(1, 3).lookup([5, 6, 5, 6], 3) == [5, 6, 5]
+        assert NgramIndex(1, 3).lookup([1, 2, 3], 3) == NgramIndex(1, 3).lookup([4], 3) == []
+        assert usable([3, 9, 4], 10, frozenset({9})) == [3, 9]
+        assert usable([3, 12, 4], 10, frozenset({9})) == [3]
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"method": "medusa"}, "one of ngram, draft_model, got 'medusa'"),
+            ({"num_speculative_tokens": 0}, "num_speculative_tokens must be a whole number >= 1, got 0"),
+            ({"num_speculative_tokens": 33}, "at most 32, got 33"),
+            ({"prompt_lookup_min": 4}, "got 4 > 3"),
+            ({"method": "draft_model"}, "needs a model"),
+            ({"model": "x"}, "no other takes one"),
+        ],
+    )
+    def test_what_cannot_work_is_refused(self, options, words):
+        with pytest.raises(ConfigError, match=words):
+            SpeculativeConfig(**options)
+
+    def test_another_vocabulary_is_refused(self, tiny_folder, tmp_path):
+        make_folder("llama", tmp_path, vocab_size=99)
+        config = SpeculativeConfig(method="draft_model", model=str(tmp_path))
+        with pytest.raises(ConfigError, match="has 99 tokens, the model 330"):
+            LLM(tiny_folder, num_kv_blocks=8, speculative_config=config)
+
+    @pytest.mark.parametrize("method", ["ngram", "draft_model"])
+    def test_an_argument_switches_it_on(self, tiny_folder, method):
+        config = SpeculativeConfig(
+            method=method, model=str(tiny_folder) if method == "draft_model" else None, disable_when_losing=False
+        )
+        options = {"num_kv_blocks": 96, "max_model_len": 64, "block_size": 4, "max_num_seqs": 8}
+        prompts, params = PROMPTS[:3], LONG
+        plain = LLM(tiny_folder, **options).generate(prompts, params, use_tqdm=False)
+        llm = LLM(tiny_folder, **options, speculative_config=config)
+        guessed = llm.generate(prompts, params, use_tqdm=False)
+        assert [tokens_of(output) for output in guessed] == [tokens_of(output) for output in plain]
+        stats = llm.engine.stats()
+        assert stats.num_draft_tokens > 0
+        assert (stats.acceptance_rate == 1) == (method == "draft_model")
+        assert stats.num_draft_tokens == sum(step.num_draft_tokens for step in llm.engine.trace)
+        assert stats.num_accepted_tokens == sum(step.num_accepted_tokens for step in llm.engine.trace)

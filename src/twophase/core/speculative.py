@@ -1,7 +1,6 @@
 """How the engine guesses tokens ahead. The names follow vLLM's option of the same name."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from twophase.core.errors import ConfigError
 
@@ -28,7 +27,7 @@ class SpeculativeConfig:
         ConfigError: An option that cannot work.
     """
 
-    method: Literal["ngram", "draft_model"] = "ngram"
+    method: str = "ngram"
     num_speculative_tokens: int = 4
     prompt_lookup_max: int = 3
     prompt_lookup_min: int = 1

@@ -18,6 +18,7 @@ from twophase.core.errors import ConfigError, InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
+from twophase.engine.draft_model import DraftModelDrafter, open_draft_model
 from twophase.engine.drafters import Drafter, NgramDrafter
 from twophase.engine.engine import DEFAULT_TRACE_STEPS, Engine
 from twophase.engine.guidance import Guidance
@@ -148,7 +149,21 @@ class LLM:
 
         weights = load_weights(self.model_dir, self.model_config, torch_dtype, torch_device)
         self.model = LlamaModel(self.model_config, weights, backend, limits.max_model_len)
-        num_blocks = num_kv_blocks or default_num_blocks(kv_spec, torch_device, kv_memory_fraction, limits)
+        draft, draft_spec = None, None
+        if speculative_config is not None and speculative_config.model is not None:
+            draft, draft_spec = open_draft_model(
+                speculative_config.model,
+                self.model_config,
+                self.tokenizer,
+                dtype=dtype,
+                device=torch_device,
+                attention_backend=attention_backend if isinstance(attention_backend, str) else "auto",
+                block_size=block_size,
+                max_model_len=limits.max_model_len,
+            )
+        num_blocks = num_kv_blocks or default_num_blocks(
+            kv_spec, torch_device, kv_memory_fraction, limits, draft_spec.bytes_per_block if draft_spec else 0
+        )
         self.kv_cache = KVCache(kv_spec, num_blocks, torch_device)
         if preemption_mode == "swap":
             limits = replace(limits, preemption="swap", num_swap_blocks=num_swap_blocks or num_blocks)
@@ -156,6 +171,12 @@ class LLM:
         make_scheduler = scheduler_factory or partial(Scheduler, policy=policy)
         self.scheduler = make_scheduler(limits, cache)
         eos_token_ids = self.model_config.eos_token_ids
+        drafter: Drafter | None = None
+        if draft is not None and draft_spec is not None:
+            draft_cache = KVCache(draft_spec, num_blocks, torch_device)
+            drafter = DraftModelDrafter(
+                ModelRunner(draft, draft_cache, limits.max_model_len, use_cuda_graphs), limits.max_num_batched_tokens
+            )
         self.engine = Engine(
             ModelRunner(self.model, self.kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks),
             self.scheduler,
@@ -163,17 +184,12 @@ class LLM:
             codec=self.tokenizer,
             eos_token_ids=eos_token_ids,
             guidance=None if self.tokenizer is None else Guidance(self.tokenizer.to_json, eos_token_ids),
-            speculator=None if speculative_config is None else self._speculator(speculative_config),
+            speculator=None if speculative_config is None else _speculator(speculative_config, drafter),
             seed=seed,
             max_trace_steps=max_trace_steps,
         )
         self._ids = itertools.count()
         self._latest: dict[str, RequestOutput | None] = {}  # of the requests that someone is waiting for
-
-    def _speculator(self, config: SpeculativeConfig) -> Speculator:
-        drafter: Drafter = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
-        thrift = Thrift() if config.disable_when_losing else None
-        return Speculator(drafter, config.num_speculative_tokens, thrift)
 
     def generate(
         self,
@@ -350,13 +366,29 @@ def scheduler_config(
     return SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, enable_chunked_prefill)
 
 
-def default_num_blocks(spec: KVCacheSpec, device: torch.device, fraction: float | None, limits: SchedulerConfig) -> int:
-    """Blocks in a pool that nobody sized: a fraction of free memory, and no more than could ever be used."""
+def default_num_blocks(
+    spec: KVCacheSpec,
+    device: torch.device,
+    fraction: float | None,
+    limits: SchedulerConfig,
+    draft_bytes_per_block: int = 0,
+) -> int:
+    """Blocks in a pool that nobody sized: a fraction of free memory, and no more than could ever be used.
+
+    Args:
+        draft_bytes_per_block: What a draft model's cache takes besides.
+    """
     useful = limits.max_num_seqs * -(-limits.max_model_len // spec.block_size)
     fitting = num_blocks_that_fit(spec, device, fraction or DEFAULT_KV_MEMORY_FRACTION[device.type])
     if fraction is None and device.type == "cpu":
         fitting = min(fitting, max(1, DEFAULT_CPU_KV_BYTES // spec.bytes_per_block))
+    fitting = max(1, fitting * spec.bytes_per_block // (spec.bytes_per_block + draft_bytes_per_block))
     return min(useful, fitting)
+
+
+def _speculator(config: SpeculativeConfig, draft_model: Drafter | None) -> Speculator:
+    drafter = draft_model or NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+    return Speculator(drafter, config.num_speculative_tokens, Thrift() if config.disable_when_losing else None)
 
 
 def _check_pool_options(num_kv_blocks: int | None, kv_memory_fraction: float | None) -> None:

@@ -49,7 +49,7 @@ def accepted_run(
 
 
 def rejection_sample(
-    p: Float[Tensor, "K+1 V"],
+    p: Float[Tensor, "N V"],
     q: Float[Tensor, "K V"],
     drafts: Int[Tensor, "K"] | Sequence[int],
     accept_u: Float[Tensor, "K"],
@@ -61,7 +61,7 @@ def rejection_sample(
     max(p[i] - q[i], 0), normalised; if all are, one more is drawn from p[K].
 
     Args:
-        p: The model's probabilities after 0, 1, ..., K drafts; each row sums to 1.
+        p: The model's probabilities after 0, 1, ..., K drafts, so N = K + 1; each row sums to 1.
         q: The probabilities that the drafts were drawn from, so q[i, drafts[i]] > 0.
         drafts: Token ids.
         accept_u, token_u: Independent uniforms in [0, 1).
