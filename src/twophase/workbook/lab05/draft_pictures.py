@@ -1,6 +1,6 @@
 """Pictures of drafts: what is accepted, and what it brings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -63,18 +63,19 @@ def draw_passes(seconds: Mapping[str, Mapping[int, float]]) -> Figure:
     return figure
 
 
-def draw_speeds(speeds: Mapping[str, Sequence[float]], ways: Sequence[str]) -> Figure:
-    """Tokens per second of each workload, relative to the first way."""
+def draw_speeds(tokens_per_s: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Speed of each workload in each way, relative to the first way."""
     figure, axes = plt.subplots(figsize=(8, 3.2), facecolor="white")
+    ways = list(next(iter(tokens_per_s.values())))
     width = 0.8 / len(ways)
     for number, (way, (colour, _)) in enumerate(zip(ways, STYLES, strict=False)):
-        places = [at + (number - (len(ways) - 1) / 2) * width for at in range(len(speeds))]
-        heights = [values[number] / values[0] for values in speeds.values()]
+        places = [at + (number - (len(ways) - 1) / 2) * width for at in range(len(tokens_per_s))]
+        heights = [speeds[way] / speeds[ways[0]] for speeds in tokens_per_s.values()]
         bars = axes.bar(places, heights, 0.92 * width, color=colour, edgecolor=INK, linewidth=0.5, label=way)
         axes.bar_label(bars, [f"{height:.2f}" for height in heights], fontsize=9, color=INK)
     axes.axhline(1, color=LINE, linewidth=0.8, linestyle="--")
-    axes.set(xticks=range(len(speeds)), ylabel="speed, without drafts = 1", ylim=(0, None))
-    axes.set_xticklabels(list(speeds))
+    axes.set(xticks=range(len(tokens_per_s)), ylabel="speed, without drafts = 1", ylim=(0, None))
+    axes.set_xticklabels(list(tokens_per_s))
     axes.set_title("Where guessing wins, and where it loses", loc="left")
     axes.legend(frameon=False, fontsize=9)
     axes.spines[["right", "top"]].set_visible(False)
