@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.cache.shadow import ShadowKV, check_live_tables, snapshot
-from twophase.cache.block_table import BlockTable
+from twophase.cache.block_table import NEVER, BlockTable
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 
@@ -82,6 +82,52 @@ class History:
             self.cache.publish(table, sequence.token_ids, end)
         return True
 
+    def verify(self, sequence: Live, num_drafts: int, num_accepted: int, newest: int) -> bool:
+        """A step of a sequence that has one token to compute, with drafts behind it, of which some are right.
+
+        The wrong ones are written too, and what they took is given back.
+        """
+        start, table = sequence.num_computed, sequence.table
+        right = [(newest + i) % 3 for i in range(num_accepted)]
+        wrong = [7 + i for i in range(num_drafts - num_accepted)]
+        written = [*sequence.token_ids, *right, *wrong]
+        wanted, num_free = len(written), self.cache.num_free_blocks
+        if table.num_tokens > start or not self.cache.can_grow(table, wanted):
+            return False
+        num_before = len(table.block_ids)
+        self.shadow.copy(self.cache.grow(table, wanted))
+        held = table.block_ids
+        self.shadow.write(held, written, start, wanted, sequence.salt)
+        sequence.token_ids += right
+        sequence.num_computed = end = start + 1 + num_accepted
+        self.cache.truncate(table, end)
+        assert table.num_tokens == end, "the table says what was asked for"
+        assert len(held) == -(-wanted // self.block_size), "a step's own list of blocks was changed"
+        num_more = len(table.block_ids) - num_before
+        assert num_free - self.cache.num_free_blocks <= num_more + 1, "blocks of wrong drafts were kept"
+        self.cache.publish(table, sequence.token_ids, end)
+        self.events["verify"] += 1
+        self.events["reject"] += num_accepted < num_drafts
+        return True
+
+    def cut(self, sequence: Live, num_tokens: int) -> None:
+        """Any cut: what others may read is refused; what was handed out ahead is given back."""
+        table, before = sequence.table, snapshot(self.cache)
+        if num_tokens >= sequence.num_computed:
+            try:
+                self.cache.truncate(table, num_tokens)
+                self.events["cut"] += 1
+                return
+            except CacheStateError:
+                assert num_tokens > table.num_tokens or any(
+                    sum(block in other.table.block_ids for other in self.live) > 1
+                    for block in table.block_ids[num_tokens // self.block_size :]
+                ), "a cut refused without need"
+        elif num_tokens < table.publish_at - self.block_size < NEVER // 2:
+            with pytest.raises(CacheStateError):
+                self.cache.truncate(table, num_tokens)
+        assert snapshot(self.cache) == before, "a refused cut changed something"
+
     def fault(self, sequence: Live, num_tokens: int) -> None:
         """A step that raised after it got its slots and before it wrote them: the sequence fails."""
         try:
@@ -150,7 +196,8 @@ def random_history(new_cache: NewCache, seed: int, num_events: int = 50) -> Coun
 
 def _random_event(history: History, rng: random.Random, documents: list[list[int]]) -> None:
     event = rng.choices(
-        ("start", "step", "fork", "fault", "close", "preempt", "reset"), weights=(20, 60, 5, 2, 6, 6, 2)
+        ("start", "step", "fork", "fault", "close", "preempt", "reset", "verify", "cut"),
+        weights=(20, 60, 5, 2, 6, 6, 2, 20, 4),
     )[0]
     if event == "reset":
         history.reset()
@@ -169,6 +216,14 @@ def _random_event(history: History, rng: random.Random, documents: list[list[int
         num_ahead = rng.choice((0, 0, 0, 0, 5))
         if not history.step(sequence, rng.randint(1, 12), num_ahead=num_ahead, publishes=rng.random() < 0.9):
             history.preempt(rng.choice(history.live))
+    elif event == "verify":
+        if sequence.num_computed == len(sequence.token_ids):
+            sequence.token_ids.append(rng.randrange(3))
+        if sequence.num_computed == len(sequence.token_ids) - 1:
+            num_drafts = rng.randint(1, 6)
+            history.verify(sequence, num_drafts, rng.randint(0, num_drafts), rng.randrange(3))
+    elif event == "cut":
+        history.cut(sequence, rng.randint(0, sequence.table.num_tokens + 1))
     elif event == "fault":
         history.fault(sequence, rng.randint(1, 12))
     else:

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.cache.plain import plain_manager_class
+from tests.cache.shadow import snapshot
 from tests.cache.test_invariants import computed, num_hit_tokens
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.block_table import BlockTable
@@ -191,3 +192,44 @@ def lines_executed(num_blocks: int) -> int:
     finally:
         sys.settrace(previous)
     return count
+
+
+def test_truncate_gives_back_whole_blocks_and_slots(new_cache):
+    """Block size 4: a table of 10 tokens cut to 6 keeps two blocks and 6 slots, and grows again where it was cut."""
+    cache = new_cache(5, 4)
+    table = cache.open([0] * 10)
+    cache.grow(table, 10)
+    first, second, _ = table.block_ids
+    cache.truncate(table, 6)
+    assert (table.block_ids, table.num_tokens) == ([first, second], 6)
+    assert (cache.num_free_blocks, cache.stats().num_slots_in_use, cache.stats().num_cached) == (3, 6, 0)
+    assert cache.grow(table, 9) == ()
+    assert len(table.block_ids) == 3
+    cache.truncate(table, 0)
+    assert (table.block_ids, cache.num_free_blocks) == ([], 5)
+
+
+def test_truncate_refuses_what_others_may_read(new_cache):
+    cache = new_cache(5, 4)
+    token_ids = list(range(6))
+    table = cache.open(token_ids)
+    cache.grow(table, 6)
+    fork = cache.fork(table)
+    for cut, words in (
+        (5, "shared or published"),
+        (4, "shared or published"),
+        (7, "can't be cut"),
+        (-1, "can't be cut"),
+    ):
+        before = snapshot(cache)
+        with pytest.raises(CacheStateError, match=words):
+            cache.truncate(table, cut)
+        assert snapshot(cache) == before
+    cache.close(fork)
+    cache.publish(table, token_ids, 6)
+    cache.truncate(table, 4)
+    with pytest.raises(CacheStateError, match="shared or published"):
+        cache.truncate(table, 3)
+    cache.close(table)
+    with pytest.raises(CacheStateError, match="not open"):
+        cache.truncate(table, 0)

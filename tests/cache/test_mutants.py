@@ -84,6 +84,17 @@ BOOKKEEPING_MUTANTS = [
     ("copied backwards", MANAGER, "BlockCopy(source=shared_id, target=own_id)", "BlockCopy(source=own_id, target=shared_id)"),
     ("copied block keeps its reference", MANAGER, "            self._pool.release(shared_id, is_cached=False)", "            pass"),
     ("table keeps the shared block", MANAGER, "            table.block_ids[-1] = own_id\n", ""),
+    # Giving slots back
+    ("cut keeps its blocks", MANAGER, "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=False)\n", ""),
+    ("cut keeps an empty block", MANAGER, "num_kept = -(-num_tokens // self.block_size)\n        for", "num_kept = num_tokens // self.block_size + 1\n        for"),
+    ("cut takes the partial block too", MANAGER, "num_kept = -(-num_tokens // self.block_size)\n        for", "num_kept = num_tokens // self.block_size\n        for"),
+    ("cut of what others read", MANAGER, "if self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:", "if block_id in self._prefixes:"),
+    ("cut of what was published", MANAGER, "if self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:", "if self._pool.ref_counts[block_id] > 1:"),
+    ("cut overlooks the block it goes through", MANAGER, "for block_id in table.block_ids[num_tokens // self.block_size :]:", "for block_id in table.block_ids[-(-num_tokens // self.block_size) :]:"),
+    ("cut blocks stay findable", MANAGER, "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=False)", "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=True)"),
+    ("cut slots stay counted", MANAGER, "        self._num_slots_in_use -= table.num_tokens - num_tokens\n", ""),
+    ("cut beyond the end", MANAGER, "if not 0 <= num_tokens <= table.num_tokens:", "if num_tokens < 0:"),
+    ("cut in the step's own list", MANAGER, "        table.block_ids, table.num_tokens = table.block_ids[:num_kept], num_tokens", "        del table.block_ids[num_kept:]\n        table.num_tokens = num_tokens"),
     # Statistics
     ("copied slots uncounted", MANAGER, "self._num_slots_in_use += table.num_tokens % self.block_size", "pass"),
     ("slots of a hit uncounted", MANAGER, "                self._num_slots_in_use += self.block_size\n", "                pass\n"),

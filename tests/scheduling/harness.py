@@ -95,6 +95,7 @@ class Harness:
         policy: Policy | None = None,
         cache: CacheManager | None = None,
         step_s: float = 1.0,
+        max_drafts: int = 0,
         **limits,
     ) -> None:
         if "num_swap_blocks" in limits:
@@ -111,6 +112,8 @@ class Harness:
         self.log: list[tuple[int, str, int]] = []
         self.preempted: list[tuple[int, str]] = []
         self.num_copies = 0
+        self.max_drafts = max_drafts
+        self.num_drafts = self.num_accepted = 0
         self.requests: dict[str, Request] = {}
         self.outputs: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.ends: dict[tuple[str, int], tuple] = {}
@@ -125,6 +128,10 @@ class Harness:
         while True:
             try:
                 plan = self.scheduler.schedule(self.now_s)
+                if self.max_drafts:
+                    self.check_plan(plan)
+                    self.scheduler.reserve_drafts(self.max_drafts)
+                    plan = self.scheduler.put_drafts(self.draft())
                 break
             except self.fault_class as fault:
                 self.take(self.scheduler.fail(fault.seq_id, fault))
@@ -133,19 +140,48 @@ class Harness:
             self.preempted.append((self.step_no, self.name(seq_id)))
         return plan
 
+    def draft(self) -> dict[int, list[int]]:
+        """Guesses for the decodes with room for them: some right, some wrong, some fewer than there is room for."""
+        drafts = {}
+        for chunk in self.scheduler._plan.chunks:
+            sequence = self.scheduler.sequences[chunk.seq_id]
+            tokens = list(sequence.token_ids)
+            chance = hash((self.step_no, chunk.seq_id))
+            for i in range(chunk.num_drafts - chance % 2):
+                right = next_token(tokens, sequence.index)
+                tokens.append(right if chance >> i & 3 else (right + 1) % VOCAB_SIZE)
+            drafts[chunk.seq_id] = tokens[len(sequence.token_ids) :]
+        return drafts
+
     def execute(self, plan: StepPlan) -> dict[int, list[SampledToken]]:
         """Do what the runner does: copies, writes and reads of pages, then sampling."""
         sequences = self.scheduler.sequences
+        drafts = {chunk.seq_id: list(chunk.draft_ids) for chunk in plan.chunks}
         self.shadow.run(
-            plan, lambda i: sequences[i].token_ids, lambda i: sequences[i].request.cache_salt
+            plan, lambda i: [*sequences[i].token_ids, *drafts[i]], lambda i: sequences[i].request.cache_salt
         )  # raises StaleKVError
         sampled = {}
         for chunk in plan.chunks:
             sequence = sequences[chunk.seq_id]
+            if chunk.num_drafts:
+                sampled[chunk.seq_id] = self.verify(chunk, sequence)
+                continue
             tokens = sequence.token_ids[: chunk.start + len(chunk.token_ids)]
             indices = range(sequence.index, sequence.index + chunk.num_samples)
             sampled[chunk.seq_id] = [SampledToken(next_token(tokens, index)) for index in indices]
         return sampled
+
+    def verify(self, chunk, sequence) -> list[SampledToken]:
+        """The drafts that are what the model says, and what it says where the first one is not."""
+        run: list[SampledToken] = []
+        for draft in (*chunk.draft_ids, None):
+            said = [token.token_id for token in run]
+            run.append(SampledToken(next_token([*sequence.token_ids, *said], sequence.index)))
+            if run[-1].token_id != draft:
+                break
+        self.num_drafts += chunk.num_drafts
+        self.num_accepted += len(run) - 1
+        return run
 
     def step(self) -> StepPlan:
         plan = self.schedule()
@@ -165,6 +201,8 @@ class Harness:
         self.check_state()
         running = (s for s in self.scheduler.sequences.values() if s.table is not None)
         assert not any(s.host_blocks for s in running), "what came back is still kept in host memory"
+        decoding = (s for s in self.scheduler.sequences.values() if s.table is not None and s.is_decoding)
+        assert all(s.table.num_tokens < len(s.token_ids) for s in decoding), "room for drafts is kept"
         return plan
 
     def run(self, max_steps: int = 2000) -> "Harness":
@@ -201,13 +239,15 @@ class Harness:
         assert min(lengths, default=1) > 0
         assert len(set(ids)) == len(ids), f"a sequence twice: {ids}"
         decoding = {i for i, sequence in sequences.items() if sequence.table is not None and sequence.is_decoding}
-        may_decode_late = set(ids[plan.num_decodes :])  # just let in, with all but one token found in the cache
+        assert all(length == 1 for length in lengths[: plan.num_decodes])
+        # Those that decode behind them were just let in, with all but one token found in the cache.
         if isinstance(self.scheduler.policy, DECODES_NEVER_WAIT):
-            assert set(ids[: plan.num_decodes]) == decoding - may_decode_late, "decodes come first, and all of them"
+            num_first = plan.num_decodes + plan.num_verifying
+            assert set(ids[:num_first]) == decoding - set(ids[num_first:]), "decodes come first, and all of them"
         for chunk, length in zip(plan.chunks, lengths, strict=True):
             sequence = sequences[chunk.seq_id]
             assert chunk.start == sequence.num_computed_tokens
-            is_last = chunk.start + length == len(sequence.token_ids)
+            is_last = chunk.start + length - len(chunk.draft_ids if length > 1 else ()) == len(sequence.token_ids)
             assert chunk.num_samples == (sequence.num_completions if is_last else 0), f"samples of {chunk}"
 
     def check_state(self) -> None:

@@ -7,7 +7,7 @@ from tests.scheduling.harness import Harness, make_request
 from twophase.cache.manager import CacheManager
 from twophase.scheduling.policies import PriorityPolicy
 
-OPERATIONS = ("open", "num_blocks_needed", "grow", "publish", "fork", "close")
+OPERATIONS = ("open", "num_blocks_needed", "grow", "publish", "fork", "close", "can_grow", "truncate")
 
 
 class FaultyCache(CacheManager):
@@ -37,8 +37,8 @@ class FaultyCache(CacheManager):
 
 
 def crowded(**options) -> Harness:
-    """A run with chunks, hits, forks, copies and preemptions."""
-    options = {"num_blocks": 7, "max_num_seqs": 4, "budget": 6} | options
+    """A run with chunks, hits, forks, copies, preemptions and drafts."""
+    options = {"num_blocks": 7, "max_num_seqs": 4, "budget": 6, "max_drafts": 2} | options
     harness = Harness(**options)
     harness.add(
         make_request("a", range(7), 16),

@@ -72,9 +72,75 @@ def dropped_swaps():
         test_policies.TestSwapping().test_dropped_steps_change_no_output(stage, 2)
 
 
+def histories_with_drafts():
+    for seed in range(6):
+        test_pressure.play(seed, 20, disturbed=0.1, max_drafts=5)
+
+
 SWAPPING = test_policies.TestSwapping()
 
 MUTANTS = [
+    scheduler_mutant(
+        "drafts beyond the budget", "        budget -= num_drafts\n", "", histories_with_drafts, module="drafts"
+    ),
+    scheduler_mutant(
+        "drafts beyond the blocks",
+        "while num_drafts and not cache.can_grow(sequence.table, num_tokens + num_drafts):",
+        "while False:",
+        histories_with_drafts,
+        module="drafts",
+    ),
+    scheduler_mutant(
+        "drafts beyond the last token",
+        "sequence.max_num_tokens - num_tokens - 1)",
+        "sequence.max_num_tokens - num_tokens)",
+        test_timelines.test_drafts_go_no_further_than_the_sequence,
+        module="drafts",
+    ),
+    scheduler_mutant(
+        "verifying chunks count as decodes of one token",
+        "num_decodes=len(decodes),",
+        "num_decodes=plan.num_decodes,",
+        histories_with_drafts,
+        module="drafts",
+    ),
+    scheduler_mutant(
+        "drafts are not counted",
+        "num_tokens=plan.num_tokens + sum(map(len, drafts.values())),",
+        "num_tokens=plan.num_tokens,",
+        histories_with_drafts,
+        module="drafts",
+    ),
+    scheduler_mutant(
+        "a dropped step keeps its room for drafts",
+        "        for sequence in self._drafting:\n            if sequence.table is not None:\n",
+        "        for sequence in self._drafting:\n            if False:\n",
+        histories_with_drafts,
+    ),
+    scheduler_mutant(
+        "wrong drafts keep their room",
+        "if chunk.num_samples and sequence.table.num_tokens > num_computed:",
+        "if False:",
+        histories_with_drafts,
+    ),
+    scheduler_mutant(
+        "wrong drafts count as computed",
+        "self._confirm(sequence, chunk, len(run))",
+        "self._confirm(sequence, chunk, len(chunk.token_ids))",
+        histories_with_drafts,
+    ),
+    scheduler_mutant(
+        "an end inside a run is overlooked", "run = run[: next(ends, room)]", "run = run[:room]", histories_with_drafts
+    ),
+    scheduler_mutant(
+        "the end inside a run is dropped", "ends = (i + 1 for i", "ends = (max(i, 1) for i", histories_with_drafts
+    ),
+    scheduler_mutant(
+        "a run's tokens are lost but the last",
+        "        sequence.token_ids += [token.token_id for token in run[:-1]]\n",
+        "",
+        histories_with_drafts,
+    ),
     scheduler_mutant(
         "what was swapped in is computed again",
         "sequence.num_computed_tokens = sequence.num_swapped_tokens",
@@ -222,7 +288,7 @@ MUTANTS = [
         "the stop token is lost",
         "        sequence.token_ids.append(token.token_id)\n",
         "        if reason is None:\n            sequence.token_ids.append(token.token_id)\n        else:\n"
-        "            token = SampledToken(-1)\n",
+        "            run = (SampledToken(-1),)\n",
         test_timelines.test_every_way_to_stop,
     ),
     scheduler_mutant(

@@ -37,6 +37,7 @@ def random_harness(rng: random.Random, **options) -> Harness:
             "reserve_growth": rng.random() < 0.7,
             "watermark": rng.choice([0, 0, 0.1]),
             **({"num_swap_blocks": rng.randint(1, 40)} if rng.random() < 0.5 else {}),
+            "max_drafts": rng.choice([0, 0, 2, 5]),
         }
         | options
     )
@@ -135,6 +136,8 @@ def play_all(seeds: range, disturbed: float) -> Counter:
         events["preemption"] += len(harness.preempted)
         events["hit"] += harness.cache.stats().num_hit_tokens > 0
         events["copy"] += harness.num_copies
+        events["draft accepted"] += harness.num_accepted
+        events["draft rejected"] += harness.num_drafts - harness.num_accepted
         events["block swapped out"] += harness.num_swapped_out
         events["block swapped in"] += harness.num_swapped_in
         events[type(harness.scheduler.policy).__name__] += 10
@@ -162,7 +165,7 @@ def test_3000_more_random_histories():
 def heavy(num_requests: int) -> Harness:
     """Six seats, and blocks for one and a half of the longest sequences."""
     options = {"block_size": 4, "num_blocks": 24, "max_num_seqs": 6, "budget": 10, "max_model_len": 64}
-    options |= {"policy": PriorityPolicy(), "reserve_growth": True, "num_swap_blocks": 12}
+    options |= {"policy": PriorityPolicy(), "reserve_growth": True, "num_swap_blocks": 12, "max_drafts": 0}
     return play(7, num_requests, disturbed=0.01, max_tokens=(40, 60), **options)
 
 

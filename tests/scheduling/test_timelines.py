@@ -296,3 +296,19 @@ def test_nothing_to_do_is_an_empty_plan():
     plan = harness.schedule()
     assert plan.is_empty
     assert harness.scheduler.update(plan, {}) == []
+
+
+def test_drafts_go_no_further_than_the_sequence():
+    """Prompt of 3, 5 tokens to come: after the first, 4 are left, so 3 drafts and the token behind them."""
+    harness = Harness(budget=32)
+    harness.add(make_request("a", 3, 5))
+    harness.step()
+    harness.scheduler.schedule()
+    assert [chunk.num_drafts for chunk in harness.scheduler.reserve_drafts(10).chunks] == [3]
+    right = [50, 51, 52, 53]
+    with pytest.raises(ValueError, match="room for 3 drafts, got 4"):
+        harness.scheduler.put_drafts({0: right})
+    plan = harness.scheduler.put_drafts({0: right[:3]})
+    assert (plan.num_decodes, plan.num_verifying, plan.num_tokens) == (0, 1, 4)
+    (update,) = harness.scheduler.update(plan, {0: [SampledToken(token) for token in right]})
+    assert ([token.token_id for token in update.tokens], update.finish_reason) == (right, "length")

@@ -1,4 +1,4 @@
-"""`twophase bench engine | kernels | scheduling | serve`: results to stdout, progress to stderr."""
+"""`twophase bench engine | kernels | scheduling | speculative | serve`: results to stdout, progress to stderr."""
 
 import argparse
 import json
@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twophase.cli.generate import speculative_config
 from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +23,13 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         TwophaseError: An option, the model or the machine cannot be used; says why.
     """
-    subjects = {"engine": _engine, "kernels": _kernels, "scheduling": _scheduling, "serve": _serve}
+    subjects = {
+        "engine": _engine,
+        "kernels": _kernels,
+        "scheduling": _scheduling,
+        "speculative": _speculative,
+        "serve": _serve,
+    }
     return subjects[args.subject](args)
 
 
@@ -76,6 +83,25 @@ def _scheduling(args: argparse.Namespace) -> int:
     queues = (0, 100) if args.quick else (0, 1_000, 10_000, 100_000)
     timings = [measure_scheduling(num_waiting=n, num_steps=10 if args.quick else 300) for n in queues]
     print(json.dumps([asdict(timing) for timing in timings], indent=2) if args.json else to_text(timings))
+    return 0
+
+
+def _speculative(args: argparse.Namespace) -> int:
+    config = speculative_config(args)
+    assert config is not None
+    from twophase.bench.speculative import bench_speculative
+
+    report = bench_speculative(
+        args.model,
+        config,
+        device=args.device,
+        dtype=args.dtype,
+        backend=args.backend,
+        repeats=args.repeats,
+        quick=args.quick,
+        say=_say,
+    )
+    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
     return 0
 
 

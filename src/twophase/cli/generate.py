@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from twophase.core.errors import InvalidRequestError
 from twophase.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from twophase.core.sampling_params import SamplingParams
+from twophase.core.speculative import SpeculativeConfig
 from twophase.core.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -87,7 +88,18 @@ def _open(args: argparse.Namespace) -> "LLM":
         dtype=args.dtype,
         attention_backend=args.backend,
         max_num_seqs=args.n,  # nobody else is coming: a pool for these sequences is enough
+        speculative_config=speculative_config(args),
     )
+
+
+def speculative_config(args: argparse.Namespace) -> SpeculativeConfig | None:
+    """What `--speculative` and `--num-speculative-tokens` ask for."""
+    if args.speculative is None:
+        return None
+    num_tokens = args.num_speculative_tokens
+    if args.speculative == "ngram":
+        return SpeculativeConfig(num_speculative_tokens=num_tokens)
+    return SpeculativeConfig(method="draft_model", model=args.speculative, num_speculative_tokens=num_tokens)
 
 
 def _through_chat_template(llm: "LLM", text: str) -> "Prompt":

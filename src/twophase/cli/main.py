@@ -102,6 +102,7 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
     sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable")
     sampling.add_argument("--n", type=int, default=1, metavar="N", help="completions of the prompt")
     _add_structured_outputs(generate)
+    _add_speculative(generate.add_argument_group("speculative decoding"), default=None)
     output = generate.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="one JSON object instead of text")
     output.add_argument(
@@ -114,6 +115,19 @@ def _add_structured_outputs(generate: argparse.ArgumentParser) -> None:
     guided.add_argument("--json-schema", metavar="FILE", help="JSON that this JSON Schema accepts")
     guided.add_argument("--regex", metavar="R", help="text that matches R as a whole")
     guided.add_argument("--choice", action="append", metavar="TEXT", help="TEXT, or another choice; repeatable")
+
+
+def _add_speculative(options: argparse._ArgumentGroup, default: str | None) -> None:
+    options.add_argument(
+        "--speculative",
+        default=default,
+        metavar="ngram|MODEL",
+        help="guess tokens ahead: look them up in the text so far, or ask a smaller model of the same vocabulary "
+        f"(default {default or 'none'})",
+    )
+    options.add_argument(
+        "--num-speculative-tokens", type=int, default=4, metavar="K", help="guesses per step at most (default 4)"
+    )
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -138,11 +152,15 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
     kernels = subjects.add_parser("kernels", help="each Triton kernel against torch; needs CUDA")
     kernels.add_argument("--plot", metavar="FILE", help="write a picture (PNG, SVG or PDF by its ending)")
     scheduling = subjects.add_parser("scheduling", help="schedule() and block bookkeeping for 256 running requests")
-    for parser in (engine, kernels, scheduling):
+    speculative = subjects.add_parser("speculative", help="guessing tokens ahead: where it wins and where it loses")
+    _add_model_options(speculative)
+    _add_speculative(speculative.add_argument_group("speculative decoding"), default="ngram")
+    speculative.add_argument("--repeats", type=int, default=3, metavar="N", help="runs per way; medians are reported")
+    for parser in (engine, kernels, scheduling, speculative):
         parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     serve = subjects.add_parser("serve", help="open-loop load: requests come by the clock, however busy the engine is")
     _add_serve_options(serve)
-    for parser in (engine, kernels, scheduling, serve):
+    for parser in (engine, kernels, scheduling, speculative, serve):
         parser.add_argument("--json", action="store_true", help="machine-readable results")
 
 
