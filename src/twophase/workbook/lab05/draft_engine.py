@@ -82,7 +82,7 @@ class Run:
         texts: The answers.
         num_passes: Steps of the model, the prefill's included.
         num_drafts, num_accepted: Guesses that were verified, and that were right.
-        num_drafting: Steps with drafts.
+        num_drafting, num_refuted: Steps with drafts, and those of them in which one was wrong.
         decode_s: Seconds of all steps but those with a prefill.
     """
 
@@ -92,6 +92,7 @@ class Run:
     num_drafts: int
     num_accepted: int
     num_drafting: int
+    num_refuted: int
     decode_s: float
 
     @property
@@ -117,6 +118,7 @@ def run(prompts: Sequence[str], params: SamplingParams, drafter: Drafter | None,
         num_drafts=sum(step.num_draft_tokens for step in steps),
         num_accepted=sum(step.num_accepted_tokens for step in steps),
         num_drafting=sum(step.num_draft_tokens > 0 for step in steps),
+        num_refuted=sum(step.num_accepted_tokens < step.num_draft_tokens for step in steps),
         decode_s=sum(step.schedule_s + step.run_s + step.update_s for step in decoding),
     )
 
