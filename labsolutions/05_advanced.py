@@ -713,9 +713,8 @@ figure = draft_pictures.draw_speeds(speeds)
 alpha = my_copy.num_accepted / (my_copy.num_accepted + my_copy.num_refuted)
 foretold = gain(alpha, draft_engine.NUM_DRAFTS, 0, verify_costs["one sequence"])
 got = speeds["copying, one user"]["always"] / speeds["copying, one user"]["without"]
-print(
-    f"of the drafts that were looked at {alpha:.0%} were right: foretold {foretold:.1f}, measured {got:.1f} times as fast"
-)
+print(f"of the drafts that were looked at {alpha:.0%} were right")
+print(f"foretold {foretold:.1f} times as fast, measured {got:.1f}")
 
 # %% [markdown]
 # The alpha of the formula counts drafts that were looked at; what stands behind a wrong one is not. The formula expects
