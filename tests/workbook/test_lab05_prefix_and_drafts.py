@@ -1,9 +1,16 @@
 """What lab 5's first two sections stand on: the service on paper, fair chance, workloads told apart."""
 
+import random
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+import torch
 
+from twophase.core.plan import ScheduledChunk
+from twophase.engine.drafters import DraftRequest
 from twophase.engine.rejection import rejection_sample
+from twophase.engine.sampler import SampleRow
 from twophase.workbook.lab05.draft_chance import Chance, counts_at, run_passes
 from twophase.workbook.lab05.draft_engine import OwnDrafter, never_right
 from twophase.workbook.lab05.prefix_history import BLOCK_SIZE, made_up_prompt
@@ -23,8 +30,6 @@ def test_the_service_on_paper_computes_what_it_has_not_seen() -> None:
 
 
 def test_prompts_of_the_history_never_end_with_a_block() -> None:
-    import random
-
     chance = random.Random(0)
     assert all(len(made_up_prompt(chance)) % BLOCK_SIZE for _ in range(200))
 
@@ -41,8 +46,6 @@ def test_chance_draws_in_proportion() -> None:
 
 def test_the_engines_rule_passes_where_the_learners_is_tried() -> None:
     """Two implementations of one algorithm, compared by what they yield."""
-    import torch
-
     p, q = np.array([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1]]), np.array([[0.2, 0.3, 0.5]])
 
     def verify(draft: list[int], p: np.ndarray, q: np.ndarray, chance: Chance) -> list[int]:
@@ -67,11 +70,9 @@ def test_saved_gigabytes() -> None:
 
 
 def test_a_drafter_of_a_function() -> None:
-    class Chunk:
-        seq_id, num_drafts = 1, 3
+    def never_asked(drafts: Sequence[int]) -> SampleRow:
+        raise AssertionError("a lookup draws nothing")
 
-    class Request:
-        chunk, token_ids = Chunk(), (1, 2, 3)
-
-    drafter = OwnDrafter(never_right)
-    assert drafter.propose([Request(), Request()]) == [[10, 11, 12]] * 2  # type: ignore[list-item]
+    chunk = ScheduledChunk(1, (3,), 2, [0], 1, num_drafts=3)
+    request = DraftRequest(chunk, (1, 2, 3), frozenset(), row_after=never_asked, num_allowed=len)
+    assert OwnDrafter(never_right).propose([request, request]) == [[10, 11, 12]] * 2
