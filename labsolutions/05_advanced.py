@@ -560,7 +560,8 @@ check("5.7")
 # %% [markdown]
 # Nothing is approximate here, whatever the drafter: the two coloured parts of the picture *are* p. The check has
 # counted: in some ten thousand passes each token comes as often as the model says. A draft that is far from the
-# model is not wrong, only useless. Here are 20,000 passes of yours, and of two variants that are often seen.
+# model is not wrong, only useless. Here are 20,000 passes under your rule, and under two that are often
+# seen.
 
 # %%
 verify_drafts = use("5.7")
@@ -576,7 +577,7 @@ def half_and_half(draft, p, q, chance):
 
 
 print("the model       ", " ".join(f"{share:6.3f}" for share in p_picture))
-for name, way in (("yours", verify_drafts), ("draws from p", from_the_model), ("good enough", half_and_half)):
+for name, way in (("the exact rule", verify_drafts), ("draws from p", from_the_model), ("good enough", half_and_half)):
     outputs = run_passes(way, np.stack([p_picture, p_picture]), q_picture[None], num_passes=20_000)
     shares = counts_at(outputs, 0, 6) / len(outputs)
     print(f"{name:16}", " ".join(f"{share:6.3f}" for share in shares))
@@ -702,8 +703,8 @@ figure = draft_pictures.draw_speeds(speeds)
 # **Read the result.** A copy comes three times as fast or so: most drafts are right, one user leaves the machine idle,
 # and being wrong costs nearly nothing. Eight stories are the opposite in all three: what was never said cannot be
 # looked up, eight sequences use the machine already, and every wrong draft is work that the others wait for. The third
-# way stays close to the better of the two. It has to try, in order to know, so it is the best of neither; over
-# longer answers the trials are rarer.
+# way goes to whichever is better. In order to know it has to try both, and these answers are short: eight steps of
+# the copy were spent on doing without. Over longer ones the trials are rarer.
 #
 # And all answers are the same, also those of chance. (Up to rounding: a pass of another shape adds in another order,
 # and a random number that falls within a millionth of the border between two tokens may then fall on the other side.
