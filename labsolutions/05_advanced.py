@@ -100,8 +100,8 @@ for user, question in (("first", 20_000), ("second", 30_000)):
 # Requests begin alike. There is the system prompt of a service, the examples in front of every task, the document
 # that ten questions are about, and the conversation so far, which each turn sends again. K and V of a token depend on
 # the tokens up to it and on nothing else (lab 1). So if two prompts agree in their first 200 tokens, so do the K and V
-# of these, bit for bit, and lab 3 has already separated *which page* a token is in from *which sequence* it belongs
-# to. One page can be in two block tables.
+# of these, and lab 3 has already separated *which page* a token is in from *which sequence* it belongs to. One page
+# can be in two block tables.
 #
 # What is missing is a way to find it. Given a new prompt: is there a page with the K and V of its first 16 tokens? One
 # with those of the next 16, *behind these*? The pages are named by a **hash chain**: the name of a block is made of
@@ -294,7 +294,7 @@ print(f"a prompt of {QUESTION} tokens, nothing known, takes {1000 * seconds_of_q
 # %% [markdown]
 # <!-- card 5.4 -->
 # **Think first.** How many times shorter is the time to the first token, if the document is known? Within a factor of
-# 1.7 counts as close.
+# 2 counts as close.
 
 # %% tags=["exercise:5.4"]
 document_s = DOCUMENT * seconds_per_token()
@@ -424,10 +424,9 @@ figure = prefix_pictures.draw_probes(runs, (WHO, WHAT, WHEN), prefix_tenants.SEC
 
 # %% [markdown]
 # **Read the result.** On the left three short bars give a prompt away, and 12 questions are enough for 64 prompts,
-# since a prefix is found *part by part*. With a part for each block it would be a letter for each wheel of a lock that
-# clicks. On the right nothing clicks: the shortest bar of a part (orange) is the work of chance. (Later parts are
-# asked behind what was taken for the truth before, and the stranger's own questions are known under its own salt.)
-# The counts say the same without a clock:
+# since a prefix is found *part by part*: a combination lock of which each wheel clicks by itself. On the right nothing
+# clicks; the shortest bar of a part (orange) is the work of chance. (Of a later part all bars may be shorter: what the
+# stranger asked before is known under the stranger's own salt.) The counts say the same without a clock:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -458,8 +457,8 @@ for title, victim, stranger in (("one cache for all", "", ""), ("a salt per tena
 # and so on. Put the newest token *and the four guesses* into one step, as a chunk of a prompt. The model then says
 # what it would have drawn after each of them. If it would have drawn the first guess, then what it says after that
 # guess counts too; and so on until a guess is wrong. A step yields as many tokens as there were right guesses, *plus
-# one*, for what the model says behind the last right one is right in any case. A step with wrong guesses yields one, as
-# before. Verified in one pass, drafts cost what a little more company costs.
+# one*, for what the model says behind the last right one is right in any case. If the first guess is wrong the step
+# yields one, as before. Verified in one pass, guesses cost what a little more company costs.
 
 # %%
 passes_s = {
@@ -560,8 +559,7 @@ check("5.7")
 # %% [markdown]
 # Nothing is approximate here, whatever the drafter: the two coloured parts of the picture *are* p. The check has
 # counted: in some ten thousand passes each token comes as often as the model says. A draft that is far from the
-# model is not wrong, only useless. Here are 20,000 passes under your rule, and under two that are often
-# seen.
+# model is not wrong, only useless. Here are 20,000 passes under this rule, and under two others that are often seen.
 
 # %%
 verify_drafts = use("5.7")

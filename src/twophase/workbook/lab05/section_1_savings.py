@@ -40,16 +40,16 @@ def seconds_of_question() -> float:
     return min(first_token(llm, prompt_of(start, QUESTION)).ttft_s or 0.0 for start in (41_000, 42_000, 43_000))
 
 
+@cache
 def times_faster() -> float:
-    """Measured: the document and a question, with nothing in the cache and with the document there."""
+    """Measured: the document and a question, with nothing in the cache and with the document there; the best of each."""
     llm = shared_engine()
     forget_prefixes(llm)
-    document = prompt_of(1_000, DOCUMENT)
-    times_s = [
-        first_token(llm, document + prompt_of(start, QUESTION)).ttft_s or 0.0 for start in (2_000, 3_000, 4_000, 5_000)
-    ]
+    document, question = prompt_of(1_000, DOCUMENT), prompt_of(2_000, QUESTION)
+    unknown_s = [first_token(llm, one + question).ttft_s or 0.0 for one in (prompt_of(6_000, DOCUMENT), document)]
+    known_s = [first_token(llm, document + prompt_of(start, QUESTION)).ttft_s or 0.0 for start in (3_000, 4_000, 5_000)]
     forget_prefixes(llm)
-    return times_s[0] / min(times_s[1:])
+    return min(unknown_s) / min(known_s)
 
 
 EXERCISES = (
@@ -83,7 +83,7 @@ EXERCISES = (
         hints=("With the document known, a step is left that computes little. Is it 31 times shorter, as its tokens?",),
         question=Number(
             times_faster,
-            factor=1.7,
+            factor=2,
             unit="times",
             hint="The tokens left are one in 31. But no step is shorter than it takes to read the weights: use the "
             "second number that the cell above prints.",
