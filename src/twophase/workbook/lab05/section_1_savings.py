@@ -42,7 +42,7 @@ def seconds_of_question() -> float:
 
 @cache
 def times_faster() -> float:
-    """Measured: the document and a question, with nothing in the cache and with the document there; the best of each."""
+    """Measured: the document and a question, nothing in the cache and the document there; the best of each."""
     llm = shared_engine()
     forget_prefixes(llm)
     document, question = prompt_of(1_000, DOCUMENT), prompt_of(2_000, QUESTION)
