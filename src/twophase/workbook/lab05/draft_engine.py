@@ -130,7 +130,7 @@ def copying(drafter: Drafter | None, thrift: Thrift | None = None) -> Run:
 
 def inventing(drafter: Drafter | None, thrift: Thrift | None = None) -> Run:
     """Eight stories at once, with much left to chance."""
-    params = SamplingParams(temperature=1, top_p=0.95, max_tokens=48, seed=1, ignore_eos=True)
+    params = SamplingParams(temperature=1, top_p=0.95, max_tokens=36, seed=1, ignore_eos=True)
     return run(STORIES, params, drafter, thrift)
 
 
@@ -162,7 +162,7 @@ def never_right(token_ids: list[int], num_drafts: int) -> list[int]:
 
 
 def seconds_of_pass(num_drafts: int, num_sequences: int = 1) -> float:
-    """Of the model, for so many sequences with so many drafts each; the median of seven."""
+    """Of the model, for so many sequences with so many drafts each; the median of five."""
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     with drafting(OwnDrafter(never_right) if num_drafts else None, num_drafts) as llm:
         names = [f"pass {number}" for number in range(num_sequences)]
@@ -170,9 +170,9 @@ def seconds_of_pass(num_drafts: int, num_sequences: int = 1) -> float:
             llm.engine.add_request(
                 name, {"prompt_token_ids": list(range(100 * number + 100, 100 * number + 148))}, params
             )
-        for _ in islice(iter(llm.engine.step, None), 9):
+        for _ in islice(iter(llm.engine.step, None), 7):
             pass
-        steps = llm.engine.trace[-7:]
+        steps = llm.engine.trace[-5:]
         for name in names:
             llm.engine.abort(name)
     return statistics.median(step.run_s for step in steps)
