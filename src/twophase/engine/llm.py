@@ -99,6 +99,8 @@ class LLM:
         num_swap_blocks: Blocks of host memory for that; None: as many as the pool has.
         admission_watermark: Share of the pool that letting a request in must leave free, in [0, 1).
         speculative_config: Guess tokens ahead and verify several in one step; None: never.
+        drafter: Guesses in place of the n-gram lookup: where your own can go. Without a `speculative_config` it gets
+            `SpeculativeConfig()`.
         tensor_parallel_size: Processes that share the model, all started by torchrun and all running this line; only
             rank 0 gets beyond it (see twophase.distributed.tensor_parallel). Close the LLM, or use it in a `with`
             block, to let the other processes go.
@@ -149,6 +151,7 @@ class LLM:
         num_swap_blocks: int | None = None,
         admission_watermark: int | float = 0.0,
         speculative_config: SpeculativeConfig | None = None,
+        drafter: Drafter | None = None,
         tensor_parallel_size: int = 1,
         peer_timeout_s: int | float = DEFAULT_STEP_TIMEOUT_S,
         cache_factory: Callable[..., CacheManager] = CacheManager,
@@ -174,6 +177,8 @@ class LLM:
         window = resolve_window(self.model_config, sliding_window, num_attention_sinks, attention_backend)
         _check_pool_options(num_kv_blocks, kv_memory_fraction)
         _check_scheduling_options(policy, scheduler_factory, preemption_mode, num_swap_blocks)
+        if drafter is not None:
+            speculative_config = _with_own_drafter(speculative_config)
         backend = _backend(attention_backend, config, window, torch_device, torch_dtype, block_size)
         self.tokenizer = None if skip_tokenizer_init else Tokenizer.from_folder(self.model_dir)
 
@@ -211,7 +216,6 @@ class LLM:
         make_scheduler = scheduler_factory or partial(Scheduler, policy=policy)
         self.scheduler = make_scheduler(limits, cache)
         eos_token_ids = self.model_config.eos_token_ids
-        drafter: Drafter | None = None
         if draft is not None and draft_spec is not None:
             draft_cache = KVCache(draft_spec, num_blocks, torch_device)
             drafter = DraftModelDrafter(
@@ -445,8 +449,16 @@ def default_num_blocks(
     return min(useful, fitting)
 
 
-def _speculator(config: SpeculativeConfig, draft_model: Drafter | None) -> Speculator:
-    drafter = draft_model or NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+def _with_own_drafter(config: SpeculativeConfig | None) -> SpeculativeConfig:
+    if config is not None and config.model is not None:
+        raise ConfigError(
+            f"drafter and the draft model {config.model!r} of speculative_config both guess; give one of them."
+        )
+    return config or SpeculativeConfig()
+
+
+def _speculator(config: SpeculativeConfig, drafter: Drafter | None) -> Speculator:
+    drafter = drafter or NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
     return Speculator(drafter, config.num_speculative_tokens, Thrift() if config.disable_when_losing else None)
 
 

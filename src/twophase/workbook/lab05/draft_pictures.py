@@ -1,0 +1,83 @@
+"""Pictures of drafts: what is accepted, and what it brings."""
+
+from collections.abc import Callable, Mapping
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from twophase.core.colours import COLOURS, INK, LINE
+
+BLUE, ORANGE, GREEN, _, SKY, VERMILION, _ = COLOURS
+STYLES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (VERMILION, "D"))
+
+
+def draw_overlap(p: np.ndarray, q: np.ndarray) -> Figure:
+    """Two distributions over a few tokens: what they have in common, and what each has more of."""
+    figure, axes = plt.subplots(figsize=(8.5, 3.3), facecolor="white")
+    places, common = np.arange(len(p)), np.minimum(p, q)
+    axes.bar(places, common, 0.72, color=SKY, edgecolor=LINE, label="in both: accepted")
+    axes.bar(places, p - common, 0.72, bottom=common, color=BLUE, edgecolor=LINE, label="model more: drawn instead")
+    axes.bar(
+        places, q - common, 0.72, bottom=common, color="white", edgecolor=VERMILION, hatch="///",
+        label="draft more: rejected",
+    )  # fmt: skip
+    axes.set(xlabel="token", ylabel="probability", xticks=places)
+    axes.set_title("The two coloured parts together are the model", loc="left")
+    axes.legend(frameon=False, fontsize=9)
+    axes.spines[["right", "top"]].set_visible(False)
+    figure.tight_layout()
+    return figure
+
+
+def draw_speed_ups(speed_up: Callable[..., float], verify_costs: Mapping[str, float], most: int = 12) -> Figure:
+    """Speed-up against the number of drafts, a panel per cost of verifying, a curve per acceptance."""
+    figure, panels = plt.subplots(
+        1, len(verify_costs), figsize=(10.5, 3.6), facecolor="white", sharey=True, squeeze=False
+    )
+    numbers = range(most + 1)
+    for axes, (title, verify_cost) in zip(panels[0], verify_costs.items(), strict=True):
+        for alpha, (colour, marker) in zip((0.9, 0.7, 0.4, 0.1), STYLES, strict=True):
+            curve = [speed_up(alpha, number, 0.0, verify_cost) for number in numbers]
+            axes.plot(numbers, curve, marker=marker, markersize=4, color=colour, label=f"{alpha:.0%} accepted")
+        axes.axhline(1, color=LINE, linewidth=0.8, linestyle="--")
+        axes.set(xlabel="drafts in a pass", ylim=(0, None))
+        axes.set_title(f"{title}\na draft costs {100 * verify_cost:.1f} % of a step", loc="left", fontsize=11)
+        axes.spines[["right", "top"]].set_visible(False)
+    panels[0][0].set_ylabel("speed-up")
+    panels[0][0].legend(frameon=False, fontsize=9)
+    figure.tight_layout()
+    return figure
+
+
+def draw_passes(seconds: Mapping[str, Mapping[int, float]]) -> Figure:
+    """Time of a pass against the drafts that each sequence has in it."""
+    figure, axes = plt.subplots(figsize=(7, 3.3), facecolor="white")
+    for (name, times), (colour, marker) in zip(seconds.items(), STYLES, strict=False):
+        axes.plot(list(times), [1000 * s for s in times.values()], marker=marker, color=colour, label=name)
+    axes.set(xlabel="drafts per sequence", ylabel="time of a pass (ms)", ylim=(0, None))
+    axes.set_title("What verifying costs", loc="left")
+    axes.legend(frameon=False, fontsize=9)
+    axes.spines[["right", "top"]].set_visible(False)
+    figure.tight_layout()
+    return figure
+
+
+def draw_speeds(tokens_per_s: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Speed of each workload in each way, relative to the first way."""
+    figure, axes = plt.subplots(figsize=(8, 3.2), facecolor="white")
+    ways = list(next(iter(tokens_per_s.values())))
+    width = 0.8 / len(ways)
+    for number, (way, (colour, _)) in enumerate(zip(ways, STYLES, strict=False)):
+        places = [at + (number - (len(ways) - 1) / 2) * width for at in range(len(tokens_per_s))]
+        heights = [speeds[way] / speeds[ways[0]] for speeds in tokens_per_s.values()]
+        bars = axes.bar(places, heights, 0.92 * width, color=colour, edgecolor=INK, linewidth=0.5, label=way)
+        axes.bar_label(bars, [f"{height:.2f}" for height in heights], fontsize=9, color=INK)
+    axes.axhline(1, color=LINE, linewidth=0.8, linestyle="--")
+    axes.set(xticks=range(len(tokens_per_s)), ylabel="speed, without drafts = 1", ylim=(0, None))
+    axes.set_xticklabels(list(tokens_per_s))
+    axes.set_title("Where guessing wins, and where it loses", loc="left")
+    axes.legend(frameon=False, fontsize=9)
+    axes.spines[["right", "top"]].set_visible(False)
+    figure.tight_layout()
+    return figure

@@ -1,0 +1,86 @@
+"""Pictures of shared prefixes and of what they save."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrow, Rectangle
+
+from twophase.core.colours import COLOURS, EMPTY, INK, LINE
+
+BLUE, ORANGE, GREEN, _, SKY, VERMILION, _ = COLOURS
+WIDTH, HEIGHT = 0.86, 0.62
+
+Block = tuple[str, bytes | None]  # what stands in it; its hash, None where it is not full
+
+
+def draw_chains(requests: Mapping[str, Sequence[Block]]) -> Figure:
+    """Each request's blocks in a row; blocks of one hash have one colour, and a frame where several rows have them."""
+    hashes = [one for blocks in requests.values() for _, one in blocks if one is not None]
+    colour_of = {one: COLOURS[at % len(COLOURS)] for at, one in enumerate(dict.fromkeys(hashes))}
+    figure, axes = plt.subplots(figsize=(10.5, 0.5 + 0.85 * len(requests)), facecolor="white")
+    for row, (name, blocks) in enumerate(requests.items()):
+        axes.text(-0.12, row + HEIGHT / 2, name, ha="right", va="center", color=INK)
+        for column, (text, one) in enumerate(blocks):
+            is_shared = one is not None and hashes.count(one) > 1
+            _draw_block(axes, column, row, text, one, EMPTY if one is None else colour_of[one], is_shared)
+    widest = max(len(blocks) for blocks in requests.values())
+    axes.set(xlim=(-1.1, widest), ylim=(len(requests), -0.25), xticks=[], yticks=[])
+    axes.set_title("Each hash is made of the one to its left and the block's own tokens", loc="left")
+    axes.spines[:].set_visible(False)
+    figure.tight_layout()
+    return figure
+
+
+def _draw_block(axes: Axes, column: int, row: int, text: str, one: bytes | None, colour: str, is_shared: bool) -> None:
+    edge, width = (INK, 2.0) if is_shared else (LINE, 0.8)
+    axes.add_patch(
+        Rectangle((column, row), WIDTH, HEIGHT, facecolor=colour, alpha=0.55, edgecolor=edge, linewidth=width)
+    )
+    axes.text(column + WIDTH / 2, row + 0.2, text, ha="center", va="center", fontsize=8, color=INK)
+    name = "not full: no hash" if one is None else one.hex()[:4]
+    axes.text(column + WIDTH / 2, row + 0.46, name, ha="center", va="center", fontsize=8.5, color=INK, weight="bold")
+    if column and one is not None:
+        axes.add_patch(
+            FancyArrow(column - 0.12, row + 0.46, 0.07, 0, width=0.012, head_width=0.09, head_length=0.04, color=INK)
+        )
+
+
+def draw_first_tokens(computed: Sequence[int], seconds: Sequence[float], num_tokens: int) -> Figure:
+    """Time to first token of prompts of one length, by how many of their tokens were still to be computed."""
+    figure, axes = plt.subplots(figsize=(7, 3.4), facecolor="white")
+    axes.plot(computed, [1000 * one for one in seconds], "o-", color=BLUE)
+    floor_ms = 1000 * min(seconds)
+    axes.axhline(floor_ms, color=LINE, linewidth=0.8, linestyle="--")
+    axes.annotate("hardly any step is shorter", (num_tokens, floor_ms), (0, 4),
+                  textcoords="offset points", ha="right", fontsize=9, color=INK)  # fmt: skip
+    axes.set(xlabel=f"tokens computed of {num_tokens}", ylabel="time to first token (ms)", ylim=(0, None))
+    axes.set_title("What is found need not be computed", loc="left")
+    axes.spines[["right", "top"]].set_visible(False)
+    figure.tight_layout()
+    return figure
+
+
+def draw_probes(runs: Mapping[str, Sequence[float]], parts: Sequence[Sequence[str]], secret: Sequence[int]) -> Figure:
+    """A panel per run; for each option of each part, in the order of asking, how long its first token took."""
+    labels = [f"{name}  *" if at == pick else name for part, pick in zip(parts, secret, strict=True)
+              for at, name in enumerate(part)]  # fmt: skip
+    starts = [sum(len(part) for part in parts[:at]) for at in range(len(parts))]
+    figure, panels = plt.subplots(
+        1, len(runs), figsize=(10.5, 4.2), facecolor="white", sharey=True, sharex=True, squeeze=False
+    )
+    for axes, (title, times_s) in zip(panels[0], runs.items(), strict=True):
+        for start, part in zip(starts, parts, strict=True):
+            times_ms = [1000 * one for one in times_s[start : start + len(part)]]
+            shortest = times_ms.index(min(times_ms))
+            colours = [ORANGE if at == shortest else BLUE for at in range(len(part))]
+            axes.barh(range(start, start + len(part)), times_ms, 0.72, color=colours, edgecolor=INK, linewidth=0.5)
+            if start:
+                axes.axhline(start - 0.5, color=LINE, linewidth=0.8)
+        axes.set(xlabel="time to first token (ms)", yticks=range(len(labels)), ylim=(len(labels) - 0.4, -0.6))
+        axes.set_yticklabels(labels)
+        axes.set_title(title, loc="left")
+        axes.spines[["right", "top"]].set_visible(False)
+    figure.tight_layout()
+    return figure
