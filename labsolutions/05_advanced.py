@@ -1,0 +1,225 @@
+# PART lab5b
+# %% tags=["setup"]
+import math
+import time
+
+import matplotlib.pyplot as plt
+import torch
+
+from twophase import LLM, SamplingParams, StructuredOutputs
+from twophase.workbook import ____, check, hint, measured, reference, reveal, use
+from twophase.workbook.lab05 import guided_answers, guided_model, guided_pictures
+from twophase.workbook.lab05.guided_machine import CITY_RECORD, PRICE
+
+torch.set_num_threads(1)
+
+# %% [markdown]
+# ## 3. Guided decoding
+#
+# *Needs: CPU, and the model.*
+#
+# A program that reads a model's answer wants JSON with certain keys, a date, one of four words. It can ask for it in
+# the prompt, and check, and ask again when the answer has a comma too many. Or it can make a wrong answer impossible:
+# in each step, before a token is chosen, everything is taken out after which the answer could no longer become what
+# was asked for. The model chooses among what is left. This is **guided** (or constrained) **decoding**.
+#
+# What is "left" must be found out 49,152 times per step, once for each token. So it had better be simple.
+
+# %% [markdown]
+# **A machine that reads.** A form can be written as a *finite-state machine*: states, and for each state the
+# characters that may come and where they lead. This one reads prices such as `7`, `12` and `12.50`; in a state with a
+# double border the text may end.
+#
+# ```mermaid
+# flowchart LR
+#     0((0)) -- "0-9" --> 1(((1)))
+#     1 -- "0-9" --> 1
+#     1 -- "." --> 2((2))
+#     2 -- "0-9" --> 3((3))
+#     3 -- "0-9" --> 4(((4)))
+# ```
+#
+# Every regular expression can be turned into such a machine, and so can a JSON Schema in which nothing is nested
+# without bounds. (For nesting without bounds one needs a stack besides, and the idea stays the same.)
+
+# %% [markdown]
+# **Think first.** A language model does not write characters. Its tokens are pieces of text: `5`, `50`, `.5`, `5.`,
+# ` dollars`. After `12`, which of these five may come? And after `12.`?
+
+# %% [markdown]
+# <!-- card 5.10 -->
+# `machine.edges[state]` is a dict from a character to the state after it, and `machine.accepting` the set of states in
+# which the text is complete. `advance` reads a text from some state on. `token_mask` says of each token, `texts` being
+# their texts, whether it may come next; the token `end_id` ends the answer.
+#
+# ```python
+# >>> advance(PRICE, 0, "12."), advance(PRICE, 0, ".5")
+# (2, None)
+# >>> token_mask(PRICE, 1, ["5", "50", ".5", "5.", " dollars", "", "<end>"], end_id=6).tolist()
+# [True, True, True, True, False, False, True]
+# ```
+
+
+# %% tags=["exercise:5.10"]
+def advance(machine, state, text):
+    """The state after `text`, or None if it cannot be read from here."""
+    for char in text:
+        state = machine.edges[state].get(char)  # SOLUTION: the state after this character, None if there is none
+        if state is None:
+            return None
+    return state
+
+
+def token_mask(machine, state, texts, end_id):
+    mask = torch.zeros(len(texts), dtype=torch.bool)
+    for token_id, text in enumerate(texts):
+        mask[token_id] = text != "" and advance(machine, state, text) is not None  # SOLUTION: may this token come?
+    mask[end_id] = state in machine.accepting  # SOLUTION: may the answer end here?
+    return mask
+
+
+# %%
+check("5.10")
+
+# %% [markdown]
+# The mask works on text, so it does not care how a tokenizer cuts it: `12.50` may be written in five tokens or in two.
+# Note that a token that is allowed may end anywhere, in the middle of a number or across a comma and the quotation mark
+# after it.
+#
+# On SmolLM2's vocabulary, with a form that is less trivial: `{"city": "`, letters, `", "inhabitants": `, a number
+# without leading zeros, `}`. What is allowed in a few of its states?
+
+# %%
+# NBVAL_CHECK_OUTPUT
+read_on, mask_at = use("5.10")
+texts, end_id = guided_model.token_texts(), guided_model.end_id()
+for so_far in (
+    "",
+    '{"city": "',
+    '{"city": "Lima',
+    '{"city": "Lima", "inhabitants": ',
+    '{"city": "Lima", "inhabitants": 9}',
+):
+    mask = mask_at(CITY_RECORD, read_on(CITY_RECORD, 0, so_far), texts, end_id)
+    some = [texts[i] for i in mask.nonzero().flatten().tolist()]
+    print(f"{so_far or '(start)':37} {len(some):>6,} tokens: {'  '.join(map(repr, some[-4:]))}")
+
+# %% [markdown]
+# Inside the city's name nearly half of the vocabulary may come; at its end the quotation mark joins; where the form
+# prescribes a text, a handful of ways to cut it are left. At the very end only the token without text remains: to stop.
+
+# %% [markdown]
+# <!-- card 5.11 -->
+# Write under the mask. `next_logits(ids)` gives the model's logits `[V]` for the token after the answer's `ids` so far;
+# `choose(logits)` picks a token, by whatever rule (greedy, or sampling). A forbidden token must have no chance. Return
+# the answer's ids, without the end token, and how it ended: `"stop"`, or `"length"` when `max_tokens` cut it.
+
+
+# %% tags=["exercise:5.11"]
+def generate_guided(next_logits, machine, texts, end_id, max_tokens, choose):
+    state, ids = machine.start, []
+    while len(ids) < max_tokens:
+        mask = token_mask(machine, state, texts, end_id)
+        logits = next_logits(ids).masked_fill(~mask, -math.inf)  # SOLUTION: the next token's logits, under the mask
+        token_id = choose(logits)
+        if token_id == end_id:
+            return ids, "stop"
+        ids.append(token_id)
+        state = advance(machine, state, texts[token_id])  # SOLUTION: where the machine is after this token
+    return ids, "length"  # SOLUTION `"length"`: how it ended
+
+
+# %%
+check("5.11")
+
+# %% [markdown]
+# Now with the real model. It has seen one record as an example and is to write that of Lima, greedily.
+
+# %%
+write_guided = use("5.11")
+prompt = guided_model.record_prompt("Lima")
+ids, reason = write_guided(
+    guided_model.next_logits_after(prompt), CITY_RECORD, texts, end_id, 40, lambda logits: int(logits.argmax())
+)
+print(f"{''.join(texts[i] for i in ids)}   ({len(ids)} tokens, {reason})")
+
+# %%
+state, num_allowed = CITY_RECORD.start, []
+for token_id in ids:
+    num_allowed.append(int(mask_at(CITY_RECORD, state, texts, end_id).sum()))
+    state = read_on(CITY_RECORD, state, texts[token_id])
+guided_pictures.draw_choices([texts[i] for i in ids], num_allowed, len(texts))
+plt.show()
+
+# %% [markdown]
+# **Read the result.** The model decided little: a name and a number. For everything else the form allowed a few tokens,
+# all of them beginnings of the same text. That can be exploited: where only one *text* is possible, nothing needs to be
+# asked of the model, and the whole piece can be appended at once, as a draft that is always accepted (section 2).
+#
+# **What a mask costs.** Yours goes through the whole vocabulary in Python. Two remedies are in use. Outlines
+# (arXiv:2307.09702) computes the mask of every state beforehand: an index, quick to look up, slow to build.
+# llguidance and xgrammar (arXiv:2411.15100) walk through the vocabulary as a *trie*, so that all tokens that begin with
+# an impossible character are ruled out at once.
+
+# %%
+start_s = time.perf_counter()
+mask_at(CITY_RECORD, CITY_RECORD.start, texts, end_id)
+yours_s = time.perf_counter() - start_s
+library_s = guided_answers.library_mask_s()
+print(f"a mask over {len(texts):,} tokens: yours {1000 * yours_s:.1f} ms, llguidance {1000 * library_s:.3f} ms")
+
+# %% [markdown]
+# ### JSON Schema, in the engine
+#
+# The engine leaves the grammars to a library, llguidance, and does what belongs to an engine: each request has its own
+# grammar and its own place in it, in one batch with requests that have none; a preempted request finds its place again;
+# a stop string counts only where the text is complete; and an output that `max_tokens` cut says so (`"length"`), as
+# yours did. `SamplingParams(structured_outputs=StructuredOutputs(json=schema))` is all it takes.
+
+# %% [markdown]
+# <!-- card 5.12 -->
+# **Think first.** Sixteen cities, one record each, sampled with temperature 0.8 and *without* a mask. The prompt shows
+# a complete record of another city. A program then checks each answer with `json` and `jsonschema`: four keys and no
+# others, a whole number, one to three languages. How many of the sixteen are valid? Within 3 counts as close.
+
+# %% tags=["exercise:5.12"]
+guess_5_12 = 4  # SOLUTION: valid answers, of 16
+
+# %%
+check("5.12")
+
+# %%
+free = guided_answers.ask(guided=False)
+for output, problem in list(zip(free.outputs, free.problems, strict=True))[:4]:
+    print(output.text[:110], "\n   ", problem[:90] or "valid")
+measured("5.12", free.num_valid)
+
+# %%
+guided = guided_answers.ask(guided=True)
+for name, answers in {"without a mask": free, "guided": guided}.items():
+    each = f"{answers.num_tokens / answers.num_valid:.0f}" if answers.num_valid else "infinitely many"
+    print(f"{name:15} {answers.num_valid:>2} of 16 valid, {answers.num_tokens} tokens: {each} for each valid one")
+for output in guided.outputs[:4]:
+    print(output.text, f"({output.finish_reason})")
+
+# %% [markdown]
+# **Read the result.** With a chance p of being valid, an answer takes 1/p attempts on average. Guided answers take one.
+# They are not dearer either: the text is as long, and the mask is computed while there is nothing to wait for.
+#
+# **Valid is not true.** Read the records again: every key is there, and hardly a number is right. The mask knows the
+# form and nothing of Lima. Worse, it *hides* failure: a model that has no idea, and would have said so, must fill in
+# something.
+
+# %%
+sentence = "Question: Is the colour of Tuesday heavier than the number seven?\nAnswer:"
+yes_or_no = SamplingParams(temperature=0, max_tokens=8, structured_outputs=StructuredOutputs(choice=[" yes", " no"]))
+plain = SamplingParams(temperature=0, max_tokens=24, stop="\n")
+for name, params in {"free": plain, "guided": yes_or_no}.items():
+    output = guided_answers.engine().generate(sentence, params, use_tqdm=False)[0].outputs[0]
+    print(f"{name:7} {output.text.strip()!r} ({output.finish_reason})")
+
+# %% [markdown]
+# So give the form a way out: a choice "unknown", a key that may be null. And give the model room to think before the
+# form begins; a mask that asks for the result first forbids the reasoning that would have led to it.
+#
+# **Play.** Raise the temperature: `guided_answers.ask(guided=True, temperature=2.0)`. What stays, and what goes?
