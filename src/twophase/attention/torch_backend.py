@@ -114,17 +114,20 @@ class TorchBackend(AttentionBackend):
         split = torch.arange(owner.shape[0], device=device) - first_of_owner[owner]
         key_start = window_start[owner] + split * width
         key_end = seq_lens[owner]
+        live_page = window_start[owner] // self.block_size
         if self.spec.window is not None and self.spec.num_sinks:
             sink_end = window_start.clamp(max=self.spec.num_sinks)
             for begin in range(0, self.spec.num_sinks, width):
                 owner = torch.cat([owner, torch.arange(num_seqs, device=device)])
                 key_start = torch.cat([key_start, torch.full_like(sink_end, begin)])
                 key_end = torch.cat([key_end, sink_end])
+                live_page = torch.cat([live_page, torch.zeros_like(sink_end)])
         positions = key_start[:, None] + torch.arange(width, device=device)
         visible = (positions < key_end[:, None]) & self._in_window(seq_lens[owner, None] - 1, positions)
-        # Pages past the end of a sequence are read from its first page instead, whose slots are written, as a rule all.
+        # Instead of pages past a split's end, which may not be there or were freed, it reads the first page of the
+        # window or of the sinks: it is there, and its slots are written, as a rule all.
         page = key_start[:, None] // self.block_size + torch.arange(self.split_blocks, device=device)
-        page = page.masked_fill_(page * self.block_size >= seq_lens[owner, None], 0)
+        page = torch.where(page * self.block_size < key_end[:, None], page, live_page[:, None])
         rows = self._cache_rows(batch.block_tables[owner[:, None], page])
         written = page[:, :, None] * self.block_size + torch.arange(self.block_size, device=device)
         stale = (written.view(positions.shape) >= seq_lens[owner, None])[:, None].expand(-1, self.spec.num_kv_heads, -1)

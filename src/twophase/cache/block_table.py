@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass, field
 
 from twophase.cache.prefix_cache import CachedPrefix
+from twophase.cache.window import FREED
 
 NEVER = sys.maxsize
 
@@ -16,17 +17,22 @@ class BlockTable:
         [num_cached_tokens, num_tokens)                slots handed out by `CacheManager.grow`
         [num_tokens, len(block_ids) * block_size)      room in the last block
 
+    With a sliding window, blocks that no later query sees are given back, and FREED stands in their place, so that a
+    position's block is always at position // block_size.
+
     Worked example, block size 4, blocks [5, 2], 6 tokens: position 5 is slot 2 * 4 + 1 = 9.
 
     Attributes:
         block_size: Slots per block.
         salt: Tables share cached blocks only with tables of the same salt.
-        block_ids: ceil(num_tokens / block_size) of them.
+        block_ids: ceil(num_tokens / block_size) of them, some of them FREED.
         num_tokens: Tokens that have a slot.
         num_cached_tokens: Tokens whose K/V `open` found, a multiple of `block_size`.
         published: The last block that was made findable, by its contents; for `CacheManager.publish`.
         publish_at: Computed tokens that make the next block full, thus publishable; NEVER when none will be.
         num_uncounted_tokens: Looked up by `open`, not yet in the statistics.
+        first_kept: Of the blocks without sinks, those before this one are FREED; 0 without a window.
+        free_at: Computed tokens at which it leaves the window and is freed in its turn; NEVER without a window.
     """
 
     block_size: int
@@ -37,16 +43,21 @@ class BlockTable:
     publish_at: int
     num_uncounted_tokens: int
     published: CachedPrefix | None = field(default=None, init=False)
+    first_kept: int = field(default=0, init=False)
+    free_at: int = field(default=NEVER, init=False)
 
     def slot_of(self, position: int) -> int:
         """The slot of the token at `position`.
 
         Raises:
-            IndexError: `position` has no slot.
+            IndexError: `position` has no slot, or none any more.
         """
         if not 0 <= position < self.num_tokens:
             raise IndexError(f"position {position} has no slot: this table has {self.num_tokens} tokens.")
-        return self.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+        block_id = self.block_ids[position // self.block_size]
+        if block_id == FREED:
+            raise IndexError(f"position {position} has no slot any more: its block left the window and was freed.")
+        return block_id * self.block_size + position % self.block_size
 
     def slots(self, start: int = 0, end: int | None = None) -> list[int]:
         """Slots of positions [start, end), by default of all tokens.

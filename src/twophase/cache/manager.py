@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.block_table import NEVER, BlockTable
 from twophase.cache.prefix_cache import PrefixCache
+from twophase.cache.window import FREED, SlidingWindow
 from twophase.core.errors import CacheStateError, ConfigError
 from twophase.core.plan import BlockCopy
 
@@ -47,23 +48,34 @@ class CacheManager:
     Knows nothing of requests or tensors. Only the scheduler calls the methods that change it. One that raises has
     changed nothing, and all but `reset_prefix_cache` take time independent of `num_blocks`.
 
+    With a window, a table gives up blocks as soon as no query to come sees them (`publish`), which bounds its blocks
+    whatever its length. They stay findable until they are evicted, the one that left first before the others. A hit
+    takes what the next query sees and no more: holding the rest would make long prompts need long pools again, and
+    nobody would read it. So a hit needs no block that is not read either, and survives the eviction of the middle.
+
     Args:
         num_blocks: Blocks in the pool, at least 1.
         block_size: Slots per block, at least 1.
         enable_prefix_caching: Whether `open` looks for blocks that hold a prefix already.
+        window: Which keys queries see; None: all. Attention must see no others: their blocks are given away.
 
     Raises:
         ConfigError: `num_blocks` or `block_size` is below 1.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+    window: SlidingWindow | None = None
+
+    def __init__(
+        self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, window: SlidingWindow | None = None
+    ) -> None:
         if block_size < 1:
             raise ConfigError(f"A block needs at least 1 slot, got block_size={block_size}.")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.window = window
         self._pool = BlockPool(num_blocks)
-        self._prefixes = PrefixCache(block_size)
+        self._prefixes = PrefixCache(block_size, window)
         self._tables: set[BlockTable] = set()
         self._num_slots_in_use = 0
         self._num_queries = 0
@@ -79,7 +91,7 @@ class CacheManager:
         """A new table holding the longest known prefix of `token_ids`; takes references and allocates nothing.
 
         The hit is at most `len(token_ids) - 1` tokens, rounded down to a block: the last token must be computed for
-        its logits. The hit blocks can't be evicted as long as the table is open.
+        its logits. The hit blocks can't be evicted as long as the table holds them.
 
         Args:
             salt: Only blocks published under the same salt are found.
@@ -91,7 +103,7 @@ class CacheManager:
         if self.enable_prefix_caching:
             block_ids, published = self._prefixes.lookup(token_ids, salt, (len(token_ids) - 1) // self.block_size)
         for block_id in block_ids:
-            if self._pool.acquire(block_id):
+            if block_id != FREED and self._pool.acquire(block_id):
                 self._num_slots_in_use += self.block_size
         num_cached = len(block_ids) * self.block_size
         table = BlockTable(
@@ -104,6 +116,8 @@ class CacheManager:
             num_uncounted_tokens=len(token_ids) if count_in_stats else 0,
         )
         table.published = published
+        if self.window is not None:
+            self._note_freed(table, self.window.freed_blocks(num_cached, self.block_size).stop)
         self._tables.add(table)
         return table
 
@@ -136,9 +150,7 @@ class CacheManager:
         if num_tokens == table.num_tokens:
             return ()
         copies_tail = self._must_copy_tail(table)
-        new_ids = self._pool.allocate(num_blocks_needed)  # raises before anything has changed
-        for block_id in new_ids:
-            self._prefixes.forget(block_id)
+        new_ids = self._take(num_blocks_needed)  # raises before anything has changed
         copies: tuple[BlockCopy, ...] = ()
         if copies_tail:
             shared_id, own_id = table.block_ids[-1], new_ids.pop(0)
@@ -168,8 +180,56 @@ class CacheManager:
         """Whether `grow(table, num_tokens)` would find the blocks it needs."""
         return self.num_blocks_needed(table, num_tokens) <= self._pool.num_free
 
+    def num_blocks_to_come(self, table: BlockTable, num_tokens: int) -> int:
+        """Free blocks that growing to `num_tokens` takes at most, by and by: in chunks, each published before the next,
+        that are as small as it takes, down to a token. Without a window, as many as at once.
+
+        A block that others hold too does not come back when it leaves the window, so it counts as still to come.
+
+        Raises:
+            CacheStateError: As `num_blocks_needed`.
+        """
+        num_needed = self.num_blocks_needed(table, num_tokens)
+        if self.window is None:
+            return num_needed
+        ref_counts = self._pool.ref_counts
+        num_own = sum(ref_counts[block_id] == 1 for block_id in table.block_ids if block_id != FREED)
+        return min(num_needed, max(0, self.window.max_blocks(self.block_size) - num_own))
+
+    def num_tokens_within(self, table: BlockTable, num_blocks: int) -> int:
+        """Tokens that the table has room for once it took so many free blocks."""
+        return (len(table.block_ids) + num_blocks - self._must_copy_tail(table)) * self.block_size
+
+    def num_blocks_to_restore(self, num_tokens: int) -> int:
+        """Free blocks that `restore` takes."""
+        num_blocks = -(-num_tokens // self.block_size)
+        if self.window is None:
+            return num_blocks
+        return num_blocks - len(self.window.freed_blocks(num_tokens, self.block_size))
+
+    def restore(self, table: BlockTable, num_tokens: int) -> None:
+        """Blocks for tokens [0, num_tokens) that are written by a copy from elsewhere: none where no query to come sees
+        them.
+
+        Raises:
+            OutOfBlocksError: Not enough free blocks; nothing changed.
+            CacheStateError: The table is not open here, or not empty.
+        """
+        self._require_open(table)
+        if table.block_ids:
+            raise CacheStateError(f"Tokens can be restored into an empty table; this one has {table.num_tokens}.")
+        new_ids = iter(self._take(self.num_blocks_to_restore(num_tokens)))
+        unseen = range(0) if self.window is None else self.window.freed_blocks(num_tokens, self.block_size)
+        num_blocks = -(-num_tokens // self.block_size)
+        table.block_ids = [FREED if index in unseen else next(new_ids) for index in range(num_blocks)]
+        table.num_tokens = num_tokens
+        self._num_slots_in_use += num_tokens - len(unseen) * self.block_size
+        if self.window is not None:
+            self._note_freed(table, unseen.stop)
+
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
-        """Make the full blocks among tokens [0, num_computed) findable; call it after their K/V were written.
+        """Tokens [0, num_computed) have their K/V in the table's slots: make the full blocks among them findable, then
+        give up those that no query from position `num_computed` on sees.
 
         Args:
             token_ids: The sequence's tokens; only those up to `num_computed` are looked at.
@@ -178,13 +238,18 @@ class CacheManager:
         Raises:
             CacheStateError: The table is not open here, or fewer than `num_computed` tokens have a slot or an id.
         """
-        if num_computed < table.publish_at:
+        if num_computed < table.publish_at and num_computed < table.free_at:
             return
         self._require_open(table)
         if num_computed > min(table.num_tokens, len(token_ids)):
             raise CacheStateError(
                 f"Can't publish {num_computed} computed tokens: {table.num_tokens} have a slot, {len(token_ids)} an id."
             )
+        self._register_full_blocks(table, token_ids, num_computed)
+        if num_computed >= table.free_at:
+            self._free_unseen(table, num_computed)
+
+    def _register_full_blocks(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
         while table.publish_at <= num_computed:
             start, end = table.publish_at - self.block_size, table.publish_at
             block_id = table.block_ids[start // self.block_size]
@@ -194,6 +259,18 @@ class CacheManager:
                 return
             table.published = published
             table.publish_at = end + self.block_size
+
+    def _free_unseen(self, table: BlockTable, num_computed: int) -> None:
+        assert self.window is not None
+        end = self.window.freed_blocks(num_computed, self.block_size).stop
+        for index in range(table.first_kept, end):
+            block_id, table.block_ids[index] = table.block_ids[index], FREED
+            self._release(block_id, self.block_size)  # whoever left the window first is evicted first
+        self._note_freed(table, end)
+
+    def _note_freed(self, table: BlockTable, first_kept: int) -> None:
+        assert self.window is not None
+        table.first_kept, table.free_at = first_kept, self.window.num_tokens_to_free(first_kept, self.block_size)
 
     def fork(self, table: BlockTable) -> BlockTable:
         """A second table over the same blocks; the first of the two to write into a shared partial block copies it.
@@ -205,7 +282,8 @@ class CacheManager:
         """
         self._require_open(table)
         for block_id in table.block_ids:
-            self._pool.acquire(block_id)
+            if block_id != FREED:
+                self._pool.acquire(block_id)
         fork = BlockTable(
             block_size=self.block_size,
             salt=table.salt,
@@ -216,6 +294,7 @@ class CacheManager:
             num_uncounted_tokens=0,
         )
         fork.published = table.published
+        fork.first_kept, fork.free_at = table.first_kept, table.free_at
         self._tables.add(fork)
         return fork
 
@@ -229,8 +308,8 @@ class CacheManager:
         self._tables.remove(table)
         num_slots = table.num_tokens - max(0, len(table.block_ids) - 1) * self.block_size
         for block_id in reversed(table.block_ids):
-            if self._pool.release(block_id, is_cached=block_id in self._prefixes):
-                self._num_slots_in_use -= num_slots
+            if block_id != FREED:
+                self._release(block_id, num_slots)
             num_slots = self.block_size  # only the last block is partial
         # A new list, not clear(): a step plan may still hold the old one.
         table.block_ids, table.num_tokens, table.num_cached_tokens = [], 0, 0
@@ -242,7 +321,7 @@ class CacheManager:
         Raises:
             CacheStateError: Blocks are in use; nothing was forgotten.
         """
-        if self._pool.num_in_use > 0:
+        if any(table.block_ids for table in self._tables):
             raise CacheStateError(
                 f"The prefix cache can be reset only when no block is in use; {self._pool.num_in_use} of "
                 f"{self.num_blocks} are. Finish or abort the running requests first."
@@ -270,19 +349,40 @@ class CacheManager:
         self._pool.check_integrity()
         self._prefixes.check_integrity()
         owners = Counter(block_id for table in self._tables for block_id in table.block_ids)
+        del owners[FREED]
         for block_id, ref_count in enumerate(self._pool.ref_counts):
             assert ref_count == owners[block_id], f"block {block_id}: {ref_count} references, {owners[block_id]} owners"
         num_filled: dict[int, int] = {}
         for table in self._tables:
             num_blocks = -(-table.num_tokens // self.block_size)
             assert len(table.block_ids) == num_blocks, f"{num_blocks} blocks hold the tokens of {table}"
+            self._check_freed(table)
             for index, block_id in enumerate(table.block_ids):
+                if block_id == FREED:
+                    continue
                 filled = min(self.block_size, table.num_tokens - index * self.block_size)
                 assert num_filled.setdefault(block_id, filled) == filled, f"owners of block {block_id} disagree"
         num_slots = sum(num_filled.values())
         assert self._num_slots_in_use == num_slots, f"{self._num_slots_in_use} slots counted, {num_slots} in use"
         for block_id in self._pool.cached_blocks():
             assert block_id in self._prefixes, f"block {block_id} is kept, but no lookup can find it"
+
+    def _check_freed(self, table: BlockTable) -> None:
+        freed = [index for index, block_id in enumerate(table.block_ids) if block_id == FREED]
+        first = 0 if self.window is None else self.window.freed_blocks(0, self.block_size).start
+        assert freed == list(range(first, table.first_kept)), f"freed {freed} of {table}"
+
+    def _take(self, num_blocks: int) -> list[int]:
+        """Free blocks, their old contents no longer findable. Raises OutOfBlocksError, and nothing has changed."""
+        block_ids = self._pool.allocate(num_blocks)
+        for block_id in block_ids:
+            self._prefixes.forget(block_id)
+        return block_ids
+
+    def _release(self, block_id: int, num_slots: int) -> None:
+        """One owner less of a block with so many slots given to tokens."""
+        if self._pool.release(block_id, is_cached=block_id in self._prefixes):
+            self._num_slots_in_use -= num_slots
 
     def _must_copy_tail(self, table: BlockTable) -> bool:
         """Whether the next token would be written into a block that another table reads too."""

@@ -4,6 +4,9 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from twophase.cache.window import FREED, SlidingWindow
 
 DIGEST_BYTES = 16
 
@@ -23,7 +26,7 @@ def tokens_to_bytes(token_ids: Sequence[int]) -> bytes:
     return array("q", token_ids).tobytes()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class CachedPrefix:
     """One full block's contents, and the blocks that hold them. Only `PrefixCache` changes it.
 
@@ -32,7 +35,8 @@ class CachedPrefix:
         parent: What stands before it; None for a sequence's first block.
         salt, token_bytes: Kept to verify hits, for digests can collide.
         block_ids: Every block with these contents, oldest first (a dict as an ordered set): two sequences that
-            compute the same prompt at the same time make two, and evicting one must leave the other findable.
+            compute the same prompt at the same time make two, and evicting one must leave the other findable. None
+            may be left where a window needs none.
     """
 
     digest: bytes
@@ -49,37 +53,62 @@ class CachedPrefix:
 class PrefixCache:
     """Digest -> contents -> blocks. Knows nothing of who uses a block. Only `CacheManager` calls it.
 
-    Invariant: a prefix's parent is findable as long as the prefix is, so comparing parents by identity is exact.
-    It holds because tables free their blocks last first, so that children are evicted before their parents.
+    Invariant: a prefix's parent is known as long as the prefix is, so comparing parents by identity is exact. It holds
+    because a prefix is known as long as anything refers to it: a block that holds it, a prefix that continues it, or a
+    table that does. So one whose own block is gone, as a window leaves them behind, still vouches for what follows.
+
+    Args:
+        window: What a hit must hold for the queries to come; None: all of the prefix.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, window: SlidingWindow | None = None) -> None:
         self.block_size = block_size
-        self._by_digest: dict[bytes, CachedPrefix] = {}
+        self.window = window
+        self._by_digest: WeakValueDictionary[bytes, CachedPrefix] = WeakValueDictionary()
         self._of_block: dict[int, CachedPrefix] = {}
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._of_block
 
     def lookup(self, token_ids: Sequence[int], salt: str, max_blocks: int) -> tuple[list[int], CachedPrefix | None]:
-        """Blocks that hold the longest known prefix of `token_ids`, at most `max_blocks`, and the last one's prefix."""
-        block_ids: list[int] = []
-        prefix: CachedPrefix | None = None
+        """Blocks that hold the longest usable prefix of `token_ids`, at most `max_blocks`, and the last one's prefix.
+
+        Usable: every block is there that the next query sees. Those that it does not see are FREED in the answer,
+        whether they are there or not.
+        """
+        chain: list[CachedPrefix] = []
+        num_hit = num_leading = num_trailing = 0  # blocks: of the hit, and there without a gap from either end
         digest = salt_digest(salt)
         for index in range(max_blocks):
             token_bytes = tokens_to_bytes(token_ids[index * self.block_size : (index + 1) * self.block_size])
             digest = block_digest(digest, token_bytes)
             found = self._by_digest.get(digest)
-            if found is None or not found.is_prefix(prefix, salt, token_bytes):
+            if found is None or not found.is_prefix(chain[-1] if chain else None, salt, token_bytes):
                 break
-            block_ids.append(next(reversed(found.block_ids)))  # the newest: the oldest is the next to be evicted
-            prefix = found
-        return block_ids, prefix
+            chain.append(found)
+            num_trailing = num_trailing + 1 if found.block_ids else 0
+            num_leading += num_trailing == len(chain)
+            unseen = self._unseen(len(chain))
+            if num_leading >= min(unseen.start, len(chain)) and num_trailing >= len(chain) - unseen.stop:
+                num_hit = len(chain)
+        unseen = self._unseen(num_hit)
+        # The newest of each: the oldest is the next to be evicted.
+        block_ids = [FREED if i in unseen else next(reversed(chain[i].block_ids)) for i in range(num_hit)]
+        return block_ids, chain[num_hit - 1] if num_hit else None
+
+    def _unseen(self, num_blocks: int) -> range:
+        """Of so many full blocks, those that a query after them does not see."""
+        if self.window is None:
+            return range(0)
+        return self.window.freed_blocks(num_blocks * self.block_size, self.block_size)
 
     def register(
         self, block_id: int, token_ids: Sequence[int], parent: CachedPrefix | None, salt: str
     ) -> CachedPrefix | None:
-        """Make a full, written block findable. None if its digest collides with other contents: then it is not."""
+        """Make a full, written block findable; FREED: only known, so that what follows can be found.
+
+        None if its digest collides with other contents: then it is not.
+        """
         token_bytes = tokens_to_bytes(token_ids)
         digest = block_digest(parent.digest if parent else salt_digest(salt), token_bytes)
         prefix = self._by_digest.get(digest)
@@ -87,18 +116,16 @@ class PrefixCache:
             prefix = self._by_digest[digest] = CachedPrefix(digest, parent, salt, token_bytes)
         elif not prefix.is_prefix(parent, salt, token_bytes):
             return None
-        prefix.block_ids[block_id] = None
-        self._of_block[block_id] = prefix
+        if block_id != FREED:
+            prefix.block_ids[block_id] = None
+            self._of_block[block_id] = prefix
         return prefix
 
     def forget(self, block_id: int) -> None:
         """The block is about to be overwritten. Others with the same contents stay findable."""
         prefix = self._of_block.pop(block_id, None)
-        if prefix is None:
-            return
-        del prefix.block_ids[block_id]
-        if not prefix.block_ids:
-            del self._by_digest[prefix.digest]
+        if prefix is not None:
+            del prefix.block_ids[block_id]
 
     def clear(self) -> None:
         self._by_digest.clear()
@@ -110,6 +137,5 @@ class PrefixCache:
         assert listed == self._of_block, f"blocks by digest {listed} and by id {self._of_block} differ"
         for digest, prefix in self._by_digest.items():
             assert prefix.digest == digest, f"prefix filed under a foreign digest: {prefix}"
-            assert prefix.block_ids, f"prefix without a block: {prefix}"
             parent = prefix.parent
             assert parent is None or self._by_digest.get(parent.digest) is parent, f"parent forgotten: {prefix}"

@@ -86,6 +86,8 @@ def _open(args: argparse.Namespace) -> "LLM":
         device=args.device,
         dtype=args.dtype,
         attention_backend=args.backend,
+        sliding_window=args.sliding_window,
+        num_attention_sinks=args.attention_sinks,
         max_num_seqs=args.n,  # nobody else is coming: a pool for these sequences is enough
     )
 

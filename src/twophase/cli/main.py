@@ -102,6 +102,9 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
     sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable")
     sampling.add_argument("--n", type=int, default=1, metavar="N", help="completions of the prompt")
     _add_structured_outputs(generate)
+    memory = generate.add_argument_group("what a token sees")
+    memory.add_argument("--sliding-window", type=int, metavar="W", help="the last W tokens (default: the model's own)")
+    memory.add_argument("--attention-sinks", type=int, default=0, metavar="S", help="and the first S; 4 are usual")
     output = generate.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="one JSON object instead of text")
     output.add_argument(

@@ -22,7 +22,8 @@ class AttentionBatch:
         slot_mapping: Where its K and V go: block * block_size + offset; negative: nowhere (graph padding).
         seq_lens: Tokens of each sequence, this step's included.
         cu_query_lens: Cumulative query lengths.
-        block_tables: Block ids, padded with 0 to a multiple of 16 columns.
+        block_tables: Block ids, padded with 0 to a multiple of 16 columns. -1 stands for a block that was freed: no
+            query of the batch sees its positions, and it must not be read.
         num_decodes: Sequences at the front with one token each.
         query_lens_host, seq_lens_host: The lengths again as Python ints, so that no backend needs a device sync.
     """

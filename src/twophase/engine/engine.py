@@ -268,7 +268,10 @@ class Engine:
         return self._diary.stats(self._scheduler)
 
     def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked)."""
+        """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked).
+
+        -1 stands for a block that left the sliding window and was freed.
+        """
         forked = {sequence.request.request_id for sequence in self._scheduler.sequences.values() if sequence.index}
         tables = {}
         for sequence in self._scheduler.sequences.values():

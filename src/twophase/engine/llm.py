@@ -14,6 +14,7 @@ from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.attention.select import make_backend
 from twophase.cache.kv_cache import KVCache, KVCacheSpec, num_blocks_that_fit, spec_from_option
 from twophase.cache.manager import CacheManager
+from twophase.cache.window import SlidingWindow
 from twophase.core.errors import ConfigError, InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
@@ -22,6 +23,7 @@ from twophase.engine.guidance import Guidance
 from twophase.engine.interrupts import Uninterrupted
 from twophase.engine.prompts import Prompt
 from twophase.engine.runner import ModelRunner
+from twophase.engine.window import resolve_window, windowed_cache
 from twophase.model.config import ModelConfig, load_config
 from twophase.model.llama import LlamaModel, attention_spec
 from twophase.model.load import resolve_dtype
@@ -71,6 +73,11 @@ class LLM:
         enable_prefix_caching: Reuse the K/V of prompt prefixes computed before.
         enable_chunked_prefill: Spread long prompts over several steps.
         kv_cache_dtype: 'auto' (the model's), 'float32', 'float16', 'bfloat16', 'int8' or 'fp8_e4m3'.
+        sliding_window: Keys that a query sees, itself included; None: the model's own window, if it has one. Blocks
+            that no later query sees are freed, so a sequence's memory is bounded whatever its length.
+        num_attention_sinks: Besides, the first so many keys stay visible. A model that was not trained with a window
+            needs a few (4), or its text falls apart. Positions stay those of the text (see `SlidingWindow`), so
+            `max_model_len` limits a sequence as ever.
         seed: For requests that have no seed of their own.
         skip_tokenizer_init: Serve token ids only, for folders without a tokenizer.
         use_cuda_graphs: Replay decode steps as CUDA graphs where that is possible.
@@ -81,7 +88,9 @@ class LLM:
         num_swap_blocks: Blocks of host memory for that; None: as many as the pool has.
         admission_watermark: Share of the pool that letting a request in must leave free, in [0, 1).
         cache_factory, scheduler_factory: Make the cache manager from (num_blocks, block_size, enable_prefix_caching)
-            and the scheduler from (config, cache manager): the places where your own can go.
+            and the scheduler from (config, cache manager): the places where your own can go. A cache of your own
+            frees no blocks outside a window unless it does so by itself; an `attention_backend` that is ready-made
+            brings its own window, for which nothing is freed.
 
     Attributes:
         model_dir: The folder it came from.
@@ -109,6 +118,8 @@ class LLM:
         enable_prefix_caching: bool = True,
         enable_chunked_prefill: bool = True,
         kv_cache_dtype: str = "auto",
+        sliding_window: int | None = None,
+        num_attention_sinks: int = 0,
         seed: int = 0,
         skip_tokenizer_init: bool = False,
         use_cuda_graphs: bool = True,
@@ -135,18 +146,20 @@ class LLM:
             enable_chunked_prefill=enable_chunked_prefill,
         )
         limits = replace(limits, watermark=admission_watermark)
+        window = resolve_window(self.model_config, sliding_window, num_attention_sinks, attention_backend)
         _check_pool_options(num_kv_blocks, kv_memory_fraction)
         _check_scheduling_options(policy, scheduler_factory, preemption_mode, num_swap_blocks)
-        backend = _backend(attention_backend, self.model_config, torch_device, torch_dtype, block_size)
+        backend = _backend(attention_backend, self.model_config, window, torch_device, torch_dtype, block_size)
         self.tokenizer = None if skip_tokenizer_init else Tokenizer.from_folder(self.model_dir)
 
         weights = load_weights(self.model_dir, self.model_config, torch_dtype, torch_device)
         self.model = LlamaModel(self.model_config, weights, backend, limits.max_model_len)
-        num_blocks = num_kv_blocks or default_num_blocks(kv_spec, torch_device, kv_memory_fraction, limits)
+        num_blocks = num_kv_blocks or default_num_blocks(kv_spec, torch_device, kv_memory_fraction, limits, window)
         self.kv_cache = KVCache(kv_spec, num_blocks, torch_device)
         if preemption_mode == "swap":
             limits = replace(limits, preemption="swap", num_swap_blocks=num_swap_blocks or num_blocks)
-        cache = cache_factory(num_blocks, block_size, enable_prefix_caching)
+        make_cache = windowed_cache(window) if cache_factory is CacheManager else cache_factory
+        cache = make_cache(num_blocks, block_size, enable_prefix_caching)
         make_scheduler = scheduler_factory or partial(Scheduler, policy=policy)
         self.scheduler = make_scheduler(limits, cache)
         eos_token_ids = self.model_config.eos_token_ids
@@ -338,9 +351,21 @@ def scheduler_config(
     return SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, enable_chunked_prefill)
 
 
-def default_num_blocks(spec: KVCacheSpec, device: torch.device, fraction: float | None, limits: SchedulerConfig) -> int:
-    """Blocks in a pool that nobody sized: a fraction of free memory, and no more than could ever be used."""
+def default_num_blocks(
+    spec: KVCacheSpec,
+    device: torch.device,
+    fraction: float | None,
+    limits: SchedulerConfig,
+    window: SlidingWindow | None = None,
+) -> int:
+    """Blocks in a pool that nobody sized: a fraction of free memory, and no more than could ever be used.
+
+    With a window that is what each sequence keeps, and a step's tokens, which are written before blocks are freed.
+    """
     useful = limits.max_num_seqs * -(-limits.max_model_len // spec.block_size)
+    if window is not None:
+        kept = limits.max_num_seqs * window.max_blocks(spec.block_size)
+        useful = min(useful, kept + -(-limits.max_num_batched_tokens // spec.block_size))
     fitting = num_blocks_that_fit(spec, device, fraction or DEFAULT_KV_MEMORY_FRACTION[device.type])
     if fraction is None and device.type == "cpu":
         fitting = min(fitting, max(1, DEFAULT_CPU_KV_BYTES // spec.bytes_per_block))
@@ -382,11 +407,18 @@ def _kv_spec(config: ModelConfig, kv_cache_dtype: str, block_size: int, dtype: t
 
 
 def _backend(
-    choice: AttentionChoice, config: ModelConfig, device: torch.device, dtype: torch.dtype, block_size: int
+    choice: AttentionChoice,
+    config: ModelConfig,
+    window: SlidingWindow | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    block_size: int,
 ) -> AttentionBackend:
     if isinstance(choice, AttentionBackend):
         return choice
     spec = attention_spec(config)
+    if window is not None:
+        spec = replace(spec, window=window.window, num_sinks=window.num_sinks)
     if isinstance(choice, str):
         return make_backend(choice, spec, device=device, dtype=dtype, block_size=block_size)
     return choice(spec)

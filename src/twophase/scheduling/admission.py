@@ -1,11 +1,14 @@
 """The door: a request that can never be served as asked is refused when it is added, with the numbers."""
 
+from twophase.cache.window import SlidingWindow
 from twophase.core.errors import InvalidRequestError
 from twophase.core.request import Request
 from twophase.scheduling.config import SchedulerConfig
 
 
-def check_request(request: Request, config: SchedulerConfig, num_blocks: int, block_size: int) -> None:
+def check_request(
+    request: Request, config: SchedulerConfig, num_blocks: int, block_size: int, window: SlidingWindow | None = None
+) -> None:
     """Raises InvalidRequestError naming the rule, both values and what to change."""
     num_prompt_tokens = len(request.prompt_token_ids)
     params = request.sampling_params
@@ -27,24 +30,43 @@ def check_request(request: Request, config: SchedulerConfig, num_blocks: int, bl
             f"{config.max_num_batched_tokens}, got {num_prompt_tokens} tokens; set enable_chunked_prefill=True, raise "
             f"max_num_batched_tokens or shorten the prompt."
         )
-    num_needed = num_blocks_at_most(num_prompt_tokens, params.max_tokens, params.n, config.max_model_len, block_size)
+    num_needed = num_blocks_at_most(
+        num_prompt_tokens, params.max_tokens, params.n, config.max_model_len, block_size, window
+    )
+    if window is not None and not config.enable_chunked_prefill:
+        num_needed = max(num_needed, -(-num_prompt_tokens // block_size))  # all of it is written before any is freed
     if num_needed > num_blocks:
+        seen = "" if window is None else f", window {window.window}, sinks {window.num_sinks}"
         raise InvalidRequestError(
             f"the request may need {num_needed} KV blocks of {block_size} tokens (prompt {num_prompt_tokens}, "
-            f"max_tokens {params.max_tokens}, max_model_len {config.max_model_len}, n {params.n}), and the pool has "
-            f"{num_blocks}; lower max_tokens or n, shorten the prompt, or raise num_kv_blocks."
+            f"max_tokens {params.max_tokens}, max_model_len {config.max_model_len}, n {params.n}{seen}), and the pool "
+            f"has {num_blocks}; lower max_tokens or n, shorten the prompt, or raise num_kv_blocks."
         )
 
 
-def num_blocks_at_most(num_prompt_tokens: int, max_tokens: int, n: int, max_model_len: int, block_size: int) -> int:
+def num_blocks_at_most(
+    num_prompt_tokens: int,
+    max_tokens: int,
+    n: int,
+    max_model_len: int,
+    block_size: int,
+    window: SlidingWindow | None = None,
+) -> int:
     """Blocks that n completions hold together when each is as long as it may get.
 
     The last token is sampled but never written, and full prompt blocks are shared. Worked example, block size 4,
     prompt 6, max_tokens 5, n 2: 6 + 5 - 1 = 10 slots are 3 blocks, the first is shared: 1 + 2 * 2 = 5.
+
+    With a window, a completion has at most `SlidingWindow.max_blocks`, if its prompt is computed in chunks as small as
+    it takes; of what is shared, only sinks stay.
     """
     num_slots = min(num_prompt_tokens + max_tokens, max_model_len) - 1
     num_blocks = -(-num_slots // block_size)
     if num_slots == num_prompt_tokens:
-        return num_blocks  # one token each: nothing is written after the fork
+        n = 1  # one token each: nothing is written after the fork
     num_shared = num_prompt_tokens // block_size
-    return num_shared + n * (num_blocks - num_shared)
+    most = num_shared + n * (num_blocks - num_shared)
+    if window is None or num_blocks <= window.max_blocks(block_size):
+        return most
+    num_shared = min(num_shared, -(-window.num_sinks // block_size))
+    return min(most, num_shared + n * (window.max_blocks(block_size) - num_shared))

@@ -2,6 +2,7 @@
 
 import bisect
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import final
@@ -11,6 +12,7 @@ from sortedcontainers import SortedKeyList
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
+from twophase.cache.window import FREED
 from twophase.core.errors import TwophaseError
 from twophase.core.plan import BlockSwap
 from twophase.scheduling.sequence import Sequence, SequenceStatus
@@ -33,6 +35,12 @@ def blamed_on(sequence: Sequence) -> Iterator[None]:
         yield
     except Exception as error:
         raise SequenceFault(sequence.seq_id, error) from error
+
+
+def block_swaps(block_ids: Seq[int], host_blocks: Seq[int]) -> Iterator[BlockSwap]:
+    """The moves between a table's blocks and those in host memory, where neither was freed."""
+    pairs = zip(block_ids, host_blocks)  # noqa: B905  a table may have more
+    return (BlockSwap(*pair) for pair in pairs if FREED not in pair)
 
 
 @final
@@ -88,18 +96,21 @@ class Roster:
         return self._swap_out(victim, block_ids, num_computed) if swap and not victim.host_blocks else ()
 
     def _swap_out(self, victim: Sequence, block_ids: list[int], num_computed: int) -> tuple[BlockSwap, ...]:
-        num_blocks = -(-num_computed // self.cache.block_size)
-        if self.swap_pool is None or not 0 < num_blocks <= self.swap_pool.num_free:
+        block_ids = block_ids[: -(-num_computed // self.cache.block_size)]
+        num_live = len(block_ids) - block_ids.count(FREED)
+        if self.swap_pool is None or not 0 < num_live <= self.swap_pool.num_free:
             return ()
-        victim.host_blocks = tuple(self.swap_pool.allocate(num_blocks))
+        free = iter(self.swap_pool.allocate(num_live))
+        victim.host_blocks = tuple(FREED if block_id == FREED else next(free) for block_id in block_ids)
         victim.num_swapped_tokens = num_computed
-        return tuple(map(BlockSwap, block_ids, victim.host_blocks))  # zip: as far as the shorter goes
+        return tuple(block_swaps(block_ids, victim.host_blocks))
 
     def drop_host_blocks(self, sequence: Sequence) -> None:
         """What it had in host memory has come back, or is not to be trusted."""
         for block in sequence.host_blocks:
             assert self.swap_pool is not None
-            self.swap_pool.release(block, is_cached=False)
+            if block != FREED:
+                self.swap_pool.release(block, is_cached=False)
         sequence.host_blocks, sequence.num_swapped_tokens = (), 0
 
     def leave(self, sequence: Sequence) -> None:

@@ -91,7 +91,7 @@ class Scheduler:
 
         Raises InvalidRequestError, with the numbers, if it could never be served as asked.
         """
-        check_request(request, self.config, self.cache.num_blocks, self.cache.block_size)
+        check_request(request, self.config, self.cache.num_blocks, self.cache.block_size, self.cache.window)
         if request.request_id in self._seq_ids_of:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by an unfinished request.")
         sequence = Sequence.of_request(self._next_seq_id, request, self.config.max_model_len)

@@ -50,7 +50,8 @@ class Sequence:
         table: Its pages while running, else None.
         num_cached_tokens: Prompt tokens whose K and V came from the prefix cache at the first admission.
         num_preemptions: Times it lost its blocks.
-        host_blocks: Blocks of host memory that hold its first `num_swapped_tokens` tokens while it is swapped out.
+        host_blocks: Blocks of host memory that hold its first `num_swapped_tokens` tokens while it is swapped out;
+            FREED where they left its window.
     """
 
     seq_id: int

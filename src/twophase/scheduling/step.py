@@ -8,7 +8,7 @@ from twophase.cache.block_table import BlockTable
 from twophase.core.errors import OutOfBlocksError, PolicyError
 from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk, StepPlan
 from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.roster import Roster, SequenceFault, blamed_on
+from twophase.scheduling.roster import Roster, SequenceFault, blamed_on, block_swaps
 from twophase.scheduling.sequence import Sequence
 
 
@@ -20,6 +20,12 @@ class StepBuilder:
       leaves a free block for each sequence that may still grow (see `_room_for`), so that nobody is preempted
       right after someone was let in.
     - When a decode finds no block, the running sequence of worst rank that is not planned yet loses its blocks.
+    - With a sliding window a prefill takes its blocks chunk by chunk, for it frees some as it goes. What it may still
+      need for the smallest chunks (`CacheManager.num_blocks_to_come`) is *promised* to it: neither an admission nor a
+      decode takes it. Promised blocks are as good as taken, so a prefill, once begun, still needs no more, and what
+      keeps the rest from waiting in a ring holds as it did: there are at least as many free blocks as promised ones,
+      and the sequence of best rank always goes on, at worst with all the others preempted. A chunk is larger than its
+      promise if blocks are free that nobody was promised and no admission would have to leave.
 
     Attributes:
         uncopied: Sequences that this step gives block copies to do: if the step is dropped, what they hold is unknown.
@@ -41,6 +47,7 @@ class StepBuilder:
         self._budget = config.max_num_batched_tokens
         self._num_seats_taken = sum(running.num_completions for running in roster.running)
         self._num_reserved: int | None = None  # counted when somebody wants to come in
+        self._num_promised: int | None = 0 if self._cache.window is None else None  # counted when asked for
         self._decodes: list[ScheduledChunk] = []
         self._prefills: list[ScheduledChunk] = []
         self._planned: set[int] = set()
@@ -92,6 +99,8 @@ class StepBuilder:
         token_ids = sequence.token_ids
         while True:
             try:
+                if self._num_promised != 0:
+                    self._require_unpromised(table, len(token_ids))
                 new_copies = self._cache.grow(table, len(token_ids))
                 break
             except OutOfBlocksError:
@@ -127,6 +136,7 @@ class StepBuilder:
             return 0
         with blamed_on(sequence):
             table = self._open(sequence, whole)
+        self._recount_promises()
         if table is None:
             self._roster.refused_head = sequence
             return 0
@@ -165,6 +175,7 @@ class StepBuilder:
         self._preempted.add(victim.seq_id)
         self._num_seats_taken -= victim.num_completions
         self._num_reserved = None
+        self._recount_promises()
 
     def _plan_chunk(self, sequence: Sequence, table: BlockTable, max_tokens: int | None) -> int:
         """The next chunk of a prefill; returns its tokens."""
@@ -172,6 +183,9 @@ class StepBuilder:
         num_tokens = min(sequence.num_uncomputed_tokens, self._budget)
         if max_tokens is not None:
             num_tokens = max(0, min(num_tokens, max_tokens))
+        if self._cache.window is not None and num_tokens:
+            with blamed_on(sequence):
+                num_tokens = self._grow_for_chunk(sequence, table, num_tokens)
         if num_tokens:
             is_last = num_tokens == sequence.num_uncomputed_tokens
             token_ids = sequence.token_ids[start : start + num_tokens]
@@ -188,11 +202,16 @@ class StepBuilder:
         is_first_time = sequence.num_preemptions == 0
         table = self._cache.open(sequence.token_ids, sequence.request.cache_salt, count_in_stats=is_first_time)
         try:
+            if self._cache.window is not None:
+                table = self._without_short_hit(sequence, table)
+                self._recount_promises()  # others' blocks that were hit do not come back to them
             fits = self._fits(sequence, table, whole)
-            if fits:
-                self._cache.grow(table, len(sequence.token_ids))  # copies nothing: what was hit are full blocks
-            else:
+            if not fits:
                 self._cache.close(table)
+            elif self._cache.window is None:
+                self._cache.grow(table, len(sequence.token_ids))  # copies nothing: what was hit are full blocks
+            elif sequence.num_swapped_tokens > table.num_tokens:
+                self._cache.restore(table, sequence.num_swapped_tokens)
         except BaseException:
             self._cache.close(table)
             raise
@@ -204,24 +223,28 @@ class StepBuilder:
     def _fits(self, sequence: Sequence, table: BlockTable, whole: bool) -> bool:
         """Whether the free blocks and, when a prefill must be done in one step, the budget are enough."""
         num_tokens = len(sequence.token_ids)
-        # In chunks, as configured; so is a preempted sequence that outgrew the budget, or it could never go on.
-        is_too_long = num_tokens > self._config.max_num_batched_tokens
+        # In chunks, as configured; so is one that outgrew the budget or, with a window, the pool: it could never go on.
+        is_too_long = num_tokens > min(self._config.max_num_batched_tokens, self._num_slots)
         may_split = is_too_long or (self._config.enable_chunked_prefill and not whole)
         num_uncomputed = num_tokens - max(table.num_cached_tokens, sequence.num_swapped_tokens)
         if num_uncomputed > self._budget and not may_split:
             return False
-        num_needed = self._cache.num_blocks_needed(table, num_tokens)
-        return num_needed + self._room_for(sequence) <= self._cache.num_free_blocks
+        if self._cache.window is None or not may_split:
+            num_needed = self._cache.num_blocks_needed(table, num_tokens)
+        else:
+            num_needed = self._cache.num_blocks_to_come(table, num_tokens)
+        return num_needed + self._room_for(sequence) <= self._cache.num_free_blocks - self._num_promised_now()
 
     def _room_for(self, sequence: Sequence) -> int:
         """Blocks a newcomer must leave free: one for each sequence that may outgrow its last block, so that none is
         preempted within the next block_size steps, and the watermark. Alone, it need not leave any: the door saw to it
         that the pool is large enough for one."""
-        if not self._roster.running:
+        is_running = sequence.table is not None
+        if len(self._roster.running) == is_running:
             return 0
         num_kept = math.ceil(self._config.watermark * self._cache.num_blocks)
         if self._config.reserve_growth:
-            num_kept += self._num_growing_now() + self._num_growing(sequence)
+            num_kept += self._num_growing_now() + (0 if is_running else self._num_growing(sequence))
         return num_kept
 
     def _num_growing_now(self) -> int:
@@ -240,10 +263,61 @@ class StepBuilder:
         """Bring back what the prefix cache did not find. The host's blocks stay taken until the step is confirmed."""
         num_hit = len(table.block_ids[: table.num_cached_tokens // self._cache.block_size])
         if len(sequence.host_blocks) > num_hit:
-            self._swaps_in += map(BlockSwap, table.block_ids[num_hit:], sequence.host_blocks[num_hit:])
+            self._swaps_in += block_swaps(table.block_ids[num_hit:], sequence.host_blocks[num_hit:])
             sequence.num_computed_tokens = sequence.num_swapped_tokens
         if sequence.host_blocks:
             self.swapped_in.append(sequence)
+
+    # -- with a sliding window
+
+    @property
+    def _num_slots(self) -> int | float:
+        """Of the pool, if a sequence may be longer than that."""
+        return math.inf if self._cache.window is None else self._cache.num_blocks * self._cache.block_size
+
+    def _without_short_hit(self, sequence: Sequence, table: BlockTable) -> BlockTable:
+        """What comes back from host memory comes back whole, into an empty table: beside the blocks of a hit that ends
+        before it, those that it sees might not fit into the pool."""
+        if table.num_tokens >= sequence.num_swapped_tokens:
+            return table
+        self._cache.close(table)
+        return self._cache.open((), sequence.request.cache_salt, count_in_stats=False)
+
+    def _recount_promises(self) -> None:
+        if self._cache.window is not None:
+            self._num_promised = None
+
+    def _num_promised_now(self) -> int:
+        """Blocks that the running prefills may still need."""
+        if self._num_promised is None:
+            prefills = [sequence for sequence in self._roster.running if not sequence.is_decoding]
+            self._num_promised = sum(map(self._num_promised_to, prefills))
+        return self._num_promised
+
+    def _num_promised_to(self, sequence: Sequence) -> int:
+        assert sequence.table is not None
+        num_tokens = max(len(sequence.token_ids), sequence.table.num_tokens)
+        return self._cache.num_blocks_to_come(sequence.table, num_tokens)
+
+    def _require_unpromised(self, table: BlockTable, num_tokens: int) -> None:
+        """Raises OutOfBlocksError if a decode would take a block that is promised to a prefill."""
+        num_left = self._cache.num_free_blocks - self._num_promised_now()
+        if self._cache.num_blocks_needed(table, num_tokens) > num_left:
+            raise OutOfBlocksError(f"All but {num_left} free blocks are promised to running prefills.")
+
+    def _grow_for_chunk(self, sequence: Sequence, table: BlockTable, num_tokens: int) -> int:
+        """Blocks for the next chunk of a prefill; returns how many of `num_tokens` they hold."""
+        start = sequence.num_computed_tokens
+        num_own = self._num_promised_to(sequence)
+        num_of_others = self._num_promised_now() - (0 if sequence.is_decoding else num_own)
+        num_blocks = max(num_own, self._cache.num_free_blocks - num_of_others - self._room_for(sequence))
+        end = min(start + num_tokens, self._cache.num_tokens_within(table, num_blocks))
+        new_copies = self._cache.grow(table, max(end, table.num_tokens))
+        if new_copies:
+            self._copies += new_copies
+            self.uncopied.append(sequence)
+        self._recount_promises()
+        return end - start
 
     # -- the outcome
 
