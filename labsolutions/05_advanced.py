@@ -8,7 +8,7 @@ import torch
 
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.workbook import ____, check, hint, measured, reference, reveal, use
-from twophase.workbook.lab05 import guided_answers, guided_model, guided_pictures
+from twophase.workbook.lab05 import guided_answers, guided_model, guided_pictures, window_engine, window_pictures
 from twophase.workbook.lab05.guided_machine import CITY_RECORD, PRICE
 
 torch.set_num_threads(1)
@@ -102,11 +102,12 @@ for so_far in (
 ):
     mask = mask_at(CITY_RECORD, read_on(CITY_RECORD, 0, so_far), texts, end_id)
     some = [texts[i] for i in mask.nonzero().flatten().tolist()]
-    print(f"{so_far or '(start)':37} {len(some):>6,} tokens: {'  '.join(map(repr, some[-4:]))}")
+    print(f"{so_far or '(start)':37} {len(some):>6,} tokens: {'  '.join(map(repr, sorted(some, key=str.isalpha)[:4]))}")
 
 # %% [markdown]
-# Inside the city's name nearly half of the vocabulary may come; at its end the quotation mark joins; where the form
-# prescribes a text, a handful of ways to cut it are left. At the very end only the token without text remains: to stop.
+# Inside the city's name nearly a third of the vocabulary may come, and after its first letter the quotation mark as
+# well, alone or with the comma. Where the form prescribes a text, a handful of ways to cut it are left. At the very end
+# only the token without text remains: to stop.
 
 # %% [markdown]
 # <!-- card 5.11 -->
@@ -211,11 +212,10 @@ for output in guided.outputs[:4]:
 # something.
 
 # %%
-sentence = "Question: Is the colour of Tuesday heavier than the number seven?\nAnswer:"
-yes_or_no = SamplingParams(temperature=0, max_tokens=8, structured_outputs=StructuredOutputs(choice=[" yes", " no"]))
-plain = SamplingParams(temperature=0, max_tokens=24, stop="\n")
-for name, params in {"free": plain, "guided": yes_or_no}.items():
-    output = guided_answers.engine().generate(sentence, params, use_tqdm=False)[0].outputs[0]
+nonsense = {"role": "user", "content": "Is the colour of Tuesday heavier than the number seven?"}
+yes_or_no = SamplingParams(temperature=0, max_tokens=8, structured_outputs=StructuredOutputs(choice=["Yes", "No"]))
+for name, params in {"free": SamplingParams(temperature=0, max_tokens=30), "guided": yes_or_no}.items():
+    output = guided_answers.engine().chat([nonsense], params, use_tqdm=False)[0].outputs[0]
     print(f"{name:7} {output.text.strip()!r} ({output.finish_reason})")
 
 # %% [markdown]
@@ -223,3 +223,180 @@ for name, params in {"free": plain, "guided": yes_or_no}.items():
 # form begins; a mask that asks for the result first forbids the reasoning that would have led to it.
 #
 # **Play.** Raise the temperature: `guided_answers.ask(guided=True, temperature=2.0)`. What stays, and what goes?
+
+# %% [markdown]
+# ## 4. Sliding windows and attention sinks
+#
+# *Needs: CPU, and the model.*
+#
+# A conversation that goes on all day, a log that is read as it grows: the K and V of a sequence grow with it, and in
+# the end one sequence fills the pool. Most of what an old token had to say has long found its way into newer ones. So
+# let a query see only a **window** of the last W keys, and give back the pages that nobody sees any more. Memory is
+# bounded then, and so is the time of a step, however long the text becomes.
+#
+# Mistral 7B was trained this way (arXiv:2310.06825). What is a window back in one layer was computed from a window
+# further back in the layer below, so something of the older text can reach the present through the layers. SmolLM2
+# was *not* trained with a window. We put one on it all the same, and see.
+
+# %% [markdown]
+# **Think first.** Positions count from 0, a window of W includes the query's own position, and blocks have 4 slots.
+# Window 6, and 13 tokens are there. Which keys does the *next* token see? Which blocks can be given back?
+
+# %%
+window_pictures.draw_sequence((5, 10, 13), block_size=4, window=6, num_sinks=2)
+plt.show()
+
+# %% [markdown]
+# Two of the tokens are coloured differently: **sinks**, the first tokens of the text, that stay visible for ever. They
+# look useless; in a moment you will see what they are for.
+
+# %% [markdown]
+# <!-- card 5.13 -->
+# `num_tokens` are computed; their K and V are in blocks 0, 1, 2 ... of `block_size` slots. Return the list of the
+# blocks that must be kept: those in which the next token, or any later one, sees a key, be it in the window or a sink.
+# The block into which the next token is written is one of them, if it exists already.
+#
+# ```python
+# >>> kept_blocks(13, block_size=4, window=6, num_sinks=2)
+# [0, 2, 3]
+# ```
+
+
+# %% tags=["exercise:5.13"]
+def kept_blocks(num_tokens, block_size, window, num_sinks):
+    num_blocks = -(-num_tokens // block_size)  # rounded up
+    num_sink_blocks = -(-num_sinks // block_size)  # SOLUTION: blocks that hold a sink
+    first_seen = max(0, num_tokens + 1 - window)  # SOLUTION: the first position in the next token's window
+    first_block = first_seen // block_size  # SOLUTION: the block it is in
+    kept = []
+    for i in range(num_blocks):
+        if i < num_sink_blocks or i >= first_block:  # SOLUTION: is block i kept?
+            kept.append(i)
+    return kept
+
+
+# %%
+check("5.13")
+
+# %%
+# NBVAL_CHECK_OUTPUT
+kept = use("5.13")
+for num_tokens in (100, 500, 2_000, 8_000, 100_000):
+    held = kept(num_tokens, block_size=16, window=256, num_sinks=4)
+    print(f"{num_tokens:>7,} tokens: {len(held)} pages of {-(-num_tokens // 16):,} are held, first {held[:3]}")
+
+# %% [markdown]
+# <!-- card 5.14 -->
+# The mask that goes with it: True where a query sees a key. `queries` and `keys` are tensors of *positions* that
+# broadcast, such as `[L, 1]` and `[S]`. Positions, not rows and columns: the cache has gaps now.
+#
+# ```python
+# >>> visible(torch.tensor([[13]]), torch.tensor([0, 1, 8, 9, 13, 14]), window=6, num_sinks=2).tolist()
+# [[True, True, True, True, True, False]]
+# ```
+
+
+# %% tags=["exercise:5.14"]
+def visible(queries, keys, window, num_sinks):
+    is_past = keys <= queries  # SOLUTION: not after the query
+    in_window = keys > queries - window  # SOLUTION: not before its window
+    is_sink = keys < num_sinks  # SOLUTION: one of the text's first tokens
+    return is_past & (in_window | is_sink)  # SOLUTION: all together
+
+
+# %%
+check("5.14")
+
+# %%
+sees = use("5.14")
+settings = {"full": (24, 0), "window of 8": (8, 0), "window of 8 and 2 sinks": (8, 2)}
+window_pictures.draw_masks(sees, 24, settings)
+plt.show()
+
+# %% [markdown]
+# **Into the engine.** Below, the attention of the real engine uses your `visible`, and its cache manager gives back
+# what your `kept_blocks` leaves out. The pool has 22 pages, for a window of 256 and a text of 2,048 tokens, which are
+# 128 pages; pages that are given back are overwritten soon. So if a query looked at one of them, it would read the
+# wrong text, and surprises would not be what the engine's own window gives.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+text = window_engine.text_ids(400)
+mine = window_engine.read(window_engine.windowed_engine(sees, kept, 64, 4, pool=11), text)
+own = window_engine.read(window_engine.engine(sliding_window=64, num_attention_sinks=4), text)
+print(f"{len(text)} tokens, {-(-len(text) // 16)} pages; at most {max(mine.pages)} held")
+print(f"as LLM(sliding_window=64, num_attention_sinks=4): {torch.allclose(mine.losses, own.losses, atol=1e-3)}")
+
+# %% [markdown]
+# **Where attention goes.** Before you guess what the window costs, look at what the model does when it sees everything.
+# For each head of each layer: how much of its attention goes to the very first token of the text? It is the word "The".
+
+# %%
+window_pictures.draw_share_of_first(window_engine.share_of_first_key())
+plt.show()
+
+# %% [markdown]
+# It has nothing to say, and gets a great part of all attention. The softmax makes weights that sum to 1; a head that
+# finds nothing of interest must put its weight *somewhere*, and the first token is the only one that every query has
+# seen in training. It serves as a **sink**, with a V that changes little (StreamingLLM, arXiv:2309.17453). With
+# a window and no sinks, that place is taken away. The weight must go to tokens that do mean something.
+
+# %% [markdown]
+# <!-- card 5.15 -->
+# **Think first.** A text of 2,048 tokens that the model has never seen. With a window of 256 and no sinks: by which
+# factor is the *perplexity* of the tokens after the 256th larger than when everything is seen? 1 is no loss. Within a
+# factor of 1.4 counts as close.
+
+# %% tags=["exercise:5.15"]
+guess_5_15 = 1.8  # SOLUTION: times
+
+# %%
+check("5.15")
+
+# %%
+text = window_engine.text_ids()
+pool = window_engine.SMALL_POOL
+readings = {
+    "everything": window_engine.read(window_engine.engine(), text),
+    "window of 256": window_engine.read(window_engine.windowed_engine(sees, kept, 256, 0, pool), text),
+    "... and 4 sinks": window_engine.read(window_engine.windowed_engine(sees, kept, 256, 4, pool), text),
+}
+for name, reading in readings.items():
+    print(f"{name:16} at most {max(reading.pages):>3} pages, perplexity {reading.perplexity(256):.1f}")
+measured("5.15", readings["window of 256"].perplexity(256) / readings["everything"].perplexity(256))
+
+# %%
+window_pictures.draw_readings(readings, window=256)
+plt.show()
+
+# %% [markdown]
+# **Read the result.** The damage is done the moment the first token leaves the window, and four keys of 256 undo nearly
+# all of it. What is left between the two lower curves is the price of the window proper: older text that would have
+# helped. (In larger models the collapse is more violent: StreamingLLM reports a perplexity of 5 that becomes 5,158 for
+# Llama-2-13B.)
+#
+# One more thing keeps a windowed engine from running for ever: positions. Our keys are rotated once, by their place in
+# the text, and SmolLM2 knows 8,192 places. StreamingLLM numbers the keys by their place *in the cache* instead, anew in
+# every step, and goes on without end.
+
+# %% [markdown]
+# **What is forgotten.** Perplexity is a mean over easy words. So ask for something that stands in one place only: a
+# number is told, other text follows, and then the model is to repeat the number. How surprised is it by the right one?
+
+# %%
+distances = (60, 140, 220, 300, 420)
+tellers = {
+    "everything": window_engine.engine(),
+    "window of 256 and 4 sinks": window_engine.windowed_engine(sees, kept, 256, 4, pool),
+}
+bits = {name: [window_engine.surprise_at_fact(llm, far) for far in distances] for name, llm in tellers.items()}
+window_pictures.draw_memory(distances, bits, window=256, guess_bits=5 * math.log2(10))
+plt.show()
+
+# %% [markdown]
+# **Read the result.** Within the window it is as good as ever; a step beyond, the number is gone, and the model is more
+# surprised than somebody who merely knew that five digits come. So a window is right for text whose past matters less
+# and less, and wrong for retrieval, for long documents with questions at the end, for code that was defined far above.
+# No mean over a text shows you that.
+#
+# **Play.** How many sinks does it need? Try 1. And put the fact among the sinks: `num_sinks=32`.

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from twophase.model.prepare import DEFAULT_MODEL, resolve_model
+from twophase.model.tokenizer import Tokenizer
 from twophase.workbook.kit.models import smollm2
 
 EXAMPLE = 'City: Oslo\nRecord: {"city": "Oslo", "inhabitants": 700000}\n\n'
@@ -20,8 +22,8 @@ def record_prompt(city: str) -> str:
 @cache
 def token_texts() -> tuple[str, ...]:
     """The text of every token, '' for special ones. Half a character comes out as U+FFFD, which no machine reads."""
-    _, tokenizer = smollm2()
-    return tuple(tokenizer.batch_decode([[i] for i in range(len(tokenizer))], skip_special_tokens=True))
+    tokenizer = Tokenizer.from_folder(resolve_model(DEFAULT_MODEL))
+    return tuple(tokenizer.decode([token_id]) for token_id in range(tokenizer.vocab_size))
 
 
 def end_id() -> int:
