@@ -321,7 +321,7 @@ plt.show()
 
 # %%
 # NBVAL_CHECK_OUTPUT
-text = window_engine.text_ids(400)
+text = window_engine.text_ids(256)
 mine = window_engine.read(window_engine.windowed_engine(sees, kept, 64, 4, pool=11), text)
 own = window_engine.read(window_engine.engine(sliding_window=64, num_attention_sinks=4), text)
 print(f"{len(text)} tokens, {-(-len(text) // 16)} pages; at most {max(mine.pages)} held")
@@ -384,7 +384,7 @@ plt.show()
 # number is told, other text follows, and then the model is to repeat the number. How surprised is it by the right one?
 
 # %%
-distances = (60, 140, 220, 300, 420)
+distances = (80, 200, 300, 400)
 tellers = {
     "everything": window_engine.engine(),
     "window of 256 and 4 sinks": window_engine.windowed_engine(sees, kept, 256, 4, pool),

@@ -17,6 +17,8 @@ from twophase.attention.torch_backend import TorchBackend
 from twophase.bench.perplexity import prose, step_logits, token_losses
 from twophase.cache.manager import CacheManager
 from twophase.cache.window import SlidingWindow
+from twophase.model.prepare import DEFAULT_MODEL, resolve_model
+from twophase.model.tokenizer import Tokenizer
 
 BLOCK_SIZE = 16
 CHUNK = 64  # tokens of the text that a step reads
@@ -95,9 +97,7 @@ def windowed_engine(visible: Visible, kept_blocks: KeptBlocks, window: int, num_
 @cache
 def text_ids(num_tokens: int = NUM_TOKENS) -> tuple[int, ...]:
     """The beginning of a text that was written for measurements and is in no training set."""
-    tokenizer = engine().tokenizer
-    assert tokenizer is not None
-    return tuple(tokenizer.encode(prose())[:num_tokens])
+    return tuple(Tokenizer.from_folder(resolve_model(DEFAULT_MODEL)).encode(prose())[:num_tokens])
 
 
 def read(llm: LLM, token_ids: Sequence[int]) -> Reading:
@@ -113,11 +113,7 @@ def read(llm: LLM, token_ids: Sequence[int]) -> Reading:
     return Reading(torch.cat(losses), tuple(pages), tuple(num_read[1:]), llm.scheduler.cache.num_blocks)
 
 
-FACT, QUESTION, ANSWER = (
-    "The secret number of the lighthouse is 73914.",
-    "The secret number of the lighthouse is",
-    " 73914",
-)
+TOLD, ANSWER = "The secret number of the lighthouse is", " 73914"
 
 
 def surprise_at_fact(llm: LLM, distance: int) -> float:
