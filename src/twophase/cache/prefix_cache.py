@@ -128,8 +128,7 @@ class PrefixCache:
             del prefix.block_ids[block_id]
 
     def clear(self) -> None:
-        self._by_digest.clear()
-        self._of_block.clear()
+        self._of_block.clear()  # nobody else refers to a prefix when no table is open
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless both maps agree and every prefix's parent is findable."""

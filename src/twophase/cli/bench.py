@@ -1,4 +1,4 @@
-"""`twophase bench engine | kernels | scheduling | serve`: results to stdout, progress to stderr."""
+"""`twophase bench engine | kernels | quality | scheduling | serve`: results to stdout, progress to stderr."""
 
 import argparse
 import json
@@ -22,7 +22,13 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         TwophaseError: An option, the model or the machine cannot be used; says why.
     """
-    subjects = {"engine": _engine, "kernels": _kernels, "scheduling": _scheduling, "serve": _serve}
+    subjects = {
+        "engine": _engine,
+        "kernels": _kernels,
+        "quality": _quality,
+        "scheduling": _scheduling,
+        "serve": _serve,
+    }
     return subjects[args.subject](args)
 
 
@@ -68,6 +74,23 @@ def _kernels(args: argparse.Namespace) -> int:
 def _check_plot(file: str | None) -> None:
     if file is not None and Path(file).suffix.lower() not in PLOT_FORMATS:
         raise ConfigError(f"--plot must end in {', '.join(PLOT_FORMATS)}, got {file!r}.")
+
+
+def _quality(args: argparse.Namespace) -> int:
+    from twophase.bench.quality import Bounds, bench_quality, open_model, to_json
+
+    bounds = Bounds(
+        perplexity_ratio=args.max_perplexity_ratio,
+        mean_kl=args.max_kl,
+        top1_agreement=args.min_top1_agreement,
+        needles_lost=args.max_needles_lost,
+        objects_lost=args.max_objects_lost,
+        equal_fields=args.min_equal_fields,
+    )
+    opener = open_model(args.model, device=args.device, dtype=args.dtype, backend=args.backend)
+    report = bench_quality(opener, args.kv_cache_dtype, bounds, num_tokens=args.tokens, say=_say)
+    print(to_json(report) if args.json else report.to_text())
+    return 0 if report.passed else 1
 
 
 def _scheduling(args: argparse.Namespace) -> int:

@@ -143,10 +143,72 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
     scheduling = subjects.add_parser("scheduling", help="schedule() and block bookkeeping for 256 running requests")
     for parser in (engine, kernels, scheduling):
         parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
+    quality = subjects.add_parser(
+        "quality",
+        help="a gate: what a quantised K/V cache costs in quality; exit status 1 when it fails",
+        description="Judges quantised K/V caches against the unquantised one of the same model: perplexity, KL "
+        "divergence and top token on prose, facts found in a long text, JSON answers. Exit status 1: a bound is broken.",
+    )
+    _add_quality_options(quality)
     serve = subjects.add_parser("serve", help="open-loop load: requests come by the clock, however busy the engine is")
     _add_serve_options(serve)
-    for parser in (engine, kernels, scheduling, serve):
+    for parser in (engine, kernels, quality, scheduling, serve):
         parser.add_argument("--json", action="store_true", help="machine-readable results")
+
+
+def _add_quality_options(quality: argparse.ArgumentParser) -> None:
+    _add_model_options(quality)
+    quality.add_argument(
+        "--kv-cache-dtype",
+        nargs="+",
+        default=["int8", "fp8_e4m3"],
+        metavar="FORMAT",
+        help="what to judge: int8, fp8_e4m3, bfloat16 ... (default: int8 fp8_e4m3)",
+    )
+    quality.add_argument("--tokens", type=int, metavar="N", help="tokens of prose (default: all, about 2,500)")
+    bounds = quality.add_argument_group("bounds; means count with their 95 %% confidence limit")
+    bounds.add_argument(
+        "--max-perplexity-ratio",
+        type=float,
+        default=1.02,
+        metavar="R",
+        help="after over before (default 1.02: the 0.1 on 5.68 that papers on cache quantisation call no loss)",
+    )
+    bounds.add_argument(
+        "--max-kl",
+        type=float,
+        default=0.02,
+        metavar="NATS",
+        help="mean KL divergence (default 0.02: 9 of 10 sampled tokens stay the same, by Pinsker's inequality)",
+    )
+    bounds.add_argument(
+        "--min-top1-agreement",
+        type=float,
+        default=0.95,
+        metavar="SHARE",
+        help="positions with the same most likely token (default 0.95: a greedy output may turn once in 20 tokens)",
+    )
+    bounds.add_argument(
+        "--max-needles-lost",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of 16 facts, those found before and not after (default 1: what a bfloat16 cache loses to a tie)",
+    )
+    bounds.add_argument(
+        "--max-objects-lost",
+        type=int,
+        default=0,
+        metavar="N",
+        help="JSON answers valid before and not after, guided and free each (default 0: syntax is never a close call)",
+    )
+    bounds.add_argument(
+        "--min-equal-fields",
+        type=float,
+        default=0.9,
+        metavar="SHARE",
+        help="fields of the guided answers as before (default 0.9: a small model is undecided about some)",
+    )
 
 
 def _add_serve_options(serve: argparse.ArgumentParser) -> None:

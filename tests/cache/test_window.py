@@ -1,0 +1,214 @@
+"""Sliding windows in the cache: which blocks stay, which go, and what a hit then takes. Run on mutants as well."""
+
+import pytest
+
+from tests.cache.histories import NewCache
+from tests.cache.plain import plain_manager_class
+from tests.cache.shadow import is_visible, snapshot
+from tests.cache.test_invariants import computed
+from twophase.cache.block_table import BlockTable
+from twophase.cache.manager import CacheManager
+from twophase.cache.window import FREED, SlidingWindow, kept_blocks
+from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
+
+
+@pytest.fixture(params=["typed", "plain"])
+def new_cache(request) -> NewCache:
+    return CacheManager if request.param == "typed" else plain_manager_class()
+
+
+def check_arithmetic(window_class: type[SlidingWindow]) -> None:
+    """Against the definition of what a query sees, position by position."""
+    for width, num_sinks, size in [(w, s, b) for w in (1, 2, 3, 4, 5, 9) for s in (0, 1, 4, 5) for b in (1, 2, 4)]:
+        window, most = window_class(width, num_sinks), 0
+        for n in range(40):
+            freed = window.freed_blocks(n, size)
+            for index in range(-(-n // size)):
+                positions = range(index * size, (index + 1) * size)  # those from n on are still to be written
+                is_seen = any(is_visible(p, max(p, n), window) for p in positions)
+                assert (index in freed) != is_seen, f"{window}, {n} tokens in blocks of {size}: block {index}"
+            if freed:
+                assert (
+                    window.num_tokens_to_free(freed.stop - 1, size) <= n < window.num_tokens_to_free(freed.stop, size)
+                )
+            most = max(most, -(-(n + 1) // size) - len(freed))  # while token n is computed
+        assert most == window.max_blocks(size), f"{window} in blocks of {size} held {most}"
+
+
+def test_what_is_kept_is_what_is_seen():
+    check_arithmetic(SlidingWindow)
+    assert SlidingWindow(6, 2).freed_blocks(13, 4) == range(1, 2), "the docstring's example"
+    assert kept_blocks(13, 4, window=6, num_sinks=2) == [0, 2, 3]
+    assert kept_blocks(5, 4, window=6) == [0, 1]
+
+
+@pytest.mark.parametrize(("args", "message"), [((0,), "at least 1 key"), ((-3, 1), "at least 1"), ((4, -1), "got -1")])
+def test_windows_that_cannot_be(args, message):
+    with pytest.raises(ConfigError, match=message):
+        SlidingWindow(*args)
+
+
+def decoded(cache: CacheManager, table: BlockTable, token_ids: list[int], end: int) -> list[int]:
+    """Grow token by token to `end` tokens; how many blocks were in use after each."""
+    in_use = []
+    for n in range(table.num_tokens + 1, end + 1):
+        cache.grow(table, n)
+        cache.publish(table, token_ids, n)
+        in_use.append(cache.stats().num_in_use)
+    return in_use
+
+
+def test_a_thousand_tokens_in_a_handful_of_blocks(new_cache):
+    window = SlidingWindow(10, 3)
+    cache = new_cache(window.max_blocks(4), 4, window=window)
+    token_ids = [7 * i % 13 for i in range(1000)]
+    table = cache.open(token_ids)
+    in_use = decoded(cache, table, token_ids, 1000)
+    assert max(in_use) <= window.max_blocks(4) == 5
+    assert len(table.block_ids) == 250
+    kept = [index for index, block_id in enumerate(table.block_ids) if block_id != FREED]
+    assert kept == kept_blocks(1000, 4, 10, 3) == [0, 247, 248, 249]
+    assert table.slot_of(2) == table.block_ids[0] * 4 + 2
+    with pytest.raises(IndexError, match="left the window"):
+        table.slot_of(500)
+    cache.check_integrity()
+    cache.close(table)
+    assert (cache.stats().num_in_use, cache.num_free_blocks) == (0, 5)
+
+
+def test_nothing_is_freed_before_it_was_confirmed(new_cache):
+    cache = new_cache(8, 2, window=SlidingWindow(1))
+    table = cache.open([1] * 9)
+    cache.grow(table, 9)
+    assert FREED not in table.block_ids
+    before = snapshot(cache)
+    with pytest.raises(CacheStateError):
+        cache.publish(table, [1] * 9, 10)
+    assert snapshot(cache) == before
+    cache.publish(table, [1] * 9, 4)
+    assert [block_id == FREED for block_id in table.block_ids] == [True, True, False, False, False]
+
+
+def test_without_prefix_caching_blocks_are_freed_too(new_cache):
+    cache = new_cache(3, 2, False, window=SlidingWindow(2))
+    table = cache.open([5] * 40)
+    assert max(decoded(cache, table, [5] * 40, 40)) <= 2
+    assert cache.stats().num_cached == 0
+
+
+def test_a_hit_takes_what_the_next_query_sees_and_no_more(new_cache):
+    cache = new_cache(16, 2, window=SlidingWindow(4, 1))
+    token_ids = list(range(20))
+    cache.close(computed(cache, token_ids))
+    table = cache.open([*token_ids, 99])
+    assert table.num_cached_tokens == 20
+    assert [index for index, block_id in enumerate(table.block_ids) if block_id != FREED] == [0, 8, 9]
+    assert cache.stats().num_in_use == 3
+    cache.check_integrity()
+
+
+def test_a_hit_needs_no_block_that_is_not_read(new_cache):
+    """The middle is evicted first, for it left the window first; the end and the sinks still make a hit."""
+    window, token_ids = SlidingWindow(4, 1), list(range(20))
+    cache = new_cache(10, 2, window=window)
+    cache.close(computed(cache, token_ids))
+    other = cache.open([50] * 14)
+    cache.grow(other, 14)  # takes 7 of the 10: the 7 that left the window first
+    table = cache.open([*token_ids, 99])
+    assert table.num_cached_tokens == 20
+    cache.check_integrity()
+    cache.grow(table, 21 - 1)
+    cache.close(other)
+    cache.close(table)
+
+
+def test_a_hit_that_lacks_a_sink_or_a_key_of_the_window_is_none(new_cache):
+    token_ids = list(range(20))
+    for lacking, num_cached_tokens in (((1, 2, 7), 20), ((0,), 0), ((9,), 18), ((8,), 16), ((7, 8, 9), 14)):
+        cache = new_cache(10, 2)
+        cache._prefixes.window = SlidingWindow(4, 1)
+        block_ids = list(computed(cache, token_ids).block_ids)
+        for index in lacking:
+            cache._prefixes.forget(block_ids[index])
+        hit, _ = cache._prefixes.lookup([*token_ids, 99], "", 10)
+        assert 2 * len(hit) == num_cached_tokens, f"without blocks {lacking}"
+
+
+def test_the_window_moves_on_in_a_fork_of_its_own(new_cache):
+    cache = new_cache(12, 2, window=SlidingWindow(4, 2))
+    token_ids = list(range(30))
+    first = computed(cache, token_ids[:7])
+    second = cache.fork(first)
+    cache.grow(first, 20)
+    cache.publish(first, token_ids, 20)
+    assert FREED in first.block_ids
+    shared = [block_id for block_id in second.block_ids if block_id != FREED]
+    assert second.block_ids[0] == first.block_ids[0], "sinks stay shared"
+    assert cache.stats().num_in_use == len({*shared, *first.block_ids} - {FREED})
+    cache.check_integrity()
+    third = cache.fork(first)
+    assert third.block_ids == first.block_ids
+    cache.close(first)
+    cache.grow(third, 21)
+    cache.publish(third, token_ids, 21)
+    cache.check_integrity()
+    for table in (second, third):
+        cache.close(table)
+    assert cache.num_free_blocks == 12
+
+
+def test_what_is_to_come_is_bounded_whatever_the_length(new_cache):
+    window = SlidingWindow(6, 2)
+    cache = new_cache(40, 4, window=window)
+    table = cache.open([1] * 900)
+    assert cache.num_blocks_to_come(table, 900) == window.max_blocks(4) == 4
+    assert cache.num_blocks_to_come(table, 5) == 2
+    cache.grow(table, 9)
+    assert cache.num_blocks_to_come(table, 900) == 1
+    fork = cache.fork(table)
+    assert cache.num_blocks_to_come(table, 900) == 4, "blocks that others hold too do not come back"
+    assert cache.num_tokens_within(table, 4) == 4 * (3 + 4 - 1), "one is for the copy of the shared last block"
+    cache.close(fork)
+    cache.grow(table, 40)
+    assert cache.num_blocks_to_come(table, 900) == 0, "more than needed for small chunks"
+    plain = new_cache(300, 4)
+    assert plain.num_blocks_to_come(plain.open([1] * 900), 900) == 225
+
+
+def test_only_what_is_seen_comes_back_from_elsewhere(new_cache):
+    cache = new_cache(4, 4, window=SlidingWindow(6, 2))
+    table = cache.open(())
+    assert cache.num_blocks_to_restore(900) == 3
+    cache.restore(table, 900)
+    assert [index for index, block_id in enumerate(table.block_ids) if block_id != FREED] == [0, 223, 224]
+    assert (table.num_tokens, cache.stats().num_in_use) == (900, 3)
+    cache.check_integrity()
+    other = cache.open(())
+    before = snapshot(cache)
+    with pytest.raises(OutOfBlocksError):
+        cache.restore(other, 900)
+    with pytest.raises(CacheStateError, match="empty table"):
+        cache.restore(table, 901)
+    assert snapshot(cache) == before
+    cache.publish(table, [3] * 900, 900)
+    cache.close(table)
+    assert cache.open([3] * 902).num_cached_tokens == 900, "it was published from end to end, gaps and all"
+
+
+def test_restoring_without_a_window_takes_every_block(new_cache):
+    cache = new_cache(4, 4)
+    table = cache.open(())
+    cache.restore(table, 10)
+    assert (table.num_tokens, cache.stats().num_in_use, cache.num_blocks_to_restore(10)) == (10, 3, 3)
+    cache.check_integrity()
+
+
+def test_a_reset_is_refused_while_a_table_is_open_even_if_it_holds_no_block(new_cache):
+    cache = new_cache(4, 2, window=SlidingWindow(1))
+    table = computed(cache, [1, 2, 3, 4])
+    assert cache.stats().num_in_use == 0
+    with pytest.raises(CacheStateError):
+        cache.reset_prefix_cache()
+    cache.close(table)
+    cache.reset_prefix_cache()
+    cache.check_integrity()
