@@ -159,7 +159,7 @@ ids, reason = write_guided(next_logits, CITY_RECORD, texts, end_id, 40, greedy)
 print(f"{''.join(texts[i] for i in ids)}   ({len(ids)} tokens, {reason})")
 
 # %%
-guided_pictures.draw_choices([texts[i] for i in ids], num_allowed, len(texts))
+guided_pictures.draw_choices([*(texts[i] for i in ids), "(end)"], num_allowed, len(texts))
 plt.show()
 
 # %% [markdown]
@@ -467,7 +467,7 @@ def divergences(before, after):
 check("5.16")
 
 # %% [markdown]
-# **The caches.** The real engine reads the same 384 tokens with four of them: float32, the two 8-bit formats, and one
+# **The caches.** The real engine reads the same 321 tokens with four of them: float32, the two 8-bit formats, and one
 # that is spoilt on purpose, whose rows of K and V are rounded to 7 levels, as 3 bits would.
 #
 # An int8 row has 255 evenly spaced levels up to its largest magnitude. E4M3 has 4 bits of exponent and 3 of mantissa,
@@ -517,7 +517,7 @@ for name, values in drift.items():
         print(f"{name:9} {'pass' if verdict.passed else 'FAIL'}  {verdict.name:19} {verdict.text}")
 
 # %% [markdown]
-# The 3-bit cache is caught by every line. If a line of an 8-bit format fails, look at its interval: 384 tokens, read
+# The 3-bit cache is caught by every line. If a line of an 8-bit format fails, look at its interval: 321 tokens, read
 # here to save your time, are not enough to *prove* a share of 95 %, though the share itself is above it. The command
 # `twophase bench quality` reads all of its 2,500 tokens, asks for needles and for records, and takes its time; its
 # exit status is 1 when the gate fails, so a build can depend on it.

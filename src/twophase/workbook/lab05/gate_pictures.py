@@ -21,14 +21,7 @@ def draw_divergences(divergences: Mapping[str, Float[Tensor, " n"]], bound: floa
         label = f"{name}: mean {float(values.mean()):.2g}"
         axes.plot(values.clamp(min=1e-6), marker, markersize=3, color=colour, alpha=0.7, linestyle="", label=label)
     axes.axhline(bound, color=INK, linestyle="--", linewidth=1)
-    axes.text(
-        0,
-        bound * 1.15,
-        f"what the gate allows the mean: {bound:g}",
-        va="bottom",
-        color=INK,
-        backgroundcolor="#FFFFFFB0",
-    )
+    axes.text(len(values), bound * 1.15, f"the gate's bound of the mean: {bound:g}", ha="right", va="bottom", color=INK)
     axes.set(yscale="log", xlabel="position in the text (tokens)", ylabel="KL(before || after) in nats")
     axes.set_title("Drift at each position", loc="left")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))

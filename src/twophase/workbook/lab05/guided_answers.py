@@ -12,10 +12,7 @@ from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.core.outputs import CompletionOutput
 from twophase.engine.guidance import Guidance
 
-CITIES = (
-    *("Paris", "Cairo", "Tokyo", "Rome", "Delhi", "Quito", "Berlin", "Dublin"),
-    *("Seoul", "Nairobi", "Vienna", "Hanoi", "Lisbon", "Accra", "Prague", "Bogota"),
-)
+CITIES = ("Paris", "Cairo", "Tokyo", "Rome", "Delhi", "Quito", "Berlin", "Dublin", "Seoul", "Vienna", "Hanoi", "Prague")
 SCHEMA = {
     "type": "object",
     "properties": {
