@@ -16,7 +16,7 @@ def draw_choices(written: Sequence[str], num_allowed: Sequence[int], num_tokens:
     forced = [count == 1 for count in num_allowed]
     axes.bar(
         range(len(written)),
-        num_allowed,
+        [count - 0.5 for count in num_allowed],
         bottom=0.5,
         color=[ORANGE if one else BLUE for one in forced],
         hatch=["//" if one else "" for one in forced],

@@ -26,11 +26,12 @@ def draw_sequence(lengths: Sequence[int], block_size: int, window: int, num_sink
             colour = "white" if is_next else ORANGE if is_sink else BLUE if in_window else EMPTY
             style = "--" if is_next else "-"
             axes.add_patch(Rectangle((position, row), 0.92, 0.7, facecolor=colour, edgecolor=LINE, linestyle=style))
-            axes.text(position + 0.46, row + 0.36, str(position), ha="center", va="center", fontsize=8, color=INK)
+            ink = "white" if colour == BLUE else INK
+            axes.text(position + 0.46, row + 0.36, str(position), ha="center", va="center", fontsize=9, color=ink)
         for start in range(0, length, block_size):
             width = block_size - 0.02
             axes.add_patch(Rectangle((start - 0.05, row - 0.08), width, 0.86, fill=False, edgecolor=INK, linewidth=1.4))
-    axes.set(xlim=(-0.3, max(lengths) + 2), ylim=(len(lengths), -0.3), yticks=[])
+    axes.set(xlim=(-0.3, -(-max(lengths) // block_size) * block_size + 0.3), ylim=(len(lengths), -0.3), yticks=[])
     axes.set_yticks([row + 0.35 for row in range(len(lengths))], [f"{length} tokens" for length in lengths])
     axes.set_xticks([])
     axes.set_xlabel(f"position (frames: blocks of {block_size}; dashed: the next token)")
