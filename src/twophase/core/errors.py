@@ -31,3 +31,26 @@ class PolicyError(TwophaseError):
 
 class BackendUnavailableError(TwophaseError):
     """An attention backend that cannot run on this machine; says what is missing and how to get it."""
+
+
+class LaunchError(TwophaseError):
+    """Local processes that did not all end well; names the first that failed and what each of them said last."""
+
+
+class PeerLostError(TwophaseError):
+    """Another process of the group has died, or was silent for too long. Nothing can be computed together any more.
+
+    Attributes:
+        ranks: Who is missing; several where they cannot be told apart.
+        limit_s: How long a silent peer was waited for.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], waiting_for: str, limit_s: int | float, reason: str) -> None:
+        self.ranks = ranks
+        self.limit_s = limit_s
+        who = " or ".join(f"rank {rank}" for rank in ranks)
+        super().__init__(
+            f"{who} was lost while this process waited for {waiting_for} (limit for a silent peer: {limit_s:g} s): "
+            f"{reason}. Look at what {who} printed last and whether its machine ran out of memory, then start all "
+            f"ranks again; raise the limit only if a peer may really take longer."
+        )

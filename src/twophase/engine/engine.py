@@ -16,7 +16,7 @@ from twophase.engine.isolation import isolate
 from twophase.engine.metrics import Diary, EngineStats, StepTimes, TraceChunk
 from twophase.engine.prompts import Prompt, TextCodec, check_params, compile_grammar, token_ids_of
 from twophase.engine.request_state import RequestState
-from twophase.engine.runner import ModelRunner
+from twophase.engine.runner import Runner
 from twophase.engine.sampler import SampleRow, SamplingError, sample
 from twophase.scheduling.scheduler import Scheduler, SequenceFault, SequenceUpdate
 
@@ -48,7 +48,7 @@ class Engine:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner,
         scheduler: Scheduler,
         *,
         vocab_size: int,

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from twophase.core.errors import PeerLostError
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -12,12 +14,15 @@ def isolate(compute: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]) -
 
     When `compute` raises, it is called again on each half. So f faulty items among n cost about 2 f log2(n) smaller
     calls, and items that fail only together (out of memory) succeed apart. `compute` must be safe to repeat.
-    KeyboardInterrupt and its like pass through.
+    A lost peer is no item's fault and does not come back: all items get that error at once. KeyboardInterrupt and its
+    like pass through.
     """
     if not items:
         return []
     try:
         return list(compute(items))
+    except PeerLostError as error:
+        return [error] * len(items)
     except Exception as error:
         if len(items) == 1:
             return [error]

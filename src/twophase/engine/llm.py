@@ -2,11 +2,13 @@
 
 import itertools
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from types import TracebackType
+from typing import Any, Self, final
 
 import torch
 
@@ -17,6 +19,8 @@ from twophase.cache.manager import CacheManager
 from twophase.core.errors import ConfigError, InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
+from twophase.distributed.peers import DEFAULT_STEP_TIMEOUT_S
+from twophase.distributed.tensor_parallel import Team
 from twophase.engine.engine import DEFAULT_TRACE_STEPS, Engine
 from twophase.engine.guidance import Guidance
 from twophase.engine.interrupts import Uninterrupted
@@ -80,17 +84,24 @@ class LLM:
             them in host memory.
         num_swap_blocks: Blocks of host memory for that; None: as many as the pool has.
         admission_watermark: Share of the pool that letting a request in must leave free, in [0, 1).
+        tensor_parallel_size: Processes that share the model, all started by torchrun and all running this line; only
+            rank 0 gets beyond it (see twophase.distributed.tensor_parallel). Close the LLM, or use it in a `with`
+            block, to let the other processes go.
+        peer_timeout_s: How long one of them may be silent in the middle of a step.
         cache_factory, scheduler_factory: Make the cache manager from (num_blocks, block_size, enable_prefix_caching)
             and the scheduler from (config, cache manager): the places where your own can go.
 
     Attributes:
         model_dir: The folder it came from.
+        runner: What runs the engine's steps.
         tokenizer: None with `skip_tokenizer_init`.
 
     Raises:
         ModelFolderError: The model is missing, broken or not supported.
         ConfigError: An option that cannot work.
         BackendUnavailableError: The attention backend asked for cannot run here.
+        PeerLostError: One of the processes did not come.
+        SystemExit: In the other processes, when rank 0 has closed.
     """
 
     def __init__(
@@ -117,6 +128,8 @@ class LLM:
         preemption_mode: str = "recompute",
         num_swap_blocks: int | None = None,
         admission_watermark: int | float = 0.0,
+        tensor_parallel_size: int = 1,
+        peer_timeout_s: int | float = DEFAULT_STEP_TIMEOUT_S,
         cache_factory: Callable[[int, int, bool], CacheManager] = CacheManager,
         scheduler_factory: Callable[[SchedulerConfig, CacheManager], Scheduler] | None = None,
     ) -> None:
@@ -125,7 +138,9 @@ class LLM:
         self.model_dir = resolve_model(str(model))
         self.model_config = load_config(self.model_dir)
         torch_dtype = resolve_dtype(dtype, self.model_config, torch_device)
-        kv_spec = _kv_spec(self.model_config, kv_cache_dtype, block_size, torch_dtype)
+        team = Team.join(self.model_config, tensor_parallel_size, torch_device, peer_timeout_s)
+        torch_device, config = team.device, team.shard.config
+        kv_spec = _kv_spec(config, kv_cache_dtype, block_size, torch_dtype)
         limits = scheduler_config(
             self.model_config,
             torch_device,
@@ -137,21 +152,28 @@ class LLM:
         limits = replace(limits, watermark=admission_watermark)
         _check_pool_options(num_kv_blocks, kv_memory_fraction)
         _check_scheduling_options(policy, scheduler_factory, preemption_mode, num_swap_blocks)
-        backend = _backend(attention_backend, self.model_config, torch_device, torch_dtype, block_size)
+        backend = _backend(attention_backend, config, torch_device, torch_dtype, block_size)
         self.tokenizer = None if skip_tokenizer_init else Tokenizer.from_folder(self.model_dir)
 
-        weights = load_weights(self.model_dir, self.model_config, torch_dtype, torch_device)
-        self.model = LlamaModel(self.model_config, weights, backend, limits.max_model_len)
+        weights = load_weights(self.model_dir, self.model_config, torch_dtype, torch_device, team.shard.cut)
+        self.model = LlamaModel(config, weights, backend, limits.max_model_len, team.sum_over_ranks)
         num_blocks = num_kv_blocks or default_num_blocks(kv_spec, torch_device, kv_memory_fraction, limits)
+        num_blocks = team.smallest(num_blocks)
         self.kv_cache = KVCache(kv_spec, num_blocks, torch_device)
         if preemption_mode == "swap":
             limits = replace(limits, preemption="swap", num_swap_blocks=num_swap_blocks or num_blocks)
+        use_cuda_graphs = use_cuda_graphs and team.peers is None
+        runner = team.run(
+            ModelRunner(self.model, self.kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks)
+        )
+        self.runner = runner
+        self._close = weakref.finalize(self, runner.close)  # at the latest when the interpreter ends
         cache = cache_factory(num_blocks, block_size, enable_prefix_caching)
         make_scheduler = scheduler_factory or partial(Scheduler, policy=policy)
         self.scheduler = make_scheduler(limits, cache)
         eos_token_ids = self.model_config.eos_token_ids
         self.engine = Engine(
-            ModelRunner(self.model, self.kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks),
+            runner,
             self.scheduler,
             vocab_size=self.model_config.vocab_size,
             codec=self.tokenizer,
@@ -162,6 +184,18 @@ class LLM:
         )
         self._ids = itertools.count()
         self._latest: dict[str, RequestOutput | None] = {}  # of the requests that someone is waiting for
+
+    def close(self) -> None:
+        """Let the other processes of a tensor-parallel model go; requests fail from then on. May be called again."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
     def generate(
         self,

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import final
+from typing import Protocol, final
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,16 @@ from twophase.engine.packing import pack
 from twophase.model.llama import LlamaModel
 
 logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What the engine needs to carry out a plan; `ModelRunner` says what each call does."""
+
+    def swap_out(self, moves: Sequence[BlockSwap]) -> None: ...
+    def copy_blocks(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy]) -> None: ...
+    def swap_in(self, chunks: Sequence[ScheduledChunk], moves: Sequence[BlockSwap]) -> None: ...
+    def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "R V"] | None: ...
+    def close(self) -> None: ...
 
 
 @final
@@ -81,6 +91,9 @@ class ModelRunner:
             packed = pack(chunks, self.kv_cache.spec.block_size, pin_memory=is_on_gpu).to(self.kv_cache.device)
             hidden = self.model.forward(packed.token_ids, self.model.backend.plan(packed.view()), self.kv_cache)
         return self._logits(chunks, hidden)
+
+    def close(self) -> None:
+        """Nothing to do: a runner that has other processes at work releases them here."""
 
     def _logits(self, chunks: Sequence[ScheduledChunk], hidden: Float[Tensor, "T N"]) -> Float[Tensor, "R V"] | None:
         rows, end = [], 0

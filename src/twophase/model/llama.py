@@ -3,6 +3,7 @@
 Plain functions over frozen weights. The batch is one flat row of tokens; only attention knows sequences apart.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
@@ -35,6 +36,8 @@ class LlamaModel:
         weights: Its weights, on the device it runs on.
         backend: Attention made for `attention_spec(config)`.
         max_model_len: Positions to prepare RoPE for; the model's own limit if None.
+        sum_over_ranks: Adds up, in place, what this and other processes computed: the weights are a part of the model,
+            cut so that each block's output is a partial sum (twophase.distributed.sharding). None: they are all of it.
     """
 
     def __init__(
@@ -43,11 +46,13 @@ class LlamaModel:
         weights: ModelWeights,
         backend: AttentionBackend,
         max_model_len: int | None = None,
+        sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
         self.backend = backend
         self.device = weights.embed.device
+        self._sum = sum_over_ranks or _already_whole
         self.cos, self.sin = rope_tables(config, max_model_len or config.max_position_embeddings, self.device)
 
     def forward(self, token_ids: Int[Tensor, "T"], plan: Any, kv_cache: KVCache) -> Float[Tensor, "T N"]:
@@ -62,7 +67,7 @@ class LlamaModel:
             x, residual = backend.rmsnorm(x, residual, layer.input_norm, eps)
             x = self._attention(x, layer, kv, plan)
             x, residual = backend.rmsnorm(x, residual, layer.post_attention_norm, eps)
-            x = layer.down(backend.silu_mul(layer.gate_up(x)))
+            x = self._sum(layer.down(backend.silu_mul(layer.gate_up(x))))
         return backend.rmsnorm(x, residual, weights.final_norm, eps)[0]
 
     def logits(self, hidden: Float[Tensor, "R N"]) -> Float[Tensor, "R V"]:
@@ -78,4 +83,8 @@ class LlamaModel:
             q = F.rms_norm(q, (config.head_dim,), layer.q_norm, config.rms_norm_eps)
             k = F.rms_norm(k, (config.head_dim,), layer.k_norm, config.rms_norm_eps)
         q = self.backend.write(q, k, v, self.cos, self.sin, kv, plan)
-        return layer.o(self.backend.attend(q, kv, plan).flatten(1))
+        return self._sum(layer.o(self.backend.attend(q, kv, plan).flatten(1)))
+
+
+def _already_whole(x: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
+    return x

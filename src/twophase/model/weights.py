@@ -4,7 +4,7 @@ Fused: q, k and v are one matrix, gate and up another, because one large product
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,15 +66,24 @@ class ModelWeights:
     lm_head: Linear
 
 
-def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    cut: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+) -> ModelWeights:
     """Read every tensor the configuration calls for.
+
+    Args:
+        cut: Given the name and the whole of a linear layer's tensor, the part of it to keep.
 
     Raises:
         ModelFolderError: A file is missing or truncated; a tensor is missing, unexpected, of another shape or of a
             dtype that is not a plain float. Names the file and the tensor.
     """
     files = TensorFiles(folder, expected_shapes(config))
-    loader = _Loader(files, dtype, device)
+    loader = _Loader(files, dtype, device, cut)
     head = EMBED if config.tie_word_embeddings else HEAD
     return ModelWeights(
         dtype=dtype,
@@ -131,8 +140,15 @@ def _load_layer(loader: "_Loader", config: ModelConfig, prefix: str) -> LayerWei
 class _Loader:
     """Copies tensors out of their files, converted. The files are mapped, so nothing is read twice or kept."""
 
-    def __init__(self, files: "TensorFiles", dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        files: "TensorFiles",
+        dtype: torch.dtype,
+        device: torch.device,
+        cut: Callable[[str, Tensor], Tensor],
+    ) -> None:
         self._files = files
+        self._cut = cut
         self._dtype = dtype
         self._device = device
 
@@ -146,7 +162,7 @@ class _Loader:
         return make_linear(weight, self._stacked(biases) if biases else None)
 
     def _stacked(self, names: list[str]) -> Tensor:
-        parts = [self._files.read(name) for name in names]
+        parts = [self._cut(name, self._files.read(name)) for name in names]
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         stacked = torch.empty(shape, dtype=self._dtype, device=self._device)
         for target, part in zip(stacked.split([part.shape[0] for part in parts]), parts, strict=True):
