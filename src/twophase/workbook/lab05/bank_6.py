@@ -136,8 +136,10 @@ BANKS = {
         right=(
             Right("page by page", BY_PAGES),
             Right("token by token", TOKEN_BY_TOKEN),
-            Right("in place", {4: "pages.index_put_((blocks[:, None], torch.arange(pages.shape[1]), offsets[:, None]), "
-                                  "rows)"}),
+            Right(
+                "in place",
+                {4: "pages.index_put_((blocks[:, None], torch.arange(pages.shape[1]), offsets[:, None]), rows)"},
+            ),
         ),
     ),
 }

@@ -84,31 +84,38 @@ BANKS = {
             Wrong("gate and up by columns", {1: "gate.tensor_split(n, dim=1), up.tensor_split(n, dim=1)"}, WHOLE),
             Wrong("up in another order", {1: "gate.tensor_split(n), up.flip(0).tensor_split(n)"}, WHOLE),
             Wrong("what does not divide is dropped", EVEN_ONLY, SHARES),
-            Wrong("the last one takes the rest", LAST_TAKES_THE_REST.replace("len(gate) // n", "len(gate) // n - 1"),
-                  SHARES),
+            Wrong(
+                "the last one takes the rest",
+                LAST_TAKES_THE_REST.replace("len(gate) // n", "len(gate) // n - 1"),
+                SHARES,
+            ),
             Wrong("no silu", {3: "(x @ gate.T) * (x @ up.T)"}, WHOLE),
             Wrong("silu of the product", {3: "F.silu((x @ gate.T) * (x @ up.T))"}, WHOLE),
             Wrong("the mean", {4: "torch.stack(parts).mean(0)"}, REDUCED),
             Wrong("side by side", {4: "torch.cat(parts, -1)"}, REDUCED),
             Wrong("summed into rank 0's", {4: "parts[0].add_(sum(parts[1:]))"}, REDUCED),
-            Wrong("the residual on every rank", {5: "all_reduce([x + mlp_part(x, shard) for shard in shards])"},
-                  RESIDUAL),
+            Wrong(
+                "the residual on every rank", {5: "all_reduce([x + mlp_part(x, shard) for shard in shards])"}, RESIDUAL
+            ),
             Wrong("no residual", {5: "all_reduce([mlp_part(x, shard) for shard in shards])"}, RESIDUAL),
             Wrong("no sum", {5: "[x + mlp_part(x, shard) for shard in shards]"}, RESIDUAL),
         ),
         right=(
             Right("inner numbers dealt in turn", ROUND_ROBIN),
             Right("by bounds", BY_SIZES),
-            Right("the residual on one rank", {
-                5: "all_reduce([mlp_part(x, shard) + (0 if rank else x) for rank, shard in enumerate(shards)])"
-            }),
+            Right(
+                "the residual on one rank",
+                {5: "all_reduce([mlp_part(x, shard) + (0 if rank else x) for rank, shard in enumerate(shards)])"},
+            ),
         ),
     ),
     "5.22": Bank(
         wrong=(
-            Wrong("the last rank gets the rest", {
-                1: "rank * base", 2: "range(first, num_kv_heads if rank == n - 1 else first + base)"
-            }, DEALT),
+            Wrong(
+                "the last rank gets the rest",
+                {1: "rank * base", 2: "range(first, num_kv_heads if rank == n - 1 else first + base)"},
+                DEALT,
+            ),
             Wrong("the rest is dropped", {1: "rank * base", 2: "range(first, first + base)"}, DEALT),
             Wrong("starts that forget the extra ones", {1: "rank * base"}, DEALT),
             Wrong("dealt in turn", {2: "range(rank, num_kv_heads, n)"}, DEALT),
@@ -123,10 +130,13 @@ BANKS = {
         ),
         right=(
             Right("head by head", BY_LIST),
-            Right("bounds by rounding up", {
-                1: "sum(base + (other < extra) for other in range(rank))",
-                2: "range(first, first + (base + 1 if rank < extra else base))",
-            }),
+            Right(
+                "bounds by rounding up",
+                {
+                    1: "sum(base + (other < extra) for other in range(rank))",
+                    2: "range(first, first + (base + 1 if rank < extra else base))",
+                },
+            ),
         ),
     ),
 }

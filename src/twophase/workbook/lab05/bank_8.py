@@ -52,9 +52,11 @@ BANKS = {
             Wrong("never waits for it", {1: "0.0"}, BEFORE),
             Wrong("the stage before's last chunk", {1: "spans[stage - 1][-1][1] if stage else 0.0"}, ANY),
             Wrong("one stage after the other", WHOLE_STAGE_FIRST, ANY),
-            Wrong("the next chunk of the stage before", {
-                1: "spans[stage - 1][min(chunk + 1, len(row) - 1)][1] if stage else 0.0"
-            }, ANY),
+            Wrong(
+                "the next chunk of the stage before",
+                {1: "spans[stage - 1][min(chunk + 1, len(row) - 1)][1] if stage else 0.0"},
+                ANY,
+            ),
             Wrong("does not wait for the stage to be free", {2: "there"}, ONE),
             Wrong("the earlier of the two", {2: "min(free, there)"}, BEFORE),
             Wrong("their sum", {2: "free + there"}, ANY),

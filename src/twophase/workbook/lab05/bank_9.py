@@ -51,20 +51,28 @@ BANKS = {
         wrong=(
             Wrong("K only", {2: f"d.num_layers * heads * ({EACH})"}, K_V),
             Wrong("one layer", {2: f"2 * heads * ({EACH})"}, K_V),
-            Wrong("2 bytes, whatever they are", {2: "2 * d.num_layers * heads * (d.head_dim * 2 + d.scale_bytes)"}, K_V),
+            Wrong(
+                "2 bytes, whatever they are", {2: "2 * d.num_layers * heads * (d.head_dim * 2 + d.scale_bytes)"}, K_V
+            ),
             Wrong("no scales", {2: "2 * d.num_layers * heads * d.head_dim * d.value_bytes"}, SCALES),
-            Wrong("a scale for K and V together", {
-                2: "d.num_layers * heads * (2 * d.head_dim * d.value_bytes + d.scale_bytes)"
-            }, SCALES),
-            Wrong("a scale per number", {
-                2: "2 * d.num_layers * heads * d.head_dim * (d.value_bytes + d.scale_bytes)"
-            }, SCALES),
+            Wrong(
+                "a scale for K and V together",
+                {2: "d.num_layers * heads * (2 * d.head_dim * d.value_bytes + d.scale_bytes)"},
+                SCALES,
+            ),
+            Wrong(
+                "a scale per number",
+                {2: "2 * d.num_layers * heads * d.head_dim * (d.value_bytes + d.scale_bytes)"},
+                SCALES,
+            ),
             Wrong("all heads on every GPU", {1: "d.num_kv_heads"}, FULLEST),
             Wrong("the emptiest GPU", {1: "d.num_kv_heads // d.num_gpus"}, FULLEST),
             Wrong("the average GPU, rounded", IGNORES_ALIGNMENT, FULLEST),
-            Wrong("all the weights on every GPU", {
-                3: "d.utilisation * d.gpu_bytes - d.weight_bytes - d.workspace_bytes"
-            }, FILLS),
+            Wrong(
+                "all the weights on every GPU",
+                {3: "d.utilisation * d.gpu_bytes - d.weight_bytes - d.workspace_bytes"},
+                FILLS,
+            ),
             Wrong("no headroom", {3: "d.gpu_bytes - d.weight_bytes / d.num_gpus - d.workspace_bytes"}, FILLS),
             Wrong("no workspace", {3: "d.utilisation * d.gpu_bytes - d.weight_bytes / d.num_gpus"}, FILLS),
             Wrong("tokens for blocks", {4: "max(0, int(left // kv_bytes_per_token(d)))"}, FILLS),
@@ -76,9 +84,9 @@ BANKS = {
         ),
         right=(
             Right("in another order", IN_ONE_BREATH),
-            Right("negated floor divisions", {
-                1: "-(-d.num_kv_heads // d.num_gpus)", 5: "-(-num_tokens // d.block_size)"
-            }),
+            Right(
+                "negated floor divisions", {1: "-(-d.num_kv_heads // d.num_gpus)", 5: "-(-num_tokens // d.block_size)"}
+            ),
             Right("sizes first", {4: "0 if left < 0 else int(left / (kv_bytes_per_token(d) * d.block_size))"}),
         ),
     ),

@@ -150,7 +150,7 @@ def in_pools(traffic: Traffic, num_prefill: int, num_decode: int) -> Outcome:
         request, num_tokens = requests[number], len(requests[number].prompt_token_ids)
         first_s[number] = end_s
         if request.sampling_params.max_tokens > 1:
-            engine = min(engines, key=lambda engine: engine.num_requests(end_s))  # noqa: B023
+            engine = min(engines, key=lambda engine: engine.num_requests(end_s))
             ready_s = max(end_s + transfer_s(num_tokens), engine.arriving[-1][0] if engine.arriving else 0.0)
             engine.arriving.append((ready_s, number, request.sampling_params.max_tokens - 1, num_tokens))
     for engine in engines:
@@ -188,6 +188,7 @@ DOCUMENTS = Traffic(
     "documents", 36.0, LogNormalLengths(median=4000, sigma=0.6, low=200, high=14000),
     LogNormalLengths(median=120, sigma=0.5, low=8, high=600), Slo(ttft_s=1.0, tpot_s=0.012),
 )  # fmt: skip
+
 
 @cache
 def splits(traffic: Traffic) -> dict[int, Outcome]:

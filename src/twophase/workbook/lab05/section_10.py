@@ -33,7 +33,7 @@ EXERCISES = (
                 "answers are read by a program, and a missing bracket costs a retry": "5ccb5cec070701b4",
                 "a log is followed for weeks, and only its last hour matters": "c7dd251394720f84",
                 "the weights alone are larger than one GPU": "6b29198a521a341d",
-                "the best chunks, and still gaps that are too long, beside prompts of 20,000 tokens": "327a088eebe961e1",
+                "the best chunks, and still long gaps, beside prompts of 20,000 tokens": "299c2ae8b501808a",
             },
             hint="What does each workload have too much of: the same tokens, easy tokens, wrong tokens, old tokens, "
             "bytes, or company?",

@@ -85,9 +85,7 @@ def adds_the_residual_once(answer: Any, draw: Draw, width: int, n: int) -> None:
     if len(outputs) != n:
         reject(f"mlp_block on {n} ranks must return {n} tensors, one for each; it returned {len(outputs)}")
     for rank, output in enumerate(outputs):
-        compare(
-            output, x + whole_mlp(x, *mlp), what=f"the output of rank {rank} of {n}", axes=("token", "dimension")
-        )
+        compare(output, x + whole_mlp(x, *mlp), what=f"the output of rank {rank} of {n}", axes=("token", "dimension"))
 
 
 # -- heads

@@ -92,7 +92,7 @@ EXERCISES = (
         objective="play a pipeline, and measure what stands idle",
         hints=(
             "A chunk can start when two things are true. Each of them has a time at which it becomes true.",
-            "In the first stage a chunk is there from the beginning; in another one, when the stage before has ended it.",
+            "In the first stage a chunk is there from the beginning; in another one, when the one before has ended it.",
             "All stages exist for the whole time: num_stages * makespan is what could have been worked.",
         ),
         checks=(
@@ -112,15 +112,21 @@ EXERCISES = (
                 "plays any pipeline",
                 any_pipeline,
                 "Both conditions at once: the later of the two times is the start.",
-                ({"num_stages": 2, "num_chunks": 2}, {"num_stages": 3, "num_chunks": 4},
-                 {"num_stages": 5, "num_chunks": 9}),
+                (
+                    {"num_stages": 2, "num_chunks": 2},
+                    {"num_stages": 3, "num_chunks": 4},
+                    {"num_stages": 5, "num_chunks": 9},
+                ),
             ),
             Property(
                 "finds (p - 1) / (m + p - 1) for equal chunks",
                 share_of_equal_chunks,
                 "Idle time over all time, from 0 to the end of the last chunk, of all stages.",
-                ({"num_stages": 1, "num_chunks": 3}, {"num_stages": 4, "num_chunks": 1},
-                 {"num_stages": 4, "num_chunks": 8}),
+                (
+                    {"num_stages": 1, "num_chunks": 3},
+                    {"num_stages": 4, "num_chunks": 1},
+                    {"num_stages": 4, "num_chunks": 8},
+                ),
             ),
             Property(
                 "finds the share of any timetable",

@@ -144,8 +144,11 @@ EXERCISES = (
                 "counts what the fullest GPU has",
                 counts_the_fullest,
                 "8 heads on 4 GPUs are 2 each; 3 heads on 2 GPUs are 2 and 1, and the one with 2 is full first.",
-                ({"num_kv_heads": 8, "num_gpus": 4}, {"num_kv_heads": 3, "num_gpus": 2},
-                 {"num_kv_heads": 8, "num_gpus": 3}),
+                (
+                    {"num_kv_heads": 8, "num_gpus": 4},
+                    {"num_kv_heads": 3, "num_gpus": 2},
+                    {"num_kv_heads": 4, "num_gpus": 3},
+                ),
             ),
             Property(
                 "fills what is left with blocks",
@@ -193,9 +196,9 @@ EXERCISES = (
             "abcd",
             "837ddf4b0dc6b9db",
             {
-                "a": "twice as many tokens fit into what is left, and that is 1 % of the memory; twice little is little",
+                "a": "twice as many tokens fit into what is left, which is 2 % of the memory: twice little is little",
                 "b": "then nobody sits without memory, but the engine serves no more than before",
-                "d": "a context fits then; but do as many requests end as arrive?",
+                "d": "nearly: as many end as arrive, but there is hardly room for a burst, and more seats than memory",
             },
             hint="What takes 88 % of the memory, and which change makes that smaller?",
         ),

@@ -19,9 +19,7 @@ def draw_mlp_cut() -> Figure:
     _matrix(axes, 2.6, 0.4, 2.0, 3.0, "up", by_rows=True)
     for rank in range(2):
         colour, hatch = RANK_COLOURS[rank], HATCHES[rank]
-        axes.add_patch(
-            Rectangle((5.4, 0.4 + 1.5 * rank), 0.35, 1.5, facecolor=colour, hatch=hatch, edgecolor=INK)
-        )
+        axes.add_patch(Rectangle((5.4, 0.4 + 1.5 * rank), 0.35, 1.5, facecolor=colour, hatch=hatch, edgecolor=INK))
     axes.text(5.57, 0.2, "inner numbers", ha="center", va="bottom", fontsize=9, color=INK)
     axes.text(5.95, 1.9, "silu(gate x) · (up x):\neach is whole\non one rank", va="center", fontsize=9, color=INK)
     _matrix(axes, 8.3, 0.9, 3.0, 2.0, "down", by_rows=False)
@@ -37,7 +35,9 @@ def draw_mlp_cut() -> Figure:
                                  hatch=HATCHES[rank], edgecolor=INK))  # fmt: skip
         axes.text(0.55 + 1.3 * rank, 3.88, f"rank {rank}", va="center", fontsize=9, color=INK)
     axes.set(xlim=(-0.3, 13.2), ylim=(4.1, -0.1), xticks=[], yticks=[])
-    axes.set_title("x comes in from the left, on both ranks; rows are outputs, columns are inputs", loc="left", fontsize=10)
+    axes.set_title(
+        "x comes in from the left, on both ranks; rows are outputs, columns are inputs", loc="left", fontsize=10
+    )
     axes.spines[:].set_visible(False)
     figure.tight_layout()
     plt.close(figure)

@@ -1,0 +1,69 @@
+"""Prefill in one process, decode in another, held against one engine that does both."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+
+from twophase import LLM
+from twophase.core.errors import TwophaseError
+from twophase.distributed.launch import run_local
+from twophase.workbook.lab05.pages_generation import OPTIONS, PROMPTS, WATCHED, answers
+
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Apart:
+    """What one engine answered, and two of them together; times are medians of three, of the longest prompt.
+
+    `apart` is None where two processes could not be run here, and `why_not` says why.
+
+    Attributes:
+        prefill_s: From the prompt's first chunk to its first token, on the prefill side.
+        pack_s, send_s: To copy pages into buffers, and to send these; `late_s` is what came after the last layer.
+    """
+
+    together: list[list[int]]
+    apart: list[list[int]] | None
+    num_bytes: int = 0
+    prefill_s: float = 1.0
+    pack_s: float = 0.0
+    send_s: float = 0.0
+    late_s: float = 0.0
+    why_not: str = ""
+
+    @property
+    def share_percent(self) -> float:
+        """Moving, in percent of computing."""
+        return 100 * (self.pack_s + self.send_s) / self.prefill_s
+
+    @property
+    def lines(self) -> str:
+        if self.apart is None:
+            return f"not run here: {self.why_not}"
+        num_tokens = len(PROMPTS[WATCHED])
+        return (
+            f"a prompt of {num_tokens} tokens, {self.num_bytes:,} bytes of pages\n"
+            f"  to compute it          {1e3 * self.prefill_s:7.1f} ms\n"
+            f"  to copy its pages out  {1e3 * self.pack_s:7.1f} ms\n"
+            f"  to send them           {1e3 * self.send_s:7.1f} ms\n"
+            f"  ... after the last layer {1e3 * self.late_s:5.1f} ms"
+        )
+
+
+@cache
+def apart() -> Apart:
+    """The same prompts on one engine here, and on two processes."""
+    together = answers(LLM(**OPTIONS))
+    try:
+        ranks = run_local("twophase.workbook.lab05.pages_generation", 2, timeout_s=TIMEOUT_S, threads_per_rank=1)
+    except TwophaseError as error:
+        return Apart(together, None, why_not=str(error).splitlines()[0])
+    said = json.loads(ranks[0].stdout.splitlines()[-1])
+    moved = said["transfer"]
+    return Apart(
+        together,
+        said["token_ids"],
+        int(moved["num_bytes"]),
+        *(moved[name] for name in ("prefill_s", "pack_s", "send_s", "late_s")),
+    )

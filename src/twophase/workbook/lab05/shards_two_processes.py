@@ -1,0 +1,50 @@
+"""The engine on one process and on two, side by side. Two are started with torchrun, and none is left behind."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+
+from twophase import LLM
+from twophase.core.errors import TwophaseError
+from twophase.distributed.launch import run_local
+from twophase.workbook.lab05.shards_generation import Generation, generation
+
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """`two` is None where two processes could not be run here, and `why_not` says why."""
+
+    one: Generation
+    two: Generation | None
+    why_not: str = ""
+
+    @property
+    def table(self) -> str:
+        """Times, shares and bytes of both."""
+        if self.two is None:
+            return f"not run here: {self.why_not}"
+        one, two = self.one, self.two
+        num_steps = len(two.token_ids)
+        rows = (
+            ("ms of a decode step", f"{1e3 * one.decode_s:.1f}", f"{1e3 * two.decode_s:.1f}"),
+            ("ms to read 256 tokens", f"{1e3 * one.prefill_s:.0f}", f"{1e3 * two.prefill_s:.0f}"),
+            ("... of a step in all-reduces, ms", "-", f"{1e3 * two.all_reduce_s / num_steps:.1f}"),
+            ("K/V bytes per token on rank 0", f"{one.kv_bytes_per_token:,}", f"{two.kv_bytes_per_token:,}"),
+        )
+        lines = [f"{'':34}{'one process':>14}{'two':>14}"]
+        return "\n".join(lines + [f"{name:34}{left:>14}{right:>14}" for name, left, right in rows])
+
+
+@cache
+def side_by_side() -> SideBySide:
+    """The same generation on one process, here, and on two."""
+    one = generation(LLM(device="cpu", num_kv_blocks=64, enable_prefix_caching=False))
+    try:
+        ranks = run_local("twophase.workbook.lab05.shards_generation", 2, timeout_s=TIMEOUT_S, threads_per_rank=1)
+    except TwophaseError as error:
+        return SideBySide(one, None, str(error).splitlines()[0])
+    said = json.loads(ranks[0].stdout.splitlines()[-1])
+    two = Generation(**{key: tuple(value) if isinstance(value, list) else value for key, value in said.items()})
+    return SideBySide(one, two)
