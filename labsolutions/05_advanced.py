@@ -39,7 +39,7 @@ torch.set_num_threads(1)
 # written from pages of another one.
 
 # %% [markdown]
-# **Think first.** The prompt lies in blocks 7, 3, 11 of one pool. The other pool has blocks 2, 9, 5 free. What must
+# **Think first.** The prompt lies in blocks 7, 3, 6 of one pool. The other pool has blocks 2, 9, 5 free. What must
 # travel, what must not, and which numbers mean nothing on the other side?
 
 # %%
@@ -362,13 +362,14 @@ if both.two is not None:
 # all-reduce.
 
 # %%
-figure = shards_pictures.draw_time_per_token(shards_cost.time_per_token())
+shards_pictures.draw_time_per_token(shards_cost.time_per_token())
 
 # %% [markdown]
-# **Read the result.** The part that reads weights halves with every doubling; the part that talks stays. A small model
-# has little to halve: from some n on, more GPUs make a token slower. A large one has no choice below the n that holds
-# it. And across machines, where an all-reduce takes several times as long, one rarely cuts layers at all: there the
-# model is cut *between* layers, which is next.
+# **Read the result.** The part that reads is divided, the part that talks stays. SmolLM2 has next to nothing to divide:
+# on three GPUs its tokens come several times *slower*. Llama-3-8B on eight is some four times as fast as on one, for
+# one user; eight engines of one GPU each serve eight times as many. Llama-3-70B has no choice below two. And across
+# machines, where an all-reduce takes several times as long, one rarely cuts layers at all: there the model is cut
+# *between* layers, which is next.
 
 # %% [markdown]
 # ## 8. Stages in a row, pools side by side
@@ -421,7 +422,7 @@ check("5.24")
 # %%
 play, bubble = use("5.24")
 timetables = {f"{m} chunk{'s' * (m > 1)}": play([[8 / m] * m] * 4) for m in (1, 4, 16)}
-figure = pipeline_pictures.draw_pipeline(timetables, bubble)
+pipeline_pictures.draw_pipeline(timetables, bubble)
 
 # %% [markdown]
 # So the smallest chunks are best? Each of them makes every stage read its weights once more, and attention in a later

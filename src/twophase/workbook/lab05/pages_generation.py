@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from twophase import LLM, SamplingParams
+from twophase.workbook.lab05.one_process import OPTIONS
 
 PROMPTS = tuple(tuple(range(start, start + length)) for start, length in ((700, 40), (800, 128), (1000, 250)))
 WATCHED = 2  # the prompt whose transfer is measured
 NUM_NEW = 12
-OPTIONS = {"device": "cpu", "num_kv_blocks": 96, "enable_prefix_caching": False, "max_num_batched_tokens": 512}
 
 
 def answers(llm: LLM) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from twophase import LLM
 from twophase.cache.kv_cache import KVCache, spec_from_option
 from twophase.core.plan import ScheduledChunk
 from twophase.engine.packing import pack
+from twophase.workbook.lab05.one_process import engine
 
 PROMPT = "The two phases of a language model want different machines, because"
 HERE, THERE = (7, 3, 11, 0), (2, 9, 5, 8)  # blocks of the prompt in the two pools
@@ -31,11 +31,6 @@ class HandedOver:
     num_bytes: int
 
 
-@cache
-def smollm2_engine() -> LLM:
-    return LLM(num_kv_blocks=64, enable_prefix_caching=False)
-
-
 def _pool(llm: LLM, kv_cache_dtype: str) -> KVCache:
     """A pool of its own, beside the engine's."""
     config = llm.model_config
@@ -52,15 +47,15 @@ def _pool(llm: LLM, kv_cache_dtype: str) -> KVCache:
 
 def _run(llm: LLM, ids: Sequence[int], start: int, blocks: Sequence[int], pool: KVCache) -> Tensor:
     """Logits after the last of these tokens; their K and V are in the pool then."""
-    batch = pack([ScheduledChunk("r", 0, tuple(ids), start, tuple(blocks), 1)], PAGE)
+    batch = pack([ScheduledChunk(0, tuple(ids), start, tuple(blocks), 1)], PAGE)
     plan = llm.model.backend.plan(batch.view())
     return llm.model.logits(llm.model.forward(batch.token_ids, plan, pool)[-1:])[0]
 
 
 @torch.no_grad()
-def hand_over(take: Take, put: Put, num_new: int = 16, kv_cache_dtype: str = "auto") -> HandedOver:
+def hand_over(take: Take, put: Put, num_new: int = 12, kv_cache_dtype: str = "auto") -> HandedOver:
     """Read `PROMPT` into one pool, move it layer by layer into another, and let both write on."""
-    llm = smollm2_engine()
+    llm = engine()
     assert llm.tokenizer is not None
     ids = llm.tokenizer.encode(PROMPT)
     here, there = _pool(llm, kv_cache_dtype), _pool(llm, kv_cache_dtype)

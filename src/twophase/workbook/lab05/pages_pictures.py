@@ -25,8 +25,9 @@ def draw_hand_over(num_tokens: int, page: int, here: Sequence[int], there: Seque
     for number, (source, target) in enumerate(zip(here, there, strict=True)):
         figure.add_artist(
             ConnectionPatch(
-                (source * page + page / 2, 1.0), (target * page + page / 2, 0.0), "data", "data", top, bottom,
-                arrowstyle="->", color=LINE, linewidth=1.3, linestyle=("-", "--", ":")[number % 3],
+                xyA=((source + 0.5) * page, 1.0), xyB=((target + 0.5) * page, 0.0), coordsA="data", coordsB="data",
+                axesA=top, axesB=bottom, arrowstyle="->", color=LINE, linewidth=1.3,
+                linestyle=("-", "--", ":")[number % 3],
             )
         )  # fmt: skip
     figure.tight_layout(h_pad=2.2)

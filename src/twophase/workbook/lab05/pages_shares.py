@@ -3,18 +3,13 @@
 import socket
 import threading
 import time
-from functools import cache
 
 import torch
 
-from twophase import LLM, SamplingParams
+from twophase import SamplingParams
+from twophase.workbook.lab05.one_process import engine
 
 NUM_TOKENS = 128
-
-
-@cache
-def engine() -> LLM:
-    return LLM(device="cpu", num_kv_blocks=64, enable_prefix_caching=False)
 
 
 def prefill_s(num_tokens: int = NUM_TOKENS) -> float:

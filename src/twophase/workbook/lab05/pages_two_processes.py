@@ -1,15 +1,11 @@
 """Prefill in one process, decode in another, held against one engine that does both."""
 
-import json
 from dataclasses import dataclass
 from functools import cache
 
-from twophase import LLM
-from twophase.core.errors import TwophaseError
-from twophase.distributed.launch import run_local
-from twophase.workbook.lab05.pages_generation import OPTIONS, PROMPTS, WATCHED, answers
-
-TIMEOUT_S = 120
+from twophase.workbook.lab05.one_process import engine
+from twophase.workbook.lab05.pages_generation import PROMPTS, WATCHED, answers
+from twophase.workbook.lab05.two_processes import said_by_rank_0, why_not
 
 
 @dataclass(frozen=True)
@@ -54,12 +50,10 @@ class Apart:
 @cache
 def apart() -> Apart:
     """The same prompts on one engine here, and on two processes."""
-    together = answers(LLM(**OPTIONS))
-    try:
-        ranks = run_local("twophase.workbook.lab05.pages_generation", 2, timeout_s=TIMEOUT_S, threads_per_rank=1)
-    except TwophaseError as error:
-        return Apart(together, None, why_not=str(error).splitlines()[0])
-    said = json.loads(ranks[0].stdout.splitlines()[-1])
+    together = answers(engine())
+    if why_not():
+        return Apart(together, None, why_not=why_not())
+    said = said_by_rank_0("twophase.workbook.lab05.pages_generation")
     moved = said["transfer"]
     return Apart(
         together,

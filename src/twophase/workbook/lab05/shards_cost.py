@@ -11,10 +11,10 @@ CONTEXT = 2000
 def time_per_token() -> dict[str, dict[int, tuple[float, float]]]:
     """(reading and computing, all-reduces) in ms, by model and number of GPUs; models only where their weights fit."""
     found: dict[str, dict[int, tuple[float, float]]] = {}
-    for name in ("llama-3-8b", "llama-3-70b"):
+    for name, counts in (("smollm2-135m", (1, 3)), ("llama-3-8b", (1, 2, 4, 8)), ("llama-3-70b", (1, 2, 4, 8))):
         shape, gpu = MODELS[name], HARDWARE["h100"]
         found[shape.name] = {}
-        for n in (1, 2, 4, 8):
+        for n in counts:
             if shape.memory_bytes / n > 0.9 * gpu.memory_bytes:
                 continue
             model = RooflineCostModel(gpu, shape, n)

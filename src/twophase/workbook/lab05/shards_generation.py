@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from twophase import LLM, SamplingParams
+from twophase.workbook.lab05.one_process import OPTIONS
 
 PROMPT = tuple(range(500, 524))
 LONG_PROMPT = tuple(range(600, 856))
@@ -75,7 +76,7 @@ def _all_reduces(llm: LLM) -> tuple[float, ...]:
 def main() -> None:
     torch.set_num_threads(1)
     size = int(os.environ["WORLD_SIZE"])
-    with LLM(device="cpu", num_kv_blocks=64, enable_prefix_caching=False, tensor_parallel_size=size) as llm:
+    with LLM(**OPTIONS, tensor_parallel_size=size) as llm:
         print(json.dumps(asdict(generation(llm))))
 
 

@@ -1,15 +1,11 @@
 """The engine on one process and on two, side by side. Two are started with torchrun, and none is left behind."""
 
-import json
 from dataclasses import dataclass
 from functools import cache
 
-from twophase import LLM
-from twophase.core.errors import TwophaseError
-from twophase.distributed.launch import run_local
+from twophase.workbook.lab05.one_process import engine
 from twophase.workbook.lab05.shards_generation import Generation, generation
-
-TIMEOUT_S = 120
+from twophase.workbook.lab05.two_processes import said_by_rank_0, why_not
 
 
 @dataclass(frozen=True)
@@ -40,11 +36,9 @@ class SideBySide:
 @cache
 def side_by_side() -> SideBySide:
     """The same generation on one process, here, and on two."""
-    one = generation(LLM(device="cpu", num_kv_blocks=64, enable_prefix_caching=False))
-    try:
-        ranks = run_local("twophase.workbook.lab05.shards_generation", 2, timeout_s=TIMEOUT_S, threads_per_rank=1)
-    except TwophaseError as error:
-        return SideBySide(one, None, str(error).splitlines()[0])
-    said = json.loads(ranks[0].stdout.splitlines()[-1])
+    one = generation(engine())
+    if why_not():
+        return SideBySide(one, None, why_not())
+    said = said_by_rank_0("twophase.workbook.lab05.shards_generation")
     two = Generation(**{key: tuple(value) if isinstance(value, list) else value for key, value in said.items()})
     return SideBySide(one, two)
