@@ -545,7 +545,7 @@ print(to_text(plan_of(example(**tight))))
 
 # %% [markdown]
 # <!-- card 5.27 -->
-# It fits, and it does not work. One change, and no warning is left. Which?
+# The weights fit, and the plan does not work. One change, and no warning is left. Which?
 # (a) `kv_cache_dtype: int8`,
 # (b) `max_num_seqs: 4`,
 # (c) `tensor_parallel_size: 4`,
@@ -563,7 +563,7 @@ options = ("kv_cache_dtype", "int8"), ("max_num_seqs", "4"), ("tensor_parallel_s
 for key, value in (*options, ("gpu_memory_utilization", "0.95")):
     plan = plan_of(example(**{**tight, key: value}))
     most, warnings = plan.saturated.requests_per_s, [caution.name for caution in plan.cautions]
-    print(f"{key}: {value:5} at most {most:4.2f} requests/s;", ", ".join(warnings) or "no warnings")
+    print(f"{key}: {value}".ljust(30), f"at most {most:4.2f} requests/s;", ", ".join(warnings) or "no warnings")
 
 # %% [markdown]
 # **Read the result.** Twice the GPUs serve ten times the requests. The first two were busy holding weights; what

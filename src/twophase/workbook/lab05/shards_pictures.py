@@ -1,6 +1,7 @@
 """Pictures of matrices and heads that are cut, and of what cutting brings."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -59,7 +60,7 @@ def draw_heads(num_heads: int, num_kv_heads: int, num_ranks: int) -> Figure:
     figure, axes = plt.subplots(figsize=(10, 2.2), facecolor="white")
     for kv in range(num_kv_heads):
         rank = next(r for r in range(num_ranks) if kv < (r + 1) * base + min(r + 1, extra))
-        look = {"facecolor": RANK_COLOURS[rank], "hatch": HATCHES[rank], "edgecolor": "white"}
+        look: dict[str, Any] = {"facecolor": RANK_COLOURS[rank], "hatch": HATCHES[rank], "edgecolor": "white"}
         axes.add_patch(Rectangle((kv * group + 0.05, 1.1), group - 0.1, 0.8, **look))
         axes.text((kv + 0.5) * group, 1.5, f"K/V head {kv}", ha="center", va="center", fontsize=9, color=INK,
                   bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1.5})  # fmt: skip
@@ -91,7 +92,7 @@ def draw_time_per_token(times_ms: Mapping[str, Mapping[int, tuple[float, float]]
         for at, (a, b) in enumerate(times.values()):
             axes.text(at, a + b, f"{a + b:.1f}", ha="center", va="bottom", fontsize=8, color=INK)
         axes.set(xlabel="GPUs", ylabel="ms per token, one user")
-        axes.margins(y=0.15)
+        axes.set_ylim(0, 1.15 * max(a + b for a, b in times.values()))
         axes.set_title(name, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, -1].legend(frameon=False, fontsize=8, loc="upper right")

@@ -40,5 +40,5 @@ def side_by_side() -> SideBySide:
     if why_not():
         return SideBySide(one, None, why_not())
     said = said_by_rank_0("twophase.workbook.lab05.shards_generation")
-    two = Generation(**{key: tuple(value) if isinstance(value, list) else value for key, value in said.items()})
+    two = Generation(**said | {name: tuple(said[name]) for name in ("token_ids", "logprobs")})
     return SideBySide(one, two)
