@@ -33,7 +33,7 @@ torch.set_num_threads(1)
 # Until now one engine did both: it read prompts, which is arithmetic, and wrote answers, which is waiting for memory.
 # Chunks (lab 4) make them bearable neighbours. **Disaggregation** separates them: some machines only read, others only
 # write, and each kind can be bought, configured and counted for what it does. DistServe (arXiv:2401.09670) and
-# Splitwise (arXiv:2311.18677) showed it; large services run like this today.
+# Splitwise (arXiv:2311.18677) showed it; DeepSeek-V3 is served like this (arXiv:2412.19437, section 3.4).
 #
 # The price is a hand-over. What a prefill leaves behind is its K and V, in pages of *its* pool, and the answer is
 # written from pages of another one.
@@ -149,7 +149,7 @@ pages_pictures.draw_overlap(num_layers=8, compute_ms=30.0, transfer_ms=6.6)
 # that it took to compute them? Anything within a factor of six counts; the point is the order of magnitude.
 
 # %% tags=["exercise:5.20"]
-guess_5_20 = 2.0  # SOLUTION: percent
+guess_5_20 = 3.0  # SOLUTION: percent
 
 # %%
 check("5.20")
@@ -478,12 +478,12 @@ for chunk in (128, 256, 512, 8192):
     print(f"steps of at most {chunk:5,} tokens: {plan_pools.mixed(documents, chunk).line}")
 
 # %% [markdown]
-# **Read the result.** Against whole prompts (8,192 tokens in a step) the pools win by far; that is the comparison that
-# made them known. Against chunks of the right size they win nothing here. **Chunked prefill is enough** as long as a
-# chunk fits into the idle arithmetic of a decode step, and this cost model lets it, perfectly: a real GPU overlaps the
-# two less well, and a chunk reads all the keys before it again. Pools pay when promises per token are tight beside
-# very long prompts, when the phases want different hardware or different parallelism, or when nobody can find the
-# chunk that suits all. They cost a network, two sizes to keep right, and idle machines when the mix shifts.
+# **Read the result.** Against whole prompts (8,192 tokens in a step) the pools win by far. Against chunks of the right
+# size they win nothing here. **Chunked prefill is enough** as long as a chunk fits into the idle arithmetic of a decode
+# step, and this cost model lets it, perfectly: a real GPU overlaps the two less well, and a chunk reads all the keys
+# before it again. Pools pay when promises per token are tight beside very long prompts, when the phases want different
+# hardware or different parallelism, or when nobody can find the chunk that suits all. They cost a network, two sizes
+# to keep right, and idle machines when the mix shifts.
 
 # %% [markdown]
 # ## 9. A plan on one page
