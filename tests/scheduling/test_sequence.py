@@ -7,6 +7,9 @@ from twophase.scheduling.sequence import Sequence, SequenceStatus
 
 LEGAL = {
     ("waiting", "running"),
+    ("waiting", "arriving"),
+    ("arriving", "running"),
+    ("arriving", "finished"),
     ("running", "preempted"),
     ("preempted", "running"),
     ("waiting", "finished"),

@@ -1,4 +1,4 @@
-"""`twophase bench engine | kernels | scheduling | serve`: results to stdout, progress to stderr."""
+"""`twophase bench engine | kernels | scheduling | tensor-parallel | serve`: results to stdout, progress to stderr."""
 
 import argparse
 import json
@@ -22,7 +22,13 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         TwophaseError: An option, the model or the machine cannot be used; says why.
     """
-    subjects = {"engine": _engine, "kernels": _kernels, "scheduling": _scheduling, "serve": _serve}
+    subjects = {
+        "engine": _engine,
+        "kernels": _kernels,
+        "scheduling": _scheduling,
+        "serve": _serve,
+        "tensor-parallel": _tensor_parallel,
+    }
     return subjects[args.subject](args)
 
 
@@ -76,6 +82,21 @@ def _scheduling(args: argparse.Namespace) -> int:
     queues = (0, 100) if args.quick else (0, 1_000, 10_000, 100_000)
     timings = [measure_scheduling(num_waiting=n, num_steps=10 if args.quick else 300) for n in queues]
     print(json.dumps([asdict(timing) for timing in timings], indent=2) if args.json else to_text(timings))
+    return 0
+
+
+def _tensor_parallel(args: argparse.Namespace) -> int:
+    from twophase.bench.tensor_parallel import bench_tensor_parallel
+
+    report = bench_tensor_parallel(
+        args.model,
+        args.size,
+        args.quick,
+        device=args.device,
+        dtype=args.dtype,
+        attention_backend=args.backend,
+    )
+    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
     return 0
 
 

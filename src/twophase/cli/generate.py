@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import math
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +17,9 @@ from twophase.core.structured_outputs import StructuredOutputs
 if TYPE_CHECKING:
     from twophase.engine.llm import LLM
     from twophase.engine.prompts import Prompt
+
+
+EXIT_USAGE = 2  # as in cli/main.py
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,8 +40,27 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.stream and args.n != 1:
         raise InvalidRequestError(f"--stream shows one completion, got --n {args.n}; leave out one of the two.")
-    text = _read_prompt(args.prompt)
-    llm = _open(args)
+    if args.tensor_parallel_size > 1 and "RANK" not in os.environ:
+        return _start_ranks(args)
+    text = _read_prompt(args.prompt) if os.environ.get("RANK", "0") == "0" else ""
+    with _open(args) as llm:
+        return _generate(llm, text, params, args)
+
+
+def _start_ranks(args: argparse.Namespace) -> int:
+    """Run this command again in processes that share the model; rank 0 prints in our place."""
+    from twophase.distributed.launch import run_local
+
+    ranks = run_local(
+        "twophase", args.tensor_parallel_size, args.argv, timeout_s=math.inf, show_ranks=(0,), check=False
+    )
+    for each in ranks[1:]:
+        if each.exit_code not in (0, EXIT_USAGE):  # what was asked for wrongly, rank 0 has said
+            print(each.stderr, end="", file=sys.stderr)
+    return next((code for code in (each.exit_code for each in ranks) if code), 0)
+
+
+def _generate(llm: "LLM", text: str, params: SamplingParams, args: argparse.Namespace) -> int:
     prompt = _through_chat_template(llm, text) if args.chat else text
     # A stream cannot take back what turns out to be cut off, so a guided text is not streamed unasked.
     wants_stream = args.stream or (sys.stdout.isatty() and params.structured_outputs is None)
@@ -86,6 +110,7 @@ def _open(args: argparse.Namespace) -> "LLM":
         device=args.device,
         dtype=args.dtype,
         attention_backend=args.backend,
+        tensor_parallel_size=args.tensor_parallel_size,
         max_num_seqs=args.n,  # nobody else is coming: a pool for these sequences is enough
     )
 

@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. User errors become one message on stderr, never a traceback."""
     try:
         args = build_parser().parse_args(argv)
+        args.argv = sys.argv[1:] if argv is None else list(argv)
         exit_code = importlib.import_module(f"twophase.cli.{args.command}").run(args)
         sys.stdout.flush()
         return exit_code
@@ -93,6 +94,13 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
     generate.add_argument("prompt", metavar="PROMPT", help="the text to continue; '-' reads it from standard input")
     generate.add_argument("--chat", action="store_true", help="send it as a user's message through the chat template")
     _add_model_options(generate)
+    generate.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="share the model between N processes, started here unless torchrun has started them",
+    )
     sampling = generate.add_argument_group("sampling")
     sampling.add_argument("--max-tokens", type=int, default=64, metavar="N", help="at most N new tokens (default 64)")
     sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
@@ -138,11 +146,14 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
     kernels = subjects.add_parser("kernels", help="each Triton kernel against torch; needs CUDA")
     kernels.add_argument("--plot", metavar="FILE", help="write a picture (PNG, SVG or PDF by its ending)")
     scheduling = subjects.add_parser("scheduling", help="schedule() and block bookkeeping for 256 running requests")
-    for parser in (engine, kernels, scheduling):
+    parallel = subjects.add_parser("tensor-parallel", help="one process against N that share the model")
+    _add_model_options(parallel)
+    parallel.add_argument("--size", type=int, default=2, metavar="N", help="processes that share it (default 2)")
+    for parser in (engine, kernels, scheduling, parallel):
         parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     serve = subjects.add_parser("serve", help="open-loop load: requests come by the clock, however busy the engine is")
     _add_serve_options(serve)
-    for parser in (engine, kernels, scheduling, serve):
+    for parser in (engine, kernels, scheduling, parallel, serve):
         parser.add_argument("--json", action="store_true", help="machine-readable results")
 
 

@@ -12,6 +12,7 @@ all ranks together should not exceed the cores, so each gets its share (OMP_NUM_
 
 import ctypes
 import json
+import logging
 import os
 import runpy
 import signal
@@ -89,7 +90,6 @@ def run_local(
         process = subprocess.Popen(
             command,
             env=_environment(threads_per_rank or max(1, _num_cores() // world_size), env),
-            stderr=None if show_ranks else subprocess.DEVNULL,  # torchrun's own report, which says no more than ours
             start_new_session=True,
         )
         try:
@@ -218,6 +218,7 @@ def _agent(parent: str, folder: str, world_size: str, shown: str, *rest: str) ->
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
+    logging.disable(logging.ERROR)  # torchrun's own report says no more than the caller's
     collected = [rank for rank in range(int(world_size)) if str(rank) not in shown.split(",")]
     options = ["--standalone", "--nproc-per-node", world_size, "--shutdown-timeout", str(int(SURVIVORS_S))]
     options += ["--log-dir", f"{folder}/logs", "--redirects", ",".join(f"{rank}:3" for rank in collected) or "0"]

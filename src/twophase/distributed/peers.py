@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType, TracebackType
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -122,7 +122,7 @@ class Peers:
         *,
         step_timeout_s: int | float = DEFAULT_STEP_TIMEOUT_S,
         startup_timeout_s: int | float = DEFAULT_STARTUP_TIMEOUT_S,
-    ) -> Self:
+    ) -> "Peers":
         """Join the group that torchrun's environment variables describe.
 
         Args:
@@ -237,7 +237,7 @@ class Peers:
             self._lost = PeerLostError(others, "anything more", self.step_timeout_s, f"this rank left: {why}")
             self._disconnect()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Peers":
         return self
 
     def __exit__(
@@ -335,7 +335,8 @@ def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
     limit = timedelta(seconds=limit_s)
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=limit))
-        store = dist.PrefixStore("twophase", store)
+        # torchrun's store outlives a group: the notes of an earlier one, left since, must not be taken for this one's.
+        store = dist.PrefixStore(f"twophase/{store.add(f'twophase/joins/{rank}', 1)}", store)
         store.set(f"here/{rank}", "")
         try:
             store.wait([f"here/{each}" for each in range(world_size)], limit)

@@ -21,7 +21,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
@@ -54,7 +54,7 @@ class Team:
         self.shard = Shard(config, 0, 1) if peers is None else Shard(config, peers.rank, peers.world_size)
 
     @classmethod
-    def join(cls, config: ModelConfig, size: int, device: torch.device, timeout_s: int | float) -> Self:
+    def join(cls, config: ModelConfig, size: int, device: torch.device, timeout_s: int | float) -> "Team":
         """Join the other ranks, if `size` says that there are any.
 
         Raises:

@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
@@ -23,6 +23,14 @@ from twophase.scheduling.scheduler import Scheduler, SequenceFault, SequenceUpda
 DEFAULT_TRACE_STEPS = 10_000
 
 Sampled = tuple[SampledToken, ...]
+
+
+class Reservation(NamedTuple):
+    """Blocks for a prompt that is computed elsewhere; the first `num_cached_tokens` are in them already."""
+
+    request_id: str
+    block_ids: tuple[int, ...]
+    num_cached_tokens: int
 
 
 @final
@@ -85,6 +93,7 @@ class Engine:
         arrival_s: int | float | None = None,
         ttft_slo_s: int | float | None = None,
         stream: bool = True,
+        is_prefilled_elsewhere: bool = False,
     ) -> None:
         """Queue a request.
 
@@ -94,6 +103,7 @@ class Engine:
             priority, cache_salt, ttft_slo_s: See `Request`.
             arrival_s: When it came, on the engine's clock; now if None.
             stream: Report its progress after every step, instead of its end alone.
+            is_prefilled_elsewhere: Another engine computes its prompt: it waits for `reserve`, then for `adopt`.
 
         Raises:
             InvalidRequestError: It could never be served as asked; nothing has changed.
@@ -115,7 +125,7 @@ class Engine:
         )
         state = RequestState.start(request, stream, self._codec, grammar)
         with Uninterrupted():
-            self._scheduler.add(request)
+            (self._scheduler.expect if is_prefilled_elsewhere else self._scheduler.add)(request)
             self._requests[request_id] = state
             # Only now: a request that was refused draws no seed, so it does not change those of the others.
             state.seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
@@ -131,6 +141,45 @@ class Engine:
                 self._apply(update)
             self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
             return None if state is None else state.output()
+
+    def fail_request(self, request_id: str, error: str) -> None:
+        """End a request with finish reason 'error', free its blocks, and let the next step return it."""
+        with Uninterrupted():
+            self._report(self._scheduler.abort(request_id, error))
+
+    def reserve(self) -> list[Reservation]:
+        """Blocks for prompts that are computed elsewhere, as far as there is room; see `Scheduler.reserve`."""
+        reserved: list[Reservation] = []
+        with Uninterrupted():
+            while True:
+                try:
+                    sequence = self._scheduler.reserve()
+                except SequenceFault as fault:
+                    self._report(self._scheduler.fail(fault.seq_id, str(fault)))
+                    continue
+                if sequence is None:
+                    return reserved
+                assert sequence.table is not None
+                block_ids = tuple(sequence.table.block_ids)
+                reserved.append(Reservation(sequence.request.request_id, block_ids, sequence.num_cached_tokens))
+
+    def adopt(
+        self, request_id: str, tokens: Sequence[SampledToken], first_scheduled_s: int | float, num_cached_tokens: int
+    ) -> None:
+        """A reserved request's pages are filled: go on from its first tokens (one for each completion).
+
+        Args:
+            first_scheduled_s, num_cached_tokens: For its metrics: when its prompt was begun, on this engine's clock,
+                and what the other engine did not have to compute.
+        """
+        with Uninterrupted():
+            state = self._requests[request_id]
+            state.first_scheduled_s, state.num_cached_tokens = first_scheduled_s, num_cached_tokens
+            self._report(self._scheduler.adopt(request_id, tokens))
+
+    def state_of(self, request_id: str) -> RequestState:
+        """What is known of an unfinished request; read-only."""
+        return self._requests[request_id]
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything left to do or to return."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 
@@ -189,7 +189,7 @@ class LLM:
         """Let the other processes of a tensor-parallel model go; requests fail from then on. May be called again."""
         self._close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "LLM":
         return self
 
     def __exit__(

@@ -1,8 +1,9 @@
 """Runs what the scheduler planned: block moves, the packed batch through the model, logits of the rows that sample."""
 
 import logging
-from collections.abc import Sequence
-from typing import Protocol, final
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -15,9 +16,12 @@ from twophase.engine.cuda_graphs import DecodeGraphs
 from twophase.engine.packing import pack
 from twophase.model.llama import LlamaModel
 
+PageWatch = Callable[[Sequence[ScheduledChunk]], AbstractContextManager[Callable[[int], None] | None]]
+
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class Runner(Protocol):
     """What the engine needs to carry out a plan; `ModelRunner` says what each call does."""
 
@@ -37,6 +41,10 @@ class ModelRunner:
         use_cuda_graphs: Replay decode steps as CUDA graphs; takes a CUDA device and the Triton backend, whose
             launches depend on nothing that a replay could change.
         num_swap_blocks: Blocks of host memory to save preempted sequences in.
+
+    Attributes:
+        watch: Called with the chunks of a run; what its context manager gives is called with the number of each layer
+            as soon as the layer's K and V are in pages. None: nobody looks. Runs that are watched use no CUDA graphs.
     """
 
     def __init__(
@@ -49,6 +57,7 @@ class ModelRunner:
     ) -> None:
         self.model = model
         self.kv_cache = kv_cache
+        self.watch: PageWatch | None = None
         self._swap_space = SwapSpace(kv_cache, num_swap_blocks) if num_swap_blocks else None
         self._graphs: DecodeGraphs | None = None
         if kv_cache.device.type == "cuda" and use_cuda_graphs:
@@ -85,11 +94,13 @@ class ModelRunner:
 
         Running a chunk again, alone or in other company, is harmless: it writes the same K and V into the same slots.
         """
-        hidden = self._graphs.run(chunks) if self._graphs is not None else None
+        hidden = self._graphs.run(chunks) if self._graphs is not None and self.watch is None else None
         if hidden is None:
             is_on_gpu = self.kv_cache.device.type == "cuda"
             packed = pack(chunks, self.kv_cache.spec.block_size, pin_memory=is_on_gpu).to(self.kv_cache.device)
-            hidden = self.model.forward(packed.token_ids, self.model.backend.plan(packed.view()), self.kv_cache)
+            plan = self.model.backend.plan(packed.view())
+            with nullcontext() if self.watch is None else self.watch(chunks) as after_layer:
+                hidden = self.model.forward(packed.token_ids, plan, self.kv_cache, after_layer)
         return self._logits(chunks, hidden)
 
     def close(self) -> None:

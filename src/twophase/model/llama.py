@@ -55,17 +55,26 @@ class LlamaModel:
         self._sum = sum_over_ranks or _already_whole
         self.cos, self.sin = rope_tables(config, max_model_len or config.max_position_embeddings, self.device)
 
-    def forward(self, token_ids: Int[Tensor, "T"], plan: Any, kv_cache: KVCache) -> Float[Tensor, "T N"]:
+    def forward(
+        self,
+        token_ids: Int[Tensor, "T"],
+        plan: Any,
+        kv_cache: KVCache,
+        after_layer: Callable[[int], None] | None = None,
+    ) -> Float[Tensor, "T N"]:
         """Final hidden states of a step's tokens, before the last linear layer.
 
-        `plan` is what `backend.plan` made of the step's batch. Writes the tokens' K and V into `kv_cache`.
+        `plan` is what `backend.plan` made of the step's batch. Writes the tokens' K and V into `kv_cache`;
+        `after_layer` is called with a layer's number when its K and V are there, while the rest is still to compute.
         """
         weights, backend, eps = self.weights, self.backend, self.config.rms_norm_eps
         x = F.embedding(token_ids, weights.embed).to(weights.dtype)
         residual = None
-        for layer, kv in zip(weights.layers, kv_cache.layers, strict=True):
+        for number, (layer, kv) in enumerate(zip(weights.layers, kv_cache.layers, strict=True)):
             x, residual = backend.rmsnorm(x, residual, layer.input_norm, eps)
             x = self._attention(x, layer, kv, plan)
+            if after_layer is not None:
+                after_layer(number)
             x, residual = backend.rmsnorm(x, residual, layer.post_attention_norm, eps)
             x = self._sum(layer.down(backend.silu_mul(layer.gate_up(x))))
         return backend.rmsnorm(x, residual, weights.final_norm, eps)[0]

@@ -44,6 +44,9 @@ class Roster:
         waiting: Sequences without, preempted ones included, by rank.
         refused_head: A waiting sequence that did not fit, and nothing happened since that could help.
         preempted: Ids of those who lost their blocks and were not yet told of in a plan.
+        expected: Sequences whose prompt is computed elsewhere, without blocks, by rank.
+        arriving: Those among them that have blocks and a seat; the K and V are on their way.
+        held: Tables that keep blocks for somebody elsewhere who still copies them.
         swap_pool: The blocks of host memory; None without swapping.
     """
 
@@ -53,10 +56,34 @@ class Roster:
         self.waiting: SortedKeyList = SortedKeyList(key=_RANK)
         self.refused_head: Sequence | None = None
         self.preempted: list[int] = []
+        self.expected: list[Sequence] = []
+        self.arriving: list[Sequence] = []
+        self.held: list[BlockTable] = []
         self.swap_pool = BlockPool(num_swap_blocks) if num_swap_blocks else None
 
     def join_queue(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
+
+    @property
+    def num_seats_taken(self) -> int:
+        return sum(sequence.num_completions for sequence in (*self.running, *self.arriving))
+
+    def expect(self, sequence: Sequence) -> None:
+        bisect.insort(self.expected, sequence, key=_RANK)
+
+    def seat(self, sequence: Sequence, table: BlockTable) -> None:
+        """An expected sequence has these blocks, to be filled from elsewhere."""
+        self.expected.remove(sequence)
+        sequence.become(SequenceStatus.ARRIVING)
+        sequence.table = table
+        sequence.num_computed_tokens = sequence.num_cached_tokens = table.num_cached_tokens
+        self.arriving.append(sequence)
+
+    def land(self, sequence: Sequence) -> None:
+        """The K and V of an arriving sequence are in its blocks: it runs."""
+        sequence.become(SequenceStatus.RUNNING)
+        self.arriving.remove(sequence)
+        self.join_running(sequence)
 
     def start(self, sequence: Sequence, table: BlockTable) -> None:
         """A waiting sequence runs, with these blocks."""
@@ -107,16 +134,16 @@ class Roster:
         if sequence.table is not None:
             self.take_blocks(sequence)
         else:
-            self.waiting.remove(sequence)
+            (self.expected if sequence in self.expected else self.waiting).remove(sequence)
         self.drop_host_blocks(sequence)
         if sequence is self.refused_head:
             self.refused_head = None
 
     def take_blocks(self, sequence: Sequence) -> None:
-        """A running sequence gives its seat and blocks back."""
+        """A running or arriving sequence gives its seat and blocks back."""
         assert sequence.table is not None
         self.cache.close(sequence.table)
         sequence.table = None
         sequence.num_computed_tokens = 0
-        self.running.remove(sequence)
+        (self.arriving if sequence.status is SequenceStatus.ARRIVING else self.running).remove(sequence)
         self.refused_head = None

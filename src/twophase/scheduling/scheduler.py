@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, final
 
+from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import InvalidRequestError, PolicyError
 from twophase.core.outputs import FinishReason
@@ -79,18 +80,28 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without blocks, preempted ones included."""
-        return len(self._roster.waiting)
+        """Sequences without blocks, preempted and expected ones included."""
+        return len(self._roster.waiting) + len(self._roster.expected)
 
     @property
     def num_running(self) -> int:
         return len(self._roster.running)
+
+    @property
+    def has_runnable(self) -> bool:
+        """Whether a step has anything to do: not for sequences that wait for K and V from elsewhere."""
+        return bool(self._roster.running or self._roster.waiting)
 
     def add(self, request: Request) -> int:
         """Queue a request; returns the seq_id of its completion 0 (the others get theirs when the prompt is done).
 
         Raises InvalidRequestError, with the numbers, if it could never be served as asked.
         """
+        sequence = self._sequence_of(request)
+        self._roster.join_queue(sequence)
+        return sequence.seq_id
+
+    def _sequence_of(self, request: Request) -> Sequence:
         check_request(request, self.config, self.cache.num_blocks, self.cache.block_size)
         if request.request_id in self._seq_ids_of:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by an unfinished request.")
@@ -98,8 +109,61 @@ class Scheduler:
         sequence.rank = self.policy.rank(sequence)
         self._next_seq_id += 1
         self._register(sequence)
-        self._roster.join_queue(sequence)
+        return sequence
+
+    # -- prompts computed by another engine: expect -> reserve -> adopt there, hold -> release here
+
+    def expect(self, request: Request) -> int:
+        """Queue a request whose prompt is computed elsewhere; it waits for `reserve`, then for `adopt`.
+
+        Raises InvalidRequestError as `add`.
+        """
+        sequence = self._sequence_of(request)
+        self._roster.expect(sequence)
         return sequence.seq_id
+
+    def reserve(self) -> Sequence | None:
+        """Give the first expected sequence blocks for its prompt and a seat; None if there is none or it does not fit.
+
+        Whoever waits here goes first: what was preempted would otherwise wait for as long as newcomers come.
+
+        Raises:
+            SequenceFault: As `schedule`.
+        """
+        roster = self._roster
+        if not roster.expected or roster.waiting:
+            return None
+        sequence = roster.expected[0]
+        return sequence if StepBuilder(self.config, roster).reserve(sequence) else None
+
+    def adopt(self, request_id: str, tokens: Seq[SampledToken]) -> list[SequenceUpdate]:
+        """The K and V of an arriving sequence's whole prompt are in its blocks: it goes on as if computed here.
+
+        Args:
+            tokens: The first token of each of its completions.
+        """
+        sequence = self.sequences[self._seq_ids_of[request_id][0]]
+        self._roster.land(sequence)
+        assert sequence.table is not None
+        prompt = sequence.token_ids
+        return self._settle(ScheduledChunk(sequence.seq_id, prompt, 0, sequence.table.block_ids, len(tokens)), tokens)
+
+    def hold(self, seq_id: int) -> BlockTable:
+        """A second table over a running sequence's blocks: it keeps them, and what is in them, until `release`.
+
+        To be called when the sequence's last prompt tokens are planned: it has all its blocks then.
+        """
+        table = self.sequences[seq_id].table
+        assert table is not None
+        held = self.cache.fork(table)
+        self._roster.held.append(held)
+        return held
+
+    def release(self, table: BlockTable) -> None:
+        """Give up what `hold` returned."""
+        self._roster.held.remove(table)
+        self.cache.close(table)
+        self._roster.refused_head = None
 
     def schedule(self, now_s: int | float = 0.0) -> StepPlan:
         """Plan the next step. A plan not confirmed by `update` is dropped.
@@ -117,9 +181,10 @@ class Scheduler:
         self._heal()
         step = StepBuilder(self.config, self._roster, now_s, self._num_stalled_steps)
         self._step = step
-        if self.sequences:
+        if self.has_runnable:
             self.policy.plan(step)
-            if step.is_empty and step.wake_s is None:
+            waits_for_others = self._roster.arriving or self._roster.held
+            if step.is_empty and step.wake_s is None and not waits_for_others:
                 raise PolicyError(
                     f"{self.policy} planned nothing, and waits for nothing, though {self.num_running} sequences are "
                     f"running and {self.num_waiting} waiting: it would hang."
@@ -156,27 +221,35 @@ class Scheduler:
             self._roster.refused_head = None  # a prefill published blocks that the head may hit
         updates: list[SequenceUpdate] = []
         for chunk in plan.chunks:
-            sequence = self.sequences.get(chunk.seq_id)
-            if sequence is None:
-                continue
-            try:
-                self._confirm(sequence, chunk)
-                completions = self._fork(sequence) if chunk.num_samples > 1 else (sequence,)
-            except Exception as error:
-                updates += self.fail(chunk.seq_id, error)
-                continue
-            if chunk.num_samples:
-                for completion, token in zip(completions, sampled[chunk.seq_id], strict=True):
-                    try:
-                        updates.append(self._append(completion, token))
-                    except Exception as error:
-                        updates += self.fail(completion.seq_id, error)
+            if chunk.seq_id in self.sequences:
+                updates += self._settle(chunk, sampled.get(chunk.seq_id, ()))
         return updates
 
-    def abort(self, request_id: str) -> list[SequenceUpdate]:
-        """End every completion of a request, wherever it stands; nothing happens if it is not unfinished."""
+    def _settle(self, chunk: ScheduledChunk, tokens: Seq[SampledToken]) -> list[SequenceUpdate]:
+        """A chunk's K and V are in its blocks, and these are the tokens drawn after it."""
+        sequence = self.sequences[chunk.seq_id]
+        try:
+            self._confirm(sequence, chunk)
+            completions = self._fork(sequence) if chunk.num_samples > 1 else (sequence,)
+        except Exception as error:
+            return self.fail(chunk.seq_id, error)
+        updates: list[SequenceUpdate] = []
+        if chunk.num_samples:
+            for completion, token in zip(completions, tokens, strict=True):
+                try:
+                    updates.append(self._append(completion, token))
+                except Exception as error:
+                    updates += self.fail(completion.seq_id, error)
+        return updates
+
+    def abort(self, request_id: str, error: str | None = None) -> list[SequenceUpdate]:
+        """End every completion of a request, wherever it stands; nothing happens if it is not unfinished.
+
+        With `error` they end by 'error', else by 'abort'.
+        """
         seq_ids = list(self._seq_ids_of.get(request_id, ()))
-        return [update for seq_id in seq_ids for update in self.finish(seq_id, "abort")]
+        reason: FinishReason = "abort" if error is None else "error"
+        return [update for seq_id in seq_ids for update in self.finish(seq_id, reason, error=error)]
 
     def fail(self, seq_id: int, error: Exception | str) -> list[SequenceUpdate]:
         """End one sequence with an error."""

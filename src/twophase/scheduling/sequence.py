@@ -9,9 +9,10 @@ from twophase.core.request import Request
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence stands. Only RUNNING ones hold blocks."""
+    """Where a sequence stands. Only ARRIVING and RUNNING ones hold blocks."""
 
     WAITING = "waiting"
+    ARRIVING = "arriving"  # its prompt is computed elsewhere, and its blocks are being filled from there
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
@@ -19,7 +20,8 @@ class SequenceStatus(enum.Enum):
 
 # Every legal step, and no other; anything unfinished may end (abort, error).
 _NEXT_STATUS = {
-    SequenceStatus.WAITING: {SequenceStatus.RUNNING, SequenceStatus.FINISHED},
+    SequenceStatus.WAITING: {SequenceStatus.ARRIVING, SequenceStatus.RUNNING, SequenceStatus.FINISHED},
+    SequenceStatus.ARRIVING: {SequenceStatus.RUNNING, SequenceStatus.FINISHED},
     SequenceStatus.RUNNING: {SequenceStatus.PREEMPTED, SequenceStatus.FINISHED},
     SequenceStatus.PREEMPTED: {SequenceStatus.RUNNING, SequenceStatus.FINISHED},
     SequenceStatus.FINISHED: set(),

@@ -1,7 +1,7 @@
 """One step being planned: the moves a policy has, and the rules they keep."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import final
 
 from twophase.cache.block_table import BlockTable
@@ -39,7 +39,7 @@ class StepBuilder:
         self._roster = roster
         self._cache = roster.cache
         self._budget = config.max_num_batched_tokens
-        self._num_seats_taken = sum(running.num_completions for running in roster.running)
+        self._num_seats_taken = roster.num_seats_taken
         self._num_reserved: int | None = None  # counted when somebody wants to come in
         self._decodes: list[ScheduledChunk] = []
         self._prefills: list[ScheduledChunk] = []
@@ -126,7 +126,7 @@ class StepBuilder:
         if is_hopeless or not self._budget or (max_tokens is not None and max_tokens < 1):
             return 0
         with blamed_on(sequence):
-            table = self._open(sequence, whole)
+            table = self._open(sequence, lambda table: self._fits(sequence, table, whole), self._roster.start)
         if table is None:
             self._roster.refused_head = sequence
             return 0
@@ -135,6 +135,14 @@ class StepBuilder:
             self._num_reserved += self._num_growing(sequence)
         self._swap_in(sequence, table)
         return self._plan_chunk(sequence, table, max_tokens)
+
+    def reserve(self, sequence: Sequence) -> bool:
+        """Blocks and a seat for an expected sequence, if there is room; not a policy's move."""
+        if sequence.num_completions > self.num_free_seats:
+            return False
+        with blamed_on(sequence):
+            table = self._open(sequence, lambda table: self._has_room(sequence, table), self._roster.seat)
+        return table is not None
 
     def wait_until(self, when_s: int | float) -> None:
         if not self.now_s < when_s < math.inf:
@@ -183,12 +191,17 @@ class StepBuilder:
 
     # -- admission
 
-    def _open(self, sequence: Sequence, whole: bool) -> BlockTable | None:
-        """Give a waiting sequence its blocks, hits and new ones; None, and nothing changed, if it doesn't fit."""
+    def _open(
+        self,
+        sequence: Sequence,
+        has_room: Callable[[BlockTable], bool],
+        start: Callable[[Sequence, BlockTable], None],
+    ) -> BlockTable | None:
+        """Give a newcomer its blocks, hits and new ones; None, and nothing changed, if it doesn't fit."""
         is_first_time = sequence.num_preemptions == 0
         table = self._cache.open(sequence.token_ids, sequence.request.cache_salt, count_in_stats=is_first_time)
         try:
-            fits = self._fits(sequence, table, whole)
+            fits = has_room(table)
             if fits:
                 self._cache.grow(table, len(sequence.token_ids))  # copies nothing: what was hit are full blocks
             else:
@@ -198,7 +211,7 @@ class StepBuilder:
             raise
         if not fits:
             return None
-        self._roster.start(sequence, table)
+        start(sequence, table)
         return table
 
     def _fits(self, sequence: Sequence, table: BlockTable, whole: bool) -> bool:
@@ -210,14 +223,17 @@ class StepBuilder:
         num_uncomputed = num_tokens - max(table.num_cached_tokens, sequence.num_swapped_tokens)
         if num_uncomputed > self._budget and not may_split:
             return False
-        num_needed = self._cache.num_blocks_needed(table, num_tokens)
+        return self._has_room(sequence, table)
+
+    def _has_room(self, sequence: Sequence, table: BlockTable) -> bool:
+        num_needed = self._cache.num_blocks_needed(table, len(sequence.token_ids))
         return num_needed + self._room_for(sequence) <= self._cache.num_free_blocks
 
     def _room_for(self, sequence: Sequence) -> int:
         """Blocks a newcomer must leave free: one for each sequence that may outgrow its last block, so that none is
         preempted within the next block_size steps, and the watermark. Alone, it need not leave any: the door saw to it
         that the pool is large enough for one."""
-        if not self._roster.running:
+        if not self._roster.running and not self._roster.arriving:
             return 0
         num_kept = math.ceil(self._config.watermark * self._cache.num_blocks)
         if self._config.reserve_growth:
@@ -226,7 +242,7 @@ class StepBuilder:
 
     def _num_growing_now(self) -> int:
         if self._num_reserved is None:
-            self._num_reserved = sum(map(self._num_growing, self._roster.running))
+            self._num_reserved = sum(map(self._num_growing, (*self._roster.running, *self._roster.arriving)))
         return self._num_reserved
 
     def _num_growing(self, sequence: Sequence) -> int:
