@@ -164,8 +164,8 @@ check("5.20")
 # sequenceDiagram
 #     participant D as rank 0: decode
 #     participant P as rank 1: prefill
-#     D->>P: Submit: a prompt, and its sampling parameters
-#     D->>P: Grant: blocks are reserved here
+#     D->>P: Submit: a prompt, for which blocks are reserved here
+#     D->>P: Grant: they are now (if there was no room before)
 #     P->>D: Pages: layer 0, layer 1, ... while the next layers are computed
 #     P->>D: Done: the first token
 #     D->>P: Received: your blocks can be freed
@@ -173,7 +173,8 @@ check("5.20")
 #
 # Its pages have the same size on both sides, so it copies whole ones (`distributed/pages.py`), bit for bit, and a
 # thread that does nothing else sends them. The next cell starts both ranks with torchrun and waits for them, a quarter
-# of a minute or so; none is left behind. Three prompts are answered, and one of 250 tokens is watched.
+# of a minute or so; none is left behind. Three prompts are answered, and one of 250 tokens is watched. (`twophase
+# bench disaggregation` does it at length, and `twophase bench tensor-parallel` what comes in the next section.)
 
 # %%
 moved = pages_two_processes.apart()
@@ -198,7 +199,7 @@ measured("5.20", moved.share_percent) if moved.apart is not None else moved.why_
 # *Needs: CPU, and the model; the last part starts two processes.*
 #
 # Llama-3-70B in bfloat16 has 141 GB of weights, and a GPU 80 GB. **Tensor parallelism** cuts every layer, so that each
-# of n ranks holds an n-th of each matrix, and reads an n-th in each step. It is the one way of using more machines
+# of n ranks holds an n-th of each matrix, and reads an n-th in each step. It is a way of using more machines
 # that makes a *single* token faster: lab 3's bound, bytes over bandwidth, is divided by n. What it costs is that the
 # ranks must agree on the activations, several times a layer.
 #

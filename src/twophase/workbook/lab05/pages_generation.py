@@ -41,7 +41,7 @@ def watch_transfer(llm: LLM) -> dict[str, float]:
 
 
 def main() -> None:
-    from twophase.distributed.disaggregation import disaggregated  # only ranks talk to each other
+    from twophase.distributed.disaggregation import disaggregated  # which only ranks need
 
     torch.set_num_threads(1)
     with disaggregated(**OPTIONS) as llm:
