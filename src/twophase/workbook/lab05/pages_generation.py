@@ -4,7 +4,6 @@ run_local("twophase.workbook.lab05.pages_generation", 2)       rank 0 writes, ra
 """
 
 import json
-import statistics
 from typing import Any
 
 import torch
@@ -25,19 +24,19 @@ def answers(llm: LLM) -> list[list[int]]:
 
 
 def watch_transfer(llm: LLM) -> dict[str, float]:
-    """The longest prompt alone, three times: medians of what its record says."""
+    """The longest prompt alone, four times: the best of each time in its record, for other programs only ever add."""
     engine: Any = llm.engine  # a DecodeEngine
     engine.take_transfers()
     records, prefills = [], []
-    for _ in range(3):
+    for _ in range(4):
         prompt = {"prompt_token_ids": list(PROMPTS[WATCHED])}
         llm.generate(prompt, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), use_tqdm=False)
         sent, done = engine.take_transfers()
         records.append(sent[0])
         prefills.append(done[0])
-    names = ("num_bytes", "compute_s", "pack_s", "send_s", "late_s", "hidden_share")
-    found = {name: statistics.median(float(getattr(record, name)) for record in records) for name in names}
-    return found | {"prefill_s": statistics.median(done.prefill_s for done in prefills)}
+    names = ("num_bytes", "pack_s", "send_s", "late_s")
+    found = {name: min(float(getattr(record, name)) for record in records) for name in names}
+    return found | {"prefill_s": min(done.prefill_s for done in prefills)}
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """How long a prompt takes to read on this machine, and how long its K and V take through a socket of it."""
 
 import socket
+import statistics
 import threading
 import time
 
@@ -12,10 +13,10 @@ from twophase.workbook.lab05.one_process import engine
 NUM_TOKENS = 128
 
 
-def prefill_s(num_tokens: int = NUM_TOKENS) -> float:
+def prefill_s() -> float:
     """Seconds of the one step that reads a prompt."""
     llm = engine()
-    prompt = {"prompt_token_ids": list(range(100, 100 + num_tokens))}
+    prompt = {"prompt_token_ids": list(range(100, 100 + NUM_TOKENS))}
     llm.generate([prompt], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
     return llm.engine.trace[-1].run_s
 
@@ -36,6 +37,7 @@ def transfer_s(num_bytes: int) -> float:
 
 
 def moving_share_percent() -> float:
-    """Time to move a prompt's K and V, in percent of the time to compute them."""
+    """Time to move a prompt's K and V, in percent of the time to compute them; the median of five after a warm-up."""
     num_bytes = NUM_TOKENS * engine().kv_cache.spec.bytes_per_token
-    return 100 * transfer_s(num_bytes) / prefill_s()
+    shares = [100 * transfer_s(num_bytes) / prefill_s() for _ in range(6)]
+    return statistics.median(shares[1:])

@@ -10,7 +10,7 @@ from twophase.workbook.lab05.two_processes import said_by_rank_0, why_not
 
 @dataclass(frozen=True)
 class Apart:
-    """What one engine answered, and two of them together; times are medians of three, of the longest prompt.
+    """What one engine answered, and two of them together; times are the best of four, of the longest prompt.
 
     `apart` is None where two processes could not be run here, and `why_not` says why.
 
@@ -27,11 +27,6 @@ class Apart:
     send_s: float = 0.0
     late_s: float = 0.0
     why_not: str = ""
-
-    @property
-    def share_percent(self) -> float:
-        """Moving, in percent of computing."""
-        return 100 * (self.pack_s + self.send_s) / self.prefill_s
 
     @property
     def lines(self) -> str:

@@ -1,6 +1,5 @@
 """5.6 Prefill here, decode there: pages that change hands."""
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,10 +105,6 @@ def transfer_ms() -> float:
     return 1e3 * 8000 * (2 * 80 * 8 * 128 * 2) / (400e9 / 8)
 
 
-def share_here_percent() -> float:
-    return statistics.median(moving_share_percent() for _ in range(3))
-
-
 EXERCISES = (
     Exercise(
         id="5.18",
@@ -208,7 +203,7 @@ EXERCISES = (
         objective="compare the bytes of a prompt with the arithmetic of it",
         needs=("cpu", "model"),
         question=Number(
-            share_here_percent,
+            moving_share_percent,
             factor=6,
             unit="%",
             hint="23,040 values per token against some 270 million operations per token.",
