@@ -189,8 +189,8 @@ if moved.apart is not None:
     print("the tokens are those of one engine alone:", moved.apart == moved.together)
 
 # %% [markdown]
-# **Read the result.** Sending takes longer than through the idle socket, for here the sender shares its cores with the
-# next layers' arithmetic. That is the good news: it happens *meanwhile*. What a user waits for is the copying, and what
+# **Read the result.** Sending may well take longer here than through the idle socket: the sender shares its cores with
+# the next layers' arithmetic. That is the good news: it happens *meanwhile*. What a user waits for is the copying, and what
 # comes after the last layer. The first token waits for nothing; it is sampled on the prefill side.
 #
 # What makes this hard is not the bytes. A process can die with half a prompt sent, or be stopped and say nothing: in
@@ -356,9 +356,10 @@ if both.two is not None:
 # the last token is sampled and never read. The tokens are equal and the logits *nearly*: sums are added up in another
 # order. A hand-over was bit for bit; here a tolerance is right.
 #
-# And the time? Here two ranks share one machine, its memory above all, and rank 0 has two thirds of the attention. What
-# they gain by reading less each, they lose by talking 60 times a step: every line of the table is from your machine,
-# so see which it is. The memory, at least, is divided: a token takes fewer bytes of K and V on each rank.
+# And the time? Reading a prompt is arithmetic, and two cores have twice as much of it. A decode step waits for the
+# memory, which the two ranks of one machine share, and then 60 times for each other; the wait for the slower one, who
+# has two thirds of the attention, is in that line of the table as well. Does your table agree? The bytes, at any rate,
+# are divided: fewer weights to hold on each rank, and fewer K and V per token.
 
 # %% [markdown]
 # ### When it does not pay
