@@ -190,8 +190,8 @@ if moved.apart is not None:
 
 # %% [markdown]
 # **Read the result.** Sending may well take longer here than through the idle socket: the sender shares its cores with
-# the next layers' arithmetic. That is the good news: it happens *meanwhile*. What a user waits for is the copying, and what
-# comes after the last layer. The first token waits for nothing; it is sampled on the prefill side.
+# the next layers' arithmetic. That is the good news: it happens *meanwhile*. What a user waits for is the copying, and
+# what comes after the last layer. The first token waits for nothing; it is sampled on the prefill side.
 #
 # What makes this hard is not the bytes. A process can die with half a prompt sent, or be stopped and say nothing: in
 # `twophase.distributed` every wait has a limit, a lost peer is a `PeerLostError` that names it, and the blocks of
@@ -357,9 +357,8 @@ if both.two is not None:
 # order. A hand-over was bit for bit; here a tolerance is right.
 #
 # And the time? Reading a prompt is arithmetic, and two cores have twice as much of it. A decode step waits for the
-# memory, which the two ranks of one machine share, and then 60 times for each other; the wait for the slower one, who
-# has two thirds of the attention, is in that line of the table as well. Does your table agree? The bytes, at any rate,
-# are divided: fewer weights to hold on each rank, and fewer K and V per token.
+# memory, which the two ranks of one machine share, and then the ranks wait 60 times for each other. Does your table
+# agree? The bytes, at any rate, are divided: fewer weights to hold on each rank, and fewer K and V per token.
 
 # %% [markdown]
 # ### When it does not pay
@@ -375,8 +374,8 @@ shards_pictures.draw_time_per_token(shards_cost.time_per_token())
 # **Read the result.** The part that reads is divided, the part that talks stays. SmolLM2 has next to nothing to divide:
 # on three GPUs its tokens come several times *slower*. Llama-3-8B on eight is some four times as fast as on one, for
 # one user; eight engines of one GPU each serve eight times as many. Llama-3-70B has no choice below two. And across
-# machines, where an all-reduce takes several times as long, one rarely cuts layers at all: there the model is cut
-# *between* layers, which is next.
+# machines, where an all-reduce takes longer still, one rarely cuts layers at all: there the model is cut *between*
+# layers, which is next.
 
 # %% [markdown]
 # ## 8. Stages in a row, pools side by side
@@ -450,7 +449,7 @@ for num_chunks in (1, 2, 4, 8, 16, 32, 64):
 # %% [markdown]
 # ### How many read, how many write?
 #
-# Eight engines, each an H100 with Llama-3-8B, and people with documents: 36 requests per second, prompts of some 4,700
+# Eight engines, each an H100 with Llama-3-8B, and people with documents: 36 requests per second, prompts of some 4,800
 # tokens and answers of 140. Promised: the first token within a second, then no more than 12 ms per token on average.
 # If some engines only read prompts and the others only write, how many should read?
 
