@@ -37,6 +37,22 @@ def test_tokens_are_those_of_no_cache(tiny_folder, full_hit, num_cached):
         assert [output.metrics.num_cached_tokens for output in outputs] == [num_cached] * len(prompts)
 
 
+def test_the_real_model_says_the_same(smollm2_folder):
+    """The last token alone, behind its pages, instead of within its prompt: other sums, the same words."""
+    texts = (
+        "The history of science is long. Newton wrote the Principia in 1687, and",
+        "def fibonacci(n):\n    if n < 2:\n",
+    )
+    llm = LLM(smollm2_folder, device="cpu", attention_backend="torch", num_kv_blocks=64, full_hit="recompute_token")
+    prompts = [{"prompt_token_ids": (llm.tokenizer.encode(text) * 4)[:48]} for text in texts]
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    expected, outputs = tokens(llm, prompts, params)
+    assert [output.metrics.num_cached_tokens for output in outputs] == [0, 0]
+    found, outputs = tokens(llm, prompts, params)
+    assert [output.metrics.num_cached_tokens for output in outputs] == [47, 47]
+    assert found == expected
+
+
 def test_under_pressure_and_with_swapping(tiny_folder):
     prompts = [{"prompt_token_ids": [*PROMPT["prompt_token_ids"][: 4 * k], *[9] * (k % 3)]} for k in range(1, 9)]
     expected, _ = tokens(open_llm(tiny_folder, enable_prefix_caching=False), prompts)
