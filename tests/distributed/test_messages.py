@@ -43,7 +43,7 @@ def test_a_decode_step_of_a_few_sequences_is_one_message():
 
 
 MUTANTS = [
-    ("blocks begin where tokens do", "numbers[shapes + 2 : tokens : CHUNK_INTS]", "numbers[shapes : shapes]"),
+    ("blocks begin where tokens do", "numbers[shapes + 3 : tokens : CHUNK_INTS]", "numbers[shapes : shapes]"),
     ("moves are forgotten", "shapes = 2 * num_moves", "shapes = num_moves"),
     ("samples are start", "token_ids, start, block_ids, num_samples", "token_ids, start, block_ids, start"),
     ("a long message is cut", "max(FIRST_INTS, int(first[0]))", "FIRST_INTS"),

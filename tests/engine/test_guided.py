@@ -556,8 +556,8 @@ MUTANTS = [
     ("only the newest token read", "guidance", "token_ids[num_prompt_tokens + self._num_read :]", "token_ids[max(num_prompt_tokens + self._num_read, len(token_ids) - 1) :]", "guide"),
     ("the prompt read", "guidance", "token_ids[num_prompt_tokens + self._num_read :]", "token_ids[self._num_read :]", "guide"),
     ("state shared", "guidance", "Guide(self._matcher.deep_copy()", "Guide(self._matcher", "guide"),
-    ("an error lets it end", "guidance", "if self._matcher.is_error():\n            raise G", "if False:\n            raise G", "guide"),
-    ("stop ids as text", "guidance", "        self._set_ends(allowed)\n", "", "guide"),
+    ("an error lets it end", "guidance", "        if matcher.is_error():\n            raise G", "        if False:\n            raise G", "guide"),
+    ("stop ids as text", "guidance", "        self._set_ends(allowed, matcher.is_accepting())\n", "", "guide"),
     ("a beginning accepted", "guidance", " and matcher.is_accepting()", "", "guide"),
     ("escaped names", "guidance", "'\"\\\\bfnrt'", "'\"\\\\bfnrtu'", "json"),
     ("white space by x-guidance", "guidance", '    "whitespace_flexible": False,\n', "", "json"),
@@ -581,8 +581,8 @@ PREEMPTION_MUTANTS = [
         "            guide = state.completions[victim.index].guide\n"
         "            _ = guide is None or guide._matcher.reset()",
     ),
-    ("state follows the chunk", "guide.allowed_after(sequence.token_ids, sequence", "guide.allowed_after(chunk.token_ids, sequence"),
-    ("state of completion 0", "state.completions[sequence.index].guide", "state.completions[0].guide"),
+    ("state follows the chunk", "guide.allowed_after(token_ids, num", "guide.allowed_after(token_ids[sequence.num_computed_tokens :], num"),
+    ("state of completion 0", ".completions[sequence.index].guide", ".completions[0].guide"),
 ]  # fmt: skip
 
 
