@@ -71,12 +71,15 @@ def test_blocks_that_are_never_read(tmp_path):
 
     folder, _ = make_folder("mistral", tmp_path)
     changes = {"model": folder, "max_model_len": 64, "workload": load(1, 8, 8)}
-    caution = named(plan(**changes))["blocks-never-read"]
+    kept, freed = plan(**changes, eviction="none"), plan(**changes)
+    caution = named(kept)["blocks-never-read"]
     assert (caution.value, caution.limit) == (64, 12)
-    assert "`eviction: {window: 12}` frees" in caution.reason
-    assert "blocks-never-read" not in named(plan(**changes, eviction="{window: 12}"))
+    assert "`eviction: auto` frees" in caution.reason
+    for same in (freed, plan(**changes, eviction="auto"), plan(**changes, eviction="{window: 12}")):
+        assert "blocks-never-read" not in named(same)
+        assert same.config.eviction.window == 12
     # Keys beyond the model's window are not read, whatever the cache keeps.
-    assert plan(**changes).cost.mean_context == plan(**changes, eviction="{window: 12}").cost.mean_context
+    assert kept.cost.mean_context == freed.cost.mean_context
 
 
 def test_a_calm_plan_has_none():

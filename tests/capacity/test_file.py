@@ -71,7 +71,7 @@ MISTAKES = [
     ({"dtype": "bf16"}, 5, "dtype must be one of bfloat16, float16, float32, got bf16; did you mean bfloat16?"),
     ({"kv_cache_dtype": "fp8"}, 5, "did you mean fp8_e4m3?"),
     ({"hardware": "h1000"}, 2, "hardware must be one of a100, h100, h200, mi300x, got h1000; did you mean h100?"),
-    ({"eviction": "window"}, 5, "eviction must be none, got window"),
+    ({"eviction": "window"}, 5, "eviction must be one of auto, none, got window"),
     ({"eviction": "{sinks: 4}"}, 5, "eviction.window is missing"),
     ({"eviction": "{window: 0}"}, 5, "eviction.window must be a whole number of at least 1"),
     ({"hardware": "{memory: 80 GB, flops_per_s: 1e15}"}, 2, "hardware.bytes_per_s is missing"),

@@ -122,7 +122,7 @@ def torchrun(monkeypatch):
 
 def test_a_rank_that_does_not_come_is_named(torchrun):
     store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
-    dist.PrefixStore("twophase", store).set("here/1", "")
+    dist.PrefixStore("twophase/1", store).set("here/1", "")  # as rank 1 does when it joins for the first time
     torchrun.setenv("WORLD_SIZE", "3")
     torchrun.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # torchrun keeps the store, not rank 0
     with pytest.raises(PeerLostError, match=r"all ranks to start \(limit for a silent peer: 0.5 s\)") as caught:

@@ -133,10 +133,10 @@ def blocks_never_read(plan: "Plan") -> Caution | None:
     if window is None or window >= longest or plan.config.eviction is not None:
         return None
     reason = (
-        f"this model's queries see {window:,} keys, and the cache keeps up to {longest:,}: `eviction: {{window: "
-        f"{window}}}` frees what is never read again"
+        f"this model's queries see {window:,} keys, and the cache keeps up to {longest:,}: `eviction: auto` "
+        f"frees what is never read again"
     )
-    return Caution("blocks-never-read", "model", reason, longest, window)
+    return Caution("blocks-never-read", "eviction", reason, longest, window)
 
 
 def uneven_split(plan: "Plan") -> Caution | None:

@@ -112,9 +112,9 @@ KEYS = {
     "block_size": Key(kinds.power_of_two, default=16),
     "max_model_len": Key(kinds.whole(2)),
     "eviction": Key(
-        kinds.choice(("none",)),
+        kinds.choice(("auto", "none")),
         {"window": Key(kinds.whole(1)), "sinks": Key(kinds.whole(0), default=0)},
-        default="none",
+        default="auto",
     ),
     "max_num_seqs": Key(kinds.whole(1), default=256),
     "max_num_batched_tokens": Key(kinds.whole(1), default=8192),
@@ -154,14 +154,14 @@ def parse_config(source: str, name: str = "config.yaml", folder: Path = Path()) 
     file.raise_complaints()
     _check(file, values, shape, longest)
     file.raise_complaints()
-    eviction, slo = values["eviction"], values["slo"]
+    slo = values["slo"]
     return PlanConfig(
         name=name,
         shape=_with_bytes(shape, values["dtype"], values["kv_cache_dtype"]),
         model_window=window,
         hardware=_hardware(values["hardware"]),
         workspace_bytes=values["workspace"],
-        eviction=None if eviction == "none" else Eviction(eviction["window"], eviction["sinks"]),
+        eviction=_eviction(values["eviction"], window, values["max_model_len"]),
         workload=Workload(**values["workload"]),
         slo=None if slo is None else Slo(**slo),
         assumptions=Assumptions(**(values["assumptions"] or {})),
@@ -181,6 +181,15 @@ _AS_THEY_ARE = (
     "max_num_batched_tokens",
     "chunk_size",
 )
+
+
+def _eviction(choice: Any, model_window: int | None, max_model_len: int) -> Eviction | None:
+    """'auto' is what the engine does: a model's own window frees what leaves it."""
+    if isinstance(choice, str):
+        if choice == "none" or model_window is None or model_window >= max_model_len:
+            return None
+        return Eviction(model_window, 0)
+    return Eviction(choice["window"], choice["sinks"])
 
 
 def _model(file: YamlFile, name: str, folder: Path) -> tuple[ModelShape, int | None, int | None]:
