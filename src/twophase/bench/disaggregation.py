@@ -186,12 +186,13 @@ def _measure(model: str, quick: bool, **options: Any) -> DisaggregationReport | 
         "max_num_seqs": 32,
         "max_num_batched_tokens": 2048,
         "max_model_len": 2048,
+        "enable_prefix_caching": False,  # each way reads the same prompts, and must compute them
     }
     with disaggregated(model, prefill_options={"max_num_batched_tokens": 512}, **limits, **options) as apart:
         if apart is None:
             return None
         assert isinstance(apart.engine, DecodeEngine)
-        together = LLM(model, **options)
+        together = LLM(model, **limits, **options)
         num_threads = {"apart": torch.get_num_threads(), "together": max(1, num_usable_cores())}
         num_rounds = 1 if quick else 3
         cases = QUICK_CASES if quick else CASES

@@ -12,7 +12,10 @@ MAX_SPECULATIVE_TOKENS = 32  # far beyond what pays
 class SpeculativeConfig:
     """Speculative decoding: guess the next tokens cheaply, verify all guesses in one step of the model.
 
-    It changes how long an output takes, not what it is: the same tokens come, greedy or seeded, with and without.
+    It changes how long an output takes, not what it is: the same tokens come, greedy or seeded, with and without. (Up
+    to rounding: a step that verifies adds up in another order, by which a log-probability may move by 1e-5 in fp32. A
+    draw that falls between two tokens that closely, mostly in the tail of an untruncated distribution, may then take
+    its neighbour.)
 
     Attributes:
         method: 'ngram' looks up what followed the newest tokens when they came before ("prompt lookup"); 'draft_model'
