@@ -79,6 +79,7 @@ def equal(folder):
 
 def lose(folder, victim, number):
     def die():
+        time.sleep(1)  # the sending thread goes on meanwhile: what was computed before this is on its way
         say(dying=True)
         os.kill(os.getpid(), number)
 
