@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from twophase.cli.generate import speculative_config
 from twophase.core.errors import ConfigError
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from twophase.serving.workloads import Workload
 
 PLOT_FORMATS = (".png", ".svg", ".pdf")
+
+
+@runtime_checkable
+class Report(Protocol):
+    """What a benchmark gives back."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+    def to_text(self) -> str: ...
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,6 +50,10 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _show(report: Report, args: argparse.Namespace) -> None:
+    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
+
+
 def _engine(args: argparse.Namespace) -> int:
     from twophase.bench.engine import bench_engine
 
@@ -55,7 +67,7 @@ def _engine(args: argparse.Namespace) -> int:
         quick=args.quick,
         say=_say,
     )
-    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
+    _show(report, args)
     return 0
 
 
@@ -70,7 +82,7 @@ def _kernels(args: argparse.Namespace) -> int:
         print(json.dumps(not_run, indent=2) if args.json else f"not run here: {reason}")
         return 0
     report = bench_kernels(args.quick)
-    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
+    _show(report, args)
     if args.plot is not None:
         report.plot(Path(args.plot))
         _say(f"wrote {args.plot}")
@@ -88,7 +100,7 @@ def _prefix_caching(args: argparse.Namespace) -> int:
     shape = QUICK if args.quick else Shape()
     opener = open_model(args.model, shape, device=args.device, dtype=args.dtype, backend=args.backend)
     report = bench_prefix_caching(opener, shape, repeats=1 if args.quick else args.repeats, say=_say)
-    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
+    _show(report, args)
     return 0
 
 
@@ -133,7 +145,7 @@ def _speculative(args: argparse.Namespace) -> int:
         quick=args.quick,
         say=_say,
     )
-    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
+    _show(report, args)
     return 0
 
 
@@ -148,7 +160,7 @@ def _tensor_parallel(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         attention_backend=args.backend,
     )
-    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
+    _show(report, args)
     return 0
 
 
@@ -158,7 +170,7 @@ def _disaggregation(args: argparse.Namespace) -> int:
     report = bench_disaggregation(
         args.model, args.quick, device=args.device, dtype=args.dtype, attention_backend=args.backend
     )
-    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
+    _show(report, args)
     return 0
 
 
@@ -202,7 +214,7 @@ def _window(args: argparse.Namespace) -> int:
     asked_for = {"window": args.window, "num_sinks": args.sinks, "num_tokens": args.tokens}
     sizes |= {name: value for name, value in asked_for.items() if value is not None}
     report = bench_window(args.model, device=args.device, dtype=args.dtype, backend=args.backend, **sizes, say=_say)
-    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
+    _show(report, args)
     return 0
 
 
