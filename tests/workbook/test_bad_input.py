@@ -13,8 +13,9 @@ import pytest
 
 from tests.workbook.demo import DEMO, LAB
 from twophase.workbook.build import learner_notebook, solved_notebook, to_text
+from twophase.workbook.grading.files import NotGradableError
 from twophase.workbook.grading.lane import Job, Lane
-from twophase.workbook.grading.locate import NotGradableError, code_cells
+from twophase.workbook.grading.locate import code_cells
 
 RIGHT = LAB.templates["1.1"].filled()
 RETURN = "return x.cumsum(-1) / torch.arange(1, x.shape[-1] + 1)"

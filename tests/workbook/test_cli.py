@@ -11,7 +11,7 @@ from tests.workbook.demo import DEMO, LAB
 from twophase.cli import grade, labs
 from twophase.workbook.build import learner_notebook, solved_notebook, to_text
 from twophase.workbook.grading import grade as grading
-from twophase.workbook.grading.folder import learner_of, notebooks_in
+from twophase.workbook.grading.folder import Submission, learner_of, notebooks_in
 from twophase.workbook.grading.report import page
 
 
@@ -142,7 +142,7 @@ def test_who_handed_in(tmp_path):
 
 def test_the_page_escapes(grader, solved):
     solved.write_text(to_text(solved_notebook(LAB)).replace("x.cumsum(-1)", "undefined['<script>']"))
-    text = page([grader.grade(solved)])
+    text = page([Submission("ann", solved, grader.grade(solved))])
     assert "<script>" not in text
     assert "&lt;script&gt;" in text
 

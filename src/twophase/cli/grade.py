@@ -1,9 +1,11 @@
 """`twophase grade`: grade notebooks from their files alone."""
 
 import argparse
-import json
+import contextlib
+import io
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,9 @@ if TYPE_CHECKING:
     from twophase.workbook.grading.grade import Grader
 
 DESCRIPTION = """Grade notebooks. Each exercise runs in a process of its own, with limits of time and memory.
-A folder gives a row per learner. Exits 0 when the grading itself worked, whatever the score; 2 when a file that was
-named cannot be graded."""
+A folder gives a row per learner; files of results are brought up to date after each notebook. The checks are those of
+the workbook that this folder is in, or of the installed one. Exits 0 when the grading itself worked, whatever the
+score; 2 when a file that was named cannot be graded."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -35,39 +38,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Grade `args.paths`, print and write what was asked for. Returns the exit status."""
     from twophase.workbook.grading.grade import Grader
+    from twophase.workbook.grading.output import Output, to_json
     from twophase.workbook.lab import Workbook, WorkbookError
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows escapes
+            stream.reconfigure(errors="backslashreplace")
+    quiet = str(args.json) == "-"
+    output = Output(None if quiet else args.json, args.csv, args.html, _is_single(args.paths))
+    submissions: list[Submission] = []
     try:
-        with Grader(Workbook.find(args.paths[0].resolve().parent), args.workers) as grader:
-            submissions = [s for path in args.paths for s in _grade(grader, path, quiet=str(args.json) == "-")]
+        output.try_out()  # what cannot be written is told before the work
+        # Not the workbook beside a submission: its author would have written the checks.
+        with Grader(Workbook.find(), args.workers) as grader:
+            for submission in _grade(grader, args.paths, quiet):
+                submissions.append(submission)
+                with contextlib.suppress(OSError):  # a disk that is full now may not be at the end
+                    output.write(submissions)
+        output.write(submissions, last=True)
     except WorkbookError as error:
         print(f"twophase grade: {error}", file=sys.stderr)
         return 2
-    try:
-        _write(args, submissions)
     except OSError as error:
         print(f"twophase grade: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
         return 2
+    if quiet:
+        sys.stdout.write(to_json(submissions, output.single, ascii_only=True))
     graded = [s for s in submissions if s.report is not None]
-    named = {path for path in args.paths if not path.is_dir()}
+    named = {path for path in args.paths if not os.path.isdir(path)}
     ungraded = [s for s in submissions if s.report is None and s.path in named]
     return 2 if ungraded or not graded else 0
 
 
-def _grade(grader: "Grader", path: Path, quiet: bool) -> "list[Submission]":
-    from twophase.workbook.grading.folder import Submission
-    from twophase.workbook.grading.locate import NotGradableError
+def _is_single(paths: Sequence[Path]) -> bool:
+    return len(paths) == 1 and not os.path.isdir(paths[0])
 
-    if path.is_dir():
-        return _grade_folder(grader, path, quiet)
-    try:
-        submission = Submission(path.stem, path, grader.grade(path))
-    except NotGradableError as error:
-        submission = Submission(path.stem, path, problem=str(error))
-        print(f"twophase grade: {error}", file=sys.stderr)
-    if submission.report is not None and not quiet:
-        _print_report(submission)
-    return [submission]
+
+def _grade(grader: "Grader", paths: Sequence[Path], quiet: bool) -> "Iterator[Submission]":
+    from twophase.workbook.grading.folder import grade_one
+
+    for path in paths:
+        if os.path.isdir(path):
+            yield from _grade_folder(grader, path, quiet)
+            continue
+        submission = grade_one(grader, path, path.stem)
+        if submission.report is None:
+            print(f"twophase grade: {submission.problem}", file=sys.stderr)
+        elif not quiet:
+            _print_report(submission)
+        yield submission
 
 
 def _print_report(submission: "Submission") -> None:
@@ -76,29 +95,34 @@ def _print_report(submission: "Submission") -> None:
     from twophase.workbook.grading import report as looks
     from twophase.workbook.grading.grade import DISCLAIMER
 
-    assert submission.report is not None
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(looks.table(submission.report))
-    console.print("; ".join(f"{count} {label}" for label, count in looks.tally(submission.report)))
-    for warning in submission.report.warnings:
-        console.print(f"Note: {warning}", markup=False)
-    console.print(f"{DISCLAIMER} ({submission.report.elapsed_s:.1f} s)", style="dim")
+    report = submission.report
+    assert report is not None
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
+    console.print(looks.table(report))
+    console.print("; ".join(f"{count} {label}" for label, count in looks.tally(report)))
+    for warning in report.warnings:
+        console.print(f"Note: {warning}")
+    for flag in submission.flags():
+        console.print(f"Look twice: {flag}")
+    console.print(f"{DISCLAIMER} (isolation: {report.isolation}; {report.elapsed_s:.1f} s)", style="dim")
 
 
-def _grade_folder(grader: "Grader", folder: Path, quiet: bool) -> "list[Submission]":
+def _grade_folder(grader: "Grader", folder: Path, quiet: bool) -> "Iterator[Submission]":
     from tqdm import tqdm
 
     from twophase.workbook.grading.folder import grade_folder, notebooks_in
 
-    total = len(notebooks_in(folder))
-    if not total:
+    paths = notebooks_in(folder)
+    if not paths:
         print(f"twophase grade: no notebooks in {folder}", file=sys.stderr)
-    submissions = list(
-        tqdm(grade_folder(grader, folder), total=total, unit="notebook", disable=not sys.stderr.isatty())
-    )
-    if submissions and not quiet:
-        _print_rows(submissions)
-    return submissions
+    graded: list[Submission] = []
+    for submission in tqdm(
+        grade_folder(grader, folder, paths), total=len(paths), unit="notebook", disable=not sys.stderr.isatty()
+    ):
+        graded.append(submission)
+        yield submission
+    if graded and not quiet:
+        _print_rows(graded)
 
 
 def _print_rows(submissions: "Sequence[Submission]") -> None:
@@ -109,34 +133,16 @@ def _print_rows(submissions: "Sequence[Submission]") -> None:
     from twophase.workbook.grading import report as looks
 
     made = Table()
-    for heading in ("learner", "lab", "points", "attempted", "passed", "why not"):
+    for heading in ("learner", "lab", "points", "attempted", "passed", "why not; where to look twice"):
         made.add_column(heading, overflow="fold")
     for s in submissions:
+        flags = Text("\n".join(s.flags(submissions)))
         if s.report is None:
             made.add_row(Text(s.learner), "", "", "", "", Text(s.problem, style="red"))
         else:
             counts = (str(s.report.num_attempted), str(s.report.count("passed")))
-            made.add_row(Text(s.learner), s.report.lab, looks.score(s.report), *counts, "")
-    Console(width=None if sys.stdout.isatty() else 120).print(made)
-
-
-def _write(args: argparse.Namespace, submissions: "Sequence[Submission]") -> None:
-    from twophase.workbook.grading import report as looks
-    from twophase.workbook.grading.folder import to_csv
-
-    if args.json:
-        one_file = len(args.paths) == 1 and not args.paths[0].is_dir() and len(submissions) == 1
-        data: Any = [s.to_json() for s in submissions]
-        text = json.dumps(data[0] if one_file else {"results": data}, indent=1, ensure_ascii=False) + "\n"
-        if str(args.json) == "-":
-            sys.stdout.write(text)
-        else:
-            args.json.write_text(text, encoding="utf-8")
-    reports = [s.report for s in submissions if s.report is not None]
-    if args.html and reports:
-        args.html.write_text(looks.page(reports), encoding="utf-8")
-    if args.csv:
-        args.csv.write_text(to_csv(submissions), encoding="utf-8")
+            made.add_row(Text(s.learner), s.report.lab, looks.score(s.report), *counts, flags)
+    Console(width=None if sys.stdout.isatty() else 120, markup=False).print(made)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,5 +1,7 @@
 """Verdicts to look at: a small HTML card in a notebook, the same as plain text elsewhere."""
 
+import base64
+import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -55,8 +57,16 @@ class Card:
         )
 
 
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
 def picture_html(picture: str) -> str:
-    if not picture:
+    """'' of what is no PNG: an answer may have had a hand in it, and in a page it could be markup."""
+    try:
+        is_png = base64.b64decode(picture, validate=True).startswith(PNG)
+    except (binascii.Error, ValueError):
+        is_png = False
+    if not is_png:
         return ""
     return f'<img alt="what went wrong" style="max-width:100%;margin-top:.6em" src="data:image/png;base64,{picture}">'
 

@@ -189,10 +189,10 @@ class Workbook:
 
     def lab(self, number: str) -> Lab:
         """The lab of a number, '1' or '01', or a name, '01_autoregression'."""
-        digits = re.match(r"\d+", number)
+        digits = re.match(r"\d{1,2}(?!\d)", number)
         key = f"{int(digits[0]):02d}" if digits else number
         if key not in self.labs:
-            raise WorkbookError(f"no lab {number!r}; there are {', '.join(self.labs) or 'none'} in {self.root}")
+            raise WorkbookError(f"no lab {number[:40]!r}; there are {', '.join(self.labs) or 'none'} in {self.root}")
         return self.labs[key]
 
     def lab_of(self, exercise_id: str) -> Lab:

@@ -82,8 +82,12 @@ def leaks(lab: Lab, learner: NotebookNode) -> list[str]:
 
 def top_level_names(source: str) -> set[str]:
     """Names of the functions, classes and variables that a cell defines (imports are not definitions)."""
+    return names_bound(ast.parse(source))
+
+
+def names_bound(tree: ast.Module) -> set[str]:
     names: set[str] = set()
-    for node in ast.parse(source).body:
+    for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):

@@ -1,9 +1,13 @@
 """Grading a notebook file, from the file alone, in processes of its own.
 
+files.py     reading what was handed in, and text that is safe to show
 locate.py    which cell of the file answers which exercise, and what is wrong with the file
+helpers.py   what an answer needs from other cells; alias.py is other names of an exercise's function
+flags.py     cells that a lecturer should read
 worker.py    the process that answers run in: prepared once, forked per exercise
 lane.py      the grader's end of a worker
 grade.py     one notebook: what runs when, and the report
-folder.py    many notebooks: a row per learner
+folder.py    many notebooks, none of which can hurt another's grade
 report.py    the report as a table and as an HTML page
+output.py    results as files: JSON, a row per learner
 """

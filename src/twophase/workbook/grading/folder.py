@@ -1,36 +1,62 @@
-"""Many notebooks at once: a row per learner and lab."""
+"""Many notebooks at once: whatever is wrong with one costs the others nothing."""
 
-import csv
-import io
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from twophase.core.errors import TwophaseError
+from twophase.workbook.grading.files import plain
 from twophase.workbook.grading.grade import Grader, Report
-from twophase.workbook.grading.locate import NotGradableError
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One notebook found in a folder, and its report or why there is none."""
+    """One notebook that was handed in, and its report or why there is none."""
 
     learner: str
     path: Path
     report: Report | None = None
     problem: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def flags(self, among: "Sequence[Submission]" = ()) -> list[str]:
+        """Where a lecturer should look: at cells of the notebook, and at other submissions."""
+        link = [f"a link to {plain(os.readlink(self.path))}"] if self.path.is_symlink() else []
+        inside = [str(flag) for flag in self.report.flags] if self.report is not None else []
+        return [*link, *_relations(self, among), *inside]
+
+    def to_json(self, among: "Sequence[Submission]" = ()) -> dict[str, Any]:
         if self.report is None:
-            return {"learner": self.learner, "path": str(self.path), "error": self.problem}
-        return {"learner": self.learner, **self.report.to_json()}
+            return {"learner": self.learner, "path": plain(self.path), "error": self.problem}
+        return {"learner": self.learner, **self.report.to_json(), "suspicions": self.flags(among)}
+
+
+def _relations(submission: Submission, among: Sequence[Submission]) -> Iterator[str]:
+    """A copy of another's notebook, and a second notebook of one lab. Untouched copies are nobody's work."""
+    mine = submission.report
+    if mine is None:
+        return
+    others = [(other, other.report) for other in among if other is not submission and other.report is not None]
+    copies = [plain(o.path) for o, report in others if report.digest == mine.digest and mine.num_attempted]
+    again = [plain(o.path) for o, report in others if o.learner == submission.learner and report.lab == mine.lab]
+    if copies:
+        yield f"the same file as {', '.join(copies[:3])}"
+    if again:
+        yield f"one of several of this learner and lab: also {', '.join(again[:3])}"
 
 
 def notebooks_in(folder: Path) -> list[Path]:
-    """Every notebook below a folder but Jupyter's own copies; a lab's introduction, '00_...', is none to grade."""
-    found = folder.rglob("*.ipynb")
-    return sorted(p for p in found if ".ipynb_checkpoints" not in p.parts and not p.name.startswith(("00_", ".")))
+    """Every notebook below a folder but Jupyter's own copies; a lab's introduction, '00_...', is none to grade.
+
+    Folders that cannot be opened are in the list too, so that nobody's work is passed over without a word.
+    """
+    found: list[Path] = []
+    shut: list[Path] = []
+    for parent, folders, files in os.walk(folder, onerror=lambda error: shut.append(Path(error.filename))):
+        names = [name for name in (*folders, *files) if name.endswith(".ipynb")]
+        found += [Path(parent, name) for name in names if not name.startswith(("00_", "."))]
+    return sorted([*(p for p in found if ".ipynb_checkpoints" not in p.parts), *shut])
 
 
 def learner_of(path: Path, folder: Path, labs: Sequence[str]) -> str:
@@ -45,38 +71,19 @@ def learner_of(path: Path, folder: Path, labs: Sequence[str]) -> str:
     return path.stem
 
 
-def grade_folder(grader: Grader, folder: Path) -> Iterator[Submission]:
-    """Grade each notebook in turn; one that cannot be graded is told and passed over."""
+def grade_one(grader: Grader, path: Path, learner: str) -> Submission:
+    """Grade a notebook. Whatever it does to the grader is its own problem, told in its row."""
+    try:
+        return Submission(plain(learner), path, grader.grade(path))
+    except TwophaseError as error:
+        return Submission(plain(learner), path, problem=plain(error))
+    except Exception as error:
+        grader.close()  # its workers may be in the middle of something
+        return Submission(plain(learner), path, problem=plain(f"grading failed: {type(error).__name__}: {error}"))
+
+
+def grade_folder(grader: Grader, folder: Path, notebooks: Sequence[Path]) -> Iterator[Submission]:
+    """Grade each in turn; one that cannot be graded is told and passed over."""
     labs = [lab.name for lab in grader.workbook.labs.values()]
-    for path in notebooks_in(folder):
-        learner = learner_of(path, folder, labs)
-        try:
-            yield Submission(learner, path, grader.grade(path))
-        except NotGradableError as error:
-            yield Submission(learner, path, problem=str(error))
-        except (TwophaseError, OSError, RecursionError) as error:
-            yield Submission(learner, path, problem=f"grading failed: {error}")
-
-
-def to_csv(submissions: Sequence[Submission]) -> str:
-    """A row per submission: learner, lab, points, counts, and each exercise's verdict."""
-    reports = [s.report for s in submissions if s.report is not None]
-    exercises = list(dict.fromkeys(r.exercise.id for report in reports for r in report.results))
-    head = ["learner", "lab", "points", "max_points", "attempted", "passed", "by_reference", "revealed", "not_run_here"]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*head, *exercises, "error", "path"])
-    for submission in submissions:
-        writer.writerow([*_cells(submission, exercises), submission.problem, submission.path])
-    return out.getvalue()
-
-
-def _cells(submission: Submission, exercises: Sequence[str]) -> list[Any]:
-    report = submission.report
-    if report is None:
-        return [submission.learner, *[""] * (8 + len(exercises))]
-    verdicts = {result.exercise.id: result.verdict.verdict for result in report.results}
-    counts = [report.num_attempted, *(report.count(v) for v in ("passed", "by_reference"))]
-    counts += [sum(result.revealed for result in report.results), report.count("not_run_here")]
-    scores = [report.lab, report.points, report.max_points]
-    return [submission.learner, *scores, *counts, *(verdicts.get(i, "") for i in exercises)]
+    for path in notebooks:
+        yield grade_one(grader, path, learner_of(path, folder, labs))

@@ -1,30 +1,32 @@
 """One notebook graded: which answer runs when, and what the report says."""
 
 import ast
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
 from twophase.workbook.exercise import Exercise
-from twophase.workbook.grading.lane import Job, Lane
-from twophase.workbook.grading.locate import (
-    Cell,
-    code_cells,
-    helpers,
-    locate,
-    older_build,
-    read_notebook,
-    which_lab,
+from twophase.workbook.grading.files import (
+    NotGradableError,
+    parse_notebook,
+    plain,
+    plain_lines,
+    progress_of,
+    read_bytes,
 )
+from twophase.workbook.grading.flags import Flag, flags
+from twophase.workbook.grading.helpers import definitions, needed
+from twophase.workbook.grading.lane import Job, Lane
+from twophase.workbook.grading.locate import Cell, code_cells, locate, older_build, which_lab
 from twophase.workbook.judge import Verdict
-from twophase.workbook.lab import Lab, Workbook
-from twophase.workbook.progress import Progress, progress_path
+from twophase.workbook.lab import Lab, Workbook, WorkbookError
 
 DISCLAIMER = (
     "Grading limits accidents (time, memory, crashes); it is no security sandbox. "
@@ -65,12 +67,20 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """One notebook's grade."""
+    """One notebook's grade.
+
+    Attributes:
+        isolation: What stood between the answers and the grader, and between one answer and another's.
+        digest: Of the file's content, to recognise a copy.
+    """
 
     lab: str
     path: Path
     results: tuple[Result, ...]
     warnings: tuple[str, ...]
+    flags: tuple[Flag, ...]
+    isolation: str
+    digest: str
     elapsed_s: float
 
     @property
@@ -95,12 +105,14 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         return {
             "lab": self.lab,
-            "path": str(self.path),
+            "path": plain(self.path),
             "points": self.points,
             "max_points": self.max_points,
             "points_not_run_here": self.points_not_run_here,
             "exercises": [result.to_json() for result in self.results],
             "warnings": list(self.warnings),
+            "flags": [{"kind": flag.kind, "cell": flag.cell, "what": flag.what} for flag in self.flags],
+            "isolation": self.isolation,
             "elapsed_s": round(self.elapsed_s, 2),
             "disclaimer": DISCLAIMER,
         }
@@ -134,23 +146,35 @@ class Grader:
             WorkbookError: the lab itself is broken.
         """
         begun = time.monotonic()
-        notebook = read_notebook(path)
-        lab = which_lab(notebook, path, self.workbook)
+        content = read_bytes(path)
+        notebook = parse_notebook(content, path)
+        cells = code_cells(notebook)
+        lab = which_lab(notebook, cells, path, self.workbook)
         warnings = []
         if older_build(notebook, lab):
             warnings.append(
                 f"This notebook was built from another version of lab {lab.number}; what has changed since may be "
                 f"missing. `twophase labs reset {lab.number}` gives a fresh copy and keeps this one."
             )
-        cells = code_cells(notebook)
+        progress: dict[str, dict[str, Any]] = {}
+        try:
+            progress = progress_of(path)
+        except NotGradableError as error:
+            warnings.append(plain(f"{error}; attempts, and solutions looked at, are not known from it."))
         verdicts = self.judge(lab, cells, lambda e, v: done(Result(e, v)))
-        progress = Progress(progress_path(path)).all()
         revealed = _reveals(cells) | {e for e, entry in progress.items() if entry.get("revealed")}
         results = tuple(
-            Result(exercise, verdicts[i], i in revealed, int(progress.get(i, {}).get("attempts", 0)))
+            Result(exercise, _shown(verdicts[i]), i in revealed, _number(progress.get(i, {}).get("attempts")))
             for i, exercise in lab.exercises.items()
         )
-        return Report(lab.name, path, results, tuple(warnings), time.monotonic() - begun)
+        found = tuple(replace(flag, what=plain(flag.what)) for flag in flags(cells, lab))
+        digest = hashlib.sha256(content).hexdigest()
+        elapsed_s = time.monotonic() - begun
+        return Report(lab.name, path, results, tuple(warnings), found, self._isolation(), digest, elapsed_s)
+
+    def _isolation(self) -> str:
+        kinds = {str(getattr(lane, "isolation", "process")) for lane in self._lanes}
+        return ", ".join(sorted(kinds)) or "nothing ran"
 
     def judge(
         self, lab: Lab, cells: Sequence[Cell], done: Callable[[Exercise, Verdict], None] = lambda e, v: None
@@ -161,13 +185,16 @@ class Grader:
         verdicts = {i: verdict for i, verdict in found.items() if isinstance(verdict, Verdict)}
         for i, verdict in verdicts.items():
             done(lab.exercises[i], verdict)
-        extra = tuple(helpers(cells, lab, list(answers.values())))
+        defined = definitions(cells, lab, answers)
 
         def job(exercise: Exercise) -> Job:
             uses = lab.all_uses(exercise.id)
             good = {i: answers[i].source for i in uses if verdicts[i].passed}
             bad = tuple(i for i in uses if i not in good)
-            return Job(exercise.id, answers[exercise.id].source, extra, good, bad)
+            answer = answers[exercise.id]
+            taken = {name for i in (exercise.id, *uses) for name in lab.exercises[i].names}
+            helpers = needed(defined, [answer.source, *good.values()], answer, taken)
+            return Job(exercise.id, answer.source, tuple(helpers), good, bad)
 
         for i, verdict in self._run_in_order(lab, [lab.exercises[i] for i in answers], verdicts, job):
             verdicts[i] = verdict
@@ -224,16 +251,40 @@ def _run_on_one_of(free: "Queue[Lane]", job: Job) -> Verdict:
     lane = free.get()
     try:
         return lane.run(job)
+    except WorkbookError:
+        raise
+    except Exception as error:  # whatever an answer sent back, it costs that answer alone
+        lane.close()
+        reason = f"what came back of your code is no verdict ({type(error).__name__})"
+        return Verdict(job.exercise, "error", reason)
     finally:
         free.put(lane)
+
+
+def _shown(verdict: Verdict) -> Verdict:
+    """The same, safe to print: an answer may have chosen the words."""
+    return replace(
+        verdict,
+        reason=plain(verdict.reason),
+        details=tuple(map(plain_lines, verdict.details)),
+        hint=plain_lines(verdict.hint),
+        failed_property=plain(verdict.failed_property),
+        held=tuple(map(plain, verdict.held)),
+        notes=tuple(map(plain, verdict.notes)),
+    )
+
+
+def _number(attempts: object) -> int:
+    """A count that a learner could have edited."""
+    return attempts if type(attempts) is int and 0 <= attempts < 10**6 else 0
 
 
 def _reveals(cells: Sequence[Cell]) -> set[str]:
     """Exercises that the notebook itself asks the solution of."""
     calls = [node for cell in cells if cell.tree for node in ast.walk(cell.tree) if isinstance(node, ast.Call)]
     return {
-        str(call.args[0].value)
+        call.args[0].value
         for call in calls
         if isinstance(call.func, ast.Name) and call.func.id == "reveal"
-        if call.args and isinstance(call.args[0], ast.Constant)
+        if call.args and isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
     }

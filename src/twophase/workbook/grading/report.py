@@ -7,12 +7,15 @@ from rich.table import Table
 from rich.text import Text
 
 from twophase.workbook.cards import LOOKS, picture_html, with_code
+from twophase.workbook.grading.files import plain
+from twophase.workbook.grading.folder import Submission
 from twophase.workbook.grading.grade import DISCLAIMER, Report, Result
 
 
 def table(report: Report) -> Table:
     """Exercise, points, verdict, reason."""
-    made = Table(title=f"{report.path}: {score(report)}", title_justify="left", title_style="bold")
+    title = Text(f"{plain(report.path)}: {score(report)}")  # a Text has no markup
+    made = Table(title=title, title_justify="left", title_style="bold")
     for heading in ("", "exercise", "points", "verdict", "why"):
         made.add_column(heading, justify="right" if heading == "points" else "left", overflow="fold")
     for result in report.results:
@@ -87,10 +90,11 @@ section + section { margin-top: 3.5rem; break-before: page; }
 """
 
 
-def page(reports: Sequence[Report]) -> str:
-    """A self-contained HTML page with a section per report."""
-    title = reports[0].lab if len(reports) == 1 else f"{len(reports)} notebooks"
-    sections = "".join(_section(report) for report in reports)
+def page(submissions: Sequence[Submission]) -> str:
+    """A self-contained HTML page with a section per graded submission."""
+    graded = [(s.report, s.flags(submissions)) for s in submissions if s.report is not None]
+    title = graded[0][0].lab if len(graded) == 1 else f"{len(graded)} notebooks"
+    sections = "".join(_section(report, flags) for report, flags in graded)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -99,17 +103,19 @@ def page(reports: Sequence[Report]) -> str:
     )
 
 
-def _section(report: Report) -> str:
+def _section(report: Report, flags: Sequence[str]) -> str:
     number, _, name = report.lab.partition("_")
     share = 100 * report.points / max(1, report.max_points)
     counts = "".join(f"<span><b>{count}</b> {escape(label)}</span>" for label, count in tally(report))
+    counts += f"<span>isolation: {escape(report.isolation)}</span>"
     warnings = "".join(f'<p class="warning">{with_code(text)}</p>' for text in report.warnings)
+    warnings += "".join(f'<p class="warning">Look twice: {escape(text)}</p>' for text in flags)
     rows = "".join(_row(result) for result in report.results)
     unseen = report.points_not_run_here
     note = f'<div class="unseen">{unseen} of them not run here</div>' if unseen else ""
     return (
         f"<section><header><div><h1>Lab {escape(number)}: {escape(name.replace('_', ' '))}</h1>"
-        f'<div class="file">{escape(str(report.path))}</div></div>'
+        f'<div class="file">{escape(plain(report.path))}</div></div>'
         f'<div class="score">{report.points} <small>of {report.max_points} points</small>{note}</div></header>'
         f'<div class="bar"><i style="width:{share:.1f}%"></i></div><div class="tally">{counts}</div>{warnings}'
         '<table><thead><tr><th class="id"></th><th>Exercise</th><th class="points">Points</th><th>Verdict</th>'
