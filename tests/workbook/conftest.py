@@ -3,6 +3,9 @@
 import pytest
 
 from tests.workbook.demo import DEMO
+from twophase.cli import grade
+from twophase.workbook.grading import grade as grading
+from twophase.workbook.grading import output  # noqa: F401  its annotations name the grader, which a fixture replaces
 from twophase.workbook.grading.grade import Grader
 
 
@@ -10,3 +13,23 @@ from twophase.workbook.grading.grade import Grader
 def grader():
     with Grader(DEMO, 1) as grader:
         yield grader
+
+
+@pytest.fixture
+def command(grader, monkeypatch):
+    """`twophase grade`, with the tests' grader in place of one that starts workers of its own."""
+    for name, value in DEMO.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(grading, "Grader", lambda *args: _Kept(grader))
+    return lambda *args: grade.main([str(arg) for arg in args])
+
+
+class _Kept:
+    def __init__(self, grader):
+        self.grader = grader
+
+    def __enter__(self):
+        return self.grader
+
+    def __exit__(self, *error):
+        pass

@@ -10,29 +10,8 @@ from nbformat.v4 import new_code_cell
 from tests.workbook.demo import DEMO, LAB
 from twophase.cli import grade, labs
 from twophase.workbook.build import learner_notebook, solved_notebook, to_text
-from twophase.workbook.grading import grade as grading
 from twophase.workbook.grading.folder import Submission, learner_of, notebooks_in
 from twophase.workbook.grading.report import page
-
-
-@pytest.fixture
-def command(grader, monkeypatch):
-    """The command, with the tests' grader in place of one that starts workers of its own."""
-    for name, value in DEMO.environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(grading, "Grader", lambda *args: _Kept(grader))
-    return lambda *args: grade.main([str(arg) for arg in args])
-
-
-class _Kept:
-    def __init__(self, grader):
-        self.grader = grader
-
-    def __enter__(self):
-        return self.grader
-
-    def __exit__(self, *error):
-        pass
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ def _modules(cells: Sequence[Cell]) -> dict[str, str]:
     """What imports bind: {'sp': 'subprocess', 'fork': 'os.fork'}."""
     found: dict[str, str] = {}
     for cell in cells:
-        for node in ast.walk(cell.tree) if cell.tree is not None else ():
+        for node in cell.nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:  # without `as`, `import a.b` binds `a`
                     name = alias.name if alias.asname else alias.name.partition(".")[0]
@@ -108,9 +108,9 @@ def _modules(cells: Sequence[Cell]) -> dict[str, str]:
 
 
 def _names(cell: Cell, modules: Mapping[str, str]) -> set[str]:
-    """Dotted names of all that a cell imports, looks up and calls; 'exec()' is a call, `use()` one in an answer."""
+    """Dotted names of all that a cell imports and looks up, 'os.fork', and of what it calls, 'exec()'."""
     found: set[str] = set()
-    for node in ast.walk(cell.tree) if cell.tree is not None else ():
+    for node in cell.nodes:
         match node:
             case ast.Import():
                 found |= {alias.name for alias in node.names}
@@ -120,22 +120,28 @@ def _names(cell: Cell, modules: Mapping[str, str]) -> set[str]:
                 found.add(_dotted(node, modules))
             case ast.Name() if node.id in modules or node.id == "__builtins__":
                 found.add(modules.get(node.id, node.id))
-            case ast.Call(func=ast.Name(id=name)) if name != "use":
-                found.add(f"{name}()")
+            case ast.Call():
+                found.add(_called(node, modules))
             case ast.FunctionDef():
                 found.add(node.name if node.name.startswith("__") else "")
-    return found | ({"use()"} if _answer_uses(cell) else set())
+    if not _is_answer(cell):
+        found.discard("use()")
+    return found
 
 
-def _answer_uses(cell: Cell) -> bool:
-    """Whether an answer calls `use`, which may hand it the reference; in a measuring cell that is what it is for."""
-    if cell.tree is None:
-        return False
-    bodies = (
-        [cell.tree] if cell.exercise else [n for n in cell.tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    )
-    calls = [n.func for body in bodies for n in ast.walk(body) if isinstance(n, ast.Call)]
-    return any(isinstance(function, ast.Name) and function.id == "use" for function in calls)
+def _called(node: ast.Call, modules: Mapping[str, str]) -> str:
+    """'exec()', and 'reference()' under whatever name it was imported; '' of other objects' methods."""
+    function = node.func
+    name = _dotted(function, modules) if isinstance(function, ast.Attribute) else ""
+    name = modules.get(function.id, function.id) if isinstance(function, ast.Name) else name
+    name = name.removeprefix(f"{workbook.__name__}.")
+    return f"{name}()" if name.isidentifier() else ""
+
+
+def _is_answer(cell: Cell) -> bool:
+    """Whether `use` has no place in it: in a measuring cell, which defines nothing, it is what it is for."""
+    defined = cell.tree.body if cell.tree is not None else []
+    return cell.exercise is not None or any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in defined)
 
 
 def _dotted(node: ast.Attribute, modules: Mapping[str, str]) -> str:
@@ -151,6 +157,6 @@ def _dotted(node: ast.Attribute, modules: Mapping[str, str]) -> str:
 
 
 def _strings(cell: Cell) -> Iterator[str]:
-    for node in ast.walk(cell.tree) if cell.tree is not None else ():
+    for node in cell.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value

@@ -281,7 +281,7 @@ def _number(attempts: object) -> int:
 
 def _reveals(cells: Sequence[Cell]) -> set[str]:
     """Exercises that the notebook itself asks the solution of."""
-    calls = [node for cell in cells if cell.tree for node in ast.walk(cell.tree) if isinstance(node, ast.Call)]
+    calls = [node for cell in cells for node in cell.nodes if isinstance(node, ast.Call)]
     return {
         call.args[0].value
         for call in calls

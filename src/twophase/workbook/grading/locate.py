@@ -33,6 +33,10 @@ class Cell:
         return parsed(self.source)
 
     @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return tuple(ast.walk(self.tree)) if self.tree is not None else ()
+
+    @cached_property
     def names(self) -> frozenset[str]:
         """What its top level defines."""
         return frozenset(names_bound(self.tree) if self.tree is not None else ())
@@ -77,7 +81,7 @@ def as_python(source: str) -> str:
         source = re.sub(r"^([ \t]*)[\w.*%]+\?{1,2}[ \t]*$", r"\1pass", source, flags=re.MULTILINE)
         tree = parsed(source)
     lines = source.split("\n")
-    for node in tree.body if tree is not None and "a" in source else ():
+    for node in tree.body if tree is not None and re.search("await|async", source) else ():
         if any(isinstance(part, ast.Await | ast.AsyncFor | ast.AsyncWith) for part in _outside_functions(node)):
             assert node.end_lineno is not None
             for number in range(node.lineno - 1, node.end_lineno):
