@@ -169,12 +169,12 @@ def test_an_error_of_one_answer_costs_that_answer(grader, monkeypatch):
     assert (verdicts["1.6"].verdict, verdicts["1.8"].verdict) == ("passed", "error")
 
 
-def test_ten_thousand_cells_are_read_in_seconds(grader, tmp_path):
+def test_thousands_of_cells_are_read_in_seconds(grader, tmp_path):
     path = tmp_path / "01_demo.ipynb"
-    path.write_text(notebook(*(f"x_{n} = len('{n}')\ndef f_{n}(x):\n    return x_{n}" for n in range(10_000))))
+    path.write_text(notebook(*(f"x_{n} = len('{n}')\ndef f_{n}(x):\n    return x_{n}" for n in range(3_000))))
     begun = time.process_time()
     assert grader.grade(path).points == 1
-    assert time.process_time() - begun < 9  # 2 s; read anew for each name that is looked for, the cells take 26 s
+    assert time.process_time() - begun < 4  # 1 s; 8 s if cells are parsed for each name that is looked for
 
 
 def test_rows_are_on_disk_as_they_come(command, grader, tmp_path, monkeypatch):
