@@ -96,7 +96,7 @@ EXERCISES = (
         checks=(
             Property("subtracts the mean", subtracts, "Subtract first, then scale.", ({"length": 1}, {"length": 6})),
         ),
-        time_limit_s=3,
+        time_limit_s=8,
     ),
     Exercise(
         id="1.4",
