@@ -174,7 +174,7 @@ class Grader:
 
     def _isolation(self) -> str:
         kinds = {str(getattr(lane, "isolation", "process")) for lane in self._lanes}
-        return ", ".join(sorted(kinds)) or "nothing ran"
+        return ", ".join(sorted(kinds - {""})) or "nothing ran"  # '' is of a lane that has not started
 
     def judge(
         self, lab: Lab, cells: Sequence[Cell], done: Callable[[Exercise, Verdict], None] = lambda e, v: None
