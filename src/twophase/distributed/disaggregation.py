@@ -83,6 +83,7 @@ class DecodeEngine:
         self._rank_of: dict[str, int] = {}  # of requests whose pages are not all here
         self._prefills: deque[Done] = deque(maxlen=MAX_TRANSFERS)
         self._answers: list[Transfers] = []
+        self._has_computed = False  # in the latest step
         self.lost: PeerLostError | None = None
         self._workers = self._meet(llm)
 
@@ -141,17 +142,21 @@ class DecodeEngine:
         seeded = replace(state.request.sampling_params, seed=state.seed)
         reserved = self._reserve()
         first_block = reserved.pop(request_id, None)
-        self._links[rank].send(Submit(request_id, state.request.prompt_token_ids, seeded, cache_salt, first_block))
+        # The request's own salt: it may have come inside of the prompt.
+        salt = state.request.cache_salt
+        self._links[rank].send(Submit(request_id, state.request.prompt_token_ids, seeded, salt, first_block))
         self._grant(reserved)
 
     def step(self) -> list[RequestOutput]:
         """Take in what has come, reserve blocks for what shall come, and decode one token of each running sequence."""
         try:
-            self._listen(0.0 if self._scheduler.has_runnable or not self._rank_of else IDLE_S)
+            self._listen(0.0 if self._has_computed or not self._rank_of else min(IDLE_S, self._engine.idle_s or IDLE_S))
         except PeerLostError as error:
             self._lose(error)
         self._grant(self._reserve())
+        num_steps = self._engine.stats().num_steps
         outputs = self._engine.step()
+        self._has_computed = self._engine.stats().num_steps > num_steps
         for output in outputs:
             if output.finished:
                 self._cancel(output.request_id)
