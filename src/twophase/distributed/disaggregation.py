@@ -11,7 +11,6 @@ engine and a K/V pool.
 """
 
 import itertools
-import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.distributed.channel import Channel, Inbox, Link
 from twophase.distributed.pages import Landing
-from twophase.distributed.peers import DEFAULT_STARTUP_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S, Peers
+from twophase.distributed.peers import DEFAULT_STARTUP_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S, Peers, place
 from twophase.distributed.prefill_worker import MAX_TRANSFERS, PrefillWorker
 from twophase.distributed.protocol import (
     AskTransfers,
@@ -301,7 +300,7 @@ def disaggregated(
         PeerLostError: In a prefill rank: rank 0 is gone. In rank 0: a peer did not come. (One that is lost later ends
             requests, not the block; see `DecodeEngine`.)
     """
-    rank, world_size = (int(os.environ.get(name, -1)) for name in ("RANK", "WORLD_SIZE"))
+    rank, local_rank, world_size = place()
     if world_size < 2:
         raise ConfigError(
             "disaggregation takes at least 2 processes, started by `torchrun --nproc-per-node 2 ...` or by "
@@ -317,7 +316,7 @@ def disaggregated(
     # A model's own window is a matter of attention alone here: this cache frees nothing before a sequence ends.
     options.setdefault("cache_factory", partial(CacheManager))
     if device == "auto" and torch.cuda.is_available():
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        device = f"cuda:{local_rank}"
     # Loading may take longer than a peer may be silent: join when it is done.
     llm = LLM(model, device=device, **(options | dict(prefill_options or {}) if rank else options))
     with Peers.join(llm.kv_cache.device, step_timeout_s=step_timeout_s, startup_timeout_s=startup_timeout_s) as peers:
