@@ -102,9 +102,10 @@ def test_what_does_not_fit_has_no_times():
 
 def test_the_number_of_gpus_that_would_do_does():
     """Two have room for the weights, and not for one request of 8,192 tokens: 4 are named."""
-    found = plan(model="llama-3-70b", max_model_len=8192)
+    small = {"workspace": "0.1 GB"}
+    found = plan(model="llama-3-70b", max_model_len=8192, **small)
     assert named(found)["does-not-fit"].key == "tensor_parallel_size"
-    assert "context-does-not-fit" in named(plan(model="llama-3-70b", max_model_len=8192, tensor_parallel_size=2))
+    assert "context-does-not-fit" in named(plan(model="llama-3-70b", max_model_len=8192, tensor_parallel_size=2, **small))
     assert named(plan(model="llama-3-70b", max_model_len=8192, tensor_parallel_size=4, max_num_seqs=64)) == {}
 
 
