@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from twophase.capacity.config import Eviction, PlanConfig
 from twophase.simulate.model_shapes import ModelShape
 
-
 MLP_UNIT = 16  # rows of the MLP that stay together, as twophase.distributed.sharding shares them
 
 
