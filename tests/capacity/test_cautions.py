@@ -17,7 +17,7 @@ def load(rate, prompt=1000, output=250):
 
 # name, the plan that earns it, (value, limit), words of the reason, what to change for it to go away
 CASES = [
-    ("does-not-fit", {"model": "llama-3-70b"}, (None, 72e9), "tensor_parallel_size 4 would do", {"tensor_parallel_size": 4}),
+    ("does-not-fit", {"model": "llama-3-70b", "workspace": "0.1 GB"}, (None, 72e9), "tensor_parallel_size 4 would do", {"tensor_parallel_size": 4}),
     ("does-not-fit", {"workspace": "80 GB"}, (96.06e9, 72e9), "96.06 GB (89.46 GiB) of a GPU, and 90% of it are 72.00 GB (67.06 GiB) on each of 1; no number of GPUs would do", {"workspace": "1 GB"}),
     ("context-does-not-fit", {"max_model_len": 10**6}, (62500, None), "one request of 1,000,000 tokens takes 62,500 blocks", {"max_model_len": 10**5}),
     ("uneven-split", {"model": "smollm2-135m", "tensor_parallel_size": 2}, (3, 2), "3 K/V heads cannot be shared evenly by 2 GPUs: the fullest has 2, so that all together cost as 4 would", {"tensor_parallel_size": 3}),
@@ -102,9 +102,12 @@ def test_what_does_not_fit_has_no_times():
 
 def test_the_number_of_gpus_that_would_do_does():
     """Two have room for the weights, and not for one request of 8,192 tokens: 4 are named."""
-    found = plan(model="llama-3-70b", max_model_len=8192)
+    small = {"workspace": "0.1 GB"}
+    found = plan(model="llama-3-70b", max_model_len=8192, **small)
     assert named(found)["does-not-fit"].key == "tensor_parallel_size"
-    assert "context-does-not-fit" in named(plan(model="llama-3-70b", max_model_len=8192, tensor_parallel_size=2))
+    assert "context-does-not-fit" in named(
+        plan(model="llama-3-70b", max_model_len=8192, tensor_parallel_size=2, **small)
+    )
     assert named(plan(model="llama-3-70b", max_model_len=8192, tensor_parallel_size=4, max_num_seqs=64)) == {}
 
 

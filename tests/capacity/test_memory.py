@@ -7,10 +7,15 @@ import pytest
 import torch
 
 from tests.capacity.plans import plan, text
+from tests.model.tiny import make_folder
 from twophase.cache.kv_cache import KVCacheSpec
-from twophase.capacity.config import Eviction, parse_config
+from twophase.capacity import memory
+from twophase.capacity.config import DTYPE_BYTES, Eviction, parse_config
 from twophase.capacity.memory import blocks_of, even_shape, workspace_bytes
-from twophase.simulate.model_shapes import MODELS, ModelShape
+from twophase.distributed.sharding import Shard
+from twophase.model.config import load_config
+from twophase.model.weights import load_weights
+from twophase.simulate.model_shapes import MODELS, ModelShape, model_shape
 
 TOY = ModelShape("toy", 8, 16, 2, 1, 1, 4, 10, True, "by hand")
 
@@ -63,16 +68,18 @@ def test_weights_follow_the_dtype():
 
 def test_gpus_share():
     alone, shared = plan(model="llama-3-70b", hardware="h200"), plan(model="llama-3-70b", tensor_parallel_size=8)
-    assert shared.memory.weight_bytes * 8 == alone.memory.weight_bytes
+    # The embedding, 128,256 rows of 8,192, and the norms, 161 of 8,192, are whole on each.
+    whole = 2 * 8192 * (128_256 + 2 * 80 + 1)
+    assert (shared.memory.weight_bytes - whole) * 8 == alone.memory.weight_bytes - whole
     assert shared.memory.kv_bytes_per_token == 327_680 // 8
     # Of all GPUs together: 4,096 tokens of 320 KiB.
     assert shared.at_limit.num_bytes == alone.at_limit.num_bytes == 4096 * 327_680
 
 
 def test_an_uneven_split_costs_as_the_next_even_one():
-    """SmolLM2's 3 K/V heads on 2 GPUs: 2 of them on one GPU."""
+    """SmolLM2's 3 K/V heads on 2 GPUs: 2 of them on one GPU, with the 6 query heads that read them."""
     even = even_shape(MODELS["smollm2-135m"], 2)
-    assert (even.num_heads, even.num_kv_heads, even.intermediate_size, even.vocab_size) == (10, 4, 1536, 49152)
+    assert (even.num_heads, even.num_kv_heads, even.intermediate_size, even.vocab_size) == (12, 4, 1536, 49152)
     assert plan(model="smollm2-135m", tensor_parallel_size=2).memory.kv_bytes_per_token == 23_040 * 2 // 3
     # More GPUs than heads: each has a copy of one.
     assert plan(model="smollm2-135m", tensor_parallel_size=8).memory.kv_bytes_per_token == 23_040 // 3
@@ -137,3 +144,33 @@ def test_a_folder(tiny_folder):
         folder=tiny_folder.parent,
     )
     assert dataclasses.replace(relative.shape, name="") == dataclasses.replace(config.shape, name="")
+
+
+def check_bytes_held(tmp_path, memory=memory, family="smollm2", num_ranks=2, dtype="bfloat16") -> None:
+    """The oracle is a loaded model, as on a GPU: each tensor's memory counted once. Rank 0 is the fullest."""
+    folder, _ = make_folder(family, tmp_path, intermediate_size=80, vocab_size=131)
+    config = load_config(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("twophase.model.linear._can_pack", lambda dtype: False)
+        cut = Shard(config, 0, num_ranks).cut
+        weights = load_weights(folder, config, getattr(torch, dtype), torch.device("cpu"), cut)
+    held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(weights)}
+    shape = dataclasses.replace(model_shape(str(folder)), value_bytes=DTYPE_BYTES[dtype])
+    assert memory.weight_bytes(shape, num_ranks) == sum(held.values())
+
+
+def tensors_in(part):
+    if isinstance(part, torch.Tensor):
+        return [part]
+    if isinstance(part, tuple):
+        return [tensor for each in part for tensor in tensors_in(each)]
+    if dataclasses.is_dataclass(part):
+        return tensors_in(tuple(getattr(part, field.name) for field in dataclasses.fields(part)))
+    return []
+
+
+@pytest.mark.parametrize("family", ["smollm2", "llama"], ids=["tied", "untied"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_engine_holds_as_many_bytes_of_weights(family, num_ranks, dtype, tmp_path):
+    check_bytes_held(tmp_path, memory, family, num_ranks, dtype)

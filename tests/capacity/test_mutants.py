@@ -1,5 +1,6 @@
 """Planted bugs in the planner. Each check is given the mutated module itself, and calls nothing that would hide it."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,7 +12,7 @@ from twophase.capacity.config import KEYS, Eviction, Workload
 from twophase.core.errors import ConfigError
 from twophase.serving.slo import Slo
 from twophase.simulate.cost_model import RooflineCostModel
-from twophase.simulate.model_shapes import ModelShape
+from twophase.simulate.model_shapes import MODELS, ModelShape
 from twophase.simulate.step_load import StepLoad
 
 PACKAGE = "twophase.capacity."
@@ -98,7 +99,13 @@ def check_memory(memory):
     table, fits = at_limit(model="llama-3-70b", tensor_parallel_size=8)
     assert (table.kv_bytes_per_token, fits.num_bytes) == (327_680 // 8, 4096 * 327_680)
     layers = 80 * (2 * 8192 * 128 * (64 + 8) + 3 * 8192 * 28672)
-    assert table.weight_bytes == 2 * (layers + 2 * 128256 * 8192) // 8
+    norms = (2 * 80 + 1) * 8192
+    assert table.weight_bytes == 2 * (layers // 8 + 128256 * 8192 + 128256 * 8192 // 8 + norms)
+    # Tied; 2 K/V heads of 64 on the fuller GPU with their 6 query heads; 48 units of 16 of the MLP's 1,536 rows.
+    layers = 30 * (2 * 576 * 64 * (6 + 2) + 3 * 576 * 768)
+    assert memory.weight_bytes(MODELS["smollm2-135m"], 2) == 2 * (layers + 49152 * 576 + 61 * 576)
+    odd = replace(MODELS["smollm2-135m"], intermediate_size=1552)  # 97 units: 49 of them
+    assert memory.weight_bytes(odd, 2) - memory.weight_bytes(MODELS["smollm2-135m"], 2) == 2 * 30 * 3 * 576 * 16
     assert at_limit(model="llama-3-70b")[0].num_blocks == 0
     assert at_limit(model="smollm2-135m", tensor_parallel_size=2)[0].kv_bytes_per_token == 15_360
     table, fits = at_limit(eviction="{window: 1024, sinks: 4}")
@@ -237,10 +244,13 @@ MUTANTS = [
     ),
     *mutants(
         "memory",
-        ("heads rounded down", "return -(-count // num_gpus) * num_gpus", "return count // num_gpus * num_gpus"),
-        ("each GPU has all weights", "weight_bytes=shape.memory_bytes // n", "weight_bytes=shape.memory_bytes"),
+        ("heads rounded down", "return -(-count // (unit * num_gpus))", "return (count // (unit * num_gpus))"),
+        ("query heads dealt round", "if num_gpus <= shape.num_kv_heads else", "if False else"),
+        ("rows of the MLP dealt round", "1 if shape.intermediate_size % MLP_UNIT else MLP_UNIT", "1"),
+        ("norms are shared", "norms = (2 * shape.num_layers + 1)", "norms = 0 * (2 * shape.num_layers + 1)"),
+        ("each GPU has all weights", "weight_bytes=weight_bytes(config.shape, n)", "weight_bytes=weight_bytes(config.shape, 1)"),
         ("each GPU has all K/V", "kv_bytes_per_token=shape.kv_bytes_per_token // n", "kv_bytes_per_token=shape.kv_bytes_per_token"),
-        ("input embeddings forgotten", "weight_bytes=shape.memory_bytes // n", "weight_bytes=shape.weight_bytes // n"),
+        ("embeddings are shared", "even.memory_bytes_on(num_gpus) +", "even.memory_bytes_on(1) // num_gpus +"),
         ("no headroom", "headroom_bytes=total - int(total * config.gpu_memory_utilization)", "headroom_bytes=0"),
         ("workspace forgotten", " - self.weight_bytes - self.workspace_bytes", " - self.weight_bytes"),
         ("negative blocks", "return max(0, self.pool_bytes // self.block_bytes)", "return self.pool_bytes // self.block_bytes"),

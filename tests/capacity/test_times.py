@@ -96,7 +96,7 @@ def test_littles_law_and_the_limits():
     assert small.saturated.num_decodes == pytest.approx(249 * 64 / 1249)
     assert small.limited_by == "max_num_batched_tokens"
     assert plan(max_num_seqs=64, chunk_size=64).limited_by == "chunk_size"
-    crowded = plan(model="llama-3-70b", tensor_parallel_size=2, hardware="h100")
+    crowded = plan(model="llama-3-70b", tensor_parallel_size=2, hardware="h100", workspace="0.1 GB")
     assert crowded.limited_by == "memory for K/V"
     assert crowded.saturated.num_requests == pytest.approx(crowded.at_mean.num_requests)
 

@@ -7,6 +7,7 @@ import pytest
 from twophase.core.errors import ConfigError
 from twophase.engine.llm import LLM
 from twophase.serving.lengths import UniformLengths
+from twophase.simulate.calibrate import Calibration
 from twophase.simulate.rig import Rig
 from twophase.simulate.validate import Case, CaseResult, Row, validate
 
@@ -39,10 +40,40 @@ def test_measured_is_calibrated_once(twophase, tiny_folder, tmp_path, monkeypatc
     assert "5 requests" in out
     code, _, err = twophase(*options)
     assert (code, err) == (0, "")
+    stored = json.loads((tmp_path / "calibration.json").read_text())
+    assert stored["limits"]["num_blocks"] > 64  # the engine's own: what one run asks for does not stick
+    assert stored["key"]["device"] == "cpu"
+    for name, other in (("device", "cuda"), ("limits", {}), ("model", "/another/folder/of/the/same/name")):
+        changed = stored | {"key": stored["key"] | {name: other}}
+        (tmp_path / "calibration.json").write_text(json.dumps(changed))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "twophase.simulate.calibrate.calibrate", lambda rig: Calibration.from_json(json.dumps(stored))
+            )
+            assert "calibrating anew" in twophase(*options)[2], name
     (tmp_path / "calibration.json").write_text("{")
     code, _, err = twophase(*options)
     assert code == 2
     assert "not a calibration" in err
+
+
+def test_a_shared_prefix_is_shared(twophase):
+    """As in the engine: without it, prompts would take as long as all their tokens."""
+    options = ("simulate", "--hardware", "h100", "--workload", "shared-prefix", "--requests", 40, "--json")
+    code, out, _ = twophase(*options)
+    assert code == 0
+    assert json.loads(out)["num_cached_tokens"] > 0
+
+
+def test_a_folder_has_its_own_context_limit(twophase, tiny_folder, tmp_path):
+    longest = json.loads((tiny_folder / "config.json").read_text())["max_position_embeddings"]
+    trace = tmp_path / "trace.csv"
+    trace.write_text(f"arrival_s,prompt_tokens,output_tokens\n0,{longest},1\n")
+    options = ("simulate", "--hardware", "h100", "--model", tiny_folder, "--trace", trace)
+    code, _, err = twophase(*options)
+    assert (code, f"max_model_len={longest}" in err) == (2, True), err
+    trace.write_text(f"arrival_s,prompt_tokens,output_tokens\n0,{longest - 1},1\n")
+    assert twophase(*options)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -64,6 +95,16 @@ def test_measured_is_calibrated_once(twophase, tiny_folder, tmp_path, monkeypatc
         (("--hardware", "h100", "--day", 7, "--rate", 1), "swing"),
         (("--hardware", "h100", "--trace", "x.csv", "--rate", 1), "--trace"),
         (("--hardware", "h100", "--validate"), "--validate"),
+        (("--hardware", "h100", "--cv", "1e200"), "[1e-09, 1e+09]"),
+        (("--hardware", "h100", "--cv", "1e-200"), "[1e-09, 1e+09]"),
+        (("--hardware", "h100", "--rate", "1e-300"), "[1e-09, 1e+09]"),
+        (("--hardware", "h100", "--num-kv-blocks", 10**13), "at most"),
+        (("--hardware", "h100", "--replicas", 10**9), "--replicas: must be at most"),
+        (("--hardware", "h100", "--policy", "chunked:max_tokens=nan"), "max_tokens of policy 'chunked'"),
+        (("--hardware", "h100", "--policy", "static:batch_size=nan"), "must be a number"),
+        (("--hardware", "h100", "--policy", "static:batch_size=1.5"), "must be a whole number"),
+        (("--hardware", "h100", "--policy", "priority:patience_s=nan"), "patience_s of policy 'priority'"),
+        (("--hardware", "h100", "--policy", "dynamic:batch_size=4,timeout_s=inf"), "must be a number"),
     ],
 )
 def test_bad_options(twophase, options, complaint):

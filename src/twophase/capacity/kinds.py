@@ -23,6 +23,7 @@ class Scalar(NamedTuple):
 
 Kind = Callable[[Scalar], Any]
 
+TINIEST = 1e-12
 MOST = 10**9  # of anything counted: far beyond any use, and small enough for exact arithmetic in floats
 
 _WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9_]{0,18})")
@@ -67,8 +68,8 @@ def power_of_two(scalar: Scalar) -> int:
 
 
 def number(above: int | float = 0, most: int | float = 1e21) -> Kind:
-    """A number in (above, most]."""
-    return _number_between(f"must be a number above {above:g}", lambda value: value > above, most)
+    """A number in (above, most], and none so small that a quotient of two leaves the range of floats."""
+    return _number_between(f"must be a number above {above:g}", lambda value: value >= above + TINIEST, most)
 
 
 def number_from(least: int | float, most: int | float = 1e21) -> Kind:

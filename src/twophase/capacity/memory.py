@@ -6,24 +6,36 @@ from dataclasses import dataclass, replace
 from twophase.capacity.config import Eviction, PlanConfig
 from twophase.simulate.model_shapes import ModelShape
 
+MLP_UNIT = 16  # rows of the MLP that stay together, as twophase.distributed.sharding shares them
+
 
 def even_shape(shape: ModelShape, num_gpus: int) -> ModelShape:
     """`shape` with heads, MLP and vocabulary rounded up to what `num_gpus` can share evenly.
 
     The GPU with most of them sets the memory and the pace, so the whole costs as much as if all had as many:
-    3 heads on 2 GPUs cost as 4 do.
+    3 K/V heads on 2 GPUs cost as 4 do.
     """
 
-    def up(count: int) -> int:
-        return -(-count // num_gpus) * num_gpus
+    def up(count: int, unit: int = 1) -> int:
+        return -(-count // (unit * num_gpus)) * unit * num_gpus
 
+    num_kv_heads, group_size = up(shape.num_kv_heads), shape.num_heads // shape.num_kv_heads
     return replace(
         shape,
-        num_heads=up(shape.num_heads),
-        num_kv_heads=up(shape.num_kv_heads),
-        intermediate_size=up(shape.intermediate_size),
+        # Query heads are where their K/V head is; with more GPUs than those, each K/V head has copies.
+        num_heads=num_kv_heads * group_size if num_gpus <= shape.num_kv_heads else up(shape.num_heads),
+        num_kv_heads=num_kv_heads,
+        intermediate_size=up(shape.intermediate_size, 1 if shape.intermediate_size % MLP_UNIT else MLP_UNIT),
         vocab_size=up(shape.vocab_size),
     )
+
+
+def weight_bytes(shape: ModelShape, num_gpus: int) -> int:
+    """What a GPU has to store, as the engine does: its share of the layers, the whole embedding and all norms. Biases
+    are not counted: they are one in ten thousand."""
+    even = replace(even_shape(shape, num_gpus), vocab_size=shape.vocab_size)
+    norms = (2 * shape.num_layers + 1) * shape.hidden_size
+    return even.memory_bytes_on(num_gpus) + norms * shape.value_bytes
 
 
 def workspace_bytes(shape: ModelShape, num_gpus: int, num_tokens: int, num_rows: int) -> int:
@@ -88,7 +100,7 @@ def memory_table(config: PlanConfig, num_gpus: int | None = None) -> MemoryTable
     return MemoryTable(
         total_bytes=total,
         headroom_bytes=total - int(total * config.gpu_memory_utilization),
-        weight_bytes=shape.memory_bytes // n,
+        weight_bytes=weight_bytes(config.shape, n),
         workspace_bytes=workspace,
         kv_bytes_per_token=shape.kv_bytes_per_token // n,
         block_size=config.block_size,

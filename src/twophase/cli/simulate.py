@@ -4,8 +4,9 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from twophase.cli.arguments import whole
 
 if TYPE_CHECKING:
     from twophase.scheduling.scheduler import Scheduler
@@ -19,6 +20,7 @@ DESCRIPTION = """Serve a workload on simulated engines: the real scheduler, unde
 printed. --validate measures how far the predictions for this machine are from the truth."""
 
 MEASURED = "measured"
+MOST_REPLICAS = 10_000
 POLICY_HELP = (
     "priority (default), chunked:max_tokens=N, continuous, prefill-first, static:batch_size=N, "
     "dynamic:batch_size=N,timeout_s=N, deadline"
@@ -35,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
     )
     load.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the workload's own)")
     load.add_argument("--cv", type=float, metavar="C", help="variation of the gaps between arrivals; 1 is Poisson")
-    load.add_argument("--requests", type=int, metavar="N", help="how many (default: the workload's own)")
+    load.add_argument("--requests", type=whole(1), metavar="N", help="how many (default: the workload's own)")
     load.add_argument("--day", type=float, metavar="SWING", help="let the rate follow the sun, by this share of it")
     load.add_argument("--seed", type=int, default=0, metavar="S", help="fixes arrivals and lengths (default 0)")
     engine = parser.add_argument_group("engines")
@@ -47,13 +49,17 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME",
         help="default: the built-in one; on a GPU llama-3-8b, llama-3-70b or any folder",
     )
-    engine.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="GPUs per engine (default 1)")
-    engine.add_argument("--replicas", type=int, default=1, metavar="N", help="engines (default 1)")
+    engine.add_argument(
+        "--tensor-parallel", type=whole(most=4096), default=1, metavar="N", help="GPUs per engine (default 1)"
+    )
+    engine.add_argument(
+        "--replicas", type=whole(most=MOST_REPLICAS), default=1, metavar="N", help="engines (default 1)"
+    )
     engine.add_argument("--router", default="least-outstanding", metavar="NAME", help="or round-robin")
     engine.add_argument("--policy", metavar="NAME", help=POLICY_HELP)
-    engine.add_argument("--num-kv-blocks", type=int, metavar="N", help="blocks in each engine's pool")
-    engine.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences that run at once")
-    engine.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens computed in one step")
+    engine.add_argument("--num-kv-blocks", type=whole(), metavar="N", help="blocks in each engine's pool")
+    engine.add_argument("--max-num-seqs", type=whole(), metavar="N", help="sequences that run at once")
+    engine.add_argument("--max-num-batched-tokens", type=whole(), metavar="N", help="tokens computed in one step")
     parser.add_argument("--calibrate", action="store_true", help="measure this machine anew")
     parser.add_argument("--validate", action="store_true", help="predicted against measured, on this machine")
     parser.add_argument(
@@ -83,7 +89,13 @@ def _validate(args: argparse.Namespace) -> int:
         raise ConfigError(f"only this machine can be measured here, so --validate takes no --hardware {args.hardware}.")
     from twophase.simulate.validate import validate
 
-    report = validate(_open_rig(args), say=_say)
+    rig = _open_rig(
+        args,
+        num_kv_blocks=args.num_kv_blocks,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+    )
+    report = validate(rig, say=_say)
     print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
     return 0
 
@@ -155,7 +167,8 @@ def _engines(args: argparse.Namespace) -> "tuple[CostModel, list[Scheduler], lis
         model, limits, notes = _roofline(args)
         limits |= changes
     policy = None if args.policy is None else policy_from_text(args.policy)
-    return model, [make_scheduler(limits, policy) for _ in range(args.replicas)], notes
+    schedulers = [make_scheduler(limits, policy, enable_prefix_caching=True) for _ in range(args.replicas)]
+    return model, schedulers, notes
 
 
 def _roofline(args: argparse.Namespace) -> "tuple[CostModel, dict[str, Any], list[str]]":
@@ -166,7 +179,7 @@ def _roofline(args: argparse.Namespace) -> "tuple[CostModel, dict[str, Any], lis
 
     hardware, shape = hardware_named(args.hardware), model_shape(args.model or "llama-3-8b")
     model = RooflineCostModel(hardware, shape, args.tensor_parallel)
-    config = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=8192)
+    config = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=shape.max_position_embeddings)
     limits = asdict(config) | {"num_blocks": model.num_blocks(), "block_size": model.block_size}
     notes = [
         f"{args.tensor_parallel} x {hardware.name} per engine, roofline; {hardware.source}",
@@ -178,37 +191,54 @@ def _roofline(args: argparse.Namespace) -> "tuple[CostModel, dict[str, Any], lis
 
 def _calibration(args: argparse.Namespace) -> "Calibration":
     """The stored one, if it is of this machine, model and versions; else, or when asked for, a new one."""
-    from twophase.bench.machine import record_machine
-    from twophase.model.prepare import DEFAULT_MODEL, cache_home
+    from twophase.model.prepare import cache_home
     from twophase.simulate.calibrate import calibrate, read_calibration
 
-    path = cache_home() / "calibration.json"
+    path, key = cache_home() / "calibration.json", _calibration_key(args)
     if path.exists() and not args.calibrate:
-        stored, here = read_calibration(path), json.loads(json.dumps(asdict(record_machine())))
-        name = Path(args.model or DEFAULT_MODEL).name
-        is_same = all(stored.machine.get(key) == here[key] for key in ("cpu", "num_threads", "gpus", "versions"))
-        clock = "CPU time" if args.cpu_time else "wall"
-        if is_same and stored.setup.get("model") == name and stored.setup.get("clock") == clock:
+        stored = read_calibration(path)
+        if stored.key == key:
             return stored
-        _say(f"{path} is of another model, machine, version or clock: calibrating anew")
+        _say(f"{path} is of another model, machine, version, limits or clock: calibrating anew")
     _say("calibrating: tens of seconds")
-    calibration = calibrate(_open_rig(args))
+    # With the engine's own limits: those asked for are the simulation's, and the next one may ask for others.
+    calibration = replace(calibrate(_open_rig(args)), key=key)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(calibration.to_json(), encoding="utf-8")
     _say(f"wrote {path}")
     return calibration
 
 
-def _open_rig(args: argparse.Namespace) -> "Rig":
-    from twophase.engine.llm import DEFAULT_MAX_NUM_SEQS, LLM
+def _calibration_key(args: argparse.Namespace) -> dict[str, Any]:
+    """All that a calibration depends on, as JSON has it."""
+    from twophase.bench.machine import record_machine
+    from twophase.engine.llm import DEFAULT_MAX_NUM_SEQS, resolve_device, scheduler_config
+    from twophase.model.config import load_config
+    from twophase.model.prepare import DEFAULT_MODEL, resolve_model
+
+    folder, device, machine = resolve_model(args.model or DEFAULT_MODEL), resolve_device("auto"), record_machine()
+    limits = scheduler_config(
+        load_config(folder),
+        device,
+        max_num_seqs=DEFAULT_MAX_NUM_SEQS,
+        max_num_batched_tokens=None,
+        max_model_len=None,
+        enable_chunked_prefill=True,
+    )
+    key = {
+        "model": str(folder.resolve()),
+        "device": str(device),
+        "clock": "CPU time" if args.cpu_time else "wall",
+        "machine": {name: asdict(machine)[name] for name in ("cpu", "num_threads", "gpus", "versions")},
+        "limits": asdict(limits),
+    }
+    return dict(json.loads(json.dumps(key)))
+
+
+def _open_rig(args: argparse.Namespace, **limits: int | None) -> "Rig":
+    from twophase.engine.llm import LLM
     from twophase.model.prepare import DEFAULT_MODEL
     from twophase.simulate.rig import Rig
 
-    llm = LLM(
-        args.model or DEFAULT_MODEL,
-        num_kv_blocks=args.num_kv_blocks,
-        max_num_seqs=DEFAULT_MAX_NUM_SEQS if args.max_num_seqs is None else args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        skip_tokenizer_init=True,
-    )
-    return Rig(llm, cpu_time=args.cpu_time)
+    given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    return Rig(LLM(args.model or DEFAULT_MODEL, skip_tokenizer_init=True, **given), cpu_time=args.cpu_time)

@@ -84,13 +84,17 @@ def load_weights(
     """
     files = TensorFiles(folder, expected_shapes(config))
     loader = _Loader(files, dtype, device, cut)
-    head = EMBED if config.tie_word_embeddings else HEAD
+    embed = loader.tensor(EMBED, min(dtype, files.dtype_of(EMBED), key=lambda each: each.itemsize))
+    if config.tie_word_embeddings and embed.dtype == dtype:
+        lm_head = make_linear(cut(EMBED, embed))  # the same memory, but where a CPU wants a layout of its own
+    else:
+        lm_head = loader.linear((EMBED if config.tie_word_embeddings else HEAD).removesuffix(".weight"))
     return ModelWeights(
         dtype=dtype,
-        embed=loader.tensor(EMBED, min(dtype, files.dtype_of(EMBED), key=lambda each: each.itemsize)),
+        embed=embed,
         layers=tuple(_load_layer(loader, config, f"model.layers.{layer}.") for layer in range(config.num_layers)),
         final_norm=loader.tensor("model.norm.weight"),
-        lm_head=loader.linear(head.removesuffix(".weight")),
+        lm_head=lm_head,
     )
 
 

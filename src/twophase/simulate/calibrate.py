@@ -72,6 +72,7 @@ class Calibration:
         limits: The engine's `SchedulerConfig`, and the pool's num_blocks and block_size.
         machine: `bench.machine.MachineRecord` as a dict: hardware, versions, date.
         round_times_s: How long the same probes took in each round: if they differ, so does the machine.
+        key: What tells whether a stored one may be used again; None: nobody asked.
         median_error, worst_error: Of the fitted steps' run times, relative; `worst_load` is where.
     """
 
@@ -84,6 +85,7 @@ class Calibration:
     median_error: float
     worst_error: float
     worst_load: dict[str, int]
+    key: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)

@@ -179,11 +179,12 @@ class RooflineCostModel(CostModel):
         Raises:
             ConfigError: The weights leave no room.
         """
-        room = memory_share * self.tensor_parallel * self.hardware.memory_bytes - self.shape.memory_bytes
+        weight_bytes = self.tensor_parallel * self.shape.memory_bytes_on(self.tensor_parallel)
+        room = memory_share * self.tensor_parallel * self.hardware.memory_bytes - weight_bytes
         num_blocks = int(room // (self.block_size * self.shape.kv_bytes_per_token))
         if num_blocks < 1:
             raise ConfigError(
-                f"{self.shape.name} needs {self.shape.memory_bytes / 1e9:.0f} GB for its weights, and "
+                f"{self.shape.name} needs {weight_bytes / 1e9:.0f} GB for its weights, and "
                 f"{memory_share:.0%} of {self.tensor_parallel} x {self.hardware.name} are "
                 f"{memory_share * self.tensor_parallel * self.hardware.memory_bytes / 1e9:.0f} GB; use more GPUs "
                 f"(--tensor-parallel) or a smaller model."

@@ -15,6 +15,7 @@ class ModelShape:
         value_bytes: Of a weight or an activation.
         kv_value_bytes, kv_scale_bytes: Of a value in the cache, and of the scale that a token's values of one head
             share when they are quantised.
+        max_position_embeddings: The longest context, in tokens.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ModelShape:
     value_bytes: int = BFLOAT16_BYTES
     kv_value_bytes: int = BFLOAT16_BYTES
     kv_scale_bytes: int = 0
+    max_position_embeddings: int = 8192
 
     @property
     def layer_params(self) -> int:
@@ -50,7 +52,18 @@ class ModelShape:
     @property
     def memory_bytes(self) -> int:
         """Weights that must be stored."""
-        return self.weight_bytes + (0 if self.tie_word_embeddings else self.value_bytes * self.output_params)
+        return self.memory_bytes_on(1)
+
+    def memory_bytes_on(self, num_gpus: int) -> int:
+        """Weights that each of `num_gpus` must store, as the engine does: its share of the layers and of the output
+        projection, and the whole embedding, whose rows a tied output projection uses where they are.
+
+        Worked example: hidden 8, MLP 16, vocabulary 10, 960 weights in the layers, on 2 GPUs: 480 + 80, and 40 if the
+        output projection has weights of its own; 2 bytes each.
+        """
+        output_params = 0 if self.tie_word_embeddings else self.hidden_size * -(-self.vocab_size // num_gpus)
+        embed_params = self.vocab_size * self.hidden_size
+        return self.value_bytes * (-(-self.layer_params // num_gpus) + embed_params + output_params)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -115,4 +128,5 @@ def model_shape(name: str) -> ModelShape:
         config.vocab_size,
         config.tie_word_embeddings,
         "its config.json",
+        max_position_embeddings=config.max_position_embeddings,
     )

@@ -59,6 +59,7 @@ class Tally(Observer):
     """Keeps histograms and counts: as large after a million requests as after one.
 
     Attributes:
+        num_cached_tokens: Of prompts: found in the prefix cache.
         ttft, tpot, latency: Of requests, in seconds. `itl`: of the gaps between tokens.
         last_end_s: When the last request ended.
     """
@@ -69,6 +70,7 @@ class Tally(Observer):
     latency: Histogram = field(default_factory=Histogram)
     num_requests: int = 0
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
     first_arrival_s: float | int = float("inf")
@@ -85,6 +87,7 @@ class Tally(Observer):
         request = progress.request
         self.num_requests += 1
         self.num_prompt_tokens += len(request.prompt_token_ids)
+        self.num_cached_tokens += progress.num_cached_tokens
         self.num_output_tokens += progress.num_output_tokens
         self.num_preemptions += progress.num_preemptions
         self.first_arrival_s = min(self.first_arrival_s, request.arrival_s)
@@ -115,6 +118,7 @@ class Tally(Observer):
         return {
             "num_requests": self.num_requests,
             "num_prompt_tokens": self.num_prompt_tokens,
+            "num_cached_tokens": self.num_cached_tokens,
             "num_output_tokens": self.num_output_tokens,
             "num_preemptions": self.num_preemptions,
             "elapsed_s": self.elapsed_s,
