@@ -8,7 +8,7 @@ from twophase.cache.manager import CacheManager
 from twophase.cache.window import SlidingWindow
 from twophase.scheduling.policies import PriorityPolicy
 
-OPERATIONS = ("open", "num_blocks_needed", "grow", "publish", "fork", "close", "can_grow", "truncate")
+OPERATIONS = ("open", "num_blocks_needed", "grow", "publish", "fork", "close", "truncate")
 WINDOWED_OPERATIONS = (*OPERATIONS, "num_blocks_to_come", "num_tokens_within", "restore")
 
 

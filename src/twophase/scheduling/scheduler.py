@@ -165,7 +165,6 @@ class Scheduler:
         """Give up what `hold` returned."""
         self._roster.held.remove(table)
         self.cache.close(table)
-        self._roster.refused_head = None
 
     def schedule(self, now_s: int | float = 0.0) -> StepPlan:
         """Plan the next step. A plan not confirmed by `update` is dropped.
@@ -202,10 +201,10 @@ class Scheduler:
         Raises SequenceFault as `schedule` does.
         """
         assert self._plan is not None
+        assert self._step is not None
         plan = self._plan
         self._drafting = [self.sequences[chunk.seq_id] for chunk in plan.chunks[: plan.num_decodes]]
-        budget = self.config.max_num_batched_tokens - plan.num_tokens
-        self._plan = reserve_drafts(plan, self.sequences, self.cache, budget, max_drafts)
+        self._plan = reserve_drafts(plan, self.sequences, self.cache, self._step, max_drafts)
         return self._plan
 
     def put_drafts(self, drafts: Mapping[int, Seq[int]]) -> StepPlan:
@@ -246,8 +245,6 @@ class Scheduler:
         """
         self._check_sampled(plan, sampled)
         self._note_done()
-        if len(plan.chunks) > plan.num_decodes + plan.num_verifying:
-            self._roster.refused_head = None  # a prefill published blocks that the head may hit
         updates: list[SequenceUpdate] = []
         for chunk in plan.chunks:
             if chunk.seq_id in self.sequences:
