@@ -53,6 +53,7 @@ class Roster:
         preempted: Ids of those who lost their blocks and were not yet told of in a plan.
         expected: Sequences whose prompt is computed elsewhere, without blocks, by rank.
         arriving: Those among them that have blocks and a seat; the K and V are on their way.
+        landed: Blocks that were filled from elsewhere, and no step has been done since.
         held: Tables that keep blocks for somebody elsewhere who still copies them.
         swap_pool: The blocks of host memory; None without swapping.
     """
@@ -64,6 +65,7 @@ class Roster:
         self.preempted: list[int] = []
         self.expected: list[Sequence] = []
         self.arriving: list[Sequence] = []
+        self.landed: list[int] = []
         self.held: list[BlockTable] = []
         self.swap_pool = BlockPool(num_swap_blocks) if num_swap_blocks else None
 
@@ -87,7 +89,9 @@ class Roster:
 
     def land(self, sequence: Sequence) -> None:
         """The K and V of an arriving sequence are in its blocks: it runs."""
+        assert sequence.table is not None
         sequence.become(SequenceStatus.RUNNING)
+        self.landed += sequence.table.block_ids[sequence.num_cached_tokens // self.cache.block_size :]
         self.arriving.remove(sequence)
         self.join_running(sequence)
 

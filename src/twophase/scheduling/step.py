@@ -283,10 +283,13 @@ class StepBuilder:
         return self._num_reserved
 
     def _num_growing(self, sequence: Sequence) -> int:
-        """Completions of a sequence that may still need blocks beyond those for the tokens it has."""
+        """Completions of a sequence that may still need blocks beyond those that it has, or takes when it is let in."""
         block_size = self._cache.block_size
         num_slots = -(-len(sequence.token_ids) // block_size) * block_size
         may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots
+        if not may_grow and sequence.table is not None and sequence.is_decoding:
+            # It grows in this step, if its decode is not planned yet: into a new block, or a copy of a shared one.
+            may_grow = self._cache.num_blocks_needed(sequence.table, len(sequence.token_ids)) > 0
         return sequence.num_completions if may_grow else 0
 
     def _swap_in(self, sequence: Sequence, table: BlockTable) -> None:
@@ -347,13 +350,14 @@ class StepBuilder:
 
     # -- the outcome
 
-    def plan(self, preempted: tuple[int, ...]) -> StepPlan:
+    def plan(self, preempted: tuple[int, ...], landed: tuple[int, ...]) -> StepPlan:
         return StepPlan(
             chunks=(*self._decodes, *self._prefills),
             num_decodes=len(self._decodes),
             num_tokens=self._num_tokens,
             copies=tuple(self._copies),
             preempted=preempted,
+            landed=landed,
             swaps_out=tuple(self._swaps_out),
             swaps_in=tuple(self._swaps_in),
             wake_s=None if self._planned else self.wake_s,
