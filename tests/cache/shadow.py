@@ -105,6 +105,24 @@ class ShadowKV:
         return block_id * self.block_size + position % self.block_size
 
 
+def check_findable(cache: CacheManager, shadow: ShadowKV) -> None:
+    """What a lookup can find is what it says, to the last slot, whoever holds the block or nobody."""
+    prefixes = cache._prefixes
+    values: dict[int, list[int]] = {}  # of whole prefixes, by the id of their last block's contents
+
+    def values_of(prefix) -> list[int]:
+        if id(prefix) not in values:
+            tokens, parent = memoryview(prefix.token_bytes).cast("q"), prefix.parent
+            before = hash(prefix.salt) if parent is None else values_of(parent)[-1]
+            values[id(prefix)] = list(accumulate(tokens, lambda seen, token: hash((seen, token)), initial=before))[1:]
+        return values[id(prefix)]
+
+    for block_id, prefix in prefixes._of_block.items():
+        first = block_id * cache.block_size
+        held = [shadow.slots.get(first + offset) for offset in range(cache.block_size)]
+        assert held == values_of(prefix), f"block {block_id} can be found, and holds other tokens than it says"
+
+
 def check_kept(table: BlockTable, num_computed: int, window: SlidingWindow | None) -> None:
     """A table holds a block if and only if a query to come sees some of it: bounded, and never too few."""
     size = table.block_size

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import ClassVar
 
 import twophase.scheduling.scheduler
-from tests.cache.shadow import ShadowKV, check_kept, check_live_tables
+from tests.cache.shadow import ShadowKV, check_findable, check_kept, check_live_tables
 from twophase.cache.manager import CacheManager
 from twophase.cache.window import FREED, SlidingWindow
 from twophase.core.plan import SampledToken, StepPlan
@@ -98,12 +98,13 @@ class Harness:
         window: SlidingWindow | None = None,
         step_s: float = 1.0,
         max_drafts: int = 0,
+        full_hit: str = "recompute_block",
         **limits,
     ) -> None:
         if "num_swap_blocks" in limits:
             limits["preemption"] = "swap"
         self.config = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked, **limits)
-        self.cache = cache or CacheManager(num_blocks, block_size, prefix_caching, window)
+        self.cache = cache or CacheManager(num_blocks, block_size, prefix_caching, window, full_hit)
         self.shadow = ShadowKV(block_size, window)
         self.scheduler = self.module.Scheduler(self.config, self.cache, policy)
         self.fault_class = self.module.SequenceFault
@@ -262,6 +263,7 @@ class Harness:
         assert sum(sequence.num_completions for sequence in running) <= self.config.max_num_seqs, "too many seats taken"
         assert all(sequence.num_computed_tokens < len(sequence.token_ids) for sequence in sequences)
         check_live_tables(self.cache, [sequence.table for sequence in running])
+        check_findable(self.cache, self.shadow)
         for sequence in running:
             self.num_freed += sequence.table.block_ids.count(FREED) > 0
             check_kept(sequence.table, sequence.num_computed_tokens, self.cache.window)

@@ -9,12 +9,15 @@ from tests.mutation import KillTable, Mutant
 from tests.scheduling import (
     test_admission,
     test_failures,
+    test_pairs,
     test_policies,
     test_pressure,
+    test_ranks,
     test_sequence,
     test_timelines,
 )
 from tests.scheduling.harness import Harness
+from twophase.scheduling.policies import ChunkedPrefillPolicy, DynamicPolicy, PriorityPolicy
 
 SCHEDULER = "twophase.scheduling.scheduler"
 
@@ -78,14 +81,73 @@ def histories_with_drafts():
 
 
 SWAPPING = test_policies.TestSwapping()
+DRAFTING = test_pairs.TestDraftsTakeOnlyWhatIsLeft()
+FOUND = test_pairs.TestSwappedAndFound()
+
+
+def crowded_window():
+    for order in ("prefills first", "decodes first"):
+        DRAFTING.test_of_the_blocks_that_no_prefill_was_promised(order)
+
+
+def short_steps():
+    DRAFTING.test_of_the_policys_tokens(ChunkedPrefillPolicy(max_tokens=8))
+
+
+def bad_priority():
+    test_ranks.check_refused_and_forgotten(PriorityPolicy(), {"priority": float("nan")})
+    test_ranks.check_refused_and_forgotten(PriorityPolicy(), {"priority": "x"})
+
+
+def bad_arrival():
+    test_ranks.check_refused_and_forgotten(DynamicPolicy(2, 1.0), {"arrival_s": float("nan")})
+
 
 MUTANTS = [
+    scheduler_mutant(
+        "drafts take promised blocks",
+        "_reserve(sequence, cache, step.num_spare_blocks, min",
+        "_reserve(sequence, cache, cache.num_free_blocks, min",
+        crowded_window,
+        module="drafts",
+    ),
+    scheduler_mutant(
+        "drafts beyond the policy's tokens",
+        "decodes, budget = [], step.budget",
+        "decodes, budget = [], 64 - plan.num_tokens",
+        short_steps,
+        module="drafts",
+    ),
+    scheduler_mutant(
+        "less than was found is swapped in over it",
+        "if sequence.num_swapped_tokens > table.num_cached_tokens:",
+        "if len(sequence.host_blocks) > table.num_cached_tokens // self._cache.block_size:",
+        FOUND.test_what_the_prefix_cache_found_is_not_overwritten_with_less,
+        module="step",
+    ),
+    scheduler_mutant(
+        "any rank is taken",
+        "if not isinstance(rank, tuple) or not all(map(_sorts, rank)):",
+        "if False:",
+        bad_priority,
+        module="admission",
+    ),
+    scheduler_mutant(
+        "any arrival is taken", "if not _is_time(request.arrival_s):", "if False:", bad_arrival, module="admission"
+    ),
+    scheduler_mutant(
+        "a policy's wish for short steps is forgotten",
+        "self._max_tokens = min(self._max_tokens, max_tokens)",
+        "pass",
+        short_steps,
+        module="step",
+    ),
     scheduler_mutant(
         "drafts beyond the budget", "        budget -= num_drafts\n", "", histories_with_drafts, module="drafts"
     ),
     scheduler_mutant(
         "drafts beyond the blocks",
-        "while num_drafts and not cache.can_grow(sequence.table, num_tokens + num_drafts):",
+        "while num_drafts and cache.num_blocks_needed(sequence.table, num_tokens + num_drafts) > num_spare_blocks:",
         "while False:",
         histories_with_drafts,
         module="drafts",
@@ -203,8 +265,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "decodes count against nothing",
-        "max_tokens - (num_before - step.budget)",
-        "max_tokens",
+        "step.limit(max_tokens)",
+        "step.limit(max_tokens + sum(sequence.is_decoding for sequence in step.running))",
         test_policies.test_chunked_keeps_every_step_short,
         module="policies",
     ),
@@ -258,8 +320,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "budget off by one",
-        "self._budget = config.max_num_batched_tokens",
-        "self._budget = config.max_num_batched_tokens + 1",
+        "self._max_tokens = config.max_num_batched_tokens",
+        "self._max_tokens = config.max_num_batched_tokens + 1",
         test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget,
         module="step",
     ),
@@ -437,12 +499,6 @@ MUTANTS = [
         "",
         worst_case,
         module="step",
-    ),
-    scheduler_mutant(
-        "a refused head is never tried again",
-        "self._roster.refused_head = None  # a prefill published",
-        "pass  # a prefill published",
-        test_timelines.test_a_waiting_head_gets_in_as_soon_as_its_prefix_is_published,
     ),
     scheduler_mutant(
         "prefills are always chunked",

@@ -152,13 +152,14 @@ def test_impossible_parameters_are_refused(make):
 
 
 class Learners(Policy):
-    """A policy given as a function of the step."""
+    """A policy given as a function of the step, and perhaps one of the sequence."""
 
-    def __init__(self, plan_step):
+    def __init__(self, plan_step, rank=lambda sequence: (sequence.arrival_order, sequence.index)):
         self.plan_step = plan_step
+        self.rank_of = rank
 
     def rank(self, sequence):
-        return (sequence.arrival_order, sequence.index)
+        return self.rank_of(sequence)
 
     def plan(self, step):
         self.plan_step(step)

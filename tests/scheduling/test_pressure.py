@@ -27,6 +27,8 @@ def random_harness(rng: random.Random, **options) -> Harness:
     max_num_seqs = rng.randint(1, 6)
     if rng.random() < 0.4:
         options = random_window(rng, block_size) | options
+    elif rng.random() < 0.5:
+        options = {"full_hit": "recompute_token"} | options
     return Harness(
         **{
             "block_size": block_size,

@@ -65,6 +65,7 @@ class StepPlan:
         swaps_in: Blocks to bring back, then, before anything is written.
         wake_s: Of an empty plan: when the policy wants to be asked again, on the engine's clock.
         num_verifying: Chunks after those that continue a running sequence by a token and drafts.
+        landed: Blocks that were filled from elsewhere since the last step that was done.
     """
 
     chunks: tuple[ScheduledChunk, ...]
@@ -76,6 +77,7 @@ class StepPlan:
     swaps_in: tuple[BlockSwap, ...] = ()
     wake_s: int | float | None = None
     num_verifying: int = 0
+    landed: tuple[int, ...] = ()
 
     @property
     def is_empty(self) -> bool:

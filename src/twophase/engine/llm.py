@@ -184,9 +184,9 @@ class LLM:
 
         weights = load_weights(self.model_dir, self.model_config, torch_dtype, torch_device, team.shard.cut)
         self.model = LlamaModel(config, weights, backend, limits.max_model_len, team.sum_over_ranks)
-        draft, draft_spec = None, None
+        draft, draft_spec, draft_window = None, None, None
         if speculative_config is not None and speculative_config.model is not None and team.shard.rank == 0:
-            draft, draft_spec = open_draft_model(
+            draft, draft_spec, draft_window = open_draft_model(
                 speculative_config.model,
                 self.model_config,
                 self.tokenizer,
@@ -195,6 +195,7 @@ class LLM:
                 attention_backend=attention_backend if isinstance(attention_backend, str) else "auto",
                 block_size=block_size,
                 max_model_len=limits.max_model_len,
+                window=window,
             )
         num_blocks = num_kv_blocks or default_num_blocks(
             kv_spec, torch_device, kv_memory_fraction, limits, window, draft_spec.bytes_per_block if draft_spec else 0
@@ -219,7 +220,9 @@ class LLM:
         if draft is not None and draft_spec is not None:
             draft_cache = KVCache(draft_spec, num_blocks, torch_device)
             drafter = DraftModelDrafter(
-                ModelRunner(draft, draft_cache, limits.max_model_len, use_cuda_graphs), limits.max_num_batched_tokens
+                ModelRunner(draft, draft_cache, limits.max_model_len, use_cuda_graphs),
+                limits.max_num_batched_tokens,
+                draft_window,
             )
         self.engine = Engine(
             runner,

@@ -1,9 +1,15 @@
 """The door: a request that can never be served as asked is refused when it is added, with the numbers."""
 
+import math
+from numbers import Real
+from typing import Any
+
 from twophase.cache.window import SlidingWindow
 from twophase.core.errors import InvalidRequestError
 from twophase.core.request import Request
 from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.policy import Policy
+from twophase.scheduling.sequence import Sequence
 
 
 def check_request(
@@ -12,6 +18,11 @@ def check_request(
     """Raises InvalidRequestError naming the rule, both values and what to change."""
     num_prompt_tokens = len(request.prompt_token_ids)
     params = request.sampling_params
+    if not _is_time(request.arrival_s):
+        raise InvalidRequestError(
+            f"arrival_s must be a finite number, for policies plan by it, got {request.arrival_s!r:.50}; leave it out "
+            f"for a request that comes now."
+        )
     if num_prompt_tokens == 0:
         raise InvalidRequestError("the prompt must have at least one token, got none.")
     if num_prompt_tokens >= config.max_model_len:
@@ -42,6 +53,39 @@ def check_request(
             f"max_tokens {params.max_tokens}, max_model_len {config.max_model_len}, n {params.n}{seen}), and the pool "
             f"has {num_blocks}; lower max_tokens or n, shorten the prompt, or raise num_kv_blocks."
         )
+
+
+def usable_rank(policy: Policy, sequence: Sequence) -> tuple[Any, ...]:
+    """The policy's sort key for a sequence. One that does not sort would make every later step fail.
+
+    Raises:
+        InvalidRequestError: The policy raises, or its key is no tuple of numbers (and of tuples of them), or has a NaN.
+    """
+    request_id = sequence.request.request_id
+    try:
+        rank = policy.rank(sequence)
+    except Exception as error:
+        raise InvalidRequestError(
+            f"{policy} cannot rank request {request_id!r}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(rank, tuple) or not all(map(_sorts, rank)):
+        raise InvalidRequestError(
+            f"a rank must be a tuple of numbers, none of them NaN, or queues cannot be sorted by it; {policy} ranks "
+            f"request {request_id!r} by {rank!r:.200}; look at its priority, arrival_s and ttft_slo_s."
+        )
+    return rank
+
+
+def _is_time(value: object) -> bool:
+    """A number of seconds that may be added to others."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
+def _sorts(value: object) -> bool:
+    return all(map(_sorts, value)) if isinstance(value, tuple) else isinstance(value, Real) and bool(value == value)
 
 
 def num_blocks_at_most(

@@ -54,7 +54,7 @@ def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: boo
     if not isinstance(scheduler.policy, REPEATING_POLICIES) or not all(chunk.num_samples for chunk in plan.chunks):
         return []
     is_all_decodes = plan.num_decodes == len(plan.chunks) and not plan.preempted
-    if scheduler.num_waiting and not (is_undisturbed and is_all_decodes):
+    if scheduler.num_waiting and not (is_undisturbed and is_all_decodes and _refuses_again(scheduler.policy)):
         return []
     alive = scheduler.sequences
     sequences = [alive[chunk.seq_id] for chunk in plan.chunks if chunk.seq_id in alive]
@@ -63,6 +63,12 @@ def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: boo
     if not is_all_decodes:
         sequences.sort(key=_RANK)  # those that have just done their prompt take their places
     return sequences
+
+
+def _refuses_again(policy: Policy) -> bool:
+    """Whether what was refused in a step of decodes is refused in the next one too. Not by a policy that lets decodes
+    stand still for prompts: it may have decoded because they had stood for long enough."""
+    return not isinstance(policy, PrefillFirstPolicy) or policy.max_stalled_steps is None
 
 
 def num_repeats(cache: CacheManager, sequences: Seq[Sequence]) -> int:

@@ -26,26 +26,21 @@ def by_priority(sequence: Sequence) -> tuple[Any, ...]:
 def decodes_first(step: Step, max_tokens: int | None = None) -> None:
     """A token of every decode, then the prefills already begun, then newcomers in order until one does not fit.
 
-    `max_tokens` bounds the tokens of the step, decodes included.
+    `max_tokens` bounds the tokens of the step, decodes and drafts included; decodes are never held back.
     """
-    num_before = step.budget
     prefills = []
     for sequence in step.running:
         if sequence.is_decoding:
             step.decode(sequence)
         else:
             prefills.append(sequence)
-    room = math.inf if max_tokens is None else max_tokens - (num_before - step.budget)
+    if max_tokens is not None:
+        step.limit(max_tokens)
     for sequence in prefills:
-        if room > 0:
-            room -= step.prefill(sequence, _at_most(room))
+        step.prefill(sequence)
     for sequence in step.waiting:
-        if room <= 0 or not step.budget:
+        if not step.admit(sequence):
             break
-        num_tokens = step.admit(sequence, _at_most(room))
-        if not num_tokens:
-            break
-        room -= num_tokens
 
 
 def run_batch(step: Step) -> None:
@@ -66,10 +61,6 @@ def start_batch(step: Step, batch_size: int) -> None:
         if is_too_many or not step.admit(sequence):
             break
         seats -= sequence.num_completions
-
-
-def _at_most(room: int | float) -> int | None:
-    return None if room == math.inf else int(room)
 
 
 # -- policies
@@ -106,7 +97,8 @@ class ChunkedPrefillPolicy(Policy):
     (arXiv:2403.02310). The time between two tokens of a decode is bounded by the time of such a step.
 
     Attributes:
-        max_tokens: Of a step, decodes included. Decodes are never held back; prefills take what is left.
+        max_tokens: Of a step, decodes and drafts included. Decodes are never held back; prefills take what is left,
+            and drafts what they leave.
     """
 
     max_tokens: int
@@ -214,7 +206,8 @@ class DynamicPolicy(Policy):
         if step.running:
             run_batch(step)
             return
-        oldest_s = min(sequence.request.arrival_s for sequence in step.waiting)
+        # An arrival in the future counts as now, so that a batch never waits longer than the time-out.
+        oldest_s = min(step.now_s, *(sequence.request.arrival_s for sequence in step.waiting))
         starts_s = oldest_s + self.timeout_s
         is_full = step.num_waiting >= min(self.batch_size, step.num_free_seats)
         if is_full or step.now_s >= starts_s:

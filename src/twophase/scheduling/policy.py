@@ -69,6 +69,11 @@ class Step(Protocol):
         """
         ...
 
+    def limit(self, max_tokens: int) -> None:
+        """From here on, plan no more than `max_tokens` tokens for this step, drafts included. What is planned already
+        stays, so decodes are not held back when they are planned before."""
+        ...
+
     def wait_until(self, when_s: int | float) -> None:
         """If nothing is planned: do not ask again before `when_s`, unless a request comes."""
         ...

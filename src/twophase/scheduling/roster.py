@@ -50,10 +50,10 @@ class Roster:
     Attributes:
         running: Sequences with blocks and a seat, by rank.
         waiting: Sequences without, preempted ones included, by rank.
-        refused_head: A waiting sequence that did not fit, and nothing happened since that could help.
         preempted: Ids of those who lost their blocks and were not yet told of in a plan.
         expected: Sequences whose prompt is computed elsewhere, without blocks, by rank.
         arriving: Those among them that have blocks and a seat; the K and V are on their way.
+        landed: Blocks that were filled from elsewhere, and no step has been done since.
         held: Tables that keep blocks for somebody elsewhere who still copies them.
         swap_pool: The blocks of host memory; None without swapping.
     """
@@ -62,10 +62,10 @@ class Roster:
         self.cache = cache
         self.running: list[Sequence] = []
         self.waiting: SortedKeyList = SortedKeyList(key=_RANK)
-        self.refused_head: Sequence | None = None
         self.preempted: list[int] = []
         self.expected: list[Sequence] = []
         self.arriving: list[Sequence] = []
+        self.landed: list[int] = []
         self.held: list[BlockTable] = []
         self.swap_pool = BlockPool(num_swap_blocks) if num_swap_blocks else None
 
@@ -89,7 +89,9 @@ class Roster:
 
     def land(self, sequence: Sequence) -> None:
         """The K and V of an arriving sequence are in its blocks: it runs."""
+        assert sequence.table is not None
         sequence.become(SequenceStatus.RUNNING)
+        self.landed += sequence.table.block_ids[sequence.num_cached_tokens // self.cache.block_size :]
         self.arriving.remove(sequence)
         self.join_running(sequence)
 
@@ -147,8 +149,6 @@ class Roster:
         else:
             (self.expected if sequence in self.expected else self.waiting).remove(sequence)
         self.drop_host_blocks(sequence)
-        if sequence is self.refused_head:
-            self.refused_head = None
 
     def take_blocks(self, sequence: Sequence) -> None:
         """A running or arriving sequence gives its seat and blocks back."""
@@ -157,4 +157,3 @@ class Roster:
         sequence.table = None
         sequence.num_computed_tokens = 0
         (self.arriving if sequence.status is SequenceStatus.ARRIVING else self.running).remove(sequence)
-        self.refused_head = None

@@ -18,7 +18,7 @@ from twophase.core.errors import InvalidRequestError, PolicyError
 from twophase.core.outputs import FinishReason
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
-from twophase.scheduling.admission import check_request
+from twophase.scheduling.admission import check_request, usable_rank
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.drafts import put_drafts, reserve_drafts
 from twophase.scheduling.policies import PriorityPolicy
@@ -97,20 +97,22 @@ class Scheduler:
     def add(self, request: Request) -> int:
         """Queue a request; returns the seq_id of its completion 0 (the others get theirs when the prompt is done).
 
-        Raises InvalidRequestError, with the numbers, if it could never be served as asked.
+        Raises InvalidRequestError, with the numbers, if it could never be served as asked or the policy cannot rank it;
+        nothing has changed then.
         """
         sequence = self._sequence_of(request)
         self._roster.join_queue(sequence)
+        self._register(sequence)
         return sequence.seq_id
 
     def _sequence_of(self, request: Request) -> Sequence:
+        """The request's first sequence, which nobody knows yet."""
         check_request(request, self.config, self.cache.num_blocks, self.cache.block_size, self.cache.window)
         if request.request_id in self._seq_ids_of:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by an unfinished request.")
         sequence = Sequence.of_request(self._next_seq_id, request, self.config.max_model_len)
-        sequence.rank = self.policy.rank(sequence)
+        sequence.rank = usable_rank(self.policy, sequence)
         self._next_seq_id += 1
-        self._register(sequence)
         return sequence
 
     # -- prompts computed by another engine: expect -> reserve -> adopt there, hold -> release here
@@ -122,6 +124,7 @@ class Scheduler:
         """
         sequence = self._sequence_of(request)
         self._roster.expect(sequence)
+        self._register(sequence)
         return sequence.seq_id
 
     def reserve(self) -> Sequence | None:
@@ -165,7 +168,6 @@ class Scheduler:
         """Give up what `hold` returned."""
         self._roster.held.remove(table)
         self.cache.close(table)
-        self._roster.refused_head = None
 
     def schedule(self, now_s: int | float = 0.0) -> StepPlan:
         """Plan the next step. A plan not confirmed by `update` is dropped.
@@ -193,7 +195,7 @@ class Scheduler:
                 )
         preempted = tuple(seq_id for seq_id in self._roster.preempted if seq_id in self.sequences)
         self._roster.preempted = []
-        self._plan = step.plan(preempted)
+        self._plan = step.plan(preempted, tuple(self._roster.landed))
         return self._plan
 
     def reserve_drafts(self, max_drafts: int) -> StepPlan:
@@ -202,10 +204,10 @@ class Scheduler:
         Raises SequenceFault as `schedule` does.
         """
         assert self._plan is not None
+        assert self._step is not None
         plan = self._plan
         self._drafting = [self.sequences[chunk.seq_id] for chunk in plan.chunks[: plan.num_decodes]]
-        budget = self.config.max_num_batched_tokens - plan.num_tokens
-        self._plan = reserve_drafts(plan, self.sequences, self.cache, budget, max_drafts)
+        self._plan = reserve_drafts(plan, self.sequences, self.cache, self._step, max_drafts)
         return self._plan
 
     def put_drafts(self, drafts: Mapping[int, Seq[int]]) -> StepPlan:
@@ -246,8 +248,6 @@ class Scheduler:
         """
         self._check_sampled(plan, sampled)
         self._note_done()
-        if len(plan.chunks) > plan.num_decodes + plan.num_verifying:
-            self._roster.refused_head = None  # a prefill published blocks that the head may hit
         updates: list[SequenceUpdate] = []
         for chunk in plan.chunks:
             if chunk.seq_id in self.sequences:
@@ -309,6 +309,7 @@ class Scheduler:
         """The latest plan was run: nothing of it has to be healed."""
         step, self._plan, self._step, self._drafting = self._step, None, None, []
         assert step is not None
+        self._roster.landed = []
         self._num_stalled_steps = self._num_stalled_steps + 1 if step.lets_decodes_stand else 0
         for sequence in step.swapped_in:
             self._roster.drop_host_blocks(sequence)
@@ -354,7 +355,7 @@ class Scheduler:
         try:
             for index in range(1, sequence.num_completions):
                 fork = sequence.fork(self._next_seq_id, index)
-                fork.rank = self.policy.rank(fork)
+                fork.rank = usable_rank(self.policy, fork)
                 fork.table = self.cache.fork(sequence.table)
                 self._next_seq_id += 1
                 forks.append(fork)

@@ -44,7 +44,8 @@ class StepBuilder:
         self._config = config
         self._roster = roster
         self._cache = roster.cache
-        self._budget = config.max_num_batched_tokens
+        self._max_tokens = config.max_num_batched_tokens
+        self._num_tokens = 0  # planned
         self._num_seats_taken = roster.num_seats_taken
         self._num_reserved: int | None = None  # counted when somebody wants to come in
         self._num_promised: int | None = 0 if self._cache.window is None else None  # counted when asked for
@@ -60,7 +61,12 @@ class StepBuilder:
 
     @property
     def budget(self) -> int:
-        return self._budget
+        return max(0, self._max_tokens - self._num_tokens)
+
+    @property
+    def num_spare_blocks(self) -> int:
+        """Free blocks that no running prefill was promised."""
+        return self._cache.num_free_blocks - self._num_promised_now()
 
     @property
     def num_free_seats(self) -> int:
@@ -90,7 +96,7 @@ class StepBuilder:
 
     def decode(self, sequence: Sequence) -> bool:
         table = self._table_of(sequence)
-        if table is None or not self._budget:
+        if table is None or not self.budget:
             return False
         if not sequence.is_decoding:
             raise PolicyError(
@@ -114,7 +120,7 @@ class StepBuilder:
         start = sequence.num_computed_tokens
         self._decodes.append(ScheduledChunk(sequence.seq_id, token_ids[start:], start, table.block_ids, 1))
         self._planned.add(sequence.seq_id)
-        self._budget -= 1
+        self._num_tokens += 1
         return True
 
     def prefill(self, sequence: Sequence, max_tokens: int | None = None) -> int:
@@ -129,14 +135,13 @@ class StepBuilder:
         self._require_unplanned(sequence)
         if sequence.table is not None:
             raise PolicyError(f"a policy let in sequence {sequence.seq_id}, which is running already.")
-        is_hopeless = sequence is self._roster.refused_head or sequence.num_completions > self.num_free_seats
-        if is_hopeless or not self._budget or (max_tokens is not None and max_tokens < 1):
+        has_seats = sequence.num_completions <= self.num_free_seats
+        if not has_seats or not self.budget or (max_tokens is not None and max_tokens < 1):
             return 0
         with blamed_on(sequence):
             table = self._open(sequence, lambda table: self._fits(sequence, table, whole), self._roster.start)
         self._recount_promises()
         if table is None:
-            self._roster.refused_head = sequence
             return 0
         self._num_seats_taken += sequence.num_completions
         if self._num_reserved is not None:
@@ -151,6 +156,9 @@ class StepBuilder:
         with blamed_on(sequence):
             table = self._open(sequence, lambda table: self._has_whole_room(sequence, table), self._roster.seat)
         return table is not None
+
+    def limit(self, max_tokens: int) -> None:
+        self._max_tokens = min(self._max_tokens, max_tokens)
 
     def wait_until(self, when_s: int | float) -> None:
         if not self.now_s < when_s < math.inf:
@@ -186,7 +194,7 @@ class StepBuilder:
     def _plan_chunk(self, sequence: Sequence, table: BlockTable, max_tokens: int | None) -> int:
         """The next chunk of a prefill; returns its tokens."""
         start = sequence.num_computed_tokens
-        num_tokens = min(sequence.num_uncomputed_tokens, self._budget)
+        num_tokens = min(sequence.num_uncomputed_tokens, self.budget)
         if max_tokens is not None:
             num_tokens = max(0, min(num_tokens, max_tokens))
         if self._cache.window is not None and num_tokens:
@@ -198,7 +206,7 @@ class StepBuilder:
             num_samples = sequence.num_completions if is_last else 0
             self._prefills.append(ScheduledChunk(sequence.seq_id, token_ids, start, table.block_ids, num_samples))
             self._planned.add(sequence.seq_id)
-            self._budget -= num_tokens
+            self._num_tokens += num_tokens
         return num_tokens
 
     def _note_copies(self, sequence: Sequence, new_copies: tuple[BlockCopy, ...]) -> None:
@@ -242,10 +250,10 @@ class StepBuilder:
         """Whether the free blocks and, when a prefill must be done in one step, the budget are enough."""
         num_tokens = len(sequence.token_ids)
         # In chunks, as configured; so is one that outgrew the budget or, with a window, the pool: it could never go on.
-        is_too_long = num_tokens > min(self._config.max_num_batched_tokens, self._num_slots)
+        is_too_long = num_tokens > min(self._max_tokens, self._num_slots)
         may_split = is_too_long or (self._config.enable_chunked_prefill and not whole)
         num_uncomputed = num_tokens - max(table.num_cached_tokens, sequence.num_swapped_tokens)
-        if num_uncomputed > self._budget and not may_split:
+        if num_uncomputed > self.budget and not may_split:
             return False
         if self._cache.window is None or not may_split:
             return self._has_whole_room(sequence, table)
@@ -255,7 +263,7 @@ class StepBuilder:
         return self._has_room(sequence, self._cache.num_blocks_needed(table, len(sequence.token_ids)))
 
     def _has_room(self, sequence: Sequence, num_needed: int) -> bool:
-        return num_needed + self._room_for(sequence) <= self._cache.num_free_blocks - self._num_promised_now()
+        return num_needed + self._room_for(sequence) <= self.num_spare_blocks
 
     def _room_for(self, sequence: Sequence) -> int:
         """Blocks a newcomer must leave free: one for each sequence that may outgrow its last block, so that none is
@@ -275,16 +283,19 @@ class StepBuilder:
         return self._num_reserved
 
     def _num_growing(self, sequence: Sequence) -> int:
-        """Completions of a sequence that may still need blocks beyond those for the tokens it has."""
+        """Completions of a sequence that may still need blocks beyond those that it has, or takes when it is let in."""
         block_size = self._cache.block_size
         num_slots = -(-len(sequence.token_ids) // block_size) * block_size
         may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots
+        if not may_grow and sequence.table is not None and sequence.is_decoding:
+            # It grows in this step, if its decode is not planned yet: into a new block, or a copy of a shared one.
+            may_grow = self._cache.num_blocks_needed(sequence.table, len(sequence.token_ids)) > 0
         return sequence.num_completions if may_grow else 0
 
     def _swap_in(self, sequence: Sequence, table: BlockTable) -> None:
         """Bring back what the prefix cache did not find. The host's blocks stay taken until the step is confirmed."""
-        num_hit = len(table.block_ids[: table.num_cached_tokens // self._cache.block_size])
-        if len(sequence.host_blocks) > num_hit:
+        if sequence.num_swapped_tokens > table.num_cached_tokens:
+            num_hit = table.num_cached_tokens // self._cache.block_size
             self._swaps_in += block_swaps(table.block_ids[num_hit:], sequence.host_blocks[num_hit:])
             sequence.num_computed_tokens = sequence.num_swapped_tokens
         if sequence.host_blocks:
@@ -323,9 +334,8 @@ class StepBuilder:
 
     def _require_unpromised(self, table: BlockTable, num_tokens: int) -> None:
         """Raises OutOfBlocksError if a decode would take a block that is promised to a prefill."""
-        num_left = self._cache.num_free_blocks - self._num_promised_now()
-        if self._cache.num_blocks_needed(table, num_tokens) > num_left:
-            raise OutOfBlocksError(f"All but {num_left} free blocks are promised to running prefills.")
+        if self._cache.num_blocks_needed(table, num_tokens) > self.num_spare_blocks:
+            raise OutOfBlocksError(f"All but {self.num_spare_blocks} free blocks are promised to running prefills.")
 
     def _grow_for_chunk(self, sequence: Sequence, table: BlockTable, num_tokens: int) -> int:
         """Blocks for the next chunk of a prefill; returns how many of `num_tokens` they hold."""
@@ -340,13 +350,14 @@ class StepBuilder:
 
     # -- the outcome
 
-    def plan(self, preempted: tuple[int, ...]) -> StepPlan:
+    def plan(self, preempted: tuple[int, ...], landed: tuple[int, ...]) -> StepPlan:
         return StepPlan(
             chunks=(*self._decodes, *self._prefills),
             num_decodes=len(self._decodes),
-            num_tokens=self._config.max_num_batched_tokens - self._budget,
+            num_tokens=self._num_tokens,
             copies=tuple(self._copies),
             preempted=preempted,
+            landed=landed,
             swaps_out=tuple(self._swaps_out),
             swaps_in=tuple(self._swaps_in),
             wake_s=None if self._planned else self.wake_s,

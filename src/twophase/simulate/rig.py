@@ -53,6 +53,7 @@ class Rig:
             "threads": num_threads,
             "clock": "CPU time" if cpu_time else "wall",
         }
+        self._forget_pages = llm.scheduler.cache.reset_prefix_cache
         self._vocab_size = llm.model_config.vocab_size
         self._clock = _cpu_clock() if cpu_time else Clock()
         self._engine = Engine(
@@ -65,7 +66,8 @@ class Rig:
         self.play([TimedRequest("warm-up", 0.0, 40, 3)])  # the first steps of a process allocate
 
     def play(self, workload: Workload | list[TimedRequest]) -> ServingRun:
-        """Serve a workload in open loop."""
+        """Serve a workload in open loop. What the LLM's prefix cache could find is overwritten, so it is forgotten."""
+        self._forget_pages()
         return serve(self._engine, workload, self._vocab_size, clock=self._clock)
 
 
