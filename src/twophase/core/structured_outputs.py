@@ -10,8 +10,8 @@ from twophase.core.rules import NON_EMPTY_TEXT, Rule, checked, shown
 
 KINDS = ("json", "regex", "choice")
 MAX_SCHEMA_DEPTH = 100  # objects and lists, one in the other; the grammar library gives up a little later
-# The grammar library's time grows with the square of what it has to choose among: these take half a second.
-MAX_CHOICES, MAX_CHOICE_CHARACTERS = 10_000, 100_000
+# The grammar library's time grows with the square of what it is given: so much takes a second or two.
+MAX_CHARACTERS, MAX_CHOICES = 100_000, 10_000
 REGEX = Rule("a non-empty regular expression", NON_EMPTY_TEXT.read)
 
 
@@ -28,7 +28,7 @@ class StructuredOutputs:
         regex: A regular expression in the syntax of Rust's `regex` crate, which is that of `re` without look-around,
             word boundaries and back-references; \\d, \\w and \\s mean ASCII. The output matches it as a whole, as with
             `re.fullmatch`.
-        choice: The output is one of these texts: at most 10,000 of them, of 100,000 characters in all.
+        choice: The output is one of these texts, at most 10,000. Each kind has at most 100,000 characters in all.
 
     Raises:
         InvalidRequestError: None or several are given; or one that could mean nothing.
@@ -47,7 +47,7 @@ class StructuredOutputs:
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
         elif self.regex is not None:
-            checked("structured_outputs.regex", self.regex, REGEX)
+            _check_length("regex", len(checked("structured_outputs.regex", self.regex, REGEX)))
         else:
             object.__setattr__(self, "choice", _checked_choice(self.choice))
 
@@ -78,6 +78,7 @@ def _schema_text(schema: Any) -> str:
         raise InvalidRequestError(
             f"structured_outputs.json must be a JSON Schema, an object such as {{'type': 'object'}}, got {text[:80]}."
         )
+    _check_length("json", len(text))
     return text
 
 
@@ -104,9 +105,13 @@ def _checked_choice(choice: Any) -> tuple[str, ...]:
             f"have in common with regex, or choose in two steps."
         )
     texts = tuple(checked("each of structured_outputs.choice", text, NON_EMPTY_TEXT) for text in choice)
-    if (num_characters := sum(map(len, texts))) > MAX_CHOICE_CHARACTERS:
-        raise InvalidRequestError(
-            f"structured_outputs.choice must have at most {MAX_CHOICE_CHARACTERS:,} characters in all, got "
-            f"{num_characters:,}; let the model choose among short names for long texts."
-        )
+    _check_length("choice", sum(map(len, texts)))
     return texts
+
+
+def _check_length(kind: str, num_characters: int) -> None:
+    if num_characters > MAX_CHARACTERS:
+        raise InvalidRequestError(
+            f"structured_outputs.{kind} must have at most {MAX_CHARACTERS:,} characters in all, got "
+            f"{num_characters:,}; ask for less, or in several requests."
+        )

@@ -209,7 +209,7 @@ def _matcher(vocabulary: Any, outputs: StructuredOutputs) -> Any:
         if not matcher.is_error():
             matcher.compute_bitmask()  # only now does it find out that nothing at all can match
         problem = matcher.get_error()
-    except ValueError as error:  # ours; text that is no Unicode, numbers that are none
+    except (ValueError, OverflowError) as error:  # ours; text that is no Unicode, numbers that are none or huge
         problem = str(error)
     if problem:
         raise InvalidRequestError(f"structured_outputs.{outputs.kind} cannot be enforced: {_one_line(problem)}.")

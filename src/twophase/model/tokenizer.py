@@ -9,7 +9,7 @@ from typing import Any, NoReturn, final
 from tokenizers import Tokenizer as FastTokenizer
 
 from twophase.core.errors import InvalidRequestError, ModelFolderError
-from twophase.core.rules import items_of, read_text
+from twophase.core.rules import items_of, read_text, shown
 from twophase.model.config import read_json_object
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -114,7 +114,7 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     entries = (read_json_object(path) if path.is_file() else {}) | dict(config)
     # An entry is the text, or a record with the text in it.
     texts = {
-        role: entry["content"] if isinstance(entry := entries.get(role), dict) else entry for role in SPECIAL_ROLES
+        role: entry.get("content") if isinstance(entry := entries.get(role), dict) else entry for role in SPECIAL_ROLES
     }
     return {role: text for role, text in texts.items() if isinstance(text, str)}
 
@@ -123,11 +123,26 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """From chat_template.jinja (newer folders) or tokenizer_config.json: a text, or several by name."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelFolderError(f"{path} cannot be read as UTF-8 text ({error}). Download it again.") from error
     template = config.get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        named = [entry for entry in template if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+        if len(named) != len(template):
+            raise _template_error(folder, template)
+        template = {entry["name"]: entry.get("template") for entry in named}.get("default")
+    if template is not None and not isinstance(template, str):
+        raise _template_error(folder, template)
     return template
+
+
+def _template_error(folder: Path, found: Any) -> ModelFolderError:
+    return ModelFolderError(
+        f"{folder / 'tokenizer_config.json'}: 'chat_template' must be text, or a list of {{'name': ..., 'template': "
+        f"...}}; found {shown(found)}. Download it again, or remove it, which leaves the model without `chat`."
+    )
 
 
 def _sandbox() -> Any:
