@@ -262,16 +262,16 @@ def check_exclusive_bounds(schema: Any) -> None:
                     )
 
 
-def _inside(exclusive: str, bound: float, other: float) -> str:
+def _inside(exclusive: str, bound: int | float, other: int | float) -> str:
     return f"{'minimum' if exclusive == 'exclusiveMinimum' else 'maximum'}={bound + (other - bound) / 100:g}"
 
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
-def _bounds(part: Any, schema: Any, seen: set[int]) -> dict[str, list[float]]:
+def _bounds(part: Any, schema: Any, seen: set[int]) -> dict[str, list[int | float]]:
     """Every bound that this part, and the parts that apply to the same value, put on a number."""
-    found: dict[str, list[float]] = {name: [] for name in BOUNDS}
+    found: dict[str, list[int | float]] = {name: [] for name in BOUNDS}
     if not isinstance(part, dict) or id(part) in seen:
         return found
     seen.add(id(part))

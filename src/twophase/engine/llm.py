@@ -52,6 +52,7 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 # A GPU serves nothing else; a CPU's memory belongs to everyone, and 2 GiB hold 46,000 tokens of the default model.
 DEFAULT_KV_MEMORY_FRACTION = {"cpu": 0.25, "cuda": 0.9}
 DEFAULT_CPU_KV_BYTES = 2 * GIB
+DEFAULT_SWAP_MEMORY_FRACTION = 0.25  # of free host memory, which belongs to everyone
 PROGRESS_DELAY_S = 2.0  # short batches need no progress bar
 
 AttentionChoice = str | AttentionBackend | Callable[[AttentionSpec], AttentionBackend]
@@ -97,7 +98,8 @@ class LLM:
         policy: What goes into a step, and in which order (twophase.scheduling.policies); None: `PriorityPolicy`.
         preemption_mode: What becomes of the K/V of a request that must make room: 'recompute' drops them, 'swap' saves
             them in host memory.
-        num_swap_blocks: Blocks of host memory for that; None: as many as the pool has.
+        num_swap_blocks: Blocks of host memory for that; None: as many as the pool has, and at most a quarter of the
+            free host memory. They are pinned for a CUDA device, so nothing else on the machine can have them.
         admission_watermark: Share of the pool that letting a request in must leave free, in [0, 1).
         speculative_config: Guess tokens ahead and verify several in one step; None: never.
         drafter: Guesses in place of the n-gram lookup: where your own can go. Without a `speculative_config` it gets
@@ -203,7 +205,9 @@ class LLM:
         num_blocks = team.smallest(num_blocks)
         self.kv_cache = KVCache(kv_spec, num_blocks, torch_device)
         if preemption_mode == "swap":
-            limits = replace(limits, preemption="swap", num_swap_blocks=num_swap_blocks or num_blocks)
+            limits = replace(
+                limits, preemption="swap", num_swap_blocks=num_swap_blocks or _default_swap_blocks(kv_spec, num_blocks)
+            )
         use_cuda_graphs = use_cuda_graphs and team.peers is None
         runner = team.run(
             ModelRunner(self.model, self.kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks)
@@ -460,6 +464,12 @@ def default_num_blocks(
         fitting = min(fitting, max(1, DEFAULT_CPU_KV_BYTES // spec.bytes_per_block))
     fitting = max(1, fitting * spec.bytes_per_block // (spec.bytes_per_block + draft_bytes_per_block))
     return min(useful, fitting)
+
+
+def _default_swap_blocks(spec: KVCacheSpec, num_blocks: int) -> int:
+    """Blocks of host memory that nobody sized: no more than the pool has, which on a GPU may be more than is there."""
+    fitting = num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_SWAP_MEMORY_FRACTION)
+    return min(num_blocks, fitting)
 
 
 def _with_own_drafter(config: SpeculativeConfig | None) -> SpeculativeConfig:
