@@ -1,12 +1,14 @@
 """Incremental text equals the text decoded at once, is never taken back, and stops where it should."""
 
+import codecs
 import itertools
+import os
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.tokenizers_for_tests import KINDS, TEXT, byte_fallback, byte_level
+from tests.engine.tokenizers_for_tests import ALL, KINDS, TEXT, byte_fallback, byte_level, glued_bytes
 from tests.mutation import KillTable, Mutant
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine import detokenizer
@@ -72,6 +74,87 @@ def check_special_tokens(module) -> None:
         for skip in (True, False):
             texts, _ = stream(decoder, ids, skip_special_tokens=skip, module=module)
             assert texts[-1] == decoder.decode(ids, skip_special_tokens=skip)
+        first, *others = [decoder.byte_id(byte) for byte in "日".encode()]
+        texts, _ = stream(decoder, [first, *[decoder.end_id] * 20, *others], module=module)
+        assert texts[-1] == "日", "special tokens in the middle of a character"
+
+
+def check_cuts(module) -> None:
+    """Wherever a text is cut into prompt and output: the output's text is what the prompt's whole characters leave."""
+    for name, kind in KINDS.items():
+        decoder = kind()
+        ids = decoder.encode("fox 語語語語 日👍🏽a 語 b")
+        for cut in range(1, len(ids)):
+            text = stream(decoder, ids[cut:], ids[:cut], module=module)[0][-1]
+            assert text == expected_text(name, ids[:cut], ids[cut:]), f"{name}, cut after {cut} tokens"
+    fallback = byte_fallback()
+    for answer in ("a b", "語", "語a"):
+        output = fallback.encode(answer)[1:]  # without the space of a text's start
+        assert stream(fallback, output, fallback.encode("語語"), module=module)[0][-1] == answer
+
+
+def check_replacement_characters(module) -> None:
+    for name, kind in KINDS.items():
+        decoder = kind()
+        whole, rest = decoder.encode("a\ufffd"), decoder.encode("fox\ufffd")
+        after = decoder.decode([*whole, *rest])[2:]
+        assert stream(decoder, rest, whole, module=module)[0][-1] == after, name
+        assert after.endswith("fox\ufffd")
+
+
+def check_junk(module) -> None:
+    """However many bytes are no character: each is U+FFFD, and characters among them come as soon as they are whole."""
+    for name, kind in KINDS.items():
+        decoder = kind()
+        letter = [decoder.byte_id(byte) for byte in "日".encode()]
+        half = letter[:1]
+        for num_junk in (1, 2, 7, 8, 9, 20):
+            texts, _ = stream(decoder, [*half * num_junk, *letter, *half], module=module)
+            assert texts[-3] == REPLACEMENT_CHARACTER * num_junk + "日", (name, num_junk)
+            assert texts[-1] == REPLACEMENT_CHARACTER * num_junk + "日" + REPLACEMENT_CHARACTER, (name, num_junk)
+    # Byte-level, three quarters of a character are one U+FFFD.
+    ids = [*map(byte_level().byte_id, "👍".encode()[:3]), *[byte_level().byte_id(0xE6)] * 12]
+    assert stream(byte_level(), ids, module=module)[0][-1] == byte_level().decode(ids)
+    # A token may hold a character and half of the next: the character is not kept waiting.
+    decoder, text = glued_bytes(), "日本".encode()
+    token, rest = decoder.byte_id(*text[:4]), [decoder.byte_id(byte) for byte in text[4:]]
+    texts, matched = stream(decoder, [token, *rest], stop=("日",), module=module)
+    assert (texts, matched) == (["", ""], "日")
+    assert stream(decoder, [token, *rest], module=module)[0] == ["", "日", "日", "日本", "日本"]
+
+
+def expected_text(name, prompt, output) -> str:
+    """The text by its definition, read off the tokenizer's own decoding of everything at once.
+
+    For byte tokens, which that decoder unmakes by the run, the bytes are read here: whole characters stand.
+    """
+    read = read_bytes if name == "byte fallback" else ALL[name]().decode
+    before, everything = read(list(prompt)), read([*prompt, *output])
+    return everything[len(os.path.commonprefix([before, everything])) :]
+
+
+def read_bytes(ids) -> str:
+    """Byte tokens and text, byte by byte; every byte that is of no character becomes U+FFFD."""
+    pieces = [byte_fallback().tokenizer.id_to_token(i) for i in ids if i != byte_fallback().end_id]
+    parts = [bytes([int(p[3:5], 16)]) if p.startswith("<0x") else p.replace("▁", " ").encode() for p in pieces]
+    return b"".join(parts).decode("utf-8", "a U+FFFD for each byte").removeprefix(" ")
+
+
+codecs.register_error("a U+FFFD for each byte", lambda e: (REPLACEMENT_CHARACTER * (e.end - e.start), e.end))
+
+
+def token_ids(name) -> st.SearchStrategy:
+    """Tokens, more of them of whole characters than chance would have it; none of what the definition leaves open.
+
+    That is U+FFFD itself and a space, written as byte tokens beside bytes that are no character.
+    """
+    decoder = ALL[name]()
+    any_token = st.integers(0, decoder.vocab_size - 1)
+    if name != "byte fallback":
+        return any_token
+    open_cases = {decoder.tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in b"\xef\xbf\xbd\x20"}
+    usual = [i for text in "日👍é" for i in decoder.encode(text)[1:]]
+    return st.one_of(any_token.filter(lambda i: i not in open_cases), st.sampled_from(usual))
 
 
 class TestCharacters:
@@ -85,19 +168,21 @@ class TestCharacters:
         check_special_tokens(detokenizer)
 
     @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-    def test_half_a_character_at_the_end_is_left_out(self, kind):
+    def test_half_a_character_is_shown_at_the_end_only(self, kind):
         decoder = kind()
         ids = decoder.encode("dog 👍")
         texts, _ = stream(decoder, ids[:-1])
-        assert texts[-1] == "dog "
+        assert texts[-2] == "dog "
+        assert texts[-1] == decoder.decode(ids[:-1])
 
-    def test_a_prompt_that_ends_in_half_a_character(self):
-        decoder = byte_level()
-        ids = decoder.encode("fox 👍 dog")
-        split = len(ids) - len(decoder.encode("👍 dog")) + 2
-        assert decoder.decode(ids[:split]).endswith(REPLACEMENT_CHARACTER)
-        texts, _ = stream(decoder, ids[split:], ids[:split])
-        assert texts[-1] == "👍 dog"
+    def test_every_cut_between_prompt_and_output(self):
+        check_cuts(detokenizer)
+
+    def test_a_prompts_replacement_character_is_the_prompts(self):
+        check_replacement_characters(detokenizer)
+
+    def test_bytes_that_are_no_character_lose_none_beside_them(self):
+        check_junk(detokenizer)
 
     def test_text_is_released_as_soon_as_it_is_whole(self):
         decoder = byte_level()
@@ -117,18 +202,19 @@ class TestCharacters:
         junk = [decoder.encode("日")[0]] * 300  # never a character
         ids = decoder.encode(TEXT) * 10 + [decoder.end_id] * 300 + junk + decoder.encode(TEXT)
         stream(Spy(), ids)
-        assert max(lengths) <= 2 * detokenizer.MAX_PENDING_TOKENS
-        assert len(lengths) <= 2 * len(ids) + 2
+        assert max(lengths) <= 2 * detokenizer.MAX_PENDING_TOKENS + 1
+        assert len(lengths[: -7 * 300]) <= 2.2 * len(ids), "a token of text is decoded twice"
+        assert len(lengths) <= 2.2 * len(ids) + 7 * 300, "one that is none, a few times more"
 
-    @given(st.lists(st.integers(0, 329), max_size=40), st.integers(0, 40))
+    @given(st.sampled_from(list(ALL)), st.data())
     @settings(max_examples=300, deadline=None)
-    def test_any_tokens_of_a_byte_level_vocabulary(self, ids, split):
-        """Invalid bytes included: what is streamed is what decoding at once gives, up to its invalid end."""
-        decoder = byte_level()
-        runs_on = [decoder.decode(ids[i : i + 8]).strip(REPLACEMENT_CHARACTER) == "" for i in range(len(ids) - 7)]
-        texts, _ = stream(decoder, ids)
-        if not any(runs_on):  # eight invalid tokens in a row are given up on, wherever they are cut
-            assert texts[-1].rstrip(REPLACEMENT_CHARACTER) == decoder.decode(ids).rstrip(REPLACEMENT_CHARACTER)
+    def test_any_tokens(self, name, data):
+        """What is streamed is decode(prompt + output), less what it has in common with decode(prompt)."""
+        decoder = ALL[name]()
+        token = token_ids(name)
+        prompt, output = data.draw(st.lists(token, max_size=14)), data.draw(st.lists(token, max_size=20))
+        texts, _ = stream(decoder, output, prompt)
+        assert texts[-1] == expected_text(name, prompt, output)
 
     @given(st.text(max_size=30))
     @settings(max_examples=200, deadline=None)
@@ -137,7 +223,7 @@ class TestCharacters:
             decoder = kind()
             ids = decoder.encode(text)
             texts, _ = stream(decoder, ids)
-            assert texts[-1] == decoder.decode(ids).rstrip(REPLACEMENT_CHARACTER)
+            assert texts[-1] == decoder.decode(ids)
 
 
 def check_stop_strings(module) -> None:
@@ -205,8 +291,10 @@ class TestStopStrings:
                 return decoder.decode([i for token in ids for i in ([*decoder.encode("ab"), half] if token else [])])
 
         detok = Detokenizer(Glued(), SamplingParams(stop=("b",)), [])
+        assert (detok.append(1), detok.text) == ("b", "a")
+        detok = Detokenizer(Glued(), SamplingParams(stop=(f"b{REPLACEMENT_CHARACTER}",)), [])
         assert detok.append(1) is None
-        assert (detok.finish(), detok.text) == ("b", "a")
+        assert (detok.finish(), detok.text) == (f"b{REPLACEMENT_CHARACTER}", "a")
 
     @pytest.mark.parametrize(
         ("text", "stops", "held"),
@@ -225,14 +313,26 @@ CHECKS = {
     "characters": check_whole_characters,
     "prompt": check_space_after_prompt,
     "special": check_special_tokens,
+    "cuts": check_cuts,
+    "replacement": check_replacement_characters,
+    "junk": check_junk,
     "stop": check_stop_strings,
 }
 
 MUTANTS = [
-    ("half characters released", "text.endswith(REPLACEMENT_CHARACTER) and", "False and", "characters"),
-    ("no context", "prompt_token_ids[-NUM_CONTEXT_TOKENS:]", "prompt_token_ids[:0]", "prompt"),
-    ("context forgotten", "del self._window[: self._num_context]", "self._window.clear()", "prompt"),
-    ("special tokens become the context", "            self._window.pop()\n            return None\n", "            pass\n", "special"),
+    ("half characters released", "self._count(self._read_text.rstrip(REPLACEMENT_CHARACTER))", "self._count(self._read_text)", "characters"),
+    ("no context", "return window[start:end], window[end:]", "return [], window[end:]", "prompt"),
+    ("context in mid-character", "for start in range(end):", "for start in range(1):", "cuts"),
+    ("context spoiled", "if text.startswith(self._context_text):", "if True:", "junk"),
+    ("the prompt's half is forgotten", "return window[start:end], window[end:]", "return window[start:end], []", "cuts"),
+    ("the prompt's half is the output's", "self._counted = self._read_text  #", "self._counted = ''  #", "replacement"),
+    ("what the output completes is the prompt's", "text[start:]", "text[len(self._counted):]", "cuts"),
+    ("the end lost", "self._add_text(self._count(self._read_text))", "self._add_text(self._count(self._read_text.rstrip(REPLACEMENT_CHARACTER)))", "replacement"),
+    ("characters lost among junk", "if is_whole(character):", "if False:", "junk"),
+    ("a character beside half of one waits", "        piece = self._count(self._read_text.rstrip(REPLACEMENT_CHARACTER))", "        piece = self._count(self._read_text if is_whole(self._read_text) else '')", "junk"),
+    ("junk dropped in silence", "piece += self._drop_oldest()", "self._drop_oldest()", "junk"),
+    ("junk told twice", "text, text[: len(text) - num_open + num_released]", "text, ''", "junk"),
+    ("special tokens pend", "            self._pending.pop()\n            return None\n", "            pass\n", "special"),
     ("special tokens kept", "skip_special_tokens=self._params.skip_special_tokens", "skip_special_tokens=False", "special"),
     ("nothing held back", "num_released = len(text) - num_held", "num_released = len(text)", "stop"),
     ("held text lost at the end", "self._pieces.append(self._held)", "pass", "stop"),

@@ -11,6 +11,8 @@ import sys
 
 import jsonschema
 import numpy as np
+import itertools
+
 import pytest
 import torch
 
@@ -219,10 +221,11 @@ class TestEnds:
         assert detok.text == "xab"
 
     def test_a_guided_text_completes_no_character_of_the_prompt(self):
-        half = byte_level().encode("é")[0:1] if len(byte_level().encode("é")) > 1 else [byte_level().encode("日")[0]]
-        for may_end, text in ((None, "\ufffda"), (lambda _: True, "a")):
-            detok = Detokenizer(byte_level(), SamplingParams(), half, may_end)
-            detok.append(byte_level().encode("a")[0])
+        first, second = map(byte_level().byte_id, "é".encode())
+        for may_end, text in ((None, "é"), (lambda _: True, "\ufffd")):
+            detok = Detokenizer(byte_level(), SamplingParams(), [first], may_end)
+            detok.append(second)
+            detok.finish()
             assert detok.text == text
 
 
@@ -344,8 +347,8 @@ class TestDoor:
             ({"json": {"anyOf": [{"type": "object", "minProperties": 2}]}}, "json cannot be enforced: minProperties=2 with 0 names in .required"),
             ({"json": {"$ref": "#"}}, r"structured_outputs.json cannot be enforced: \w+\.$"),
             ({"json": {"minimum": float("nan")}}, "structured_outputs.json cannot be enforced: expected value"),
-            ({"choice": ["\ud800"]}, "structured_outputs.choice cannot be enforced: .*hex escape"),
-            ({"regex": "\ud800"}, "structured_outputs.regex cannot be enforced: .*surrogates not allowed"),
+            ({"json": {"type": "integer", "minimum": 10**400}}, "structured_outputs.json cannot be enforced: "),
+            ({"json": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}}, r"exclusiveMinimum=0 with maximum=0.5, less than 1 away.*minimum=0.005"),
             ({"regex": "(a"}, "structured_outputs.regex cannot be enforced: .*unclosed group"),
             ({"regex": "a(?=b)"}, "look-around, including look-ahead and look-behind, is not supported"),
             ({"regex": r"(a)\1"}, "backreferences are not supported"),
@@ -523,6 +526,42 @@ def check_json(module) -> None:
             guidance.compile(guided(json=wrong))
 
 
+def check_exclusive_bounds(module) -> None:
+    """Every number that is accepted lies within its bounds; where the library would let a bound through, it is refused."""
+    codec = byte_level()
+    guidance = module.Guidance(codec.tokenizer.to_str, frozenset([codec.end_id]))
+    near = [-1.5, -1, -0.5, 0, 0.25, 0.5, 1, 1.5]
+    num_refused = 0
+    for low, high in itertools.combinations(near, 2):
+        for names in itertools.product(("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            bounds = dict(zip(names, (low, high), strict=True))
+            try:
+                grammar = guidance.compile(guided(json={"type": "number"} | bounds))
+            except InvalidRequestError:
+                num_refused += 1
+                continue
+            for text in ("-1.5", "-1", "-1.0", "-0.5", "-0", "0", "0.0", "0.25", "0.5", "1", "1.0", "1.5"):
+                x = float(text)
+                is_inside = low <= x <= high and not (
+                    x in (low, high) and bounds.get(f"exclusive{'Minimum' if x == low else 'Maximum'}") == x
+                )
+                assert is_inside or not grammar.accepts(text), f"{text} under {bounds}"
+    assert 0 < num_refused < 40
+    apart = {
+        "$defs": {"a": {"allOf": [{"maximum": 1.5}]}},
+        "exclusiveMinimum": 1,
+        "$ref": "#/$defs/a",
+        "type": "number",
+    }
+    for schema in (apart, {"properties": {"x": {"anyOf": [apart]}}, "$defs": apart["$defs"]}):
+        with pytest.raises(InvalidRequestError, match="exclusiveMinimum=1 with maximum=1.5, less than 1 away"):
+            guidance.compile(guided(json=schema))
+
+
+def test_exclusive_bounds():
+    check_exclusive_bounds(guidance_module)
+
+
 def test_a_guide_is_a_function_of_the_tokens():
     check_guide(guidance_module)
 
@@ -542,7 +581,7 @@ def preempted_check(model, alone):
     return check
 
 
-GUIDE_CHECKS = {"sampler": check_masks, "guide": check_guide, "json": check_json}
+GUIDE_CHECKS = {"sampler": check_masks, "guide": check_guide, "json": check_json, "bounds": check_exclusive_bounds}
 MUTANTS = [
     ("mask not applied", "sampler", ".masked_fill_(forbidden, -math.inf)", "", "sampler"),
     ("mask of the neighbour row", "sampler", "masked_fill_(forbidden,", "masked_fill_(forbidden.roll(1, 0),", "sampler"),
@@ -562,6 +601,8 @@ MUTANTS = [
     ("escaped names", "guidance", "'\"\\\\bfnrt'", "'\"\\\\bfnrtu'", "json"),
     ("white space by x-guidance", "guidance", '    "whitespace_flexible": False,\n', "", "json"),
     ("lenient by x-guidance", "guidance", '    "lenient": False,', "", "json"),
+    ("exclusive bounds let through", "guidance", "< 1]", "< 0]", "bounds"),
+    ("bounds of other parts", "guidance", "            found[name] += values\n", "            pass\n", "bounds"),
     ("minProperties by repetition", "guidance", "at_least > max(1, num_required)", "at_least > max(2, num_required)", "json"),
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from tests.engine.engines import check_idle, prompt_of
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import make_folder
+from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
@@ -199,6 +200,26 @@ class TestChat:
             bare.chat([{"role": "user", "content": "Hello"}])
 
 
+def check_default_swap_space(folder, monkeypatch):
+    def check(module) -> None:
+        options = {"num_kv_blocks": 64, "block_size": 4, "preemption_mode": "swap"}
+        bytes_per_block = module.LLM(folder, **options).kv_cache.spec.bytes_per_block
+        assert module.LLM(folder, **options).scheduler.config.num_swap_blocks == 64
+        monkeypatch.setattr("twophase.cache.kv_cache.free_memory_bytes", lambda device: 40 * bytes_per_block)
+        assert module.LLM(folder, **options).scheduler.config.num_swap_blocks == 10
+        assert module.LLM(folder, **options, num_swap_blocks=20).scheduler.config.num_swap_blocks == 20
+        monkeypatch.undo()
+
+    return check
+
+
+def test_swap_mutant(tiny_folder, monkeypatch):
+    mutant = Mutant(
+        "swap space as large as the pool", "twophase.engine.llm", "return min(num_blocks, fitting)", "return num_blocks"
+    )
+    KillTable.record(mutant, check_default_swap_space(tiny_folder, monkeypatch))
+
+
 class TestOptions:
     def test_attributes(self, llm, tiny_folder):
         assert llm.model_dir == tiny_folder
@@ -285,6 +306,9 @@ class TestOptions:
         assert default_num_blocks(spec, cpu, 0.9, limits) == int(0.9 * 4 * 2**30) // spec.bytes_per_block
         monkeypatch.setattr("twophase.cache.kv_cache.free_memory_bytes", lambda device: 400 * 2**30)
         assert default_num_blocks(spec, cpu, None, limits) == 2 * 2**30 // spec.bytes_per_block
+
+    def test_default_swap_space_leaves_the_host_its_memory(self, tiny_folder, monkeypatch):
+        check_default_swap_space(tiny_folder, monkeypatch)(llm_module)
 
     @pytest.mark.parametrize(
         ("options", "error", "message"),

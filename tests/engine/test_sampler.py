@@ -284,7 +284,37 @@ def check_bad_rows(module) -> None:
             assert results[good] == module.sample(logits[good : good + 1], [rows[good]])[0]
 
 
+def check_extremes(module) -> None:
+    """Whatever the parameters are within their rules, what is drawn is a token that its row may have."""
+    allowed = np.zeros(10, np.uint32)
+    allowed[[3, 4]] = 1 << 5, 1 << 31
+    legal = {3 * 32 + 5, 4 * 32 + 31}
+    for temperature in (5e-324, 1e-30, 3.3e38, 3.5e38, 1e300, 1.7e308):
+        for penalty in (0.01, 100):
+            for options in ({}, {"min_p": 0, "top_p": 0.9}, {"min_p": 1, "top_k": 2}, {"top_p": 1e-300}):
+                params = SamplingParams(temperature=temperature, repetition_penalty=penalty, **options)
+                rows = [row(params, seed=s, token_ids=[*legal, 7])._replace(allowed=allowed) for s in range(8)]
+                results = module.sample(logits_of(11, 1, scale=300.0).expand(8, -1), rows)
+                assert {token.token_id for (token,) in results} <= legal, params
+
+
+def check_whole_numbers(module) -> None:
+    """A parameter that is a whole number is one like any other, alone and beside others."""
+    params = SamplingParams(top_p=0.9)
+    for name in ("min_p", "temperature", "repetition_penalty", "top_p"):
+        object.__setattr__(params, name, int(getattr(params, name)) or int(name == "top_p"))  # past the door
+    object.__setattr__(params, "top_p", 0.9)
+    (tokens,) = module.sample(logits_of(12), [row(params, token_ids=[3])])
+    assert tokens == module.sample(logits_of(12), [row(SamplingParams(top_p=0.9), token_ids=[3])])[0]
+
+
 class TestBadRows:
+    def test_extreme_parameters(self):
+        check_extremes(sampler)
+
+    def test_whole_numbers(self):
+        check_whole_numbers(sampler)
+
     def test_fail_alone(self):
         check_bad_rows(sampler)
 
@@ -302,13 +332,17 @@ CHECKS = {
     "penalty": check_penalty_once_per_token,
     "logprobs": check_logprobs,
     "bad rows": check_bad_rows,
+    "extremes": check_extremes,
+    "whole": check_whole_numbers,
 }
 
 # (name, source text, replacement, the check that must notice)
 MUTANTS = [
     ("penalty ignores the sign", "torch.where(seen > 0, seen / penalty, seen * penalty)", "seen / penalty", "penalty"),
     ("penalty upside down", "torch.where(seen > 0,", "torch.where(seen < 0,", "distribution"),
-    ("temperature multiplied", ".div_(torch.tensor(temperature", ".mul_(torch.tensor(temperature", "distribution"),
+    ("temperature multiplied", ".div_(temperature.to(device)", ".mul_(temperature.to(device)", "distribution"),
+    ("temperature beyond float32", "min(max(p.temperature, tiny), huge)", "max(p.temperature, tiny)", "extremes"),
+    ("min-p as a whole number", "[p.min_p for p in params], dtype=torch.float32,", "[p.min_p for p in params],", "whole"),
     ("top-k keeps one too few", "[:, None] - 1).squeeze(1)", "[:, None] - 2 + (torch.tensor(ranks)[:, None] == 1).long()).squeeze(1)", "distribution"),
     ("top-p of the whole row, not of what top-k left", "(weights * (weights >= lowest[:, None])).sum(", "weights.sum(", "order"),
     ("top-p excludes the token that reaches it", "< wanted[:, None]).sum(dim=-1)\n", "< wanted[:, None]).sum(dim=-1).sub(1).clamp(min=0)\n", "distribution"),

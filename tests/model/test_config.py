@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.model.tiny import FAMILIES, make_model
+from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ModelFolderError
 from twophase.model.config import RopeConfig, load_config
 
@@ -107,6 +108,7 @@ def test_where_each_family_keeps_its_window(changes, window, tmp_path):
     assert load_config(write(tmp_path, **changes)).sliding_window == window
 
 
+QWEN = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8}
 REFUSED = {
     "unknown architecture": ({"architectures": ["GPT2LMHeadModel"]}, r"GPT2LMHeadModel.*Supported: LlamaForCausalLM"),
     "no architecture": ({"architectures": ABSENT}, r"architectures None.*Supported"),
@@ -119,6 +121,25 @@ REFUSED = {
     "heads do not divide": ({"num_key_value_heads": 4}, r"num_attention_heads 6 is not a multiple.*4"),
     "hidden does not divide": ({"hidden_size": 50}, r"hidden_size 50 is not a multiple"),
     "odd head": ({"head_dim": 7}, r"head_dim must be even.*7"),
+    "two lists": ({"architectures": [["LlamaForCausalLM"]]}, r"architectures \[\[.*Supported"),
+    "quantised somehow": ({"quantization_config": "gptq"}, r"'gptq'.*unquantised"),
+    "quantised by a list": ({"quantization_config": [1]}, r"quant_method \[1\].*unquantised"),
+    "layers counted by text": (
+        QWEN | {"max_window_layers": "many"},
+        r"'max_window_layers' must be a whole number >= 0.*'many'",
+    ),
+    "chunked attention": (
+        QWEN | {"layer_types": ["chunked_attention"] * 2},
+        r"2 times one of full_attention, sliding_attention; found 2 of 'chunked_attention'",
+    ),
+    "too few layer types": (
+        QWEN | {"layer_types": ["full_attention"]},
+        r"layer_types must be 2 times one of .*found 1 of 'full_attention'",
+    ),
+    "layer types as text": (QWEN | {"layer_types": "full_attention"}, r"layer_types must be 2 times one of"),
+    "layer types of lists": (QWEN | {"layer_types": [["full_attention"]] * 2}, r"layer_types must be 2 times one of"),
+    "huge": ({"vocab_size": 10**400}, r"'vocab_size' must be a whole number >= 1, found"),
+    "huge epsilon": ({"rms_norm_eps": 10**400}, r"'rms_norm_eps' must be a positive number, found"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"gptq.*unquantised"),
     "activation": ({"hidden_act": "gelu"}, r"'gelu' is not supported; supported: 'silu'"),
     "dtype": ({"dtype": "float8_e4m3fn"}, r"float8_e4m3fn.*supported: float32"),
@@ -168,3 +189,31 @@ def test_no_folder_no_config_and_gguf(tmp_path):
     (tmp_path / "model.gguf").touch()
     with pytest.raises(ModelFolderError, match="GGUF"):
         load_config(tmp_path)
+
+
+def test_json_nested_beyond_reason(tmp_path):
+    (tmp_path / "config.json").write_text('{"a":' * 100_000)
+    with pytest.raises(ModelFolderError, match=r"config\.json is not valid JSON"):
+        load_config(tmp_path)
+
+
+def check_layer_types(tmp_path):
+    def check(module) -> None:
+        for kind, window in (("full_attention", None), ("sliding_attention", 8)):
+            assert module.load_config(write(tmp_path, **QWEN, layer_types=[kind] * 2)).sliding_window == window
+        for wrong in (["chunked_attention"] * 2, ["sliding_attention"], "sliding_attention"):
+            with pytest.raises(ModelFolderError, match="same kind of attention"):
+                module.load_config(write(tmp_path, **QWEN, layer_types=wrong))
+
+    return check
+
+
+MUTANTS = [
+    ("unknown attention loads as sliding", "if kind not in LAYER_TYPES or layer_types", "if layer_types"),
+    ("too few layer types", "or layer_types != [kind] * num_layers:", "or len(set(layer_types)) != 1:"),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
+def test_mutants(mutant, tmp_path):
+    KillTable.record(Mutant(mutant[0], "twophase.model.config", *mutant[1:]), check_layer_types(tmp_path))

@@ -88,3 +88,39 @@ def test_a_broken_tokenizer_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(ModelFolderError, match=r"tokenizer\.json is not a tokenizer.*Download"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        5,
+        True,
+        {"default": "x"},
+        [5],
+        [{"template": "x"}],
+        [{"name": ["x"], "template": "y"}],
+        [{"name": "default", "template": 5}],
+    ],
+)
+def test_a_chat_template_that_is_none(template, tmp_path):
+    with pytest.raises(ModelFolderError, match=r"tokenizer_config\.json: 'chat_template' must be text, or a list of"):
+        Tokenizer.from_folder(make_folder(tmp_path, chat_template=template))
+
+
+def test_a_chat_template_that_is_no_text(tmp_path):
+    (make_folder(tmp_path) / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelFolderError, match=r"chat_template\.jinja cannot be read as UTF-8"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_special_token_without_its_text_is_none(tmp_path):
+    assert Tokenizer.from_folder(make_folder(tmp_path, eos_token={"special": True})).eos_token_id is None
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 1 // 0 }}", "{{ messages[0].content + 1 }}", "{{ '\ud800' }}", "{{ 'x'.center(-1, 'xy') }}"]
+)
+def test_a_template_that_fails_in_any_way(template, tmp_path):
+    tokenizer = Tokenizer.from_folder(make_folder(tmp_path, chat_template=template))
+    with pytest.raises(InvalidRequestError, match="chat template failed on these messages: ."):
+        tokenizer.render_chat(HELLO)

@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.model.tiny import make_folder
+from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ModelFolderError
-from twophase.model import linear
+from twophase.model import linear, weights
 from twophase.model.config import load_config
 from twophase.model.linear import make_linear
 from twophase.model.weights import load_weights
@@ -171,3 +172,62 @@ def test_no_safetensors(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelFolderError, match=r"neither model\.safetensors nor .*save_pretrained"):
         load(folder)
+
+
+OUTSIDE = [
+    "../b.safetensors",
+    "/etc/b.safetensors",
+    "sub/b.safetensors",
+    "..\\b.safetensors",
+    "b.bin",
+    "",
+    ".",
+    5,
+    None,
+    ["b"],
+]
+
+
+def check_index(folder):
+    """The index names files of the folder, and nothing else is opened, whatever it names."""
+    index = folder / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+
+    def check(module) -> None:
+        for name in (*OUTSIDE, str(folder.parent / "b.safetensors")):
+            index.write_text(json.dumps({"weight_map": weight_map | {DOWN: name}}))
+            with pytest.raises(
+                ModelFolderError, match=r"index\.json: 'weight_map' must name a safetensors file in the sam"
+            ):
+                module.load_weights(folder, load_config(folder), torch.float32, torch.device("cpu"))
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        module.load_weights(folder, load_config(folder), torch.float32, torch.device("cpu"))
+
+    return check
+
+
+@pytest.fixture
+def sharded(folder):
+    shard(folder)
+    (folder / "sub").mkdir()
+    for place in (folder.parent, folder / "sub"):
+        (place / "b.safetensors").write_bytes((folder / "b.safetensors").read_bytes())
+    return folder
+
+
+def test_the_index_leads_nowhere_else(sharded):
+    check_index(sharded)(weights)
+
+
+def test_a_link_in_the_folder_is_followed(sharded):
+    """As in Hugging Face's cache: snapshots/<commit>/a.safetensors -> ../../blobs/<hash>."""
+    blobs = sharded.parent / "blobs"
+    blobs.mkdir()
+    (sharded / "a.safetensors").rename(blobs / "1234")
+    (sharded / "a.safetensors").symlink_to("../blobs/1234")
+    load(sharded)
+
+
+def test_mutant(sharded):
+    mutant = Mutant("the index leads out", "twophase.model.weights", " or Path(name).name != name", "")
+    KillTable.record(mutant, check_index(sharded))

@@ -20,7 +20,8 @@ into an index made beforehand, xgrammar (arXiv:2411.15100) part of it, llguidanc
 """
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -208,7 +209,7 @@ def _matcher(vocabulary: Any, outputs: StructuredOutputs) -> Any:
         if not matcher.is_error():
             matcher.compute_bitmask()  # only now does it find out that nothing at all can match
         problem = matcher.get_error()
-    except ValueError as error:  # ours; text that is no Unicode, numbers that are none
+    except (ValueError, OverflowError) as error:  # ours; text that is no Unicode, numbers that are none or huge
         problem = str(error)
     if problem:
         raise InvalidRequestError(f"structured_outputs.{outputs.kind} cannot be enforced: {_one_line(problem)}.")
@@ -219,7 +220,9 @@ def _grammar_text(outputs: StructuredOutputs) -> str:
     from llguidance import LLMatcher, regex_to_lark
 
     if isinstance(outputs.json, str):
-        _check_min_properties(json.loads(outputs.json))
+        schema = json.loads(outputs.json)
+        _check_min_properties(schema)
+        check_exclusive_bounds(schema)
         return LLMatcher.grammar_from_json_schema(outputs.json, overrides=JSON_OPTIONS)
     if outputs.regex is not None:
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(outputs.regex, ASCII_CLASSES)}/")
@@ -229,17 +232,75 @@ def _grammar_text(outputs: StructuredOutputs) -> str:
 
 def _check_min_properties(schema: Any) -> None:
     """Refuses minProperties where the library could meet it by writing one property twice, which readers count once."""
-    if isinstance(schema, list):
-        for part in schema:
-            _check_min_properties(part)
-    if not isinstance(schema, dict):
-        return
-    at_least, required = schema.get("minProperties"), schema.get("required")
-    num_required = len(required) if isinstance(required, list) else 0
-    if isinstance(at_least, int) and at_least > max(1, num_required):
-        raise ValueError(f"minProperties={at_least} with {num_required} names in 'required'; name as many there")
-    for part in schema.values():
-        _check_min_properties(part)
+    for part in _every_part(schema):
+        if not isinstance(part, dict):
+            continue
+        at_least, required = part.get("minProperties"), part.get("required")
+        num_required = len(required) if isinstance(required, list) else 0
+        if isinstance(at_least, int) and at_least > max(1, num_required):
+            raise ValueError(f"minProperties={at_least} with {num_required} names in 'required'; name as many there")
+
+
+def check_exclusive_bounds(schema: Any) -> None:
+    """Refuses an exclusive bound that the library lets through: a whole number, with the other bound less than 1 away.
+
+    It writes {"exclusiveMinimum": 1, "maximum": 1.5} as if 1 were allowed. The other bound may stand in another part
+    that applies to the same number.
+    """
+    for part in _every_part(schema):
+        bounds = _bounds(part, schema, set())
+        for exclusive, others in (
+            ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
+            ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
+        ):
+            for bound in bounds[exclusive]:
+                near = [(name, other) for name in others for other in bounds[name] if abs(other - bound) < 1]
+                if near and bound == int(bound):
+                    raise ValueError(
+                        f"{exclusive}={bound} with {near[0][0]}={near[0][1]}, less than 1 away, which would let "
+                        f"{bound} through; use an inclusive bound such as {_inside(exclusive, bound, near[0][1])}"
+                    )
+
+
+def _inside(exclusive: str, bound: int | float, other: int | float) -> str:
+    return f"{'minimum' if exclusive == 'exclusiveMinimum' else 'maximum'}={bound + (other - bound) / 100:g}"
+
+
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+def _bounds(part: Any, schema: Any, seen: set[int]) -> dict[str, list[int | float]]:
+    """Every bound that this part, and the parts that apply to the same value, put on a number."""
+    found: dict[str, list[int | float]] = {name: [] for name in BOUNDS}
+    if not isinstance(part, dict) or id(part) in seen:
+        return found
+    seen.add(id(part))
+    same_value = [each for key in ("allOf", "anyOf", "oneOf") if isinstance(part.get(key), list) for each in part[key]]
+    for other in (*same_value, _resolved(part.get("$ref"), schema)):
+        for name, values in _bounds(other, schema, seen).items():
+            found[name] += values
+    for name in BOUNDS:
+        value = part.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            found[name].append(value)
+    return found
+
+
+def _resolved(reference: Any, schema: Any) -> Any:
+    """What '#/$defs/name' refers to; None for what is no such reference."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    for key in filter(None, reference[1:].split("/")):
+        key = key.replace("~1", "/").replace("~0", "~")
+        schema = schema.get(key) if isinstance(schema, dict) else None
+    return schema
+
+
+def _every_part(value: Any) -> Iterator[Any]:
+    yield value
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for each in inner:
+        yield from _every_part(each)
 
 
 def _one_line(message: str) -> str:

@@ -19,6 +19,7 @@ from twophase.cache.manager import CacheManager
 from twophase.cache.window import SlidingWindow
 from twophase.core.errors import ConfigError, InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
+from twophase.core.rules import items_of, shown
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
 from twophase.distributed.peers import DEFAULT_STEP_TIMEOUT_S
@@ -51,6 +52,7 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 # A GPU serves nothing else; a CPU's memory belongs to everyone, and 2 GiB hold 46,000 tokens of the default model.
 DEFAULT_KV_MEMORY_FRACTION = {"cpu": 0.25, "cuda": 0.9}
 DEFAULT_CPU_KV_BYTES = 2 * GIB
+DEFAULT_SWAP_MEMORY_FRACTION = 0.25  # of free host memory, which belongs to everyone
 PROGRESS_DELAY_S = 2.0  # short batches need no progress bar
 
 AttentionChoice = str | AttentionBackend | Callable[[AttentionSpec], AttentionBackend]
@@ -96,7 +98,8 @@ class LLM:
         policy: What goes into a step, and in which order (twophase.scheduling.policies); None: `PriorityPolicy`.
         preemption_mode: What becomes of the K/V of a request that must make room: 'recompute' drops them, 'swap' saves
             them in host memory.
-        num_swap_blocks: Blocks of host memory for that; None: as many as the pool has.
+        num_swap_blocks: Blocks of host memory for that; None: as many as the pool has, and at most a quarter of the
+            free host memory. They are pinned for a CUDA device, so nothing else on the machine can have them.
         admission_watermark: Share of the pool that letting a request in must leave free, in [0, 1).
         speculative_config: Guess tokens ahead and verify several in one step; None: never.
         drafter: Guesses in place of the n-gram lookup: where your own can go. Without a `speculative_config` it gets
@@ -203,7 +206,9 @@ class LLM:
         num_blocks = team.smallest(num_blocks)
         self.kv_cache = KVCache(kv_spec, num_blocks, torch_device)
         if preemption_mode == "swap":
-            limits = replace(limits, preemption="swap", num_swap_blocks=num_swap_blocks or num_blocks)
+            limits = replace(
+                limits, preemption="swap", num_swap_blocks=num_swap_blocks or _default_swap_blocks(kv_spec, num_blocks)
+            )
         use_cuda_graphs = use_cuda_graphs and team.peers is None
         runner = team.run(
             ModelRunner(self.model, self.kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks)
@@ -270,11 +275,11 @@ class LLM:
         Raises:
             InvalidRequestError: One of the requests could never be served; none is run.
         """
-        several = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or SamplingParams()] * len(several)
-        else:
-            params = list(sampling_params)
+        several = _listed("prompts", prompts, (str, Mapping))
+        params: list[Any] = [None] * len(several)
+        if sampling_params is not None:
+            params = _listed("sampling_params", sampling_params, SamplingParams)
+            params *= len(several) if isinstance(sampling_params, SamplingParams) else 1
         if len(params) != len(several):
             raise InvalidRequestError(
                 f"sampling_params must be one for all prompts or one for each, got {len(params)} for {len(several)}."
@@ -303,7 +308,9 @@ class LLM:
         """
         if self.tokenizer is None:
             raise InvalidRequestError("chat needs the model's tokenizer, but skip_tokenizer_init=True left it out.")
-        conversations: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        conversations = _listed("messages", messages)
+        if conversations and isinstance(conversations[0], Mapping):
+            conversations = [conversations]
         prompts = [{"prompt_token_ids": self.tokenizer.apply_chat_template(each)} for each in conversations]
         return self.generate(prompts, sampling_params, use_tqdm)
 
@@ -317,8 +324,8 @@ class LLM:
             InvalidRequestError: As `generate`; or more than one completion is asked for.
             GenerationError: The request failed while it ran.
         """
-        params = sampling_params or SamplingParams()
-        if params.n != 1:
+        params = SamplingParams() if sampling_params is None else sampling_params
+        if isinstance(params, SamplingParams) and params.n != 1:
             raise InvalidRequestError(f"a stream has one completion, so n must be 1, got {params.n}; use generate.")
         request_id = self._new_id()
         num_shown = 0
@@ -374,6 +381,16 @@ class LLM:
             for request_id in request_ids:
                 self.engine.abort(request_id)
                 self._latest.pop(request_id, None)
+
+
+def _listed(name: str, value: Any, one: type | tuple[type, ...] = ()) -> list[Any]:
+    """One or several, as a list. Raises InvalidRequestError for what cannot be listed."""
+    if isinstance(value, one):
+        return [value]
+    try:
+        return list(items_of(value))
+    except TypeError as error:
+        raise InvalidRequestError(f"{name} must be one or a list of several, got {shown(value)}.") from error
 
 
 def resolve_device(option: str | torch.device) -> torch.device:
@@ -450,6 +467,12 @@ def default_num_blocks(
         fitting = min(fitting, max(1, DEFAULT_CPU_KV_BYTES // spec.bytes_per_block))
     fitting = max(1, fitting * spec.bytes_per_block // (spec.bytes_per_block + draft_bytes_per_block))
     return min(useful, fitting)
+
+
+def _default_swap_blocks(spec: KVCacheSpec, num_blocks: int) -> int:
+    """Blocks of host memory that nobody sized: no more than the pool has, which on a GPU may be more than is there."""
+    fitting = num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_SWAP_MEMORY_FRACTION)
+    return min(num_blocks, fitting)
 
 
 def _with_own_drafter(config: SpeculativeConfig | None) -> SpeculativeConfig:

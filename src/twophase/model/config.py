@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from twophase.core.errors import ModelFolderError
+from twophase.core.rules import shown
 
 RopeType = Literal["default", "linear", "llama3"]
 
 DEFAULT_ROPE_THETA = 10_000.0
+MAX_INT = 2**53  # no size of a model comes near
+LAYER_TYPES = ("full_attention", "sliding_attention")
 MISTRAL_DEFAULT_WINDOW = 4096  # what transformers takes when a Mistral config.json does not say
 
 
@@ -147,17 +150,20 @@ class _ConfigFile:
         return ModelFolderError(f"{self.path}: {problem}")
 
     def positive_int(self, key: str, default: int | None = None) -> int:
+        return self.whole_number(key, default, at_least=1)
+
+    def whole_number(self, key: str, default: int | None = None, at_least: int = 0) -> int:
         value = self._value(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.error(f"{key!r} must be a whole number >= 1, found {value!r}.")
+        if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= MAX_INT:
+            raise self.error(f"{key!r} must be a whole number >= {at_least}, found {shown(value)}.")
         return value
 
     def positive_number(self, key: str, default: float | None = None) -> float:
         return self.check_positive(key, self._value(key, default))
 
     def check_positive(self, key: str, value: Any) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise self.error(f"{key!r} must be a positive number, found {value!r}.")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_INT:
+            raise self.error(f"{key!r} must be a positive number, found {shown(value)}.")
         return float(value)
 
     def flag(self, key: str) -> bool:
@@ -191,7 +197,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelFolderError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFolderError(f"{path} is not valid JSON ({error}). Download it again.") from error
     if not isinstance(values, dict):
         raise ModelFolderError(f"{path} must hold a JSON object, found {type(values).__name__}. Download it again.")
@@ -212,7 +218,7 @@ def _config_path(folder: Path) -> Path:
 
 def _architecture(file: _ConfigFile) -> str:
     found = file.values.get("architectures")
-    if not isinstance(found, list) or len(found) != 1 or found[0] not in FAMILIES:
+    if not isinstance(found, list) or len(found) != 1 or found[0] not in list(FAMILIES):
         raise file.error(
             f"architectures {found!r} (model_type {file.values.get('model_type')!r}) is not supported. "
             f"Supported: {', '.join(FAMILIES)} (SmolLM2 is a LlamaForCausalLM). Choose a model of one of these."
@@ -223,7 +229,8 @@ def _architecture(file: _ConfigFile) -> str:
 def _refuse_unsupported(file: _ConfigFile) -> None:
     values = file.values
     if values.get("quantization_config") is not None:
-        method = dict(values["quantization_config"]).get("quant_method")
+        quantised = values["quantization_config"]
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise file.error(f"quantised weights (quant_method {method!r}) are not supported. Use the unquantised model.")
     if values.get("hidden_act", "silu") not in ("silu", "swish"):
         raise file.error(f"hidden_act {values['hidden_act']!r} is not supported; supported: 'silu'.")
@@ -281,15 +288,23 @@ def _sliding_window(file: _ConfigFile, family: Family) -> int | None:
             return None
         return file.positive_int("sliding_window", default=MISTRAL_DEFAULT_WINDOW)
     num_layers = file.positive_int("num_hidden_layers")
-    num_full = file.values.get("max_window_layers", 28)  # the first layers, which see everything
+    num_full = file.whole_number("max_window_layers", default=28)  # the first layers, which see everything
     layer_types = file.values.get("layer_types") or [
         "full_attention" if layer < num_full else "sliding_attention" for layer in range(num_layers)
     ]
-    if len(set(layer_types)) != 1:
+    kind = layer_types[0] if isinstance(layer_types, list) else layer_types
+    if kind not in LAYER_TYPES or layer_types != [kind] * num_layers:
         raise file.error(
-            f"all layers must have the same kind of attention; found layer_types {sorted(set(layer_types))}."
+            f"all layers must have the same kind of attention, so layer_types must be {num_layers} times one of "
+            f"{', '.join(LAYER_TYPES)}; found {_summary(layer_types)}."
         )
-    return None if layer_types[0] == "full_attention" else file.positive_int("sliding_window")
+    return None if kind == "full_attention" else file.positive_int("sliding_window")
+
+
+def _summary(values: Any) -> str:
+    """The different values of a list, and how many it has."""
+    different = list(dict.fromkeys(map(repr, values))) if isinstance(values, list) else [repr(values)]
+    return f"{len(values) if isinstance(values, list) else 1} of {', '.join(different)}"[:200]
 
 
 def _dtype(file: _ConfigFile) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, final
 from tokenizers import Tokenizer as FastTokenizer
 
 from twophase.core.errors import InvalidRequestError, ModelFolderError
+from twophase.core.rules import items_of, read_text, shown
 from twophase.model.config import read_json_object
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -87,20 +88,19 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise InvalidRequestError("This model has no chat template; give it plain text instead of messages.")
-        import jinja2
-
+        sandbox = _sandbox()
         try:
-            template = _sandbox().from_string(self.chat_template)
-            return template.render(
-                messages=list(messages),
+            text = sandbox.from_string(self.chat_template).render(
+                messages=list(items_of(messages)),
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self.special_tokens,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+            return read_text(text)
+        except Exception as error:  # a template is a program, and may fail in any way
             raise InvalidRequestError(
-                f"The model's chat template failed on these messages: {error}. "
+                f"The model's chat template failed on these messages: {str(error) or type(error).__name__}. "
                 "Each must be a dict with 'role' and 'content'; roles must come in the order the model was trained on."
             ) from error
 
@@ -114,7 +114,7 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     entries = (read_json_object(path) if path.is_file() else {}) | dict(config)
     # An entry is the text, or a record with the text in it.
     texts = {
-        role: entry["content"] if isinstance(entry := entries.get(role), dict) else entry for role in SPECIAL_ROLES
+        role: entry.get("content") if isinstance(entry := entries.get(role), dict) else entry for role in SPECIAL_ROLES
     }
     return {role: text for role, text in texts.items() if isinstance(text, str)}
 
@@ -123,11 +123,26 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """From chat_template.jinja (newer folders) or tokenizer_config.json: a text, or several by name."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelFolderError(f"{path} cannot be read as UTF-8 text ({error}). Download it again.") from error
     template = config.get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        named = [entry for entry in template if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+        if len(named) != len(template):
+            raise _template_error(folder, template)
+        template = {entry["name"]: entry.get("template") for entry in named}.get("default")
+    if template is not None and not isinstance(template, str):
+        raise _template_error(folder, template)
     return template
+
+
+def _template_error(folder: Path, found: Any) -> ModelFolderError:
+    return ModelFolderError(
+        f"{folder / 'tokenizer_config.json'}: 'chat_template' must be text, or a list of {{'name': ..., 'template': "
+        f"...}}; found {shown(found)}. Download it again, or remove it, which leaves the model without `chat`."
+    )
 
 
 def _sandbox() -> Any:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from twophase.core.errors import ModelFolderError
+from twophase.core.rules import shown
 from twophase.model.config import ModelConfig, read_json_object
 from twophase.model.linear import Linear, make_linear
 
@@ -239,7 +240,15 @@ def _weight_paths(folder: Path) -> list[Path]:
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelFolderError(f"{index} has no 'weight_map' from tensor names to files. {CURE}")
-    paths = [folder / str(name) for name in sorted(set(weight_map.values()))]
+    for tensor, name in weight_map.items():
+        # A plain name: a model comes from anybody, and must not have files of this machine opened. What the name leads
+        # to may be a link (Hugging Face's cache is made of them): only who made the folder could have put it there.
+        if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name or "\\" in name:
+            raise ModelFolderError(
+                f"{index}: 'weight_map' must name a safetensors file in the same folder for each tensor; found "
+                f"{shown(name)} for {shown(tensor)}. {CURE}"
+            )
+    paths = [folder / name for name in sorted(set(weight_map.values()))]
     for path in paths:
         if not path.is_file():
             tensors = [name for name, file in weight_map.items() if file == path.name]
