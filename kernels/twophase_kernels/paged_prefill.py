@@ -254,7 +254,8 @@ def prefill_tiles(
         return Tiles(block_m, 32 if block_d > 128 else 64, num_warps=8 if block_m >= 128 else 4, num_stages=3)
     # mma.sync keeps Q in registers, beside which decoded tiles find room only if few rows share a warp.
     if block_d > 128 or (is_quantised and block_d > 64):
-        return Tiles(short_block_m, 32, num_warps=8, num_stages=3)
+        # Cards other than an A100 have 99 KiB for Q and two tiles of K and V: 32 keys of 512 bytes are too many.
+        return Tiles(short_block_m, 32 if is_quantised or block_d <= 128 else 16, num_warps=8, num_stages=3)
     # At D=128 registers hold 64 keys only if nothing else needs them: no window, and a row's token and head found by
     # shifting, not dividing.
     has_room = block_d <= 64 or (not has_window and group == at_least)
