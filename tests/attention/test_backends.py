@@ -1,5 +1,6 @@
 """Every backend computes the same causal attention from pages as a dense oracle does without them."""
 
+import functools
 import math
 from types import ModuleType
 
@@ -8,9 +9,11 @@ import torch
 
 from tests.attention.harness import QUANTISED_TOLERANCE, TOLERANCE, History, assert_close, make_spec
 from tests.mutation import KillTable, Mutant
+from twophase.attention import select
 from twophase.attention.select import make_backend
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.errors import BackendUnavailableError, ConfigError
+from twophase_kernels import KernelsUnavailableError, _triton
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -206,6 +209,56 @@ def test_selection():
     if not torch.cuda.is_available():
         with pytest.raises(BackendUnavailableError, match="float32"):
             make_backend("triton", make_spec(), **(cpu | {"dtype": torch.bfloat16}))
+
+
+CUDA = {"device": torch.device("cuda:1"), "dtype": torch.float16, "block_size": 16}
+
+
+def check_auto_says_why(module, caplog):
+    """On a GPU 'auto' takes Triton, or says what keeps it; 'triton' refuses with the same words."""
+
+    def no_compiler():
+        raise KernelsUnavailableError("no gcc")
+
+    for how, capability, why in (
+        (lambda: "compiled", (9, 0), None),
+        (lambda: "compiled", (8, 0), None),
+        (lambda: "compiled", (7, 5), "capability 8.0 (Ampere) or newer, and cuda:1 has 7.5"),
+        (lambda: "interpreted", (9, 0), "TRITON_INTERPRET is set"),
+        (no_compiler, (9, 0), "no gcc"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_triton, "mode", how)
+            patch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+            caplog.clear()
+            chosen = module.make_backend("auto", make_spec(), **CUDA)
+            assert chosen.name == ("triton" if why is None else "torch")
+            assert (why or "") in caplog.text
+            assert bool(why) == bool(caplog.text), "who asked for 'auto' would wonder why it is slow"
+            if why is not None:
+                with pytest.raises(BackendUnavailableError) as caught:
+                    module.make_backend("triton", make_spec(), **CUDA)
+                assert why in str(caught.value)
+
+
+def test_auto_says_why_it_is_not_triton(caplog):
+    pytest.importorskip("triton", reason="not run here: no triton")
+    check_auto_says_why(select, caplog)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("silently torch", 'logger.warning("Attention on', 'logger.debug("Attention on'),
+        ("any capability", "if capability < MIN_CAPABILITY", "if capability < (0, 0)"),
+        ("no Ampere", "if capability < MIN_CAPABILITY", "if capability <= MIN_CAPABILITY"),
+    ],
+    ids=lambda value: value if " " in value and len(value) < 20 else "",
+)
+def test_selection_mutants_are_killed(name, old, new, caplog):
+    pytest.importorskip("triton", reason="not run here: no triton")
+    mutant = Mutant(name, "twophase.attention.select", old, new)
+    KillTable.record(mutant, functools.partial(check_auto_says_why, caplog=caplog))
 
 
 MODULE = "twophase.attention.torch_backend"
