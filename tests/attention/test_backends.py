@@ -15,7 +15,11 @@ from twophase.attention.torch_backend import TorchBackend
 from twophase.core.errors import BackendUnavailableError, ConfigError
 from twophase_kernels import KernelsUnavailableError, _triton
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+CUDA_DEVICE = pytest.param("cuda", marks=pytest.mark.gpu)
+DEVICES = ["cpu", CUDA_DEVICE]
+# Kernels are compiled where there is a GPU, and take no tensors of the CPU then.
+INTERPRETER = pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled"))
+TRITON_DEVICES = [INTERPRETER, CUDA_DEVICE]
 
 
 def play(make, spec, lengths, schedule, *, tolerance=None, frees=False, **options) -> None:
@@ -96,7 +100,7 @@ def test_torch_reads_no_freed_page(window, num_sinks, split_keys, kv_format):
         )
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", TRITON_DEVICES)
 @pytest.mark.parametrize("kv_format", ["none", "int8"])
 @pytest.mark.parametrize(("window", "num_sinks"), [(1, 0), (12, 2), (40, 20)])
 def test_triton_reads_no_freed_page(device, window, num_sinks, kv_format):
@@ -105,19 +109,19 @@ def test_triton_reads_no_freed_page(device, window, num_sinks, kv_format):
     play(triton_backend, spec, [70, 100], [{0: 40, 1: 60}, {0: 1, 1: 20}, {0: 9, 1: 1}], frees=True, **options)
 
 
-def test_triton_reads_no_freed_page_however_it_splits():
+@pytest.mark.parametrize("device", TRITON_DEVICES)
+def test_triton_reads_no_freed_page_however_it_splits(device):
     paged_decode = pytest.importorskip("twophase_kernels.paged_decode", reason="not run here: no triton").paged_decode
-    history = History(make_spec(3, 1, head_dim=16, window=90, num_sinks=5), [150])
+    history = History(make_spec(3, 1, head_dim=16, window=90, num_sinks=5), [150], device=device)
     backend = triton_backend(history)
     history.step(backend, {0: 149})
     history.free_unseen()
-    table = torch.tensor([history.sequences[0].block_ids + [0] * 6], dtype=torch.int32)
+    table = torch.tensor([history.sequences[0].block_ids + [0] * 6], dtype=torch.int32, device=device)
     assert (table < 0).any()
-    q, kv = torch.randn(1, 3, 16), history.kv
+    q, kv = torch.randn(1, 3, 16, device=device), history.kv
+    seq_lens = torch.tensor([149], dtype=torch.int32, device=device)
     several = [
-        paged_decode(
-            q, kv.k, kv.v, table, torch.tensor([149], dtype=torch.int32), scale=0.25, window=90, num_sinks=5, **how
-        )
+        paged_decode(q, kv.k, kv.v, table, seq_lens, scale=0.25, window=90, num_sinks=5, **how)
         for how in ({"num_splits": 1}, {"num_splits": 3}, {"num_splits": 7}, {"deterministic": True})
     ]
     for out in several:
@@ -169,7 +173,7 @@ def test_torch_padding_rows_write_nothing_and_give_zeros():
     assert torch.equal(history.kv.k.nan_to_num(7), before.nan_to_num(7))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", TRITON_DEVICES)
 @pytest.mark.parametrize(
     ("spec", "options"),
     [
@@ -184,17 +188,23 @@ def test_triton_mixed_batch(device, spec, options):
     play(triton_backend, spec, *SMALL, device=device, **options)
 
 
-@pytest.mark.parametrize("make", [torch_backend, triton_backend])
-def test_rmsnorm_and_silu(make):
-    history = History(make_spec(), [1])
+@pytest.mark.parametrize(
+    ("make", "device"),
+    [
+        (torch_backend, "cpu"),
+        *(pytest.param(triton_backend, *device.values, marks=device.marks) for device in TRITON_DEVICES),
+    ],
+)
+def test_rmsnorm_and_silu(make, device):
+    history = History(make_spec(), [1], device=device)
     backend = make(history)
-    x, residual, weight = torch.randn(5, 96), torch.randn(5, 96), torch.randn(96)
+    x, residual, weight = (torch.randn(shape, device=device) for shape in ((5, 96), (5, 96), (96,)))
     total = (x + residual).double()
     want = total / (total.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
     normed, new_residual = backend.rmsnorm(x.clone(), residual.clone(), weight, 1e-5)
     torch.testing.assert_close(normed.double(), want, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(new_residual.double(), total, atol=1e-6, rtol=1e-6)
-    gate_up = torch.randn(5, 64)
+    gate_up = torch.randn(5, 64, device=device)
     gate, up = gate_up.double().chunk(2, -1)
     torch.testing.assert_close(backend.silu_mul(gate_up).double(), gate * gate.sigmoid() * up, atol=1e-5, rtol=1e-5)
 
