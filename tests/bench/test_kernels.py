@@ -76,7 +76,9 @@ def test_bytes_of_a_decode():
 def test_json(report):
     found = json.loads(json.dumps(report.to_dict()))
     assert found["status"] == "measured"
-    assert found.keys() == {"status", "machine", "dtype", "copy_bandwidth", "matmul_rate", "results"}
+    assert found.keys() == {
+        "status", "machine", "dtype", "copy_bandwidth", "read_bandwidth", "matmul_rate", "gpu_state", "results"
+    }  # fmt: skip
     assert found["results"][0]["variants"][0]["name"] == OURS
 
 
@@ -88,8 +90,11 @@ def test_text_has_a_line_per_contender(report):
 
 
 def test_shares_and_ratios(report):
-    result = CaseResult("k", "l", 4000, 8000, False, (VariantResult(OURS, 2e-6), VariantResult("rival", 3e-6)))
+    variants = VariantResult(OURS, 2e-6), VariantResult("rival", 3e-6)
+    result = CaseResult("k", "l", 4000, 8000, False, False, variants)
     assert report.share_of_bandwidth(result, result.ours) == pytest.approx(2e9 / report.copy_bandwidth)
+    reading = CaseResult("k", "l", 4000, 8000, False, True, variants)
+    assert report.share_of_bandwidth(reading, result.ours) == pytest.approx(2e9 / report.read_bandwidth)
     assert result.fastest_rival.name == "rival"
     ours, rival = report._lines(result)
     assert "1.00x" in ours
@@ -115,6 +120,29 @@ def test_a_rival_that_fails_is_reported_and_the_others_run():
     assert (ours.elapsed_s, ours.max_difference) == (1e-3, None)
     assert (broken.elapsed_s, broken.not_run) == (None, "ZeroDivisionError: division by zero")
     assert fine.max_difference == 1.0
+
+
+def test_a_time_of_zero_is_not_a_time(report):
+    """The timer subtracts a baseline: what is as fast as nothing was not measured, and no rate is computed from it."""
+    case = failing_case(lambda: {OURS: lambda: torch.zeros(2)})
+    result = measure_case(case, lambda function: 0.0)
+    assert (result.ours.elapsed_s, result.ours.not_run) == (None, "too short to be told from the noise of the timer")
+    assert "not run" in next(iter(report._lines(result)))
+
+
+def test_each_case_starts_with_a_compiler_that_has_seen_no_other(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: calls.append("reset"))
+    for _ in range(2):
+        measure_case(failing_case(lambda: {OURS: lambda: calls.append("ours")}), lambda function: 1e-3)
+    assert calls == ["reset", "ours"] * 2
+
+
+def test_rotating_rivals_return_the_queries_that_they_rotated():
+    """Or a compiler would see that nobody needs them."""
+    pytest.importorskip("triton", reason="not run here: triton has Linux wheels only")
+    variants = CaseTable(QUICK, torch.float32, CPU).rope_kv_write(8).make_variants()
+    assert variants["torch eager"]().shape == (8, QUICK.num_heads, QUICK.head_dim)
 
 
 def test_inputs_that_do_not_fit_are_reported():

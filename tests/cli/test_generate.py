@@ -16,7 +16,7 @@ PROMPT = "The capital of France is"
 
 
 def test_json_ids_equal_transformers_greedy(smollm2_folder):
-    done = run_cli("generate", PROMPT, "--max-tokens", 32, "--temperature", 0, "--json")
+    done = run_cli("generate", PROMPT, "--device", "cpu", "--max-tokens", 32, "--temperature", 0, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
 

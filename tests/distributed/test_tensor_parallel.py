@@ -28,7 +28,7 @@ def prompt(seed: int, length: int, vocab_size: int = 131) -> list[int]:
 
 def share(tmp_path: Path, world_size: int, batches, lose=None, checked=False, **options):
     """The ranks' results, and what rank 0 printed."""
-    options = {"tensor_parallel_size": world_size, "peer_timeout_s": LIMIT_S, **options}
+    options = {"tensor_parallel_size": world_size, "peer_timeout_s": LIMIT_S, "device": "cpu", **options}
     job = {"folder": str(tmp_path), "options": options, "batches": batches, "lose": lose, "checked": checked}
     ranks = run_local(SCRIPT, world_size, [json.dumps(job)], 120, check=lose is None)
     return ranks, json.loads(ranks[0].stdout)
@@ -36,7 +36,7 @@ def share(tmp_path: Path, world_size: int, batches, lose=None, checked=False, **
 
 def alone(batches, **options):
     torch.set_num_threads(1)
-    llm = LLM(**options, skip_tokenizer_init=True)
+    llm = LLM(**options, device="cpu", skip_tokenizer_init=True)
     return llm, shared_engine.serve(llm, batches)
 
 

@@ -1,14 +1,28 @@
-"""On a GPU: decode steps replayed as graphs give what eager steps give."""
+"""Decode steps replayed as graphs give what eager steps give: on a GPU, and without one by graphs that are played.
 
+A played graph does what a real one does: its replay computes again from the buffers that it was captured with and with
+the host's choices of that moment, and leaves the result where it was. So what is stale or too narrow shows on a CPU.
+"""
+
+import contextlib
+import functools
 import logging
 
 import pytest
 import torch
 
-from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of, run, tokens_of
+from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of, run, tokens_of, with_backend
 from tests.model.tiny import make_folder
+from tests.mutation import KillTable, Mutant
+from twophase.attention import triton_backend
+from twophase.attention.torch_backend import TorchBackend
+from twophase.core.plan import ScheduledChunk
 from twophase.core.sampling_params import SamplingParams
+from twophase.engine import cuda_graphs
+from twophase.engine.packing import pack
+from twophase.model import llama
 from twophase.model.load import load_model
+from twophase_kernels import paged_decode, paged_prefill, rmsnorm_residual, rope_kv_write, silu_mul
 
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((3, 5, 9, 17, 40))]
 PARAMS = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (20, 9, 14, 20, 3)]
@@ -54,3 +68,153 @@ def test_the_torch_backend_runs_eagerly(tmp_path):
     engine = make_engine(load_model(folder, block_size=BLOCK_SIZE, **options))
     assert engine._runner._graphs is None
     assert len(tokens_of(run(engine, PROMPTS[:1])[0])) == 8
+
+
+PLAYED_PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((3, 5, 60))]
+PLAYED_PARAMS = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (3, 4, 7)]
+
+
+class PlayedGraphs:
+    """Stands for torch's CUDA graphs and streams; `captures` has the options of each capture."""
+
+    def __init__(self, monkeypatch):
+        self.captures = []
+        self.capturing = None
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", type("Graph", (), {}))
+        monkeypatch.setattr(torch.cuda, "graph", self._capture)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+        monkeypatch.setattr(torch.cuda, "Stream", self._stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", self._stream)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+
+    def _stream(self, device=None):
+        stream = type("Stream", (), {"wait_stream": lambda self, other: None})()
+        stream.device = device
+        return stream
+
+    @contextlib.contextmanager
+    def _capture(self, graph, **options):
+        self.captures.append(options)
+        self.capturing = graph
+        yield
+        self.capturing = None
+
+    def follow(self, graphs):
+        """Make replays of `graphs` compute."""
+        forward = graphs._forward
+
+        def captured_forward(inputs):
+            hidden = forward(inputs)
+            if self.capturing is not None:
+                self.capturing.replay = lambda: hidden.copy_(forward(inputs))
+            return hidden
+
+        graphs._forward = captured_forward
+
+
+@pytest.fixture(scope="module")
+def cpu_model(tmp_path_factory):
+    folder, _ = make_folder("llama", tmp_path_factory.mktemp("played"))
+    options = {"dtype": torch.float32, "device": torch.device("cpu"), "attention_backend": "torch"}
+    return load_model(folder, block_size=BLOCK_SIZE, **options)
+
+
+def with_references(model, monkeypatch):
+    """`model` on the Triton backend, whose kernels are replaced by their references."""
+    for name, reference in {
+        "paged_decode": paged_decode.paged_decode_reference,
+        "paged_prefill": paged_prefill.paged_prefill_reference,
+        "rope_kv_write": rope_kv_write.rope_kv_write_reference,
+        "rmsnorm_residual": rmsnorm_residual.rmsnorm_residual_reference,
+        "silu_mul": silu_mul.silu_mul_reference,
+    }.items():
+        monkeypatch.setattr(triton_backend, name, reference)
+    return with_backend(model, triton_backend.TritonBackend(model.backend.spec))
+
+
+def check_played_graphs(module, model, expected):
+    """Contexts that outgrow their graph, batches that shrink: the tokens of eager steps; tables as wide as contexts."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        played = PlayedGraphs(monkeypatch)
+        monkeypatch.setattr(module, "MIN_GRAPH_CONTEXT", 64)
+        monkeypatch.setattr(module, "CONTEXT_GROWTH", 2)
+        monkeypatch.setattr(module, "pack", lambda *args, pin_memory, **options: pack(*args, **options))
+        model = with_references(model, monkeypatch)
+        engine = make_engine(model, max_model_len=100)
+        graphs = engine._runner._graphs = module.DecodeGraphs(model, engine._runner.kv_cache, 100)
+        played.follow(graphs)
+        found = [tokens_of(output) for output in run(engine, PLAYED_PROMPTS, PLAYED_PARAMS)]
+    assert found == expected
+    widths = {context: graph.inputs.num_columns for (_, context), graph in graphs._graphs.items()}
+    assert widths == {64: 16, 100: 32}
+    for options in played.captures:
+        stream, mode = options.get("stream"), options.get("capture_error_mode")
+        assert getattr(stream, "device", None) == engine._runner.kv_cache.device, "captured on torch's own stream"
+        assert mode == "thread_local", "other threads allocate while this one captures"
+
+
+@pytest.fixture(scope="module")
+def eager_tokens(cpu_model):
+    return [tokens_of(output) for output in run(make_engine(cpu_model), PLAYED_PROMPTS, PLAYED_PARAMS)]
+
+
+def test_played_graphs_equal_eager(cpu_model, eager_tokens):
+    check_played_graphs(cuda_graphs, cpu_model, eager_tokens)
+
+
+GRAPH_MUTANTS = [
+    ("tables as wide as the model allows", "-(-context // (block", "-(-self._max_model_len // (block"),
+    ("tables too narrow", "-(-context // (block_size * TABLE_COLUMNS))", "context // (block_size * TABLE_COLUMNS)"),
+    ("stale tables", "        captured.inputs.ints.copy_(packed.ints, non_blocking=True)\n", ""),
+    ("stale tokens", "        captured.inputs.longs.copy_(packed.longs, non_blocking=True)\n", ""),
+    ("padding returned", "captured.hidden[: len(chunks)]", "captured.hidden[-len(chunks) :]"),
+    ("capture on the first device's stream", "stream=side_stream, ", ""),
+    ("other threads end a capture", ', capture_error_mode="thread_local"', ""),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), GRAPH_MUTANTS, ids=[row[0] for row in GRAPH_MUTANTS])
+def test_graph_mutants_are_killed(name, old, new, cpu_model, eager_tokens):
+    check = functools.partial(check_played_graphs, model=cpu_model, expected=eager_tokens)
+    KillTable.record(Mutant(name, "twophase.engine.cuda_graphs", old, new), check)
+
+
+def check_device_is_current(module, model):
+    """Triton launches on the current device, so the tokens' device is the current one in all that a backend does."""
+    entered = []
+
+    @contextlib.contextmanager
+    def current(device):
+        entered.append(device)
+        yield
+        entered.pop()
+
+    def watched(call):
+        def launch(*args):
+            assert entered == [torch.device("cpu")], "launched while another device may be the current one"
+            return call(*args)
+
+        return launch
+
+    backend = TorchBackend(model.backend.spec, BLOCK_SIZE)
+    for name in ("write", "attend", "rmsnorm", "silu_mul"):
+        setattr(backend, name, watched(getattr(backend, name)))
+    packed = pack([ScheduledChunk(0, (5, 6, 7), 0, (1,), 1)], BLOCK_SIZE)
+    module._current = current
+    fresh = module.LlamaModel(model.config, model.weights, backend)
+    fresh.forward(packed.token_ids, backend.plan(packed.view()), make_engine(model)._runner.kv_cache)
+    assert not entered
+
+
+def test_a_models_device_is_current_while_it_runs(cpu_model, monkeypatch):
+    monkeypatch.setattr(llama, "_current", llama._current)  # put back afterwards
+    check_device_is_current(llama, cpu_model)
+    guard = Mutant("any device", "twophase.model.llama", "with _current(token_ids.device)", "with nullcontext()")
+    KillTable.record(guard, functools.partial(check_device_is_current, model=cpu_model))
+
+
+def test_the_current_device():
+    assert isinstance(llama._current(torch.device("cpu")), contextlib.nullcontext)
+    guard = llama._current(torch.device("cuda:1"))
+    assert isinstance(guard, torch.cuda.device)
+    assert guard.idx == 1

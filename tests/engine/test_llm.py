@@ -275,6 +275,7 @@ class TestOptions:
 
         mine = LLM(
             tiny_folder,
+            device="cpu",
             attention_backend=my_attention,
             cache_factory=MyCache,
             scheduler_factory=my_scheduler,
@@ -290,11 +291,11 @@ class TestOptions:
         assert instance.model.backend is mine.model.backend
 
     def test_default_limits(self, tiny_folder):
-        llm = LLM(tiny_folder)
+        llm = LLM(tiny_folder, device="cpu")
         assert llm.scheduler.config == SchedulerConfig(256, 512, 256, True)
         # 2 GiB would hold far more than 256 sequences of 256 tokens: no larger pool than could be used.
         assert llm.kv_cache.num_blocks == 256 * 256 // 16
-        assert LLM(tiny_folder, max_model_len=100, max_num_seqs=2).kv_cache.num_blocks == 2 * 7
+        assert LLM(tiny_folder, device="cpu", max_model_len=100, max_num_seqs=2).kv_cache.num_blocks == 2 * 7
         whole = LLM(tiny_folder, enable_chunked_prefill=False, max_num_seqs=600, num_kv_blocks=8)
         assert whole.scheduler.config.max_num_batched_tokens == 600
 

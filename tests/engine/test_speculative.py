@@ -346,7 +346,8 @@ class TestOptions:
 
 def test_the_default_model_copies_its_prompt_faster_and_says_the_same(smollm2_folder):
     """A ragged batch of greedy and seeded requests; counted in steps of the model, which no machine's noise changes."""
-    options = {"num_kv_blocks": 128, "max_model_len": 256, "enable_prefix_caching": False}
+    # On a CPU in float32: a GPU's bfloat16 has near ties, which a batch of another shape decides otherwise.
+    options = {"device": "cpu", "num_kv_blocks": 128, "max_model_len": 256, "enable_prefix_caching": False}
     text = "The lighthouse at Corran Point was built in 1838 and stands 41 metres above the sea. "
     params = [
         SamplingParams(temperature=0, max_tokens=32, ignore_eos=True),

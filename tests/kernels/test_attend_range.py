@@ -1,9 +1,13 @@
 """What decode and prefill share and their own tests do not reach."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from tests.kernels.cases import HERE
+from tests.kernels.attention_grid import small_tiles
+from tests.kernels.cases import HERE, attention_oracle, make_case
+from twophase_kernels import paged_decode, paged_prefill
 from twophase_kernels._triton import tl, triton
 from twophase_kernels.attend_range import decode_as, kernel_kv_format, padded_head_dim
 
@@ -33,6 +37,30 @@ def test_hardware_fp8_where_it_exists():
     assert [kernel_kv_format("fp8_e4m3", g) for g in ("ada", "hopper")] == ["fp8_e4m3_hardware"] * 2
     assert kernel_kv_format("int8", "hopper") == "int8"
     assert kernel_kv_format("none", "hopper") == "none"
+
+
+def check_small_values(module, kv_format, value_std):
+    """fp16 queries over quantised values of any size: weights times their scales must not run out of fp16's bits."""
+    case = make_case([33, 2], [3, 2], heads=(6, 2), kv_format=kv_format, dtype=torch.float16, device=HERE)
+    dense = [(k, v * value_std) for k, v in case.dense]
+    case = replace(case, v_scale=case.v_scale * value_std, dense=dense)
+    options = {"scale": case.scale, **case.scales}
+    want, _ = attention_oracle(case)
+    if hasattr(module, "paged_prefill"):
+        tiles = small_tiles(16, 32)
+        got = module.paged_prefill(case.q, *case.cache, case.cu_query_lens, max_query_len=3, tiles=tiles, **options)
+    else:
+        last, want = [2, 4], want[[2, 4]]
+        got = module.paged_decode(case.q[last], *case.cache, num_splits=1, tiles=small_tiles(16, 32), **options)
+    error = ((got.double().cpu() - want).norm() / want.norm()).item()
+    assert error < 1e-3, f"relative error {error:.1e}"  # weights and output are rounded to fp16, 4.9e-4 each
+
+
+@pytest.mark.parametrize("value_std", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("kv_format", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("module", [paged_decode, paged_prefill])
+def test_quantised_values_may_be_small(module, kv_format, value_std):
+    check_small_values(module, kv_format, value_std)
 
 
 def test_padded_head_dim():

@@ -19,6 +19,7 @@ from tests.kernels.cases import (
     generator,
     make_case,
 )
+from tests.kernels.test_attend_range import check_small_values
 from tests.mutation import KillTable, Mutant
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -137,6 +138,12 @@ def range_mutants():
         ("V scale left out", "p *= tl.load(v_scale_ptr + slots, mask=in_range, other=0.0)[None, :]", "p *= 1 / 127",
          options(check_decode, kv_format="int8")),
         ("V scaled by K's", "p *= tl.load(v_scale_ptr", "p *= tl.load(k_scale_ptr",
+         options(check_decode, kv_format="fp8_e4m3")),
+        ("weights times a scale below fp16", '6 if KV_FORMAT == "int8" else 8', "0",
+         options(check_small_values, kv_format="fp8_e4m3", value_std=1e-4)),
+        ("int8's weights too small as well", 'else 6 if KV_FORMAT == "int8"', 'else 0 if KV_FORMAT == "int8"',
+         options(check_small_values, kv_format="int8", value_std=1e-4)),
+        ("LSE of the larger weights", "row_max = new_max", "row_max = new_max + V_SHIFT",
          options(check_decode, kv_format="fp8_e4m3")),
         ("scaled weights summed", "row_sum * rescale + tl.sum(p, axis=1)",
          "row_sum * rescale + tl.sum(p * (1.0 if KV_FORMAT == 'none' else 0.5), axis=1)",

@@ -190,6 +190,7 @@ def test_more_than_2_to_the_31_elements():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # a prototype, torch says
 def test_no_host_sync():
     case = make_case([300, 5, 0], device="cuda")
     run(case)

@@ -144,6 +144,27 @@ def test_quantise_rows(kv_format):
     check_quantise(quant, kv_format)
 
 
+def rows_with_ties(q_max):
+    """fp32 [4096, 16]: each row's largest element, and others that its factor q_max / absmax takes to a tie or near it."""
+    absmax = 1 + torch.arange(4096) / 4096 * 0.999
+    halves = torch.arange(15) + 0.5
+    return torch.cat([absmax[:, None], (halves * (absmax / q_max)[:, None]).float()], dim=1)
+
+
+def check_ties(reference, q_max, kv_format):
+    """The reference's factor is q_max / absmax correctly rounded, as the kernel's `div_rn` is; ties show every ulp."""
+    x = rows_with_ties(q_max)
+    scaled = x * (q_max / x.abs().amax(1).double()).float()[:, None]
+    want = scaled.round().to(torch.int8) if kv_format == "int8" else e4m3_oracle(scaled)
+    data, _ = reference.quantise_reference(x, kv_format)
+    assert torch.equal(data, want), f"{(data != want).sum()} of {data.numel()} codes differ"
+
+
+@pytest.mark.parametrize(("q_max", "kv_format"), [(127.0, "int8"), (448.0, "fp8_e4m3")])
+def test_the_reference_divides_as_exactly_as_the_kernel(q_max, kv_format):
+    check_ties(quant, q_max, kv_format)
+
+
 @pytest.mark.parametrize("kv_format", ["int8", "fp8_e4m3"])
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # the interpreter's numpy, at 0 * inf
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -217,6 +238,12 @@ MUTANTS = [
         "return tl.div_rn(absmax, Q_MAX), tl.div_rn(Q_MAX, absmax)",
         "return tl.div_rn(Q_MAX, absmax), tl.div_rn(absmax, Q_MAX)",
         check_quantise_int8,
+    ),
+    (
+        "the reference multiplies by a reciprocal",
+        "(q_max / absmax)[..., None]",
+        "(q_max * (1 / absmax))[..., None]",
+        functools.partial(check_ties, q_max=127.0, kv_format="int8"),
     ),
     ("e4m3 scaled as int8", 'if KV_FORMAT == "int8" else E4M3_MAX', "", check_quantise_e4m3),
 ]

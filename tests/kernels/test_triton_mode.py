@@ -1,14 +1,17 @@
 """Every way in which kernels cannot run has its own message. The mode is fixed per process, so each case is one."""
 
+import functools
 import os
 import subprocess
 import sys
+import sysconfig
 import textwrap
 
 import pytest
 import torch
 
-from twophase_kernels import KernelsUnavailableError
+from tests.mutation import KillTable, Mutant
+from twophase_kernels import KernelsUnavailableError, _triton
 from twophase_kernels._triton import cdiv, check_devices, mode, next_power_of_2, tl, triton
 from twophase_kernels.kv_write import kv_write
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
@@ -110,6 +113,62 @@ triton.runtime.driver.set_active(CompileOnlyDriver(TARGETS["sm_90"]))
 
 
 interpreter_only = pytest.mark.skipif(torch.cuda.is_available(), reason="about the interpreter")
+
+
+@pytest.fixture
+def gpu_without_a_helper(monkeypatch, tmp_path):
+    """A process that sees a GPU, in which triton has still to build its helper, with nothing in its cache."""
+    pytest.importorskip("triton", reason="not run here: no triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("_active", "_default"):
+        monkeypatch.setattr(triton.runtime.driver, name, None)
+
+
+def check_missing_tools(module, monkeypatch, tmp_path, what):
+    """Each thing that triton builds with, missing in turn: one message, with what to install."""
+    with monkeypatch.context() as patch:
+        expected = {
+            "libcuda": "AssertionError: libcuda",
+            "compiler": "no gcc or clang in PATH",
+            "headers": f"no Python.h in {tmp_path}",
+        }[what]
+        if what != "libcuda":
+            patch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path))
+        if what == "compiler":
+            patch.setenv("PATH", str(tmp_path))
+            patch.delenv("CC", raising=False)
+        elif what == "headers":
+            paths = sysconfig.get_paths() | {"include": str(tmp_path)}
+            patch.setattr(sysconfig, "get_paths", lambda *args, **options: paths)
+            patch.setenv("CC", "false")  # as gcc ends without them
+        with pytest.raises(module.KernelsUnavailableError) as caught:
+            module._require_driver()
+    message = str(caught.value)
+    assert message.startswith("There is a GPU, but Triton cannot build"), message
+    assert f"({expected}" in message, message
+    assert "apt install gcc python3-dev" in message
+
+
+@interpreter_only
+@pytest.mark.parametrize("what", ["libcuda", "compiler", "headers"])
+def test_a_gpu_without_what_triton_builds_with(gpu_without_a_helper, monkeypatch, tmp_path, what):
+    check_missing_tools(_triton, monkeypatch, tmp_path, what)
+
+
+@interpreter_only
+@pytest.mark.parametrize("what", ["libcuda", "headers"])
+def test_a_mutant_that_expects_one_kind_of_error_is_killed(gpu_without_a_helper, monkeypatch, tmp_path, what):
+    check = functools.partial(check_missing_tools, monkeypatch=monkeypatch, tmp_path=tmp_path, what=what)
+    KillTable.record(
+        Mutant(
+            f"only RuntimeError, no {what}",
+            "twophase_kernels._triton",
+            "except Exception as error",
+            "except RuntimeError as error",
+        ),
+        check,
+    )
 
 
 @interpreter_only

@@ -5,12 +5,14 @@ import json
 import pytest
 import torch
 
+from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams
 from twophase.workbook.cards import verdict_card
 from twophase.workbook.checks import Rejected
 from twophase.workbook.exercise import Exercise, Property
-from twophase.workbook.judge import Judge, Verdict, _beneath_triton, run_cell
+from twophase.workbook.judge import Judge, Verdict, _beneath_triton, explain, run_cell
 from twophase.workbook.kernels import device, how_kernels_run, tl, triton
+from twophase.workbook.kit import timing
 from twophase.workbook.kit.guarded import run_guarded
 from twophase.workbook.kit.own_attention import OwnAttention
 from twophase.workbook.kit.source_diff import source_diff
@@ -205,3 +207,25 @@ class TestPictures:
         _, verdict = self.verdict(bytes(10**6))
         assert not verdict.picture
         assert verdict.reason == "two keys are wrong"
+
+
+def check_timing_waits(module, monkeypatch):
+    """On a GPU a call returns when its kernels are queued: the clock is read when they are done."""
+    log = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait"))
+    module.seconds(lambda: log.append("call"), repeats=2)
+    assert log == ["wait", "call", "wait"] * 2
+
+
+def test_the_clock_waits_for_the_gpu(monkeypatch):
+    check_timing_waits(timing, monkeypatch)
+    mutant = Mutant("launch time", "twophase.workbook.kit.timing", "kwargs)\n            _wait_for_gpu()", "kwargs)")
+    KillTable.record(mutant, lambda module: check_timing_waits(module, monkeypatch))
+
+
+def test_after_a_cuda_error_the_kernel_has_to_be_restarted():
+    error = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
+    verdict, reason, details = explain(error, object.__new__(Exercise), {})
+    assert (verdict, reason) == ("error", "the GPU has stopped: CUDA error: an illegal memory access was encountered")
+    assert "restart the kernel" in details[-1]

@@ -1,5 +1,6 @@
 """Choosing the attention backend for a machine."""
 
+import logging
 from typing import Literal
 
 import torch
@@ -10,11 +11,15 @@ from twophase.core.errors import BackendUnavailableError, ConfigError
 
 BackendName = Literal["auto", "torch", "triton"]
 
+MIN_CAPABILITY = (8, 0)  # of an NVIDIA GPU: what Triton supports
+
+logger = logging.getLogger(__name__)
+
 
 def make_backend(
     name: str, spec: AttentionSpec, *, device: torch.device, dtype: torch.dtype, block_size: int
 ) -> AttentionBackend:
-    """The backend called `name`; 'auto' takes Triton on CUDA where it is installed, torch everywhere else.
+    """The backend called `name`; 'auto' takes Triton on CUDA, torch everywhere else, and says so if Triton cannot run.
 
     Raises:
         ConfigError: no backend has that name.
@@ -22,28 +27,46 @@ def make_backend(
     """
     if name not in ("auto", "torch", "triton"):
         raise ConfigError(f"attention_backend must be 'auto', 'torch' or 'triton', got {name!r}.")
-    if name == "torch":
+    if name == "torch" or (name == "auto" and device.type != "cuda"):
         return TorchBackend(spec, block_size)
+    why_not = _why_not_triton(device, dtype)
+    if why_not is None:
+        from twophase.attention.triton_backend import TritonBackend
+
+        return TritonBackend(spec)
+    if name == "triton":
+        raise BackendUnavailableError(f"attention_backend='triton' cannot run here: {why_not}")
+    logger.warning("Attention on %s is computed by the torch backend, which is slower: %s", device, why_not)
+    return TorchBackend(spec, block_size)
+
+
+def _why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What keeps Triton's kernels from running on `device`, and what to do; None if nothing does."""
     from twophase_kernels._triton import KernelsUnavailableError, mode
 
     try:
         how = mode()
     except KernelsUnavailableError as error:
-        if name == "auto":
-            return TorchBackend(spec, block_size)
-        raise BackendUnavailableError(f"attention_backend='triton' cannot run here: {error}") from error
-    if name == "auto" and (how == "interpreted" or device.type != "cuda"):
-        return TorchBackend(spec, block_size)
+        return str(error)
     if how == "interpreted" and (device.type != "cpu" or dtype == torch.bfloat16):
-        raise BackendUnavailableError(
+        return (
             f"Triton is in interpreter mode (TRITON_INTERPRET is set), which runs float32 and float16 on the CPU; "
             f"got {dtype} on {device}. Use dtype='float32', device='cpu', or unset TRITON_INTERPRET."
         )
     if how == "compiled" and device.type != "cuda":
-        raise BackendUnavailableError(
+        return (
             f"Compiled Triton kernels need a CUDA device, got device {str(device)!r}. Use attention_backend='torch', "
             f"or set TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter."
         )
-    from twophase.attention.triton_backend import TritonBackend
+    if device.type == "cuda" and torch.version.hip is None:
+        capability = torch.cuda.get_device_capability(device)
+        if capability < MIN_CAPABILITY:
+            return (
+                f"Triton supports GPUs of compute capability {_dotted(MIN_CAPABILITY)} (Ampere) or newer, and {device} "
+                f"has {_dotted(capability)}. Use attention_backend='torch'."
+            )
+    return None
 
-    return TritonBackend(spec)
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))

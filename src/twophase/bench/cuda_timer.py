@@ -10,6 +10,7 @@ from twophase.bench.machine import cuda_times_s
 # Several times any L2 cache of today (H200: 50 MiB), which may keep two copies of a line.
 FLUSH_BYTES = 256 * 1024**2
 MAX_CALLS = 20
+NUM_WARMUPS = 10
 GRAPH_TIME_S = 0.02  # a graph of about this length hides its own launch, a fixed few microseconds
 
 
@@ -29,8 +30,10 @@ class ColdGraphTimer:
         self._num_replays = num_replays
 
     def __call__(self, function: Callable[[], object]) -> float:
-        """Median seconds of one call. Whatever `function` raises on its first, eager call comes through."""
-        function()  # compiles
+        """Median seconds of one call, 0.0 if it drowns in the noise. What `function` raises on its first, eager call
+        comes through."""
+        for _ in range(NUM_WARMUPS):  # the first compiles; the others bring the clocks up
+            function()
         torch.cuda.synchronize()
         eager_s = statistics.median(cuda_times_s(function, 3))
         num_calls = min(MAX_CALLS, max(1, round(GRAPH_TIME_S / max(eager_s, 1e-6))))

@@ -44,6 +44,7 @@ class KernelCase:
         work: Least bytes and operations, whoever computes it.
         make_variants: Allocates the inputs and returns name -> variant, ours first.
         is_compute_bound: Whether arithmetic, not memory, is its roof.
+        only_reads: Whether it writes next to nothing, so that reading, not copying, is its roof.
     """
 
     kernel: str
@@ -51,6 +52,7 @@ class KernelCase:
     work: Work
     make_variants: Callable[[], dict[str, Variant]]
     is_compute_bound: bool = False
+    only_reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class CaseTable:
             return {OURS: ours} | {name: _then(rival, lambda out: out[:, :, 0]) for name, rival in rivals.items()}
 
         suffix = "" if kv_format == "none" else f", {kv_format} cache"
-        return KernelCase("paged_decode", f"B={batch}, {num_keys:,} keys{suffix}", work, make_variants)
+        return KernelCase("paged_decode", f"B={batch}, {num_keys:,} keys{suffix}", work, make_variants, only_reads=True)
 
     def prefill(self, num_tokens: int) -> KernelCase:
         sizes, itemsize = self.sizes, self.dtype.itemsize
@@ -180,9 +182,9 @@ class CaseTable:
             angles = positions[:, None] * 1e4 ** -torch.linspace(0, 1, sizes.head_dim // 2, device=self.device)
             cos, sin = angles.cos(), angles.sin()
 
-            def rotate_and_put() -> None:
-                rope_reference(q, cos, sin, positions)
+            def rotate_and_put() -> Tensor:
                 _index_put(rope_reference(new_k, cos, sin, positions), new_v, k, v, slots)()
+                return rope_reference(q, cos, sin, positions)  # returned, or a compiler would leave it out
 
             return {
                 OURS: lambda: _nothing(rope_kv_write(q, new_k, new_v, cos, sin, positions, slots, k, v)),

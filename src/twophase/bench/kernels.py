@@ -4,6 +4,7 @@ Only the timer needs a GPU; cases and report are plain code that the tests run w
 """
 
 import gc
+import subprocess
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -12,7 +13,13 @@ from pathlib import Path
 import torch
 
 from twophase.bench.kernel_cases import FULL, OURS, QUICK, CaseTable, KernelCase, Variant
-from twophase.bench.machine import MachineRecord, measure_copy_bandwidth, measure_matmul_rate, record_machine
+from twophase.bench.machine import (
+    MachineRecord,
+    measure_copy_bandwidth,
+    measure_matmul_rate,
+    median_time_s,
+    record_machine,
+)
 from twophase.core.errors import BackendUnavailableError
 
 Timer = Callable[[Callable[[], object]], float]
@@ -45,6 +52,7 @@ class CaseResult:
     num_bytes: int
     num_flops: int
     is_compute_bound: bool
+    only_reads: bool
     variants: tuple[VariantResult, ...]
 
     @property
@@ -59,18 +67,26 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """A whole run, with the roofs it is measured against: bytes/s of a copy, FLOP/s of a matrix product."""
+    """A whole run, with the roofs it is measured against: bytes/s of a copy and of reading alone, FLOP/s of a matrix
+    product.
+
+    Attributes:
+        gpu_state: Driver, clocks, temperature and power limit as nvidia-smi gives them; None without it.
+    """
 
     machine: MachineRecord
     dtype: str
     copy_bandwidth: float
+    read_bandwidth: float
     matmul_rate: float
+    gpu_state: str | None
     results: tuple[CaseResult, ...]
 
     def to_text(self) -> str:
         head = (
-            f"{self.machine.to_text()}\n{self.dtype}; copy {self.copy_bandwidth / 1e12:.2f} TB/s, matrix product "
-            f"{self.matmul_rate / 1e12:.0f} TFLOP/s (both measured); CUDA-graph replay, cold L2\n"
+            f"{self.machine.to_text()}\n{self.gpu_state or 'no nvidia-smi: clocks unknown'}\n"
+            f"{self.dtype}; copy {self.copy_bandwidth / 1e12:.2f} TB/s, read {self.read_bandwidth / 1e12:.2f} TB/s, "
+            f"matrix product {self.matmul_rate / 1e12:.0f} TFLOP/s (all measured); CUDA-graph replay, cold L2\n"
         )
         return "\n".join([head, _HEADER, *(line for result in self.results for line in self._lines(result))])
 
@@ -89,14 +105,16 @@ class KernelReport:
             )
 
     def share_of_bandwidth(self, result: CaseResult, variant: VariantResult) -> float:
-        """The least bytes over the time taken, as a share of the measured copy bandwidth; 0 when not run."""
-        return result.num_bytes / variant.elapsed_s / self.copy_bandwidth if variant.elapsed_s else 0.0
+        """The least bytes over the time taken, as a share of the measured bandwidth: of a copy, or of reading where a
+        kernel does nothing else; 0 when not run."""
+        roof = self.read_bandwidth if result.only_reads else self.copy_bandwidth
+        return result.num_bytes / variant.elapsed_s / roof if variant.elapsed_s else 0.0
 
     def to_dict(self) -> dict[str, object]:
         return {"status": "measured", **asdict(self)}
 
     def plot(self, path: Path) -> None:
-        """One mark per contender and case: share of copy bandwidth; for prefill, of the matrix-product rate."""
+        """One mark per contender and case: share of bandwidth; for prefill, of the matrix-product rate."""
         from matplotlib.figure import Figure
 
         by_memory = [result for result in self.results if not result.is_compute_bound]
@@ -116,7 +134,7 @@ class KernelReport:
             ax.set(ylim=(len(results) - 0.5, -0.5), xlim=(0, None))
             ax.axvline(1, color="grey", linewidth=0.8)
             ax.grid(axis="x", alpha=0.3)
-        top.set(xlabel="share of measured copy bandwidth", title=f"{_device_name(self.machine)}, {self.dtype}")
+        top.set(xlabel="share of measured bandwidth", title=f"{_device_name(self.machine)}, {self.dtype}")
         bottom.set(xlabel="share of measured matrix-product rate")
         figure.legend(*top.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
         figure.savefig(path, dpi=150)
@@ -176,19 +194,41 @@ def make_report(cases: Iterable[KernelCase], timer: Timer, dtype: torch.dtype, d
         machine=record_machine(),
         dtype=str(dtype).removeprefix("torch."),
         copy_bandwidth=measure_copy_bandwidth(device, **roofs_args[0]),
+        read_bandwidth=measure_read_bandwidth(device, **roofs_args[0]),
         matmul_rate=measure_matmul_rate(device, dtype, **roofs_args[1]),
+        gpu_state=gpu_state(),
         results=tuple(measure_case(case, timer) for case in cases),
     )
 
 
+def measure_read_bandwidth(device: torch.device, num_bytes: int, repeats: int = 9) -> float:
+    """Bytes per second of summing a large array, which only reads."""
+    source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    return num_bytes / median_time_s(source.sum, device, repeats)
+
+
+def gpu_state() -> str | None:
+    """What decides about times and is not in the device's name, from nvidia-smi."""
+    fields = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.limit"
+    command = ["nvidia-smi", f"--query-gpu=index,{fields}", "--format=csv"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
 def measure_case(case: KernelCase, timer: Timer) -> CaseResult:
     """Time every contender. One that fails (not supported, out of memory) is reported with its reason."""
+    # All cases compile one FlexAttention: after eight shapes torch would stop compiling it, and say so in a warning.
+    torch.compiler.reset()
     results = _measure_variants(case, timer)
     gc.collect()  # its inputs were several GiB, and the next case needs the memory
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     work = case.work
-    return CaseResult(case.kernel, case.label, work.num_bytes, work.num_flops, case.is_compute_bound, results)
+    return CaseResult(
+        case.kernel, case.label, work.num_bytes, work.num_flops, case.is_compute_bound, case.only_reads, results
+    )
 
 
 def _measure_variants(case: KernelCase, timer: Timer) -> tuple[VariantResult, ...]:
@@ -216,6 +256,8 @@ def _measure_variant(
             elapsed_s = timer(variant)
         except Exception as error:  # torch.compile and the drivers raise all sorts; one rival must not end the run
             return VariantResult(name, None, _reason(error)), None
+    if not elapsed_s > 0:
+        return VariantResult(name, None, "too short to be told from the noise of the timer"), out
     difference = None
     if expected is not None and out is not None:
         difference = (out.float() - expected.float()).abs().max().item()

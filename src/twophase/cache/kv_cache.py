@@ -116,21 +116,22 @@ def spec_from_option(
     return KVCacheSpec(num_layers, num_kv_heads, head_dim, block_size, dtype, kv_format)
 
 
-def num_blocks_that_fit(spec: KVCacheSpec, device: torch.device, fraction: float) -> int:
-    """Blocks that fill `fraction` of the memory free on `device` now.
+def num_blocks_that_fit(spec: KVCacheSpec, device: torch.device, fraction: float, reserved_bytes: int = 0) -> int:
+    """Blocks that fill `fraction` of the memory free on `device` now, of which `reserved_bytes` are kept for others.
 
     Raises:
         ConfigError: `fraction` is not in (0, 1], or not even one block fits.
     """
     if not 0 < fraction <= 1:
         raise ConfigError(f"The cache's fraction of free memory must be in (0, 1], got {fraction}.")
-    free_bytes = free_memory_bytes(device)
+    free_bytes = max(0, free_memory_bytes(device) - reserved_bytes)
     num_blocks = int(free_bytes * fraction) // spec.bytes_per_block
     if num_blocks < 1:
         raise ConfigError(
             f"One block takes {spec.bytes_per_block:,} bytes, but {fraction:.0%} of the {free_bytes / GIB:.2f} GiB "
-            f"free on {device} is {int(free_bytes * fraction):,}. Free some memory, or use a smaller block_size or "
-            f"a quantised kv_cache_dtype."
+            f"free on {device} (with {reserved_bytes / GIB:.2f} GiB kept for a step) is "
+            f"{int(free_bytes * fraction):,}. Free some memory, or use a smaller block_size, a smaller "
+            f"max_num_batched_tokens or a quantised kv_cache_dtype."
         )
     return num_blocks
 

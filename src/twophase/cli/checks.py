@@ -27,7 +27,6 @@ REINSTALL = "pip install -r requirements.txt"
 MIN_PYTHON = (3, 11)
 GIB = 1024**3
 LOW_MEMORY_BYTES = 1 * GIB  # the default model in float32 is 0.6 GiB, torch itself 0.3
-MIN_CAPABILITY = (8, 0)  # Triton has no tensor cores before Ampere
 SELF_TEST_TIMEOUT_S = 180
 
 Findings = Iterator[Finding]
@@ -110,6 +109,8 @@ def check_gpu() -> Findings:
 def _describe_gpu(index: int) -> Finding:
     import torch
 
+    from twophase.attention.select import MIN_CAPABILITY
+
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)
     detail = (
@@ -117,9 +118,8 @@ def _describe_gpu(index: int) -> Finding:
         f"{properties.total_memory / GIB:.0f} GiB"
     )
     if capability < MIN_CAPABILITY and torch.version.hip is None:
-        return Finding(
-            "GPU", "advice", detail, "Triton has no tensor cores before capability 8.0: use --backend torch."
-        )
+        cure = "Use --backend torch: Triton supports GPUs from capability 8.0 on."
+        return Finding("GPU", "advice", detail, cure)
     return Finding("GPU", "ok", detail)
 
 
@@ -179,7 +179,7 @@ def check_triton_attention() -> Findings:
         return
     outcome = json.loads(child.stdout.splitlines()[-1])
     if "error" in outcome:
-        cure = f"{REINSTALL}; until then the torch backend computes everything."
+        cure = "As it says; until then the torch backend computes everything."
         yield Finding(name, "advice", outcome["error"], cure)
     else:
         yield _judge(name, outcome["max_error"], outcome["tolerance"])

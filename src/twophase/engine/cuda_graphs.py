@@ -1,7 +1,8 @@
 """Decode steps as CUDA graphs: one launch for a whole forward pass, where Python would launch hundreds of kernels.
 
 A graph has fixed shapes and addresses. So decodes are padded to a few batch sizes, contexts are rounded up for the
-host-side choices (how many splits), and each graph reads its inputs from buffers of its own, filled before a replay.
+host-side choices (how many splits) and for the width of block tables, and each graph reads its inputs from buffers of
+its own, filled before a replay.
 """
 
 import logging
@@ -43,8 +44,6 @@ class DecodeGraphs:
         self._model = model
         self._kv_cache = kv_cache
         self._max_model_len = max_model_len
-        max_blocks = -(-max_model_len // kv_cache.spec.block_size)
-        self._num_columns = -(-max_blocks // TABLE_COLUMNS) * TABLE_COLUMNS
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._has_failed = False
@@ -54,11 +53,10 @@ class DecodeGraphs:
         is_decode = all(len(chunk.token_ids) == 1 for chunk in chunks)
         if self._has_failed or not is_decode or len(chunks) > MAX_GRAPH_BATCH:
             return None
-        num_rows = padded_batch_size(len(chunks))
-        context = padded_context(max(chunk.start for chunk in chunks) + 1, self._max_model_len)
-        packed = pack(
-            chunks, self._kv_cache.spec.block_size, num_rows=num_rows, num_columns=self._num_columns, pin_memory=True
-        )
+        num_rows, block_size = padded_batch_size(len(chunks)), self._kv_cache.spec.block_size
+        context = padded_context(max(len(chunk.block_ids) for chunk in chunks) * block_size, self._max_model_len)
+        num_columns = -(-context // (block_size * TABLE_COLUMNS)) * TABLE_COLUMNS
+        packed = pack(chunks, block_size, num_rows=num_rows, num_columns=num_columns, pin_memory=True)
         captured = self._graphs.get((num_rows, context)) or self._try_capture(packed, context)
         if captured is None:
             return None
@@ -80,15 +78,18 @@ class DecodeGraphs:
 
     def _capture(self, packed: PackedBatch, context: int) -> _Graph:
         # The warm-ups write the same K and V that the replay will write: nothing needs undoing.
-        inputs = replace(packed.to(self._kv_cache.device), seq_lens=(context,) * len(packed.seq_lens))
-        side_stream = torch.cuda.Stream()
-        side_stream.wait_stream(torch.cuda.current_stream())
+        device = self._kv_cache.device
+        inputs = replace(packed.to(device), seq_lens=(context,) * len(packed.seq_lens))
+        side_stream, stream = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+        side_stream.wait_stream(stream)
         with torch.cuda.stream(side_stream):
             for _ in range(NUM_WARMUPS):
                 self._forward(inputs)
-        torch.cuda.current_stream().wait_stream(side_stream)
+        stream.wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # On a stream of this device: torch's own capture stream belongs to whichever device captured first. And other
+        # threads may allocate and wait meanwhile, as the receiver of another process's pages does.
+        with torch.cuda.graph(graph, pool=self._pool, stream=side_stream, capture_error_mode="thread_local"):
             hidden = self._forward(inputs)
         return _Graph(graph, inputs, hidden)
 

@@ -201,14 +201,19 @@ class LLM:
                 window=window,
             )
         num_blocks = num_kv_blocks or default_num_blocks(
-            kv_spec, torch_device, kv_memory_fraction, limits, window, draft_spec.bytes_per_block if draft_spec else 0
+            kv_spec,
+            torch_device,
+            kv_memory_fraction,
+            limits,
+            window,
+            draft_spec.bytes_per_block if draft_spec else 0,
+            activation_bytes(config, limits, torch_dtype) if torch_device.type == "cuda" else 0,
         )
         num_blocks = team.smallest(num_blocks)
         self.kv_cache = KVCache(kv_spec, num_blocks, torch_device)
         if preemption_mode == "swap":
-            limits = replace(
-                limits, preemption="swap", num_swap_blocks=num_swap_blocks or _default_swap_blocks(kv_spec, num_blocks)
-            )
+            in_host = num_swap_blocks or default_num_swap_blocks(kv_spec, num_blocks)
+            limits = replace(limits, preemption="swap", num_swap_blocks=in_host)
         use_cuda_graphs = use_cuda_graphs and team.peers is None
         runner = team.run(
             ModelRunner(self.model, self.kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks)
@@ -450,6 +455,7 @@ def default_num_blocks(
     limits: SchedulerConfig,
     window: SlidingWindow | None = None,
     draft_bytes_per_block: int = 0,
+    reserved_bytes: int = 0,
 ) -> int:
     """Blocks in a pool that nobody sized: a fraction of free memory, and no more than could ever be used.
 
@@ -457,22 +463,38 @@ def default_num_blocks(
 
     Args:
         draft_bytes_per_block: What a draft model's cache takes besides.
+        reserved_bytes: What a step needs besides (`activation_bytes`).
     """
     useful = limits.max_num_seqs * -(-limits.max_model_len // spec.block_size)
     if window is not None:
         kept = limits.max_num_seqs * window.max_blocks(spec.block_size)
         useful = min(useful, kept + -(-limits.max_num_batched_tokens // spec.block_size))
-    fitting = num_blocks_that_fit(spec, device, fraction or DEFAULT_KV_MEMORY_FRACTION[device.type])
+    fitting = num_blocks_that_fit(spec, device, fraction or DEFAULT_KV_MEMORY_FRACTION[device.type], reserved_bytes)
     if fraction is None and device.type == "cpu":
         fitting = min(fitting, max(1, DEFAULT_CPU_KV_BYTES // spec.bytes_per_block))
     fitting = max(1, fitting * spec.bytes_per_block // (spec.bytes_per_block + draft_bytes_per_block))
     return min(useful, fitting)
 
 
-def _default_swap_blocks(spec: KVCacheSpec, num_blocks: int) -> int:
-    """Blocks of host memory that nobody sized: no more than the pool has, which on a GPU may be more than is there."""
-    fitting = num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_SWAP_MEMORY_FRACTION)
-    return min(num_blocks, fitting)
+def default_num_swap_blocks(spec: KVCacheSpec, num_blocks: int) -> int:
+    """Blocks in host memory that nobody counted: as many as the pool has, in at most a quarter of the free memory.
+
+    A GPU's host may have less of it than the GPU, and pinned memory cannot be swapped out by the system.
+    """
+    return min(num_blocks, num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_SWAP_MEMORY_FRACTION))
+
+
+def activation_bytes(config: ModelConfig, limits: SchedulerConfig, dtype: torch.dtype) -> int:
+    """What the largest step may need besides weights and K/V, added up as if nothing were freed in between.
+
+    Per token the residual stream three times (old, new, normed), q, k, v, the attention's output, gate, up and their
+    product; per row that samples, four copies of its logits in fp32 (logits, scaled, sorted, probabilities). What
+    libraries take for themselves is left to the share of memory that the pool does not get.
+    """
+    attention = config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+    per_token = 3 * config.hidden_size + attention + 3 * config.intermediate_size
+    rows = limits.max_num_seqs * 4 * config.vocab_size * torch.float32.itemsize
+    return limits.max_num_batched_tokens * per_token * dtype.itemsize + rows
 
 
 def _with_own_drafter(config: SpeculativeConfig | None) -> SpeculativeConfig:

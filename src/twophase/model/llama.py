@@ -4,8 +4,10 @@ Plain functions over frozen weights. The batch is one flat row of tokens; only a
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -68,16 +70,17 @@ class LlamaModel:
         `after_layer` is called with a layer's number when its K and V are there, while the rest is still to compute.
         """
         weights, backend, eps = self.weights, self.backend, self.config.rms_norm_eps
-        x = F.embedding(token_ids, weights.embed).to(weights.dtype)
-        residual = None
-        for number, (layer, kv) in enumerate(zip(weights.layers, kv_cache.layers, strict=True)):
-            x, residual = backend.rmsnorm(x, residual, layer.input_norm, eps)
-            x = self._attention(x, layer, kv, plan)
-            if after_layer is not None:
-                after_layer(number)
-            x, residual = backend.rmsnorm(x, residual, layer.post_attention_norm, eps)
-            x = self._sum(layer.down(backend.silu_mul(layer.gate_up(x))))
-        return backend.rmsnorm(x, residual, weights.final_norm, eps)[0]
+        with _current(token_ids.device):
+            x = F.embedding(token_ids, weights.embed).to(weights.dtype)
+            residual = None
+            for number, (layer, kv) in enumerate(zip(weights.layers, kv_cache.layers, strict=True)):
+                x, residual = backend.rmsnorm(x, residual, layer.input_norm, eps)
+                x = self._attention(x, layer, kv, plan)
+                if after_layer is not None:
+                    after_layer(number)
+                x, residual = backend.rmsnorm(x, residual, layer.post_attention_norm, eps)
+                x = self._sum(layer.down(backend.silu_mul(layer.gate_up(x))))
+            return backend.rmsnorm(x, residual, weights.final_norm, eps)[0]
 
     def logits(self, hidden: Float[Tensor, "R N"]) -> Float[Tensor, "R V"]:
         """fp32 logits of the rows given: choose those to be sampled from what `forward` returned."""
@@ -93,6 +96,11 @@ class LlamaModel:
             k = F.rms_norm(k, (config.head_dim,), layer.k_norm, config.rms_norm_eps)
         q = self.backend.write(q, k, v, self.cos, self.sin, kv, plan)
         return self._sum(layer.o(self.backend.attend(q, kv, plan).flatten(1)))
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes a GPU the current one: torch follows its tensors by itself, Triton launches on the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _already_whole(x: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:

@@ -224,6 +224,9 @@ def explain(
         return "error", "your code ends the whole program (sys.exit or exit)", where
     if isinstance(error, RecursionError):
         return "error", "your function calls itself without end", where
+    if "CUDA error" in str(error):  # an access outside of memory ends the process's use of the GPU
+        reason = f"the GPU has stopped: {error}".partition("\n")[0]
+        return "error", reason, (*where, "Look for an index outside of a tensor. Then restart the kernel.")
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         reason = f"it wants more memory than the {exercise.memory_limit_gib:g} GiB allowed here"
         return "error", reason, (*where, "Look for a shape that is much larger than it should be.")

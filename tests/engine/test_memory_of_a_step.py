@@ -1,0 +1,70 @@
+"""What is left for the pool once a step has its memory, and for swapped blocks on the host: arithmetic, done by hand."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.mutation import KillTable, Mutant
+from twophase.cache import kv_cache
+from twophase.cache.kv_cache import KVCacheSpec
+from twophase.engine import llm
+from twophase.model.config import load_config
+from twophase.scheduling.config import SchedulerConfig
+
+SPEC = KVCacheSpec(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype=torch.bfloat16)
+LIMITS = SchedulerConfig(256, 8192, 8192)
+LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+# Residual stream, q, k and v, the attention's output, gate and up and their product; logits of 256 rows, four times.
+EXPECTED_BYTES = 8192 * 2 * (3 * 4096 + 4096 + 2 * 1024 + 4096 + 3 * 14336) + 256 * 4 * 4 * 128_256
+
+
+@pytest.fixture(scope="module")
+def config(tiny_folder):
+    return replace(load_config(tiny_folder), **LLAMA_8B, vocab_size=128_256)
+
+
+def check_step(module, config):
+    assert module.activation_bytes(config, LIMITS, torch.bfloat16) == EXPECTED_BYTES
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_cache, "free_memory_bytes", lambda device: 20 * 2**30)
+        many = SchedulerConfig(10**6, 10**6, 8192)
+        found = module.default_num_blocks(SPEC, torch.device("cuda"), None, many, reserved_bytes=EXPECTED_BYTES)
+    assert found == int(0.9 * (20 * 2**30 - EXPECTED_BYTES)) // SPEC.bytes_per_block
+
+
+def check_swap(module):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_cache, "free_memory_bytes", lambda device: 100 * SPEC.bytes_per_block)
+        assert [module.default_num_swap_blocks(SPEC, count) for count in (20, 50, 400)] == [20, 50, 50]
+
+
+def test_a_step_keeps_its_memory(config):
+    check_step(llm, config)
+
+
+def test_swapped_blocks_leave_the_host_half_of_its_memory():
+    check_swap(llm)
+
+
+def test_a_step_that_needs_all_memory_is_refused():
+    with pytest.raises(llm.ConfigError, match=r"kept for a step.*max_num_batched_tokens"):
+        kv_cache.num_blocks_that_fit(SPEC, torch.device("cpu"), 0.9, reserved_bytes=2**60)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("the step forgotten", "[device.type], reserved_bytes)", "[device.type])"),
+        ("one token's activations", "return limits.max_num_batched_tokens * per_token", "return per_token"),
+        ("no logits", "* dtype.itemsize + rows", "* dtype.itemsize"),
+    ],
+    ids=lambda value: value if len(value) < 30 and "." not in value else "",
+)
+def test_step_mutants_are_killed(name, old, new, config):
+    KillTable.record(Mutant(name, "twophase.engine.llm", old, new), lambda module: check_step(module, config))
+
+
+def test_the_swap_mutant_is_killed():
+    old = 'min(num_blocks, num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_SWAP_MEMORY_FRACTION))'
+    KillTable.record(Mutant("as large as the pool", "twophase.engine.llm", old, "num_blocks"), check_swap)
