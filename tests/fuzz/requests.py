@@ -5,7 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -64,14 +64,18 @@ SCHEMAS = (
     {"enum": [1, "two", None]},
 )
 REGEXES = (r"[ab]{1,6}", r"\d+(\.\d+)?", r"(yes|no)!", r"(a+)+$", "[", "(?=x)y", "a{0}", "x" * 2000)
+PARAMS = tuple(SamplingParams.__dataclass_fields__)
+EXTRAS = ("priority", "cache_salt", "arrival_s", "ttft_slo_s")
 CHOICES = (("yes", "no"), ("語", "語語"), ("a",), ("a", "a"), ("",), [], ["x"] * 500)
 
 
 class Requests:
     """The engines, opened once and used again and again: what one request leaves behind, the next would meet."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nonsense: bool = True) -> None:
+        """`nonsense`: also values of wrong types."""
         self._folder = folder
+        self._nonsense = nonsense
         self.tally: Counter[str] = Counter()  # of requests: accepted, refused, and compared with what they get alone
 
     @cached_property
@@ -116,8 +120,10 @@ class Requests:
         outputs: dict[str, RequestOutput] = {}
         aborted = set()
         for i in range(random.randrange(1, 6)):
-            prompt = any_prompt(random, llm)
-            params = accept_or_refuse(random, llm, str(i), prompt, where)
+            prompt, options, extras = any_prompt(random, llm), any_params(random), any_extras(random)
+            if self._nonsense:
+                prompt, options, extras = with_nonsense(random, prompt, options, extras)
+            params = accept_or_refuse(llm, str(i), prompt, options, extras, where)
             self.tally["refused" if params is None else "accepted"] += 1
             if params is not None:
                 accepted[str(i)] = prompt, params
@@ -150,16 +156,17 @@ def _state(llm: LLM) -> tuple[int, int, int, frozenset[int]]:
     return stats.num_waiting, stats.num_running, stats.cache.num_in_use, frozenset(llm.scheduler.sequences)
 
 
-def accept_or_refuse(random: Random, llm: LLM, request_id: str, prompt: Any, where: str) -> SamplingParams | None:
-    """Queue a request made of random values; None if it was refused, which has changed nothing."""
-    options, extras = any_params(random), any_extras(random)
+def accept_or_refuse(
+    llm: LLM, request_id: str, prompt: Any, options: dict[str, Any], extras: dict[str, Any], where: str
+) -> SamplingParams | None:
+    """Queue a request; None if it was refused, which has changed nothing."""
     what = f"{where}: {_shown(prompt)}, {_shown(options)}, {_shown(extras)}"
     before = _state(llm)
     try:
         with refusing_clearly(what):
-            if "structured_outputs" in options:
-                options["structured_outputs"] = options["structured_outputs"]()
-            params = SamplingParams(**options)
+            form = options.get("structured_outputs")
+            made = {"structured_outputs": StructuredOutputs(**form)} if isinstance(form, dict) else {}
+            params = SamplingParams(**options | made)
             llm.engine.add_request(request_id, prompt, params, **extras)
     except TwophaseError:
         if _state(llm) != before:
@@ -216,7 +223,7 @@ def _check_logprobs(got: CompletionOutput, wanted: CompletionOutput, what: str) 
 
 
 def any_params(random: Random) -> dict[str, Any]:
-    """Keyword arguments of `SamplingParams`: mostly sensible, sometimes extreme, now and then nonsense."""
+    """Keyword arguments of `SamplingParams`, sensible or extreme; a form as keyword arguments of its own."""
     sensible: dict[str, Callable[[], Any]] = {
         "n": lambda: random.choice((1, 2, 3)),
         "temperature": lambda: random.choice((0, 0.0, 1, 0.7, 2.5, 1e-4, 1e30, 3.5e38, 1e-40)),
@@ -238,22 +245,13 @@ def any_params(random: Random) -> dict[str, Any]:
     chosen.setdefault("max_tokens", random.randrange(1, 9))
     if random.random() < 0.8:
         chosen.setdefault("seed", random.randrange(1000))
-    for name in sensible:
-        if random.random() < 0.02:
-            value = odd(random)
-            chosen[name] = value if name != "structured_outputs" else partial(_just, value)
     return chosen
 
 
-def _just(value: Any) -> Any:
-    return value
-
-
-def any_form(random: Random) -> Callable[[], StructuredOutputs]:
-    """Made when it is asked for, since making it may raise."""
+def any_form(random: Random) -> dict[str, Any]:
+    """Keyword arguments of `StructuredOutputs`."""
     kind, values = random.choice((("json", SCHEMAS), ("regex", REGEXES), ("choice", CHOICES)))
-    value = odd(random) if random.random() < 0.1 else random.choice(values)
-    return lambda: StructuredOutputs(**{kind: value})
+    return {kind: random.choice(values)}
 
 
 def any_extras(random: Random) -> dict[str, Any]:
@@ -264,31 +262,41 @@ def any_extras(random: Random) -> dict[str, Any]:
         "arrival_s": lambda: random.choice((None, 0, 0.5)),
         "ttft_slo_s": lambda: random.choice((None, 0, 0.1, 10)),
     }
-    chosen = {name: sensible[name]() for name in sensible if random.random() < 0.2}
-    return chosen | {name: odd(random) for name in sensible if random.random() < 0.02}
+    return {name: sensible[name]() for name in sensible if random.random() < 0.2}
 
 
 def any_prompt(random: Random, llm: LLM) -> Any:
-    """Text, ids or a mapping; sometimes too long, empty or nonsense."""
-    if random.random() < 0.05:
-        return odd(random)
+    """Text, ids or a mapping; sometimes too long."""
     vocab_size = llm.model_config.vocab_size
     if random.random() < 0.3:
         text = "".join(random.choice(TEXTS[2:16]) for _ in range(random.randrange(1, 4)))[
             : random.choice((20, 40, 500))
         ]
         return text if random.random() < 0.5 else {"prompt": text}
-    ids: list[Any] = [random.randrange(vocab_size) for _ in range(random.choice((1, 2, 5, 9, 16, 33, 63, 64, 100)))]
+    ids = [random.randrange(vocab_size) for _ in range(random.choice((1, 2, 5, 9, 16, 33, 63, 64, 100)))]
     if random.random() < 0.5:
         ids[: len(ids) // 2] = [3 + i % 7 for i in range(len(ids) // 2)]  # shared prefixes, and something to look up
-    if random.random() < 0.05:
-        ids[random.randrange(len(ids))] = odd(random)
     prompt: dict[str, Any] = {"prompt_token_ids": ids}
     if random.random() < 0.2:
         prompt["cache_salt"] = random.choice(("a", "b"))
-    if random.random() < 0.03:
-        prompt[random.choice(("cache_salt", "prompt", "prompt_token_ids", "other"))] = odd(random)
     return prompt
+
+
+def with_nonsense(
+    random: Random, prompt: Any, options: dict[str, Any], extras: dict[str, Any]
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The same request with anything at all in a few places."""
+    options |= {name: odd(random) for name in PARAMS if random.random() < 0.02}
+    if isinstance(options.get("structured_outputs"), dict) and random.random() < 0.1:
+        options["structured_outputs"] = {random.choice(("json", "regex", "choice")): odd(random)}
+    extras |= {name: odd(random) for name in EXTRAS if random.random() < 0.02}
+    if random.random() < 0.05:
+        prompt = odd(random)
+    elif isinstance(prompt, dict) and random.random() < 0.05:
+        prompt[random.choice(("cache_salt", "prompt", "prompt_token_ids", "other"))] = odd(random)
+    elif isinstance(prompt, dict) and "prompt_token_ids" in prompt and random.random() < 0.05:
+        prompt["prompt_token_ids"][0] = odd(random)
+    return prompt, options, extras
 
 
 def _shown(value: Any) -> str:
