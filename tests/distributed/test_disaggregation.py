@@ -15,6 +15,7 @@ from twophase.core.errors import ConfigError, InvalidRequestError, PeerLostError
 from twophase.distributed.pages import transfer_bytes
 from twophase.distributed.protocol import Cancel, Done, Grant, Pages, Received, Submit
 from twophase.distributed.transfers import TransferClock
+from twophase.scheduling.policies import DynamicPolicy
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 LENGTHS = (1, 3, 4, 5, 16, 17, 40)  # below, at and above a block; over several chunks of 16
@@ -156,6 +157,19 @@ class TestPages:
         assert outputs[0].metrics.num_cached_tokens == 0
         assert completions(outputs) == completions(expected(folder, [prompt], GREEDY))
 
+    @pytest.mark.parametrize("place", ["prompt", "argument"])
+    def test_tenants_share_no_pages_on_either_side(self, folder, place):
+        """A salt in the prompt, or beside it, holds on both sides: a tenant hits its own prompt, nobody else's."""
+        engines, ids = TwoEngines(folder), prompt_of(0, 18)["prompt_token_ids"]
+
+        def num_cached(name, salt):
+            prompt = {"prompt_token_ids": ids} | ({"cache_salt": salt} if place == "prompt" else {})
+            engines.engine.add_request(name, prompt, GREEDY, cache_salt=salt if place == "argument" else "")
+            return engines.finish()[name].metrics.num_cached_tokens
+
+        salts = ("alice", "bob", "", "alice", "bob", "")
+        assert [num_cached(str(i), salt) for i, salt in enumerate(salts)] == [0, 0, 0, 16, 16, 16]
+
     def test_bytes_per_token(self, folder):
         engines = TwoEngines(folder, kv_cache_dtype="int8")
         engines.generate([prompt_of(0, 18)], GREEDY)
@@ -193,6 +207,42 @@ class TestRoom:
         assert (stats.num_running, stats.num_waiting, stats.cache.num_in_use) == (0, 1, 8)  # two held, one not let in
         engines.worker.turn()  # nothing fits, and that is no error
         assert engines.finish()["2"].finished
+
+    def test_a_worker_with_nothing_to_compute_sleeps(self, folder):
+        """Before any prompt comes, and under back-pressure: a message wakes it, no clock does."""
+        engines = TwoEngines(folder, decode={"num_kv_blocks": 6}, prefill={"num_kv_blocks": 9})
+
+        def waits_s():
+            return engines.back.first_asked_s(lambda: engines.worker.turn(1.0))
+
+        assert waits_s() == 1.0
+        for i, prompt in enumerate(prompts_of([16, 16, 16])):
+            engines.engine.add_request(str(i), prompt, GREEDY)
+        assert [waits_s() for _ in range(4)] == [1.0, 0.0, 1.0, 1.0]  # the third prompt has no room after one step
+        engines.engine.abort("0")
+        assert [waits_s() for _ in range(3)] == [1.0, 0.0, 1.0]
+        assert engines.finish()["2"].finished
+
+    def test_a_worker_whose_policy_waits_sleeps_until_then(self, folder):
+        policy = DynamicPolicy(batch_size=2, timeout_s=50)
+        engines = TwoEngines(folder, prefill={"policy": policy})
+        engines.engine.add_request("0", prompt_of(0, 5), GREEDY)
+        engines.worker.turn()
+        assert engines.back.first_asked_s(lambda: engines.worker.turn(1.0)) == 1.0
+        assert 1.0 < engines.back.first_asked_s(lambda: engines.worker.turn(100.0)) < 50.0
+        engines.engine.add_request("1", prompt_of(1, 5), GREEDY)
+        engines.finish()
+
+    def test_a_decode_side_that_can_do_nothing_before_pages_come_sleeps(self, folder):
+        """Its only sequence was preempted, and has no room as long as a prompt on its way has blocks reserved."""
+        engines = TwoEngines(folder, decode={"num_kv_blocks": 7})
+        engines.engine.add_request("0", prompt_of(0, 4), replace(GREEDY, max_tokens=20))
+        engines.turn()
+        engines.engine.add_request("1", prompt_of(1, 12), GREEDY)
+        while not engines.decode.scheduler.num_waiting:
+            assert engines.front.first_asked_s(engines.engine.step) == 0.0
+        assert engines.front.first_asked_s(engines.engine.step) > 0.01
+        assert all(output.finished for output in engines.finish().values())
 
     def test_more_requests_than_seats(self, folder):
         prompts = prompts_of([5] * 7)

@@ -53,6 +53,10 @@ MUTANTS = [
     ("blocks go where they came from", PAGE, "targets = torch.tensor([block_ids[row] for row in rows]", "targets = torch.tensor([row for row in rows]", same_bits),
     ("the scales stay behind", PAGE, "return [tensor[layer] for tensor in kv_cache.storage]", "return [tensor[layer] for tensor in kv_cache.storage[:2]]", same_bits),
     ("the worker leaves its blocks", WORKER, "for request_id in list(self._outgoing):", "for request_id in ():", orphans),
+    ("a salt in the prompt stays at home", ENGINE, "salt = state.request.cache_salt", "salt = cache_salt", lambda folder: PAGES.test_tenants_share_no_pages_on_either_side(folder, "prompt")),
+    ("back-pressure is met by spinning", WORKER, "0.0 if self._has_computed else", "0.0 if self._scheduler.has_runnable else", ROOM.test_a_worker_with_nothing_to_compute_sleeps),
+    ("a policy's wait is slept through", WORKER, "min(timeout_s, self._engine.idle_s or timeout_s)", "timeout_s", ROOM.test_a_worker_whose_policy_waits_sleeps_until_then),
+    ("the decode side spins", ENGINE, "0.0 if self._has_computed or", "0.0 if self._scheduler.has_runnable or", ROOM.test_a_decode_side_that_can_do_nothing_before_pages_come_sleeps),
     ("late sends count as hidden", CLOCK, "late_s=sum(max(0.0, end - max(start, end_s)) for start, end in self._sent)", "late_s=0.0", lambda folder: tests.test_what_a_transfer_hides()),
 ]  # fmt: skip
 

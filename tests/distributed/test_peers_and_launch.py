@@ -138,6 +138,37 @@ def test_joining_needs_torchrun_and_a_limit(torchrun):
         Peers.join("cpu")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("WORLD_SIZE", "x", "WORLD_SIZE must be a whole number of at least 1, got 'x'"),
+        ("WORLD_SIZE", "0", "WORLD_SIZE must be a whole number of at least 1, got '0'"),
+        ("RANK", "5", r"RANK must be a whole number in \[0, 0\], got '5'"),
+        ("RANK", "-1", "RANK must be"),
+        ("LOCAL_RANK", "1e0", "LOCAL_RANK must be"),
+        ("MASTER_PORT", "x", r"MASTER_PORT must be a whole number in \[1, 65535\], got 'x'"),
+        ("MASTER_PORT", "65536", "MASTER_PORT must be"),
+        ("MASTER_ADDR", "", "not answer as rank 0|MASTER_ADDR must be"),
+        ("MASTER_ADDR", "a" * 70 + ".b", "MASTER_ADDR must be a host that can be found"),
+    ],
+)
+def test_an_environment_that_no_ranks_can_meet_in_is_refused(torchrun, name, value, said):
+    torchrun.setenv(name, value)
+    with pytest.raises(ConfigError, match=said):
+        Peers.join("cpu", startup_timeout_s=5)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_port_that_something_else_listens_on(torchrun, rank):
+    """Rank 0 cannot have it; the others wait for an answer, and not for ever."""
+    with socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))):
+        torchrun.setenv("WORLD_SIZE", "2")
+        torchrun.setenv("RANK", str(rank))
+        expected = (ConfigError, "cannot listen on port") if rank == 0 else (PeerLostError, "does not answer as rank 0")
+        with pytest.raises(expected[0], match=expected[1]):
+            Peers.join("cpu", startup_timeout_s=0.5)
+
+
 def test_a_failure_in_the_middle_of_the_model_ends_the_team(torchrun, tmp_path):
     """The other ranks would add up sums of other layers, so rank 0 may not try again in smaller company."""
     folder, _ = make_folder("llama", tmp_path)

@@ -24,8 +24,17 @@ OPTIONS = {
 class Instant(Inbox):
     """What is not there now will not come: the other side is this thread's."""
 
+    asked_s = None
+
     def take(self, timeout_s):
+        self.asked_s = timeout_s if self.asked_s is None else self.asked_s
         return super().take(0.0)
+
+    def first_asked_s(self, call):
+        """How long the first look into the inbox during `call` was ready to wait."""
+        self.asked_s = None
+        call()
+        return self.asked_s
 
 
 class DirectLine(Link):

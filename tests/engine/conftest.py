@@ -1,5 +1,6 @@
 """Models for the engine's tests: tiny random ones, and the real default model."""
 
+import jaxtyping
 import pytest
 import torch
 
@@ -25,3 +26,12 @@ def tiny_model(tiny_folder):
     return load_model(
         tiny_folder, dtype=torch.float32, device=torch.device("cpu"), attention_backend="torch", block_size=BLOCK_SIZE
     )
+
+
+@pytest.fixture(scope="module")
+def as_users_call_it():
+    """Without the type checks that the tests add to every call: what is of a wrong type comes as far as it does for users."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)

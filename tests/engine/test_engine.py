@@ -318,7 +318,7 @@ class TestDoor:
             ({"n": 0}, "n must be"),
             ({"top_k": -1}, "top_k must be"),
             ({"seed": -1}, "seed must be"),
-            ({"logprobs": 21}, "logprobs must be at most 20"),
+            ({"logprobs": 21}, "logprobs must be a whole number >= 0 and <= 20, or None, got 21"),
             ({"stop": ("",)}, "stop strings must be non-empty"),
             ({"stop_token_ids": (-1,)}, "stop_token_ids"),
         ],

@@ -1,13 +1,11 @@
 """`twophase bench disaggregation`: decodes while long prompts arrive, in one engine and in two, with the same cores.
 
-The command starts two ranks, which run this module. Rank 0 decodes with its half of the cores while rank 1 computes
+The command runs itself again in two ranks. Rank 0 decodes with its half of the cores while rank 1 computes
 prompts; in turns with that, rank 0 serves the same requests by itself with all cores, with whole prompts and with
 chunked ones. All sides have the same model, requests and block size; medians over rounds are compared.
 """
 
-import json
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -19,14 +17,11 @@ from twophase.bench.machine import num_usable_cores, record_machine
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase.distributed.disaggregation import DecodeEngine, disaggregated
-from twophase.distributed.launch import run_local
 from twophase.engine.engine import Engine
 from twophase.engine.llm import LLM
 from twophase.scheduling.policies import ChunkedPrefillPolicy, ContinuousPolicy, PriorityPolicy
 from twophase.scheduling.policy import Policy
 
-TIMEOUT_S = 1800.0
-RESULT = "result: "  # begins the line in which rank 0 hands its report over
 NUM_RANKS = 2
 WHOLE, CHUNKED, APART = "one engine, whole prompts", "one engine, chunks of 64", "two engines"
 POLICIES: dict[str, Policy] = {WHOLE: ContinuousPolicy(), CHUNKED: ChunkedPrefillPolicy(64), APART: PriorityPolicy()}
@@ -120,14 +115,6 @@ class DisaggregationReport:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "DisaggregationReport":
-        cases = tuple(
-            CaseResult(case["name"], case["num_requests"], tuple(ModeResult(**mode) for mode in case["modes"]))
-            for case in values["cases"]
-        )
-        return cls(**(values | {"cases": cases, "transfer": TransferResult(**values["transfer"])}))
-
     def to_text(self) -> str:
         return "\n".join(self._lines())
 
@@ -164,23 +151,8 @@ class DisaggregationReport:
         )
 
 
-def bench_disaggregation(model: str, quick: bool, **options: str) -> DisaggregationReport:
-    """Start the two ranks and return rank 0's report.
-
-    Raises:
-        LaunchError: A rank failed; has what it said.
-    """
-    arguments = json.dumps({"model": model, "quick": quick, **options})
-    ranks = run_local("twophase.bench.disaggregation", NUM_RANKS, [arguments], TIMEOUT_S)
-    line = next(line for line in ranks[0].stdout.splitlines() if line.startswith(RESULT))
-    return DisaggregationReport.from_dict(json.loads(line.removeprefix(RESULT)))
-
-
-# -- in the ranks
-
-
-def _measure(model: str, quick: bool, **options: Any) -> DisaggregationReport | None:
-    """The report in rank 0; None in the other, which serves until it is done."""
+def bench_disaggregation(model: str, quick: bool, **options: Any) -> DisaggregationReport | None:
+    """To be called in each of `NUM_RANKS` ranks: the report in rank 0; None in the other, which serves until then."""
     limits: dict[str, Any] = {
         "num_kv_blocks": 512,
         "max_num_seqs": 32,
@@ -281,14 +253,3 @@ def _transfer(apart: LLM, case: Case, num_rounds: int) -> TransferResult:
         transfer_share=total_s / sum(record.compute_s for record in records),
         hidden_share=sum(record.send_s - record.late_s for record in records) / total_s,
     )
-
-
-def main(argv: Sequence[str]) -> None:
-    """One rank of the benchmark."""
-    report = _measure(**json.loads(argv[0]))
-    if report is not None:
-        print(RESULT + json.dumps(report.to_dict()))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

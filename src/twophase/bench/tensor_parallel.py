@@ -1,13 +1,11 @@
 """`twophase bench tensor-parallel`: one process against N that share the model, with the same cores for both sides.
 
-The command starts N ranks, which run this module. Rank 0 opens both engines: the shared one, with its share of the
+The command runs itself again in N ranks. Rank 0 opens both engines: the shared one, with its share of the
 cores, and one of its own, with all of them; the other ranks sleep while that one runs. They take turns, and medians of
 step times are compared, so that a slow minute of the machine hurts both.
 """
 
-import json
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,15 +15,12 @@ import torch
 from twophase.bench.machine import num_usable_cores, record_machine
 from twophase.core.outputs import StepTrace
 from twophase.core.sampling_params import SamplingParams
-from twophase.distributed.launch import run_local
 from twophase.distributed.peers import Traffic
 from twophase.distributed.tensor_parallel import DriverRunner
 from twophase.engine.llm import LLM
 from twophase.model.weights import ModelWeights
 
 KIB, MIB = 1024, 1024**2
-TIMEOUT_S = 1800.0
-RESULT = "result: "  # begins the line in which rank 0 hands its report over
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +82,6 @@ class TensorParallelReport:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "TensorParallelReport":
-        cases = tuple(CaseResult(**case) for case in values["cases"])
-        return cls(**(values | {"cases": cases}))
-
     def to_text(self) -> str:
         return "\n".join(self._lines())
 
@@ -112,24 +102,12 @@ class TensorParallelReport:
         yield f"K/V of a token there: {_part(self.rank_kv_bytes_per_token, self.kv_bytes_per_token, KIB)} KiB"
 
 
-def bench_tensor_parallel(model: str, size: int, quick: bool, **options: str) -> TensorParallelReport:
-    """Start the ranks and return rank 0's report.
-
-    Raises:
-        LaunchError: A rank failed; has what it said.
-    """
-    arguments = json.dumps({"model": model, "size": size, "quick": quick, **options})
-    ranks = run_local("twophase.bench.tensor_parallel", size, [arguments], TIMEOUT_S)
-    line = next(line for line in ranks[0].stdout.splitlines() if line.startswith(RESULT))
-    return TensorParallelReport.from_dict(json.loads(line.removeprefix(RESULT)))
-
-
 def _part(part: int, whole: int, unit: int) -> str:
     return f"{part / unit:,.1f} of {whole / unit:,.1f} ({1 - part / whole:.0%} saved)"
 
 
-def _measure(model: str, size: int, quick: bool, **options: Any) -> TensorParallelReport:
-    """In every rank; only rank 0 gets beyond the first line."""
+def bench_tensor_parallel(model: str, size: int, quick: bool, **options: Any) -> TensorParallelReport:
+    """To be called in each of `size` ranks; only rank 0 gets beyond the first line, and returns."""
     with LLM(model, tensor_parallel_size=size, num_kv_blocks=128, max_num_seqs=16, **options) as shared:
         alone = LLM(model, num_kv_blocks=128, max_num_seqs=16, **options)
         threads = {"alone": max(size, num_usable_cores() // size * size), "shared": torch.get_num_threads()}
@@ -207,12 +185,3 @@ def weight_bytes(weights: ModelWeights) -> int:
     for layer in weights.layers:
         linears += (layer.qkv, layer.o, layer.gate_up, layer.down)
     return weights.embed.nbytes + sum(each.weight.numel() * weights.dtype.itemsize for each in linears)
-
-
-def main(argv: Sequence[str]) -> None:
-    """One rank of the benchmark."""
-    print(RESULT + json.dumps(_measure(**json.loads(argv[0])).to_dict()))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

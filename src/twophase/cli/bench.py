@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from twophase.cli.generate import speculative_config
+from twophase.cli.ranks import check_shares, is_rank, run_in_ranks
 from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -150,6 +151,11 @@ def _speculative(args: argparse.Namespace) -> int:
 
 
 def _tensor_parallel(args: argparse.Namespace) -> int:
+    if args.size < 2:
+        raise ConfigError(f"--size must be at least 2, the processes that share a model, got {args.size}.")
+    if not is_rank():
+        check_shares(args.model, args.size)
+        return run_in_ranks(args, args.size)
     from twophase.bench.tensor_parallel import bench_tensor_parallel
 
     report = bench_tensor_parallel(
@@ -165,12 +171,16 @@ def _tensor_parallel(args: argparse.Namespace) -> int:
 
 
 def _disaggregation(args: argparse.Namespace) -> int:
-    from twophase.bench.disaggregation import bench_disaggregation
+    from twophase.bench.disaggregation import NUM_RANKS, bench_disaggregation
 
+    if not is_rank():
+        check_shares(args.model, 1)
+        return run_in_ranks(args, NUM_RANKS)
     report = bench_disaggregation(
         args.model, args.quick, device=args.device, dtype=args.dtype, attention_backend=args.backend
     )
-    _show(report, args)
+    if report is not None:
+        _show(report, args)
     return 0
 
 

@@ -2,13 +2,13 @@
 
 import argparse
 import json
-import math
 import os
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twophase.cli.arguments import read_standard_input, read_text
+from twophase.cli.ranks import check_shares, is_rank, run_in_ranks
 from twophase.core.errors import InvalidRequestError
 from twophase.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from twophase.core.sampling_params import SamplingParams
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
     from twophase.engine.llm import LLM
     from twophase.engine.prompts import Prompt
-
-
-EXIT_USAGE = 2  # as in cli/main.py
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,22 +41,12 @@ def run(args: argparse.Namespace) -> int:
     if args.stream and args.n != 1:
         raise InvalidRequestError(f"--stream shows one completion, got --n {args.n}; leave out one of the two.")
     num_ranks = 2 if args.disaggregate else args.tensor_parallel_size
-    if num_ranks > 1 and "RANK" not in os.environ:
-        return _start_ranks(args, num_ranks)
-    text = _read_prompt(args.prompt) if os.environ.get("RANK", "0") == "0" else ""
+    if num_ranks > 1 and not is_rank():
+        check_shares(args.model, args.tensor_parallel_size)
+        return run_in_ranks(args, num_ranks)
+    text = _read_prompt(args.prompt) if num_ranks == 1 or os.environ["RANK"] == "0" else ""
     with _open(args) as llm:
         return 0 if llm is None else _generate(llm, text, params, args)
-
-
-def _start_ranks(args: argparse.Namespace, num_ranks: int) -> int:
-    """Run this command again in processes that work together; rank 0 prints in our place."""
-    from twophase.distributed.launch import run_local
-
-    ranks = run_local("twophase", num_ranks, args.argv, timeout_s=math.inf, show_ranks=(0,), check=False)
-    for each in ranks[1:]:
-        if each.exit_code not in (0, EXIT_USAGE):  # what was asked for wrongly, rank 0 has said
-            print(each.stderr, end="", file=sys.stderr)
-    return next((code for code in (each.exit_code for each in ranks) if code), 0)
 
 
 def _generate(llm: "LLM", text: str, params: SamplingParams, args: argparse.Namespace) -> int:
@@ -93,12 +80,12 @@ def _complaint(completion: CompletionOutput, params: SamplingParams) -> str | No
 
 def _read_prompt(prompt: str) -> str:
     # The newline that ends a line of input is not part of the text: it would change the tokens.
-    return sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    return read_standard_input().removesuffix("\n") if prompt == "-" else prompt
 
 
 def _structured_outputs(args: argparse.Namespace) -> StructuredOutputs | None:
     if args.json_schema is not None:
-        return StructuredOutputs(json=Path(args.json_schema).read_text(encoding="utf-8"))
+        return StructuredOutputs(json=read_text("--json-schema", args.json_schema))
     if args.regex is not None:
         return StructuredOutputs(regex=args.regex)
     return None if args.choice is None else StructuredOutputs(choice=args.choice)

@@ -5,12 +5,15 @@ Nothing heavy is imported here, so `twophase --help` answers at once; a command'
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 
 from twophase import __version__
 from twophase.cli import grade, labs, plan, simulate
+from twophase.cli.arguments import text, whole
+from twophase.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from twophase.core.errors import (
     BackendUnavailableError,
     ConfigError,
@@ -18,12 +21,6 @@ from twophase.core.errors import (
     ModelFolderError,
     TwophaseError,
 )
-
-EXIT_OK = 0
-EXIT_FAILED = 1  # something broke while running
-EXIT_USAGE = 2  # what was asked for cannot be done; argparse uses the same code
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 USAGE_ERRORS = (BackendUnavailableError, ConfigError, InvalidRequestError, ModelFolderError)
 
@@ -33,6 +30,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. User errors become one message on stderr, never a traceback."""
     try:
+        _prepare_streams()
         args = build_parser().parse_args(argv)
         args.argv = sys.argv[1:] if argv is None else list(argv)
         exit_code = importlib.import_module(f"twophase.cli.{args.command}").run(args)
@@ -41,8 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone (`twophase ... | head`). Python flushes stdout once more at exit: let that go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()  # whoever read it has gone (`twophase ... | head`)
         return EXIT_BROKEN_PIPE
     except TwophaseError as error:
         _complain(error)
@@ -50,10 +47,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         _complain(error)
         return EXIT_FAILED
+    except MemoryError as error:
+        _complain(f"not enough memory ({error}); ask for less, such as fewer --num-kv-blocks.")
+        return EXIT_FAILED
 
 
-def _complain(error: Exception) -> None:
+def _prepare_streams() -> None:
+    """Any text can be printed, and no print goes astray.
+
+    A character that the terminal's encoding lacks is printed as an escape. Without standard error, what is printed
+    there would go to standard output.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (open until the end)
+    if sys.stdout is None:
+        raise ConfigError("standard output is closed, and the results go there; `> /dev/null` throws them away.")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _complain(error: Exception | str) -> None:
     print(f"twophase: {error}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except (AttributeError, OSError):  # closed, or full: that is what is complained of
+        _forget_output()
+
+
+def _forget_output() -> None:
+    """Python flushes standard output once more at exit: let that go nowhere."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -91,12 +116,14 @@ def _add_model(commands: "Commands[argparse.ArgumentParser]") -> None:
 
 def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
     generate = commands.add_parser("generate", help="continue a prompt")
-    generate.add_argument("prompt", metavar="PROMPT", help="the text to continue; '-' reads it from standard input")
+    generate.add_argument(
+        "prompt", type=text, metavar="PROMPT", help="the text to continue; '-' reads it from standard input"
+    )
     generate.add_argument("--chat", action="store_true", help="send it as a user's message through the chat template")
     _add_model_options(generate)
     generate.add_argument(
         "--tensor-parallel-size",
-        type=int,
+        type=whole(most=4096),
         default=1,
         metavar="N",
         help="share the model between N processes, started here unless torchrun has started them",
@@ -107,17 +134,25 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
         help="compute the prompt in one process and the tokens after the first in another, started here likewise",
     )
     sampling = generate.add_argument_group("sampling")
-    sampling.add_argument("--max-tokens", type=int, default=64, metavar="N", help="at most N new tokens (default 64)")
+    sampling.add_argument(
+        "--max-tokens", type=whole(), default=64, metavar="N", help="at most N new tokens (default 64)"
+    )
     sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
-    sampling.add_argument("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all")
+    sampling.add_argument(
+        "--top-k", type=whole(), default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all"
+    )
     sampling.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep this much probability mass")
     sampling.add_argument("--seed", type=int, metavar="S", help="makes sampling reproducible")
-    sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable")
-    sampling.add_argument("--n", type=int, default=1, metavar="N", help="completions of the prompt")
+    sampling.add_argument(
+        "--stop", type=text, action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable"
+    )
+    sampling.add_argument("--n", type=whole(most=100_000), default=1, metavar="N", help="completions of the prompt")
     _add_structured_outputs(generate)
     memory = generate.add_argument_group("what a token sees")
-    memory.add_argument("--sliding-window", type=int, metavar="W", help="the last W tokens (default: the model's own)")
-    memory.add_argument("--attention-sinks", type=int, default=0, metavar="S", help="and the first S; 4 are usual")
+    memory.add_argument(
+        "--sliding-window", type=whole(), metavar="W", help="the last W tokens (default: the model's own)"
+    )
+    memory.add_argument("--attention-sinks", type=whole(), default=0, metavar="S", help="and the first S; 4 are usual")
     _add_speculative(generate.add_argument_group("speculative decoding"), default=None)
     output = generate.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="one JSON object instead of text")
@@ -129,8 +164,10 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
 def _add_structured_outputs(generate: argparse.ArgumentParser) -> None:
     guided = generate.add_argument_group("the form of the text").add_mutually_exclusive_group()
     guided.add_argument("--json-schema", metavar="FILE", help="JSON that this JSON Schema accepts")
-    guided.add_argument("--regex", metavar="R", help="text that matches R as a whole")
-    guided.add_argument("--choice", action="append", metavar="TEXT", help="TEXT, or another choice; repeatable")
+    guided.add_argument("--regex", type=text, metavar="R", help="text that matches R as a whole")
+    guided.add_argument(
+        "--choice", type=text, action="append", metavar="TEXT", help="TEXT, or another choice; repeatable"
+    )
 
 
 def _add_speculative(options: argparse._ArgumentGroup, default: str | None) -> None:
@@ -142,7 +179,11 @@ def _add_speculative(options: argparse._ArgumentGroup, default: str | None) -> N
         f"(default {default or 'none'})",
     )
     options.add_argument(
-        "--num-speculative-tokens", type=int, default=4, metavar="K", help="guesses per step at most (default 4)"
+        "--num-speculative-tokens",
+        type=whole(most=1000),
+        default=4,
+        metavar="K",
+        help="guesses per step at most (default 4)",
     )
 
 
@@ -163,8 +204,12 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
     subjects = bench.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     engine = subjects.add_parser("engine", help="against transformers.generate on the same weights")
     _add_model_options(engine)
-    engine.add_argument("--threads", type=int, metavar="N", help="CPU threads for both sides (default: torch's choice)")
-    engine.add_argument("--repeats", type=int, default=3, metavar="N", help="runs per side; medians are reported")
+    engine.add_argument(
+        "--threads", type=whole(1, 4096), metavar="N", help="CPU threads for both sides (default: torch's choice)"
+    )
+    engine.add_argument(
+        "--repeats", type=whole(1, 1000), default=3, metavar="N", help="runs per side; medians are reported"
+    )
     kernels = subjects.add_parser("kernels", help="each Triton kernel against torch; needs CUDA")
     kernels.add_argument("--plot", metavar="FILE", help="write a picture (PNG, SVG or PDF by its ending)")
     scheduling = subjects.add_parser("scheduling", help="schedule() and block bookkeeping for 256 running requests")
@@ -173,19 +218,25 @@ def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
         help="what it saves, what it costs where it saves nothing, and what a clock tells strangers",
     )
     _add_model_options(prefixes)
-    prefixes.add_argument("--repeats", type=int, default=5, metavar="N", help="runs per side; medians are reported")
+    prefixes.add_argument(
+        "--repeats", type=whole(1, 1000), default=5, metavar="N", help="runs per side; medians are reported"
+    )
     speculative = subjects.add_parser("speculative", help="guessing tokens ahead: where it wins and where it loses")
     _add_model_options(speculative)
     _add_speculative(speculative.add_argument_group("speculative decoding"), default="ngram")
-    speculative.add_argument("--repeats", type=int, default=3, metavar="N", help="runs per way; medians are reported")
+    speculative.add_argument(
+        "--repeats", type=whole(1, 1000), default=3, metavar="N", help="runs per way; medians are reported"
+    )
     window = subjects.add_parser("window", help="a sliding window with and without sinks: memory, time, quality")
     _add_model_options(window)
-    window.add_argument("--window", type=int, metavar="W", help="keys that a query sees (default 256)")
-    window.add_argument("--sinks", type=int, metavar="S", help="first keys that stay visible (default 4)")
-    window.add_argument("--tokens", type=int, metavar="N", help="of the long text (default 4096)")
+    window.add_argument("--window", type=whole(), metavar="W", help="keys that a query sees (default 256)")
+    window.add_argument("--sinks", type=whole(), metavar="S", help="first keys that stay visible (default 4)")
+    window.add_argument("--tokens", type=whole(1), metavar="N", help="of the long text (default 4096)")
     parallel = subjects.add_parser("tensor-parallel", help="one process against N that share the model")
     _add_model_options(parallel)
-    parallel.add_argument("--size", type=int, default=2, metavar="N", help="processes that share it (default 2)")
+    parallel.add_argument(
+        "--size", type=whole(most=4096), default=2, metavar="N", help="processes that share it (default 2)"
+    )
     apart = subjects.add_parser("disaggregation", help="prompts and decodes in one engine against two")
     _add_model_options(apart)
     quick = (engine, kernels, scheduling, prefixes, speculative, window, parallel, apart)
@@ -213,7 +264,7 @@ def _add_quality_options(quality: argparse.ArgumentParser) -> None:
         metavar="FORMAT",
         help="what to judge: int8, fp8_e4m3, bfloat16 ... (default: int8 fp8_e4m3)",
     )
-    quality.add_argument("--tokens", type=int, metavar="N", help="tokens of prose (default: all, about 2,500)")
+    quality.add_argument("--tokens", type=whole(1), metavar="N", help="tokens of prose (default: all, about 2,500)")
     bounds = quality.add_argument_group("bounds; means count with their 95 %% confidence limit")
     bounds.add_argument(
         "--max-perplexity-ratio",
@@ -238,14 +289,14 @@ def _add_quality_options(quality: argparse.ArgumentParser) -> None:
     )
     bounds.add_argument(
         "--max-needles-lost",
-        type=int,
+        type=whole(),
         default=1,
         metavar="N",
         help="of 16 facts, those found before and not after (default 1: what a bfloat16 cache loses to a tie)",
     )
     bounds.add_argument(
         "--max-objects-lost",
-        type=int,
+        type=whole(),
         default=0,
         metavar="N",
         help="JSON answers valid before and not after, guided and free each (default 0: syntax is never a close call)",
@@ -274,7 +325,7 @@ def _add_serve_options(serve: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the workload's own)")
     load.add_argument("--cv", type=float, metavar="C", help="variation of the gaps between arrivals; 1 is Poisson")
-    load.add_argument("--requests", type=int, metavar="N", help="how many (default: the workload's own)")
+    load.add_argument("--requests", type=whole(1), metavar="N", help="how many (default: the workload's own)")
     load.add_argument(
         "--seed", type=int, default=0, metavar="S", help="fixes arrivals, lengths and prompts (default 0)"
     )
@@ -284,9 +335,9 @@ def _add_serve_options(serve: argparse.ArgumentParser) -> None:
     _add_model_options(serve)
     limits = serve.add_argument_group("the engine's limits (default: as LLM)")
     limits.add_argument("--policy", metavar="NAME", help=simulate.POLICY_HELP)
-    limits.add_argument("--num-kv-blocks", type=int, metavar="N", help="blocks in the pool")
-    limits.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences that run at once")
-    limits.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens computed in one step")
+    limits.add_argument("--num-kv-blocks", type=whole(), metavar="N", help="blocks in the pool")
+    limits.add_argument("--max-num-seqs", type=whole(), metavar="N", help="sequences that run at once")
+    limits.add_argument("--max-num-batched-tokens", type=whole(), metavar="N", help="tokens computed in one step")
     files = serve.add_argument_group("files to write")
     files.add_argument("--perfetto", metavar="FILE", help="a trace for ui.perfetto.dev (JSON)")
     files.add_argument("--prometheus", metavar="FILE", help="metrics as Prometheus text")

@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twophase.cli.arguments import whole
+
 if TYPE_CHECKING:
     from twophase.scheduling.scheduler import Scheduler
     from twophase.serving.workloads import Workload
@@ -19,6 +21,7 @@ DESCRIPTION = """Serve a workload on simulated engines: the real scheduler, unde
 printed. --validate measures how far the predictions for this machine are from the truth."""
 
 MEASURED = "measured"
+MOST_REPLICAS = 10_000
 POLICY_HELP = (
     "priority (default), chunked:max_tokens=N, continuous, prefill-first, static:batch_size=N, "
     "dynamic:batch_size=N,timeout_s=N, deadline"
@@ -35,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
     )
     load.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the workload's own)")
     load.add_argument("--cv", type=float, metavar="C", help="variation of the gaps between arrivals; 1 is Poisson")
-    load.add_argument("--requests", type=int, metavar="N", help="how many (default: the workload's own)")
+    load.add_argument("--requests", type=whole(1), metavar="N", help="how many (default: the workload's own)")
     load.add_argument("--day", type=float, metavar="SWING", help="let the rate follow the sun, by this share of it")
     load.add_argument("--seed", type=int, default=0, metavar="S", help="fixes arrivals and lengths (default 0)")
     engine = parser.add_argument_group("engines")
@@ -47,13 +50,17 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME",
         help="default: the built-in one; on a GPU llama-3-8b, llama-3-70b or any folder",
     )
-    engine.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="GPUs per engine (default 1)")
-    engine.add_argument("--replicas", type=int, default=1, metavar="N", help="engines (default 1)")
+    engine.add_argument(
+        "--tensor-parallel", type=whole(most=4096), default=1, metavar="N", help="GPUs per engine (default 1)"
+    )
+    engine.add_argument(
+        "--replicas", type=whole(most=MOST_REPLICAS), default=1, metavar="N", help="engines (default 1)"
+    )
     engine.add_argument("--router", default="least-outstanding", metavar="NAME", help="or round-robin")
     engine.add_argument("--policy", metavar="NAME", help=POLICY_HELP)
-    engine.add_argument("--num-kv-blocks", type=int, metavar="N", help="blocks in each engine's pool")
-    engine.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences that run at once")
-    engine.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens computed in one step")
+    engine.add_argument("--num-kv-blocks", type=whole(), metavar="N", help="blocks in each engine's pool")
+    engine.add_argument("--max-num-seqs", type=whole(), metavar="N", help="sequences that run at once")
+    engine.add_argument("--max-num-batched-tokens", type=whole(), metavar="N", help="tokens computed in one step")
     parser.add_argument("--calibrate", action="store_true", help="measure this machine anew")
     parser.add_argument("--validate", action="store_true", help="predicted against measured, on this machine")
     parser.add_argument(

@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass
 
+from twophase.core.rules import TEXT, apply_rules, number, optional, whole_number
 from twophase.core.sampling_params import SamplingParams
+
+RULES = {
+    "request_id": TEXT,
+    "arrival_s": number("a finite number of seconds"),
+    "priority": whole_number(note="(lower runs first)"),
+    "cache_salt": TEXT,
+    "ttft_slo_s": optional(number("a finite number of seconds >= 0", lambda x: x >= 0)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +28,10 @@ class Request:
         priority: Lower runs first; ties go by arrival.
         cache_salt: Requests share prefix-cache blocks only with requests of the same salt.
         ttft_slo_s: Its first token is wanted that many seconds after arrival; None: no wish. See `DeadlinePolicy`.
+
+    Raises:
+        InvalidRequestError: A field breaks its rule. A policy ranks by these numbers: one that is NaN, or no number,
+            could not be compared with the others, and the whole queue would suffer.
     """
 
     request_id: str
@@ -30,3 +43,6 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     ttft_slo_s: int | float | None = None
+
+    def __post_init__(self) -> None:
+        apply_rules(self, RULES)

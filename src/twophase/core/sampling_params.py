@@ -1,14 +1,34 @@
 """How the tokens of one request are chosen. Names and defaults follow vLLM's class of the same name."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from twophase.core.errors import InvalidRequestError
+from twophase.core.rules import FLAG, NON_EMPTY_TEXT, apply_rules, number, optional, several, whole_number
 from twophase.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
+# Beyond these a penalised logit may leave the range of float32, and what is drawn has no meaning any more.
+MIN_PENALTY, MAX_PENALTY = 0.01, 100.0
+
+RULES = {
+    "n": whole_number(at_least=1),
+    "temperature": number("a finite number >= 0 (0 is greedy)", lambda x: x >= 0),
+    "top_k": whole_number(at_least=0, note="(0 keeps every token)"),
+    "top_p": number("in (0, 1] (1 keeps every token)", lambda x: 0 < x <= 1),
+    "min_p": number("in [0, 1] (0 keeps every token)", lambda x: 0 <= x <= 1),
+    "repetition_penalty": number(
+        f"in [{MIN_PENALTY:g}, {MAX_PENALTY:g}] (1 is none)", lambda x: MIN_PENALTY <= x <= MAX_PENALTY
+    ),
+    "seed": optional(whole_number(at_least=0)),
+    "max_tokens": whole_number(at_least=1),
+    "stop": several(NON_EMPTY_TEXT, of_one=str, words="text or a list of texts (stop strings must be non-empty)"),
+    "stop_token_ids": several(whole_number(at_least=0), words="a list of token ids, whole numbers >= 0"),
+    "ignore_eos": FLAG,
+    "include_stop_str_in_output": FLAG,
+    "skip_special_tokens": FLAG,
+    "logprobs": optional(whole_number(at_least=0, at_most=MAX_LOGPROBS)),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +44,12 @@ class SamplingParams:
         top_k: Keep the k most likely tokens; 0 keeps all.
         top_p: Keep the smallest set of most likely tokens with at least this probability mass, in (0, 1].
         min_p: Drop tokens less likely than `min_p` times the most likely one, in [0, 1].
-        repetition_penalty: > 0; logits of tokens already seen are divided by it when positive, else multiplied
-            (CTRL, arXiv:1909.05858, section 4.1).
+        repetition_penalty: In [0.01, 100]; logits of tokens already seen are divided by it when positive, else
+            multiplied (CTRL, arXiv:1909.05858, section 4.1).
         seed: Makes the request's draws reproducible, alone or in any batch; None draws a fresh seed.
         max_tokens: Tokens to generate at most, >= 1.
-        stop: Strings that end the completion; the text is cut before the match.
-        stop_token_ids: Token ids that end the completion, besides the model's end-of-text ids.
+        stop: Strings that end the completion; the text is cut before the match. A string is a list of one, None is none.
+        stop_token_ids: Token ids that end the completion, besides the model's end-of-text ids; None is none.
         ignore_eos: Go on past the model's end-of-text ids (benchmarks).
         include_stop_str_in_output: Keep the matched stop string in the text.
         skip_special_tokens: Leave special tokens out of the text.
@@ -58,28 +78,7 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        _require_int("n", self.n, at_least=1)
-        _require_int("top_k", self.top_k, at_least=0)
-        _require_int("max_tokens", self.max_tokens, at_least=1)
-        if self.seed is not None:
-            _require_int("seed", self.seed, at_least=0)
-        if self.logprobs is not None:
-            _require_int("logprobs", self.logprobs, at_least=0)
-            if self.logprobs > MAX_LOGPROBS:
-                raise InvalidRequestError(f"logprobs must be at most {MAX_LOGPROBS}, got {self.logprobs}.")
-        _require("temperature", self.temperature, "a finite number >= 0 (0 is greedy)", lambda x: x >= 0)
-        _require("top_p", self.top_p, "in (0, 1] (1 keeps every token)", lambda x: 0 < x <= 1)
-        _require("min_p", self.min_p, "in [0, 1] (0 keeps every token)", lambda x: 0 <= x <= 1)
-        _require("repetition_penalty", self.repetition_penalty, "a finite number > 0 (1 is none)", lambda x: x > 0)
-        for stop in self.stop:
-            if not isinstance(stop, str) or not stop:
-                raise InvalidRequestError(f"stop strings must be non-empty text, got {stop!r}; leave it out instead.")
-        for token_id in self.stop_token_ids:
-            _require_int("each of stop_token_ids", token_id, at_least=0)
+        apply_rules(self, RULES)
         if self.structured_outputs is not None:
             self._check_structured_outputs()
 
@@ -99,14 +98,3 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
-
-
-def _require(name: str, value: Any, rule: str, holds: Callable[[float], bool]) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not holds(value):
-        raise InvalidRequestError(f"{name} must be {rule}, got {value!r}.")
-
-
-def _require_int(name: str, value: Any, *, at_least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise InvalidRequestError(f"{name} must be a whole number >= {at_least}, got {value!r}.")

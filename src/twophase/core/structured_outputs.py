@@ -1,13 +1,18 @@
 """What the text of an output must look like. The place of vLLM's `StructuredOutputsParams`, with its field names."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from twophase.core.errors import InvalidRequestError
+from twophase.core.rules import NON_EMPTY_TEXT, Rule, checked, shown
 
 KINDS = ("json", "regex", "choice")
+MAX_SCHEMA_DEPTH = 100  # objects and lists, one in the other; the grammar library gives up a little later
+# The grammar library's time grows with the square of what it has to choose among: these take half a second.
+MAX_CHOICES, MAX_CHOICE_CHARACTERS = 10_000, 100_000
+REGEX = Rule("a non-empty regular expression", NON_EMPTY_TEXT.read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +28,7 @@ class StructuredOutputs:
         regex: A regular expression in the syntax of Rust's `regex` crate, which is that of `re` without look-around,
             word boundaries and back-references; \\d, \\w and \\s mean ASCII. The output matches it as a whole, as with
             `re.fullmatch`.
-        choice: The output is one of these texts.
+        choice: The output is one of these texts: at most 10,000 of them, of 100,000 characters in all.
 
     Raises:
         InvalidRequestError: None or several are given; or one that could mean nothing.
@@ -42,10 +47,7 @@ class StructuredOutputs:
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
         elif self.regex is not None:
-            if not isinstance(self.regex, str) or not self.regex:
-                raise InvalidRequestError(
-                    f"structured_outputs.regex must be a non-empty regular expression, got {self.regex!r}."
-                )
+            checked("structured_outputs.regex", self.regex, REGEX)
         else:
             object.__setattr__(self, "choice", _checked_choice(self.choice))
 
@@ -60,10 +62,18 @@ def _schema_text(schema: Any) -> str:
     try:
         found = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(found)
+        too_deep = _is_deeper_than(MAX_SCHEMA_DEPTH, found)
+    except RecursionError:
+        too_deep = True
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(
             f"structured_outputs.json must be a JSON Schema, and this is not JSON: {error}."
         ) from error
+    if too_deep:
+        raise InvalidRequestError(
+            f"structured_outputs.json must be nested at most {MAX_SCHEMA_DEPTH} deep, and this schema is nested deeper; "
+            f"name its parts under '$defs' and refer to them by '$ref'."
+        )
     if not isinstance(found, Mapping):
         raise InvalidRequestError(
             f"structured_outputs.json must be a JSON Schema, an object such as {{'type': 'object'}}, got {text[:80]}."
@@ -71,10 +81,32 @@ def _schema_text(schema: Any) -> str:
     return text
 
 
+def _is_deeper_than(depth: int, value: Any) -> bool:
+    """Whether objects and lists are nested deeper than that. Looks no further, whatever the value is."""
+    level = [value]
+    for _ in range(depth + 1):
+        level = [part for each in level for part in _parts(each)]
+    return bool(level)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+
+
 def _checked_choice(choice: Any) -> tuple[str, ...]:
     if isinstance(choice, str) or not isinstance(choice, Sequence) or not choice:
-        raise InvalidRequestError(f"structured_outputs.choice must be a list of at least one text, got {choice!r}.")
-    for text in choice:
-        if not isinstance(text, str) or not text:
-            raise InvalidRequestError(f"each of structured_outputs.choice must be non-empty text, got {text!r}.")
-    return tuple(choice)
+        raise InvalidRequestError(
+            f"structured_outputs.choice must be a list of at least one text, got {shown(choice)}."
+        )
+    if len(choice) > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"structured_outputs.choice must have at most {MAX_CHOICES:,} texts, got {len(choice):,}; say what they "
+            f"have in common with regex, or choose in two steps."
+        )
+    texts = tuple(checked("each of structured_outputs.choice", text, NON_EMPTY_TEXT) for text in choice)
+    if (num_characters := sum(map(len, texts))) > MAX_CHOICE_CHARACTERS:
+        raise InvalidRequestError(
+            f"structured_outputs.choice must have at most {MAX_CHOICE_CHARACTERS:,} characters in all, got "
+            f"{num_characters:,}; let the model choose among short names for long texts."
+        )
+    return texts

@@ -11,7 +11,6 @@ engine and a K/V pool.
 """
 
 import itertools
-import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.distributed.channel import Channel, Inbox, Link
 from twophase.distributed.pages import Landing
-from twophase.distributed.peers import DEFAULT_STARTUP_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S, Peers
+from twophase.distributed.peers import DEFAULT_STARTUP_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S, Peers, place
 from twophase.distributed.prefill_worker import MAX_TRANSFERS, PrefillWorker
 from twophase.distributed.protocol import (
     AskTransfers,
@@ -83,6 +82,7 @@ class DecodeEngine:
         self._rank_of: dict[str, int] = {}  # of requests whose pages are not all here
         self._prefills: deque[Done] = deque(maxlen=MAX_TRANSFERS)
         self._answers: list[Transfers] = []
+        self._has_computed = False  # in the latest step
         self.lost: PeerLostError | None = None
         self._workers = self._meet(llm)
 
@@ -141,17 +141,21 @@ class DecodeEngine:
         seeded = replace(state.request.sampling_params, seed=state.seed)
         reserved = self._reserve()
         first_block = reserved.pop(request_id, None)
-        self._links[rank].send(Submit(request_id, state.request.prompt_token_ids, seeded, cache_salt, first_block))
+        # The request's own salt: it may have come inside of the prompt.
+        salt = state.request.cache_salt
+        self._links[rank].send(Submit(request_id, state.request.prompt_token_ids, seeded, salt, first_block))
         self._grant(reserved)
 
     def step(self) -> list[RequestOutput]:
         """Take in what has come, reserve blocks for what shall come, and decode one token of each running sequence."""
         try:
-            self._listen(0.0 if self._scheduler.has_runnable or not self._rank_of else IDLE_S)
+            self._listen(0.0 if self._has_computed or not self._rank_of else min(IDLE_S, self._engine.idle_s or IDLE_S))
         except PeerLostError as error:
             self._lose(error)
         self._grant(self._reserve())
+        num_steps = self._engine.stats().num_steps
         outputs = self._engine.step()
+        self._has_computed = self._engine.stats().num_steps > num_steps
         for output in outputs:
             if output.finished:
                 self._cancel(output.request_id)
@@ -296,7 +300,7 @@ def disaggregated(
         PeerLostError: In a prefill rank: rank 0 is gone. In rank 0: a peer did not come. (One that is lost later ends
             requests, not the block; see `DecodeEngine`.)
     """
-    rank, world_size = (int(os.environ.get(name, -1)) for name in ("RANK", "WORLD_SIZE"))
+    rank, local_rank, world_size = place()
     if world_size < 2:
         raise ConfigError(
             "disaggregation takes at least 2 processes, started by `torchrun --nproc-per-node 2 ...` or by "
@@ -312,7 +316,7 @@ def disaggregated(
     # A model's own window is a matter of attention alone here: this cache frees nothing before a sequence ends.
     options.setdefault("cache_factory", partial(CacheManager))
     if device == "auto" and torch.cuda.is_available():
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        device = f"cuda:{local_rank}"
     # Loading may take longer than a peer may be silent: join when it is done.
     llm = LLM(model, device=device, **(options | dict(prefill_options or {}) if rank else options))
     with Peers.join(llm.kv_cache.device, step_timeout_s=step_timeout_s, startup_timeout_s=startup_timeout_s) as peers:

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ SURVIVORS_S = 10.0  # after a rank has failed, the others may live this long to 
 KILLED_S = 10.0  # a killed process that is still there after this long hangs in the kernel
 POLL_S = 0.2
 TAIL_CHARACTERS = 2000  # of each rank's output in an error message
+STREAMS = ("stdout", "stderr")  # descriptors 1 and 2
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -42,8 +43,8 @@ class RankResult:
 
     Attributes:
         rank: Which.
-        exit_code: 0 is success; -9: killed by signal 9; -15: most likely by torchrun, because another rank had failed.
-            None: killed by `run_local`.
+        exit_code: 0 is success, and nothing else is; -9: killed by signal 9; -15: most likely by torchrun, because
+            another rank had failed. None: killed by `run_local`, or together with torchrun.
         stdout, stderr: What it printed; empty where its output was shown instead.
     """
 
@@ -98,8 +99,8 @@ def run_local(
         finally:
             _kill(process, folder)
         ranks = tuple(_result(folder, rank) for rank in range(world_size))
-    if check and (process.returncode != 0 or any(each.exit_code for each in ranks)):
-        why = _what_failed(ranks) if in_time else f"they did not end within {timeout_s:g} s"
+    if check and (process.returncode != 0 or any(each.exit_code != 0 for each in ranks)):
+        why = what_failed(ranks) if in_time else f"they did not end within {timeout_s:g} s"
         raise LaunchError(f"{world_size} processes ran {target}: {why}.{_tails(ranks)}")
     return ranks
 
@@ -184,9 +185,7 @@ def _result(folder: Path, rank: int) -> RankResult:
     codes = json.loads(_read(folder / "failures.json") or "{}")
     ended = _read(folder / f"{rank}.exit")
     exit_code = codes.get(str(rank), int(ended) if ended else None)
-    said = [next(folder.glob(f"logs/*/attempt_0/{rank}/{stream}.log"), None) for stream in ("stdout", "stderr")]
-    stdout, stderr = ("" if path is None else _read(path) for path in said)
-    return RankResult(rank, exit_code, stdout, stderr)
+    return RankResult(rank, exit_code, *(_read(folder / f"{rank}.{stream}") for stream in STREAMS))
 
 
 def _read(path: Path) -> str:
@@ -196,11 +195,11 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _what_failed(ranks: Sequence[RankResult]) -> str:
+def what_failed(ranks: Sequence[RankResult]) -> str:
     """The rank that failed, rather than one that torchrun ended because of it."""
     failed = {each.rank: each.exit_code for each in ranks if each.exit_code}
     if not failed:
-        return "torchrun was killed"
+        return "torchrun was killed or could not start them"
     rank = min(failed, key=lambda rank: failed[rank] == -signal.SIGTERM)
     if failed[rank] > 0:
         return f"rank {rank} failed with exit code {failed[rank]}"
@@ -222,11 +221,10 @@ def _agent(parent: str, folder: str, world_size: str, shown: str, *rest: str) ->
     from torch.distributed.run import main as torchrun
 
     logging.disable(logging.ERROR)  # torchrun's own report says no more than the caller's
-    collected = [rank for rank in range(int(world_size)) if str(rank) not in shown.split(",")]
     options = ["--standalone", "--nproc-per-node", world_size, "--shutdown-timeout", str(int(SURVIVORS_S))]
-    options += ["--log-dir", f"{folder}/logs", "--redirects", ",".join(f"{rank}:3" for rank in collected) or "0"]
+    options += ["--log-dir", f"{folder}/logs", "-m", "twophase.distributed.launch"]
     try:
-        torchrun([*options, "-m", "twophase.distributed.launch", "rank", str(os.getpid()), folder, *rest])
+        torchrun([*options, "rank", str(os.getpid()), folder, shown, *rest])
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         (Path(folder) / "failures.json").write_text(json.dumps(codes))
@@ -234,9 +232,12 @@ def _agent(parent: str, folder: str, world_size: str, shown: str, *rest: str) ->
     return 0
 
 
-def _rank(parent: str, folder: str, kind: str, target: str, *args: str) -> int:
+def _rank(parent: str, folder: str, shown: str, kind: str, target: str, *args: str) -> int:
     """Be one rank: run the target as __main__; leave a note of the process id, and of the exit code at the end."""
     rank = os.environ["RANK"]
+    if rank not in shown.split(","):  # not by torchrun's --redirects, which can name ten ranks only
+        for descriptor, stream in enumerate(STREAMS, start=1):
+            os.dup2(os.open(f"{folder}/{rank}.{stream}", os.O_WRONLY | os.O_CREAT), descriptor)
     (Path(folder) / f"{rank}.pid").write_text(str(os.getpid()))
     die_with_parent(int(parent))
     sys.argv = [target, *args]
@@ -281,4 +282,5 @@ def _watch(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit({"agent": _agent, "rank": _rank}[sys.argv[1]](*sys.argv[2:]))
+    roles: dict[str, Callable[..., int]] = {"agent": _agent, "rank": _rank}
+    sys.exit(roles[sys.argv[1]](*sys.argv[2:]))

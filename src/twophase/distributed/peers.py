@@ -12,8 +12,10 @@ worker may wait for ever and only the death of its driver wakes it.
 """
 
 import os
+import queue
 import re
 import signal
+import socket
 import threading
 import time
 from collections import defaultdict
@@ -35,6 +37,8 @@ FOR_EVER = timedelta(days=3650)
 ROLL_CALL_S = 1.0  # how long the survivors of a larger group listen for each other
 EXIT_TERMINATED = 143  # 128 + SIGTERM, as shells report it
 
+JOIN_GRACE_S = 1.0  # torch's own limit ends a join with a better reason
+MOST_PORT = 65_535
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -134,7 +138,7 @@ class Peers:
             ConfigError: No torchrun around this process, or a limit that is no positive number.
             PeerLostError: Somebody did not come in time.
         """
-        rank, local_rank, world_size = _place()
+        rank, local_rank, world_size = place()
         for name, value in (("step_timeout_s", step_timeout_s), ("startup_timeout_s", startup_timeout_s)):
             if not value > 0:
                 raise ConfigError(f"{name} must be a positive number of seconds, got {value}.")
@@ -311,15 +315,33 @@ class Peers:
         timer.start()
 
 
-def _place() -> tuple[int, int, int]:
-    """RANK, LOCAL_RANK and WORLD_SIZE of torchrun's environment."""
+def place() -> tuple[int, int, int]:
+    """RANK, LOCAL_RANK and WORLD_SIZE of torchrun's environment.
+
+    Raises:
+        ConfigError: One of its variables is missing, or has a value with which the ranks would never meet.
+    """
     missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
     if missing:
         raise ConfigError(
             f"this process was not started by torchrun: {', '.join(missing)} is not set. Start it with "
             f"`torchrun --nproc-per-node N ...`, or by twophase.distributed.launch.run_local."
         )
-    return int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
+    world_size = _whole("WORLD_SIZE", 1)
+    rank, local_rank = (_whole(name, 0, world_size - 1) for name in ("RANK", "LOCAL_RANK"))
+    _whole("MASTER_PORT", 1, MOST_PORT)
+    return rank, local_rank, world_size
+
+
+def _whole(name: str, least: int, most: int | None = None) -> int:
+    """A variable's number."""
+    text = os.environ[name]
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least or (most is not None and int(text) > most):
+        limits = f"of at least {least}" if most is None else f"in [{least}, {most}]"
+        raise ConfigError(
+            f"the environment variable {name} must be a whole number {limits}, got {text!r}; leave it to torchrun."
+        )
+    return int(text)
 
 
 def _device(device: str | torch.device, local_rank: int) -> torch.device:
@@ -339,9 +361,11 @@ def _device(device: str | torch.device, local_rank: int) -> torch.device:
 
 def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
     """The key-value store of the group, once every rank has signed in; tells by name who has not come."""
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    others = tuple(each for each in range(world_size) if each != rank)
     limit = timedelta(seconds=limit_s)
     try:
-        store, _, _ = next(dist.rendezvous("env://", timeout=limit))
+        store = _within(limit_s, lambda: _store(address, port, limit))
         # torchrun's store outlives a group: the notes of an earlier one, left since, must not be taken for this one's.
         store = dist.PrefixStore(f"twophase/{store.add(f'twophase/joins/{rank}', 1)}", store)
         store.set(f"here/{rank}", "")
@@ -351,9 +375,53 @@ def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
         except dist.DistStoreError:  # the limit is over
             absent = tuple(each for each in range(world_size) if not store.check([f"here/{each}"]))
     except RuntimeError as error:
-        others = tuple(each for each in range(world_size) if each != rank)
         raise PeerLostError(others, "the ranks to meet", limit_s, _reason(error)) from error
+    except TimeoutError as error:
+        reason = f"{address}:{port} (MASTER_ADDR and MASTER_PORT) does not answer as rank 0 would"
+        raise PeerLostError(others, "the ranks to meet", limit_s, reason) from error
     raise PeerLostError(absent, "all ranks to start", limit_s, "it has not come")
+
+
+def _store(address: str, port: str, limit: timedelta) -> Any:
+    """torchrun's key-value store, or that which rank 0 opens here.
+
+    Raises:
+        ConfigError: The address or the port cannot be used.
+        RuntimeError: From torch: nobody is there.
+    """
+    try:
+        socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"MASTER_ADDR must be a host that can be found, got {address!r}: {error}.") from error
+    try:
+        return next(dist.rendezvous("env://", timeout=limit))[0]
+    except dist.DistNetworkError as error:
+        if "failed to listen" not in str(error):
+            raise
+        raise ConfigError(
+            f"rank 0 cannot listen on port {port} (MASTER_PORT), which is in use or not allowed ({_reason(error)}); "
+            f"start all ranks with another one."
+        ) from error
+
+
+def _within(limit_s: int | float, call: Callable[[], Any]) -> Any:
+    """`call()`, or a TimeoutError soon after the limit: torch waits for ever for a server that is no store."""
+    ends: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            ends.put((call(), None))
+        except Exception as error:
+            ends.put((None, error))
+
+    threading.Thread(target=run, name="twophase joins", daemon=True).start()
+    try:
+        result, error = ends.get(timeout=limit_s + JOIN_GRACE_S)
+    except queue.Empty:
+        raise TimeoutError from None
+    if error is not None:
+        raise error
+    return result
 
 
 def _reason(error: RuntimeError) -> str:

@@ -81,6 +81,7 @@ class PrefillWorker:
         self._inbox = inbox
         self._outgoing: dict[str, Outgoing] = {}
         self._clocks: deque[TransferClock] = deque(maxlen=MAX_TRANSFERS)
+        self._has_computed = False  # in the latest turn
         if not isinstance(llm.runner, ModelRunner):
             raise ConfigError("pages are sent by the process that computes them, so an engine must have one rank.")
         llm.runner.watch = self._sending
@@ -100,17 +101,23 @@ class PrefillWorker:
                 self._drop(request_id)
 
     def turn(self, timeout_s: int | float = 0.0) -> bool:
-        """Hear what came and take a step; with nothing to compute, wait up to `timeout_s`. False after a Bye."""
-        item = self._inbox.take(0.0 if self._scheduler.has_runnable else timeout_s)
+        """Hear what came and take a step. False after a Bye.
+
+        If the last turn could compute nothing, because there is no prompt or no room for one, wait up to `timeout_s`
+        for a message, or as long as the policy waits.
+        """
+        item = self._inbox.take(0.0 if self._has_computed else min(timeout_s, self._engine.idle_s or timeout_s))
         while item is not None:
             if isinstance(item[1], Bye):
                 self._link.send(Bye())
                 return False
             self._hear(item[1])
             item = self._inbox.take(0.0)
+        num_steps = self._engine.stats().num_steps
         if self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 self._finish(output)
+        self._has_computed = self._engine.stats().num_steps > num_steps
         return True
 
     # -- messages

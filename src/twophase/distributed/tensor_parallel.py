@@ -30,7 +30,7 @@ from torch import Tensor
 from twophase.core.errors import ConfigError, PeerLostError
 from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
 from twophase.distributed.messages import FIRST_INTS, Kind, Work, decode, encode, num_ints
-from twophase.distributed.peers import Peers, Traffic
+from twophase.distributed.peers import Peers, Traffic, place
 from twophase.distributed.sharding import Shard
 from twophase.engine.interrupts import Uninterrupted
 from twophase.engine.runner import ModelRunner, Runner
@@ -66,13 +66,13 @@ class Team:
         if size == 1:
             return cls(config, device, None)
         Shard(config, 0, size)  # whatever is wrong with it should not cost a start of all ranks
-        peers = Peers.join(device.type if device.index is None else device, step_timeout_s=timeout_s)
-        if peers.world_size != size:
-            peers.close()
+        _, _, world_size = place()
+        if world_size != size:
             raise ConfigError(
-                f"tensor_parallel_size {size} needs as many processes, and torchrun started {peers.world_size}; "
+                f"tensor_parallel_size {size} needs as many processes, and torchrun started {world_size}; "
                 f"make --nproc-per-node the same."
             )
+        peers = Peers.join(device.type if device.index is None else device, step_timeout_s=timeout_s)
         return cls(config, device, peers)
 
     @property

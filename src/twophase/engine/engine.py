@@ -115,7 +115,7 @@ class Engine:
         Raises:
             InvalidRequestError: It could never be served as asked; nothing has changed.
         """
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
         token_ids, text = token_ids_of(prompt, self._codec, self._vocab_size)
         check_params(params, self._codec, self._vocab_size)
         grammar = compile_grammar(params, self._guidance)
@@ -127,12 +127,17 @@ class Engine:
             eos_token_ids=self._eos_token_ids,
             prompt=text,
             priority=priority,
-            cache_salt=cache_salt or cache_salt_of(prompt),
+            cache_salt=cache_salt_of(prompt) if cache_salt == "" else cache_salt,
             ttft_slo_s=ttft_slo_s,
         )
-        state = RequestState.start(request, stream, self._codec, grammar)
         with Uninterrupted():
+            # Before the state, which has a part for each of the n completions: only now is n known to be possible.
             (self._scheduler.expect if is_prefilled_elsewhere else self._scheduler.add)(request)
+            try:
+                state = RequestState.start(request, stream, self._codec, grammar)
+            except BaseException:
+                self._scheduler.abort(request_id)
+                raise
             self._requests[request_id] = state
             # Only now: a request that was refused draws no seed, so it does not change those of the others.
             state.seed = self._seeds.getrandbits(63) if params.seed is None else params.seed

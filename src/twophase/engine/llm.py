@@ -19,6 +19,7 @@ from twophase.cache.manager import CacheManager
 from twophase.cache.window import SlidingWindow
 from twophase.core.errors import ConfigError, InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
+from twophase.core.rules import items_of, shown
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
 from twophase.distributed.peers import DEFAULT_STEP_TIMEOUT_S
@@ -267,11 +268,11 @@ class LLM:
         Raises:
             InvalidRequestError: One of the requests could never be served; none is run.
         """
-        several = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or SamplingParams()] * len(several)
-        else:
-            params = list(sampling_params)
+        several = _listed("prompts", prompts, (str, Mapping))
+        params: list[Any] = [None] * len(several)
+        if sampling_params is not None:
+            params = _listed("sampling_params", sampling_params, SamplingParams)
+            params *= len(several) if isinstance(sampling_params, SamplingParams) else 1
         if len(params) != len(several):
             raise InvalidRequestError(
                 f"sampling_params must be one for all prompts or one for each, got {len(params)} for {len(several)}."
@@ -300,7 +301,9 @@ class LLM:
         """
         if self.tokenizer is None:
             raise InvalidRequestError("chat needs the model's tokenizer, but skip_tokenizer_init=True left it out.")
-        conversations: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        conversations = _listed("messages", messages)
+        if conversations and isinstance(conversations[0], Mapping):
+            conversations = [conversations]
         prompts = [{"prompt_token_ids": self.tokenizer.apply_chat_template(each)} for each in conversations]
         return self.generate(prompts, sampling_params, use_tqdm)
 
@@ -314,8 +317,8 @@ class LLM:
             InvalidRequestError: As `generate`; or more than one completion is asked for.
             GenerationError: The request failed while it ran.
         """
-        params = sampling_params or SamplingParams()
-        if params.n != 1:
+        params = SamplingParams() if sampling_params is None else sampling_params
+        if isinstance(params, SamplingParams) and params.n != 1:
             raise InvalidRequestError(f"a stream has one completion, so n must be 1, got {params.n}; use generate.")
         request_id = self._new_id()
         num_shown = 0
@@ -371,6 +374,16 @@ class LLM:
             for request_id in request_ids:
                 self.engine.abort(request_id)
                 self._latest.pop(request_id, None)
+
+
+def _listed(name: str, value: Any, one: type | tuple[type, ...] = ()) -> list[Any]:
+    """One or several, as a list. Raises InvalidRequestError for what cannot be listed."""
+    if isinstance(value, one):
+        return [value]
+    try:
+        return list(items_of(value))
+    except TypeError as error:
+        raise InvalidRequestError(f"{name} must be one or a list of several, got {shown(value)}.") from error
 
 
 def resolve_device(option: str | torch.device) -> torch.device:

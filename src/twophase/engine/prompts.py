@@ -1,10 +1,10 @@
 """What a user may pass as a prompt, turned into token ids; and what only the engine can check at the door."""
 
-from collections.abc import Iterable, Mapping
-from numbers import Integral
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from twophase.core.errors import InvalidRequestError
+from twophase.core.rules import TEXT, checked, items_of, read_int, shown
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.detokenizer import TextDecoder
 from twophase.engine.guidance import Grammar, Guidance
@@ -26,19 +26,20 @@ def token_ids_of(prompt: Prompt, codec: TextCodec | None, vocab_size: int) -> tu
         InvalidRequestError: It is neither text nor a mapping with one of "prompt" and "prompt_token_ids", it is text
             and there is no tokenizer, it is empty, or an id is not in the vocabulary.
     """
-    if isinstance(prompt, Mapping) and set(prompt) - {"cache_salt"} == {"prompt"} and isinstance(prompt["prompt"], str):
-        prompt = prompt["prompt"]
+    if isinstance(prompt, Mapping) and set(prompt) - {"cache_salt"} == {"prompt"}:
+        prompt = checked('prompt["prompt"]', prompt["prompt"], TEXT)
     if isinstance(prompt, str):
         if codec is None:
             raise InvalidRequestError(
                 "the engine has no tokenizer (skip_tokenizer_init, or a model folder without one), so a prompt must be "
                 "{'prompt_token_ids': [...]}, got text."
             )
-        return _checked(codec.encode(prompt), vocab_size, f"the text {prompt!r}"[:80]), prompt
+        text = checked("a prompt", prompt, TEXT)
+        return _checked_ids(codec.encode(text), vocab_size, f"the text {shown(text)}"), text
     if not isinstance(prompt, Mapping) or set(prompt) - {"cache_salt"} != {"prompt_token_ids"}:
-        got = f"a mapping with keys {sorted(map(str, prompt))}" if isinstance(prompt, Mapping) else repr(prompt)[:80]
+        got = f"a mapping with keys {sorted(map(str, prompt))}" if isinstance(prompt, Mapping) else shown(prompt)
         raise InvalidRequestError(f"a prompt is text or {{'prompt_token_ids': [...]}}, got {got}.")
-    return _checked(prompt["prompt_token_ids"], vocab_size, "an empty list of ids"), None
+    return _checked_ids(prompt["prompt_token_ids"], vocab_size, "an empty list of ids"), None
 
 
 def cache_salt_of(prompt: Prompt) -> str:
@@ -47,36 +48,46 @@ def cache_salt_of(prompt: Prompt) -> str:
     Raises:
         InvalidRequestError: It is no text.
     """
-    salt = prompt.get("cache_salt", "") if isinstance(prompt, Mapping) else ""
-    if not isinstance(salt, str):
-        raise InvalidRequestError(f"cache_salt must be text, got {salt!r}.")
-    return salt
+    return checked("cache_salt", prompt.get("cache_salt", ""), TEXT) if isinstance(prompt, Mapping) else ""
 
 
-def _checked(token_ids: Iterable[Any], vocab_size: int, source: str) -> tuple[int, ...]:
-    checked = tuple(token_ids)
-    if not checked:
+def _checked_ids(given: Any, vocab_size: int, source: str) -> tuple[int, ...]:
+    try:
+        listed = tuple(items_of(given))
+    except TypeError as error:
+        raise InvalidRequestError(
+            f"prompt_token_ids must be a list of token ids, whole numbers in [0, {vocab_size}), got {shown(given)}."
+        ) from error
+    if not listed:
         raise InvalidRequestError(f"the prompt must have at least one token, got none from {source}.")
-    for position, token_id in enumerate(checked):
-        # Integral: NumPy's integers are welcome too.
-        if not isinstance(token_id, Integral) or isinstance(token_id, bool) or not 0 <= int(token_id) < vocab_size:
-            raise InvalidRequestError(
-                f"token ids must be whole numbers in [0, {vocab_size}), the model's vocabulary; got {token_id!r} at "
-                f"position {position}. Was the prompt made with another model's tokenizer?"
-            )
-    return tuple(map(int, checked))
+    return tuple(_checked_id(token_id, position, vocab_size) for position, token_id in enumerate(listed))
+
+
+def _checked_id(given: Any, position: int, vocab_size: int) -> int:
+    try:
+        token_id = read_int(given)
+        if 0 <= token_id < vocab_size:
+            return token_id
+    except TypeError:
+        pass
+    raise InvalidRequestError(
+        f"token ids must be whole numbers in [0, {vocab_size}), the model's vocabulary; got {shown(given)} at position "
+        f"{position}. Was the prompt made with another model's tokenizer?"
+    )
 
 
 def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: int) -> None:
-    """Raises InvalidRequestError for a stop that could never be met."""
+    """Raises InvalidRequestError for what are no parameters, and for a stop that could never be met."""
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError(f"sampling parameters must be SamplingParams(...), got {shown(params)}.")
     if params.stop and codec is None:
         raise InvalidRequestError(
-            f"stop strings need a tokenizer, and the engine has none, got {list(params.stop)}; use stop_token_ids."
+            f"stop strings need a tokenizer, and the engine has none, got {shown(list(params.stop))}; use stop_token_ids."
         )
     for token_id in params.stop_token_ids:
         if token_id >= vocab_size:
             raise InvalidRequestError(
-                f"stop_token_ids must be in the vocabulary, [0, {vocab_size}), got {token_id}: it could never stop."
+                f"stop_token_ids must be in the vocabulary, [0, {vocab_size}), got {shown(token_id)}: it could never stop."
             )
 
 

@@ -82,7 +82,7 @@ def _penalise(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[
     seen_ids = np.fromiter(chain.from_iterable(row.token_ids for _, row in penalised), np.int64, sum(lengths))
     token_ids = torch.from_numpy(seen_ids).to(logits.device)
     row_ids = torch.tensor([r for r, _ in penalised]).repeat_interleave(torch.tensor(lengths)).to(logits.device)
-    penalties = torch.tensor([row.params.repetition_penalty for _, row in penalised])
+    penalties = torch.tensor([row.params.repetition_penalty for _, row in penalised], dtype=torch.float32)
     penalty = penalties.repeat_interleave(torch.tensor(lengths)).to(logits.device)
     scores = logits.clone()
     seen = logits[row_ids, token_ids]
@@ -125,10 +125,11 @@ def _draw_random(
     """Temperature, truncation and the draws of the rows listed in `random`, in row order."""
     device = scores.device
     params = [rows[r].params for r in random]
-    # The smallest normal number, where 0 would divide 0 by 0.
-    temperature = [max(p.temperature, torch.finfo(torch.float32).tiny) for p in params]
+    # Within float32: 0 would divide 0 by 0, and inf a forbidden token's -inf, either of which is NaN.
+    tiny, huge = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+    temperature = torch.tensor([min(max(p.temperature, tiny), huge) for p in params], dtype=torch.float32)
     # Relative to the best token, so that no temperature can overflow: 0 stays 0 and the rest may reach -inf.
-    relative = scores[random].sub_(best[random][:, None]).div_(torch.tensor(temperature, device=device)[:, None])
+    relative = scores[random].sub_(best[random][:, None]).div_(temperature.to(device)[:, None])
     weights = threshold(relative.clamp_min_(MIN_SCORE).exp_(), math.exp(MIN_SCORE) * (1 + 1e-6), 0.0)
     truncate(weights, params)
 
@@ -148,7 +149,7 @@ def truncate(weights: Float[Tensor, "R V"], params: Sequence[SamplingParams]) ->
     sorting = [r for r, p in enumerate(params) if 0 < p.top_k < vocab_size or p.top_p < 1]
     if not sorting and not any(p.min_p for p in params):
         return
-    lowest = torch.tensor([p.min_p for p in params], device=weights.device)
+    lowest = torch.tensor([p.min_p for p in params], dtype=torch.float32, device=weights.device)
     if sorting:
         chosen = weights if len(sorting) == len(params) else weights[sorting]
         lowest[sorting] = lowest[sorting].maximum(_top_k_top_p(chosen, [params[r] for r in sorting]))

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, final
 from tokenizers import Tokenizer as FastTokenizer
 
 from twophase.core.errors import InvalidRequestError, ModelFolderError
+from twophase.core.rules import items_of, read_text
 from twophase.model.config import read_json_object
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -87,20 +88,19 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise InvalidRequestError("This model has no chat template; give it plain text instead of messages.")
-        import jinja2
-
+        sandbox = _sandbox()
         try:
-            template = _sandbox().from_string(self.chat_template)
-            return template.render(
-                messages=list(messages),
+            text = sandbox.from_string(self.chat_template).render(
+                messages=list(items_of(messages)),
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self.special_tokens,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+            return read_text(text)
+        except Exception as error:  # a template is a program, and may fail in any way
             raise InvalidRequestError(
-                f"The model's chat template failed on these messages: {error}. "
+                f"The model's chat template failed on these messages: {str(error) or type(error).__name__}. "
                 "Each must be a dict with 'role' and 'content'; roles must come in the order the model was trained on."
             ) from error
 

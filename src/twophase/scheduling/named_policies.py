@@ -15,6 +15,8 @@ from twophase.scheduling.policies import (
 )
 from twophase.scheduling.policy import Policy
 
+MOST = 1e9  # of a parameter; neither infinity nor NaN is below it
+
 POLICIES: Mapping[str, type] = {
     "priority": PriorityPolicy,
     "chunked": ChunkedPrefillPolicy,
@@ -49,12 +51,22 @@ def usage(name: str) -> str:
 
 
 def _parameter(name: str, part: str) -> tuple[str, int | float]:
-    key, _, value = part.partition("=")
-    if key not in {field.name for field in fields(POLICIES[name])}:
+    key, _, text = part.partition("=")
+    types = {field.name: field.type for field in fields(POLICIES[name])}
+    if key not in types:
         raise ConfigError(f"policy {name!r} has no parameter {key!r}: write {usage(name)}.")
+    value = _number(text)
+    if value is None or not abs(value) <= MOST:
+        raise ConfigError(f"{key} of policy {name!r} must be a number of at most {MOST:g}, got {text!r}.")
+    if isinstance(value, float) and "float" not in str(types[key]):
+        raise ConfigError(f"{key} of policy {name!r} must be a whole number, got {text!r}.")
+    return key, value
+
+
+def _number(text: str) -> int | float | None:
     for kind in (int, float):
         try:
-            return key, kind(value)
+            return kind(text)
         except ValueError:
             continue
-    raise ConfigError(f"{key} of policy {name!r} must be a number, got {value!r}.")
+    return None

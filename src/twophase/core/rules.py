@@ -1,0 +1,156 @@
+"""What a field may hold: one rule each, in a table beside the record that keeps it, read when the record is made.
+
+A rule says in words what it allows, and how a value is read: it returns what is kept (a NumPy scalar becomes a plain
+number, a list a tuple) and raises if the value breaks it. NumPy's and PyTorch's scalars are numbers, 0-d arrays too; a
+bool is none, and neither is text.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from numbers import Real
+from typing import Any, NamedTuple
+
+from twophase.core.errors import InvalidRequestError
+
+MAX_SHOWN = 80  # characters of a value in a message
+
+
+class Rule(NamedTuple):
+    """`words` completes "<name> must be ..."; `read` returns the value as it is kept, or raises."""
+
+    words: str
+    read: Callable[[Any], Any]
+
+
+def apply_rules(record: Any, rules: Mapping[str, Rule]) -> None:
+    """Read the fields of a frozen record, each by its rule.
+
+    Raises:
+        InvalidRequestError: A field breaks its rule; names it, the rule and the value.
+    """
+    for name, rule in rules.items():
+        object.__setattr__(record, name, checked(name, getattr(record, name), rule))
+
+
+def checked(name: str, value: Any, rule: Rule) -> Any:
+    """The value as it is kept. Raises InvalidRequestError if it breaks the rule."""
+    try:
+        return rule.read(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequestError(f"{name} must be {rule.words}, got {shown(value)}.") from error
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: on one line, not too long, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"  # an int of 10,000 digits, or an object that cannot be shown
+    text = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def whole_number(at_least: int | None = None, at_most: int | None = None, note: str = "") -> Rule:
+    bounds = [f">= {at_least}"] * (at_least is not None) + [f"<= {at_most}"] * (at_most is not None)
+
+    def read(value: Any) -> int:
+        number = read_int(value)
+        _require((at_least is None or number >= at_least) and (at_most is None or number <= at_most))
+        return number
+
+    return Rule(" ".join(["a whole number", " and ".join(bounds), note]).replace("  ", " ").strip(), read)
+
+
+def number(words: str, holds: Callable[[float], bool] = lambda x: True) -> Rule:
+    """A finite number for which `holds` is true."""
+
+    def read(value: Any) -> float:
+        found = read_float(value)
+        _require(math.isfinite(found) and holds(found))
+        return found
+
+    return Rule(words, read)
+
+
+def optional(rule: Rule) -> Rule:
+    return Rule(f"{rule.words}, or None", lambda value: None if value is None else rule.read(value))
+
+
+def several(rule: Rule, of_one: type | None = None, words: str = "") -> Rule:
+    """A tuple of them; None is none, and a single `of_one` stands for a list of one."""
+
+    def read(value: Any) -> tuple[Any, ...]:
+        if value is None:
+            return ()
+        if of_one is not None and isinstance(value, of_one):
+            value = [value]
+        return tuple(rule.read(each) for each in items_of(value))
+
+    return Rule(words or f"a list, each of it {rule.words}", read)
+
+
+def items_of(value: Any) -> Iterable[Any]:
+    """What can be listed in an order of its own: no text, no mapping, no set. Raises TypeError for anything else."""
+    if isinstance(value, str | bytes | Mapping | AbstractSet):
+        raise TypeError
+    return iter(value)
+
+
+def read_text(value: Any) -> str:
+    """Text that UTF-8 can write, so no half of a surrogate pair."""
+    if not isinstance(value, str):
+        raise TypeError
+    value.encode()
+    return str(value)
+
+
+def read_flag(value: Any) -> bool:
+    value = _plain(value)
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def read_int(value: Any) -> int:
+    if type(value) is int:
+        return value
+    value = _plain(value)
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def read_float(value: Any) -> float:
+    if type(value) is float:
+        return value
+    value = _plain(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError
+    return float(value)
+
+
+def _plain(value: Any) -> Any:
+    """The scalar of NumPy or PyTorch as Python's own; what has dimensions is none."""
+    if getattr(value, "ndim", 0) != 0:
+        raise TypeError
+    return value.item() if hasattr(value, "item") else value
+
+
+def _require(holds: bool) -> None:
+    if not holds:
+        raise ValueError
+
+
+TEXT = Rule("text (Unicode that UTF-8 can write: no half of a surrogate pair)", read_text)
+FLAG = Rule("True or False", read_flag)
+
+
+def _not_empty(value: Any) -> str:
+    text = read_text(value)
+    _require(bool(text))
+    return text
+
+
+NON_EMPTY_TEXT = Rule("non-empty text", _not_empty)
