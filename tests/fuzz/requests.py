@@ -164,9 +164,8 @@ def accept_or_refuse(
     before = _state(llm)
     try:
         with refusing_clearly(what):
-            form = options.get("structured_outputs")
-            made = {"structured_outputs": StructuredOutputs(**form)} if isinstance(form, dict) else {}
-            params = SamplingParams(**options | made)
+            form = {"structured_outputs": StructuredOutputs(**options.pop("form"))} if "form" in options else {}
+            params = SamplingParams(**form | options)
             llm.engine.add_request(request_id, prompt, params, **extras)
     except TwophaseError:
         if _state(llm) != before:
@@ -223,14 +222,14 @@ def _check_logprobs(got: CompletionOutput, wanted: CompletionOutput, what: str) 
 
 
 def any_params(random: Random) -> dict[str, Any]:
-    """Keyword arguments of `SamplingParams`, sensible or extreme; a form as keyword arguments of its own."""
+    """Keyword arguments of `SamplingParams`, sensible or extreme; and 'form', those of `StructuredOutputs`."""
     sensible: dict[str, Callable[[], Any]] = {
         "n": lambda: random.choice((1, 2, 3)),
         "temperature": lambda: random.choice((0, 0.0, 1, 0.7, 2.5, 1e-4, 1e30, 3.5e38, 1e-40)),
         "top_k": lambda: random.choice((0, 1, 5, 10_000)),
         "top_p": lambda: random.choice((1, 1.0, 0.9, 1e-9)),
         "min_p": lambda: random.choice((0, 1, 0.0, 0.1)),
-        "repetition_penalty": lambda: random.choice((1, 1.2, 0.5, 1e30, 1e-30, 1e300)),
+        "repetition_penalty": lambda: random.choice((1, 1.2, 0.5, 2, 9.0, 100, 0.01, 1e30)),
         "seed": lambda: random.randrange(2**32),
         "max_tokens": lambda: random.choice((1, 2, 6, 10, 10_000)),
         "stop": lambda: random.choice(("e", ["th", "語"], [], "\ufffd", "quick")),
@@ -239,7 +238,7 @@ def any_params(random: Random) -> dict[str, Any]:
         "include_stop_str_in_output": lambda: random.random() < 0.5,
         "skip_special_tokens": lambda: random.random() < 0.5,
         "logprobs": lambda: random.choice((None, 0, 3, 20)),
-        "structured_outputs": lambda: any_form(random),
+        "form": lambda: any_form(random),
     }
     chosen = {name: sensible[name]() for name in sensible if random.random() < 0.3}
     chosen.setdefault("max_tokens", random.randrange(1, 9))
@@ -273,7 +272,7 @@ def any_prompt(random: Random, llm: LLM) -> Any:
             : random.choice((20, 40, 500))
         ]
         return text if random.random() < 0.5 else {"prompt": text}
-    ids = [random.randrange(vocab_size) for _ in range(random.choice((1, 2, 5, 9, 16, 33, 63, 64, 100)))]
+    ids = [random.randrange(vocab_size) for _ in range(random.choice((1, 2, 5, 9, 16, 20, 33, 40, 50, 64)))]
     if random.random() < 0.5:
         ids[: len(ids) // 2] = [3 + i % 7 for i in range(len(ids) // 2)]  # shared prefixes, and something to look up
     prompt: dict[str, Any] = {"prompt_token_ids": ids}
@@ -286,10 +285,10 @@ def with_nonsense(
     random: Random, prompt: Any, options: dict[str, Any], extras: dict[str, Any]
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The same request with anything at all in a few places."""
-    options |= {name: odd(random) for name in PARAMS if random.random() < 0.02}
-    if isinstance(options.get("structured_outputs"), dict) and random.random() < 0.1:
-        options["structured_outputs"] = {random.choice(("json", "regex", "choice")): odd(random)}
-    extras |= {name: odd(random) for name in EXTRAS if random.random() < 0.02}
+    options |= {name: odd(random) for name in PARAMS if random.random() < 0.01}
+    if "form" in options and random.random() < 0.1:
+        options["form"] = {random.choice(("json", "regex", "choice")): odd(random)}
+    extras |= {name: odd(random) for name in EXTRAS if random.random() < 0.01}
     if random.random() < 0.05:
         prompt = odd(random)
     elif isinstance(prompt, dict) and random.random() < 0.05:
