@@ -1,0 +1,111 @@
+"""A sample of every fuzzer, the same in each run; with `--full` many more. And proof that they would notice.
+
+The samples run in a process of their own: here types are enforced by a hook, which would refuse before the package does.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.fuzz.command_lines import CommandLines
+from tests.fuzz.requests import Requests
+from tests.fuzz.rule import FindingError, findings, refusing_clearly
+from twophase.core.errors import ConfigError
+from twophase.engine.sampler import SampleRow
+from twophase.scheduling.roster import Roster
+
+ROOT = Path(__file__).parents[2]
+
+
+def fuzz(kind, count, seed, cwd):
+    """How many of each outcome there were; fails with the findings, if there are any."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", kind, str(count), "--seed", str(seed), "--json"],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=3600,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    result = json.loads(done.stdout)
+    assert result["findings"] == []
+    return result["tally"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "outcomes", "at_least"),
+    [
+        ("requests", 100, ("accepted", "refused", "compared"), 50),
+        ("folders", 80, ("opened", "refused"), 20),
+        ("command-lines", 60, ("status 0", "status 2"), 5),
+    ],
+)
+def test_a_sample_is_clean(kind, count, outcomes, at_least, tmp_path):
+    tally = fuzz(kind, count, 0, tmp_path)
+    assert min(tally.get(outcome, 0) for outcome in outcomes) >= at_least, f"a sample that shows little: {tally}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("kind", "count"), [("requests", 4000), ("folders", 1000), ("command-lines", 1000)])
+def test_many_are_clean(kind, count, tmp_path):
+    fuzz(kind, count, 1000, tmp_path)
+
+
+# -- would they notice?
+
+
+@pytest.fixture(scope="module")
+def requests(tmp_path_factory):
+    return Requests(tmp_path_factory.mktemp("requests"), nonsense=False)
+
+
+def test_a_ghost_is_noticed(requests, monkeypatch):
+    """A refused request that stays in the queue."""
+
+    def refuse(roster, sequence):
+        join_queue(roster, sequence)
+        raise ConfigError("this one is refused, and stays in the queue all the same")
+
+    join_queue = Roster.join_queue
+    monkeypatch.setattr(Roster, "join_queue", refuse)
+    assert any("was refused, and" in finding for finding in findings(requests.try_one, count=10, seed=0))
+
+
+def test_a_neighbours_draw_is_noticed(requests, monkeypatch):
+    """Draws that depend on the batch: each row of it takes the next one's position."""
+    init = SampleRow.__init__
+    ever = iter(range(10**9))
+
+    def shifted(row, *args, **kwargs):
+        init(row, *args, **kwargs | {"position": kwargs["position"] + next(ever) % 2})
+
+    monkeypatch.setattr(SampleRow, "__init__", shifted)
+    found = findings(requests.try_one, count=20, seed=0)
+    assert any("alone" in finding for finding in found), found
+
+
+def test_a_raw_exception_and_an_unclear_error_are_noticed():
+    with pytest.raises(FindingError, match="KeyError"), refusing_clearly("a request"):
+        {}["x"]
+    for unclear in ("no", "\ud800 is no text that anyone can print", "x " * 2000):
+        with pytest.raises(FindingError), refusing_clearly("a request"):
+            raise ConfigError(unclear)
+
+
+def test_a_traceback_of_the_command_line_is_noticed(tmp_path, monkeypatch):
+    from twophase.cli import plan
+
+    monkeypatch.setattr(plan, "run", lambda args: {}["x"])
+    lines = CommandLines(tmp_path)
+    monkeypatch.setattr(lines, "_generate", lambda random: ["plan", "--example"])
+    for name in ("_simulate", "_serve", "_plan", "_other", "_nonsense"):
+        monkeypatch.setattr(lines, name, lines._generate)
+    with pytest.raises(FindingError, match="KeyError"):
+        lines.try_one(Random(0))
