@@ -81,7 +81,9 @@ def _job(lab: Lab, exercise: str, fill: Mapping[int, str] | str, seed: int | Non
 def _row(exercise: str, item: Wrong | Right, got: Verdict) -> Row:
     if isinstance(item, Right):
         return Row(exercise, "right", item.title, "passed", _said(got), _here(got, got.passed), got.reason)
-    meant = got.verdict in ("failed", "error") and got.failed_property == item.rejected_by and bool(got.hint)
+    # A property that rejects has a hint; an exception of the answer's own has the line that raised it.
+    is_helpful = bool(got.hint) if got.verdict == "failed" else any(d.startswith("line ") for d in got.details)
+    meant = got.verdict in ("failed", "error") and got.failed_property == item.rejected_by and is_helpful
     wanted = f"rejected: {item.rejected_by}"
     return Row(exercise, "wrong", item.title, wanted, _said(got), _here(got, meant), got.reason)
 
