@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
+from rich.markup import escape
 from rich.table import Table
 
 from twophase.workbook.grading.grade import Grader
@@ -146,7 +147,7 @@ def ends(node: ast.AST) -> Iterator[ast.AST]:
 def caps(node: ast.AST) -> Iterator[ast.AST]:
     match node:
         case ast.Call(func=ast.Name(id="len")) | ast.Subscript(value=ast.Attribute(attr="shape"), ctx=ast.Load()):
-            yield _call("min", node, ast.Constant(CAP))  # type: ignore[arg-type]
+            yield _call("min", node, ast.Constant(CAP))
         case ast.Call(func=ast.Name(id="range"), args=[*rest, stop]) if len(rest) < 2:
             yield _with(node, args=[*rest, _call("min", stop, ast.Constant(CAP))])
         case ast.Slice(upper=ast.expr() as upper) if not isinstance(upper, ast.Constant | ast.UnaryOp):
@@ -154,8 +155,8 @@ def caps(node: ast.AST) -> Iterator[ast.AST]:
 
 
 OPERATORS: Mapping[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Div, ast.Mod: ast.FloorDiv,
-    ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Div,
+    ast.Mod: ast.FloorDiv, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
 }  # fmt: skip
 
 
@@ -164,9 +165,8 @@ def operators(node: ast.AST) -> Iterator[ast.AST]:
         yield _with(node, op=OPERATORS[type(node.op)]())
     elif isinstance(node, ast.BoolOp):
         yield _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
-        if not isinstance(node.operand, ast.Constant):  # -1 becomes 0 and -2 by `constants`; as an axis it is often 1
-            yield copy.deepcopy(node.operand)
+    elif isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
+        yield copy.deepcopy(node.operand)  # of -1 `constants` makes 0 and -2; as an axis it is often the same as 1
 
 
 def parts(node: ast.AST) -> Iterator[ast.AST]:
@@ -412,9 +412,8 @@ def table(found: Sequence[Searched]) -> Table:
     for one in found:
         untried = f" (+{one.num_untried} untried)" if one.num_untried else ""
         told = [*one.survivors, *(f"equivalent.py: {error}" for error in one.errors)]
-        made.add_row(
-            one.exercise, f"{one.num_tried}{untried}", str(one.num_rejected), str(len(one.equivalent)), "\n".join(told)
-        )
+        counts = (f"{one.num_tried}{untried}", str(one.num_rejected), str(len(one.equivalent)))
+        made.add_row(one.exercise, *counts, escape("\n".join(told)))
     return made
 
 

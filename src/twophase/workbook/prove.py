@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from twophase.workbook import mutate
@@ -124,7 +125,7 @@ def table(rows: list[Row], title: str = "") -> Table:
     for row in rows:
         mark = "[green]✓[/]" if row.holds else "[red]✗[/]"
         got = row.got if row.holds else f"{row.got}\nwanted {row.wanted}"
-        made.add_row(mark, row.exercise, row.answer, row.title, got, row.reason)
+        made.add_row(mark, row.exercise, row.answer, *map(escape, (row.title, got, row.reason)))
     return made
 
 
