@@ -24,26 +24,31 @@ GUARD, LOCATE, BLANKS = "twophase.workbook.guard", "twophase.workbook.grading.lo
 LINT = "twophase.workbook.lint"
 
 MUTANTS = [
-    Mutant("dtype ignored", CHECKS, "if got.dtype != expected.dtype and not any_dtype:", "if False:"),
+    Mutant("dtype ignored", CHECKS, "if got.dtype != expected.dtype and not is_finer and not any_dtype:", "if False:"),
     Mutant("NaN equals anything", CHECKS, "wrong = ~torch.isclose(", "wrong = ~torch.isnan(left) & ~torch.isclose("),
     Mutant("only some differ", CHECKS, "if not bool(wrong.any()):", "if not bool(wrong.all()):"),
     Mutant(
         "integers through float64",
         CHECKS,
-        "wrong = got.detach().cpu() != expected.detach().cpu()",
+        "wrong = got.cpu() != expected.cpu()",
         "wrong = left != right",
     ),
     Mutant("length ignored", CHECKS, "if len(got) != len(expected):", "if False:"),
     Mutant("changes not looked for", CHECKS, "        if not same:", "        if False:"),
     Mutant("views by shape", CHECKS, "got.untyped_storage().data_ptr() ==", "got.data_ptr() =="),
-    Mutant("finer is another dtype", CHECKS, " and not is_finer and ", " and "),
+    Mutant("finer is another dtype", CHECKS, " and not is_finer and ", " and True and "),
     Mutant("NumPy has no numbers", CHECKS, "if issubclass(kind, np.generic):", "if False:"),
     Mutant("a 0-d tensor is no number", CHECKS, "tensor.item() if tensor.ndim == 0 and", "tensor.item() if False and"),
     Mutant("whole floats are no ints", CHECKS, "type(got) is float and got.is_integer()", "False"),
     Mutant("halves are whole", CHECKS, "return int(value) if value.is_integer() else None", "return int(value)"),
     Mutant("a subclass of int is believed", CHECKS, "    (int, int.__index__),\n", ""),
     Mutant("a subclass of float is believed", CHECKS, "    (float, float.__float__),\n", ""),
-    Mutant("a subclass of Tensor is believed", CHECKS, "with torch._C.DisableTorchFunctionSubclass():", "if True:"),
+    Mutant(
+        "a subclass of Tensor is believed",
+        CHECKS,
+        "made = torch.Tensor.as_subclass(value, torch.Tensor)",
+        "made = value",
+    ),
     Mutant(
         "attributes of a tensor are believed",
         CHECKS,
@@ -125,7 +130,9 @@ def rejects(module: ModuleType, *args, **kwargs) -> str:
 
 def check_checks(module: ModuleType) -> None:
     x = torch.arange(4.0)
-    rejects(module, x.double(), x)
+    rejects(module, x.half(), x)
+    rejects(module, x, x.double())
+    rejects(module, [2.5], [2])
     nan = x.clone()
     nan[1] = torch.nan
     assert "NaN" in rejects(module, nan, x)
@@ -144,6 +151,7 @@ def check_checks(module: ModuleType) -> None:
     for value in (np.int64(3), torch.tensor(3), 3.0):
         module.compare(value, 3)
     assert [module.number(True), module.integer(2.5), module.integer(np.int64(3))] == [None, None, 3]
+    module.compare([LyingInt(3), LyingFloat(3.5)], [3, 3.5])
     for lie, expected in LIES:
         rejects(module, lie, expected)
 
@@ -212,7 +220,8 @@ def check_judge(module: ModuleType) -> None:
 
 
 def check_session(module: ModuleType, folder) -> None:
-    session = SimpleNamespace(progress=Progress(folder / "b.progress.json"))
+    session = object.__new__(module.Session)
+    session.progress = Progress(folder / "b.progress.json")
     exercise = LAB.exercises["1.4"]
     module._committed(session, exercise, 200)
     module._committed(session, exercise, 5000)
@@ -232,6 +241,8 @@ def check_mutate(module: ModuleType) -> None:
         ("b = a + 2 -> b = a - 2 (2)", True),
     ]
     assert all(edit.source.count("-") == 1 for edit in sums)
+    others = module.edits("def f(a):\n    b = a + 2\n    return b + 3\n", [(14, 23)], ("f",))
+    assert [edit.diff[0] for edit in others if edit.kind == "operators" and not edit.is_given] == ["b"]
     namespace = {}
     exec(next(edit.source for edit in found if edit.kind == "memo"), namespace)
     assert [namespace["f"](1), namespace["f"](2)] == [3, 3]
