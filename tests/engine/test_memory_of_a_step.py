@@ -36,7 +36,7 @@ def check_step(module, config):
 def check_swap(module):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kv_cache, "free_memory_bytes", lambda device: 100 * SPEC.bytes_per_block)
-        assert [module.default_num_swap_blocks(SPEC, count) for count in (20, 50, 400)] == [20, 50, 50]
+        assert [module.default_num_swap_blocks(SPEC, count) for count in (20, 25, 400)] == [20, 25, 25]
 
 
 def test_a_step_keeps_its_memory(config):
