@@ -51,6 +51,21 @@ def stops_at_the_end(answer: Any, draw: Draw, length: int, at: int) -> None:
     compare(got, expected, what="the text", axes=("position",))
 
 
+def stops_for_new_tokens_only(answer: Any, draw: Draw) -> None:
+    """The end token stands in the prompt already, and comes as the second new token or later."""
+    model = some_model(draw)
+    while True:
+        ids = draw.integers(0, 100, 30)
+        new = transformers_greedy(model, ids, 8)[30:].tolist()
+        at = next((t for t in range(1, 8) if new[t] in ids.tolist() and new[t] not in new[:t]), 0)
+        if at:
+            break
+    expected = new[: at + 1]
+    got = answer.greedy(model, ids.clone(), 8, new[at])[30:].tolist()
+    if got != expected:
+        reject(f"new tokens {got}, expected {expected}", f"the end token {new[at]} is part of the prompt, too")
+
+
 def leaves_the_prompt_alone(answer: Any, draw: Draw) -> None:
     ids = draw.integers(0, 100, 4)
     with unchanged(ids=ids):
@@ -77,7 +92,7 @@ EXERCISES = (
                 "returns the prompt and the new tokens",
                 keeps_the_prompt,
                 "One token joins the text per turn; the prompt stays in front of it, and the types stay integers.",
-                ({"length": 1, "num_new": 1}, {"length": 5, "num_new": 3}),
+                ({"length": 1, "num_new": 1}, {"length": 5, "num_new": 3}, {"length": 4, "num_new": 0}),
             ),
             Property(
                 "picks the likeliest next token",
@@ -89,13 +104,18 @@ EXERCISES = (
                 "matches transformers token for token",
                 matches_transformers,
                 "What was chosen must be part of the text that the next pass reads.",
-                ({"length": 1, "num_new": 4}, {"length": 5, "num_new": 12}),
+                ({"length": 1, "num_new": 4}, {"length": 5, "num_new": 12}, {"length": 70, "num_new": 40}),
             ),
             Property(
                 "stops after the end token",
                 stops_at_the_end,
                 "The end token is part of the text: append it first, then stop. A turn's own token decides.",
                 ({"length": 3, "at": 1}, {"length": 5, "at": 4}),
+            ),
+            Property(
+                "does not stop for the prompt",
+                stops_for_new_tokens_only,
+                "What stands in the prompt ends nothing: look at the token of this turn.",
             ),
             Property("leaves the prompt alone", leaves_the_prompt_alone, "Make a new tensor; do not write into `ids`."),
         ),
