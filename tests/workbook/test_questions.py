@@ -1,7 +1,13 @@
 """Short answers: accepted when right, a reason when not, and nothing stored as plain text."""
 
-import pytest
+from collections import OrderedDict
+from fractions import Fraction
 
+import numpy as np
+import pytest
+import torch
+
+from tests.workbook.test_checks import LyingInt, LyingText, Mute
 from twophase.workbook import questions
 from twophase.workbook.checks import Rejected
 from twophase.workbook.questions import Choice, Matching, Number, seal
@@ -49,6 +55,16 @@ MATCHING = Matching("ab", {"x": seal("9.9", ["x", "a"]), "y": seal("9.9", ["y", 
         (Number(lambda: 100, factor=2), -100, "too low"),
         (Number(lambda: 0, rel=0, abs=0.5), 0.4, None),
         (Number(lambda: 0, rel=0, abs=0.5), 1, "too high; within 0.5"),
+        (Number(lambda: 3, rel=0), np.int64(3), None),
+        (Number(lambda: 3, rel=0), torch.tensor(3.0), None),
+        (Number(lambda: 3, rel=0), Fraction(3), None),
+        (Number(lambda: 3, rel=0), LyingInt(4), "4 is too high"),
+        (Number(lambda: 3), 10**400, "one finite number"),
+        (Number(lambda: 3), Mute(3), "you gave a Mute whose repr raises ValueError"),
+        (CHOICE, np.str_("b"), None),
+        (CHOICE, LyingText("a"), "'a' is not the answer"),
+        (MATCHING, {"x": LyingText("b"), "y": "b"}, "1 of 2 pairs are right"),
+        (MATCHING, OrderedDict(x="a", y="b"), None),
         (Number(lambda: 1), "1", "one finite number; you gave '1'"),
         (Number(lambda: 1), True, "one finite number"),
         (Number(lambda: 1), float("nan"), "one finite number"),

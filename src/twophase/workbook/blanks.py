@@ -65,14 +65,24 @@ class Template:
         unknown = set(answers) - {blank.number for blank in self.blanks}
         if unknown:
             raise ValueError(f"exercise {self.exercise} has {len(self.blanks)} blanks, and none numbered {unknown}")
+        return self._fill(answers)[0]
+
+    def answer_spans(self) -> list[tuple[int, int]]:
+        """[start, end) of every right answer in `filled()`."""
+        return self._fill({})[1]
+
+    def _fill(self, answers: Mapping[int, str]) -> tuple[str, list[tuple[int, int]]]:
         text = ""
+        spans = []
         for part in self.parts:
             if isinstance(part, str):
                 text += part
                 continue
+            start = len(text)
             indent = re.search(r"[ \t]*$", text)[0] if part.is_block else ""  # type: ignore[index]
             text += answers.get(part.number, part.answer).replace("\n", f"\n{indent}").replace(f"\n{indent}\n", "\n\n")
-        return text
+            spans.append((start, len(text)))
+        return text, spans
 
 
 def parse(source: str, exercise: str) -> Template:

@@ -1,6 +1,7 @@
 """What checks are made of. Every helper either returns or raises `Rejected` with a message for the learner.
 
 compare(got, expected, axes=("position", "head"))     type, shape, dtype, NaN, then the first difference
+number(got), integer(got), integers(got)              a plain number, int or list of ints, or None if it is none
 with unchanged(q=q, k=k): ...                         the call inside must not modify these tensors
 fresh(got, q=q)                                       the result must not share memory with an input
 raises(ValueError, f, ...)                            the call must refuse
@@ -11,6 +12,8 @@ draw.normal(3, 4), draw.integer(1, 9), ...            random inputs, new in ever
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from twophase.core.errors import TwophaseError
@@ -74,6 +77,79 @@ class Draw:
         return self.random.choice(options)
 
 
+def plain(value: Any) -> Any:
+    """`value` as an exact built-in or `torch.Tensor`, so that comparing it runs none of its own code.
+
+    NumPy scalars, 0-d arrays and 0-d tensors become Python's numbers; subclasses of numbers, strings, containers and
+    tensors what they inherit. Containers are converted at the top level only. Anything else comes back as it is.
+    """
+    import numpy as np
+    import torch
+
+    kind = type(value)
+    if kind in (int, float, bool, str, bytes, type(None)):
+        return value
+    if issubclass(kind, torch.Tensor):
+        tensor = plain_tensor(value)
+        return tensor.item() if tensor.ndim == 0 and not tensor.is_complex() else tensor
+    if issubclass(kind, np.generic):
+        return plain(np.generic.item(value)) if not issubclass(kind, np.void | np.object_) else value
+    if kind is np.ndarray:
+        return plain(value.item()) if value.ndim == 0 and value.dtype.kind in "biuf" else value
+    for base, exact in _EXACT:
+        if issubclass(kind, base) and not issubclass(kind, Enum):
+            return exact(value)
+    if kind is Fraction:
+        return value.numerator if value.denominator == 1 else value.numerator / value.denominator
+    return value
+
+
+# How to get at what a subclass inherits, past whatever it overrides.
+_EXACT: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (int, int.__index__),
+    (float, float.__float__),
+    (str, str.__str__),
+    (bytes, lambda value: bytes.__getitem__(value, slice(None))),
+    (list, lambda value: list.__getitem__(value, slice(None))),
+    (tuple, lambda value: tuple.__getitem__(value, slice(None))),
+    (dict, dict.copy),
+    (set, lambda value: {plain(one) for one in set.__iter__(value)}),
+    (frozenset, lambda value: frozenset(plain(one) for one in frozenset.__iter__(value))),
+)
+
+
+def plain_tensor(value: "torch.Tensor") -> "torch.Tensor":
+    """The same memory as a tensor of torch's own class, without its gradient and without attributes set on it."""
+    import torch
+
+    with torch._C.DisableTorchFunctionSubclass():
+        made = torch.Tensor.as_subclass(value, torch.Tensor)
+        if torch._C._dispatch_keys(made).has("Python"):
+            reject(f"{type(value).__name__} computes its values itself (__torch_dispatch__); return a plain tensor")
+        return torch.Tensor.detach(made)
+
+
+def number(value: Any) -> int | float | None:
+    """A number of Python, NumPy or torch (0-d) as an exact int or float; None if `value` is none. A bool is none."""
+    value = plain(value)
+    return value if type(value) in (int, float) else None
+
+
+def integer(value: Any) -> int | None:
+    """A whole number as an exact int, None if `value` is none; 3.0 counts as 3."""
+    value = number(value)
+    if type(value) is float:
+        return int(value) if value.is_integer() else None
+    return value
+
+
+def integers(value: Any) -> list[int] | None:
+    """A list or tuple of whole numbers as a list of exact ints; None if `value` is none."""
+    value = plain(value)
+    found = [integer(one) for one in value] if type(value) in (list, tuple) else [None]
+    return None if None in found else found  # type: ignore[return-value]
+
+
 def tolerance(dtype: "torch.dtype") -> tuple[float, float]:
     """Relative and absolute difference that two right ways of computing may show.
 
@@ -95,8 +171,12 @@ def compare(
     rtol: int | float | None = None,
     atol: int | float | None = None,
     any_dtype: bool = False,
+    same_dtype: bool = False,
 ) -> None:
     """Reject `got` unless it is what the oracle gives; tell type, shape, dtype, NaN or the first difference.
+
+    Numbers may be Python's, NumPy's or 0-d tensors, a whole number may be a float, and a tensor may be float64 where
+    float32 is expected.
 
     Args:
         expected: A tensor, number, string, None, or a list, tuple or dict of such.
@@ -104,42 +184,43 @@ def compare(
         axes: Names of a tensor's axes or a list's levels, for 'at position 3, head 1'.
         rtol, atol: In place of `tolerance(dtype)`; for plain floats 1e-6 each.
         any_dtype: Accept another dtype of the same values.
+        same_dtype: Refuse float64 for float32 as well, where the dtype is what the exercise is about.
     """
     import torch
 
+    settings: dict[str, Any] = {"rtol": rtol, "atol": atol, "any_dtype": any_dtype, "same_dtype": same_dtype}
     if isinstance(expected, torch.Tensor):
-        _compare_tensors(got, expected, what, axes, rtol, atol, any_dtype)
+        _compare_tensors(got, expected, what, axes, **settings)
         return
+    got, expected = plain(got), plain(expected)
+    if type(expected) is int and type(got) is float and got.is_integer():
+        got = int(got)
+    got = dict(got) if isinstance(expected, dict) and isinstance(got, Mapping) else got
     _require_type(got, expected, what)
-    if isinstance(expected, Mapping):
-        _compare_keys(got, expected, what)
+    if isinstance(expected, dict):
+        # The keys as plain values too: one that lies about being equal would be found for any other.
+        values = {plain(key): value for key, value in got.items()}
+        _compare_keys(values, expected, what)
         for key, value in expected.items():
-            compare(got[key], value, what=f"{what}[{key!r}]", rtol=rtol, atol=atol, any_dtype=any_dtype)
+            compare(values[key], value, what=f"{what}[{key!r}]", **settings)
     elif isinstance(expected, list | tuple):
-        _compare_sequences(got, expected, what, axes, rtol, atol, any_dtype)
+        _compare_sequences(got, expected, what, axes, settings)
     elif isinstance(expected, float):
         limit = (1e-6 if atol is None else atol) + (1e-6 if rtol is None else rtol) * abs(expected)
         if not (got == expected or abs(got - expected) <= limit):
             reject(f"{what} is {got:.6g}, expected {expected:.6g}", f"off by {abs(got - expected):.3g}")
     elif got != expected:
-        reject(f"{what} is {_short(got)}, expected {_short(expected)}")
+        reject(f"{what} is {shown(got)}, expected {shown(expected)}")
 
 
 def _require_type(got: Any, expected: Any, what: str) -> None:
+    """`got` is of the kind that `expected` is; both are plain."""
     if got is None and expected is not None:
         reject(f"{what} is None", "Is a `return` missing?")
-    if isinstance(expected, Mapping):
-        fits = isinstance(got, Mapping)
-    elif isinstance(expected, list | tuple):
-        fits = isinstance(got, list | tuple)
-    elif isinstance(expected, bool) or expected is None:
-        fits = isinstance(got, type(expected))
-    elif isinstance(expected, int | float):
-        allowed = int if isinstance(expected, int) else int | float
-        fits = isinstance(got, allowed) and not isinstance(got, bool)
-    else:
-        fits = isinstance(got, type(expected))
-    if not fits:
+    kinds = next((group for group in ((list, tuple), (set, frozenset)) if type(expected) in group), (type(expected),))
+    if type(expected) is float:
+        kinds = (int, float)
+    if type(got) not in kinds:
         reject(f"{what} is {_kind_of(got)}, expected {_kind_of(expected)}", *_tensor_of_one(got, expected))
 
 
@@ -164,19 +245,16 @@ def _compare_sequences(
     expected: Sequence[Any],
     what: str,
     axes: Sequence[str],
-    rtol: int | float | None,
-    atol: int | float | None,
-    any_dtype: bool,
+    settings: Mapping[str, Any],
 ) -> None:
     axis = axes[0] if axes else "index"
     for at, (one, other) in enumerate(zip(got, expected, strict=False)):
-        name = f"{what} at {axis} {at}"
-        compare(one, other, what=name, axes=axes[1:], rtol=rtol, atol=atol, any_dtype=any_dtype)
+        compare(one, other, what=f"{what} at {axis} {at}", axes=axes[1:], **settings)
     if len(got) != len(expected):
         reject(
             f"{what} has {len(got)} element{'s' * (len(got) != 1)}, expected {len(expected)}",
-            f"got      {_short(got)}",
-            f"expected {_short(expected)}",
+            f"got      {shown(got)}",
+            f"expected {shown(expected)}",
         )
 
 
@@ -188,22 +266,25 @@ def _compare_tensors(
     rtol: int | float | None,
     atol: int | float | None,
     any_dtype: bool,
+    same_dtype: bool,
 ) -> None:
     import torch
 
     if got is None:
         reject(f"{what} is None", "Is a `return` missing?")
-    if not isinstance(got, torch.Tensor):
+    if not issubclass(type(got), torch.Tensor):
         reject(f"{what} is {_kind_of(got)}, expected a tensor")
+    got, expected = plain_tensor(got), plain_tensor(expected)
     if got.shape != expected.shape:
         reject(f"{what} has shape {_shape(got, axes)}, expected {_shape(expected, axes)}")
-    if got.dtype != expected.dtype and not any_dtype:
+    is_finer = got.dtype == torch.float64 and expected.dtype == torch.float32 and not same_dtype
+    if got.dtype != expected.dtype and not is_finer and not any_dtype:
         reject(f"{what} has dtype {_name(got.dtype)}, expected {_name(expected.dtype)}")
     table = tolerance(expected.dtype)
     rtol, atol = table[0] if rtol is None else rtol, table[1] if atol is None else atol
-    left, right = got.detach().cpu().to(torch.float64), expected.detach().cpu().to(torch.float64)
+    left, right = got.cpu().to(torch.float64), expected.cpu().to(torch.float64)
     if not expected.dtype.is_floating_point and expected.dtype != torch.bool and not got.dtype.is_floating_point:
-        wrong = got.detach().cpu() != expected.detach().cpu()  # int64 does not fit into float64
+        wrong = got.cpu() != expected.cpu()  # int64 does not fit into float64
     else:
         wrong = ~torch.isclose(left, right, rtol=rtol, atol=atol, equal_nan=True)
     if not bool(wrong.any()):
@@ -256,8 +337,12 @@ def _kind_of(value: Any) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def _short(value: Any, limit: int = 120) -> str:
-    text = repr(value)
+def shown(value: Any, limit: int = 120) -> str:
+    """Its repr, shortened; that may be the learner's code, and raise."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        return f"{_kind_of(value)} whose repr raises {type(error).__name__}"
     return text if len(text) <= limit else f"{text[: limit - 20]} ... {text[-15:]}"
 
 
@@ -285,6 +370,11 @@ def unchanged(**inputs: Any) -> Iterator[None]:
 
 def fresh(got: "torch.Tensor", **inputs: "torch.Tensor") -> None:
     """Reject a result that shares memory with an input: a later write to one would change the other."""
+    import torch
+
+    if not issubclass(type(got), torch.Tensor):
+        reject(f"the result is {_kind_of(got)}, expected a tensor")
+    got = plain_tensor(got)
     for name, value in inputs.items():
         if got.numel() and got.untyped_storage().data_ptr() == value.untyped_storage().data_ptr():
             reject(f"the result is a view of the input `{name}`: writing to one would change the other")
@@ -294,6 +384,9 @@ def finite(got: "torch.Tensor", what: str = "the result", axes: Sequence[str] = 
     """Reject NaN and infinity."""
     import torch
 
+    if not issubclass(type(got), torch.Tensor):
+        reject(f"{what} is {_kind_of(got)}, expected a tensor")
+    got = plain_tensor(got)
     bad = ~torch.isfinite(got)
     if bool(bad.any()):
         where = tuple(int(i) for i in bad.nonzero()[0])
@@ -306,4 +399,4 @@ def raises(error: type[BaseException], call: Callable[..., Any], *args: Any, **k
         got = call(*args, **kwargs)
     except error:
         return
-    reject(f"the call should raise {error.__name__}; it returned {_short(got)}")
+    reject(f"the call should raise {error.__name__}; it returned {shown(got)}")

@@ -1,6 +1,7 @@
 """The proofs of a lab's checks, as a table.
 
     python -m twophase.workbook.prove 01
+    python -m twophase.workbook.prove 01 --seeds 20          verdicts that luck decides
 
 As shipped nothing is attempted and nothing scores; solved everything passes; every wrong answer of the bank is
 rejected by the property that is meant for it, which has a hint; every right one is accepted.
@@ -8,6 +9,7 @@ rejected by the property that is meant for it, which has a hint; every right one
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twophase.workbook.build import learner_notebook, solved_notebook
-from twophase.workbook.exercise import Right, Wrong
+from twophase.workbook.exercise import Bank, Right, Wrong
 from twophase.workbook.grading.grade import Grader
 from twophase.workbook.grading.lane import Job
 from twophase.workbook.grading.locate import code_cells
@@ -25,6 +27,7 @@ from twophase.workbook.judge import Verdict
 from twophase.workbook.lab import Lab, Workbook, WorkbookError
 
 NUM_WRONG, NUM_RIGHT = 5, 2
+Kind = Literal["shipped", "solved", "wrong", "right", "bank"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Row:
     """One proof: `wanted` and `got` are verdicts, with the rejecting property where there is one."""
 
     exercise: str
-    answer: Literal["shipped", "solved", "wrong", "right", "bank"]
+    answer: Kind
     title: str
     wanted: str
     got: str
@@ -81,6 +84,24 @@ def _row(exercise: str, item: Wrong | Right, got: Verdict) -> Row:
     meant = got.verdict in ("failed", "error") and got.failed_property == item.rejected_by and bool(got.hint)
     wanted = f"rejected: {item.rejected_by}"
     return Row(exercise, "wrong", item.title, wanted, _said(got), _here(got, meant), got.reason)
+
+
+def lucky(grader: Grader, lab: Lab, num_seeds: int, only: str | None = None) -> list[Row]:
+    """The answers, solved and of the bank, whose verdict or rejecting property differs between random inputs."""
+    rows = []
+    for exercise in lab.exercises.values():
+        if not exercise.is_code or only not in (None, exercise.id):
+            continue
+        bank = lab.banks.get(exercise.id, Bank())
+        for item in (Right("as solved", {}), *bank.answers):
+            jobs = [_job(lab, exercise.id, item.fill, seed) for seed in range(num_seeds)]
+            said = [_said(verdict) for verdict in grader.run_all(lab, jobs)]
+            counts = Counter(said).most_common()
+            if len(counts) > 1:
+                odd = [f"{one} (seed {said.index(one)}, {times} of {num_seeds})" for one, times in counts[1:]]
+                kind: Kind = "right" if isinstance(item, Right) else "wrong"
+                rows.append(Row(exercise.id, kind, item.title, counts[0][0], "; ".join(odd), holds=False))
+    return rows
 
 
 def _here(verdict: Verdict, holds: bool) -> bool:

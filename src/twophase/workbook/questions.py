@@ -6,14 +6,13 @@ python -m twophase.workbook.questions 2.1 softmax=c    the seal of one pair of a
 
 import hashlib
 import json
-import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from twophase.workbook.checks import reject
+from twophase.workbook.checks import number, plain, reject, shown
 
 Real = int | float
 Step = tuple[str, Callable[[Any], None], str]
@@ -43,11 +42,12 @@ class Choice(Question):
 
     def properties(self, exercise: str) -> tuple[Step, ...]:
         def is_an_option(value: Any) -> None:
-            if not isinstance(value, str) or value.strip().lower() not in list(self.options):
-                reject(f"the answer is one letter of {', '.join(self.options)}; you gave {value!r}")
+            value = plain(value)
+            if type(value) is not str or value.strip().lower() not in list(self.options):
+                reject(f"the answer is one letter of {', '.join(self.options)}; you gave {shown(value)}")
 
         def is_right(value: Any) -> None:
-            letter = value.strip().lower()
+            letter = plain(value).strip().lower()
             if seal(exercise, letter) != self.sealed:
                 reject(f"{letter!r} is not the answer" + _because(self.because.get(letter)))
 
@@ -67,16 +67,15 @@ class Matching(Question):
 
     def properties(self, exercise: str) -> tuple[Step, ...]:
         def has_every_key(value: Any) -> None:
-            if not isinstance(value, dict) or set(value) != set(self.sealed):
-                reject(f"the answer is a dict with the keys {', '.join(self.sealed)}; you gave {value!r}")
-            odd = {
-                key: v for key, v in value.items() if not isinstance(v, str) or v.strip().lower() not in self.options
-            }
+            given = letters(value)
+            if given is None or set(given) != set(self.sealed):
+                reject(f"the answer is a dict with the keys {', '.join(self.sealed)}; you gave {shown(value)}")
+            odd = {key: v for key, v in given.items() if type(v) is not str or v not in list(self.options)}
             if odd:
-                reject(f"each value is one letter of {', '.join(self.options)}; you gave {odd!r}")
+                reject(f"each value is one letter of {', '.join(self.options)}; you gave {shown(odd)}")
 
         def is_right(value: Any) -> None:
-            given = {key: letter.strip().lower() for key, letter in value.items()}
+            given = letters(value) or {}
             wrong = [key for key, s in self.sealed.items() if seal(exercise, [key, given[key]]) != s]
             if wrong:
                 right = len(self.sealed) - len(wrong)
@@ -86,6 +85,21 @@ class Matching(Question):
             ("answers for every key", has_every_key, "Keep the keys as they were given and write a letter for each."),
             ("matches each pair", is_right, self.hint),
         )
+
+
+def finite_number(value: Any) -> Real | None:
+    """A number within a float's range, or None."""
+    value = number(value)
+    return value if value is not None and abs(value) <= sys.float_info.max else None
+
+
+def letters(value: Any) -> dict[Any, Any] | None:
+    """A dict in plain values, its strings stripped and in lower case; None if it is none."""
+    value = plain(value)
+    if type(value) is not dict:
+        return None
+    pairs = [(plain(key), plain(v)) for key, v in value.items()]
+    return {key: v.strip().lower() if type(v) is str else v for key, v in pairs}
 
 
 @dataclass(frozen=True)
@@ -118,11 +132,12 @@ class Number(Question):
 
     def properties(self, exercise: str) -> tuple[Step, ...]:
         def is_a_number(value: Any) -> None:
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                reject(f"the answer is one finite number{self.unit and ' in ' + self.unit}; you gave {value!r}")
+            if finite_number(value) is None:
+                reject(f"the answer is one finite number{self.unit and ' in ' + self.unit}; you gave {shown(value)}")
 
         def is_close(value: Any) -> None:
-            expected = self.expected()
+            value, expected = number(value), self.expected()
+            assert value is not None
             if not self.accepts(value, expected):
                 reject(
                     f"{value:g} {self.unit}".rstrip()

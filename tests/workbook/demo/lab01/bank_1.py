@@ -46,10 +46,11 @@ BANKS = {
             Wrong("by two", {2: "2"}, rejected_by="counts up"),
             Wrong("down", {2: "-1"}, rejected_by="counts up"),
             Wrong("starts one late", {1: "start + 1"}, rejected_by="counts up"),
-            Wrong("floats", {1: "float(start)"}, rejected_by="counts up"),
+            Wrong("halves", {1: "start / 2"}, rejected_by="counts up"),
         ),
         right=(
             Right("one line", {2: "int(True)"}),
+            Right("floats", {1: "float(start)"}),
             Right(
                 "a list",
                 "class Counter:\n    def __init__(self, start):\n        self.past = [start]\n\n    def step(self):\n        self.past.append(self.past[-1] + 1)\n        return self.past[-1]\n",
