@@ -113,13 +113,17 @@ EXERCISES = (
             Property("leaves out the last row", leaves_out_the_last_row, NEXT, ({"length": 2}, {"length": 5})),
             Property("adds up over the text", adds_up, SUM, ({"length": 3, "cut": 1}, {"length": 9, "cut": 4})),
             Property(
-                "matches a loop over the tokens", matches_a_loop, NEXT, ({"length": 1}, {"length": 2}, {"length": 7}, {"length": 150, "vocab": 300}),
+                "matches a loop over the tokens",
+                matches_a_loop,
+                NEXT,
+                ({"length": 1}, {"length": 2}, {"length": 7}, {"length": 150, "vocab": 300}),
             ),
             Property(
                 "survives confident logits",
                 survives_confidence,
                 "A probability of e^-200 is 0 in float32, and its logarithm minus infinity: "
-                "take `log_softmax` in one step, not the log of a softmax. And 0 times minus infinity is NaN: pick terms.",
+                "take `log_softmax` in one step, not the log of a softmax. And 0 times minus infinity is NaN: pick "
+                "terms, do not multiply.",
                 ({"forbidden": 0}, {"forbidden": 4}),
             ),
             Property("leaves its inputs alone", leaves_inputs_alone, "Operations ending in _ write in place."),

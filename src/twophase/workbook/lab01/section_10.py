@@ -154,7 +154,9 @@ def sharpens_and_flattens(answer: Any, draw: Draw, temperature: float) -> None:
 
 
 def stays_finite(answer: Any, draw: Draw, temperature: float) -> None:
-    logits = torch.tensor([[80.0, 95.0, -90.0], [-300.0, -200.0, -250.0], [4e4, 3e4, -torch.inf], [-4e4, -3e4, -torch.inf]])
+    logits = torch.tensor(
+        [[80.0, 95.0, -90.0], [-300.0, -200.0, -250.0], [4e4, 3e4, -torch.inf], [-4e4, -3e4, -torch.inf]]
+    )
     got = answer.apply_temperature(logits.clone(), temperature)
     expected = [probabilities(row / temperature) for row in logits]
     compare_distributions(got, logits, expected)
@@ -443,7 +445,13 @@ EXERCISES = (
                 "raises probabilities to the power 1/T",
                 sharpens_and_flattens,
                 "Give back logits: divided by T, before any softmax. T < 1 sharpens, T > 1 flattens.",
-                ({"temperature": 1.0}, {"temperature": 0.5}, {"temperature": 2.0}, {"temperature": 0.03}, {"temperature": 70.0}),
+                (
+                    {"temperature": 1.0},
+                    {"temperature": 0.5},
+                    {"temperature": 2.0},
+                    {"temperature": 0.03},
+                    {"temperature": 70.0},
+                ),
             ),
             Property(
                 "stays finite for large logits",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from twophase.workbook.checks import Draw, compare, reject
+from twophase.workbook.checks import Draw, compare, integer, reject
 from twophase.workbook.exercise import Exercise, Property, Test
 from twophase.workbook.questions import Number
 
@@ -32,7 +32,8 @@ def counts(which: int, cached: bool) -> Test:
 
     def test(answer: Any, draw: Draw, num_prompt: int, num_new: int) -> None:
         expected = enumerated(num_prompt, num_new, cached)[which]
-        compare(answer.count_work(num_prompt, num_new, cached)[which], expected, what=what)
+        got = answer.count_work(num_prompt, num_new, cached)[which]
+        compare(got if integer(got) is None else integer(got), expected, what=what)
 
     return test
 

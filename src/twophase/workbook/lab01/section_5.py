@@ -76,9 +76,7 @@ def sees_the_past_and_itself(answer: Any, draw: Draw, new: int, cached: int, sco
     q = torch.full_like(q, score / math.sqrt(q.shape[2]))
     means = v.cumsum(1) / torch.arange(1, v.shape[1] + 1)[:, None]
     what = "the plain mean of the visible values"
-    compare(
-        answer.attend(q, k, v), means[:, cached:], what=what, axes=("sequence", "query", "feature"), atol=1e-4
-    )
+    compare(answer.attend(q, k, v), means[:, cached:], what=what, axes=("sequence", "query", "feature"), atol=1e-4)
 
 
 def matches_a_loop(answer: Any, draw: Draw, new: int, cached: int) -> None:
@@ -244,7 +242,13 @@ ATTENTION = (
     {"new": 5, "cached": 150},
 )
 LEVELS = ({"new": 3, "cached": 4, "score": -100_000}, {"new": 3, "cached": 4, "score": 100_000})
-CHUNKS = ({"chunks": (1,)}, {"chunks": (1, 1, 1)}, {"chunks": (4, 1, 1)}, {"chunks": (3, 2, 5)}, {"chunks": (140, 3, 1)})
+CHUNKS = (
+    {"chunks": (1,)},
+    {"chunks": (1, 1, 1)},
+    {"chunks": (4, 1, 1)},
+    {"chunks": (3, 2, 5)},
+    {"chunks": (140, 3, 1)},
+)
 GROWING = CHUNKS[1:]
 TEXTS = (
     {"length": 1, "num_new": 1},
@@ -293,7 +297,8 @@ EXERCISES = (
                 "sees the past and itself",
                 sees_the_past_and_itself,
                 "The queries are the last L of S positions: the first query stands at position S - L, "
-                "and sees its own key too. A hidden score is minus infinity: any number is larger than some visible score.",
+                "and sees its own key too. A hidden score is minus infinity: any number is larger than some visible "
+                "score.",
                 (*ATTENTION, *LEVELS),
             ),
             Property(

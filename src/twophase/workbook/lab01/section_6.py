@@ -130,7 +130,8 @@ EXERCISES = (
             Property(
                 "reads files without num_key_value_heads",
                 knows_older_files,
-                "Without the entry every attention head has its own keys and values. A head_dim may be stated all the same.",
+                "Without the entry every attention head has its own keys and values. "
+                "A head_dim may be stated all the same.",
                 ({"head_dim": 16}, {"head_dim": 24}),
             ),
         ),

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from twophase.workbook.checks import Draw, reject
+from twophase.workbook.checks import Draw, integer, reject
 from twophase.workbook.exercise import Exercise, Property
 
 SHAPES = (
@@ -27,7 +27,7 @@ def heads_read(answer: Any, num_heads: int, num_kv_heads: int) -> list[Any]:
 
 def names_a_kv_head(answer: Any, draw: Draw, num_heads: int, num_kv_heads: int) -> None:
     for head, kv_head in enumerate(heads_read(answer, num_heads, num_kv_heads)):
-        if isinstance(kv_head, bool) or not hasattr(kv_head, "__index__"):
+        if integer(kv_head) is None:
             reject(f"the KV head of head {head} is {kv_head!r}, expected a whole number")
         if not 0 <= kv_head < num_kv_heads:
             reject(f"head {head} reads KV head {kv_head}; there are only 0 to {num_kv_heads - 1}")

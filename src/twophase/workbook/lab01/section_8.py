@@ -114,7 +114,11 @@ EXERCISES = (
                 "serves none when the weights fill the card",
                 serves_none_without_room,
                 "Fewer than no requests is no answer: `max(0, ...)`.",
-                ({"card_gb": 16, "weights_gb": 16}, {"card_gb": 80, "weights_gb": 140}, {"card_gb": 80, "weights_gb": 79.9}),
+                (
+                    {"card_gb": 16, "weights_gb": 16},
+                    {"card_gb": 80, "weights_gb": 140},
+                    {"card_gb": 80, "weights_gb": 79.9},
+                ),
             ),
         ),
         time_limit_s=5,

@@ -5,7 +5,7 @@ from typing import Any
 
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import OutOfBlocksError
-from twophase.workbook.checks import Draw, compare, raises, reject, unchanged
+from twophase.workbook.checks import Draw, compare, integer, number, raises, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab01.arrivals import Paged, random_requests, replay
 from twophase.workbook.questions import Number
@@ -57,7 +57,7 @@ def gives_adjacent_free_slots(answer: Any, draw: Draw, num_slots: int) -> None:
         start = answer.first_fit(list(owners), length)
         if start is None:
             continue
-        if isinstance(start, bool) or not hasattr(start, "__index__"):
+        if integer(start) is None:
             reject(f"the place is {start!r}, expected a slot's number or None")
         if start not in free_starts(owners, length):
             reject(
@@ -117,14 +117,10 @@ def fragmentation(answer: Any, owners: Owners, written: dict[str | int, int]) ->
         reject("it divides by zero", f"slots {picture(owners)}", "Nothing held, or nothing free, means 0.")
     if not (isinstance(got, tuple | list) and len(got) == 2):
         reject(f"the result is {got!r}, expected two numbers: internal and external")
-    return share(got[0], "internal fragmentation"), share(got[1], "external fragmentation")
-
-
-def share(got: Any, what: str) -> float:
-    """Floats, ints, fractions and NumPy's numbers are all shares."""
-    if isinstance(got, str) or not hasattr(got, "__float__"):
-        reject(f"{what} is {got!r}, expected a number")
-    return float(got)
+    internal, external = number(got[0]), number(got[1])
+    if internal is None or external is None:
+        reject(f"the result is {got!r}, expected two numbers: internal and external")
+    return internal, external
 
 
 def snapshot(draw: Draw, num_holders: int) -> tuple[Owners, dict[str | int, int]]:
@@ -328,7 +324,9 @@ EXERCISES = (
                 SIZES,
             ),
             Property(
-                "only looks", only_looks, "Whoever asks will mark the slots; work on the list without changing it.",
+                "only looks",
+                only_looks,
+                "Whoever asks will mark the slots; work on the list without changing it.",
                 ({"fits": True}, {"fits": False}),
             ),
         ),
