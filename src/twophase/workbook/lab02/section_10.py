@@ -139,7 +139,13 @@ EXERCISES = (
                 writes_its_slots,
                 "The chunk's keys, rotated by their positions in the prompt, and its values go to the slots of these "
                 "positions, and nothing else changes.",
-                ({"cached": 0, "new": 1}, {"cached": 0, "new": 6}, {"cached": 4, "new": 3}, {"cached": 6, "new": 5}, LATER[4]),
+                (
+                    {"cached": 0, "new": 1},
+                    {"cached": 0, "new": 6},
+                    {"cached": 4, "new": 3},
+                    {"cached": 6, "new": 5},
+                    LATER[4],
+                ),
             ),
             Property(
                 "starts a prompt",

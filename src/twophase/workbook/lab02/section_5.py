@@ -84,7 +84,7 @@ def averages(answer: Any, draw: Draw, rows: int, keys: int) -> None:
 def weighs_alike(answer: Any, draw: Draw, keys: int) -> None:
     """Equal scores: a plain mean, and log2 of the number of keys."""
     values = draw.normal(keys, 4)
-    out, lse = run(answer, torch.zeros(2, keys), values)
+    out, _ = run(answer, torch.zeros(2, keys), values)
     compare(out, values.mean(0).expand(2, -1), what="the mean with equal scores", axes=AXES, any_dtype=True)
 
 

@@ -147,7 +147,12 @@ EXERCISES = (
                 "finds page and offset",
                 starts_at_zero,
                 "slot = page · block_size + offset; the page is what the table says, not the number of its entry.",
-                ({"end": 1, "block_size": 4}, {"end": 9, "block_size": 4}, {"end": 90, "block_size": 16}, {"end": 200, "block_size": 7}),
+                (
+                    {"end": 1, "block_size": 4},
+                    {"end": 9, "block_size": 4},
+                    {"end": 90, "block_size": 16},
+                    {"end": 200, "block_size": 7},
+                ),
             ),
             Property(
                 "starts anywhere",

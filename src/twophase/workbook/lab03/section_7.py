@@ -43,8 +43,9 @@ def counts_wide_items(answer: Any, draw: Draw) -> None:
     check_units(answer, torch.tensor([0, 1000]), 200, 32)
 
 
-def counts_anything(answer: Any, draw: Draw, unit_bytes: int) -> None:
-    check_units(answer, draw.integers(0, 2000, 40), draw.integer(1, 100), unit_bytes)
+def counts_anything(answer: Any, draw: Draw, unit_bytes: int, num: int = 40, first: int = 0) -> None:
+    """Random addresses from `first` on; a GPU's have up to 47 bits."""
+    check_units(answer, first + draw.integers(0, 50 * num, num), draw.integer(1, 100), unit_bytes)
 
 
 def leaves_addresses_alone(answer: Any, draw: Draw) -> None:
@@ -103,7 +104,13 @@ EXERCISES = (
                 "agrees with a count of bytes",
                 counts_anything,
                 "Only units in which some item has a byte count; those in a gap do not.",
-                ({"unit_bytes": 32}, {"unit_bytes": 128}),
+                (
+                    {"unit_bytes": 32},
+                    {"unit_bytes": 128},
+                    {"unit_bytes": 48, "num": 3},
+                    {"unit_bytes": 32, "num": 1000},
+                    {"unit_bytes": 32, "first": 2**46 + 12},
+                ),
             ),
             Property("leaves its input alone", leaves_addresses_alone, "`//=` and its like write into the tensor."),
         ),

@@ -125,15 +125,37 @@ def never_holds_decodes_back(answer: Any, draw: Draw) -> None:
     cache = CacheManager(64, 4, enable_prefix_caching=False)
     scheduler = Scheduler(SchedulerConfig(8, 64, 256), cache, made(answer, 4))
     scheduler.add(Request("A", (0, 0, 0), SamplingParams(temperature=1.0, n=6, max_tokens=5)))
+    scheduler.add(Request("B", (0,) * 20, SamplingParams(temperature=1.0, max_tokens=5)))
     num_decodes = []
-    for _ in range(3):
+    for step in range(3):
         plan = scheduler.schedule()
         scheduler.update(plan, {chunk.seq_id: (SampledToken(1),) * chunk.num_samples for chunk in plan.chunks})
         num_decodes.append(plan.num_decodes)
+        if step and len(plan.chunks) > plan.num_decodes:
+            reject("six decodes take more than max_tokens=4, and a prefill got tokens in the same step")
     if num_decodes != [0, 6, 6]:
         reject(
             f"a request's six completions were ready to decode, with max_tokens=4, and {num_decodes[1]} of them did",
             "max_tokens bounds what prefills may take; decodes always go.",
+        )
+
+
+def ranks_every_sequence(answer: Any, draw: Draw) -> None:
+    """The completions of a request are sequences of one arrival: their index tells them apart."""
+    policy = made(answer, 64)
+    scheduler = Scheduler(SchedulerConfig(16, 64, 256), CacheManager(64, 4, enable_prefix_caching=False), policy)
+    for name in "AB":
+        scheduler.add(Request(name, (0, 0, 0), SamplingParams(temperature=1.0, n=4, max_tokens=5)))
+    plan = scheduler.schedule()
+    scheduler.update(plan, {chunk.seq_id: (SampledToken(1),) * chunk.num_samples for chunk in plan.chunks})
+    sequences = list(scheduler.sequences.values())
+    expected = sorted(sequences, key=lambda one: (one.arrival_order, one.index))
+    draw.random.shuffle(sequences)
+    got = sorted(sequences, key=policy.rank)
+    if len({policy.rank(one) for one in got}) < len(got) or got != expected:
+        reject(
+            "two requests of four completions each are not ranked by arrival and then by index, all differently",
+            *(f"request {one.request.request_id}, index {one.index}: rank {policy.rank(one)!r}" for one in got),
         )
 
 
@@ -162,14 +184,14 @@ def keeps_the_head_first(answer: Any, draw: Draw) -> None:
     _in_order(requests, got.records)
 
 
-def fills_the_step(answer: Any, draw: Draw, num: int, spread: int) -> None:
-    requests = drawn(draw, num, 40, spread)
-    got = [as_dict(step) for step in run(answer, requests, 10).steps]
-    for number, (one, other) in enumerate(zip(got, expected_steps(requests, 10), strict=False)):
+def fills_the_step(answer: Any, draw: Draw, num: int, spread: int, max_tokens: int = 10) -> None:
+    requests = drawn(draw, num, 4 * max_tokens, spread)
+    got = [as_dict(step) for step in run(answer, requests, max_tokens).steps]
+    for number, (one, other) in enumerate(zip(got, expected_steps(requests, max_tokens), strict=False)):
         if one != other:
             reject(
                 f"step {number} computes {one}, expected {other}",
-                f"requests (prompt + output at arrival) {describe(requests)}, max_tokens=10",
+                f"requests (prompt + output at arrival) {describe(requests)}, max_tokens={max_tokens}",
             )
 
 
@@ -224,6 +246,11 @@ EXERCISES = (
                 "If more sequences decode than max_tokens allows, they decode all the same, and prefills wait.",
             ),
             Property(
+                "ranks every sequence",
+                ranks_every_sequence,
+                "arrival_order is the request's; its completions differ in `sequence.index`.",
+            ),
+            Property(
                 "serves in the order of arrival",
                 first_come,
                 "`rank` is the order: smaller goes first. `sequence.arrival_order` counts requests as they come.",
@@ -239,7 +266,12 @@ EXERCISES = (
                 fills_the_step,
                 "With room left and somebody waiting, the step takes more: prefills that are begun first, then "
                 "newcomers, several if they are short.",
-                ({"num": 2, "spread": 0}, {"num": 6, "spread": 0}, {"num": 8, "spread": 6}),
+                (
+                    {"num": 2, "spread": 0},
+                    {"num": 6, "spread": 0},
+                    {"num": 8, "spread": 6},
+                    {"num": 5, "spread": 3, "max_tokens": 150},
+                ),
             ),
             Property(
                 "survives memory pressure",
