@@ -243,7 +243,10 @@ def holds_for_any_block(answer: Any, draw: Draw, block_size: int) -> None:
         newcomer, *running = crowd
         num_blocks, watermark = draw.integer(50, 900), draw.choice((0.0, 0.01, 0.125, 0.25))
         blocks = [len(range(0, one.num_tokens, block_size)) for one in crowd]
-        grow = sum(any(p >= n * block_size for p in range(one.max_num_tokens - 1)) for n, one in zip(blocks, crowd))
+        grow = sum(
+            any(p >= n * block_size for p in range(one.max_num_tokens - 1))
+            for n, one in zip(blocks, crowd, strict=True)
+        )
         least = blocks[0] + grow + math.ceil(watermark * num_blocks)
         for num_free, expected in ((least, True), (least - 1, False)):
             got = answer.can_admit(newcomer, list(running), num_free, num_blocks, block_size, watermark)
