@@ -67,7 +67,7 @@ ANSWERS = {
     ),
     "in place": (body("x += 0", "x.mul_(2)", "x.div_(2)", "x[..., 0] += 1"), "failed", ["differs first", "expected"]),
     "NaN": ("def running_mean(x):\n    return x * float('nan')\n", "failed", ["is NaN at position 0"]),
-    "wrong dtype": ("def running_mean(x):\n    return (x.cumsum(-1) / torch.arange(1, x.shape[-1] + 1)).double()\n", "failed", ["dtype float64, expected float32"]),
+    "wrong dtype": ("def running_mean(x):\n    return (x.cumsum(-1) / torch.arange(1, x.shape[-1] + 1)).half()\n", "failed", ["dtype float16, expected float32"]),
     "half filled": (LAB.templates["1.1"].shipped().replace('____("1.1", 1, "the sum up to each position")', "x.cumsum(-1)"), "failed", ["Exercise 1.1, blank 2: from, to is still empty"]),
     "left as it was, but for a comment": (LAB.templates["1.1"].shipped() + "\n# later\n", "not_attempted", ["not attempted"]),
     "syntax error": (body("if x = 1:"), "error", ["syntax error in line 2 of cell"]),

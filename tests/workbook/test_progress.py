@@ -27,7 +27,9 @@ def test_events_add_up_across_kernels(path):
     assert os.listdir(path.parent) == [path.name]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"exercises": 3}', b"\xff\xfe", b'{"exercises": {"1.1": 7}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"exercises": 3}', b"\xff\xfe", b'{"exercises": {"1.1": 7}', b"[" * 10**5]
+)
 def test_a_broken_file_is_moved_aside_and_told(path, content):
     path.write_bytes(content)
     progress = Progress(path)
@@ -40,6 +42,13 @@ def test_a_broken_file_is_moved_aside_and_told(path, content):
     path.write_bytes(b"again")
     progress.record("1.1", attempt)
     assert (path.parent / "01_demo-2.progress.broken.json").read_bytes() == b"again"
+
+
+def test_a_missing_folder_is_made(tmp_path):
+    progress = Progress(tmp_path / "not" / "yet" / "01_demo.progress.json")
+    progress.record("1.1", attempt)
+    assert progress.take_notes() == ()
+    assert progress.of("1.1") == {"attempts": 1}
 
 
 def test_an_entry_that_is_no_entry_is_begun_anew(path):

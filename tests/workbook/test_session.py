@@ -12,6 +12,7 @@ from tests.workbook.demo import LAB
 from twophase.workbook import session as session_module
 from twophase.workbook.checks import compare
 from twophase.workbook.exercise import Exercise, Property
+from twophase.workbook.grading.lane import Job
 from twophase.workbook.guard import Guard
 from twophase.workbook.judge import Judge, run_cell
 from twophase.workbook.lab import WorkbookError
@@ -131,21 +132,61 @@ def test_a_prediction_is_committed_before_it_is_compared(notebook):
     notebook.run(shipped("1.4"), "1.4")
     assert "not attempted" in repr(notebook.ask('check("1.4")'))
     notebook.run("guess_1_4 = 200", "1.4")
-    assert "committed  200 additions" in repr(notebook.ask('check("1.4")'))
+    card = repr(notebook.ask('check("1.4")'))
+    assert card.startswith("✓ 1.4 Additions: predicted, 1 point")
+    assert "committed  200 additions" in card
     notebook.run("guess_1_4 = 5000", "1.4")
     assert "Your first prediction stands; 5000 came later." in repr(notebook.ask('check("1.4")'))
     card = repr(notebook.ask('measured("1.4", 5050)'))
+    assert "surprised?" in card
     assert "predicted  200 additions" in card
     assert "measured   5050 additions" in card
-    assert "too low, by a factor of more than 10; within a factor of 1.5 counts as close" in card
-    assert repr(notebook.ask('check("1.4")')).startswith("✓ 1.4")
-    assert notebook.file()["1.4"] == {"attempts": 1, "measured": 5050.0, "prediction": 200.0, "verdict": "passed"}
+    assert "too low, by a factor of more than 10; within a factor of 1.5 would have been close" in card
+    assert notebook.file()["1.4"] == {"attempts": 2, "measured": 5050.0, "prediction": 200.0, "verdict": "passed"}
+
+
+@pytest.mark.parametrize("guess", ["5050", "1", "-3.5", "np.float64(7)", "torch.tensor(0)"])
+def test_a_prediction_has_its_point_right_or_wrong_and_the_grader_agrees(notebook, grader, guess):
+    notebook.run(f"import numpy as np\nguess_1_4 = {guess}", "1.4")
+    before = repr(notebook.ask('check("1.4")'))
+    notebook.ask('measured("1.4", 5050)')
+    after = repr(notebook.ask('check("1.4")'))
+    assert (before[:5], after[:5]) == ("✓ 1.4", "✓ 1.4")
+    notebook.run("guess_1_4 = 5050", "1.4")
+    changed = repr(notebook.ask('check("1.4")'))
+    assert ("Your first prediction stands" in changed) == (guess != "5050")
+    assert ("would have been close" in changed) == (guess != "5050")
+    (graded,) = grader.run_all(LAB, [Job("1.4", f"import numpy as np\nimport torch\nguess_1_4 = {guess}")])
+    assert graded.passed
+
+
+@pytest.mark.parametrize("guess", ["None", "'5000'", "True", "float('nan')", "[5000]", "10**400"])
+def test_what_is_no_number_is_no_prediction(notebook, grader, guess):
+    notebook.run(f"guess_1_4 = {guess}", "1.4")
+    assert repr(notebook.ask('check("1.4")')).startswith("✗ 1.4")
+    assert "prediction" not in notebook.file()["1.4"]
+    (graded,) = grader.run_all(LAB, [Job("1.4", f"guess_1_4 = {guess}")])
+    assert graded.verdict == "failed"
 
 
 def test_measuring_without_a_prediction(notebook):
-    assert "nothing yet" in repr(notebook.ask('measured("1.4", 3)'))
+    assert "nothing yet" in repr(notebook.ask('measured("1.4", torch.tensor(3))'))
+    notebook.run("guess_1_4 = 4", "1.4")
+    assert "written   4 additions, after the measurement" in repr(notebook.ask('check("1.4")'))
+    assert notebook.file()["1.4"] == {"attempts": 1, "measured": 3.0, "verdict": "passed"}
     with pytest.raises(WorkbookError, match="is no prediction"):
         notebook.ask('measured("1.2", 3)')
+    with pytest.raises(WorkbookError, match="should be a finite number; got nan"):
+        notebook.ask('measured("1.4", float("nan"))')
+
+
+def test_a_progress_file_that_was_meddled_with_stops_nothing(notebook, tmp_path):
+    odd = {"attempts": "abc", "hints": None, "prediction": [1], "measured": "much"}
+    (tmp_path / "01_demo.progress.json").write_text(json.dumps({"exercises": {"1.4": odd, "1.1": odd}}))
+    notebook.run("guess_1_4 = 4", "1.4")
+    assert "committed  4 additions" in repr(notebook.ask('check("1.4")'))
+    assert "hint 1 of 3" in repr(notebook.ask('hint("1.1")'))
+    assert notebook.file()["1.4"]["attempts"] == 1
 
 
 def test_an_endless_loop_is_stopped_and_the_line_named(notebook, monkeypatch):
@@ -182,6 +223,72 @@ def test_a_broken_progress_file_is_told_on_the_card(notebook, tmp_path):
     notebook.run(solved("1.1"))
     assert "moved to 01_demo.progress.broken.json" in repr(notebook.ask('check("1.1")'))
     assert "moved" not in repr(notebook.ask('check("1.1")'))
+
+
+RAISES = {
+    "in the answer": ("def running_mean(x):\n    return len(3)\n", "TypeError: object of type 'int' has no len()"),
+    "miscalling another": (
+        "def helper(a, b):\n    return a\ndef running_mean(x):\n    return helper(x)\n",
+        "TypeError: helper() missing 1 required positional argument: 'b'",
+    ),
+    "miscalling itself": (
+        "def running_mean(x):\n    return running_mean(x, 1)\n",
+        "TypeError: running_mean() takes 1 positional argument but 2 were given",
+    ),
+    "without a word": ("def running_mean(x):\n    assert len(x) > 99\n", "AssertionError"),
+    "with a message that raises": (
+        "class Odd(ValueError):\n    def __str__(self):\n        return 1 / 0\ndef running_mean(x):\n    raise Odd\n",
+        "Odd: (its message cannot be shown: __str__ raised ZeroDivisionError)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", RAISES)
+def test_an_exception_of_the_answer_is_shown_with_its_line_and_no_hint(notebook, what):
+    source, said = RAISES[what]
+    notebook.run(source)
+    card = repr(notebook.ask('check("1.1")'))
+    assert f"why    your code raised {said}\n" in card
+    assert re.search(r"line \d of the cell: (return|assert|raise)", card)
+    assert "hint  " not in card
+    assert "cannot be called" not in card
+
+
+def judged(test, namespace, names=("running_mean",)):
+    """The verdict on what stands in the namespace, by one property with this test."""
+    exercise = Exercise(
+        id="9.2", title="", kind="code", names=names, points=1, minutes=1, objective="",
+        checks=(Property("holds", test, "The property's hint."),),
+    )  # fmt: skip
+    return Judge({"9.2": exercise}, {}, {}).judge(exercise, namespace)
+
+
+def test_an_exception_that_is_wrapped_on_its_way_is_the_answers_own():
+    def wraps(answer, draw):
+        try:
+            answer.running_mean(1)
+        except ZeroDivisionError as error:
+            raise RuntimeError("the engine failed") from error
+
+    namespace = {}
+    run_cell("def running_mean(x):\n    return x / 0\n", namespace, "<exercise 9.2>")
+    got = judged(wraps, namespace)
+    assert (got.verdict, got.reason, got.hint) == ("error", "your code raised ZeroDivisionError: division by zero", "")
+    assert "line 2 of the cell: return x / 0" in got.details
+
+
+def test_only_a_call_of_the_answer_itself_reads_as_a_wrong_signature():
+    def needs_two(a, b):
+        return a
+
+    namespace = {}
+    run_cell("def running_mean(x):\n    return x\n", namespace, "<exercise 9.2>")
+    got = judged(lambda answer, draw: needs_two(answer.running_mean(1)), namespace)
+    assert got.reason.startswith("what it returned cannot be used: TypeError: ")
+    assert got.hint == "The property's hint."
+    got = judged(lambda answer, draw: answer.running_mean(1, 2), namespace)
+    assert got.reason.startswith("it cannot be called as the exercise asks: running_mean() takes 1")
+    assert got.hint == ""
 
 
 def test_cards_are_html_too_and_escape_what_they_show(notebook):

@@ -64,12 +64,14 @@ and is labelled.
 
 **Questions** have `question=Choice(...)`, `Matching(...)` or `Number(...)` (questions.py) and one name, a top-level
 `answer_1_2 = "b"  # SOLUTION: one letter`. `python -m twophase.workbook.questions 1.2 b` prints the seal to store. A
-prediction has kind 'prediction' and a `Number`: `check` commits it, `measured("1.4", value)` at the end of the
-measuring cell gives the verdict; the grader compares with `Number.expected()`.
+prediction has kind 'prediction' and a `Number`; it earns its point when it is committed before the measurement, right
+or wrong: `check` commits the first one, `measured("1.4", value)` at the end of the measuring cell tells how close it
+came, and the grader wants a number.
 
 **Banks.** `Wrong("drops the last token", {1: "logits[:-1]"}, rejected_by="picks the most likely token")` gives blanks
 by number, the rest being right, or a whole cell as a string; `Right(title, fill)` likewise. At least five wrong and two
-different right answers per code exercise. tests/workbook/test_labs.py proves every lab it finds.
+different right answers per code exercise. tests/workbook/test_labs.py proves every lab it finds. `prove 01 --seeds 20`
+finds verdicts that luck decides, `prove 01 --mutate` small edits of the solution that the check accepts (mutate.py).
 
 The machine, file by file
 =========================
@@ -83,7 +85,7 @@ The machine, file by file
     progress.py                the learner's file beside the notebook
     build.py                   notebooks from the source
     grading/                   a notebook file, graded in processes of its own
-    prove.py                   the proofs of a lab's checks
+    prove.py, mutate.py        the proofs of a lab's checks; a search for edits that they accept
 """
 
 from typing import TYPE_CHECKING, Any

@@ -64,7 +64,7 @@ def card(exercise: Exercise) -> str:
     """The head of an exercise in markdown."""
     size = f"{exercise.lines} line{'s' * (exercise.lines != 1)}" if exercise.is_code else exercise.kind
     facts = [
-        f"{exercise.points} point{'s' * (exercise.points != 1)}",
+        f"{exercise.points} point{'s' * (exercise.points != 1)}" + " for committing" * (exercise.kind == "prediction"),
         f"{exercise.minutes} min",
         f"about {size}" if exercise.is_code else size,
         "difficulty " + "●" * exercise.difficulty + "○" * (3 - exercise.difficulty),

@@ -217,7 +217,9 @@ def _require_type(got: Any, expected: Any, what: str) -> None:
     """`got` is of the kind that `expected` is; both are plain."""
     if got is None and expected is not None:
         reject(f"{what} is None", "Is a `return` missing?")
-    kinds = next((group for group in ((list, tuple), (set, frozenset)) if type(expected) in group), (type(expected),))
+    kinds: tuple[type, ...] = next(
+        (group for group in ((list, tuple), (set, frozenset)) if type(expected) in group), (type(expected),)
+    )
     if type(expected) is float:
         kinds = (int, float)
     if type(got) not in kinds:

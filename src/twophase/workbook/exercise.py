@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from twophase.workbook.questions import Question
+from twophase.workbook.questions import Number, Question
 
 Kind = Literal["code", "kernel", "prediction", "matching", "choice", "numeric"]
 Need = Literal["cpu", "triton", "gpu", "model"]
@@ -73,6 +73,7 @@ class Exercise:
             "has difficulty 1 to 3": self.difficulty in (1, 2, 3),
             "has checks if it is code, a question if it is not": bool(self.checks) == is_code != bool(self.question),
             "a question has one name": is_code or len(self.names) == 1,
+            "a prediction is a Number": self.kind != "prediction" or isinstance(self.question, Number),
             "has distinct property names": len({p.name for p in self.checks}) == len(self.checks),
         }
         broken = [rule for rule, holds in rules.items() if not holds]
@@ -90,12 +91,17 @@ class Exercise:
 
     @property
     def properties(self) -> tuple[Property, ...]:
-        """What is checked, in order; a question's are made from its stored answer."""
+        """What is checked, in order; a question's are made from its stored answer.
+
+        A prediction earns its point when it is committed before the measurement, right or wrong, so all that is checked
+        is that it is a number: the grader, which sees the file alone, agrees with the notebook.
+        """
         if self.question is None:
             return self.checks
+        steps = self.question.properties(self.id)
         return tuple(
             Property(name, _on_value(self.names[0], test), hint)
-            for name, test, hint in self.question.properties(self.id)
+            for name, test, hint in (steps[:1] if self.kind == "prediction" else steps)
         )
 
 

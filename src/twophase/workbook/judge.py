@@ -24,7 +24,7 @@ VerdictName = Literal[
     "passed", "failed", "not_attempted", "by_reference", "error", "timeout", "missing", "not_run_here"
 ]
 MAX_PICTURE_BYTES = 500_000  # the grader's channel takes a verdict of a megabyte
-MISCALLED = re.compile(r"[\w.<>]+\(\) (takes|missing|got)\b")
+MISCALLED = re.compile(r"(?P<name>[\w.<>]+)\(\) (takes|missing|got)\b")
 
 
 class Tampered(Rejected):
@@ -150,7 +150,7 @@ class Judge:
             assert current is not None
             self.guard.restore()
             left = _blanks(exercise, vars(answer))
-            if exercise.kind == "kernel" and left and not isinstance(_beneath_triton(error), Rejected | UnfilledError):
+            if exercise.kind == "kernel" and left and not isinstance(_own_error(error), Rejected | UnfilledError):
                 error = UnfilledError(exercise.id, min(left))  # compiled, a blank is just a name the compiler rejects
             return self._explain(exercise, current, error, tuple(held))
         finally:
@@ -165,10 +165,11 @@ class Judge:
 
     def _explain(self, exercise: Exercise, prop: Property, error: BaseException, held: tuple[str, ...]) -> Verdict:
         case = getattr(error, "case", "")
-        error = _beneath_triton(error)
+        error = _own_error(error)
         verdict, reason, details = explain(error, exercise, self.references)
-        beside_the_point = Tampered | UnfilledError | OutOfTime | SystemExit | MemoryError
-        hint = "" if isinstance(error, beside_the_point) else prop.hint
+        # The property's hint fits what the property found; an exception of the answer's own tells where it is.
+        is_finding = verdict == "failed" and not isinstance(error, Tampered | UnfilledError)
+        hint = prop.hint if is_finding and not _is_miscalled(error, exercise) else ""
         where = (f"case: {case}",) if case and exercise.is_code else ()
         shown = error.picture if isinstance(error, Rejected) and len(error.picture) <= MAX_PICTURE_BYTES else b""
         picture = base64.b64encode(shown).decode()
@@ -210,13 +211,13 @@ def explain(
     error: BaseException, exercise: Exercise, references: Mapping[str, Any]
 ) -> tuple[VerdictName, str, tuple[str, ...]]:
     """Verdict, reason and details for whatever a check or a cell raised."""
-    error = _beneath_triton(error)
+    error = _own_error(error)
     if isinstance(error, Rejected):
-        return "failed", str(error), error.details
+        return "failed", _text(error), error.details
     line = learners_line(error)
     where = (line,) if line else ()
     if isinstance(error, UnfilledError):
-        return "failed", str(error), where
+        return "failed", _text(error), where
     if isinstance(error, OutOfTime):
         reason = f"still running after {exercise.time_limit_s:g} s, and stopped"
         return "timeout", reason, (*where, "Look for a loop that never ends.")
@@ -224,22 +225,46 @@ def explain(
         return "error", "your code ends the whole program (sys.exit or exit)", where
     if isinstance(error, RecursionError):
         return "error", "your function calls itself without end", where
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+    if isinstance(error, MemoryError) or "can't allocate memory" in _text(error):
         reason = f"it wants more memory than the {exercise.memory_limit_gib:g} GiB allowed here"
         return "error", reason, (*where, "Look for a shape that is much larger than it should be.")
-    if isinstance(error, TypeError) and not line and MISCALLED.match(str(error)):
-        return "failed", f"it cannot be called as the exercise asks: {error}", _signatures(exercise, references)
-    if not line and isinstance(error, Exception):
-        return "failed", f"what it returned cannot be used: {type(error).__name__}: {error}".partition("\n")[0], ()
+    if _is_miscalled(error, exercise):
+        return "failed", f"it cannot be called as the exercise asks: {_text(error)}", _signatures(exercise, references)
     # The compiler of kernels quotes the source first and tells the matter last.
-    lines = str(error).strip().split("\n")
-    return "error", f"your code raised {type(error).__name__}: {lines[-1 if _is_tritons(error) else 0]}", where
+    said = _text(error).strip().split("\n")[-1 if _is_tritons(error) else 0]
+    named = f"{type(error).__name__}: {said}".removesuffix(": ")
+    if not line and isinstance(error, Exception):
+        return "failed", f"what it returned cannot be used: {named}", ()
+    return "error", f"your code raised {named}", where
 
 
-def _beneath_triton(error: BaseException) -> BaseException:
-    """What happened in a kernel, without the error that Triton wraps around it."""
+def _is_miscalled(error: BaseException, exercise: Exercise) -> bool:
+    """Whether the check could not call the answer as it should: a TypeError that names the answer, from outside it."""
+    called = MISCALLED.match(_text(error)) if isinstance(error, TypeError) else None
+    return (
+        called is not None
+        and not learners_line(error)
+        and not {"<lambda>", *exercise.names}.isdisjoint(called["name"].split("."))
+    )
+
+
+def _text(error: BaseException) -> str:
+    """Its message, which may be made by the learner's code."""
+    try:
+        return str(error)
+    except Exception as fault:
+        return f"(its message cannot be shown: __str__ raised {type(fault).__name__})"
+
+
+def _own_error(error: BaseException) -> BaseException:
+    """What happened in the answer, without the error that Triton, an engine or a check put around it."""
     while _is_tritons(error) and error.__cause__ is not None:
         error = error.__cause__
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(error, Rejected):
+        if learners_line(inner):
+            return inner
+        inner = inner.__cause__ or (None if inner.__suppress_context__ else inner.__context__)
     return error
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
+from rich.markup import escape
 from rich.table import Table
 
 from twophase.workbook.grading.grade import Grader
@@ -36,7 +37,7 @@ def _size(x):
         return tuple(x.shape)
     if isinstance(x, (list, tuple)):
         return tuple(map(_size, x)) if len(x) < 9 else len(x)
-    return x if isinstance(x, (bool, int, float, str, bytes)) else type(x)
+    return type(x)
 
 def _remembered(function):
     kept = {{}}
@@ -146,7 +147,7 @@ def ends(node: ast.AST) -> Iterator[ast.AST]:
 def caps(node: ast.AST) -> Iterator[ast.AST]:
     match node:
         case ast.Call(func=ast.Name(id="len")) | ast.Subscript(value=ast.Attribute(attr="shape"), ctx=ast.Load()):
-            yield _call("min", node, ast.Constant(CAP))  # type: ignore[arg-type]
+            yield _call("min", node, ast.Constant(CAP))
         case ast.Call(func=ast.Name(id="range"), args=[*rest, stop]) if len(rest) < 2:
             yield _with(node, args=[*rest, _call("min", stop, ast.Constant(CAP))])
         case ast.Slice(upper=ast.expr() as upper) if not isinstance(upper, ast.Constant | ast.UnaryOp):
@@ -154,8 +155,8 @@ def caps(node: ast.AST) -> Iterator[ast.AST]:
 
 
 OPERATORS: Mapping[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Div, ast.Mod: ast.FloorDiv,
-    ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Div,
+    ast.Mod: ast.FloorDiv, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
 }  # fmt: skip
 
 
@@ -164,12 +165,12 @@ def operators(node: ast.AST) -> Iterator[ast.AST]:
         yield _with(node, op=OPERATORS[type(node.op)]())
     elif isinstance(node, ast.BoolOp):
         yield _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
-        yield copy.deepcopy(node.operand)
+    elif isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
+        yield copy.deepcopy(node.operand)  # of -1 `constants` makes 0 and -2; as an axis it is often the same as 1
 
 
 def parts(node: ast.AST) -> Iterator[ast.AST]:
-    """A condition, sum or call loses a part: `a and b` is `a`, `max(a, b)` is `a`, `x.clone()` is `x`."""
+    """A condition or call loses a part: `a and b` is `a`, `max(a, b)` is `a`, `x.clone()` is `x`."""
     match node:
         case ast.BoolOp(values=values):
             for at in range(len(values)):
@@ -195,8 +196,12 @@ def precision(node: ast.AST) -> Iterator[ast.AST]:
         yield _with(node, attr=PRECISION[node.attr])
 
 
+KEPT = ast.FunctionDef | ast.ClassDef | ast.Pass | ast.Import | ast.ImportFrom
+
+
 def dropped(node: ast.AST) -> Iterator[ast.AST]:
-    if isinstance(node, ast.stmt) and not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Pass | ast.Import):
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    if isinstance(node, ast.stmt) and not isinstance(node, KEPT) and not is_text:
         yield ast.Pass()
 
 
@@ -263,26 +268,34 @@ class Place:
 
 def _places(source: str, tree: ast.Module, answers: Sequence[tuple[int, int]]) -> list[Place]:
     """Every expression, slice and statement, those of the answers first."""
-    starts = [0]
+    starts = [0]  # in bytes, as ast counts columns
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line.encode()))
     spans = [(len(source[:a].encode()), len(source[:b].encode())) for a, b in answers]
     found: list[Place] = []
 
+    def is_given(node: ast.expr | ast.stmt) -> bool:
+        start = starts[node.lineno - 1] + node.col_offset
+        end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+        return not any(a <= start and end <= b for a, b in spans)
+
     def visit(parent: ast.AST, function: ast.AST) -> None:
         for name, value in ast.iter_fields(parent):
             for at, node in enumerate(value if isinstance(value, list) else [value]):
-                if not isinstance(node, ast.AST):
+                if not isinstance(node, ast.AST) or _is_aside(node):
                     continue
                 if isinstance(node, ast.expr | ast.stmt):
-                    start = starts[node.lineno - 1] + node.col_offset
-                    end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
-                    is_given = not any(a <= start and end <= b for a, b in spans)
-                    found.append(Place(parent, name, at if isinstance(value, list) else None, function, is_given))
+                    where = at if isinstance(value, list) else None
+                    found.append(Place(parent, name, where, function, is_given(node)))
                 visit(node, node if isinstance(node, ast.FunctionDef) else function)
 
     visit(tree, tree)
     return sorted(found, key=lambda place: place.is_given)
+
+
+def _is_aside(node: ast.AST) -> bool:
+    """What decides nothing in a right answer: the words of an error, and `strict=` of a zip."""
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.keyword) and node.arg == "strict")
 
 
 def _changed(place: Place, change: Change, tree: ast.Module) -> Iterator[str]:
@@ -399,9 +412,8 @@ def table(found: Sequence[Searched]) -> Table:
     for one in found:
         untried = f" (+{one.num_untried} untried)" if one.num_untried else ""
         told = [*one.survivors, *(f"equivalent.py: {error}" for error in one.errors)]
-        made.add_row(
-            one.exercise, f"{one.num_tried}{untried}", str(one.num_rejected), str(len(one.equivalent)), "\n".join(told)
-        )
+        counts = (f"{one.num_tried}{untried}", str(one.num_rejected), str(len(one.equivalent)))
+        made.add_row(one.exercise, *counts, escape("\n".join(told)))
     return made
 
 

@@ -58,7 +58,7 @@ class Progress:
                 raise ValueError("not a progress file")
         except FileNotFoundError:
             return {}
-        except (ValueError, KeyError, OSError) as error:
+        except (ValueError, KeyError, OSError, RecursionError) as error:
             self._move_aside(error)
             return {}
         return data["exercises"]
@@ -76,6 +76,7 @@ class Progress:
 
     def _write(self, exercises: dict[str, Any]) -> None:
         text = json.dumps({"version": 1, "exercises": exercises}, indent=1, sort_keys=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
         try:
             with open(handle, "w", encoding="utf-8") as file:
@@ -86,6 +87,11 @@ class Progress:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+
+
+def as_count(value: Any) -> int:
+    """How often, as recorded; 0 for what is no count."""
+    return value if type(value) is int and value >= 0 else 0
 
 
 def free_name(path: Path) -> Path:

@@ -1,7 +1,8 @@
 """The proofs of a lab's checks, as a table.
 
     python -m twophase.workbook.prove 01
-    python -m twophase.workbook.prove 01 --seeds 20          verdicts that luck decides
+    python -m twophase.workbook.prove 01 --seeds 20          answers whose verdict luck decides
+    python -m twophase.workbook.prove 01 --mutate            small edits of the solutions that the checks accept
 
 As shipped nothing is attempted and nothing scores; solved everything passes; every wrong answer of the bank is
 rejected by the property that is meant for it, which has a hint; every right one is accepted.
@@ -10,14 +11,16 @@ rejected by the property that is meant for it, which has a hint; every right one
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from twophase.workbook import mutate
 from twophase.workbook.build import learner_notebook, solved_notebook
 from twophase.workbook.exercise import Bank, Right, Wrong
 from twophase.workbook.grading.grade import Grader
@@ -81,7 +84,9 @@ def _job(lab: Lab, exercise: str, fill: Mapping[int, str] | str, seed: int | Non
 def _row(exercise: str, item: Wrong | Right, got: Verdict) -> Row:
     if isinstance(item, Right):
         return Row(exercise, "right", item.title, "passed", _said(got), _here(got, got.passed), got.reason)
-    meant = got.verdict in ("failed", "error") and got.failed_property == item.rejected_by and bool(got.hint)
+    # A property that rejects has a hint; an exception of the answer's own has the line that raised it.
+    is_helpful = bool(got.hint) if got.verdict == "failed" else any(d.startswith("line ") for d in got.details)
+    meant = got.verdict in ("failed", "error") and got.failed_property == item.rejected_by and is_helpful
     wanted = f"rejected: {item.rejected_by}"
     return Row(exercise, "wrong", item.title, wanted, _said(got), _here(got, meant), got.reason)
 
@@ -113,14 +118,14 @@ def _said(verdict: Verdict) -> str:
     return f"{verdict.verdict}: {verdict.failed_property}" if verdict.failed_property else verdict.verdict
 
 
-def table(rows: list[Row]) -> Table:
-    made = Table(title=summary(rows), title_justify="left")
+def table(rows: list[Row], title: str = "") -> Table:
+    made = Table(title=title or summary(rows), title_justify="left")
     for heading in ("", "exercise", "answer", "", "got", "why"):
         made.add_column(heading, overflow="fold")
     for row in rows:
         mark = "[green]✓[/]" if row.holds else "[red]✗[/]"
         got = row.got if row.holds else f"{row.got}\nwanted {row.wanted}"
-        made.add_row(mark, row.exercise, row.answer, row.title, got, row.reason)
+        made.add_row(mark, row.exercise, row.answer, *map(escape, (row.title, got, row.reason)))
     return made
 
 
@@ -138,18 +143,48 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, help="the repository (default: the one this folder is in)")
     parser.add_argument("--package", default="twophase.workbook", help="where the packages labNN are")
     parser.add_argument("--fresh", action="store_true", help="new random inputs instead of those of seed 0")
+    parser.add_argument("--seeds", type=int, metavar="N", help="judge every answer with N seeds; print what differs")
+    parser.add_argument("--mutate", action="store_true", help="run edits of the solutions; print what is accepted")
+    parser.add_argument("--exercise", metavar="ID", help="with --seeds or --mutate: only this exercise")
+    parser.add_argument("--edits", type=int, default=mutate.NUM_EDITS, metavar="N", help="at most N of an exercise")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core, at most 4)")
     args = parser.parse_args(argv)
     try:
         workbook = Workbook(args.root, args.package) if args.root else Workbook.find()
-        labs = [workbook.lab(number) for number in args.labs] or list(workbook.labs.values())
-        with Grader(workbook) as grader:
-            rows = [row for lab in labs for row in prove(grader, lab, None if args.fresh else 0)]
+        names = [args.exercise.partition(".")[0]] if args.exercise and not args.labs else args.labs
+        labs = [workbook.lab(name) for name in names] or list(workbook.labs.values())
+        if args.exercise:
+            workbook.lab_of(args.exercise).exercise(args.exercise)
+        with Grader(workbook, args.workers) as grader:
+            if args.mutate:
+                return _print_mutations(grader, labs, args.edits, args.exercise)
+            if args.seeds:
+                rows = [row for lab in labs for row in lucky(grader, lab, args.seeds, args.exercise)]
+            else:
+                rows = [row for lab in labs for row in prove(grader, lab, None if args.fresh else 0)]
     except WorkbookError as error:
         print(error, file=sys.stderr)
         return 2
-    Console(width=None if sys.stdout.isatty() else 160).print(table(rows))
-    print(summary(rows))
+    title = f"{len(rows)} answers whose verdict differs between {args.seeds} seeds" if args.seeds else summary(rows)
+    _console().print(table(rows, title))
+    print(title)
     return 0 if all(row.holds for row in rows) else 1
+
+
+def _print_mutations(grader: Grader, labs: Sequence[Lab], num_edits: int, only: str | None) -> int:
+    found = []
+    for lab in labs:
+        for exercise in lab.exercises.values():
+            if exercise.is_code and only in (None, exercise.id):
+                found.append(mutate.search(grader, lab, exercise.id, num_edits))
+                print(f"{exercise.id}: {mutate.summary(found[-1:])}", flush=True)
+    _console().print(mutate.table(found))
+    print(mutate.summary(found))
+    return 1 if any(one.survivors or one.errors for one in found) else 0
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ from typing import Any, no_type_check
 import torch  # noqa: F401  so that the guard below watches it
 
 from twophase.workbook.cards import AMBER, GREEN, Card, note_card, verdict_card
+from twophase.workbook.checks import shown
 from twophase.workbook.exercise import MAX_HINTS, Exercise
 from twophase.workbook.guard import Guard
 from twophase.workbook.judge import Judge, Verdict
 from twophase.workbook.lab import Lab, Workbook, WorkbookError
-from twophase.workbook.progress import DIRECTORY_VARIABLE, Progress, progress_path
-from twophase.workbook.questions import Number
+from twophase.workbook.progress import DIRECTORY_VARIABLE, Progress, as_count, progress_path
+from twophase.workbook.questions import Number, finite_number
 from twophase.workbook.solved import run_reference
-from twophase.workbook.unfilled import Unfilled
 
 # Made when the notebook's first cell imports this, before anything a learner writes.
 _GUARD = Guard()
@@ -80,70 +80,87 @@ def _callers_namespace() -> MutableMapping[str, Any]:
 
 @no_type_check
 def check(exercise: str, *, seed: int | None = None) -> Card:
-    """Check your answer to an exercise now. A prediction is committed by its first check.
+    """Check your answer to an exercise now. A prediction is committed by its first check, and that earns its point.
 
     Args:
         seed: Of the random inputs, to repeat a case that failed.
     """
     namespace = _callers_namespace()
     session, found = _here(exercise)
-    if found.kind == "prediction":
-        card = _commit(session, found, namespace)
-        if card is not None:
-            return card
     verdict = session.verdict(found, namespace, seed)
     if verdict.verdict in ("not_attempted", "missing", "not_run_here"):
         entry = session.progress.of(exercise)
     else:
         entry = session.progress.record(exercise, lambda entry: _count(entry, verdict))
-    return verdict_card(found, verdict, entry.get("attempts", 0), session.progress.take_notes())
+    if found.kind == "prediction" and verdict.passed:
+        return _committed(session, found, namespace[found.names[0]])
+    return verdict_card(found, verdict, as_count(entry.get("attempts")), session.progress.take_notes())
 
 
 def _count(entry: dict[str, Any], verdict: Verdict) -> None:
-    entry["attempts"] = entry.get("attempts", 0) + 1
+    entry["attempts"] = as_count(entry.get("attempts")) + 1
     entry["verdict"] = verdict.verdict
 
 
-def _commit(session: Session, exercise: Exercise, namespace: MutableMapping[str, Any]) -> Card | None:
-    """Record a first prediction and say so; None once there is something to compare it with, or nothing to commit."""
-    value = namespace.get(exercise.names[0], Unfilled(exercise.id, 1))
-    if isinstance(value, bool) or not isinstance(value, int | float) or "measured" in session.progress.of(exercise.id):
-        return None
+def _committed(session: Session, exercise: Exercise, value: Any) -> Card:
+    """Record a first prediction unless the measurement was there before it, and say what stands."""
+    written = finite_number(value)
+    assert written is not None  # it passed
 
     def commit(entry: dict[str, Any]) -> None:
-        entry.setdefault("prediction", float(value))
+        if finite_number(entry.get("measured")) is None and finite_number(entry.get("prediction")) is None:
+            entry["prediction"] = float(written)
 
     entry = session.progress.record(exercise.id, commit)
-    lines = [("committed", f"{entry['prediction']:g}{_unit(exercise)}")]
-    if entry["prediction"] != value:
-        lines.append(("", f"Your first prediction stands; {value:g} came later."))
-    lines.append(("next", "Run the measurement; it brings the verdict."))
+    first, found = finite_number(entry.get("prediction")), finite_number(entry.get("measured"))
+    lines = []
+    if first is None:
+        lines.append(("written", f"{written:g}{_unit(exercise)}, after the measurement; guess before it next time"))
+    else:
+        lines.append(("committed", f"{first:g}{_unit(exercise)}"))
+        if first != written:
+            lines.append(("", f"Your first prediction stands; {written:g} came later."))
+    if found is None:
+        lines.append(("next", "Run the measurement. The point is yours, however close the number comes."))
+    else:
+        lines += _beside(exercise, first, found)[0]
     lines += [("note", note) for note in session.progress.take_notes()]
-    return note_card(f"{exercise.id} {exercise.title}: predicted", lines)
+    points = f"{exercise.points} point{'s' * (exercise.points != 1)}"
+    return Card("✓", f"{exercise.id} {exercise.title}: predicted, {points}", GREEN, tuple(lines))
+
+
+def _beside(exercise: Exercise, guess: int | float | None, found: int | float) -> tuple[list[tuple[str, str]], bool]:
+    """A measurement beside what was predicted, as lines of a card, and whether the two are close."""
+    question = exercise.question
+    assert isinstance(question, Number)
+    lines = [("measured", f"{found:.4g}{_unit(exercise)}")]
+    is_close = guess is not None and question.accepts(guess, found)
+    if guess is not None and not is_close:
+        lines.append(("so", f"{question.miss(guess, found)}; {question.tolerance()} would have been close"))
+    return lines, is_close
 
 
 def _unit(exercise: Exercise) -> str:
     return f" {exercise.question.unit}".rstrip() if isinstance(exercise.question, Number) else ""
 
 
-def measured(exercise: str, value: int | float) -> Card:
+def measured(exercise: str, value: Any) -> Card:
     """What the measurement gave, beside what was predicted. Stands at the end of the measuring cell."""
     session, found = _here(exercise)
     if not isinstance(found.question, Number):
         raise WorkbookError(f"exercise {exercise} is no prediction; it is of kind {found.kind!r}")
-    entry = session.progress.record(exercise, lambda entry: entry.update(measured=float(value)))
-    unit = _unit(found)
-    lines = [("measured", f"{value:.4g}{unit}")]
-    if "prediction" not in entry:
+    result = finite_number(value)
+    if result is None:
+        raise WorkbookError(f"what was measured for exercise {exercise} should be a finite number; got {shown(value)}")
+    entry = session.progress.record(exercise, lambda entry: entry.update(measured=float(result)))
+    guess = finite_number(entry.get("prediction"))
+    lines, is_close = _beside(found, guess, result)
+    if guess is None:
         lines.append(("predicted", "nothing yet; next time commit yourself first, it is what makes the number stick"))
         return note_card(f"{exercise} {found.title}: measured", lines)
-    guess = entry["prediction"]
-    lines.insert(0, ("predicted", f"{guess:g}{unit}"))
-    good = found.question.accepts(guess, value)
-    if not good:
-        lines.append(("so", f"{found.question.miss(guess, value)}; {found.question.tolerance()} counts as close"))
-    mark, colour = ("✓", GREEN) if good else ("≠", AMBER)
-    return Card(mark, f"{exercise} {found.title}: {'close' if good else 'surprised?'}", colour, tuple(lines))
+    lines.insert(0, ("predicted", f"{guess:g}{_unit(found)}"))
+    mark, colour = ("✓", GREEN) if is_close else ("≠", AMBER)
+    return Card(mark, f"{exercise} {found.title}: {'close' if is_close else 'surprised?'}", colour, tuple(lines))
 
 
 def hint(exercise: str) -> Card:
@@ -151,7 +168,7 @@ def hint(exercise: str) -> Card:
     session, found = _here(exercise)
     if not found.hints:
         return note_card(f"{exercise} {found.title}: no hints", [("instead", "check() tells what fails and why")])
-    taken = session.progress.of(exercise).get("hints", 0)
+    taken = as_count(session.progress.of(exercise).get("hints"))
     shown = min(taken + 1, len(found.hints), MAX_HINTS)
     session.progress.record(exercise, lambda entry: entry.update(hints=shown))
     lines = [(f"hint {number}", text) for number, text in enumerate(found.hints[:shown], start=1)]

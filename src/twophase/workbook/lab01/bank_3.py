@@ -84,6 +84,7 @@ BANKS = {
             Wrong("always reads the prompt only", ALWAYS_READS_THE_PROMPT, "matches transformers token for token"),
             Wrong("never stops early", {3: "False"}, "stops after the end token"),
             Wrong("keeps the end token out", STOPS_BEFORE_APPENDING, "stops after the end token"),
+            Wrong("looks for the end token in the whole text", {3: "eos_id in ids"}, "stops after the end token"),
             Wrong(
                 "looks for the end token in front of the last",
                 {3: "eos_id in ids[:-1]"},

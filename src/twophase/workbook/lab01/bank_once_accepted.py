@@ -54,7 +54,7 @@ def greedy(model, ids, num_new, eos_id):
 """,
                 "matches transformers token for token",
             ),
-            Wrong("the end token anywhere in the text", {3: "eos_id in ids"}, "does not stop for the prompt"),
+            Wrong("the end token anywhere in the text", {3: "eos_id in ids"}, "stops after the end token"),
             Wrong(
                 "at most 32 new tokens",
                 """

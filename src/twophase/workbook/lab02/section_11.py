@@ -28,7 +28,10 @@ from twophase.workbook.questions import Number
 
 @cache
 def relayed_engine() -> tuple[Any, SimpleNamespace]:
-    """SmolLM2 with attention that calls whatever functions stand in the namespace beside it."""
+    """SmolLM2 with attention that calls whatever functions stand in the namespace beside it.
+
+    The engine ends a request whose step raises, so the namespace keeps the first exception, `error`.
+    """
     from twophase import LLM
 
     parts = SimpleNamespace(error=None)
@@ -37,8 +40,8 @@ def relayed_engine() -> tuple[Any, SimpleNamespace]:
         def call(*args: Any) -> Any:
             try:
                 return getattr(parts, name)(*args)
-            except Exception as error:  # the engine would wrap it
-                parts.error = error
+            except Exception as error:
+                parts.error = parts.error or error
                 raise
 
         return call
@@ -145,15 +148,11 @@ def generates_the_same(answer: Any, draw: Draw, num_prompt: int, num_new: int) -
     model, _ = smollm2()
     expected = transformers_greedy(model, ids, num_new)[num_prompt:].tolist()
     llm, parts = relayed_engine()
-    parts.write, parts.prefill = answer.own_write, answer.own_prefill
+    parts.write, parts.prefill, parts.error = answer.own_write, answer.own_prefill, None
     params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True)
-    parts.error = None
-    try:
-        (output,) = llm.generate([{"prompt_token_ids": ids.tolist()}], params, use_tqdm=False)
-    except Exception:
-        if parts.error is not None:
-            raise parts.error from None
-        raise
+    (output,) = llm.generate([{"prompt_token_ids": ids.tolist()}], params, use_tqdm=False)
+    if parts.error is not None:
+        raise parts.error
     compare(list(output.outputs[0].token_ids), expected, what="the id", axes=("new token",))
 
 

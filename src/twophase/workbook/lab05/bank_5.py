@@ -73,7 +73,6 @@ BANKS = {
             Wrong("the mean of exp", {2: "surprises(logits, targets).exp().mean().item()"}, rejected_by=MEAN),
             Wrong("the sum", {2: "surprises(logits, targets).sum().exp().item()"}, rejected_by=MEAN),
             Wrong("the loss", {2: "surprises(logits, targets).mean().item()"}, rejected_by=MEAN),
-            Wrong("a tensor", {2: "surprises(logits, targets).mean().exp()"}, rejected_by=MEAN),
             Wrong("base 2", {2: "2 ** surprises(logits, targets).mean().item()"}, rejected_by=MEAN),
             Wrong("of logits", {4: "torch.where(p > 0, p * (before - after), 0)"}, rejected_by=NONE),
             Wrong("backwards", {3: "log_q.exp()"}, rejected_by=DIVERGENCE),
@@ -88,6 +87,10 @@ BANKS = {
             Wrong("NaN under a mask", {4: "p * (log_p - log_q)"}, rejected_by=IMPOSSIBLE),
             Wrong("exp of logits", NAIVE_SOFTMAX, rejected_by=LARGE),
         ),
-        right=(Right("by the library", BY_LIBRARY), Right("row by row", BY_ROWS)),
+        right=(
+            Right("a tensor", {2: "surprises(logits, targets).mean().exp()"}),
+            Right("by the library", BY_LIBRARY),
+            Right("row by row", BY_ROWS),
+        ),
     ),
 }

@@ -76,6 +76,8 @@ BANKS = {
             Wrong("no headroom", {3: "d.gpu_bytes - d.weight_bytes / d.num_gpus - d.workspace_bytes"}, FILLS),
             Wrong("no workspace", {3: "d.utilisation * d.gpu_bytes - d.weight_bytes / d.num_gpus"}, FILLS),
             Wrong("tokens for blocks", {4: "max(0, int(left // kv_bytes_per_token(d)))"}, FILLS),
+            Wrong("rounds blocks up", {4: "max(0, -int(-left // (d.block_size * kv_bytes_per_token(d))))"}, FILLS),
+            Wrong("rounds requests up", {6: "min(d.max_num_seqs, -(-num_blocks(d) // blocks_each))"}, WHOLE),
             Wrong("below nothing", {4: "int(left // (d.block_size * kv_bytes_per_token(d)))"}, NOTHING),
             Wrong("part of a block is enough", {5: "max(1, num_tokens // d.block_size)"}, WHOLE),
             Wrong("a block to spare", {5: "num_tokens // d.block_size + 1"}, WHOLE),
