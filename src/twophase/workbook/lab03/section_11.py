@@ -40,10 +40,10 @@ def finds_a_flat_line(answer: Any, draw: Draw) -> None:
 
 def keeps_digits(answer: Any, draw: Draw) -> None:
     """Large contexts close to each other: sums of squares would lose what makes them differ."""
-    x = [1e8 + n for n in (0, 3, 4, 9, 11)]
+    x = [1e7 + n for n in (0.1, 3.3, 4.7, 9.2, 11.9)]
     a, b = draw.integer(1, 9), draw.integer(2, 5)
-    got = fitted(answer, x, [float(a + b * (t - 1e8)) for t in x])
-    require(got, (a - b * 1e8, float(b)), "points at contexts around 1e8")
+    got = fitted(answer, x, [float(a + b * (t - 1e7)) for t in x])
+    require(got, (a - b * 1e7, float(b)), "points at contexts around ten million")
 
 
 def minimises_squares(answer: Any, draw: Draw, num: int) -> None:

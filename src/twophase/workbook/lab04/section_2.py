@@ -176,7 +176,7 @@ EXERCISES = (
                 takes_those_who_are_there,
                 "Who has not arrived when a batch starts waits for the next one. If nobody is there, the clock "
                 "goes to the next arrival.",
-                ({"spread": 4}, {"spread": 60}, {"spread": 300, "num": 70, "num_slots": 40}),
+                ({"spread": 4}, {"spread": 60}, {"spread": 3, "num": 100, "num_slots": 40}),
             ),
             Property(
                 "counts tokens over slots",

@@ -173,7 +173,6 @@ EXERCISES = (
                     {"prompt": 1000, "budget": 300},
                 ),
             ),
-            Property("gives what the card says", knows_the_example, "Play the three steps of the example by hand."),
             Property(
                 "serves those behind it",
                 serves_those_behind,
@@ -205,6 +204,7 @@ EXERCISES = (
                 "As long as there is budget and somebody with tokens to compute, the step is not full.",
                 ({"num": 3, "budget": 8}, {"num": 8, "budget": 12}, {"num": 40, "budget": 300}),
             ),
+            Property("gives what the card says", knows_the_example, "Play the three steps of the example by hand."),
         ),
         time_limit_s=10,
     ),

@@ -176,7 +176,7 @@ EXERCISES = (
                 "is the chain of the card",
                 is_the_cards_chain,
                 "hash[0] = digest(digest(salt) + tokens of block 0), then hash[i] = digest(hash[i - 1] + tokens of "
-                "block i). A salt is any string; `encode()` gives its bytes. Engines share a cache by agreeing on this.",
+                "block i). A salt is any string; `encode()` gives its bytes.",
                 (
                     {"salt": "", "num_blocks": 1},
                     {"salt": "blue", "num_blocks": 3},

@@ -31,8 +31,8 @@ def looks_far_back(answer: Any, draw: Draw, between: int) -> None:
     """What stood together a long time ago, and many drafts of it."""
     names = draw.permutation(between + 100).tolist()
     expect(answer, [*names, *names[40:43]], 50, names[43:93], 3, 1)
-    long = names[:30]  # an agreement of 30 tokens, against one of 2 that is later
-    expect(answer, [*long, 1000, *long[-2:], 2000, *names[100:], *long], 1, [1000], 30, 1)
+    long = names[:30]  # an agreement of 30 tokens, against one of 10 that is later
+    expect(answer, [*long, 1000, *long[-10:], 2000, *names[100:], *long], 1, [1000], 30, 1)
 
 
 def says_nothing(answer: Any, draw: Draw) -> None:

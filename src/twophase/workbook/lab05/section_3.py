@@ -139,12 +139,12 @@ def takes_state_0(answer: Any, draw: Draw) -> None:
 
 def knows_machines_apart(answer: Any, draw: Draw) -> None:
     """Machines of one size in turn, and masks that are changed by whoever got them."""
-    texts = ["a", "b", "ab" * 50, "ba" * 50, "</s>"]
+    texts = ["a", "b", "ab" * 50, "ba" * 50, "</s>", "ab" * 50 + "x"]
     for name in ("ab", "ba", "from 2", "ab"):
         machine = LOOPS[name]
         with unchanged(texts=texts):
             got = mask_of(answer, machine, machine.start, texts, 4)
-        expected = [name != "ba", name == "ba", name != "ba", name == "ba", True]
+        expected = [name != "ba", name == "ba", name != "ba", name == "ba", True, False]
         compare(got.tolist(), expected, what=f"the mask at the start of a machine that reads {name!r}", axes=("token",))
         got.fill_(False)
 

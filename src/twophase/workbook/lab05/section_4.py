@@ -41,8 +41,8 @@ def drawn_sizes(draw: Draw, num_sinks: int) -> tuple[int, int, int, int]:
 
 
 def keeps_long(answer: Any, draw: Draw) -> None:
-    """Thousands of tokens, and a block size that is no power of two."""
-    for sizes in ((5000, 12, 700, 5), (5003, 16, 1500, 40), (2048, 24, 100, 0)):
+    """More than a thousand tokens, and a block size that is no power of two."""
+    for sizes in ((1300, 12, 20, 5), (700, 16, 300, 40), (1303, 24, 30, 0)):
         compare(asked_for(answer, *sizes), blocks_to_come(*sizes), what=told(*sizes))
 
 

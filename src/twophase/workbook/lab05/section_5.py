@@ -102,7 +102,8 @@ def tells_the_impossible(answer: Any, draw: Draw) -> None:
     before, after = draw.normal(2, 17), draw.normal(2, 17)
     after[0, 5] = before[1, 5] = -math.inf
     got = answer.divergences(before, after)
-    compare(got[:1], torch.tensor([math.inf]), what="the divergence where a token became impossible")
+    if not float(got[0]) > 1e30:  # some libraries give the largest float in place of infinity
+        reject(f"the divergence where a token became impossible is {float(got[0]):.6g}, expected infinity")
     compare(got[1:], right_divergences(before[1:], after[1:]), what="the divergence where a token became possible")
 
 

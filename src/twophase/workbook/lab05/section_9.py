@@ -180,16 +180,6 @@ EXERCISES = (
                 ({"num_gpus": 1}, {"num_gpus": 4}),
             ),
             Property(
-                "rounds down what fits",
-                rounds_down,
-                "Neither up nor to the nearest: a block that lacks a byte is no block, half a request no request.",
-                (
-                    {"more_bytes": 0, "num_gpus": 1},
-                    {"more_bytes": -1, "num_gpus": 1},
-                    {"more_bytes": -1, "num_gpus": 4},
-                ),
-            ),
-            Property(
                 "has no blocks where nothing is left",
                 never_below_nothing,
                 "A model that does not fit leaves 0 blocks, not a negative number of them.",
@@ -198,6 +188,16 @@ EXERCISES = (
                 "gives each request whole blocks",
                 holds_whole_blocks,
                 "17 tokens in blocks of 16 take 2 blocks, and two halves of a free request are no request.",
+            ),
+            Property(
+                "rounds down what fits",
+                rounds_down,
+                "Neither up nor to the nearest: a block that lacks a byte is no block, half a request no request.",
+                (
+                    {"more_bytes": 0, "num_gpus": 1},
+                    {"more_bytes": -1, "num_gpus": 1},
+                    {"more_bytes": -1, "num_gpus": 4},
+                ),
             ),
             Property(
                 "keeps to the seats",
