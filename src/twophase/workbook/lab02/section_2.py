@@ -234,6 +234,7 @@ LAYERS = (
     {"length": 5, "num_heads": 4, "num_kv_heads": 2},
     {"length": 3, "num_heads": 3, "num_kv_heads": 3},
     {"length": 6, "num_heads": 9, "num_kv_heads": 3},
+    {"length": 80, "num_heads": 2, "num_kv_heads": 1},
 )
 MAPS = (
     {"num_heads": 4, "num_kv_heads": 2},

@@ -159,6 +159,7 @@ EXERCISES = (
                     {"lengths": (2, 0, 5, 1), "heads": (4, 2)},
                     {"lengths": (0, 3, 0, 2, 0), "heads": (3, 1)},
                     {"lengths": (90, 5), "heads": (2, 2)},
+                    {"lengths": (2, 1), "heads": (49, 7)},
                 ),
             ),
             Property(

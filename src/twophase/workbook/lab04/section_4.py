@@ -125,19 +125,29 @@ def never_holds_decodes_back(answer: Any, draw: Draw) -> None:
     cache = CacheManager(64, 4, enable_prefix_caching=False)
     scheduler = Scheduler(SchedulerConfig(8, 64, 256), cache, made(answer, 4))
     scheduler.add(Request("A", (0, 0, 0), SamplingParams(temperature=1.0, n=6, max_tokens=5)))
-    scheduler.add(Request("B", (0,) * 20, SamplingParams(temperature=1.0, max_tokens=5)))
     num_decodes = []
     for _ in range(3):
         plan = scheduler.schedule()
         scheduler.update(plan, {chunk.seq_id: (SampledToken(1),) * chunk.num_samples for chunk in plan.chunks})
         num_decodes.append(plan.num_decodes)
-        if plan.num_decodes >= 4 and len(plan.chunks) > plan.num_decodes:
-            reject(f"{plan.num_decodes} decodes, with max_tokens=4, and a prefill got tokens in the same step")
     if num_decodes != [0, 6, 6]:
         reject(
             f"a request's six completions were ready to decode, with max_tokens=4, and {num_decodes[1]} of them did",
             "max_tokens bounds what prefills may take; decodes always go.",
         )
+
+
+def gives_prefills_no_more_than_room(answer: Any, draw: Draw) -> None:
+    """Six decodes, with max_tokens=4, beside a prefill that was begun when there was room."""
+    cache = CacheManager(64, 4, enable_prefix_caching=False)
+    scheduler = Scheduler(SchedulerConfig(8, 64, 256), cache, made(answer, 4))
+    scheduler.add(Request("A", (0, 0, 0), SamplingParams(temperature=1.0, n=6, max_tokens=5)))
+    scheduler.add(Request("B", (0,) * 20, SamplingParams(temperature=1.0, max_tokens=5)))
+    for _ in range(3):
+        plan = scheduler.schedule()
+        scheduler.update(plan, {chunk.seq_id: (SampledToken(1),) * chunk.num_samples for chunk in plan.chunks})
+        if plan.num_decodes >= 4 and len(plan.chunks) > plan.num_decodes:
+            reject(f"{plan.num_decodes} decodes, with max_tokens=4, and a prefill got tokens in the same step")
 
 
 def ranks_every_sequence(answer: Any, draw: Draw) -> None:
@@ -272,6 +282,11 @@ EXERCISES = (
                     {"num": 8, "spread": 6},
                     {"num": 5, "spread": 3, "max_tokens": 150},
                 ),
+            ),
+            Property(
+                "gives prefills no more than there is room",
+                gives_prefills_no_more_than_room,
+                "Decodes may fill a step, and more than fill it. Then no prefill gets a token, begun or not.",
             ),
             Property(
                 "survives memory pressure",

@@ -96,13 +96,15 @@ def is_the_cards_chain(answer: Any, draw: Draw, salt: str, num_blocks: int) -> N
 
 def reads_each_token_once(answer: Any, draw: Draw) -> None:
     """The bytes that go through `digest`: in a chain as many as there are tokens, times 8, and 16 for each link."""
-    names, num_bytes = answer.block_hashes.__globals__, 0
+    names, num_bytes = getattr(answer.block_hashes, "__globals__", {}), 0
 
     def counted(data: bytes) -> bytes:
         nonlocal num_bytes
         num_bytes += len(data)
         return digest(data)
 
+    if "digest" not in names:
+        return  # it has a digest of its own, and was found to be right
     token_ids, real = tokens(draw, 400), names["digest"]
     names["digest"] = counted
     try:
