@@ -256,11 +256,6 @@ EXERCISES = (
                 "If more sequences decode than max_tokens allows, they decode all the same, and prefills wait.",
             ),
             Property(
-                "ranks every sequence",
-                ranks_every_sequence,
-                "arrival_order is the request's; its completions differ in `sequence.index`.",
-            ),
-            Property(
                 "serves in the order of arrival",
                 first_come,
                 "`rank` is the order: smaller goes first. `sequence.arrival_order` counts requests as they come.",
@@ -282,6 +277,11 @@ EXERCISES = (
                     {"num": 8, "spread": 6},
                     {"num": 5, "spread": 3, "max_tokens": 150},
                 ),
+            ),
+            Property(
+                "ranks every sequence",
+                ranks_every_sequence,
+                "arrival_order is the request's; its completions differ in `sequence.index`.",
             ),
             Property(
                 "gives prefills no more than there is room",

@@ -99,7 +99,6 @@ def never_below_nothing(answer: Any, draw: Draw) -> None:
     d = a_deployment(draw)
     too_large = replace(d, weight_bytes=2 * d.gpu_bytes)
     compare(answer.num_blocks(too_large), 0, what="num_blocks for weights twice as large as the GPU")
-    compare(answer.concurrency(too_large, 100), 0, what="concurrency for weights twice as large as the GPU")
 
 
 def holds_whole_blocks(answer: Any, draw: Draw) -> None:
@@ -112,6 +111,8 @@ def holds_whole_blocks(answer: Any, draw: Draw) -> None:
         expected = pool // -(-num_tokens // d.block_size)
         got = answer.concurrency(d, num_tokens)
         compare(got, expected, what=f"concurrency for {num_tokens} tokens in blocks of {d.block_size}")
+    got = answer.concurrency(replace(d, weight_bytes=2 * d.gpu_bytes), 100)
+    compare(got, 0, what="concurrency for weights twice as large as the GPU")
 
 
 def keeps_the_seats(answer: Any, draw: Draw) -> None:
