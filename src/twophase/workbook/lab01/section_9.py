@@ -70,7 +70,7 @@ def gives_adjacent_free_slots(answer: Any, draw: Draw, num_slots: int) -> None:
 def finds_a_hole(answer: Any, draw: Draw, where: str) -> None:
     length = draw.integer(2, 9)
     before, after = {"at the start": (0, 5), "in the middle": (4, 5), "at the very end": (7, 0)}[where]
-    owners: Owners = ["a"] * before + [None] * length + ["b"] * after
+    owners: Owners = [*["a"] * before, *[None] * length, *["b"] * after]
     got = answer.first_fit(list(owners), length)
     if got != before:
         reject(

@@ -61,7 +61,7 @@ def grids_of(function: Callable[..., Any], kernel: str) -> Iterator[list[tuple[i
     """The grids over which `function` launches the kernel it knows by this name."""
     grids: list[tuple[int, ...]] = []
     names = getattr(function, "__globals__", {})
-    real = names.get(kernel)
+    real: Any = names.get(kernel)
 
     class Watched:
         def __getitem__(self, grid: Any) -> Callable[..., Any]:

@@ -48,15 +48,16 @@ def decode_step(model, new_ids, cache):
     "3.2": Bank(
         wrong=(
             Wrong(
-                "contexts summed in int32",
+                "contexts in int16",
                 """
 def bytes_per_step(num_weights, bytes_per_weight, kv_bytes_per_token, contexts):
-    return num_weights * bytes_per_weight, kv_bytes_per_token * int(np.array(contexts, dtype=np.int16).sum(dtype=np.int32))
+    num_tokens = int(np.array(contexts).astype(np.int16).sum(dtype=np.int32))
+    return num_weights * bytes_per_weight, kv_bytes_per_token * num_tokens
 
 def tokens_per_second(num_bytes, num_sequences, bandwidth):
     return num_sequences / (num_bytes / bandwidth)
 """,
-                "reads every weight once",
+                "reads every sequence's own K and V",
             ),
             Wrong(
                 "contexts of at most 131,072 tokens",
@@ -350,8 +351,8 @@ def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
         wrong=(
             Wrong(
                 "-1e4 for minus infinity",
-                {7: "tl.where(in_range[None, :], scores, -1e4)"},
-                "writes a number for every query head",
+                {8: "tl.where(in_range[None, :], scores, -1e4)"},
+                "survives any level of scores",
             ),
             Wrong(
                 "slots by a mask",

@@ -495,7 +495,8 @@ def split_attention(w, n):
         kv = kv_heads_of(rank, n, w.num_kv_heads)
         kv_rows = slice(kv.start * d, kv.stop * d)
         q_rows = slice(kv.start * group * d, kv.stop * group * d)
-        shards.append(AttentionWeights(w.q[q_rows], w.k[kv_rows], w.v[kv_rows], w.o[:, q_rows], len(kv) * group, len(kv), d, w.theta))
+        q, k, v, o = w.q[q_rows], w.k[kv_rows], w.v[kv_rows], w.o[:, q_rows]
+        shards.append(AttentionWeights(q, k, v, o, len(kv) * group, len(kv), d, w.theta))
     return shards
 """,
                 "deals out the K/V heads",
