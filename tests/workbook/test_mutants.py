@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import shutil
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -21,7 +22,7 @@ CHECKS, QUESTIONS, PROGRESS = (f"twophase.workbook.{name}" for name in ("checks"
 JUDGE, EXERCISE, SESSION = (f"twophase.workbook.{name}" for name in ("judge", "exercise", "session"))
 MUTATE = "twophase.workbook.mutate"
 GUARD, LOCATE, BLANKS = "twophase.workbook.guard", "twophase.workbook.grading.locate", "twophase.workbook.blanks"
-LINT = "twophase.workbook.lint"
+LINT, LABS = "twophase.workbook.lint", "twophase.workbook.lab"
 
 MUTANTS = [
     Mutant("dtype ignored", CHECKS, "if got.dtype != expected.dtype and not is_finer and not any_dtype:", "if False:"),
@@ -105,6 +106,8 @@ MUTANTS = [
     Mutant("any definition will do", LOCATE, "if len(different) > 1:", "if False:"),
     Mutant("untouched is an attempt", LOCATE, "if cell.source.strip() == template.shipped().strip():", "if False:"),
     Mutant("blanks all number one", BLANKS, "number = 1 + sum(", "number = 1 + 0 * sum("),
+    Mutant("the last bank hides the others", LABS, "before = found.get(i, Bank())", "before = Bank()"),
+    Mutant("right answers of one bank only", LABS, "(*before.right, *bank.right)", "before.right or bank.right"),
     Mutant("block lines leak", LINT, "if line in cell.source", "if line == cell.source"),
 ]
 
@@ -302,6 +305,13 @@ def check_lint(module: ModuleType) -> None:
     assert len(module.leaks(LAB, leaky)) == 1
 
 
+def check_labs(module: ModuleType) -> None:
+    """The answers of an exercise may stand in several modules: lab 1 has those of its bank, and those once accepted."""
+    banks = module.Workbook(Path(__file__).parents[2]).lab("01").banks
+    assert {"one turn too few", "reads the last 16 tokens only"} <= {wrong.title for wrong in banks["1.3"].wrong}
+    assert {"closed form", "NumPy's integers"} <= {right.title for right in banks["1.5"].right}
+
+
 CHECK_OF = {
     CHECKS: check_checks,
     QUESTIONS: check_questions,
@@ -312,6 +322,7 @@ CHECK_OF = {
     LOCATE: check_locate,
     BLANKS: check_blanks,
     LINT: check_lint,
+    LABS: check_labs,
 }
 
 

@@ -96,8 +96,13 @@ class Lab:
 
     @cached_property
     def banks(self) -> Mapping[str, Bank]:
-        """Right and wrong answers by exercise id, from `BANKS` of every module `bank_*`."""
-        return {i: b for module in self._modules("bank_") for i, b in importlib.import_module(module).BANKS.items()}
+        """Right and wrong answers by exercise id, from `BANKS` of every module `bank_*`; several may add to one."""
+        found: dict[str, Bank] = {}
+        for module in self._modules("bank_"):
+            for i, bank in importlib.import_module(module).BANKS.items():
+                before = found.get(i, Bank())
+                found[i] = Bank((*before.wrong, *bank.wrong), (*before.right, *bank.right))
+        return found
 
     @cached_property
     def notebook(self) -> NotebookNode:

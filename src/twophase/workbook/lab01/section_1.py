@@ -60,14 +60,17 @@ def adds_up(answer: Any, draw: Draw, length: int, cut: int) -> None:
     compare(whole, first + rest, what=f"log p of all {length} tokens", rtol=1e-4, atol=1e-3)
 
 
-def matches_a_loop(answer: Any, draw: Draw, length: int) -> None:
-    logits, ids = text(draw, length)
+def matches_a_loop(answer: Any, draw: Draw, length: int, vocab: int = 11) -> None:
+    logits, ids = text(draw, length, vocab)
     expected = naive_log_prob(logits, ids)
     compare(number(answer.text_log_prob(logits, ids)), expected, what="the log-probability", rtol=1e-4, atol=1e-3)
 
 
-def survives_confidence(answer: Any, draw: Draw) -> None:
+def survives_confidence(answer: Any, draw: Draw, forbidden: int) -> None:
+    """`forbidden` tokens of each row have the logit -inf, as an earlier processor leaves it; the text has none."""
     logits, ids = text(draw, 6, scale=500)
+    for row, token in enumerate(ids[1:].tolist()):
+        logits[row, [(token + 1 + i) % logits.shape[1] for i in range(forbidden)]] = -torch.inf
     expected = naive_log_prob(logits, ids)
     got = number(answer.text_log_prob(logits, ids))
     if not math.isfinite(got):
@@ -110,13 +113,18 @@ EXERCISES = (
             Property("leaves out the last row", leaves_out_the_last_row, NEXT, ({"length": 2}, {"length": 5})),
             Property("adds up over the text", adds_up, SUM, ({"length": 3, "cut": 1}, {"length": 9, "cut": 4})),
             Property(
-                "matches a loop over the tokens", matches_a_loop, NEXT, ({"length": 1}, {"length": 2}, {"length": 7})
+                "matches a loop over the tokens",
+                matches_a_loop,
+                NEXT,
+                ({"length": 1}, {"length": 2}, {"length": 7}, {"length": 150, "vocab": 300}),
             ),
             Property(
                 "survives confident logits",
                 survives_confidence,
                 "A probability of e^-200 is 0 in float32, and its logarithm minus infinity: "
-                "take `log_softmax` in one step, not the log of a softmax.",
+                "take `log_softmax` in one step, not the log of a softmax. And 0 times minus infinity is NaN: pick "
+                "terms, do not multiply.",
+                ({"forbidden": 0}, {"forbidden": 4}),
             ),
             Property("leaves its inputs alone", leaves_inputs_alone, "Operations ending in _ write in place."),
         ),

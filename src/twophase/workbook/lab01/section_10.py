@@ -74,7 +74,7 @@ def leaves_alone(processor: Callable[[Any, Tensor], Any]) -> Callable[[Any, Draw
 IN_PLACE = (
     "The engine may still need the logits as they were (log-probabilities, another request): give back a new tensor."
 )
-ROWS = ({"rows": 1, "size": 5}, {"rows": 3, "size": 12})
+ROWS = ({"rows": 1, "size": 5}, {"rows": 3, "size": 12}, {"rows": 2, "size": 400})
 
 # -- 1.20 drawing
 
@@ -92,6 +92,28 @@ def inverts_the_cdf(answer: Any, draw: Draw, rows: int, size: int) -> None:
                 total += row[token]
             expected.append(token)
         compare(got, torch.tensor(expected), what="the token", axes=("row",), any_dtype=True)
+
+
+def adds_in_double_precision(answer: Any, draw: Draw, token: int) -> None:
+    """Tokens of 1e-9 behind one of 0.9: in float32 their running sum stands still."""
+    probs = torch.full((1, 1000), 1e-9)
+    probs[0, 0], probs[0, -1] = 0.9, 0.1
+    double = probs[0].double()
+    u = (double[:token].sum() + double[token] / 2) / double.sum()
+    compare(answer.draw(probs, u[None]), torch.tensor([token]), what="the token", axes=("row",), any_dtype=True)
+
+
+def scales_by_the_last_sum(answer: Any, draw: Draw, total: float) -> None:
+    """Probabilities that add up to something else than 1."""
+    probs = total * torch.tensor([[0.25, 0.25, 0.5], [0.5, 0.5, 0.0]])
+    got = answer.draw(probs, torch.tensor([0.4, 0.875], dtype=torch.float64))
+    what = f"the token of probabilities that add up to {total:g}"
+    compare(got, torch.tensor([1, 1]), what=what, axes=("row",), any_dtype=True)
+
+
+def knows_the_example(answer: Any, draw: Draw) -> None:
+    got = answer.draw(torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]]), torch.tensor([0.6, 0.0]))
+    compare(got, torch.tensor([1, 1]), what="the token of the card's example", axes=("row",), any_dtype=True)
 
 
 def skips_impossible_tokens(answer: Any, draw: Draw, u: float) -> None:
@@ -123,7 +145,7 @@ def draws_as_often_as_likely(answer: Any, draw: Draw, num_draws: int) -> None:
 
 
 def sharpens_and_flattens(answer: Any, draw: Draw, temperature: float) -> None:
-    logits = 2 * draw.normal(2, 7)
+    logits = 2 * min(1, temperature) * draw.normal(2, 7)
     expected = []
     for row in logits:
         powers = [p ** (1 / temperature) for p in probabilities(row)]
@@ -132,18 +154,32 @@ def sharpens_and_flattens(answer: Any, draw: Draw, temperature: float) -> None:
 
 
 def stays_finite(answer: Any, draw: Draw, temperature: float) -> None:
-    logits = torch.tensor([[80.0, 95.0, -90.0], [-300.0, -200.0, -250.0]])
+    logits = torch.tensor(
+        [[80.0, 95.0, -90.0], [-300.0, -200.0, -250.0], [4e4, 3e4, -torch.inf], [-4e4, -3e4, -torch.inf]]
+    )
     got = answer.apply_temperature(logits.clone(), temperature)
-    expected = [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
+    expected = [probabilities(row / temperature) for row in logits]
     compare_distributions(got, logits, expected)
 
 
 # -- 1.23 to 1.25 truncation
 
 
+def keeps_what_is_far_below(answer: Any, draw: Draw) -> None:
+    """Logits 200 apart: all probabilities but one underflow, and yet the second is the second.
+
+    The result is divided by 200 for comparing; what is as low as -1e30 is out even so.
+    """
+    logits = 200 * (draw.permutation(6).float()[None] - 6)
+    for k in (2, 4):
+        got = answer.keep_top_k(logits.clone(), k)
+        expected = [keep(row, set(ranked(row)[:k])) for row in logits / 200]
+        compare_distributions(got / 200 if isinstance(got, Tensor) else got, logits / 200, expected)
+
+
 def keeps_the_best_k(answer: Any, draw: Draw, rows: int, size: int) -> None:
     logits = 2 * draw.normal(rows, size)
-    for k in (1, 2, size - 1):
+    for k in (1, 2, size // 2, size - 1):
         expected = [keep(row, set(ranked(row)[:k])) for row in logits]
         compare_distributions(answer.keep_top_k(logits.clone(), k), logits, expected)
 
@@ -167,10 +203,10 @@ def takes_a_large_k(answer: Any, draw: Draw, k: int) -> None:
 def nucleus(row: Tensor, p: float) -> set[int]:
     """The smallest set of likeliest tokens with at least mass p."""
     kept: set[int] = set()
-    mass = 0.0
+    mass, each = 0.0, probabilities(row)
     for token in ranked(row):
         kept.add(token)
-        mass += probabilities(row)[token]
+        mass += each[token]
         if mass >= p:
             return kept
     return kept
@@ -178,9 +214,9 @@ def nucleus(row: Tensor, p: float) -> set[int]:
 
 def thresholds(row: Tensor, draw: Draw) -> list[float]:
     """A few values of p, none near a sum of probabilities, where rounding would decide."""
-    sums, total = [0.0], 0.0
+    sums, total, each = [0.0], 0.0, probabilities(row)
     for token in ranked(row):
-        total += probabilities(row)[token]
+        total += each[token]
         sums.append(min(total, 1.0))
     steps = [(low, high) for low, high in pairwise(sums) if high - low > 1e-3]
     return [low + (high - low) * (0.25 + draw.random.random() / 2) for low, high in steps]
@@ -190,6 +226,20 @@ def keeps_the_nucleus(answer: Any, draw: Draw, size: int) -> None:
     row = 2 * draw.normal(1, size)
     for p in thresholds(row[0], draw):
         compare_distributions(answer.keep_top_p(row.clone(), p), row, [keep(row[0], nucleus(row[0], p))])
+
+
+def keeps_a_flat_nucleus(answer: Any, draw: Draw, p: float) -> None:
+    """4,000 tokens that are nearly alike: thousands are kept, and a sum in half precision cannot tell them apart."""
+    row = 0.1 * draw.normal(1, 4000)
+    kept, each = nucleus(row[0], p), probabilities(row[0])
+    p = sum(each[token] for token in kept) - min(each[token] for token in kept) / 2  # no rounding decides
+    compare_distributions(answer.keep_top_p(row.clone(), p), row, [keep(row[0], kept)])
+
+
+def keeps_what_was_dropped_out(answer: Any, draw: Draw, p: float) -> None:
+    """Another processor's -inf stay -inf, and count for nothing."""
+    row = torch.tensor([[1.0, -torch.inf, 2.0, 0.5, -torch.inf]])[:, draw.permutation(5)]
+    compare_distributions(answer.keep_top_p(row.clone(), p), row, [keep(row[0], nucleus(row[0], p))])
 
 
 def keeps_the_best(answer: Any, draw: Draw, p: float) -> None:
@@ -227,8 +277,8 @@ def likely_enough(row: Tensor, min_p: float) -> set[int]:
 
 
 def keeps_the_likely(answer: Any, draw: Draw, size: int) -> None:
-    for min_p in (0.5, 0.2, 0.05, 0.01) * 4:
-        logits = 2 * draw.normal(1, size)
+    for min_p in (0.5, 0.2, 0.05, 0.01, 0.001, 1e-5) * 4:
+        logits = (2 if min_p >= 0.01 else 5) * draw.normal(1, size)
         best = max(probabilities(logits[0]))
         if all(abs(p / best / min_p - 1) > 1e-3 for p in probabilities(logits[0])):
             kept = likely_enough(logits[0], min_p)
@@ -267,7 +317,8 @@ def scripted(tokens: Sequence[int], prompt: Sequence[int]) -> Callable[[list[int
 def run(
     answer: Any, prompt: list[int], script: list[int], stop_ids: set[int], max_tokens: int, expected: tuple[Any, ...]
 ) -> None:
-    got = answer.complete(scripted(script, prompt), list(prompt), stop_ids, max_tokens)
+    with unchanged(stop_ids=stop_ids):
+        got = answer.complete(scripted(script, prompt), list(prompt), stop_ids, max_tokens)
     if not isinstance(got, tuple) or len(got) != 2:
         reject(f"the result is {got!r}, expected (token ids, reason)")
     case = f"prompt {prompt}, the model says {script}, stop ids {sorted(stop_ids)}, max_tokens {max_tokens}"
@@ -280,11 +331,14 @@ def run(
 def ends_at_the_limit(answer: Any, draw: Draw, max_tokens: int) -> None:
     script = draw.integers(10, 50, max_tokens).tolist()
     run(answer, [1, 2, 3, 4, 5], script, {0}, max_tokens, (script, "length"))
+    script[-1] = 0  # a token like any other
+    run(answer, [1, 2, 3, 4, 5], script, set(), max_tokens, (script, "length"))
 
 
 def ends_at_a_stop_token(answer: Any, draw: Draw, num_before: int) -> None:
-    script = [*draw.integers(10, 50, num_before).tolist(), 7]
-    run(answer, [1, 2, 3], script, {0, 7}, 20, (script, "stop"))
+    for stop in (7, 0):
+        script = [*draw.integers(10, 50, num_before).tolist(), stop]
+        run(answer, [1, 2, 3], script, {0, 7}, num_before + 20, (script, "stop"))
 
 
 def ignores_the_prompts_stops(answer: Any, draw: Draw) -> None:
@@ -356,6 +410,19 @@ EXERCISES = (
                 "Compare the counts with probability times draws.",
                 ({"num_draws": 20_000},),
             ),
+            Property(
+                "adds in float64",
+                adds_in_double_precision,
+                "A running sum in float32 loses what is smaller than 6e-8 of it: `probs.double()` before adding.",
+                ({"token": 200}, {"token": 700}),
+            ),
+            Property(
+                "takes u as a share of the last sum",
+                scales_by_the_last_sum,
+                "The running sum need not end at 1: compare with u times the last sum.",
+                ({"total": 0.5}, {"total": 1.0}, {"total": 2.0}),
+            ),
+            Property("gives what the card says", knows_the_example, "Draw the two tokens by hand."),
         ),
         time_limit_s=10,
     ),
@@ -378,13 +445,19 @@ EXERCISES = (
                 "raises probabilities to the power 1/T",
                 sharpens_and_flattens,
                 "Give back logits: divided by T, before any softmax. T < 1 sharpens, T > 1 flattens.",
-                ({"temperature": 1.0}, {"temperature": 0.5}, {"temperature": 2.0}),
+                (
+                    {"temperature": 1.0},
+                    {"temperature": 0.5},
+                    {"temperature": 2.0},
+                    {"temperature": 0.03},
+                    {"temperature": 70.0},
+                ),
             ),
             Property(
                 "stays finite for large logits",
                 stays_finite,
-                "exp(95) is more than float32 holds; stay with logits.",
-                ({"temperature": 0.5}, {"temperature": 1.0}),
+                "exp(95) is more than float32 holds; stay with logits. And -inf stays -inf.",
+                ({"temperature": 0.5}, {"temperature": 1.0}, {"temperature": 10_000.0}),
             ),
             Property(
                 "leaves the logits alone",
@@ -446,6 +519,11 @@ EXERCISES = (
                 "There are only V tokens: min(k, V).",
                 ({"k": 6}, {"k": 50}),
             ),
+            Property(
+                "keeps the k likeliest, however far below the best",
+                keeps_what_is_far_below,
+                "Compare logits: probabilities that underflow are all 0, and so are tied.",
+            ),
             Property("leaves the logits alone", leaves_alone(top_k_2), IN_PLACE),
         ),
         time_limit_s=10,
@@ -477,6 +555,18 @@ EXERCISES = (
                 keeps_the_nucleus,
                 "In the order of probability, a token stays while the sum *before* it is below p.",
                 ({"size": 4}, {"size": 15}),
+            ),
+            Property(
+                "keeps hundreds where hundreds are needed",
+                keeps_a_flat_nucleus,
+                "A flat distribution has no head: sort them all, and add in float32 or better.",
+                ({"p": 0.3}, {"p": 0.9}),
+            ),
+            Property(
+                "leaves out what was out already",
+                keeps_what_was_dropped_out,
+                "A logit of -inf is a probability of 0.",
+                ({"p": 0.3}, {"p": 0.8}),
             ),
             Property(
                 "judges each row by itself",
@@ -514,7 +604,7 @@ EXERCISES = (
                 "keeps what has min_p times the best probability",
                 keeps_the_likely,
                 "The measure is the likeliest token's probability times min_p; compare probabilities, not logits.",
-                ({"size": 4}, {"size": 15}),
+                ({"size": 4}, {"size": 15}, {"size": 200}),
             ),
             Property(
                 "judges each row by itself",
@@ -555,13 +645,13 @@ EXERCISES = (
                 "ends after max_tokens new tokens",
                 ends_at_the_limit,
                 "Count what was generated: len(ids) - len(prompt_ids).",
-                ({"max_tokens": 1}, {"max_tokens": 4}),
+                ({"max_tokens": 1}, {"max_tokens": 4}, {"max_tokens": 300}),
             ),
             Property(
                 "ends with the stop token, and keeps it",
                 ends_at_a_stop_token,
                 "Append first, then look: the stop token belongs to the output, nothing comes after it.",
-                ({"num_before": 0}, {"num_before": 3}),
+                ({"num_before": 0}, {"num_before": 3}, {"num_before": 150}),
             ),
             Property(
                 "does not stop for the prompt",

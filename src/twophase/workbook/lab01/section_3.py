@@ -82,7 +82,7 @@ EXERCISES = (
                 "returns the prompt and the new tokens",
                 keeps_the_prompt,
                 "One token joins the text per turn; the prompt stays in front of it, and the types stay integers.",
-                ({"length": 1, "num_new": 1}, {"length": 5, "num_new": 3}),
+                ({"length": 1, "num_new": 1}, {"length": 5, "num_new": 3}, {"length": 4, "num_new": 0}),
             ),
             Property(
                 "picks the likeliest next token",
@@ -94,7 +94,7 @@ EXERCISES = (
                 "matches transformers token for token",
                 matches_transformers,
                 "What was chosen must be part of the text that the next pass reads.",
-                ({"length": 1, "num_new": 4}, {"length": 5, "num_new": 12}),
+                ({"length": 1, "num_new": 4}, {"length": 5, "num_new": 12}, {"length": 70, "num_new": 40}),
             ),
             Property(
                 "stops after the end token",

@@ -22,7 +22,8 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     for sequence in range(q.shape[0]):
         for row in range(q.shape[1]):
             keys, values = (x[sequence, : offset + row + 1].double() for x in (k, v))
-            weights = (keys @ q[sequence, row].double() / math.sqrt(q.shape[2])).exp()
+            scores = keys @ q[sequence, row].double() / math.sqrt(q.shape[2])
+            weights = (scores - scores.max()).exp()
             out[sequence, row] = weights @ values / weights.sum()
     return out.float()
 
@@ -41,8 +42,9 @@ def naive_generate(toy: ToyModel, ids: Tensor, num_new: int) -> Tensor:
     return ids
 
 
-def queries_keys_values(draw: Draw, new: int, cached: int, width: int = 8) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (draw.normal(2, length, width) for length in (new, cached + new, cached + new))
+def queries_keys_values(draw: Draw, new: int, cached: int) -> tuple[Tensor, Tensor, Tensor]:
+    batch, width = 1 + (new + cached) % 3, draw.integer(3, 20)
+    q, k, v = (draw.normal(batch, length, width) for length in (new, cached + new, cached + new))
     return q, k, v
 
 
@@ -60,20 +62,21 @@ def averages(answer: Any, draw: Draw, new: int, cached: int) -> None:
 def hides_the_future(answer: Any, draw: Draw, new: int) -> None:
     q, k, v = queries_keys_values(draw, new, 0)
     before = answer.attend(q.clone(), k.clone(), v.clone())
-    k[:, -1], v[:, -1] = draw.normal(2, 8), draw.normal(2, 8)
+    k[:, -1], v[:, -1] = draw.normal(*k[:, -1].shape), draw.normal(*v[:, -1].shape)
     after = answer.attend(q, k, v)
     what = "the result of an earlier query, with another last key and value,"
     compare(after[:, :-1], before[:, :-1], what=what, axes=("sequence", "query", "feature"))
 
 
-def sees_the_past_and_itself(answer: Any, draw: Draw, new: int, cached: int) -> None:
-    """Queries of zero weigh all visible keys alike: the result is a plain mean."""
+def sees_the_past_and_itself(answer: Any, draw: Draw, new: int, cached: int, score: int = 0) -> None:
+    """All scores are alike, the hidden ones too: the result is a plain mean of what is visible."""
     q, k, v = queries_keys_values(draw, new, cached)
+    if score:
+        k = torch.ones_like(k)
+    q = torch.full_like(q, score / math.sqrt(q.shape[2]))
     means = v.cumsum(1) / torch.arange(1, v.shape[1] + 1)[:, None]
     what = "the plain mean of the visible values"
-    compare(
-        answer.attend(torch.zeros_like(q), k, v), means[:, cached:], what=what, axes=("sequence", "query", "feature")
-    )
+    compare(answer.attend(q, k, v), means[:, cached:], what=what, axes=("sequence", "query", "feature"), atol=1e-4)
 
 
 def matches_a_loop(answer: Any, draw: Draw, new: int, cached: int) -> None:
@@ -89,7 +92,8 @@ def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
 
 
 def model_and_text(draw: Draw, length: int, batch: int = 2) -> tuple[ToyModel, Tensor]:
-    return ToyModel(draw.integer(0, 1000), num_positions=256), draw.integers(0, 100, batch, length)
+    toy = ToyModel(draw.integer(0, 1000), width=draw.choice((16, 24, 32)), num_positions=256)
+    return toy, draw.integers(0, 100, batch, length)
 
 
 def one_step(answer: Any, toy: ToyModel, ids: Tensor, cache: KeysValues) -> tuple[Tensor, KeysValues]:
@@ -147,6 +151,29 @@ def matches_one_pass(answer: Any, draw: Draw, chunks: tuple[int, ...]) -> None:
     compare(got, expected, what="the logit", axes=("sequence", "position", "token"), rtol=1e-3, atol=1e-3)
 
 
+def knows_one_text_from_another(answer: Any, draw: Draw) -> None:
+    """Two texts of different lengths in turn on one model, and a text of another model between them."""
+    toy, ids = model_and_text(draw, 7, batch=3)
+    other, others_ids = model_and_text(draw, 9)
+    expected, others_expected = naive_pass(toy, ids)[0], naive_pass(other, others_ids)[0]
+    first, cache = one_step(answer, toy, ids[:, :4], toy.empty_cache(3))
+    others, others_cache = one_step(answer, other, others_ids[:, :6], other.empty_cache(2))
+    third, _ = one_step(answer, toy, ids[:1, :2], toy.empty_cache(1))
+    again, others_again = (
+        one_step(answer, toy, ids[:, 4:], cache)[0],
+        one_step(answer, other, others_ids[:, 6:], others_cache)[0],
+    )
+    what = "the logit, with another text computed between two steps,"
+    for got, wanted in (
+        (first, expected[:, :4]),
+        (third, expected[:1, :2]),
+        (again, expected[:, 4:]),
+        (others, others_expected[:, :6]),
+        (others_again, others_expected[:, 6:]),
+    ):
+        compare(got, wanted, what=what, axes=("sequence", "position", "token"), rtol=1e-3, atol=1e-3)
+
+
 def projects_new_tokens_only(answer: Any, draw: Draw, chunks: tuple[int, ...]) -> None:
     toy, ids = model_and_text(draw, sum(chunks))
     feed(answer, toy, ids, chunks)
@@ -158,8 +185,9 @@ def leaves_the_cache_alone(answer: Any, draw: Draw) -> None:
     toy, ids = model_and_text(draw, 5)
     _, (keys, values) = feed(answer, toy, ids, (5,))
     with unchanged(keys=keys, values=values):
-        _, (longer, _) = one_step(answer, toy, ids[:, :2], (keys, values))
+        _, (longer, more) = one_step(answer, toy, ids[:, :2], (keys, values))
     fresh(longer, keys=keys)
+    fresh(more, values=values)
 
 
 def continues_the_prompt(answer: Any, draw: Draw, length: int, num_new: int) -> None:
@@ -173,6 +201,16 @@ def matches_recomputing(answer: Any, draw: Draw, length: int, num_new: int) -> N
     toy, ids = model_and_text(draw, length, batch=3)
     expected = naive_generate(toy, ids, num_new)
     compare(answer.generate(toy, ids, num_new), expected, what="the text", axes=("sequence", "position"))
+
+
+def goes_on_repeating(answer: Any, draw: Draw, num_new: int) -> None:
+    """A model that says token 7 for ever, as bad models do: nothing in the card ends a text early."""
+    toy, ids = model_and_text(draw, 3)
+    toy.tokens[:, 0], toy.positions[:, 0], toy.w_o[:, 0] = 20, 0, 0
+    toy.w_out[0] = 0
+    toy.w_out[0, 7] = 100
+    expected = torch.cat([ids, torch.full((2, num_new), 7)], dim=1)
+    compare(answer.generate(toy, ids.clone(), num_new), expected, what="the text", axes=("sequence", "position"))
 
 
 def reads_each_token_once(answer: Any, draw: Draw, length: int, num_new: int) -> None:
@@ -196,10 +234,28 @@ def published_setting() -> tuple[ToyModel, Tensor]:
     return ToyModel(), torch.randint(0, 100, (BATCH, PROMPT), generator=generator)
 
 
-ATTENTION = ({"new": 1, "cached": 0}, {"new": 4, "cached": 0}, {"new": 1, "cached": 5}, {"new": 3, "cached": 4})
-CHUNKS = ({"chunks": (1,)}, {"chunks": (1, 1, 1)}, {"chunks": (4, 1, 1)}, {"chunks": (3, 2, 5)})
+ATTENTION = (
+    {"new": 1, "cached": 0},
+    {"new": 4, "cached": 0},
+    {"new": 1, "cached": 5},
+    {"new": 3, "cached": 4},
+    {"new": 5, "cached": 150},
+)
+LEVELS = ({"new": 3, "cached": 4, "score": -100_000}, {"new": 3, "cached": 4, "score": 100_000})
+CHUNKS = (
+    {"chunks": (1,)},
+    {"chunks": (1, 1, 1)},
+    {"chunks": (4, 1, 1)},
+    {"chunks": (3, 2, 5)},
+    {"chunks": (140, 3, 1)},
+)
 GROWING = CHUNKS[1:]
-TEXTS = ({"length": 1, "num_new": 1}, {"length": 1, "num_new": 5}, {"length": 6, "num_new": 9})
+TEXTS = (
+    {"length": 1, "num_new": 1},
+    {"length": 1, "num_new": 5},
+    {"length": 6, "num_new": 9},
+    {"length": 40, "num_new": 4},
+)
 
 EXERCISES = (
     Exercise(
@@ -241,8 +297,9 @@ EXERCISES = (
                 "sees the past and itself",
                 sees_the_past_and_itself,
                 "The queries are the last L of S positions: the first query stands at position S - L, "
-                "and sees its own key too.",
-                ATTENTION,
+                "and sees its own key too. A hidden score is minus infinity: any number is larger than some visible "
+                "score.",
+                (*ATTENTION, *LEVELS),
             ),
             Property(
                 "matches a loop over queries",
@@ -308,6 +365,11 @@ EXERCISES = (
                 GROWING,
             ),
             Property(
+                "knows one text from another",
+                knows_one_text_from_another,
+                "All that a step may know of the past is in the cache it is given: its length is the position.",
+            ),
+            Property(
                 "leaves the given cache alone",
                 leaves_the_cache_alone,
                 "Return a new pair of tensors; somebody else may go on from the old one.",
@@ -335,7 +397,7 @@ EXERCISES = (
                 "continues the prompt",
                 continues_the_prompt,
                 "One column of tokens joins per turn, behind the prompt: shapes [B, T], [B, T + 1], ...",
-                TEXTS,
+                ({"length": 4, "num_new": 0}, *TEXTS),
             ),
             Property(
                 "writes what recomputing writes",
@@ -348,6 +410,12 @@ EXERCISES = (
                 reads_each_token_once,
                 "The text is right, the work is not: some pass read tokens that an earlier pass had read.",
                 TEXTS,
+            ),
+            Property(
+                "writes as many tokens as asked",
+                goes_on_repeating,
+                "There is no end token here: a text has num_new tokens more, whatever they are.",
+                ({"num_new": 60},),
             ),
             Property("leaves the prompt alone", leaves_the_prompt_alone, "Make a new tensor; do not write into it."),
         ),

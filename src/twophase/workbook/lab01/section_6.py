@@ -8,6 +8,7 @@ from twophase.workbook.questions import Number
 
 CONFIGS: dict[str, dict[str, int]] = {
     "grouped": {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256},
+    "one KV head": {"num_hidden_layers": 5, "num_attention_heads": 6, "num_key_value_heads": 1, "hidden_size": 120},
     "SmolLM2": {
         "num_hidden_layers": 30,
         "num_attention_heads": 9,
@@ -50,27 +51,31 @@ def scales_with_width(answer: Any, draw: Draw, bytes_per_value: int) -> None:
 
 
 def believes_the_head_dim(answer: Any, draw: Draw) -> None:
-    head_dim = 8 * draw.integer(9, 20)  # not 1024 / 16
+    head_dim, kv_heads = 8 * draw.integer(9, 20), draw.choice((1, 2, 4, 8))  # not 1024 / 16
     config = {
         "num_hidden_layers": draw.integer(1, 5),
         "num_attention_heads": 16,
-        "num_key_value_heads": 4,
+        "num_key_value_heads": kv_heads,
         "hidden_size": 1024,
         "head_dim": head_dim,
     }
-    expected = measured_bytes(config["num_hidden_layers"], 4, head_dim, 2)
-    compare(answer.kv_bytes_per_token(config, 2), expected, what="the number of bytes")
+    expected = measured_bytes(config["num_hidden_layers"], kv_heads, head_dim, 2)
+    with unchanged(config=config):
+        compare(answer.kv_bytes_per_token(config, 2), expected, what="the number of bytes")
 
 
-def knows_older_files(answer: Any, draw: Draw) -> None:
+def knows_older_files(answer: Any, draw: Draw, head_dim: int) -> None:
+    """`head_dim` 16 follows from the width, and is not stated."""
     num_heads = draw.integer(2, 9)
     config = {"num_hidden_layers": 2, "num_attention_heads": num_heads, "hidden_size": 16 * num_heads}
+    if head_dim != 16:
+        config["head_dim"] = head_dim
     try:
         with unchanged(config=config):
             got = answer.kv_bytes_per_token(config, 2)
     except KeyError as error:
         reject(f"a config.json without {error} is refused", "Files older than grouped-query attention lack it.")
-    compare(got, measured_bytes(2, num_heads, 16, 2), what="the number of bytes")
+    compare(got, measured_bytes(2, num_heads, head_dim, 2), what="the number of bytes")
 
 
 EXERCISES = (
@@ -100,7 +105,7 @@ EXERCISES = (
         lines=2,
         objective="compute what a token's keys and values take, from a model's configuration",
         hints=(
-            "Work out Llama-3-8B on paper; the check says by what factor you are off.",
+            "Work out Llama-3-8B on paper, and divide your result by what the check expects: which factor is it?",
             "Two tensors per layer; their rows belong to the key/value heads, not to the query heads.",
             "2 x layers x KV heads x head size x bytes per value.",
         ),
@@ -109,7 +114,7 @@ EXERCISES = (
                 "counts keys and values of all layers",
                 counts_keys_and_values,
                 "Per layer: one K and one V, a row of head_dim values for each key/value head.",
-                ({"model": "grouped"}, {"model": "SmolLM2"}, {"model": "Llama-3-8B"}),
+                ({"model": "grouped"}, {"model": "one KV head"}, {"model": "SmolLM2"}, {"model": "Llama-3-8B"}),
             ),
             Property(
                 "follows the width of a value",
@@ -125,7 +130,9 @@ EXERCISES = (
             Property(
                 "reads files without num_key_value_heads",
                 knows_older_files,
-                "Without the entry every attention head has its own keys and values.",
+                "Without the entry every attention head has its own keys and values. "
+                "A head_dim may be stated all the same.",
+                ({"head_dim": 16}, {"head_dim": 24}),
             ),
         ),
         time_limit_s=5,

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from twophase.workbook.checks import Draw, compare, reject
+from twophase.workbook.checks import Draw, integer, reject
 from twophase.workbook.exercise import Exercise, Property
 
 SHAPES = (
@@ -14,6 +14,10 @@ SHAPES = (
     {"num_heads": 9, "num_kv_heads": 3},
     {"num_heads": 5, "num_kv_heads": 1},
     {"num_heads": 32, "num_kv_heads": 8},
+    {"num_heads": 49, "num_kv_heads": 49},
+    {"num_heads": 71, "num_kv_heads": 1},
+    {"num_heads": 98, "num_kv_heads": 14},
+    {"num_heads": 128, "num_kv_heads": 16},
 )
 
 
@@ -23,7 +27,8 @@ def heads_read(answer: Any, num_heads: int, num_kv_heads: int) -> list[Any]:
 
 def names_a_kv_head(answer: Any, draw: Draw, num_heads: int, num_kv_heads: int) -> None:
     for head, kv_head in enumerate(heads_read(answer, num_heads, num_kv_heads)):
-        compare(kv_head, 0 if not isinstance(kv_head, int) else kv_head, what=f"the KV head of head {head}")
+        if integer(kv_head) is None:
+            reject(f"the KV head of head {head} is {kv_head!r}, expected a whole number")
         if not 0 <= kv_head < num_kv_heads:
             reject(f"head {head} reads KV head {kv_head}; there are only 0 to {num_kv_heads - 1}")
 

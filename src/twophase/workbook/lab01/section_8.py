@@ -17,10 +17,10 @@ def the_call(answer: Any, *args: Any, **kwargs: Any) -> int:
     return got
 
 
-def divides_what_is_left(answer: Any, draw: Draw, card_gb: int, weights_gb: int) -> None:
-    # Half a request to spare, so that rounding errors decide nothing.
+def divides_what_is_left(answer: Any, draw: Draw, card_gb: int, weights_gb: int, spare: float = 0.5) -> None:
+    # A part of a request to spare, so that rounding errors decide nothing.
     num_requests = draw.integer(20, 200)
-    request_bytes = int(Fraction((card_gb - weights_gb) * GB) / Fraction(2 * num_requests + 1, 2))
+    request_bytes = int(Fraction((card_gb - weights_gb) * GB) / (num_requests + Fraction(spare)))
     got = the_call(answer, card_gb, weights_gb, request_bytes)
     if got == (card_gb - weights_gb) * GIB // request_bytes != num_requests:
         reject(
@@ -28,6 +28,16 @@ def divides_what_is_left(answer: Any, draw: Draw, card_gb: int, weights_gb: int)
             f"{got} of them fit into {card_gb - weights_gb} GiB",
         )
     compare(got, num_requests, what="the number of requests")
+
+
+def lets_the_last_one_in(answer: Any, draw: Draw, num_requests: int, utilisation: float) -> None:
+    """Room for exactly so many, and for one byte less than that; halves and quarters are exact in floats."""
+    request_bytes = 2 * GB
+    card_gb = int((2 * num_requests + 4) / utilisation)
+    got = the_call(answer, card_gb, 4, request_bytes, utilisation=utilisation)
+    compare(got, num_requests, what="the number of requests when the last one just fits")
+    got = the_call(answer, card_gb, 4, request_bytes + 1, utilisation=utilisation)
+    compare(got, num_requests - 1, what="the number of requests when the last one lacks a byte")
 
 
 def keeps_headroom(answer: Any, draw: Draw, utilisation: float) -> None:
@@ -46,7 +56,7 @@ def leaves_room_to_work(answer: Any, draw: Draw, workspace_gb: int) -> None:
     compare(got, num_requests, what="the number of requests")
 
 
-def serves_none_without_room(answer: Any, draw: Draw, card_gb: int, weights_gb: int) -> None:
+def serves_none_without_room(answer: Any, draw: Draw, card_gb: int, weights_gb: float) -> None:
     compare(the_call(answer, card_gb, weights_gb, 512 * 2**20), 0, what="the number of requests")
 
 
@@ -70,7 +80,13 @@ EXERCISES = (
                 "divides what the weights leave",
                 divides_what_is_left,
                 "1 GB is 10^9 bytes, 1 GiB is 2^30. What the weights leave, divided by a request, rounded down.",
-                ({"card_gb": 2, "weights_gb": 1}, {"card_gb": 24, "weights_gb": 14}, {"card_gb": 80, "weights_gb": 16}),
+                (
+                    {"card_gb": 2, "weights_gb": 1},
+                    {"card_gb": 24, "weights_gb": 14},
+                    {"card_gb": 80, "weights_gb": 16},
+                    {"card_gb": 80, "weights_gb": 16, "spare": 0.02},
+                    {"card_gb": 80, "weights_gb": 16, "spare": 0.98},
+                ),
             ),
             Property(
                 "keeps the headroom",
@@ -85,10 +101,24 @@ EXERCISES = (
                 ({"workspace_gb": 1}, {"workspace_gb": 4}),
             ),
             Property(
+                "counts whole requests only",
+                lets_the_last_one_in,
+                "Rounded down: a request that lacks one byte does not fit, and one that just fits does.",
+                (
+                    {"num_requests": 3, "utilisation": 1.0},
+                    {"num_requests": 24, "utilisation": 0.5},
+                    {"num_requests": 1000, "utilisation": 0.5},
+                ),
+            ),
+            Property(
                 "serves none when the weights fill the card",
                 serves_none_without_room,
                 "Fewer than no requests is no answer: `max(0, ...)`.",
-                ({"card_gb": 16, "weights_gb": 16}, {"card_gb": 80, "weights_gb": 140}),
+                (
+                    {"card_gb": 16, "weights_gb": 16},
+                    {"card_gb": 80, "weights_gb": 140},
+                    {"card_gb": 80, "weights_gb": 79.9},
+                ),
             ),
         ),
         time_limit_s=5,

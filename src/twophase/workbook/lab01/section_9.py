@@ -5,12 +5,16 @@ from typing import Any
 
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import OutOfBlocksError
-from twophase.workbook.checks import Draw, compare, reject, unchanged
+from twophase.workbook.checks import Draw, compare, integer, number, raises, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab01.arrivals import Paged, random_requests, replay
 from twophase.workbook.questions import Number
 
-Owners = list[str | None]
+Owners = list[str | int | None]
+
+
+# Requests are called by letters, numbers and, in the worst of services, the empty string: only None is nobody.
+NAMES: tuple[str | int, ...] = (0, "", *ascii_letters[:28])
 
 
 def random_owners(draw: Draw, num_slots: int, num_steps: int = 60) -> Owners:
@@ -19,7 +23,8 @@ def random_owners(draw: Draw, num_slots: int, num_steps: int = 60) -> Owners:
     for step in range(num_steps):
         start = draw.integer(0, num_slots)
         end = min(num_slots, start + draw.integer(1, max(2, num_slots // 8)))
-        owners[start:end] = [None if step % 2 else ascii_letters[step // 2]] * (end - start)
+        name = NAMES[step // 2 % len(NAMES)]
+        owners[start:end] = [None if step % 2 else name] * (end - start)
     return owners
 
 
@@ -34,7 +39,7 @@ def free_starts(owners: Owners, length: int) -> list[int]:
 
 def picture(owners: Owners) -> str:
     """Slots as text: a letter for the holder, '.' where it is free."""
-    return "".join(owner or "." for owner in owners)
+    return "".join("." if owner is None else str(owner) or "_" for owner in owners)
 
 
 def fits_cases(draw: Draw, num_slots: int) -> list[tuple[Owners, int]]:
@@ -52,7 +57,7 @@ def gives_adjacent_free_slots(answer: Any, draw: Draw, num_slots: int) -> None:
         start = answer.first_fit(list(owners), length)
         if start is None:
             continue
-        if isinstance(start, bool) or not isinstance(start, int):
+        if integer(start) is None:
             reject(f"the place is {start!r}, expected a slot's number or None")
         if start not in free_starts(owners, length):
             reject(
@@ -65,7 +70,7 @@ def gives_adjacent_free_slots(answer: Any, draw: Draw, num_slots: int) -> None:
 def finds_a_hole(answer: Any, draw: Draw, where: str) -> None:
     length = draw.integer(2, 9)
     before, after = {"at the start": (0, 5), "in the middle": (4, 5), "at the very end": (7, 0)}[where]
-    owners: Owners = ["a"] * before + [None] * length + ["b"] * after
+    owners: Owners = [*["a"] * before, *[None] * length, *["b"] * after]
     got = answer.first_fit(list(owners), length)
     if got != before:
         reject(
@@ -94,33 +99,44 @@ def takes_the_first(answer: Any, draw: Draw, num_slots: int) -> None:
             reject(f"got {got!r}, expected {expected!r} for {length} slots", f"slots {picture(owners)}")
 
 
-def only_looks(answer: Any, draw: Draw) -> None:
+def only_looks(answer: Any, draw: Draw, fits: bool) -> None:
     owners = random_owners(draw, 30)
     with unchanged(slots=owners):
-        answer.first_fit(owners, 2)
+        answer.first_fit(owners, longest_hole(owners) + (not fits))
 
 
 # -- 1.17
 
 
-def fragmentation(answer: Any, owners: Owners, written: dict[str, int]) -> tuple[float, float]:
+def fragmentation(answer: Any, owners: Owners, written: dict[str | int, int]) -> tuple[float, float]:
+    mine, theirs = list(owners), dict(written)
     try:
-        got = answer.fragmentation(list(owners), dict(written))
+        with unchanged(owners=mine, written=theirs):
+            got = answer.fragmentation(mine, theirs)
     except ZeroDivisionError:
         reject("it divides by zero", f"slots {picture(owners)}", "Nothing held, or nothing free, means 0.")
-    compare(got, (0.0, 0.0), what="the result", axes=("place",), atol=1e9)
-    return got
+    if not (isinstance(got, tuple | list) and len(got) == 2):
+        reject(f"the result is {got!r}, expected two numbers: internal and external")
+    internal, external = number(got[0]), number(got[1])
+    if internal is None or external is None:
+        reject(f"the result is {got!r}, expected two numbers: internal and external")
+    return internal, external
 
 
-def snapshot(draw: Draw, num_holders: int) -> tuple[Owners, dict[str, int]]:
-    """Holders of several slots, one of them empty, between holes of different lengths."""
-    owners: Owners = []
-    written: dict[str, int] = {}
-    for name, hole in zip(ascii_letters, (draw.permutation(num_holders) + 1).tolist(), strict=False):
+def snapshot(draw: Draw, num_holders: int) -> tuple[Owners, dict[str | int, int]]:
+    """Holders of several slots, two of them empty or more, between holes of different lengths.
+
+    The first holder comes back at the end, behind the last hole: pieces of one request need not be neighbours. With
+    two holders or more the longest hole is the first, in front of them all.
+    """
+    holes = (draw.permutation(num_holders) + 1).tolist()
+    owners: Owners = [None] * (num_holders + 2) if num_holders % 2 else []
+    written: dict[str | int, int] = {}
+    for name, hole in zip(NAMES, holes, strict=False):
         num_held = draw.integer(3, 9)
-        written[name] = draw.integer(2, num_held)
+        written[name] = draw.integer(0, num_held - 1)
         owners += [name] * num_held + [None] * hole
-    return owners, written
+    return [*owners, NAMES[0], NAMES[0]], written
 
 
 def runs_of_none(owners: Owners) -> list[tuple[int, int]]:
@@ -161,8 +177,14 @@ def measures_outside(answer: Any, draw: Draw, num_holders: int) -> None:
 
 def knows_the_extremes(answer: Any, draw: Draw, cache: str) -> None:
     owners: Owners = [None] * 6 if cache == "empty" else ["a"] * 6
-    written: dict[str, int] = {} if cache == "empty" else {"a": 6}
+    written: dict[str | int, int] = {} if cache == "empty" else {"a": 6}
     compare(fragmentation(answer, owners, written), (0.0, 0.0), what="(internal, external)")
+
+
+def knows_the_example(answer: Any, draw: Draw) -> None:
+    owners: Owners = ["a", "a", None, "b", "b", None, None, None]
+    got = fragmentation(answer, owners, {"a": 1, "b": 2})
+    compare(got, (0.25, 0.25), what="(internal, external) of the card's example")
 
 
 # -- 1.19
@@ -176,12 +198,16 @@ def in_use(cache: CacheManager) -> int:
     return cache.num_blocks - cache.num_free_blocks
 
 
-def takes_pages_for_the_prompt(answer: Any, draw: Draw, num_prompt: int) -> None:
-    cache = new_cache(16, 4)
+def takes_pages_for_the_prompt(
+    answer: Any, draw: Draw, num_prompt: int, block_size: int = 4, num_blocks: int = 16
+) -> None:
+    cache = new_cache(num_blocks, block_size)
     table = answer.admit(cache, num_prompt)
     if table is None:
-        reject(f"a prompt of {num_prompt} tokens is turned away from an empty cache of 64 slots")
-    compare(in_use(cache), -(-num_prompt // 4), what=f"the number of pages of 4 slots for {num_prompt} tokens")
+        slots = num_blocks * block_size
+        reject(f"a prompt of {num_prompt} tokens is turned away from an empty cache of {slots} slots")
+    pages = -(-num_prompt // block_size)
+    compare(in_use(cache), pages, what=f"the number of pages of {block_size} slots for {num_prompt} tokens")
     compare(table.num_tokens, num_prompt, what="the table's num_tokens")
 
 
@@ -194,15 +220,27 @@ def turns_away_unharmed(answer: Any, draw: Draw, num_blocks: int) -> None:
         reject("a request that does not fit raises OutOfBlocksError", "It should get None, and the next one a chance.")
     if second is not None:
         reject(f"5 tokens are admitted to a cache with 1 free page of 4 slots (of {num_blocks})")
+    third = answer.admit(cache, 4)
+    if third is None:
+        reject("a prompt of 4 tokens is turned away, and there is 1 free page of 4 slots: it would just fit")
+    cache.close(third)
     cache.close(first)
     compare(in_use(cache), 0, what="the number of pages in use once the first request is closed")
+
+
+def says_when_pages_run_out(answer: Any, draw: Draw) -> None:
+    """No free page: nothing can be written, and what the table says stays true."""
+    cache = new_cache(2, 3)
+    table = answer.admit(cache, 6)
+    raises(OutOfBlocksError, answer.write_token, cache, table)
+    compare(table.num_tokens, 6, what="the table's num_tokens after a write that found no page")
 
 
 def one_slot_per_token(answer: Any, draw: Draw, block_size: int) -> None:
     cache = new_cache(12, block_size)
     table = answer.admit(cache, 3)
     taken = [table.slot_of(position) for position in range(3)]
-    for position in range(3, 3 * block_size):
+    for position in range(3, 11 * block_size):
         slot = answer.write_token(cache, table)
         compare(table.num_tokens, position + 1, what="the table's num_tokens after a write")
         expected_blocks = -(-(position + 1) // block_size)
@@ -244,8 +282,8 @@ def lost_with_pages() -> int:
     return len(result.refused) + len(result.cut_short)
 
 
-HOLDERS = ({"num_holders": 2}, {"num_holders": 4}, {"num_holders": 12})
-SIZES = ({"num_slots": 8}, {"num_slots": 30}, {"num_slots": 100})
+HOLDERS = ({"num_holders": 2}, {"num_holders": 3}, {"num_holders": 4}, {"num_holders": 13}, {"num_holders": 30})
+SIZES = ({"num_slots": 8}, {"num_slots": 30}, {"num_slots": 100}, {"num_slots": 400})
 
 EXERCISES = (
     Exercise(
@@ -286,7 +324,10 @@ EXERCISES = (
                 SIZES,
             ),
             Property(
-                "only looks", only_looks, "Whoever asks will mark the slots; work on the list without changing it."
+                "only looks",
+                only_looks,
+                "Whoever asks will mark the slots; work on the list without changing it.",
+                ({"fits": True}, {"fits": False}),
             ),
         ),
         time_limit_s=10,
@@ -324,6 +365,7 @@ EXERCISES = (
                 "Nothing held: no waste inside. Nothing free: no waste between.",
                 ({"cache": "empty"}, {"cache": "full"}),
             ),
+            Property("gives what the card says", knows_the_example, "Count the slots of the example by hand."),
         ),
         time_limit_s=10,
     ),
@@ -364,7 +406,13 @@ EXERCISES = (
                 "takes the pages that the prompt fills",
                 takes_pages_for_the_prompt,
                 "Room for the prompt, and nothing for what the answer may become.",
-                ({"num_prompt": 1}, {"num_prompt": 4}, {"num_prompt": 9}),
+                (
+                    {"num_prompt": 1},
+                    {"num_prompt": 4},
+                    {"num_prompt": 9},
+                    {"num_prompt": 12, "block_size": 3, "num_blocks": 4},
+                    {"num_prompt": 300, "block_size": 7, "num_blocks": 50},
+                ),
             ),
             Property(
                 "turns away what does not fit",
@@ -376,7 +424,12 @@ EXERCISES = (
                 "gives each token one slot, and a page when one is full",
                 one_slot_per_token,
                 "grow to one token more than the table has; the new token is the last one.",
-                ({"block_size": 4}, {"block_size": 8}),
+                ({"block_size": 4}, {"block_size": 8}, {"block_size": 3}),
+            ),
+            Property(
+                "says when pages run out",
+                says_when_pages_run_out,
+                "Let the error of `cache.grow` through: whoever writes has to know that there was no slot.",
             ),
             Property(
                 "gives every page back",

@@ -64,12 +64,13 @@ def ragged_batch(
     page: int = 4,
     spare_pages: int = 3,
     spare_tokens: int = 0,
+    table_width: int = TABLE_WIDTH,
 ) -> RaggedBatch:
     """`query_lens[s]` new tokens behind `cached[s]` older ones; `spare_tokens` rows of q that belong to no chunk."""
     seq_lens = [new + old for new, old in zip(query_lens, cached, strict=True)]
     num_pages = [-(-n // page) for n in seq_lens]
     pages = draw.permutation(sum(num_pages) + spare_pages).int()
-    tables = torch.zeros(len(seq_lens), TABLE_WIDTH, dtype=torch.int32)
+    tables = torch.zeros(len(seq_lens), table_width, dtype=torch.int32)
     for s, own in enumerate(pages[: sum(num_pages)].split(num_pages)):
         tables[s, : len(own)] = own
     shape = (len(pages), heads[1], page, head_dim)

@@ -26,8 +26,9 @@ def loop_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out.float()
 
 
-def random_prompt(draw: Draw, length: int, num_heads: int, width: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+def random_prompt(draw: Draw, length: int, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries are large, so that a few keys get most of the weight: a wrong key then shows."""
+    width = 5 + (length + num_heads) % 8
     q, k, v = (draw.normal(length, num_heads, width) for _ in range(3))
     return 4 * q, k, v
 
@@ -60,17 +61,20 @@ def hides_the_future(answer: Any, draw: Draw, length: int, num_heads: int) -> No
     q, k, v = random_prompt(draw, length, num_heads)
     q = q / 16  # soft weights: every key that can be seen is
     before = call(answer, q.clone(), k.clone(), v.clone()).clone()
-    k[-1], v[-1] = draw.normal(num_heads, 8), draw.normal(num_heads, 8)
+    k[-1], v[-1] = draw.normal(*k[-1].shape), draw.normal(*v[-1].shape)
     after = call(answer, q, k, v)
     compare(after[:-1], before[:-1], what="an earlier token's result, with another last key and value,", axes=AXES)
 
 
-def sees_the_past_and_itself(answer: Any, draw: Draw, length: int, num_heads: int) -> None:
-    """Queries of zero weigh all visible keys alike; all heads have the same values, so their order does not matter."""
+def sees_the_past_and_itself(answer: Any, draw: Draw, length: int, num_heads: int, score: int = 0) -> None:
+    """All scores are alike, hidden ones too; all heads have the same values, so their order does not matter."""
     q, k, v = random_prompt(draw, length, 1)
-    q, k, v = (x.repeat(1, num_heads, 1) for x in (torch.zeros_like(q), k, v))
+    if score:
+        k = torch.ones_like(k)
+    q, k, v = (x.repeat(1, num_heads, 1) for x in (torch.full_like(q, score / math.sqrt(q.shape[2])), k, v))
     means = v.cumsum(0) / torch.arange(1, length + 1)[:, None, None]
-    compare(call(answer, q, k, v), means.flatten(1), what="the plain mean of the values so far", axes=AXES)
+    what = "the plain mean of the values so far"
+    compare(call(answer, q, k, v), means.flatten(1), what=what, axes=AXES, atol=1e-4, any_dtype=True)
 
 
 def keeps_heads_together(answer: Any, draw: Draw, length: int, num_heads: int) -> None:
@@ -80,7 +84,7 @@ def keeps_heads_together(answer: Any, draw: Draw, length: int, num_heads: int) -
     expected = v.flatten(1).clone()
     got = call(answer, q, k, v)
     what = "the number of the head that a feature comes from (values of head h are all h)"
-    compare(got, expected, what=what, axes=AXES)
+    compare(got, expected, what=what, axes=AXES, any_dtype=True)
 
 
 def matches_a_loop(answer: Any, draw: Draw, length: int, num_heads: int) -> None:
@@ -88,7 +92,7 @@ def matches_a_loop(answer: Any, draw: Draw, length: int, num_heads: int) -> None
     expected = loop_attention(q, k, v).flatten(1)  # first: the answer might modify its inputs
     got = call(answer, q, k, v)
     finite(got, axes=AXES)
-    compare(got, expected, what="the attention", axes=AXES)
+    compare(got, expected, what="the attention", axes=AXES, any_dtype=True)
 
 
 def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
@@ -102,7 +106,10 @@ SHAPES = (
     {"length": 4, "num_heads": 1},
     {"length": 3, "num_heads": 3},
     {"length": 7, "num_heads": 2},
+    {"length": 90, "num_heads": 1},
+    {"length": 2, "num_heads": 49},
 )
+LEVELS = ({"length": 5, "num_heads": 2, "score": -100_000}, {"length": 5, "num_heads": 2, "score": 100_000})
 
 SEALED = {
     "dot products": "a86ec620e2f03f5c",
@@ -161,8 +168,9 @@ EXERCISES = (
             Property(
                 "sees the past and itself",
                 sees_the_past_and_itself,
-                "Query i sees the keys 0 to i, its own among them.",
-                SHAPES,
+                "Query i sees the keys 0 to i, its own among them. A hidden score is minus infinity, and exponents are "
+                "taken from the largest score: softmax does that.",
+                (*SHAPES, *LEVELS),
             ),
             Property(
                 "matches a loop over queries and heads",

@@ -9,14 +9,14 @@ from torch import Tensor
 from twophase.workbook.checks import Draw, compare, finite, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
 
-PAGE, NUM_PAGES, HEADS, KV_HEADS, HEAD_DIM = 4, 9, 6, 2, 8
+NUM_PAGES, HEADS, KV_HEADS, HEAD_DIM, SCALE = 40, 6, 2, 8, 0.5  # the scale is given: it need not be 1 / sqrt(D)
 AXES = ("token", "head", "dim")
 
 
 def prompt(draw: Draw, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v before rotation, and a block table with a page for every position (and one more)."""
+    """q, k, v before rotation, and a block table with a page of 3 slots for every position (and one more)."""
     q, k, v = (draw.normal(length, n, HEAD_DIM) for n in (HEADS, KV_HEADS, KV_HEADS))
-    return 4 * q, k, v, draw.permutation(NUM_PAGES)[: -(-length // PAGE) + 1].int()
+    return 4 * q, k, v, draw.permutation(NUM_PAGES)[: -(-length // 3) + 1].int()
 
 
 def turned(x: Tensor, first: int = 0) -> Tensor:
@@ -35,12 +35,12 @@ def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     for token in range(len(q)):
         for head in range(HEADS):
             keys, values = (x[: token + 1, head // (HEADS // KV_HEADS)] for x in (k, v))
-            out[token, head] = (keys @ q[token, head] * HEAD_DIM**-0.5).softmax(0) @ values
+            out[token, head] = (keys @ q[token, head] * SCALE).softmax(0) @ values
     return out.float()
 
 
-def empty_caches(fill: float = 0.0) -> tuple[Tensor, Tensor]:
-    shape = (NUM_PAGES, KV_HEADS, PAGE, HEAD_DIM)
+def empty_caches(fill: float = 0.0, page: int = 4) -> tuple[Tensor, Tensor]:
+    shape = (NUM_PAGES, KV_HEADS, page, HEAD_DIM)
     return torch.full(shape, fill), torch.full(shape, fill)
 
 
@@ -48,19 +48,20 @@ def fill_history(caches: tuple[Tensor, Tensor], k: Tensor, v: Tensor, table: Ten
     """As earlier chunks would have left it."""
     for cache, rows in zip(caches, (turned(k).float(), v), strict=True):
         for position, row in enumerate(rows):
-            cache[int(table[position // PAGE]), :, position % PAGE] = row
+            block, offset = divmod(position, cache.shape[2])
+            cache[int(table[block]), :, offset] = row
 
 
 def run(answer: Any, tensors: Sequence[Tensor], caches: tuple[Tensor, Tensor], table: Tensor, cached: int) -> Tensor:
-    got = answer.prefill_chunk(*tensors, *caches, table, cached, HEAD_DIM**-0.5)
+    got = answer.prefill_chunk(*tensors, *caches, table, cached, SCALE)
     if not isinstance(got, Tensor):
         reject(f"a chunk returns its attention, a tensor; this one returned {type(got).__name__}")
     return got
 
 
-def writes_its_slots(answer: Any, draw: Draw, cached: int, new: int) -> None:
+def writes_its_slots(answer: Any, draw: Draw, cached: int, new: int, page: int = 4) -> None:
     q, k, v, table = prompt(draw, cached + new)
-    caches, expected = empty_caches(), empty_caches()
+    caches, expected = empty_caches(page=page), empty_caches(page=page)
     fill_history(caches, k[:cached], v[:cached], table)
     fill_history(expected, k, v, table)
     run(answer, [x[cached:] for x in (q, k, v)], caches, table, cached)
@@ -74,9 +75,9 @@ def starts_a_prompt(answer: Any, draw: Draw, new: int) -> None:
     compare(got, whole(q, k, v), what="the attention of a first chunk", axes=AXES)
 
 
-def sees_the_history(answer: Any, draw: Draw, cached: int, new: int) -> None:
+def sees_the_history(answer: Any, draw: Draw, cached: int, new: int, page: int = 4) -> None:
     q, k, v, table = prompt(draw, cached + new)
-    caches = empty_caches()
+    caches = empty_caches(page=page)
     fill_history(caches, k[:cached], v[:cached], table)
     got = run(answer, [x[cached:] for x in (q, k, v)], caches, table, cached)
     compare(got, whole(q, k, v)[cached:], what="the attention of a later chunk", axes=AXES)
@@ -106,7 +107,14 @@ def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
         run(answer, (q, k, v), empty_caches(), table, 0)
 
 
-LATER = ({"cached": 1, "new": 1}, {"cached": 5, "new": 1}, {"cached": 4, "new": 7}, {"cached": 6, "new": 5})
+LATER = (
+    {"cached": 1, "new": 1},
+    {"cached": 5, "new": 1},
+    {"cached": 4, "new": 7},
+    {"cached": 6, "new": 5},
+    {"cached": 7, "new": 5, "page": 3},
+    {"cached": 70, "new": 3, "page": 16},
+)
 
 EXERCISES = (
     Exercise(
@@ -131,7 +139,13 @@ EXERCISES = (
                 writes_its_slots,
                 "The chunk's keys, rotated by their positions in the prompt, and its values go to the slots of these "
                 "positions, and nothing else changes.",
-                ({"cached": 0, "new": 1}, {"cached": 0, "new": 6}, {"cached": 4, "new": 3}, {"cached": 6, "new": 5}),
+                (
+                    {"cached": 0, "new": 1},
+                    {"cached": 0, "new": 6},
+                    {"cached": 4, "new": 3},
+                    {"cached": 6, "new": 5},
+                    LATER[4],
+                ),
             ),
             Property(
                 "starts a prompt",
@@ -150,7 +164,7 @@ EXERCISES = (
                 "makes a whole of chunks",
                 chunks_make_the_whole,
                 "One chunk works alone. Does what it leaves in the pages serve the next one?",
-                ({"chunks": (1, 1, 1)}, {"chunks": (5, 4)}, {"chunks": (3, 8, 1, 2)}),
+                ({"chunks": (1, 1, 1)}, {"chunks": (5, 4)}, {"chunks": (3, 8, 1, 2)}, {"chunks": (70, 30)}),
             ),
             Property(
                 "keeps unused slots out",

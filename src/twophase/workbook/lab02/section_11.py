@@ -1,6 +1,8 @@
 """2.11 The learner's kernels in the engine, and the time to the first token."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +11,14 @@ import torch
 from torch import Tensor
 
 from twophase import SamplingParams
-from twophase.workbook.checks import Draw, compare
+from twophase.workbook.checks import Draw, compare, reject
 from twophase.workbook.exercise import Exercise, Property
+from twophase.workbook.kernels import device
 from twophase.workbook.kit.guarded import run_guarded
 from twophase.workbook.kit.models import smollm2, transformers_greedy
 from twophase.workbook.kit.own_attention import OwnAttention
 from twophase.workbook.lab02.first_token import BLOCK_SIZE, first_token_ratio
+from twophase.workbook.lab02.launch import BLOCK_M
 from twophase.workbook.lab02.paged_oracle import paged_attention, ragged_batch
 from twophase.workbook.lab02.section_7 import AXES
 from twophase.workbook.lab02.section_8 import AXES as WRITE_AXES
@@ -50,6 +54,58 @@ def relayed_engine() -> tuple[Any, SimpleNamespace]:
         enable_prefix_caching=False,
     )
     return llm, parts
+
+
+@contextmanager
+def grids_of(function: Callable[..., Any], kernel: str) -> Iterator[list[tuple[int, ...]]]:
+    """The grids over which `function` launches the kernel it knows by this name."""
+    grids: list[tuple[int, ...]] = []
+    names = getattr(function, "__globals__", {})
+    real: Any = names.get(kernel)
+
+    class Watched:
+        def __getitem__(self, grid: Any) -> Callable[..., Any]:
+            def launch(*args: Any, **kwargs: Any) -> Any:
+                shape = grid(kwargs) if callable(grid) else grid
+                grids.append(tuple(shape) if isinstance(shape, tuple | list) else (shape,))
+                return real[grid](*args, **kwargs)
+
+            return launch
+
+    if real is not None:
+        names[kernel] = Watched()
+    try:
+        yield grids
+    finally:
+        if real is not None:
+            names[kernel] = real
+
+
+def compare_grid(grids: list[tuple[int, ...]], expected: tuple[int, ...], what: str) -> None:
+    """One launch has this grid; several have as many programs together, at most."""
+    if len(grids) == 1 and (*grids[0], 1, 1, 1)[:3] != (*expected, 1, 1, 1)[:3]:
+        reject(f"the grid is {grids[0]}, expected {expected}: {what}")
+    num_programs = sum(math.prod(grid) for grid in grids)
+    if num_programs > math.prod(expected):
+        reject(f"{num_programs} programs are launched in all, expected {math.prod(expected)}", what)
+
+
+def covers_just_enough(answer: Any, draw: Draw, query_lens: Sequence[int], heads: tuple[int, int]) -> None:
+    batch = ragged_batch(draw, query_lens, (0,) * len(query_lens), heads=heads, head_dim=16, page=16)
+    with grids_of(answer.own_prefill, "paged_prefill_kernel") as grids:
+        answer.own_prefill(**{name: t.to(device) for name, t in batch.tensors.items()}, scale=batch.scale)
+    block_q = BLOCK_M // (heads[0] // heads[1])
+    expected = (-(-max(query_lens) // block_q), len(query_lens), heads[1])
+    what = f"query blocks of {block_q} tokens for chunks of {', '.join(map(str, query_lens))}, sequences, KV heads"
+    compare_grid(grids, expected, what)
+
+
+def writes_once(answer: Any, draw: Draw, num_tokens: int) -> None:
+    k, v = draw.normal(num_tokens, 2, 16).to(device), draw.normal(num_tokens, 2, 16).to(device)
+    caches = [torch.zeros(5, 2, 4, 16, device=device) for _ in range(2)]
+    with grids_of(answer.own_write, "kv_write_kernel") as grids:
+        answer.own_write(k, v, *caches, torch.arange(num_tokens, device=device))
+    compare_grid(grids, (num_tokens,), "a program for each token")
 
 
 def writes_every_token(answer: Any, draw: Draw, num_tokens: int, num_kv_heads: int) -> None:
@@ -148,6 +204,20 @@ EXERCISES = (
                 attends,
                 "Not every model scales by 1 / sqrt(D); use the argument.",
                 ({"query_lens": (4,), "cached": (0,), "heads": (3, 1), "scale": 0.1},),
+            ),
+            Property(
+                "launches no program in vain",
+                covers_just_enough,
+                "A program has BLOCK_M rows, so BLOCK_M // G whole tokens; blocks of the longest chunk, rounded up: "
+                "`triton.cdiv`.",
+                (
+                    {"query_lens": (10, 100), "heads": (9, 3)},
+                    {"query_lens": (42,), "heads": (3, 1)},
+                    {"query_lens": (43, 1), "heads": (3, 1)},
+                ),
+            ),
+            Property(
+                "writes each token once", writes_once, "The grid of the write kernel is (n,).", ({"num_tokens": 13},)
             ),
             Property(
                 "generates what transformers generates",

@@ -1,6 +1,7 @@
 """2.2 Positions by rotation, and heads that share keys: one real layer."""
 
 import math
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from twophase.workbook.lab02.section_1 import loop_attention
 
 AXES = ("token", "head", "feature")
 THETA = 100.0  # small, so that every pair turns visibly within a few positions
+THETAS = (THETA, 37.0, 10_000.0)
 
 
 def turned(x: Tensor, positions: Tensor, theta: float) -> Tensor:
@@ -29,8 +31,8 @@ def turned(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     return out.float()
 
 
-def rotated(answer: Any, x: Tensor, positions: Tensor) -> Tensor:
-    got = answer.rotate(x, positions, THETA)
+def rotated(answer: Any, x: Tensor, positions: Tensor, theta: float = THETA) -> Tensor:
+    got = answer.rotate(x, positions, theta)
     if not isinstance(got, Tensor) or got.shape != x.shape:
         shape = list(got.shape) if isinstance(got, Tensor) else repr(got)
         reject(f"the result is {shape}, expected a tensor of the shape of x, {list(x.shape)}")
@@ -72,25 +74,29 @@ def keeps_lengths(answer: Any, draw: Draw, length: int, num_heads: int, width: i
 def turns_by_the_angle(answer: Any, draw: Draw, width: int) -> None:
     """One token, one head, one pair at a time."""
     position = draw.integer(1, 6)
-    for i in range(width // 2):
+    for i, theta in ((i, theta) for theta in THETAS for i in range(width // 2)):
         x = torch.zeros(1, 1, width)
         x[0, 0, i] = 1
-        got = rotated(answer, x, torch.tensor([position]))[0, 0]
+        got = rotated(answer, x, torch.tensor([position]), theta)[0, 0]
         angle = math.atan2(float(got[i + width // 2]), float(got[i]))
-        expected = position * THETA ** (-2 * i / width)
+        expected = position * theta ** (-2 * i / width)
         if abs(math.remainder(angle - expected, 2 * math.pi)) > 1e-4:
             reject(
                 f"pair {i} of {width // 2} at position {position} is turned by {angle:.4f} radians, "
                 f"expected {math.remainder(expected, 2 * math.pi):.4f}",
-                f"{position} * {THETA:g} ** (-2 * {i} / {width}) = {expected:.4f}",
+                f"{position} * {theta:g} ** (-2 * {i} / {width}) = {expected:.4f}"
+                + (", less whole turns" if expected > math.pi else ""),
             )
 
 
-def matches_complex_numbers(answer: Any, draw: Draw, length: int, num_heads: int, width: int) -> None:
+def matches_complex_numbers(answer: Any, draw: Draw, length: int, num_heads: int, width: int, first: int = 0) -> None:
+    """Positions from `first` on, in no order. Far from 0 an angle in float32 is off by 6e-8 of the position."""
     x = draw.normal(length, num_heads, width)
-    positions = draw.integers(0, 50, length)
-    expected = turned(x, positions, THETA)  # first: the answer might modify its input
-    compare(rotated(answer, x, positions), expected, what="the rotated vector", axes=AXES)
+    positions = draw.integers(first, first + 50, length)
+    for theta in THETAS:
+        expected = turned(x, positions, theta)  # first: the answer might modify its input
+        got = rotated(answer, x, positions, theta)
+        compare(got, expected, what="the rotated vector", axes=AXES, atol=1e-5 + 1e-6 * first)
 
 
 def leaves_its_input_alone(answer: Any, draw: Draw) -> None:
@@ -115,7 +121,7 @@ def random_layer(draw: Draw, num_heads: int, num_kv_heads: int, width: int = 8, 
         num_heads,
         num_kv_heads,
         width,
-        THETA,
+        draw.choice(THETAS[:2]),
     )
 
 
@@ -127,7 +133,7 @@ def plain_layer(x: Tensor, layer: Layer, positions: Tensor) -> Tensor:
         kv = head * layer.num_kv_heads // layer.num_heads
         q = (x @ layer.w_q[:, head * width : (head + 1) * width])[:, None]
         k, v = ((x @ w[:, kv * width : (kv + 1) * width])[:, None] for w in (layer.w_k, layer.w_v))
-        heads.append(loop_attention(turned(q, positions, THETA), turned(k, positions, THETA), v))
+        heads.append(loop_attention(turned(q, positions, layer.theta), turned(k, positions, layer.theta), v))
     return torch.cat([head[:, 0] for head in heads], dim=-1) @ layer.w_o
 
 
@@ -178,11 +184,13 @@ def counts_distances(answer: Any, draw: Draw) -> None:
 
 
 def knows_positions(answer: Any, draw: Draw, length: int, num_heads: int, num_kv_heads: int) -> None:
-    layer, x = random_layer(draw, num_heads, num_kv_heads), draw.normal(length, 24)
     positions = 3 * torch.arange(length)
-    expected = plain_layer(x, layer, positions)
-    what = "the result with positions 0, 3, 6, ..."
-    compare(output_of(answer, x, layer, positions), expected, what=what, axes=("token", "feature"), atol=1e-4)
+    for width in (8, 6):  # two layers, of different bases too: nothing may be kept from one for the other
+        layer, x = random_layer(draw, num_heads, num_kv_heads, width), draw.normal(length, 24)
+        layer = replace(layer, theta=THETAS[width % 4 // 2])
+        expected = plain_layer(x, layer, positions)
+        what = "the result with positions 0, 3, 6, ..."
+        compare(output_of(answer, x, layer, positions), expected, what=what, axes=("token", "feature"), atol=1e-4)
 
 
 @cache
@@ -226,8 +234,14 @@ LAYERS = (
     {"length": 5, "num_heads": 4, "num_kv_heads": 2},
     {"length": 3, "num_heads": 3, "num_kv_heads": 3},
     {"length": 6, "num_heads": 9, "num_kv_heads": 3},
+    {"length": 80, "num_heads": 2, "num_kv_heads": 1},
 )
-MAPS = ({"num_heads": 4, "num_kv_heads": 2}, {"num_heads": 9, "num_kv_heads": 3}, {"num_heads": 5, "num_kv_heads": 1})
+MAPS = (
+    {"num_heads": 4, "num_kv_heads": 2},
+    {"num_heads": 9, "num_kv_heads": 3},
+    {"num_heads": 5, "num_kv_heads": 1},
+    {"num_heads": 24, "num_kv_heads": 12},
+)
 
 EXERCISES = (
     Exercise(
@@ -278,8 +292,8 @@ EXERCISES = (
                 "matches multiplication by complex numbers",
                 matches_complex_numbers,
                 "Single vectors are right. With several tokens and heads: every token has its own position, the heads "
-                "of a token share it.",
-                VECTORS,
+                "of a token share it; and positions have no upper end.",
+                (*VECTORS, {"length": 5, "num_heads": 2, "width": 8, "first": 5000}),
             ),
             Property("leaves its input alone", leaves_its_input_alone, "Make new tensors; x is used again elsewhere."),
         ),

@@ -58,12 +58,12 @@ def enumerated(shape: ModelShape, num_tokens: int, bytes_per_number: int) -> tup
 
 
 def some_shape(draw: Draw, num_layers: int) -> ModelShape:
-    kv = draw.integer(1, 4)
+    kv, group = draw.integer(1, 4), draw.integer(2, 6)
     return ModelShape(
         num_layers,
         hidden=draw.integer(4, 9),
         mlp=draw.integer(10, 20),
-        num_heads=3 * kv,
+        num_heads=group * kv,
         num_kv_heads=kv,
         head_dim=draw.integer(2, 6),
         vocab=draw.integer(30, 50),
@@ -74,12 +74,13 @@ def counts_a_prefill(which: int) -> Test:
     """FLOPs (0) or bytes (1) of a whole prefill."""
 
     def test(answer: Any, draw: Draw, num_layers: int, num_tokens: int) -> None:
-        shape = some_shape(draw, num_layers)
-        got = pair(answer.prefill_cost(shape, num_tokens, 2))[which]
-        expected = enumerated(shape, num_tokens, 2)[which]
-        layers = f"{num_layers} layer{'s' * (num_layers != 1)}"
-        what = f"the number of {('FLOPs', 'bytes')[which]} of {num_tokens} tokens through {layers}"
-        compare(float(got), float(expected), what=what)
+        for bytes_per_number in (2, 4, 1):
+            shape = some_shape(draw, num_layers)
+            got = pair(answer.prefill_cost(shape, num_tokens, bytes_per_number))[which]
+            expected = enumerated(shape, num_tokens, bytes_per_number)[which]
+            layers = f"{num_layers} layer{'s' * (num_layers != 1)}"
+            what = f"the number of {('FLOPs', 'bytes')[which]} of {num_tokens} tokens through {layers}"
+            compare(float(got), float(expected), what=f"{what}, with numbers of {bytes_per_number} bytes,")
 
     return test
 
@@ -95,11 +96,13 @@ PRODUCTS = (
     {"rows": 1, "inner": 5, "columns": 3, "bytes_per_number": 2},
     {"rows": 7, "inner": 5, "columns": 3, "bytes_per_number": 4},
     {"rows": 2, "inner": 576, "columns": 1536, "bytes_per_number": 2},
+    {"rows": 3, "inner": 4, "columns": 6, "bytes_per_number": 1},
 )
 PREFILLS = (
     {"num_layers": 1, "num_tokens": 1},
     {"num_layers": 1, "num_tokens": 6},
     {"num_layers": 4, "num_tokens": 3},
+    {"num_layers": 2, "num_tokens": 150},
 )
 
 EXERCISES = (

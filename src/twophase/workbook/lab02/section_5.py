@@ -1,5 +1,6 @@
 """2.5 Softmax in one pass, and putting two halves together."""
 
+import gc
 import math
 import weakref
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twophase.workbook.checks import Draw, compare, finite, reject
+from twophase.workbook.checks import Draw, compare, finite, fresh, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
 
 AXES = ("row", "feature")
@@ -66,8 +67,8 @@ def two_tensors(got: Any, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def random_scores(draw: Draw, rows: int, keys: int, width: int = 4) -> tuple[Tensor, Tensor]:
-    return 6 * draw.normal(rows, keys), draw.normal(keys, width)
+def random_scores(draw: Draw, rows: int, keys: int) -> tuple[Tensor, Tensor]:
+    return 6 * draw.normal(rows, keys), draw.normal(keys, 3 + keys % 4)
 
 
 def returns_means_and_sums(answer: Any, draw: Draw, rows: int, keys: int) -> None:
@@ -84,7 +85,7 @@ def weighs_alike(answer: Any, draw: Draw, keys: int) -> None:
     """Equal scores: a plain mean, and log2 of the number of keys."""
     values = draw.normal(keys, 4)
     out, _ = run(answer, torch.zeros(2, keys), values)
-    compare(out, values.mean(0).expand(2, -1), what="the mean with equal scores", axes=AXES)
+    compare(out, values.mean(0).expand(2, -1), what="the mean with equal scores", axes=AXES, any_dtype=True)
 
 
 def doubles_the_weight(answer: Any, draw: Draw) -> None:
@@ -102,7 +103,7 @@ def doubles_the_weight(answer: Any, draw: Draw) -> None:
 def matches_the_whole(answer: Any, draw: Draw, rows: int, keys: int) -> None:
     scores, values = random_scores(draw, rows, keys)
     expected, _ = whole_softmax(scores, values)
-    compare(run(answer, scores, values)[0], expected, what="the mean", axes=AXES)
+    compare(run(answer, scores, values)[0], expected, what="the mean", axes=AXES, any_dtype=True)
 
 
 def any_order(answer: Any, draw: Draw) -> None:
@@ -112,13 +113,14 @@ def any_order(answer: Any, draw: Draw) -> None:
         scores = (3 * order).expand(2, -1)
         rising = "rising" if order[1] > 0 else "falling"
         expected, _ = whole_softmax(scores, values)
-        compare(run(answer, scores, values)[0], expected, what=f"the mean with {rising} scores", axes=AXES)
+        what = f"the mean with {rising} scores"
+        compare(run(answer, scores, values)[0], expected, what=what, axes=AXES, any_dtype=True)
 
 
 def gives_the_log_sum(answer: Any, draw: Draw, rows: int, keys: int) -> None:
     scores, values = random_scores(draw, rows, keys)
     _, expected = whole_softmax(scores, values)
-    compare(run(answer, scores, values)[1], expected, what="the base-2 log-sum", axes=("row",))
+    compare(run(answer, scores, values)[1], expected, what="the base-2 log-sum", axes=("row",), any_dtype=True)
 
 
 def survives_huge_scores(answer: Any, draw: Draw, size: int) -> None:
@@ -127,8 +129,9 @@ def survives_huge_scores(answer: Any, draw: Draw, size: int) -> None:
     out, lse = run(answer, scores, values)
     finite(out, what=f"the mean of scores around {size}", axes=AXES)
     expected = whole_softmax(scores, values)
-    compare(out, expected[0], what=f"the mean of scores around {size}", axes=AXES, rtol=2e-3, atol=2e-3)
-    compare(lse, expected[1], what=f"the log-sum of scores around {size}", axes=("row",))
+    what = f"of scores around {size}"
+    compare(out, expected[0], what=f"the mean {what}", axes=AXES, rtol=2e-3, atol=2e-3, any_dtype=True)
+    compare(lse, expected[1], what=f"the log-sum {what}", axes=("row",), any_dtype=True)
 
 
 def survives_hidden_keys(answer: Any, draw: Draw, where: str) -> None:
@@ -144,13 +147,40 @@ def survives_hidden_keys(answer: Any, draw: Draw, where: str) -> None:
     out, lse = run(answer, scores, values)
     expected = whole_softmax(scores, values)
     finite(out, what=f"the mean with {where} hidden", axes=AXES)
-    compare(out, expected[0], what=f"the mean with {where} hidden", axes=AXES)
-    compare(lse, expected[1], what=f"the log-sum with {where} hidden", axes=("row",))
+    compare(out, expected[0], what=f"the mean with {where} hidden", axes=AXES, any_dtype=True)
+    compare(lse, expected[1], what=f"the log-sum with {where} hidden", axes=("row",), any_dtype=True)
+
+
+def num_elements_alive() -> int:
+    """Elements of all tensors and lists of this process."""
+    gc.collect()
+    alive = (x for x in gc.get_objects() if type(x) in (list, Tensor))
+    return sum(x.numel() if isinstance(x, Tensor) else len(x) for x in alive)
+
+
+def forgets_copies_too(answer: Any, draw: Draw) -> None:
+    """What is alive after 50 keys and after 450: copies of 400 keys would be 2,000 elements."""
+    scores, values = draw.normal(2, 500), draw.normal(500, 3)
+    alive: list[int] = []
+
+    def stream() -> Iterator[tuple[Tensor, Tensor]]:
+        for key in range(500):
+            yield scores[:, key].clone(), values[key].clone()
+            if key in (50, 450):
+                alive.append(num_elements_alive())
+
+    answer.online_softmax(stream(), 2, 3)
+    if alive[1] - alive[0] > 600:
+        reject(
+            "what is kept grows with the number of keys, if only as copies",
+            f"{alive[1] - alive[0]:,} more elements after 450 keys than after 50",
+        )
 
 
 def forgets(answer: Any, draw: Draw) -> None:
-    stream = Stream(*random_scores(draw, 2, 24))
-    answer.online_softmax(iter(stream), 2, 4)
+    scores, values = random_scores(draw, 2, 24)
+    stream = Stream(scores, values)
+    answer.online_softmax(iter(stream), 2, values.shape[1])
     if stream.most_alive > MAX_HELD:
         reject(
             f"{stream.most_alive} of {stream.num_read} keys were still held at the same time",
@@ -198,6 +228,26 @@ def sums_the_sums(answer: Any, draw: Draw, rows: int, keys: int) -> None:
         compare(merged(answer, *parts)[1], expected, what="the base-2 log-sum", axes=("row",))
 
 
+def leaves_its_inputs_alone(answer: Any, draw: Draw) -> None:
+    """A part may be merged twice: with the one before it here, with the one behind it there."""
+    a, b = halves(*random_scores(draw, 3, 6), 2)
+    with unchanged(out_a=a[0], lse_a=a[1], out_b=b[0], lse_b=b[1]):
+        out, lse = two_tensors(answer.merge_halves(*a, *b), (3, a[0].shape[1]))
+    fresh(out, out_a=a[0], out_b=b[0])
+    fresh(lse, lse_a=a[1], lse_b=b[1])
+
+
+def knows_the_examples(answer: Any, draw: Draw) -> None:
+    (out, lse), _ = halves(*random_scores(draw, 3, 6), 5)
+    for other, more, what in (
+        ((torch.zeros_like(out), torch.full_like(lse, -math.inf)), 0, "an empty part"),
+        ((out, lse), 1, "itself"),
+    ):
+        got = merged(answer, (out, lse), other)
+        compare(got[0], out, what=f"the mean of a part merged with {what}", axes=AXES, any_dtype=True)
+        compare(got[1], lse + more, what=f"the log-sum of a part merged with {what}", axes=("row",), any_dtype=True)
+
+
 def merges_again(answer: Any, draw: Draw) -> None:
     """Three parts, in either order of merging."""
     scores, values = random_scores(draw, 3, 9)
@@ -235,8 +285,8 @@ def survives_huge_sums(answer: Any, draw: Draw, size: int) -> None:
     compare(lse, expected[1], what=f"the log-sum {what}", axes=("row",))
 
 
-SIZES = ({"rows": 1, "keys": 1}, {"rows": 1, "keys": 3}, {"rows": 3, "keys": 10})
-PAIRS = ({"rows": 1, "keys": 2}, {"rows": 3, "keys": 7}, {"rows": 2, "keys": 12})
+SIZES = ({"rows": 1, "keys": 1}, {"rows": 1, "keys": 3}, {"rows": 3, "keys": 10}, {"rows": 40, "keys": 150})
+PAIRS = ({"rows": 1, "keys": 2}, {"rows": 3, "keys": 7}, {"rows": 2, "keys": 12}, {"rows": 70, "keys": 20})
 
 EXERCISES = (
     Exercise(
@@ -326,6 +376,11 @@ EXERCISES = (
                 forgets,
                 "Keep row_max, row_sum and acc, and nothing that grows with the number of keys.",
             ),
+            Property(
+                "keeps no copies either",
+                forgets_copies_too,
+                "Keep row_max, row_sum and acc, and nothing that grows with the number of keys.",
+            ),
         ),
     ),
     Exercise(
@@ -385,6 +440,12 @@ EXERCISES = (
                 "An empty half has lse = -inf and weighs 0. If both are empty, nothing may be divided by 0: the result "
                 "is zeros and -inf.",
                 ({"which": "first"}, {"which": "second"}, {"which": "both"}),
+            ),
+            Property("gives what the card says", knows_the_examples, "Merge with an empty part, and with itself."),
+            Property(
+                "leaves its inputs alone",
+                leaves_its_inputs_alone,
+                "Make new tensors: a part may be merged again, with another one.",
             ),
         ),
     ),

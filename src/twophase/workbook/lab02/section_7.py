@@ -12,7 +12,7 @@ from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.kit.guarded import run_guarded
 from twophase.workbook.kit.weights_map import compare_weights
 from twophase.workbook.lab02.launch import LOG2_E, launch_attend_tile, launch_paged_prefill
-from twophase.workbook.lab02.paged_oracle import RaggedBatch, paged_attention, poison_unused, ragged_batch
+from twophase.workbook.lab02.paged_oracle import TABLE_WIDTH, RaggedBatch, paged_attention, poison_unused, ragged_batch
 from twophase.workbook.lab02.weights import names_of_columns, names_of_rows, page_borders, weighing_batch, weights_of
 
 NUM_ROWS = 16
@@ -32,12 +32,14 @@ AXES = {
 
 
 def fold_tiles(
-    answer: Any, q: Tensor, k: Tensor, v: Tensor, row_positions: Tensor, scale: float
+    answer: Any, q: Tensor, k: Tensor, v: Tensor, row_positions: Tensor, scale: float, block_n: int = 16
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The state that the learner's step ends with, in tiles of 16 keys."""
+    """The state that the learner's step ends with, in tiles of `block_n` keys."""
     inputs = {"q": q, "k": k, "v": v, "row_positions": row_positions.int()}
     outputs = {"row_max": torch.empty(len(q)), "row_sum": torch.empty(len(q)), "acc": torch.empty(len(q), q.shape[1])}
-    got = run_guarded(lambda **t: launch_attend_tile(answer.attend_tile, **t, scale=scale), inputs, outputs)
+    got = run_guarded(
+        lambda **t: launch_attend_tile(answer.attend_tile, **t, scale=scale, block_n=block_n), inputs, outputs
+    )
     return got["row_max"], got["row_sum"], got["acc"]
 
 
@@ -46,11 +48,16 @@ def scores_of(q: Tensor, k: Tensor, row_positions: Tensor, scale: float) -> Tens
     return (q.double() @ k.double().T * scale).masked_fill(hidden, -math.inf)
 
 
-def compare_weights_of_tiles(answer: Any, draw: Draw, row_positions: Tensor, num_keys: int) -> None:
+def compare_weights_of_tiles(
+    answer: Any, draw: Draw, row_positions: Tensor, num_keys: int, block_n: int = 16, score: int = 0
+) -> None:
+    """With a `score` that is the score of every key, hidden or not."""
     width = max(NUM_ROWS, 1 << (num_keys - 1).bit_length())
     q, k, v = 2 * draw.normal(NUM_ROWS, width), draw.normal(num_keys, width), torch.eye(width)[:num_keys]
-    scale = width**-0.5
-    _, row_sum, acc = fold_tiles(answer, q, k, v, row_positions, scale)
+    scale = draw.choice((0.5, 0.7, 0.9)) * width**-0.5
+    if score:
+        q, k = torch.full_like(q, score / width / scale), torch.ones_like(k)
+    _, row_sum, acc = fold_tiles(answer, q, k, v, row_positions, scale, block_n)
     compare_weights(
         (acc / row_sum[:, None])[:, :num_keys],
         scores_of(q, k, row_positions, scale).softmax(-1).float(),
@@ -58,17 +65,18 @@ def compare_weights_of_tiles(answer: Any, draw: Draw, row_positions: Tensor, num
         columns=[f"key {j}" for j in range(num_keys)],
         row_axis="query row",
         column_axis="key; lines: where tiles begin",
-        bounds=range(16, num_keys, 16),
+        bounds=range(block_n, num_keys, block_n),
         title="acc / row_sum",
     )
 
 
 def weighs_one_tile(answer: Any, draw: Draw) -> None:
-    compare_weights_of_tiles(answer, draw, torch.full((NUM_ROWS,), 15), 16)
+    """Twice as many keys as rows: sums along the wrong axis have another shape."""
+    compare_weights_of_tiles(answer, draw, torch.full((NUM_ROWS,), 31), 32, block_n=32)
 
 
-def hides_the_masked(answer: Any, draw: Draw) -> None:
-    compare_weights_of_tiles(answer, draw, draw.permutation(16), 16)
+def hides_the_masked(answer: Any, draw: Draw, score: int = 0) -> None:
+    compare_weights_of_tiles(answer, draw, draw.permutation(16), 16, score=score)
 
 
 def carries_the_state(answer: Any, draw: Draw, num_keys: int) -> None:
@@ -146,7 +154,8 @@ def matches_a_loop(
     head_dim: int,
     page: int,
 ) -> None:
-    batch = ragged_batch(draw, query_lens, cached, heads=heads, head_dim=head_dim, page=page)
+    width = TABLE_WIDTH + len(query_lens) % 3  # the kernel is told how far the rows of the table are apart
+    batch = ragged_batch(draw, query_lens, cached, heads=heads, head_dim=head_dim, page=page, table_width=width)
     expected, _ = paged_attention(batch)
     got, _ = prefill(answer, batch)
     compare(got, expected, what="the attention", axes=("token", "head", "dim"), atol=1e-4)
@@ -234,6 +243,12 @@ EXERCISES = (
                 "2^1000 is infinite. Whatever is raised to a power has its maximum subtracted first.",
                 ({"num_keys": 40},),
             ),
+            Property(
+                "hides what is masked, whatever the others' scores",
+                hides_the_masked,
+                "A hidden key has a score of minus infinity: any number is larger than some score.",
+                ({"score": -100_000},),
+            ),
         ),
     ),
     Exercise(
@@ -273,6 +288,7 @@ EXERCISES = (
                     {"query_lens": (7, 1, 12), "cached": (0, 20, 9), "heads": (6, 2), "head_dim": 16, "page": 4},
                     {"query_lens": (33,), "cached": (0,), "heads": (9, 3), "head_dim": 32, "page": 16},
                     {"query_lens": (17, 0, 5), "cached": (3, 0, 40), "heads": (4, 4), "head_dim": 24, "page": 8},
+                    {"query_lens": (3, 2), "cached": (150, 0), "heads": (5, 1), "head_dim": 16, "page": 32},
                 ),
             ),
             Property(

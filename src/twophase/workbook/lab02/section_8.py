@@ -42,13 +42,13 @@ def is_int64(answer: Any, draw: Draw, start: int, end: int) -> None:
 
 
 def starts_at_zero(answer: Any, draw: Draw, end: int, block_size: int) -> None:
-    table = random_table(draw, 6)
+    table = random_table(draw, end // block_size + 2)
     expected = slots_by_hand(table, 0, end, block_size)
     compare(answer.slot_mapping(table, 0, end, block_size), expected, what="the slot", axes=("position",))
 
 
 def starts_anywhere(answer: Any, draw: Draw, start: int, end: int, block_size: int) -> None:
-    table = random_table(draw, 6)
+    table = random_table(draw, end // block_size + 2)
     expected = slots_by_hand(table, start, end, block_size)
     what = f"the slot of a token from position {start} on"
     compare(answer.slot_mapping(table, start, end, block_size), expected, what=what, axes=("token",))
@@ -117,8 +117,8 @@ def skips_tokens_without_a_slot(answer: Any, draw: Draw, slots: list[int]) -> No
     write_and_compare(answer, draw, torch.tensor(slots), 3, 2, 16, 4)
 
 
-def takes_any_heads(answer: Any, draw: Draw, num_kv_heads: int, head_dim: int) -> None:
-    write_and_compare(answer, draw, draw.permutation(16)[:7], 4, num_kv_heads, head_dim, 4)
+def takes_any_heads(answer: Any, draw: Draw, num_kv_heads: int, head_dim: int, page: int) -> None:
+    write_and_compare(answer, draw, draw.permutation(4 * page)[:7], 4, num_kv_heads, head_dim, page)
 
 
 EXERCISES = (
@@ -147,7 +147,12 @@ EXERCISES = (
                 "finds page and offset",
                 starts_at_zero,
                 "slot = page · block_size + offset; the page is what the table says, not the number of its entry.",
-                ({"end": 1, "block_size": 4}, {"end": 9, "block_size": 4}, {"end": 90, "block_size": 16}),
+                (
+                    {"end": 1, "block_size": 4},
+                    {"end": 9, "block_size": 4},
+                    {"end": 90, "block_size": 16},
+                    {"end": 200, "block_size": 7},
+                ),
             ),
             Property(
                 "starts anywhere",
@@ -157,6 +162,7 @@ EXERCISES = (
                     {"start": 4, "end": 5, "block_size": 4},
                     {"start": 3, "end": 13, "block_size": 4},
                     {"start": 31, "end": 80, "block_size": 16},
+                    {"start": 101, "end": 290, "block_size": 12},
                 ),
             ),
             Property(
@@ -206,7 +212,11 @@ EXERCISES = (
                 "takes any number and size of heads",
                 takes_any_heads,
                 "Blocks are powers of two, H_KV and D need not be: what is beyond them is masked, in loads and stores.",
-                ({"num_kv_heads": 3, "head_dim": 16}, {"num_kv_heads": 5, "head_dim": 24}),
+                (
+                    {"num_kv_heads": 3, "head_dim": 16, "page": 4},
+                    {"num_kv_heads": 5, "head_dim": 24, "page": 6},
+                    {"num_kv_heads": 9, "head_dim": 16, "page": 16},
+                ),
             ),
         ),
     ),

@@ -16,8 +16,9 @@ AXES = ("token", "head", "dim")
 def packed(
     draw: Draw, lengths: Sequence[int], heads: tuple[int, int] = (6, 2)
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
-    q, k, v = (draw.normal(sum(lengths), n, 8) for n in (heads[0], heads[1], heads[1]))
-    return 4 * q, k, v, torch.tensor([0, *lengths]).cumsum(0).int(), 8**-0.5
+    width = 5 + sum(lengths) % 6
+    q, k, v = (draw.normal(sum(lengths), n, width) for n in (heads[0], heads[1], heads[1]))
+    return 4 * q, k, v, torch.tensor([0, *lengths]).cumsum(0).int(), 0.6 * width**-0.5
 
 
 def one_by_one(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
@@ -48,7 +49,7 @@ def keeps_prompts_apart(answer: Any, draw: Draw, lengths: Sequence[int]) -> None
     q, k, v, cu_lens, scale = packed(draw, lengths)
     before = answer.packed_attention(q.clone(), k.clone(), v.clone(), cu_lens.clone(), scale)
     first = lengths[0]
-    k[:first], v[:first] = draw.normal(first, 2, 8), draw.normal(first, 2, 8)
+    k[:first], v[:first] = draw.normal(*k[:first].shape), draw.normal(*v[:first].shape)
     after = answer.packed_attention(q, k, v, cu_lens, scale)
     what = "the result of a later prompt, with another prompt before it,"
     compare(after[first:], before[first:], what=what, axes=AXES)
@@ -57,7 +58,7 @@ def keeps_prompts_apart(answer: Any, draw: Draw, lengths: Sequence[int]) -> None
 def hides_the_future(answer: Any, draw: Draw, lengths: Sequence[int]) -> None:
     q, k, v, cu_lens, scale = packed(draw, lengths)
     before = answer.packed_attention(q.clone(), k.clone(), v.clone(), cu_lens.clone(), scale)
-    k[-1], v[-1] = draw.normal(2, 8), draw.normal(2, 8)
+    k[-1], v[-1] = draw.normal(*k[-1].shape), draw.normal(*v[-1].shape)
     after = answer.packed_attention(q, k, v, cu_lens, scale)
     compare(after[:-1], before[:-1], what="the result of an earlier token, with another last key and value,", axes=AXES)
 
@@ -66,6 +67,15 @@ def matches_one_by_one(answer: Any, draw: Draw, lengths: Sequence[int], heads: t
     q, k, v, cu_lens, scale = packed(draw, lengths, heads)
     expected = one_by_one(q, k, v, lengths, scale)
     compare(answer.packed_attention(q, k, v, cu_lens, scale), expected, what="the attention", axes=AXES)
+
+
+def knows_any_score(answer: Any, draw: Draw, score: int) -> None:
+    """All scores are alike, hidden ones too: the result is the mean of what is visible."""
+    _, k, v, cu_lens, _ = packed(draw, (4, 3), (2, 2))
+    got = answer.packed_attention(torch.full_like(k, score / k.shape[2]), torch.ones_like(k), v, cu_lens, 1.0)
+    parts = [part.cumsum(0) / torch.arange(1, len(part) + 1)[:, None, None] for part in v.split([4, 3])]
+    what = f"the mean of the visible values with all scores at {score:,}"
+    compare(got, torch.cat(parts), what=what, axes=AXES, atol=1e-4)
 
 
 def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
@@ -147,7 +157,16 @@ EXERCISES = (
                     {"lengths": (1,), "heads": (1, 1)},
                     {"lengths": (3, 4, 5), "heads": (6, 2)},
                     {"lengths": (2, 0, 5, 1), "heads": (4, 2)},
+                    {"lengths": (0, 3, 0, 2, 0), "heads": (3, 1)},
+                    {"lengths": (90, 5), "heads": (2, 2)},
+                    {"lengths": (2, 1), "heads": (49, 7)},
                 ),
+            ),
+            Property(
+                "works at any level of scores",
+                knows_any_score,
+                "What is hidden has a score of minus infinity, and exponents are taken from the largest score.",
+                ({"score": -100_000}, {"score": 100_000}),
             ),
             Property("leaves its inputs alone", leaves_inputs_alone, "Operations ending in _ write in place."),
         ),

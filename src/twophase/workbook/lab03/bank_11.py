@@ -28,6 +28,12 @@ def fit_line(t, y):
     return a, b
 """
 
+POLYNOMIAL = """
+def fit_line(t, y):
+    b, a = np.polyfit(np.array(t) - np.mean(t), y, 1)
+    return a - b * np.mean(t), b
+"""
+
 BANKS = {
     "3.21": Bank(
         wrong=(
@@ -55,8 +61,9 @@ BANKS = {
                 {3: "np.cov(t, y)[0, 1] / np.var(t)"},
                 rejected_by="finds a line that is there",
             ),
+            Wrong("plain sums", PLAIN_SUMS, rejected_by="keeps its digits"),
             Wrong("sorts the lists it was given", SORTS, rejected_by="leaves its inputs alone"),
         ),
-        right=(Right("linear algebra", NORMAL_EQUATIONS), Right("plain sums", PLAIN_SUMS)),
+        right=(Right("linear algebra", NORMAL_EQUATIONS), Right("a polynomial", POLYNOMIAL)),
     ),
 }

@@ -128,6 +128,8 @@ class BlockTable:
         self.num_tokens = num_tokens
 
     def slot(self, position):
+        if position not in range(self.num_tokens):
+            raise IndexError(position)
         index, offset = divmod(position, self.block_size)
         return self.block_ids[index] * self.block_size + offset
 
@@ -151,7 +153,10 @@ class BlockTable:
         self.num_tokens = num_tokens
 
     def slot(self, position):
-        return [b * self.block_size + o for b in self.block_ids for o in range(self.block_size)][position]
+        if position < 0:
+            raise IndexError(position)
+        slots = [b * self.block_size + o for b in self.block_ids for o in range(self.block_size)]
+        return slots[: self.num_tokens][position]
 
     def free(self):
         for block_id in reversed(self.block_ids):

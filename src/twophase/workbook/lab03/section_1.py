@@ -29,9 +29,9 @@ class WatchedDecoder(Decoder):
         return super().logits(x)
 
 
-def one_pass(ids: Tensor) -> tuple[Tensor, list[LayerCache]]:
+def one_pass(ids: Tensor, seed: int = 0) -> tuple[Tensor, list[LayerCache]]:
     """What transformers computes over the whole text: the last row of logits, and its cache."""
-    output = tiny_llama()(ids[None], use_cache=True)
+    output = tiny_llama(seed)(ids[None], use_cache=True)
     layers = output.past_key_values.layers
     return output.logits[0, -1], [(layer.keys[0], layer.values[0]) for layer in layers]
 
@@ -126,6 +126,19 @@ def computes_nothing_twice(answer: Any, draw: Draw, lengths: tuple[int, ...]) ->
             )
 
 
+def knows_one_text_from_another(answer: Any, draw: Draw) -> None:
+    """Two texts of different lengths in turn on one model, and on another model between them."""
+    decoder, other = Decoder(tiny_llama()), Decoder(tiny_llama(1))
+    texts = [draw.integers(0, 60, length) for length in (9, 6, 7)]
+    owners = (decoder, decoder, other)
+    caches = [call(answer, owner, ids[:-2], owner.empty_cache())[1] for ids, owner in zip(texts, owners, strict=True)]
+    for number, (ids, owner, cache) in enumerate(zip(texts, owners, caches, strict=True)):
+        logits, _ = call(answer, owner, ids[-2:], cache)
+        expected, _ = one_pass(ids, seed=int(owner is other))
+        what = f"the row of logits of text {number + 1} of 3, computed in turn,"
+        compare(logits, expected, what=what, axes=("token of the vocabulary",), atol=1e-3)
+
+
 def leaves_the_cache_alone(answer: Any, draw: Draw) -> None:
     decoder = Decoder(tiny_llama())
     _, (first, second) = text(draw, (5, 1))
@@ -142,7 +155,12 @@ def leaves_the_cache_alone(answer: Any, draw: Draw) -> None:
 
 
 PIECES: tuple[dict[str, Any], ...] = ({"lengths": (1,)}, {"lengths": (4, 1)}, {"lengths": (7, 1, 1, 3)})
-GROWING: tuple[dict[str, Any], ...] = ({"lengths": (1, 1)}, {"lengths": (4, 1)}, {"lengths": (7, 1, 1, 3, 1)})
+GROWING: tuple[dict[str, Any], ...] = (
+    {"lengths": (1, 1)},
+    {"lengths": (4, 1)},
+    {"lengths": (7, 1, 1, 3, 1)},
+    {"lengths": (150, 1, 20)},
+)
 
 EXERCISES = (
     Exercise(
@@ -200,6 +218,11 @@ EXERCISES = (
                 computes_nothing_twice,
                 "Only new tokens go through the layers, and only one row through the vocabulary.",
                 GROWING,
+            ),
+            Property(
+                "knows one text from another",
+                knows_one_text_from_another,
+                "All that a step may know of the past is in the cache it is given.",
             ),
             Property(
                 "leaves the given cache alone",

@@ -1,9 +1,10 @@
 """Batching amortises the weights: the time of a step, and the batch at which memory is no longer what one waits for."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
-from twophase.workbook.checks import Draw, compare, reject
+from twophase.workbook.checks import Draw, compare, integer, reject
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab03.clocked_steps import batching_gain
 from twophase.workbook.lab03.decode_work import DecodeWork, Machine
@@ -67,7 +68,7 @@ def waits_for_the_slower(answer: Any, draw: Draw, batch: int, kv: str) -> None:
 def crosses_over_there(answer: Any, draw: Draw, kv: str) -> None:
     work, machine = case_of(draw, kv)
     got = answer.ridge_batch(work, machine)
-    if isinstance(got, bool) or not isinstance(got, int | float) or got != int(got):
+    if integer(got) is None:
         reject(f"the batch is a whole number; got {got!r}", "`math.ceil` gives the next whole number.")
     for batch, should_wait_for_memory in ((int(got) - 1, True), (int(got), False)):
         moving, computing = seconds_of(work, machine, batch)
@@ -79,6 +80,24 @@ def crosses_over_there(answer: Any, draw: Draw, kv: str) -> None:
             )
     if got < 1:
         reject(f"the smallest batch is 1; got {got}")
+
+
+def meets_exactly(answer: Any, draw: Draw, batch: int) -> None:
+    """Powers of two, so that nothing is rounded: arithmetic and bytes take the same time at this batch."""
+    work, machine = DecodeWork(batch * 2**36, 2**30, 2**37), Machine("drawn", bandwidth=2.0**30, flop_rate=2.0**30)
+    got = answer.ridge_batch(replace(work, kv_bytes=2**36), machine)
+    what = f"the batch at which both take the same time, exactly {batch},"
+    compare(integer(got) if integer(got) is not None else got, batch, what=what)
+
+
+def says_never_when_equal(answer: Any, draw: Draw) -> None:
+    work, machine = DecodeWork(2**36, 2**30, 2**30), Machine("drawn", bandwidth=2.0**30, flop_rate=2.0**30)
+    try:
+        got = answer.ridge_batch(work, machine)
+    except ZeroDivisionError:
+        reject("it divides by zero", "each sequence adds as much to the arithmetic as to the moving: the gap stays")
+    if got is not None:
+        reject(f"there is no such batch, and the answer is {got!r}", "each sequence adds as much to both sides")
 
 
 def says_never(answer: Any, draw: Draw) -> None:
@@ -139,9 +158,21 @@ EXERCISES = (
                 ({"kv": "none"}, {"kv": "some"}),
             ),
             Property(
+                "finds a batch where they meet exactly",
+                meets_exactly,
+                "At least as long: if both take the same time, that batch is it. `math.ceil` rounds a whole number to "
+                "itself.",
+                ({"batch": 1}, {"batch": 48}, {"batch": 1000}),
+            ),
+            Property(
                 "says None if there is none",
                 says_never,
                 "If reading a sequence's own K and V takes longer than computing its token, no batch helps.",
+            ),
+            Property(
+                "says None if both grow alike",
+                says_never_when_equal,
+                "A gap that does not get smaller is never closed.",
             ),
         ),
         time_limit_s=10,

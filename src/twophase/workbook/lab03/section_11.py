@@ -38,6 +38,14 @@ def finds_a_flat_line(answer: Any, draw: Draw) -> None:
     require(fitted(answer, x, [3.0] * 4), (3.0, 0.0), "four times of 3 s")
 
 
+def keeps_digits(answer: Any, draw: Draw) -> None:
+    """Large contexts close to each other: sums of squares would lose what makes them differ."""
+    x = [1e7 + n for n in (0.1, 3.3, 4.7, 9.2, 11.9)]
+    a, b = draw.integer(1, 9), draw.integer(2, 5)
+    got = fitted(answer, x, [float(a + b * (t - 1e7)) for t in x])
+    require(got, (a - b * 1e7, float(b)), "points at contexts around ten million")
+
+
 def minimises_squares(answer: Any, draw: Draw, num: int) -> None:
     x = contexts(draw, num)
     y = [10 + 0.5 * t + draw.random.gauss(0, 300) for t in x]
@@ -86,7 +94,12 @@ EXERCISES = (
                 "has the least squares",
                 minimises_squares,
                 "Every point counts, with both its deviations: sums over all points, of (t - mean) times (y - mean).",
-                ({"num": 3}, {"num": 8}),
+                ({"num": 3}, {"num": 8}, {"num": 200}),
+            ),
+            Property(
+                "keeps its digits",
+                keeps_digits,
+                "Take the means away before anything is multiplied: differences of huge sums lose all digits.",
             ),
             Property("takes points in any order", order_does_not_matter, "The first point is nothing special."),
             Property("leaves its inputs alone", leaves_inputs_alone, "Make arrays of the lists first."),

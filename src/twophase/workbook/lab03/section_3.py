@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twophase.core.errors import CacheStateError, OutOfBlocksError
-from twophase.workbook.checks import Draw, compare, raises, reject
+from twophase.workbook.checks import Draw, compare, integers, raises, reject
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.kit.weights_map import figure_png
 from twophase.workbook.lab03.histories import History
@@ -16,9 +16,10 @@ from twophase.workbook.questions import Matching
 
 def taken_from(pool: Any, n: int, num_blocks: int) -> list[int]:
     """allocate(n), whose result must be a list of n blocks of this pool."""
-    got = pool.allocate(n)
-    if not isinstance(got, list) or any(isinstance(b, bool) or not isinstance(b, int) for b in got):
-        reject(f"allocate({n}) returned {got!r}, expected a list of block ids")
+    given = pool.allocate(n)
+    got = integers(given)
+    if got is None:
+        reject(f"allocate({n}) returned {given!r}, expected a list of block ids")
     if len(got) != n:
         reject(f"allocate({n}) returned {len(got)} blocks: {got}")
     outside = [b for b in got if not 0 <= b < num_blocks]
@@ -27,8 +28,16 @@ def taken_from(pool: Any, n: int, num_blocks: int) -> list[int]:
     return got
 
 
+def compare_owners(pool: Any, expected: list[int], what: str) -> None:
+    """Reject a pool whose `ref_counts` are not these. One that keeps its books in another way has none to show."""
+    got = getattr(pool, "ref_counts", None)
+    if isinstance(got, list | tuple):
+        compare(got, expected, what=what, axes=("block",))
+
+
 def gives_blocks_of_its_own(answer: Any, draw: Draw, num_blocks: int) -> None:
-    pool = answer.BlockPool(num_blocks)
+    pool, other = answer.BlockPool(num_blocks), answer.BlockPool(num_blocks + 1)
+    taken_from(other, num_blocks, num_blocks + 1)  # another pool's blocks are another pool's
     given: list[int] = []
     while len(given) < num_blocks:
         given += taken_from(pool, min(draw.integer(1, 4), num_blocks - len(given)), num_blocks)
@@ -40,23 +49,23 @@ def gives_blocks_of_its_own(answer: Any, draw: Draw, num_blocks: int) -> None:
 def counts(answer: Any, draw: Draw, num_blocks: int) -> None:
     pool = answer.BlockPool(num_blocks)
     compare(pool.num_free, num_blocks, what="num_free of a new pool")
-    compare(list(pool.ref_counts), [0] * num_blocks, what="ref_counts of a new pool", axes=("block",))
+    compare_owners(pool, [0] * num_blocks, "ref_counts of a new pool")
     given = taken_from(pool, num_blocks - 1, num_blocks)
     compare(pool.num_free, 1, what=f"num_free after {num_blocks - 1} of {num_blocks} were taken")
     expected = [int(block in given) for block in range(num_blocks)]
-    compare(list(pool.ref_counts), expected, what="ref_counts after allocate", axes=("block",))
+    compare_owners(pool, expected, "ref_counts after allocate")
     compare(taken_from(pool, 0, num_blocks), [], what="allocate(0)")
 
 
 def runs_out_unharmed(answer: Any, draw: Draw, num_blocks: int) -> None:
     pool = answer.BlockPool(num_blocks)
     num_taken = draw.integer(1, num_blocks)
-    taken_from(pool, num_taken, num_blocks)
-    before = list(pool.ref_counts)
+    taken = taken_from(pool, num_taken, num_blocks)
+    before = [int(block in taken) for block in range(num_blocks)]
     raises(OutOfBlocksError, pool.allocate, num_blocks - num_taken + 1)
     left = num_blocks - num_taken
     compare(pool.num_free, left, what=f"num_free after a refused allocate({left + 1})")
-    compare(list(pool.ref_counts), before, what="ref_counts after a refused allocate", axes=("block",))
+    compare_owners(pool, before, "ref_counts after a refused allocate")
     taken_from(pool, left, num_blocks)
 
 
@@ -74,11 +83,11 @@ def keeps_what_is_shared(answer: Any, draw: Draw, num_owners: int) -> None:
     (block,) = taken_from(pool, 1, 4)
     for _ in range(num_owners - 1):
         pool.acquire(block)
-    compare(pool.ref_counts[block], num_owners, what=f"the reference count of a block with {num_owners} owners")
+    compare_owners(pool, [num_owners * (b == block) for b in range(4)], f"ref_counts with {num_owners} owners of one")
     compare(pool.num_free, 3, what="num_free while the block is shared")
     for left in range(num_owners - 1, 0, -1):
         pool.release(block)
-        compare(pool.ref_counts[block], left, what=f"the reference count with {left} owners left")
+        compare_owners(pool, [left * (b == block) for b in range(4)], f"ref_counts with {left} owners left")
         compare(pool.num_free, 3, what=f"num_free with {left} owners of the block left")
     pool.release(block)
     compare(pool.num_free, 4, what="num_free after the last owner released it")
@@ -90,10 +99,12 @@ def refuses_a_double_free(answer: Any, draw: Draw) -> None:
     pool.release(first)
     raises(CacheStateError, pool.release, first)
     compare(pool.num_free, 2, what="num_free after a refused release")
-    compare(pool.ref_counts[first], 0, what="the reference count after a refused release")
+    compare_owners(pool, [int(b == second) for b in range(3)], "ref_counts after a refused release")
     raises(CacheStateError, pool.acquire, first)
     compare(pool.num_free, 2, what="num_free after a refused acquire")
-    compare(pool.ref_counts[second], 1, what="the reference count of the other block")
+    compare_owners(pool, [int(b == second) for b in range(3)], "ref_counts after a refused acquire")
+    pool.release(second)
+    compare(pool.num_free, 3, what="num_free after the other block, owned once, was released")
 
 
 def keeps_its_books(answer: Any, draw: Draw, num_blocks: int) -> None:
@@ -115,7 +126,7 @@ def keeps_its_books(answer: Any, draw: Draw, num_blocks: int) -> None:
             block = draw.choice(in_use)
             getattr(pool, event)(block)
             owned[block] += 1 if event == "acquire" else -1
-        compare(list(pool.ref_counts), [owned[b] for b in range(num_blocks)], what="ref_counts", axes=("block",))
+        compare_owners(pool, [owned[b] for b in range(num_blocks)], "ref_counts")
         compare(pool.num_free, num_blocks - sum(1 for c in owned.values() if c), what="num_free")
 
 
@@ -129,7 +140,7 @@ def new_table(answer: Any, draw: Draw, num_blocks: int, block_size: int) -> tupl
 
 def takes_blocks_on_demand(answer: Any, draw: Draw, block_size: int) -> None:
     table, pool = new_table(answer, draw, 6, block_size)
-    for num_tokens in range(1, 6 * block_size + 1):
+    for num_tokens in range(6 * block_size + 1):
         try:
             table.grow(num_tokens)
         except OutOfBlocksError:
@@ -152,10 +163,20 @@ def keeps_its_blocks(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
         compare(len(held), -(-num_tokens // 4), what=f"the number of blocks for {num_tokens} tokens, block size 4,")
 
 
+def has_no_slot_beyond(answer: Any, draw: Draw, num_tokens: int) -> None:
+    """A position without a token has no slot, even if the last block has room for it; nor has a negative one."""
+    table, _ = new_table(answer, draw, 7, 5)
+    table.grow(num_tokens)
+    for position in (num_tokens, num_tokens + 1, 35, -1):
+        raises(IndexError, table.slot, position)
+
+
 def finds_the_slot(answer: Any, draw: Draw, block_size: int) -> None:
-    table, _ = new_table(answer, draw, 7, block_size)
-    table.grow(2 * block_size + 1)
-    for position in range(2 * block_size + 1):
+    table, pool = new_table(answer, draw, 40, block_size)
+    other = answer.BlockTable(pool, block_size)
+    other.grow(block_size)  # another sequence takes blocks of the same pool
+    table.grow(30 * block_size + 1)
+    for position in range(30 * block_size + 1):
         index, offset = 0, position  # walk along the blocks, instead of dividing
         while offset >= block_size:
             index, offset = index + 1, offset - block_size
@@ -211,7 +232,7 @@ def survives_histories(answer: Any, draw: Draw, num_blocks: int, block_size: int
     survives(run, draw, num_blocks, block_size)
 
 
-POOLS = ({"num_blocks": 2}, {"num_blocks": 5}, {"num_blocks": 30})
+POOLS = ({"num_blocks": 2}, {"num_blocks": 5}, {"num_blocks": 30}, {"num_blocks": 300})
 BLOCK_SIZES = ({"block_size": 1}, {"block_size": 4}, {"block_size": 7})
 
 EXERCISES = (
@@ -227,7 +248,7 @@ EXERCISES = (
         objective="hand out, share and take back fixed-size blocks",
         hints=(
             "Play it on paper with three blocks: allocate 2, acquire one, release it twice.",
-            "A block has a list of its own only while nobody owns it; the count says how many do.",
+            "A block is on the list of free ones only while nobody owns it; its count says how many do.",
             "Test before you change anything. `release` counts down, and only at zero does the block become free.",
         ),
         checks=(
@@ -323,7 +344,17 @@ EXERCISES = (
                 "survives random histories",
                 survives_histories,
                 "The picture shows who held which block. Whose tokens were written over, and when?",
-                ({"num_blocks": 4, "block_size": 1}, {"num_blocks": 8, "block_size": 4}),
+                (
+                    {"num_blocks": 4, "block_size": 1},
+                    {"num_blocks": 8, "block_size": 4},
+                    {"num_blocks": 40, "block_size": 3},
+                ),
+            ),
+            Property(
+                "has no slot for a position without a token",
+                has_no_slot_beyond,
+                "The line that raises IndexError is part of the cell: only positions below num_tokens have slots.",
+                ({"num_tokens": 1}, {"num_tokens": 7}, {"num_tokens": 10}),
             ),
         ),
         time_limit_s=10,

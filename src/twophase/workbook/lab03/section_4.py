@@ -103,6 +103,15 @@ def keeps_the_unwritten_out(answer: Any, draw: Draw, lengths: tuple[int, ...]) -
     finite(got, what="the result, with NaN in slots that hold no token,", axes=AXES)
 
 
+def survives_any_score(answer: Any, draw: Draw, score: int) -> None:
+    """All scores alike, far from 0: the result is the plain mean of the values."""
+    inputs = draw_inputs(draw, (6, 9))
+    q = torch.full_like(inputs.q, score / inputs.q.shape[-1])
+    inputs = replace(inputs, q=q, k_cache=torch.ones_like(inputs.k_cache), scale=1.0)
+    what = f"the result with all scores at {score:,}"
+    compare(answer.paged_attention(*inputs.arguments), token_by_token(inputs), what=what, axes=AXES, atol=1e-4)
+
+
 def matches_a_walk(answer: Any, draw: Draw, lengths: tuple[int, ...], page: int, group: int) -> None:
     inputs = draw_inputs(draw, lengths, page=page, group=group)
     inputs = replace(inputs, scale=float(draw.uniform(1, low=0.1, high=0.4)))
@@ -170,7 +179,14 @@ EXERCISES = (
                     {"lengths": (1,), "page": 4, "group": 1},
                     {"lengths": (5,), "page": 1, "group": 3},
                     {"lengths": (16, 17, 1), "page": 16, "group": 3},
+                    {"lengths": (150, 2), "page": 7, "group": 2},
                 ),
+            ),
+            Property(
+                "survives any score",
+                survives_any_score,
+                "e^89 is more than float32 holds: `softmax` takes the maximum out first.",
+                ({"score": 1000}, {"score": -1000}),
             ),
             Property("leaves its inputs alone", leaves_its_inputs_alone, "Other sequences read these pages too."),
         ),

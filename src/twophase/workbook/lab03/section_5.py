@@ -86,6 +86,17 @@ def survives_large_scores(answer: Any, draw: Draw) -> None:
     compare(got, expected, what="the output, with scores of several hundred,", axes=OUT_AXES, rtol=1e-2, atol=1e-2)
 
 
+def survives_any_level(answer: Any, draw: Draw, score: int) -> None:
+    """All scores alike, far from 0, and a last tile that is not full: the plain mean of the values."""
+    case = random_case(draw, [21, 3], heads=3, kv_heads=1, dim=16, page=8)
+    case.q.fill_(score / 16 / case.scale)
+    case.k_cache.fill_(1.0)
+    expected, _ = naive_decode(case)
+    got = run_kernel(answer.paged_decode_kernel, case)
+    what = f"the output, with all scores at {score:,},"
+    compare(got, expected, what=what, axes=OUT_AXES, atol=1e-4)
+
+
 def keeps_stale_slots_out(answer: Any, draw: Draw, lengths: list[int]) -> None:
     """What lies behind the last token or in other pages is NaN: a page given back is not wiped. Page 0 is all NaN."""
     case = random_case(draw, lengths, heads=3, kv_heads=1, dim=16, page=4, first_page=1)
@@ -176,12 +187,19 @@ EXERCISES = (
                 (
                     {"lengths": [1], "heads": 1, "kv_heads": 1, "dim": 16, "page": 16},
                     {"lengths": [17, 1, 30], "heads": 9, "kv_heads": 3, "dim": 24, "page": 5},
+                    {"lengths": [200, 2], "heads": 2, "kv_heads": 2, "dim": 16, "page": 12},
                 ),
             ),
             Property(
                 "survives large scores",
                 survives_large_scores,
                 "2 to the power of several hundred is no float: subtract the maximum before exp2.",
+            ),
+            Property(
+                "survives any level of scores",
+                survives_any_level,
+                "What is masked has a score of minus infinity: any number is larger than some score.",
+                ({"score": -100_000}, {"score": 100_000}),
             ),
             Property(
                 "keeps unused slots out",

@@ -257,6 +257,7 @@ EXERCISES = (
                     {"lengths": [48], "splits": 3},
                     {"lengths": [70], "splits": 2},
                     {"lengths": [40, 56], "splits": 2},
+                    {"lengths": [150], "splits": 5},
                 ),
             ),
             Property(

@@ -23,8 +23,9 @@ def check_units(answer: Any, addresses: Tensor, num_bytes: int, unit_bytes: int)
     compare(answer.units_touched(addresses, num_bytes, unit_bytes), expected, what=what)
 
 
-def counts_distant(answer: Any, draw: Draw, num: int) -> None:
-    check_units(answer, 64 * draw.permutation(20)[:num], 4, 32)
+def counts_distant(answer: Any, draw: Draw, num: int, apart: int = 64) -> None:
+    """Also 4 GiB apart, which 32 bits cannot tell from each other."""
+    check_units(answer, apart * draw.permutation(20)[:num], 4, 32)
 
 
 def counts_shared_once(answer: Any, draw: Draw, stride: int) -> None:
@@ -43,8 +44,9 @@ def counts_wide_items(answer: Any, draw: Draw) -> None:
     check_units(answer, torch.tensor([0, 1000]), 200, 32)
 
 
-def counts_anything(answer: Any, draw: Draw, unit_bytes: int) -> None:
-    check_units(answer, draw.integers(0, 2000, 40), draw.integer(1, 100), unit_bytes)
+def counts_anything(answer: Any, draw: Draw, unit_bytes: int, num: int = 40, first: int = 0) -> None:
+    """Random addresses from `first` on; a GPU's have up to 47 bits."""
+    check_units(answer, first + draw.integers(0, 50 * num, num), draw.integer(1, 100), unit_bytes)
 
 
 def leaves_addresses_alone(answer: Any, draw: Draw) -> None:
@@ -74,7 +76,7 @@ EXERCISES = (
                 counts_distant,
                 "An address divided by the size of a unit, rounded down, is the unit's number. Items in units of "
                 "their own: as many units as items.",
-                ({"num": 1}, {"num": 3}, {"num": 12}),
+                ({"num": 1}, {"num": 3}, {"num": 12}, {"num": 5, "apart": 2**32}),
             ),
             Property(
                 "counts a shared unit once",
@@ -103,7 +105,13 @@ EXERCISES = (
                 "agrees with a count of bytes",
                 counts_anything,
                 "Only units in which some item has a byte count; those in a gap do not.",
-                ({"unit_bytes": 32}, {"unit_bytes": 128}),
+                (
+                    {"unit_bytes": 32},
+                    {"unit_bytes": 128},
+                    {"unit_bytes": 48, "num": 3},
+                    {"unit_bytes": 32, "num": 1000},
+                    {"unit_bytes": 32, "first": 2**46 + 12},
+                ),
             ),
             Property("leaves its input alone", leaves_addresses_alone, "`//=` and its like write into the tensor."),
         ),

@@ -10,9 +10,9 @@ from twophase.workbook.lab03.section_3 import survives
 from twophase.workbook.lab03.shadow import PlainTable, WatchedPool
 
 
-def table_of(draw: Draw, num_tokens: int, num_blocks: int = 12) -> PlainTable:
+def table_of(draw: Draw, num_tokens: int, num_blocks: int = 12, block_size: int = 4) -> PlainTable:
     """A table of blocks of 4 slots, in a pool of its own."""
-    table = PlainTable(WatchedPool(num_blocks, draw.integer(0, 10**6)), 4)
+    table = PlainTable(WatchedPool(num_blocks, draw.integer(0, 10**6)), block_size)
     table.grow(num_tokens)
     return table
 
@@ -84,8 +84,8 @@ def copies_only_when_it_must(answer: Any, draw: Draw, case: str) -> None:
         )
 
 
-def copies_a_shared_block(answer: Any, draw: Draw, num_tokens: int) -> None:
-    table = table_of(draw, num_tokens)
+def copies_a_shared_block(answer: Any, draw: Draw, num_tokens: int, block_size: int = 4) -> None:
+    table = table_of(draw, num_tokens, 40, block_size)
     for block in table.block_ids:
         table.pool.acquire(block)
     held = list(table.block_ids)
@@ -94,7 +94,7 @@ def copies_a_shared_block(answer: Any, draw: Draw, num_tokens: int) -> None:
     if not got:
         reject(
             f"prepare_write returned no copy; the next token would be written into block {held[-1]}, which is shared",
-            f"{num_tokens} tokens in blocks of 4, every block held twice",
+            f"{num_tokens} tokens in blocks of {block_size}, every block held twice",
         )
     compare(len(got), 1, what="the number of copies")
     source, target = got[0]
@@ -168,7 +168,7 @@ EXERCISES = (
                 "shares every block",
                 shares_every_block,
                 "A fork takes no block; each block it shares has one owner more, the partial one too.",
-                ({"num_tokens": 4}, {"num_tokens": 6}, {"num_tokens": 11}),
+                ({"num_tokens": 4}, {"num_tokens": 6}, {"num_tokens": 11}, {"num_tokens": 0}, {"num_tokens": 47}),
             ),
             Property(
                 "has a list of its own",
@@ -186,7 +186,13 @@ EXERCISES = (
                 copies_a_shared_block,
                 "The last block is where the next token would go. The table gets a block of its own in its place, "
                 "and the shared one has one owner less; the pair is (source, target).",
-                ({"num_tokens": 1}, {"num_tokens": 6}, {"num_tokens": 11}),
+                (
+                    {"num_tokens": 1},
+                    {"num_tokens": 6},
+                    {"num_tokens": 11},
+                    {"num_tokens": 8, "block_size": 7},
+                    {"num_tokens": 190, "block_size": 12},
+                ),
             ),
             Property(
                 "lets the last owner write in place",

@@ -90,8 +90,8 @@ def uses_the_range(answer: Any, draw: Draw, q_max: int) -> None:
         reject(f"token {token}, head {head} is stored in numbers from {low} to {high}; one of them should be ±{q_max}")
 
 
-def half_a_step(answer: Any, draw: Draw, q_max: int, dim: int) -> None:
-    x = rows(draw, 6, 3, dim)
+def half_a_step(answer: Any, draw: Draw, q_max: int, dim: int, size: float = 1) -> None:
+    x = size * rows(draw, 6, 3, dim)
     step = x.abs().amax(-1, keepdim=True) / q_max
     got = back(answer, *quantised(answer, x, q_max), x)
     finite(got, "what is read back", AXES)
@@ -174,7 +174,11 @@ EXERCISES = (
                 "Round to the nearest whole number, and let dequantise undo the scale that quantise applied. If only "
                 "some elements are far off, they did not fit: the largest magnitude of a row, positive or negative, is "
                 "to become q_max, and 128 in an int8 reads -128.",
-                ({"q_max": 127, "dim": 1}, {"q_max": 127, "dim": 64}, {"q_max": 7, "dim": 64}),
+                (
+                    {"q_max": 127, "dim": 1},
+                    {"q_max": 127, "dim": 64},
+                    {"q_max": 7, "dim": 64},
+                ),
             ),
             Property(
                 "uses the whole range",
@@ -186,6 +190,12 @@ EXERCISES = (
                 "takes half precision",
                 reads_half_precision,
                 "Scales are float32 whatever comes in: float16 has 11 bits, and the division loses some of them.",
+            ),
+            Property(
+                "works for rows of any size",
+                half_a_step,
+                "Only a row of zeros needs help with its scale; any other row, however small, has its own.",
+                ({"q_max": 31, "dim": 150, "size": 1e-8}, {"q_max": 127, "dim": 12, "size": 1e6}),
             ),
             Property("leaves its inputs alone", leaves_inputs_alone, "Operations ending in _ write in place."),
         ),

@@ -47,6 +47,25 @@ class Life:
             raise IllegalTransition(state)
         self.states = [*self.states, state]
 """
+SOME_OTHER_COLLECTIONS = """
+LEGAL = {
+    "waiting": frozenset({"prefill", "finished"}),
+    "prefill": ("decoding", "preempted", "finished"),
+    "decoding": ["preempted", "finished"],
+    "preempted": frozenset({"prefill", "finished"}),
+    "finished": (),
+}
+
+
+class Life:
+    def __init__(self):
+        self.states = ["waiting"]
+
+    def become(self, state):
+        if state not in LEGAL[self.states[-1]]:
+            raise IllegalTransition(f"from {self.states[-1]} to {state}")
+        self.states.append(state)
+"""
 
 BANKS = {
     "4.1": Bank(
@@ -66,9 +85,10 @@ BANKS = {
             Wrong("allows everything", {6: "False"}, REFUSES),
             Wrong("asks the wrong end", {6: "self.states[-1] not in LEGAL[state]"}, ORDINARY),
             Wrong("appends before it asks", APPENDS_FIRST, UNHARMED),
+            Wrong("LEGAL is a table of ways", BY_WAYS, "says which states may follow"),
         ),
         right=(
-            Right("a table of ways", BY_WAYS),
+            Right("tuples and frozen sets", SOME_OTHER_COLLECTIONS),
             Right("asks with `not in set`", {6: "not {state} & set(LEGAL[self.states[-1]])"}),
         ),
     ),

@@ -1,5 +1,6 @@
 """4.1 The life of a request: states, and the ways between them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from twophase.workbook.checks import Draw, compare, reject
@@ -47,8 +48,16 @@ def lives(answer: Any, draw: Draw, states: tuple[str, ...]) -> None:
     compare(list(life.states), list(states), what="the states of this life", axes=("step",))
 
 
+def says_so(answer: Any, draw: Draw, state: str) -> None:
+    if not isinstance(answer.LEGAL, Mapping) or set(answer.LEGAL) != set(STATES):
+        reject(f"LEGAL is {answer.LEGAL!r}, expected a dict with the five states as keys")
+    got, expected = answer.LEGAL[state], {other for one, other in WAYS if one == state}
+    if isinstance(got, str) or set(got) != expected:
+        reject(f"LEGAL[{state!r}] is {got!r}, expected {expected or set()}")
+
+
 def refuses(answer: Any, draw: Draw, come_from: str) -> None:
-    for target in STATES:
+    for target in (*STATES, "paused", "decod", ""):
         if (come_from, target) in WAYS:
             continue
         life = lived(answer, *ROUTES[come_from])
@@ -144,6 +153,12 @@ EXERCISES = (
                 "is unharmed by a refusal",
                 refusing_changes_nothing,
                 "Ask first, then change: after a refusal the life goes on from where it was.",
+            ),
+            Property(
+                "says which states may follow",
+                says_so,
+                "LEGAL[state] is the set of the states that may come next, and Life looks it up there.",
+                tuple({"state": state} for state in STATES),
             ),
             Property("survives random lives", survives_random_lives, "The life that failed is shown step by step."),
         ),

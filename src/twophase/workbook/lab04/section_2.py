@@ -74,9 +74,9 @@ def waits_for_the_longest(answer: Any, draw: Draw, num_slots: int) -> None:
     told(answer.static_batching, static_oracle, [0] * len(lengths), lengths, num_slots)
 
 
-def takes_those_who_are_there(answer: Any, draw: Draw, spread: int) -> None:
-    arrivals, lengths = workload(draw, 8, spread)
-    told(answer.static_batching, static_oracle, arrivals, lengths, 3)
+def takes_those_who_are_there(answer: Any, draw: Draw, spread: int, num: int = 8, num_slots: int = 3) -> None:
+    arrivals, lengths = workload(draw, num, spread, longest=9 if num < 10 else 150)
+    told(answer.static_batching, static_oracle, arrivals, lengths, num_slots)
 
 
 def use_counts_tokens(answer: Any, draw: Draw, case: str) -> None:
@@ -103,10 +103,10 @@ def fills_a_free_slot(answer: Any, draw: Draw, num_slots: int) -> None:
     told(answer.iteration_level, iteration_oracle, [0] * len(lengths), lengths, num_slots)
 
 
-def lets_them_join_late(answer: Any, draw: Draw, spread: int) -> None:
+def lets_them_join_late(answer: Any, draw: Draw, spread: int, num: int = 10, num_slots: int = 3) -> None:
     for _ in range(10):
-        arrivals, lengths = workload(draw, 10, spread)
-        told(answer.iteration_level, iteration_oracle, arrivals, lengths, 3)
+        arrivals, lengths = workload(draw, num, spread, longest=9 if num < 20 else 150)
+        told(answer.iteration_level, iteration_oracle, arrivals, lengths, num_slots)
 
 
 def one_alone(answer: Any, draw: Draw, arrival: int) -> None:
@@ -176,7 +176,7 @@ EXERCISES = (
                 takes_those_who_are_there,
                 "Who has not arrived when a batch starts waits for the next one. If nobody is there, the clock "
                 "goes to the next arrival.",
-                ({"spread": 4}, {"spread": 60}),
+                ({"spread": 4}, {"spread": 60}, {"spread": 3, "num": 100, "num_slots": 40}),
             ),
             Property(
                 "counts tokens over slots",
@@ -234,7 +234,7 @@ EXERCISES = (
                 "lets requests join while others run",
                 lets_them_join_late,
                 "A request starts at its arrival if a slot is free, whoever else is in the middle of an answer.",
-                ({"spread": 5}, {"spread": 60}),
+                ({"spread": 5}, {"spread": 60}, {"spread": 3, "num": 60, "num_slots": 24}),
             ),
             Property("never uses more slots than there are", never_more_than_slots, "Count who is at work."),
         ),

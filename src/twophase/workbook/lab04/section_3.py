@@ -4,7 +4,7 @@ from collections import deque
 from itertools import pairwise
 from typing import Any
 
-from twophase.workbook.checks import Draw, reject
+from twophase.workbook.checks import Draw, compare, reject
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab04.teaching import Job, Log, PlanError, run_steps
 from twophase.workbook.questions import Choice
@@ -54,6 +54,12 @@ def random_jobs(draw: Draw, num: int, longest: int) -> list[Job]:
 
 def ends(answer: Any, draw: Draw, prompt: int, budget: int) -> None:
     watched(answer, [Job("A", prompt, 3)], budget)
+
+
+def knows_the_example(answer: Any, draw: Draw) -> None:
+    log = watched(answer, [Job("A", 100, 2), Job("B", 20, 1)], 50)
+    expected = [[("A", 50)], [("A", 50)], [("A", 1), ("B", 20)]]
+    compare([[tuple(pair) for pair in step] for step in log], expected, what="the card's example", axes=("step",))
 
 
 def serves_those_behind(answer: Any, draw: Draw) -> None:
@@ -164,6 +170,7 @@ EXERCISES = (
                     {"prompt": 51, "budget": 50},
                     {"prompt": 100, "budget": 50},
                     {"prompt": 7, "budget": 1},
+                    {"prompt": 1000, "budget": 300},
                 ),
             ),
             Property(
@@ -195,8 +202,9 @@ EXERCISES = (
                 "leaves no room unused",
                 wastes_nothing,
                 "As long as there is budget and somebody with tokens to compute, the step is not full.",
-                ({"num": 3, "budget": 8}, {"num": 8, "budget": 12}),
+                ({"num": 3, "budget": 8}, {"num": 8, "budget": 12}, {"num": 40, "budget": 300}),
             ),
+            Property("gives what the card says", knows_the_example, "Play the three steps of the example by hand."),
         ),
         time_limit_s=10,
     ),

@@ -137,6 +137,38 @@ def never_holds_decodes_back(answer: Any, draw: Draw) -> None:
         )
 
 
+def gives_prefills_no_more_than_room(answer: Any, draw: Draw) -> None:
+    """Six decodes, with max_tokens=4, beside a prefill that was begun when there was room."""
+    cache = CacheManager(64, 4, enable_prefix_caching=False)
+    scheduler = Scheduler(SchedulerConfig(8, 64, 256), cache, made(answer, 4))
+    scheduler.add(Request("A", (0, 0, 0), SamplingParams(temperature=1.0, n=6, max_tokens=5)))
+    scheduler.add(Request("B", (0,) * 20, SamplingParams(temperature=1.0, max_tokens=5)))
+    for _ in range(3):
+        plan = scheduler.schedule()
+        scheduler.update(plan, {chunk.seq_id: (SampledToken(1),) * chunk.num_samples for chunk in plan.chunks})
+        if plan.num_decodes >= 4 and len(plan.chunks) > plan.num_decodes:
+            reject(f"{plan.num_decodes} decodes, with max_tokens=4, and a prefill got tokens in the same step")
+
+
+def ranks_every_sequence(answer: Any, draw: Draw) -> None:
+    """The completions of a request are sequences of one arrival: their index tells them apart."""
+    policy = made(answer, 64)
+    scheduler = Scheduler(SchedulerConfig(16, 64, 256), CacheManager(64, 4, enable_prefix_caching=False), policy)
+    for name in "AB":
+        scheduler.add(Request(name, (0, 0, 0), SamplingParams(temperature=1.0, n=4, max_tokens=5)))
+    plan = scheduler.schedule()
+    scheduler.update(plan, {chunk.seq_id: (SampledToken(1),) * chunk.num_samples for chunk in plan.chunks})
+    sequences = list(scheduler.sequences.values())
+    expected = sorted(sequences, key=lambda one: (one.arrival_order, one.index))
+    draw.random.shuffle(sequences)
+    got = sorted(sequences, key=policy.rank)
+    if len({policy.rank(one) for one in got}) < len(got) or got != expected:
+        reject(
+            "two requests of four completions each are not ranked by arrival and then by index, all differently",
+            *(f"request {one.request.request_id}, index {one.index}: rank {policy.rank(one)!r}" for one in got),
+        )
+
+
 def first_come(answer: Any, draw: Draw, num: int) -> None:
     requests = drawn(draw, num, 40, spread=4)
     records = run(answer, requests, 12).records
@@ -162,14 +194,14 @@ def keeps_the_head_first(answer: Any, draw: Draw) -> None:
     _in_order(requests, got.records)
 
 
-def fills_the_step(answer: Any, draw: Draw, num: int, spread: int) -> None:
-    requests = drawn(draw, num, 40, spread)
-    got = [as_dict(step) for step in run(answer, requests, 10).steps]
-    for number, (one, other) in enumerate(zip(got, expected_steps(requests, 10), strict=False)):
+def fills_the_step(answer: Any, draw: Draw, num: int, spread: int, max_tokens: int = 10) -> None:
+    requests = drawn(draw, num, 4 * max_tokens, spread)
+    got = [as_dict(step) for step in run(answer, requests, max_tokens).steps]
+    for number, (one, other) in enumerate(zip(got, expected_steps(requests, max_tokens), strict=False)):
         if one != other:
             reject(
                 f"step {number} computes {one}, expected {other}",
-                f"requests (prompt + output at arrival) {describe(requests)}, max_tokens=10",
+                f"requests (prompt + output at arrival) {describe(requests)}, max_tokens={max_tokens}",
             )
 
 
@@ -239,7 +271,22 @@ EXERCISES = (
                 fills_the_step,
                 "With room left and somebody waiting, the step takes more: prefills that are begun first, then "
                 "newcomers, several if they are short.",
-                ({"num": 2, "spread": 0}, {"num": 6, "spread": 0}, {"num": 8, "spread": 6}),
+                (
+                    {"num": 2, "spread": 0},
+                    {"num": 6, "spread": 0},
+                    {"num": 8, "spread": 6},
+                    {"num": 5, "spread": 3, "max_tokens": 150},
+                ),
+            ),
+            Property(
+                "ranks every sequence",
+                ranks_every_sequence,
+                "arrival_order is the request's; its completions differ in `sequence.index`.",
+            ),
+            Property(
+                "gives prefills no more than there is room",
+                gives_prefills_no_more_than_room,
+                "Decodes may fill a step, and more than fill it. Then no prefill gets a token, begun or not.",
             ),
             Property(
                 "survives memory pressure",

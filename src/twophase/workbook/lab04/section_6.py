@@ -17,7 +17,7 @@ def drawn_events(draw: Draw, num: int, most_tokens: int) -> tuple[Events, dict[s
     facts: dict[str, tuple[float, list[float]]] = {}
     events: Events = []
     for number in range(num):
-        name, arrival = f"r{number}", draw.random.uniform(0, 3)
+        name, arrival = f"r{number}", draw.random.uniform(0, 3) if number else 0.0
         start = now = arrival + draw.random.uniform(0.1, 2)
         times = []
         for _ in range(draw.integer(1, most_tokens + 1)):
@@ -48,8 +48,18 @@ def of_one(answer: Any, draw: Draw, key: str) -> None:
     compare(list(value) if key == "itls_s" else value, expected[key], what=f"{key} of A")
 
 
-def of_many(answer: Any, draw: Draw, num: int) -> None:
-    events, facts = drawn_events(draw, num, 8)
+def of_a_start_at_zero(answer: Any, draw: Draw) -> None:
+    """The card's example; and tokens that come at the very moment of the arrival, or two at once."""
+    events: Events = [(0.0, "A", "arrival"), (2.0, "A", "token"), (3.0, "A", "token"), (5.0, "A", "token")]
+    expected = {"A": {"ttft_s": 2.0, "itls_s": [1.0, 2.0], "tpot_s": 1.5}}
+    compare(latency(answer, events), expected, what="the result of the card's example")
+    events = [(0.0, "A", "arrival"), (0.0, "A", "token"), (0.0, "A", "token"), (0.0, "A", "end")]
+    expected = {"A": {"ttft_s": 0.0, "itls_s": [0.0], "tpot_s": 0.0}}
+    compare(latency(answer, events), expected, what="the result of a request of which everything happens at 0.0")
+
+
+def of_many(answer: Any, draw: Draw, num: int, most_tokens: int = 8) -> None:
+    events, facts = drawn_events(draw, num, most_tokens)
     got = latency(answer, events)
     compare(sorted(got), sorted(facts), what="the requests in the result")
     for name, (arrival, times) in facts.items():
@@ -90,8 +100,8 @@ def is_like_numpy(answer: Any, draw: Draw, num: int) -> None:
 
 
 def refuses_nonsense(answer: Any, draw: Draw) -> None:
-    raises(ValueError, answer.percentile, [1.0, 2.0], 101)
-    raises(ValueError, answer.percentile, [1.0, 2.0], -1)
+    for percent in (101, -1, 100.0001, -0.0001):
+        raises(ValueError, answer.percentile, [1.0, 2.0], percent)
 
 
 def one(ttft_s: float | None, tpot_s: float | None) -> dict[str, float | None]:
@@ -108,6 +118,7 @@ def keeps_both(answer: Any, draw: Draw, case: str) -> None:
         "late first token": ([one(0.5, 0.05), one(1.5, 0.05)], 1, "one of two has its first token too late"),
         "slow tokens": ([one(0.5, 0.05), one(0.5, 0.2)], 1, "one of two writes too slowly"),
         "exactly": ([one(1.0, 0.1)], 1, "exactly at the limit is within it"),
+        "at once": ([one(0.0, 0.0), one(0.0, 0.2)], 1, "both first tokens came at once, and one writes too slowly"),
     }[case]
     compare(goodput_of(answer, list(requests)), num_kept / 10, what=f"the goodput, where {why},")
 
@@ -184,7 +195,12 @@ EXERCISES = (
                 "keeps requests apart",
                 of_many,
                 "Events of all requests come mixed, in order of time; each event says whose it is.",
-                ({"num": 2}, {"num": 6}),
+                ({"num": 2}, {"num": 6}, {"num": 40, "most_tokens": 300}),
+            ),
+            Property(
+                "takes 0.0 for a time like any other",
+                of_a_start_at_zero,
+                "`if time_s` is false for 0.0; ask for None with `is None`.",
             ),
         ),
         time_limit_s=10,
@@ -217,14 +233,20 @@ EXERCISES = (
                 "agrees with numpy",
                 is_like_numpy,
                 "Values come in any order, and there may be only one; `values` itself must stay as it is.",
-                ({"num": 1}, {"num": 2}, {"num": 101}),
+                ({"num": 1}, {"num": 2}, {"num": 101}, {"num": 1500}),
             ),
             Property("refuses what is no percentage", refuses_nonsense, "Below 0 or above 100: ValueError."),
             Property(
                 "wants both limits kept",
                 keeps_both,
                 "TTFT and TPOT at most at their limits, both of them.",
-                ({"case": "both kept"}, {"case": "late first token"}, {"case": "slow tokens"}, {"case": "exactly"}),
+                (
+                    {"case": "both kept"},
+                    {"case": "late first token"},
+                    {"case": "slow tokens"},
+                    {"case": "exactly"},
+                    {"case": "at once"},
+                ),
             ),
             Property(
                 "counts the unserved as broken promises",

@@ -10,7 +10,7 @@ from twophase.scheduling.policies import by_priority
 from twophase.scheduling.policy import Policy, Step
 from twophase.scheduling.sequence import Sequence
 from twophase.simulate.limits import make_scheduler
-from twophase.workbook.checks import Draw, compare, reject
+from twophase.workbook.checks import Draw, compare, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab04.memory import Held, Machine, Running, gpu
 from twophase.workbook.lab04.pressure import NO_HEADROOM, under_pressure
@@ -33,7 +33,9 @@ def by_definition(order: list[Running], num_free: int) -> tuple[list[str], list[
 def require_plan(answer: Any, running: list[Running], num_free: int) -> None:
     in_order = sorted(running, key=lambda one: one.rank)
     expected = by_definition(in_order, num_free)
-    got = answer.plan_decodes(list(running), num_free)
+    theirs = list(running)
+    with unchanged(running=theirs):
+        got = answer.plan_decodes(theirs, num_free)
     if not isinstance(got, tuple | list) or len(got) != 2:
         reject("plan_decodes returns two lists: who decodes, and who is preempted")
     for what, one, other in zip(("decodes", "is preempted"), got, expected, strict=True):
@@ -44,8 +46,9 @@ def require_plan(answer: Any, running: list[Running], num_free: int) -> None:
 def crowd(draw: Draw, num: int) -> list[Running]:
     """In any order; some need a block, some share all they have."""
     ranks = draw.random.sample(range(50), num)
-    names = "ABCDEFGHIJ"
-    return [Running(names[i], rank, draw.choice((0, 1, 1)), draw.choice((0, 1, 2, 5))) for i, rank in enumerate(ranks)]
+    return [
+        Running(chr(65 + i), rank, draw.choice((0, 1, 1)), draw.choice((0, 1, 2, 5))) for i, rank in enumerate(ranks)
+    ]
 
 
 def room_for_all(answer: Any, draw: Draw, num: int) -> None:
@@ -82,7 +85,7 @@ def any_crowd(answer: Any, draw: Draw, num: int) -> None:
 
 def machine(draw: Draw) -> Machine:
     bytes_per_s = draw.random.uniform(1e9, 50e9)
-    return Machine(draw.choice((8, 16, 32)), draw.random.uniform(1e5, 1e7), bytes_per_s, 1e-5, 1e-9)
+    return Machine(draw.choice((8, 12, 16, 20, 32)), draw.random.uniform(1e5, 1e7), bytes_per_s, 1e-5, 1e-9)
 
 
 def moves_whole_blocks_twice(answer: Any, draw: Draw, num_tokens: int) -> None:
@@ -109,11 +112,24 @@ def takes_the_cheaper(answer: Any, draw: Draw, model: str, host_bytes_per_s: flo
         compare(answer.cheaper_way(num_tokens, 10**6, here), expected, what=what)
 
 
-def needs_room_on_the_host(answer: Any, draw: Draw) -> None:
-    here = gpu("llama-3-8b")
-    for num_free, expected in ((6, "recompute"), (7, "swap"), (0, "recompute")):
-        what = f"cheaper_way of 100 tokens, 7 blocks of 16, with {num_free} free host blocks"
+def needs_room_on_the_host(answer: Any, draw: Draw, block_size: int) -> None:
+    here, num_blocks = gpu("llama-3-8b")._replace(block_size=block_size), -(-100 // block_size)
+    for num_free, expected in ((num_blocks - 1, "recompute"), (num_blocks, "swap"), (0, "recompute")):
+        what = f"cheaper_way of 100 tokens, {num_blocks} blocks of {block_size}, with {num_free} free host blocks"
         compare(answer.cheaper_way(100, num_free, here), expected, what=what)
+
+
+def recomputes_when_in_doubt(answer: Any, draw: Draw) -> None:
+    """Powers of two: both ways take exactly as long."""
+    here = Machine(16, 2.0**20, 2.0**30, 2.0**-13, 0.0)
+    compare(answer.swap_s(16, here), answer.recompute_s(16, here), what="swap_s where both take as long", atol=0)
+    compare(answer.cheaper_way(16, 8, here), "recompute", what="cheaper_way where both take as long")
+
+
+def knows_the_example(answer: Any, draw: Draw) -> None:
+    here = Machine(block_size=16, block_bytes=1e6, host_bytes_per_s=1e9, token_s=1e-4, pair_s=0)
+    compare((answer.swap_s(20, here), answer.recompute_s(20, here)), (0.004, 0.002), what="the card's two times")
+    compare(answer.cheaper_way(20, num_host_free=8, machine=here), "recompute", what="the card's cheaper way")
 
 
 # -- 4.16
@@ -220,6 +236,29 @@ def keeps_the_watermark(answer: Any, draw: Draw) -> None:
         require(answer, True, Held(4, 5), [DONE_GROWING], kept + 1, watermark)
 
 
+def holds_for_any_block(answer: Any, draw: Draw, block_size: int) -> None:
+    """Against a count of slots: long sequences, any watermark, room to the block."""
+    for _ in range(40):
+        crowd = [Held(n := draw.integer(1, 400), n + draw.integer(1, 600)) for _ in range(draw.integer(2, 9))]
+        newcomer, *running = crowd
+        num_blocks, watermark = draw.integer(50, 900), draw.choice((0.0, 0.01, 0.125, 0.25))
+        blocks = [len(range(0, one.num_tokens, block_size)) for one in crowd]
+        grow = sum(
+            any(p >= n * block_size for p in range(one.max_num_tokens - 1))
+            for n, one in zip(blocks, crowd, strict=True)
+        )
+        least = blocks[0] + grow + math.ceil(watermark * num_blocks)
+        for num_free, expected in ((least, True), (least - 1, False)):
+            got = answer.can_admit(newcomer, list(running), num_free, num_blocks, block_size, watermark)
+            if bool(got) != expected:
+                reject(
+                    f"can_admit says {got!r}, expected {expected}",
+                    f"newcomer {newcomer}; blocks of {block_size}, {num_free} of {num_blocks} free, "
+                    f"watermark {watermark}",
+                    *[str(one) for one in running],
+                )
+
+
 def alone_it_may_have_all(answer: Any, draw: Draw) -> None:
     require(answer, True, Held(70, 78), [], 18, 0.5)
     require(answer, False, Held(70, 78), [], 17, 0.0)
@@ -270,7 +309,12 @@ EXERCISES = (
                 shared_blocks_free_nothing,
                 "A victim whose blocks are all shared sets none free: go on until the block is there.",
             ),
-            Property("holds in any crowd", any_crowd, "Each takes what it needs off the free ones.", ({"num": 7},)),
+            Property(
+                "holds in any crowd",
+                any_crowd,
+                "Each takes what it needs off the free ones.",
+                ({"num": 7}, {"num": 40}),
+            ),
         ),
         time_limit_s=10,
     ),
@@ -294,7 +338,7 @@ EXERCISES = (
                 "moves whole blocks, out and in",
                 moves_whole_blocks_twice,
                 "The last block moves as a whole, however little is in it; and what goes out must come back.",
-                ({"num_tokens": 1}, {"num_tokens": 32}, {"num_tokens": 1001}),
+                ({"num_tokens": 1}, {"num_tokens": 32}, {"num_tokens": 61}, {"num_tokens": 1001}),
             ),
             Property(
                 "counts every token and every pair",
@@ -315,7 +359,14 @@ EXERCISES = (
                 "needs room on the host",
                 needs_room_on_the_host,
                 "All of a sequence's blocks must fit into the free host blocks, or it is recomputed.",
+                ({"block_size": 16}, {"block_size": 12}),
             ),
+            Property(
+                "recomputes when in doubt",
+                recomputes_when_in_doubt,
+                "If swapping takes no less time, it is not worth the host's memory.",
+            ),
+            Property("gives what the card says", knows_the_example, "Do the example by hand: two blocks, both ways."),
         ),
         time_limit_s=10,
     ),
@@ -377,6 +428,12 @@ EXERCISES = (
                 many_times,
                 "Write the inequality down with all its terms, and compare.",
                 ({"num_running": 1, "watermark": 0.0}, {"num_running": 5, "watermark": 0.15}),
+            ),
+            Property(
+                "holds for any block size and length",
+                holds_for_any_block,
+                "Every sequence may grow, however long it is: compare its slots with max_num_tokens - 1.",
+                ({"block_size": 16}, {"block_size": 5}),
             ),
         ),
         time_limit_s=15,

@@ -38,6 +38,17 @@ def equals_by_arrival(answer: Any, draw: Draw, patience_s: float | None) -> None
     require_first(answer, (1, 5.0, 3), (1, 5.0, 4), patience_s)
 
 
+def number_decides(answer: Any, draw: Draw) -> None:
+    """Two requests that seem to have come at the same moment; and a patience of 0, with which all are equal."""
+    require_first(answer, (2, 0.0, 1), (0, 20.0, 5), 10.0)
+    require_first(answer, (0, 20.0, 5), (2, 0.0, 9), 10.0)
+    try:
+        require_first(answer, (3, 0.0, 1), (0, 5.0, 2), 0.0)
+        require_first(answer, (3, 5.0, 1), (0, 5.0, 2), 0.0)
+    except ZeroDivisionError:
+        pass  # priority + arrival / patience is right as well, and has no answer to 0
+
+
 def strict_for_ever(answer: Any, draw: Draw) -> None:
     require_first(answer, (0, 1e6, 50_000), (1, 0.0, 0), None)
 
@@ -95,7 +106,13 @@ EXERCISES = (
                 "lets those who waited pass",
                 ages,
                 "A level is worth patience_s seconds of waiting: more patience, slower ageing.",
-                ({"num_levels": 2}, {"num_levels": 5}),
+                ({"num_levels": 2}, {"num_levels": 5}, {"num_levels": 200}),
+            ),
+            Property(
+                "lets the number decide ties",
+                number_decides,
+                "With ageing only the moment counts at which a request seems to have come, and then its number; "
+                "a patience of 0 is a patience: a level is worth nothing.",
             ),
             Property(
                 "bounds by how much one is overtaken",

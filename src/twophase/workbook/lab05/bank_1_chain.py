@@ -2,13 +2,15 @@
 
 from twophase.workbook.exercise import Bank, Right, Wrong
 
-FULL, EQUAL, APART, TOKENS, PAST, SALT = (
+FULL, EQUAL, APART, TOKENS, PAST, SALT, CHAIN, ONCE = (
     "names full blocks, and only these",
     "gives equal prefixes equal names",
     "tells different blocks apart",
     "depends on each of a block's tokens",
     "depends on everything before",
     "depends on the salt",
+    "is the chain of the card",
+    "reads each token once",
 )
 TEXT_OF_TOKENS = """
 def block_hashes(token_ids, block_size, salt=""):
@@ -43,9 +45,35 @@ def block_hashes(token_ids, block_size, salt=""):
     ends = range(block_size, len(token_ids) + 1, block_size)
     return [digest(start + as_bytes(token_ids[:end])) for end in ends]
 """
-RUNNING = """
+UNDIGESTED_SALT = """
 def block_hashes(token_ids, block_size, salt=""):
     hashes, before = [], b"salt:" + salt.encode() + bytes(1)
+    while len(token_ids) >= block_size:
+        before = digest(before + as_bytes(token_ids[:block_size]))
+        hashes.append(before)
+        token_ids = token_ids[block_size:]
+    return hashes
+"""
+ALWAYS_FROM_THE_START = """
+def block_hashes(token_ids, block_size, salt=""):
+    def chain(num_blocks):
+        if not num_blocks:
+            return digest(salt.encode())
+        block = token_ids[(num_blocks - 1) * block_size : num_blocks * block_size]
+        return digest(chain(num_blocks - 1) + as_bytes(block))
+
+    return [chain(index + 1) for index in range(len(token_ids) // block_size)]
+"""
+ACCUMULATED = """
+def block_hashes(token_ids, block_size, salt=""):
+    blocks = [token_ids[i : i + block_size] for i in range(0, len(token_ids) - block_size + 1, block_size)]
+    start = digest(salt.encode("utf-8"))
+    steps = itertools.accumulate(blocks, lambda before, block: digest(before + as_bytes(block)), initial=start)
+    return list(steps)[1:]
+"""
+RUNNING = """
+def block_hashes(token_ids, block_size, salt=""):
+    hashes, before = [], digest(bytes(salt, "utf-8"))
     while len(token_ids) >= block_size:
         before = digest(before + as_bytes(token_ids[:block_size]))
         hashes.append(before)
@@ -74,10 +102,13 @@ BANKS = {
                 {2: "digest(salt.encode() + as_bytes([len(token_ids)]))"},
                 EQUAL,
             ),
+            Wrong("the whole prefix for each block", WHOLE_PREFIX, CHAIN),
+            Wrong("the salt itself, not its digest", UNDIGESTED_SALT, CHAIN),
+            Wrong("every chain from the start", ALWAYS_FROM_THE_START, ONCE),
             Wrong("two bytes of each token", {3: "parent + b''.join((t % 65_536).to_bytes(2) for t in block)"}, TOKENS),
         ),
         right=(
-            Right("the whole prefix for each block", WHOLE_PREFIX),
+            Right("accumulated", "import itertools\n" + ACCUMULATED),
             Right("cutting the front off", RUNNING),
         ),
     ),

@@ -4,6 +4,7 @@ from typing import Any
 
 from twophase.workbook.checks import Draw, compare, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
+from twophase.workbook.lab05.prefix_hashing import as_bytes, digest
 
 
 def tokens(draw: Draw, num_tokens: int) -> list[int]:
@@ -82,6 +83,38 @@ def keeps_salts_apart(answer: Any, draw: Draw, num_blocks: int) -> None:
     compare(chain_of(answer, token_ids, 3, "blue"), chains["blue"], what="the hashes of a salt", axes=("block",))
 
 
+def is_the_cards_chain(answer: Any, draw: Draw, salt: str, num_blocks: int) -> None:
+    token_ids, parent, expected = tokens(draw, 3 * num_blocks + 1), digest(salt.encode()), []
+    for start in range(0, 3 * num_blocks, 3):
+        parent = digest(parent + as_bytes(token_ids[start : start + 3]))
+        expected.append(parent)
+    for block, (one, other) in enumerate(zip(chain_of(answer, token_ids, 3, salt), expected, strict=True)):
+        if one != other:
+            place = "digest(digest(salt) + tokens)" if not block else "digest(the hash before + tokens)"
+            reject(f"with the salt {salt!r} the hash of block {block} is not {place}")
+
+
+def reads_each_token_once(answer: Any, draw: Draw) -> None:
+    """The bytes that go through `digest`: in a chain as many as there are tokens, times 8, and 16 for each link."""
+    names, num_bytes = getattr(answer.block_hashes, "__globals__", {}), 0
+
+    def counted(data: bytes) -> bytes:
+        nonlocal num_bytes
+        num_bytes += len(data)
+        return digest(data)
+
+    if "digest" not in names:
+        return  # it has a digest of its own, and was found to be right
+    token_ids, real = tokens(draw, 400), names["digest"]
+    names["digest"] = counted
+    try:
+        chain_of(answer, token_ids, 4)
+    finally:
+        names["digest"] = real
+    if num_bytes > 2 * (8 * 400 + 16 * 101):
+        reject(f"{num_bytes:,} bytes are digested for 400 tokens in blocks of 4", "in a chain it is 4,800")
+
+
 EXERCISES = (
     Exercise(
         id="5.1",
@@ -108,6 +141,7 @@ EXERCISES = (
                     {"num_tokens": 9, "block_size": 4},
                     {"num_tokens": 0, "block_size": 16},
                     {"num_tokens": 5, "block_size": 1},
+                    {"num_tokens": 1000, "block_size": 12},
                 ),
             ),
             Property(
@@ -139,6 +173,23 @@ EXERCISES = (
                 keeps_salts_apart,
                 "If the chain starts at the salt's digest, every block of the chain depends on it.",
                 ({"num_blocks": 1}, {"num_blocks": 3}),
+            ),
+            Property(
+                "is the chain of the card",
+                is_the_cards_chain,
+                "hash[0] = digest(digest(salt) + tokens of block 0), then hash[i] = digest(hash[i - 1] + tokens of "
+                "block i). A salt is any string; `encode()` gives its bytes.",
+                (
+                    {"salt": "", "num_blocks": 1},
+                    {"salt": "blue", "num_blocks": 3},
+                    {"salt": "Zürich", "num_blocks": 2},
+                    {"salt": "東京", "num_blocks": 200},
+                ),
+            ),
+            Property(
+                "reads each token once",
+                reads_each_token_once,
+                "The parent's hash stands for all that precedes: no need to digest it again.",
             ),
         ),
         time_limit_s=10,

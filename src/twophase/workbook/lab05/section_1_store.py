@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from twophase.workbook.checks import Draw, reject
+from twophase.workbook.checks import Draw, compare, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
 
 
@@ -19,8 +19,10 @@ class Ledger:
     def open(self, name: str, hashes: Sequence[str], num_blocks: int | None = None) -> int:
         """Open a request, see that its blocks are right; returns how many of them were hits."""
         num_blocks = len(hashes) if num_blocks is None else num_blocks
+        theirs = list(hashes)
         try:
-            got = self.store.open(list(hashes), num_blocks)
+            with unchanged(hashes=theirs):
+                got = self.store.open(theirs, num_blocks)
         except KeyError as error:
             reject(f"open fails with KeyError: {error}: there is no free block left, or it was forgotten twice")
         if not isinstance(got, tuple) or len(got) != 2 or len(got[0]) != num_blocks:
@@ -41,7 +43,9 @@ class Ledger:
         return num_hit
 
     def close(self, name: str) -> None:
-        self.store.close(self.in_use.pop(name), self.hashes.pop(name))
+        blocks, hashes = self.in_use.pop(name), self.hashes.pop(name)
+        with unchanged(blocks=blocks, hashes=hashes):
+            self.store.close(blocks, hashes)
 
     def run(self, name: str, hashes: Sequence[str], num_blocks: int | None = None) -> int:
         """Open and close."""
@@ -51,7 +55,9 @@ class Ledger:
 
     def num_known(self, hashes: Sequence[str]) -> int:
         """How many of a chain's blocks lookup finds, each one seen to hold what it should."""
-        blocks = self.store.lookup(list(hashes))
+        theirs = list(hashes)
+        with unchanged(hashes=theirs):
+            blocks = self.store.lookup(theirs)
         if not isinstance(blocks, list) or len(blocks) > len(hashes):
             reject(f"lookup of {len(hashes)} hashes gave {blocks!r}, expected a list of block ids")
         for block, one in zip(blocks, hashes, strict=False):
@@ -68,6 +74,23 @@ def expect_known(ledger: Ledger, hashes: Sequence[str], expected: int, story: st
     got = ledger.num_known(hashes)
     if got != expected:
         reject(f"{story}: lookup of {' '.join(hashes)} finds {got} blocks, expected {expected}")
+
+
+def knows_the_example(answer: Any, draw: Draw) -> None:
+    ledger = Ledger(answer.PrefixStore(4), 4)
+    for name, hashes, num_blocks, num_hit in (("A", ["a0", "a1"], 3, 0), ("B", ["a0", "b1"], 2, 1)):
+        what = f"the number of hits of open({hashes}, {num_blocks}) in the card's example"
+        compare(ledger.open(name, hashes, num_blocks), num_hit, what=what)
+
+
+def finds_long_prefixes(answer: Any, draw: Draw) -> None:
+    """Two stores at once, with prompts of hundreds of blocks."""
+    one, other = Ledger(answer.PrefixStore(400), 400), Ledger(answer.PrefixStore(5), 5)
+    one.run("A", chain("a", 300))
+    other.run("B", chain("b", 5))
+    expect_known(one, chain("a", 300), 300, "after a request of 300 blocks in a pool of 400")
+    expect_known(other, chain("a", 3), 0, "in another pool")
+    expect_known(other, chain("b", 5), 5, "in another pool")
 
 
 def finds_longest_prefix(answer: Any, draw: Draw) -> None:
@@ -240,6 +263,12 @@ EXERCISES = (
                 "If a0 is overwritten first, nobody finds a1, a2 and a3 any more, though they are there. In which "
                 "order must a request's blocks be added to `free`?",
                 ({"num_new": 1}, {"num_new": 2}, {"num_new": 3}),
+            ),
+            Property("gives what the card says", knows_the_example, "Of the second request one block is known: a0."),
+            Property(
+                "finds long prefixes",
+                finds_long_prefixes,
+                "A prompt may have hundreds of blocks, and a pool knows what was written to it, not to another.",
             ),
             Property(
                 "agrees with a plain store for long",

@@ -27,6 +27,14 @@ def guesses_what_followed(answer: Any, draw: Draw) -> None:
     expect(answer, [*names, *names[10:13]], 8, names[13:21], 3, 1)
 
 
+def looks_far_back(answer: Any, draw: Draw, between: int) -> None:
+    """What stood together a long time ago, and many drafts of it."""
+    names = draw.permutation(between + 100).tolist()
+    expect(answer, [*names, *names[40:43]], 50, names[43:93], 3, 1)
+    long = names[:30]  # an agreement of 30 tokens, against one of 10 that is later
+    expect(answer, [*long, 1000, *long[-10:], 2000, *names[100:], *long], 1, [1000], 30, 1)
+
+
 def says_nothing(answer: Any, draw: Draw) -> None:
     expect(answer, draw.permutation(20).tolist(), 4, [], 3, 1)
     expect(answer, [3, 4], 4, [], 3, 1)
@@ -71,11 +79,11 @@ def plain(text: Sequence[int], num_draft: int, longest: int, shortest: int) -> l
     return list(text[best[1] : best[1] + num_draft]) if best[0] else []
 
 
-def agrees_everywhere(answer: Any, draw: Draw, alphabet: int) -> None:
-    for _ in range(60):
-        text = draw.integers(0, alphabet, draw.integer(1, 24)).tolist()
+def agrees_everywhere(answer: Any, draw: Draw, alphabet: int, most: int = 24) -> None:
+    for _ in range(60 if most < 100 else 12):
+        text = draw.integers(0, alphabet, draw.integer(1 if most < 100 else most // 2, most)).tolist()
         shortest = draw.integer(1, 4)
-        longest, num_draft = draw.integer(shortest, 5), draw.integer(0, 7)
+        longest, num_draft = draw.integer(shortest, 5 if most < 100 else 12), draw.integer(0, 7)
         expect(answer, text, num_draft, plain(text, num_draft, longest, shortest), longest, shortest)
 
 
@@ -128,10 +136,16 @@ EXERCISES = (
                 "At most `num_draft` tokens, and fewer where the text ends.",
             ),
             Property(
+                "looks all the way back",
+                looks_far_back,
+                "If they stood together before, however long ago; and as many drafts as are asked for.",
+                ({"between": 50}, {"between": 800}),
+            ),
+            Property(
                 "agrees with a plain search",
                 agrees_everywhere,
                 "Some text is treated differently; the case names the first.",
-                ({"alphabet": 2}, {"alphabet": 3}, {"alphabet": 8}),
+                ({"alphabet": 2}, {"alphabet": 3}, {"alphabet": 8}, {"alphabet": 12, "most": 400}),
             ),
         ),
         time_limit_s=10,

@@ -3,7 +3,7 @@
 from fractions import Fraction
 from typing import Any
 
-from twophase.workbook.checks import Draw, compare, reject
+from twophase.workbook.checks import Draw, compare, integer, reject
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab05.draft_engine import passes_for_copying
 from twophase.workbook.questions import Number
@@ -52,14 +52,31 @@ def chooses_the_best(answer: Any, draw: Draw) -> None:
         alpha, most = draw.random.random(), draw.integer(1, 17)
         draft_cost, verify_cost = draw.choice((0.0, 0.05, 0.2)), draw.choice((0.01, 0.1, 0.3))
         speeds = [counted(alpha, k) / (1 + k * (draft_cost + verify_cost)) for k in range(most + 1)]
-        got = answer.best_num_draft(alpha, draft_cost, verify_cost, most)
-        if not isinstance(got, int) or isinstance(got, bool) or not 0 <= got <= most:
-            reject(f"the best number of drafts is {got!r}, expected a whole number from 0 to {most}")
+        given = answer.best_num_draft(alpha, draft_cost, verify_cost, most)
+        got = integer(given)
+        if got is None or not 0 <= got <= most:
+            reject(f"the best number of drafts is {given!r}, expected a whole number from 0 to {most}")
         if speeds[got] < max(speeds) - 1e-9:
             reject(
                 f"{got} drafts give {speeds[got]:.3f}, {speeds.index(max(speeds))} would give {max(speeds):.3f}",
                 f"{alpha:.2f} accepted, {draft_cost} to make and {verify_cost} to verify each, at most {most}",
             )
+
+
+def goes_as_far_as_it_may(answer: Any, draw: Draw) -> None:
+    """Drafts that are certain and cost next to nothing: as many as allowed, 16 if nothing else is said."""
+    for alpha in (1.0, 0.9999):
+        for expected, more in ((16, ()), (0, (0.0, 0)), (1, (0.0, 1)), (40, (0.0, 40))):
+            got = answer.best_num_draft(alpha, 0.001, *more)
+            what = f"the best number of drafts, {alpha:.2%} accepted at a cost of 0.001, with most={expected}"
+            compare(got if integer(got) is None else integer(got), expected, what=what)
+
+
+def knows_the_examples(answer: Any, draw: Draw) -> None:
+    compare(float(answer.expected_tokens(0.5, 2)), 1.75, what="expected_tokens(0.5, 2)")
+    compare(float(answer.speed_up(0.5, 2, draft_cost=0.1)), 1.75 / 1.2, what="speed_up(0.5, 2, draft_cost=0.1)")
+    got = answer.best_num_draft(0.1, draft_cost=0.3, verify_cost=0.1)
+    compare(integer(got), 0, what="best_num_draft(0.1, draft_cost=0.3, verify_cost=0.1)")
 
 
 def switches_off(answer: Any, draw: Draw) -> None:
@@ -94,7 +111,7 @@ EXERCISES = (
                 "counts the tokens of a pass",
                 counts_tokens,
                 "The sum of alpha^i for i from 0 to num_draft: a geometric series.",
-                ({"num_draft": 0}, {"num_draft": 1}, {"num_draft": 4}, {"num_draft": 9}),
+                ({"num_draft": 0}, {"num_draft": 1}, {"num_draft": 4}, {"num_draft": 9}, {"num_draft": 60}),
             ),
             Property(
                 "knows what certainty gives",
@@ -118,6 +135,12 @@ EXERCISES = (
                 chooses_the_best,
                 "Compare all numbers from 0 to `most`, both included.",
             ),
+            Property(
+                "goes as far as it may",
+                goes_as_far_as_it_may,
+                "`most` is the largest number allowed, 16 unless another is given, and may itself be the best.",
+            ),
+            Property("gives what the card says", knows_the_examples, "Do the three examples by hand."),
             Property(
                 "switches itself off",
                 switches_off,

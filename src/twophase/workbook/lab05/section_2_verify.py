@@ -51,10 +51,16 @@ def far_from(counts: np.ndarray, expected: np.ndarray) -> tuple[int, float] | No
 
 def keeps_drafts_in_front(answer: Any, draw: Draw, num_draft: int) -> None:
     p, q = rows(draw, num_draft + 1, 5), rows(draw, num_draft, 5)
+    if num_draft > 4:
+        p[:-1] = 0.02 * p[:-1] + 0.98 * q  # so that many are kept
+    before = p.copy(), q.copy()
     chance = Chance(draw.integer(0, 2**31))
     for _ in range(200):
         draft = [chance.draw(row) for row in q]
-        tokens = answer.verify(list(draft), p, q, chance)
+        mine = list(draft)
+        tokens = answer.verify(mine, p, q, chance)
+        if mine != draft or not (np.array_equal(p, before[0]) and np.array_equal(q, before[1])):
+            reject("the call modified its input, draft, p or q", "They are needed again: make new lists and arrays.")
         if not isinstance(tokens, list) or not 1 <= len(tokens) <= num_draft + 1:
             reject(f"a pass over {num_draft} drafts gave {tokens!r}, expected a list of 1 to {num_draft + 1} tokens")
         if tokens[:-1] != draft[: len(tokens) - 1]:
@@ -80,12 +86,15 @@ def never_says_the_impossible(answer: Any, draw: Draw) -> None:
             reject(f"a pass gave {tokens}, and the model says that tokens 1 and 4 are impossible")
 
 
-def works_without_chance(answer: Any, draw: Draw) -> None:
+def works_without_chance(answer: Any, draw: Draw, wanted: tuple[int, ...], drafted: tuple[int, ...]) -> None:
     """One-hot drafts, as a lookup makes them; one-hot models, as temperature 0 makes them."""
-    p, q = np.eye(5)[[2, 3, 1]], np.eye(5)[[2, 0]]
+    p, q = np.eye(30)[list(wanted)], np.eye(30)[list(drafted)]
+    num_kept = next((i for i, token in enumerate(drafted) if token != wanted[i]), len(drafted))
+    expected = list(wanted[: num_kept + 1])
     for tokens in passes(answer, draw, p, q, 20):
-        if tokens != [2, 3]:
-            reject(f"the model wants 2 3 1 without a doubt, the draft was 2 0: the pass gave {tokens}, expected [2, 3]")
+        if tokens != expected:
+            reject(f"the model wants {wanted} without a doubt, the draft was {drafted}: the pass gave {tokens}, "
+                   f"expected {expected}")  # fmt: skip
 
 
 def keeps_the_distribution(answer: Any, draw: Draw, vocab_size: int, place: int, is_lookup: bool) -> None:
@@ -165,13 +174,13 @@ EXERCISES = (
                 "keeps drafts in front",
                 keeps_drafts_in_front,
                 "A pass yields the drafts up to the first that is rejected, then one token that is drawn.",
-                ({"num_draft": 1}, {"num_draft": 4}),
+                ({"num_draft": 1}, {"num_draft": 4}, {"num_draft": 12}),
             ),
             Property(
                 "accepts a draft that says the same",
                 accepts_its_own,
                 "Where p and q are equal, p/q is 1, and no number in [0, 1) is rejected. And then one more is drawn.",
-                ({"num_draft": 1}, {"num_draft": 3}),
+                ({"num_draft": 1}, {"num_draft": 3}, {"num_draft": 12}),
             ),
             Property(
                 "never says what the model never says",
@@ -181,7 +190,11 @@ EXERCISES = (
             Property(
                 "works where nothing is left to chance",
                 works_without_chance,
-                "One-hot rows: the first draft is right, the second is not, and the model's token takes its place.",
+                "One-hot rows: drafts are right up to one that is not, and the model's token takes its place.",
+                (
+                    {"wanted": (2, 3, 1), "drafted": (2, 0)},
+                    {"wanted": (0, 0, 29, 7, 5, 1, 0), "drafted": (0, 0, 29, 7, 5, 2)},
+                ),
             ),
             Property(
                 "draws the last token from the model",

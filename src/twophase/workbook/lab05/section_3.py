@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from twophase.workbook.checks import Draw, compare, reject
+from twophase.workbook.checks import Draw, compare, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab05 import guided_answers
 from twophase.workbook.lab05.guided_machine import DIGITS, PRICE, Machine, Piece, chain, literal
@@ -120,6 +120,33 @@ def masks_the_end(answer: Any, draw: Draw) -> None:
             if bool(got[end_id]) != complete:
                 told = "is complete" if complete else "is not complete"
                 reject(f"{prefix!r} {told}, and the end token is {'allowed' if got[end_id] else 'forbidden'}")
+
+
+# "ab" again and again: back in state 0 the text is complete. The second reads "ba", and is as large.
+LOOPS = {
+    "ab": Machine({0: {"a": 1}, 1: {"b": 0}, 2: {}}, frozenset({0})),
+    "ba": Machine({0: {"b": 1}, 1: {"a": 0}, 2: {}}, frozenset({0})),
+    "from 2": Machine({2: {"a": 0}, 0: {"b": 2}, 1: {}}, frozenset({0, 2}), start=2),
+}
+
+
+def takes_state_0(answer: Any, draw: Draw) -> None:
+    compare(answer.advance(LOOPS["ab"], 0, "ab" * 40), 0, what="the state after 'abab...', which leads back to 0,")
+    compare(answer.advance(LOOPS["ab"], 1, "b"), 0, what="the state after 'b', from state 1,")
+    compare(answer.advance(LOOPS["ab"], 0, ""), 0, what="the state after no text at all")
+    compare(answer.advance(LOOPS["ab"], 0, "b"), None, what="advance of 'b' from state 0, which cannot be read,")
+
+
+def knows_machines_apart(answer: Any, draw: Draw) -> None:
+    """Machines of one size in turn, and masks that are changed by whoever got them."""
+    texts = ["a", "b", "ab" * 50, "ba" * 50, "</s>", "ab" * 50 + "x"]
+    for name in ("ab", "ba", "from 2", "ab"):
+        machine = LOOPS[name]
+        with unchanged(texts=texts):
+            got = mask_of(answer, machine, machine.start, texts, 4)
+        expected = [name != "ba", name == "ba", name != "ba", name == "ba", True, False]
+        compare(got.tolist(), expected, what=f"the mask at the start of a machine that reads {name!r}", axes=("token",))
+        got.fill_(False)
 
 
 def masks_the_empty(answer: Any, draw: Draw) -> None:
@@ -236,20 +263,39 @@ def ends_in_form(answer: Any, draw: Draw, form: str) -> None:
             reject(f"the answer is {toy.spelt(ids)!r}, which is not of the form {toy.regex}")
 
 
-def says_when_cut(answer: Any, draw: Draw, max_tokens: int) -> None:
-    machine = chain(Piece(DIGITS, 12, 12))
+def starts_at_the_start(answer: Any, draw: Draw) -> None:
+    """A machine whose first state is not 0, and that comes through state 0 later."""
+    got = answer.generate_guided(
+        lambda ids: torch.tensor([0.0, 0.0, -5.0 if len(ids) < 5 else 5.0]),
+        LOOPS["from 2"],
+        ["a", "b", "</s>"],
+        2,
+        9,
+        lambda logits: int(logits.argmax()),
+    )
+    compare(list(got[0]), [0, 1, 0, 1, 0], what="the ids of an answer of a machine that starts in state 2")
+    compare(got[1], "stop", what="the reason")
+
+
+def says_when_cut(answer: Any, draw: Draw, max_tokens: int, length: int = 12) -> None:
+    machine = chain(Piece(DIGITS, length, length))
     toy = Toy(draw, "a name")
     toy.machine, toy.texts = machine, [*DIGITS, "</s>"]
     toy.end_id = 10
     asked: list[int] = []
 
+    models_own = torch.arange(11.0)
+
     def next_logits(ids: Any) -> torch.Tensor:
         asked.append(len(ids))
-        return torch.arange(11.0)
+        return models_own
 
-    got = answer.generate_guided(next_logits, machine, toy.texts, 10, max_tokens, lambda logits: int(logits.argmax()))
-    compare(list(got[0]), [9] * min(12, max_tokens), what=f"the ids with max_tokens={max_tokens}")
-    compare(got[1], "stop" if max_tokens > 12 else "length", what=f"the reason with max_tokens={max_tokens}")
+    with unchanged(next_logits=models_own, texts=toy.texts):
+        got = answer.generate_guided(
+            next_logits, machine, toy.texts, 10, max_tokens, lambda logits: int(logits.argmax())
+        )
+    compare(list(got[0]), [9] * min(length, max_tokens), what=f"the ids with max_tokens={max_tokens}")
+    compare(got[1], "stop" if max_tokens > length else "length", what=f"the reason with max_tokens={max_tokens}")
 
 
 ALL_FORMS = tuple({"form": form} for form in FORMS)
@@ -308,6 +354,16 @@ EXERCISES = (
                 masks_the_empty,
                 "Special tokens have no text. Reading nothing always works, and leads nowhere.",
             ),
+            Property(
+                "takes 0 for a state like any other",
+                takes_state_0,
+                "`if not state` is true for state 0, too; ask with `is None`.",
+            ),
+            Property(
+                "knows one machine from another",
+                knows_machines_apart,
+                "The mask follows from machine, state and texts, each time anew; and it is the caller's to change.",
+            ),
         ),
         time_limit_s=10,
     ),
@@ -363,7 +419,18 @@ EXERCISES = (
                 "says when it was cut",
                 says_when_cut,
                 "At max_tokens the answer may be incomplete. It must not look as if it had stopped by itself.",
-                ({"max_tokens": 20}, {"max_tokens": 5}, {"max_tokens": 12}),
+                (
+                    {"max_tokens": 20},
+                    {"max_tokens": 5},
+                    {"max_tokens": 12},
+                    {"max_tokens": 0},
+                    {"max_tokens": 200, "length": 150},
+                ),
+            ),
+            Property(
+                "starts in the machine's first state",
+                starts_at_the_start,
+                "`machine.start` is where it begins, whatever its number; and 0 is a state like others.",
             ),
         ),
         time_limit_s=10,

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from twophase.workbook.checks import Draw, compare, reject, unchanged
+from twophase.workbook.checks import Draw, compare, integers, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab05 import window_engine
 from twophase.workbook.questions import Number
@@ -24,9 +24,10 @@ def blocks_to_come(num_tokens: int, block_size: int, window: int, num_sinks: int
 
 def asked_for(answer: Any, num_tokens: int, block_size: int, window: int, num_sinks: int) -> list[int]:
     got = answer.kept_blocks(num_tokens, block_size, window, num_sinks)
-    if not isinstance(got, list) or not all(type(block) is int for block in got):
+    blocks = integers(got)
+    if blocks is None:
         reject(f"the result is a list of block numbers; got {got!r}")
-    return got
+    return blocks
 
 
 def told(num_tokens: int, block_size: int, window: int, num_sinks: int) -> str:
@@ -35,8 +36,18 @@ def told(num_tokens: int, block_size: int, window: int, num_sinks: int) -> str:
 
 
 def drawn_sizes(draw: Draw, num_sinks: int) -> tuple[int, int, int, int]:
-    block_size, window = draw.choice([1, 4, 8, 16]), draw.integer(1, 40)
+    block_size, window = draw.choice([1, 3, 4, 6, 8, 12, 16]), draw.integer(1, 40)
     return window + draw.integer(1, 120), block_size, window, num_sinks
+
+
+def keeps_long(answer: Any, draw: Draw) -> None:
+    """More than a thousand tokens, and a block size that is no power of two."""
+    for sizes in ((1300, 12, 20, 5), (700, 16, 300, 40), (1303, 24, 30, 0)):
+        compare(asked_for(answer, *sizes), blocks_to_come(*sizes), what=told(*sizes))
+
+
+def knows_the_example(answer: Any, draw: Draw) -> None:
+    compare(asked_for(answer, 13, 4, 6, 2), [0, 2, 3], what="kept_blocks of the card's example")
 
 
 def keeps_short(answer: Any, draw: Draw, num_sinks: int) -> None:
@@ -85,8 +96,8 @@ def gives_up(answer: Any, draw: Draw, num_sinks: int) -> None:
 
 
 def in_order(answer: Any, draw: Draw, num_sinks: int) -> None:
-    for _ in range(40):
-        sizes = drawn_sizes(draw, num_sinks)
+    # In the first two the window begins in a sink's block.
+    for sizes in [(7, 4, 5, num_sinks), (14, 4, 12, num_sinks), *(drawn_sizes(draw, num_sinks) for _ in range(40))]:
         compare(asked_for(answer, *sizes), blocks_to_come(*sizes), what=told(*sizes))
 
 
@@ -147,6 +158,13 @@ def takes_positions(answer: Any, draw: Draw) -> None:
         require_mask(answer, queries[:, None], keys[draw.permutation(len(keys))], window, num_sinks, "all")
 
 
+def sees_far(answer: Any, draw: Draw) -> None:
+    """A window of thousands, far from the start."""
+    queries, keys = torch.tensor([[100_000], [70_000]]), torch.tensor([0, 3, 4, 60_000, 67_233, 67_234, 70_000, 97_233])
+    require_mask(answer, queries, keys, 32_767, 4, "all")
+    require_mask(answer, queries, keys, 2_768, 0, "all")
+
+
 def takes_rows(answer: Any, draw: Draw) -> None:
     """Several sequences at once, each with its own keys."""
     lengths = draw.integers(5, 50, 3, 1)
@@ -199,6 +217,10 @@ EXERCISES = (
                 "Where sinks and window meet, a block belongs to both and is still one block.",
                 ({"num_sinks": 0}, {"num_sinks": 5}),
             ),
+            Property(
+                "gives what the card says", knows_the_example, "13 tokens are in blocks 0 to 3; what sees token 13?"
+            ),
+            Property("holds for long texts", keeps_long, "Blocks have any size, and texts any length."),
         ),
         time_limit_s=10,
     ),
@@ -234,13 +256,14 @@ EXERCISES = (
                 "sees the sinks",
                 sees_sinks,
                 "The first num_sinks positions of the text, 0 to num_sinks - 1, for every query from then on.",
-                ({"num_tokens": 2}, {"num_tokens": 12}),
+                ({"num_tokens": 2}, {"num_tokens": 12}, {"num_tokens": 100}),
             ),
             Property(
                 "goes by positions",
                 takes_positions,
                 "The cache has gaps, and a chunk begins in the middle: which row or column it is says nothing.",
             ),
+            Property("sees as far as the window", sees_far, "Windows have thousands of positions, texts even more."),
             Property(
                 "takes several sequences",
                 takes_rows,

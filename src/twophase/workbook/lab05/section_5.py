@@ -35,8 +35,8 @@ def drawn(draw: Draw, length: int, vocabulary: int = 17) -> tuple[torch.Tensor, 
     return 2 * draw.normal(length, vocabulary), draw.integers(0, vocabulary, length)
 
 
-def gives_surprises(answer: Any, draw: Draw, length: int) -> None:
-    logits, targets = drawn(draw, length)
+def gives_surprises(answer: Any, draw: Draw, length: int, vocabulary: int = 17) -> None:
+    logits, targets = drawn(draw, length, vocabulary)
     expected = right_surprises(logits, targets)
     with unchanged(logits=logits, targets=targets):
         got = answer.surprises(logits, targets)
@@ -59,6 +59,17 @@ def gives_perplexity(answer: Any, draw: Draw, length: int) -> None:
     expected = float(right_surprises(logits, targets).double().mean().exp())
     got = answer.perplexity(logits, targets)
     compare(got, expected, what="the perplexity", rtol=1e-4)
+
+
+def measures_any_surprise(answer: Any, draw: Draw) -> None:
+    """A model that is sure of the wrong token: a perplexity of e^30, and an infinite one."""
+    logits, targets = torch.zeros(4, 9), torch.tensor([1, 2, 3, 4])
+    logits[:, 0] = 30
+    expected = float(right_surprises(logits, targets).double().mean().exp())
+    compare(answer.perplexity(logits, targets), expected, what="the perplexity of a model that is wrong", rtol=1e-3)
+    logits[2, 3] = -math.inf
+    got = answer.surprises(logits, targets)
+    compare(got[2:3], torch.tensor([math.inf]), what="the surprise at an impossible token", axes=("position",))
 
 
 def counts_choices(answer: Any, draw: Draw, vocabulary: int) -> None:
@@ -84,6 +95,16 @@ def gives_divergences(answer: Any, draw: Draw, length: int) -> None:
     with unchanged(before=before, after=after):
         got = answer.divergences(before, after)
     compare(got, expected, what="the divergence", axes=("position",))
+
+
+def tells_the_impossible(answer: Any, draw: Draw) -> None:
+    """Impossible only afterwards: infinitely far. Impossible only before: nothing is added."""
+    before, after = draw.normal(2, 17), draw.normal(2, 17)
+    after[0, 5] = before[1, 5] = -math.inf
+    got = answer.divergences(before, after)
+    if not float(got[0]) > 1e30:  # some libraries give the largest float in place of infinity
+        reject(f"the divergence where a token became impossible is {float(got[0]):.6g}, expected infinity")
+    compare(got[1:], right_divergences(before[1:], after[1:]), what="the divergence where a token became possible")
 
 
 def survives_impossible(answer: Any, draw: Draw) -> None:
@@ -121,7 +142,7 @@ EXERCISES = (
                 "gives the surprise at each target",
                 gives_surprises,
                 "Position i's surprise is minus the log-probability, in nats, that row i gives to targets[i].",
-                ({"length": 1}, {"length": 7}),
+                ({"length": 1}, {"length": 7}, {"length": 150, "vocabulary": 300}),
             ),
             Property(
                 "averages before it exponentiates",
@@ -133,7 +154,7 @@ EXERCISES = (
                 "counts equal choices",
                 counts_choices,
                 "A model that gives all tokens the same chance has a perplexity of the vocabulary's size.",
-                ({"vocabulary": 2}, {"vocabulary": 50}),
+                ({"vocabulary": 2}, {"vocabulary": 50}, {"vocabulary": 20_000}),
             ),
             Property(
                 "finds no difference where there is none",
@@ -151,6 +172,17 @@ EXERCISES = (
                 "survives impossible tokens",
                 survives_impossible,
                 "Where p is 0 the term is 0 by definition; computed, it is 0 * (-inf + inf) = NaN.",
+            ),
+            Property(
+                "tells what became impossible",
+                tells_the_impossible,
+                "Only what is impossible on both sides, or before, counts 0. If the new model rules out what the old "
+                "one says, the divergence is infinite, and has to show.",
+            ),
+            Property(
+                "measures any surprise",
+                measures_any_surprise,
+                "Perplexity has no upper end, and an impossible token is an infinite surprise.",
             ),
             Property(
                 "survives large logits",

@@ -12,7 +12,7 @@ from twophase.workbook.lab05.pages_pools import empty_layer, place, random_block
 from twophase.workbook.lab05.pages_shares import moving_share_percent
 from twophase.workbook.questions import Number
 
-NUM_BLOCKS = 12
+NUM_BLOCKS = 24
 PARTS = ("K", "V", "the scales of K", "the scales of V")
 
 
@@ -25,7 +25,9 @@ def a_sequence(draw: Draw, num_tokens: int, page: int, quantised: bool) -> tuple
 
 
 def taken(answer: Any, layer: LayerKV, block_ids: Sequence[int], num_tokens: int) -> list[Any]:
-    message = answer.take_layer(layer, list(block_ids), num_tokens)
+    theirs = list(block_ids)
+    with unchanged(block_ids=theirs):
+        message = answer.take_layer(layer, theirs, num_tokens)
     if not isinstance(message, list | tuple) or not all(isinstance(part, torch.Tensor) for part in message):
         reject(f"the message is {type(message).__name__}, expected a list of tensors")
     return list(message)
@@ -63,7 +65,9 @@ def takes_a_copy(answer: Any, draw: Draw, num_tokens: int, page: int) -> None:
 def put(answer: Any, draw: Draw, num_tokens: int, page: int, quantised: bool) -> tuple[LayerKV, list[int], list[Any]]:
     layer, rows = empty_layer(NUM_BLOCKS, page, quantised), token_rows(draw, num_tokens, quantised)
     block_ids = random_blocks(draw, num_tokens, page, NUM_BLOCKS)
-    answer.put_layer(layer, list(block_ids), [row.clone() for row in rows])
+    theirs, message = list(block_ids), [row.clone() for row in rows]
+    with unchanged(block_ids=theirs, **{f"part_{at}": part for at, part in enumerate(message)}):
+        answer.put_layer(layer, theirs, message)
     return layer, block_ids, rows
 
 
@@ -132,6 +136,7 @@ EXERCISES = (
                     {"num_tokens": 4, "page": 4},
                     {"num_tokens": 10, "page": 4},
                     {"num_tokens": 23, "page": 2},
+                    {"num_tokens": 139, "page": 6},
                 ),
             ),
             Property(
@@ -173,6 +178,7 @@ EXERCISES = (
                     {"num_tokens": 10, "source": 4, "target": 4, "quantised": False},
                     {"num_tokens": 10, "source": 8, "target": 2, "quantised": False},
                     {"num_tokens": 13, "source": 2, "target": 8, "quantised": True},
+                    {"num_tokens": 100, "source": 12, "target": 5, "quantised": False},
                 ),
             ),
         ),

@@ -91,13 +91,23 @@ def adds_the_residual_once(answer: Any, draw: Draw, width: int, n: int) -> None:
 # -- heads
 
 
-def random_attention(draw: Draw, num_heads: int, num_kv_heads: int, head_dim: int = 4) -> AttentionWeights:
+def random_attention(draw: Draw, num_heads: int, num_kv_heads: int) -> AttentionWeights:
+    """Its head size and the base of its rotation are its own, and no shard's to choose."""
+    head_dim, theta = 2 + 2 * (num_heads % 4), 50.0 + num_heads
+
     def weight(rows: int, columns: int) -> Tensor:
         return draw.normal(rows, columns, dtype=torch.float64) / 2
 
     q, kv = num_heads * head_dim, num_kv_heads * head_dim
     return AttentionWeights(
-        weight(q, HIDDEN), weight(kv, HIDDEN), weight(kv, HIDDEN), weight(HIDDEN, q), num_heads, num_kv_heads, head_dim
+        weight(q, HIDDEN),
+        weight(kv, HIDDEN),
+        weight(kv, HIDDEN),
+        weight(HIDDEN, q),
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        theta,
     )
 
 
@@ -145,8 +155,8 @@ def every_rank_has_its_rows(answer: Any, draw: Draw, num_heads: int, num_kv_head
         zip(split(answer, w, n), torch.arange(num_kv_heads).tensor_split(n), strict=True)
     ):
         kv = len(heads)
-        expected = replace(shard, num_heads=kv * group, num_kv_heads=kv, head_dim=d)
-        for name in ("num_heads", "num_kv_heads", "head_dim"):
+        expected = replace(shard, num_heads=kv * group, num_kv_heads=kv, head_dim=d, theta=w.theta)
+        for name in ("num_heads", "num_kv_heads", "head_dim", "theta"):
             compare(getattr(shard, name), getattr(expected, name), what=f"{name} of rank {rank} of {n}")
         shapes = {"q": (kv * group * d, HIDDEN), "k": (kv * d, HIDDEN), "v": (kv * d, HIDDEN)}
         for name, shape in (shapes | {"o": (HIDDEN, kv * group * d)}).items():
@@ -210,7 +220,7 @@ EXERCISES = (
                 "adds the residual once",
                 adds_the_residual_once,
                 "If every rank adds x before the sum, the sum has n of it.",
-                ({"width": 6, "n": 2}, {"width": 7, "n": 4}),
+                ({"width": 6, "n": 2}, {"width": 7, "n": 4}, {"width": 150, "n": 9}),
             ),
         ),
         time_limit_s=10,
@@ -241,6 +251,8 @@ EXERCISES = (
                     {"num_kv_heads": 3, "n": 2},
                     {"num_kv_heads": 8, "n": 3},
                     {"num_kv_heads": 7, "n": 4},
+                    {"num_kv_heads": 3, "n": 5},
+                    {"num_kv_heads": 71, "n": 9},
                 ),
             ),
             Property(
@@ -251,6 +263,7 @@ EXERCISES = (
                     {"num_heads": 2, "num_kv_heads": 2, "n": 1},
                     {"num_heads": 4, "num_kv_heads": 4, "n": 2},
                     {"num_heads": 9, "num_kv_heads": 3, "n": 2},
+                    {"num_heads": 6, "num_kv_heads": 2, "n": 3},
                 ),
             ),
             Property(

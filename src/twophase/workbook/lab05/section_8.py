@@ -57,7 +57,7 @@ def one_at_a_time(answer: Any, draw: Draw, num_chunks: int) -> None:
 
 
 def any_pipeline(answer: Any, draw: Draw, num_stages: int, num_chunks: int) -> None:
-    follows(answer, [[float(draw.integer(1, 9)) for _ in range(num_chunks)] for _ in range(num_stages)])
+    follows(answer, [[draw.integer(0, 36) / 4 for _ in range(num_chunks)] for _ in range(num_stages)])
 
 
 def share_of_equal_chunks(answer: Any, draw: Draw, num_stages: int, num_chunks: int) -> None:
@@ -71,12 +71,13 @@ def share_of_equal_chunks(answer: Any, draw: Draw, num_stages: int, num_chunks: 
     )
 
 
-def share_of_any(answer: Any, draw: Draw, num_stages: int, num_chunks: int) -> None:
+def share_of_any(answer: Any, draw: Draw, num_stages: int, num_chunks: int, late_s: float = 0.0) -> None:
+    """With `late_s` nothing starts at 0, and all are idle until then."""
     seconds = [[float(draw.integer(1, 9)) for _ in range(num_chunks)] for _ in range(num_stages)]
-    spans = timetable(seconds)
+    spans = [[(start + late_s, end + late_s) for start, end in row] for row in timetable(seconds)]
     makespan = max(end for row in spans for _, end in row)
     expected = 1 - sum(map(sum, seconds)) / (num_stages * makespan)
-    compare(answer.bubble_share(spans), expected, what=f"the bubble for seconds {seconds}")
+    compare(answer.bubble_share(spans), expected, what=f"the bubble for seconds {seconds}, begun at {late_s},")
 
 
 EXERCISES = (
@@ -116,6 +117,7 @@ EXERCISES = (
                     {"num_stages": 2, "num_chunks": 2},
                     {"num_stages": 3, "num_chunks": 4},
                     {"num_stages": 5, "num_chunks": 9},
+                    {"num_stages": 12, "num_chunks": 70},
                 ),
             ),
             Property(
@@ -132,7 +134,11 @@ EXERCISES = (
                 "finds the share of any timetable",
                 share_of_any,
                 "Add up what was worked; stages may be idle at the start, at the end and in between.",
-                ({"num_stages": 2, "num_chunks": 3}, {"num_stages": 4, "num_chunks": 5}),
+                (
+                    {"num_stages": 2, "num_chunks": 3},
+                    {"num_stages": 4, "num_chunks": 5},
+                    {"num_stages": 3, "num_chunks": 2, "late_s": 2.5},
+                ),
             ),
         ),
         time_limit_s=10,

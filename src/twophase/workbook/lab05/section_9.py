@@ -26,7 +26,7 @@ def a_deployment(draw: Draw, num_kv_heads: int = 8, num_gpus: int = 1, scale_byt
         gpu_bytes=draw.choice((40, 80, 141)) * GB,
         utilisation=draw.choice((0.75, 0.9)),
         workspace_bytes=draw.integer(GB // 5, 2 * GB),
-        block_size=draw.choice((8, 16, 32)),
+        block_size=draw.choice((8, 16, 24, 32)),
         max_num_seqs=seats,
     )
     block_bytes = bytes_of_a_token(d) * d.block_size
@@ -78,6 +78,24 @@ def fills_the_pool(answer: Any, draw: Draw, num_gpus: int) -> None:
     compare(answer.num_blocks(d), blocks_of_a_gpu(d), what=what)
 
 
+def exact_deployment(draw: Draw, num_blocks: int, more_bytes: int, num_gpus: int) -> Deployment:
+    """Room for so many blocks and `more_bytes` (below 0: of one block more, so many are lacking). 0.75 is exact."""
+    d = replace(a_deployment(draw, num_gpus=num_gpus), utilisation=0.75, gpu_bytes=2**37)
+    block_bytes = bytes_of_a_token(d) * d.block_size
+    room = num_blocks * block_bytes + more_bytes + (block_bytes if more_bytes < 0 else 0)
+    return replace(d, weight_bytes=num_gpus * (3 * 2**35 - d.workspace_bytes - room))
+
+
+def rounds_down(answer: Any, draw: Draw, more_bytes: int, num_gpus: int) -> None:
+    """A block that lacks one byte is none, and one that just fits is one; requests likewise."""
+    d = exact_deployment(draw, 125, more_bytes, num_gpus)
+    what = "just room" if more_bytes >= 0 else "room but for a byte for one more than"
+    compare(answer.num_blocks(d), 125, what=f"num_blocks with {what} for 125 blocks")
+    for blocks_each in (9, 25, 126):
+        got = answer.concurrency(d, blocks_each * d.block_size)
+        compare(got, 125 // blocks_each, what=f"concurrency of requests of {blocks_each} blocks in a pool of 125")
+
+
 def never_below_nothing(answer: Any, draw: Draw) -> None:
     d = a_deployment(draw)
     too_large = replace(d, weight_bytes=2 * d.gpu_bytes)
@@ -94,6 +112,8 @@ def holds_whole_blocks(answer: Any, draw: Draw) -> None:
         expected = pool // -(-num_tokens // d.block_size)
         got = answer.concurrency(d, num_tokens)
         compare(got, expected, what=f"concurrency for {num_tokens} tokens in blocks of {d.block_size}")
+    got = answer.concurrency(replace(d, weight_bytes=2 * d.gpu_bytes), 100)
+    compare(got, 0, what="concurrency for weights twice as large as the GPU")
 
 
 def keeps_the_seats(answer: Any, draw: Draw) -> None:
@@ -152,6 +172,7 @@ EXERCISES = (
                     {"num_kv_heads": 8, "num_gpus": 4},
                     {"num_kv_heads": 3, "num_gpus": 2},
                     {"num_kv_heads": 4, "num_gpus": 3},
+                    {"num_kv_heads": 2, "num_gpus": 8},
                 ),
             ),
             Property(
@@ -169,6 +190,16 @@ EXERCISES = (
                 "gives each request whole blocks",
                 holds_whole_blocks,
                 "17 tokens in blocks of 16 take 2 blocks, and two halves of a free request are no request.",
+            ),
+            Property(
+                "rounds down what fits",
+                rounds_down,
+                "Neither up nor to the nearest: a block that lacks a byte is no block, half a request no request.",
+                (
+                    {"more_bytes": 0, "num_gpus": 1},
+                    {"more_bytes": -1, "num_gpus": 1},
+                    {"more_bytes": -1, "num_gpus": 4},
+                ),
             ),
             Property(
                 "keeps to the seats",
