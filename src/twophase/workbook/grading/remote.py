@@ -29,6 +29,7 @@ MAX_MESSAGE_CHARS = 2_000
 # Comparisons are not among those of an answer's objects: one could equal everything.
 OPERATORS = frozenset("__call__ __len__ __getitem__ __setitem__ __delitem__ __iter__ __next__ __enter__ __exit__".split())
 TRUSTED_OPERATORS = OPERATORS | frozenset("__contains__ __eq__ __lt__ __le__ __gt__ __ge__ __bool__ __reversed__".split())
+_LIBRARIES = ("torch", "transformers", "transformers_modules")  # models and what they return: data, not methods
 _LENGTH = struct.Struct("<Q")
 
 
@@ -117,11 +118,16 @@ class TrustedRules(Rules):
         if isinstance(value, FunctionType | MethodType | BuiltinFunctionType | GeneratorType):
             return True
         cls = type(value)
-        return not issubclass(cls, type) and cls.__module__.partition(".")[0] in self._roots
+        return not issubclass(cls, type) and cls.__module__.partition(".")[0] in (*self._roots, *_LIBRARIES)
 
     def may_read(self, target: Any, name: str) -> bool:
         # A generator has its frame as an attribute, and a frame has everything.
-        return not name.startswith("_") and not isinstance(target, FunctionType | MethodType | GeneratorType)
+        if name.startswith("_") or isinstance(target, FunctionType | MethodType | GeneratorType):
+            return False
+        # A model can be called and looked at; its methods load and save files.
+        is_ours = type(target).__module__.partition(".")[0] in self._roots
+        value = None if is_ours else getattr(target, name, None)
+        return is_ours or isinstance(value, torch.nn.Module) or not callable(value)
 
     def may_write(self, target: Any, name: str) -> bool:
         return name in getattr(type(target), "answers_may_set", ())
@@ -225,7 +231,10 @@ class Peer:
         body = self._read(size) if size <= MAX_BYTES else None
         if body is None:
             raise self._gone("a message is cut short or too long")
-        message = Reader(memoryview(body), self._table, self).message()
+        try:
+            message = Reader(memoryview(body), self._table, self).message()
+        except WireError as error:
+            raise self._gone(str(error)) from error
         sizes = {"ask": 3, "gave": 2, "threw": 2}
         if type(message) is not tuple or not message or sizes.get(_text(message[0])) != len(message):
             raise self._gone("what came is no message")
@@ -320,9 +329,7 @@ class _Level:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         peer = self._peer
         peer._depth -= 1
-        if isinstance(error, WireError):
-            raise peer._gone(str(error)) from error
-        if error is not None:
+        if error is not None and not isinstance(error, WireError):  # a WireError is raised before anything is sent
             peer.is_broken = True
         if not peer._depth:
             peer._table = Table()

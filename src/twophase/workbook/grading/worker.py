@@ -79,7 +79,9 @@ def grade_one(job: Mapping[str, Any], judge: Judge, namespace: dict[str, Any]) -
     if names:
         restore()
         return Verdict(exercise.id, *explain(tampered(names), exercise, judge.references))
-    return judge.judge(exercise, namespace, fall_back=tuple(job["fall_back"]), seed=job.get("seed"))
+    verdict = judge.judge(exercise, namespace, fall_back=tuple(job["fall_back"]), seed=job.get("seed"))
+    names = replaced()
+    return Verdict(exercise.id, *explain(tampered(names), exercise, judge.references)) if names else verdict
 
 
 def with_scope(verdict: Verdict) -> Verdict:
@@ -171,6 +173,12 @@ class Worker:
         session = Session(lab, Path(tempfile.gettempdir()), Guard(lab.package))
         adopt(session)
         self.judge = session.judge
+        tests = [test for exercise in lab.exercises.values() for test in exercise.checks]
+        questions = [exercise.question for exercise in lab.exercises.values() if exercise.question]
+        session.judge.guard.watch(
+            session, session.judge, session.references, session.judge.num_blanks, lab.exercises,
+            *lab.exercises.values(), *tests, *questions,
+        )  # fmt: skip
 
     def run(self, job: Mapping[str, Any]) -> Verdict:
         """Judge in processes of its own, and wait for them no longer than the exercise allows."""
