@@ -93,7 +93,7 @@ class Lane:
         try:
             self._send(message)
             verdict = self._verdict(exercise, message["nonce"], self._receive(patience))
-        except (OSError, ValueError, BadVerdictError):
+        except (OSError, ValueError, RecursionError, BadVerdictError):
             verdict = None
         if not self._fork or verdict is None or not self._answers.empty():
             self.close()
@@ -128,7 +128,7 @@ class Lane:
                 self._open(command + ["--once"] * (not self._fork), environment, said)
                 self._send({"setup": list(self._lab.setup)})
                 ready = self._receive(START_S)
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 ready = {}
             if not ready or not ready.get("ready"):
                 self.close()

@@ -45,6 +45,8 @@ class Proxy:
     _kind: str
 
     def __init__(self, peer: "Peer", number: int) -> None:
+        if not isinstance(peer, Peer):
+            raise TypeError(f"{self._kind} objects cannot be made while graded from outside")
         vars(self).update(_peer=peer, _number=number)
 
     def __repr__(self) -> str:
@@ -154,7 +156,8 @@ class Peer:
         self._numbers: dict[int, int] = {}
         self._proxies: dict[int, Proxy] = {}
         self._thrown: list[BaseException] = []
-        self.is_broken = False
+        self.is_broken = False  # interrupted in the middle of an exchange, or gone
+        self.is_gone = False
         self.is_running_code = False  # what the other end asked for, not this protocol
         self.coerces = rules.coerces
 
@@ -254,7 +257,7 @@ class Peer:
         return data
 
     def _gone(self, why: str) -> AnswerGone:
-        self.is_broken = True
+        self.is_broken = self.is_gone = True
         return AnswerGone(why)
 
     # What the other end may ask of a handle

@@ -92,7 +92,7 @@ def with_scope(verdict: Verdict) -> Verdict:
 
 
 def check_from_outside(job: Mapping[str, Any], lab: Lab, judge: Judge, channel: socket.socket) -> Verdict | None:
-    """Have the answer's process run its cells, then check it by calls. None if that process is gone or stuck."""
+    """Have the answer's process run its cells, then check it by calls. None if that process is gone."""
     exercise = judge.exercises[job["exercise"]]
     lacking = unavailable(exercise)
     if lacking:
@@ -108,7 +108,10 @@ def check_from_outside(job: Mapping[str, Any], lab: Lab, judge: Judge, channel: 
     judge.on_case = lambda seed: peer.ask("seed", seed)
     judge.guard = Guard.of_nothing()
     verdict = judge.judge(exercise, namespace, fall_back=tuple(job["fall_back"]), seed=job.get("seed"))
-    return None if peer.is_broken else verdict
+    if peer.is_gone:
+        return None
+    # Stopped while it waited: the answer's own process did not heed its limit.
+    return explain_timeout(exercise) if peer.is_broken else verdict
 
 
 def _told(job: Mapping[str, Any], lab: Lab, exercise: Exercise) -> dict[str, Any]:
