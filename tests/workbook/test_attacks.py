@@ -40,16 +40,12 @@ FOR_POINTS = {
     "imports the oracle": (
         "from tests.workbook.demo.lab01.section_1 import naive_means\n\n\ndef running_mean(x):\n    return naive_means(x)\n"
     ),
-    "imports the bank": (
-        "from tests.workbook.demo.lab01.bank_1 import BANKS\nexec(BANKS['1.1'].right[1].fill)\n"
-    ),
+    "imports the bank": ("from tests.workbook.demo.lab01.bank_1 import BANKS\nexec(BANKS['1.1'].right[1].fill)\n"),
     "reads the solution from disk": (
         f"import re\nsource = open({str(LAB.source)!r}).read()\n"
         "exec('def running_mean' + source.split('def running_mean')[1].split('# %%')[0])\n"
     ),
-    "reads the solution from linecache": (
-        "import linecache\nexec(''.join(linecache.cache['<reference 1.1>'][2]))\n"
-    ),
+    "reads the solution from linecache": ("import linecache\nexec(''.join(linecache.cache['<reference 1.1>'][2]))\n"),
     "takes the session's reference": (
         "from twophase.workbook import session\nrunning_mean = session._sessions['01'].references['running_mean']\n"
     ),
@@ -117,7 +113,9 @@ def test_points_without_solving(lane, how):
     if any(word in how for word in ("imports", "disk")):
         needs_namespaces(lane)
     source = FOR_POINTS[how]
-    verdict = lane.run(Job("1.1", source if "def running_mean" in source or "running_mean =" in source else source + WRONG))
+    verdict = lane.run(
+        Job("1.1", source if "def running_mean" in source or "running_mean =" in source else source + WRONG)
+    )
     assert not verdict.passed
     assert verdict.verdict in ("failed", "error", "timeout"), verdict
 
@@ -139,7 +137,9 @@ def test_questions_without_knowing(lane, exercise, source):
     assert not lane.run(Job(exercise, source)).passed
 
 
-WRONG_COUNTER = "\n\nclass Counter:\n    def __init__(self, start):\n        pass\n\n    def step(self):\n        return 0\n"
+WRONG_COUNTER = (
+    "\n\nclass Counter:\n    def __init__(self, start):\n        pass\n\n    def step(self):\n        return 0\n"
+)
 IN_PROCESS = {
     "a private function": "import twophase.workbook.judge as j\nj._try = lambda *a: None\n",
     "code": "import twophase.workbook.checks as c\nc.compare.__code__ = (lambda *a, **k: None).__code__\n",
@@ -157,6 +157,11 @@ IN_PROCESS = {
         "guard._modules = guard._classes = guard._codes = ()\nimport twophase.workbook.checks as c\n"
         "c.compare = lambda *a, **k: None\n"
     ),
+    "torch": "torch.equal = torch.allclose = lambda *a, **k: True\n",
+    "a tensor's method": "torch.Tensor.any = lambda *a: torch.tensor(False)\n",
+    "the clock": "import time\n\ntime.monotonic = time.time = lambda: 0.0\n",
+    "another torch": "import sys\n\nsys.modules['torch'] = None\n",
+    "this lab's oracle": "import sys\nsys.modules['tests.workbook.demo.lab01.section_1'].counts = lambda *a, **k: None\n",
     "the references": "from twophase.workbook import session\nsession._sessions['01'].references.clear()\n",
 }
 
@@ -171,8 +176,10 @@ def test_in_the_answers_own_process_a_replacement_is_noticed(lane, what):
 
 def tells(*lines):
     """An answer whose exception says what `found` is after these lines."""
-    return "import os\n\n\ndef running_mean(x):\n    found = []\n" + "".join(f"    {line}\n" for line in lines) + (
-        "    raise ValueError(f'found {found}')\n"
+    return (
+        "import os\n\n\ndef running_mean(x):\n    found = []\n"
+        + "".join(f"    {line}\n" for line in lines)
+        + ("    raise ValueError(f'found {found}')\n")
     )
 
 
@@ -188,20 +195,22 @@ def told(lane, source):
         yield verdict.reason
 
 
-TRY = ("try:", "    {}", "    found.append({!r})", "except Exception:", "    pass")
-
-
 def attempt(what, name):
-    return [line.format(what, name) if i < 3 else line for i, line in enumerate(TRY)] if False else [
-        "try:", f"    {what}", f"    found.append({name!r})", "except Exception:", "    pass"
-    ]
+    return ["try:", f"    {what}", f"    found.append({name!r})", "except Exception:", "    pass"]
+
+
+@pytest.mark.parametrize("whom", ["getpid", "getppid"])
+def test_a_signal_to_itself_or_its_parent_harms_no_other(lane, whom):
+    """The first process of a namespace is not killed from within; elsewhere the answer is, and nothing else."""
+    source = RIGHT.replace("    totals", f"    import os\n    os.kill(os.{whom}(), 9)\n    totals")
+    assert lane.run(Job("1.1", source)).verdict in ("passed", "error")
+    passes_still(lane)
 
 
 def test_nothing_outside_can_be_reached(lane, tmp_path, monkeypatch):
     needs_namespaces(lane)
     submission = tmp_path / "alice.ipynb"
     submission.write_text("hers")
-    (DEMO.root / "lab01").is_dir()
     judge = sys.modules["twophase.workbook.grading.lane"].__file__
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -210,11 +219,12 @@ def test_nothing_outside_can_be_reached(lane, tmp_path, monkeypatch):
             *attempt(f"open({str(submission)!r}).read()", "read another submission"),
             *attempt(f"os.kill({os.getpid()}, 0)", "saw the grader"),
             *attempt("assert len([p for p in os.listdir('/proc') if p.isdigit()]) > 1", "saw other processes"),
-            *attempt("import socket", "").copy()[:2], "except Exception:", "    pass",
-            *attempt(f"socket.create_connection(('127.0.0.1', {port}), 1)", "reached the network"),
+            *attempt(f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)", "reached the network"),
             *attempt("open('/proc/sys/kernel/core_pattern', 'a').close()", "changed the machine"),
             *attempt("import ctypes; assert ctypes.CDLL(None).umount2(b'/tmp', 2) == 0", "unmounted"),
-            *attempt("open(os.path.join(os.path.expanduser('~'), '.profile'), 'a').close()", "wrote to the home folder"),
+            *attempt(
+                "open(os.path.join(os.path.expanduser('~'), '.profile'), 'a').close()", "wrote to the home folder"
+            ),
         )
         for reason in told(lane, source):
             assert "found []" in reason
@@ -230,7 +240,7 @@ def test_a_nested_namespace_opens_nothing(lane):
         "if libc.unshare(0x10020000) == 0:",
         f"    for path in ({str(LAB.source.parent)!r}, '/proc', '/tmp'):",
         "        if libc.umount2(path.encode(), 2) == 0: found.append(path)",
-        f"    if libc.mount(None, b'/usr', None, 32 | 4096, None) == 0: found.append('writable')",
+        "    if libc.mount(None, b'/usr', None, 32 | 4096, None) == 0: found.append('writable')",
         f"    found += os.listdir({str(LAB.source.parent)!r})",
     )
     assert all("found []" in reason for reason in told(lane, source))

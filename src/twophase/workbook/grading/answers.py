@@ -78,7 +78,7 @@ class Answer:
         for used, source in job["uses"].items():
             run_cell(source, here, f"<exercise {used}>")
         stand_ins = _stand_ins(job["stand_ins"], dict(here))
-        _allow_use({**{other: names for other, names in job["names_of"].items()}}, here, stand_ins)
+        _allow_use(job["names_of"], here, stand_ins)
         run_cell(job["source"], here, f"<exercise {exercise}>")
         here.update(stand_ins)
         self._limit_time(job["time_limit_s"])
@@ -86,7 +86,11 @@ class Answer:
         return {
             "values": {name: None if isinstance(value, ByReference) else value for name, value in found.items()},
             "by_reference": [name for name, value in found.items() if isinstance(value, ByReference)],
-            "blanks": {name: sorted(blanks_left(value, exercise)) for name, value in found.items()},
+            "blanks": {
+                name: sorted(blanks_left(value, exercise))
+                for name, value in found.items()
+                if not isinstance(value, ByReference)
+            },
         }
 
     def _limit_time(self, seconds: float) -> None:
@@ -166,5 +170,3 @@ def _allow_use(names_of: Mapping[str, list[str]], namespace: dict[str, Any], sta
         for name in ("reference", "use"):
             if place.get(name) is ByReference:
                 place[name] = use
-
-

@@ -13,9 +13,21 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Mapping
-from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType
+from copy import deepcopy
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from twophase.core.errors import TwophaseError
@@ -27,8 +39,12 @@ from twophase.workbook.unfilled import UnfilledError
 
 MAX_MESSAGE_CHARS = 2_000
 # Comparisons are not among those of an answer's objects: one could equal everything.
-OPERATORS = frozenset("__call__ __len__ __getitem__ __setitem__ __delitem__ __iter__ __next__ __enter__ __exit__".split())
-TRUSTED_OPERATORS = OPERATORS | frozenset("__contains__ __eq__ __lt__ __le__ __gt__ __ge__ __bool__ __reversed__".split())
+OPERATORS = frozenset(
+    "__call__ __len__ __getitem__ __setitem__ __delitem__ __iter__ __next__ __enter__ __exit__".split()
+)
+TRUSTED_OPERATORS = OPERATORS | frozenset(
+    "__contains__ __eq__ __lt__ __le__ __gt__ __ge__ __bool__ __reversed__".split()
+)
 _LIBRARIES = ("torch", "transformers", "transformers_modules")  # models and what they return: data, not methods
 _LENGTH = struct.Struct("<Q")
 
@@ -114,13 +130,15 @@ class TrustedRules(Rules):
     operators = TRUSTED_OPERATORS
 
     def __init__(self, *packages: str) -> None:
-        self._roots = ("twophase", "collections", "itertools", "functools", "builtins", *packages)
+        self._roots = ("twophase", "collections", "_collections", "itertools", "functools", "builtins", *packages)
 
     def may_name(self, value: Any) -> bool:
         if isinstance(value, FunctionType | MethodType | BuiltinFunctionType | GeneratorType):
             return True
+        if isinstance(value, ModuleType | FrameType | CodeType | TracebackType | CoroutineType | type):
+            return False  # each leads to everything
         cls = type(value)
-        return not issubclass(cls, type) and cls.__module__.partition(".")[0] in (*self._roots, *_LIBRARIES)
+        return cls.__module__.partition(".")[0] in (*self._roots, *_LIBRARIES)
 
     def may_read(self, target: Any, name: str) -> bool:
         # A generator has its frame as an attribute, and a frame has everything.
@@ -145,9 +163,7 @@ class Peer:
         handlers: Called by name for what the other end asks beyond handles.
     """
 
-    def __init__(
-        self, channel: socket.socket, rules: Rules, handlers: Mapping[str, Callable[..., Any]] | None = None
-    ) -> None:
+    def __init__(self, channel: Any, rules: Rules, handlers: Mapping[str, Callable[..., Any]] | None = None) -> None:
         self._channel, self._rules = channel, rules
         self._handlers = {"call": self._call, "get": self._get, "set": self._set, "operate": self._operate}
         self._handlers.update(handlers or {})
@@ -208,13 +224,24 @@ class Peer:
                 given = handler(*operands)
             finally:
                 self.is_running_code = False
-            outcome: tuple[Any, ...] = ("gave", given)
-            self._send(*outcome)
+            # What an answer reads of a check's objects is not shared: it could empty the list that counts its calls.
+            self._send("gave", given if self.coerces else self._copied(given))
         except AnswerGone:
             raise
         except BaseException as error:
             self.is_running_code = False
             self._send("threw", _described(self, error))
+
+    def _copied(self, value: Any) -> Any:
+        """Data as a copy, unless it was shared before as an argument."""
+        kind = type(value)
+        if kind is tuple:
+            return tuple(self._copied(item) for item in value)
+        if kind not in (list, dict, set, np.ndarray, torch.Tensor) or self._table.knows(value):
+            return value
+        if kind is dict:
+            return {key: self._copied(item) for key, item in value.items()}
+        return [self._copied(item) for item in value] if kind is list else deepcopy(value)
 
     def _send(self, *message: Any) -> None:
         body = Writer(self._table, self).message(message)

@@ -9,6 +9,7 @@ Everything else goes as a handle (remote.py). Reading checks every length, so th
 and no more.
 """
 
+import ctypes
 import enum
 import importlib
 import struct
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,9 +30,7 @@ MAX_DEPTH = 64
 MAX_BYTES = 2**29
 SPARE_BYTES = 2**16  # a tensor whose storage is larger than it by more than that is copied first
 _INT, _FLOAT, _COMPLEX = struct.Struct("<q"), struct.Struct("<d"), struct.Struct("<dd")
-_DTYPES = {
-    str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)
-}
+_DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _CONSTANTS = {b"N": None, b"T": True, b"F": False, b"E": Ellipsis, b"I": NotImplemented}
 _NUMPY_KINDS = frozenset("biufc")
 
@@ -40,6 +39,7 @@ class WireError(TwophaseError):
     """A value that cannot be sent, or a message that is not one."""
 
 
+@runtime_checkable
 class Handles(Protocol):
     """How whatever is no data is named; see remote.py."""
 
@@ -67,6 +67,10 @@ class Table:
     def number_of(self, value: Any) -> int | None:
         return self._numbers.get(_identity(value))
 
+    def knows(self, value: Any) -> bool:
+        """Also a tensor whose memory is shared."""
+        return self.number_of(value.untyped_storage() if isinstance(value, Tensor) else value) is not None
+
     def add(self, value: Any) -> int:
         number = len(self.values)
         self.values.append(value)
@@ -85,7 +89,9 @@ class Table:
         del self.values[length:], self._known[length:]
 
     def changed(self) -> list[int]:
-        return [n for n, value in enumerate(self.values) if not _is_as(value, self._known[n])]
+        """Their numbers; memory before the tensors that lie in it."""
+        found = [n for n, value in enumerate(self.values) if not _is_as(value, self._known[n])]
+        return sorted(found, key=lambda n: not isinstance(self.values[n], torch.UntypedStorage))
 
 
 def _identity(value: Any) -> tuple[str, int]:
@@ -93,19 +99,27 @@ def _identity(value: Any) -> tuple[str, int]:
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    """Its bytes, not a copy."""
-    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # type: ignore[arg-type,no-any-return]
+    """Its bytes, not a copy. Not by `Tensor.numpy`, after which `resize_` is refused."""
+    if not storage.nbytes():
+        return np.empty(0, np.uint8)
+    return np.frombuffer((ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr()), np.uint8)
 
 
 def _contents(value: Any) -> Any:
     if isinstance(value, torch.UntypedStorage):
         return _bytes_of(value).copy()
-    return value.copy()
+    return _layout(value) if isinstance(value, Tensor) else value.copy()
+
+
+def _layout(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    return tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
 
 
 def _is_as(value: Any, known: Any) -> bool:
     if isinstance(value, torch.UntypedStorage):
         return value.nbytes() == known.nbytes and np.array_equal(_bytes_of(value), known)
+    if isinstance(value, Tensor):
+        return _layout(value) == known
     if isinstance(value, np.ndarray):
         return value.tobytes() == known.tobytes()
     if len(value) != len(known):
@@ -239,6 +253,8 @@ class Writer:
             self._blob(b"b", _bytes_of(value).tobytes())
         elif isinstance(value, np.ndarray):
             self._blob(b"b", value.tobytes())
+        elif isinstance(value, Tensor):
+            self.put(_layout(value), depth)
         elif isinstance(value, dict):
             self._items((part for item in value.items() for part in item), depth)
         else:
@@ -254,21 +270,25 @@ class Writer:
 
     def _tensor(self, value: Tensor) -> None:
         with torch._C.DisableTorchFunctionSubclass():
-            value = value.detach()
             if value.layout != torch.strided or value.is_quantized:
                 raise WireError(f"a tensor of layout {value.layout} cannot be sent")
-            value = value.resolve_conj().resolve_neg().cpu()
-            storage = value.untyped_storage()
-            known = self._table.number_of(storage)
-            if known is None and storage.nbytes() > value.numel() * value.element_size() + SPARE_BYTES:
-                value = value.contiguous().clone()
-                storage = value.untyped_storage()
+            plain = value
+            if type(value) is not Tensor or value.requires_grad or value.device.type != "cpu":
+                plain = value.detach().cpu()
+            plain = plain.resolve_conj().resolve_neg()
+            storage = plain.untyped_storage()
+            is_known = self._table.number_of(storage) is not None
+            if not is_known and storage.nbytes() > plain.numel() * plain.element_size() + SPARE_BYTES:
+                plain = plain.contiguous().clone()
+                storage = plain.untyped_storage()
+            if self._is_known(plain):
+                return
             self.out += b"x"
-            layout = (_name(value.dtype), value.storage_offset(), tuple(value.shape), value.stride())
-            self.put(layout, 0)
+            self.put(_name(plain.dtype), 0)
             if not self._is_known(storage):
                 self.out += b"w"
                 self._fill(storage, 0)
+            self._fill(plain, 0)
 
     def _torchs(self, value: Any, depth: int) -> None:
         self.out += b"D" if isinstance(value, torch.dtype) else b"V"
@@ -391,6 +411,9 @@ class Reader:
         if isinstance(value, torch.UntypedStorage | np.ndarray):
             self._fill_bytes(value)
             return
+        if isinstance(value, Tensor):
+            self._fill_layout(value)
+            return
         items = self._items(depth)
         value.clear()
         if isinstance(value, dict):
@@ -404,6 +427,8 @@ class Reader:
         if bytes(self._take(1)) != b"b":
             raise WireError("not a message: bytes expected")
         data = self._take(self._size())
+        if isinstance(value, torch.UntypedStorage) and len(data) != value.nbytes():
+            value.resize_(len(data))  # `resize_` of a tensor
         room = _bytes_of(value) if isinstance(value, torch.UntypedStorage) else value
         if len(data) != room.nbytes:
             raise WireError("not a message: a tensor or array of another size")
@@ -427,15 +452,24 @@ class Reader:
         return self._new(np.zeros(shape, kind), depth)
 
     def _tensor(self, depth: int) -> Tensor:
-        name, offset, shape, strides = self._parts(depth)
-        dtype = _DTYPES[name]
-        storage = self._storage()
+        dtype = _DTYPES[self.get(depth + 1)]
+        made = torch.empty(0, dtype=dtype)
+        number = self._table.add(made)
+        self._touched.append(number)
+        made.set_(self._storage(), 0, (0,), (1,))  # type: ignore[call-overload]
+        self._fill_layout(made)
+        return made
+
+    def _fill_layout(self, tensor: Tensor) -> None:
+        """Shape and strides, which must stay within the tensor's memory."""
+        offset, shape, strides = self._parts(0)
         if not (_is_shape(shape) and _is_shape(strides) and _is_shape((offset,)) and len(shape) == len(strides)):
             raise WireError("not a message: an impossible tensor")
+        storage = tensor.untyped_storage()
         last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-        if 0 not in shape and (last + 1) * dtype.itemsize > storage.nbytes():
+        if 0 not in shape and (last + 1) * tensor.dtype.itemsize > storage.nbytes():
             raise WireError("not a message: a tensor larger than its memory")
-        return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)  # type: ignore[arg-type]
+        tensor.set_(storage, offset, shape, strides)  # type: ignore[call-overload]
 
     def _storage(self) -> torch.UntypedStorage:
         tag = bytes(self._take(1))
@@ -528,4 +562,3 @@ _READERS: dict[bytes, Callable[[Reader, int], Any]] = {
     b"V": lambda reader, depth: torch.device(reader.get(depth + 1)),
     b"h": Reader._handle, b"o": Reader._record, b"k": Reader._named_class, b"u": Reader._blank,
 }  # fmt: skip
-

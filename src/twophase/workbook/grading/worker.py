@@ -143,7 +143,7 @@ def _namespace(begun: Any, exercise: Exercise, judge: Judge) -> dict[str, Any]:
         namespace = {name: values[name] for name in exercise.names if name in values}
         for name, value in namespace.items():
             if isinstance(value, Proxy):
-                vars(value)["_blanks"] = {number for number in blanks[name] if type(number) is int}
+                vars(value)["_blanks"] = {number for number in blanks.get(name, ()) if type(number) is int}
         return {**namespace, **{name: judge.references[name] for name in by_reference if name in namespace}}
     except (TypeError, KeyError) as error:
         raise AnswerGone("the answer's process did not say what it has") from error
@@ -350,9 +350,7 @@ def run_setup_cells(sources: list[str], namespace: dict[str, Any], number: str) 
         try:
             run_cell(source, namespace, f"<setup {cell}>")
         except Exception as error:
-            raise WorkbookError(
-                f"lab {number}, <setup {cell}>: the workbook's own cell raised {error!r}"
-            ) from error
+            raise WorkbookError(f"lab {number}, <setup {cell}>: the workbook's own cell raised {error!r}") from error
 
 
 def fork_answers(namespace: dict[str, Any], world: sandbox.World | None, private: tuple[int, ...]) -> Answers:

@@ -96,7 +96,7 @@ EXERCISES = (
         checks=(
             Property("subtracts the mean", subtracts, "Subtract first, then scale.", ({"length": 1}, {"length": 6})),
         ),
-        time_limit_s=3,
+        time_limit_s=6,
     ),
     Exercise(
         id="1.4",
@@ -150,6 +150,6 @@ EXERCISES = (
         objective="state",
         checked_in="answer",
         checks=(Property("counts up", counts, "Each step adds one.", ({"start": 0}, {"start": 5})),),
-        time_limit_s=3,
+        time_limit_s=6,
     ),
 )
