@@ -47,8 +47,6 @@ ANSWERS = {
     "sys.exit": (body("import sys", "sys.exit(0)"), "error", ["ends the whole program"]),
     "exit while defining": ("raise SystemExit\n" + body(), "error", ["ends the whole program"]),
     "segmentation fault": (body("import ctypes", "ctypes.string_at(0)"), "error", ["segmentation fault"]),
-    "kills itself": (body("import os", "os.kill(os.getpid(), 9)"), "error", ["killed (SIGKILL)"]),
-    "kills the worker": (body("import os", "os.kill(os.getppid(), 9)"), "error", ["ended its process"]),
     "writes to every pipe": (
         body("import os", "for fd in range(3, 40):", "    try:", "        os.write(fd, b'passed\\n')", "    except OSError:", "        pass"),
         "error",
@@ -75,22 +73,20 @@ ANSWERS = {
     "not even text": ("def running_mean(x):\n    return '\x00'\n", "error", ["not valid Python"]),
     "the reference": ('from twophase.workbook import reference\n\nrunning_mean = reference("1.1")\n', "by_reference", ["no points"]),
     "calls the reference": ('from twophase.workbook import use\n\n\ndef running_mean(x):\n    return use("1.1")(x)\n', "error", ["may not call the reference"]),
-    "patches torch while defining": ("torch.equal = torch.allclose = lambda *a, **k: True\n" + body("x = x * 2"), "failed", ["replaced torch."]),
-    "patches torch while running": (body("torch.isclose = lambda a, *b, **k: torch.ones_like(a, dtype=bool)", "x = x * 2"), "failed", ["replaced torch.isclose"]),
-    "patches a tensor's method": (body("torch.Tensor.any = lambda *a: torch.tensor(False)", "x = x * 2"), "failed", ["replaced torch.Tensor.any"]),
+    # What a check uses is in another process.
+    "patches torch while defining": ("torch.equal = torch.allclose = lambda *a, **k: True\n" + body("x = x * 2"), "failed", ["differs first"]),
+    "patches torch while running": (body("torch.isclose = lambda a, *b, **k: torch.ones_like(a, dtype=bool)", "x = x * 2"), "failed", ["differs first"]),
+    "patches a tensor's method": (body("torch.Tensor.any = lambda *a: torch.tensor(False)", "x = x * 2"), "failed", ["differs first"]),
     "patches the checks": (
-        "import twophase.workbook.checks as c\n\nc.compare = lambda *a, **k: None\n" + body("x = x * 2"), "failed", ["replaced twophase.workbook.checks.compare"],
+        "import twophase.workbook.checks as c\n\nc.compare = lambda *a, **k: None\n" + body("x = x * 2"), "failed", ["differs first"],
     ),
     "patches the judge": (
         "from twophase.workbook.judge import Judge, Verdict\n\nJudge.judge = lambda s, e, *a, **k: Verdict(e.id, 'passed', '')\n" + body("x = x * 2"),
         "failed",
-        ["Judge.judge"],
+        ["differs first"],
     ),
-    "patches this lab's checks": (
-        "from tests.workbook.demo.lab01 import section_1\n\nsection_1.naive_means = running_mean = lambda x: x\n", "failed", ["section_1.naive_means"],
-    ),
-    "patches the clock": ("import time\n\ntime.monotonic = time.time = lambda: 0.0\n" + body("while True:", "    pass"), "failed", ["replaced time."]),
-    "puts another torch in its place": ("import sys\n\nsys.modules['torch'] = None\n" + body("x = x * 2"), "failed", ["replaced torch"]),
+    "patches the clock": ("import time\n\ntime.monotonic = time.time = lambda: 0.0\n" + body("while True:", "    pass"), "timeout", ["still running"]),
+    "puts another torch in its place": ("import sys\n\nsys.modules['torch'] = None\n" + body("x = x * 2"), "failed", ["cannot be used"]),
     "defines its own check": ('def check(*a):\n    return "passed"\n\n\n' + body("x = x * 2"), "failed", ["differs first"]),
 }  # fmt: skip
 

@@ -44,6 +44,9 @@ class Exercise:
         hints: Up to three: symptom, cause, nudge.
         checks: For code and kernels, in the order of telling.
         question: For the other kinds.
+        checked_in: Where the grader runs the check: 'grader', in a process that runs nothing of the learner's and calls
+            the answer through a channel; or 'answer', in the answer's own, for a check that looks into it (patches
+            what it calls, launches its kernel). The default follows the kind.
         time_limit_s: Wall clock of the whole check; `memory_limit_gib` is on top of what an empty check needs.
     """
 
@@ -63,6 +66,7 @@ class Exercise:
     uses: tuple[str, ...] = ()
     time_limit_s: int | float = 20
     memory_limit_gib: int | float = 4
+    checked_in: Literal["grader", "answer", "by kind"] = "by kind"
 
     def __post_init__(self) -> None:
         is_code = self.kind in ("code", "kernel")
@@ -83,6 +87,12 @@ class Exercise:
     @property
     def is_code(self) -> bool:
         return self.kind in ("code", "kernel")
+
+    @property
+    def is_checked_outside(self) -> bool:
+        """Whether its check can run where no learner's code does."""
+        needs_its_process = self.kind == "kernel" or not {"gpu", "triton"}.isdisjoint(self.needs)
+        return self.checked_in == "grader" or (self.checked_in == "by kind" and not needs_its_process)
 
     @property
     def lab(self) -> str:

@@ -3,17 +3,20 @@
 import json
 import os
 import queue
+import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from twophase.workbook.exercise import Exercise
+from twophase.workbook.grading.verdicts import BadVerdictError, verdict_from
 from twophase.workbook.judge import Verdict
 from twophase.workbook.lab import Lab, Workbook, WorkbookError
 from twophase.workbook.limits import GRACE_S
@@ -28,6 +31,16 @@ ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "MPLBACKEND": "Agg",
 }
+# Of the grader's own environment an answer sees only what running needs, and of that nothing that sounds secret.
+PASSED_ON = re.compile(
+    r"PATH|HOME|USER|LANG|LANGUAGE|TZ|TMPDIR|TEMP|TMP|SYSTEMROOT|LOCALAPPDATA|APPDATA|USERPROFILE|VIRTUAL_ENV|CC"
+    r"|(LC|XDG|LD|DYLD|PYTHON|TORCH|TRITON|CUDA|NVIDIA|HIP|ROCR|HF|TRANSFORMERS|TOKENIZERS|TWOPHASE)_?\w*"
+)
+SECRET = re.compile("TOKEN(?!IZERS)|SECRET|PASSWORD|CREDENTIAL|_KEY|AUTH", re.IGNORECASE)
+
+
+def clean_environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if PASSED_ON.fullmatch(k.upper()) and not SECRET.search(k)}
 
 
 @dataclass(frozen=True)
@@ -51,16 +64,24 @@ class Job:
 
 
 class Lane:
-    """One worker, one job at a time. Used by a single thread; `close` kills whatever still runs."""
+    """One worker, one job at a time. Used by a single thread; `close` kills whatever still runs.
+
+    Attributes:
+        isolation: What answers of this worker ran in, once it is ready: sandbox.NAMESPACES, or 'process only' and why.
+    """
 
     def __init__(self, workbook: Workbook, lab: Lab, *, fork: bool = sys.platform == "linux") -> None:
         self._workbook, self._lab, self._fork = workbook, lab, fork
         self._process: subprocess.Popen[bytes] | None = None
+        self._to_worker: IO[bytes] | None = None
         self._answers: queue.Queue[bytes | None] = queue.Queue()
         self.num_threads = 0  # of the worker when it was ready
+        self.isolation = ""
 
     def run(self, job: Job) -> Verdict:
         """The verdict, whatever happens; raises only if the lab itself cannot be set up.
+
+        Whatever is not exactly the answer to this job ends the worker, so that nothing is left of it for the next.
 
         Raises:
             WorkbookError: with what the worker said when it died before being ready.
@@ -71,62 +92,94 @@ class Lane:
         patience = exercise.time_limit_s + GRACE_S + (FORK_MARGIN_S if self._fork else 0)
         try:
             self._send(message)
-            answer = self._receive(patience)
-        except (OSError, ValueError):
-            answer = {}
-        if not self._fork or not answer:
+            verdict = self._verdict(exercise, message["nonce"], self._receive(patience))
+        except (OSError, ValueError, RecursionError, BadVerdictError):
+            verdict = None
+        if not self._fork or verdict is None or not self._answers.empty():
             self.close()
-        return self._verdict(exercise, message["nonce"], answer)
+        return verdict or Verdict(exercise.id, "error", "your code ended its process before it could be judged")
 
     def _verdict(self, exercise: Exercise, nonce: str, answer: dict[str, Any] | None) -> Verdict:
+        """The verdict in the worker's answer to one job.
+
+        Raises:
+            BadVerdictError: that is no answer to this job.
+        """
         if answer is None:
+            self.close()
             reason = f"still running after {exercise.time_limit_s:g} s, and killed"
             return Verdict(exercise.id, "timeout", reason, ("Look for a loop that never ends.",))
-        if answer.get("nonce") != nonce:
-            return Verdict(exercise.id, "error", "your code ended its process before it could be judged")
-        return Verdict.from_json(answer["verdict"])
+        if answer.keys() != {"nonce", "verdict"} or answer["nonce"] != nonce:
+            raise BadVerdictError("the worker answered something else")
+        return verdict_from(answer["verdict"], exercise.id)
 
     def _start(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and self._process.poll() is None and self._answers.empty():
             return
         self.close()
         self._answers = queue.Queue()
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        environment = {**os.environ, **ENVIRONMENT, **self._workbook.environment(), "PYTHONPATH": path}
+        environment = {**clean_environment(), **ENVIRONMENT, **self._workbook.environment(), "PYTHONPATH": path}
         command = [sys.executable, "-P", "-m", "twophase.workbook.grading.worker"]
         command += [str(self._workbook.root.resolve()), self._workbook.package, self._lab.number]
         with tempfile.TemporaryFile() as said:
-            self._process = subprocess.Popen(
-                command + ["--once"] * (not self._fork),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=environment,
-                start_new_session=True,
-            )  # fmt: skip
-            threading.Thread(target=_pump, args=(self._process, self._answers), daemon=True).start()
-            ready = self._receive(START_S)
+            ready: dict[str, Any] | None = {}
+            try:
+                self._open(command + ["--once"] * (not self._fork), environment, said)
+                self._send({"setup": list(self._lab.setup)})
+                ready = self._receive(START_S)
+            except (OSError, ValueError, RecursionError):
+                ready = {}
             if not ready or not ready.get("ready"):
                 self.close()
                 said.seek(0)
                 last = said.read().decode(errors="replace").strip().split("\n")[-1]
                 raise WorkbookError(f"lab {self._lab.number} cannot be set up for grading: {last or 'no reason given'}")
-        self.num_threads = ready["threads"]
+        self.num_threads, self.isolation = ready["threads"], ready["isolation"]
+
+    def _open(self, command: list[str], environment: dict[str, str], said: IO[bytes]) -> None:
+        """Start the process. Where there is fork the channel is a socket, which no other process can open as a file."""
+        if self._fork:
+            mine, its = socket.socketpair()
+            with its:
+                self._process = subprocess.Popen(
+                    command, stdin=its, stdout=its, stderr=said, env=environment, start_new_session=True
+                )
+            self._to_worker, from_worker = mine.makefile("wb"), mine.makefile("rb")
+            mine.close()
+        else:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._to_worker, from_worker = self._process.stdin, self._process.stdout
+        threading.Thread(target=_pump, args=(from_worker, self._answers), daemon=True).start()
 
     def _send(self, message: dict[str, Any]) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message).encode() + b"\n")
-        self._process.stdin.flush()
+        assert self._to_worker is not None
+        self._to_worker.write(json.dumps(message).encode() + b"\n")
+        self._to_worker.flush()
 
     def _receive(self, seconds: int | float) -> dict[str, Any] | None:
-        """The worker's next message, {} if it has died, None if it says nothing for that long."""
+        """The worker's next message, {} if it has died, None if it says nothing for that long.
+
+        Raises:
+            ValueError: it said something that is no message.
+        """
         try:
             line = self._answers.get(timeout=seconds)
         except queue.Empty:
             return None
         message = json.loads(line) if line else {}
-        return message if isinstance(message, dict) else {}
+        if not isinstance(message, dict):
+            raise ValueError("a message is a JSON object")
+        return message
 
     def close(self) -> None:
         process, self._process = self._process, None
+        to_worker, self._to_worker = self._to_worker, None
         if process is None:
             return
         if process.poll() is None:
@@ -135,20 +188,19 @@ class Lane:
             else:
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:  # what was still to be sent has nobody to read it
-                    continue
+        if to_worker is not None:
+            try:
+                to_worker.close()
+            except OSError:  # what was still to be sent has nobody to read it
+                return
 
 
-def _pump(process: "subprocess.Popen[bytes]", answers: "queue.Queue[bytes | None]") -> None:
+def _pump(from_worker: IO[bytes], answers: "queue.Queue[bytes | None]") -> None:
     """Lines from the worker into a queue, which unlike a pipe can be waited for with a limit on every system."""
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            answers.put(line)
-    except ValueError:  # closed meanwhile
-        pass
+    with from_worker:
+        try:
+            for line in from_worker:
+                answers.put(line)
+        except (ValueError, OSError):  # closed meanwhile
+            pass
     answers.put(None)

@@ -1,42 +1,58 @@
-"""The process that answers run in. Prepared once per lab, then forked for each exercise.
+"""The process that grades one lab. It starts two kinds of processes and runs nothing of a learner's itself.
 
-Importing torch and running a lab's setup take seconds; a fork takes milliseconds. Forking is safe here because the
-process has one thread and has not touched CUDA: torch, OpenMP and BLAS are held to one thread (lane.py sets the
-environment before they load), the tokenizer's threads are switched off, and `PYTORCH_NVML_BASED_CUDA_CHECK` lets torch
-count devices without initialising them. The number of threads goes back with `ready`, and the tests want it to be one.
+Importing torch and running a lab's setup take seconds; a fork takes milliseconds. So everything is prepared once:
 
-The child gets a process group, an empty folder and limits of its own; its stdout and stderr go nowhere, its verdict
-through a pipe. Whatever happens to it, a verdict is sent on: no result is never a pass. Where there is no fork (macOS
-forbids it in practice, Windows lacks it) the same job runs in the process itself, which then ends: `--once`.
+    worker          the lab's checks, oracles and reference; forks a process for each check
+      check         one exercise's check; holds stand-ins for the answer and calls it through a channel (remote.py)
+    answers         forked before any solution was read: the lab's setup and nothing else (answers.py)
+      keeper        ends the answer when told to; the answer cannot see it
+        answer      in namespaces of its own (sandbox.py): runs the learner's cells, then what the check asks for
 
-This limits accidents. It is no security sandbox: an answer runs with the rights of whoever grades it.
+An exercise whose check needs the answer in its own process (`Exercise.checked_in`) is judged in a child of the worker,
+in the same namespaces; its verdict says so. Forking is safe here because these processes have one thread and have not
+touched CUDA: torch, OpenMP and BLAS are held to one thread (lane.py sets the environment before they load), the
+tokenizer's threads are switched off, and `PYTORCH_NVML_BASED_CUDA_CHECK` lets torch count devices without initialising
+them. The number of threads goes back with `ready`, and the tests want it to be one.
+
+All channels are sockets: what is behind a file descriptor of another process can be opened if it is a pipe. Whatever
+happens to an answer, a verdict is sent on: no result is never a pass. Where there is no fork (macOS forbids it in
+practice, Windows lacks it) the job runs in the worker itself, which then ends: `--once`.
 """
 
 import argparse
 import gc
+import importlib
 import json
 import os
 import select
 import signal
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from twophase.model.prepare import cache_home
 from twophase.workbook.exercise import Exercise
+from twophase.workbook.grading import sandbox
+from twophase.workbook.grading.answers import become_private, run_helpers
+from twophase.workbook.grading.answers import serve as serve_answers
+from twophase.workbook.grading.remote import AnswerGone, Peer, Proxy, TrustedRules
+from twophase.workbook.grading.verdicts import BadVerdictError, shortened, verdict_from
 from twophase.workbook.guard import Guard
 from twophase.workbook.judge import Judge, Verdict, explain, run_cell, tampered, unavailable
-from twophase.workbook.lab import Workbook
+from twophase.workbook.lab import Lab, Workbook, WorkbookError
 from twophase.workbook.limits import GRACE_S, limit_this_process, time_limit
 from twophase.workbook.session import Session, adopt
-from twophase.workbook.solved import run_setup
 
-MAX_RESULT_BYTES = 2**20
+MAX_RESULT_BYTES = 2**22
+END_S = 2  # for an answer's process that has closed its channel to be gone
 CELLS_THAT_RUN = (
     "Grading runs the setup cells, this cell, and the functions, imports and plain constants of the others. "
     "Define in this cell what else it needs."
@@ -44,7 +60,7 @@ CELLS_THAT_RUN = (
 
 
 def grade_one(job: Mapping[str, Any], judge: Judge, namespace: dict[str, Any]) -> Verdict:
-    """Run the answer's cells in the namespace of the setup, then its check."""
+    """Run the answer's cells in the namespace of the setup, then its check, all in this process."""
     exercise = judge.exercises[job["exercise"]]
     lacking = unavailable(exercise)
     if lacking:
@@ -52,7 +68,7 @@ def grade_one(job: Mapping[str, Any], judge: Judge, namespace: dict[str, Any]) -
     replaced, restore = judge.guard.replaced, judge.guard.restore
     try:
         with time_limit(exercise.time_limit_s):
-            _run_helpers(job["helpers"], namespace)
+            run_helpers(job["helpers"], namespace)
             for used, source in job["uses"].items():
                 run_cell(source, namespace, f"<exercise {used}>")
             run_cell(job["source"], namespace, f"<exercise {exercise.id}>")
@@ -63,7 +79,9 @@ def grade_one(job: Mapping[str, Any], judge: Judge, namespace: dict[str, Any]) -
     if names:
         restore()
         return Verdict(exercise.id, *explain(tampered(names), exercise, judge.references))
-    return judge.judge(exercise, namespace, fall_back=tuple(job["fall_back"]), seed=job.get("seed"))
+    verdict = judge.judge(exercise, namespace, fall_back=tuple(job["fall_back"]), seed=job.get("seed"))
+    names = replaced()
+    return Verdict(exercise.id, *explain(tampered(names), exercise, judge.references)) if names else verdict
 
 
 def with_scope(verdict: Verdict) -> Verdict:
@@ -73,31 +91,178 @@ def with_scope(verdict: Verdict) -> Verdict:
     return replace(verdict, details=(*verdict.details, CELLS_THAT_RUN))
 
 
-def _run_helpers(sources: list[str], namespace: dict[str, Any]) -> None:
-    for source in sources:
+def check_from_outside(job: Mapping[str, Any], lab: Lab, judge: Judge, channel: socket.socket) -> Verdict | None:
+    """Have the answer's process run its cells, then check it by calls. None if that process is gone."""
+    exercise = judge.exercises[job["exercise"]]
+    lacking = unavailable(exercise)
+    if lacking:
+        return Verdict(exercise.id, "not_run_here", lacking)
+    peer = Peer(channel, TrustedRules(lab.package.partition(".")[0]))
+    try:
+        begun = peer.ask("begin", _told(job, lab, exercise))
+        namespace = _namespace(begun, exercise, judge)
+    except AnswerGone:
+        return None
+    except BaseException as error:
+        return Verdict(exercise.id, *explain(error, exercise, judge.references))
+    judge.on_case = lambda seed: peer.ask("seed", seed)
+    judge.guard = Guard.of_nothing()
+    verdict = judge.judge(exercise, namespace, fall_back=tuple(job["fall_back"]), seed=job.get("seed"))
+    if peer.is_gone:
+        return None
+    # Stopped while it waited: the answer's own process did not heed its limit.
+    return explain_timeout(exercise) if peer.is_broken else verdict
+
+
+def _told(job: Mapping[str, Any], lab: Lab, exercise: Exercise) -> dict[str, Any]:
+    """What the answer's process needs to know: sources and names."""
+    used = lab.all_uses(exercise.id)
+    behind = {i for other in job["fall_back"] for i in (other, *lab.all_uses(other))}
+    return {
+        "exercise": exercise.id,
+        "names": list(exercise.names),
+        "time_limit_s": exercise.time_limit_s,
+        "source": job["source"],
+        "helpers": list(job["helpers"]),
+        "uses": dict(job["uses"]),
+        "names_of": {other: list(lab.exercise(other).names) for other in used},
+        "stand_ins": {
+            other: (lab.templates[other].filled(), list(lab.exercise(other).names)) for other in used if other in behind
+        },
+    }
+
+
+def _namespace(begun: Any, exercise: Exercise, judge: Judge) -> dict[str, Any]:
+    """The names of the exercise, with what stands for them here.
+
+    Raises:
+        AnswerGone: the answer's process did not say.
+    """
+    try:
+        values, by_reference, blanks = begun["values"], begun["by_reference"], begun["blanks"]
+        namespace = {name: values[name] for name in exercise.names if name in values}
+        for name, value in namespace.items():
+            if isinstance(value, Proxy):
+                vars(value)["_blanks"] = {number for number in blanks.get(name, ()) if type(number) is int}
+        return {**namespace, **{name: judge.references[name] for name in by_reference if name in namespace}}
+    except (TypeError, KeyError) as error:
+        raise AnswerGone("the answer's process did not say what it has") from error
+
+
+@dataclass(frozen=True)
+class Answers:
+    """This end of the process that forks answers."""
+
+    requests: socket.socket
+
+    def start(self, folder: str, memory_gib: int | float | None) -> tuple[socket.socket, socket.socket]:
+        """Start a process for an answer: the channel to it, and the one that ends it by closing."""
+        channel, its_channel = socket.socketpair()
+        control, its_control = socket.socketpair()
+        with its_channel, its_control:
+            message = json.dumps({"folder": folder, "memory_gib": memory_gib}).encode()
+            socket.send_fds(self.requests, [message], [its_channel.fileno(), its_control.fileno()])
+        return channel, control
+
+
+class Worker:
+    """One lab, ready to judge. Only `main` makes one."""
+
+    def __init__(self, lab: Lab, main: ModuleType, answers: Answers | None, isolates: bool, world: Any) -> None:
+        self.exercises = lab.exercises
+        self.lab = lab
+        self.namespace = vars(main)
+        self._answers, self._world = answers, world if isolates else None
+        session = Session(lab, Path(tempfile.gettempdir()), Guard(lab.package))
+        adopt(session)
+        self.judge = session.judge
+        tests = [test for exercise in lab.exercises.values() for test in exercise.checks]
+        questions = [exercise.question for exercise in lab.exercises.values() if exercise.question]
+        session.judge.guard.watch(
+            session, session.judge, session.references, session.judge.num_blanks, lab.exercises,
+            *lab.exercises.values(), *tests, *questions,
+        )  # fmt: skip
+
+    def run(self, job: Mapping[str, Any]) -> Verdict:
+        """Judge in processes of its own, and wait for them no longer than the exercise allows."""
+        exercise = self.exercises[job["exercise"]]
+        with tempfile.TemporaryDirectory(prefix="twophase-grade-", ignore_cleanup_errors=True) as folder:
+            inside = "/tmp" if self._world else folder  # noqa: S108  its own
+            if exercise.is_checked_outside:
+                return replace(self._from_outside(job, exercise, inside), checked_in="grader")
+            return replace(self._inside(job, exercise, inside), checked_in="answer")
+
+    def _from_outside(self, job: Mapping[str, Any], exercise: Exercise, folder: str) -> Verdict:
+        assert self._answers is not None
+        channel, control = self._answers.start(folder, _memory_gib(exercise))
+        mine, its = socket.socketpair()
+        checker = os.fork()
+        if checker == 0:
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for other in (mine, control):
+                    other.close()
+                os.chdir(tempfile.gettempdir())
+                limit_this_process(_memory_gib(exercise))
+                verdict = check_from_outside(job, self.lab, self.judge, channel)
+                its.sendall(json.dumps(verdict and shortened(with_scope(verdict))).encode() + b"\n")
+                os._exit(0)
+            finally:
+                os._exit(70)
+        channel.close()
+        its.close()
+        with mine, control:
+            line = read_line(mine, time.monotonic() + exercise.time_limit_s + GRACE_S)
+            _kill(checker)
+            if line != b"null\n":
+                return self._verdict(exercise, line, 0)
+            try:
+                status, _ = sandbox.read_status(control, END_S)
+            except TimeoutError:  # it closed its channel, or it was the check that could wait no longer
+                return explain_timeout(exercise)
+            return explain_death(exercise, status)
+
+    def _inside(self, job: Mapping[str, Any], exercise: Exercise, folder: str) -> Verdict:
+        mine, its = socket.socketpair()
+        control, its_control = socket.socketpair()
+
+        def run() -> None:
+            # Taken before any answer runs, so that replacing them changes nothing here.
+            send, leave, dumps = its.sendall, os._exit, json.dumps
+            become_private(folder, _memory_gib(exercise))
+            verdict = shortened(with_scope(grade_one(job, self.judge, self.namespace)))
+            send(dumps(verdict).encode() + b"\n")
+            leave(0)
+
+        sandbox.spawn(self._world, run, its_control, keep=[its.fileno()])
+        its.close()
+        with mine, control:
+            line = read_line(mine, time.monotonic() + exercise.time_limit_s + GRACE_S)
+            if line is not None and not line.endswith(b"\n"):
+                return explain_death(exercise, _status(control))
+            return self._verdict(exercise, line, 0)
+
+    def _verdict(self, exercise: Exercise, line: bytes | None, status: int) -> Verdict:
+        if line is None:
+            return explain_timeout(exercise)
         try:
-            run_cell(source, namespace, "<exercise helper>")
-        except Exception:
-            continue
+            return verdict_from(json.loads(line), exercise.id)
+        except (ValueError, RecursionError, BadVerdictError):
+            return explain_death(exercise, status)
 
 
-def run_in_child(job: Mapping[str, Any], judge: Judge, namespace: dict[str, Any], folder: str, out: int) -> None:
-    """What the forked child does; never returns."""
-    # Taken before any answer runs, so that replacing them changes nothing here.
-    write, leave, dumps = os.write, os._exit, json.dumps
-    _become_private(judge.exercises[job["exercise"]], folder)
-    verdict = with_scope(grade_one(job, judge, namespace))
-    write(out, dumps({"nonce": job["nonce"], "verdict": verdict.to_json()}).encode() + b"\n")
-    leave(0)
+def _status(control: socket.socket) -> int:
+    try:
+        return sandbox.read_status(control, END_S)[0]
+    except TimeoutError:
+        return 0
 
 
-def _become_private(exercise: Exercise, folder: str) -> None:
-    os.setsid()
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nowhere, stream)
-    os.chdir(folder)
-    limit_this_process(_memory_gib(exercise))
+def _kill(child: int) -> None:
+    try:
+        os.kill(child, signal.SIGKILL)
+    except ProcessLookupError:
+        return
 
 
 def _memory_gib(exercise: Exercise) -> int | float | None:
@@ -106,78 +271,18 @@ def _memory_gib(exercise: Exercise) -> int | float | None:
     return None if uses_cuda else exercise.memory_limit_gib
 
 
-class Worker:
-    """One lab, ready to judge. Only `main` makes one."""
-
-    def __init__(self, workbook: Workbook, number: str, channel: int) -> None:
-        lab = workbook.lab(number)
-        self.channel = channel
-        self.exercises = lab.exercises
-        main = run_setup(lab, "__main__")
-        sys.modules["__main__"] = main  # dataclasses and pickle look up where a class was defined
-        self.namespace = vars(main)
-        session = Session(lab, Path(tempfile.gettempdir()), Guard(lab.package))
-        adopt(session)
-        self.judge = session.judge
-
-    def fork(self, job: Mapping[str, Any]) -> Verdict:
-        """Judge in a child, and wait for it no longer than the exercise allows."""
-        exercise = self.exercises[job["exercise"]]
-        with tempfile.TemporaryDirectory(prefix="twophase-grade-", ignore_cleanup_errors=True) as folder:
-            into, out = os.pipe()
-            child = os.fork()
-            if child == 0:
-                try:
-                    os.close(into)
-                    os.close(self.channel)
-                    run_in_child(job, self.judge, self.namespace, folder, out)
-                finally:
-                    os._exit(70)
-            os.close(out)
-            line = read_line(into, time.monotonic() + exercise.time_limit_s + GRACE_S)
-            os.close(into)
-            if line is None:
-                os.kill(child, signal.SIGKILL)
-            return self._verdict(exercise, job["nonce"], line, _end(child))
-
-    def _verdict(self, exercise: Exercise, nonce: str, line: bytes | None, status: int) -> Verdict:
-        if line is None:
-            return explain_timeout(exercise)
-        try:
-            result = json.loads(line)
-            if result["nonce"] == nonce and result["verdict"]["exercise"] == exercise.id:
-                return Verdict.from_json(result["verdict"])
-        except (ValueError, KeyError, TypeError):
-            pass
-        return explain_death(exercise, status)
-
-
-def read_line(fd: int, deadline: float) -> bytes | None:
+def read_line(channel: socket.socket, deadline: float) -> bytes | None:
     """All up to the first newline or the end; None if the deadline comes first."""
     read = b""
     while not read.endswith(b"\n") and len(read) < MAX_RESULT_BYTES:
-        ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+        ready, _, _ = select.select([channel], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             return None
-        piece = os.read(fd, 65536)
-        if not piece:
+        more = channel.recv(65_536)
+        if not more:
             break
-        read += piece
+        read += more
     return read
-
-
-def _end(child: int) -> int:
-    """Kill the child's whole group, itself included if it still runs, and return its wait status."""
-    deadline = time.monotonic() + 0.5
-    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and time.monotonic() < deadline:
-        time.sleep(0.002)
-    # Not yet reaped, so that its number can mean nobody else.
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(child, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    return os.waitpid(child, 0)[1]
 
 
 def explain_timeout(exercise: Exercise) -> Verdict:
@@ -214,15 +319,65 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     if torch.cuda.device_count() == 0:
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    worker = Worker(Workbook(args.root, args.package), args.lab, channel)
+    main = ModuleType("__main__")
+    sys.modules["__main__"] = main  # dataclasses and pickle look up where a class was defined
+    # The setup comes with the first message, since the lab's source has the solutions beside it.
+    run_setup_cells(json.loads(jobs.readline())["setup"], vars(main), args.lab)
+    workbook, world = Workbook(args.root, args.package), world_of(args.root, args.package)
+    isolates, isolation, answers = False, sandbox.PROCESS_ONLY, None
+    if not args.once:
+        sandbox.hide_memory()
+        isolates, isolation = sandbox.what_is_allowed(world)
+        answers = fork_answers(vars(main), world if isolates else None, (jobs.fileno(), channel))
+    worker = Worker(workbook.lab(args.lab), main, answers, isolates, world)
     gc.freeze()  # a collection in a child would touch, and so copy, every page
-    _send(channel, {"ready": True, "threads": _num_threads()})
+    if not args.once:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers report the end themselves
+    _send(channel, {"ready": True, "threads": _num_threads(), "isolation": isolation})
     for line in jobs:
         job = json.loads(line)
+        nonce = job.pop("nonce")
         if args.once:
             limit_this_process(_memory_gib(worker.exercises[job["exercise"]]))
-        verdict = with_scope(grade_one(job, worker.judge, worker.namespace)) if args.once else worker.fork(job)
-        _send(channel, {"nonce": job["nonce"], "verdict": verdict.to_json()})
+            verdict = replace(with_scope(grade_one(job, worker.judge, worker.namespace)), checked_in="answer")
+        else:
+            verdict = worker.run(job)
+        _send(channel, {"nonce": nonce, "verdict": shortened(verdict)})
+
+
+def run_setup_cells(sources: list[str], namespace: dict[str, Any], number: str) -> None:
+    for cell, source in enumerate(sources, start=1):
+        try:
+            run_cell(source, namespace, f"<setup {cell}>")
+        except Exception as error:
+            raise WorkbookError(f"lab {number}, <setup {cell}>: the workbook's own cell raised {error!r}") from error
+
+
+def fork_answers(namespace: dict[str, Any], world: sandbox.World | None, private: tuple[int, ...]) -> Answers:
+    """The process that forks answers, from before this one reads any solution. `private` is what it must not have."""
+    mine, its = socket.socketpair()
+    if os.fork() == 0:
+        try:
+            for fd in (*private, mine.fileno()):
+                os.close(fd)
+            serve_answers(its, namespace, world)
+        finally:
+            os._exit(70)
+    its.close()
+    return Answers(mine)
+
+
+def world_of(root: Path, package: str) -> sandbox.World:
+    """What an answer may read: Python, the project's code, the model; of the workbook neither solutions nor notebooks."""
+    hidden = [root / name for name in ("labsolutions", "labs", ".git", "tests")]
+    for base in _folders_of("twophase.workbook") + _folders_of(package):
+        for lab in base.glob("lab[0-9][0-9]"):
+            hidden += [*lab.glob("section_*.py"), *lab.glob("bank_*.py"), lab / "__pycache__"]
+    return sandbox.World((*sandbox.importable(), cache_home()), tuple(path.resolve() for path in hidden))
+
+
+def _folders_of(package: str) -> list[Path]:
+    return [Path(folder) for folder in importlib.import_module(package).__path__]
 
 
 def _num_threads() -> int:

@@ -296,6 +296,7 @@ EXERCISES = (
     ),
     Exercise(
         id="3.6",
+        checked_in="answer",
         title="A table that grows on demand",
         kind="code",
         names=("BlockTable",),

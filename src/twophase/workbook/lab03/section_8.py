@@ -150,6 +150,7 @@ def survives_histories(answer: Any, draw: Draw, num_blocks: int, block_size: int
 EXERCISES = (
     Exercise(
         id="3.16",
+        checked_in="answer",
         title="Fork, and copy before writing",
         kind="code",
         names=("fork", "prepare_write"),

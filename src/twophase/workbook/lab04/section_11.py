@@ -89,6 +89,7 @@ def holds_on_other_traffic(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="4.23",
+        checked_in="answer",
         title="The challenge",
         kind="code",
         names=("Challenger", "my_limits"),

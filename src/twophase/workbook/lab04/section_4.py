@@ -215,6 +215,7 @@ def survives_pressure(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="4.7",
+        checked_in="answer",
         title="Decodes first, prefills in chunks",
         kind="code",
         names=("DecodesFirst",),

@@ -148,7 +148,8 @@ EXERCISES = (
         minutes=3,
         lines=2,
         objective="state",
+        checked_in="answer",
         checks=(Property("counts up", counts, "Each step adds one.", ({"start": 0}, {"start": 5})),),
-        time_limit_s=3,
+        time_limit_s=6,
     ),
 )
