@@ -130,7 +130,7 @@ def expected_text(name, prompt, output) -> str:
     """
     read = read_bytes if name == "byte fallback" else ALL[name]().decode
     before, everything = read(list(prompt)), read([*prompt, *output])
-    return everything[len(os.path.commonprefix([before, everything])) :]
+    return everything[len(os.path.commonprefix([before, everything])) :]  # noqa: RUF071
 
 
 def read_bytes(ids) -> str:

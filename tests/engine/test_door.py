@@ -80,8 +80,7 @@ BAD_PROMPTS = [
 def check_bad_prompts(module) -> None:
     for prompt, message in BAD_PROMPTS:
         with pytest.raises(InvalidRequestError, match=message):
-            module.cache_salt_of(prompt)
-            module.token_ids_of(prompt, byte_level(), 330)
+            (module.cache_salt_of(prompt), module.token_ids_of(prompt, byte_level(), 330))
 
 
 def test_prompts(tiny_model):
@@ -227,7 +226,7 @@ class TestLLM:
         "prompts", [None, 5, b"ab", {"a", "b"}, [None], ["dog", 5], "\ud800", {"prompt": None}, [[5, 6]]]
     )
     def test_bad_prompts(self, llm, prompts):
-        with pytest.raises(InvalidRequestError, match="must be|a prompt is"):
+        with pytest.raises(InvalidRequestError, match=r"must be|a prompt is"):
             llm.generate(prompts, PARAMS)
         assert not llm.engine.has_unfinished_requests()
         assert llm._latest == {}

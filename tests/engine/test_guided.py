@@ -4,6 +4,7 @@ Random weights wander through everything that is allowed, so they try a grammar 
 oracles are `jsonschema` and `re`.
 """
 
+import itertools
 import json
 import re
 import subprocess
@@ -11,8 +12,6 @@ import sys
 
 import jsonschema
 import numpy as np
-import itertools
-
 import pytest
 import torch
 
@@ -554,7 +553,7 @@ def check_exclusive_bounds(module) -> None:
         "type": "number",
     }
     for schema in (apart, {"properties": {"x": {"anyOf": [apart]}}, "$defs": apart["$defs"]}):
-        with pytest.raises(InvalidRequestError, match="exclusiveMinimum=1 with maximum=1.5, less than 1 away"):
+        with pytest.raises(InvalidRequestError, match=r"exclusiveMinimum=1 with maximum=1.5, less than 1 away"):
             guidance.compile(guided(json=schema))
 
 

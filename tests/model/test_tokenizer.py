@@ -122,5 +122,5 @@ def test_a_special_token_without_its_text_is_none(tmp_path):
 )
 def test_a_template_that_fails_in_any_way(template, tmp_path):
     tokenizer = Tokenizer.from_folder(make_folder(tmp_path, chat_template=template))
-    with pytest.raises(InvalidRequestError, match="chat template failed on these messages: ."):
+    with pytest.raises(InvalidRequestError, match=r"chat template failed on these messages: ."):
         tokenizer.render_chat(HELLO)

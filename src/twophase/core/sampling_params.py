@@ -48,7 +48,7 @@ class SamplingParams:
             multiplied (CTRL, arXiv:1909.05858, section 4.1).
         seed: Makes the request's draws reproducible, alone or in any batch; None draws a fresh seed.
         max_tokens: Tokens to generate at most, >= 1.
-        stop: Strings that end the completion; the text is cut before the match. A string is a list of one, None is none.
+        stop: Strings that end the completion; the text is cut before it. A string is a list of one, None is none.
         stop_token_ids: Token ids that end the completion, besides the model's end-of-text ids; None is none.
         ignore_eos: Go on past the model's end-of-text ids (benchmarks).
         include_stop_str_in_output: Keep the matched stop string in the text.

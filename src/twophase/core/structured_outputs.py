@@ -71,7 +71,7 @@ def _schema_text(schema: Any) -> str:
         ) from error
     if too_deep:
         raise InvalidRequestError(
-            f"structured_outputs.json must be nested at most {MAX_SCHEMA_DEPTH} deep, and this schema is nested deeper; "
+            f"structured_outputs.json must be nested at most {MAX_SCHEMA_DEPTH} deep, and this one is deeper; "
             f"name its parts under '$defs' and refer to them by '$ref'."
         )
     if not isinstance(found, Mapping):

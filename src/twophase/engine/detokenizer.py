@@ -63,7 +63,7 @@ class Detokenizer:
         self._may_end = may_end
         self._context, self._pending = self._split(prompt_token_ids)
         if may_end is not None:
-            self._pending = []  # a guided text stands for itself: it completes nothing that the prompt left half written
+            self._pending = []  # a guided text stands for itself: it completes nothing of the prompt's
         self._context_text = self._decode(self._context)
         self._read_text = self._read(self._pending)  # what the pending tokens read as, so far
         self._counted = self._read_text  # the part of it that is released, or the prompt's
@@ -149,7 +149,7 @@ class Detokenizer:
 
     def _count(self, text: str) -> str:
         """`text` is what the pending tokens read as, or a beginning of it; returns what of it is new."""
-        start = len(commonprefix([self._counted, text]))
+        start = len(commonprefix([self._counted, text]))  # noqa: RUF071
         if start == len(text):
             return ""
         self._counted = text

@@ -82,12 +82,12 @@ def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: in
         raise InvalidRequestError(f"sampling parameters must be SamplingParams(...), got {shown(params)}.")
     if params.stop and codec is None:
         raise InvalidRequestError(
-            f"stop strings need a tokenizer, and the engine has none, got {shown(list(params.stop))}; use stop_token_ids."
+            f"stop strings need a tokenizer, and there is none, got {shown(list(params.stop))}; use stop_token_ids."
         )
     for token_id in params.stop_token_ids:
         if token_id >= vocab_size:
             raise InvalidRequestError(
-                f"stop_token_ids must be in the vocabulary, [0, {vocab_size}), got {shown(token_id)}: it could never stop."
+                f"stop_token_ids must be in the vocabulary, [0, {vocab_size}), got {token_id}: it could never stop."
             )
 
 
