@@ -223,7 +223,7 @@ MUTANTS = [
         ("no most", "        if value > most:\n            raise ValueError(f\"must be at most {most:,}", "        if False:\n            raise ValueError(f\"must be at most {most:,}"),
         ("any number is a power", "if value & (value - 1):", "if value < 1:"),
         ("the power above", "1 << (value.bit_length() - 1)", "1 << value.bit_length()"),
-        ("zero is above zero", "lambda value: value > above", "lambda value: value >= above"),
+        ("zero is above zero", "lambda value: value >= above + TINIEST", "lambda value: value >= above"),
         ("zero is not at least zero", "lambda value: value >= least", "lambda value: value > least"),
         ("shares beyond the whole", "    if value > 1:", "    if value > 100:"),
         ("only spelling counts", " or [name for name in known if lower and name.startswith(lower)]", ""),

@@ -9,6 +9,7 @@ from tests.capacity.plans import plan
 from twophase.capacity.config import Workload
 from twophase.capacity.steady_state import Server
 from twophase.capacity.workload_cost import WorkloadCost, visible_pairs
+from twophase.core.errors import ConfigError
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.scheduling.policies import ChunkedPrefillPolicy
@@ -189,3 +190,14 @@ def test_against_the_simulator(prompt, output, rate, seats, chunk):
     tpot_s = statistics.mean((record.token_times_s[-1] - record.token_times_s[0]) / (output - 1) for record in steady)
     assert found.at_rate.ttft_s == pytest.approx(ttft_s, rel=0.1)
     assert found.at_rate.tpot_s == pytest.approx(tpot_s, rel=0.1)
+
+
+def test_no_plan_is_beyond_arithmetic():
+    """Values at the ends of what a file may say: a share of next to nothing is refused, the rest is computed."""
+    slow = "{memory: 999999999 GB, flops_per_s: 1, bytes_per_s: 999999999}"
+    extreme = {"hardware": slow, "workload": "{rate: 1e-9, prompt_tokens: 3000, output_tokens: 1}"}
+    for efficiency in ("1e-11", "1"):
+        found = plan(model="smollm2-135m", assumptions=f"{{compute_efficiency: {efficiency}}}", **extreme)
+        assert found.saturated.ttft_s > 0
+    with pytest.raises(ConfigError, match="compute_efficiency must be a number above 0, got 1e-300"):
+        plan(assumptions="{compute_efficiency: 1e-300}")

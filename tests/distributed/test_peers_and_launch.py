@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.distributed.together import BLOCK_SIZE
 from tests.engine.engines import with_backend
 from tests.engine.faults import Broken, FaultyBackend
 from tests.model.tiny import make_folder
+from tests.mutation import KillTable, Mutant
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.errors import ConfigError, LaunchError, PeerLostError
 from twophase.core.plan import ScheduledChunk
@@ -148,7 +150,7 @@ def test_joining_needs_torchrun_and_a_limit(torchrun):
         ("LOCAL_RANK", "1e0", "LOCAL_RANK must be"),
         ("MASTER_PORT", "x", r"MASTER_PORT must be a whole number in \[1, 65535\], got 'x'"),
         ("MASTER_PORT", "65536", "MASTER_PORT must be"),
-        ("MASTER_ADDR", "", "not answer as rank 0|MASTER_ADDR must be"),
+        ("MASTER_ADDR", "", "MASTER_ADDR must be"),
         ("MASTER_ADDR", "a" * 70 + ".b", "MASTER_ADDR must be a host that can be found"),
     ],
 )
@@ -167,6 +169,36 @@ def test_a_port_that_something_else_listens_on(torchrun, rank):
         expected = (ConfigError, "cannot listen on port") if rank == 0 else (PeerLostError, "does not answer as rank 0")
         with pytest.raises(expected[0], match=expected[1]):
             Peers.join("cpu", startup_timeout_s=0.5)
+
+
+def check_place(module):
+    values = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "65535"}
+
+    def place(**changes):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in (values | changes).items():
+                patch.setenv(name, value)
+            return module.place()
+
+    assert place() == (1, 0, 2)
+    for name, value in (("RANK", "2"), ("RANK", "-1"), ("WORLD_SIZE", "0"), ("WORLD_SIZE", "x"), ("MASTER_PORT", "0")):
+        with pytest.raises(ConfigError, match=f"{name} must be a whole number"):
+            place(**{name: value})
+    with pytest.raises(TimeoutError):
+        module._within(-0.9, threading.Event().wait)
+    assert module._within(60, lambda: 7) == 7
+
+
+PEERS_MUTANTS = [
+    ("any rank will do", "_whole(name, 0, world_size - 1)", "_whole(name, 0)"),
+    ("no rank at all", 'world_size = _whole("WORLD_SIZE", 1)', 'world_size = _whole("WORLD_SIZE", 0)'),
+    ("any port will do", '    _whole("MASTER_PORT", 1, MOST_PORT)\n', ""),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), PEERS_MUTANTS, ids=[each[0] for each in PEERS_MUTANTS])
+def test_mutant_is_killed(name, old, new):
+    KillTable.record(Mutant(name, "twophase.distributed.peers", old, new), check_place)
 
 
 def test_a_failure_in_the_middle_of_the_model_ends_the_team(torchrun, tmp_path):

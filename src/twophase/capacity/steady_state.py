@@ -117,7 +117,8 @@ class Server:
         num_requests = k * (prefill.num_chunks + self.cost.num_decodes)
         # A prompt makes its step longer, and more prompts arrive during a longer step, which makes the next one longer.
         prompt_s, rate = (mixed_s - plain_s) * share / k, k / step_s
-        spread_s = rate * prompt_s**2 / (1 - (rate * prompt_s) ** 2)
+        # 1 - rate * prompt is plain / step; the difference itself is lost to rounding where prompts are all there is.
+        spread_s = rate * prompt_s**2 / (plain_s / step_s * (1 + rate * prompt_s))
         met_s = -math.expm1(-num_requests) * step_s + spread_s
         return SteadyState(
             requests_per_s=rate,
