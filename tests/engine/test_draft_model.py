@@ -4,9 +4,12 @@ import logging
 
 import pytest
 
+import tests.engine.speculating as speculating_module
+import twophase.engine.llm as llm_module
 from tests.engine.engines import check_idle, finish, make_engine, prompt_of, tokens_of
 from tests.engine.speculating import drafting_with, speculating
 from tests.model.tiny import make_folder
+from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams, SpeculativeConfig
 from twophase.cache.window import FREED
 from twophase.core.plan import SampledToken
@@ -152,3 +155,36 @@ def test_pages_that_came_from_elsewhere_are_not_taken_for_its_own(tiny_model):
     output = finish(engine)["b"]
     assert tokens_of(output) == tokens_of(finish(plain)["b"])
     assert engine.stats().acceptance_rate == 1
+
+
+def check_landed(module, model) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speculating_module, "DraftModelDrafter", module.DraftModelDrafter)
+        test_pages_that_came_from_elsewhere_are_not_taken_for_its_own(model)
+
+
+def check_cut(module, folder) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm_module, "DraftModelDrafter", module.DraftModelDrafter)
+        patch.setattr(llm_module, "open_draft_model", module.open_draft_model)
+        test_guesses_are_what_the_model_says_after_the_cut_text(folder)
+
+
+DRAFT_MODEL = "twophase.engine.draft_model"
+
+
+def test_landed_pages_that_are_trusted_are_noticed(tiny_model):
+    mutant = Mutant("landed pages are trusted", DRAFT_MODEL, "for block in plan.landed:", "for block in ():")
+    KillTable.record(mutant, lambda module: check_landed(module, tiny_model))
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("it reads blocks that are gone", "num_cut = num_freed  # it would", "pass  # it would"),
+        ("as wide as the large model's window", "window.window - window.window // 8", "window.window"),
+        ("blocks of another cut are trusted", "self._num_cut[block], self._num_held[block] = num_cut, 0", "pass"),
+    ],
+)
+def test_mutants_of_the_cut_are_killed(folder, name, old, new):
+    KillTable.record(Mutant(name, DRAFT_MODEL, old, new), lambda module: check_cut(module, folder))

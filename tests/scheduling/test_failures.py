@@ -8,6 +8,7 @@ from twophase.cache.manager import CacheManager
 from twophase.cache.window import SlidingWindow
 from twophase.core.errors import InvalidRequestError
 from twophase.scheduling.policies import PriorityPolicy
+from twophase.scheduling.policy import Policy
 
 OPERATIONS = ("open", "num_blocks_needed", "grow", "publish", "fork", "close", "truncate")
 WINDOWED_OPERATIONS = (*OPERATIONS, "num_blocks_to_come", "num_tokens_within", "restore")
@@ -101,7 +102,7 @@ def test_the_error_says_what_went_wrong_for_each_completion():
 
 
 def test_a_policy_that_raises_leaves_nothing_behind():
-    class Moody:
+    class Moody(Policy):
         def rank(self, sequence):
             if sequence.index == 2 or sequence.request.request_id == "bad":
                 raise ZeroDivisionError("no rank")
