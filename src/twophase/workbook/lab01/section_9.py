@@ -5,7 +5,7 @@ from typing import Any
 
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import OutOfBlocksError
-from twophase.workbook.checks import Draw, compare, reject, unchanged
+from twophase.workbook.checks import Draw, compare, integer, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab01.arrivals import Paged, random_requests, replay
 from twophase.workbook.questions import Number
@@ -52,8 +52,9 @@ def gives_adjacent_free_slots(answer: Any, draw: Draw, num_slots: int) -> None:
         start = answer.first_fit(list(owners), length)
         if start is None:
             continue
-        if isinstance(start, bool) or not isinstance(start, int):
+        if integer(start) is None:
             reject(f"the place is {start!r}, expected a slot's number or None")
+        start = integer(start)
         if start not in free_starts(owners, length):
             reject(
                 f"slots {start} to {start + length - 1} are not all free slots of the cache",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twophase.core.errors import CacheStateError, OutOfBlocksError
-from twophase.workbook.checks import Draw, compare, raises, reject
+from twophase.workbook.checks import Draw, compare, integers, raises, reject
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.kit.weights_map import figure_png
 from twophase.workbook.lab03.histories import History
@@ -16,9 +16,10 @@ from twophase.workbook.questions import Matching
 
 def taken_from(pool: Any, n: int, num_blocks: int) -> list[int]:
     """allocate(n), whose result must be a list of n blocks of this pool."""
-    got = pool.allocate(n)
-    if not isinstance(got, list) or any(isinstance(b, bool) or not isinstance(b, int) for b in got):
-        reject(f"allocate({n}) returned {got!r}, expected a list of block ids")
+    returned = pool.allocate(n)
+    got = integers(returned)
+    if got is None:
+        reject(f"allocate({n}) returned {returned!r}, expected a list of block ids")
     if len(got) != n:
         reject(f"allocate({n}) returned {len(got)} blocks: {got}")
     outside = [b for b in got if not 0 <= b < num_blocks]

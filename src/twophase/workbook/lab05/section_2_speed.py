@@ -3,7 +3,7 @@
 from fractions import Fraction
 from typing import Any
 
-from twophase.workbook.checks import Draw, compare, reject
+from twophase.workbook.checks import Draw, compare, integer, reject
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab05.draft_engine import passes_for_copying
 from twophase.workbook.questions import Number
@@ -52,9 +52,10 @@ def chooses_the_best(answer: Any, draw: Draw) -> None:
         alpha, most = draw.random.random(), draw.integer(1, 17)
         draft_cost, verify_cost = draw.choice((0.0, 0.05, 0.2)), draw.choice((0.01, 0.1, 0.3))
         speeds = [counted(alpha, k) / (1 + k * (draft_cost + verify_cost)) for k in range(most + 1)]
-        got = answer.best_num_draft(alpha, draft_cost, verify_cost, most)
-        if not isinstance(got, int) or isinstance(got, bool) or not 0 <= got <= most:
-            reject(f"the best number of drafts is {got!r}, expected a whole number from 0 to {most}")
+        returned = answer.best_num_draft(alpha, draft_cost, verify_cost, most)
+        got = integer(returned)
+        if got is None or not 0 <= got <= most:
+            reject(f"the best number of drafts is {returned!r}, expected a whole number from 0 to {most}")
         if speeds[got] < max(speeds) - 1e-9:
             reject(
                 f"{got} drafts give {speeds[got]:.3f}, {speeds.index(max(speeds))} would give {max(speeds):.3f}",

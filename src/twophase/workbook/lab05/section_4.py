@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from twophase.workbook.checks import Draw, compare, reject, unchanged
+from twophase.workbook.checks import Draw, compare, integers, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
 from twophase.workbook.lab05 import window_engine
 from twophase.workbook.questions import Number
@@ -23,9 +23,10 @@ def blocks_to_come(num_tokens: int, block_size: int, window: int, num_sinks: int
 
 
 def asked_for(answer: Any, num_tokens: int, block_size: int, window: int, num_sinks: int) -> list[int]:
-    got = answer.kept_blocks(num_tokens, block_size, window, num_sinks)
-    if not isinstance(got, list) or not all(type(block) is int for block in got):
-        reject(f"the result is a list of block numbers; got {got!r}")
+    returned = answer.kept_blocks(num_tokens, block_size, window, num_sinks)
+    got = integers(returned)
+    if got is None:
+        reject(f"the result is a list of block numbers; got {returned!r}")
     return got
 
 
