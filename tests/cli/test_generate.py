@@ -234,5 +234,5 @@ def test_a_wrong_form_is_refused(twophase, tiny_folder, tmp_path, options, messa
 
 def test_a_missing_schema_file(twophase, tiny_folder, tmp_path):
     exit_code, out, err = generate(twophase, tiny_folder, "--json-schema", tmp_path / "none.json")
-    assert (exit_code, out) == (1, "")
+    assert (exit_code, out) == (2, "")
     assert "none.json" in err
