@@ -158,7 +158,8 @@ class LyingText(str):
     def __ne__(self, other):
         return False
 
-    __hash__ = str.__hash__
+    def __hash__(self):
+        return hash("a")
 
 
 class LyingList(list):

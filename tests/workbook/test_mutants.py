@@ -1,34 +1,99 @@
 """Small planted bugs in the machine that its tests must notice."""
 
 import contextlib
+import copy
+import shutil
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from nbformat import from_dict
 
 from tests.mutation import KillTable, Mutant
 from tests.workbook.demo import LAB
+from tests.workbook.test_checks import ATTRIBUTE, LyingFloat, LyingInt, LyingTensor, LyingText, X
 from twophase.workbook.build import solved_notebook
+from twophase.workbook.exercise import Property
+from twophase.workbook.progress import Progress
 
 CHECKS, QUESTIONS, PROGRESS = (f"twophase.workbook.{name}" for name in ("checks", "questions", "progress"))
+JUDGE, EXERCISE, SESSION = (f"twophase.workbook.{name}" for name in ("judge", "exercise", "session"))
+MUTATE = "twophase.workbook.mutate"
 GUARD, LOCATE, BLANKS = "twophase.workbook.guard", "twophase.workbook.grading.locate", "twophase.workbook.blanks"
 LINT, LABS = "twophase.workbook.lint", "twophase.workbook.lab"
 
 MUTANTS = [
-    Mutant("dtype ignored", CHECKS, "if got.dtype != expected.dtype and not any_dtype:", "if False:"),
+    Mutant("dtype ignored", CHECKS, "if got.dtype != expected.dtype and not is_finer and not any_dtype:", "if False:"),
     Mutant("NaN equals anything", CHECKS, "wrong = ~torch.isclose(", "wrong = ~torch.isnan(left) & ~torch.isclose("),
     Mutant("only some differ", CHECKS, "if not bool(wrong.any()):", "if not bool(wrong.all()):"),
     Mutant(
         "integers through float64",
         CHECKS,
-        "wrong = got.detach().cpu() != expected.detach().cpu()",
+        "wrong = got.cpu() != expected.cpu()",
         "wrong = left != right",
     ),
     Mutant("length ignored", CHECKS, "if len(got) != len(expected):", "if False:"),
     Mutant("changes not looked for", CHECKS, "        if not same:", "        if False:"),
     Mutant("views by shape", CHECKS, "got.untyped_storage().data_ptr() ==", "got.data_ptr() =="),
+    Mutant("finer is another dtype", CHECKS, " and not is_finer and ", " and True and "),
+    Mutant("NumPy has no numbers", CHECKS, "if issubclass(kind, np.generic):", "if False:"),
+    Mutant("a 0-d tensor is no number", CHECKS, "tensor.item() if tensor.ndim == 0 and", "tensor.item() if False and"),
+    Mutant("whole floats are no ints", CHECKS, "type(got) is float and got.is_integer()", "False"),
+    Mutant("halves are whole", CHECKS, "return int(value) if value.is_integer() else None", "return int(value)"),
+    Mutant("a subclass of int is believed", CHECKS, "    (int, int.__index__),\n", ""),
+    Mutant("a subclass of float is believed", CHECKS, "    (float, float.__float__),\n", ""),
+    Mutant(
+        "a subclass of Tensor is believed",
+        CHECKS,
+        "made = torch.Tensor.as_subclass(value, torch.Tensor)",
+        "made = value",
+    ),
+    Mutant(
+        "attributes of a tensor are believed",
+        CHECKS,
+        "got, expected = plain_tensor(got), plain_tensor(expected)",
+        "pass",
+    ),
+    Mutant("keys are believed", CHECKS, "{plain(key): value for key, value in got.items()}", "got"),
+    Mutant(
+        "a number may be a bool",
+        CHECKS,
+        "if type(value) in (int, float) else None",
+        "if isinstance(value, int | float) else None",
+    ),
+    Mutant("an infinite number is finite", QUESTIONS, "<= sys.float_info.max", "<= float('inf')"),
+    Mutant("a subclass of str is believed", QUESTIONS, "letter = plain(value).strip", "letter = value.strip"),
+    Mutant("a prediction must be close", EXERCISE, 'if self.kind == "prediction" else steps', "if False else steps"),
+    Mutant("any exception has the hint", JUDGE, 'is_finding = verdict == "failed" and', "is_finding ="),
+    Mutant("any TypeError is a wrong call", JUDGE, "not learners_line(error)\n", "True\n"),
+    Mutant(
+        "a wrong call of anything",
+        JUDGE,
+        '{"<lambda>", *exercise.names}.isdisjoint(called["name"].split("."))',
+        "False",
+    ),
+    Mutant("wrapped exceptions stay wrapped", JUDGE, "    while inner is not None and", "    while False and"),
+    Mutant(
+        "messages are believed",
+        JUDGE,
+        '    except Exception as fault:\n        return f"(its',
+        '    except OSError as fault:\n        return f"(its',
+    ),
+    Mutant("no folder is made", PROGRESS, "self.path.parent.mkdir(parents=True, exist_ok=True)", "pass"),
+    Mutant("too deep to read", PROGRESS, "OSError, RecursionError) as", "OSError) as"),
+    Mutant("the last prediction counts", SESSION, ' and finite_number(entry.get("prediction")) is None:', ":"),
+    Mutant("a late prediction counts", SESSION, 'if finite_number(entry.get("measured")) is None and', "if"),
+    Mutant("what is given counts as answered", MUTATE, "return not any(a <= start", "return any(a <= start"),
+    Mutant("edits of one line look alike", MUTATE, "if seen[edit.diff] > 1", "if False"),
+    Mutant(
+        "the tree stays edited",
+        MUTATE,
+        "        finally:\n            place.put(node)",
+        "        finally:\n            pass",
+    ),
+    Mutant("memory that sees values", MUTATE, "    return type(x)\n\ndef", "    return x\n\ndef"),
     Mutant("seal without its salt", QUESTIONS, "json.dumps([exercise, answer]", "json.dumps([answer]"),
     Mutant("one side of the tolerance", QUESTIONS, "abs(value - expected) <= max", "value - expected <= max"),
     Mutant(
@@ -48,6 +113,15 @@ MUTANTS = [
 ]
 
 
+LIES = [
+    (LyingInt(4), 3),
+    (LyingFloat(4), 3.0),
+    ({LyingText("b"): 1}, {"a": 1}),
+    ((X + 1).as_subclass(LyingTensor), X),
+    (ATTRIBUTE, X),
+]
+
+
 def rejects(module: ModuleType, *args, **kwargs) -> str:
     """The message with which compare rejects; fails if it does not."""
     try:
@@ -59,7 +133,9 @@ def rejects(module: ModuleType, *args, **kwargs) -> str:
 
 def check_checks(module: ModuleType) -> None:
     x = torch.arange(4.0)
-    rejects(module, x.double(), x)
+    rejects(module, x.half(), x)
+    rejects(module, x, x.double())
+    rejects(module, [2.5], [2])
     nan = x.clone()
     nan[1] = torch.nan
     assert "NaN" in rejects(module, nan, x)
@@ -74,16 +150,105 @@ def check_checks(module: ModuleType) -> None:
         module.fresh(x[1:], x=x)
         raise AssertionError("a view went unnoticed")
 
+    module.compare(x.double(), x)
+    for value in (np.int64(3), torch.tensor(3), 3.0):
+        module.compare(value, 3)
+    assert [module.number(True), module.integer(2.5), module.integer(np.int64(3))] == [None, None, 3]
+    module.compare([LyingInt(3), LyingFloat(3.5)], [3, 3.5])
+    for lie, expected in LIES:
+        rejects(module, lie, expected)
+
 
 def check_questions(module: ModuleType) -> None:
     assert module.seal("1.1", "a") != module.seal("1.2", "a")
     assert not module.Number(lambda: 10, rel=0.1).accepts(5, 10)
-    question = module.Matching("ab", {"x": module.seal("9.9", ["x", "a"]), "y": module.seal("9.9", ["y", "b"])})
+    assert module.finite_number(float("inf")) is None
+    matching = module.Matching("ab", {"x": module.seal("9.9", ["x", "a"]), "y": module.seal("9.9", ["y", "b"])})
+    choice = module.Choice("ab", module.seal("9.9", "b"))
     from twophase.workbook.checks import Rejected
 
     with contextlib.suppress(Rejected):
-        question.properties("9.9")[1][1]({"x": "a", "y": "a"})
+        matching.properties("9.9")[1][1]({"x": "a", "y": "a"})
         raise AssertionError("a half-right matching was accepted")
+    with contextlib.suppress(Rejected):
+        choice.properties("9.9")[1][1](Stripped("a"))
+        raise AssertionError("a string that lies was accepted")
+
+
+class Stripped(str):
+    def strip(self, *_):
+        return "b"
+
+
+def check_exercise(module: ModuleType) -> None:
+    (_, value), question = ("guess", 200), LAB.exercises["1.4"].question
+    exercise = module.Exercise("1.4", "", "prediction", ("guess",), 1, 1, "", question=question)
+    for prop in exercise.properties:
+        prop.test(SimpleNamespace(guess=value), None)
+
+
+def check_judge(module: ModuleType) -> None:
+    exercise = LAB.exercises["1.1"]
+
+    def judged(answer, test):
+        changed = copy.copy(exercise)
+        object.__setattr__(changed, "checks", (Property("holds", test, "The hint."),))
+        namespace = {}
+        module.run_cell(answer, namespace, "<exercise 1.1>")
+        got = module.Judge({"1.1": changed}, {}, {}).judge(changed, namespace)
+        return got.verdict, got.hint, got.reason
+
+    def calls(answer, draw):
+        answer.running_mean(1)
+
+    def wraps(answer, draw):
+        try:
+            answer.running_mean(1)
+        except Exception as error:
+            raise RuntimeError("wrapped") from error
+
+    def stumbles(answer, draw):
+        wraps(answer)
+
+    body = "def running_mean(x):\n    "
+    assert judged(f"{body}return x / 0\n", calls)[:2] == ("error", "")
+    assert judged(f"{body}return running_mean(x, 1)\n", calls)[0] == "error"
+    assert judged(f"{body}return x / 0\n", wraps)[2] == "your code raised ZeroDivisionError: division by zero"
+    assert judged(f"{body}return x\n", stumbles)[1] == "The hint."
+    odd = "class Odd(ValueError):\n    def __str__(self):\n        return 1 / 0\n"
+    try:
+        assert "cannot be shown" in judged(f"{odd}{body}raise Odd\n", calls)[2]
+    except ZeroDivisionError as error:
+        raise AssertionError("a message that raises got out") from error
+
+
+def check_session(module: ModuleType, folder) -> None:
+    session = object.__new__(module.Session)
+    session.progress = Progress(folder / "b.progress.json")
+    exercise = LAB.exercises["1.4"]
+    module._committed(session, exercise, 200)
+    module._committed(session, exercise, 5000)
+    assert session.progress.of("1.4") == {"prediction": 200.0}
+    session.progress.record("1.4", lambda entry: (entry.clear(), entry.update(measured=3.0)))
+    module._committed(session, exercise, 3)
+    assert session.progress.of("1.4") == {"measured": 3.0}
+
+
+def check_mutate(module: ModuleType) -> None:
+    source = "def f(a):\n    b = a + 2\n    b = a + 2\n    return b\n"
+    found = module.edits(source, [(14, 23)], ("f",))
+    assert source[14:23] == "b = a + 2"
+    sums = [edit for edit in found if edit.kind == "operators"]
+    assert [(edit.diff, edit.is_given) for edit in sums] == [
+        ("b = a + 2 -> b = a - 2", False),
+        ("b = a + 2 -> b = a - 2 (2)", True),
+    ]
+    assert all(edit.source.count("-") == 1 for edit in sums)
+    others = module.edits("def f(a):\n    b = a + 2\n    return b + 3\n", [(14, 23)], ("f",))
+    assert [edit.diff[0] for edit in others if edit.kind == "operators" and not edit.is_given] == ["b"]
+    namespace = {}
+    exec(next(edit.source for edit in found if edit.kind == "memo"), namespace)
+    assert [namespace["f"](1), namespace["f"](2)] == [3, 3]
 
 
 def check_progress(module: ModuleType, folder) -> None:
@@ -97,6 +262,14 @@ def check_progress(module: ModuleType, folder) -> None:
     module.Progress(path).record("1.1", lambda entry: entry.update(attempts=2))
     assert path.stat().st_ino != before, "the file was changed in place"
     assert len(list(folder.iterdir())) == 2
+    path.write_text("[" * 10**5)
+    try:
+        module.Progress(path).record("1.1", lambda entry: None)
+    except RecursionError as error:
+        raise AssertionError("a deep file got out") from error
+    shutil.rmtree(folder)
+    module.Progress(path).record("1.1", lambda entry: None)
+    assert path.exists()
 
 
 def check_guard(module: ModuleType) -> None:
@@ -144,6 +317,9 @@ def check_labs(module: ModuleType) -> None:
 CHECK_OF = {
     CHECKS: check_checks,
     QUESTIONS: check_questions,
+    EXERCISE: check_exercise,
+    JUDGE: check_judge,
+    MUTATE: check_mutate,
     GUARD: check_guard,
     LOCATE: check_locate,
     BLANKS: check_blanks,
@@ -154,4 +330,5 @@ CHECK_OF = {
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_mutant(mutant, tmp_path):
-    KillTable.record(mutant, CHECK_OF.get(mutant.module, lambda module: check_progress(module, tmp_path)))
+    with_folder = check_session if mutant.module == SESSION else check_progress
+    KillTable.record(mutant, CHECK_OF.get(mutant.module, lambda module: with_folder(module, tmp_path)))

@@ -122,11 +122,10 @@ def plain_tensor(value: "torch.Tensor") -> "torch.Tensor":
     """The same memory as a tensor of torch's own class, without its gradient and without attributes set on it."""
     import torch
 
-    with torch._C.DisableTorchFunctionSubclass():
-        made = torch.Tensor.as_subclass(value, torch.Tensor)
-        if torch._C._dispatch_keys(made).has("Python"):
-            reject(f"{type(value).__name__} computes its values itself (__torch_dispatch__); return a plain tensor")
-        return torch.Tensor.detach(made)
+    made = torch.Tensor.as_subclass(value, torch.Tensor)
+    if torch._C._dispatch_keys(made).has("Python"):
+        reject(f"{type(value).__name__} computes its values itself (__torch_dispatch__); return a plain tensor")
+    return made.detach()
 
 
 def number(value: Any) -> int | float | None:

@@ -22,7 +22,8 @@ SHAPES = (
 
 
 def heads_read(answer: Any, num_heads: int, num_kv_heads: int) -> list[Any]:
-    return [answer.kv_head_of(head, num_heads, num_kv_heads) for head in range(num_heads)]
+    read = [answer.kv_head_of(head, num_heads, num_kv_heads) for head in range(num_heads)]
+    return [one if integer(one) is None else integer(one) for one in read]
 
 
 def names_a_kv_head(answer: Any, draw: Draw, num_heads: int, num_kv_heads: int) -> None:

@@ -54,11 +54,12 @@ def longest_hole(owners: Owners) -> int:
 
 def gives_adjacent_free_slots(answer: Any, draw: Draw, num_slots: int) -> None:
     for owners, length in fits_cases(draw, num_slots):
-        start = answer.first_fit(list(owners), length)
-        if start is None:
+        returned = answer.first_fit(list(owners), length)
+        if returned is None:
             continue
-        if integer(start) is None:
-            reject(f"the place is {start!r}, expected a slot's number or None")
+        start = integer(returned)
+        if start is None:
+            reject(f"the place is {returned!r}, expected a slot's number or None")
         if start not in free_starts(owners, length):
             reject(
                 f"slots {start} to {start + length - 1} are not all free slots of the cache",

@@ -67,15 +67,16 @@ def waits_for_the_slower(answer: Any, draw: Draw, batch: int, kv: str) -> None:
 
 def crosses_over_there(answer: Any, draw: Draw, kv: str) -> None:
     work, machine = case_of(draw, kv)
-    got = answer.ridge_batch(work, machine)
-    if integer(got) is None:
-        reject(f"the batch is a whole number; got {got!r}", "`math.ceil` gives the next whole number.")
-    for batch, should_wait_for_memory in ((int(got) - 1, True), (int(got), False)):
+    returned = answer.ridge_batch(work, machine)
+    got = integer(returned)
+    if got is None:
+        reject(f"the batch is a whole number; got {returned!r}", "`math.ceil` gives the next whole number.")
+    for batch, should_wait_for_memory in ((got - 1, True), (got, False)):
         moving, computing = seconds_of(work, machine, batch)
         if (moving > computing * (1 + 1e-9)) != should_wait_for_memory and batch >= 1:
             side = "memory" if moving > computing else "arithmetic"
             reject(
-                f"you say batch {int(got)}; but at batch {batch} the step waits for {side}",
+                f"you say batch {got}; but at batch {batch} the step waits for {side}",
                 f"there its bytes take {moving:.4g} s, its arithmetic {computing:.4g} s",
             )
     if got < 1:

@@ -16,10 +16,10 @@ from twophase.workbook.questions import Matching
 
 def taken_from(pool: Any, n: int, num_blocks: int) -> list[int]:
     """allocate(n), whose result must be a list of n blocks of this pool."""
-    given = pool.allocate(n)
-    got = integers(given)
+    returned = pool.allocate(n)
+    got = integers(returned)
     if got is None:
-        reject(f"allocate({n}) returned {given!r}, expected a list of block ids")
+        reject(f"allocate({n}) returned {returned!r}, expected a list of block ids")
     if len(got) != n:
         reject(f"allocate({n}) returned {len(got)} blocks: {got}")
     outside = [b for b in got if not 0 <= b < num_blocks]

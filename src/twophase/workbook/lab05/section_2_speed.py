@@ -52,10 +52,10 @@ def chooses_the_best(answer: Any, draw: Draw) -> None:
         alpha, most = draw.random.random(), draw.integer(1, 17)
         draft_cost, verify_cost = draw.choice((0.0, 0.05, 0.2)), draw.choice((0.01, 0.1, 0.3))
         speeds = [counted(alpha, k) / (1 + k * (draft_cost + verify_cost)) for k in range(most + 1)]
-        given = answer.best_num_draft(alpha, draft_cost, verify_cost, most)
-        got = integer(given)
+        returned = answer.best_num_draft(alpha, draft_cost, verify_cost, most)
+        got = integer(returned)
         if got is None or not 0 <= got <= most:
-            reject(f"the best number of drafts is {given!r}, expected a whole number from 0 to {most}")
+            reject(f"the best number of drafts is {returned!r}, expected a whole number from 0 to {most}")
         if speeds[got] < max(speeds) - 1e-9:
             reject(
                 f"{got} drafts give {speeds[got]:.3f}, {speeds.index(max(speeds))} would give {max(speeds):.3f}",

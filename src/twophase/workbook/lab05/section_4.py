@@ -23,11 +23,11 @@ def blocks_to_come(num_tokens: int, block_size: int, window: int, num_sinks: int
 
 
 def asked_for(answer: Any, num_tokens: int, block_size: int, window: int, num_sinks: int) -> list[int]:
-    got = answer.kept_blocks(num_tokens, block_size, window, num_sinks)
-    blocks = integers(got)
-    if blocks is None:
-        reject(f"the result is a list of block numbers; got {got!r}")
-    return blocks
+    returned = answer.kept_blocks(num_tokens, block_size, window, num_sinks)
+    got = integers(returned)
+    if got is None:
+        reject(f"the result is a list of block numbers; got {returned!r}")
+    return got
 
 
 def told(num_tokens: int, block_size: int, window: int, num_sinks: int) -> str:

@@ -57,8 +57,9 @@ def said(d: Deployment) -> str:
 
 
 def counts_k_and_v(answer: Any, draw: Draw) -> None:
-    d = a_deployment(draw)
-    compare(answer.kv_bytes_per_token(d), bytes_of_a_token(d), what=f"kv_bytes_per_token {said(d)}")
+    for value_bytes in (2, 4):
+        d = replace(a_deployment(draw), value_bytes=value_bytes)
+        compare(answer.kv_bytes_per_token(d), bytes_of_a_token(d), what=f"kv_bytes_per_token {said(d)}")
 
 
 def counts_scales(answer: Any, draw: Draw) -> None:
