@@ -186,7 +186,7 @@ def plan_in_chunks(running, waiting, budget):
             Wrong(
                 "a prefill gets a token even without room",
                 {4: "step.prefill(sequence, max(room, 1))"},
-                "never holds decodes back",
+                "gives prefills no more than there is room",
             ),
             Wrong("completions of a request have one rank", {1: "(sequence.arrival_order,)"}, "ranks every sequence"),
             Wrong("chunks of at most 64", {4: "step.prefill(sequence, min(room, 64))"}, "uses what is left of a step"),
