@@ -1,8 +1,8 @@
 """Two processes that call each other: a check, and the answer it checks.
 
 The check never runs what a learner wrote. It holds `Proxy` objects in its place; calling one sends the arguments as
-data (wire.py), and the answer's process sends the result back as data. What is no data goes as a handle, either way: the
-toy model a check passes is a proxy in the answer's process, and its calls are answered, and counted, by the check.
+data (wire.py), and the answer's process sends the result back as data. What is no data goes as a handle, either way:
+the toy model a check passes is a proxy in the answer's process, and its calls are answered, and counted, by the check.
 
 A `Peer` is one end. Both ends are the same code but for `Rules`, which say what the other end may do with a handle.
 """
