@@ -259,7 +259,7 @@ def test_exceptions_keep_their_kind(answer):
     with pytest.raises(KeyError, match="'k'") as caught:
         answer("fails")("key")
     assert type(caught.value).__name__ == "KeyError"
-    with pytest.raises(UnfilledError, match="Exercise 1.1, blank 2 is still empty"):
+    with pytest.raises(UnfilledError, match=r"Exercise 1\.1, blank 2 is still empty"):
         answer("fails")("blank")
     for how in ("refusal", "interrupt"):  # neither a check's own verdict nor the end of the check
         with pytest.raises(Exception) as caught:

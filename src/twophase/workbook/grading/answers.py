@@ -1,8 +1,8 @@
 """Where answers run: a process in which the lab's setup ran and which knows no solution, forked for each answer.
 
-What it forks runs an answer's cells and then does what the check asks of it (remote.py): calls of the answer's functions,
-with arguments and results as data. It holds no check, no oracle and no reference but those that stand in for answers
-that failed, and it decides nothing.
+What it forks runs an answer's cells and then does what the check asks of it (remote.py): calls of the answer's
+functions, with arguments and results as data. It holds no check, no oracle and no reference but those that stand in
+for answers that failed, and it decides nothing.
 """
 
 import gc

@@ -143,9 +143,15 @@ class Lane:
             mine, its = socket.socketpair()
             with its:
                 self._process = subprocess.Popen(
-                    command, stdin=its, stdout=its, stderr=said, env=environment, start_new_session=True
+                    command,
+                    stdin=its.fileno(),
+                    stdout=its.fileno(),
+                    stderr=said,
+                    env=environment,
+                    start_new_session=True,
                 )
-            self._to_worker, from_worker = mine.makefile("wb"), mine.makefile("rb")
+            from_worker: IO[bytes] = mine.makefile("rb")
+            self._to_worker = mine.makefile("wb")
             mine.close()
         else:
             self._process = subprocess.Popen(

@@ -1,15 +1,13 @@
 """Two processes that call each other: a check, and the answer it checks.
 
-The check never runs what a learner wrote. It holds `Proxy` objects in its place; calling one sends the arguments as data
-(wire.py), and the answer's process sends the result back as data. What is no data goes as a handle, either way: the
-toy model a check passes is a proxy in the answer's process, and its calls are answered, and counted, by the check.
+The check never runs what a learner wrote. It holds `Proxy` objects in its place; calling one sends the arguments as
+data (wire.py), and the answer's process sends the result back as data. What is no data goes as a handle, either way:
+the toy model a check passes is a proxy in the answer's process, and its calls are answered, and counted, by the check.
 
 A `Peer` is one end. Both ends are the same code but for `Rules`, which say what the other end may do with a handle.
 """
 
 import builtins
-import inspect
-import socket
 import struct
 import sys
 from collections.abc import Callable, Mapping
@@ -25,7 +23,7 @@ from types import (
     ModuleType,
     TracebackType,
 )
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,16 +38,26 @@ from twophase.workbook.unfilled import UnfilledError
 MAX_MESSAGE_CHARS = 2_000
 # Comparisons are not among those of an answer's objects: one could equal everything.
 OPERATORS = frozenset(
-    "__call__ __len__ __getitem__ __setitem__ __delitem__ __iter__ __next__ __enter__ __exit__".split()
+    [
+        "__call__",
+        "__len__",
+        "__getitem__",
+        "__setitem__",
+        "__delitem__",
+        "__iter__",
+        "__next__",
+        "__enter__",
+        "__exit__",
+    ]
 )
 TRUSTED_OPERATORS = OPERATORS | frozenset(
-    "__contains__ __eq__ __lt__ __le__ __gt__ __ge__ __bool__ __reversed__".split()
+    ["__contains__", "__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__", "__reversed__"]
 )
 _LIBRARIES = ("torch", "transformers", "transformers_modules")  # models and what they return: data, not methods
 _LENGTH = struct.Struct("<Q")
 
 
-class AnswerGone(TwophaseError):  # noqa: N818  it is the answer's end, not an error of the check
+class AnswerGone(TwophaseError):
     """The other process ended, or what it sent is no message."""
 
 
@@ -165,7 +173,12 @@ class Peer:
 
     def __init__(self, channel: Any, rules: Rules, handlers: Mapping[str, Callable[..., Any]] | None = None) -> None:
         self._channel, self._rules = channel, rules
-        self._handlers = {"call": self._call, "get": self._get, "set": self._set, "operate": self._operate}
+        self._handlers: dict[str, Callable[..., Any]] = {
+            "call": self._call,
+            "get": self._get,
+            "set": self._set,
+            "operate": self._operate,
+        }
         self._handlers.update(handlers or {})
         self._table, self._depth = Table(), 0
         self._named: list[Any] = []
@@ -435,8 +448,9 @@ def _stand_in(classes: list[tuple[str, str]], message: str, any_class: bool) -> 
         return message
 
     members = {"__str__": told, "__init__": lambda self: None, "__module__": str(module)}
-    cls = type(str(name).rpartition(".")[2], (base,), members)
-    return cls.__new__(cls, message)
+    cls: Any = type(str(name).rpartition(".")[2], (base,), members)
+    made: BaseException = cls.__new__(cls, message)
+    return made
 
 
 def _known(module: str, name: str, any_class: bool) -> type[BaseException] | None:

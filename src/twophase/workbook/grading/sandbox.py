@@ -36,7 +36,7 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SCRATCH_BYTES = 2**30
 
 
-class NotAllowed(TwophaseError):  # noqa: N818  it is no fault of the caller's
+class NotAllowed(TwophaseError):
     """The kernel, or who runs this container, withholds namespaces."""
 
 
@@ -54,7 +54,7 @@ class World:
 
 
 def importable() -> Iterator[Path]:
-    """What Python imports from. Of a folder that is no installation's, only packages and modules: it may be anything."""
+    """What Python imports from. Of other folders than an installation's, packages and modules only."""
     roots = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
     yield from roots
     yield Path(sys.executable).parent
@@ -101,7 +101,7 @@ def settle(world: World) -> None:
 
 
 def _build_root(world: World) -> None:
-    here = os.path.realpath(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  a place to mount on, covered at once
+    here = os.path.realpath(os.environ.get("TMPDIR") or "/tmp")
     _mount(None, "/", None, _REC | _PRIVATE)
     _mount("tmpfs", here, "tmpfs", _NOSUID | _NODEV, f"mode=755,size={2**24}")
     os.mkdir(f"{here}/new")
@@ -290,7 +290,7 @@ def _end_of(child: int, control: socket.socket) -> int:
     import select
 
     process = os.pidfd_open(child)
-    select.select([process, control], [], [])
+    select.select([process, control.fileno()], [], [])
     for kill in (os.killpg, os.kill):
         try:
             kill(child, signal.SIGKILL)

@@ -39,7 +39,7 @@ def verdict_from(data: Any, exercise: str) -> Verdict:
     if data["checked_in"] not in ("", "grader", "answer"):
         raise BadVerdictError("a check in an unknown place")
     _require_png(data["picture"])
-    return Verdict(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+    return Verdict.from_json(data)
 
 
 def _require_text(name: str, value: Any, most: int) -> None:

@@ -16,7 +16,6 @@ import struct
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
-
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -102,7 +101,8 @@ def _bytes_of(storage: torch.UntypedStorage) -> "np.ndarray[Any, np.dtype[np.uin
     """Its bytes, not a copy. Not by `Tensor.numpy`, after which `resize_` is refused."""
     if not storage.nbytes():
         return np.empty(0, np.uint8)
-    return np.frombuffer((ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr()), np.uint8)
+    memory = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    return np.frombuffer(memoryview(memory), np.uint8)
 
 
 def _contents(value: Any) -> Any:
@@ -112,7 +112,7 @@ def _contents(value: Any) -> Any:
 
 
 def _layout(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    return tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+    return int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
 
 
 def _is_as(value: Any, known: Any) -> bool:
@@ -221,7 +221,8 @@ class Writer:
 
     def _fixed(self, value: Any, depth: int) -> None:
         """What cannot change and is made of values."""
-        self.out += {tuple: b"t", torch.Size: b"z", frozenset: b"f", slice: b"S", range: b"R"}[type(value)]
+        tags: dict[Any, bytes] = {tuple: b"t", torch.Size: b"z", frozenset: b"f", slice: b"S", range: b"R"}
+        self.out += tags[type(value)]
         parts = (value.start, value.stop, value.step) if isinstance(value, slice | range) else tuple(value)
         self._items(parts, depth)
 
@@ -456,7 +457,7 @@ class Reader:
         made = torch.empty(0, dtype=dtype)
         number = self._table.add(made)
         self._touched.append(number)
-        made.set_(self._storage(), 0, (0,), (1,))  # type: ignore[call-overload]
+        made.set_(self._storage(), 0, (0,), (1,))
         self._fill_layout(made)
         return made
 
@@ -469,7 +470,7 @@ class Reader:
         last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         if 0 not in shape and (last + 1) * tensor.dtype.itemsize > storage.nbytes():
             raise WireError("not a message: a tensor larger than its memory")
-        tensor.set_(storage, offset, shape, strides)  # type: ignore[call-overload]
+        tensor.set_(storage, offset, shape, strides)
 
     def _storage(self) -> torch.UntypedStorage:
         tag = bytes(self._take(1))
@@ -485,7 +486,7 @@ class Reader:
         if not 0 <= size <= len(self._data) - self._at:
             raise WireError("not a message: it is cut short")
         storage = torch.empty(size, dtype=torch.uint8).untyped_storage()
-        return self._new(storage, 0)  # type: ignore[no-any-return]
+        return self._new(storage, 0)
 
     def _handle(self, depth: int) -> Any:
         is_theirs, number, kind, operators = self._parts(depth)
@@ -502,8 +503,8 @@ class Reader:
             return cls[parts[0]]
         if issubclass(cls, tuple):
             return cls._make(parts)  # type: ignore[attr-defined]
-        made = object.__new__(cls)
-        for field, part in zip(fields(cls), parts, strict=True):
+        made: Any = object.__new__(cls)
+        for field, part in zip(fields(made), parts, strict=True):
             object.__setattr__(made, field.name, part)
         return made
 

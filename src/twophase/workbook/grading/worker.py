@@ -187,7 +187,7 @@ class Worker:
         """Judge in processes of its own, and wait for them no longer than the exercise allows."""
         exercise = self.exercises[job["exercise"]]
         with tempfile.TemporaryDirectory(prefix="twophase-grade-", ignore_cleanup_errors=True) as folder:
-            inside = "/tmp" if self._world else folder  # noqa: S108  its own
+            inside = "/tmp" if self._world else folder
             if exercise.is_checked_outside:
                 return replace(self._from_outside(job, exercise, inside), checked_in="grader")
             return replace(self._inside(job, exercise, inside), checked_in="answer")
@@ -368,7 +368,7 @@ def fork_answers(namespace: dict[str, Any], world: sandbox.World | None, private
 
 
 def world_of(root: Path, package: str) -> sandbox.World:
-    """What an answer may read: Python, the project's code, the model; of the workbook neither solutions nor notebooks."""
+    """What an answer may read: Python, the project's code, the model; neither solutions nor notebooks."""
     hidden = [root / name for name in ("labsolutions", "labs", ".git", "tests")]
     for base in _folders_of("twophase.workbook") + _folders_of(package):
         for lab in base.glob("lab[0-9][0-9]"):
