@@ -235,7 +235,8 @@ class Writer:
     def _shared(self, value: Any, depth: int) -> None:
         if self._is_known(value):
             return
-        self.out += {list: b"l", dict: b"m", set: b"e"}[type(value)]
+        tags: dict[type, bytes] = {list: b"l", dict: b"m", set: b"e"}
+        self.out += tags[type(value)]
         self._fill(value, depth)
 
     def _is_known(self, value: Any) -> bool:
