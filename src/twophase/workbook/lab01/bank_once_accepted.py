@@ -669,11 +669,6 @@ def keep_top_p(logits, p):
                 "keeps the tokens up to the one that crosses p",
             ),
             Wrong(
-                "p not below 0.01 ...",
-                {2: "ordered.cumsum(-1) - ordered + 1e-3"},
-                "keeps the tokens up to the one that crosses p",
-            ),
-            Wrong(
                 "looks at the 256 likeliest",
                 {1: "probs.topk(min(256, probs.shape[-1])).values"},
                 "keeps hundreds where hundreds are needed",

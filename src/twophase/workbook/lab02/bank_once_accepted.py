@@ -420,7 +420,9 @@ def count_traffic(L, D, block_q, block_k, bytes_per_number):
     ),
     "2.12": Bank(
         wrong=(
-            Wrong("-1e4 for minus infinity", {2: "tl.where(visible, scores, -1e4)"}, "hides what is masked"),
+            Wrong(
+                "-1e4 for minus infinity", {2: "tl.where(visible, scores, -1e4)"}, "leaves rows alone that see nothing"
+            ),
             Wrong(
                 "-1e30 for minus infinity",
                 {2: "tl.where(visible, scores, -1e30)"},
