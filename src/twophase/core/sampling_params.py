@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twophase.core.errors import InvalidRequestError
-from twophase.core.rules import FLAG, NON_EMPTY_TEXT, apply_rules, number, optional, several, whole_number
+from twophase.core.rules import FLAG, NON_EMPTY_TEXT, apply_rules, number, optional, several, shown, whole_number
 from twophase.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
@@ -86,7 +86,7 @@ class SamplingParams:
         if not isinstance(self.structured_outputs, StructuredOutputs):
             raise InvalidRequestError(
                 f"structured_outputs must be StructuredOutputs(json=...), (regex=...) or (choice=...), got "
-                f"{self.structured_outputs!r}."
+                f"{shown(self.structured_outputs)}."
             )
         for name in ("ignore_eos", "include_stop_str_in_output"):
             if getattr(self, name):

@@ -127,7 +127,7 @@ class Engine:
             eos_token_ids=self._eos_token_ids,
             prompt=text,
             priority=priority,
-            cache_salt=cache_salt_of(prompt) if cache_salt == "" else cache_salt,
+            cache_salt=cache_salt_of(prompt) if isinstance(cache_salt, str) and not cache_salt else cache_salt,
             ttft_slo_s=ttft_slo_s,
         )
         with Uninterrupted():
