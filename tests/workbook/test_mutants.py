@@ -29,7 +29,6 @@ JUDGE, EXERCISE, SESSION = (f"twophase.workbook.{name}" for name in ("judge", "e
 MUTATE = "twophase.workbook.mutate"
 GUARD, LOCATE, BLANKS = "twophase.workbook.guard", "twophase.workbook.grading.locate", "twophase.workbook.blanks"
 LINT, LABS = "twophase.workbook.lint", "twophase.workbook.lab"
-LINT = "twophase.workbook.lint"
 LANE, VERDICTS, WIRE, REMOTE = (f"twophase.workbook.grading.{name}" for name in ("lane", "verdicts", "wire", "remote"))
 
 MUTANTS = [
