@@ -231,11 +231,11 @@ EXERCISES = (
             "abcd",
             "837ddf4b0dc6b9db",
             {
-                "a": "twice as many tokens fit into what is left, which is 1 % of the memory: twice little is little",
+                "a": "twice as many tokens fit into what is left, which is 2 % of the memory: twice little is little",
                 "b": "then nobody sits without memory, but the engine serves no more than before",
-                "d": "nearly: as many end as arrive, but there is hardly room for a burst, and more seats than memory",
+                "d": "nearly: it serves almost as many as arrive, so the queue still grows; there are more seats than memory",
             },
-            hint="What takes 88 % of the memory, and which change makes that smaller?",
+            hint="What takes 90 % of the memory, and which change makes that smaller?",
         ),
     ),
 )
