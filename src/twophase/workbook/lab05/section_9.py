@@ -233,7 +233,7 @@ EXERCISES = (
             {
                 "a": "twice as many tokens fit into what is left, which is 2 % of the memory: twice little is little",
                 "b": "then nobody sits without memory, but the engine serves no more than before",
-                "d": "nearly: it serves almost as many as arrive, so the queue still grows; there are more seats than memory",
+                "d": "nearly: it serves almost as many as arrive, and the queue grows; more seats than memory",
             },
             hint="What takes 90 % of the memory, and which change makes that smaller?",
         ),
