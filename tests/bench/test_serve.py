@@ -260,7 +260,7 @@ def test_the_command_in_json_replays_a_trace(twophase, tiny_folder, tmp_path):  
         (("--workload", "nonsense"), "'nonsense'"),
         (("--rate", 0), "arrival rate"),
         (("--rate", "nan"), "arrival rate"),
-        (("--requests", -1), "number of requests"),
+        (("--requests", -1), "--requests: must be at least 1"),
         (("--cv", "inf"), "coefficient"),
         (("--slo-ttft", 0), "ttft_s"),
         (("--slo-tpot", "nan"), "tpot_s"),

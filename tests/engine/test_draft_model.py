@@ -48,6 +48,21 @@ def guessing(folder, **options) -> LLM:
     return llm
 
 
+def chunks_that_see_gone_blocks(llm: LLM) -> list:
+    """Filled while the draft model runs: what it computes where a query sees a block that was given back."""
+    drafter, found = llm.engine.speculator.drafter, []
+    run = drafter._runner.run
+
+    def spy(chunks):
+        for chunk in chunks:
+            unseen = drafter._window.freed_blocks(chunk.start, BLOCK_SIZE)
+            found.extend(chunk for i, block in enumerate(chunk.block_ids) if block == FREED and i not in unseen)
+        return run(chunks)
+
+    drafter._runner.run = spy
+    return found
+
+
 def generate(llm: LLM, prompts=PROMPTS, params=PARAMS) -> list[list[int]]:
     outputs = llm.generate(prompts, params, use_tqdm=False)
     check_idle(llm.engine)
@@ -119,17 +134,20 @@ def test_guesses_are_what_the_model_says_after_the_cut_text(folder):
     assert len({num_cut for _, num_cut, _ in seen}) == 1, "it kept up, and had to cut once"
 
 
-def test_after_a_time_without_guesses_it_cuts_again(folder, expected):
+@pytest.mark.parametrize("on_again", [8, 12, 20])
+def test_after_a_time_without_guesses_it_cuts_again(folder, expected, on_again):
     class Off:
         is_drafting = True
 
         def note_step(self, elapsed_s, num_tokens):
             self.num_steps = getattr(self, "num_steps", 0) + 1
-            self.is_drafting = not 3 <= self.num_steps < 20
+            self.is_drafting = not 3 <= self.num_steps < on_again
 
     llm = guessing(folder)
     llm.engine.speculator.thrift = Off()
+    found = chunks_that_see_gone_blocks(llm)
     assert generate(llm) == expected
+    assert not found
     drafted = [step.num_draft_tokens for step in llm.engine.trace if step.num_decodes + step.num_verifying]
     assert 0 in drafted
     assert drafted[-2] > 0
@@ -163,11 +181,12 @@ def check_landed(module, model) -> None:
         test_pages_that_came_from_elsewhere_are_not_taken_for_its_own(model)
 
 
-def check_cut(module, folder) -> None:
+def check_cut(module, folder, expected) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llm_module, "DraftModelDrafter", module.DraftModelDrafter)
         patch.setattr(llm_module, "open_draft_model", module.open_draft_model)
         test_guesses_are_what_the_model_says_after_the_cut_text(folder)
+        test_after_a_time_without_guesses_it_cuts_again(folder, expected, on_again=12)
 
 
 DRAFT_MODEL = "twophase.engine.draft_model"
@@ -186,5 +205,5 @@ def test_landed_pages_that_are_trusted_are_noticed(tiny_model):
         ("blocks of another cut are trusted", "self._num_cut[block], self._num_held[block] = num_cut, 0", "pass"),
     ],
 )
-def test_mutants_of_the_cut_are_killed(folder, name, old, new):
-    KillTable.record(Mutant(name, DRAFT_MODEL, old, new), lambda module: check_cut(module, folder))
+def test_mutants_of_the_cut_are_killed(folder, expected, name, old, new):
+    KillTable.record(Mutant(name, DRAFT_MODEL, old, new), lambda module: check_cut(module, folder, expected))

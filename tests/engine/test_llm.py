@@ -11,7 +11,6 @@ from tqdm import tqdm
 from tests.engine.engines import check_idle, prompt_of
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import make_folder
-from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
@@ -211,13 +210,6 @@ def check_default_swap_space(folder, monkeypatch):
         monkeypatch.undo()
 
     return check
-
-
-def test_swap_mutant(tiny_folder, monkeypatch):
-    mutant = Mutant(
-        "swap space as large as the pool", "twophase.engine.llm", "return min(num_blocks, fitting)", "return num_blocks"
-    )
-    KillTable.record(mutant, check_default_swap_space(tiny_folder, monkeypatch))
 
 
 class TestOptions:

@@ -126,9 +126,7 @@ def test_one_seat_is_an_m_d_1_queue():
     assert mean_s == pytest.approx(load / (2 * (1 - load)), rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "arrivals", [(-1,), (0, math.nan), (0, math.inf), (2, 1)], ids=["negative", "nan", "infinite", "unsorted"]
-)
+@pytest.mark.parametrize("arrivals", [(-1,), (2, 1)], ids=["negative", "unsorted"])
 def test_impossible_arrivals(arrivals):
     requests = [request(f"r{i}", arrival_s, 2, 2) for i, arrival_s in enumerate(arrivals)]
     with pytest.raises(InvalidRequestError, match=f"'r{len(arrivals) - 1}' arrives at"):
