@@ -51,7 +51,7 @@ from twophase.workbook import ____, check, hint, measured, reference, reveal, us
 from twophase.workbook.kit.models import random_llama, smollm2, transformers_greedy
 from twophase.workbook.kit.timing import Timed, fitted_exponent, seconds
 from twophase.workbook.lab01 import growth_pictures as pictures
-from twophase.workbook.lab01.section_5 import BATCH, NEW, PROMPT, published_setting
+from twophase.workbook.lab01.published import BATCH, NEW, PROMPT, published_setting
 from twophase.workbook.lab01.toy import ToyModel
 
 torch.set_num_threads(1)

@@ -88,14 +88,11 @@ from twophase.workbook.lab04.engine_rig import LIMITS, PROMPTS, generate_under_p
 from twophase.workbook.lab04.gated import RankedPolicy, ShortPromptsFirst, gated_scheduler
 from twophase.workbook.lab04.hidden_lengths import play as play_hidden
 from twophase.workbook.lab04.lives import IllegalTransition, WatchedScheduler
-from twophase.workbook.lab04.load import short_chats
+from twophase.workbook.lab04.load import LONGEST, NUM_SLOTS, drawn_lengths, short_chats
 from twophase.workbook.lab04.memory import Held, Machine, Running, gpu
 from twophase.workbook.lab04.prediction import StepRecord
-from twophase.workbook.lab04.real_engine import pace, run_on_engine, smollm2_engine, writer_and_readers
-from twophase.workbook.lab04.section_2 import LONGEST, NUM_SLOTS, drawn_lengths
-from twophase.workbook.lab04.section_3 import famous_jobs
-from twophase.workbook.lab04.section_5 import CHUNK
-from twophase.workbook.lab04.teaching import run_steps
+from twophase.workbook.lab04.real_engine import CHUNK, pace, run_on_engine, smollm2_engine, writer_and_readers
+from twophase.workbook.lab04.teaching import famous_jobs, run_steps
 from twophase.workbook.lab04.virtual import StepCost, play
 
 torch.set_num_threads(1)

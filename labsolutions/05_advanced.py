@@ -90,7 +90,7 @@ from twophase.workbook.lab05.plan_deployments import deployment_of, example, pla
 from twophase.workbook.lab05.prefix_hashing import as_bytes, digest
 from twophase.workbook.lab05.prefix_service import first_token, forget_prefixes, shared_engine
 from twophase.workbook.lab05.prefix_tenants import WHAT, WHEN, WHO
-from twophase.workbook.lab05.section_1_savings import (
+from twophase.workbook.lab05.prefix_times import (
     DOCUMENT,
     QUESTION,
     prompt_of,

@@ -46,6 +46,8 @@ BROKEN = {
     "no cell": ('# %% tags=["exercise:1.6"]', "# %%", "no cell has the tag exercise:1.6"),
     "another name": ("answer_1_6 =", "answer_6 =", "does not define answer_1_6"),
     "no blank": ("  # SOLUTION: bytes", "", "has no blank"),
+    "a check's module": ("SCALE = 2.0", "from a.lab01.section_1 import SCALE", "imports a.lab01.section_1.SCALE"),
+    "a bank": ("SCALE = 2.0", "from a.lab01 import bank_2", "imports a.lab01.bank_2, whose oracles"),
     "an unknown exercise": ('"exercise:1.6"', '"exercise:1.9"', "no exercise 1.9"),
 }
 

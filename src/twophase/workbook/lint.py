@@ -8,6 +8,7 @@ from nbformat import NotebookNode
 from twophase.workbook import blanks
 from twophase.workbook.lab import Lab, exercise_of
 
+CHECKS = re.compile(r"\b(section|bank)_\w+")  # hidden from answers, unless a notebook's cell has imported them
 SKIP = re.compile(r"#\s*NBVAL_(SKIP|IGNORE_OUTPUT)|#\s*PYTEST_VALIDATE_IGNORE")
 
 
@@ -31,6 +32,11 @@ def _cells(lab: Lab) -> list[str]:
         found += [f"{where}: {match[0]!r} hides a cell from the tests" for match in SKIP.finditer(cell.source)]
         if exercise_of(cell) is None and "SOLUTION" in cell.source:
             found.append(f"{where}: an answer is marked, but the cell has no tag exercise:ID")
+        found += [
+            f"{where}: imports {name}, whose oracles an answer could call; move what it needs to a module of its own"
+            for name in _imports(cell.source)
+            if CHECKS.search(name)
+        ]
         try:
             for name in top_level_names(cell.source):
                 defined.setdefault(name, []).append(index)
@@ -42,6 +48,19 @@ def _cells(lab: Lab) -> list[str]:
         for name, cells in defined.items()
         if name in wanted and len(cells) > 1
     ]
+
+
+def _imports(source: str) -> list[str]:
+    """Dotted names of all that a cell imports: 'a.b' and 'a.b.c' of `from a.b import c`."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        return []
+    found = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
 
 
 def _pairs(lab: Lab) -> list[str]:

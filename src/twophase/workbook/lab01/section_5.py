@@ -8,11 +8,10 @@ from torch import Tensor
 
 from twophase.workbook.checks import Draw, compare, fresh, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
+from twophase.workbook.lab01.published import NEW, published_setting
 from twophase.workbook.lab01.shapes import compare_shapes
 from twophase.workbook.lab01.toy import KeysValues, ToyModel, speed_up
 from twophase.workbook.questions import Number
-
-BATCH, PROMPT, NEW = 64, 50, 100  # the published measurement has a batch of 10,000
 
 
 def naive_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -226,12 +225,6 @@ def leaves_the_prompt_alone(answer: Any, draw: Draw) -> None:
     toy, ids = model_and_text(draw, 4)
     with unchanged(prompt=ids):
         answer.generate(toy, ids, 3)
-
-
-def published_setting() -> tuple[ToyModel, Tensor]:
-    """The published measurement with a smaller batch."""
-    generator = torch.Generator().manual_seed(0)
-    return ToyModel(), torch.randint(0, 100, (BATCH, PROMPT), generator=generator)
 
 
 ATTENTION = (

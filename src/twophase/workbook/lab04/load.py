@@ -1,8 +1,18 @@
 """Users who arrive at random, with short prompts and answers of all lengths."""
 
+import random
+
 from twophase.serving.arrivals import Poisson
 from twophase.serving.lengths import UniformLengths
 from twophase.serving.workloads import RandomWorkload, TimedRequest
+
+NUM_DRAWN, NUM_SLOTS, LONGEST = 400, 8, 200
+
+
+def drawn_lengths() -> list[int]:
+    """The lengths of the prediction 4.3: 400 answers, any length from 1 to 200 tokens equally likely."""
+    rng = random.Random("4.3")
+    return [rng.randint(1, LONGEST) for _ in range(NUM_DRAWN)]
 
 
 def short_chats(num_requests: int, rate_per_s: float | int) -> list[TimedRequest]:

@@ -12,6 +12,7 @@ from twophase.serving.workloads import TimedRequest
 
 POOL_BLOCKS = 256
 WRITER_TOKENS, NUM_READERS, READER_PROMPT = 40, 5, 112
+CHUNK = 32  # tokens of a step under the chunked policy of the lanes
 
 
 @cache

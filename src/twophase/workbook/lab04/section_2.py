@@ -4,6 +4,7 @@ from typing import Any
 
 from twophase.workbook.checks import Draw, compare, reject, unchanged
 from twophase.workbook.exercise import Exercise, Property
+from twophase.workbook.lab04.load import NUM_SLOTS, drawn_lengths
 from twophase.workbook.questions import Number
 
 Spans = list[tuple[int, int]]
@@ -123,17 +124,6 @@ def never_more_than_slots(answer: Any, draw: Draw) -> None:
 
 
 # -- 4.3
-
-
-NUM_DRAWN, NUM_SLOTS, LONGEST = 400, 8, 200
-
-
-def drawn_lengths() -> list[int]:
-    """The lengths of the prediction: 400 answers, any length from 1 to 200 tokens equally likely."""
-    import random
-
-    rng = random.Random("4.3")
-    return [rng.randint(1, LONGEST) for _ in range(NUM_DRAWN)]
 
 
 def static_use() -> float:

@@ -6,15 +6,10 @@ from typing import Any
 
 from twophase.workbook.checks import Draw, compare, reject
 from twophase.workbook.exercise import Exercise, Property
-from twophase.workbook.lab04.teaching import Job, Log, PlanError, run_steps
+from twophase.workbook.lab04.teaching import Job, Log, PlanError, famous_jobs, run_steps
 from twophase.workbook.questions import Choice
 
 MAX_EMPTY = 3
-
-
-def famous_jobs() -> list[Job]:
-    """The queue of the section: a prompt of 100 tokens at the head, two short ones behind it."""
-    return [Job("A", 100, 3), Job("B", 20, 3), Job("C", 10, 3)]
 
 
 def watched(answer: Any, jobs: list[Job], budget: int, queue: list[Job] | None = None) -> Log:

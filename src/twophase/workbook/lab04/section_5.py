@@ -1,10 +1,8 @@
 """4.5 Swim lanes: what three policies do to a first token, and to the tokens after it."""
 
 from twophase.workbook.exercise import Exercise
-from twophase.workbook.lab04.real_engine import NUM_READERS, READER_PROMPT, pace
+from twophase.workbook.lab04.real_engine import CHUNK, NUM_READERS, READER_PROMPT, pace
 from twophase.workbook.questions import Number
-
-CHUNK = 32  # tokens of a step under the chunked policy of the lanes
 
 
 def pause_in_steps() -> float:

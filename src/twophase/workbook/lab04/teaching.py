@@ -34,6 +34,11 @@ class Job:
         return self.num_generated == self.num_output_tokens
 
 
+def famous_jobs() -> list[Job]:
+    """The queue of the section: a prompt of 100 tokens at the head, two short ones behind it."""
+    return [Job("A", 100, 3), Job("B", 20, 3), Job("C", 10, 3)]
+
+
 Plan = Callable[[list[Job], deque[Job], int], list[tuple[Job, int]]]
 Log = list[list[tuple[str, int]]]
 
