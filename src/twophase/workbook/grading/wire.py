@@ -16,6 +16,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
+from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -303,6 +304,7 @@ _WRITERS: dict[type, Callable[[Writer, Any, int], None]] = {
     bytearray: lambda writer, value, depth: writer._blob(b"b", bytes(value)),
     **dict.fromkeys((tuple, torch.Size, frozenset, slice, range), Writer._fixed),
     **dict.fromkeys((list, dict, set), Writer._shared),
+    Fraction: lambda writer, value, depth: writer._tagged(b"q", (value.numerator, value.denominator), depth),
     np.ndarray: Writer._array, torch.dtype: Writer._torchs, torch.device: Writer._torchs,
 }  # fmt: skip
 _PLAIN = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
@@ -357,7 +359,7 @@ class Reader:
             value = self.get(0)
         except WireError:
             raise
-        except (ValueError, TypeError, KeyError, IndexError, RuntimeError, struct.error, OverflowError) as error:
+        except (ValueError, TypeError, KeyError, IndexError, RuntimeError, struct.error, ArithmeticError) as error:
             raise WireError(f"not a message: {error}") from error
         if self._at != len(self._data):
             raise WireError("not a message: something follows it")
@@ -390,6 +392,10 @@ class Reader:
 
     def _str(self, depth: int) -> str:
         return str(self._take(self._size()), "utf-8", "surrogatepass")
+
+    def _fraction(self, depth: int) -> Fraction:
+        numerator, denominator = self._parts(depth)
+        return Fraction(numerator, denominator)
 
     def _items(self, depth: int) -> list[Any]:
         size = self._size()
@@ -559,7 +565,7 @@ _READERS: dict[bytes, Callable[[Reader, int], Any]] = {
     b"l": lambda reader, depth: reader._new([], depth),
     b"m": lambda reader, depth: reader._new({}, depth),
     b"e": lambda reader, depth: reader._new(set(), depth),
-    b"r": Reader._known, b"a": Reader._array, b"x": Reader._tensor,
+    b"q": Reader._fraction, b"r": Reader._known, b"a": Reader._array, b"x": Reader._tensor,
     b"D": lambda reader, depth: _DTYPES[reader.get(depth + 1)],
     b"V": lambda reader, depth: torch.device(reader.get(depth + 1)),
     b"h": Reader._handle, b"o": Reader._record, b"k": Reader._named_class, b"u": Reader._blank,

@@ -1,5 +1,6 @@
 """1.10 From logits to a token: processors, draws, stops."""
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -228,6 +229,13 @@ def keeps_the_nucleus(answer: Any, draw: Draw, size: int) -> None:
         compare_distributions(answer.keep_top_p(row.clone(), p), row, [keep(row[0], nucleus(row[0], p))])
 
 
+def stops_where_p_is_reached(answer: Any, draw: Draw) -> None:
+    """Probabilities 1/2, 1/4, 1/4, exactly: the first has all the mass that is asked for."""
+    row = torch.tensor([[math.log(2), 0.0, 0.0]])
+    if row.softmax(-1)[0, 0] == 0.5:
+        compare_distributions(answer.keep_top_p(row.clone(), 0.5), row, [keep(row[0], {0})])
+
+
 def keeps_a_flat_nucleus(answer: Any, draw: Draw, p: float) -> None:
     """4,000 tokens that are nearly alike: thousands are kept, and a sum in half precision cannot tell them apart."""
     row = 0.1 * draw.normal(1, 4000)
@@ -342,7 +350,8 @@ def ends_at_a_stop_token(answer: Any, draw: Draw, num_before: int) -> None:
 
 
 def ignores_the_prompts_stops(answer: Any, draw: Draw) -> None:
-    run(answer, [7, 5, 7], [11, 12, 7], {7}, 20, ([11, 12, 7], "stop"))
+    for prompt in ([7, 5, 7], [7] * 70):
+        run(answer, prompt, [11, 12, 7], {7}, 20, ([11, 12, 7], "stop"))
 
 
 def prefers_stop(answer: Any, draw: Draw) -> None:
@@ -555,6 +564,11 @@ EXERCISES = (
                 keeps_the_nucleus,
                 "In the order of probability, a token stays while the sum *before* it is below p.",
                 ({"size": 4}, {"size": 15}),
+            ),
+            Property(
+                "stops where p is just reached",
+                stops_where_p_is_reached,
+                "A token whose likelier ones sum to p already is not needed.",
             ),
             Property(
                 "keeps hundreds where hundreds are needed",

@@ -130,7 +130,7 @@ def snapshot(draw: Draw, num_holders: int) -> tuple[Owners, dict[str | int, int]
     The first holder comes back at the end, behind the last hole: pieces of one request need not be neighbours. With
     two holders or more the longest hole is the first, in front of them all.
     """
-    holes = (draw.permutation(num_holders) + 1).tolist()
+    holes = ((draw.permutation(num_holders) + 1) * (3 if num_holders > 20 else 1)).tolist()
     owners: Owners = [None] * (num_holders + 2) if num_holders % 2 else []
     written: dict[str | int, int] = {}
     for name, hole in zip(NAMES, holes, strict=False):
@@ -154,13 +154,14 @@ def runs_of_none(owners: Owners) -> list[tuple[int, int]]:
 def measures_inside(answer: Any, draw: Draw, num_holders: int) -> None:
     owners, written = snapshot(draw, num_holders)
     num_held = sum(1 for owner in owners if owner is not None)
-    internal, _ = fragmentation(answer, owners, written)
-    expected = (num_held - sum(written.values())) / num_held
-    if abs(internal - expected) > 1e-6:
-        reject(
-            f"internal fragmentation is {internal:.4g}, expected {expected:.4g}",
-            f"{num_held} of {len(owners)} slots are held, {sum(written.values())} of them hold a token",
-        )
+    for filled in (written, {name: count + 1 for name, count in written.items()}):
+        internal, _ = fragmentation(answer, owners, filled)
+        expected = (num_held - sum(filled.values())) / num_held
+        if abs(internal - expected) > 1e-6:
+            reject(
+                f"internal fragmentation is {internal:.4g}, expected {expected:.4g}",
+                f"{num_held} of {len(owners)} slots are held, {sum(filled.values())} of them hold a token",
+            )
 
 
 def measures_outside(answer: Any, draw: Draw, num_holders: int) -> None:

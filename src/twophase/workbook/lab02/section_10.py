@@ -114,6 +114,7 @@ LATER = (
     {"cached": 6, "new": 5},
     {"cached": 7, "new": 5, "page": 3},
     {"cached": 70, "new": 3, "page": 16},
+    {"cached": 70, "new": 3, "page": 80},
 )
 
 EXERCISES = (

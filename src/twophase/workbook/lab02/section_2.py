@@ -293,7 +293,11 @@ EXERCISES = (
                 matches_complex_numbers,
                 "Single vectors are right. With several tokens and heads: every token has its own position, the heads "
                 "of a token share it; and positions have no upper end.",
-                (*VECTORS, {"length": 5, "num_heads": 2, "width": 8, "first": 5000}),
+                (
+                    *VECTORS,
+                    {"length": 5, "num_heads": 2, "width": 8, "first": 5000},
+                    {"length": 2, "num_heads": 1, "width": 160},
+                ),
             ),
             Property("leaves its input alone", leaves_its_input_alone, "Make new tensors; x is used again elsewhere."),
         ),

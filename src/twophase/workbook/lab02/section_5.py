@@ -277,6 +277,8 @@ def survives_empty_halves(answer: Any, draw: Draw, which: str) -> None:
 def survives_huge_sums(answer: Any, draw: Draw, size: int) -> None:
     scores, values = random_scores(draw, 3, 6)
     scores = scores + size
+    scores[1, :2] += 200
+    scores[2, 2:] += 200  # one half counts, the other doesn't
     expected = whole_softmax(scores, values)
     out, lse = merged(answer, *halves(scores, values, 2))
     finite(out, what=f"the mean with log-sums around {size}", axes=AXES)

@@ -182,6 +182,7 @@ CASES = (
     {"length": 9, "block_q": 2, "block_k": 5},
     {"length": 5, "block_q": 8, "block_k": 16},
     {"length": 70, "block_q": 33, "block_k": 24},
+    {"length": 72, "block_q": 70, "block_k": 66},
 )
 TRAFFIC = (
     {"length": 1, "width": 4, "block_q": 1, "block_k": 1},

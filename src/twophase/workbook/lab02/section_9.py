@@ -160,6 +160,7 @@ EXERCISES = (
                     {"lengths": (0, 3, 0, 2, 0), "heads": (3, 1)},
                     {"lengths": (90, 5), "heads": (2, 2)},
                     {"lengths": (2, 1), "heads": (49, 7)},
+                    {"lengths": (2, 1), "heads": (128, 128)},
                 ),
             ),
             Property(

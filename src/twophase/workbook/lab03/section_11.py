@@ -47,10 +47,11 @@ def keeps_digits(answer: Any, draw: Draw) -> None:
 
 
 def minimises_squares(answer: Any, draw: Draw, num: int) -> None:
-    x = contexts(draw, num)
-    y = [10 + 0.5 * t + draw.random.gauss(0, 300) for t in x]
-    b, a = np.polyfit(x, y, 1)
-    require(fitted(answer, x, y), (float(a), float(b)), f"{num} points beside a line")
+    for _ in range(2):
+        x = contexts(draw, num)
+        y = [10 + 0.5 * t + draw.random.gauss(0, 300) for t in x]
+        b, a = np.polyfit(x, y, 1)
+        require(fitted(answer, x, y), (float(a), float(b)), f"{num} points beside a line")
 
 
 def order_does_not_matter(answer: Any, draw: Draw) -> None:

@@ -140,6 +140,7 @@ def new_table(answer: Any, draw: Draw, num_blocks: int, block_size: int) -> tupl
 
 def takes_blocks_on_demand(answer: Any, draw: Draw, block_size: int) -> None:
     table, pool = new_table(answer, draw, 6, block_size)
+    compare(table.num_tokens, 0, what="num_tokens of a new table")
     for num_tokens in range(6 * block_size + 1):
         try:
             table.grow(num_tokens)
@@ -153,7 +154,7 @@ def takes_blocks_on_demand(answer: Any, draw: Draw, block_size: int) -> None:
 
 
 def keeps_its_blocks(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
-    table, _ = new_table(answer, draw, 12, 4)
+    table, _ = new_table(answer, draw, 80, 4)
     held: list[int] = []
     for num_tokens in lengths:
         table.grow(num_tokens)
@@ -321,7 +322,7 @@ EXERCISES = (
                 "keeps the blocks it has",
                 keeps_its_blocks,
                 "What was written stays where it is: new blocks come behind the old ones.",
-                ({"lengths": (7, 8, 9)}, {"lengths": (3, 17, 17, 40)}),
+                ({"lengths": (7, 8, 9)}, {"lengths": (3, 17, 17, 40)}, {"lengths": (270, 275)}),
             ),
             Property(
                 "finds the slot of a position",

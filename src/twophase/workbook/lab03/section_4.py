@@ -180,6 +180,9 @@ EXERCISES = (
                     {"lengths": (5,), "page": 1, "group": 3},
                     {"lengths": (16, 17, 1), "page": 16, "group": 3},
                     {"lengths": (150, 2), "page": 7, "group": 2},
+                    {"lengths": (70, 3), "page": 1, "group": 2},
+                    {"lengths": (90,), "page": 80, "group": 1},
+                    {"lengths": (3,), "page": 4, "group": 40},
                 ),
             ),
             Property(

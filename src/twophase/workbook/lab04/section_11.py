@@ -2,6 +2,7 @@
 
 from functools import cache
 from statistics import mean
+from types import SimpleNamespace
 from typing import Any
 
 from twophase.core.errors import ConfigError, PolicyError
@@ -86,6 +87,23 @@ def holds_on_other_traffic(answer: Any, draw: Draw) -> None:
         reject(f"your score on a traffic that is not on the board (seed {seed}) is {got:.0f} %")
 
 
+def knows_what_is_late(answer: Any, draw: Draw) -> None:
+    """Well before and well after the last moment at which a prefill could begin; a policy without `is_late` may be."""
+    policy, cost, slo = made(answer), challenge.COST, challenge.SLO
+    for num_tokens in (200, 1500) if hasattr(policy, "is_late") else ():
+        needs_s = cost.per_step_s + cost.per_token_s * num_tokens
+        for spare_s, expected in ((needs_s, False), (-needs_s / 2, True)):
+            arrival_s = 30.0
+            asked = SimpleNamespace(num_uncomputed_tokens=num_tokens, request=SimpleNamespace(arrival_s=arrival_s))
+            now_s = arrival_s + slo.ttft_s - needs_s - spare_s
+            if bool(policy.is_late(asked, now_s)) != expected:
+                reject(
+                    f"is_late says {not expected} for a prompt of {num_tokens} tokens that came at {arrival_s} s, "
+                    f"at {now_s:.3f} s",
+                    f"its prefill takes {needs_s:.3f} s at least, and {slo.ttft_s} s are promised",
+                )
+
+
 EXERCISES = (
     Exercise(
         id="4.23",
@@ -133,6 +151,11 @@ EXERCISES = (
                 "keeps them on other traffic too",
                 holds_on_other_traffic,
                 "A number that fits only these three traffics says little: derive it from cost and promise.",
+            ),
+            Property(
+                "knows which promise is lost",
+                knows_what_is_late,
+                "It is too late if now, and the time that its prefill takes at least, are beyond arrival and promise.",
             ),
         ),
         time_limit_s=60,

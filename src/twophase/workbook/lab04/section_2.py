@@ -111,7 +111,7 @@ def lets_them_join_late(answer: Any, draw: Draw, spread: int, num: int = 10, num
 
 
 def one_alone(answer: Any, draw: Draw, arrival: int) -> None:
-    told(answer.iteration_level, iteration_oracle, [arrival], [draw.integer(1, 9)], 2)
+    told(answer.iteration_level, iteration_oracle, [arrival], [draw.integer(2, 9)], 2)
 
 
 def never_more_than_slots(answer: Any, draw: Draw) -> None:
@@ -166,7 +166,7 @@ EXERCISES = (
                 takes_those_who_are_there,
                 "Who has not arrived when a batch starts waits for the next one. If nobody is there, the clock "
                 "goes to the next arrival.",
-                ({"spread": 4}, {"spread": 60}, {"spread": 3, "num": 100, "num_slots": 40}),
+                ({"spread": 4}, {"spread": 60}, {"spread": 3, "num": 150, "num_slots": 70}),
             ),
             Property(
                 "counts tokens over slots",
@@ -224,7 +224,7 @@ EXERCISES = (
                 "lets requests join while others run",
                 lets_them_join_late,
                 "A request starts at its arrival if a slot is free, whoever else is in the middle of an answer.",
-                ({"spread": 5}, {"spread": 60}, {"spread": 3, "num": 60, "num_slots": 24}),
+                ({"spread": 5}, {"spread": 60}, {"spread": 3, "num": 150, "num_slots": 70}),
             ),
             Property("never uses more slots than there are", never_more_than_slots, "Count who is at work."),
         ),

@@ -89,6 +89,8 @@ def finds_long_prefixes(answer: Any, draw: Draw) -> None:
     one.run("A", chain("a", 300))
     other.run("B", chain("b", 5))
     expect_known(one, chain("a", 300), 300, "after a request of 300 blocks in a pool of 400")
+    compare(one.run("A", chain("a", 300)), 300, what="the number of hits of the same request again")
+    one.run("C", chain("c", 70), 90)
     expect_known(other, chain("a", 3), 0, "in another pool")
     expect_known(other, chain("b", 5), 5, "in another pool")
 

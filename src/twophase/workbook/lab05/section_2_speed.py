@@ -66,7 +66,7 @@ def chooses_the_best(answer: Any, draw: Draw) -> None:
 def goes_as_far_as_it_may(answer: Any, draw: Draw) -> None:
     """Drafts that are certain and cost next to nothing: as many as allowed, 16 if nothing else is said."""
     for alpha in (1.0, 0.9999):
-        for expected, more in ((16, ()), (0, (0.0, 0)), (1, (0.0, 1)), (40, (0.0, 40))):
+        for expected, more in ((16, ()), (0, (0.0, 0)), (1, (0.0, 1)), (80, (0.0, 80))):
             got = answer.best_num_draft(alpha, 0.001, *more)
             what = f"the best number of drafts, {alpha:.2%} accepted at a cost of 0.001, with most={expected}"
             compare(got if integer(got) is None else integer(got), expected, what=what)

@@ -150,7 +150,7 @@ def knows_machines_apart(answer: Any, draw: Draw) -> None:
 
 
 def masks_the_empty(answer: Any, draw: Draw) -> None:
-    texts = ["", "5", "", ".5", "</s>"]
+    texts = ["", "5", "", ".5", "</s>", *["x"] * 65]
     for prefix in ("", "7", "12."):
         got = mask_of(answer, PRICE, state_after(PRICE, prefix), texts, 4)
         if bool(got[0]) or bool(got[2]):
@@ -421,6 +421,7 @@ EXERCISES = (
                 "At max_tokens the answer may be incomplete. It must not look as if it had stopped by itself.",
                 (
                     {"max_tokens": 20},
+                    {"max_tokens": 70, "length": 80},
                     {"max_tokens": 5},
                     {"max_tokens": 12},
                     {"max_tokens": 0},

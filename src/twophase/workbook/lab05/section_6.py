@@ -137,6 +137,7 @@ EXERCISES = (
                     {"num_tokens": 10, "page": 4},
                     {"num_tokens": 23, "page": 2},
                     {"num_tokens": 139, "page": 6},
+                    {"num_tokens": 90, "page": 80},
                 ),
             ),
             Property(

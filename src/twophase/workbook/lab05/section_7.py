@@ -64,6 +64,11 @@ def sums_to_the_whole(answer: Any, draw: Draw, width: int, n: int) -> None:
 
 
 def reduces(answer: Any, draw: Draw, n: int) -> None:
+    for _ in range(2):
+        reduces_once(answer, draw, n)
+
+
+def reduces_once(answer: Any, draw: Draw, n: int) -> None:
     parts = [draw.normal(3, 4) for _ in range(n)]
     expected = torch.stack(parts).double().sum(0).float()
     with unchanged(**{f"part_{rank}": part for rank, part in enumerate(parts)}):
@@ -79,13 +84,15 @@ def reduces(answer: Any, draw: Draw, n: int) -> None:
 
 
 def adds_the_residual_once(answer: Any, draw: Draw, width: int, n: int) -> None:
-    mlp, x = random_mlp(draw, width), 10 * draw.normal(4, HIDDEN, dtype=torch.float64)
-    with unchanged(x=x):
-        outputs = answer.mlp_block(x, shards_of(answer, mlp, n))
-    if len(outputs) != n:
-        reject(f"mlp_block on {n} ranks must return {n} tensors, one for each; it returned {len(outputs)}")
-    for rank, output in enumerate(outputs):
-        compare(output, x + whole_mlp(x, *mlp), what=f"the output of rank {rank} of {n}", axes=("token", "dimension"))
+    for _ in range(2):  # weights and inputs of one shape, and of other numbers
+        mlp, x = random_mlp(draw, width), 10 * draw.normal(4, HIDDEN, dtype=torch.float64)
+        with unchanged(x=x):
+            outputs = answer.mlp_block(x, shards_of(answer, mlp, n))
+        if len(outputs) != n:
+            reject(f"mlp_block on {n} ranks must return {n} tensors, one for each; it returned {len(outputs)}")
+        expected = x + whole_mlp(x, *mlp)
+        for rank, output in enumerate(outputs):
+            compare(output, expected, what=f"the output of rank {rank} of {n}", axes=("token", "dimension"))
 
 
 # -- heads
@@ -264,6 +271,8 @@ EXERCISES = (
                     {"num_heads": 4, "num_kv_heads": 4, "n": 2},
                     {"num_heads": 9, "num_kv_heads": 3, "n": 2},
                     {"num_heads": 6, "num_kv_heads": 2, "n": 3},
+                    {"num_heads": 66, "num_kv_heads": 66, "n": 66},
+                    {"num_heads": 132, "num_kv_heads": 132, "n": 2},
                 ),
             ),
             Property(

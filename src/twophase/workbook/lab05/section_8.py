@@ -57,7 +57,8 @@ def one_at_a_time(answer: Any, draw: Draw, num_chunks: int) -> None:
 
 
 def any_pipeline(answer: Any, draw: Draw, num_stages: int, num_chunks: int) -> None:
-    follows(answer, [[draw.integer(0, 36) / 4 for _ in range(num_chunks)] for _ in range(num_stages)])
+    for _ in range(2):
+        follows(answer, [[draw.integer(0, 36) / 4 for _ in range(num_chunks)] for _ in range(num_stages)])
 
 
 def share_of_equal_chunks(answer: Any, draw: Draw, num_stages: int, num_chunks: int) -> None:
@@ -73,11 +74,12 @@ def share_of_equal_chunks(answer: Any, draw: Draw, num_stages: int, num_chunks: 
 
 def share_of_any(answer: Any, draw: Draw, num_stages: int, num_chunks: int, late_s: float = 0.0) -> None:
     """With `late_s` nothing starts at 0, and all are idle until then."""
-    seconds = [[float(draw.integer(1, 9)) for _ in range(num_chunks)] for _ in range(num_stages)]
-    spans = [[(start + late_s, end + late_s) for start, end in row] for row in timetable(seconds)]
-    makespan = max(end for row in spans for _, end in row)
-    expected = 1 - sum(map(sum, seconds)) / (num_stages * makespan)
-    compare(answer.bubble_share(spans), expected, what=f"the bubble for seconds {seconds}, begun at {late_s},")
+    for _ in range(2):
+        seconds = [[float(draw.integer(1, 9)) for _ in range(num_chunks)] for _ in range(num_stages)]
+        spans = [[(start + late_s, end + late_s) for start, end in row] for row in timetable(seconds)]
+        makespan = max(end for row in spans for _, end in row)
+        expected = 1 - sum(map(sum, seconds)) / (num_stages * makespan)
+        compare(answer.bubble_share(spans), expected, what=f"the bubble for seconds {seconds}, begun at {late_s},")
 
 
 EXERCISES = (
@@ -138,6 +140,7 @@ EXERCISES = (
                     {"num_stages": 2, "num_chunks": 3},
                     {"num_stages": 4, "num_chunks": 5},
                     {"num_stages": 3, "num_chunks": 2, "late_s": 2.5},
+                    {"num_stages": 70, "num_chunks": 2},
                 ),
             ),
         ),

@@ -1,0 +1,64 @@
+"""An integer that came from NumPy is an integer: every solved answer passes with its numbers turned into NumPy's.
+
+Judged in this process, as in a notebook; between a check and an answer in another process scalars are plain anyway.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from twophase.workbook import session as session_module
+from twophase.workbook.guard import Guard
+from twophase.workbook.judge import run_cell
+from twophase.workbook.lab import Workbook
+from twophase.workbook.session import Session, adopt
+from twophase.workbook.solved import run_setup
+
+WORKBOOK = Workbook(Path(__file__).parents[2])
+RETURNS_NO_NUMBERS = {
+    "1.3": "a tensor",
+    "2.19": "a tensor",
+    "3.23": "an engine",
+}
+
+IN_NUMPY = """
+def _in_numpy(thing):
+    import functools, types
+    import numpy as np
+
+    def turned(x):
+        if type(x) is int and abs(x) >= 2**63:
+            return x
+        if type(x) in (bool, int, float):
+            return {bool: np.bool_, int: np.int64, float: np.float64}[type(x)](x)
+        if type(x) in (list, tuple):
+            return type(x)(map(turned, x))
+        return {key: turned(value) for key, value in x.items()} if type(x) is dict else x
+
+    if isinstance(thing, type):
+        for name, value in list(vars(thing).items()):
+            if isinstance(value, types.FunctionType) and not name.startswith("__"):
+                setattr(thing, name, _in_numpy(value))
+    if not isinstance(thing, types.FunctionType):
+        return thing
+    return functools.wraps(thing)(lambda *args, **kwargs: turned(thing(*args, **kwargs)))
+"""
+
+
+@pytest.mark.parametrize("number", [number for number in WORKBOOK.labs if WORKBOOK.lab(number).has_exercises])
+def test_answers_in_numpys_numbers_pass(number, tmp_path, monkeypatch):
+    lab = WORKBOOK.lab(number)
+    monkeypatch.setattr(session_module, "_sessions", {})
+    namespace = vars(run_setup(lab))
+    session = Session(lab, tmp_path, Guard(lab.package))
+    adopt(session)
+    refused = {}
+    for exercise in lab.exercises.values():
+        if exercise.kind != "code" or exercise.id in RETURNS_NO_NUMBERS:
+            continue
+        turned = "".join(f"{name} = _in_numpy({name})\n" for name in exercise.names)
+        run_cell(lab.templates[exercise.id].filled() + IN_NUMPY + turned, namespace, f"<exercise {exercise.id}>")
+        verdict = session.judge.judge(exercise, namespace, fall_back=tuple(lab.all_uses(exercise.id)), seed=0)
+        if verdict.verdict not in ("passed", "not_run_here"):
+            refused[exercise.id] = (verdict.failed_property, verdict.reason, verdict.details)
+    assert refused == {}
