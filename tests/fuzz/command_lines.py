@@ -33,7 +33,7 @@ Option = tuple[str, Callable[["Files", Random], str]]
 
 
 def number(files: "Files", random: Random) -> str:
-    return random.choice(NUMBERS)
+    return random.choice(("1", "2", "8", "0.5") if random.random() < 0.7 else NUMBERS)
 
 
 def word(files: "Files", random: Random) -> str:
@@ -42,11 +42,13 @@ def word(files: "Files", random: Random) -> str:
 
 def small(files: "Files", random: Random) -> str:
     """Of options that say how much to do: what a user may mean, and no more than a test can wait for."""
-    return random.choice(("1", "2", "5", "0", "-1", "x", "nan", "1.5", "", "999999999999999999999999"))
+    if random.random() < 0.7:
+        return random.choice(("1", "2", "5"))
+    return random.choice(("0", "-1", "x", "nan", "1.5", "", "999999999999999999999999"))
 
 
 def one_of(*values: str) -> Callable[["Files", Random], str]:
-    return lambda files, random: random.choice((*values, random.choice(WORDS)))
+    return lambda files, random: random.choice(values if random.random() < 0.8 else WORDS)
 
 
 def file(files: "Files", random: Random) -> str:
@@ -60,7 +62,7 @@ def output(files: "Files", random: Random) -> str:
 
 
 def model(files: "Files", random: Random) -> str:
-    return random.choice((*[str(files.model)] * 8, *WORDS))
+    return str(files.model) if random.random() < 0.9 else random.choice(WORDS)
 
 
 MODEL: list[Option] = [
@@ -151,13 +153,13 @@ class CommandLines:
         return [part for name, value in chosen for part in (name, value(self._files, random))]
 
     def _generate(self, random: Random) -> list[str]:
-        prompt = random.choice(("hello", "-", word(self._files, random)))
-        flags = random.sample(("--json", "--stream", "--chat"), random.choice((0, 0, 1, 2)))
+        prompt = one_of("hello", "-")(self._files, random)
+        flags = random.sample(("--json", "--stream", "--chat"), random.choice((0, 0, 1, 1, 2)))
         start = ["generate", prompt, "--model", model(self._files, random), "--max-tokens", "3", *flags]
         return start + self._options(random, GENERATE)
 
     def _simulate(self, random: Random) -> list[str]:
-        hardware = random.choice(("h100", "a100", word(self._files, random)))
+        hardware = one_of("h100", "a100")(self._files, random)
         start = [
             "simulate",
             "--hardware",
@@ -178,10 +180,11 @@ class CommandLines:
             ("--slo-tpot", number),
         ]  # fmt: skip
         start = ["bench", "serve", "--model", model(self._files, random), "--workload", "quick", "--requests", "2"]
-        return [*start, "--duration-limit", random.choice(("2", "0", "nan", "x")), *self._options(random, LOAD + more)]
+        return [*start, "--duration-limit", one_of("2", "3")(self._files, random), *self._options(random, LOAD + more)]
 
     def _plan(self, random: Random) -> list[str]:
-        return ["plan", *random.choice(([], ["--example"], ["--json"])), file(self._files, random)]
+        what = random.choice((["--example"], [str(self._files.folder / "example.yaml")], [file(self._files, random)]))
+        return ["plan", *what, *random.choice(([], ["--json"]))]
 
     def _other(self, random: Random) -> list[str]:
         return random.choice(

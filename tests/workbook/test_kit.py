@@ -91,7 +91,7 @@ class TestGuarded:
         assert torch.equal(x, y)
         if device.type == "cpu":
             stranger = {"x": torch.zeros(3, 4)}, {"y": torch.zeros(3, 4)}
-            with pytest.raises(Exception, match="reads `[xy]`") as caught:
+            with pytest.raises(Exception, match=r"reads `[xy]`") as caught:
                 run_guarded(lambda x, y, mine=x: namespace["copy_kernel"][(3,)](mine, y, 4, ROW=4), *stranger)
             assert isinstance(_own_error(caught.value), Rejected)
 

@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     if quiet:
         sys.stdout.write(to_json(submissions, output.single, ascii_only=True))
     graded = [s for s in submissions if s.report is not None]
+    if submissions and not graded:
+        print("twophase grade: nothing could be graded", file=sys.stderr)
     named = {path for path in args.paths if not os.path.isdir(path)}
     ungraded = [s for s in submissions if s.report is None and s.path in named]
     return 2 if ungraded or not graded else 0
