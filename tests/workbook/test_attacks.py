@@ -137,6 +137,33 @@ def test_questions_without_knowing(lane, exercise, source):
     assert not lane.run(Job(exercise, source)).passed
 
 
+ASK = "from twophase.workbook import reference, use\n"
+
+
+@pytest.mark.parametrize("ask", ["reference", "use"])
+@pytest.mark.parametrize("exercise", [*LAB.exercises.keys() - {"1.7"}])
+def test_the_reference_is_worth_no_points_whatever_the_kind(lane, exercise, ask):
+    """A question's is a plain value, equal to what a learner would have written."""
+    (name,) = LAB.exercises[exercise].names
+    assert lane.run(Job(exercise, f"{ASK}{name} = {ask}({exercise!r})\n")).verdict == "by_reference"
+
+
+@pytest.mark.parametrize(("exercise", "name"), [("1.1", "running_mean"), ("1.8", "Counter")])
+def test_a_function_around_the_reference_does_not_pass(lane, exercise, name):
+    for ask in ("reference", "use"):
+        around = f"{ASK}theirs = {ask}({exercise!r})\n\n\ndef {name}(x):\n    return theirs(x)\n"
+        verdict = lane.run(Job(exercise, around))
+        assert verdict.verdict == "error"
+        assert "an answer may not call the reference" in verdict.reason
+
+
+@pytest.mark.parametrize("import_again", [True, False])
+def test_what_an_exercise_uses_may_be_asked_for(lane, import_again):
+    source = ASK * import_again + "mean = use('1.1')\n\n\ndef centred(x):\n    return 2 * (x - mean(x))\n"
+    for job in (Job("1.3", source, fall_back=("1.1",)), Job("1.3", source, uses={"1.1": RIGHT})):
+        assert lane.run(job).passed
+
+
 WRONG_COUNTER = (
     "\n\nclass Counter:\n    def __init__(self, start):\n        pass\n\n    def step(self):\n        return 0\n"
 )
