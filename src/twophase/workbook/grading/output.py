@@ -85,7 +85,7 @@ def to_json(submissions: Sequence[Submission], single: bool, *, ascii_only: bool
 
 
 def to_csv(submissions: Sequence[Submission]) -> str:
-    """A row per submission: learner, lab, points, counts, verdicts, where to look twice, and what the verdicts rest on."""
+    """A row per submission: learner, lab, points, counts, verdicts, where to look twice, and what they rest on."""
     reports = [s.report for s in submissions if s.report is not None]
     exercises = list(dict.fromkeys(r.exercise.id for report in reports for r in report.results))
     head = ["learner", "lab", "points", "max_points", "attempted", "passed", "by_reference", "revealed", "not_run_here"]
