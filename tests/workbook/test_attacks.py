@@ -124,7 +124,7 @@ def test_points_without_solving(lane, how):
     ("exercise", "source"),
     [
         ("1.6", "class Lie(int):\n    def __ne__(self, o): return False\n    def __sub__(self, o): return 0\n    def __rsub__(self, o): return 0\n    def __abs__(self): return 0\n\n\nanswer_1_6 = Lie(3)\n"),
-        ("1.4", "class Lie(float):\n    def __le__(self, o): return True\n    def __ge__(self, o): return True\n\n\nguess_1_4 = Lie(3)\n"),
+        ("1.6", "class Lie(float):\n    def __sub__(self, o): return 0.0\n    def __rsub__(self, o): return 0.0\n    def __le__(self, o): return True\n\n\nanswer_1_6 = Lie(3)\n"),
         ("1.2", "class Lie(str):\n    def strip(self): return self\n    def lower(self): return 'b'\n\n\nanswer_1_2 = Lie('c')\n"),
         ("1.2", "from twophase.workbook.questions import seal\nfrom tests.workbook.demo.lab01.section_1 import EXERCISES\nanswer_1_2 = next(c for c in 'abc' if seal('1.2', c) == EXERCISES[1].question.sealed)\n"),
         ("1.6", "import gc\nfrom twophase.workbook.questions import Number\nanswer_1_6 = next(n for n in gc.get_objects() if type(n) is Number and n.unit == 'bytes').expected()\n"),
@@ -135,6 +135,33 @@ def test_questions_without_knowing(lane, exercise, source):
     if "seal" in source:
         needs_namespaces(lane)
     assert not lane.run(Job(exercise, source)).passed
+
+
+ASK = "from twophase.workbook import reference, use\n"
+
+
+@pytest.mark.parametrize("ask", ["reference", "use"])
+@pytest.mark.parametrize("exercise", [*LAB.exercises.keys() - {"1.7"}])
+def test_the_reference_is_worth_no_points_whatever_the_kind(lane, exercise, ask):
+    """A question's is a plain value, equal to what a learner would have written."""
+    (name,) = LAB.exercises[exercise].names
+    assert lane.run(Job(exercise, f"{ASK}{name} = {ask}({exercise!r})\n")).verdict == "by_reference"
+
+
+@pytest.mark.parametrize(("exercise", "name"), [("1.1", "running_mean"), ("1.8", "Counter")])
+def test_a_function_around_the_reference_does_not_pass(lane, exercise, name):
+    for ask in ("reference", "use"):
+        around = f"{ASK}theirs = {ask}({exercise!r})\n\n\ndef {name}(x):\n    return theirs(x)\n"
+        verdict = lane.run(Job(exercise, around))
+        assert verdict.verdict == "error"
+        assert "an answer may not call the reference" in verdict.reason
+
+
+@pytest.mark.parametrize("import_again", [True, False])
+def test_what_an_exercise_uses_may_be_asked_for(lane, import_again):
+    source = ASK * import_again + "mean = use('1.1')\n\n\ndef centred(x):\n    return 2 * (x - mean(x))\n"
+    for job in (Job("1.3", source, fall_back=("1.1",)), Job("1.3", source, uses={"1.1": RIGHT})):
+        assert lane.run(job).passed
 
 
 WRONG_COUNTER = (

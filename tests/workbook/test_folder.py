@@ -243,8 +243,25 @@ def test_no_cell_of_the_table_is_a_formula(graded, name):
 
 def test_the_report_says_what_isolated_the_answers(graded, grader, monkeypatch):
     monkeypatch.setattr(grader._workers(LAB, 1).get(), "isolation", "namespaces", raising=False)
-    (row,) = graded(ann=text()).values()
-    assert (row["isolation"], list(row)[-4:]) == ("namespaces", ["error", "path", "flags", "isolation"])
+    rows = graded(ann=text(), bob=text(notebook(e1_8=COUNTER)))
+    assert list(rows["ann"])[-5:] == ["error", "path", "flags", "isolation", "checked_in_answer"]
+    assert [(row["isolation"], row["checked_in_answer"]) for row in rows.values()] == [
+        ("namespaces", ""),
+        ("namespaces", "1.8"),
+    ]
+
+
+def test_the_report_says_where_each_check_ran(command, tmp_path, capsys):
+    path, out, html = tmp_path / "01_demo.ipynb", tmp_path / "o.json", tmp_path / "o.html"
+    path.write_text(notebook(e1_8=COUNTER))
+    assert command(path, "--json", out, "--html", html) == 0
+    data = json.loads(out.read_text())
+    assert data["checked_in_answer"] == ["1.8"]
+    ran = {e["id"]: e["checked_in"] for e in data["exercises"] if e["checked_in"]}
+    assert ran == {"1.6": "grader", "1.8": "answer"}
+    for shown in (" ".join(capsys.readouterr().out.split()), html.read_text().replace("&#x27;", "'")):
+        assert shown.count("checked in the answer's own process") == 1
+        assert "A check that ran in the answer's own process can be deceived" in shown
 
 
 def test_the_checks_are_never_the_submissions_own(tmp_path, monkeypatch, capsys):

@@ -45,8 +45,9 @@ class Exercise:
         checks: For code and kernels, in the order of telling.
         question: For the other kinds.
         checked_in: Where the grader runs the check: 'grader', in a process that runs nothing of the learner's and calls
-            the answer through a channel; or 'answer', in the answer's own, for a check that looks into it (patches
-            what it calls, launches its kernel). The default follows the kind.
+            the answer through a channel; or 'answer', in the answer's own, for a check that looks into it: patches what
+            it calls, launches its kernel, or uses isinstance, inspect, weakref or private names on what it made, which
+            through the channel is a stand-in with public names only. The default follows the kind.
         time_limit_s: Wall clock of the whole check; `memory_limit_gib` is on top of what an empty check needs.
     """
 

@@ -122,9 +122,7 @@ class Judge:
                 exercise.id, "missing", f"{absent[0]!r} is not defined", ("Run the cell of this exercise first.",)
             )
         if any(namespace[n] is self.references.get(n, Unfilled) for n in exercise.names) and exercise.is_code:
-            return Verdict(
-                exercise.id, "by_reference", "the reference stands in for your answer; it is worth no points"
-            )
+            return by_reference(exercise)
         left = _blanks(exercise, namespace)
         if left and len(left) >= self.num_blanks.get(exercise.id, 0):
             return Verdict(exercise.id, "not_attempted", "not attempted yet", ("Every blank is still empty.",))
@@ -194,6 +192,10 @@ class Judge:
             for name in names:
                 namespace.pop(name, None)
             namespace.update(mine)
+
+
+def by_reference(exercise: Exercise) -> Verdict:
+    return Verdict(exercise.id, "by_reference", "the reference stands in for your answer; it is worth no points")
 
 
 def tampered(names: Sequence[str]) -> Tampered:

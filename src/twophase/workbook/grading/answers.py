@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -30,7 +30,6 @@ NOTEBOOKS_CALLS = ("check", "hint", "measured", "reference", "reveal", "use")
 def serve(requests: socket.socket, namespace: dict[str, Any], world: sandbox.World | None) -> NoReturn:
     """Start an answer's process for each request: a channel to the check, and one to end it."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers report the end themselves
-    _silence_the_notebook(namespace)
     gc.freeze()  # a collection in a child would touch, and so copy, every page
     while True:
         message, fds, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, 2)
@@ -78,7 +77,7 @@ class Answer:
         for used, source in job["uses"].items():
             run_cell(source, here, f"<exercise {used}>")
         stand_ins = _stand_ins(job["stand_ins"], dict(here))
-        _allow_use(job["names_of"], here, stand_ins)
+        USE.allow(job["names_of"], stand_ins, here)
         run_cell(job["source"], here, f"<exercise {exercise}>")
         here.update(stand_ins)
         self._limit_time(job["time_limit_s"])
@@ -138,14 +137,36 @@ class ByReference:
         raise AssertionError
 
 
-def _silence_the_notebook(namespace: dict[str, Any]) -> None:
-    """In an answer's process, `check` and its kin do nothing: there is no check here."""
+class Use:
+    """What `use` and `reference` are while grading: of what an exercise uses they give what its check will use."""
+
+    def __init__(self) -> None:
+        self._names_of: Mapping[str, Sequence[str]] = {}
+        self._places: tuple[Mapping[str, Any], ...] = ()
+
+    def allow(self, names_of: Mapping[str, Sequence[str]], *places: Mapping[str, Any]) -> None:
+        """Names by exercise, and where they are looked up, first place first."""
+        self._names_of, self._places = names_of, places
+
+    def __call__(self, exercise: Any) -> Any:
+        names = self._names_of.get(exercise, ()) if isinstance(exercise, str) else ()
+        if not names or sys._getframe(1).f_code.co_name != "<module>":
+            return ByReference(exercise)
+        found = [next((place[name] for place in self._places if name in place), None) for name in names]
+        return tuple(found) if len(found) > 1 else found[0]
+
+
+USE = Use()
+
+
+def silence_the_notebook(namespace: dict[str, Any]) -> None:
+    """While grading, `check` and its kin do nothing, and `use` and `reference` are `USE`."""
     import twophase.workbook
     from twophase.workbook import session
 
     for name in NOTEBOOKS_CALLS:
         original = getattr(session, name)
-        quiet = _ignored if name not in ("reference", "use") else ByReference
+        quiet = _ignored if name not in ("reference", "use") else USE
         for place in (vars(session), vars(twophase.workbook), namespace):
             if place.get(name) is original or place is not namespace:
                 place[name] = quiet
@@ -153,20 +174,3 @@ def _silence_the_notebook(namespace: dict[str, Any]) -> None:
 
 def _ignored(*args: Any, **kwargs: Any) -> None:
     """Checked when it is graded."""
-
-
-def _allow_use(names_of: Mapping[str, list[str]], namespace: dict[str, Any], stand_ins: Mapping[str, Any]) -> None:
-    """`use("1.1")` and `reference("1.1")` of what this exercise uses give what its check will use."""
-    import twophase.workbook
-    from twophase.workbook import session
-
-    def use(exercise: Any) -> Any:
-        found = [stand_ins.get(name, namespace.get(name)) for name in names_of.get(exercise, ())]
-        if not found or sys._getframe(1).f_code.co_name != "<module>":
-            return ByReference(exercise)
-        return tuple(found) if len(found) > 1 else found[0]
-
-    for place in (vars(session), vars(twophase.workbook), namespace):
-        for name in ("reference", "use"):
-            if place.get(name) is ByReference:
-                place[name] = use

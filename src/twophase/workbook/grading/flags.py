@@ -6,6 +6,7 @@ tells a lecturer which cell to read. What the lab's own cells do is flagged nowh
 
 import ast
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
@@ -30,18 +31,23 @@ NAMES = {
         "signal signal.* sys._getframe sys._current_frames sys.modules sys.meta_path sys.settrace sys.setprofile "
         "inspect.stack inspect.currentframe inspect.getouterframes inspect.getinnerframes inspect.trace __builtins__ "
         "object.__setattr__ *.f_back *.f_locals *.f_globals *.f_builtins *.tb_frame *.gi_frame *.cr_frame "
-        "*.__code__ *.__closure__ *.__globals__ *.__builtins__ *.__subclasses__ *.__torch_function__ "
+        "*.__code__ *.__closure__ *.__globals__ *.__builtins__ *.__subclasses__ *.__torch_function__ *.__self__ "
+        "*.ag_frame sys.[*] inspect.[*] _ctypes* __loader__ __spec__ *.__loader__ *.__spec__ "
         "__torch_function__ __torch_dispatch__ __instancecheck__"
     ),
     PROCESS: (
         "subprocess subprocess.* multiprocessing multiprocessing.* torch.multiprocessing* concurrent.futures.Process* "
+        "os.[*] posix posix.* _posixsubprocess* "
         "pty pty.* os.fork* os.exec* os.spawn* os.posix_spawn* os.system os.popen os.kill os.killpg os._exit os.setsid "
         "asyncio.create_subprocess*"
     ),
     NETWORK: (
         "socket socket.* socketserver* http http.* urllib urllib.* requests requests.* httpx* aiohttp* ftplib* smtplib*"
     ),
-    TEXT: "exec() eval() compile() __import__() importlib importlib.*",
+    TEXT: (
+        "exec eval compile __import__ importlib importlib.* runpy runpy.* marshal marshal.* pickle.load* code code.* "
+        "types.FunctionType types.CodeType"
+    ),
 }
 # In strings, which paths and `getattr` need.
 STRINGS = {
@@ -50,6 +56,8 @@ STRINGS = {
     PROCESS: r"^(?:subprocess|multiprocessing)$",
     SYSTEM: r"/proc\b",
 }
+# Whether called or not: `run = exec`, `@eval`, `map(exec, texts)`.
+BUILTINS = frozenset("exec eval compile __import__ __builtins__ __loader__ __spec__".split())  # noqa: SIM905
 MODULE_OF = {kind: re.compile("|".join(map(translate, names.split()))) for kind, names in NAMES.items()}
 IN_STRING = {kind: re.compile(pattern) for kind, pattern in STRINGS.items()}
 FOR_LEARNERS = frozenset(f"{workbook.__name__}.{name}" for name in workbook.__all__)
@@ -117,8 +125,8 @@ def _names(cell: Cell, modules: Mapping[str, str]) -> set[str]:
             case ast.ImportFrom():
                 found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
             case ast.Attribute():
-                found.add(_dotted(node, modules))
-            case ast.Name() if node.id in modules or node.id == "__builtins__":
+                found |= _tails(_dotted(node, modules))
+            case ast.Name() if node.id in modules or node.id in BUILTINS:
                 found.add(modules.get(node.id, node.id))
             case ast.Call():
                 found.add(_called(node, modules))
@@ -127,6 +135,13 @@ def _names(cell: Cell, modules: Mapping[str, str]) -> set[str]:
     if not _is_answer(cell):
         found.discard("use()")
     return found
+
+
+def _tails(name: str) -> set[str]:
+    """'torch.os.fork' is 'os.fork' too: a module holds those that it has imported."""
+    parts = name.split(".")
+    starts = [at for at, part in enumerate(parts[:-1]) if at and part in sys.stdlib_module_names]
+    return {name, *(".".join(parts[at:]) for at in starts if parts[0] != "?")}
 
 
 def _called(node: ast.Call, modules: Mapping[str, str]) -> str:

@@ -29,8 +29,11 @@ from twophase.workbook.judge import Verdict
 from twophase.workbook.lab import Lab, Workbook, WorkbookError
 
 DISCLAIMER = (
-    "Grading limits accidents (time, memory, crashes); it is no security sandbox. "
-    "Run notebooks of people you don't trust in a virtual machine."
+    "Each answer runs in a process of its own, with limits of time and memory. Where the isolation says namespaces, it "
+    "sees no solutions, no other submission and no network, and leaves nothing behind; where it says process only, it "
+    "can do whatever your account can. A check that ran in the answer's own process can be deceived by that answer, "
+    "and flags are found in the source alone. This limits accidents and cheating; it is no security sandbox: run "
+    "notebooks of people you don't trust in a virtual machine."
 )
 
 
@@ -60,6 +63,7 @@ class Result:
             "property": v.failed_property,
             "details": list(v.details),
             "notes": list(v.notes),
+            "checked_in": v.checked_in,
             "revealed": self.revealed,
             "attempts": self.attempts,
         }
@@ -99,6 +103,11 @@ class Report:
         return sum(result.verdict.verdict == verdict for result in self.results)
 
     @property
+    def checked_in_answer(self) -> tuple[str, ...]:
+        """Ids of exercises whose check ran in the answer's own process, which could have deceived it."""
+        return tuple(r.exercise.id for r in self.results if r.verdict.checked_in == "answer")
+
+    @property
     def num_attempted(self) -> int:
         return sum(r.verdict.verdict not in ("not_attempted", "missing", "not_run_here") for r in self.results)
 
@@ -113,6 +122,7 @@ class Report:
             "warnings": list(self.warnings),
             "flags": [{"kind": flag.kind, "cell": flag.cell, "what": flag.what} for flag in self.flags],
             "isolation": self.isolation,
+            "checked_in_answer": list(self.checked_in_answer),
             "elapsed_s": round(self.elapsed_s, 2),
             "disclaimer": DISCLAIMER,
         }

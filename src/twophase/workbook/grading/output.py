@@ -85,16 +85,16 @@ def to_json(submissions: Sequence[Submission], single: bool, *, ascii_only: bool
 
 
 def to_csv(submissions: Sequence[Submission]) -> str:
-    """A row per submission: learner, lab, points, counts, each exercise's verdict, and what to look at."""
+    """A row per submission: learner, lab, points, counts, verdicts, where to look twice, and what they rest on."""
     reports = [s.report for s in submissions if s.report is not None]
     exercises = list(dict.fromkeys(r.exercise.id for report in reports for r in report.results))
     head = ["learner", "lab", "points", "max_points", "attempted", "passed", "by_reference", "revealed", "not_run_here"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*head, *exercises, "error", "path", "flags", "isolation"])
+    writer.writerow([*head, *exercises, "error", "path", "flags", "isolation", "checked_in_answer"])
     for s in submissions:
-        flags, isolation = "; ".join(s.flags(submissions)), s.report.isolation if s.report is not None else ""
-        row = [*_cells(s, exercises), s.problem, plain(s.path), flags, isolation]
+        trust = [s.report.isolation, " ".join(s.report.checked_in_answer)] if s.report is not None else ["", ""]
+        row = [*_cells(s, exercises), s.problem, plain(s.path), "; ".join(s.flags(submissions)), *trust]
         writer.writerow([_no_formula(value) for value in row])
     return out.getvalue()
 

@@ -41,12 +41,12 @@ import torch
 from twophase.model.prepare import cache_home
 from twophase.workbook.exercise import Exercise
 from twophase.workbook.grading import sandbox
-from twophase.workbook.grading.answers import become_private, run_helpers
+from twophase.workbook.grading.answers import USE, ByReference, become_private, run_helpers, silence_the_notebook
 from twophase.workbook.grading.answers import serve as serve_answers
 from twophase.workbook.grading.remote import AnswerGone, Peer, Proxy, TrustedRules
 from twophase.workbook.grading.verdicts import BadVerdictError, shortened, verdict_from
 from twophase.workbook.guard import Guard
-from twophase.workbook.judge import Judge, Verdict, explain, run_cell, tampered, unavailable
+from twophase.workbook.judge import Judge, Verdict, by_reference, explain, run_cell, tampered, unavailable
 from twophase.workbook.lab import Lab, Workbook, WorkbookError
 from twophase.workbook.limits import GRACE_S, limit_this_process, time_limit
 from twophase.workbook.session import Session, adopt
@@ -66,6 +66,9 @@ def grade_one(job: Mapping[str, Any], judge: Judge, namespace: dict[str, Any]) -
     if lacking:
         return Verdict(exercise.id, "not_run_here", lacking)
     replaced, restore = judge.guard.replaced, judge.guard.restore
+    others = (*job["uses"], *job["fall_back"])
+    stand_ins = {name: judge.references[name] for i in job["fall_back"] for name in judge.exercises[i].names}
+    USE.allow({i: judge.exercises[i].names for i in others}, stand_ins, namespace)
     try:
         with time_limit(exercise.time_limit_s):
             run_helpers(job["helpers"], namespace)
@@ -79,6 +82,9 @@ def grade_one(job: Mapping[str, Any], judge: Judge, namespace: dict[str, Any]) -
     if names:
         restore()
         return Verdict(exercise.id, *explain(tampered(names), exercise, judge.references))
+    for name in exercise.names:
+        if isinstance(namespace.get(name), ByReference):
+            return by_reference(exercise)
     verdict = judge.judge(exercise, namespace, fall_back=tuple(job["fall_back"]), seed=job.get("seed"))
     names = replaced()
     return Verdict(exercise.id, *explain(tampered(names), exercise, judge.references)) if names else verdict
@@ -100,11 +106,13 @@ def check_from_outside(job: Mapping[str, Any], lab: Lab, judge: Judge, channel: 
     peer = Peer(channel, TrustedRules(lab.package.partition(".")[0]))
     try:
         begun = peer.ask("begin", _told(job, lab, exercise))
-        namespace = _namespace(begun, exercise, judge)
+        namespace = _namespace(begun, exercise)
     except AnswerGone:
         return None
     except BaseException as error:
         return Verdict(exercise.id, *explain(error, exercise, judge.references))
+    if namespace is None:
+        return by_reference(exercise)
     judge.on_case = lambda seed: peer.ask("seed", seed)
     judge.guard = Guard.of_nothing()
     verdict = judge.judge(exercise, namespace, fall_back=tuple(job["fall_back"]), seed=job.get("seed"))
@@ -132,19 +140,19 @@ def _told(job: Mapping[str, Any], lab: Lab, exercise: Exercise) -> dict[str, Any
     }
 
 
-def _namespace(begun: Any, exercise: Exercise, judge: Judge) -> dict[str, Any]:
-    """The names of the exercise, with what stands for them here.
+def _namespace(begun: Any, exercise: Exercise) -> dict[str, Any] | None:
+    """The names of the exercise, with what stands for them here; None if one of them was asked of the reference.
 
     Raises:
         AnswerGone: the answer's process did not say.
     """
     try:
-        values, by_reference, blanks = begun["values"], begun["by_reference"], begun["blanks"]
+        values, blanks = begun["values"], begun["blanks"]
         namespace = {name: values[name] for name in exercise.names if name in values}
         for name, value in namespace.items():
             if isinstance(value, Proxy):
                 vars(value)["_blanks"] = {number for number in blanks.get(name, ()) if type(number) is int}
-        return {**namespace, **{name: judge.references[name] for name in by_reference if name in namespace}}
+        return None if begun["by_reference"] else namespace
     except (TypeError, KeyError) as error:
         raise AnswerGone("the answer's process did not say what it has") from error
 
@@ -323,6 +331,7 @@ def main(argv: list[str] | None = None) -> None:
     sys.modules["__main__"] = main  # dataclasses and pickle look up where a class was defined
     # The setup comes with the first message, since the lab's source has the solutions beside it.
     run_setup_cells(json.loads(jobs.readline())["setup"], vars(main), args.lab)
+    silence_the_notebook(vars(main))
     workbook, world = Workbook(args.root, args.package), world_of(args.root, args.package)
     isolates, isolation, answers = False, sandbox.PROCESS_ONLY, None
     if not args.once:
