@@ -142,19 +142,22 @@ def computed_per_needed() -> float:
 # -- 4.17
 
 
-class AdmitsFirst(Policy):
-    """Newcomers before decodes, so that nothing changes between the question and the scheduler's answer."""
+class DecodesFirst(Policy):
+    """Notes what is free once the decodes have their blocks: then it is the newcomers' turn."""
+
+    num_free = 0
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
         return by_priority(sequence)
 
     def plan(self, step: Step) -> None:
-        for sequence in step.waiting:
-            if not step.admit(sequence):
-                break
         for sequence in step.running:
             if sequence.is_decoding:
                 step.decode(sequence)
+        self.num_free = step.num_spare_blocks
+        for sequence in step.waiting:
+            if not step.admit(sequence):
+                break
 
 
 def held(sequence: Sequence) -> Held:
@@ -165,7 +168,8 @@ def agrees_with_the_scheduler(answer: Any, draw: Draw, num_running: int, waterma
     """The real scheduler, filled with sequences at any point of their lives, gets one more."""
     num_blocks = draw.integer(4 * num_running + 4, 8 * num_running + 8)
     limits: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 512}
-    scheduler = make_scheduler(limits | {"num_blocks": num_blocks, "block_size": 4}, AdmitsFirst())
+    policy = DecodesFirst()
+    scheduler = make_scheduler(limits | {"num_blocks": num_blocks, "block_size": 4}, policy)
 
     def add(name: str, num_prompt: int, num_output: int) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
@@ -179,15 +183,15 @@ def agrees_with_the_scheduler(answer: Any, draw: Draw, num_running: int, waterma
     if scheduler.num_waiting:
         return
     running = [held(sequence) for sequence in scheduler.sequences.values()]
-    num_free = scheduler.cache.num_free_blocks
     # As many as just fit, give or take one.
-    tight = max(0, num_free - len(running) - math.ceil(watermark * num_blocks) - draw.integer(0, 2))
+    tight = max(0, scheduler.cache.num_free_blocks - len(running) - math.ceil(watermark * num_blocks) - draw.integer(0, 2))
     num_prompt = max(1, min(4 * tight - draw.integer(0, 4), 60))
     scheduler.config = type(scheduler.config)(**limits, watermark=watermark)
     add("new", num_prompt, draw.integer(1, 6))
     newcomer = held(next(s for s in scheduler.sequences.values() if s.request.request_id == "new"))
-    got = answer.can_admit(newcomer, list(running), num_free, num_blocks, 4, watermark)
     plan = scheduler.schedule()
+    num_free = policy.num_free
+    got = answer.can_admit(newcomer, list(running), num_free, num_blocks, 4, watermark)
     expected = any(scheduler.sequences[chunk.seq_id].request.request_id == "new" for chunk in plan.chunks)
     if bool(got) != expected:
         reject(
