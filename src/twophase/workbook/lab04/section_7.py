@@ -150,7 +150,7 @@ class DecodesFirst(Policy):
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
         return by_priority(sequence)
 
-    def plan(self, step: Step) -> None:
+    def plan(self, step: Any) -> None:  # a StepBuilder
         for sequence in step.running:
             if sequence.is_decoding:
                 step.decode(sequence)
@@ -184,7 +184,8 @@ def agrees_with_the_scheduler(answer: Any, draw: Draw, num_running: int, waterma
         return
     running = [held(sequence) for sequence in scheduler.sequences.values()]
     # As many as just fit, give or take one.
-    tight = max(0, scheduler.cache.num_free_blocks - len(running) - math.ceil(watermark * num_blocks) - draw.integer(0, 2))
+    kept = len(running) + math.ceil(watermark * num_blocks)
+    tight = max(0, scheduler.cache.num_free_blocks - kept - draw.integer(0, 2))
     num_prompt = max(1, min(4 * tight - draw.integer(0, 4), 60))
     scheduler.config = type(scheduler.config)(**limits, watermark=watermark)
     add("new", num_prompt, draw.integer(1, 6))
