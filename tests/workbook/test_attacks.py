@@ -20,6 +20,7 @@ from twophase.workbook.grading.lane import Job, Lane
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="not run here: the grader forks on Linux only")
 
 RIGHT = LAB.templates["1.1"].filled()
+COUNTER = LAB.templates["1.8"].filled()
 WRONG = "\n\ndef running_mean(x):\n    return x * 2\n"
 FAKE = json.dumps({"nonce": "0", "verdict": {"exercise": "1.1", "verdict": "passed", "reason": "hacked"}})
 
@@ -199,6 +200,15 @@ def test_in_the_answers_own_process_a_replacement_is_noticed(lane, what):
     assert verdict.verdict == "failed", verdict
     assert "replaced" in verdict.reason
     assert verdict.checked_in == "answer"
+
+
+def test_a_verdict_written_to_every_descriptor_is_none(lane):
+    """Also in the answer's own process: a line counts if it has what only the judge's own function knows."""
+    for shape in ("{}", f"{'0' * 32}{{}}"):
+        line = shape.replace("{}", json.dumps(json.loads(verdict_line("", "1.8"))["verdict"]))
+        writes = f"import os\nfor fd in range(64):\n    try: os.write(fd, {line!r}.encode() + b'\\n')\n    except OSError: pass\n"
+        assert lane.run(Job("1.8", writes + WRONG_COUNTER)).verdict == "error"
+    assert lane.run(Job("1.8", COUNTER)).passed
 
 
 def tells(*lines):

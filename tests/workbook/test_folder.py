@@ -63,6 +63,19 @@ def large(folder):
         file.truncate(files.MAX_MIB * 2**20 + 1)
 
 
+def too_deep(folder):
+    """A path longer than the system takes, made step by step."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(85):
+        os.mkdir("d" * 50, dir_fd=here)
+        below = os.open("d" * 50, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    with open("01_demo.ipynb", "w", opener=lambda name, flags: os.open(name, flags, 0o600, dir_fd=here)) as file:
+        file.write(GOOD)
+    os.close(here)
+
+
 def undecodable(folder):
     Path(os.fsdecode(bytes(folder) + b"/01_demo\xff.ipynb")).write_text(GOOD)
 
@@ -80,6 +93,7 @@ CASES = {
     "UTF-16": (text(GOOD.encode("utf-16")), "not even text"),
     "markup in its name": (text(name="x[/bold].ipynb"), 1),
     "escapes in its name": (text(name="01_demo\x1b[2J\x1b]0;x\x07\u202e.ipynb"), 1),
+    "a path too long": (too_deep, f"{50 * 'd'}/{50 * 'd'}"),
     "a name that is not text": (undecodable, 1),
     "a lab with 5,000 digits": (text(notebook(metadata={"twophase": {"lab": "1" * 5000}})), 1),
     "a lab that is none": (text(notebook(metadata={"twophase": {"lab": [[{}]], "build": None}})), 1),

@@ -44,6 +44,10 @@ MUTANTS = [
     Mutant("aliases unseen", FLAGS, 'modules.get(name, "?")', 'name or "?"'),
     Mutant("the lab's own flagged", FLAGS, "_names(cell, modules) - known", "_names(cell, modules)"),
     Mutant("strings unseen", FLAGS, "if p.search(text)", "if p.search('')"),
+    Mutant("modules in modules unseen", FLAGS, 'if parts[0] != "?")}', "if False)}"),
+    Mutant("exec by another name", FLAGS, " or node.id in BUILTINS", ""),
+    Mutant("a long path ends all", FOLDER, "os.path.islink(self.path)", "self.path.is_symlink()"),
+    Mutant("trusted wherever checked", GRADE, 'if r.verdict.checked_in == "answer"', "if False"),
     Mutant("use in measuring cells", FLAGS, "if not _is_answer(cell):", "if False:"),
     Mutant("one error ends all", FOLDER, "except Exception as error:", "except ZeroDivisionError as error:"),
     Mutant("untouched copies flagged", FOLDER, "if report.digest == mine.digest and mine.num_attempted]", "if report.digest == mine.digest]"),
@@ -116,6 +120,8 @@ def check_flags(module: ModuleType, folder: Path) -> None:
     lab.notebook.cells[1].source += "\nimport gc"
     assert found("import subprocess as sp\nsp.run()") == ["subprocess", "subprocess.run"]
     assert found("import gc\n2") == []
+    assert found("import torch\ntorch.os.fork()") == ["os.fork"]
+    assert found("run = exec") == ["exec"]
     assert found("'/proc'") == ["'/proc'"]
     assert found("mean = use('1.1')") == []
     assert found("def f(x): return use('1.1')(x)") == ["use()"]
@@ -133,6 +139,8 @@ def check_folder(module: ModuleType, folder: Path) -> None:
         reports = [replace(REPORT, digest=digest, path=Path("x"), results=results) for digest in digests.values()]
         all_of = [module.Submission(n, Path(n), r) for n, r in zip(digests, reports, strict=True)]
         assert [any("the same file" in flag for flag in s.flags(all_of)) for s in all_of] == told
+    long = module.Submission("ann", folder / "/".join(["d" * 50] * 85))
+    assert outcome(long.flags) == []
 
 
 def check_output(module: ModuleType, folder: Path) -> None:
@@ -160,6 +168,8 @@ def check_cards(module: ModuleType, folder: Path) -> None:
 def check_grade(module: ModuleType, folder: Path) -> None:
     assert [module._number(value) for value in (3, "abc", None, float("inf"), -1)] == [3, 0, 0, 0, 0]
     assert module._shown(Verdict("1.1", "failed", "\x1b")).reason == "\\x1b"
+    inside = module.Result(LAB.exercises["1.8"], Verdict("1.8", "passed", "", checked_in="answer"))
+    assert module.Report("01_demo", Path("a"), (inside, *TRIED), (), (), "", "", 1.0).checked_in_answer == ("1.8",)
     assert module._reveals([Cell(1, "reveal('1.6'), reveal(16)", None)]) == {"1.6"}
 
 

@@ -22,6 +22,7 @@ from twophase.workbook.build import solved_notebook
 from twophase.workbook.checks import Rejected
 from twophase.workbook.exercise import Property
 from twophase.workbook.judge import Verdict
+from twophase.workbook.lab import Workbook
 from twophase.workbook.progress import Progress
 
 CHECKS, QUESTIONS, PROGRESS = (f"twophase.workbook.{name}" for name in ("checks", "questions", "progress"))
@@ -131,6 +132,7 @@ MUTANTS = [
     Mutant("blanks all number one", BLANKS, "number = 1 + sum(", "number = 1 + 0 * sum("),
     Mutant("the last bank hides the others", LABS, "before = found.get(i, Bank())", "before = Bank()"),
     Mutant("right answers of one bank only", LABS, "(*before.right, *bank.right)", "before.right or bank.right"),
+    Mutant("oracles within reach", LINT, "if CHECKS.search(name)", "if False"),
     Mutant("block lines leak", LINT, "if line in cell.source", "if line == cell.source"),
 ]
 
@@ -448,6 +450,9 @@ def check_blanks(module: ModuleType) -> None:
 def check_lint(module: ModuleType) -> None:
     leaky = from_dict({"cells": [{"cell_type": "code", "source": "# so:\nmean = running_mean(x)"}]})
     assert len(module.leaks(LAB, leaky)) == 1
+    lab = Workbook(DEMO.root, DEMO.package).lab("1")
+    lab.notebook.cells[1].source += "\nfrom tests.workbook.demo.lab01.section_1 import counts"
+    assert len(module._cells(lab)) == 1
 
 
 def check_labs(module: ModuleType) -> None:

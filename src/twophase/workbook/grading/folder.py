@@ -22,7 +22,8 @@ class Submission:
 
     def flags(self, among: "Sequence[Submission]" = ()) -> list[str]:
         """Where a lecturer should look: at cells of the notebook, and at other submissions."""
-        link = [f"a link to {plain(os.readlink(self.path))}"] if self.path.is_symlink() else []
+        is_link = os.path.islink(self.path)  # unlike Path.is_symlink, it does not raise where a path is too long
+        link = [f"a link to {plain(os.readlink(self.path))}"] if is_link else []
         inside = [str(flag) for flag in self.report.flags] if self.report is not None else []
         return [*link, *_relations(self, among), *inside]
 

@@ -24,6 +24,7 @@ import gc
 import importlib
 import json
 import os
+import secrets
 import select
 import signal
 import socket
@@ -233,22 +234,26 @@ class Worker:
     def _inside(self, job: Mapping[str, Any], exercise: Exercise, folder: str) -> Verdict:
         mine, its = socket.socketpair()
         control, its_control = socket.socketpair()
+        # An answer can write to every descriptor it has; only `run` can say this.
+        proof = secrets.token_hex(16).encode()
 
         def run() -> None:
             # Taken before any answer runs, so that replacing them changes nothing here.
             send, leave, dumps = its.sendall, os._exit, json.dumps
             become_private(folder, _memory_gib(exercise))
             verdict = shortened(with_scope(grade_one(job, self.judge, self.namespace)))
-            send(dumps(verdict).encode() + b"\n")
+            send(proof + dumps(verdict).encode() + b"\n")
             leave(0)
 
         sandbox.spawn(self._world, run, its_control, keep=[its.fileno()])
         its.close()
         with mine, control:
             line = read_line(mine, time.monotonic() + exercise.time_limit_s + GRACE_S)
-            if line is not None and not line.endswith(b"\n"):
+            if line is None:
+                return explain_timeout(exercise)
+            if not line.startswith(proof) or not line.endswith(b"\n"):
                 return explain_death(exercise, _status(control))
-            return self._verdict(exercise, line, 0)
+            return self._verdict(exercise, line.removeprefix(proof), 0)
 
     def _verdict(self, exercise: Exercise, line: bytes | None, status: int) -> Verdict:
         if line is None:
