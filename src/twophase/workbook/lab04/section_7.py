@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from twophase.cache.manager import CacheManager
 from twophase.core.plan import SampledToken
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
@@ -145,6 +146,7 @@ def computed_per_needed() -> float:
 class DecodesFirst(Policy):
     """Notes what is free once the decodes have their blocks: then it is the newcomers' turn."""
 
+    cache: CacheManager
     num_free = 0
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
@@ -154,7 +156,7 @@ class DecodesFirst(Policy):
         for sequence in step.running:
             if sequence.is_decoding:
                 step.decode(sequence)
-        self.num_free = step.num_spare_blocks
+        self.num_free = self.cache.num_free_blocks
         for sequence in step.waiting:
             if not step.admit(sequence):
                 break
@@ -170,6 +172,7 @@ def agrees_with_the_scheduler(answer: Any, draw: Draw, num_running: int, waterma
     limits: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 512}
     policy = DecodesFirst()
     scheduler = make_scheduler(limits | {"num_blocks": num_blocks, "block_size": 4}, policy)
+    policy.cache = scheduler.cache
 
     def add(name: str, num_prompt: int, num_output: int) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
