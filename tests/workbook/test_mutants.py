@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 import threading
+from fractions import Fraction
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
@@ -121,6 +122,7 @@ MUTANTS = [
     Mutant("any picture", VERDICTS, "    if not is_png:", "    if False:"),
     Mutant("something follows", WIRE, "if self._at != len(self._data):", "if False:"),
     Mutant("in-place changes lost", WIRE, "for number in changed:", "for number in changed[:0]:"),
+    Mutant("fractions rounded", WIRE, 'b"q", (value.numerator, value.denominator)', 'b"q", (round(value), 1)'),
     Mutant("lies stay lies", WIRE, "if self._handles.coerces and plain is not None:", "if False:"),
     Mutant("a check's lists shared", REMOTE, "given if self.coerces else self._copied(given)", "given"),
     Mutant("modules named", REMOTE, "value, ModuleType | FrameType |", "value, FrameType |"),
@@ -381,6 +383,7 @@ def check_wire(module: ModuleType) -> None:
         sent(1, b"N")
         raise AssertionError("something followed")
     assert type(sent(type("Lie", (int,), {})(3))) is int
+    assert sent(Fraction(1, 3)) == Fraction(1, 3)
 
 
 def check_remote(module: ModuleType) -> None:

@@ -4,6 +4,7 @@ import copy
 import socket
 import threading
 from collections import OrderedDict, deque
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -45,6 +46,7 @@ def same(value):
 VALUES = [
     None, True, 0, -1, 2**70, 1.5, float("inf"), 1j, "é\ud800", b"x", (1, (2,)), [1, [2]], {"a": {1: 2}}, {1, 2},
     frozenset({1}), slice(1, None, 2), range(1, 9, 2), ..., torch.float16, torch.device("cpu"), torch.Size([2, 3]),
+    Fraction(1, 3),
 ]  # fmt: skip
 
 
@@ -289,7 +291,7 @@ def mangled(data):
 
 def test_a_mangled_message_is_refused_or_read_but_never_more():
     peer = Peer(None, TrustedRules("tests"))
-    value = ("gave", [1, {"a": torch.ones(2, 3)[:, 1:]}, np.ones(2), (2.0, "s"), slice(1, 2)])
+    value = ("gave", [1, {"a": torch.ones(2, 3)[:, 1:]}, np.ones(2), (2.0, "s"), slice(1, 2), Fraction(1, 2)])
     data = bytes(Writer(Table(), peer).message(value))
     for wrong in mangled(data):
         try:

@@ -542,7 +542,7 @@ def fit_costs(records):
     costs[columns] = x
     return costs
 """,
-                "leaves out the right ones",
+                "has the least relative errors",
             ),
         ),
     ),

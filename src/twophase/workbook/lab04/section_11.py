@@ -90,19 +90,19 @@ def holds_on_other_traffic(answer: Any, draw: Draw) -> None:
 def knows_what_is_late(answer: Any, draw: Draw) -> None:
     """Well before and well after the last moment at which a prefill could begin; a policy without `is_late` may be."""
     policy: Any = made(answer)
-    cost, ttft_s = challenge.COST, challenge.SLO.ttft_s
-    assert ttft_s is not None
+    cost, promise_s = challenge.COST, challenge.SLO.ttft_s
+    assert promise_s is not None
     for num_tokens in (200, 1500) if hasattr(policy, "is_late") else ():
         needs_s = cost.per_step_s + cost.per_token_s * num_tokens
         for spare_s, expected in ((needs_s, False), (-needs_s / 2, True)):
             arrival_s = 30.0
             asked = SimpleNamespace(num_uncomputed_tokens=num_tokens, request=SimpleNamespace(arrival_s=arrival_s))
-            now_s = arrival_s + ttft_s - needs_s - spare_s
+            now_s = arrival_s + promise_s - needs_s - spare_s
             if bool(policy.is_late(asked, now_s)) != expected:
                 reject(
                     f"is_late says {not expected} for a prompt of {num_tokens} tokens that came at {arrival_s} s, "
                     f"at {now_s:.3f} s",
-                    f"its prefill takes {needs_s:.3f} s at least, and {ttft_s} s are promised",
+                    f"its prefill takes {needs_s:.3f} s at least, and {promise_s} s are promised",
                 )
 
 

@@ -70,7 +70,7 @@ def keeps_the_budget(answer: Any, draw: Draw, num: int, budget: int) -> None:
 
 def wastes_nothing(answer: Any, draw: Draw, num: int, budget: int) -> None:
     """A step below the budget computes all that there is to compute."""
-    jobs = random_jobs(draw, num, 3 * budget)
+    jobs = random_jobs(draw, num, 3 * budget) if num > 1 else [Job("A", budget - 100, 3)]
     log = watched(answer, jobs, budget)
     left = {job.name: [job.num_prompt_tokens, job.num_output_tokens] for job in jobs}
     for number, step in enumerate(log):
@@ -197,7 +197,12 @@ EXERCISES = (
                 "leaves no room unused",
                 wastes_nothing,
                 "As long as there is budget and somebody with tokens to compute, the step is not full.",
-                ({"num": 3, "budget": 8}, {"num": 8, "budget": 12}, {"num": 40, "budget": 300}),
+                (
+                    {"num": 3, "budget": 8},
+                    {"num": 8, "budget": 12},
+                    {"num": 1, "budget": 300},
+                    {"num": 40, "budget": 300},
+                ),
             ),
             Property("gives what the card says", knows_the_example, "Play the three steps of the example by hand."),
         ),

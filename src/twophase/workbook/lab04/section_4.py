@@ -194,8 +194,10 @@ def keeps_the_head_first(answer: Any, draw: Draw) -> None:
     _in_order(requests, got.records)
 
 
-def fills_the_step(answer: Any, draw: Draw, num: int, spread: int, max_tokens: int = 10) -> None:
-    requests = drawn(draw, num, 4 * max_tokens, spread)
+def fills_the_step(
+    answer: Any, draw: Draw, num: int, spread: int, max_tokens: int = 10, longest: int | None = None
+) -> None:
+    requests = drawn(draw, num, longest or 4 * max_tokens, spread)
     got = [as_dict(step) for step in run(answer, requests, max_tokens).steps]
     for number, (one, other) in enumerate(zip(got, expected_steps(requests, max_tokens), strict=False)):
         if one != other:
@@ -274,6 +276,7 @@ EXERCISES = (
                 "newcomers, several if they are short.",
                 (
                     {"num": 2, "spread": 0},
+                    {"num": 4, "spread": 0, "longest": 3},
                     {"num": 6, "spread": 0},
                     {"num": 8, "spread": 6},
                     {"num": 5, "spread": 3, "max_tokens": 150},

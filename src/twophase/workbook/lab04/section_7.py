@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from twophase.cache.manager import CacheManager
 from twophase.core.plan import SampledToken
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
@@ -89,10 +90,10 @@ def machine(draw: Draw) -> Machine:
 
 
 def moves_whole_blocks_twice(answer: Any, draw: Draw, num_tokens: int) -> None:
-    here = machine(draw)
-    num_blocks = len(range(0, num_tokens, here.block_size))
-    expected = (num_blocks * here.block_bytes + num_blocks * here.block_bytes) / here.host_bytes_per_s
-    compare(answer.swap_s(num_tokens, here), expected, what=f"swap_s({num_tokens}, ...)", rtol=1e-9, atol=0)
+    for here in (machine(draw), machine(draw)._replace(block_size=12)):
+        num_blocks = len(range(0, num_tokens, here.block_size))
+        expected = (num_blocks * here.block_bytes + num_blocks * here.block_bytes) / here.host_bytes_per_s
+        compare(answer.swap_s(num_tokens, here), expected, what=f"swap_s({num_tokens}, ...)", rtol=1e-9, atol=0)
 
 
 def recomputes_every_pair(answer: Any, draw: Draw, num_tokens: int) -> None:
@@ -145,16 +146,17 @@ def computed_per_needed() -> float:
 class DecodesFirst(Policy):
     """Notes what is free once the decodes have their blocks: then it is the newcomers' turn."""
 
+    cache: CacheManager
     num_free = 0
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
         return by_priority(sequence)
 
-    def plan(self, step: Any) -> None:  # a StepBuilder
+    def plan(self, step: Step) -> None:
         for sequence in step.running:
             if sequence.is_decoding:
                 step.decode(sequence)
-        self.num_free = step.num_spare_blocks
+        self.num_free = self.cache.num_free_blocks
         for sequence in step.waiting:
             if not step.admit(sequence):
                 break
@@ -170,6 +172,7 @@ def agrees_with_the_scheduler(answer: Any, draw: Draw, num_running: int, waterma
     limits: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 512}
     policy = DecodesFirst()
     scheduler = make_scheduler(limits | {"num_blocks": num_blocks, "block_size": 4}, policy)
+    policy.cache = scheduler.cache
 
     def add(name: str, num_prompt: int, num_output: int) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
@@ -184,8 +187,9 @@ def agrees_with_the_scheduler(answer: Any, draw: Draw, num_running: int, waterma
         return
     running = [held(sequence) for sequence in scheduler.sequences.values()]
     # As many as just fit, give or take one.
-    kept = len(running) + math.ceil(watermark * num_blocks)
-    tight = max(0, scheduler.cache.num_free_blocks - kept - draw.integer(0, 2))
+    tight = max(
+        0, scheduler.cache.num_free_blocks - len(running) - math.ceil(watermark * num_blocks) - draw.integer(0, 2)
+    )
     num_prompt = max(1, min(4 * tight - draw.integer(0, 4), 60))
     scheduler.config = type(scheduler.config)(**limits, watermark=watermark)
     add("new", num_prompt, draw.integer(1, 6))

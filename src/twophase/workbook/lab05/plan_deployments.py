@@ -12,7 +12,7 @@ class Deployment:
     """What the concurrency of one engine follows from. Bytes are bytes; a GB is 10^9 of them.
 
     Attributes:
-        weight_bytes: Of the whole model.
+        weight_bytes: Of the model, on all GPUs together: what each of them holds whole counts for each.
         value_bytes: Of a number in the cache; `scale_bytes` of the scale that a token's K of one head shares, and
             its V likewise (0: not quantised).
         num_gpus: Tensor parallel; where the K/V heads do not divide, the fullest GPU has one more.
@@ -37,17 +37,17 @@ class Deployment:
 
 def deployment_of(config: PlanConfig) -> Deployment:
     """The same numbers out of a plan's file, whose workspace must be given."""
-    shape = config.shape
+    shape, num_gpus = config.shape, config.tensor_parallel_size
     if config.workspace_bytes is None:
         raise ValueError("this deployment leaves the workspace to be estimated; give it")
     return Deployment(
-        shape.memory_bytes,
+        num_gpus * shape.memory_bytes_on(num_gpus),
         shape.num_layers,
         shape.num_kv_heads,
         shape.head_dim,
         shape.kv_value_bytes,
         shape.kv_scale_bytes,
-        config.tensor_parallel_size,
+        num_gpus,
         int(config.hardware.memory_bytes),
         config.gpu_memory_utilization,
         config.workspace_bytes,
