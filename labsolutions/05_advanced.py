@@ -1743,7 +1743,7 @@ for chunk in (128, 256, 512, 8192):
 
 # %% [markdown]
 # <!-- card 5.26 -->
-# A `Deployment` has `weight_bytes` (of the model; they divide evenly), `num_layers`, `num_kv_heads`, `head_dim`,
+# A `Deployment` has `weight_bytes` (on all GPUs together, each with as many), `num_layers`, `num_kv_heads`, `head_dim`,
 # `value_bytes` and `scale_bytes` of a number and of a scale in the cache, `num_gpus`, `gpu_bytes`, `utilisation` (the
 # share of a GPU that may be used), `workspace_bytes` (per GPU), `block_size`, `max_num_seqs`. The scale is one for each
 # token and head, for K and for V. `kv_bytes_per_token` counts the fullest GPU, `num_blocks` is of one GPU's pool, and

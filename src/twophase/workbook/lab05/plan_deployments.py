@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from twophase.capacity.config import EXAMPLE, PlanConfig, parse_config
+from twophase.capacity.memory import weight_bytes
 from twophase.capacity.plan import Plan
 
 
@@ -41,7 +42,7 @@ def deployment_of(config: PlanConfig) -> Deployment:
     if config.workspace_bytes is None:
         raise ValueError("this deployment leaves the workspace to be estimated; give it")
     return Deployment(
-        num_gpus * shape.memory_bytes_on(num_gpus),
+        num_gpus * weight_bytes(shape, num_gpus),
         shape.num_layers,
         shape.num_kv_heads,
         shape.head_dim,
