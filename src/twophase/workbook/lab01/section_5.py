@@ -91,7 +91,7 @@ def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
 
 
 def model_and_text(draw: Draw, length: int, batch: int = 2) -> tuple[ToyModel, Tensor]:
-    toy = ToyModel(draw.integer(0, 1000), width=draw.choice((16, 24, 32)), num_positions=256)
+    toy = ToyModel(draw.integer(0, 1000), width=draw.choice((16, 24, 32)), num_positions=512)
     return toy, draw.integers(0, 100, batch, length)
 
 

@@ -369,6 +369,7 @@ EXERCISES = (
     ),
     Exercise(
         id="5.11",
+        checked_in="answer",
         title="Writing under a mask",
         kind="code",
         names=("generate_guided",),

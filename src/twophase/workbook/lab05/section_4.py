@@ -52,11 +52,12 @@ def knows_the_example(answer: Any, draw: Draw) -> None:
 
 def keeps_short(answer: Any, draw: Draw, num_sinks: int) -> None:
     window = draw.integer(20, 60)
-    for block_size in (1, draw.choice([4, 8, 16])):
-        for num_tokens in (0, 1, block_size, block_size + 1, window - 1):
-            got = asked_for(answer, num_tokens, block_size, window, num_sinks)
-            of = told(num_tokens, block_size, window, num_sinks)
-            compare(sorted(set(got)), list(range(-(-num_tokens // block_size))), what=f"the blocks kept of {of}")
+    block_size = draw.choice([4, 8, 16])
+    lengths = [(n, block_size) for n in (0, 1, block_size, block_size + 1, window - 1)]
+    for num_tokens, block_size in [(window - 2, 1), *lengths]:
+        got = asked_for(answer, num_tokens, block_size, window, num_sinks)
+        of = told(num_tokens, block_size, window, num_sinks)
+        compare(sorted(set(got)), list(range(-(-num_tokens // block_size))), what=f"the blocks kept of {of}")
 
 
 def require_kept(answer: Any, sizes: tuple[int, int, int, int]) -> None:
