@@ -351,7 +351,7 @@ def ends_at_a_stop_token(answer: Any, draw: Draw, num_before: int) -> None:
 
 def ignores_the_prompts_stops(answer: Any, draw: Draw) -> None:
     for prompt in ([7, 5, 7], [7] * 70):
-        run(answer, prompt, [11, 12, 7], {7}, 20, ([11, 12, 7], "stop"))
+        run(answer, prompt, [11, 12, 7], {7}, 5, ([11, 12, 7], "stop"))
 
 
 def prefers_stop(answer: Any, draw: Draw) -> None:
