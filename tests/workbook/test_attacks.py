@@ -142,7 +142,7 @@ ASK = "from twophase.workbook import reference, use\n"
 
 
 @pytest.mark.parametrize("ask", ["reference", "use"])
-@pytest.mark.parametrize("exercise", [*LAB.exercises.keys() - {"1.7"}])
+@pytest.mark.parametrize("exercise", [i for i in LAB.exercises if i != "1.7"])
 def test_the_reference_is_worth_no_points_whatever_the_kind(lane, exercise, ask):
     """A question's is a plain value, equal to what a learner would have written."""
     (name,) = LAB.exercises[exercise].names
