@@ -16,7 +16,7 @@ from tests.fuzz.command_lines import CommandLines
 from tests.fuzz.requests import Requests
 from tests.fuzz.rule import FindingError, findings, refusing_clearly
 from twophase.core.errors import ConfigError
-from twophase.engine.sampler import SampleRow
+from twophase.engine.engine import Engine
 from twophase.scheduling.roster import Roster
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def fuzz(kind, count, seed, cwd):
     ("kind", "count", "outcomes", "at_least"),
     [
         ("requests", 100, ("accepted", "refused", "compared"), 50),
-        ("folders", 80, ("opened", "refused"), 20),
+        ("folders", 100, ("opened", "refused"), 15),
         ("command-lines", 60, ("status 0", "status 2"), 5),
     ],
 )
@@ -80,13 +80,14 @@ def test_a_ghost_is_noticed(requests, monkeypatch):
 
 def test_a_neighbours_draw_is_noticed(requests, monkeypatch):
     """Draws that depend on the batch: each row of it takes the next one's position."""
-    init = SampleRow.__init__
+    row_of = Engine._sample_row
     ever = iter(range(10**9))
 
-    def shifted(row, *args, **kwargs):
-        init(row, *args, **kwargs | {"position": kwargs["position"] + next(ever) % 2})
+    def shifted(*args):
+        row = row_of(*args)
+        return row._replace(position=row.position + next(ever) % 2)
 
-    monkeypatch.setattr(SampleRow, "__init__", shifted)
+    monkeypatch.setattr(Engine, "_sample_row", shifted)
     found = findings(requests.try_one, count=20, seed=0)
     assert any("alone" in finding for finding in found), found
 

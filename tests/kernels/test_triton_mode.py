@@ -127,12 +127,16 @@ def gpu_without_a_helper(monkeypatch, tmp_path):
 
 def check_missing_tools(module, monkeypatch, tmp_path, what):
     """Each thing that triton builds with, missing in turn: one message, with what to install."""
+    from triton.backends.nvidia import driver
+
     with monkeypatch.context() as patch:
         expected = {
             "libcuda": "AssertionError: libcuda",
             "compiler": "no gcc or clang in PATH",
             "headers": f"no Python.h in {tmp_path}",
         }[what]
+        for found in (driver.libcuda_dirs, driver.library_dirs):  # what an earlier case has found
+            getattr(found, "cache_clear", lambda: None)()
         if what != "libcuda":
             patch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path))
         if what == "compiler":

@@ -110,6 +110,7 @@ EXERCISES = (
         id="2.5",
         title="FLOPs and bytes of a prefill",
         kind="code",
+        checked_in="answer",
         names=("matmul_cost", "prefill_cost"),
         points=4,
         minutes=12,

@@ -167,6 +167,7 @@ EXERCISES = (
         id="3.1",
         title="One decode step, layer by layer",
         kind="code",
+        checked_in="answer",
         names=("decode_step",),
         points=4,
         minutes=12,

@@ -138,6 +138,7 @@ EXERCISES = (
         id="3.17",
         title="K and V in one byte",
         kind="code",
+        checked_in="answer",
         names=("quantise", "dequantise"),
         points=4,
         minutes=10,
