@@ -83,7 +83,7 @@ class Guard:
         for watched, before in self._objects:
             now = _items_of(watched)
             changed = {name for name, value in before if now.get(name, self) is not value}
-            added = now.keys() - {name for name, _ in before} - {"_objects"}
+            added = set() if isinstance(watched, dict) else now.keys() - {name for name, _ in before} - {"_objects"}
             found += [f"{type(watched).__name__}.{name}" for name in sorted(changed | added)]
         return found
 
