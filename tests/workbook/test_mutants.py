@@ -114,6 +114,8 @@ MUTANTS = [
     Mutant("not restored", GUARD, "vars(module).update(before)", "pass"),
     Mutant("private names unwatched", GUARD, "(is_own or not name.startswith", "(not name.startswith"),
     Mutant("code unwatched", GUARD, "for function, code in self._codes:", "for function, code in ():"),
+    Mutant("hidden builtins unnoticed", GUARD, "added &= HIDEABLE", "added.clear()"),
+    Mutant("added globals count as replaced", GUARD, "added &= HIDEABLE", "pass"),
     Mutant("objects unwatched", GUARD, "snapshots = [(found, tuple(", "snapshots = [(found, tuple() and tuple("),
     Mutant("any worker's word", LANE, ' or answer["nonce"] != nonce', ""),
     Mutant("secrets passed on", LANE, " and not SECRET.search(k)", ""),
@@ -316,21 +318,22 @@ def check_guard(module: ModuleType) -> None:
 def check_guard_of_own_parts(module: ModuleType) -> None:
     from twophase.workbook import checks, judge
 
-    watched, tried, code = {"checks": 1}, judge._try, checks.reject.__code__
+    watched: dict[str, object] = {"checks": 1}
+    tried, code = judge._try, checks.reject.__code__
     guard = module.Guard()
     guard.watch(watched)
     try:
         judge._try = print
         checks.reject.__code__ = code.replace(co_name="other")
-        watched["checks"] = 2
+        watched["checks"], watched["abs"], watched["mine"] = 2, abs, 1
         found = guard.replaced()
         guard.restore()
     finally:
         judge._try, checks.reject.__code__ = tried, code
     assert found == [
-        "twophase.workbook.judge._try", "twophase.workbook.checks.reject.__code__", "dict.checks",
+        "twophase.workbook.judge._try", "twophase.workbook.checks.reject.__code__", "dict.abs", "dict.checks",
     ]  # fmt: skip
-    assert watched == {"checks": 1}
+    assert watched["checks"] == 1
 
 
 def check_lane(module: ModuleType) -> None:

@@ -125,7 +125,6 @@ EXERCISES = (
         id="2.1",
         title="Causal attention over a prompt",
         kind="code",
-        checked_in="answer",
         names=("naive_attention",),
         points=3,
         minutes=10,

@@ -122,7 +122,6 @@ EXERCISES = (
         id="2.18",
         title="One chunk of a prompt",
         kind="code",
-        checked_in="answer",
         names=("prefill_chunk",),
         points=4,
         minutes=15,

@@ -161,7 +161,6 @@ EXERCISES = (
         id="2.19",
         title="Your kernels in the engine",
         kind="code",
-        checked_in="answer",
         names=("own_write", "own_prefill"),
         points=4,
         minutes=15,

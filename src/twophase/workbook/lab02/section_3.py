@@ -110,7 +110,6 @@ EXERCISES = (
         id="2.5",
         title="FLOPs and bytes of a prefill",
         kind="code",
-        checked_in="answer",
         names=("matmul_cost", "prefill_cost"),
         points=4,
         minutes=12,

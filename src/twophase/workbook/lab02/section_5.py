@@ -390,7 +390,6 @@ EXERCISES = (
         id="2.9",
         title="Two halves make a whole",
         kind="code",
-        checked_in="answer",
         names=("merge_halves",),
         points=3,
         minutes=12,

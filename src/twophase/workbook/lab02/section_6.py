@@ -279,7 +279,6 @@ EXERCISES = (
         id="2.11",
         title="Counting traffic",
         kind="code",
-        checked_in="answer",
         names=("count_traffic",),
         points=3,
         minutes=10,

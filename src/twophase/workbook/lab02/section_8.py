@@ -126,7 +126,6 @@ EXERCISES = (
         id="2.14",
         title="From positions to slots",
         kind="code",
-        checked_in="answer",
         names=("slot_mapping",),
         points=2,
         minutes=6,

@@ -112,7 +112,6 @@ EXERCISES = (
         id="2.17",
         title="Attention over a packed batch",
         kind="code",
-        checked_in="answer",
         names=("packed_attention",),
         points=3,
         minutes=10,

@@ -117,7 +117,6 @@ EXERCISES = (
         id="3.19",
         title="Where the weights stop mattering",
         kind="code",
-        checked_in="answer",
         names=("step_seconds", "ridge_batch"),
         points=4,
         minutes=12,

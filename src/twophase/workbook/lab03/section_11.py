@@ -72,7 +72,6 @@ EXERCISES = (
         id="3.21",
         title="Fit the step time",
         kind="code",
-        checked_in="answer",
         names=("fit_line",),
         points=3,
         minutes=8,

@@ -126,7 +126,6 @@ EXERCISES = (
         id="3.23",
         title="Your decode in the engine",
         kind="code",
-        checked_in="answer",
         names=("own_engine",),
         points=6,
         minutes=15,

@@ -55,7 +55,6 @@ EXERCISES = (
         id="3.2",
         title="Bytes of a step, and its ceiling",
         kind="code",
-        checked_in="answer",
         names=("bytes_per_step", "tokens_per_second"),
         points=3,
         minutes=6,

@@ -241,7 +241,6 @@ EXERCISES = (
         id="3.5",
         title="A pool of blocks",
         kind="code",
-        checked_in="answer",
         names=("BlockPool",),
         points=4,
         minutes=10,

@@ -133,7 +133,6 @@ EXERCISES = (
         id="3.8",
         title="Attention over gathered pages",
         kind="code",
-        checked_in="answer",
         names=("paged_attention",),
         points=4,
         minutes=12,

@@ -60,7 +60,6 @@ EXERCISES = (
         id="3.13",
         title="Units of memory that an access touches",
         kind="code",
-        checked_in="answer",
         names=("units_touched",),
         points=3,
         minutes=8,

@@ -138,7 +138,6 @@ EXERCISES = (
         id="3.17",
         title="K and V in one byte",
         kind="code",
-        checked_in="answer",
         names=("quantise", "dequantise"),
         points=4,
         minutes=10,
