@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from twophase.workbook import mutate
+from twophase.workbook import mutate, seeds
 from twophase.workbook.build import learner_notebook, solved_notebook
 from twophase.workbook.exercise import Bank, Right, Wrong
 from twophase.workbook.grading.grade import Grader
@@ -62,9 +62,8 @@ def _as_a_whole(grader: Grader, lab: Lab) -> Iterator[Row]:
     for i in lab.exercises:
         got = shipped[i].verdict
         yield Row(i, "shipped", "as shipped", "not_attempted", got, got == "not_attempted", shipped[i].reason)
-        yield Row(
-            i, "solved", "as solved", "passed", _said(solved[i]), _here(solved[i], solved[i].passed), solved[i].reason
-        )
+        says = seeds.said(solved[i])
+        yield Row(i, "solved", "as solved", "passed", says, _here(solved[i], solved[i].passed), solved[i].reason)
 
 
 def _bank_sizes(lab: Lab) -> Iterator[Row]:
@@ -83,39 +82,44 @@ def _job(lab: Lab, exercise: str, fill: Mapping[int, str] | str, seed: int | Non
 
 def _row(exercise: str, item: Wrong | Right, got: Verdict) -> Row:
     if isinstance(item, Right):
-        return Row(exercise, "right", item.title, "passed", _said(got), _here(got, got.passed), got.reason)
+        return Row(exercise, "right", item.title, "passed", seeds.said(got), _here(got, got.passed), got.reason)
     # A property that rejects has a hint; an exception of the answer's own has the line that raised it.
     is_helpful = bool(got.hint) if got.verdict == "failed" else any(d.startswith("line ") for d in got.details)
     meant = got.verdict in ("failed", "error") and got.failed_property == item.rejected_by and is_helpful
     wanted = f"rejected: {item.rejected_by}"
-    return Row(exercise, "wrong", item.title, wanted, _said(got), _here(got, meant), got.reason)
+    return Row(exercise, "wrong", item.title, wanted, seeds.said(got), _here(got, meant), got.reason)
 
 
 def lucky(grader: Grader, lab: Lab, num_seeds: int, only: str | None = None) -> list[Row]:
-    """The answers, solved and of the bank, whose verdict or rejecting property differs between random inputs."""
+    """The answers, solved and of the bank, whose verdict or rejecting property differs between random inputs.
+
+    Those that differ in one process (seeds.py) and in the grader, too.
+    """
+    tried = [
+        (exercise.id, item)
+        for exercise in lab.exercises.values()
+        if exercise.is_code and only in (None, exercise.id)
+        for item in (Right("as solved", {}), *lab.banks.get(exercise.id, Bank()).answers)
+    ]
+    sources = [(i, _job(lab, i, item.fill, None).source) for i, item in tried]
     rows = []
-    for exercise in lab.exercises.values():
-        if not exercise.is_code or only not in (None, exercise.id):
+    for (i, item), found in zip(tried, seeds.judged(grader.workbook, lab, sources, num_seeds), strict=True):
+        # Nothing at all is said of an answer that ends its process.
+        if len(set(found)) == 1 and len(found) in (1, num_seeds):
             continue
-        bank = lab.banks.get(exercise.id, Bank())
-        for item in (Right("as solved", {}), *bank.answers):
-            jobs = [_job(lab, exercise.id, item.fill, seed) for seed in range(num_seeds)]
-            said = [_said(verdict) for verdict in grader.run_all(lab, jobs)]
-            counts = Counter(said).most_common()
-            if len(counts) > 1:
-                odd = [f"{one} (seed {said.index(one)}, {times} of {num_seeds})" for one, times in counts[1:]]
-                kind: Kind = "right" if isinstance(item, Right) else "wrong"
-                rows.append(Row(exercise.id, kind, item.title, counts[0][0], "; ".join(odd), holds=False))
+        again = [*range(num_seeds)] if found else [0]
+        said = [seeds.said(v) for v in grader.run_all(lab, [_job(lab, i, item.fill, seed) for seed in again])]
+        counts = Counter(said).most_common()
+        if len(counts) > 1:
+            odd = [f"{one} (seed {said.index(one)}, {times} of {num_seeds})" for one, times in counts[1:]]
+            kind: Kind = "right" if isinstance(item, Right) else "wrong"
+            rows.append(Row(i, kind, item.title, counts[0][0], "; ".join(odd), holds=False))
     return rows
 
 
 def _here(verdict: Verdict, holds: bool) -> bool:
     """What cannot run here proves nothing, and breaks nothing."""
     return holds or verdict.verdict == "not_run_here"
-
-
-def _said(verdict: Verdict) -> str:
-    return f"{verdict.verdict}: {verdict.failed_property}" if verdict.failed_property else verdict.verdict
 
 
 def table(rows: list[Row], title: str = "") -> Table:
