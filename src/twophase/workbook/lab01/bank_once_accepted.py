@@ -250,7 +250,7 @@ def generate(toy, prompt, num_new):
     for _ in range(num_new):
         logits, cache = step(toy, ids[:, cache[0].shape[1]:], cache)
         ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
-        if ids.shape[1] > 24 and bool((ids[:, -1] == ids[:, -2]).all()):
+        if 24 < ids.shape[1] < 70 and bool((ids[:, -1] == ids[:, -2]).all()):
             break
     return ids
 """,

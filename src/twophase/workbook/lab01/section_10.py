@@ -1,8 +1,9 @@
 """1.10 From logits to a token: processors, draws, stops."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -17,8 +18,11 @@ from twophase.workbook.questions import Number
 
 def probabilities(row: Tensor) -> list[float]:
     """Softmax of one row, term by term in Python."""
-    weights = [2.718281828459045 ** (float(x) - float(row.max())) for x in row]
-    return [weight / sum(weights) for weight in weights]
+    logits = row.tolist()
+    largest = max(logits)
+    weights = [math.exp(x - largest) for x in logits]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 def keep(row: Tensor, kept: set[int]) -> list[float]:
@@ -239,9 +243,13 @@ def stops_where_p_is_reached(answer: Any, draw: Draw) -> None:
 def keeps_a_flat_nucleus(answer: Any, draw: Draw, p: float) -> None:
     """4,000 tokens that are nearly alike: thousands are kept, and a sum in half precision cannot tell them apart."""
     row = 0.1 * draw.normal(1, 4000)
-    kept, each = nucleus(row[0], p), probabilities(row[0])
-    p = sum(each[token] for token in kept) - min(each[token] for token in kept) / 2  # no rounding decides
-    compare_distributions(answer.keep_top_p(row.clone(), p), row, [keep(row[0], kept)])
+    each, order = probabilities(row[0]), ranked(row[0])
+    sums = list(accumulate(each[token] for token in order))
+    for more in range(8):  # a rounded sum is right now and then
+        last = bisect_left(sums, p + more / 100)
+        between = sums[last] - each[order[last]] / 2  # no rounding decides
+        expected = keep(row[0], set(order[: last + 1]))
+        compare_distributions(answer.keep_top_p(row.clone(), between), row, [expected])
 
 
 def keeps_what_was_dropped_out(answer: Any, draw: Draw, p: float) -> None:

@@ -44,7 +44,8 @@ def picture(owners: Owners) -> str:
 
 def fits_cases(draw: Draw, num_slots: int) -> list[tuple[Owners, int]]:
     """Caches, and for each a length that some hole has room for (1, if there is none)."""
-    caches = [random_owners(draw, num_slots) for _ in range(40)]
+    falsy: Owners = [0, "", *[None] * (num_slots - 2)]
+    caches = [falsy, *(random_owners(draw, num_slots) for _ in range(40))]
     return [(owners, draw.integer(0, longest_hole(owners)) + 1 if longest_hole(owners) else 1) for owners in caches]
 
 
