@@ -29,7 +29,7 @@ def recovered(answer: Any, draw: Draw, service: PaperService, parts: Parts) -> i
 
 
 def finds_one_part(answer: Any, draw: Draw, num: int) -> None:
-    for _ in range(3):
+    for _ in range(12):
         recovered(answer, draw, PaperService(), random_parts(draw, [num], lambda: 4 * BLOCK))
 
 
