@@ -54,6 +54,7 @@ import torch.nn.functional as F
 
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
+from twophase.capacity.cautions import cautions_of
 from twophase.capacity.report import to_text
 from twophase.engine.drafters import NgramDrafter
 from twophase.engine.thrift import Thrift
@@ -1811,7 +1812,7 @@ check("5.27")
 options = ("kv_cache_dtype", "int8"), ("max_num_seqs", "4"), ("tensor_parallel_size", "4")
 for key, value in (*options, ("gpu_memory_utilization", "0.95")):
     plan = plan_of(example(**{**tight, key: value}))
-    most, warnings = plan.saturated.requests_per_s, [caution.name for caution in plan.cautions]
+    most, warnings = plan.saturated.requests_per_s, [caution.name for caution in cautions_of(plan)]
     print(f"{key}: {value}".ljust(30), f"at most {most:4.2f} requests/s;", ", ".join(warnings) or "no warnings")
 
 # %% [markdown]

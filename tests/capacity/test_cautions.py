@@ -3,7 +3,7 @@
 import pytest
 
 from tests.capacity.plans import plan
-from twophase.capacity.cautions import RULES
+from twophase.capacity.cautions import RULES, cautions_of
 from twophase.capacity.config import parse_config
 from twophase.capacity.plan import Plan
 
@@ -37,7 +37,7 @@ CASES = [
 
 
 def named(found):
-    return {caution.name: caution for caution in found.cautions}
+    return {caution.name: caution for caution in cautions_of(found)}
 
 
 @pytest.mark.parametrize(("name", "changes", "numbers", "words", "cure"), CASES, ids=lambda value: str(value)[:30])
@@ -83,7 +83,7 @@ def test_blocks_that_are_never_read(tmp_path):
 
 
 def test_a_calm_plan_has_none():
-    assert plan(**MODEST).cautions == []
+    assert cautions_of(plan(**MODEST)) == []
 
 
 def test_every_rule_is_tested():
@@ -97,7 +97,7 @@ def test_what_does_not_fit_has_no_times():
     assert found.memory.pool_bytes < 0
     assert (found.alone, found.at_rate, found.saturated, found.within_slo) == (None,) * 4
     assert (found.utilisation, found.limited_by, found.max_requests) == (None, None, 0)
-    assert [caution.name for caution in found.cautions] == ["does-not-fit"]
+    assert [caution.name for caution in cautions_of(found)] == ["does-not-fit"]
 
 
 def test_the_number_of_gpus_that_would_do_does():

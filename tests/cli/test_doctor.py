@@ -12,7 +12,8 @@ from packaging.requirements import Requirement
 from tests.cli.conftest import run_cli
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cli import checks, selftest
-from twophase.cli.doctor import Diagnosis, Finding, diagnose
+from twophase.cli.diagnosis import Diagnosis, Finding
+from twophase.cli.doctor import diagnose
 
 OK = Finding("one", "ok", "works")
 ADVICE = Finding("two", "advice", "slow", "be quick")
@@ -240,7 +241,7 @@ def test_a_check_that_falls_over_is_a_finding(monkeypatch):
         raise ImportError("no clouds")
         yield
 
-    monkeypatch.setattr(checks, "CHECKS", (check_the_weather,))
+    monkeypatch.setattr("twophase.cli.doctor.CHECKS", (check_the_weather,))
     (finding,) = diagnose().findings
     assert (finding.name, finding.status) == ("the weather", "broken")
     assert "no clouds" in finding.detail

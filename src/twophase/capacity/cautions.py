@@ -6,13 +6,10 @@ returns its caution, or None.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from twophase.capacity.memory import fit, memory_table
+from twophase.capacity.plan import Plan
 from twophase.capacity.units import in_both
-
-if TYPE_CHECKING:
-    from twophase.capacity.plan import Plan
 
 CROWDED = 0.8  # utilisation from which on queues grow long: in the simplest one, M/D/1, a wait of two services
 MOST_GPUS = 4096
@@ -35,10 +32,10 @@ class Caution:
     limit: int | float
 
 
-Rule = Callable[["Plan"], Caution | None]
+Rule = Callable[[Plan], Caution | None]
 
 
-def does_not_fit(plan: "Plan") -> Caution | None:
+def does_not_fit(plan: Plan) -> Caution | None:
     table, config = plan.memory, plan.config
     usable, needed = table.total_bytes - table.headroom_bytes, table.weight_bytes + table.workspace_bytes
     if table.num_blocks:
@@ -52,7 +49,7 @@ def does_not_fit(plan: "Plan") -> Caution | None:
     return Caution("does-not-fit", "tensor_parallel_size" if more else "hardware", reason, needed, usable)
 
 
-def _enough_gpus(plan: "Plan") -> int | None:
+def _enough_gpus(plan: Plan) -> int | None:
     """The smallest power of two of GPUs that has room for the weights and one request of the context limit."""
     n = 1
     while n <= MOST_GPUS:
@@ -64,7 +61,7 @@ def _enough_gpus(plan: "Plan") -> int | None:
     return None
 
 
-def context_does_not_fit(plan: "Plan") -> Caution | None:
+def context_does_not_fit(plan: Plan) -> Caution | None:
     longest, num_blocks = plan.at_limit, plan.memory.num_blocks
     if longest.num_requests or not num_blocks:
         return None
@@ -75,7 +72,7 @@ def context_does_not_fit(plan: "Plan") -> Caution | None:
     return Caution("context-does-not-fit", "max_model_len", reason, longest.num_blocks, num_blocks)
 
 
-def seats_beyond_memory(plan: "Plan") -> Caution | None:
+def seats_beyond_memory(plan: Plan) -> Caution | None:
     seats, room = plan.config.max_num_seqs, plan.at_mean.num_requests
     if seats <= room or not room:
         return None
@@ -86,7 +83,7 @@ def seats_beyond_memory(plan: "Plan") -> Caution | None:
     return Caution("seats-beyond-memory", "max_num_seqs", reason, seats, room)
 
 
-def beyond_ridge(plan: "Plan") -> Caution | None:
+def beyond_ridge(plan: Plan) -> Caution | None:
     ridge, batch = plan.ridge_batch, plan.max_requests
     if ridge is None or batch <= ridge:
         return None
@@ -97,7 +94,7 @@ def beyond_ridge(plan: "Plan") -> Caution | None:
     return Caution("beyond-ridge", "max_num_seqs", reason, batch, ridge)
 
 
-def chunk_beyond_budget(plan: "Plan") -> Caution | None:
+def chunk_beyond_budget(plan: Plan) -> Caution | None:
     chunk, budget = plan.config.chunk_size, plan.config.max_num_batched_tokens
     if chunk is None or chunk <= budget:
         return None
@@ -105,7 +102,7 @@ def chunk_beyond_budget(plan: "Plan") -> Caution | None:
     return Caution("chunk-beyond-budget", "chunk_size", reason, chunk, budget)
 
 
-def chunk_below_batch(plan: "Plan") -> Caution | None:
+def chunk_below_batch(plan: Plan) -> Caution | None:
     chunk, batch = plan.config.chunk_size, plan.max_requests
     if chunk is None or chunk > batch:
         return None
@@ -116,7 +113,7 @@ def chunk_below_batch(plan: "Plan") -> Caution | None:
     return Caution("chunk-below-batch", "chunk_size", reason, chunk, batch)
 
 
-def window_beyond_context(plan: "Plan") -> Caution | None:
+def window_beyond_context(plan: Plan) -> Caution | None:
     eviction, longest = plan.config.eviction, plan.config.max_model_len
     if eviction is None or eviction.window + eviction.num_sinks < longest:
         return None
@@ -128,7 +125,7 @@ def window_beyond_context(plan: "Plan") -> Caution | None:
     return Caution("window-beyond-context", "eviction.window", reason, kept, longest)
 
 
-def blocks_never_read(plan: "Plan") -> Caution | None:
+def blocks_never_read(plan: Plan) -> Caution | None:
     window, longest = plan.config.model_window, plan.config.max_model_len
     if window is None or window >= longest or plan.config.eviction is not None:
         return None
@@ -139,7 +136,7 @@ def blocks_never_read(plan: "Plan") -> Caution | None:
     return Caution("blocks-never-read", "eviction", reason, longest, window)
 
 
-def uneven_split(plan: "Plan") -> Caution | None:
+def uneven_split(plan: Plan) -> Caution | None:
     shape, n = plan.config.shape, plan.config.tensor_parallel_size
     counts = {
         "K/V heads": shape.num_kv_heads,
@@ -158,7 +155,7 @@ def uneven_split(plan: "Plan") -> Caution | None:
     return None
 
 
-def waiting_for_links(plan: "Plan") -> Caution | None:
+def waiting_for_links(plan: Plan) -> Caution | None:
     alone, share = plan.alone, plan.all_reduce_share
     if alone is None or share is None or share <= 0.5:
         return None
@@ -169,7 +166,7 @@ def waiting_for_links(plan: "Plan") -> Caution | None:
     return Caution("waiting-for-links", "tensor_parallel_size", reason, share, 0.5)
 
 
-def peak_of_another_dtype(plan: "Plan") -> Caution | None:
+def peak_of_another_dtype(plan: Plan) -> Caution | None:
     if plan.config.dtype != "float32":
         return None
     reason = (
@@ -179,7 +176,7 @@ def peak_of_another_dtype(plan: "Plan") -> Caution | None:
     return Caution("peak-of-another-dtype", "dtype", reason, 4, 2)
 
 
-def ttft_out_of_reach(plan: "Plan") -> Caution | None:
+def ttft_out_of_reach(plan: Plan) -> Caution | None:
     slo, alone = plan.config.slo, plan.alone
     if slo is None or slo.ttft_s is None or alone is None or alone.ttft_s <= slo.ttft_s:
         return None
@@ -190,7 +187,7 @@ def ttft_out_of_reach(plan: "Plan") -> Caution | None:
     return Caution("ttft-out-of-reach", "slo.ttft_s", reason, alone.ttft_s, slo.ttft_s)
 
 
-def tpot_out_of_reach(plan: "Plan") -> Caution | None:
+def tpot_out_of_reach(plan: Plan) -> Caution | None:
     slo, alone = plan.config.slo, plan.alone
     if slo is None or slo.tpot_s is None or alone is None or alone.tpot_s is None or alone.tpot_s <= slo.tpot_s:
         return None
@@ -200,7 +197,7 @@ def tpot_out_of_reach(plan: "Plan") -> Caution | None:
     return Caution("tpot-out-of-reach", "slo.tpot_s", reason, alone.tpot_s, slo.tpot_s)
 
 
-def promise_missed(plan: "Plan") -> Caution | None:
+def promise_missed(plan: Plan) -> Caution | None:
     slo, state, alone = plan.config.slo, plan.at_rate, plan.alone
     if slo is None or state is None or alone is None or state.keeps(slo) or not alone.keeps(slo):
         return None
@@ -212,7 +209,7 @@ def promise_missed(plan: "Plan") -> Caution | None:
     return Caution("promise-missed", "workload.rate", reason, state.requests_per_s, most)
 
 
-def overloaded(plan: "Plan") -> Caution | None:
+def overloaded(plan: Plan) -> Caution | None:
     most, rate = plan.saturated, plan.config.workload.rate
     if most is None or rate <= most.requests_per_s:
         return None
@@ -225,7 +222,7 @@ def overloaded(plan: "Plan") -> Caution | None:
     return Caution("overloaded", "workload.rate", reason, rate, most.requests_per_s)
 
 
-def crowded(plan: "Plan") -> Caution | None:
+def crowded(plan: Plan) -> Caution | None:
     utilisation = plan.utilisation
     if utilisation is None or not CROWDED < utilisation <= 1:
         return None
@@ -256,6 +253,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def cautions_of(plan: "Plan") -> list[Caution]:
+def cautions_of(plan: Plan) -> list[Caution]:
     """All that apply, the gravest first."""
     return [caution for rule in RULES if (caution := rule(plan)) is not None]

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import final
 
-from twophase.capacity.cautions import Caution, cautions_of
 from twophase.capacity.config import PlanConfig
 from twophase.capacity.memory import Fit, MemoryTable, fit, memory_table
 from twophase.capacity.steady_state import Server, SteadyState
@@ -92,7 +91,3 @@ class Plan:
         cost_model = self.cost.cost_model
         run_s = float(cost_model.run_s(StepLoad(1, 1, 1, self.cost.mean_context, 0, 0)))
         return cost_model.all_reduce_s(1) / run_s
-
-    @cached_property
-    def cautions(self) -> list[Caution]:
-        return cautions_of(self)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from twophase.capacity.cautions import Caution
+from twophase.capacity.cautions import Caution, cautions_of
 from twophase.capacity.memory import Fit
 from twophase.capacity.plan import Plan
 from twophase.capacity.steady_state import SteadyState
@@ -108,9 +108,8 @@ def _row(name: str, state: SteadyState, output_tokens: int) -> str:
 
 
 def _warnings(plan: Plan) -> list[str]:
-    if not plan.cautions:
-        return ["no warnings"]
-    return [f"warnings: {len(plan.cautions)}", *_warning_lines(plan, plan.cautions)]
+    cautions = cautions_of(plan)
+    return [f"warnings: {len(cautions)}", *_warning_lines(plan, cautions)] if cautions else ["no warnings"]
 
 
 def _warning_lines(plan: Plan, cautions: Iterable[Caution]) -> Iterable[str]:
@@ -150,5 +149,5 @@ def to_dict(plan: Plan) -> dict[str, Any]:
         "utilisation": plan.utilisation,
         "ridge_batch": plan.ridge_batch,
         "assumptions": asdict(config.assumptions),
-        "warnings": [asdict(caution) | {"line": line_of(plan, caution.key)} for caution in plan.cautions],
+        "warnings": [asdict(caution) | {"line": line_of(plan, caution.key)} for caution in cautions_of(plan)],
     }

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from twophase.cli.doctor import Check, Finding
+from twophase.cli.diagnosis import Check, Finding
 from twophase.core.errors import ModelFolderError
 
 # Without these the engine does not even import; the other requirements serve kernels, pictures, notebooks and tests.
