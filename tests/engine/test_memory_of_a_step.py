@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.mutation import KillTable, Mutant
+from twophase import sizing
 from twophase.cache import kv_cache
 from twophase.cache.kv_cache import KVCacheSpec
-from twophase.engine import llm
 from twophase.model.config import load_config
 from twophase.scheduling.config import SchedulerConfig
 
@@ -40,15 +40,15 @@ def check_swap(module):
 
 
 def test_a_step_keeps_its_memory(config):
-    check_step(llm, config)
+    check_step(sizing, config)
 
 
 def test_swapped_blocks_leave_the_host_half_of_its_memory():
-    check_swap(llm)
+    check_swap(sizing)
 
 
 def test_a_step_that_needs_all_memory_is_refused():
-    with pytest.raises(llm.ConfigError, match=r"kept for a step.*max_num_batched_tokens"):
+    with pytest.raises(sizing.ConfigError, match=r"kept for a step.*max_num_batched_tokens"):
         kv_cache.num_blocks_that_fit(SPEC, torch.device("cpu"), 0.9, reserved_bytes=2**60)
 
 
@@ -62,9 +62,9 @@ def test_a_step_that_needs_all_memory_is_refused():
     ids=lambda value: value if len(value) < 30 and "." not in value else "",
 )
 def test_step_mutants_are_killed(name, old, new, config):
-    KillTable.record(Mutant(name, "twophase.engine.llm", old, new), lambda module: check_step(module, config))
+    KillTable.record(Mutant(name, "twophase.sizing", old, new), lambda module: check_step(module, config))
 
 
 def test_the_swap_mutant_is_killed():
     old = 'min(num_blocks, num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_SWAP_MEMORY_FRACTION))'
-    KillTable.record(Mutant("as large as the pool", "twophase.engine.llm", old, "num_blocks"), check_swap)
+    KillTable.record(Mutant("as large as the pool", "twophase.sizing", old, "num_blocks"), check_swap)

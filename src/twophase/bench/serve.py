@@ -26,7 +26,7 @@ from twophase.serving.slo import Slo
 from twophase.serving.workloads import TimedRequest, Workload, num_pool_blocks, token_ids_of
 
 if TYPE_CHECKING:
-    from twophase.engine.llm import LLM
+    from twophase.llm import LLM
 
 BLOCK_SIZE = 16
 MAX_SLEEP_S = 0.5  # Ctrl-C and the duration limit should be felt soon
@@ -301,7 +301,8 @@ def bench_serve(
 
 def _load(options: EngineOptions, setup: Setup, workload: Workload) -> "LLM":
     """The model with an idle engine that has run once, so that no request pays for what happens only once."""
-    from twophase.engine.llm import DEFAULT_MAX_NUM_SEQS, LLM
+    from twophase.config import DEFAULT_MAX_NUM_SEQS
+    from twophase.llm import LLM
 
     num_kv_blocks = options.num_kv_blocks
     if num_kv_blocks is None:

@@ -18,8 +18,8 @@ from twophase.core.structured_outputs import StructuredOutputs
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from twophase.engine.llm import LLM
     from twophase.engine.prompts import Prompt
+    from twophase.llm import LLM
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,7 +107,7 @@ def _open(args: argparse.Namespace) -> "AbstractContextManager[LLM | None]":
         from twophase.distributed.disaggregation import disaggregated
 
         return disaggregated(args.model, **options)
-    from twophase.engine.llm import LLM
+    from twophase.llm import LLM
 
     return LLM(args.model, **options)
 

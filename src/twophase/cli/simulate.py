@@ -212,19 +212,14 @@ def _calibration(args: argparse.Namespace) -> "Calibration":
 def _calibration_key(args: argparse.Namespace) -> dict[str, Any]:
     """All that a calibration depends on, as JSON has it."""
     from twophase.bench.machine import record_machine
-    from twophase.engine.llm import DEFAULT_MAX_NUM_SEQS, resolve_device, scheduler_config
+    from twophase.config import EngineConfig
     from twophase.model.config import load_config
+    from twophase.model.load import resolve_device
     from twophase.model.prepare import DEFAULT_MODEL, resolve_model
+    from twophase.sizing import limits_of
 
     folder, device, machine = resolve_model(args.model or DEFAULT_MODEL), resolve_device("auto"), record_machine()
-    limits = scheduler_config(
-        load_config(folder),
-        device,
-        max_num_seqs=DEFAULT_MAX_NUM_SEQS,
-        max_num_batched_tokens=None,
-        max_model_len=None,
-        enable_chunked_prefill=True,
-    )
+    limits = limits_of(EngineConfig(), load_config(folder), device)
     key = {
         "model": str(folder.resolve()),
         "device": str(device),
@@ -236,7 +231,7 @@ def _calibration_key(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _open_rig(args: argparse.Namespace, **limits: int | None) -> "Rig":
-    from twophase.engine.llm import LLM
+    from twophase.llm import LLM
     from twophase.model.prepare import DEFAULT_MODEL
     from twophase.simulate.rig import Rig
 

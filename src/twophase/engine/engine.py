@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, final
 
+from twophase.config import DEFAULT_TRACE_STEPS
 from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
@@ -23,8 +24,6 @@ from twophase.engine.runner import Runner
 from twophase.engine.sampler import SampleRow, SamplingError, sample
 from twophase.engine.speculation import Speculator
 from twophase.scheduling.scheduler import Scheduler, SequenceFault, SequenceUpdate
-
-DEFAULT_TRACE_STEPS = 10_000
 
 Sampled = tuple[SampledToken, ...]
 

@@ -82,7 +82,8 @@ def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: in
         raise InvalidRequestError(f"sampling parameters must be SamplingParams(...), got {shown(params)}.")
     if params.stop and codec is None:
         raise InvalidRequestError(
-            f"stop strings need a tokenizer, and there is none, got {shown(list(params.stop))}; use stop_token_ids."
+            f"stop strings need a tokenizer, and there is none (skip_tokenizer_init), got {shown(list(params.stop))}; "
+            f"use stop_token_ids."
         )
     for token_id in params.stop_token_ids:
         if token_id >= vocab_size:
