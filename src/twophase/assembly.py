@@ -32,7 +32,7 @@ from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import load_weights
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
-from twophase.sizing import activation_bytes, default_num_blocks, limits_of, with_swap_space
+from twophase.sizing import default_num_blocks, limits_of, step_bytes, with_swap_space
 
 
 @final
@@ -181,7 +181,7 @@ def _num_blocks(target: _Target, config: EngineConfig, team: Team, loaded: _Load
         target.limits,
         target.window,
         0 if loaded.draft is None else loaded.draft.spec.bytes_per_block,
-        activation_bytes(team.shard.config, target.limits, target.dtype) if is_on_gpu else 0,
+        step_bytes(team.shard.config, target.limits, target.dtype) if is_on_gpu else 0,
     )
 
 

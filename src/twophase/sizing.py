@@ -10,6 +10,7 @@ from twophase.cache.memory import GIB
 from twophase.cache.window import SlidingWindow
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
+from twophase.core.sizes import activation_bytes
 from twophase.model.config import ModelConfig
 from twophase.scheduling.config import SchedulerConfig
 
@@ -72,7 +73,7 @@ def default_num_blocks(
 
     Args:
         draft_bytes_per_block: What a draft model's cache takes besides.
-        reserved_bytes: What a step needs besides (`activation_bytes`).
+        reserved_bytes: What a step needs besides (`step_bytes`).
     """
     useful = limits.max_num_seqs * -(-limits.max_model_len // spec.block_size)
     if window is not None:
@@ -93,14 +94,6 @@ def default_num_swap_blocks(spec: KVCacheSpec, num_blocks: int) -> int:
     return min(num_blocks, num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_SWAP_MEMORY_FRACTION))
 
 
-def activation_bytes(config: ModelConfig, limits: SchedulerConfig, dtype: torch.dtype) -> int:
-    """What the largest step may need besides weights and K/V, added up as if nothing were freed in between.
-
-    Per token the residual stream three times (old, new, normed), q, k, v, the attention's output, gate, up and their
-    product; per row that samples, four copies of its logits in fp32 (logits, scaled, sorted, probabilities). What
-    libraries take for themselves is left to the share of memory that the pool does not get.
-    """
-    attention = config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-    per_token = 3 * config.hidden_size + attention + 3 * config.intermediate_size
-    rows = limits.max_num_seqs * 4 * config.vocab_size * torch.float32.itemsize
-    return limits.max_num_batched_tokens * per_token * dtype.itemsize + rows
+def step_bytes(model: ModelConfig, limits: SchedulerConfig, dtype: torch.dtype) -> int:
+    """What the largest step may need besides weights and K/V; `model` is this rank's part."""
+    return activation_bytes(model, limits.max_num_batched_tokens, limits.max_num_seqs, dtype.itemsize)

@@ -218,6 +218,6 @@ def ranks_in_threads():
         stack.enter_context(patch.object(tensor_parallel.Team, "join", join_in_threads))
         stack.enter_context(patch.object(tensor_parallel.signal, "signal", lambda *args: None))
         yield
-    for worker in workers:
-        worker.join(timeout=60)
+        for worker in workers:
+            worker.join(timeout=60)
     assert not failures, failures
