@@ -109,10 +109,10 @@ class EngineConfig:
     """What an engine is asked to be, whatever its model. `LLM(model, **options)` takes the same options.
 
     Attributes:
-        device: Where the model runs: 'auto' (CUDA where there is one), 'cpu', 'cuda', 'cuda:1', ...
+        device: Where the model runs: 'auto' (CUDA where there is one), 'cpu', 'cuda', 'cuda:1' and so on.
         dtype: What the model computes in: 'float32', 'float16', 'bfloat16', or 'auto': float32 on a CPU, the model's
             own elsewhere.
-        attention_backend: Who computes attention: 'torch', 'triton', 'auto' (Triton on CUDA, else torch), an
+        attention_backend: What computes attention: 'torch', 'triton', or 'auto' (Triton on CUDA, else torch). Or an
             `AttentionBackend`, or a function that makes one for the model's `AttentionSpec`.
         block_size: Tokens per K/V block, a power of two.
         num_kv_blocks: Blocks in the pool. None takes `kv_memory_fraction` of the memory that is free once the weights
@@ -129,12 +129,12 @@ class EngineConfig:
         enable_chunked_prefill: Spread long prompts over several steps.
         kv_cache_dtype: What K and V are stored as: 'auto' (the model's), 'float32', 'float16', 'bfloat16', 'int8' or
             'fp8_e4m3'.
-        sliding_window: Keys that a query sees, itself included; None: the model's own window, if it has one. Blocks
-            that no later query sees are freed, so a sequence's memory is bounded whatever its length.
-        num_attention_sinks: Besides, the first so many keys stay visible. A model that was not trained with a window
-            needs a few (4), or its text falls apart. Positions stay those of the text (see `SlidingWindow`), so
+        sliding_window: Keys that a query sees, itself included (if not given: the model's own window). Blocks that no
+            later query sees are freed, so a sequence's memory is bounded whatever its length.
+        num_attention_sinks: Keys at the beginning that stay visible besides the window. A model that was not trained
+            with a window needs a few (4), or its text falls apart. Positions stay those of the text (see `SlidingWindow`), so
             `max_model_len` limits a sequence as ever.
-        seed: For requests that have no seed of their own.
+        seed: Seeds the requests that have no seed of their own.
         skip_tokenizer_init: Serve token ids only, for folders without a tokenizer.
         use_cuda_graphs: Replay decode steps as CUDA graphs where that is possible.
         max_trace_steps: Steps kept in `engine.trace`; None keeps all.
@@ -147,9 +147,9 @@ class EngineConfig:
         speculative_config: Guess tokens ahead and verify several in one step; None: never.
         drafter: Guesses in place of the n-gram lookup: where your own can go. Without a `speculative_config` it gets
             `SpeculativeConfig()`.
-        tensor_parallel_size: Processes that share the model, all started by torchrun and all running this line. Only
-            rank 0 gets beyond it (see twophase.distributed.tensor_parallel). Close the LLM, or use it in a `with`
-            block, to let the other processes go.
+        tensor_parallel_size: Processes that share the model. All are started by torchrun and run the line that makes
+            the LLM; only rank 0 gets beyond it (see twophase.distributed.tensor_parallel). Close the LLM, or use it in
+            a `with` block, to let the other processes go.
         peer_timeout_s: Seconds that one of them may be silent in the middle of a step.
         cache_factory: Makes the cache manager from (num_blocks, block_size, enable_prefix_caching), and `full_hit` by
             name where it is not the default; None: `CacheManager`. A cache of your own frees no blocks outside a
