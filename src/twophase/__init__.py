@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from twophase.config import EngineConfig
 from twophase.core.errors import TwophaseError
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
@@ -11,7 +12,15 @@ if TYPE_CHECKING:
     from twophase.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "SpeculativeConfig", "StructuredOutputs", "TwophaseError", "__version__"]
+__all__ = [
+    "LLM",
+    "EngineConfig",
+    "SamplingParams",
+    "SpeculativeConfig",
+    "StructuredOutputs",
+    "TwophaseError",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

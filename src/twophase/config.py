@@ -132,8 +132,8 @@ class EngineConfig:
         sliding_window: Keys that a query sees, itself included (if not given: the model's own window). Blocks that no
             later query sees are freed, so a sequence's memory is bounded whatever its length.
         num_attention_sinks: Keys at the beginning that stay visible besides the window. A model that was not trained
-            with a window needs a few (4), or its text falls apart. Positions stay those of the text (see `SlidingWindow`), so
-            `max_model_len` limits a sequence as ever.
+            with a window needs a few (4), or its text falls apart. Positions stay those of the text (see
+            `SlidingWindow`), so `max_model_len` limits a sequence as ever.
         seed: Seeds the requests that have no seed of their own.
         skip_tokenizer_init: Serve token ids only, for folders without a tokenizer.
         use_cuda_graphs: Replay decode steps as CUDA graphs where that is possible.

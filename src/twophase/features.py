@@ -226,6 +226,10 @@ _REFUSALS: Mapping[tuple[str, str], Refused] = {
         "all pages of a prompt are sent into blocks of their own, and a recomputed token is written into shared ones"
     ),
     ("tensor_parallel", "disaggregated"): Refused("disaggregation has one rank per engine"),
+    ("tensor_parallel", "ready_made"): Refused(
+        "a ready-made attention backend was made for all heads of the model, and each rank has some of them; pass a "
+        "name, or a function that makes one for the AttentionSpec that it is given"
+    ),
     ("draft_model", "own_drafter"): Refused("both guess; give one of them"),
     ("stop", "no_tokenizer"): _TEXT_NEEDED,
     ("guided", "no_tokenizer"): _TEXT_NEEDED,

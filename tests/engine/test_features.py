@@ -8,7 +8,8 @@ import pytest
 from tests.engine.feature_runs import COMMON, check_features, draw_requests, examples_of
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import make_folder
-from twophase import LLM
+from tests.mutation import KillTable, Mutant
+from twophase import LLM, features
 from twophase.config import configured
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.distributed.disaggregation import disaggregated
@@ -145,3 +146,50 @@ def test_the_table_has_no_blank_and_is_symmetric():
     assert len(rows) == len(FEATURES) + 2
     assert len({row.count("|") for row in rows}) == 1
     assert sum(row.count("✓") for row in rows) == len(WORKING)
+
+
+def check_table(module, folder):
+    """By hand: what each of these comes to, for a model without and with a window of its own."""
+    ready = examples_of("ready_made", folder)[0]
+    drafter = examples_of("draft_model", folder)[0] | examples_of("own_drafter", folder)[0]
+    token, window, ranks = {"full_hit": "recompute_token"}, {"sliding_window": 8}, {"tensor_parallel_size": 2}
+    for options, arguments, other in [
+        (token | window, {}, "sliding_window"),
+        (token, {"model_has_window": True}, "sliding_window"),
+        (token, {"also": ("disaggregated",)}, "disaggregation"),
+        (window, {"also": ("disaggregated",)}, "disaggregation"),
+        ({"num_attention_sinks": 2}, {"also": ("disaggregated",)}, "disaggregation"),
+        (ranks, {"also": ("disaggregated",)}, "disaggregation"),
+        (window | ready, {}, "ready-made"),
+        (ranks | ready, {}, "ready-made"),
+        (drafter, {}, "both guess"),
+    ]:
+        with pytest.raises(ConfigError, match=f"do not go together.*{other}|{other}.*do not go together"):
+            module.check_pairs(configured(None, options), **arguments)
+    assert module.TABLE["window", "prefix_token"] == module.TABLE["prefix_token", "window"]
+    assert isinstance(module.TABLE["window", "prefix_token"], module.Refused)
+    module.check_pairs(configured(None, token | ready), model_has_window=True)
+    module.check_pairs(configured(None, token | {"cache_factory": len}), model_has_window=True)
+    module.check_pairs(configured(None, window | ranks | {"kv_cache_dtype": "int8"}))
+    module.check_pairs(configured(None, {}), also=("disaggregated",), model_has_window=False)
+
+
+def test_the_table_by_hand(folder):
+    check_table(features, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("own windows do not count", "return model_has_window and", "return False and"),
+        ("foreign caches free", "and _has_own_cache(config)", ""),
+        ("ready-made ones free", "not _is_ready_made(config) and", ""),
+        ("sinks alone", "or config.num_attention_sinks", ""),
+        ("only options count", "name in also or", ""),
+        ("one rank", "config.tensor_parallel_size > 1", "config.tensor_parallel_size > 2"),
+        ("one direction", "or _REFUSALS.get((other, one)) or WORKS", "or WORKS"),
+    ],
+    ids=lambda value: value if len(value) < 26 and " " in value and "config" not in value else "",
+)
+def test_table_mutants_are_killed(name, old, new, folder):
+    KillTable.record(Mutant(name, "twophase.features", old, new), lambda module: check_table(module, folder))
