@@ -22,6 +22,7 @@ RULES = {
     ),
     "seed": optional(whole_number(at_least=0)),
     "max_tokens": whole_number(at_least=1),
+    "min_tokens": whole_number(at_least=0),
     "stop": several(NON_EMPTY_TEXT, of_one=str, words="text or a list of texts (stop strings must be non-empty)"),
     "stop_token_ids": several(whole_number(at_least=0), words="a list of token ids, whole numbers >= 0"),
     "ignore_eos": FLAG,
@@ -48,6 +49,8 @@ class SamplingParams:
             multiplied (CTRL, arXiv:1909.05858, section 4.1).
         seed: Makes the request's draws reproducible, alone or in any batch; None draws a fresh seed.
         max_tokens: Tokens to generate at most, >= 1.
+        min_tokens: Tokens to generate before the completion may end by itself: until then no token is drawn that would
+            end it, and stop strings are text like any other. At most `max_tokens`.
         stop: Strings that end the completion; the text is cut before it. A string is a list of one, None is none.
         stop_token_ids: Token ids that end the completion, besides the model's end-of-text ids; None is none.
         ignore_eos: Go on past the model's end-of-text ids (benchmarks).
@@ -69,6 +72,7 @@ class SamplingParams:
     repetition_penalty: float | int = 1.0
     seed: int | None = None
     max_tokens: int = 16
+    min_tokens: int = 0
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -79,6 +83,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         apply_rules(self, RULES)
+        if self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens must not exceed max_tokens, got {self.min_tokens} > {self.max_tokens}; raise max_tokens, "
+                f"or lower min_tokens."
+            )
         if self.structured_outputs is not None:
             self._check_structured_outputs()
 
@@ -88,11 +97,11 @@ class SamplingParams:
                 f"structured_outputs must be StructuredOutputs(json=...), (regex=...) or (choice=...), got "
                 f"{shown(self.structured_outputs)}."
             )
-        for name in ("ignore_eos", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "min_tokens"):
             if getattr(self, name):
                 raise InvalidRequestError(
-                    f"structured_outputs and {name}=True contradict each other: what follows the text would be part "
-                    f"of the output. Leave out one of them."
+                    f"structured_outputs and {name}={getattr(self, name)} contradict each other: what follows the text "
+                    f"would be part of the output. Leave out one of them."
                 )
 
     @property

@@ -7,7 +7,7 @@ the row in vocabulary order.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ class SampleRow(NamedTuple):
         token_ids: The sequence so far, prompt and output; read only when there is a repetition penalty.
         allowed: The tokens that may be drawn: bit i % 32 of word i // 32 is token i's; those beyond the last word may
             not. None: any.
+        banned: Tokens that may not be drawn, whatever `allowed` says.
     """
 
     params: SamplingParams
@@ -53,6 +54,7 @@ class SampleRow(NamedTuple):
     num_samples: int
     token_ids: Sequence[int]
     allowed: UInt32[np.ndarray, "W"] | None = None
+    banned: Collection[int] = ()
 
 
 def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tuple[SampledToken, ...] | SamplingError]:
@@ -61,7 +63,7 @@ def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tupl
     A row whose largest logit is not finite (NaN, +inf, or nothing but -inf) yields a `SamplingError` in its place and
     leaves the other rows alone.
     """
-    scores = _constrain(_penalise(logits, rows), rows)
+    scores = _ban(_constrain(_penalise(logits, rows), rows), rows)
     best = scores.max(dim=-1)  # NaN propagates, so one check of the maximum finds every bad row
     row_of_draw = [r for r, row in enumerate(rows) for _ in range(row.num_samples)]
     token_ids = best.indices[row_of_draw]
@@ -103,6 +105,16 @@ def _constrain(scores: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float
     row_ids = [r for r, _ in constrained]
     scores = scores.clone()
     scores[row_ids] = scores[row_ids].masked_fill_(forbidden, -math.inf)
+    return scores
+
+
+def _ban(scores: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
+    """-inf for the banned tokens; a copy if there are any."""
+    banned = [(r, token_id) for r, row in enumerate(rows) for token_id in row.banned]
+    if not banned:
+        return scores
+    scores = scores.clone()
+    scores[[r for r, _ in banned], [token_id for _, token_id in banned]] = -math.inf
     return scores
 
 

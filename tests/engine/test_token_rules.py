@@ -1,0 +1,120 @@
+"""What a request may ask of its tokens besides chance: a least number of them, biases, penalties for repeating."""
+
+import pytest
+import torch
+
+from tests.mutation import KillTable, Mutant
+from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs
+from twophase.core.errors import InvalidRequestError
+from twophase.engine import detokenizer, sampler
+from twophase.engine.sampler import SampleRow
+
+PROMPT = {"prompt_token_ids": [40, 41, 42, 43, 44]}
+GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_folder):
+    return LLM(tiny_folder, num_kv_blocks=64, block_size=4)
+
+
+def generate(llm, **params):
+    (output,) = llm.generate(PROMPT, SamplingParams(**(GREEDY | params)), use_tqdm=False)
+    return output.outputs
+
+
+def row_of(position=0, token_ids=(), banned=(), num_samples=1, **params) -> SampleRow:
+    return SampleRow(SamplingParams(**params), 0, 0, position, num_samples, token_ids, banned=banned)
+
+
+class TestMinTokens:
+    def test_no_stop_token_comes_before(self, llm):
+        (free,) = generate(llm)
+        stops = sorted(set(free.token_ids[:3]))
+        (early,) = generate(llm, stop_token_ids=stops)
+        assert (len(early.token_ids), early.finish_reason) == (1, "stop")
+        for least in (1, 2, 6, 12):
+            (late,) = generate(llm, stop_token_ids=stops, min_tokens=least)
+            assert len(late.token_ids) > least or least == 12 == len(late.token_ids)
+            assert not set(late.token_ids[:least]) & set(stops)
+
+    def test_stop_strings_are_text_like_any_other_till_then(self, llm):
+        (free,) = generate(llm)
+        stop = llm.tokenizer.decode(free.token_ids[:1])
+        (early,) = generate(llm, stop=stop)
+        assert early.text == ""
+        (late,) = generate(llm, stop=stop, min_tokens=8)
+        assert late.token_ids[:8] == free.token_ids[:8]
+        assert late.text.startswith(stop)
+
+    def test_guessed_tokens_obey_too(self, tiny_folder, llm):
+        (free,) = generate(llm)
+        stops = sorted(set(free.token_ids[2:5]))
+        config = SpeculativeConfig(method="draft_model", model=str(tiny_folder), disable_when_losing=False)
+        guessing = LLM(tiny_folder, num_kv_blocks=64, block_size=4, speculative_config=config)
+        for least in (3, 7):
+            expected, got = (generate(each, stop_token_ids=stops, min_tokens=least) for each in (llm, guessing))
+            assert expected == got
+        assert guessing.engine.stats().num_accepted_tokens > 0
+
+    def test_refusals(self):
+        with pytest.raises(InvalidRequestError, match=r"min_tokens must not exceed max_tokens, got 17 > 16"):
+            SamplingParams(min_tokens=17)
+        with pytest.raises(InvalidRequestError, match=r"structured_outputs and min_tokens=3 contradict"):
+            SamplingParams(min_tokens=3, structured_outputs=StructuredOutputs(regex="a"))
+
+
+def check_ban(module=sampler):
+    logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0]])
+    rows = [row_of(banned=frozenset({1}), temperature=0), row_of(temperature=0)]
+    assert [tokens[0].token_id for tokens in module.sample(logits, rows)] == [2, 1]
+    assert logits.tolist() == [[1.0, 3.0, 2.0]] * 2
+
+
+def test_a_ban_is_of_its_own_row():
+    check_ban()
+
+
+class Characters:
+    """Token i is the character i."""
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(map(chr, ids))
+
+
+def check_stop_after(module=detokenizer):
+    text = module.Detokenizer(Characters(), SamplingParams(stop="ab", min_tokens=3), [65])
+    # "ab" at 0 is early; "b" at 3 completes one that began early, which does not count; the next is whole.
+    matched = [text.append(ord(character)) for character in "abaxab"]
+    assert matched == [None] * 5 + ["ab"]
+    assert text.text == "abax"
+
+
+def check_boundary(module):
+    text = module.Detokenizer(Characters(), SamplingParams(stop="b", min_tokens=2), [65])
+    assert [text.append(ord(character)) for character in "abb"] == [None, None, "b"]
+
+
+def test_a_stop_string_begins_after_the_last_early_token():
+    check_stop_after()
+    check_boundary(detokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "old", "new", "check"),
+    [
+        ("bans of all rows", "sampler", "scores[[r for r, _ in banned], [", "scores[:, [", check_ban),
+        ("bans in place", "sampler", "    scores = scores.clone()\n    scores[[r", "    scores[[r", check_ban),
+        (
+            "stops at any time",
+            "detokenizer",
+            "if self._num_tokens <= self._params.min_tokens:",
+            "if False:",
+            check_stop_after,
+        ),
+        ("one token early", "detokenizer", "self._num_tokens <= self", "self._num_tokens < self", check_boundary),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 18 else "",
+)
+def test_mutants_are_killed(name, module, old, new, check):
+    KillTable.record(Mutant(name, f"twophase.engine.{module}", old, new), check)
