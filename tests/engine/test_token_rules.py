@@ -118,3 +118,11 @@ def test_a_stop_string_begins_after_the_last_early_token():
 )
 def test_mutants_are_killed(name, module, old, new, check):
     KillTable.record(Mutant(name, f"twophase.engine.{module}", old, new), check)
+
+
+def test_a_top_k_of_minus_one_keeps_all():
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0) == SamplingParams()
+    with pytest.raises(
+        InvalidRequestError, match=r"top_k must be a whole number >= 0 \(0 or -1 keeps every token\), got -2"
+    ):
+        SamplingParams(top_k=-2)

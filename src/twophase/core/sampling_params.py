@@ -2,19 +2,39 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from twophase.core.errors import InvalidRequestError
-from twophase.core.rules import FLAG, NON_EMPTY_TEXT, apply_rules, number, optional, several, shown, whole_number
+from twophase.core.rules import (
+    FLAG,
+    NON_EMPTY_TEXT,
+    Rule,
+    apply_rules,
+    number,
+    optional,
+    read_int,
+    several,
+    shown,
+    whole_number,
+)
 from twophase.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
 # Beyond these a penalised logit may leave the range of float32, and what is drawn has no meaning any more.
 MIN_PENALTY, MAX_PENALTY = 0.01, 100.0
 
+
+def _read_top_k(value: Any) -> int:
+    """-1 is vLLM's way to say 0."""
+    return 0 if (count := read_int(value)) == -1 else TOP_K.read(count)
+
+
+TOP_K = whole_number(at_least=0)
+
 RULES = {
     "n": whole_number(at_least=1),
     "temperature": number("a finite number >= 0 (0 is greedy)", lambda x: x >= 0),
-    "top_k": whole_number(at_least=0, note="(0 keeps every token)"),
+    "top_k": Rule("a whole number >= 0 (0 or -1 keeps every token)", _read_top_k),
     "top_p": number("in (0, 1] (1 keeps every token)", lambda x: 0 < x <= 1),
     "min_p": number("in [0, 1] (0 keeps every token)", lambda x: 0 <= x <= 1),
     "repetition_penalty": number(
@@ -42,7 +62,7 @@ class SamplingParams:
     Attributes:
         n: Completions for the prompt; they share its pages and diverge by copy-on-write.
         temperature: Logits are divided by it; 0 means argmax.
-        top_k: Keep the k most likely tokens; 0 keeps all.
+        top_k: Keep the k most likely tokens; 0 keeps all, and so does -1, which becomes 0.
         top_p: Keep the smallest set of most likely tokens with at least this probability mass, in (0, 1].
         min_p: Drop tokens less likely than `min_p` times the most likely one, in [0, 1].
         repetition_penalty: In [0.01, 100]; logits of tokens already seen are divided by it when positive, else
