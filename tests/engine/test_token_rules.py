@@ -100,9 +100,68 @@ def test_a_stop_string_begins_after_the_last_early_token():
     check_boundary(detokenizer)
 
 
+def check_penalties(module=sampler):
+    """By hand: counted in the completion, not in the prompt, and of its own row alone."""
+    logits = torch.tensor([[4.0, 3.9, 3.0]] * 4)
+    common = {"temperature": 0, "logprobs": 0}
+    rows = [
+        row_of(position=2, token_ids=[2, 2, 0, 0], presence_penalty=0.05, **common),
+        row_of(position=2, token_ids=[2, 2, 0, 0], frequency_penalty=0.06, **common),
+        row_of(position=3, token_ids=[2, 1, 0, 1], frequency_penalty=0.7, presence_penalty=0.2, **common),
+        row_of(position=0, token_ids=[0, 0], presence_penalty=2.0, frequency_penalty=2.0, **common),
+    ]
+    # 4 - 0.05; 4 - 0.12 < 3.9; 4 - 0.9 and 3.9 - 1.6, so 3.1 is best; nothing yet.
+    assert [tokens[0].token_id for tokens in module.sample(logits, rows)] == [0, 1, 0, 0]
+    rows[2] = row_of(position=3, token_ids=[2, 1, 0, 1], frequency_penalty=0.9, presence_penalty=0.2, **common)
+    (tokens,) = module.sample(logits[2:3], rows[2:3])
+    assert tokens[0].token_id == 2, "4 - 1.1 and 3.9 - 2 are below 3"
+    assert tokens[0].logprob == pytest.approx(float(logits[2].log_softmax(0)[2])), "they describe the model"
+    raised = row_of(position=1, token_ids=[2], presence_penalty=-2.0, **common)
+    assert module.sample(logits[:1], [raised])[0][0].token_id == 2
+    assert logits.tolist() == torch.tensor([[4.0, 3.9, 3.0]] * 4).tolist()
+
+
+def test_presence_and_frequency_penalties():
+    check_penalties()
+
+
+def test_penalised_tokens_do_not_depend_on_guesses(tiny_folder, llm):
+    config = SpeculativeConfig(method="draft_model", model=str(tiny_folder), disable_when_losing=False)
+    guessing = LLM(tiny_folder, num_kv_blocks=64, block_size=4, speculative_config=config)
+    params = {
+        "frequency_penalty": 1.5,
+        "presence_penalty": 0.5,
+        "n": 2,
+        "temperature": 0.7,
+        "seed": 3,
+        "max_tokens": 20,
+    }
+    expected, got = (generate(each, **params) for each in (llm, guessing))
+    assert expected == got
+    assert expected != generate(llm, **(params | {"frequency_penalty": 0.0}))
+
+
+@pytest.mark.usefixtures("as_users_call_it")
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+def test_penalties_out_of_range(name):
+    for value in (2.1, -2.1, float("nan"), "1", None):
+        with pytest.raises(InvalidRequestError, match=rf"{name} must be in \[-2, 2\] \(0 is none\), got"):
+            SamplingParams(**{name: value})
+
+
 @pytest.mark.parametrize(
     ("name", "module", "old", "new", "check"),
     [
+        ("prompts are counted", "sampler", "row.token_ids[-row.position :]", "row.token_ids", check_penalties),
+        ("presence forgotten", "sampler", "row.params.presence_penalty + row", "row", check_penalties),
+        (
+            "frequency is presence",
+            "sampler",
+            "* torch.from_numpy(counts)",
+            "* torch.ones(len(counts))",
+            check_penalties,
+        ),
+        ("penalties in place", "sampler", "scores = scores.clone()\n    for r, row", "for r, row", check_penalties),
         ("bans of all rows", "sampler", "scores[[r for r, _ in banned], [", "scores[:, [", check_ban),
         ("bans in place", "sampler", "    scores = scores.clone()\n    scores[[r", "    scores[[r", check_ban),
         (

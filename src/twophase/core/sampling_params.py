@@ -22,6 +22,7 @@ from twophase.core.structured_outputs import StructuredOutputs
 MAX_LOGPROBS = 20
 # Beyond these a penalised logit may leave the range of float32, and what is drawn has no meaning any more.
 MIN_PENALTY, MAX_PENALTY = 0.01, 100.0
+MAX_OUTPUT_PENALTY = 2.0  # as in OpenAI's interface and vLLM
 
 
 def _read_top_k(value: Any) -> int:
@@ -30,6 +31,9 @@ def _read_top_k(value: Any) -> int:
 
 
 TOP_K = whole_number(at_least=0)
+OUTPUT_PENALTY = number(
+    f"in [-{MAX_OUTPUT_PENALTY:g}, {MAX_OUTPUT_PENALTY:g}] (0 is none)", lambda x: abs(x) <= MAX_OUTPUT_PENALTY
+)
 
 RULES = {
     "n": whole_number(at_least=1),
@@ -40,6 +44,8 @@ RULES = {
     "repetition_penalty": number(
         f"in [{MIN_PENALTY:g}, {MAX_PENALTY:g}] (1 is none)", lambda x: MIN_PENALTY <= x <= MAX_PENALTY
     ),
+    "presence_penalty": OUTPUT_PENALTY,
+    "frequency_penalty": OUTPUT_PENALTY,
     "seed": optional(whole_number(at_least=0)),
     "max_tokens": whole_number(at_least=1),
     "min_tokens": whole_number(at_least=0),
@@ -56,8 +62,8 @@ RULES = {
 class SamplingParams:
     """Sampling parameters of one request.
 
-    Order of application: repetition penalty, structured outputs, temperature, top-k, top-p, min-p. `temperature=0` is
-    greedy decoding and ignores the truncations.
+    Order of application: repetition penalty, presence and frequency penalties, structured outputs, temperature, top-k,
+    top-p, min-p. `temperature=0` is greedy decoding and ignores the truncations.
 
     Attributes:
         n: Completions for the prompt; they share its pages and diverge by copy-on-write.
@@ -67,6 +73,8 @@ class SamplingParams:
         min_p: Drop tokens less likely than `min_p` times the most likely one, in [0, 1].
         repetition_penalty: In [0.01, 100]; logits of tokens already seen are divided by it when positive, else
             multiplied (CTRL, arXiv:1909.05858, section 4.1).
+        presence_penalty: In [-2, 2]; taken from the logit of each token that the completion has already.
+        frequency_penalty: In [-2, 2]; taken from it as often as the completion has it. Neither counts the prompt.
         seed: Makes the request's draws reproducible, alone or in any batch; None draws a fresh seed.
         max_tokens: Tokens to generate at most, >= 1.
         min_tokens: Tokens to generate before the completion may end by itself: until then no token is drawn that would
@@ -90,6 +98,8 @@ class SamplingParams:
     top_p: float | int = 1.0
     min_p: float | int = 0.0
     repetition_penalty: float | int = 1.0
+    presence_penalty: float | int = 0.0
+    frequency_penalty: float | int = 0.0
     seed: int | None = None
     max_tokens: int = 16
     min_tokens: int = 0
@@ -123,6 +133,10 @@ class SamplingParams:
                     f"structured_outputs and {name}={getattr(self, name)} contradict each other: what follows the text "
                     f"would be part of the output. Leave out one of them."
                 )
+
+    @property
+    def penalises_output(self) -> bool:
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
     def is_greedy(self) -> bool:

@@ -41,7 +41,7 @@ class SampleRow(NamedTuple):
         first_index: Completion index of the first draw; a forking prompt draws for this one and those that follow.
         position: Output position of the token, counted from 0.
         num_samples: Draws from this row, at least one.
-        token_ids: The sequence so far, prompt and output; read only when there is a repetition penalty.
+        token_ids: The sequence so far, prompt and output; read only when there is a penalty.
         allowed: The tokens that may be drawn: bit i % 32 of word i // 32 is token i's; those beyond the last word may
             not. None: any.
         banned: Tokens that may not be drawn, whatever `allowed` says.
@@ -63,7 +63,8 @@ def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tupl
     A row whose largest logit is not finite (NaN, +inf, or nothing but -inf) yields a `SamplingError` in its place and
     leaves the other rows alone.
     """
-    scores = _ban(_constrain(_penalise(logits, rows), rows), rows)
+    scores = _penalise_output(_penalise(logits, rows), rows)
+    scores = _ban(_constrain(scores, rows), rows)
     best = scores.max(dim=-1)  # NaN propagates, so one check of the maximum finds every bad row
     row_of_draw = [r for r, row in enumerate(rows) for _ in range(row.num_samples)]
     token_ids = best.indices[row_of_draw]
@@ -90,6 +91,19 @@ def _penalise(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[
     seen = logits[row_ids, token_ids]
     # A token seen twice is written twice with the same value, not penalised twice.
     scores[row_ids, token_ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
+    return scores
+
+
+def _penalise_output(scores: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
+    """Presence and frequency penalties on the tokens of each completion so far; a copy if any row asks for one."""
+    penalised = [(r, row) for r, row in enumerate(rows) if row.params.penalises_output and row.position]
+    if not penalised:
+        return scores
+    scores = scores.clone()
+    for r, row in penalised:
+        ids, counts = np.unique(np.asarray(row.token_ids[-row.position :]), return_counts=True)
+        penalty = row.params.presence_penalty + row.params.frequency_penalty * torch.from_numpy(counts)
+        scores[r, torch.from_numpy(ids)] -= penalty.to(scores)
     return scores
 
 
