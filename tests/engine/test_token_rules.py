@@ -1,5 +1,6 @@
 """What a request may ask of its tokens besides chance: a least number of them, biases, penalties for repeating."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,6 +38,13 @@ class TestMinTokens:
             (late,) = generate(llm, stop_token_ids=stops, min_tokens=least)
             assert len(late.token_ids) > least or least == 12 == len(late.token_ids)
             assert not set(late.token_ids[:least]) & set(stops)
+
+    def test_neither_does_the_end_of_the_text(self, llm):
+        eos = next(iter(llm.model_config.eos_token_ids))
+        outputs = generate(llm, logit_bias={eos: 100.0}, ignore_eos=False, n=2, temperature=1.0, seed=1, min_tokens=5)
+        assert [(len(each.token_ids), each.token_ids[-1], each.finish_reason) for each in outputs] == [
+            (6, eos, "stop")
+        ] * 2
 
     def test_stop_strings_are_text_like_any_other_till_then(self, llm):
         (free,) = generate(llm)
@@ -149,9 +157,58 @@ def test_penalties_out_of_range(name):
             SamplingParams(**{name: value})
 
 
+def check_bias(module=sampler):
+    logits = torch.tensor([[4.0, 3.0, 2.0]] * 3)
+    common = {"temperature": 0, "logprobs": 0}
+    rows = [
+        row_of(logit_bias={2: 2.5}, **common),
+        row_of(**common),
+        row_of(logit_bias={0: -3, 2: 2.5}, repetition_penalty=2.0, token_ids=[2], **common),
+    ]
+    drawn = [tokens[0] for tokens in module.sample(logits, rows)]
+    assert [each.token_id for each in drawn] == [2, 0, 1], "1, 3 and 4.5 / 2: the bias comes before the penalty"
+    assert drawn[0].logprob == pytest.approx(float(logits[0].log_softmax(0)[2])), "they describe the model"
+    assert logits.tolist() == [[4.0, 3.0, 2.0]] * 3
+
+
+def test_biases_by_hand():
+    check_bias()
+
+
+@pytest.mark.usefixtures("as_users_call_it")
+def test_biases_of_any_kind_and_their_refusal(llm):
+    kept = ((3, 1.5), (7, -2.0))
+    assert SamplingParams(logit_bias={7: -2, 3: 1.5}).logit_bias == kept
+    assert SamplingParams(logit_bias={np.int64(7): np.float32(-2), 3: 1.5}).logit_bias == kept
+    assert SamplingParams(logit_bias=kept).logit_bias == kept
+    assert SamplingParams(logit_bias=None) == SamplingParams(logit_bias={}) == SamplingParams()
+    for bad in ({-1: 1.0}, {1: 101.0}, {"1": 1.0}, {1: float("nan")}, {1: None}, 5, [1, 2], "ab"):
+        with pytest.raises(
+            InvalidRequestError, match=r"logit_bias must be a mapping of token ids, .*\[-100, 100\], got"
+        ):
+            SamplingParams(logit_bias=bad)
+    with pytest.raises(InvalidRequestError, match=r"logit_bias must be of tokens in the vocabulary, \[0, .*got 100000"):
+        generate(llm, logit_bias={100_000: 1.0})
+
+
 @pytest.mark.parametrize(
     ("name", "module", "old", "new", "check"),
     [
+        ("biases of all rows", "sampler", "scores[row_ids, token_ids] +=", "scores[:, token_ids] +=", check_bias),
+        (
+            "biases in place",
+            "sampler",
+            "scores = logits.clone()\n    scores[row_ids, token_ids] +=",
+            "scores = logits\n    scores[row_ids, token_ids] +=",
+            check_bias,
+        ),
+        (
+            "biases last",
+            "sampler",
+            "_penalise_output(_penalise(_biased(logits, rows), rows), rows)",
+            "_biased(_penalise_output(_penalise(logits, rows), rows), rows)",
+            check_bias,
+        ),
         ("prompts are counted", "sampler", "row.token_ids[-row.position :]", "row.token_ids", check_penalties),
         ("presence forgotten", "sampler", "row.params.presence_penalty + row", "row", check_penalties),
         (

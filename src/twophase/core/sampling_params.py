@@ -1,6 +1,6 @@
 """How the tokens of one request are chosen. Names and defaults follow vLLM's class of the same name."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from twophase.core.rules import (
     NON_EMPTY_TEXT,
     Rule,
     apply_rules,
+    items_of,
     number,
     optional,
     read_int,
@@ -35,6 +36,21 @@ OUTPUT_PENALTY = number(
     f"in [-{MAX_OUTPUT_PENALTY:g}, {MAX_OUTPUT_PENALTY:g}] (0 is none)", lambda x: abs(x) <= MAX_OUTPUT_PENALTY
 )
 
+MAX_BIAS = 100.0
+
+
+def _read_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of a token id and what is added to its logit; each token once."""
+    if value is None:
+        return ()
+    pairs = value.items() if isinstance(value, Mapping) else items_of(value)
+    biases = {TOKEN_ID.read(token_id): BIAS.read(bias) for token_id, bias in pairs}
+    return tuple(sorted(biases.items()))
+
+
+TOKEN_ID = whole_number(at_least=0)
+BIAS = number(f"in [-{MAX_BIAS:g}, {MAX_BIAS:g}]", lambda x: abs(x) <= MAX_BIAS)
+
 RULES = {
     "n": whole_number(at_least=1),
     "temperature": number("a finite number >= 0 (0 is greedy)", lambda x: x >= 0),
@@ -54,6 +70,7 @@ RULES = {
     "ignore_eos": FLAG,
     "include_stop_str_in_output": FLAG,
     "skip_special_tokens": FLAG,
+    "logit_bias": Rule(f"a mapping of token ids, whole numbers >= 0, to numbers {BIAS.words}", _read_bias),
     "logprobs": optional(whole_number(at_least=0, at_most=MAX_LOGPROBS)),
 }
 
@@ -62,8 +79,8 @@ RULES = {
 class SamplingParams:
     """Sampling parameters of one request.
 
-    Order of application: repetition penalty, presence and frequency penalties, structured outputs, temperature, top-k,
-    top-p, min-p. `temperature=0` is greedy decoding and ignores the truncations.
+    Order of application: logit bias, repetition penalty, presence and frequency penalties, structured outputs,
+    temperature, top-k, top-p, min-p. `temperature=0` is greedy decoding and ignores the truncations.
 
     Attributes:
         n: Completions for the prompt; they share its pages and diverge by copy-on-write.
@@ -84,6 +101,8 @@ class SamplingParams:
         ignore_eos: Go on past the model's end-of-text ids (benchmarks).
         include_stop_str_in_output: Keep the matched stop string in the text.
         skip_special_tokens: Leave special tokens out of the text.
+        logit_bias: What is added to the logits of these tokens, {id: in [-100, 100]}; -100 as good as forbids one, 100
+            as good as demands it. Kept as pairs (id, bias).
         logprobs: Report this many of the most likely tokens' log-probabilities at each position, besides the chosen
             token's; None reports none, 0 the chosen token's alone. They describe the model's distribution
             (before structured outputs, temperature and truncation), in nats.
@@ -108,6 +127,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    logit_bias: Any = ()  # Mapping[int, float], or the pairs of one
     logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
 

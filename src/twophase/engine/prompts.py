@@ -85,6 +85,11 @@ def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: in
             f"stop strings need a tokenizer, and there is none (skip_tokenizer_init), got {shown(list(params.stop))}; "
             f"use stop_token_ids."
         )
+    for token_id, _ in params.logit_bias:
+        if token_id >= vocab_size:
+            raise InvalidRequestError(
+                f"logit_bias must be of tokens in the vocabulary, [0, {vocab_size}), got {token_id}."
+            )
     for token_id in params.stop_token_ids:
         if token_id >= vocab_size:
             raise InvalidRequestError(

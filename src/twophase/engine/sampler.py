@@ -63,7 +63,7 @@ def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tupl
     A row whose largest logit is not finite (NaN, +inf, or nothing but -inf) yields a `SamplingError` in its place and
     leaves the other rows alone.
     """
-    scores = _penalise_output(_penalise(logits, rows), rows)
+    scores = _penalise_output(_penalise(_biased(logits, rows), rows), rows)
     scores = _ban(_constrain(scores, rows), rows)
     best = scores.max(dim=-1)  # NaN propagates, so one check of the maximum finds every bad row
     row_of_draw = [r for r, row in enumerate(rows) for _ in range(row.num_samples)]
@@ -74,6 +74,17 @@ def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tupl
         token_ids[random_draws] = _draw_random(scores, best.values, rows, random)
     drawn = _with_logprobs(logits, rows, row_of_draw, token_ids)
     return _by_row(rows, best.values.tolist(), drawn)
+
+
+def _biased(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
+    """With the biases that rows ask for; a copy if any does."""
+    biases = [(r, token_id, bias) for r, row in enumerate(rows) for token_id, bias in row.params.logit_bias]
+    if not biases:
+        return logits
+    row_ids, token_ids, values = (list(column) for column in zip(*biases, strict=True))
+    scores = logits.clone()
+    scores[row_ids, token_ids] += torch.tensor(values, dtype=scores.dtype, device=scores.device)
+    return scores
 
 
 def _penalise(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
