@@ -90,8 +90,9 @@ class LLM:
         fails while it runs raises nothing: its finish reason is 'error'.
 
         Args:
-            prompts: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, one or several; a mapping may also have a
-                "cache_salt": prefixes are shared only with requests of the same one.
+            prompts: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, one or several; several may also be lists of
+                token ids, [[ids], [ids]]. A mapping may have a "cache_salt" besides: prefixes are shared only with
+                requests of the same one.
             sampling_params: For all of them, or one for each.
             use_tqdm: Show a progress bar when it takes longer than two seconds.
 

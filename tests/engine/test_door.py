@@ -223,7 +223,7 @@ def llm(tiny_folder):
 
 class TestLLM:
     @pytest.mark.parametrize(
-        "prompts", [None, 5, b"ab", {"a", "b"}, [None], ["dog", 5], "\ud800", {"prompt": None}, [[5, 6]]]
+        "prompts", [None, 5, b"ab", {"a", "b"}, [None], ["dog", 5], "\ud800", {"prompt": None}, [[5, "a"]], [5, 6]]
     )
     def test_bad_prompts(self, llm, prompts):
         with pytest.raises(InvalidRequestError, match=r"must be|a prompt is"):

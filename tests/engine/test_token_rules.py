@@ -242,3 +242,25 @@ def test_a_top_k_of_minus_one_keeps_all():
         InvalidRequestError, match=r"top_k must be a whole number >= 0 \(0 or -1 keeps every token\), got -2"
     ):
         SamplingParams(top_k=-2)
+
+
+def test_prompts_of_token_ids_as_they_are(llm):
+    params = SamplingParams(**GREEDY)
+    lists = [[40, 41, 42], (43, 44)]
+    expected = llm.generate([{"prompt_token_ids": ids} for ids in lists], params)
+    got = llm.generate(lists, params)
+    assert [each.outputs for each in got] == [each.outputs for each in expected]
+    assert [each.prompt_token_ids for each in got] == [(40, 41, 42), (43, 44)]
+    mixed = llm.generate([[40, 41, 42], "dog"], params)
+    assert mixed[0].outputs == expected[0].outputs
+    assert next(iter(llm.stream([40, 41, 42], params)))
+    with pytest.raises(InvalidRequestError, match="at least one token, got none from an empty list"):
+        llm.generate([[]], params)
+
+
+@pytest.mark.usefixtures("as_users_call_it")
+def test_one_flat_list_is_no_prompt(llm):
+    with pytest.raises(InvalidRequestError, match=r"a prompt is text or .* or a list of ids, got 40"):
+        llm.generate([40, 41, 42])
+    with pytest.raises(InvalidRequestError, match="whole numbers in"):
+        llm.generate([["a", "b"]])
