@@ -2,12 +2,15 @@
 
 import dataclasses
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from tests.capacity.plans import plan, text
+from tests.engine.feature_runs import ranks_in_threads
 from tests.model.tiny import make_folder
+from twophase import LLM
 from twophase.cache.kv_cache import KVCacheSpec
 from twophase.capacity import memory
 from twophase.capacity.config import DTYPE_BYTES, Eviction, parse_config
@@ -16,6 +19,7 @@ from twophase.distributed.sharding import Shard
 from twophase.model.config import load_config
 from twophase.model.weights import load_weights
 from twophase.simulate.model_shapes import MODELS, ModelShape, model_shape
+from twophase.sizing import step_bytes
 
 TOY = ModelShape("toy", 8, 16, 2, 1, 1, 4, 10, True, "by hand")
 
@@ -87,17 +91,18 @@ def test_an_uneven_split_costs_as_the_next_even_one():
 
 
 def test_workspace_by_hand():
-    """The worked example: layers count; with more rows the logits do; two GPUs share the layers' arrays."""
-    assert workspace_bytes(TOY, 1, 5, 2) == 640
-    assert workspace_bytes(TOY, 1, 5, 20) == 5 * 8 * 2 + 20 * 10 * 10
-    assert workspace_bytes(TOY, 2, 5, 2) == 5 * (16 + 24) * 2
-    # Eight heads of 4 and one K/V head: q, rotated q and output 96, k and v 8; more than 48.
-    assert workspace_bytes(dataclasses.replace(TOY, num_heads=8), 1, 5, 2) == 5 * (16 + 104) * 2
+    """The worked example; and two GPUs that share what the layers compute, and not the residual stream or the logits."""
+    assert workspace_bytes(TOY, 1, 5, 2) == 880 + 320
+    assert workspace_bytes(TOY, 1, 5, 20) == 880 + 3200
+    two_heads = dataclasses.replace(TOY, num_heads=2, num_kv_heads=2)
+    assert workspace_bytes(two_heads, 1, 5, 2) == 5 * (24 + 32 + 48) * 2 + 320
+    assert workspace_bytes(two_heads, 2, 5, 2) == 5 * (24 + 16 + 24) * 2 + 320
 
 
 def test_workspace_follows_the_step():
-    # Llama-3-8B: 2 * 4,096 and 3 * 14,336 values a token.
-    assert plan().memory.workspace_bytes == 8192 * (2 * 4096 + 3 * 14336) * 2
+    # Llama-3-8B: 3 * 4,096 of the residual stream, 8,192 + 2,048 of attention and 3 * 14,336 values a token.
+    logits = 4 * 4 * 128_256 * plan().config.max_num_seqs
+    assert plan().memory.workspace_bytes == 8192 * (3 * 4096 + 10_240 + 3 * 14336) * 2 + logits
     assert plan(chunk_size=512).memory.workspace_bytes < plan().memory.workspace_bytes
     assert plan(workspace="1.5 GiB").memory.workspace_bytes == 3 * 2**29
 
@@ -174,3 +179,26 @@ def tensors_in(part):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_engine_holds_as_many_bytes_of_weights(family, num_ranks, dtype, tmp_path):
     check_bytes_held(tmp_path, memory, family, num_ranks, dtype)
+
+
+@pytest.mark.parametrize("family", ["smollm2", "llama"], ids=["tied", "untied"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("kv", ["auto", "int8"])
+def test_a_plan_has_the_bytes_of_a_loaded_engine(family, num_ranks, kv, tmp_path, monkeypatch):
+    """Weights, K/V and what a step is given: rank 0 of a real engine, which is the fullest, against the plan."""
+    monkeypatch.setattr("twophase.model.linear._can_pack", lambda dtype: False)
+    sizes = {"head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 3, "max_position_embeddings": 64}
+    folder, _ = make_folder(family, tmp_path, intermediate_size=80, vocab_size=131, **sizes)
+    table = plan(
+        model=folder, dtype="float32", kv_cache_dtype=kv, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=32,
+        tensor_parallel_size=num_ranks, workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}",
+    ).memory  # fmt: skip
+    ranks = ranks_in_threads() if num_ranks > 1 else nullcontext()
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "kv_cache_dtype": kv, "skip_tokenizer_init": True}
+    with ranks, LLM(folder, device="cpu", num_kv_blocks=5, tensor_parallel_size=num_ranks, **options) as llm:
+        held = {
+            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(llm.model.weights)
+        }
+        assert table.weight_bytes == sum(held.values())
+        assert table.block_bytes * 5 == llm.kv_cache.num_bytes == sum(each.nbytes for each in llm.kv_cache.storage)
+        assert table.workspace_bytes == step_bytes(llm.model.config, llm.scheduler.config, torch.float32)

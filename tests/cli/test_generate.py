@@ -99,7 +99,7 @@ def test_chat_goes_through_the_template(twophase, tiny_folder, tmp_path):
         (["--temperature", "nan"], "temperature must be a finite number >= 0"),
         (["--temperature", "-1"], "temperature must be"),
         (["--top-p", "0"], "top_p must be in (0, 1]"),
-        (["--top-k", "-1"], "top_k must be"),
+        (["--top-k", "-2"], "top_k must be"),
         (["--max-tokens", "0"], "max_tokens must be a whole number >= 1, got 0"),
         (["--n", "0"], "n must be a whole number >= 1, got 0"),
         (["--n", "2", "--stream"], "--stream shows one completion"),

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.conftest import run_cli, start_cli
 from twophase import __version__
+from twophase.cli.engine_options import engine_options
 from twophase.cli.main import DEFAULT_MODEL, build_parser
 from twophase.core.errors import ConfigError, InvalidRequestError, ModelFolderError, OutOfBlocksError
 
@@ -17,7 +18,7 @@ def test_generate_defaults():
     args = build_parser().parse_args(["generate", "hello"])
     assert (args.command, args.prompt, args.model) == ("generate", "hello", DEFAULT_MODEL)
     assert (args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed, args.n) == (64, 0.0, 0, 1.0, None, 1)
-    assert (args.backend, args.device, args.dtype, args.stop, args.chat) == ("auto", "auto", "auto", [], False)
+    assert (engine_options(args), args.stop, args.chat) == ({}, [], False)
 
 
 def test_generate_options():

@@ -98,5 +98,5 @@ def test_what_cannot_be_shared_is_refused_before_anything_is_loaded(tmp_path, mo
         LLM(str(folder), tensor_parallel_size=3, skip_tokenizer_init=True)
     with pytest.raises(ConfigError, match=r"not started by torchrun: RANK, WORLD_SIZE.* `torchrun --nproc-per-node N"):
         LLM(str(folder), tensor_parallel_size=2, skip_tokenizer_init=True)
-    with pytest.raises(ConfigError, match="at least 1, got 0"):
+    with pytest.raises(ConfigError, match="tensor_parallel_size must be a whole number >= 1, got 0"):
         LLM(str(folder), tensor_parallel_size=0, skip_tokenizer_init=True)

@@ -105,7 +105,7 @@ def test_prompts(tiny_model):
 BAD_PARAMS = [
     ("n", "a whole number >= 1", (0, 1.0, "1", None, True, np.bool_(1), [1], NAN)),
     ("temperature", "a finite number >= 0", (-1, NAN, INF, 10**400, "1", None, False, torch.ones(1), 1j)),
-    ("top_k", "a whole number >= 0", (-1, 5.0, None, "5")),
+    ("top_k", "a whole number >= 0", (-2, 5.0, None, "5")),
     ("top_p", r"in \(0, 1\]", (0, 1.01, NAN, None, True, np.float32("nan"))),
     ("min_p", r"in \[0, 1\]", (-0.1, 1.01, NAN, None, True)),
     ("repetition_penalty", r"in \[0.01, 100\]", (0, 0.0099, 101, 1e300, 5e-324, NAN, None)),
@@ -223,7 +223,7 @@ def llm(tiny_folder):
 
 class TestLLM:
     @pytest.mark.parametrize(
-        "prompts", [None, 5, b"ab", {"a", "b"}, [None], ["dog", 5], "\ud800", {"prompt": None}, [[5, 6]]]
+        "prompts", [None, 5, b"ab", {"a", "b"}, [None], ["dog", 5], "\ud800", {"prompt": None}, [[5, "a"]], [5, 6]]
     )
     def test_bad_prompts(self, llm, prompts):
         with pytest.raises(InvalidRequestError, match=r"must be|a prompt is"):

@@ -5,12 +5,11 @@ import logging
 import pytest
 
 import tests.engine.speculating as speculating_module
-import twophase.engine.llm as llm_module
 from tests.engine.engines import check_idle, finish, make_engine, prompt_of, tokens_of
 from tests.engine.speculating import drafting_with, speculating
 from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
-from twophase import LLM, SamplingParams, SpeculativeConfig
+from twophase import LLM, SamplingParams, SpeculativeConfig, assembly
 from twophase.cache.window import FREED
 from twophase.core.plan import SampledToken
 
@@ -183,8 +182,8 @@ def check_landed(module, model) -> None:
 
 def check_cut(module, folder, expected) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llm_module, "DraftModelDrafter", module.DraftModelDrafter)
-        patch.setattr(llm_module, "open_draft_model", module.open_draft_model)
+        patch.setattr(assembly, "DraftModelDrafter", module.DraftModelDrafter)
+        patch.setattr(assembly, "open_draft_model", module.open_draft_model)
         test_guesses_are_what_the_model_says_after_the_cut_text(folder)
         test_after_a_time_without_guesses_it_cuts_again(folder, expected, on_again=12)
 

@@ -316,7 +316,7 @@ class TestDoor:
             ({"repetition_penalty": 0.0}, "repetition_penalty"),
             ({"max_tokens": 0}, "max_tokens must be a whole number >= 1"),
             ({"n": 0}, "n must be"),
-            ({"top_k": -1}, "top_k must be"),
+            ({"top_k": -2}, "top_k must be"),
             ({"seed": -1}, "seed must be"),
             ({"logprobs": 21}, "logprobs must be a whole number >= 0 and <= 20, or None, got 21"),
             ({"stop": ("",)}, "stop strings must be non-empty"),

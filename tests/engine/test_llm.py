@@ -11,12 +11,13 @@ from tqdm import tqdm
 from tests.engine.engines import check_idle, prompt_of
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import make_folder
-from twophase import LLM, SamplingParams
+from twophase import LLM, SamplingParams, sizing
+from twophase import llm as llm_module
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import BackendUnavailableError, ConfigError, InvalidRequestError, ModelFolderError
-from twophase.engine import llm as llm_module
-from twophase.engine.llm import GenerationError, default_num_blocks, resolve_device
+from twophase.llm import GenerationError
+from twophase.model.load import resolve_device
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 
@@ -295,10 +296,10 @@ class TestOptions:
         spec, limits = llm.kv_cache.spec, SchedulerConfig(10**6, 10**6, 10**6)
         cpu = torch.device("cpu")
         monkeypatch.setattr("twophase.cache.kv_cache.free_memory_bytes", lambda device: 4 * 2**30)
-        assert default_num_blocks(spec, cpu, None, limits) == 2**30 // spec.bytes_per_block
-        assert default_num_blocks(spec, cpu, 0.9, limits) == int(0.9 * 4 * 2**30) // spec.bytes_per_block
+        assert sizing.default_num_blocks(spec, cpu, None, limits) == 2**30 // spec.bytes_per_block
+        assert sizing.default_num_blocks(spec, cpu, 0.9, limits) == int(0.9 * 4 * 2**30) // spec.bytes_per_block
         monkeypatch.setattr("twophase.cache.kv_cache.free_memory_bytes", lambda device: 400 * 2**30)
-        assert default_num_blocks(spec, cpu, None, limits) == 2 * 2**30 // spec.bytes_per_block
+        assert sizing.default_num_blocks(spec, cpu, None, limits) == 2 * 2**30 // spec.bytes_per_block
 
     def test_default_swap_space_leaves_the_host_its_memory(self, tiny_folder, monkeypatch):
         check_default_swap_space(tiny_folder, monkeypatch)(llm_module)
@@ -308,20 +309,21 @@ class TestOptions:
         [
             ({"device": "gpu"}, ConfigError, "device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got 'gpu'"),
             ({"device": "meta"}, ConfigError, "runs on 'cpu' and 'cuda', got device 'meta'"),
-            ({"dtype": "float8"}, ConfigError, "dtype must be one of auto, float32, float16, bfloat16; got 'float8'"),
+            ({"dtype": "float8"}, ConfigError, "dtype must be one of auto, float32, float16, bfloat16, got 'float8'"),
             ({"attention_backend": "flash"}, ConfigError, "'auto', 'torch' or 'triton', got 'flash'"),
-            ({"kv_cache_dtype": "int4"}, ConfigError, "kv_cache_dtype must be one of .*; got 'int4'"),
+            ({"kv_cache_dtype": "int4"}, ConfigError, "kv_cache_dtype must be one of .*, got 'int4'"),
             ({"kv_cache_dtype": "int8"}, ConfigError, "multiple of 16 bytes"),
             ({"block_size": 5}, ConfigError, "power of two"),
-            ({"block_size": 0}, ConfigError, "block_size must be at least 1"),
-            ({"num_kv_blocks": 0}, ConfigError, "num_kv_blocks must be at least 1, got 0"),
+            ({"block_size": 0}, ConfigError, "block_size must be a power of two of at least 1"),
+            ({"num_kv_blocks": 0}, ConfigError, "num_kv_blocks must be a whole number >= 1, got 0"),
             ({"num_kv_blocks": 4, "kv_memory_fraction": 0.5}, ConfigError, "give one of them"),
             ({"kv_memory_fraction": 1.5}, ConfigError, r"kv_memory_fraction must be in \(0, 1\], got 1.5"),
             ({"max_model_len": 257}, ConfigError, r"in \[2, 256\], got 257"),
             ({"max_model_len": 1}, ConfigError, r"in \[2, 256\], got 1"),
-            ({"max_num_seqs": 0}, ConfigError, "max_num_seqs must be at least 1, got 0"),
+            ({"max_num_seqs": 0}, ConfigError, "max_num_seqs must be a whole number >= 1, got 0"),
             ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, ConfigError, "max_num_batched_tokens must be at least"),
             ({"unknown_option": 1}, TypeError, "unexpected keyword argument 'unknown_option'"),
+            ({"kv_block_size": 1}, TypeError, "did you mean 'block_size'"),
         ],
     )
     def test_bad_options(self, tiny_folder, options, error, message):

@@ -1,14 +1,16 @@
 """What is left for the pool once a step has its memory, and for swapped blocks on the host: arithmetic, done by hand."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.mutation import KillTable, Mutant
+from twophase import sizing
 from twophase.cache import kv_cache
 from twophase.cache.kv_cache import KVCacheSpec
-from twophase.engine import llm
+from twophase.core import sizes
 from twophase.model.config import load_config
 from twophase.scheduling.config import SchedulerConfig
 
@@ -25,7 +27,7 @@ def config(tiny_folder):
 
 
 def check_step(module, config):
-    assert module.activation_bytes(config, LIMITS, torch.bfloat16) == EXPECTED_BYTES
+    assert module.step_bytes(config, LIMITS, torch.bfloat16) == EXPECTED_BYTES
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kv_cache, "free_memory_bytes", lambda device: 20 * 2**30)
         many = SchedulerConfig(10**6, 10**6, 8192)
@@ -40,15 +42,15 @@ def check_swap(module):
 
 
 def test_a_step_keeps_its_memory(config):
-    check_step(llm, config)
+    check_step(sizing, config)
 
 
 def test_swapped_blocks_leave_the_host_half_of_its_memory():
-    check_swap(llm)
+    check_swap(sizing)
 
 
 def test_a_step_that_needs_all_memory_is_refused():
-    with pytest.raises(llm.ConfigError, match=r"kept for a step.*max_num_batched_tokens"):
+    with pytest.raises(sizing.ConfigError, match=r"kept for a step.*max_num_batched_tokens"):
         kv_cache.num_blocks_that_fit(SPEC, torch.device("cpu"), 0.9, reserved_bytes=2**60)
 
 
@@ -56,15 +58,40 @@ def test_a_step_that_needs_all_memory_is_refused():
     ("name", "old", "new"),
     [
         ("the step forgotten", "[device.type], reserved_bytes)", "[device.type])"),
-        ("one token's activations", "return limits.max_num_batched_tokens * per_token", "return per_token"),
-        ("no logits", "* dtype.itemsize + rows", "* dtype.itemsize"),
+        ("one row's logits", "limits.max_num_seqs, dtype.itemsize)", "1, dtype.itemsize)"),
+        ("one token's activations", "(model, limits.max_num_batched_tokens,", "(model, 1,"),
     ],
     ids=lambda value: value if len(value) < 30 and "." not in value else "",
 )
 def test_step_mutants_are_killed(name, old, new, config):
-    KillTable.record(Mutant(name, "twophase.engine.llm", old, new), lambda module: check_step(module, config))
+    KillTable.record(Mutant(name, "twophase.sizing", old, new), lambda module: check_step(module, config))
 
 
 def test_the_swap_mutant_is_killed():
     old = 'min(num_blocks, num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_SWAP_MEMORY_FRACTION))'
-    KillTable.record(Mutant("as large as the pool", "twophase.engine.llm", old, "num_blocks"), check_swap)
+    KillTable.record(Mutant("as large as the pool", "twophase.sizing", old, "num_blocks"), check_swap)
+
+
+def check_sizes(module):
+    """The worked example of `activation_bytes`, and a token's K and V with their scales."""
+    shape = SimpleNamespace(hidden_size=8, intermediate_size=16, num_heads=1, num_kv_heads=1, head_dim=4, vocab_size=10)
+    assert module.activation_bytes(shape, 5, 2, 2) == 880 + 320
+    assert module.kv_bytes_per_token(3, 2, 16, 1, 4) == 2 * 3 * 2 * (16 + 4)
+
+
+def test_sizes_by_hand():
+    check_sizes(sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("no logits", "* value_bytes + logits", "* value_bytes"),
+        ("two arrays of the MLP", "+ 3 * shape.intermediate_size", "+ 2 * shape.intermediate_size"),
+        ("q forgotten", "(2 * shape.num_heads +", "(shape.num_heads +"),
+        ("one scale for a token", "(head_dim * value_bytes + scale_bytes)", "head_dim * value_bytes + scale_bytes"),
+    ],
+    ids=lambda value: value if len(value) < 22 else "",
+)
+def test_size_mutants_are_killed(name, old, new):
+    KillTable.record(Mutant(name, "twophase.core.sizes", old, new), check_sizes)

@@ -21,7 +21,7 @@ from twophase.core.errors import ConfigError
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
 from twophase.engine.drafters import NgramDrafter, NgramIndex, usable
-from twophase.engine.llm import LLM
+from twophase.llm import LLM
 from twophase.model.load import load_model
 
 LONG = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

@@ -21,7 +21,7 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.parametrize("drafter", ["n-gram", "right", "itself", "forbidden"])
-def test_the_same_valid_outputs(model, drafter):
+def test_the_same_valid_outputs(model, drafter, caplog):
     codec = byte_level()
     eos = frozenset({codec.end_id})
     params = [
@@ -48,6 +48,7 @@ def test_the_same_valid_outputs(model, drafter):
     person = guessed[0].outputs[0]
     if person.finish_reason == "stop":
         jsonschema.validate(json.loads(person.text), PERSON)
+    assert "drafting failed" not in caplog.text, "a text that is guessed to its end is not guessed beyond"
     stats = engine.stats()
     if drafter in ("right", "itself"):
         assert stats.num_accepted_tokens > 0

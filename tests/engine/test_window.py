@@ -160,8 +160,8 @@ def test_four_thousand_tokens_in_six_blocks(tmp_path):
     ("options", "message"),
     [
         ({"num_attention_sinks": 4}, "num_attention_sinks=4 and no window"),
-        ({"sliding_window": 0}, "at least 1 key, the token itself, got 0"),
-        ({"sliding_window": 8, "num_attention_sinks": -1}, "fewer than 0 attention sinks, got -1"),
+        ({"sliding_window": 0}, "sliding_window must be a whole number >= 1 keys, the token's own among them, got 0"),
+        ({"sliding_window": 8, "num_attention_sinks": -1}, "num_attention_sinks must be a whole number >= 0, got -1"),
     ],
 )
 def test_windows_that_cannot_be(case, options, message):
@@ -182,7 +182,7 @@ def test_a_ready_made_backend_keeps_its_own_view(case):
     spec = LLM(folder, **OPTIONS).model.backend.spec
     ready = OPTIONS | {"attention_backend": TorchBackend(spec, 4)}
     assert LLM(folder, **ready).scheduler.cache.window is None
-    with pytest.raises(ConfigError, match="made for, so sliding_window=8"):
+    with pytest.raises(ConfigError, match=r"sliding_window .* and attention_backend.*what it was made for"):
         LLM(folder, **ready, sliding_window=8)
     made = LLM(folder, **(OPTIONS | {"attention_backend": lambda spec: TorchBackend(spec, 4)}), sliding_window=8)
     assert made.model.backend.spec.window == 8

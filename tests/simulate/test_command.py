@@ -5,7 +5,7 @@ import json
 import pytest
 
 from twophase.core.errors import ConfigError
-from twophase.engine.llm import LLM
+from twophase.llm import LLM
 from twophase.serving.lengths import UniformLengths
 from twophase.simulate.calibrate import Calibration
 from twophase.simulate.rig import Rig

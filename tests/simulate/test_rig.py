@@ -4,7 +4,7 @@ import pytest
 
 from twophase.core.errors import CacheStateError
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.llm import LLM
+from twophase.llm import LLM
 from twophase.serving.workloads import TimedRequest
 from twophase.simulate.rig import Rig
 

@@ -71,7 +71,7 @@ class Twophase(Contender):
 
     def __init__(self, setup: Setup, workload: Workload) -> None:
         super().__init__(setup)
-        from twophase.engine.llm import LLM
+        from twophase.llm import LLM
 
         block_size = 16
         self.llm = LLM(

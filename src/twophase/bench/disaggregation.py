@@ -18,7 +18,7 @@ from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase.distributed.disaggregation import DecodeEngine, disaggregated
 from twophase.engine.engine import Engine
-from twophase.engine.llm import LLM
+from twophase.llm import LLM
 from twophase.scheduling.policies import ChunkedPrefillPolicy, ContinuousPolicy, PriorityPolicy
 from twophase.scheduling.policy import Policy
 

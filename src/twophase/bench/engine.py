@@ -140,10 +140,9 @@ def bench_engine(
 def resolve_setup(model: str, device: str, dtype: str, backend: str, num_threads: int) -> tuple[Setup, int]:
     """What 'auto' stands for here, and the model's vocabulary size."""
     from twophase.attention.select import make_backend
-    from twophase.engine.llm import resolve_device
     from twophase.model.config import load_config
     from twophase.model.llama import attention_spec
-    from twophase.model.load import resolve_dtype
+    from twophase.model.load import resolve_device, resolve_dtype
     from twophase.model.prepare import resolve_model
 
     folder = resolve_model(model)

@@ -42,7 +42,7 @@ def _measure(task: dict) -> int | None:
     import transformers  # noqa: F401
     from transformers.models.llama import modeling_llama  # noqa: F401
 
-    import twophase.engine.llm  # noqa: F401
+    import twophase.llm  # noqa: F401
 
     before = _resident_bytes("VmRSS")
     CONTENDERS[task["contender"]](setup, workload).run(workload)

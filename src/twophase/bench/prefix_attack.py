@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from twophase.core.errors import ConfigError
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.llm import LLM
+from twophase.llm import LLM
 
 Clock = Callable[[], int | float]
 

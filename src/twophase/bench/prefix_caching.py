@@ -19,7 +19,7 @@ from twophase.bench.prefix_attack import AttackResult, AttackShape, Clock, first
 from twophase.cache.manager import FULL_HITS
 from twophase.core.errors import ConfigError
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.llm import LLM
+from twophase.llm import LLM
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from twophase.bench.perplexity import prose, step_logits
 from twophase.bench.quality_tasks import FIELDS, Answers, answer
 from twophase.core.errors import ConfigError
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.llm import LLM
+from twophase.llm import LLM
 
 STRETCH = 64  # tokens whose mean counts as one independent observation
 Z95 = 1.96  # normal distribution, two-sided 95 %

@@ -10,7 +10,7 @@ from typing import Any
 
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.structured_outputs import StructuredOutputs
-from twophase.engine.llm import LLM
+from twophase.llm import LLM
 from twophase.model.tokenizer import Tokenizer
 
 HAY = (

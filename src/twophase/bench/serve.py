@@ -16,17 +16,17 @@ import torch
 from twophase.bench.contenders import Setup
 from twophase.bench.engine import resolve_setup
 from twophase.bench.machine import MachineRecord, record_machine
+from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.sampling_params import SamplingParams
-from twophase.scheduling.policy import Policy
 from twophase.serving.records import RequestRecord
 from twophase.serving.report import ServingReport
 from twophase.serving.slo import Slo
 from twophase.serving.workloads import TimedRequest, Workload, num_pool_blocks, token_ids_of
 
 if TYPE_CHECKING:
-    from twophase.engine.llm import LLM
+    from twophase.llm import LLM
 
 BLOCK_SIZE = 16
 MAX_SLEEP_S = 0.5  # Ctrl-C and the duration limit should be felt soon
@@ -207,21 +207,6 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """The engine under load; None: its defaults."""
-
-    model: str
-    device: str = "auto"
-    dtype: str = "auto"
-    backend: str = "auto"
-    num_kv_blocks: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    policy: Policy | None = None
-    preemption_mode: str = "recompute"
-
-
-@dataclass(frozen=True, slots=True)
 class ServeReport:
     """A run with all that it depends on.
 
@@ -262,7 +247,8 @@ class ServeReport:
 
 
 def bench_serve(
-    options: EngineOptions,
+    model: str,
+    config: EngineConfig,
     workload: Workload,
     *,
     seed: int = 0,
@@ -277,9 +263,9 @@ def bench_serve(
         ModelFolderError, BackendUnavailableError: As `LLM`.
     """
     setup, vocab_size = resolve_setup(
-        options.model, options.device, options.dtype, options.backend, torch.get_num_threads()
+        model, config.device, config.dtype, config.attention_backend, torch.get_num_threads()
     )
-    llm = _load(options, setup, workload)
+    llm = _load(config, setup, workload)
     limits = llm.scheduler.config
     say(f"serving {workload.name!r}")
     run = serve(llm.engine, workload, vocab_size, seed=seed, duration_limit_s=duration_limit_s, slo=slo, say=say)
@@ -291,7 +277,7 @@ def bench_serve(
         "block size": BLOCK_SIZE,
         "KV blocks": llm.scheduler.cache.num_blocks,
         "policy": repr(llm.scheduler.policy),
-        "preemption": options.preemption_mode,
+        "preemption": config.preemption_mode,
         "max seqs": limits.max_num_seqs,
         "max batched tokens": limits.max_num_batched_tokens,
     }
@@ -299,26 +285,20 @@ def bench_serve(
     return ServeReport(workload.name, seed, engine, record_machine(), summary, run.refusals, run.was_cut), run
 
 
-def _load(options: EngineOptions, setup: Setup, workload: Workload) -> "LLM":
+def _load(config: EngineConfig, setup: Setup, workload: Workload) -> "LLM":
     """The model with an idle engine that has run once, so that no request pays for what happens only once."""
-    from twophase.engine.llm import DEFAULT_MAX_NUM_SEQS, LLM
+    from twophase.llm import LLM
 
-    num_kv_blocks = options.num_kv_blocks
-    if num_kv_blocks is None:
-        num_kv_blocks = num_pool_blocks(workload, BLOCK_SIZE)
     llm = LLM(
         setup.folder,
+        config,
         device=setup.device,
         dtype=setup.dtype,
         attention_backend=setup.backend,
         block_size=BLOCK_SIZE,
-        num_kv_blocks=num_kv_blocks,
-        max_num_seqs=DEFAULT_MAX_NUM_SEQS if options.max_num_seqs is None else options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
+        num_kv_blocks=config.num_kv_blocks or num_pool_blocks(workload, BLOCK_SIZE),
         skip_tokenizer_init=True,
         max_trace_steps=None,
-        policy=options.policy,
-        preemption_mode=options.preemption_mode,
     )
     # Less than a block, so that nothing of it stays in the prefix cache.
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)

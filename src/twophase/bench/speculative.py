@@ -14,9 +14,9 @@ from typing import Any
 from twophase.bench.machine import MachineRecord, record_machine
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
-from twophase.engine.llm import LLM
 from twophase.engine.speculation import Speculator
 from twophase.engine.thrift import Thrift
+from twophase.llm import LLM
 
 WAYS = ("without", "always", "while it pays")
 

@@ -17,7 +17,7 @@ from twophase.core.outputs import StepTrace
 from twophase.core.sampling_params import SamplingParams
 from twophase.distributed.peers import Traffic
 from twophase.distributed.tensor_parallel import DriverRunner
-from twophase.engine.llm import LLM
+from twophase.llm import LLM
 from twophase.model.weights import ModelWeights
 
 KIB, MIB = 1024, 1024**2

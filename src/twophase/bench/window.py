@@ -16,7 +16,7 @@ from typing import Any
 from twophase.bench.perplexity import perplexity, prose, token_losses
 from twophase.core.errors import ConfigError
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.llm import LLM
+from twophase.llm import LLM
 
 BLOCK_SIZE = 16
 CHUNK = 128  # tokens of a prefill step

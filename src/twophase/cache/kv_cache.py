@@ -11,6 +11,7 @@ from torch import Tensor
 from twophase.cache.memory import GIB, free_memory_bytes
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
+from twophase.core.sizes import ROW_ALIGNMENT_BYTES, SCALE_BYTES, kv_bytes_per_token
 
 KVFormat = Literal["none", "int8", "fp8_e4m3"]
 
@@ -19,10 +20,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 # fp8 is kept as bits: the codec is integer arithmetic, so it runs on devices without fp8 types.
 QUANTISED_DTYPES: dict[KVFormat, torch.dtype] = {"int8": torch.int8, "fp8_e4m3": torch.uint8}
 
-SCALE_DTYPE = torch.float32
-
-# GPUs load 16 bytes at a time, and Triton uses such loads only when every row starts at a multiple of them.
-ROW_ALIGNMENT_BYTES = 16
+SCALE_DTYPE = torch.float32  # of SCALE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +90,9 @@ class KVCacheSpec:
     @property
     def bytes_per_token(self) -> int:
         """K, V and their scales, in all layers."""
-        scale_bytes = 0 if self.kv_format == "none" else SCALE_DTYPE.itemsize
-        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * self.storage_dtype.itemsize + scale_bytes)
+        scale_bytes = 0 if self.kv_format == "none" else SCALE_BYTES
+        value_bytes = self.storage_dtype.itemsize
+        return kv_bytes_per_token(self.num_layers, self.num_kv_heads, self.head_dim, value_bytes, scale_bytes)
 
     @property
     def bytes_per_block(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any, final
 from twophase.capacity import kinds
 from twophase.capacity.yaml_file import Key, YamlFile, read_text
 from twophase.core.errors import ConfigError, ModelFolderError
+from twophase.core.sizes import ROW_ALIGNMENT_BYTES, SCALE_BYTES
 from twophase.serving.slo import Slo
 from twophase.simulate.cost_model import Assumptions
 from twophase.simulate.hardware import HARDWARE, Hardware
@@ -15,8 +16,6 @@ from twophase.simulate.model_shapes import MODELS, ModelShape, model_shape
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 QUANTISED_BYTES = {"int8": 1, "fp8_e4m3": 1}
-SCALE_BYTES = 4  # of a scale, one for each token and head, for K and for V: float32
-ROW_ALIGNMENT_BYTES = 16  # as twophase.cache.kv_cache demands it: kernels load 16 bytes at a time
 
 EXAMPLE = Path(__file__).with_name("example.yaml")
 

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass, replace
 
+from twophase.cache.window import SlidingWindow
 from twophase.capacity.config import Eviction, PlanConfig
+from twophase.core.sizes import MLP_UNIT, activation_bytes
 from twophase.simulate.model_shapes import ModelShape
-
-MLP_UNIT = 16  # rows of the MLP that stay together, as twophase.distributed.sharding shares them
 
 
 def even_shape(shape: ModelShape, num_gpus: int) -> ModelShape:
@@ -39,23 +39,19 @@ def weight_bytes(shape: ModelShape, num_gpus: int) -> int:
 
 
 def workspace_bytes(shape: ModelShape, num_gpus: int, num_tokens: int, num_rows: int) -> int:
-    """What a step holds at most at once on a GPU, by counting arrays; not measured.
-
-    Worked example: hidden 8, MLP 16, one head of 4 and one K/V head, vocabulary 10, 2 bytes, 1 GPU, 5 tokens, 2 rows:
-    residual and input 16 values a token, gate, up and their product 48: 5 * 64 * 2 = 640 bytes. Logits: 2 rows of 10
-    in 2 + 8 bytes beside 5 * 8 * 2 of hidden states: 280. The larger one counts.
+    """What the engine keeps free on each GPU for a step of so many tokens; see `activation_bytes`. Not measured.
 
     Args:
         shape: Even (see `even_shape`).
-        num_tokens: In the step.
-        num_rows: That are sampled, in float32, of which the sampler holds two arrays. Every GPU has all of them.
+        num_rows: That are sampled. Every GPU has all of their logits, and has room for them.
     """
-    mlp = 3 * shape.intermediate_size
-    # q, k and v, q again after RoPE, and what attention returns.
-    attention = (3 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    layer = num_tokens * (2 * shape.hidden_size + max(mlp, attention) // num_gpus) * shape.value_bytes
-    logits = num_tokens * shape.hidden_size * shape.value_bytes + num_rows * shape.vocab_size * (shape.value_bytes + 8)
-    return max(layer, logits)
+    rank = replace(
+        shape,
+        num_heads=shape.num_heads // num_gpus,
+        num_kv_heads=-(-shape.num_kv_heads // num_gpus),
+        intermediate_size=shape.intermediate_size // num_gpus,
+    )
+    return activation_bytes(rank, num_tokens, num_rows, shape.value_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,8 @@ def memory_table(config: PlanConfig, num_gpus: int | None = None) -> MemoryTable
     workspace = config.workspace_bytes
     if workspace is None:
         num_tokens = max(config.step_tokens, config.max_num_seqs)
-        workspace = workspace_bytes(shape, n, num_tokens, config.max_num_seqs)
+        sampling = replace(shape, vocab_size=config.shape.vocab_size)  # all of the vocabulary, not the largest share
+        workspace = workspace_bytes(sampling, n, num_tokens, config.max_num_seqs)
     return MemoryTable(
         total_bytes=total,
         headroom_bytes=total - int(total * config.gpu_memory_utilization),
@@ -116,8 +113,7 @@ def blocks_of(num_tokens: int, block_size: int, eviction: Eviction | None = None
     num_blocks = -(-num_tokens // block_size)
     if eviction is None:
         return num_blocks
-    kept = -(-eviction.num_sinks // block_size) + -(-(eviction.window - 1) // block_size) + 1
-    return min(num_blocks, kept)
+    return min(num_blocks, SlidingWindow(eviction.window, eviction.num_sinks).max_blocks(block_size))
 
 
 @dataclass(frozen=True, slots=True)

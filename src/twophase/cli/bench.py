@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from twophase.cli.engine_options import engine_config, engine_options
 from twophase.cli.generate import speculative_config
 from twophase.cli.ranks import check_shares, is_rank, run_in_ranks
 from twophase.core.errors import ConfigError
@@ -60,9 +61,7 @@ def _engine(args: argparse.Namespace) -> int:
 
     report = bench_engine(
         args.model,
-        device=args.device,
-        dtype=args.dtype,
-        backend=args.backend,
+        **_machine(args),
         num_threads=args.threads,
         repeats=args.repeats,
         quick=args.quick,
@@ -70,6 +69,12 @@ def _engine(args: argparse.Namespace) -> int:
     )
     _show(report, args)
     return 0
+
+
+def _machine(args: argparse.Namespace) -> dict[str, Any]:
+    """Where a benchmark runs, and in which dtype."""
+    config = engine_config(args)
+    return {"device": config.device, "dtype": config.dtype, "backend": config.attention_backend}
 
 
 def _kernels(args: argparse.Namespace) -> int:
@@ -99,7 +104,7 @@ def _prefix_caching(args: argparse.Namespace) -> int:
     from twophase.bench.prefix_caching import QUICK, Shape, bench_prefix_caching, open_model
 
     shape = QUICK if args.quick else Shape()
-    opener = open_model(args.model, shape, device=args.device, dtype=args.dtype, backend=args.backend)
+    opener = open_model(args.model, shape, **_machine(args))
     report = bench_prefix_caching(opener, shape, repeats=1 if args.quick else args.repeats, say=_say)
     _show(report, args)
     return 0
@@ -116,7 +121,7 @@ def _quality(args: argparse.Namespace) -> int:
         objects_lost=args.max_objects_lost,
         equal_fields=args.min_equal_fields,
     )
-    opener = open_model(args.model, device=args.device, dtype=args.dtype, backend=args.backend)
+    opener = open_model(args.model, **_machine(args))
     report = bench_quality(opener, args.kv_cache_dtype, bounds, num_tokens=args.tokens, say=_say)
     print(to_json(report) if args.json else report.to_text())
     return 0 if report.passed else 1
@@ -139,9 +144,7 @@ def _speculative(args: argparse.Namespace) -> int:
     report = bench_speculative(
         args.model,
         config,
-        device=args.device,
-        dtype=args.dtype,
-        backend=args.backend,
+        **_machine(args),
         repeats=args.repeats,
         quick=args.quick,
         say=_say,
@@ -162,9 +165,7 @@ def _tensor_parallel(args: argparse.Namespace) -> int:
         args.model,
         args.size,
         args.quick,
-        device=args.device,
-        dtype=args.dtype,
-        attention_backend=args.backend,
+        **engine_options(args),
     )
     _show(report, args)
     return 0
@@ -176,9 +177,7 @@ def _disaggregation(args: argparse.Namespace) -> int:
     if not is_rank():
         check_shares(args.model, 1)
         return run_in_ranks(args, NUM_RANKS)
-    report = bench_disaggregation(
-        args.model, args.quick, device=args.device, dtype=args.dtype, attention_backend=args.backend
-    )
+    report = bench_disaggregation(args.model, args.quick, **engine_options(args))
     if report is not None:
         _show(report, args)
     return 0
@@ -191,22 +190,17 @@ def _serve(args: argparse.Namespace) -> int:
 
     slo = None if args.slo_ttft is None and args.slo_tpot is None else Slo(args.slo_ttft, args.slo_tpot)
     workload = _workload(args)
-    from twophase.bench.serve import BLOCK_SIZE, EngineOptions, bench_serve
-    from twophase.scheduling.named_policies import policy_from_text
+    from twophase.bench.serve import BLOCK_SIZE, bench_serve
     from twophase.serving.export import to_json
 
-    options = EngineOptions(
-        args.model,
-        device=args.device,
-        dtype=args.dtype,
-        backend=args.backend,
-        num_kv_blocks=args.num_kv_blocks,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        policy=None if args.policy is None else policy_from_text(args.policy),
-    )
     report, run = bench_serve(
-        options, workload, seed=args.seed, duration_limit_s=args.duration_limit, slo=slo, say=_say
+        args.model,
+        engine_config(args),
+        workload,
+        seed=args.seed,
+        duration_limit_s=args.duration_limit,
+        slo=slo,
+        say=_say,
     )
     if args.json:
         about = {name: value for name, value in report.to_dict().items() if name != "summary"}
@@ -220,10 +214,10 @@ def _serve(args: argparse.Namespace) -> int:
 def _window(args: argparse.Namespace) -> int:
     from twophase.bench.window import bench_window
 
-    sizes = {"window": 64, "num_tokens": 640, "num_steps": 4} if args.quick else {}
+    sizes: dict[str, Any] = {"window": 64, "num_tokens": 640, "num_steps": 4} if args.quick else {}
     asked_for = {"window": args.window, "num_sinks": args.sinks, "num_tokens": args.tokens}
     sizes |= {name: value for name, value in asked_for.items() if value is not None}
-    report = bench_window(args.model, device=args.device, dtype=args.dtype, backend=args.backend, **sizes, say=_say)
+    report = bench_window(args.model, **_machine(args), **sizes, say=_say)
     _show(report, args)
     return 0
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -26,7 +27,8 @@ REINSTALL = "pip install -r requirements.txt"
 
 MIN_PYTHON = (3, 11)
 GIB = 1024**3
-LOW_MEMORY_BYTES = 1 * GIB  # the default model in float32 is 0.6 GiB, torch itself 0.3
+DEFAULT_MODEL = "smollm2-135m"  # its shape, of twophase.simulate.model_shapes
+TORCH_BYTES = 3 * GIB // 10  # what it takes for itself once it is imported
 SELF_TEST_TIMEOUT_S = 180
 
 Findings = Iterator[Finding]
@@ -74,12 +76,15 @@ def _compare(pin: Requirement) -> Finding:
 def check_memory() -> Findings:
     from twophase.bench.machine import cpu_name, num_usable_cores
     from twophase.cache.memory import free_host_memory_bytes
+    from twophase.capacity.memory import weight_bytes
+    from twophase.simulate.model_shapes import MODELS
 
+    needed_bytes = weight_bytes(replace(MODELS[DEFAULT_MODEL], value_bytes=4), 1) + TORCH_BYTES
     free_bytes = free_host_memory_bytes()
     yield Finding("processor", "ok", f"{cpu_name()}, {num_usable_cores()} usable cores")
     detail = f"{free_bytes / GIB:.1f} GiB free"
-    if free_bytes < LOW_MEMORY_BYTES:
-        cure = f"Close other programs: the default model needs about {LOW_MEMORY_BYTES / GIB:.0f} GiB."
+    if free_bytes < needed_bytes:
+        cure = f"Close other programs: the default model needs about {needed_bytes / GIB:.1f} GiB."
         yield Finding("memory", "advice", detail, cure)
     else:
         yield Finding("memory", "ok", detail)

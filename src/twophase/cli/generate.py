@@ -8,18 +8,21 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from twophase.cli.arguments import read_standard_input, read_text
+from twophase.cli.engine_options import engine_options
 from twophase.cli.ranks import check_shares, is_rank, run_in_ranks
+from twophase.config import EngineConfig
 from twophase.core.errors import InvalidRequestError
 from twophase.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
 from twophase.core.structured_outputs import StructuredOutputs
+from twophase.features import check_pairs
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from twophase.engine.llm import LLM
     from twophase.engine.prompts import Prompt
+    from twophase.llm import LLM
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,12 +43,13 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.stream and args.n != 1:
         raise InvalidRequestError(f"--stream shows one completion, got --n {args.n}; leave out one of the two.")
-    num_ranks = 2 if args.disaggregate else args.tensor_parallel_size
+    config = _config(args)
+    num_ranks = 2 if args.disaggregate else config.tensor_parallel_size
     if num_ranks > 1 and not is_rank():
-        check_shares(args.model, args.tensor_parallel_size)
+        check_shares(args.model, config.tensor_parallel_size)
         return run_in_ranks(args, num_ranks)
     text = _read_prompt(args.prompt) if num_ranks == 1 or os.environ["RANK"] == "0" else ""
-    with _open(args) as llm:
+    with _open(args, config) as llm:
         return 0 if llm is None else _generate(llm, text, params, args)
 
 
@@ -91,25 +95,24 @@ def _structured_outputs(args: argparse.Namespace) -> StructuredOutputs | None:
     return None if args.choice is None else StructuredOutputs(choice=args.choice)
 
 
-def _open(args: argparse.Namespace) -> "AbstractContextManager[LLM | None]":
+def _config(args: argparse.Namespace) -> EngineConfig:
+    """The engine that is asked for. Raises ConfigError for one that cannot be."""
+    # Nobody else is coming: a pool for these sequences is enough.
+    options = engine_options(args) | {"max_num_seqs": args.n, "speculative_config": speculative_config(args)}
+    config = EngineConfig(**options)
+    check_pairs(config, also=("disaggregated",) if args.disaggregate else ())
+    return config
+
+
+def _open(args: argparse.Namespace, config: EngineConfig) -> "AbstractContextManager[LLM | None]":
     """The model; None in a process that computes prompts for another's."""
-    options = {
-        "device": args.device,
-        "dtype": args.dtype,
-        "attention_backend": args.backend,
-        "tensor_parallel_size": args.tensor_parallel_size,
-        "sliding_window": args.sliding_window,
-        "num_attention_sinks": args.attention_sinks,
-        "speculative_config": speculative_config(args),
-        "max_num_seqs": args.n,  # nobody else is coming: a pool for these sequences is enough
-    }
     if args.disaggregate:
         from twophase.distributed.disaggregation import disaggregated
 
-        return disaggregated(args.model, **options)
-    from twophase.engine.llm import LLM
+        return disaggregated(args.model, config=config)
+    from twophase.llm import LLM
 
-    return LLM(args.model, **options)
+    return LLM(args.model, config)
 
 
 def speculative_config(args: argparse.Namespace) -> SpeculativeConfig | None:

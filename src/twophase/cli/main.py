@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from twophase import __version__
 from twophase.cli import grade, labs, plan, simulate
 from twophase.cli.arguments import text, whole
+from twophase.cli.engine_options import add_engine_options
 from twophase.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from twophase.core.errors import (
     BackendUnavailableError,
@@ -121,13 +122,7 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
     )
     generate.add_argument("--chat", action="store_true", help="send it as a user's message through the chat template")
     _add_model_options(generate)
-    generate.add_argument(
-        "--tensor-parallel-size",
-        type=whole(most=4096),
-        default=1,
-        metavar="N",
-        help="share the model between N processes, started here unless torchrun has started them",
-    )
+    add_engine_options(generate, "tensor_parallel_size")
     generate.add_argument(
         "--disaggregate",
         action="store_true",
@@ -149,10 +144,7 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
     sampling.add_argument("--n", type=whole(most=100_000), default=1, metavar="N", help="completions of the prompt")
     _add_structured_outputs(generate)
     memory = generate.add_argument_group("what a token sees")
-    memory.add_argument(
-        "--sliding-window", type=whole(), metavar="W", help="the last W tokens (default: the model's own)"
-    )
-    memory.add_argument("--attention-sinks", type=whole(), default=0, metavar="S", help="and the first S; 4 are usual")
+    add_engine_options(memory, "sliding_window", "num_attention_sinks")
     _add_speculative(generate.add_argument_group("speculative decoding"), default=None)
     output = generate.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="one JSON object instead of text")
@@ -192,11 +184,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--model", default=DEFAULT_MODEL, help=f"'{DEFAULT_MODEL}' (default), a Hugging Face folder, or a hub id"
     )
-    options.add_argument(
-        "--backend", default="auto", choices=["auto", "torch", "triton"], help="who computes attention"
-    )
-    options.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 ...")
-    options.add_argument("--dtype", default="auto", help="auto, float32, float16 or bfloat16")
+    add_engine_options(options, "attention_backend", "device", "dtype")
 
 
 def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -334,10 +322,7 @@ def _add_serve_options(serve: argparse.ArgumentParser) -> None:
     load.add_argument("--slo-tpot", type=float, metavar="SECONDS", help="... and this mean time per output token")
     _add_model_options(serve)
     limits = serve.add_argument_group("the engine's limits (default: as LLM)")
-    limits.add_argument("--policy", metavar="NAME", help=simulate.POLICY_HELP)
-    limits.add_argument("--num-kv-blocks", type=whole(), metavar="N", help="blocks in the pool")
-    limits.add_argument("--max-num-seqs", type=whole(), metavar="N", help="sequences that run at once")
-    limits.add_argument("--max-num-batched-tokens", type=whole(), metavar="N", help="tokens computed in one step")
+    add_engine_options(limits, "policy", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens")
     files = serve.add_argument_group("files to write")
     files.add_argument("--perfetto", metavar="FILE", help="a trace for ui.perfetto.dev (JSON)")
     files.add_argument("--prometheus", metavar="FILE", help="metrics as Prometheus text")

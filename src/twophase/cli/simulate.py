@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from twophase.cli.arguments import whole
+from twophase.cli.engine_options import add_engine_options, engine_options
 
 if TYPE_CHECKING:
     from twophase.scheduling.scheduler import Scheduler
@@ -21,10 +22,6 @@ printed. --validate measures how far the predictions for this machine are from t
 
 MEASURED = "measured"
 MOST_REPLICAS = 10_000
-POLICY_HELP = (
-    "priority (default), chunked:max_tokens=N, continuous, prefill-first, static:batch_size=N, "
-    "dynamic:batch_size=N,timeout_s=N, deadline"
-)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -56,10 +53,7 @@ def add_parser(subparsers: Any) -> None:
         "--replicas", type=whole(most=MOST_REPLICAS), default=1, metavar="N", help="engines (default 1)"
     )
     engine.add_argument("--router", default="least-outstanding", metavar="NAME", help="or round-robin")
-    engine.add_argument("--policy", metavar="NAME", help=POLICY_HELP)
-    engine.add_argument("--num-kv-blocks", type=whole(), metavar="N", help="blocks in each engine's pool")
-    engine.add_argument("--max-num-seqs", type=whole(), metavar="N", help="sequences that run at once")
-    engine.add_argument("--max-num-batched-tokens", type=whole(), metavar="N", help="tokens computed in one step")
+    add_engine_options(engine, "policy", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens")
     parser.add_argument("--calibrate", action="store_true", help="measure this machine anew")
     parser.add_argument("--validate", action="store_true", help="predicted against measured, on this machine")
     parser.add_argument(
@@ -89,13 +83,8 @@ def _validate(args: argparse.Namespace) -> int:
         raise ConfigError(f"only this machine can be measured here, so --validate takes no --hardware {args.hardware}.")
     from twophase.simulate.validate import validate
 
-    rig = _open_rig(
-        args,
-        num_kv_blocks=args.num_kv_blocks,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-    )
-    report = validate(rig, say=_say)
+    limits = {name: value for name, value in engine_options(args).items() if name != "policy"}
+    report = validate(_open_rig(args, **limits), say=_say)
     print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
     return 0
 
@@ -145,18 +134,12 @@ def _workload(args: argparse.Namespace) -> "Workload":
 
 def _engines(args: argparse.Namespace) -> "tuple[CostModel, list[Scheduler], list[str]]":
     """The cost model, a fresh scheduler for each replica, and what the reader should know."""
-    from twophase.scheduling.named_policies import policy_from_text
     from twophase.simulate.limits import make_scheduler
 
-    changes = {
-        name: value
-        for name, value in (
-            ("num_blocks", args.num_kv_blocks),
-            ("max_num_seqs", args.max_num_seqs),
-            ("max_num_batched_tokens", args.max_num_batched_tokens),
-        )
-        if value is not None
-    }
+    changes = engine_options(args)
+    policy = changes.pop("policy", None)
+    if "num_kv_blocks" in changes:
+        changes["num_blocks"] = changes.pop("num_kv_blocks")
     if args.hardware == MEASURED:
         calibration = _calibration(args)
         limits = calibration.limits | changes
@@ -166,7 +149,6 @@ def _engines(args: argparse.Namespace) -> "tuple[CostModel, list[Scheduler], lis
     else:
         model, limits, notes = _roofline(args)
         limits |= changes
-    policy = None if args.policy is None else policy_from_text(args.policy)
     schedulers = [make_scheduler(limits, policy, enable_prefix_caching=True) for _ in range(args.replicas)]
     return model, schedulers, notes
 
@@ -212,19 +194,14 @@ def _calibration(args: argparse.Namespace) -> "Calibration":
 def _calibration_key(args: argparse.Namespace) -> dict[str, Any]:
     """All that a calibration depends on, as JSON has it."""
     from twophase.bench.machine import record_machine
-    from twophase.engine.llm import DEFAULT_MAX_NUM_SEQS, resolve_device, scheduler_config
+    from twophase.config import EngineConfig
     from twophase.model.config import load_config
+    from twophase.model.load import resolve_device
     from twophase.model.prepare import DEFAULT_MODEL, resolve_model
+    from twophase.sizing import limits_of
 
     folder, device, machine = resolve_model(args.model or DEFAULT_MODEL), resolve_device("auto"), record_machine()
-    limits = scheduler_config(
-        load_config(folder),
-        device,
-        max_num_seqs=DEFAULT_MAX_NUM_SEQS,
-        max_num_batched_tokens=None,
-        max_model_len=None,
-        enable_chunked_prefill=True,
-    )
+    limits = limits_of(EngineConfig(), load_config(folder), device)
     key = {
         "model": str(folder.resolve()),
         "device": str(device),
@@ -235,10 +212,9 @@ def _calibration_key(args: argparse.Namespace) -> dict[str, Any]:
     return dict(json.loads(json.dumps(key)))
 
 
-def _open_rig(args: argparse.Namespace, **limits: int | None) -> "Rig":
-    from twophase.engine.llm import LLM
+def _open_rig(args: argparse.Namespace, **limits: Any) -> "Rig":
+    from twophase.llm import LLM
     from twophase.model.prepare import DEFAULT_MODEL
     from twophase.simulate.rig import Rig
 
-    given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-    return Rig(LLM(args.model or DEFAULT_MODEL, skip_tokenizer_init=True, **given), cpu_time=args.cpu_time)
+    return Rig(LLM(args.model or DEFAULT_MODEL, skip_tokenizer_init=True, **limits), cpu_time=args.cpu_time)

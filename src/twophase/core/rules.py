@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from numbers import Real
 from typing import Any, NamedTuple
 
-from twophase.core.errors import InvalidRequestError
+from twophase.core.errors import ConfigError, InvalidRequestError
 
 MAX_SHOWN = 80  # characters of a value in a message
 
@@ -24,22 +24,25 @@ class Rule(NamedTuple):
     read: Callable[[Any], Any]
 
 
-def apply_rules(record: Any, rules: Mapping[str, Rule]) -> None:
+ErrorType = type[InvalidRequestError] | type[ConfigError]
+
+
+def apply_rules(record: Any, rules: Mapping[str, Rule], error_type: ErrorType = InvalidRequestError) -> None:
     """Read the fields of a frozen record, each by its rule.
 
     Raises:
-        InvalidRequestError: A field breaks its rule; names it, the rule and the value.
+        InvalidRequestError, or `error_type`: A field breaks its rule; names it, the rule and the value.
     """
     for name, rule in rules.items():
-        object.__setattr__(record, name, checked(name, getattr(record, name), rule))
+        object.__setattr__(record, name, checked(name, getattr(record, name), rule, error_type))
 
 
-def checked(name: str, value: Any, rule: Rule) -> Any:
-    """The value as it is kept. Raises InvalidRequestError if it breaks the rule."""
+def checked(name: str, value: Any, rule: Rule, error_type: ErrorType = InvalidRequestError) -> Any:
+    """The value as it is kept. Raises InvalidRequestError, or `error_type`, if it breaks the rule."""
     try:
         return rule.read(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequestError(f"{name} must be {rule.words}, got {shown(value)}.") from error
+        raise error_type(f"{name} must be {rule.words}, got {shown(value)}.") from error
 
 
 def shown(value: Any) -> str:

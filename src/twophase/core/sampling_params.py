@@ -1,32 +1,76 @@
 """How the tokens of one request are chosen. Names and defaults follow vLLM's class of the same name."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from twophase.core.errors import InvalidRequestError
-from twophase.core.rules import FLAG, NON_EMPTY_TEXT, apply_rules, number, optional, several, shown, whole_number
+from twophase.core.rules import (
+    FLAG,
+    NON_EMPTY_TEXT,
+    Rule,
+    apply_rules,
+    items_of,
+    number,
+    optional,
+    read_int,
+    several,
+    shown,
+    whole_number,
+)
 from twophase.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
 # Beyond these a penalised logit may leave the range of float32, and what is drawn has no meaning any more.
 MIN_PENALTY, MAX_PENALTY = 0.01, 100.0
+MAX_OUTPUT_PENALTY = 2.0  # as in OpenAI's interface and vLLM
+
+
+def _read_top_k(value: Any) -> int:
+    """-1 is vLLM's way to say 0."""
+    return 0 if (count := read_int(value)) == -1 else TOP_K.read(count)
+
+
+TOP_K = whole_number(at_least=0)
+OUTPUT_PENALTY = number(
+    f"in [-{MAX_OUTPUT_PENALTY:g}, {MAX_OUTPUT_PENALTY:g}] (0 is none)", lambda x: abs(x) <= MAX_OUTPUT_PENALTY
+)
+
+MAX_BIAS = 100.0
+
+
+def _read_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of a token id and what is added to its logit; each token once."""
+    if value is None:
+        return ()
+    pairs = value.items() if isinstance(value, Mapping) else items_of(value)
+    biases = {TOKEN_ID.read(token_id): BIAS.read(bias) for token_id, bias in pairs}
+    return tuple(sorted(biases.items()))
+
+
+TOKEN_ID = whole_number(at_least=0)
+BIAS = number(f"in [-{MAX_BIAS:g}, {MAX_BIAS:g}]", lambda x: abs(x) <= MAX_BIAS)
 
 RULES = {
     "n": whole_number(at_least=1),
     "temperature": number("a finite number >= 0 (0 is greedy)", lambda x: x >= 0),
-    "top_k": whole_number(at_least=0, note="(0 keeps every token)"),
+    "top_k": Rule("a whole number >= 0 (0 or -1 keeps every token)", _read_top_k),
     "top_p": number("in (0, 1] (1 keeps every token)", lambda x: 0 < x <= 1),
     "min_p": number("in [0, 1] (0 keeps every token)", lambda x: 0 <= x <= 1),
     "repetition_penalty": number(
         f"in [{MIN_PENALTY:g}, {MAX_PENALTY:g}] (1 is none)", lambda x: MIN_PENALTY <= x <= MAX_PENALTY
     ),
+    "presence_penalty": OUTPUT_PENALTY,
+    "frequency_penalty": OUTPUT_PENALTY,
     "seed": optional(whole_number(at_least=0)),
     "max_tokens": whole_number(at_least=1),
+    "min_tokens": whole_number(at_least=0),
     "stop": several(NON_EMPTY_TEXT, of_one=str, words="text or a list of texts (stop strings must be non-empty)"),
     "stop_token_ids": several(whole_number(at_least=0), words="a list of token ids, whole numbers >= 0"),
     "ignore_eos": FLAG,
     "include_stop_str_in_output": FLAG,
     "skip_special_tokens": FLAG,
+    "logit_bias": Rule(f"a mapping of token ids, whole numbers >= 0, to numbers {BIAS.words}", _read_bias),
     "logprobs": optional(whole_number(at_least=0, at_most=MAX_LOGPROBS)),
 }
 
@@ -35,24 +79,30 @@ RULES = {
 class SamplingParams:
     """Sampling parameters of one request.
 
-    Order of application: repetition penalty, structured outputs, temperature, top-k, top-p, min-p. `temperature=0` is
-    greedy decoding and ignores the truncations.
+    Order of application: logit bias, repetition penalty, presence and frequency penalties, structured outputs,
+    temperature, top-k, top-p, min-p. `temperature=0` is greedy decoding and ignores the truncations.
 
     Attributes:
         n: Completions for the prompt; they share its pages and diverge by copy-on-write.
         temperature: Logits are divided by it; 0 means argmax.
-        top_k: Keep the k most likely tokens; 0 keeps all.
+        top_k: Keep the k most likely tokens; 0 keeps all, and so does -1, which becomes 0.
         top_p: Keep the smallest set of most likely tokens with at least this probability mass, in (0, 1].
         min_p: Drop tokens less likely than `min_p` times the most likely one, in [0, 1].
         repetition_penalty: In [0.01, 100]; logits of tokens already seen are divided by it when positive, else
             multiplied (CTRL, arXiv:1909.05858, section 4.1).
+        presence_penalty: In [-2, 2]; taken from the logit of each token that the completion has already.
+        frequency_penalty: In [-2, 2]; taken from it as often as the completion has it. Neither counts the prompt.
         seed: Makes the request's draws reproducible, alone or in any batch; None draws a fresh seed.
         max_tokens: Tokens to generate at most, >= 1.
+        min_tokens: Tokens to generate before the completion may end by itself: until then no token is drawn that would
+            end it, and stop strings are text like any other. At most `max_tokens`.
         stop: Strings that end the completion; the text is cut before it. A string is a list of one, None is none.
         stop_token_ids: Token ids that end the completion, besides the model's end-of-text ids; None is none.
         ignore_eos: Go on past the model's end-of-text ids (benchmarks).
         include_stop_str_in_output: Keep the matched stop string in the text.
         skip_special_tokens: Leave special tokens out of the text.
+        logit_bias: What is added to the logits of these tokens, {id: in [-100, 100]}; -100 as good as forbids one, 100
+            as good as demands it. Kept as pairs (id, bias).
         logprobs: Report this many of the most likely tokens' log-probabilities at each position, besides the chosen
             token's; None reports none, 0 the chosen token's alone. They describe the model's distribution
             (before structured outputs, temperature and truncation), in nats.
@@ -67,18 +117,27 @@ class SamplingParams:
     top_p: float | int = 1.0
     min_p: float | int = 0.0
     repetition_penalty: float | int = 1.0
+    presence_penalty: float | int = 0.0
+    frequency_penalty: float | int = 0.0
     seed: int | None = None
     max_tokens: int = 16
+    min_tokens: int = 0
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    logit_bias: Any = ()  # Mapping[int, float], or the pairs of one
     logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         apply_rules(self, RULES)
+        if self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens must not exceed max_tokens, got {self.min_tokens} > {self.max_tokens}; raise max_tokens, "
+                f"or lower min_tokens."
+            )
         if self.structured_outputs is not None:
             self._check_structured_outputs()
 
@@ -88,12 +147,16 @@ class SamplingParams:
                 f"structured_outputs must be StructuredOutputs(json=...), (regex=...) or (choice=...), got "
                 f"{shown(self.structured_outputs)}."
             )
-        for name in ("ignore_eos", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "min_tokens"):
             if getattr(self, name):
                 raise InvalidRequestError(
-                    f"structured_outputs and {name}=True contradict each other: what follows the text would be part "
-                    f"of the output. Leave out one of them."
+                    f"structured_outputs and {name}={getattr(self, name)} contradict each other: what follows the text "
+                    f"would be part of the output. Leave out one of them."
                 )
+
+    @property
+    def penalises_output(self) -> bool:
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
     def is_greedy(self) -> bool:

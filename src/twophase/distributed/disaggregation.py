@@ -22,6 +22,7 @@ from typing import Any, final
 import torch
 
 from twophase.cache.manager import CacheManager
+from twophase.config import EngineConfig, configured
 from twophase.core.errors import ConfigError, InvalidRequestError, PeerLostError
 from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.request import Request
@@ -45,9 +46,10 @@ from twophase.distributed.protocol import (
 )
 from twophase.distributed.transfers import TransferRecord
 from twophase.engine.engine import Engine
-from twophase.engine.llm import LLM
 from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
+from twophase.features import check_pairs
+from twophase.llm import LLM
 from twophase.model.prepare import DEFAULT_MODEL
 from twophase.scheduling.admission import check_request
 
@@ -279,7 +281,7 @@ class DecodeEngine:
 def disaggregated(
     model: str | Path = DEFAULT_MODEL,
     *,
-    device: str = "auto",
+    config: EngineConfig | None = None,
     step_timeout_s: int | float = DEFAULT_STEP_TIMEOUT_S,
     startup_timeout_s: int | float = DEFAULT_STARTUP_TIMEOUT_S,
     prefill_options: Mapping[str, Any] | None = None,
@@ -289,11 +291,11 @@ def disaggregated(
     prompts until rank 0 leaves the block, and then get None.
 
     Args:
-        device: 'auto' is cuda:LOCAL_RANK where there is CUDA.
+        config, options: As `LLM`. What shapes pages (kv_cache_dtype, dtype, block_size) must be the same in all ranks;
+            device='auto' is cuda:LOCAL_RANK where there is CUDA.
         step_timeout_s: How long a silent peer is waited for.
         startup_timeout_s: How long the others may take to load the model.
         prefill_options: Options of `LLM` for the prefill side, in the place of rank 0's.
-        options: Of `LLM`. What shapes pages (kv_cache_dtype, dtype, block_size) must be the same in all ranks.
 
     Raises:
         ConfigError: Not started by torchrun, or with fewer than two processes; or as `LLM`.
@@ -306,19 +308,15 @@ def disaggregated(
             "disaggregation takes at least 2 processes, started by `torchrun --nproc-per-node 2 ...` or by "
             "twophase.distributed.launch.run_local."
         )
-    if options.get("tensor_parallel_size", 1) != 1:
-        raise ConfigError("disaggregation has one rank per engine, so it cannot be used with tensor_parallel_size.")
-    if options.get("sliding_window") is not None or options.get("full_hit", "recompute_block") != "recompute_block":
-        raise ConfigError(
-            "disaggregation sends all pages of a prompt into blocks of their own: it goes neither with sliding_window, "
-            "which frees some of them on the way, nor with full_hit='recompute_token', which writes into shared ones."
-        )
-    # A model's own window is a matter of attention alone here: this cache frees nothing before a sequence ends.
-    options.setdefault("cache_factory", partial(CacheManager))
-    if device == "auto" and torch.cuda.is_available():
-        device = f"cuda:{local_rank}"
+    config = configured(config, options | dict(prefill_options or {}) if rank else options)
+    check_pairs(config, also=("disaggregated",))
+    if config.cache_factory is None:
+        # A model's own window is a matter of attention alone here: this cache frees nothing before a sequence ends.
+        config = replace(config, cache_factory=partial(CacheManager))
+    if config.device == "auto" and torch.cuda.is_available():
+        config = replace(config, device=f"cuda:{local_rank}")
     # Loading may take longer than a peer may be silent: join when it is done.
-    llm = LLM(model, device=device, **(options | dict(prefill_options or {}) if rank else options))
+    llm = LLM(model, config)
     with Peers.join(llm.kv_cache.device, step_timeout_s=step_timeout_s, startup_timeout_s=startup_timeout_s) as peers:
         yield from _serve(llm, peers) if rank else _lead(llm, peers)
 

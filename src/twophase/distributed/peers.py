@@ -29,9 +29,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from twophase.config import DEFAULT_STEP_TIMEOUT_S
 from twophase.core.errors import ConfigError, PeerLostError
 
-DEFAULT_STEP_TIMEOUT_S = 8.0  # so that a lost peer is an error within 10 seconds
 DEFAULT_STARTUP_TIMEOUT_S = 60.0
 FOR_EVER = timedelta(days=3650)
 ROLL_CALL_S = 1.0  # how long the survivors of a larger group listen for each other

@@ -38,8 +38,8 @@ from twophase.distributed.protocol import (
     Transfers,
 )
 from twophase.distributed.transfers import TransferClock
-from twophase.engine.llm import LLM
 from twophase.engine.runner import ModelRunner
+from twophase.llm import LLM
 
 MAX_TRANSFERS = 10_000  # the newest ones are kept until somebody asks
 IDLE_S = 1.0  # how long one look into an empty inbox may take; a message ends it at once

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from twophase.core.errors import ConfigError
+from twophase.core.sizes import MLP_UNIT
 from twophase.model.config import ModelConfig
-
-MLP_UNIT = 16  # elements; a share's rows then start at multiples of 16 bytes, whatever the dtype
 
 
 def share(total: int, rank: int, world_size: int) -> slice:

@@ -69,6 +69,7 @@ class Detokenizer:
         self._counted = self._read_text  # the part of it that is released, or the prompt's
         self._pieces: list[str] = []
         self._held = ""
+        self._num_tokens = 0
 
     @property
     def text(self) -> str:
@@ -78,6 +79,7 @@ class Detokenizer:
 
     def append(self, token_id: int) -> str | None:
         """Add a token; returns the stop string that it completed, if it did. Nothing may be added after that."""
+        self._num_tokens += 1
         before = self._read_text
         self._pending.append(token_id)
         self._read_text = self._read(self._pending)
@@ -166,6 +168,9 @@ class Detokenizer:
         return self._decoder.decode(token_ids, skip_special_tokens=self._params.skip_special_tokens)
 
     def _add_text(self, piece: str) -> str | None:
+        if self._num_tokens <= self._params.min_tokens:
+            self._pieces.append(piece)  # too early to stop: no string begins here
+            return None
         # A match can only begin in what is held back: that is the longest end of the text which begins a stop string.
         text = self._held + piece
         end, matched = self._first_stop(text)

@@ -90,7 +90,9 @@ class DraftModelDrafter:
                 if isinstance(token, SamplingError):
                     continue
                 drafts[i].append(token[0].token_id)
-                if len(drafts[i]) < requests[i].chunk.num_drafts:
+                # Behind a token that ends the text there is nothing to guess, and no grammar goes on.
+                is_end = token[0].token_id in requests[i].stop_token_ids
+                if not is_end and len(drafts[i]) < requests[i].chunk.num_drafts:
                     chunks[i] = _next_chunk(done[i], token[0].token_id)
         return drafts
 

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, final
 
+from twophase.config import DEFAULT_TRACE_STEPS
 from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
@@ -23,8 +24,6 @@ from twophase.engine.runner import Runner
 from twophase.engine.sampler import SampleRow, SamplingError, sample
 from twophase.engine.speculation import Speculator
 from twophase.scheduling.scheduler import Scheduler, SequenceFault, SequenceUpdate
-
-DEFAULT_TRACE_STEPS = 10_000
 
 Sampled = tuple[SampledToken, ...]
 
@@ -310,14 +309,16 @@ class Engine:
         sequence = self._scheduler.sequences[seq_id]
         state, guide = self._requests[sequence.request.request_id], self._guide_of(seq_id)
         token_ids, num_prompt_tokens = sequence.token_ids, sequence.num_prompt_tokens
+        params, position = sequence.request.sampling_params, len(token_ids) + len(drafts) - num_prompt_tokens
         return SampleRow(
-            sequence.request.sampling_params,
+            params,
             state.seed,
             first_index=sequence.index,
-            position=len(token_ids) + len(drafts) - num_prompt_tokens,
+            position=position,
             num_samples=num_samples,
             token_ids=[*token_ids, *drafts] if drafts else token_ids,
             allowed=None if guide is None else guide.allowed_after(token_ids, num_prompt_tokens, drafts),
+            banned=sequence.stop_token_ids if position < params.min_tokens else (),
         )
 
     def _guide_of(self, seq_id: int) -> Guide | None:

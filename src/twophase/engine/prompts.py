@@ -1,6 +1,6 @@
 """What a user may pass as a prompt, turned into token ids; and what only the engine can check at the door."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from twophase.core.errors import InvalidRequestError
@@ -9,7 +9,8 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.engine.detokenizer import TextDecoder
 from twophase.engine.guidance import Grammar, Guidance
 
-Prompt = str | Mapping[str, Any]  # text, {"prompt": text} or {"prompt_token_ids": [...]}; "cache_salt" besides
+# Text, {"prompt": text} or {"prompt_token_ids": [...]}, "cache_salt" besides; or token ids, as they are.
+Prompt = str | Mapping[str, Any] | Sequence[int]
 
 
 @runtime_checkable
@@ -23,8 +24,8 @@ def token_ids_of(prompt: Prompt, codec: TextCodec | None, vocab_size: int) -> tu
     """A prompt's token ids, and its text if it has one.
 
     Raises:
-        InvalidRequestError: It is neither text nor a mapping with one of "prompt" and "prompt_token_ids", it is text
-            and there is no tokenizer, it is empty, or an id is not in the vocabulary.
+        InvalidRequestError: It is neither text nor a list nor a mapping with one of "prompt" and "prompt_token_ids", it
+            is text and there is no tokenizer, it is empty, or an id is not in the vocabulary.
     """
     if isinstance(prompt, Mapping) and set(prompt) - {"cache_salt"} == {"prompt"}:
         prompt = checked('prompt["prompt"]', prompt["prompt"], TEXT)
@@ -36,9 +37,11 @@ def token_ids_of(prompt: Prompt, codec: TextCodec | None, vocab_size: int) -> tu
             )
         text = checked("a prompt", prompt, TEXT)
         return _checked_ids(codec.encode(text), vocab_size, f"the text {shown(text)}"), text
+    if isinstance(prompt, list | tuple):
+        prompt = {"prompt_token_ids": prompt}
     if not isinstance(prompt, Mapping) or set(prompt) - {"cache_salt"} != {"prompt_token_ids"}:
         got = f"a mapping with keys {sorted(map(str, prompt))}" if isinstance(prompt, Mapping) else shown(prompt)
-        raise InvalidRequestError(f"a prompt is text or {{'prompt_token_ids': [...]}}, got {got}.")
+        raise InvalidRequestError(f"a prompt is text or {{'prompt_token_ids': [...]}} or a list of ids, got {got}.")
     return _checked_ids(prompt["prompt_token_ids"], vocab_size, "an empty list of ids"), None
 
 
@@ -82,8 +85,14 @@ def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: in
         raise InvalidRequestError(f"sampling parameters must be SamplingParams(...), got {shown(params)}.")
     if params.stop and codec is None:
         raise InvalidRequestError(
-            f"stop strings need a tokenizer, and there is none, got {shown(list(params.stop))}; use stop_token_ids."
+            f"stop strings need a tokenizer, and there is none (skip_tokenizer_init), got {shown(list(params.stop))}; "
+            f"use stop_token_ids."
         )
+    for token_id, _ in params.logit_bias:
+        if token_id >= vocab_size:
+            raise InvalidRequestError(
+                f"logit_bias must be of tokens in the vocabulary, [0, {vocab_size}), got {token_id}."
+            )
     for token_id in params.stop_token_ids:
         if token_id >= vocab_size:
             raise InvalidRequestError(

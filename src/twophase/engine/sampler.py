@@ -7,7 +7,7 @@ the row in vocabulary order.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -41,9 +41,10 @@ class SampleRow(NamedTuple):
         first_index: Completion index of the first draw; a forking prompt draws for this one and those that follow.
         position: Output position of the token, counted from 0.
         num_samples: Draws from this row, at least one.
-        token_ids: The sequence so far, prompt and output; read only when there is a repetition penalty.
+        token_ids: The sequence so far, prompt and output; read only when there is a penalty.
         allowed: The tokens that may be drawn: bit i % 32 of word i // 32 is token i's; those beyond the last word may
             not. None: any.
+        banned: Tokens that may not be drawn, whatever `allowed` says.
     """
 
     params: SamplingParams
@@ -53,6 +54,7 @@ class SampleRow(NamedTuple):
     num_samples: int
     token_ids: Sequence[int]
     allowed: UInt32[np.ndarray, "W"] | None = None
+    banned: Collection[int] = ()
 
 
 def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tuple[SampledToken, ...] | SamplingError]:
@@ -61,7 +63,8 @@ def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tupl
     A row whose largest logit is not finite (NaN, +inf, or nothing but -inf) yields a `SamplingError` in its place and
     leaves the other rows alone.
     """
-    scores = _constrain(_penalise(logits, rows), rows)
+    scores = _penalise_output(_penalise(_biased(logits, rows), rows), rows)
+    scores = _ban(_constrain(scores, rows), rows)
     best = scores.max(dim=-1)  # NaN propagates, so one check of the maximum finds every bad row
     row_of_draw = [r for r, row in enumerate(rows) for _ in range(row.num_samples)]
     token_ids = best.indices[row_of_draw]
@@ -71,6 +74,17 @@ def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tupl
         token_ids[random_draws] = _draw_random(scores, best.values, rows, random)
     drawn = _with_logprobs(logits, rows, row_of_draw, token_ids)
     return _by_row(rows, best.values.tolist(), drawn)
+
+
+def _biased(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
+    """With the biases that rows ask for; a copy if any does."""
+    biases = [(r, token_id, bias) for r, row in enumerate(rows) for token_id, bias in row.params.logit_bias]
+    if not biases:
+        return logits
+    row_ids, token_ids, values = (list(column) for column in zip(*biases, strict=True))
+    scores = logits.clone()
+    scores[row_ids, token_ids] += torch.tensor(values, dtype=scores.dtype, device=scores.device)
+    return scores
 
 
 def _penalise(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
@@ -91,6 +105,19 @@ def _penalise(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[
     return scores
 
 
+def _penalise_output(scores: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
+    """Presence and frequency penalties on the tokens of each completion so far; a copy if any row asks for one."""
+    penalised = [(r, row) for r, row in enumerate(rows) if row.params.penalises_output and row.position]
+    if not penalised:
+        return scores
+    scores = scores.clone()
+    for r, row in penalised:
+        ids, counts = np.unique(np.asarray(row.token_ids[-row.position :]), return_counts=True)
+        penalty = row.params.presence_penalty + row.params.frequency_penalty * torch.from_numpy(counts)
+        scores[r, torch.from_numpy(ids)] -= penalty.to(scores)
+    return scores
+
+
 def _constrain(scores: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
     """-inf for every token that its row may not draw; a copy if any row is constrained."""
     constrained = [(r, row.allowed) for r, row in enumerate(rows) if row.allowed is not None]
@@ -103,6 +130,16 @@ def _constrain(scores: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float
     row_ids = [r for r, _ in constrained]
     scores = scores.clone()
     scores[row_ids] = scores[row_ids].masked_fill_(forbidden, -math.inf)
+    return scores
+
+
+def _ban(scores: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
+    """-inf for the banned tokens; a copy if there are any."""
+    banned = [(r, token_id) for r, row in enumerate(rows) for token_id in row.banned]
+    if not banned:
+        return scores
+    scores = scores.clone()
+    scores[[r for r, _ in banned], [token_id for _, token_id in banned]] = -math.inf
     return scores
 
 

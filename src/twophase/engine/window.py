@@ -16,11 +16,10 @@ def resolve_window(
     """What queries see, for `LLM(sliding_window=..., num_attention_sinks=...)`; None: everything, or nobody knows.
 
     Raises:
-        ConfigError: Sinks without a window, a window wider than the model's own, a window or a number of sinks that
-            cannot be, or an attention backend that was made for another window.
+        ConfigError: Sinks without a window, a window wider than the model's own, or a window or a number of
+            sinks that cannot be.
     """
     width = config.sliding_window if sliding_window is None else sliding_window
-    is_asked_for = sliding_window is not None or num_sinks != 0
     if width is None:
         if num_sinks != 0:
             raise ConfigError(
@@ -35,13 +34,7 @@ def resolve_window(
             f"{config.sliding_window}."
         )
     if isinstance(attention_backend, AttentionBackend):
-        if is_asked_for:
-            raise ConfigError(
-                f"A ready-made attention backend sees what it was made for, so sliding_window={sliding_window} and "
-                f"num_attention_sinks={num_sinks} come too late for it; pass a name, or a function that makes one for "
-                f"the AttentionSpec that it is given."
-            )
-        return None
+        return None  # it sees what it was made for; `features` has refused a window that was asked for
     return SlidingWindow(width, num_sinks)
 
 

@@ -44,3 +44,25 @@ def resolve_dtype(option: str, config: ModelConfig, device: torch.device) -> tor
     if option == "auto":
         option = "float32" if device.type == "cpu" else config.dtype or "float32"
     return DTYPES[option]
+
+
+def resolve_device(option: str | torch.device) -> torch.device:
+    """The device for a user's option; 'auto' is CUDA where there is one.
+
+    Raises:
+        ConfigError: No such device, or not one that this engine runs on.
+    """
+    if option == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(option)
+    except RuntimeError as error:
+        raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {option!r}.") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"the engine runs on 'cpu' and 'cuda', got device {option!r}.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {str(option)!r} was asked for, and PyTorch sees {torch.cuda.device_count()} CUDA devices here; "
+            f"use device='cpu', or run `twophase doctor` to see why."
+        )
+    return device

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from twophase.core.errors import ConfigError, ModelFolderError
+from twophase.core.sizes import kv_bytes_per_token
 
 BFLOAT16_BYTES = 2
 
@@ -67,8 +68,8 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        head_bytes = self.head_dim * self.kv_value_bytes + self.kv_scale_bytes
-        return 2 * self.num_layers * self.num_kv_heads * head_bytes
+        per_value, per_scale = self.kv_value_bytes, self.kv_scale_bytes
+        return kv_bytes_per_token(self.num_layers, self.num_kv_heads, self.head_dim, per_value, per_scale)
 
 
 MODELS = {

@@ -9,8 +9,8 @@ import torch
 from twophase.bench.serve import Clock, ServingRun, serve
 from twophase.core.errors import ConfigError
 from twophase.engine.engine import Engine
-from twophase.engine.llm import LLM
 from twophase.engine.runner import ModelRunner
+from twophase.llm import LLM
 from twophase.serving.workloads import TimedRequest, Workload
 from twophase.simulate.limits import make_scheduler
 

@@ -1,0 +1,302 @@
+"""Which features go together: a table FEATURE x FEATURE, read when an engine is made, printed in the documentation, and
+executed by tests/engine/test_features.py, pair by pair.
+
+A new feature is one row of `FEATURES`; it works with every other one unless `_REFUSALS` says why not.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, final
+
+from twophase.config import EngineConfig
+from twophase.core.errors import ConfigError
+from twophase.core.speculative import SpeculativeConfig
+from twophase.core.structured_outputs import StructuredOutputs
+from twophase.scheduling.named_policies import POLICIES
+
+Options = Mapping[str, Any]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Works:
+    """Outputs are what each request gets alone with the same options, and no block is lost."""
+
+    def __str__(self) -> str:
+        return "works"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The two are an error, and the reason is in its message.
+
+    Attributes:
+        when: 'start': the engine is not made, and no weight is read. 'request': the request is refused. 'never': they
+            are two values of one option, so that nobody can ask for both.
+    """
+
+    reason: str
+    when: str = "start"
+
+    def __str__(self) -> str:
+        return "one option" if self.when == "never" else f"refused: {self.reason}"
+
+
+WORKS = Works()
+ONE_OPTION = Refused("two values of one option", when="never")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """Something that can be switched on.
+
+    Attributes:
+        title: In the table.
+        option: As a user writes it, for messages.
+        is_on: Whether an engine of this configuration has it, for a model with or without a sliding window of its own.
+        examples: Options of `LLM` that switch it on, one mapping per way to have it.
+        request: Fields of `SamplingParams`, and the prompt's "cache_salt", with which a request uses it.
+        group: Of features of one group an engine has one at most.
+    """
+
+    title: str
+    option: str
+    is_on: Callable[[EngineConfig, bool], bool] = lambda config, model_has_window: False
+    examples: tuple[Options, ...] = ({},)
+    request: Options | None = None
+    group: str = ""
+
+
+def _has_window(config: EngineConfig, model_has_window: bool) -> bool:
+    """Whether blocks are freed behind a window: one asked for, or the model's own where the cache is ours."""
+    if config.sliding_window is not None or config.num_attention_sinks:
+        return True
+    return model_has_window and not _is_ready_made(config) and _has_own_cache(config)
+
+
+def _has_own_cache(config: EngineConfig) -> bool:
+    from twophase.cache.manager import CacheManager
+
+    return config.cache_factory is None or config.cache_factory is CacheManager
+
+
+def _is_ready_made(config: EngineConfig) -> bool:
+    return hasattr(config.attention_backend, "attend")
+
+
+def _guesses(config: EngineConfig, method: str) -> bool:
+    asked_for = config.speculative_config
+    return asked_for is not None and asked_for.method == method and (method != "ngram" or config.drafter is None)
+
+
+def _policy(name: str, **parameters: int | float) -> Feature:
+    policy = POLICIES[name]
+    return Feature(
+        f"policy: {name}",
+        f"policy={policy.__name__}(...)",
+        lambda config, _: (
+            type(config.policy) is policy
+            or (name == "priority" and config.policy is None and config.scheduler_factory is None)
+        ),
+        examples=({"policy": policy(**parameters)},),
+        group="policy",
+    )
+
+
+def _kv_format(name: str) -> Feature:
+    option = f"kv_cache_dtype={name!r}"
+    examples = ({"kv_cache_dtype": name},)
+    return Feature(f"{name} K/V", option, lambda config, _: config.kv_cache_dtype == name, examples, group="K/V")
+
+
+def _full_hit(name: str) -> Feature:
+    return Feature(
+        f"prefix caching, {name}",
+        f"full_hit={name!r}",
+        lambda config, _: config.full_hit == name,
+        examples=({"enable_prefix_caching": True, "full_hit": name},),
+        group="full_hit",
+    )
+
+
+# What only tests can make (a draft model's folder, a drafter, a ready-made backend) is put in by them: see `examples`.
+FEATURES: Mapping[str, Feature] = {
+    "prefix_block": _full_hit("recompute_block"),
+    "prefix_token": _full_hit("recompute_token"),
+    "salts": Feature("cache salts", "cache_salt", request={"cache_salt": "a"}),
+    "whole_prompts": Feature(
+        "chunked prefill off",
+        "enable_chunked_prefill=False",
+        lambda config, _: not config.enable_chunked_prefill,
+        examples=({"enable_chunked_prefill": False},),
+    ),
+    "priority": _policy("priority"),
+    "chunked": _policy("chunked", max_tokens=9),
+    "continuous": _policy("continuous"),
+    "prefill_first": _policy("prefill-first", max_stalled_steps=1),
+    "static": _policy("static", batch_size=3),
+    "dynamic": _policy("dynamic", batch_size=3, timeout_s=0),
+    "deadline": _policy("deadline", max_tokens=9),
+    "swap": Feature(
+        "preemption by swapping",
+        "preemption_mode='swap'",
+        lambda config, _: config.preemption_mode == "swap",
+        examples=({"preemption_mode": "swap"}, {"preemption_mode": "swap", "num_swap_blocks": 3}),
+    ),
+    "watermark": Feature(
+        "admission watermark",
+        "admission_watermark",
+        lambda config, _: config.admission_watermark > 0,
+        examples=({"admission_watermark": 0.2},),
+    ),
+    "several": Feature("n > 1", "n", request={"n": 3}),
+    "stop": Feature("stop strings", "stop", request={"stop": ("e", "12")}),
+    "guided": Feature(
+        "guided decoding",
+        "structured_outputs",
+        request={"structured_outputs": StructuredOutputs(regex="[ab]{2,6}")},
+    ),
+    "ngram": Feature(
+        "n-gram drafter",
+        "speculative_config(method='ngram')",
+        lambda config, _: _guesses(config, "ngram"),
+        examples=({"speculative_config": SpeculativeConfig(disable_when_losing=False)},),
+        group="drafter",
+    ),
+    "draft_model": Feature(
+        "draft model",
+        "the draft model of speculative_config",
+        lambda config, _: _guesses(config, "draft_model"),
+        group="drafter",
+    ),
+    "own_drafter": Feature("own drafter", "drafter", lambda config, _: config.drafter is not None),
+    "window": Feature(
+        "sliding window, sinks",
+        "sliding_window (with num_attention_sinks)",
+        _has_window,
+        examples=({"sliding_window": 12}, {"sliding_window": 12, "num_attention_sinks": 3}),
+    ),
+    "int8": _kv_format("int8"),
+    "fp8": _kv_format("fp8_e4m3"),
+    "tensor_parallel": Feature(
+        "tensor parallel",
+        "tensor_parallel_size",
+        lambda config, _: config.tensor_parallel_size > 1,
+        examples=({"tensor_parallel_size": 2},),
+    ),
+    "disaggregated": Feature("disaggregated", "disaggregation"),
+    "triton": Feature(
+        "Triton backend",
+        "attention_backend='triton'",
+        lambda config, _: config.attention_backend == "triton",
+        examples=({"attention_backend": "triton"},),
+        group="backend",
+    ),
+    "ready_made": Feature(
+        "ready-made attention backend",
+        "attention_backend, a ready-made one,",
+        lambda config, _: _is_ready_made(config),
+        group="backend",
+    ),
+    "no_tokenizer": Feature(
+        "no tokenizer",
+        "skip_tokenizer_init=True",
+        lambda config, _: config.skip_tokenizer_init,
+        examples=({"skip_tokenizer_init": True},),
+    ),
+}
+
+_TEXT_NEEDED = Refused("it is about text, and without a tokenizer there is none", when="request")
+_REFUSALS: Mapping[tuple[str, str], Refused] = {
+    ("prefix_token", "window"): Refused(
+        "a hit has just the blocks for a query behind it, and the window has freed the others. Use "
+        "full_hit='recompute_block', the default"
+    ),
+    ("window", "ready_made"): Refused(
+        "a ready-made attention backend sees what it was made for, so a window comes too late for it; pass a name, or "
+        "a function that makes one for the AttentionSpec that it is given"
+    ),
+    ("window", "disaggregated"): Refused(
+        "all pages of a prompt are sent into blocks of their own, and a window frees some of them on the way"
+    ),
+    ("prefix_token", "disaggregated"): Refused(
+        "all pages of a prompt are sent into blocks of their own, and a recomputed token is written into shared ones"
+    ),
+    ("tensor_parallel", "disaggregated"): Refused("disaggregation has one rank per engine"),
+    ("tensor_parallel", "ready_made"): Refused(
+        "a ready-made attention backend was made for all heads of the model, and each rank has some of them; pass a "
+        "name, or a function that makes one for the AttentionSpec that it is given"
+    ),
+    ("draft_model", "own_drafter"): Refused("both guess; give one of them"),
+    ("stop", "no_tokenizer"): _TEXT_NEEDED,
+    ("guided", "no_tokenizer"): _TEXT_NEEDED,
+}
+
+Cell = Works | Refused
+
+
+def _cell(one: str, other: str) -> Cell:
+    group = FEATURES[one].group
+    if group and group == FEATURES[other].group:
+        return ONE_OPTION
+    return _REFUSALS.get((one, other)) or _REFUSALS.get((other, one)) or WORKS
+
+
+TABLE: Mapping[tuple[str, str], Cell] = {
+    (one, other): _cell(one, other) for one in FEATURES for other in FEATURES if one != other
+}
+
+
+def check_pairs(config: EngineConfig, model_has_window: bool = False, also: Collection[str] = ()) -> None:
+    """Refuse two features that do not go together.
+
+    Args:
+        model_has_window: Whether the model has a sliding window of its own.
+        also: Names of features that are on and no option of the engine: 'disaggregated'.
+
+    Raises:
+        ConfigError: Names both and the reason.
+    """
+    on = [name for name, feature in FEATURES.items() if name in also or feature.is_on(config, model_has_window)]
+    for one, other in combinations(on, 2):
+        cell = TABLE[one, other]
+        if isinstance(cell, Refused):
+            raise ConfigError(f"{FEATURES[one].option} and {FEATURES[other].option} do not go together: {cell.reason}.")
+
+
+def as_markdown() -> str:
+    """The table for the documentation: each pair once, below the diagonal; reasons as notes under it."""
+    names = list(FEATURES)
+    notes: list[str] = []
+    lines = [
+        "| | " + " | ".join(str(number) for number in range(1, len(names))) + " |",
+        "|---" * len(names) + "|",
+    ]
+    for row, one in enumerate(names):
+        cells = [_mark(TABLE[one, other], notes) for other in names[:row]]
+        cells += [""] * (len(names) - 1 - row)
+        lines.append(f"| {row + 1} {FEATURES[one].title} | " + " | ".join(cells[: len(names) - 1]) + " |")
+    said = [f"[{number}] {note}." for number, note in enumerate(notes, 1)]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "✓ works, executed by the tests; – two values of one option; a number: refused, because",
+            "",
+            *said,
+        ]
+    )
+
+
+def _mark(cell: Cell, notes: list[str]) -> str:
+    if isinstance(cell, Works):
+        return "✓"
+    if cell.when == "never":
+        return "–"
+    note = cell.reason if cell.when == "start" else f"{cell.reason} (the request is refused)"
+    if note not in notes:
+        notes.append(note)
+    return f"[{notes.index(note) + 1}]"

@@ -1,0 +1,217 @@
+"""`LLM`: a model folder opened for generation. Names follow vLLM's class of the same name."""
+
+import itertools
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, final
+
+from twophase.assembly import assemble
+from twophase.config import EngineConfig, configured
+from twophase.core.errors import InvalidRequestError, TwophaseError
+from twophase.core.outputs import RequestOutput
+from twophase.core.rules import items_of, shown
+from twophase.core.sampling_params import SamplingParams
+from twophase.engine.interrupts import Uninterrupted
+from twophase.engine.prompts import Prompt
+from twophase.model.prepare import DEFAULT_MODEL
+
+PROGRESS_DELAY_S = 2.0  # short batches need no progress bar
+
+Message = Mapping[str, Any]
+
+
+class GenerationError(TwophaseError):
+    """A streamed request that ended with an error, which has no text to show it in."""
+
+
+@final
+class LLM:
+    """A model, its tokenizer, its cache and an engine, ready for use. Not thread-safe.
+
+    Args:
+        model: The built-in default, a local Hugging Face folder, or a hub id.
+        config: What the engine is to be; None: the defaults.
+        options: In place of `config`'s own: the fields of `EngineConfig`, where each is explained.
+
+    Attributes:
+        config: What was asked for.
+        model_dir: The folder it came from.
+        model_config: What is in it: the whole model's sizes, also where several ranks share it.
+        tokenizer: None with `skip_tokenizer_init`.
+        model: This process's part of the model.
+        kv_cache: Its pages.
+        scheduler: Of the engine.
+        runner: What runs the engine's steps.
+        engine: What serves the requests.
+
+    Raises:
+        ModelFolderError: The model is missing, broken or not supported.
+        ConfigError: An option that cannot work, or two that do not go together (see `twophase.features`).
+        TypeError: There is no such option.
+        BackendUnavailableError: The attention backend asked for cannot run here.
+        PeerLostError: One of the processes did not come.
+        SystemExit: In the other processes of a tensor-parallel model, when rank 0 has closed.
+    """
+
+    def __init__(self, model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None, **options: Any) -> None:
+        self.config = configured(config, options)
+        parts = assemble(str(model), self.config)
+        self.model_dir, self.model_config, self.tokenizer = parts.folder, parts.model_config, parts.tokenizer
+        self.model, self.kv_cache, self.runner = parts.model, parts.kv_cache, parts.runner
+        self.scheduler, self.engine = parts.scheduler, parts.engine
+        self._close = weakref.finalize(self, self.runner.close)  # at the latest when the interpreter ends
+        self._ids = itertools.count()
+        self._latest: dict[str, RequestOutput | None] = {}  # of the requests that someone is waiting for
+
+    def close(self) -> None:
+        """Let the other processes of a tensor-parallel model go; requests fail from then on. May be called again."""
+        self._close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; outputs are in the order of the prompts.
+
+        On any exception, Ctrl-C included, these requests are aborted and the engine can be used again. A request that
+        fails while it runs raises nothing: its finish reason is 'error'.
+
+        Args:
+            prompts: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, one or several; several may also be lists of
+                token ids, [[ids], [ids]]. A mapping may have a "cache_salt" besides: prefixes are shared only with
+                requests of the same one.
+            sampling_params: For all of them, or one for each.
+            use_tqdm: Show a progress bar when it takes longer than two seconds.
+
+        Raises:
+            InvalidRequestError: One of the requests could never be served; none is run.
+        """
+        several = _listed("prompts", prompts, (str, Mapping))
+        params: list[Any] = [None] * len(several)
+        if sampling_params is not None:
+            params = _listed("sampling_params", sampling_params, SamplingParams)
+            params *= len(several) if isinstance(sampling_params, SamplingParams) else 1
+        if len(params) != len(several):
+            raise InvalidRequestError(
+                f"sampling_params must be one for all prompts or one for each, got {len(params)} for {len(several)}."
+            )
+        request_ids = [self._new_id() for _ in several]
+        try:
+            for request_id, prompt, each in zip(request_ids, several, params, strict=True):
+                self.engine.add_request(request_id, prompt, each, stream=False)
+            return self._wait_for(request_ids, use_tqdm)
+        finally:
+            self._forget(request_ids)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several: `generate` on what the model's chat template makes of them.
+
+        Args:
+            messages: [{"role": "user", "content": "..."}, ...], or a list of such lists.
+
+        Raises:
+            InvalidRequestError: There is no tokenizer or no chat template; or as `generate`.
+        """
+        if self.tokenizer is None:
+            raise InvalidRequestError("chat needs the model's tokenizer, but skip_tokenizer_init=True left it out.")
+        conversations = _listed("messages", messages)
+        if conversations and isinstance(conversations[0], Mapping):
+            conversations = [conversations]
+        prompts = [{"prompt_token_ids": self.tokenizer.apply_chat_template(each)} for each in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+        """Continue one prompt, yielding the text piece by piece; joined, the pieces are `generate`'s text.
+
+        The request is made when the first piece is asked for, and aborted when the iterator is closed early. Several
+        streams may be read in turns.
+
+        Raises:
+            InvalidRequestError: As `generate`; or more than one completion is asked for.
+            GenerationError: The request failed while it ran.
+        """
+        params = SamplingParams() if sampling_params is None else sampling_params
+        if isinstance(params, SamplingParams) and params.n != 1:
+            raise InvalidRequestError(f"a stream has one completion, so n must be 1, got {params.n}; use generate.")
+        request_id = self._new_id()
+        num_shown = 0
+        try:
+            self.engine.add_request(request_id, prompt, params)
+            while True:
+                output = self._latest[request_id]
+                if output is not None:
+                    completion = output.outputs[0]
+                    if len(completion.text) > num_shown:
+                        yield completion.text[num_shown:]
+                        num_shown = len(completion.text)
+                    if completion.finish_reason == "error":
+                        raise GenerationError(f"the request failed: {completion.error}")
+                    if output.finished:
+                        return
+                self._step()
+        finally:
+            self._forget([request_id])
+
+    def _new_id(self) -> str:
+        request_id = str(next(self._ids))
+        self._latest[request_id] = None
+        return request_id
+
+    def _step(self) -> None:
+        # Outputs are cumulative, so the latest is enough, and whoever steps may step for all.
+        for output in self.engine.step():
+            if output.request_id in self._latest:
+                self._latest[output.request_id] = output
+        if self.engine.idle_s:
+            time.sleep(self.engine.idle_s)
+
+    def _wait_for(self, request_ids: Sequence[str], use_tqdm: bool) -> list[RequestOutput]:
+        from tqdm import tqdm
+
+        num_tokens = 0
+        waiting = set(request_ids)
+        with tqdm(
+            total=len(request_ids), unit="req", delay=PROGRESS_DELAY_S, mininterval=0.5, disable=not use_tqdm
+        ) as bar:
+            while waiting:
+                self._step()
+                ended = [output for id_ in waiting if (output := self._latest[id_]) is not None and output.finished]
+                waiting -= {output.request_id for output in ended}
+                num_tokens += sum(len(completion.token_ids) for output in ended for completion in output.outputs)
+                bar.set_postfix_str(f"{num_tokens} tokens", refresh=False)
+                bar.update(len(ended))
+        return [output for id_ in request_ids if (output := self._latest[id_]) is not None]
+
+    def _forget(self, request_ids: Sequence[str]) -> None:
+        with Uninterrupted():
+            for request_id in request_ids:
+                self.engine.abort(request_id)
+                self._latest.pop(request_id, None)
+
+
+def _listed(name: str, value: Any, one: type | tuple[type, ...] = ()) -> list[Any]:
+    """One or several, as a list. Raises InvalidRequestError for what cannot be listed."""
+    if isinstance(value, one):
+        return [value]
+    try:
+        return list(items_of(value))
+    except TypeError as error:
+        raise InvalidRequestError(f"{name} must be one or a list of several, got {shown(value)}.") from error

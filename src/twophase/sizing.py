@@ -1,0 +1,99 @@
+"""How much memory things take, in bytes, and how many blocks fit: the same arithmetic for the engine, which has just
+loaded its weights, and for the planner, which has loaded nothing."""
+
+from dataclasses import replace
+
+import torch
+
+from twophase.cache.kv_cache import KVCacheSpec, num_blocks_that_fit
+from twophase.cache.memory import GIB
+from twophase.cache.window import SlidingWindow
+from twophase.config import EngineConfig
+from twophase.core.errors import ConfigError
+from twophase.core.sizes import activation_bytes
+from twophase.model.config import ModelConfig
+from twophase.scheduling.config import SchedulerConfig
+
+# A prefill chunk delays the decodes beside it: about a second at these sizes on a CPU, a few milliseconds on a GPU.
+DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
+# A GPU serves nothing else; a CPU's memory belongs to everyone, and 2 GiB hold 46,000 tokens of the default model.
+DEFAULT_KV_MEMORY_FRACTION = {"cpu": 0.25, "cuda": 0.9}
+DEFAULT_CPU_KV_BYTES = 2 * GIB
+DEFAULT_SWAP_MEMORY_FRACTION = 0.25  # of free host memory, which belongs to everyone
+
+
+def limits_of(config: EngineConfig, model: ModelConfig, device: torch.device) -> SchedulerConfig:
+    """The scheduler's limits, with defaults for what is None. Nothing is swapped yet: see `with_swap_space`.
+
+    Raises:
+        ConfigError: A limit that cannot work, or more tokens than the model has positions.
+    """
+    longest = model.max_position_embeddings
+    max_model_len = longest if config.max_model_len is None else config.max_model_len
+    if not 2 <= max_model_len <= longest:
+        raise ConfigError(
+            f"max_model_len must leave room for a prompt and an output token and not exceed the model's "
+            f"max_position_embeddings, so be in [2, {longest}], got {max_model_len}."
+        )
+    budget = config.max_num_batched_tokens
+    if budget is None:
+        whole = 0 if config.enable_chunked_prefill else max_model_len
+        budget = max(DEFAULT_BATCHED_TOKENS[device.type], config.max_num_seqs, whole)
+    return SchedulerConfig(
+        config.max_num_seqs,
+        budget,
+        max_model_len,
+        config.enable_chunked_prefill,
+        watermark=config.admission_watermark,
+    )
+
+
+def with_swap_space(
+    limits: SchedulerConfig, config: EngineConfig, spec: KVCacheSpec, num_blocks: int
+) -> SchedulerConfig:
+    """The limits with the host's blocks, if requests that make room are to be saved there."""
+    if config.preemption_mode != "swap":
+        return limits
+    in_host = config.num_swap_blocks or default_num_swap_blocks(spec, num_blocks)
+    return replace(limits, preemption="swap", num_swap_blocks=in_host)
+
+
+def default_num_blocks(
+    spec: KVCacheSpec,
+    device: torch.device,
+    fraction: float | None,
+    limits: SchedulerConfig,
+    window: SlidingWindow | None = None,
+    draft_bytes_per_block: int = 0,
+    reserved_bytes: int = 0,
+) -> int:
+    """Blocks in a pool that nobody sized: a fraction of free memory, and no more than could ever be used.
+
+    With a window that is what each sequence keeps, and a step's tokens, which are written before blocks are freed.
+
+    Args:
+        draft_bytes_per_block: What a draft model's cache takes besides.
+        reserved_bytes: What a step needs besides (`step_bytes`).
+    """
+    useful = limits.max_num_seqs * -(-limits.max_model_len // spec.block_size)
+    if window is not None:
+        kept = limits.max_num_seqs * window.max_blocks(spec.block_size)
+        useful = min(useful, kept + -(-limits.max_num_batched_tokens // spec.block_size))
+    fitting = num_blocks_that_fit(spec, device, fraction or DEFAULT_KV_MEMORY_FRACTION[device.type], reserved_bytes)
+    if fraction is None and device.type == "cpu":
+        fitting = min(fitting, max(1, DEFAULT_CPU_KV_BYTES // spec.bytes_per_block))
+    fitting = max(1, fitting * spec.bytes_per_block // (spec.bytes_per_block + draft_bytes_per_block))
+    return min(useful, fitting)
+
+
+def default_num_swap_blocks(spec: KVCacheSpec, num_blocks: int) -> int:
+    """Blocks in host memory that nobody counted: as many as the pool has, in at most a quarter of the free memory.
+
+    A GPU's host may have less of it than the GPU, and pinned memory cannot be swapped out by the system.
+    """
+    return min(num_blocks, num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_SWAP_MEMORY_FRACTION))
+
+
+def step_bytes(model: ModelConfig, limits: SchedulerConfig, dtype: torch.dtype) -> int:
+    """What the largest step may need besides weights and K/V; `model` is this rank's part."""
+    return activation_bytes(model, limits.max_num_batched_tokens, limits.max_num_seqs, dtype.itemsize)

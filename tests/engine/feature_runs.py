@@ -1,0 +1,237 @@
+"""Engines with any features on, in one process: what the feature table is executed with."""
+
+import queue
+import threading
+from contextlib import ExitStack, contextmanager
+from random import Random
+from unittest.mock import patch
+
+import torch
+
+from tests.distributed.two_engines import TwoEngines
+from tests.engine.engines import check_idle
+from twophase import LLM, SamplingParams, SpeculativeConfig, assembly
+from twophase.attention.torch_backend import TorchBackend
+from twophase.attention.triton_backend import TritonBackend
+from twophase.distributed import tensor_parallel
+from twophase.distributed.peers import Peers
+from twophase.features import FEATURES
+from twophase.model.config import load_config
+from twophase.model.llama import attention_spec
+
+BLOCK_SIZE, LONGEST = 4, 64
+COMMON = {
+    "device": "cpu",
+    "attention_backend": "torch",
+    "block_size": BLOCK_SIZE,
+    "max_num_seqs": 4,
+    "max_model_len": LONGEST,
+    "num_kv_blocks": 34,
+}
+# What an output may depend on: the engine that serves each request alone has them too.
+SHAPING = ("sliding_window", "num_attention_sinks", "kv_cache_dtype", "skip_tokenizer_init")
+
+
+class RandomDrafter:
+    """Guesses anything, sometimes what came before."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+
+    def note_plan(self, plan):
+        pass
+
+    def propose(self, requests):
+        return [
+            [self.random.choice([*each.token_ids, self.random.randrange(131)]) for _ in range(each.chunk.num_drafts)]
+            for each in requests
+        ]
+
+    def forget(self, seq_id):
+        pass
+
+
+def examples_of(name: str, folder) -> tuple[dict, ...]:
+    """Options that switch a feature on; those that need the model's folder or an object are made here."""
+    if name == "draft_model":
+        config = SpeculativeConfig(
+            method="draft_model", model=str(folder), num_speculative_tokens=3, disable_when_losing=False
+        )
+        return ({"speculative_config": config},)
+    if name == "own_drafter":
+        return ({"drafter": RandomDrafter(3)},)
+    if name == "ready_made":
+        return ({"attention_backend": TorchBackend(attention_spec(load_config(folder)), BLOCK_SIZE)},)
+    return tuple(dict(example) for example in FEATURES[name].examples)
+
+
+def options_of(rng: Random, names, folder) -> dict:
+    options: dict = {"max_num_batched_tokens": LONGEST if "whole_prompts" in names else rng.choice([8, 24])}
+    for name in names:
+        options |= rng.choice(examples_of(name, folder))
+    return options
+
+
+def draw_requests(rng: Random, names, count: int = 6) -> list[tuple[dict, SamplingParams]]:
+    """Prompts that share beginnings, some of them whole blocks; most of them use the request's features in `names`."""
+    document = [Random(5).randint(3, 120) for _ in range(40)]
+    requests = []
+    for _ in range(count):
+        shared = document[: rng.choice([0, 4, 8, 16, 16, 32])]
+        own = [rng.randint(3, 120) for _ in range(rng.choice([0, 0, 1, 5]))]
+        prompt: dict = {"prompt_token_ids": shared + own or [5]}
+        fields: dict = {
+            "temperature": rng.choice([0.0, 0.8]),
+            "seed": rng.randint(0, 9),
+            "max_tokens": rng.randint(1, 14),
+        }
+        fields["ignore_eos"] = True
+        if rng.random() < 0.8:
+            for name in names:
+                fields |= FEATURES[name].request or {}
+        if "cache_salt" in fields:
+            prompt["cache_salt"] = fields.pop("cache_salt") + str(rng.randint(0, 1))
+        if "structured_outputs" in fields:
+            fields["ignore_eos"] = False
+        requests.append((prompt, SamplingParams(**fields)))
+    return requests
+
+
+def results_of(output) -> list[tuple]:
+    """What has to be equal: tokens, text, how each completion ended."""
+    return [(tuple(each.token_ids), each.text, each.finish_reason, each.error) for each in output.outputs]
+
+
+def check_features(names, seed: int, folder) -> None:
+    """A random history with these features on: every request gets what it gets alone, twice, and no block is lost."""
+    rng = Random(seed)
+    is_slow = "triton" in names
+    options, requests = options_of(rng, names, folder), draw_requests(rng, names, 3 if is_slow else 6)
+    shaping = {name: options[name] for name in SHAPING if name in options}
+    alone = LLM(folder, **COMMON, **shaping, enable_prefix_caching=False)
+    expected = [results_of(alone.generate(*request, use_tqdm=False)[0]) for request in requests]
+    prompts, params = [prompt for prompt, _ in requests], [each for _, each in requests]
+    with patch("twophase.engine.speculation.logger.warning") as complain, opened(names, options, folder) as generate:
+        for turn in range(1 if is_slow else 2):
+            got = [results_of(output) for output in generate(prompts, params)]
+            assert got == expected, f"seed {seed}, {names}, turn {turn}: {options}"
+        assert not complain.called, f"seed {seed}, {names}: {complain.call_args}, {options}"
+
+
+@contextmanager
+def opened(names, options, folder):
+    """Yields generate(prompts, params), which also checks that nothing is held afterwards."""
+    if "disaggregated" in names:
+        pair = TwoEngines(folder, **(COMMON | {"skip_tokenizer_init": False} | options))
+        yield pair.generate
+        return
+    ranks = ranks_in_threads() if "tensor_parallel" in names else ExitStack()
+    with ranks, LLM(folder, **(COMMON | options)) as llm:
+
+        def generate(prompts, params):
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            check_idle(llm.engine)
+            assert llm.scheduler.num_running == llm.scheduler.num_waiting == 0
+            return outputs
+
+        yield generate
+
+
+# -- two ranks of a tensor-parallel model, in two threads
+
+
+class ThreadPeers(Peers):
+    """What `Team` and its runner need of `Peers`, over queues."""
+
+    def __init__(self, rank: int, lines: dict, barrier: threading.Barrier) -> None:
+        self.rank, self.world_size, self.device = rank, 2, torch.device("cpu")
+        self.traffic = {}
+        self._lines, self._barrier = lines, barrier
+
+    def meet(self, what):
+        self._barrier.wait()
+
+    def all_reduce(self, tensor, what):
+        other = 1 - self.rank
+        self._lines[self.rank, other].put(tensor.clone())
+        theirs = self._lines[other, self.rank].get(timeout=60)
+        parts = [tensor.clone(), theirs] if self.rank == 0 else [theirs, tensor.clone()]
+        tensor.copy_(parts[0] + parts[1])
+
+    def call(self, message, dst, what):
+        self._lines[self.rank, dst].put(message.clone())
+
+    def wait_for_call(self, message, src, what):
+        message.copy_(self._lines[src, self.rank].get(timeout=60))
+
+    def send(self, tensor, dst, what):
+        self.call(tensor, dst, what)
+
+    def recv(self, tensor, src, what):
+        self.wait_for_call(tensor, src, what)
+
+    def check(self):
+        pass
+
+    def leave(self, why):
+        self._barrier.abort()
+
+    def close(self):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
+def with_lock(method, lock):
+    def call(*args, **kwargs):
+        with lock:
+            return method(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def ranks_in_threads():
+    """LLM(tensor_parallel_size=2) has its second rank in a thread of this process."""
+    lines = {(0, 1): queue.Queue(), (1, 0): queue.Queue()}
+    barrier = threading.Barrier(2, timeout=60)
+    assemble, join = assembly.assemble, tensor_parallel.Team.join
+    here, workers, failures = threading.local(), [], []
+
+    def join_in_threads(config, size, device, timeout_s):
+        if size == 1:
+            return join(config, size, device, timeout_s)
+        return tensor_parallel.Team(config, device, ThreadPeers(getattr(here, "rank", 0), lines, barrier))
+
+    def serve(model, config):
+        here.rank = 1
+        try:
+            assemble(model, config)
+        except SystemExit:
+            pass
+        except BaseException as error:
+            failures.append(error)
+            barrier.abort()
+
+    def both(model, config):
+        if config.tensor_parallel_size > 1:
+            workers.append(threading.Thread(target=serve, args=(model, config), daemon=True))
+            workers[-1].start()
+        return assemble(model, config)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch("twophase.llm.assemble", both))
+        stack.enter_context(patch.object(tensor_parallel.Team, "join", join_in_threads))
+        stack.enter_context(patch.object(tensor_parallel.signal, "signal", lambda *args: None))
+        one_at_a_time = threading.Lock()  # Triton's interpreter patches its own module while a kernel runs
+        for name in ("write", "attend", "rmsnorm", "silu_mul"):
+            locked = with_lock(getattr(TritonBackend, name), one_at_a_time)
+            stack.enter_context(patch.object(TritonBackend, name, locked))
+        yield
+        for worker in workers:
+            worker.join(timeout=60)
+    assert not failures, failures

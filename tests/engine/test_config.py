@@ -1,0 +1,125 @@
+"""`EngineConfig`: each option has a field, a rule and its documentation, and bad values are refused by name."""
+
+import re
+from dataclasses import fields
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.mutation import KillTable, Mutant
+from twophase import config as config_module
+from twophase.config import RULES, EngineConfig, configured, help_for
+from twophase.core.errors import ConfigError
+from twophase.core.speculative import SpeculativeConfig
+from twophase.scheduling.policies import PriorityPolicy
+
+pytestmark = pytest.mark.usefixtures("as_users_call_it")
+
+NAMES = [field.name for field in fields(EngineConfig)]
+BAD = {
+    "device": [3, None],
+    "dtype": ["float8", None, torch.float32],
+    "attention_backend": ["flash", None, 5],
+    "block_size": [0, 5, -4, 16.0, True, "16"],
+    "num_kv_blocks": [0, 1.5, "4"],
+    "kv_memory_fraction": [0, 1.5, float("nan"), "0.5"],
+    "max_num_seqs": [0, None, 2.5],
+    "max_num_batched_tokens": [0, "8"],
+    "max_model_len": [2.5, "8"],
+    "enable_prefix_caching": [1, None, "yes"],
+    "full_hit": ["recompute", None],
+    "enable_chunked_prefill": [0, "no"],
+    "kv_cache_dtype": ["int4", None],
+    "sliding_window": [0, -1, 8.0],
+    "num_attention_sinks": [-1, None],
+    "seed": [None, 1.5, "0"],
+    "skip_tokenizer_init": [1],
+    "use_cuda_graphs": ["False"],
+    "max_trace_steps": [-1, 1.5],
+    "policy": ["priority", PriorityPolicy],
+    "preemption_mode": ["Swap", None],
+    "num_swap_blocks": [0, 1.5],
+    "admission_watermark": [1, -0.1, float("nan"), None],
+    "speculative_config": ["ngram", {"method": "ngram"}],
+    "drafter": ["ngram", SimpleNamespace(propose=len)],
+    "tensor_parallel_size": [0, 1.5],
+    "peer_timeout_s": [0, -1, float("inf"), None],
+    "cache_factory": [5],
+    "scheduler_factory": [5],
+}
+
+
+def test_every_option_has_a_rule_documentation_and_a_bad_value():
+    assert list(RULES) == NAMES == list(BAD)
+    assert all(len(help_for(name)) > 10 for name in NAMES)
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in BAD for value in BAD[name]])
+def test_bad_values_are_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=rf"^{name} must be .*, got {re.escape(repr(value)[:40])}"):
+        EngineConfig(**{name: value})
+
+
+def check_numpy_scalars(module=config_module):
+    options = {"block_size": np.int64(8), "num_kv_blocks": np.int32(4), "admission_watermark": np.float32(0.5)}
+    config = module.EngineConfig(**options, enable_prefix_caching=np.True_, max_num_seqs=torch.tensor(3))
+    assert (config.block_size, config.num_kv_blocks, config.admission_watermark) == (8, 4, 0.5)
+    assert config.enable_prefix_caching is True
+    assert all(type(value) is int for value in (config.block_size, config.num_kv_blocks, config.max_num_seqs))
+
+
+def test_scalars_of_numpy_and_torch_become_plain_numbers():
+    check_numpy_scalars()
+
+
+def check_together(module=config_module):
+    for options, message in [
+        ({"num_kv_blocks": 4, "kv_memory_fraction": 0.5}, "num_kv_blocks and kv_memory_fraction both size the pool"),
+        ({"policy": PriorityPolicy(), "scheduler_factory": len}, "policy and scheduler_factory both decide"),
+        ({"num_swap_blocks": 4}, "num_swap_blocks sizes .* got 4 with preemption_mode='recompute'"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            module.EngineConfig(**options)
+    module.EngineConfig(num_swap_blocks=4, preemption_mode="swap")
+
+
+def test_options_that_contradict_each_other():
+    check_together()
+
+
+def test_options_in_place_of_a_configs_own():
+    base = EngineConfig(block_size=4, seed=7)
+    assert configured(base, {}) == base
+    assert configured(base, {"seed": 8}) == EngineConfig(block_size=4, seed=8)
+    assert configured(None, {"seed": 8}) == EngineConfig(seed=8)
+    with pytest.raises(ConfigError, match="seed must be"):
+        configured(base, {"seed": "x"})
+    with pytest.raises(TypeError, match=r"'max_seqs'; did you mean 'max_num_seqs'\?"):
+        configured(base, {"max_seqs": 8})
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'zzz'$"):
+        configured(None, {"zzz": 8})
+
+
+def test_who_guesses():
+    draft = SpeculativeConfig(method="draft_model", model="x")
+    drafter = SimpleNamespace(note_plan=len, propose=len, forget=len)
+    assert EngineConfig().speculation is None
+    assert EngineConfig(drafter=drafter).speculation == SpeculativeConfig()
+    assert EngineConfig(speculative_config=draft).speculation == draft
+    assert [EngineConfig(speculative_config=each).draft_model for each in (None, draft)] == [None, "x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "check"),
+    [
+        ("swap blocks of nothing", 'self.preemption_mode != "swap"', "False", check_together),
+        ("two sizes of a pool", "and self.kv_memory_fraction is not None", "and False", check_together),
+        ("two schedulers", "and self.scheduler_factory is not None", "and False", check_together),
+        ("values as they came", "apply_rules(self, RULES, ConfigError)", "pass", check_numpy_scalars),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 26 else "",
+)
+def test_config_mutants_are_killed(name, old, new, check):
+    KillTable.record(Mutant(name, "twophase.config", old, new), check)

@@ -1,0 +1,195 @@
+"""The feature table, executed: what works gives every request its tokens, what is refused is refused in time."""
+
+import random
+from itertools import combinations
+
+import pytest
+
+from tests.engine.feature_runs import COMMON, check_features, draw_requests, examples_of
+from tests.engine.tokenizers_for_tests import byte_level
+from tests.model.tiny import make_folder
+from tests.mutation import KillTable, Mutant
+from twophase import LLM, features
+from twophase.config import configured
+from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.distributed.disaggregation import disaggregated
+from twophase.features import FEATURES, TABLE, Refused, Works, as_markdown, check_pairs
+
+PAIRS = list(combinations(FEATURES, 2))
+WORKING = [pair for pair in PAIRS if isinstance(TABLE[pair], Works)]
+REFUSED = {
+    when: [pair for pair in PAIRS if isinstance(TABLE[pair], Refused) and TABLE[pair].when == when]
+    for when in ("start", "request", "never")
+}
+SLOW = {"triton"}
+FAST = [pair for pair in WORKING if not SLOW & set(pair)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random model with a tokenizer, and heads wide enough for int8 pages."""
+    path = tmp_path_factory.mktemp("features")
+    tokenizer = byte_level()
+    make_folder("llama-wide-heads", path, vocab_size=tokenizer.vocab_size, eos_token_id=tokenizer.end_id)
+    tokenizer.tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+def name_of(pair):
+    return "+".join(pair)
+
+
+# The rest, and Triton, which is interpreted where there is no GPU, runs with --full.
+SAMPLE = [*random.Random(0).sample(FAST, 16), ("tensor_parallel", "swap"), ("ngram", "window")]
+
+
+@pytest.mark.parametrize("pair", SAMPLE, ids=name_of)
+def test_some_pairs_work(pair, folder):
+    check_features(pair, seed=1, folder=folder)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("pair", WORKING, ids=name_of)
+def test_all_pairs_work(pair, folder):
+    for seed in (2, 3) if not SLOW & set(pair) else (2,):
+        check_features(pair, seed, folder)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(60))
+def test_random_triples_work(seed, folder):
+    rng = random.Random(seed)
+    while True:
+        names = tuple(rng.sample([name for name in FEATURES if name not in SLOW], 3))
+        if all(isinstance(TABLE[pair], Works) for pair in combinations(names, 2)):
+            break
+    check_features(names, seed, folder)
+
+
+@pytest.mark.parametrize("pair", REFUSED["start"], ids=name_of)
+def test_refused_before_a_weight_is_read(pair, folder, monkeypatch):
+    def load_weights(*args):
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr("twophase.assembly.load_weights", load_weights)
+    for first in examples_of(pair[0], folder):
+        for second in examples_of(pair[1], folder):
+            with pytest.raises(ConfigError) as caught:
+                open_both(pair, COMMON | first | second, folder, monkeypatch)
+            assert all(FEATURES[name].option in str(caught.value) for name in pair)
+
+
+def open_both(pair, options, folder, monkeypatch) -> None:
+    if "disaggregated" not in pair:
+        LLM(folder, **options)
+        return
+    environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with disaggregated(folder, **options):
+        pass
+
+
+@pytest.mark.parametrize("pair", REFUSED["request"], ids=name_of)
+def test_refused_when_the_request_comes(pair, folder):
+    (feature,) = (FEATURES[name] for name in pair if FEATURES[name].request)
+    llm = LLM(folder, **COMMON, skip_tokenizer_init=True)
+    requests = draw_requests(random.Random(0), pair)
+    prompt, params = next(each for each in requests if getattr(each[1], feature.option))
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate(prompt, params)
+    assert feature.option in str(caught.value)
+    assert "skip_tokenizer_init" in str(caught.value)
+
+
+@pytest.mark.parametrize("pair", REFUSED["never"], ids=name_of)
+def test_values_of_one_option_are_never_both_on(pair, folder):
+    one, other = (examples_of(name, folder)[0] for name in pair)
+    assert set(one) & set(other)
+    for options in (one | other, other | one):
+        config = configured(None, options)
+        assert sum(FEATURES[name].is_on(config, False) for name in pair) == 1
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_an_example_switches_its_feature_on_and_is_no_default(name, folder):
+    feature, default = FEATURES[name], configured(None, {})
+    assert feature.is_on(default, False) == (name in ("prefix_block", "priority"))
+    if feature.request is None and name != "disaggregated":
+        for example in examples_of(name, folder):
+            config = configured(None, example)
+            assert feature.is_on(config, False), example
+            if not any(
+                isinstance(TABLE[name, other], Refused) for other in ("prefix_block", "priority") if other != name
+            ):
+                check_pairs(config)
+
+
+def test_a_models_own_window_counts_where_blocks_are_freed(tmp_path):
+    folder, _ = make_folder("mistral", tmp_path, eos_token_id=None)
+    options = COMMON | {"skip_tokenizer_init": True, "full_hit": "recompute_token"}
+    with pytest.raises(ConfigError, match=r"full_hit='recompute_token' and sliding_window .* do not go together"):
+        LLM(folder, **options)
+
+    def own_cache(*args, **options):
+        from twophase.cache.manager import CacheManager
+
+        return CacheManager(*args, **options)
+
+    assert LLM(folder, **options, cache_factory=own_cache).scheduler.cache.full_hit == "recompute_token"
+
+
+def test_the_table_has_no_blank_and_is_symmetric():
+    assert set(TABLE) == {(one, other) for one in FEATURES for other in FEATURES if one != other}
+    assert all(TABLE[one, other] == TABLE[other, one] for one, other in PAIRS)
+    rows = [line for line in as_markdown().splitlines() if line.startswith("|")]
+    assert len(rows) == len(FEATURES) + 2
+    assert len({row.count("|") for row in rows}) == 1
+    assert sum(row.count("✓") for row in rows) == len(WORKING)
+
+
+def check_table(module, folder):
+    """By hand: what each of these comes to, for a model without and with a window of its own."""
+    ready = examples_of("ready_made", folder)[0]
+    drafter = examples_of("draft_model", folder)[0] | examples_of("own_drafter", folder)[0]
+    token, window, ranks = {"full_hit": "recompute_token"}, {"sliding_window": 8}, {"tensor_parallel_size": 2}
+    for options, arguments, other in [
+        (token | window, {}, "sliding_window"),
+        (token, {"model_has_window": True}, "sliding_window"),
+        (token, {"also": ("disaggregated",)}, "disaggregation"),
+        (window, {"also": ("disaggregated",)}, "disaggregation"),
+        ({"num_attention_sinks": 2}, {"also": ("disaggregated",)}, "disaggregation"),
+        (ranks, {"also": ("disaggregated",)}, "disaggregation"),
+        (window | ready, {}, "ready-made"),
+        (ranks | ready, {}, "ready-made"),
+        (drafter, {}, "both guess"),
+    ]:
+        with pytest.raises(ConfigError, match=f"do not go together.*{other}|{other}.*do not go together"):
+            module.check_pairs(configured(None, options), **arguments)
+    assert module.TABLE["window", "prefix_token"] == module.TABLE["prefix_token", "window"]
+    assert isinstance(module.TABLE["window", "prefix_token"], module.Refused)
+    module.check_pairs(configured(None, token | ready), model_has_window=True)
+    module.check_pairs(configured(None, token | {"cache_factory": len}), model_has_window=True)
+    module.check_pairs(configured(None, window | ranks | {"kv_cache_dtype": "int8"}))
+    module.check_pairs(configured(None, {}), also=("disaggregated",), model_has_window=False)
+
+
+def test_the_table_by_hand(folder):
+    check_table(features, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("own windows do not count", "return model_has_window and", "return False and"),
+        ("foreign caches free", "and _has_own_cache(config)", ""),
+        ("ready-made ones free", "not _is_ready_made(config) and", ""),
+        ("sinks alone", "or config.num_attention_sinks", ""),
+        ("only options count", "name in also or", ""),
+        ("one rank", "config.tensor_parallel_size > 1", "config.tensor_parallel_size > 2"),
+        ("one direction", "or _REFUSALS.get((other, one)) or WORKS", "or WORKS"),
+    ],
+    ids=lambda value: value if len(value) < 26 and " " in value and "config" not in value else "",
+)
+def test_table_mutants_are_killed(name, old, new, folder):
+    KillTable.record(Mutant(name, "twophase.features", old, new), lambda module: check_table(module, folder))
