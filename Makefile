@@ -46,7 +46,7 @@ lab: model
 
 test: model
 	$(BIN)/python -m pytest $(WORKERS) --dist loadscope $(ARGS)
-	$(BIN)/python -m twophase.workbook.build --check
+	$(BIN)/python -m twophase_labs.machine.build --check
 	$(NBVAL) labs
 	$(NBVAL) labsolutions
 
@@ -59,7 +59,7 @@ bench: model
 	$(BIN)/twophase bench kernels
 
 labs: model
-	$(BIN)/python -m twophase.workbook.build
+	$(BIN)/python -m twophase_labs.machine.build
 
 lint: .venv/.installed
 	$(BIN)/ruff format --check .

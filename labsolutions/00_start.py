@@ -17,7 +17,7 @@
 # run* means what it says: nothing is claimed for what this machine cannot do. Every lab works without a GPU.
 
 # %%
-from twophase.cli.doctor import diagnose
+from twophase_tools.cli.doctor import diagnose
 
 diagnose()
 
@@ -71,7 +71,7 @@ for _ in range(10):
 tables = engine.block_tables()
 
 # %%
-from twophase.workbook.pictures import draw_block_tables
+from twophase_labs.machine.pictures import draw_block_tables
 
 figure = draw_block_tables(tables, num_blocks=24, block_size=16)
 

@@ -47,12 +47,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from twophase.workbook import ____, check, hint, measured, reference, reveal, use
-from twophase.workbook.kit.models import random_llama, smollm2, transformers_greedy
-from twophase.workbook.kit.timing import Timed, fitted_exponent, seconds
-from twophase.workbook.lab01 import growth_pictures as pictures
-from twophase.workbook.lab01.published import BATCH, NEW, PROMPT, published_setting
-from twophase.workbook.lab01.toy import ToyModel
+from twophase_labs import ____, check, hint, measured, reference, reveal, use
+from twophase_labs.autoregression import growth_pictures as pictures
+from twophase_labs.autoregression.published import BATCH, NEW, PROMPT, published_setting
+from twophase_labs.autoregression.toy import ToyModel
+from twophase_labs.kit.models import random_llama, smollm2, transformers_greedy
+from twophase_labs.kit.timing import Timed, fitted_exponent, seconds
 
 torch.set_num_threads(1)
 
@@ -709,7 +709,7 @@ check("1.11")
 # kind, 5,120 wide, in which all 40 heads keep keys and values.
 
 # %%
-from twophase.workbook.lab01.serving import open_engine
+from twophase_labs.autoregression.serving import open_engine
 
 llama = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
 MODELS = {
@@ -753,7 +753,7 @@ print(
 # On a CPU this engine computes in four-byte numbers, so the count is twice the one in the table. How it grows:
 
 # %%
-from twophase.workbook.lab01.memory_pictures import draw_cache_growth
+from twophase_labs.autoregression.memory_pictures import draw_cache_growth
 
 draw_cache_growth(per_token, max_tokens=131_072)
 plt.show()
@@ -836,7 +836,7 @@ for kind, num_kv_heads in (("MHA", 32), ("GQA", 8), ("MQA", 1)):
 # nonsense? Decide before you run the cell. Both maps run in the real engine, over the same weights.
 
 # %%
-from twophase.workbook.lab01.serving import greedy_text, model_with_heads
+from twophase_labs.autoregression.serving import greedy_text, model_with_heads
 
 prompt = "The capital of France is"
 maps = {"neighbours": use("1.12"), "remainder": lambda head, num_heads, num_kv_heads: head % num_kv_heads}
@@ -861,7 +861,7 @@ for name, kv_head in maps.items():
 # fragmentation, for the day when somebody's estimate was wrong; and the **cache**, which gets the rest.
 
 # %%
-from twophase.workbook.lab01.memory_pictures import draw_budget
+from twophase_labs.autoregression.memory_pictures import draw_budget
 
 card_gb, weights_gb, workspace_gb, utilisation = 80, 16, 4, 0.9
 headroom_gb = card_gb * (1 - utilisation)
@@ -952,7 +952,7 @@ check("1.15")
 # wait inside. We count who is inside at every step, and separately note how long each stays.
 
 # %%
-from twophase.workbook.lab01.serving import serve
+from twophase_labs.autoregression.serving import serve
 
 latencies_s, steps = serve([8, 14, 10, 6, 12, 8, 10, 14, 6, 8])
 total_s = sum(seconds for seconds, _ in steps)
@@ -1004,8 +1004,8 @@ def first_fit(slots, length):
 check("1.16")
 
 # %%
-from twophase.workbook.lab01.arrivals import Contiguous, Paged, random_requests, replay
-from twophase.workbook.lab01.slot_pictures import draw_replay, draw_slots
+from twophase_labs.autoregression.arrivals import Contiguous, Paged, random_requests, replay
+from twophase_labs.autoregression.slot_pictures import draw_replay, draw_slots
 
 arrivals = random_requests(40, seed=3)
 in_one_piece = replay(arrivals, Contiguous(100, use("1.16")))
@@ -1262,7 +1262,7 @@ check("1.20")
 # case out of twenty.
 
 # %%
-from twophase.workbook.lab01.sampling_pictures import draw_counts, draw_distributions
+from twophase_labs.autoregression.sampling_pictures import draw_counts, draw_distributions
 
 draw_tokens = use("1.20")
 probs = torch.randn(12, generator=torch.Generator().manual_seed(4)).softmax(-1)
@@ -1350,7 +1350,7 @@ guess_1_22 = 400  # SOLUTION: tokens
 check("1.22")
 
 # %%
-from twophase.workbook.lab01.serving import first_probabilities
+from twophase_labs.autoregression.serving import first_probabilities
 
 for prompt in ("Once upon a time", "The capital of France is", "My favourite food is"):
     ordered, order = first_probabilities(prompt).sort(descending=True)
@@ -1493,7 +1493,7 @@ check("1.26")
 # logits; processors, draw and loop are the ones above.
 
 # %%
-from twophase.workbook.lab01.serving import NextLogits
+from twophase_labs.autoregression.serving import NextLogits
 
 llm, run = open_engine(), use("1.26")
 prompt_ids = llm.tokenizer.encode("Once upon a time, there was a little")

@@ -45,7 +45,7 @@
 # One thread again: it makes times steadier, and counting per core simpler.
 
 # %% tags=["setup"]
-from twophase.workbook.kernels import device, how_kernels_run, tl, triton  # first: it decides how kernels run
+from twophase_labs.machine.kernels import device, how_kernels_run, tl, triton  # first: it decides how kernels run
 
 # isort: split
 import math
@@ -55,15 +55,15 @@ import torch
 import torch.nn.functional as F
 
 from twophase import SamplingParams
-from twophase.workbook import ____, check, hint, measured, reference, reveal, use
-from twophase.workbook.kit.models import smollm2, transformers_greedy
-from twophase.workbook.kit.source_diff import source_diff
-from twophase.workbook.kit.timing import seconds
-from twophase.workbook.lab02 import attention_pictures as pictures
-from twophase.workbook.lab02 import prefill_pictures
-from twophase.workbook.lab02.launch import BLOCK_M, BLOCK_N, LOG2_E, launch_attend_tile, launch_kv_write
-from twophase.workbook.lab02.two_ways import page_ids, read_at_once, read_one_by_one
-from twophase.workbook.pictures import draw_block_tables
+from twophase_labs import ____, check, hint, measured, reference, reveal, use
+from twophase_labs.kit.models import smollm2, transformers_greedy
+from twophase_labs.kit.source_diff import source_diff
+from twophase_labs.kit.timing import seconds
+from twophase_labs.machine.pictures import draw_block_tables
+from twophase_labs.prefill import attention_pictures as pictures
+from twophase_labs.prefill import prefill_pictures
+from twophase_labs.prefill.launch import BLOCK_M, BLOCK_N, LOG2_E, launch_attend_tile, launch_kv_write
+from twophase_labs.prefill.two_ways import page_ids, read_at_once, read_one_by_one
 
 torch.set_num_threads(1)
 THETA = 10_000.0  # the base of rotary positions where no real model gives another
@@ -308,7 +308,7 @@ check("2.4")
 # layer and what comes out, and hand the same input to your function.
 
 # %%
-from twophase.workbook.lab02.real_layer import head_weights, layer_of, layer_queries_keys, watch_layer
+from twophase_labs.prefill.real_layer import head_weights, layer_of, layer_queries_keys, watch_layer
 
 attend_layer = use("2.4")
 sentence = tokenizer("The cat sat on the mat because the cat was tired.", return_tensors="pt").input_ids[0]
@@ -398,7 +398,7 @@ check("2.5")
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase.workbook.lab02.model_shape import LLAMA_3_8B, SMOLLM2
+from twophase_labs.prefill.model_shape import LLAMA_3_8B, SMOLLM2
 
 cost_of_product, cost_of_prefill = use("2.5")
 print("tokens |  SmolLM2, 4-byte numbers          |  Llama-3-8B, 2-byte numbers")
@@ -432,7 +432,7 @@ print(f"your count without attention's part:     {cost_of_prefill(SMOLLM2, 128, 
 # their weights really come from memory.
 
 # %%
-from twophase.workbook.lab02.measured_roofs import measure_roofs, time_attention, time_projection
+from twophase_labs.prefill.measured_roofs import measure_roofs, time_attention, time_projection
 
 flops_per_s, bytes_per_s = measure_roofs()
 print(f"at most {flops_per_s / 1e9:.0f} GFLOP/s and {bytes_per_s / 1e9:.1f} GB/s on one thread", end="; ")
@@ -505,7 +505,7 @@ measured("2.6", f / b / ridge)
 # time.
 
 # %%
-from twophase.workbook.lab02.peak_memory import attention_inputs, peak_bytes
+from twophase_labs.prefill.peak_memory import attention_inputs, peak_bytes
 
 plain = use("2.1")
 for L in (256, 512, 1024):
@@ -784,7 +784,7 @@ check("2.10")
 # tile the result is the same up to rounding.
 
 # %%
-from twophase.workbook.lab02.slow_memory import attention_memory, standard_attention
+from twophase_labs.prefill.slow_memory import attention_memory, standard_attention
 
 in_tiles = use("2.10")
 draw = torch.Generator().manual_seed(7)
@@ -1142,7 +1142,7 @@ plt.show()
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase.workbook.lab02.tile_counts import count_tiles
+from twophase_labs.prefill.tile_counts import count_tiles
 
 print(f"{'prompt':>7} {'tiles':>7} {'loaded':>7} {'masked':>7}")
 for length in (64, 256, 1024, 4096):
@@ -1540,7 +1540,7 @@ for size in (1, 7, 16, 64):
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase.workbook.lab02.first_token import open_engine
+from twophase_labs.prefill.first_token import open_engine
 
 text = "A recipe for bread: mix flour, water, salt and yeast, knead for ten minutes, let it rise, " * 5
 for budget in (24, 64, 512):
@@ -1635,7 +1635,7 @@ check("2.19")
 # %%
 # needs: triton
 from twophase import LLM
-from twophase.workbook.kit.own_attention import OwnAttention
+from twophase_labs.kit.own_attention import OwnAttention
 
 write, prefill = use("2.19")
 llm = LLM(
@@ -1689,8 +1689,8 @@ guess_2_20 = 8  # SOLUTION: how many times as long
 check("2.20")
 
 # %%
-from twophase.workbook.kit.ceilings import matmul_rate
-from twophase.workbook.lab02.first_token import count_prefill_flops, time_first_token
+from twophase_labs.kit.ceilings import matmul_rate
+from twophase_labs.prefill.first_token import count_prefill_flops, time_first_token
 
 lengths = (16, 32, 64, 128, 256, 512)
 first_token_s = {length: time_first_token(length, repeats=2 if length < 256 else 1) for length in lengths}
@@ -1729,7 +1729,7 @@ for length in (64, 512, 4096, 32768):
 
 # %%
 # needs: triton
-from twophase.workbook.lab02.first_token import compare_attention
+from twophase_labs.prefill.first_token import compare_attention
 
 rows = compare_attention(prefill, lengths=(128, 256, 512))
 print(how_kernels_run())

@@ -39,7 +39,7 @@
 # <!-- map -->
 
 # %% tags=["setup"]
-from twophase.workbook.kernels import device, how_kernels_run, tl, triton  # first: it decides how kernels run
+from twophase_labs.machine.kernels import device, how_kernels_run, tl, triton  # first: it decides how kernels run
 
 # isort: split
 import math
@@ -53,23 +53,23 @@ from twophase import LLM, SamplingParams
 from twophase.cache.kv_cache import KVCacheSpec
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 from twophase.model.prepare import DEFAULT_MODEL
-from twophase.workbook import ____, check, hint, measured, reference, reveal, use
-from twophase.workbook.checks import Draw
-from twophase.workbook.kit.models import smollm2, transformers_greedy
-from twophase.workbook.kit.own_attention import OwnAttention
-from twophase.workbook.kit.source_diff import source_diff
-from twophase.workbook.kit.timing import Timed, seconds
-from twophase.workbook.lab03 import decode_pictures as pictures
-from twophase.workbook.lab03 import needle, needle_pictures, page_pictures, run_pictures, step_pictures, step_time
-from twophase.workbook.lab03.attend_tiles import attend_tiles
-from twophase.workbook.lab03.clocked_steps import BATCH_CONTEXT, this_machine, times_by_batch, times_by_context
-from twophase.workbook.lab03.decode_cases import map_case, naive_decode, on_device, random_case, slot_order
-from twophase.workbook.lab03.decode_work import A100, H100, LLAMA_3_8B, SMOLLM2
-from twophase.workbook.lab03.decoder import smollm2_decoder
-from twophase.workbook.lab03.launch import launch_merge_splits, launch_paged_decode, launch_paged_decode_split
-from twophase.workbook.lab03.own_cache import OwnCache
-from twophase.workbook.lab03.step_time import bandwidth, matmul_rate
-from twophase.workbook.pictures import draw_block_tables
+from twophase_labs import ____, check, hint, measured, reference, reveal, use
+from twophase_labs.decode import decode_pictures as pictures
+from twophase_labs.decode import needle, needle_pictures, page_pictures, run_pictures, step_pictures, step_time
+from twophase_labs.decode.attend_tiles import attend_tiles
+from twophase_labs.decode.clocked_steps import BATCH_CONTEXT, this_machine, times_by_batch, times_by_context
+from twophase_labs.decode.decode_cases import map_case, naive_decode, on_device, random_case, slot_order
+from twophase_labs.decode.decode_work import A100, H100, LLAMA_3_8B, SMOLLM2
+from twophase_labs.decode.decoder import smollm2_decoder
+from twophase_labs.decode.launch import launch_merge_splits, launch_paged_decode, launch_paged_decode_split
+from twophase_labs.decode.own_cache import OwnCache
+from twophase_labs.decode.step_time import bandwidth, matmul_rate
+from twophase_labs.kit.models import smollm2, transformers_greedy
+from twophase_labs.kit.own_attention import OwnAttention
+from twophase_labs.kit.source_diff import source_diff
+from twophase_labs.kit.timing import Timed, seconds
+from twophase_labs.machine.checks import Draw
+from twophase_labs.machine.pictures import draw_block_tables
 
 torch.set_num_threads(1)
 
@@ -488,7 +488,7 @@ print("slots apart:", [abs(table.slot(p + 1) - table.slot(p)) for p in range(8)]
 # NBVAL_CHECK_OUTPUT
 from collections import Counter
 
-from twophase.workbook.lab03.histories import History
+from twophase_labs.decode.histories import History
 
 counts, num_reads = Counter(), 0
 for seed in range(200):
@@ -514,7 +514,7 @@ page_pictures.draw_history(history.frames, 8, "One of them: who holds which bloc
 # count is zero.
 
 # %%
-from twophase.workbook.lab03 import suspects
+from twophase_labs.decode import suspects
 
 suspects.show_code("table 1", "table 2", "table 3", "pool 1", "pool 2", "layer")
 
@@ -620,7 +620,7 @@ check("3.8")
 # %%
 from dataclasses import replace
 
-from twophase.workbook.lab03.paged_inputs import one_hot_values, random_pages
+from twophase_labs.decode.paged_inputs import one_hot_values, random_pages
 
 attend_pages, lengths = use("3.8"), (9, 4, 6)
 inputs = random_pages(lengths, num_blocks=8, head_dim=32, seed=5)
@@ -650,7 +650,7 @@ for prompt, answer in zip(prompts, answers, strict=True):
 # over K and V that lie in a row already?
 
 # %%
-from twophase.workbook.lab03.paged_inputs import in_a_row
+from twophase_labs.decode.paged_inputs import in_a_row
 
 wide = random_pages([512] * 8, page=16, num_kv_heads=3, head_dim=64, seed=1)
 contiguous = in_a_row(wide)  # K and V of each sequence copied into a row once, before the clock starts
@@ -740,7 +740,7 @@ print([round(w, 4) for w in (in_base_2 / in_base_2.sum()).tolist()])
 # ```
 #
 # gives what gathering gives, whatever the order of the pages, whatever lies in slots that are not in use. (The launcher
-# is in the package, `lab03/launch.py`: it chooses the tiles' sizes and starts the grid of `B` times `H_KV` programs.)
+# is in the package, `decode/launch.py`: it chooses the tiles' sizes and starts the grid of `B` times `H_KV` programs.)
 
 
 # %% tags=["exercise:3.9"]
@@ -1226,7 +1226,7 @@ guess_3_14 = 95  # SOLUTION: percent of the time of a full pass
 check("3.14")
 
 # %%
-from twophase.workbook.lab03.strides import CPU_LINE_BYTES, STRIDES, time_strides
+from twophase_labs.decode.strides import CPU_LINE_BYTES, STRIDES, time_strides
 
 elapsed_s = time_strides(STRIDES, repeats=5)
 measured("3.14", 100 * elapsed_s[16] / elapsed_s[1])
@@ -1245,7 +1245,7 @@ pictures.draw_strides(elapsed_s, lines, line_bytes=CPU_LINE_BYTES, where="one CP
 # Where there is a GPU, the same pass runs on it, with its sectors of 32 bytes:
 
 # %%
-from twophase.workbook.lab03.strides import GPU_SECTOR_BYTES
+from twophase_labs.decode.strides import GPU_SECTOR_BYTES
 
 if device.type == "cuda":
     for stride, stride_s in time_strides(STRIDES, device, repeats=10).items():
@@ -1404,7 +1404,7 @@ print(f"no wrong read; {dict(sorted(counts.items()))}")
 # sample draws with a seed of its own. For comparison the same four, each with a copy of the prompt to itself.
 
 # %%
-from twophase.workbook.lab03.branches import Branch, PagedModel, draw_samples, search_beams
+from twophase_labs.decode.branches import Branch, PagedModel, draw_samples, search_beams
 
 
 def sample(is_forked, prompt_ids, num_samples=4, num_new=10):

@@ -65,13 +65,8 @@ from twophase.scheduling.policies import (
 )
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
-from twophase.serving.pictures import draw_batch_composition, draw_percentile_curves, draw_swim_lanes
-from twophase.serving.slo import Slo
-from twophase.serving.steps import StepSummary, num_tokens
-from twophase.serving.workloads import TimedRequest
-from twophase.simulate.cost_model import LinearCostModel
-from twophase.workbook import ____, check, hint, measured, reference, reveal, use
-from twophase.workbook.lab04 import (
+from twophase_labs import ____, check, hint, measured, reference, reveal, use
+from twophase_labs.scheduling import (
     batched_matmuls,
     challenge,
     classes,
@@ -84,16 +79,21 @@ from twophase.workbook.lab04 import (
     pressure_pictures,
     slot_pictures,
 )
-from twophase.workbook.lab04.engine_rig import LIMITS, PROMPTS, generate_under_pressure, serve_here
-from twophase.workbook.lab04.gated import RankedPolicy, ShortPromptsFirst, gated_scheduler
-from twophase.workbook.lab04.hidden_lengths import play as play_hidden
-from twophase.workbook.lab04.lives import IllegalTransition, WatchedScheduler
-from twophase.workbook.lab04.load import LONGEST, NUM_SLOTS, drawn_lengths, short_chats
-from twophase.workbook.lab04.memory import Held, Machine, Running, gpu
-from twophase.workbook.lab04.prediction import StepRecord
-from twophase.workbook.lab04.real_engine import CHUNK, pace, run_on_engine, smollm2_engine, writer_and_readers
-from twophase.workbook.lab04.teaching import famous_jobs, run_steps
-from twophase.workbook.lab04.virtual import StepCost, play
+from twophase_labs.scheduling.engine_rig import LIMITS, PROMPTS, generate_under_pressure, serve_here
+from twophase_labs.scheduling.gated import RankedPolicy, ShortPromptsFirst, gated_scheduler
+from twophase_labs.scheduling.hidden_lengths import play as play_hidden
+from twophase_labs.scheduling.lives import IllegalTransition, WatchedScheduler
+from twophase_labs.scheduling.load import LONGEST, NUM_SLOTS, drawn_lengths, short_chats
+from twophase_labs.scheduling.memory import Held, Machine, Running, gpu
+from twophase_labs.scheduling.prediction import StepRecord
+from twophase_labs.scheduling.real_engine import CHUNK, pace, run_on_engine, smollm2_engine, writer_and_readers
+from twophase_labs.scheduling.teaching import famous_jobs, run_steps
+from twophase_labs.scheduling.virtual import StepCost, play
+from twophase_tools.load.pictures import draw_batch_composition, draw_percentile_curves, draw_swim_lanes
+from twophase_tools.load.slo import Slo
+from twophase_tools.load.steps import StepSummary, num_tokens
+from twophase_tools.load.workloads import TimedRequest
+from twophase_tools.simulate.cost_model import LinearCostModel
 
 torch.set_num_threads(1)
 
@@ -1377,7 +1377,7 @@ figure = fairness_pictures.draw_convoy(runs)
 #
 # Shortest first is the best order for the mean wait, and it starves whoever is long. So `ShortPromptsFirst` ages: its
 # rank is arrival plus 10 ms for each token of the prompt. It is your formula again, with the length for a priority.
-# Read it in `lab04/gated.py`; you will want something like it in section 11.
+# Read it in `scheduling/gated.py`; you will want something like it in section 11.
 
 # %% [markdown]
 # ## 9. What a step has in common

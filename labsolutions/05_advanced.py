@@ -54,14 +54,10 @@ import torch.nn.functional as F
 
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
-from twophase.capacity.cautions import cautions_of
-from twophase.capacity.report import to_text
 from twophase.engine.drafters import NgramDrafter
 from twophase.engine.thrift import Thrift
-from twophase.workbook import ____, check, hint, measured, reference, reveal, use
-from twophase.workbook.kit.models import smollm2
-from twophase.workbook.lab02.real_layer import watch_layer
-from twophase.workbook.lab05 import (
+from twophase_labs import ____, check, hint, measured, reference, reveal, use
+from twophase_labs.advanced import (
     draft_engine,
     draft_pictures,
     gate_caches,
@@ -84,21 +80,25 @@ from twophase.workbook.lab05 import (
     window_engine,
     window_pictures,
 )
-from twophase.workbook.lab05.draft_chance import Chance, counts_at, run_passes
-from twophase.workbook.lab05.guided_machine import CITY_RECORD, PRICE
-from twophase.workbook.lab05.pages_pools import stored
-from twophase.workbook.lab05.plan_deployments import deployment_of, example, plan_of
-from twophase.workbook.lab05.prefix_hashing import as_bytes, digest
-from twophase.workbook.lab05.prefix_service import first_token, forget_prefixes, shared_engine
-from twophase.workbook.lab05.prefix_tenants import WHAT, WHEN, WHO
-from twophase.workbook.lab05.prefix_times import (
+from twophase_labs.advanced.draft_chance import Chance, counts_at, run_passes
+from twophase_labs.advanced.guided_machine import CITY_RECORD, PRICE
+from twophase_labs.advanced.pages_pools import stored
+from twophase_labs.advanced.plan_deployments import deployment_of, example, plan_of
+from twophase_labs.advanced.prefix_hashing import as_bytes, digest
+from twophase_labs.advanced.prefix_service import first_token, forget_prefixes, shared_engine
+from twophase_labs.advanced.prefix_tenants import WHAT, WHEN, WHO
+from twophase_labs.advanced.prefix_times import (
     DOCUMENT,
     QUESTION,
     prompt_of,
     seconds_of_question,
     seconds_per_token,
 )
-from twophase.workbook.lab05.shards_attention import AttentionWeights, attend, weights_of
+from twophase_labs.advanced.shards_attention import AttentionWeights, attend, weights_of
+from twophase_labs.kit.models import smollm2
+from twophase_labs.prefill.real_layer import watch_layer
+from twophase_tools.capacity.cautions import cautions_of
+from twophase_tools.capacity.report import to_text
 
 torch.set_num_threads(1)
 
@@ -1405,7 +1405,7 @@ measured("5.20", pages_shares.moving_share_percent())
 #
 # ### Two processes, for real
 #
-# The engine does it in `twophase.distributed.disaggregation`. Rank 1 reads prompts, rank 0 writes answers; each has the
+# The engine does it in `twophase.parallel.disaggregation`. Rank 1 reads prompts, rank 0 writes answers; each has the
 # whole model, a pool and a scheduler of its own, and they say little to each other:
 #
 # ```mermaid
@@ -1419,7 +1419,7 @@ measured("5.20", pages_shares.moving_share_percent())
 #     D->>P: Received: your blocks can be freed
 # ```
 #
-# Its pages have the same size on both sides, so it copies whole ones (`distributed/pages.py`), bit for bit, and a
+# Its pages have the same size on both sides, so it copies whole ones (`parallel/pages.py`), bit for bit, and a
 # thread that does nothing else sends them. The next cell starts both ranks with torchrun and waits for them, a quarter
 # of a minute or so; none is left behind. Three prompts are answered, and one of 250 tokens is watched. (`twophase
 # bench disaggregation` does it at length, and `twophase bench tensor-parallel` what comes in the next section.)
@@ -1436,7 +1436,7 @@ if moved.apart is not None:
 # what comes after the last layer. The first token waits for nothing; it is sampled on the prefill side.
 #
 # What makes this hard is not the bytes. A process can die with half a prompt sent, or be stopped and say nothing: in
-# `twophase.distributed` every wait has a limit, a lost peer is a `PeerLostError` that names it, and the blocks of
+# `twophase.parallel` every wait has a limit, a lost peer is a `PeerLostError` that names it, and the blocks of
 # its requests are free again. And the pools must be sized, which is section 8. **When is chunked prefill enough?**
 # Keep the question until then.
 
@@ -1867,11 +1867,11 @@ for key, value in (*options, ("gpu_memory_utilization", "0.95")):
 #         T["text in whole characters<br/>engine/detokenizer.py"]
 #     end
 #     subgraph many["more than one process"]
-#         TP["tensor parallelism<br/>distributed/tensor_parallel.py"]
-#         PD["prefill and decode apart<br/>distributed/disaggregation.py"]
+#         TP["tensor parallelism<br/>parallel/tensor_parallel.py"]
+#         PD["prefill and decode apart<br/>parallel/disaggregation.py"]
 #     end
 #     subgraph paper["on paper, and in numbers"]
-#         V["latencies, goodput<br/>serving/, bench/"]
+#         V["latencies, goodput<br/>load/, bench/"]
 #         U["simulator: the same scheduler<br/>simulate/"]
 #         N["capacity plan<br/>capacity/"]
 #     end

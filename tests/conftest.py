@@ -14,7 +14,7 @@ if "triton" not in sys.modules:
 from jaxtyping import install_import_hook
 
 # Not on twophase_kernels: the hook's decorators would stand between @triton.jit and the kernel's source.
-install_import_hook("twophase", "beartype.beartype")
+install_import_hook(["twophase", "twophase_tools", "twophase_labs"], "beartype.beartype")
 
 import pytest  # noqa: E402
 

@@ -30,5 +30,5 @@ def test_every_feature_has_its_lab_its_module_and_its_test():
     assert len(FEATURES) >= 10
     for row in FEATURES:
         targets = re.findall(r"\]\(([^)]+)\)", row)
-        for folder in ("labs/", "src/twophase/", "tests/"):
+        for folder in ("labs/", ("src/twophase/", "src/twophase_tools/"), "tests/"):
             assert any(target.startswith(folder) for target in targets), f"{folder} is missing in {row}"

@@ -14,7 +14,6 @@ from twophase.cache.kv_cache import KVCache, KVCacheSpec, spec_from_option
 from twophase.cache.manager import CacheManager
 from twophase.cache.window import SlidingWindow
 from twophase.config import EngineConfig
-from twophase.distributed.tensor_parallel import Team
 from twophase.engine.draft_model import DraftModelDrafter, open_draft_model
 from twophase.engine.drafters import Drafter, NgramDrafter
 from twophase.engine.engine import Engine
@@ -30,6 +29,7 @@ from twophase.model.load import resolve_device, resolve_dtype
 from twophase.model.prepare import resolve_model
 from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import load_weights
+from twophase.parallel.tensor_parallel import Team
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 from twophase.sizing import default_num_blocks, limits_of, step_bytes, with_swap_space

@@ -148,7 +148,7 @@ class EngineConfig:
         drafter: Guesses in place of the n-gram lookup: where your own can go. Without a `speculative_config` it gets
             `SpeculativeConfig()`.
         tensor_parallel_size: Processes that share the model. All are started by torchrun and run the line that makes
-            the LLM; only rank 0 gets beyond it (see twophase.distributed.tensor_parallel). Close the LLM, or use it in
+            the LLM; only rank 0 gets beyond it (see twophase.parallel.tensor_parallel). Close the LLM, or use it in
             a `with` block, to let the other processes go.
         peer_timeout_s: Seconds that one of them may be silent in the middle of a step.
         cache_factory: Makes the cache manager from (num_blocks, block_size, enable_prefix_caching), and `full_hit` by

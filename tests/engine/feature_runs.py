@@ -8,16 +8,16 @@ from unittest.mock import patch
 
 import torch
 
-from tests.distributed.two_engines import TwoEngines
 from tests.engine.engines import check_idle
+from tests.parallel.two_engines import TwoEngines
 from twophase import LLM, SamplingParams, SpeculativeConfig, assembly
 from twophase.attention.torch_backend import TorchBackend
 from twophase.attention.triton_backend import TritonBackend
-from twophase.distributed import tensor_parallel
-from twophase.distributed.peers import Peers
 from twophase.features import FEATURES
 from twophase.model.config import load_config
 from twophase.model.llama import attention_spec
+from twophase.parallel import tensor_parallel
+from twophase.parallel.peers import Peers
 
 BLOCK_SIZE, LONGEST = 4, 64
 COMMON = {

@@ -12,8 +12,8 @@ from tests.mutation import KillTable, Mutant
 from twophase import LLM, features
 from twophase.config import configured
 from twophase.core.errors import ConfigError, InvalidRequestError
-from twophase.distributed.disaggregation import disaggregated
 from twophase.features import FEATURES, TABLE, Refused, Works, as_markdown, check_pairs
+from twophase.parallel.disaggregation import disaggregated
 
 PAIRS = list(combinations(FEATURES, 2))
 WORKING = [pair for pair in PAIRS if isinstance(TABLE[pair], Works)]

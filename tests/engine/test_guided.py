@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli.conftest import child_environment
 from tests.engine.engines import BLOCK_SIZE, check_idle, finish, make_engine, prompt_of, run, tokens_of
 from tests.engine.random_schemas import random_schema
 from tests.engine.tokenizers_for_tests import KINDS, byte_level
 from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
+from tests.tools.cli.conftest import child_environment
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
 from twophase.engine import engine as engine_module

@@ -13,7 +13,7 @@ from random import Random
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.fuzz.rule import FindingError
 from tests.model.tiny import make_folder
-from twophase.cli.main import main
+from twophase_tools.cli.main import main
 
 NUMBERS = (
     "0", "1", "2", "3", "8", "-1", "0.5", "1.5", "1e-300", "1e200", "1e13", "1e400", "nan", "inf", "-inf", "-0.0", "0x10",
@@ -114,7 +114,7 @@ class Files:
         return [*(self.folder / name for name in contents), self.folder, self._example_plan()]
 
     def _example_plan(self) -> Path:
-        from twophase.capacity.config import EXAMPLE
+        from twophase_tools.capacity.config import EXAMPLE
 
         path = self.folder / "example.yaml"
         path.write_text(EXAMPLE.read_text())

@@ -101,7 +101,7 @@ def test_a_raw_exception_and_an_unclear_error_are_noticed():
 
 
 def test_a_traceback_of_the_command_line_is_noticed(tmp_path, monkeypatch):
-    from twophase.cli import plan
+    from twophase_tools.cli import plan
 
     monkeypatch.setattr(plan, "run", lambda args: {}["x"])
     lines = CommandLines(tmp_path)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from twophase.bench.scheduling import main, measure_scheduling
+from twophase_tools.bench.scheduling import main, measure_scheduling
 
 
 def test_every_step_decodes_every_seat():
@@ -30,5 +30,7 @@ def test_command(as_json, monkeypatch, capsys):
 
 
 def test_the_scheduler_needs_no_torch():
-    code = "import sys, twophase.scheduling.scheduler, twophase.bench.scheduling; assert 'torch' not in sys.modules"
+    code = (
+        "import sys, twophase.scheduling.scheduler, twophase_tools.bench.scheduling; assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from twophase.cli.main import main
-from twophase.cli.simulate import POLICY_HELP
 from twophase.core.errors import ConfigError
 from twophase.scheduling.named_policies import POLICIES, policy_from_text, usage
 from twophase.scheduling.policies import ChunkedPrefillPolicy, DynamicPolicy, PriorityPolicy
+from twophase_tools.cli.main import main
+from twophase_tools.cli.simulate import POLICY_HELP
 
 
 @pytest.mark.parametrize(

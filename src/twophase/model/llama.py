@@ -39,7 +39,7 @@ class LlamaModel:
         backend: Attention made for `attention_spec(config)`.
         max_model_len: Positions to prepare RoPE for; the model's own limit if None.
         sum_over_ranks: Adds up, in place, what this and other processes computed: the weights are a part of the model,
-            cut so that each block's output is a partial sum (twophase.distributed.sharding). None: they are all of it.
+            cut so that each block's output is a partial sum (twophase.parallel.sharding). None: they are all of it.
     """
 
     def __init__(

@@ -1,3 +1,0 @@
-"""The former place of `twophase.llm`."""
-
-from twophase.llm import LLM, GenerationError  # noqa: F401

@@ -1,0 +1,101 @@
+"""Pages of one layer as a flat buffer, out of one cache and into another.
+
+A buffer holds whole blocks, whatever is in them: K of all blocks, V of all blocks, and, quantised, the scales of K and
+of V, each [n, H_kv, page, D] or [n, H_kv, page] in the cache's own bytes. So what arrives equals bit for bit what was
+sent, and a block may have another number there.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from twophase.cache.kv_cache import KVCache, KVCacheSpec
+from twophase.parallel.protocol import Pages
+
+
+def layer_bytes(spec: KVCacheSpec, num_blocks: int) -> int:
+    """Bytes of a buffer. Worked example: SmolLM2-135M in fp32, block size 16: 2 * 3 * 16 * 64 * 4 = 24,576 a block."""
+    return num_blocks * spec.bytes_per_block // spec.num_layers
+
+
+def transfer_bytes(spec: KVCacheSpec, num_tokens: int) -> int:
+    """Bytes that the pages of a prompt of `num_tokens` are, in all layers: whole blocks, the last one included."""
+    return -(-num_tokens // spec.block_size) * spec.bytes_per_block
+
+
+@torch.inference_mode()
+def pack_layer(kv_cache: KVCache, layer: int, block_ids: Sequence[int]) -> UInt8[Tensor, "n"]:
+    """Copy a layer's pages into a new buffer on the cache's device."""
+    index = torch.tensor(block_ids, device=kv_cache.device)
+    num_bytes = layer_bytes(kv_cache.spec, len(block_ids))
+    buffer = torch.empty(num_bytes, dtype=torch.uint8, device=kv_cache.device)
+    for source, part in zip(_tensors(kv_cache, layer), _parts(kv_cache, layer, buffer, len(block_ids)), strict=True):
+        torch.index_select(source, 0, index, out=part)
+    return buffer
+
+
+@torch.inference_mode()
+def unpack_layer(kv_cache: KVCache, layer: int, buffer: UInt8[Tensor, "n"], block_ids: Sequence[int | None]) -> None:
+    """Write a buffer's blocks into a layer's pages; those that go to None are dropped."""
+    rows = [row for row, block_id in enumerate(block_ids) if block_id is not None]
+    targets = torch.tensor([block_ids[row] for row in rows], dtype=torch.int64, device=kv_cache.device)
+    for target, part in zip(_tensors(kv_cache, layer), _parts(kv_cache, layer, buffer, len(block_ids)), strict=True):
+        target.index_copy_(0, targets, part if len(rows) == len(block_ids) else part[rows])
+
+
+def _tensors(kv_cache: KVCache, layer: int) -> list[Tensor]:
+    return [tensor[layer] for tensor in kv_cache.storage]
+
+
+def _parts(kv_cache: KVCache, layer: int, buffer: Tensor, num_blocks: int) -> list[Tensor]:
+    """The buffer seen as `num_blocks` pages of K, of V, and of their scales."""
+    parts, start = [], 0
+    for tensor in _tensors(kv_cache, layer):
+        shape = (num_blocks, *tensor.shape[1:])
+        end = start + torch.Size(shape).numel() * tensor.itemsize
+        parts.append(buffer[start:end].view(tensor.dtype).view(shape))
+        start = end
+    return parts
+
+
+@final
+class Landing:
+    """Where arriving pages go. The receiving thread writes while the engine computes.
+
+    That is safe without locking the cache: a block that was reserved for a prompt is read and written by nobody else
+    until the prompt is adopted, or forgotten. After `forget` has returned, none of its blocks is written any more.
+    """
+
+    def __init__(self, kv_cache: KVCache) -> None:
+        self._kv_cache = kv_cache
+        self._block_ids: dict[str, tuple[int, ...]] = {}
+        self._lock = threading.Lock()
+
+    def expect(self, request_id: str, block_ids: Sequence[int]) -> None:
+        """The blocks of a request's prompt, in order."""
+        with self._lock:
+            self._block_ids[request_id] = tuple(block_ids)
+
+    def forget(self, request_id: str) -> None:
+        """Whatever still comes for this request is dropped."""
+        with self._lock:
+            self._block_ids.pop(request_id, None)
+
+    def num_bytes(self, pages: Pages) -> int:
+        """Of each of the buffers that `pages` announces."""
+        return layer_bytes(self._kv_cache.spec, sum(each.num_blocks for each in pages.ranges))
+
+    def land(self, pages: Pages, layer: int, buffer: UInt8[Tensor, "n"]) -> None:
+        """Put a layer's buffer where it belongs."""
+        with self._lock:
+            targets: list[int | None] = []
+            for each in pages.ranges:
+                block_ids = self._block_ids.get(each.request_id)
+                end = each.first_block + each.num_blocks
+                targets += [None] * each.num_blocks if block_ids is None else block_ids[each.first_block : end]
+            if any(target is not None for target in targets):
+                unpack_layer(self._kv_cache, layer, buffer, targets)

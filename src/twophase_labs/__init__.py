@@ -1,0 +1,107 @@
+"""The workbook machine: notebooks from one source, exercises, checks, grades.
+
+Author's guide
+==============
+
+A lab is three things: the notebook's source, the exercises with their checks, the bank that proves the checks.
+
+    labsolutions/01_autoregression.py             jupytext percent format, solved; the only notebook file you edit
+    src/twophase_labs/autoregression/exercises/   EXERCISES = (Exercise(...), ...) and their checks; a file per section
+    src/twophase_labs/autoregression/*.py         what the notebook imports: pictures, small models
+    tests/labs/autoregression/answers_*.py        BANKS = {"1.3": Bank(wrong=(...), right=(...))}
+
+    python -m twophase_labs.machine.build 01            write labsolutions/*.ipynb (executed) and labs/*.ipynb (blanks)
+    python -m twophase_labs.machine.build --check       drift, leaks of solutions, lint; part of CI
+    python -m twophase_labs.machine.prove 01            as shipped 0 points, solved 100 %, the table of the bank
+
+**The notebook.** Cells carry tags: `setup` (imports, constants, models; these run before each graded check, so
+load a model through a cached function of your lab's package, for the notebook's check runs them once more),
+`exercise:1.3` (exactly one cell per exercise, and only it defines the exercise's names), `solution` (only in
+labsolutions). In markdown, a line `<!-- card 1.3 -->` becomes the exercise's title, points, minutes and size, and
+`<!-- map -->` the table of all exercises. No magics.
+
+    # %% tags=["setup"]
+    import torch
+    from twophase_labs import ____, check, hint, measured, reference, reveal, use
+
+    # %% [markdown]
+    # <!-- card 1.3 -->
+    # One sentence, the formula, an executable spec.
+
+    # %% tags=["exercise:1.3"]
+    def greedy(model, ids, num_new):
+        for _ in range(num_new):
+            logits = model(ids)
+            ids = torch.cat([ids, logits[-1:].argmax(-1)])  # SOLUTION `logits[-1:]`: the row of the last position
+        return ids
+
+    # %%
+    check("1.3")
+
+**Blanks.** `x = value  # SOLUTION: what goes here` blanks the right-hand side (or a condition, an iterable, a returned
+or bare expression); a backquoted part blanks only that; `# BEGIN SOLUTION: what goes here` and `# END SOLUTION` fence
+lines in a function (see blanks.py). The learner reads `____("1.3", 1, "the row of the last position")`: inside a
+function it raises when reached, at a cell's top level it is a value that raises when used. A measuring cell works
+untouched if it says `greedy = use("1.3")`: the learner's function if it passes, else the reference, labelled.
+
+**Exercises** are `Exercise(...)` (exercise.py). Code and kernels have `checks`, properties tested in order; every
+property has its own hint, the one that fits when it is the first to fail:
+
+    def picks_the_argmax(answer, draw, length):
+        ids = draw.integers(0, 50, length)
+        expected = oracle(ids, 3)  # first: the answer might modify its input
+        compare(answer.greedy(toy_model, ids, 3), expected, what="the ids", axes=("position",))
+
+    Property("picks the most likely token", picks_the_argmax, "Which row predicts the next token?",
+             cases=({"length": 1}, {"length": 7}))
+
+`answer` holds the learner's objects by name; `draw` makes random inputs, new in each run; cases go from small to
+large. Helpers are in checks.py: `compare`, `unchanged`, `fresh`, `finite`, `raises`, `reject`. The oracle is
+independent of the solution: a naive loop, arithmetic, transformers. Test behaviour, never how it was written.
+`uses=("1.1",)` names exercises whose answers this one calls; a check never sees a broken one, the reference stands in
+and is labelled.
+`needs=("cpu",)`, `("triton",)`, `("gpu",)`, `("model",)`; what is missing makes the exercise 'not run here'.
+
+**Questions** have `question=Choice(...)`, `Matching(...)` or `Number(...)` (questions.py) and one name, a top-level
+`answer_1_2 = "b"  # SOLUTION: one letter`. `python -m twophase_labs.machine.questions 1.2 b` prints the seal to store.
+A prediction has kind 'prediction' and a `Number`; it earns its point when it is committed before the measurement, right
+or wrong: `check` commits the first one, `measured("1.4", value)` at the end of the measuring cell tells how close it
+came, and the grader wants a number.
+
+**Banks.** `Wrong("drops the last token", {1: "logits[:-1]"}, rejected_by="picks the most likely token")` gives blanks
+by number, the rest being right, or a whole cell as a string; `Right(title, fill)` likewise. At least five wrong and two
+different right answers per code exercise. tests/workbook/test_labs.py proves every lab it finds. `prove 01 --seeds 20`
+finds verdicts that luck decides, `prove 01 --mutate` small edits of the solution that the check accepts (mutate.py).
+
+The machine, file by file
+=========================
+
+    blanks.py, unfilled.py     marked answers in the source; the blank as the learner sees it
+    exercise.py, questions.py  what an exercise is
+    checks.py                  what checks are made of
+    lab.py, solved.py          a lab's source and exercises; its solved cells, run
+    judge.py, guard.py         one answer against its check; what it must not replace meanwhile
+    session.py, cards.py       check, hint, reveal in a notebook; verdicts to look at
+    progress.py                the learner's file beside the notebook
+    build.py                   notebooks from the source
+    grading/                   a notebook file, graded in processes of its own
+    prove.py, mutate.py        the proofs of a lab's checks; a search for edits that they accept
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from twophase_labs.machine.unfilled import ____
+
+if TYPE_CHECKING:
+    from twophase_labs.machine.session import check, hint, measured, reference, reveal, use
+
+__all__ = ["____", "check", "hint", "measured", "reference", "reveal", "use"]
+
+
+def __getattr__(name: str) -> Any:
+    # The session imports torch; a command that only reads notebooks should not wait for it (PEP 562).
+    if name in __all__:
+        from twophase_labs.machine import session
+
+        return getattr(session, name)
+    raise AttributeError(f"module 'twophase_labs' has no attribute {name!r}")

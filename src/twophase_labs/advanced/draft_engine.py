@@ -1,0 +1,178 @@
+"""Drafts in the real engine: your drafter in it, workloads to try it on, and what a pass costs."""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import final
+
+from twophase import LLM, SamplingParams
+from twophase.core.plan import StepPlan
+from twophase.engine.drafters import Drafter, DraftRequest, NgramDrafter
+from twophase.engine.speculation import Speculator
+from twophase.engine.thrift import Thrift
+from twophase_labs.advanced.prefix_service import forget_prefixes, shared_engine
+
+NUM_DRAFTS = 4
+PROGRAM = """def area(width, height):
+    return width * height
+
+
+def volume(width, height, depth):
+    return width * height * depth
+
+
+def surface(width, height, depth):
+    return 2 * (width * height + width * depth + height * depth)
+"""
+COPY = f"Repeat this program exactly, without any comment:\n\n```python\n{PROGRAM}```"
+STORIES = tuple(
+    f"Write a short story about {who}."
+    for who in (
+        "a lighthouse keeper",
+        "two bakers",
+        "a lost letter",
+        "the last bus",
+        "a clock",
+        "snow",
+        "an owl",
+        "tea",
+    )
+)
+
+
+@final
+class OwnDrafter:
+    """A function from a text to its draft, as the engine asks for it. `LLM(drafter=OwnDrafter(ngram_draft))`."""
+
+    def __init__(self, draft: Callable[[list[int], int], list[int]]) -> None:
+        self.draft = draft
+
+    def note_plan(self, plan: StepPlan) -> None:
+        pass  # a drafter with pages of its own would prepare them here
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        return [self.draft(list(request.token_ids), request.chunk.num_drafts) for request in requests]
+
+    def forget(self, seq_id: int) -> None:
+        pass  # nothing was kept
+
+
+@contextmanager
+def drafting(drafter: Drafter | None, num_drafts: int = NUM_DRAFTS, thrift: Thrift | None = None) -> Iterator[LLM]:
+    """The engine with this drafter (None: without), its prefix cache empty."""
+    llm = shared_engine()
+    forget_prefixes(llm)
+    before = llm.engine.speculator
+    llm.engine.speculator = None if drafter is None else Speculator(drafter, num_drafts, thrift)
+    try:
+        yield llm
+    finally:
+        llm.engine.speculator = before
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of a workload.
+
+    Attributes:
+        outputs: Token ids of each answer.
+        texts: The answers.
+        num_passes: Steps of the model, the prefill's included.
+        num_drafts, num_accepted: Guesses that were verified, and that were right.
+        num_drafting, num_refuted: Steps with drafts, and those of them in which one was wrong.
+        decode_s: Seconds of all steps but those with a prefill.
+    """
+
+    outputs: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
+    num_passes: int
+    num_drafts: int
+    num_accepted: int
+    num_drafting: int
+    num_refuted: int
+    decode_s: float
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def tokens_per_s(self) -> float:
+        return (self.num_tokens - len(self.outputs)) / self.decode_s  # the prefill gives the first of each
+
+
+def run(prompts: Sequence[str], params: SamplingParams, drafter: Drafter | None, thrift: Thrift | None = None) -> Run:
+    """Answer these prompts together."""
+    with drafting(drafter, thrift=thrift) as llm:
+        first_step = llm.engine.stats().num_steps
+        answers = llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts], params, use_tqdm=False)
+        steps = [step for step in llm.engine.trace if step.step >= first_step]
+    decoding = [step for step in steps if step.num_decodes + step.num_verifying == len(step.chunks)]
+    return Run(
+        outputs=tuple(answer.outputs[0].token_ids for answer in answers),
+        texts=tuple(answer.outputs[0].text for answer in answers),
+        num_passes=len(steps),
+        num_drafts=sum(step.num_draft_tokens for step in steps),
+        num_accepted=sum(step.num_accepted_tokens for step in steps),
+        num_drafting=sum(step.num_draft_tokens > 0 for step in steps),
+        num_refuted=sum(step.num_accepted_tokens < step.num_draft_tokens for step in steps),
+        decode_s=sum(step.schedule_s + step.run_s + step.update_s for step in decoding),
+    )
+
+
+def copying(drafter: Drafter | None, thrift: Thrift | None = None) -> Run:
+    """A program is to be repeated; greedy."""
+    return run([COPY], SamplingParams(temperature=0, max_tokens=96), drafter, thrift)
+
+
+def inventing(drafter: Drafter | None, thrift: Thrift | None = None) -> Run:
+    """Eight stories at once, with much left to chance."""
+    params = SamplingParams(temperature=1, top_p=0.95, max_tokens=36, seed=1, ignore_eos=True)
+    return run(STORIES, params, drafter, thrift)
+
+
+def three_ways(work: Callable[..., Run], drafter: Drafter, num_rounds: int = 2) -> dict[str, Run]:
+    """A workload without drafts, with drafts always, and with drafts as long as they pay; of each its fastest run.
+
+    In turns, so that a machine that others use as well is no fairer to one than to another.
+    """
+    rounds = [
+        {
+            "without": work(None),
+            "always": work(drafter),
+            "as long as it pays": work(drafter, Thrift()),
+        }
+        for _ in range(num_rounds)
+    ]
+    return {way: min((each[way] for each in rounds), key=lambda run: run.decode_s) for way in rounds[0]}
+
+
+@cache
+def passes_for_copying() -> int:
+    """With the engine's own lookup."""
+    return copying(NgramDrafter()).num_passes
+
+
+def never_right(token_ids: list[int], num_drafts: int) -> list[int]:
+    """Drafts to be verified for their cost alone."""
+    return [(token_ids[-1] + 7 + place) % 40_000 for place in range(num_drafts)]
+
+
+def seconds_of_pass(num_drafts: int, num_sequences: int = 1) -> float:
+    """Of the model, for so many sequences with so many drafts each; the median of five."""
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    with drafting(OwnDrafter(never_right) if num_drafts else None, num_drafts) as llm:
+        names = [f"pass {number}" for number in range(num_sequences)]
+        for number, name in enumerate(names):
+            llm.engine.add_request(
+                name, {"prompt_token_ids": list(range(100 * number + 100, 100 * number + 148))}, params
+            )
+        for _ in islice(iter(llm.engine.step, None), 7):
+            pass
+        steps = llm.engine.trace[-5:]
+        for name in names:
+            llm.engine.abort(name)
+    return statistics.median(step.run_s for step in steps)

@@ -1,0 +1,171 @@
+"""5.2 Speculative decoding: what it can gain, and whether it does."""
+
+from fractions import Fraction
+from typing import Any
+
+from twophase_labs.advanced.draft_engine import passes_for_copying
+from twophase_labs.machine.checks import Draw, compare, integer, reject
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Number
+
+
+def counted(alpha: float, num_draft: int) -> float:
+    """The oracle: tokens of a pass, outcome by outcome. Exactly i drafts accepted, and one more token."""
+    share, total = Fraction(alpha), Fraction(0)
+    for num_accepted in range(num_draft):
+        total += share**num_accepted * (1 - share) * (num_accepted + 1)
+    return float(total + share**num_draft * (num_draft + 1))
+
+
+def counts_tokens(answer: Any, draw: Draw, num_draft: int) -> None:
+    for alpha in (0.0, 0.3, 0.5, 0.8, 0.95, draw.random.random()):
+        got = answer.expected_tokens(alpha, num_draft)
+        what = f"the tokens of a pass with {num_draft} drafts, of which {alpha:.2f} are accepted"
+        compare(float(got), counted(alpha, num_draft), what=what)
+
+
+def counts_certain_ones(answer: Any, draw: Draw) -> None:
+    for num_draft in (0, 1, 4):
+        got = answer.expected_tokens(1.0, num_draft)
+        compare(float(got), float(num_draft + 1), what=f"the tokens of a pass when all {num_draft} drafts are accepted")
+
+
+def divides_by_costs(answer: Any, draw: Draw, num_draft: int) -> None:
+    alpha, draft_cost = 0.1 + 0.8 * draw.random.random(), 0.01 + 0.3 * draw.random.random()
+    got = answer.speed_up(alpha, num_draft, draft_cost, 0.0)
+    expected = counted(alpha, num_draft) / (num_draft * draft_cost + 1)
+    what = f"the speed-up with {num_draft} drafts at {draft_cost:.2f} each, {alpha:.2f} accepted, free to verify"
+    compare(float(got), expected, what=what)
+
+
+def pays_for_verifying(answer: Any, draw: Draw, num_draft: int) -> None:
+    alpha, verify_cost = 0.1 + 0.8 * draw.random.random(), 0.01 + 0.4 * draw.random.random()
+    for draft_cost in (0.0, 0.2):
+        got = answer.speed_up(alpha, num_draft, draft_cost, verify_cost)
+        expected = counted(alpha, num_draft) / (1 + num_draft * draft_cost + num_draft * verify_cost)
+        what = f"the speed-up with {num_draft} drafts, {draft_cost:.2f} to make and {verify_cost:.2f} to verify each"
+        compare(float(got), expected, what=what)
+
+
+def chooses_the_best(answer: Any, draw: Draw) -> None:
+    for _ in range(30):
+        alpha, most = draw.random.random(), draw.integer(1, 17)
+        draft_cost, verify_cost = draw.choice((0.0, 0.05, 0.2)), draw.choice((0.01, 0.1, 0.3))
+        speeds = [counted(alpha, k) / (1 + k * (draft_cost + verify_cost)) for k in range(most + 1)]
+        returned = answer.best_num_draft(alpha, draft_cost, verify_cost, most)
+        got = integer(returned)
+        if got is None or not 0 <= got <= most:
+            reject(f"the best number of drafts is {returned!r}, expected a whole number from 0 to {most}")
+        if speeds[got] < max(speeds) - 1e-9:
+            reject(
+                f"{got} drafts give {speeds[got]:.3f}, {speeds.index(max(speeds))} would give {max(speeds):.3f}",
+                f"{alpha:.2f} accepted, {draft_cost} to make and {verify_cost} to verify each, at most {most}",
+            )
+
+
+def goes_as_far_as_it_may(answer: Any, draw: Draw) -> None:
+    """Drafts that are certain and cost next to nothing: as many as allowed, 16 if nothing else is said."""
+    for alpha in (1.0, 0.9999):
+        for expected, more in ((16, ()), (0, (0.0, 0)), (1, (0.0, 1)), (80, (0.0, 80))):
+            got = answer.best_num_draft(alpha, 0.001, *more)
+            what = f"the best number of drafts, {alpha:.2%} accepted at a cost of 0.001, with most={expected}"
+            compare(got if integer(got) is None else integer(got), expected, what=what)
+
+
+def knows_the_examples(answer: Any, draw: Draw) -> None:
+    compare(float(answer.expected_tokens(0.5, 2)), 1.75, what="expected_tokens(0.5, 2)")
+    compare(float(answer.speed_up(0.5, 2, draft_cost=0.1)), 1.75 / 1.2, what="speed_up(0.5, 2, draft_cost=0.1)")
+    got = answer.best_num_draft(0.1, draft_cost=0.3, verify_cost=0.1)
+    compare(integer(got), 0, what="best_num_draft(0.1, draft_cost=0.3, verify_cost=0.1)")
+
+
+def switches_off(answer: Any, draw: Draw) -> None:
+    for alpha, draft_cost, verify_cost in ((0.1, 0.3, 0.1), (0.0, 0.0, 0.05), (0.3, 0.0, 0.6), (0.2, 0.25, 0.0)):
+        got = answer.best_num_draft(alpha, draft_cost, verify_cost, 8)
+        if got != 0:
+            reject(
+                f"{alpha:.0%} accepted at a cost of {draft_cost} + {verify_cost} each: no draft pays, and the best "
+                f"number of drafts is given as {got!r}"
+            )
+
+
+EXERCISES = (
+    Exercise(
+        id="5.8",
+        title="What a guess is worth",
+        kind="code",
+        names=("expected_tokens", "speed_up", "best_num_draft"),
+        points=2,
+        minutes=9,
+        lines=4,
+        difficulty=2,
+        objective="compute the speed-up from acceptance and costs, and when to guess nothing",
+        hints=(
+            "A pass yields 1 token for sure, a second one with probability alpha, a third with alpha squared, ...",
+            "Without drafts, so many tokens would take as many steps. With drafts they take one pass, which costs "
+            "a step, plus for each draft what it costs to make and to verify.",
+            "Speed-up with 0 drafts is 1. So let the best of 0, 1, ..., most decide, and 0 means: off.",
+        ),
+        checks=(
+            Property(
+                "counts the tokens of a pass",
+                counts_tokens,
+                "The sum of alpha^i for i from 0 to num_draft: a geometric series.",
+                ({"num_draft": 0}, {"num_draft": 1}, {"num_draft": 4}, {"num_draft": 9}, {"num_draft": 60}),
+            ),
+            Property(
+                "knows what certainty gives",
+                counts_certain_ones,
+                "At alpha = 1 the closed form divides by 0; the sum has num_draft + 1 terms of 1.",
+            ),
+            Property(
+                "divides by what drafting costs",
+                divides_by_costs,
+                "Each draft costs `draft_cost` steps, accepted or not; the pass itself costs 1.",
+                ({"num_draft": 1}, {"num_draft": 5}),
+            ),
+            Property(
+                "pays for verifying",
+                pays_for_verifying,
+                "Each draft makes the pass longer, by `verify_cost` steps.",
+                ({"num_draft": 1}, {"num_draft": 5}),
+            ),
+            Property(
+                "chooses the best number",
+                chooses_the_best,
+                "Compare all numbers from 0 to `most`, both included.",
+            ),
+            Property(
+                "goes as far as it may",
+                goes_as_far_as_it_may,
+                "`most` is the largest number allowed, 16 unless another is given, and may itself be the best.",
+            ),
+            Property("gives what the card says", knows_the_examples, "Do the three examples by hand."),
+            Property(
+                "switches itself off",
+                switches_off,
+                "0 is a choice, too: it costs nothing and gives 1.",
+            ),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="5.9",
+        title="Passes for a copy",
+        kind="prediction",
+        names=("guess_5_9",),
+        points=1,
+        minutes=4,
+        objective="predict what lookup gains on a text that repeats",
+        needs=("model",),
+        time_limit_s=120,
+        hints=("Each pass yields at most five tokens. Where does a lookup go wrong: at the start, at what changes.",),
+        question=Number(
+            passes_for_copying,
+            factor=1.4,
+            unit="passes",
+            hint="If every draft were right, a fifth of the tokens. The answer's first tokens have nothing to look up, "
+            "and where the answer leaves its model a guess fails.",
+        ),
+    ),
+)

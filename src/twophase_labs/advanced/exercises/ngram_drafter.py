@@ -1,0 +1,155 @@
+"""5.2 Speculative decoding: guesses from the text itself."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+
+
+def drafted(answer: Any, token_ids: list[int], num_draft: int, longest: int = 3, shortest: int = 1) -> list[int]:
+    with unchanged(token_ids=token_ids):
+        got = answer.ngram_draft(token_ids, num_draft, longest, shortest)
+    if not isinstance(got, list):
+        reject(f"the draft is {got!r:.80}, expected a list of token ids; an empty one where there is nothing to guess")
+    return got
+
+
+def expect(answer: Any, text: Sequence[int], num_draft: int, expected: list[int], longest: int, shortest: int) -> None:
+    what = f"the draft after {' '.join(map(str, text))} (at most {num_draft}, n from {longest} down to {shortest})"
+    compare(drafted(answer, list(text), num_draft, longest, shortest), expected, what=what, axes=("place",))
+
+
+def guesses_what_followed(answer: Any, draw: Draw) -> None:
+    expect(answer, [7, 1, 2, 3, 4, 1, 2], 3, [3, 4, 1], 3, 1)
+    expect(answer, [5, 9, 5], 1, [9], 3, 1)
+    names = draw.permutation(50).tolist()
+    expect(answer, [*names, *names[10:13]], 8, names[13:21], 3, 1)
+
+
+def looks_far_back(answer: Any, draw: Draw, between: int) -> None:
+    """What stood together a long time ago, and many drafts of it."""
+    names = draw.permutation(between + 100).tolist()
+    expect(answer, [*names, *names[40:43]], 50, names[43:93], 3, 1)
+    long = names[:30]  # an agreement of 30 tokens, against one of 10 that is later
+    expect(answer, [*long, 1000, *long[-10:], 2000, *names[100:], *long], 1, [1000], 30, 1)
+
+
+def says_nothing(answer: Any, draw: Draw) -> None:
+    expect(answer, draw.permutation(20).tolist(), 4, [], 3, 1)
+    expect(answer, [3, 4], 4, [], 3, 1)
+    expect(answer, [3], 4, [], 3, 1)
+    expect(answer, [1, 2, 8, 3, 2], 4, [], 3, 2)  # the 2 came before; a pair was asked for
+
+
+def does_not_find_itself(answer: Any, draw: Draw) -> None:
+    expect(answer, [1, 2, 3, 4, 5, 6], 3, [], 2, 1)
+    expect(answer, [4, 4], 3, [4], 3, 1)
+    expect(answer, [7, 7, 7, 7], 3, [7], 3, 1)
+
+
+def takes_the_longest(answer: Any, draw: Draw) -> None:
+    expect(answer, [1, 2, 3, 50, 9, 3, 60, 9, 1, 2, 3], 1, [50], 3, 1)
+    expect(answer, [1, 2, 3, 50, 2, 3, 60, 3, 70, 1, 2, 3], 1, [50], 3, 1)
+    expect(answer, [1, 2, 3, 50, 2, 3, 60, 3, 70, 1, 2, 3], 1, [60], 2, 1)
+    expect(answer, [1, 2, 3, 50, 2, 3, 60, 3, 70, 1, 2, 3], 1, [70], 1, 1)
+    got = answer.ngram_draft([1, 2, 3, 4, 50, 9, 2, 3, 4, 60, 1, 2, 3, 4], 1)
+    compare(got, [60], what="the draft where nothing is said of `longest`, so that it is 3,")
+
+
+def takes_the_latest(answer: Any, draw: Draw) -> None:
+    expect(answer, [1, 2, 30, 8, 1, 2, 40, 9, 1, 2], 1, [40], 3, 1)
+    expect(answer, [6, 10, 6, 11, 6, 12, 6], 2, [12, 6], 3, 1)
+
+
+def keeps_to_the_limit(answer: Any, draw: Draw) -> None:
+    for num_draft in (0, 1, 2, 5):
+        text = [1, 2, 3, 4, 5, 6, 7, 8, 1]
+        expect(answer, text, num_draft, text[1 : 1 + num_draft], 3, 1)
+    expect(answer, [1, 2, 3, 1], 9, [2, 3, 1], 3, 1)
+
+
+def plain(text: Sequence[int], num_draft: int, longest: int, shortest: int) -> list[int]:
+    """The oracle: of all places, the one with the longest agreement up to `longest`, the latest of these."""
+    best: tuple[int, int] = (0, 0)
+    for end in range(1, len(text)):
+        agreeing = 0
+        while agreeing < min(longest, end) and text[end - 1 - agreeing] == text[-1 - agreeing]:
+            agreeing += 1
+        if agreeing >= shortest:
+            best = max(best, (agreeing, end))
+    return list(text[best[1] : best[1] + num_draft]) if best[0] else []
+
+
+def agrees_everywhere(answer: Any, draw: Draw, alphabet: int, most: int = 24) -> None:
+    for _ in range(60 if most < 100 else 12):
+        text = draw.integers(0, alphabet, draw.integer(1 if most < 100 else most // 2, most)).tolist()
+        shortest = draw.integer(1, 4)
+        longest, num_draft = draw.integer(shortest, 5 if most < 100 else 12), draw.integer(0, 7)
+        expect(answer, text, num_draft, plain(text, num_draft, longest, shortest), longest, shortest)
+
+
+EXERCISES = (
+    Exercise(
+        id="5.6",
+        title="Guess what comes, from what came",
+        kind="code",
+        names=("ngram_draft",),
+        points=2,
+        minutes=8,
+        lines=3,
+        objective="draft tokens by looking up the newest ones in the text so far",
+        hints=(
+            "Take the newest n tokens. Have they stood next to each other before? Then guess what followed.",
+            "Try n = longest first, then shorter ones; for each n the latest earlier place first.",
+            "A place where the n tokens start can be at most len(token_ids) - n - 1: at len(token_ids) - n the newest "
+            "tokens would find themselves, with nothing behind them.",
+        ),
+        checks=(
+            Property(
+                "guesses what followed before",
+                guesses_what_followed,
+                "The guess begins right behind the place that was found, and goes on in the text's order.",
+            ),
+            Property(
+                "says nothing where nothing repeats",
+                says_nothing,
+                "No place for any n down to `shortest`: an empty list. A guess that is wrong costs time.",
+            ),
+            Property(
+                "does not find itself",
+                does_not_find_itself,
+                "The newest n tokens are at the end in any case. Only an earlier place has something behind it; it "
+                "may overlap with the end.",
+            ),
+            Property(
+                "prefers the latest place",
+                takes_the_latest,
+                "Of equally long agreements the latest: texts repeat what they have just said.",
+            ),
+            Property(
+                "prefers the longest agreement",
+                takes_the_longest,
+                "Three tokens that agree say more about the next than one does.",
+            ),
+            Property(
+                "keeps to the limit",
+                keeps_to_the_limit,
+                "At most `num_draft` tokens, and fewer where the text ends.",
+            ),
+            Property(
+                "looks all the way back",
+                looks_far_back,
+                "If they stood together before, however long ago; and as many drafts as are asked for.",
+                ({"between": 50}, {"between": 800}),
+            ),
+            Property(
+                "agrees with a plain search",
+                agrees_everywhere,
+                "Some text is treated differently; the case names the first.",
+                ({"alphabet": 2}, {"alphabet": 3}, {"alphabet": 8}, {"alphabet": 12, "most": 400}),
+            ),
+        ),
+        time_limit_s=10,
+    ),
+)

@@ -1,0 +1,96 @@
+"""The engine with K and V in several formats, read against one text."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from twophase import LLM, SamplingParams, StructuredOutputs
+from twophase.attention.interface import AttentionSpec
+from twophase.attention.torch_backend import TorchBackend
+from twophase_labs.advanced.window_engine import BLOCK_SIZE, engine, surprise_at_fact, text_ids
+from twophase_tools.bench import quality_tasks
+from twophase_tools.bench.perplexity import step_logits
+from twophase_tools.bench.quality import Bounds, Drift, Verdict, drift_verdicts, estimate
+
+NUM_TOKENS = 321  # so that five whole stretches of 64 are predicted
+FACT_DISTANCE = 150
+
+
+class FewBits(TorchBackend):
+    """The torch backend, which rounds each row of K and V to 2^bits - 1 levels before it stores them."""
+
+    def __init__(self, spec: AttentionSpec, bits: int = 3) -> None:
+        super().__init__(spec, BLOCK_SIZE)
+        self._largest = 2 ** (bits - 1) - 1
+
+    def write(
+        self, q: Float[Tensor, "T H D"], k: Float[Tensor, "T H_kv D"], v: Float[Tensor, "T H_kv D"], *rest: Any
+    ) -> Float[Tensor, "T H D"]:
+        return super().write(q, self._rounded(k), self._rounded(v), *rest)
+
+    def _rounded(self, x: Float[Tensor, "T H_kv D"]) -> Float[Tensor, "T H_kv D"]:
+        scale = x.abs().amax(-1, keepdim=True) / self._largest
+        return (x / scale).round() * scale
+
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "int8": {"kv_cache_dtype": "int8"},
+    "fp8_e4m3": {"kv_cache_dtype": "fp8_e4m3"},
+    "3 bits": {"attention_backend": FewBits},
+}
+
+
+@cache
+def open_cache(name: str) -> LLM:
+    return engine(**FORMATS[name])
+
+
+def targets(num_tokens: int = NUM_TOKENS) -> Int[Tensor, " n"]:
+    """What follows each token of the text but the last."""
+    return torch.tensor(text_ids()[1:num_tokens])
+
+
+@cache
+def logits_with(name: str, num_tokens: int = NUM_TOKENS) -> Float[Tensor, "n V"]:
+    """The logits at each position of the text but the last, with K and V in this format."""
+    return torch.cat(list(step_logits(open_cache(name), text_ids()[:num_tokens])))[: num_tokens - 1]
+
+
+def bits_at_fact(name: str) -> float:
+    """Surprise in bits at a number that was told 150 tokens ago."""
+    return surprise_at_fact(open_cache(name), FACT_DISTANCE)
+
+
+def order_read(name: str) -> str:
+    """An order, turned into JSON under a mask; the first task of the engine's gate."""
+    (told, written), asked = quality_tasks.EXAMPLE, quality_tasks.ORDERS[0]
+    ask = "Write this as a JSON object with the fields customer, item, quantity and city: "
+    turns = (("user", ask + told), ("assistant", written), ("user", ask + asked))
+    form = StructuredOutputs(json=quality_tasks.SCHEMA)
+    params = SamplingParams(temperature=0, max_tokens=quality_tasks.MAX_OBJECT_TOKENS, structured_outputs=form)
+    messages = [{"role": role, "content": content} for role, content in turns]
+    return open_cache(name).chat(messages, params, use_tqdm=False)[0].outputs[0].text
+
+
+def verdicts_of(rises: Tensor, divergences: Tensor, is_same: Tensor) -> Sequence[Verdict]:
+    """What the engine's gate says of these measures, position by position, within its own bounds."""
+    drift = Drift(*(estimate(values.double()) for values in (rises, divergences, is_same)))
+    return tuple(drift_verdicts(drift, Bounds()))
+
+
+def times_as_far() -> float:
+    """How many times larger the mean divergence of fp8 is than that of int8, by torch's own arithmetic."""
+    num_tokens = 192
+    before = torch.distributions.Categorical(logits=logits_with("float32", num_tokens))
+    far = {
+        name: torch.distributions.kl_divergence(
+            before, torch.distributions.Categorical(logits=logits_with(name, num_tokens))
+        ).mean()
+        for name in ("int8", "fp8_e4m3")
+    }
+    return float(far["fp8_e4m3"] / far["int8"])

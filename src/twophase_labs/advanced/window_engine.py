@@ -1,0 +1,155 @@
+"""The engine with a learner's window: the mask in its attention, the kept blocks in its cache manager."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from twophase import LLM
+from twophase.attention.interface import AttentionSpec
+from twophase.attention.torch_backend import TorchBackend
+from twophase.cache.manager import CacheManager
+from twophase.cache.window import SlidingWindow
+from twophase.model.prepare import DEFAULT_MODEL, resolve_model
+from twophase.model.tokenizer import Tokenizer
+from twophase_tools.bench.perplexity import prose, step_logits, token_losses
+
+BLOCK_SIZE = 16
+CHUNK = 64  # tokens of the text that a step reads
+WINDOW, NUM_SINKS = 256, 4
+NUM_TOKENS = 2048
+# Pages of the window, of the sinks and of a chunk; the text has 128.
+SMALL_POOL = -(-(WINDOW - 1) // BLOCK_SIZE) + 1 + 1 + CHUNK // BLOCK_SIZE
+
+Visible = Callable[[Any, Any, int, int], Any]
+KeptBlocks = Callable[[int, int, int, int], list[int]]
+
+
+class OwnMask(TorchBackend):
+    """The torch backend, whose queries see what `visible` says."""
+
+    def __init__(self, visible: Visible, spec: AttentionSpec) -> None:
+        super().__init__(spec, BLOCK_SIZE)
+        self._visible = visible
+
+    def _in_window(self, queries: Int[Tensor, "a 1"], keys: Int[Tensor, "*b"]) -> Bool[Tensor, "..."]:
+        assert self.spec.window is not None
+        return self._visible(queries, keys, self.spec.window, self.spec.num_sinks)
+
+
+@dataclass(frozen=True)
+class OwnWindow(SlidingWindow):
+    """A window that frees the blocks which `kept` leaves out."""
+
+    kept: KeptBlocks = lambda *args: []
+
+    def freed_blocks(self, num_tokens: int, block_size: int) -> range:
+        kept = set(self.kept(num_tokens, block_size, self.window, self.num_sinks))
+        freed = [index for index in range(-(-num_tokens // block_size)) if index not in kept]
+        num_sink_blocks = -(-self.num_sinks // block_size)
+        return range(freed[0], freed[-1] + 1) if freed else range(num_sink_blocks, num_sink_blocks)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A text as an engine has read it.
+
+    Attributes:
+        losses: Surprise in nats at each token but the first.
+        pages: Pages in use while each step computed, and the tokens that it brought the text to.
+        pool: Pages that there were.
+    """
+
+    losses: Float[Tensor, " n"]
+    pages: tuple[int, ...]
+    num_read: tuple[int, ...]
+    pool: int
+
+    def perplexity(self, start: int = 0) -> float:
+        """Of the tokens from position `start` on."""
+        return float(self.losses[start:].double().mean().exp())
+
+
+def engine(**options: Any) -> LLM:
+    """SmolLM2 for one text at a time, read in chunks; as it is, in pages for all of the text."""
+    defaults = {"num_kv_blocks": NUM_TOKENS // BLOCK_SIZE + 1, "max_num_batched_tokens": CHUNK, "max_num_seqs": 1}
+    return LLM(**defaults | options)
+
+
+def windowed_engine(visible: Visible, kept_blocks: KeptBlocks, window: int, num_sinks: int, pool: int) -> LLM:
+    """The same with your mask and your blocks, in a pool of so many pages."""
+    own = OwnWindow(window, num_sinks, kept_blocks)
+    return engine(
+        sliding_window=window,
+        num_attention_sinks=num_sinks,
+        attention_backend=partial(OwnMask, visible),
+        cache_factory=partial(CacheManager, window=own),
+        num_kv_blocks=pool,
+    )
+
+
+@cache
+def text_ids(num_tokens: int = NUM_TOKENS) -> tuple[int, ...]:
+    """The beginning of a text that was written for measurements and is in no training set."""
+    return tuple(Tokenizer.from_folder(resolve_model(DEFAULT_MODEL)).encode(prose())[:num_tokens])
+
+
+def read(llm: LLM, token_ids: Sequence[int]) -> Reading:
+    """Read a text chunk by chunk, and note what it takes."""
+    targets = torch.tensor(token_ids)
+    losses, pages, num_read = [], [], [0]
+    for logits in step_logits(llm, token_ids):
+        pages.append(llm.scheduler.cache.stats().num_in_use)
+        start = num_read[-1] + 1
+        num_read.append(num_read[-1] + logits.shape[0])
+        wanted = targets[start : start + logits.shape[0]]
+        losses.append(F.cross_entropy(logits[: len(wanted)], wanted, reduction="none"))
+    return Reading(torch.cat(losses), tuple(pages), tuple(num_read[1:]), llm.scheduler.cache.num_blocks)
+
+
+TOLD, ANSWER = "The secret number of the lighthouse is", " 73914"
+
+
+def surprise_at_fact(llm: LLM, distance: int) -> float:
+    """Bits of surprise at a number that was told about `distance` tokens ago."""
+    tokenizer = llm.tokenizer
+    assert tokenizer is not None
+    hay, answer = tokenizer.encode(prose())[: max(0, distance - 24)], tokenizer.encode(ANSWER)
+    ids = [
+        *tokenizer.encode(f"Note this. {TOLD}{ANSWER}.\n\n"),
+        *hay,
+        *tokenizer.encode(f"\n\nTo repeat: {TOLD}"),
+        *answer,
+    ]
+    return float(token_losses(llm, ids)[-len(answer) :].sum()) / math.log(2)
+
+
+@cache
+def rise_without_sinks() -> float:
+    """How many times larger the perplexity gets when a window of 256 has no sinks, on a shorter text."""
+    ids = text_ids(3 * WINDOW)
+    full = read(engine(), ids).perplexity(WINDOW)
+    return read(engine(sliding_window=WINDOW), ids).perplexity(WINDOW) / full
+
+
+@torch.inference_mode()
+def share_of_first_key(num_tokens: int = WINDOW) -> Float[Tensor, "layers H"]:
+    """How much of its attention each head gives to the first token of a text, the mean over later queries."""
+    from twophase_labs.kit.models import smollm2
+
+    model, _ = smollm2()
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")  # the others do not show their weights
+    try:
+        weights: Iterable[Tensor] = model.model(
+            torch.tensor([text_ids()[:num_tokens]]), output_attentions=True
+        ).attentions
+    finally:
+        model.set_attn_implementation(before)
+    return torch.stack([layer[0, :, num_tokens // 2 :, 0].mean(-1) for layer in weights])

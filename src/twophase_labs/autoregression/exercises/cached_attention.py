@@ -1,0 +1,434 @@
+"""A cache in a model of one attention block: attention behind a cache, one cached pass, generation."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase_labs.autoregression.published import NEW, published_setting
+from twophase_labs.autoregression.shapes import compare_shapes
+from twophase_labs.autoregression.toy import KeysValues, ToyModel, speed_up
+from twophase_labs.machine.checks import Draw, compare, fresh, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Number
+
+
+def naive_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A query at a time, over the keys up to its own position, in float64."""
+    offset = k.shape[1] - q.shape[1]
+    out = torch.zeros(*q.shape[:2], v.shape[2], dtype=torch.float64)
+    for sequence in range(q.shape[0]):
+        for row in range(q.shape[1]):
+            keys, values = (x[sequence, : offset + row + 1].double() for x in (k, v))
+            scores = keys @ q[sequence, row].double() / math.sqrt(q.shape[2])
+            weights = (scores - scores.max()).exp()
+            out[sequence, row] = weights @ values / weights.sum()
+    return out.float()
+
+
+def naive_pass(toy: ToyModel, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, keys and values of all positions; does not touch the model's counter."""
+    x = toy.tokens[ids] + toy.positions[: ids.shape[1]]
+    q, k, v = x @ toy.w_q, x @ toy.w_k, x @ toy.w_v
+    return (x + naive_attention(q, k, v) @ toy.w_o) @ toy.w_out, k, v
+
+
+def naive_generate(toy: ToyModel, ids: Tensor, num_new: int) -> Tensor:
+    for _ in range(num_new):
+        logits, _, _ = naive_pass(toy, ids)
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+    return ids
+
+
+def queries_keys_values(draw: Draw, new: int, cached: int) -> tuple[Tensor, Tensor, Tensor]:
+    batch, width = 1 + (new + cached) % 3, draw.integer(3, 20) if new < 64 else draw.integer(65, 90)
+    q, k, v = (draw.normal(batch, length, width) for length in (new, cached + new, cached + new))
+    return q, k, v
+
+
+def returns_a_vector_per_query(answer: Any, draw: Draw, new: int, cached: int) -> None:
+    q, k, v = queries_keys_values(draw, new, cached)
+    compare_shapes(answer.attend(q, k, v), q, axes=("sequence", "query", "feature"))
+
+
+def averages(answer: Any, draw: Draw, new: int, cached: int) -> None:
+    q, k, v = queries_keys_values(draw, new, cached)
+    got = answer.attend(q, k, torch.ones_like(v))
+    compare(got, torch.ones_like(q), what="the average of values that are all 1", axes=("sequence", "query", "feature"))
+
+
+def hides_the_future(answer: Any, draw: Draw, new: int) -> None:
+    q, k, v = queries_keys_values(draw, new, 0)
+    before = answer.attend(q.clone(), k.clone(), v.clone())
+    k[:, -1], v[:, -1] = draw.normal(*k[:, -1].shape), draw.normal(*v[:, -1].shape)
+    after = answer.attend(q, k, v)
+    what = "the result of an earlier query, with another last key and value,"
+    compare(after[:, :-1], before[:, :-1], what=what, axes=("sequence", "query", "feature"))
+
+
+def sees_the_past_and_itself(answer: Any, draw: Draw, new: int, cached: int, score: int = 0) -> None:
+    """All scores are alike, the hidden ones too: the result is a plain mean of what is visible."""
+    q, k, v = queries_keys_values(draw, new, cached)
+    if score:
+        k = torch.ones_like(k)
+    q = torch.full_like(q, score / math.sqrt(q.shape[2]))
+    means = v.cumsum(1) / torch.arange(1, v.shape[1] + 1)[:, None]
+    what = "the plain mean of the visible values"
+    compare(answer.attend(q, k, v), means[:, cached:], what=what, axes=("sequence", "query", "feature"), atol=1e-4)
+
+
+def matches_a_loop(answer: Any, draw: Draw, new: int, cached: int) -> None:
+    q, k, v = queries_keys_values(draw, new, cached)
+    expected = naive_attention(q, k, v)
+    compare(answer.attend(q, k, v), expected, what="the attention", axes=("sequence", "query", "feature"))
+
+
+def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
+    q, k, v = queries_keys_values(draw, 2, 3)
+    with unchanged(q=q, k=k, v=v):
+        answer.attend(q, k, v)
+
+
+def model_and_text(draw: Draw, length: int, batch: int = 2) -> tuple[ToyModel, Tensor]:
+    toy = ToyModel(draw.integer(0, 1000), width=draw.choice((16, 24, 32)), num_positions=512)
+    return toy, draw.integers(0, 100, batch, length)
+
+
+def one_step(answer: Any, toy: ToyModel, ids: Tensor, cache: KeysValues) -> tuple[Tensor, KeysValues]:
+    got = answer.step(toy, ids, cache)
+    pair = got[1] if isinstance(got, tuple | list) and len(got) == 2 else None
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        reject("a step returns two things: its logits, and the cache as a pair (keys, values)")
+    return got[0], (pair[0], pair[1])
+
+
+def feed(answer: Any, toy: ToyModel, ids: Tensor, chunks: tuple[int, ...]) -> tuple[Tensor, KeysValues]:
+    """The text in chunks, each with the cache that the one before returned."""
+    cache, rows = toy.empty_cache(ids.shape[0]), []
+    for chunk in ids.split(list(chunks), dim=1):
+        logits, cache = one_step(answer, toy, chunk, cache)
+        rows.append(logits)
+    return torch.cat(rows, dim=1), cache
+
+
+def answers_for_new_tokens(answer: Any, draw: Draw, chunks: tuple[int, ...]) -> None:
+    toy, ids = model_and_text(draw, sum(chunks))
+    cache = toy.empty_cache(2)
+    for chunk in ids.split(list(chunks), dim=1):
+        logits, cache = one_step(answer, toy, chunk, cache)
+        compare_shapes(logits, torch.zeros(2, chunk.shape[1], 100), what="the table of logits")
+
+
+def starts_from_nothing(answer: Any, draw: Draw, length: int) -> None:
+    toy, ids = model_and_text(draw, length)
+    expected, _, _ = naive_pass(toy, ids)
+    got, _ = feed(answer, toy, ids, (length,))
+    compare(got, expected, what="the logit", axes=("sequence", "position", "token"), rtol=1e-3, atol=1e-3)
+
+
+def caches_every_token(answer: Any, draw: Draw, chunks: tuple[int, ...]) -> None:
+    toy, ids = model_and_text(draw, sum(chunks))
+    _, keys, values = naive_pass(toy, ids)
+    _, cache = feed(answer, toy, ids, chunks)
+    for got, expected, what in zip(cache, (keys, values), ("keys", "values"), strict=True):
+        compare_shapes(got, expected, what=f"the cache of {what}")
+
+
+def caches_the_right_rows(answer: Any, draw: Draw, chunks: tuple[int, ...]) -> None:
+    toy, ids = model_and_text(draw, sum(chunks))
+    _, keys, values = naive_pass(toy, ids)
+    _, cache = feed(answer, toy, ids, chunks)
+    for got, expected, what in zip(cache, (keys, values), ("keys", "values"), strict=True):
+        compare(got, expected, what=f"the cache of {what}", axes=("sequence", "position", "feature"))
+
+
+def matches_one_pass(answer: Any, draw: Draw, chunks: tuple[int, ...]) -> None:
+    toy, ids = model_and_text(draw, sum(chunks))
+    expected, _, _ = naive_pass(toy, ids)
+    got, _ = feed(answer, toy, ids, chunks)
+    compare(got, expected, what="the logit", axes=("sequence", "position", "token"), rtol=1e-3, atol=1e-3)
+
+
+def knows_one_text_from_another(answer: Any, draw: Draw) -> None:
+    """Two texts of different lengths in turn on one model, and a text of another model between them."""
+    toy, ids = model_and_text(draw, 7, batch=3)
+    other, others_ids = model_and_text(draw, 9)
+    expected, others_expected = naive_pass(toy, ids)[0], naive_pass(other, others_ids)[0]
+    first, cache = one_step(answer, toy, ids[:, :4], toy.empty_cache(3))
+    others, others_cache = one_step(answer, other, others_ids[:, :6], other.empty_cache(2))
+    third, _ = one_step(answer, toy, ids[:1, :2], toy.empty_cache(1))
+    again, others_again = (
+        one_step(answer, toy, ids[:, 4:], cache)[0],
+        one_step(answer, other, others_ids[:, 6:], others_cache)[0],
+    )
+    what = "the logit, with another text computed between two steps,"
+    for got, wanted in (
+        (first, expected[:, :4]),
+        (third, expected[:1, :2]),
+        (again, expected[:, 4:]),
+        (others, others_expected[:, :6]),
+        (others_again, others_expected[:, 6:]),
+    ):
+        compare(got, wanted, what=what, axes=("sequence", "position", "token"), rtol=1e-3, atol=1e-3)
+
+
+def projects_new_tokens_only(answer: Any, draw: Draw, chunks: tuple[int, ...]) -> None:
+    toy, ids = model_and_text(draw, sum(chunks))
+    feed(answer, toy, ids, chunks)
+    compare(toy.num_projected, ids.numel(), what="the number of tokens projected")
+
+
+def leaves_the_cache_alone(answer: Any, draw: Draw) -> None:
+    """Two continuations of one cache do not disturb each other."""
+    toy, ids = model_and_text(draw, 5)
+    _, (keys, values) = feed(answer, toy, ids, (5,))
+    with unchanged(keys=keys, values=values):
+        _, (longer, more) = one_step(answer, toy, ids[:, :2], (keys, values))
+    fresh(longer, keys=keys)
+    fresh(more, values=values)
+
+
+def continues_the_prompt(answer: Any, draw: Draw, length: int, num_new: int) -> None:
+    toy, ids = model_and_text(draw, length)
+    got = answer.generate(toy, ids.clone(), num_new)
+    compare_shapes(got, ids.new_zeros(2, length + num_new), what="the text")
+    compare(got[:, :length], ids, what="the prompt", axes=("sequence", "position"))
+
+
+def matches_recomputing(answer: Any, draw: Draw, length: int, num_new: int) -> None:
+    toy, ids = model_and_text(draw, length, batch=3 if length > 1 else 66)
+    expected = naive_generate(toy, ids, num_new)
+    compare(answer.generate(toy, ids, num_new), expected, what="the text", axes=("sequence", "position"))
+
+
+def goes_on_repeating(answer: Any, draw: Draw, num_new: int) -> None:
+    """A model that says token 7 for ever, as bad models do: nothing in the card ends a text early."""
+    toy, ids = model_and_text(draw, 3)
+    toy.tokens[:, 0], toy.positions[:, 0], toy.w_o[:, 0] = 20, 0, 0
+    toy.w_out[0] = 0
+    toy.w_out[0, 7] = 100
+    expected = torch.cat([ids, torch.full((2, num_new), 7)], dim=1)
+    compare(answer.generate(toy, ids.clone(), num_new), expected, what="the text", axes=("sequence", "position"))
+
+
+def reads_each_token_once(answer: Any, draw: Draw, length: int, num_new: int) -> None:
+    toy, ids = model_and_text(draw, length)
+    answer.generate(toy, ids, num_new)
+    most = 2 * (length + num_new)
+    if not most - 2 <= toy.num_projected <= most:
+        what = f"{toy.num_projected} tokens were projected for 2 texts of {length} + {num_new} tokens"
+        reject(f"{what}, expected {most - 2}", "(the last token of a text need not be read)")
+
+
+def leaves_the_prompt_alone(answer: Any, draw: Draw) -> None:
+    toy, ids = model_and_text(draw, 4)
+    with unchanged(prompt=ids):
+        answer.generate(toy, ids, 3)
+
+
+ATTENTION = (
+    {"new": 1, "cached": 0},
+    {"new": 4, "cached": 0},
+    {"new": 1, "cached": 5},
+    {"new": 3, "cached": 4},
+    {"new": 5, "cached": 150},
+    {"new": 70, "cached": 3},
+)
+LEVELS = ({"new": 3, "cached": 4, "score": -100_000}, {"new": 3, "cached": 4, "score": 100_000})
+CHUNKS = (
+    {"chunks": (1,)},
+    {"chunks": (1, 1, 1)},
+    {"chunks": (4, 1, 1)},
+    {"chunks": (3, 2, 5)},
+    {"chunks": (70, 3, 1)},
+)
+GROWING = CHUNKS[1:]
+TEXTS = (
+    {"length": 1, "num_new": 1},
+    {"length": 1, "num_new": 5},
+    {"length": 6, "num_new": 9},
+    {"length": 70, "num_new": 4},
+)
+
+EXERCISES = (
+    Exercise(
+        id="1.6",
+        title="Attention behind a cache",
+        kind="code",
+        names=("attend",),
+        points=5,
+        minutes=15,
+        lines=4,
+        difficulty=2,
+        objective="mask attention when there are fewer queries than keys",
+        hints=(
+            "Try queries of zero: all visible keys weigh the same, and the result is a mean you can check by hand.",
+            "S keys stand at positions 0 to S - 1. The L queries are the last of these positions, not the first.",
+            "Query row i stands at position S - L + i and sees the keys at positions up to and including its own.",
+        ),
+        checks=(
+            Property(
+                "returns one vector per query",
+                returns_a_vector_per_query,
+                "L queries against S keys give an L x S table of weights, and L vectors.",
+                ATTENTION,
+            ),
+            Property(
+                "averages the values",
+                averages,
+                "A query's weights add up to 1 over the keys it sees: softmax over the last axis, after masking. "
+                "NaN means a query that sees no key at all, not even its own.",
+                ATTENTION,
+            ),
+            Property(
+                "hides the future",
+                hides_the_future,
+                "A later key must not reach an earlier query: its score is set to minus infinity before the softmax.",
+                ({"new": 2}, {"new": 5}),
+            ),
+            Property(
+                "sees the past and itself",
+                sees_the_past_and_itself,
+                "The queries are the last L of S positions: the first query stands at position S - L, "
+                "and sees its own key too. A hidden score is minus infinity: any number is larger than some visible "
+                "score.",
+                (*ATTENTION, *LEVELS),
+            ),
+            Property(
+                "matches a loop over queries",
+                matches_a_loop,
+                "The right keys are visible, so look at the scores: dot products, over the square root of the width.",
+                ATTENTION,
+            ),
+            Property("leaves its inputs alone", leaves_inputs_alone, "Operations ending in _ write in place."),
+        ),
+    ),
+    Exercise(
+        id="1.7",
+        title="One pass with a cache",
+        kind="code",
+        names=("step",),
+        points=5,
+        minutes=15,
+        lines=5,
+        difficulty=2,
+        uses=("1.6",),
+        objective="compute only what is new, and keep it",
+        hints=(
+            "Feed one token at a time and compare with one pass over all: from which position on do the logits differ?",
+            "How many tokens are in the cache already? That is the position of the first new token.",
+            "Project `x`, the new tokens only. New keys go behind the old ones, along dimension 1; so do the values.",
+        ),
+        checks=(
+            Property(
+                "answers for the new tokens",
+                answers_for_new_tokens,
+                "A step gives one row of logits per new token, however many are cached.",
+                CHUNKS,
+            ),
+            Property(
+                "caches every token",
+                caches_every_token,
+                "The cache that is returned holds what was in it and what is new: it grows, along dimension 1.",
+                CHUNKS,
+            ),
+            Property(
+                "starts from an empty cache",
+                starts_from_nothing,
+                "With nothing cached this is the pass without a cache. What do queries, keys and values come from?",
+                ({"length": 1}, {"length": 6}),
+            ),
+            Property(
+                "projects new tokens only",
+                projects_new_tokens_only,
+                "What the cache holds is not computed again: project each new token once and no other.",
+                CHUNKS,
+            ),
+            Property(
+                "caches the right keys and values",
+                caches_the_right_rows,
+                "Two things can be off: the position of a new token (it comes after those cached), "
+                "or the order (old before new).",
+                GROWING,
+            ),
+            Property(
+                "gives the logits of one pass",
+                matches_one_pass,
+                "The cache is right; so the new queries must attend to all of it, old keys and new.",
+                GROWING,
+            ),
+            Property(
+                "knows one text from another",
+                knows_one_text_from_another,
+                "All that a step may know of the past is in the cache it is given: its length is the position.",
+            ),
+            Property(
+                "leaves the given cache alone",
+                leaves_the_cache_alone,
+                "Return a new pair of tensors; somebody else may go on from the old one.",
+            ),
+        ),
+    ),
+    Exercise(
+        id="1.8",
+        title="Generate with a cache",
+        kind="code",
+        names=("generate",),
+        points=4,
+        minutes=10,
+        lines=3,
+        difficulty=2,
+        uses=("1.6", "1.7"),
+        objective="split generation into one prefill and many decode steps",
+        hints=(
+            "Print the shape of what you feed in each turn: first [B, T], then [B, 1] for ever.",
+            "The first pass reads the prompt. Every later pass reads the one token that the pass before it chose.",
+            "`logits[:, -1:].argmax(-1)` has the shape [B, 1]: it can be appended, and be fed next.",
+        ),
+        checks=(
+            Property(
+                "continues the prompt",
+                continues_the_prompt,
+                "One column of tokens joins per turn, behind the prompt: shapes [B, T], [B, T + 1], ...",
+                ({"length": 4, "num_new": 0}, *TEXTS),
+            ),
+            Property(
+                "writes what recomputing writes",
+                matches_recomputing,
+                "The cache has what was read before: feed what is not in it yet, and choose from the last row.",
+                TEXTS,
+            ),
+            Property(
+                "reads each token once",
+                reads_each_token_once,
+                "The text is right, the work is not: some pass read tokens that an earlier pass had read.",
+                TEXTS,
+            ),
+            Property(
+                "writes as many tokens as asked",
+                goes_on_repeating,
+                "There is no end token here: a text has num_new tokens more, whatever they are.",
+                ({"num_new": 66},),
+            ),
+            Property("leaves the prompt alone", leaves_the_prompt_alone, "Make a new tensor; do not write into it."),
+        ),
+    ),
+    Exercise(
+        id="1.9",
+        title="How much faster here?",
+        kind="prediction",
+        names=("guess_1_9",),
+        points=1,
+        minutes=4,
+        objective="predict a speed-up from operation counts, and where it falls short",
+        hints=("The positions computed are a first estimate. What does a pass cost that computes a single one?",),
+        question=Number(
+            lambda: speed_up(*published_setting(), NEW),
+            factor=3,
+            unit="times",
+            hint="Count positions first; then ask which share of a small pass is not arithmetic on positions.",
+        ),
+        time_limit_s=120,
+    ),
+)

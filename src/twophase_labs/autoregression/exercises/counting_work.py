@@ -1,0 +1,119 @@
+"""Counting the work of generation, with and without a cache."""
+
+from typing import Any
+
+from twophase_labs.machine.checks import Draw, compare, integer, reject
+from twophase_labs.machine.exercise import Exercise, Property, Test
+from twophase_labs.machine.questions import Number
+
+
+def enumerated(num_prompt: int, num_new: int, cached: bool) -> tuple[int, int]:
+    """Every query position of every pass, one by one, and the keys it looks at."""
+    known: set[int] = set()
+    num_tokens = num_pairs = 0
+    for turn in range(num_new):
+        for query in range(num_prompt + turn):
+            if not (cached and query in known):
+                num_tokens += 1
+                num_pairs += len(range(query + 1))
+        known |= set(range(num_prompt + turn))
+    return num_tokens, num_pairs
+
+
+def returns_two_counts(answer: Any, draw: Draw, cached: bool) -> None:
+    got = answer.count_work(2, 2, cached)
+    if not (isinstance(got, tuple | list) and len(got) == 2):
+        reject(f"the result is {got!r}, expected two numbers: tokens and pairs")
+
+
+def counts(which: int, cached: bool) -> Test:
+    """The test of one of the two counts in one of the two modes."""
+    what = f"the number of {('tokens', 'query-key pairs')[which]} {'with' if cached else 'without'} a cache"
+
+    def test(answer: Any, draw: Draw, num_prompt: int, num_new: int) -> None:
+        expected = enumerated(num_prompt, num_new, cached)[which]
+        got = answer.count_work(num_prompt, num_new, cached)[which]
+        compare(got if integer(got) is None else integer(got), expected, what=what)
+
+    return test
+
+
+ONE = {"num_prompt": 1, "num_new": 1}
+CASES = (
+    ONE,
+    {"num_prompt": 1, "num_new": 3},
+    {"num_prompt": 4, "num_new": 2},
+    {"num_prompt": 7, "num_new": 12},
+    {"num_prompt": 70, "num_new": 150},
+)
+
+EXERCISES = (
+    Exercise(
+        id="1.4",
+        title="How much more work at 100 tokens?",
+        kind="prediction",
+        names=("guess_1_4",),
+        points=1,
+        minutes=3,
+        objective="predict how work grows with length",
+        hints=(
+            "How many positions does the first pass compute without a cache, how many the last? What is their mean?",
+        ),
+        question=Number(
+            lambda: sum(range(1, 101)) / 100,
+            factor=1.5,
+            unit="times",
+            hint="Add up 1 + 2 + ... + 100 positions and compare with 100.",
+        ),
+    ),
+    Exercise(
+        id="1.5",
+        title="Count the work",
+        kind="code",
+        names=("count_work",),
+        points=3,
+        minutes=8,
+        lines=4,
+        difficulty=2,
+        objective="count tokens and query-key pairs of a generation",
+        hints=(
+            "Write down the passes for 2 prompt tokens and 3 new ones: 2, 3 and 4 positions without a cache; "
+            "and with one?",
+            "A pass computes the positions from `start` to `length`. Without a cache `start` is always 0.",
+            "The query at position p looks at p + 1 keys, its own among them; add that up from `start` to `length`.",
+        ),
+        checks=(
+            Property(
+                "returns two counts",
+                returns_two_counts,
+                "Return tokens and pairs, in this order.",
+                ({"cached": False}, {"cached": True}),
+            ),
+            Property(
+                "counts tokens without a cache",
+                counts(0, cached=False),
+                "Without a cache every pass starts at position 0 and computes the whole text so far.",
+                CASES,
+            ),
+            Property(
+                "counts tokens with a cache",
+                counts(0, cached=True),
+                "A pass leaves all positions below `length` in the cache, and the next pass starts there. "
+                "The last token written is never read.",
+                CASES,
+            ),
+            Property(
+                "counts pairs without a cache",
+                counts(1, cached=False),
+                "The query at position p looks at the keys 0 to p: p + 1 of them.",
+                CASES,
+            ),
+            Property(
+                "counts pairs with a cache",
+                counts(1, cached=True),
+                "A cached key is not computed again, but it is still looked at: count p + 1 for every query position.",
+                CASES,
+            ),
+        ),
+    ),
+)

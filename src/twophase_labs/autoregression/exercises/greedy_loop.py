@@ -1,0 +1,110 @@
+"""The greedy loop, without a cache, against transformers."""
+
+from typing import Any
+
+from twophase_labs.autoregression.shapes import compare_shapes
+from twophase_labs.kit.models import random_llama, transformers_greedy
+from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+
+NO_END = -1
+NUM_SEEDS = 5
+
+
+def some_model(draw: Draw) -> Any:
+    """One of a few random models: new ones take time to make."""
+    return random_llama(draw.integer(0, NUM_SEEDS))
+
+
+def keeps_the_prompt(answer: Any, draw: Draw, length: int, num_new: int) -> None:
+    ids = draw.integers(0, 100, length)
+    got = answer.greedy(some_model(draw), ids.clone(), num_new, NO_END)
+    compare_shapes(got, ids.new_zeros(length + num_new), what="the prompt followed by the new tokens")
+    compare(got[:length], ids, what="the prompt", axes=("position",))
+
+
+def picks_the_likeliest(answer: Any, draw: Draw, length: int) -> None:
+    for _ in range(3):
+        model, ids = some_model(draw), draw.integers(0, 100, length)
+        expected = int(transformers_greedy(model, ids, 1)[-1])
+        got = int(answer.greedy(model, ids.clone(), 1, NO_END)[-1])
+        if got != expected:
+            reject(f"the first new token is {got}, expected {expected}")
+
+
+def matches_transformers(answer: Any, draw: Draw, length: int, num_new: int) -> None:
+    model, ids = some_model(draw), draw.integers(0, 100, length)
+    expected = transformers_greedy(model, ids, num_new)
+    compare(answer.greedy(model, ids.clone(), num_new, NO_END), expected, what="the text", axes=("position",))
+
+
+def stops_at_the_end(answer: Any, draw: Draw, length: int, at: int) -> None:
+    """The end token is whichever the model writes as its `at`-th; it may have come up before.
+
+    With `at` 0 it is one of the prompt that the model does not write at once.
+    """
+    model, ids = some_model(draw), draw.permutation(100)[:length]
+    eos_id = int(transformers_greedy(model, ids, max(1, at))[-1])
+    if at == 0:
+        eos_id = next(token for token in ids.tolist() if token != eos_id)
+    expected = transformers_greedy(model, ids, at + 6, eos_id)
+    got = answer.greedy(model, ids.clone(), at + 6, eos_id)
+    shown = ("expected " + str(expected[length:].tolist()), "got      " + str(got[length:].tolist()))
+    if len(got) > len(expected):
+        reject(f"the text goes on after its end token {eos_id}", *shown)
+    if len(got) < len(expected):
+        reject(f"the text stops {len(expected) - len(got)} short of its end token {eos_id}", *shown)
+    compare(got, expected, what="the text", axes=("position",))
+
+
+def leaves_the_prompt_alone(answer: Any, draw: Draw) -> None:
+    ids = draw.integers(0, 100, 4)
+    with unchanged(ids=ids):
+        answer.greedy(some_model(draw), ids, 3, NO_END)
+
+
+EXERCISES = (
+    Exercise(
+        id="1.3",
+        title="The greedy loop",
+        kind="code",
+        names=("greedy",),
+        points=4,
+        minutes=10,
+        lines=3,
+        objective="write the loop that turns next-token predictions into text",
+        hints=(
+            "Print `logits.shape` for a prompt of five tokens. How many rows, and which of them is about the future?",
+            "Row t predicts token t + 1, so the last row predicts the token that is not there yet.",
+            "`logits[-1].argmax()`, then `torch.cat([ids, next_id[None]])`, and after that: was it the end token?",
+        ),
+        checks=(
+            Property(
+                "returns the prompt and the new tokens",
+                keeps_the_prompt,
+                "One token joins the text per turn; the prompt stays in front of it, and the types stay integers.",
+                ({"length": 1, "num_new": 1}, {"length": 5, "num_new": 3}, {"length": 4, "num_new": 0}),
+            ),
+            Property(
+                "picks the likeliest next token",
+                picks_the_likeliest,
+                "Of the T rows one predicts the next token; of that row's entries, take the place of the largest.",
+                ({"length": 1}, {"length": 2}, {"length": 6}, {"length": 9}),
+            ),
+            Property(
+                "matches transformers token for token",
+                matches_transformers,
+                "What was chosen must be part of the text that the next pass reads.",
+                ({"length": 1, "num_new": 4}, {"length": 5, "num_new": 12}, {"length": 70, "num_new": 40}),
+            ),
+            Property(
+                "stops after the end token",
+                stops_at_the_end,
+                "The end token is part of the text: append it first, then stop. A turn's own token decides.",
+                ({"length": 3, "at": 1}, {"length": 5, "at": 4}, {"length": 4, "at": 0}),
+            ),
+            Property("leaves the prompt alone", leaves_the_prompt_alone, "Make a new tensor; do not write into `ids`."),
+        ),
+        time_limit_s=40,  # transformers' first import alone takes several seconds
+    ),
+)

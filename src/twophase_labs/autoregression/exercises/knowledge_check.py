@@ -1,0 +1,141 @@
+"""1.11 Knowledge check."""
+
+from twophase_labs.machine.exercise import Exercise
+from twophase_labs.machine.questions import Choice, Matching, Number
+
+EXERCISES = (
+    Exercise(
+        id="1.27",
+        title="What the cache does not notice",
+        kind="choice",
+        names=("answer_1_27",),
+        points=1,
+        minutes=1,
+        objective="know what the size of the cache depends on",
+        question=Choice(
+            "abcd",
+            "0a07048ffaba23c5",
+            {
+                "a": "every layer keeps a K and a V of its own",
+                "b": "a value of one byte takes half of two bytes",
+                "d": "the heads that are kept are the key/value heads",
+            },
+            hint="Write the formula of 1.6 down and see which of the four is not in it.",
+        ),
+    ),
+    Exercise(
+        id="1.28",
+        title="A context's size",
+        kind="numeric",
+        names=("answer_1_28",),
+        points=1,
+        minutes=2,
+        objective="compute the size of a cache",
+        question=Number(lambda: 2 * 48 * 8 * 128 * 2 * 16384 / 2**30, rel=0.005, unit="GiB"),
+    ),
+    Exercise(
+        id="1.29",
+        title="Name the waste",
+        kind="matching",
+        names=("answer_1_29",),
+        points=2,
+        minutes=2,
+        objective="tell internal from external fragmentation",
+        question=Matching(
+            "abc",
+            {
+                "reserved for 200 tokens, 40 written": "5215aabc9d801e0e",
+                "60 slots free, no hole above 20": "33b0797709809c80",
+                "the last page of a sequence, half full": "8d0a11aeab8d6614",
+                "the block table of a sequence": "9b15a1a150a9dab8",
+            },
+            hint="Is the wasted place inside something that is held, or between such things?",
+        ),
+    ),
+    Exercise(
+        id="1.30",
+        title="Little's law, backwards",
+        kind="numeric",
+        names=("answer_1_30",),
+        points=1,
+        minutes=2,
+        objective="go from throughput and latency to concurrency",
+        question=Number(
+            lambda: 3000 / 150 * 10,
+            rel=0.005,
+            unit="requests",
+            hint="Tokens per second become requests per second first.",
+        ),
+    ),
+    Exercise(
+        id="1.31",
+        title="Who keeps what",
+        kind="matching",
+        names=("answer_1_31",),
+        points=2,
+        minutes=2,
+        objective="tell the processors apart",
+        question=Matching(
+            "abcd",
+            {
+                "temperature": "886ee5a5e095deac",
+                "top-k": "d26a1070706090bb",
+                "top-p": "b6ef3024af1e6611",
+                "min-p": "fa288a86f711ed1e",
+            },
+            hint="Go back to the picture of the four panels: what is common to the tokens that are left?",
+        ),
+    ),
+    Exercise(
+        id="1.32",
+        title="The order of processors",
+        kind="choice",
+        names=("answer_1_32",),
+        points=1,
+        minutes=2,
+        objective="see that processors do not commute",
+        question=Choice(
+            "abc",
+            "df71d085fe8b48b6",
+            {
+                "b": "flattening moves mass to the unlikely tokens, so it takes more of them to reach 0.9",
+                "c": "the set kept depends on probabilities, and temperature changes those",
+            },
+            hint="Take probabilities 0.8, 0.15, 0.05 and flatten them by T = 2 on paper, before and after top-p.",
+        ),
+    ),
+    Exercise(
+        id="1.33",
+        title="A decode step with a cache",
+        kind="choice",
+        names=("answer_1_33",),
+        points=1,
+        minutes=1,
+        objective="know what a cache saves and what it does not",
+        question=Choice(
+            "abcd",
+            "0b7b76b0c1ab6ead",
+            {
+                "a": "that is the loop without a cache",
+                "b": "the new query must meet every key, old ones included",
+                "c": "the new token's own key and value are not in the cache yet",
+            },
+            hint="Go through one layer: what is multiplied by weights, and what is only read?",
+        ),
+    ),
+    Exercise(
+        id="1.34",
+        title="What a cache saves over 1,000 tokens",
+        kind="numeric",
+        names=("answer_1_34",),
+        points=1,
+        minutes=2,
+        objective="compare quadratic with linear work",
+        question=Number(
+            lambda: sum(range(1, 1001)) / 1000,
+            rel=0.002,
+            unit="times",
+            hint="1 + 2 + ... + 1000 positions without a cache, 1000 with one.",
+        ),
+    ),
+)

@@ -1,0 +1,140 @@
+"""1.6 What a token leaves behind: bytes of K and V."""
+
+from typing import Any
+
+from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Number
+
+CONFIGS: dict[str, dict[str, int]] = {
+    "grouped": {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256},
+    "one KV head": {"num_hidden_layers": 5, "num_attention_heads": 6, "num_key_value_heads": 1, "hidden_size": 120},
+    "SmolLM2": {
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "hidden_size": 576,
+        "head_dim": 64,
+    },
+    "Llama-3-8B": {
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "hidden_size": 4096,
+    },
+}
+
+
+def measured_bytes(num_layers: int, num_kv_heads: int, head_dim: int, bytes_per_value: int) -> int:
+    """What the tensors of one token take, by asking tensors."""
+    import torch
+
+    dtype = {1: torch.int8, 2: torch.float16, 4: torch.float32}[bytes_per_value]
+    k, v = (torch.zeros(num_layers, num_kv_heads, head_dim, dtype=dtype) for _ in range(2))
+    return k.nbytes + v.nbytes
+
+
+def counts_keys_and_values(answer: Any, draw: Draw, model: str) -> None:
+    config = CONFIGS[model]
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    expected = measured_bytes(config["num_hidden_layers"], config["num_key_value_heads"], head_dim, 2)
+    got = answer.kv_bytes_per_token(dict(config), 2)
+    if isinstance(got, float) and got == int(got):
+        reject(f"the number of bytes is the float {got!r}", "Bytes are counted: `//` where you divide.")
+    compare(got, expected, what="the number of bytes")
+
+
+def scales_with_width(answer: Any, draw: Draw, bytes_per_value: int) -> None:
+    config = CONFIGS["grouped"]
+    got = answer.kv_bytes_per_token(dict(config), bytes_per_value)
+    compare(got, measured_bytes(3, 2, 32, bytes_per_value), what="the number of bytes")
+
+
+def believes_the_head_dim(answer: Any, draw: Draw) -> None:
+    head_dim, kv_heads = 8 * draw.integer(9, 20), draw.choice((1, 2, 4, 8))  # not 1024 / 16
+    config = {
+        "num_hidden_layers": draw.integer(1, 5),
+        "num_attention_heads": 16,
+        "num_key_value_heads": kv_heads,
+        "hidden_size": 1024,
+        "head_dim": head_dim,
+    }
+    expected = measured_bytes(config["num_hidden_layers"], kv_heads, head_dim, 2)
+    with unchanged(config=config):
+        compare(answer.kv_bytes_per_token(config, 2), expected, what="the number of bytes")
+
+
+def knows_older_files(answer: Any, draw: Draw, head_dim: int) -> None:
+    """`head_dim` 16 follows from the width, and is not stated."""
+    num_heads = draw.integer(2, 9)
+    config = {"num_hidden_layers": 2, "num_attention_heads": num_heads, "hidden_size": 16 * num_heads}
+    if head_dim != 16:
+        config["head_dim"] = head_dim
+    try:
+        with unchanged(config=config):
+            got = answer.kv_bytes_per_token(config, 2)
+    except KeyError as error:
+        reject(f"a config.json without {error} is refused", "Files older than grouped-query attention lack it.")
+    compare(got, measured_bytes(2, num_heads, head_dim, 2), what="the number of bytes")
+
+
+EXERCISES = (
+    Exercise(
+        id="1.10",
+        title="The weight of one token",
+        kind="prediction",
+        names=("guess_1_10",),
+        points=1,
+        minutes=2,
+        objective="estimate the size of a token's keys and values",
+        hints=("Think of the vectors kept in one layer, then of the number of layers.",),
+        question=Number(
+            lambda: 2 * 32 * 8 * 128 * 2 / 1024,
+            factor=2,
+            unit="KiB",
+            hint="A key and a value, in each of 32 layers, for each of 8 heads: 128 numbers of 2 bytes.",
+        ),
+    ),
+    Exercise(
+        id="1.11",
+        title="Bytes per token",
+        kind="code",
+        names=("kv_bytes_per_token",),
+        points=3,
+        minutes=6,
+        lines=2,
+        objective="compute what a token's keys and values take, from a model's configuration",
+        hints=(
+            "Work out Llama-3-8B on paper, and divide your result by what the check expects: which factor is it?",
+            "Two tensors per layer; their rows belong to the key/value heads, not to the query heads.",
+            "2 x layers x KV heads x head size x bytes per value.",
+        ),
+        checks=(
+            Property(
+                "counts keys and values of all layers",
+                counts_keys_and_values,
+                "Per layer: one K and one V, a row of head_dim values for each key/value head.",
+                ({"model": "grouped"}, {"model": "one KV head"}, {"model": "SmolLM2"}, {"model": "Llama-3-8B"}),
+            ),
+            Property(
+                "follows the width of a value",
+                scales_with_width,
+                "fp32 has 4 bytes, fp16 and bf16 have 2, int8 has 1: the second argument says which.",
+                ({"bytes_per_value": 1}, {"bytes_per_value": 4}),
+            ),
+            Property(
+                "believes a head_dim that the file states",
+                believes_the_head_dim,
+                "In some models (Qwen3, Mistral Nemo) heads * head_dim is not hidden_size; then the file says so.",
+            ),
+            Property(
+                "reads files without num_key_value_heads",
+                knows_older_files,
+                "Without the entry every attention head has its own keys and values. "
+                "A head_dim may be stated all the same.",
+                ({"head_dim": 16}, {"head_dim": 24}),
+            ),
+        ),
+        time_limit_s=5,
+    ),
+)

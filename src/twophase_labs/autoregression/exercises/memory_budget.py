@@ -1,0 +1,158 @@
+"""1.8 A budget of memory, and what it serves."""
+
+from fractions import Fraction
+from typing import Any
+
+from twophase_labs.machine.checks import Draw, compare, reject
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Number
+
+GB, GIB = 10**9, 2**30
+
+
+def the_call(answer: Any, *args: Any, **kwargs: Any) -> int:
+    got = answer.requests_that_fit(*args, **kwargs)
+    if isinstance(got, float):
+        reject(f"the number of requests is the float {got!r}", "Requests are whole: `//`, `int` or `math.floor`.")
+    return got
+
+
+def divides_what_is_left(answer: Any, draw: Draw, card_gb: int, weights_gb: int, spare: float = 0.5) -> None:
+    # A part of a request to spare, so that rounding errors decide nothing.
+    num_requests = draw.integer(20, 200)
+    request_bytes = int(Fraction((card_gb - weights_gb) * GB) / (num_requests + Fraction(spare)))
+    got = the_call(answer, card_gb, weights_gb, request_bytes)
+    if got == (card_gb - weights_gb) * GIB // request_bytes != num_requests:
+        reject(
+            f"{got} requests of {request_bytes:,} bytes in {card_gb - weights_gb} GB, expected {num_requests}",
+            f"{got} of them fit into {card_gb - weights_gb} GiB",
+        )
+    compare(got, num_requests, what="the number of requests")
+
+
+def lets_the_last_one_in(answer: Any, draw: Draw, num_requests: int, utilisation: float) -> None:
+    """Room for exactly so many, and for one byte less than that; halves and quarters are exact in floats."""
+    request_bytes = 2 * GB
+    card_gb = int((2 * num_requests + 4) / utilisation)
+    got = the_call(answer, card_gb, 4, request_bytes, utilisation=utilisation)
+    compare(got, num_requests, what="the number of requests when the last one just fits")
+    got = the_call(answer, card_gb, 4, request_bytes + 1, utilisation=utilisation)
+    compare(got, num_requests - 1, what="the number of requests when the last one lacks a byte")
+
+
+def keeps_headroom(answer: Any, draw: Draw, utilisation: float) -> None:
+    left = Fraction(80 * GB) * Fraction(utilisation) - 16 * GB
+    num_requests = draw.integer(5, 90)
+    request_bytes = int(left / Fraction(2 * num_requests + 1, 2))
+    got = the_call(answer, 80, 16, request_bytes, utilisation=utilisation)
+    compare(got, num_requests, what="the number of requests")
+
+
+def leaves_room_to_work(answer: Any, draw: Draw, workspace_gb: int) -> None:
+    left = Fraction(24 * GB) * Fraction(0.75) - (7 + workspace_gb) * GB
+    num_requests = draw.integer(5, 90)
+    request_bytes = int(left / Fraction(2 * num_requests + 1, 2))
+    got = the_call(answer, 24, 7, request_bytes, utilisation=0.75, workspace_gb=workspace_gb)
+    compare(got, num_requests, what="the number of requests")
+
+
+def serves_none_without_room(answer: Any, draw: Draw, card_gb: int, weights_gb: float) -> None:
+    compare(the_call(answer, card_gb, weights_gb, 512 * 2**20), 0, what="the number of requests")
+
+
+EXERCISES = (
+    Exercise(
+        id="1.13",
+        title="How many fit",
+        kind="code",
+        names=("requests_that_fit",),
+        points=3,
+        minutes=6,
+        lines=2,
+        objective="turn a card's memory into a number of concurrent requests",
+        hints=(
+            "Compute the bytes left for K and V first and print them.",
+            "Headroom is a share of the whole card; weights and workspace come off what is usable.",
+            "card_gb * GB * utilisation - (weights_gb + workspace_gb) * GB, then divide, round down, never below 0.",
+        ),
+        checks=(
+            Property(
+                "divides what the weights leave",
+                divides_what_is_left,
+                "1 GB is 10^9 bytes, 1 GiB is 2^30. What the weights leave, divided by a request, rounded down.",
+                (
+                    {"card_gb": 2, "weights_gb": 1},
+                    {"card_gb": 24, "weights_gb": 14},
+                    {"card_gb": 80, "weights_gb": 16},
+                    {"card_gb": 80, "weights_gb": 16, "spare": 0.02},
+                    {"card_gb": 80, "weights_gb": 16, "spare": 0.98},
+                ),
+            ),
+            Property(
+                "keeps the headroom",
+                keeps_headroom,
+                "`utilisation` is a share of the whole card, not of what the weights leave.",
+                ({"utilisation": 0.5}, {"utilisation": 0.875}),
+            ),
+            Property(
+                "leaves room for the workspace",
+                leaves_room_to_work,
+                "The workspace is taken from the usable bytes, as the weights are.",
+                ({"workspace_gb": 1}, {"workspace_gb": 4}),
+            ),
+            Property(
+                "counts whole requests only",
+                lets_the_last_one_in,
+                "Rounded down: a request that lacks one byte does not fit, and one that just fits does.",
+                (
+                    {"num_requests": 3, "utilisation": 1.0},
+                    {"num_requests": 24, "utilisation": 0.5},
+                    {"num_requests": 1000, "utilisation": 0.5},
+                ),
+            ),
+            Property(
+                "serves none when the weights fill the card",
+                serves_none_without_room,
+                "Fewer than no requests is no answer: `max(0, ...)`.",
+                (
+                    {"card_gb": 16, "weights_gb": 16},
+                    {"card_gb": 80, "weights_gb": 140},
+                    {"card_gb": 80, "weights_gb": 79.9},
+                ),
+            ),
+        ),
+        time_limit_s=5,
+    ),
+    Exercise(
+        id="1.14",
+        title="Requests of 512 MiB in 64 GB",
+        kind="prediction",
+        names=("guess_1_14",),
+        points=1,
+        minutes=2,
+        objective="tell GB from GiB",
+        hints=("MiB and GB are not of one family.",),
+        question=Number(
+            lambda: 64 * GB // (512 * 2**20),
+            rel=0.01,
+            unit="requests",
+            hint="64 GB are 64 x 10^9 bytes; 512 MiB are 512 x 2^20. Divide bytes by bytes.",
+        ),
+    ),
+    Exercise(
+        id="1.15",
+        title="Tokens per second from Little's law",
+        kind="numeric",
+        names=("answer_1_15",),
+        points=1,
+        minutes=3,
+        objective="go from concurrency and latency to throughput",
+        hints=("Requests per second first, then tokens.", "119 at a time, 12 seconds each: how many end per second?"),
+        question=Number(
+            lambda: 119 / 12 * 300,
+            rel=0.01,
+            unit="tokens/s",
+            hint="requests per second = requests running / seconds each stays; then times tokens per request.",
+        ),
+    ),
+)

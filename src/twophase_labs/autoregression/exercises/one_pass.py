@@ -1,0 +1,34 @@
+"""Why a known text is computed in one pass, and an unknown one is not."""
+
+from twophase_labs.machine.exercise import Exercise
+from twophase_labs.machine.questions import Matching
+
+SEALED = {
+    "train": "e563f7a048dfac1d",
+    "score": "f69654e49dda636f",
+    "write": "43e6f027e2e684c3",
+    "write 8": "35265cc456570578",
+    "verify 5": "b9b5d9258606ee0e",
+}
+
+EXERCISES = (
+    Exercise(
+        id="1.2",
+        title="How many passes, one after another?",
+        kind="matching",
+        names=("answer_1_2",),
+        points=2,
+        minutes=5,
+        objective="tell what can be computed in parallel from what cannot",
+        hints=(
+            "Ask of each job: when the first pass starts, which of the tokens it will feed are known?",
+            "A token that is known can go into the same pass as its predecessors. One that is yet to be chosen cannot.",
+            "Sequences do not wait for each other: they share a pass as the rows of a batch.",
+        ),
+        question=Matching(
+            "abcd",
+            SEALED,
+            hint="Only a token that depends on the outcome of an earlier pass has to wait for it. Which inputs do?",
+        ),
+    ),
+)

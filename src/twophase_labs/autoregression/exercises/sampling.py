@@ -1,0 +1,693 @@
+"""1.10 From logits to a token: processors, draws, stops."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Number
+
+# -- distributions
+
+
+def probabilities(row: Tensor) -> list[float]:
+    """Softmax of one row, term by term in Python."""
+    logits = row.tolist()
+    largest = max(logits)
+    weights = [math.exp(x - largest) for x in logits]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def keep(row: Tensor, kept: set[int]) -> list[float]:
+    """The row's distribution when only these tokens are kept."""
+    p = probabilities(row)
+    mass = sum(p[token] for token in kept)
+    return [p[token] / mass if token in kept else 0.0 for token in range(len(p))]
+
+
+def ranked(row: Tensor) -> list[int]:
+    """Tokens, the likeliest first."""
+    return sorted(range(len(row)), key=lambda token: -float(row[token]))
+
+
+def compare_distributions(got: Any, logits: Tensor, expected: Sequence[Sequence[float]]) -> None:
+    """What softmax makes of `got` against the distributions expected, row by row."""
+    compare(torch.zeros_like(got) if isinstance(got, Tensor) else got, torch.zeros_like(logits), axes=("row", "token"))
+    for name, bad in (("NaN", got.isnan()), ("plus infinity", got == torch.inf)):
+        if bool(bad.any()):
+            row, token = bad.nonzero()[0].tolist()
+            reject(f"row {row}: the logit of token {token} is {name}; it was {float(logits[row, token]):g}")
+    found = got.double().softmax(-1)
+    for r, row in enumerate(expected):
+        if not bool((got[r] > -torch.inf).any()):
+            reject(f"row {r}: no token is left", f"its likeliest had probability {max(probabilities(logits[r])):.3g}")
+        for token, wanted in enumerate(row):
+            _compare_token(r, token, float(found[r, token]), wanted, logits)
+
+
+def _compare_token(row: int, token: int, found: float, wanted: float, logits: Tensor) -> None:
+    if abs(found - wanted) <= 1e-5:
+        return
+    p = probabilities(logits[row])[token]
+    rank = ranked(logits[row]).index(token) + 1
+    where = f"row {row}: token {token} (number {rank} of {logits.shape[1]}, probability {p:.4g})"
+    if found == 0:
+        reject(f"{where} is dropped, and should be kept")
+    if wanted == 0:
+        reject(f"{where} is kept, and should be dropped", f"after the processor it still has probability {found:.4g}")
+    reject(f"{where} has probability {found:.4g} after the processor, expected {wanted:.4g}")
+
+
+def leaves_alone(processor: Callable[[Any, Tensor], Any]) -> Callable[[Any, Draw], None]:
+    """The test that a processor does not write to the logits it is given."""
+
+    def test(answer: Any, draw: Draw) -> None:
+        logits = 3 * draw.normal(2, 9)
+        with unchanged(logits=logits):
+            processor(answer, logits)
+
+    return test
+
+
+IN_PLACE = (
+    "The engine may still need the logits as they were (log-probabilities, another request): give back a new tensor."
+)
+ROWS = ({"rows": 1, "size": 5}, {"rows": 3, "size": 12}, {"rows": 2, "size": 400})
+
+# -- 1.20 drawing
+
+
+def inverts_the_cdf(answer: Any, draw: Draw, rows: int, size: int) -> None:
+    probs = (2 * draw.normal(rows, size)).softmax(-1)
+    for _ in range(20):
+        u = draw.uniform(rows).double()
+        got = answer.draw(probs, u)
+        expected = []
+        for row, target in zip(probs.double().tolist(), u.tolist(), strict=True):
+            total, token = row[0], 0
+            while total <= target * sum(row):
+                token += 1
+                total += row[token]
+            expected.append(token)
+        compare(got, torch.tensor(expected), what="the token", axes=("row",), any_dtype=True)
+
+
+def adds_in_double_precision(answer: Any, draw: Draw, token: int) -> None:
+    """Tokens of 1e-9 behind one of 0.9: in float32 their running sum stands still."""
+    probs = torch.full((1, 1000), 1e-9)
+    probs[0, 0], probs[0, -1] = 0.9, 0.1
+    double = probs[0].double()
+    u = (double[:token].sum() + double[token] / 2) / double.sum()
+    compare(answer.draw(probs, u[None]), torch.tensor([token]), what="the token", axes=("row",), any_dtype=True)
+
+
+def scales_by_the_last_sum(answer: Any, draw: Draw, total: float) -> None:
+    """Probabilities that add up to something else than 1."""
+    probs = total * torch.tensor([[0.25, 0.25, 0.5], [0.5, 0.5, 0.0]])
+    got = answer.draw(probs, torch.tensor([0.4, 0.875], dtype=torch.float64))
+    what = f"the token of probabilities that add up to {total:g}"
+    compare(got, torch.tensor([1, 1]), what=what, axes=("row",), any_dtype=True)
+
+
+def knows_the_example(answer: Any, draw: Draw) -> None:
+    got = answer.draw(torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]]), torch.tensor([0.6, 0.0]))
+    compare(got, torch.tensor([1, 1]), what="the token of the card's example", axes=("row",), any_dtype=True)
+
+
+def skips_impossible_tokens(answer: Any, draw: Draw, u: float) -> None:
+    probs = torch.tensor([[0.0, 0.0, 0.25, 0.0, 0.75, 0.0, 0.0]])
+    (token,) = answer.draw(probs, torch.tensor([u], dtype=torch.float64)).tolist()
+    if not 0 <= token < probs.shape[1]:
+        reject(f"u = {u:.8g} draws token {token}, and there are only tokens 0 to {probs.shape[1] - 1}")
+    if float(probs[0, token]) == 0:
+        reject(f"u = {u:.8g} draws token {token}, whose probability is 0", f"probabilities {probs[0].tolist()}")
+
+
+def draws_as_often_as_likely(answer: Any, draw: Draw, num_draws: int) -> None:
+    # The statistic has mean 7 (8 tokens); a right answer exceeds 60 once in a thousand million runs.
+    probs = draw.normal(8).softmax(-1)
+    u = torch.rand(num_draws, generator=draw.generator, dtype=torch.float64)
+    tokens = answer.draw(probs.expand(num_draws, 8), u)
+    counts = torch.bincount(tokens, minlength=8).double()
+    expected = probs.double() * num_draws
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    if chi_square > 60:
+        token = int(((counts - expected) ** 2 / expected).argmax())
+        reject(
+            f"token {token} is drawn {int(counts[token])} times in {num_draws:,}, expected about {expected[token]:.0f}",
+            f"chi-square over 8 tokens: {chi_square:.1f}",
+        )
+
+
+# -- 1.21 temperature
+
+
+def sharpens_and_flattens(answer: Any, draw: Draw, temperature: float) -> None:
+    logits = 2 * min(1, temperature) * draw.normal(2, 7)
+    expected = []
+    for row in logits:
+        powers = [p ** (1 / temperature) for p in probabilities(row)]
+        expected.append([power / sum(powers) for power in powers])
+    compare_distributions(answer.apply_temperature(logits.clone(), temperature), logits, expected)
+
+
+def stays_finite(answer: Any, draw: Draw, temperature: float) -> None:
+    logits = torch.tensor(
+        [[80.0, 95.0, -90.0], [-300.0, -200.0, -250.0], [4e4, 3e4, -torch.inf], [-4e4, -3e4, -torch.inf]]
+    )
+    got = answer.apply_temperature(logits.clone(), temperature)
+    expected = [probabilities(row / temperature) for row in logits]
+    compare_distributions(got, logits, expected)
+
+
+# -- 1.23 to 1.25 truncation
+
+
+def keeps_what_is_far_below(answer: Any, draw: Draw) -> None:
+    """Logits 200 apart: all probabilities but one underflow, and yet the second is the second.
+
+    The result is divided by 200 for comparing; what is as low as -1e30 is out even so.
+    """
+    logits = 200 * (draw.permutation(6).float()[None] - 6)
+    for k in (2, 4):
+        got = answer.keep_top_k(logits.clone(), k)
+        expected = [keep(row, set(ranked(row)[:k])) for row in logits / 200]
+        compare_distributions(got / 200 if isinstance(got, Tensor) else got, logits / 200, expected)
+
+
+def keeps_the_best_k(answer: Any, draw: Draw, rows: int, size: int) -> None:
+    logits = 2 * draw.normal(rows, size)
+    for k in (1, 2, size // 2, size - 1):
+        expected = [keep(row, set(ranked(row)[:k])) for row in logits]
+        compare_distributions(answer.keep_top_k(logits.clone(), k), logits, expected)
+
+
+def keeps_ties(answer: Any, draw: Draw, k: int) -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0, 2.0]])[:, draw.permutation(6)]
+    best_k = sorted(logits[0].tolist(), reverse=True)[:k]
+    kept = {token for token in range(6) if float(logits[0, token]) >= best_k[-1]}
+    compare_distributions(answer.keep_top_k(logits.clone(), k), logits, [keep(logits[0], kept)])
+
+
+def takes_a_large_k(answer: Any, draw: Draw, k: int) -> None:
+    logits = draw.normal(2, 6)
+    try:
+        got = answer.keep_top_k(logits.clone(), k)
+    except RuntimeError as error:
+        reject(f"k = {k} of 6 tokens raises: {str(error).partition(chr(10))[0]}")
+    compare_distributions(got, logits, [keep(row, set(range(6))) for row in logits])
+
+
+def nucleus(row: Tensor, p: float) -> set[int]:
+    """The smallest set of likeliest tokens with at least mass p."""
+    kept: set[int] = set()
+    mass, each = 0.0, probabilities(row)
+    for token in ranked(row):
+        kept.add(token)
+        mass += each[token]
+        if mass >= p:
+            return kept
+    return kept
+
+
+def thresholds(row: Tensor, draw: Draw) -> list[float]:
+    """A few values of p, none near a sum of probabilities, where rounding would decide."""
+    sums, total, each = [0.0], 0.0, probabilities(row)
+    for token in ranked(row):
+        total += each[token]
+        sums.append(min(total, 1.0))
+    steps = [(low, high) for low, high in pairwise(sums) if high - low > 1e-3]
+    return [low + (high - low) * (0.25 + draw.random.random() / 2) for low, high in steps]
+
+
+def keeps_the_nucleus(answer: Any, draw: Draw, size: int) -> None:
+    for _ in range(4):
+        row = 2 * draw.normal(1, size)
+        for p in thresholds(row[0], draw):
+            compare_distributions(answer.keep_top_p(row.clone(), p), row, [keep(row[0], nucleus(row[0], p))])
+
+
+def stops_where_p_is_reached(answer: Any, draw: Draw) -> None:
+    """Probabilities 1/2, 1/4, 1/4, exactly: the first has all the mass that is asked for."""
+    row = torch.tensor([[math.log(2), 0.0, 0.0]])
+    if row.softmax(-1)[0, 0] == 0.5:
+        compare_distributions(answer.keep_top_p(row.clone(), 0.5), row, [keep(row[0], {0})])
+
+
+def keeps_a_flat_nucleus(answer: Any, draw: Draw, p: float) -> None:
+    """4,000 tokens that are nearly alike: thousands are kept, and a sum in half precision cannot tell them apart."""
+    row = 0.3 / 4000 * draw.permutation(4000)[None].float()  # no two alike, whose order nothing would decide
+    each, order = probabilities(row[0]), ranked(row[0])
+    sums = list(accumulate(each[token] for token in order))
+    for more in range(8):  # a rounded sum is right now and then
+        last = bisect_left(sums, p + more / 100)
+        between = sums[last] - each[order[last]] / 2  # no rounding decides
+        expected = keep(row[0], set(order[: last + 1]))
+        compare_distributions(answer.keep_top_p(row.clone(), between), row, [expected])
+
+
+def keeps_what_was_dropped_out(answer: Any, draw: Draw, p: float) -> None:
+    """Another processor's -inf stay -inf, and count for nothing."""
+    row = torch.tensor([[1.0, -torch.inf, 2.0, 0.5, -torch.inf]])[:, draw.permutation(5)]
+    compare_distributions(answer.keep_top_p(row.clone(), p), row, [keep(row[0], nucleus(row[0], p))])
+
+
+def keeps_the_best(answer: Any, draw: Draw, p: float) -> None:
+    for shift in range(4):
+        row = torch.tensor([[0.0, 5.0, 1.0, 2.0]]).roll(shift, -1)
+        compare_distributions(answer.keep_top_p(row.clone(), p), row, [keep(row[0], {ranked(row[0])[0]})])
+
+
+def judges_each_row(processor: Callable[[Any, Tensor, float], Any], kept: Callable[[Tensor, float], set[int]]) -> Any:
+    """The test that a peaked row and a flat one, in one batch, get what each gets alone."""
+
+    def test(answer: Any, draw: Draw, p: float) -> None:
+        peaked, flat = torch.tensor([4.0, 0.0, 1.0, 2.0, -1.0]), torch.tensor([0.5, 0.1, 0.2, 0.4, 0.3])
+        logits = torch.stack([flat, 2 + peaked])[:, draw.permutation(5)]
+        compare_distributions(processor(answer, logits, p), logits, [keep(row, kept(row, p)) for row in logits])
+
+    return test
+
+
+def keeps_everything(processor: Callable[[Any, Tensor], Any], sometimes: str) -> Callable[[Any, Draw], None]:
+    def test(answer: Any, draw: Draw) -> None:
+        logits = 2 * draw.normal(2, 8)
+        try:
+            got = processor(answer, logits)
+        except ValueError as error:
+            reject(f"{sometimes} raises: {error}")
+        compare_distributions(got, logits, [keep(row, set(range(8))) for row in logits])
+
+    return test
+
+
+def likely_enough(row: Tensor, min_p: float) -> set[int]:
+    p = probabilities(row)
+    return {token for token in range(len(p)) if p[token] >= min_p * max(p) * (1 - 1e-9)}
+
+
+def keeps_the_likely(answer: Any, draw: Draw, size: int) -> None:
+    for min_p in (0.5, 0.2, 0.05, 0.01, 0.001, 1e-5) * 4:
+        logits = (2 if min_p >= 0.01 else 5) * draw.normal(1, size)
+        best = max(probabilities(logits[0]))
+        if all(abs(p / best / min_p - 1) > 1e-3 for p in probabilities(logits[0])):
+            kept = likely_enough(logits[0], min_p)
+            compare_distributions(answer.keep_min_p(logits.clone(), min_p), logits, [keep(logits[0], kept)])
+
+
+def never_drops_the_best(answer: Any, draw: Draw) -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0]])
+    compare_distributions(answer.keep_min_p(logits.clone(), 1.0), logits, [keep(logits[0], {1})])
+
+
+# -- 1.26 the loop
+
+
+def scripted(tokens: Sequence[int], prompt: Sequence[int]) -> Callable[[list[int]], int]:
+    """A model that says these tokens and refuses to say more."""
+
+    num_calls = 0
+
+    def next_token(ids: list[int]) -> int:
+        nonlocal num_calls
+        num_calls += 1
+        num_said = num_calls - 1
+        if num_said >= len(tokens):
+            reject(
+                f"`next_token` was asked for a token after {list(tokens)}, where the text should have ended",
+                f"prompt {list(prompt)}",
+            )
+        if list(ids) != [*prompt, *tokens[:num_said]]:
+            reject(f"`next_token` was given {list(ids)}", f"expected the text so far, {[*prompt, *tokens[:num_said]]}")
+        return tokens[num_said]
+
+    return next_token
+
+
+def run(
+    answer: Any, prompt: list[int], script: list[int], stop_ids: set[int], max_tokens: int, expected: tuple[Any, ...]
+) -> None:
+    with unchanged(stop_ids=stop_ids):
+        got = answer.complete(scripted(script, prompt), list(prompt), stop_ids, max_tokens)
+    if not isinstance(got, tuple) or len(got) != 2:
+        reject(f"the result is {got!r}, expected (token ids, reason)")
+    case = f"prompt {prompt}, the model says {script}, stop ids {sorted(stop_ids)}, max_tokens {max_tokens}"
+    if list(got[0]) != expected[0]:
+        reject(f"the output is {list(got[0])}, expected {expected[0]}", case)
+    if got[1] != expected[1]:
+        reject(f"the reason is {got[1]!r}, expected {expected[1]!r}", case)
+
+
+def ends_at_the_limit(answer: Any, draw: Draw, max_tokens: int) -> None:
+    script = draw.integers(10, 50, max_tokens).tolist()
+    run(answer, [1, 2, 3, 4, 5], script, {0}, max_tokens, (script, "length"))
+    script[-1] = 0  # a token like any other
+    run(answer, [1, 2, 3, 4, 5], script, set(), max_tokens, (script, "length"))
+
+
+def ends_at_a_stop_token(answer: Any, draw: Draw, num_before: int) -> None:
+    for stop in (7, 0):
+        script = [*draw.integers(10, 50, num_before).tolist(), stop]
+        run(answer, [1, 2, 3], script, {0, 7}, num_before + 20, (script, "stop"))
+
+
+def ignores_the_prompts_stops(answer: Any, draw: Draw) -> None:
+    for prompt in ([7, 5, 7], [7] * 70):
+        run(answer, prompt, [11, 12, 7], {7}, 5, ([11, 12, 7], "stop"))
+
+
+def prefers_stop(answer: Any, draw: Draw) -> None:
+    run(answer, [1], [11, 7], {7}, 2, ([11, 7], "stop"))
+
+
+def keeps_the_prompt(answer: Any, draw: Draw) -> None:
+    prompt = [4, 5]
+    with unchanged(prompt_ids=prompt):
+        answer.complete(lambda ids: 9, prompt, set(), 3)
+
+
+def tokens_that_hold_90_percent() -> int:
+    from twophase_labs.autoregression.serving import first_probabilities
+
+    ordered = first_probabilities("My favourite food is").sort(descending=True).values
+    return int((ordered.cumsum(-1) < 0.9).sum()) + 1
+
+
+def top_k_2(answer: Any, logits: Tensor) -> Any:
+    return answer.keep_top_k(logits, 2)
+
+
+def top_p(answer: Any, logits: Tensor, p: float) -> Any:
+    return answer.keep_top_p(logits.clone(), p)
+
+
+def min_p(answer: Any, logits: Tensor, p: float) -> Any:
+    return answer.keep_min_p(logits.clone(), p)
+
+
+EXERCISES = (
+    Exercise(
+        id="1.20",
+        title="Draw a token",
+        kind="code",
+        names=("draw",),
+        points=3,
+        minutes=6,
+        lines=2,
+        difficulty=2,
+        objective="sample from a distribution with one random number",
+        hints=(
+            "Draw by hand: probabilities 0.2, 0.5, 0.3 and u = 0.6.",
+            "Where does the running sum pass u? Nothing of probability 0 may be hit, not even by u = 0.",
+            "Count the tokens whose running sum is still <= u times the total.",
+        ),
+        checks=(
+            Property(
+                "takes the first token whose running sum exceeds u",
+                inverts_the_cdf,
+                "A running sum along the vocabulary of each row; the token is where it first exceeds u.",
+                ROWS,
+            ),
+            Property(
+                "never draws what is impossible",
+                skips_impossible_tokens,
+                "With u = 0 a token of probability 0 must not win (`<=` against `<`); with u close to 1 the sum may "
+                "end just below u, so compare with u times the last sum.",
+                ({"u": 0.0}, {"u": 0.25}, {"u": 0.9999999999}),
+            ),
+            Property(
+                "draws each token as often as its probability",
+                draws_as_often_as_likely,
+                "Compare the counts with probability times draws.",
+                ({"num_draws": 20_000},),
+            ),
+            Property(
+                "adds in float64",
+                adds_in_double_precision,
+                "A running sum in float32 loses what is smaller than 6e-8 of it: `probs.double()` before adding.",
+                ({"token": 200}, {"token": 700}),
+            ),
+            Property(
+                "takes u as a share of the last sum",
+                scales_by_the_last_sum,
+                "The running sum need not end at 1: compare with u times the last sum.",
+                ({"total": 0.5}, {"total": 1.0}, {"total": 2.0}),
+            ),
+            Property("gives what the card says", knows_the_example, "Draw the two tokens by hand."),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="1.21",
+        title="Temperature",
+        kind="code",
+        names=("apply_temperature",),
+        points=1,
+        minutes=3,
+        lines=1,
+        objective="make a distribution sharper or flatter",
+        hints=(
+            "Try T = 0.5 on logits 0 and 1: should they move apart or together?",
+            "Temperature acts on logits, before the softmax.",
+            "softmax(logits / T) is proportional to p^(1/T).",
+        ),
+        checks=(
+            Property(
+                "raises probabilities to the power 1/T",
+                sharpens_and_flattens,
+                "Give back logits: divided by T, before any softmax. T < 1 sharpens, T > 1 flattens.",
+                (
+                    {"temperature": 1.0},
+                    {"temperature": 0.5},
+                    {"temperature": 2.0},
+                    {"temperature": 0.03},
+                    {"temperature": 70.0},
+                ),
+            ),
+            Property(
+                "stays finite for large logits",
+                stays_finite,
+                "exp(95) is more than float32 holds; stay with logits. And -inf stays -inf.",
+                ({"temperature": 0.5}, {"temperature": 1.0}, {"temperature": 10_000.0}),
+            ),
+            Property(
+                "leaves the logits alone",
+                leaves_alone(lambda answer, logits: answer.apply_temperature(logits, 0.7)),
+                IN_PLACE,
+            ),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="1.22",
+        title="How wide is a sentence open?",
+        kind="prediction",
+        names=("guess_1_22",),
+        points=1,
+        minutes=2,
+        objective="estimate how many tokens share the probability",
+        needs=("model",),
+        hints=("The vocabulary has 49,152 tokens. After `The capital of France is`, most probability is on ` Paris`.",),
+        question=Number(
+            tokens_that_hold_90_percent,
+            factor=4,
+            unit="tokens",
+            hint="Think of all the foods, and of all the ways to begin such a sentence.",
+        ),
+        time_limit_s=60,
+    ),
+    Exercise(
+        id="1.23",
+        title="Top-k",
+        kind="code",
+        names=("keep_top_k",),
+        points=2,
+        minutes=5,
+        lines=2,
+        objective="keep the k likeliest tokens",
+        hints=(
+            "Find the k-th largest logit of each row.",
+            "`topk` is in order; the last of its values is the lowest that stays.",
+            "logits.masked_fill(logits < lowest, -inf)",
+        ),
+        checks=(
+            Property(
+                "keeps the k likeliest of each row",
+                keeps_the_best_k,
+                "Each row has its own k-th largest logit; what is below it becomes -inf, the rest stays.",
+                ROWS,
+            ),
+            Property(
+                "keeps what is tied with the k-th",
+                keeps_ties,
+                "Compare with the k-th value instead of counting positions: which of equal tokens comes first would be "
+                "up to the device.",
+                ({"k": 2}, {"k": 3}, {"k": 1}),
+            ),
+            Property(
+                "keeps everything when k is large",
+                takes_a_large_k,
+                "There are only V tokens: min(k, V).",
+                ({"k": 6}, {"k": 50}),
+            ),
+            Property(
+                "keeps the k likeliest, however far below the best",
+                keeps_what_is_far_below,
+                "Compare logits: probabilities that underflow are all 0, and so are tied.",
+            ),
+            Property("leaves the logits alone", leaves_alone(top_k_2), IN_PLACE),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="1.24",
+        title="Top-p",
+        kind="code",
+        names=("keep_top_p",),
+        points=4,
+        minutes=9,
+        lines=3,
+        difficulty=3,
+        objective="keep the smallest set of tokens with a given mass",
+        hints=(
+            "Probabilities 0.5, 0.3, 0.2 and p = 0.6: which tokens stay?",
+            "A token stays if the likelier ones before it do not reach p yet; so the one that crosses p stays.",
+            "before = ordered.cumsum(-1) - ordered; the lowest probability kept is the smallest with before < p.",
+        ),
+        checks=(
+            Property(
+                "keeps the likeliest token whatever p is",
+                keeps_the_best,
+                "The first token crosses p by itself: it stays, or nothing could be drawn.",
+                ({"p": 0.05}, {"p": 0.6}),
+            ),
+            Property(
+                "keeps the tokens up to the one that crosses p",
+                keeps_the_nucleus,
+                "In the order of probability, a token stays while the sum *before* it is below p.",
+                ({"size": 4}, {"size": 15}),
+            ),
+            Property(
+                "stops where p is just reached",
+                stops_where_p_is_reached,
+                "A token whose likelier ones sum to p already is not needed.",
+            ),
+            Property(
+                "keeps hundreds where hundreds are needed",
+                keeps_a_flat_nucleus,
+                "A flat distribution has no head: sort them all, and add in float32 or better.",
+                ({"p": 0.3}, {"p": 0.9}),
+            ),
+            Property(
+                "leaves out what was out already",
+                keeps_what_was_dropped_out,
+                "A logit of -inf is a probability of 0.",
+                ({"p": 0.3}, {"p": 0.8}),
+            ),
+            Property(
+                "judges each row by itself",
+                judges_each_row(top_p, nucleus),
+                "Sort, sum and compare along the last axis.",
+                ({"p": 0.5}, {"p": 0.9}),
+            ),
+            Property(
+                "keeps everything for p = 1",
+                keeps_everything(lambda answer, logits: answer.keep_top_p(logits.clone(), 1.0), "p = 1"),
+                "All tokens together have mass 1.",
+            ),
+            Property(
+                "leaves the logits alone", leaves_alone(lambda answer, logits: answer.keep_top_p(logits, 0.5)), IN_PLACE
+            ),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="1.25",
+        title="Min-p",
+        kind="code",
+        names=("keep_min_p",),
+        points=2,
+        minutes=5,
+        lines=2,
+        objective="keep tokens that are likely enough beside the best one",
+        hints=(
+            "Which probability is the measure: an absolute one, or the best token's?",
+            "The best token of each row, with `amax(-1, keepdim=True)`.",
+            "Drop where probs < min_p * best.",
+        ),
+        checks=(
+            Property(
+                "keeps what has min_p times the best probability",
+                keeps_the_likely,
+                "The measure is the likeliest token's probability times min_p; compare probabilities, not logits.",
+                ({"size": 4}, {"size": 15}, {"size": 200}),
+            ),
+            Property(
+                "judges each row by itself",
+                judges_each_row(min_p, likely_enough),
+                "The best of each row: an axis, and keepdim=True.",
+                ({"p": 0.3}, {"p": 0.85}),
+            ),
+            Property(
+                "keeps the best token for min_p = 1", never_drops_the_best, "As likely as the best is likely enough."
+            ),
+            Property(
+                "keeps everything for min_p = 0",
+                keeps_everything(lambda answer, logits: answer.keep_min_p(logits.clone(), 0.0), "min_p = 0"),
+                "0 switches it off; log(0) is not needed if you compare probabilities.",
+            ),
+            Property(
+                "leaves the logits alone", leaves_alone(lambda answer, logits: answer.keep_min_p(logits, 0.5)), IN_PLACE
+            ),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="1.26",
+        title="When to stop",
+        kind="code",
+        names=("complete",),
+        points=3,
+        minutes=6,
+        lines=3,
+        objective="end a completion for the right reason",
+        hints=(
+            "Follow the loop with pencil and paper for max_tokens = 1.",
+            "The prompt counts for nothing: neither its length nor its tokens end anything.",
+            "`token in stop_ids` first; then compare the number of new tokens with max_tokens.",
+        ),
+        checks=(
+            Property(
+                "ends after max_tokens new tokens",
+                ends_at_the_limit,
+                "Count what was generated: len(ids) - len(prompt_ids).",
+                ({"max_tokens": 1}, {"max_tokens": 4}, {"max_tokens": 300}),
+            ),
+            Property(
+                "ends with the stop token, and keeps it",
+                ends_at_a_stop_token,
+                "Append first, then look: the stop token belongs to the output, nothing comes after it.",
+                ({"num_before": 0}, {"num_before": 3}, {"num_before": 150}),
+            ),
+            Property(
+                "does not stop for the prompt",
+                ignores_the_prompts_stops,
+                "Chat prompts are full of end-of-turn tokens. Only the new token counts.",
+            ),
+            Property(
+                "calls it a stop when the last allowed token is one",
+                prefers_stop,
+                "The model had finished; 'length' would tell the user that the text is cut.",
+            ),
+            Property("leaves the prompt alone", keeps_the_prompt, "`list(prompt_ids)` is a copy."),
+        ),
+        time_limit_s=5,
+    ),
+)

@@ -1,0 +1,153 @@
+"""`twophase grade`: grade notebooks from their files alone."""
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twophase_labs.machine.grading.folder import Submission
+    from twophase_labs.machine.grading.grade import Grader
+
+DESCRIPTION = """Grade notebooks. Each exercise runs in a process of its own, with limits of time and memory.
+A folder gives a row per learner; files of results are brought up to date after each notebook. The checks are those of
+the workbook that this folder is in, or of the installed one. Exits 0 when the grading itself worked, whatever the
+score; 2 when a file that was named cannot be graded."""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "grade", help="grade a notebook, or a folder of submissions", description=DESCRIPTION
+    )
+    add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a notebook, or a folder of notebooks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON ('-' for standard output)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report card")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row per learner")
+    parser.add_argument("--workers", type=int, metavar="N", help="exercises graded at once (default: cores, at most 4)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Grade `args.paths`, print and write what was asked for. Returns the exit status."""
+    from twophase_labs.machine.grading.grade import Grader
+    from twophase_labs.machine.grading.output import Output, to_json
+    from twophase_labs.machine.lab import Workbook, WorkbookError
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows escapes
+            stream.reconfigure(errors="backslashreplace")
+    quiet = str(args.json) == "-"
+    output = Output(None if quiet else args.json, args.csv, args.html, _is_single(args.paths))
+    submissions: list[Submission] = []
+    try:
+        output.try_out()  # what cannot be written is told before the work
+        # Not the workbook beside a submission: its author would have written the checks.
+        with Grader(Workbook.find(), args.workers) as grader:
+            for submission in _grade(grader, args.paths, quiet):
+                submissions.append(submission)
+                with contextlib.suppress(OSError):  # a disk that is full now may not be at the end
+                    output.write(submissions)
+        output.write(submissions, last=True)
+    except WorkbookError as error:
+        print(f"twophase grade: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"twophase grade: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
+    if quiet:
+        sys.stdout.write(to_json(submissions, output.single, ascii_only=True))
+    graded = [s for s in submissions if s.report is not None]
+    if submissions and not graded:
+        print("twophase grade: nothing could be graded", file=sys.stderr)
+    named = {path for path in args.paths if not os.path.isdir(path)}
+    ungraded = [s for s in submissions if s.report is None and s.path in named]
+    return 2 if ungraded or not graded else 0
+
+
+def _is_single(paths: Sequence[Path]) -> bool:
+    return len(paths) == 1 and not os.path.isdir(paths[0])
+
+
+def _grade(grader: "Grader", paths: Sequence[Path], quiet: bool) -> "Iterator[Submission]":
+    from twophase_labs.machine.grading.folder import grade_one
+
+    for path in paths:
+        if os.path.isdir(path):
+            yield from _grade_folder(grader, path, quiet)
+            continue
+        submission = grade_one(grader, path, path.stem)
+        if submission.report is None:
+            print(f"twophase grade: {submission.problem}", file=sys.stderr)
+        elif not quiet:
+            _print_report(submission)
+        yield submission
+
+
+def _print_report(submission: "Submission") -> None:
+    from rich.console import Console
+
+    from twophase_labs.machine.grading import report as looks
+    from twophase_labs.machine.grading.grade import DISCLAIMER
+
+    report = submission.report
+    assert report is not None
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
+    console.print(looks.table(report))
+    console.print("; ".join(f"{count} {label}" for label, count in looks.tally(report)))
+    for warning in report.warnings:
+        console.print(f"Note: {warning}")
+    for flag in submission.flags():
+        console.print(f"Look twice: {flag}")
+    console.print(f"{DISCLAIMER} (isolation: {report.isolation}; {report.elapsed_s:.1f} s)", style="dim")
+
+
+def _grade_folder(grader: "Grader", folder: Path, quiet: bool) -> "Iterator[Submission]":
+    from tqdm import tqdm
+
+    from twophase_labs.machine.grading.folder import grade_folder, notebooks_in
+
+    paths = notebooks_in(folder)
+    if not paths:
+        print(f"twophase grade: no notebooks in {folder}", file=sys.stderr)
+    graded: list[Submission] = []
+    for submission in tqdm(
+        grade_folder(grader, folder, paths), total=len(paths), unit="notebook", disable=not sys.stderr.isatty()
+    ):
+        graded.append(submission)
+        yield submission
+    if graded and not quiet:
+        _print_rows(graded)
+
+
+def _print_rows(submissions: "Sequence[Submission]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from twophase_labs.machine.grading import report as looks
+
+    made = Table()
+    for heading in ("learner", "lab", "points", "attempted", "passed", "why not; where to look twice"):
+        made.add_column(heading, overflow="fold")
+    for s in submissions:
+        flags = Text("\n".join(s.flags(submissions)))
+        if s.report is None:
+            made.add_row(Text(s.learner), "", "", "", "", Text(s.problem, style="red"))
+        else:
+            counts = (str(s.report.num_attempted), str(s.report.count("passed")))
+            made.add_row(Text(s.learner), s.report.lab, looks.score(s.report), *counts, flags)
+    Console(width=None if sys.stdout.isatty() else 120, markup=False).print(made)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="twophase grade", description=DESCRIPTION)
+    add_arguments(parser)
+    return run(parser.parse_args(argv))

@@ -1,0 +1,164 @@
+"""Pictures of a decode kernel at work: a tile's way to its slots, what was read, who is busy, how keys are split."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from twophase_labs.machine.pictures import COLOURS, EMPTY, INK, LINE
+
+
+def draw_tile(pages: Sequence[int], seq_len: int, *, start: int, block_n: int, page: int, num_pages: int) -> Figure:
+    """One tile of positions, the block table, and the slots in the pool where the tile's keys lie."""
+    figure, axes = plt.subplots(figsize=(10, 3.3), facecolor="white")
+    width = num_pages * page
+    shift = (width - block_n) / 2
+    step = width / len(pages)
+    for position in range(start, start + block_n):
+        x = shift + position - start
+        block = position // page
+        is_there = position < seq_len
+        colour = COLOURS[block % len(COLOURS)] if is_there else "white"
+        axes.add_patch(
+            Rectangle((x, 4), 0.9, 0.7, facecolor=colour, alpha=0.75, edgecolor=LINE, hatch="" if is_there else "///")
+        )
+        axes.text(x + 0.45, 4.35, str(position), ha="center", va="center", fontsize=8, color=INK)
+    for block, page_id in enumerate(pages):
+        used = range(max(start, block * page), min(start + block_n, (block + 1) * page, seq_len))
+        colour = COLOURS[block % len(COLOURS)] if used else EMPTY
+        x = (block + 0.5) * step
+        axes.add_patch(Rectangle((x - 0.7, 2.25), 1.4, 0.7, facecolor=colour, alpha=0.75, edgecolor=LINE))
+        axes.text(x, 2.6, str(page_id), ha="center", va="center", color=INK)
+        axes.text(x, 2.1, f"block {block}", ha="center", va="top", fontsize=7, color=INK)
+        if used:
+            middle = shift + (used[0] + used[-1] + 1) / 2 - start
+            _arrow(axes, (middle, 3.95), (x, 3.0), colour)
+            _arrow(axes, (x, 1.75), (page_id * page + page / 2, 0.85), colour)
+    where = {pages[p // page] * page + p % page: p for p in range(start, min(start + block_n, seq_len))}
+    for slot in range(width):
+        colour = COLOURS[where[slot] // page % len(COLOURS)] if slot in where else EMPTY
+        axes.add_patch(Rectangle((slot, 0), 0.9, 0.7, facecolor=colour, alpha=0.75, edgecolor=LINE, linewidth=0.6))
+        if slot in where:
+            axes.text(slot + 0.45, 0.35, str(where[slot]), ha="center", va="center", fontsize=8, color=INK)
+    for number in range(num_pages):
+        axes.text(number * page + page / 2, -0.12, f"page {number}", ha="center", va="top", fontsize=7, color=INK)
+    for y, name in (
+        (4.35, "positions of the tile\n(hatched: masked)"),
+        (2.6, "block table"),
+        (0.35, "slots in the pool"),
+    ):
+        axes.text(-0.6, y, name, ha="right", va="center", color=INK)
+    axes.set(xlim=(-7, width + 0.2), ylim=(-0.8, 5.0), xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    return _done(figure)
+
+
+def _done(figure: Figure) -> Figure:
+    figure.tight_layout()
+    plt.close(figure)  # else the notebook shows it twice: once as pyplot's, once as the cell's value
+    return figure
+
+
+def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+    axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 1.6})
+
+
+def draw_weights(
+    weights: Tensor,
+    *,
+    rows: Sequence[str],
+    bounds: Sequence[int],
+    xlabel: str,
+    ylabel: str,
+    title: str,
+    bound_names: Sequence[str] = (),
+) -> Figure:
+    """A table of weights as shades of grey, with borders before the columns `bounds`."""
+    figure, axes = plt.subplots(figsize=(10, 1.4 + 0.26 * len(rows)), facecolor="white")
+    shades = weights.clamp(0, 1).sqrt().numpy()
+    image = axes.imshow(shades, cmap="Greys", vmin=0, vmax=1.15, aspect="auto", interpolation="nearest")
+    for bound in bounds:
+        axes.axvline(bound - 0.5, color=LINE, linewidth=1)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    if bound_names:
+        edges = [0, *bounds, weights.shape[1]]
+        centres = [(a + b - 1) / 2 for a, b in pairwise(edges)]
+        axes.set_xticks(centres, bound_names, fontsize=8)
+        axes.tick_params(axis="x", length=0)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel, labelpad=8)
+    axes.set_title(title, loc="left")
+    bar = figure.colorbar(image, ax=axes, ticks=[0, 0.1**0.5, 0.5**0.5, 1], pad=0.01)
+    bar.set_ticklabels(["0", "0.1", "0.5", "1"])
+    bar.set_label("weight")
+    return _done(figure)
+
+
+def draw_busy(programs: Mapping[str, int], num_sms: int) -> Figure:
+    """Multiprocessors as squares: dark has a program, light has none. A panel per launch."""
+    columns = 22
+    figure, panels = plt.subplots(1, len(programs), figsize=(11, 2.0), facecolor="white")
+    for axes, (name, number) in zip(np.atleast_1d(panels), programs.items(), strict=True):
+        for sm in range(num_sms):
+            row, column = divmod(sm, columns)
+            colour = COLOURS[0] if sm < number else EMPTY
+            axes.add_patch(Rectangle((column, row), 0.86, 0.86, facecolor=colour, edgecolor=LINE, linewidth=0.5))
+        axes.set(xlim=(-0.2, columns), ylim=(-(-num_sms // columns) + 0.1, -0.2), xticks=[], yticks=[])
+        axes.set_aspect("equal")
+        axes.set_title(name, loc="left", fontsize=10)
+        busy = min(number, num_sms)
+        axes.set_xlabel(f"{number} programs: {busy} of {num_sms} SMs busy", color=INK)
+        axes.spines[:].set_visible(False)
+    return _done(figure)
+
+
+def draw_lines_of_a_warp(strides: Sequence[int], *, item_bytes: int, line_bytes: int, num_lanes: int = 32) -> Figure:
+    """Which units of memory move when 32 neighbours read at these strides (in items), and what of them is used."""
+    figure, axes = plt.subplots(figsize=(10, 0.9 + 0.62 * len(strides)), facecolor="white")
+    num_lines = 32
+    for row, stride in enumerate(strides):
+        addresses = [lane * stride * item_bytes for lane in range(num_lanes)]
+        moved = {address // line_bytes for address in addresses}
+        for line in range(num_lines):
+            colour = COLOURS[4] if line in moved else "white"
+            axes.add_patch(
+                Rectangle((line * line_bytes, row), line_bytes, 0.6, facecolor=colour, alpha=0.6, edgecolor=LINE)
+            )
+        for address in addresses:
+            if address < num_lines * line_bytes:
+                axes.add_patch(Rectangle((address, row), item_bytes, 0.6, facecolor=INK, edgecolor="none"))
+        share = num_lanes * item_bytes / (len(moved) * line_bytes)
+        text = f"stride {stride}: {len(moved)} units move, {share:.1%} of the bytes used".replace(".0%", "%")
+        axes.text(0, row - 0.06, text, ha="left", va="bottom", fontsize=9, color=INK)
+    axes.set(xlim=(-4, num_lines * line_bytes + 4), ylim=(len(strides) - 0.15, -0.4), yticks=[])
+    axes.set_xlabel(f"address, bytes (a border every {line_bytes}; black: read; blue: moved)")
+    axes.spines[["left", "right", "top"]].set_visible(False)
+    return _done(figure)
+
+
+def draw_strides(elapsed_s: Mapping[int, float], lines: Mapping[int, int], *, line_bytes: int, where: str) -> Figure:
+    """Seconds of a pass over a large array against its stride, beside what counting numbers and counting lines say."""
+    strides = np.array(list(elapsed_s))
+    milliseconds = 1e3 * np.array(list(elapsed_s.values()))
+    first = milliseconds[0]
+    figure, axes = plt.subplots(figsize=(8, 3.4), facecolor="white")
+    axes.plot(strides, milliseconds, "o-", color=COLOURS[0], linewidth=2, label=f"measured, {where}")
+    counted = np.array([lines[s] for s in strides.tolist()])
+    axes.plot(
+        strides, first * counted / counted[0], "--", color=COLOURS[1], label=f"if {line_bytes}-byte lines counted"
+    )
+    axes.plot(strides, first / strides, ":", color=INK, label="if numbers counted")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(strides, [str(s) for s in strides])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="stride, numbers of 4 bytes", ylabel="time of one pass, ms")
+    axes.legend(frameon=False)
+    axes.grid(color=LINE, alpha=0.3)
+    axes.spines[["right", "top"]].set_visible(False)
+    return _done(figure)

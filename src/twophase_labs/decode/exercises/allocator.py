@@ -1,0 +1,387 @@
+"""3.3 The memory of decoding: a pool of blocks, a table per sequence, and an oracle that watches both."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from twophase.core.errors import CacheStateError, OutOfBlocksError
+from twophase_labs.decode.histories import History
+from twophase_labs.decode.page_pictures import draw_history
+from twophase_labs.decode.shadow import Finding, WatchedPool
+from twophase_labs.kit.weights_map import figure_png
+from twophase_labs.machine.checks import Draw, compare, integers, raises, reject
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Matching
+
+
+def taken_from(pool: Any, n: int, num_blocks: int) -> list[int]:
+    """allocate(n), whose result must be a list of n blocks of this pool."""
+    returned = pool.allocate(n)
+    got = integers(returned)
+    if got is None:
+        reject(f"allocate({n}) returned {returned!r}, expected a list of block ids")
+    if len(got) != n:
+        reject(f"allocate({n}) returned {len(got)} blocks: {got}")
+    outside = [b for b in got if not 0 <= b < num_blocks]
+    if outside:
+        reject(f"allocate({n}) returned block {outside[0]}; the pool has blocks 0 to {num_blocks - 1}")
+    return got
+
+
+def compare_owners(pool: Any, expected: list[int], what: str) -> None:
+    """Reject a pool whose `ref_counts` are not these. One that keeps its books in another way has none to show."""
+    got = getattr(pool, "ref_counts", None)
+    if isinstance(got, list | tuple):
+        compare(got, expected, what=what, axes=("block",))
+
+
+def gives_blocks_of_its_own(answer: Any, draw: Draw, num_blocks: int) -> None:
+    pool, other = answer.BlockPool(num_blocks), answer.BlockPool(num_blocks + 1)
+    taken_from(other, num_blocks, num_blocks + 1)  # another pool's blocks are another pool's
+    given: list[int] = []
+    while len(given) < num_blocks:
+        given += taken_from(pool, min(draw.integer(1, 4), num_blocks - len(given)), num_blocks)
+        twice = [b for b, count in Counter(given).items() if count > 1]
+        if twice:
+            reject(f"block {twice[0]} was given out twice, and was never released", f"given so far: {given}")
+
+
+def counts(answer: Any, draw: Draw, num_blocks: int) -> None:
+    pool = answer.BlockPool(num_blocks)
+    compare(pool.num_free, num_blocks, what="num_free of a new pool")
+    compare_owners(pool, [0] * num_blocks, "ref_counts of a new pool")
+    given = taken_from(pool, num_blocks - 1, num_blocks)
+    compare(pool.num_free, 1, what=f"num_free after {num_blocks - 1} of {num_blocks} were taken")
+    expected = [int(block in given) for block in range(num_blocks)]
+    compare_owners(pool, expected, "ref_counts after allocate")
+    compare(taken_from(pool, 0, num_blocks), [], what="allocate(0)")
+
+
+def runs_out_unharmed(answer: Any, draw: Draw, num_blocks: int) -> None:
+    pool = answer.BlockPool(num_blocks)
+    num_taken = draw.integer(1, num_blocks)
+    taken = taken_from(pool, num_taken, num_blocks)
+    before = [int(block in taken) for block in range(num_blocks)]
+    raises(OutOfBlocksError, pool.allocate, num_blocks - num_taken + 1)
+    left = num_blocks - num_taken
+    compare(pool.num_free, left, what=f"num_free after a refused allocate({left + 1})")
+    compare_owners(pool, before, "ref_counts after a refused allocate")
+    taken_from(pool, left, num_blocks)
+
+
+def gives_back(answer: Any, draw: Draw, num_blocks: int) -> None:
+    pool = answer.BlockPool(num_blocks)
+    for _ in range(6):
+        given = taken_from(pool, num_blocks, num_blocks)
+        for number, block in enumerate(draw.permutation(num_blocks).tolist()):
+            pool.release(given[block])
+            compare(pool.num_free, number + 1, what=f"num_free after {number + 1} of {num_blocks} were released")
+
+
+def keeps_what_is_shared(answer: Any, draw: Draw, num_owners: int) -> None:
+    pool = answer.BlockPool(4)
+    (block,) = taken_from(pool, 1, 4)
+    for _ in range(num_owners - 1):
+        pool.acquire(block)
+    compare_owners(pool, [num_owners * (b == block) for b in range(4)], f"ref_counts with {num_owners} owners of one")
+    compare(pool.num_free, 3, what="num_free while the block is shared")
+    for left in range(num_owners - 1, 0, -1):
+        pool.release(block)
+        compare_owners(pool, [left * (b == block) for b in range(4)], f"ref_counts with {left} owners left")
+        compare(pool.num_free, 3, what=f"num_free with {left} owners of the block left")
+    pool.release(block)
+    compare(pool.num_free, 4, what="num_free after the last owner released it")
+
+
+def refuses_a_double_free(answer: Any, draw: Draw) -> None:
+    pool = answer.BlockPool(3)
+    first, second = taken_from(pool, 2, 3)
+    pool.release(first)
+    raises(CacheStateError, pool.release, first)
+    compare(pool.num_free, 2, what="num_free after a refused release")
+    compare_owners(pool, [int(b == second) for b in range(3)], "ref_counts after a refused release")
+    raises(CacheStateError, pool.acquire, first)
+    compare(pool.num_free, 2, what="num_free after a refused acquire")
+    compare_owners(pool, [int(b == second) for b in range(3)], "ref_counts after a refused acquire")
+    pool.release(second)
+    compare(pool.num_free, 3, what="num_free after the other block, owned once, was released")
+
+
+def keeps_its_books(answer: Any, draw: Draw, num_blocks: int) -> None:
+    pool = answer.BlockPool(num_blocks)
+    owned: Counter[int] = Counter()
+    for _ in range(200):
+        in_use = sorted(block for block, count in owned.items() if count)
+        event = draw.choice(("allocate", "acquire", "release", "release"))
+        if event == "allocate":
+            n = draw.integer(0, 4)
+            if n > num_blocks - len(in_use):
+                raises(OutOfBlocksError, pool.allocate, n)
+                continue
+            for block in taken_from(pool, n, num_blocks):
+                if owned[block]:
+                    reject(f"allocate gave out block {block}, which has {owned[block]} owners")
+                owned[block] += 1
+        elif in_use:
+            block = draw.choice(in_use)
+            getattr(pool, event)(block)
+            owned[block] += 1 if event == "acquire" else -1
+        compare_owners(pool, [owned[b] for b in range(num_blocks)], "ref_counts")
+        compare(pool.num_free, num_blocks - sum(1 for c in owned.values() if c), what="num_free")
+
+
+# -- 3.6
+
+
+def new_table(answer: Any, draw: Draw, num_blocks: int, block_size: int) -> tuple[Any, WatchedPool]:
+    pool = WatchedPool(num_blocks, draw.integer(0, 10**6))
+    return answer.BlockTable(pool, block_size), pool
+
+
+def takes_blocks_on_demand(answer: Any, draw: Draw, block_size: int) -> None:
+    table, pool = new_table(answer, draw, 6, block_size)
+    compare(table.num_tokens, 0, what="num_tokens of a new table")
+    for num_tokens in range(6 * block_size + 1):
+        try:
+            table.grow(num_tokens)
+        except OutOfBlocksError:
+            reject(f"{num_tokens} tokens do not fit into 6 blocks of {block_size}", f"blocks {table.block_ids}")
+        needed = (num_tokens + block_size - 1) // block_size
+        what = f"the number of blocks for {num_tokens} tokens, block size {block_size},"
+        compare(len(table.block_ids), needed, what=what)
+        compare(6 - pool.num_free, needed, what="the number of blocks taken from the pool")
+        compare(table.num_tokens, num_tokens, what="num_tokens")
+
+
+def keeps_its_blocks(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    table, _ = new_table(answer, draw, 80, 4)
+    held: list[int] = []
+    for num_tokens in lengths:
+        table.grow(num_tokens)
+        if list(table.block_ids[: len(held)]) != held:
+            reject(f"growing to {num_tokens} tokens changed the first blocks: {held} became {table.block_ids}")
+        held = list(table.block_ids)
+        compare(len(held), -(-num_tokens // 4), what=f"the number of blocks for {num_tokens} tokens, block size 4,")
+
+
+def has_no_slot_beyond(answer: Any, draw: Draw, num_tokens: int) -> None:
+    """A position without a token has no slot, even if the last block has room for it; nor has a negative one."""
+    table, _ = new_table(answer, draw, 7, 5)
+    table.grow(num_tokens)
+    for position in (num_tokens, num_tokens + 1, 35, -1):
+        raises(IndexError, table.slot, position)
+
+
+def finds_the_slot(answer: Any, draw: Draw, block_size: int) -> None:
+    table, pool = new_table(answer, draw, 40, block_size)
+    other = answer.BlockTable(pool, block_size)
+    other.grow(block_size)  # another sequence takes blocks of the same pool
+    table.grow(30 * block_size + 1)
+    for position in range(30 * block_size + 1):
+        index, offset = 0, position  # walk along the blocks, instead of dividing
+        while offset >= block_size:
+            index, offset = index + 1, offset - block_size
+        expected = table.block_ids[index] * block_size + offset
+        what = f"the slot of position {position} in blocks {list(table.block_ids)} of {block_size} slots"
+        compare(table.slot(position), expected, what=what)
+
+
+def grows_or_stays(answer: Any, draw: Draw, num_tokens: int) -> None:
+    table, pool = new_table(answer, draw, 5, 4)
+    other = answer.BlockTable(pool, 4)
+    other.grow(9)
+    table.grow(num_tokens)
+    before = (list(table.block_ids), table.num_tokens, list(pool.ref_counts))
+    raises(OutOfBlocksError, table.grow, 9)
+    after = (list(table.block_ids), table.num_tokens, list(pool.ref_counts))
+    for what, was, now in zip(("block_ids", "num_tokens", "the reference counts"), before, after, strict=True):
+        if was != now:
+            reject(f"a grow that ran out of blocks changed {what}: {was} became {now}")
+
+
+def gives_every_block_back(answer: Any, draw: Draw, num_tokens: int) -> None:
+    table, pool = new_table(answer, draw, 6, 4)
+    table.grow(num_tokens)
+    shared = table.block_ids[0]
+    pool.acquire(shared)
+    table.free()
+    compare(pool.num_free, 5, what="the number of free blocks (one of six is held by somebody else)")
+    compare(pool.ref_counts[shared], 1, what="the reference count of the shared block")
+    compare((list(table.block_ids), table.num_tokens), ([], 0), what="(block_ids, num_tokens) after free")
+    table.free()
+    table.grow(1)
+    compare(len(table.block_ids), 1, what="the number of blocks when the table is used again")
+
+
+def survives(run: Callable[[int, int, int], History], draw: Draw, num_blocks: int, block_size: int) -> None:
+    """Random histories; a finding is told with what led to it, and a picture."""
+    for _ in range(12):
+        history = run(num_blocks, block_size, draw.integer(0, 10**6))
+        try:
+            history.run(30)
+        except Finding as finding:
+            title = f"Who held which of {num_blocks} blocks of {block_size} slots, until it was noticed"
+            picture = figure_png(draw_history(history.frames, num_blocks, title)) if history.frames else b""
+            reject(str(finding), "before that:", *history.events[-6:], picture=picture)
+
+
+def survives_histories(answer: Any, draw: Draw, num_blocks: int, block_size: int) -> None:
+    def run(num_blocks: int, block_size: int, seed: int) -> History:
+        pool = WatchedPool(num_blocks, seed)
+        return History(pool, answer.BlockTable, num_blocks=num_blocks, block_size=block_size, seed=seed)
+
+    survives(run, draw, num_blocks, block_size)
+
+
+POOLS = ({"num_blocks": 2}, {"num_blocks": 5}, {"num_blocks": 30}, {"num_blocks": 300})
+BLOCK_SIZES = ({"block_size": 1}, {"block_size": 4}, {"block_size": 7})
+
+EXERCISES = (
+    Exercise(
+        id="3.5",
+        title="A pool of blocks",
+        kind="code",
+        names=("BlockPool",),
+        points=4,
+        minutes=10,
+        lines=6,
+        difficulty=2,
+        objective="hand out, share and take back fixed-size blocks",
+        hints=(
+            "Play it on paper with three blocks: allocate 2, acquire one, release it twice.",
+            "A block is on the list of free ones only while nobody owns it; its count says how many do.",
+            "Test before you change anything. `release` counts down, and only at zero does the block become free.",
+        ),
+        checks=(
+            Property(
+                "gives out blocks that are free",
+                gives_blocks_of_its_own,
+                "Take the ids off the list of free ones, n of them.",
+                POOLS,
+            ),
+            Property(
+                "counts owners and free blocks",
+                counts,
+                "A block that was just given out has one owner; a free one has none.",
+                POOLS,
+            ),
+            Property(
+                "runs out without damage",
+                runs_out_unharmed,
+                "Compare with `num_free` before taking the first block, not in between. "
+                "All that are free may be taken.",
+                POOLS,
+            ),
+            Property(
+                "takes blocks back", gives_back, "A block whose last owner released it is free for the next.", POOLS
+            ),
+            Property(
+                "keeps a block as long as somebody owns it",
+                keeps_what_is_shared,
+                "Every acquire adds an owner, every release takes one away. Free it at zero, not before.",
+                ({"num_owners": 2}, {"num_owners": 5}),
+            ),
+            Property(
+                "refuses to free a free block",
+                refuses_a_double_free,
+                "Freed twice, a block would stand in the list twice, and later belong to two sequences.",
+            ),
+            Property(
+                "keeps its books over a random history",
+                keeps_its_books,
+                "Allocated, shared and released in any order, counts and list must agree.",
+                ({"num_blocks": 3}, {"num_blocks": 12}),
+            ),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="3.6",
+        checked_in="answer",
+        title="A table that grows on demand",
+        kind="code",
+        names=("BlockTable",),
+        points=4,
+        minutes=8,
+        lines=5,
+        difficulty=2,
+        objective="map positions to slots, and grow by a block at a time",
+        hints=(
+            "The example: 7 tokens, blocks of 4. How many blocks? And for 8, for 9?",
+            "Round up: `-(-num_tokens // block_size)`. Take what is missing to that number, and add it at the end.",
+            "Position p is in block p // block_size of the table, at offset p % block_size.",
+        ),
+        checks=(
+            Property(
+                "takes blocks on demand",
+                takes_blocks_on_demand,
+                "As many blocks as the tokens need, rounded up; take from the pool only those that are missing.",
+                BLOCK_SIZES,
+            ),
+            Property(
+                "keeps the blocks it has",
+                keeps_its_blocks,
+                "What was written stays where it is: new blocks come behind the old ones.",
+                ({"lengths": (7, 8, 9)}, {"lengths": (3, 17, 17, 40)}, {"lengths": (270, 275)}),
+            ),
+            Property(
+                "finds the slot of a position",
+                finds_the_slot,
+                "First which block of the table, then its id times the block size, then the offset.",
+                BLOCK_SIZES,
+            ),
+            Property(
+                "runs out without damage",
+                grows_or_stays,
+                "The pool raises before it takes; so change nothing of your own before you have asked it.",
+                ({"num_tokens": 1}, {"num_tokens": 7}),
+            ),
+            Property(
+                "gives every block back",
+                gives_every_block_back,
+                "Release each block once, the last and partial one too; then forget them, and the length.",
+                ({"num_tokens": 1}, {"num_tokens": 10}),
+            ),
+            Property(
+                "survives random histories",
+                survives_histories,
+                "The picture shows who held which block. Whose tokens were written over, and when?",
+                (
+                    {"num_blocks": 4, "block_size": 1},
+                    {"num_blocks": 8, "block_size": 4},
+                    {"num_blocks": 40, "block_size": 3},
+                ),
+            ),
+            Property(
+                "has no slot for a position without a token",
+                has_no_slot_beyond,
+                "The line that raises IndexError is part of the cell: only positions below num_tokens have slots.",
+                ({"num_tokens": 1}, {"num_tokens": 7}, {"num_tokens": 10}),
+            ),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="3.7",
+        title="Find the bug",
+        kind="matching",
+        names=("answer_3_7",),
+        points=3,
+        minutes=8,
+        difficulty=2,
+        objective="foresee what a bug in an allocator looks like from outside",
+        question=Matching(
+            "abcdef",
+            {
+                "table 1": "036821f2127afb08",
+                "table 2": "c6b7f6b7bdf344bd",
+                "table 3": "1502e3b23ac056f8",
+                "pool 1": "09fad9ff3fdefa2c",
+                "pool 2": "ebffd64b817afefc",
+                "layer": "8214b7051989422b",
+            },
+            hint="Give each a pool of 8 blocks of 4 slots and a sequence that grows from 7 tokens to 9; for the pools "
+            "and the third table let a second sequence share the first block, and end.",
+        ),
+    ),
+)

@@ -1,0 +1,235 @@
+"""3.1 One decode step with a cache, layer by layer."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase_labs.decode.decoder import Decoder, LayerCache, tiny_llama
+from twophase_labs.machine.checks import Draw, compare, reject
+from twophase_labs.machine.exercise import Exercise, Property
+
+KV_AXES = ("KV head", "position", "feature")
+
+
+class WatchedDecoder(Decoder):
+    """Notes how many rows each of its parts was given."""
+
+    def __init__(self, llama: Any) -> None:
+        super().__init__(llama)
+        self.num_projected: list[int] = []
+        self.num_logit_rows: list[int] = []
+
+    def project(self, layer: int, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self.num_projected.append(len(x))
+        return super().project(layer, x, positions)
+
+    def logits(self, x: Tensor) -> Tensor:
+        self.num_logit_rows.append(1 if x.ndim == 1 else len(x))
+        return super().logits(x)
+
+
+def one_pass(ids: Tensor, seed: int = 0) -> tuple[Tensor, list[LayerCache]]:
+    """What transformers computes over the whole text: the last row of logits, and its cache."""
+    output = tiny_llama(seed)(ids[None], use_cache=True)
+    layers = output.past_key_values.layers
+    return output.logits[0, -1], [(layer.keys[0], layer.values[0]) for layer in layers]
+
+
+def run_pieces(answer: Any, decoder: Decoder, pieces: tuple[Tensor, ...]) -> tuple[Any, Any]:
+    cache: Any = decoder.empty_cache()
+    logits = None
+    for piece in pieces:
+        logits, cache = call(answer, decoder, piece, cache)
+    return logits, cache
+
+
+def call(answer: Any, decoder: Decoder, ids: Tensor, cache: Any) -> tuple[Any, Any]:
+    got = answer.decode_step(decoder, ids, cache)
+    if not isinstance(got, tuple | list) or len(got) != 2:
+        reject("the result is not a pair (logits, cache)", f"got {type(got).__name__}")
+    return got[0], got[1]
+
+
+def text(draw: Draw, lengths: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    ids = draw.integers(0, 60, sum(lengths))
+    return ids, ids.split(lengths)
+
+
+def gives_one_row(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    _, pieces = text(draw, lengths)
+    logits, _ = run_pieces(answer, Decoder(tiny_llama()), pieces)
+    if not isinstance(logits, Tensor) or logits.shape != (60,):
+        shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        reject(
+            f"the logits have shape {shape}, expected [60] (the vocabulary)",
+            f"{len(pieces[-1])} new tokens; only the last of them predicts a token that is not known yet",
+        )
+
+
+def caches_every_token(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    ids, pieces = text(draw, lengths)
+    _, cache = run_pieces(answer, Decoder(tiny_llama()), pieces)
+    if not isinstance(cache, list | tuple) or len(cache) != 2:
+        reject("the cache does not have a pair (k, v) per layer", "this model has 2 layers")
+    for layer, pair in enumerate(cache):
+        for name, got in zip(("keys", "values"), pair, strict=True):
+            if tuple(got.shape) != (2, len(ids), 8):
+                reject(
+                    f"the {name} of layer {layer} have shape {list(got.shape)}, expected [2, {len(ids)}, 8] "
+                    "(KV heads, tokens, features)",
+                    f"tokens came in pieces of {', '.join(map(str, lengths))}",
+                )
+
+
+def starts_from_nothing(answer: Any, draw: Draw, length: int) -> None:
+    ids, pieces = text(draw, (length,))
+    logits, _ = run_pieces(answer, Decoder(tiny_llama()), pieces)
+    compare(logits, one_pass(ids)[0], what="the row of logits", axes=("token of the vocabulary",), atol=1e-3)
+
+
+def caches_the_right_rows(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    ids, pieces = text(draw, lengths)
+    _, cache = run_pieces(answer, Decoder(tiny_llama()), pieces)
+    # Layer 0 first: its keys and values depend on token and position alone, not on attention.
+    expected = one_pass(ids)[1][0]
+    for name, got, right in zip(("keys", "values"), cache[0], expected, strict=True):
+        compare(got, right, what=f"the cache of {name}, layer 0,", axes=KV_AXES, atol=1e-4)
+
+
+def equals_recomputing(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    ids, pieces = text(draw, lengths)
+    logits, cache = run_pieces(answer, Decoder(tiny_llama()), pieces)
+    expected, right = one_pass(ids)
+    for name, got, other in zip(("keys", "values"), cache[1], right[1], strict=True):
+        compare(got, other, what=f"the cache of {name}, layer 1,", axes=KV_AXES, atol=1e-3)
+    compare(logits, expected, what="the row of logits", axes=("token of the vocabulary",), atol=1e-3)
+
+
+def computes_nothing_twice(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    _, pieces = text(draw, lengths)
+    decoder = WatchedDecoder(tiny_llama())
+    cache: Any = decoder.empty_cache()
+    for piece in pieces:
+        decoder.num_projected.clear()
+        decoder.num_logit_rows.clear()
+        _, cache = call(answer, decoder, piece, cache)
+        if sum(decoder.num_projected) != 2 * len(piece):
+            reject(
+                f"{sum(decoder.num_projected)} rows were projected for {len(piece)} new tokens in 2 layers",
+                f"expected {2 * len(piece)}",
+            )
+        if sum(decoder.num_logit_rows) != 1:
+            reject(
+                f"{sum(decoder.num_logit_rows)} rows of logits were computed, and 1 is used",
+                f"{len(piece)} new tokens; on SmolLM2 a row costs a fifth of all the weights",
+            )
+
+
+def knows_one_text_from_another(answer: Any, draw: Draw) -> None:
+    """Two texts of different lengths in turn on one model, and on another model between them."""
+    decoder, other = Decoder(tiny_llama()), Decoder(tiny_llama(1))
+    texts = [draw.integers(0, 60, length) for length in (9, 6, 7)]
+    owners = (decoder, decoder, other)
+    caches = [call(answer, owner, ids[:-2], owner.empty_cache())[1] for ids, owner in zip(texts, owners, strict=True)]
+    for number, (ids, owner, cache) in enumerate(zip(texts, owners, caches, strict=True)):
+        logits, _ = call(answer, owner, ids[-2:], cache)
+        expected, _ = one_pass(ids, seed=int(owner is other))
+        what = f"the row of logits of text {number + 1} of 3, computed in turn,"
+        compare(logits, expected, what=what, axes=("token of the vocabulary",), atol=1e-3)
+
+
+def leaves_the_cache_alone(answer: Any, draw: Draw) -> None:
+    decoder = Decoder(tiny_llama())
+    _, (first, second) = text(draw, (5, 1))
+    _, cache = call(answer, decoder, first, decoder.empty_cache())
+    cache = [tuple(pair) for pair in cache]
+    before = [tuple(part.clone() for part in pair) for pair in cache]
+    call(answer, decoder, second, cache)
+    for layer, (pair, old) in enumerate(zip(cache, before, strict=False)):
+        for part, was in zip(pair, old, strict=True):
+            if part.shape != was.shape or not torch.equal(part, was):
+                reject(f"the cache that was given has changed, in layer {layer}")
+    if len(cache) != len(before):
+        reject(f"the cache that was given has {len(cache)} layers now, and had {len(before)}")
+
+
+PIECES: tuple[dict[str, Any], ...] = ({"lengths": (1,)}, {"lengths": (4, 1)}, {"lengths": (7, 1, 1, 3)})
+GROWING: tuple[dict[str, Any], ...] = (
+    {"lengths": (1, 1)},
+    {"lengths": (4, 1)},
+    {"lengths": (7, 1, 1, 3, 1)},
+    {"lengths": (150, 1, 20)},
+)
+
+EXERCISES = (
+    Exercise(
+        id="3.1",
+        title="One decode step, layer by layer",
+        kind="code",
+        checked_in="answer",  # its cases have a model of their own, and an answer may keep things on it
+        names=("decode_step",),
+        points=4,
+        minutes=12,
+        lines=5,
+        difficulty=2,
+        time_limit_s=60,
+        objective="run a real model for one token against a cache",
+        hints=(
+            "Print the shapes of q, k and v inside the loop, for a prompt of 5 and then for one token.",
+            "The first new token stands at position S, the number of tokens cached. Every layer holds S of them.",
+            "`torch.cat([old_k, new_k], dim=1)`: positions are the middle axis of `[H_kv, S, D]`.",
+        ),
+        checks=(
+            Property(
+                "gives one row of logits",
+                gives_one_row,
+                "`model.logits(rows)` gives a row for each row it gets; only the last row's prediction is news.",
+                PIECES,
+            ),
+            Property(
+                "caches every token in every layer",
+                caches_every_token,
+                "In each layer the cache grows by the new tokens, along the axis of positions. "
+                "`[H_kv, S, D]` has it in the middle.",
+                PIECES,
+            ),
+            Property(
+                "is right from an empty cache",
+                starts_from_nothing,
+                "With nothing cached this is an ordinary pass. Positions start at 0, "
+                "and the last row is the one that predicts.",
+                ({"length": 1}, {"length": 6}),
+            ),
+            Property(
+                "caches the right keys and values",
+                caches_the_right_rows,
+                "Old before new; and a key is rotated by its position, which goes on counting where the cache ends.",
+                GROWING,
+            ),
+            Property(
+                "equals recomputing",
+                equals_recomputing,
+                "The cache of layer 0 is right. So look at what the queries attend to: all keys and values, "
+                "cached and new, in every layer.",
+                GROWING,
+            ),
+            Property(
+                "computes nothing twice",
+                computes_nothing_twice,
+                "Only new tokens go through the layers, and only one row through the vocabulary.",
+                GROWING,
+            ),
+            Property(
+                "knows one text from another",
+                knows_one_text_from_another,
+                "All that a step may know of the past is in the cache it is given.",
+            ),
+            Property(
+                "leaves the given cache alone",
+                leaves_the_cache_alone,
+                "Return new tensors: somebody else may go on from the old cache, as section 8 will.",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,197 @@
+"""3.4 Paged attention by gathering pages."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase_labs.decode.paged_inputs import PagedInputs, one_hot_values, random_pages
+from twophase_labs.kit.weights_map import compare_weights
+from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+
+AXES = ("sequence", "head", "feature")
+
+
+def token_by_token(inputs: PagedInputs) -> Tensor:
+    """Attention in float64: for each sequence and head a walk over its slots, one at a time."""
+    num_kv_heads, page = inputs.k_cache.shape[1:3]
+    group = inputs.q.shape[1] // num_kv_heads
+    out = torch.zeros(inputs.q.shape, dtype=torch.float64)
+    for b, h in [(b, h) for b in range(len(inputs.q)) for h in range(inputs.q.shape[1])]:
+        kv_head = [head for head in range(num_kv_heads) for _ in range(group)][h]
+        scores, values = [], []
+        for slot in inputs.slots(b):
+            key = inputs.k_cache[slot // page, kv_head, slot % page].double()
+            scores.append(float(inputs.q[b, h].double() @ key) * inputs.scale)
+            values.append(inputs.v_cache[slot // page, kv_head, slot % page].double())
+        weights = torch.tensor(scores, dtype=torch.float64).softmax(0)
+        out[b, h] = sum(float(w) * value for w, value in zip(weights, values, strict=True))
+    return out.float()
+
+
+def draw_inputs(draw: Draw, lengths: Sequence[int], **options: Any) -> PagedInputs:
+    return random_pages(lengths, seed=draw.integer(0, 10**6), **options)
+
+
+def gives_a_row_per_head(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    inputs = draw_inputs(draw, lengths)
+    got = answer.paged_attention(*inputs.arguments)
+    if not isinstance(got, Tensor):
+        reject(f"the result is {type(got).__name__}, expected a tensor", "Is a `return` missing?")
+    if got.shape != inputs.q.shape:
+        reject(f"the result has shape {list(got.shape)}, expected that of q, {list(inputs.q.shape)}")
+
+
+def reads_the_right_slots(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    """All KV heads hold the same keys here, so that a wrong head map doesn't matter yet."""
+    inputs = draw_inputs(draw, lengths, num_blocks=8)
+    keys = inputs.k_cache[:, :1].expand_as(inputs.k_cache).contiguous()
+    inputs = replace(inputs, q=inputs.q / 4, k_cache=keys, v_cache=one_hot_values(inputs.v_cache))
+    expected = token_by_token(inputs)
+    got = answer.paged_attention(*inputs.arguments)
+    page, heads = inputs.k_cache.shape[2], [f"head {h}" for h in range(inputs.q.shape[1])]
+    for b in range(len(lengths)):
+        own = inputs.slots(b)
+        table = inputs.block_tables[b, : -(-lengths[b] // page)].tolist()
+        columns = [block * page + offset for block in table for offset in range(page)]
+        columns += [slot for slot in range(32) if slot not in columns]
+        names = []
+        for slot in columns:
+            place = f"page {slot // page}, slot {slot % page}"
+            if slot in own:
+                names.append(f"position {own.index(slot)} ({place})")
+            else:
+                names.append(f"{place} ({'nothing written yet' if slot // page in table else 'not its page'})")
+        compare_weights(
+            got[b][:, columns],
+            expected[b][:, columns],
+            rows=[f"sequence {b}, {head}" for head in heads],
+            columns=names,
+            row_axis="query head",
+            column_axis="slot: own pages in order, then the others",
+            bounds=range(page, 32, page),
+            title=f"weights, {lengths[b]} tokens",
+        )
+
+
+def shares_the_right_heads(answer: Any, draw: Draw, group: int) -> None:
+    inputs = draw_inputs(draw, (6, 3), group=group, num_kv_heads=3)
+    v_cache = torch.arange(3.0)[:, None, None].expand_as(inputs.v_cache).contiguous()
+    got = answer.paged_attention(*replace(inputs, v_cache=v_cache).arguments)
+    for h in range(3 * group):
+        expected = [head for head in range(3) for _ in range(group)][h]
+        value = float(got[0, h, 0])
+        if abs(value - expected) > 1e-3:
+            reject(
+                f"query head {h} takes its values from KV head {value:.3g}, expected {expected}",
+                f"{3 * group} query heads, 3 KV heads; here the values of KV head n are all n",
+            )
+
+
+def keeps_the_unwritten_out(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    inputs = draw_inputs(draw, lengths)
+    page = inputs.k_cache.shape[2]
+    held = {slot for b in range(len(lengths)) for slot in inputs.slots(b)}
+    for slot in range(inputs.k_cache.shape[0] * page):
+        if slot not in held:
+            inputs.k_cache[slot // page, :, slot % page] = torch.nan
+            inputs.v_cache[slot // page, :, slot % page] = torch.nan
+    got = answer.paged_attention(*inputs.arguments)
+    finite(got, what="the result, with NaN in slots that hold no token,", axes=AXES)
+
+
+def survives_any_score(answer: Any, draw: Draw, score: int) -> None:
+    """All scores alike, far from 0: the result is the plain mean of the values."""
+    inputs = draw_inputs(draw, (6, 9))
+    q = torch.full_like(inputs.q, score / inputs.q.shape[-1])
+    inputs = replace(inputs, q=q, k_cache=torch.ones_like(inputs.k_cache), scale=1.0)
+    what = f"the result with all scores at {score:,}"
+    compare(answer.paged_attention(*inputs.arguments), token_by_token(inputs), what=what, axes=AXES, atol=1e-4)
+
+
+def matches_a_walk(answer: Any, draw: Draw, lengths: tuple[int, ...], page: int, group: int) -> None:
+    inputs = draw_inputs(draw, lengths, page=page, group=group)
+    inputs = replace(inputs, scale=float(draw.uniform(1, low=0.1, high=0.4)))
+    expected = token_by_token(inputs)
+    got = answer.paged_attention(*inputs.arguments)
+    compare(got, expected, what=f"the result (pages of {page}, lengths {lengths})", axes=AXES, atol=1e-4)
+
+
+def leaves_its_inputs_alone(answer: Any, draw: Draw) -> None:
+    inputs = draw_inputs(draw, (5, 9))
+    with unchanged(q=inputs.q, k_cache=inputs.k_cache, v_cache=inputs.v_cache, block_tables=inputs.block_tables):
+        answer.paged_attention(*inputs.arguments)
+
+
+LENGTHS = ({"lengths": (1,)}, {"lengths": (4,)}, {"lengths": (9, 4, 6)})
+
+EXERCISES = (
+    Exercise(
+        id="3.8",
+        title="Attention over gathered pages",
+        kind="code",
+        names=("paged_attention",),
+        points=4,
+        minutes=12,
+        lines=5,
+        difficulty=3,
+        objective="attend to a sequence whose K and V are scattered over pages",
+        hints=(
+            "Print `cache[pages].shape`: which axes does a token's place consist of now?",
+            "`[pages, H_kv, PAGE, D]` has the head between the two halves of the position. "
+            "They must be neighbours before they can become one axis.",
+            "`cache[pages].transpose(0, 1).flatten(1, 2)` is `[H_kv, pages * PAGE, D]`; the last page may not be full.",
+        ),
+        checks=(
+            Property(
+                "gives one row per query head",
+                gives_a_row_per_head,
+                "The result has the shape of q: per sequence and head a mix of values.",
+                LENGTHS,
+            ),
+            Property(
+                "reads the right slots",
+                reads_the_right_slots,
+                "In the picture each row is a query head, each column a slot. Which columns should be dark? "
+                "Only written slots of the sequence's own pages.",
+                LENGTHS,
+            ),
+            Property(
+                "shares the right KV heads",
+                shares_the_right_heads,
+                "Neighbours share: query head h reads KV head h // group.",
+                ({"group": 1}, {"group": 3}),
+            ),
+            Property(
+                "keeps unwritten slots out",
+                keeps_the_unwritten_out,
+                "A weight of zero is not enough: 0 times NaN is NaN. Cut what was gathered to the sequence's length.",
+                ({"lengths": (1,)}, {"lengths": (7, 13, 4)}),
+            ),
+            Property(
+                "matches a walk over the slots",
+                matches_a_walk,
+                "The right slots and heads are read; look at the scale, and which axis the softmax sums over.",
+                (
+                    {"lengths": (1,), "page": 4, "group": 1},
+                    {"lengths": (5,), "page": 1, "group": 3},
+                    {"lengths": (16, 17, 1), "page": 16, "group": 3},
+                    {"lengths": (150, 2), "page": 7, "group": 2},
+                    {"lengths": (70, 3), "page": 1, "group": 2},
+                    {"lengths": (90,), "page": 80, "group": 1},
+                    {"lengths": (3,), "page": 4, "group": 40},
+                ),
+            ),
+            Property(
+                "survives any score",
+                survives_any_score,
+                "e^89 is more than float32 holds: `softmax` takes the maximum out first.",
+                ({"score": 1000}, {"score": -1000}),
+            ),
+            Property("leaves its inputs alone", leaves_its_inputs_alone, "Other sequences read these pages too."),
+        ),
+    ),
+)

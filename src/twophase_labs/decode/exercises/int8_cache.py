@@ -1,0 +1,225 @@
+"""K and V in int8: quantise and dequantise with a scale per token and head; the error on a real model."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase_labs.decode.needle import read, relative_error
+from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Number
+
+AXES = ("token", "head", "element")
+
+
+def rows(draw: Draw, tokens: int, heads: int, dim: int = 16) -> Tensor:
+    """Rows of very different size, as K and V have them."""
+    return draw.normal(tokens, heads, dim) * draw.uniform(tokens, heads, 1, low=0.1, high=20)
+
+
+def quantised(answer: Any, x: Tensor, q_max: int | None = None) -> tuple[Tensor, Tensor]:
+    x = x.clone()  # what it may do to its input is looked at on its own
+    got = answer.quantise(x) if q_max is None else answer.quantise(x, q_max)
+    if not (isinstance(got, tuple | list) and len(got) == 2):
+        reject("quantise returns two things, the int8 numbers and their scales")
+    data, scale = got
+    for what, tensor in (("the numbers", data), ("the scales", scale)):
+        if not isinstance(tensor, torch.Tensor):
+            reject(f"{what} should be a tensor, and are of type {type(tensor).__name__}")
+    return data, scale
+
+
+def back(answer: Any, data: Tensor, scale: Tensor, expected: Tensor) -> Tensor:
+    got = answer.dequantise(data, scale)
+    if not isinstance(got, torch.Tensor) or got.shape != expected.shape:
+        reject(f"dequantise should give a tensor of shape {list(expected.shape)}, one row per token and head")
+    return got.float()
+
+
+def keeps_bytes_and_scales(answer: Any, draw: Draw, tokens: int, heads: int) -> None:
+    x = rows(draw, tokens, heads)
+    data, scale = quantised(answer, x)
+    for what, got, shape, dtype in (
+        ("the numbers", data, x.shape, torch.int8),
+        ("the scales", scale, x.shape[:2], torch.float32),
+    ):
+        if got.shape != shape:
+            reject(f"{what} have shape {list(got.shape)}, expected {list(shape)}")
+        if got.dtype != dtype:
+            reject(f"{what} have dtype {str(got.dtype)[6:]}, expected {str(dtype)[6:]}")
+
+
+def keeps_scales_above_zero(answer: Any, draw: Draw) -> None:
+    x = rows(draw, 3, 2)
+    x[1, 0] = 0
+    data, scale = quantised(answer, x)
+    finite(scale, "the scale", AXES[:2])
+    if not bool((scale > 0).all()):
+        token, head = (scale <= 0).nonzero()[0].tolist()
+        reject(
+            f"the scale of token {token}, head {head} is {float(scale[token, head]):g}",
+            "its row is all zeros" if (token, head) == (1, 0) else "its row is not zero",
+        )
+    compare(back(answer, data, scale, x)[1, 0], torch.zeros(16), what="a row of zeros, stored and read back,")
+
+
+def one_loud_token(answer: Any, draw: Draw, tokens: int, heads: int) -> None:
+    """A token that is a thousand times louder must change its own head's row and no other."""
+    x = rows(draw, tokens, heads)
+    token, head = draw.integer(0, tokens), draw.integer(0, heads)
+    louder = x.clone()
+    louder[token, head] *= 1000
+    before, scale_before = quantised(answer, x)
+    after, scale_after = quantised(answer, louder)
+    others = torch.ones(tokens, heads, dtype=torch.bool)
+    others[token, head] = False
+    moved = (before != after).any(-1) | ~torch.isclose(scale_before, scale_after)
+    if bool((moved & others).any()):
+        t, h = (moved & others).nonzero()[0].tolist()
+        reject(f"token {token}, head {head} got louder, and what is stored of token {t}, head {h} changed")
+
+
+def uses_the_range(answer: Any, draw: Draw, q_max: int) -> None:
+    x = rows(draw, 5, 3)
+    data, _ = quantised(answer, x, None if q_max == 127 else q_max)  # 127 is what goes without saying
+    widest = data.int().abs().amax(-1)
+    if bool((widest != q_max).any()):
+        token, head = (widest != q_max).nonzero()[0].tolist()
+        low, high = int(data[token, head].min()), int(data[token, head].max())
+        reject(f"token {token}, head {head} is stored in numbers from {low} to {high}; one of them should be ±{q_max}")
+
+
+def half_a_step(answer: Any, draw: Draw, q_max: int, dim: int, size: float = 1) -> None:
+    for x in (size * rows(draw, 6, 3, dim), size * rows(draw, 6, 3, dim)):
+        step = x.abs().amax(-1, keepdim=True) / q_max
+        got = back(answer, *quantised(answer, x, q_max), x)
+        finite(got, "what is read back", AXES)
+        off = (got - x).abs() / step
+        if float(off.max()) > 0.501:
+            token, head, at = (off == off.max()).nonzero()[0].tolist()
+            reject(
+                f"stored and read back, {float(x[token, head, at]):.4g} has become {float(got[token, head, at]):.4g}",
+                f"at token {token}, head {head}, element {at}: off by {float(off.max()):.2f} steps, at most 0.5",
+            )
+
+
+def reads_half_precision(answer: Any, draw: Draw) -> None:
+    x = (rows(draw, 4, 2) * 1000).to(torch.float16)
+    data, scale = quantised(answer, x)
+    compare(scale.dtype, torch.float32, what="the scales' dtype, for float16 input,")
+    off = (back(answer, data, scale, x) - x.float()).abs() / (x.float().abs().amax(-1, keepdim=True) / 127)
+    if not float(off.max()) < 0.6:
+        reject(f"float16 input comes back up to {float(off.max()):.2f} steps off", "Compute in float32.")
+
+
+def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
+    x = rows(draw, 3, 2)
+    with unchanged(x=x):
+        data, scale = answer.quantise(x)
+    with unchanged(data=data, scale=scale):
+        answer.dequantise(data, scale)
+
+
+def key_error_percent() -> float:
+    """Of all of SmolLM2's keys for a text of a hundred tokens or so, in int8 with a scale per token and head."""
+
+    def stored(x: Tensor) -> Tensor:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return (x / scale).round() * scale
+
+    return 100 * relative_error(read(100).keys, stored)
+
+
+SHAPES = ({"tokens": 1, "heads": 1}, {"tokens": 5, "heads": 3})
+
+EXERCISES = (
+    Exercise(
+        id="3.17",
+        title="K and V in one byte",
+        kind="code",
+        names=("quantise", "dequantise"),
+        points=4,
+        minutes=10,
+        lines=4,
+        difficulty=2,
+        objective="store K and V in int8 with a scale per token and head",
+        hints=(
+            "Take one row, [3.0, -6.0, 1.5], and q_max = 127 by hand: which scale makes -6.0 the number -127?",
+            "A row is the last axis: the largest magnitude in it, over q_max, is its scale.",
+            "`scale[..., None]` stretches a scale over its row. Round before the cast; the cast alone cuts off.",
+        ),
+        checks=(
+            Property(
+                "keeps a byte per number and a scale per token and head",
+                keeps_bytes_and_scales,
+                "Numbers: int8, of the shape of x. Scales: float32, of that shape without its last axis.",
+                SHAPES,
+            ),
+            Property(
+                "keeps scales above zero",
+                keeps_scales_above_zero,
+                "A row of zeros has nothing to divide by; its scale may be anything above 0. Magnitudes, not values: "
+                "a row may be negative throughout.",
+            ),
+            Property(
+                "lets a loud token harm no other",
+                one_loud_token,
+                "Each row, that is each token and head, has a scale of its own, found from its own elements only.",
+                ({"tokens": 3, "heads": 1}, {"tokens": 1, "heads": 3}, {"tokens": 4, "heads": 3}),
+            ),
+            Property(
+                "is off by half a step at most",
+                half_a_step,
+                "Round to the nearest whole number, and let dequantise undo the scale that quantise applied. If only "
+                "some elements are far off, they did not fit: the largest magnitude of a row, positive or negative, is "
+                "to become q_max, and 128 in an int8 reads -128.",
+                (
+                    {"q_max": 127, "dim": 1},
+                    {"q_max": 127, "dim": 64},
+                    {"q_max": 7, "dim": 64},
+                ),
+            ),
+            Property(
+                "uses the whole range",
+                uses_the_range,
+                "The largest magnitude of a row becomes q_max exactly; q_max is an argument, 127 only its default.",
+                ({"q_max": 127}, {"q_max": 7}),
+            ),
+            Property(
+                "takes half precision",
+                reads_half_precision,
+                "Scales are float32 whatever comes in: float16 has 11 bits, and the division loses some of them.",
+            ),
+            Property(
+                "works for rows of any size",
+                half_a_step,
+                "Only a row of zeros needs help with its scale; any other row, however small, has its own.",
+                ({"q_max": 31, "dim": 150, "size": 1e-8}, {"q_max": 127, "dim": 12, "size": 1e6}),
+            ),
+            Property("leaves its inputs alone", leaves_inputs_alone, "Operations ending in _ write in place."),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="3.18",
+        title="How wrong is a byte?",
+        kind="prediction",
+        names=("guess_3_18",),
+        points=1,
+        minutes=3,
+        objective="estimate a rounding error",
+        needs=("model",),
+        hints=(
+            "Rounding is off by anything from -1/2 to 1/2 step, each as likely: its root mean square is 1/√12 steps.",
+            "How large is a typical number in a row of 64, in steps, if the largest is 127 of them?",
+        ),
+        question=Number(
+            key_error_percent,
+            factor=2,
+            unit="%",
+            hint="0.29 steps of error, on a number of perhaps 30 to 40 steps.",
+        ),
+        time_limit_s=60,
+    ),
+)

@@ -1,0 +1,355 @@
+"""3.6 Split-KV: partial results and their merge."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase_labs.decode.decode_cases import AXES, DecodeCase, map_case, naive_decode, random_case, slot_order
+from twophase_labs.decode.launch import launch_merge_splits, launch_paged_decode_split
+from twophase_labs.kit.guarded import run_guarded
+from twophase_labs.kit.weights_map import compare_weights
+from twophase_labs.machine.checks import Draw, compare, finite
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Number
+
+NUM_SMS = 132  # NVIDIA H100 SXM
+TILE = 16
+ROW_AXES = ("sequence", "head", "split")
+MERGE_AXES = {
+    "partial": AXES["partial"],
+    "partial_lse": AXES["lse"],
+    "out": AXES["out"],
+    "lse": ("sequence", "head"),
+}
+
+
+def run_split_kernel(kernel: Any, case: DecodeCase, num_splits: int) -> tuple[Tensor, Tensor]:
+    def launch(**tensors: Tensor) -> object:
+        return launch_paged_decode_split(kernel, **tensors, scale=case.scale, num_splits=num_splits, block_n=TILE)
+
+    sequences, heads, dim = case.q.shape
+    outputs = {
+        "partial": torch.empty(sequences, heads, num_splits, dim),
+        "lse": torch.empty(sequences, heads, num_splits),
+    }
+    got = run_guarded(launch, case.inputs, outputs, axes=AXES)
+    return got["partial"], got["lse"]
+
+
+def shares(length: int, num_splits: int) -> list[range]:
+    """The positions of each split, dealt out tile by tile."""
+    tiles = [range(start, min(start + TILE, length)) for start in range(0, length, TILE)]
+    per_split = math.ceil(len(tiles) / num_splits)
+    dealt = [tiles[i * per_split : (i + 1) * per_split] for i in range(num_splits)]
+    return [range(mine[0].start, mine[-1].stop) if mine else range(0) for mine in dealt]
+
+
+def compare_shares(case: DecodeCase, partial: Tensor, num_splits: int) -> None:
+    """Reject partial outputs of `map_case` (its queries 0) unless each split read its share, with a map."""
+    heads = case.q.shape[1]
+    group = heads // case.k_cache.shape[1]
+    for sequence, length in enumerate(case.lengths):
+        order, names = slot_order(case, sequence)
+        expected = torch.zeros(heads, num_splits, len(order))
+        for head in range(heads):
+            first = head // group * len(order) * group // heads  # the columns of its KV head
+            for split, positions in enumerate(shares(length, num_splits)):
+                for position in positions:
+                    expected[head, split, first + position] = 1 / len(positions)
+        several = heads > 1
+        compare_weights(
+            partial[sequence][..., order].flatten(0, 1),
+            expected.flatten(0, 1),
+            rows=[f"head {h}, split {s}" if several else f"split {s}" for h in range(heads) for s in range(num_splits)],
+            columns=names,
+            row_axis="query head and split" if several else "split",
+            column_axis="key: own pages in order, then the others",
+            bounds=range(case.page, len(order), case.page),
+            title=f"sequence {sequence}" if len(case.lengths) > 1 else "weights",
+        )
+
+
+def shares_out_the_keys(answer: Any, draw: Draw, lengths: list[int], splits: int) -> None:
+    num_pages = sum(-(-n // 8) for n in lengths) + 1
+    case = map_case(draw, lengths, heads=1, kv_heads=1, page=8, num_pages=num_pages)
+    compare_shares(case, run_split_kernel(answer.paged_decode_split_kernel, case, splits)[0], splits)
+
+
+def stores_each_row_in_its_place(answer: Any, draw: Draw) -> None:
+    case = map_case(draw, [20, 32], heads=4, kv_heads=2, page=8, num_pages=8)
+    compare_shares(case, run_split_kernel(answer.paged_decode_split_kernel, case, 2)[0], 2)
+
+
+def says_when_it_has_no_keys(answer: Any, draw: Draw, lengths: list[int], splits: int) -> None:
+    num_pages = sum(-(-n // 8) for n in lengths) + 1
+    case = map_case(draw, lengths, heads=1, kv_heads=1, page=8, num_pages=num_pages)
+    partial, lse = run_split_kernel(answer.paged_decode_split_kernel, case, splits)
+    compare_shares(case, partial, splits)
+    for sequence, length in enumerate(lengths):
+        for split, positions in enumerate(shares(length, splits)):
+            if not positions:
+                what = f"the LSE of split {split} of sequence {sequence}, which has no keys,"
+                compare(lse[sequence, :, split], torch.full((1,), -math.inf), what=what, axes=("head",))
+
+
+def counts_its_keys(answer: Any, draw: Draw, lengths: list[int], splits: int) -> None:
+    """With queries of 0 all scores are 0, and the LSE is log2 of how many keys there are."""
+    num_pages = sum(-(-n // 8) for n in lengths) + 1
+    case = map_case(draw, lengths, heads=1, kv_heads=1, page=8, num_pages=num_pages)
+    _, lse = run_split_kernel(answer.paged_decode_split_kernel, case, splits)
+    counts = [[len(positions) for positions in shares(length, splits)] for length in lengths]
+    what = "the LSE, log2 of the number of keys when all scores are 0,"
+    compare(lse[:, 0], torch.tensor(counts).log2(), what=what, axes=("sequence", "split"))
+
+
+def adds_up_to_the_whole(answer: Any, draw: Draw, lengths: list[int], heads: int, kv_heads: int, splits: int) -> None:
+    case = random_case(draw, lengths, heads=heads, kv_heads=kv_heads, dim=24, page=5)
+    out, lse = naive_decode(case)
+    partial, partial_lse = run_split_kernel(answer.paged_decode_split_kernel, case, splits)
+    finite(partial, "a partial output", AXES["partial"])
+    what = "the LSE of all splits together"
+    compare(logsumexp2(partial_lse).float(), lse, what=what, axes=("sequence", "head"), atol=1e-4)
+    merged = merge(partial, partial_lse)
+    compare(merged, out, what="the output of all splits together", axes=AXES["out"], atol=1e-4)
+
+
+def keeps_unused_slots_out(answer: Any, draw: Draw) -> None:
+    case = random_case(draw, [21, 3], heads=3, kv_heads=1, dim=16, page=4, first_page=1)
+    expected, _ = naive_decode(case)
+    used = {slot for sequence in range(2) for slot in case.slots(sequence)}
+    for cache in (case.k_cache, case.v_cache):
+        for page in range(cache.shape[0]):
+            for slot in set(range(4)) - {s for p, s in used if p == page}:
+                cache[page, :, slot] = math.nan
+    partial, lse = run_split_kernel(answer.paged_decode_split_kernel, case, 3)
+    finite(partial, "a partial output, with NaN in unused slots,", AXES["partial"])
+    what = "the output of all splits together, with NaN in unused slots,"
+    compare(merge(partial, lse), expected, what=what, axes=AXES["out"], atol=1e-4)
+
+
+def logsumexp2(lse: Tensor) -> Tensor:
+    return (lse.double() * math.log(2)).logsumexp(-1) / math.log(2)
+
+
+def merge(partial: Tensor, lse: Tensor) -> Tensor:
+    weights = (lse.double() * math.log(2)).softmax(-1)
+    return (weights[..., None] * partial.double()).sum(-2).float()
+
+
+def run_merge_kernel(kernel: Any, partial: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    def launch(**tensors: Tensor) -> object:
+        return launch_merge_splits(kernel, **tensors)
+
+    sequences, heads, _, dim = partial.shape
+    outputs = {"out": torch.empty(sequences, heads, dim), "lse": torch.empty(sequences, heads)}
+    got = run_guarded(launch, {"partial": partial, "partial_lse": lse}, outputs, axes=MERGE_AXES)
+    return got["out"], got["lse"]
+
+
+def compare_split_weights(answer: Any, lse: Tensor, partial: Tensor, expected: Tensor) -> None:
+    heads, num_splits = lse.shape[1:]
+    got, _ = run_merge_kernel(answer.merge_splits_kernel, partial, lse)
+    compare_weights(
+        got[0, :, :num_splits],
+        expected,
+        rows=[f"query head {head}" for head in range(heads)],
+        columns=[f"split {s}, LSE {x:.1f}" if heads == 1 else f"split {s}" for s, x in enumerate(lse[0, 0].tolist())],
+        row_axis="query head",
+        column_axis="split",
+        title="splits",
+    )
+
+
+def unit_rows(heads: int, num_splits: int) -> Tensor:
+    """Partial outputs [1, heads, splits, 16]: split s gives the unit vector e_s, so a merged output is the weights."""
+    partial = torch.zeros(1, heads, num_splits, 16)
+    partial[0, :, range(num_splits), range(num_splits)] = 1
+    return partial
+
+
+def weighs_splits(answer: Any, draw: Draw, num_keys: list[int]) -> None:
+    """Splits whose keys all have a score of 0: each counts as much as it has keys."""
+    keys = torch.tensor([num_keys], dtype=torch.float64)
+    expected = (keys / keys.sum()).float()
+    compare_split_weights(answer, keys.log2().float()[None], unit_rows(1, len(num_keys)), expected)
+
+
+def weighs_splits_of_every_head(answer: Any, draw: Draw, heads: int, splits: int) -> None:
+    lse = 3 * draw.normal(1, heads, splits)
+    expected = (lse[0].double() * math.log(2)).softmax(-1).float()
+    compare_split_weights(answer, lse, unit_rows(heads, splits), expected)
+
+
+def skips_empty_splits(answer: Any, draw: Draw, empty: list[int]) -> None:
+    """Nobody wrote the partial output of a split without keys: it is NaN here."""
+    lse, partial = 2 * draw.normal(1, 2, 5), unit_rows(2, 5)
+    lse[:, :, empty], partial[:, :, empty] = -math.inf, math.nan
+    expected = (lse[0].double() * math.log(2)).softmax(-1).float()
+    compare_split_weights(answer, lse, partial, expected)
+
+
+def gives_nothing_for_nothing(answer: Any, draw: Draw, splits: int) -> None:
+    partial, lse = torch.full((1, 2, splits, 16), math.nan), torch.full((1, 2, splits), -math.inf)
+    out, total = run_merge_kernel(answer.merge_splits_kernel, partial, lse)
+    compare(out, torch.zeros(1, 2, 16), what="the output of a row without any key", axes=AXES["out"])
+    compare(total, torch.full((1, 2), -math.inf), what="the LSE of a row without any key", axes=("sequence", "head"))
+
+
+def merges_what_attention_gives(answer: Any, draw: Draw, splits: int, dim: int, spread: float) -> None:
+    """Attention over 7 keys per split, split by split and at once, in float64."""
+    scores, values = spread * draw.normal(2, 3, splits, 7).double(), draw.normal(2, 3, splits, 7, dim).double()
+    partial = (scores.softmax(-1)[..., None] * values).sum(-2)
+    expected = (scores.flatten(2).softmax(-1)[..., None] * values.flatten(2, 3)).sum(-2)
+    lse = scores.logsumexp(-1) / math.log(2)
+    out, total = run_merge_kernel(answer.merge_splits_kernel, partial.float(), lse.float())
+    expected_lse = (scores.flatten(2).logsumexp(-1) / math.log(2)).float()
+    finite(out, "the output", AXES["out"])
+    # A score of several hundred in float32 is off by 1e-5 or so, and its weight by as much.
+    compare(out, expected.float(), what="the output", axes=AXES["out"], rtol=1e-3, atol=1e-3)
+    compare(total, expected_lse, what="the LSE", axes=("sequence", "head"), atol=1e-3)
+
+
+EXERCISES = (
+    Exercise(
+        id="3.10",
+        title="Idle multiprocessors",
+        kind="numeric",
+        names=("answer_3_10",),
+        points=1,
+        minutes=3,
+        objective="count a launch's programs against a GPU's multiprocessors",
+        question=Number(
+            lambda: 100 * (NUM_SMS - 8) / NUM_SMS,
+            rel=0.005,
+            unit="percent",
+            hint="One program per sequence and KV head, on one SM each. The length of the context makes no programs.",
+        ),
+    ),
+    Exercise(
+        id="3.11",
+        title="Attention over a split of the keys",
+        kind="kernel",
+        names=("paged_decode_split_kernel",),
+        points=4,
+        minutes=20,
+        lines=6,
+        difficulty=3,
+        needs=("triton",),
+        objective="divide one sequence's keys among programs, so that the parts can be merged",
+        hints=(
+            "Take 37 keys, tiles of 16 and 4 splits on paper: how many tiles are there, how many does a split get, and "
+            "where does each split begin and end?",
+            "Splits 0, 1 and 2 have positions 0-15, 16-31 and 32-36. The fourth would begin behind the end: its loop "
+            "does not turn once, and `row_sum` is 0.",
+            "The row of (sequence, head, split) in [B, H, splits]: count through it as memory does, the last axis "
+            "fastest.",
+        ),
+        checks=(
+            Property(
+                "shares out the keys",
+                shares_out_the_keys,
+                "Tiles are counted first, the last one rounded up to a whole; then they are divided by the splits, "
+                "rounded up again. Every key is read by one split, and none behind the end.",
+                (
+                    {"lengths": [16], "splits": 1},
+                    {"lengths": [48], "splits": 3},
+                    {"lengths": [70], "splits": 2},
+                    {"lengths": [40, 56], "splits": 2},
+                    {"lengths": [150], "splits": 5},
+                ),
+            ),
+            Property(
+                "stores each row in its place",
+                stores_each_row_in_its_place,
+                "Partial results are [B, H, splits, D]: a head's splits stand beside each other.",
+            ),
+            Property(
+                "says when it has no keys",
+                says_when_it_has_no_keys,
+                "A split without keys has a row_sum of 0 and a row_max of -inf. 0 / 0 is NaN; it should hand over an "
+                "output of 0 and an LSE of -inf.",
+                ({"lengths": [37], "splits": 4}, {"lengths": [5, 70], "splits": 4}, {"lengths": [20, 0], "splits": 2}),
+            ),
+            Property(
+                "counts its keys",
+                counts_its_keys,
+                "The LSE is the maximum plus log2 of the sum. Base 2, like the scores: log2 of 16 is 4.",
+                ({"lengths": [16], "splits": 1}, {"lengths": [37], "splits": 2}),
+            ),
+            Property(
+                "adds up to the whole",
+                adds_up_to_the_whole,
+                "Counting works, weighing does not: does the maximum belong to the LSE?",
+                (
+                    {"lengths": [20], "heads": 1, "kv_heads": 1, "splits": 1},
+                    {"lengths": [33, 1, 50], "heads": 6, "kv_heads": 2, "splits": 3},
+                ),
+            ),
+            Property(
+                "keeps unused slots out",
+                keeps_unused_slots_out,
+                "`hi` is all that `attend_tiles` knows of the end: it must never be behind the last token.",
+            ),
+        ),
+        time_limit_s=60,
+    ),
+    Exercise(
+        id="3.12",
+        title="Merging the splits",
+        kind="kernel",
+        names=("merge_splits_kernel",),
+        points=4,
+        minutes=15,
+        lines=6,
+        difficulty=2,
+        needs=("triton",),
+        objective="merge partial softmaxes exactly, empty ones included",
+        hints=(
+            "Two splits of 16 and 5 keys with scores of 0: LSE 4 and 2.32. What should they weigh?",
+            "Weights are 2^(LSE - m), divided by their sum: a softmax over splits, in base 2.",
+            "-inf is a good LSE for what is not there: 2^-inf is 0. But -inf minus -inf is NaN.",
+        ),
+        checks=(
+            Property(
+                "weighs splits by their keys",
+                weighs_splits,
+                "A split's weight is 2^(LSE - m), divided by the sum of all weights: 16 keys weigh 16/21, 5 keys 5/21.",
+                ({"num_keys": [16]}, {"num_keys": [16, 5]}, {"num_keys": [4, 1, 1, 2]}),
+            ),
+            Property(
+                "ignores lanes without a split",
+                weighs_splits_of_every_head,
+                "Three splits are loaded into four lanes. What must the fourth hold so that it weighs nothing? "
+                "(An LSE of 0 is one key.)",
+                ({"heads": 1, "splits": 3}, {"heads": 3, "splits": 5}),
+            ),
+            Property(
+                "skips empty splits",
+                skips_empty_splits,
+                "A split without keys has an LSE of -inf and weighs 0; but 0 times what happens to lie in its row may "
+                "be NaN. Don't load that row.",
+                ({"empty": [4]}, {"empty": [0, 3]}),
+            ),
+            Property(
+                "gives nothing for nothing",
+                gives_nothing_for_nothing,
+                "If every split is empty the maximum is -inf, and -inf minus -inf is NaN: subtract something finite.",
+                ({"splits": 1}, {"splits": 3}),
+            ),
+            Property(
+                "merges what attention gives",
+                merges_what_attention_gives,
+                "The weights are right: the LSE of all is m plus log2 of the sum of the weights. And 2 to the power of "
+                "several hundred is no float: subtract m first.",
+                (
+                    {"splits": 1, "dim": 16, "spread": 1.0},
+                    {"splits": 5, "dim": 24, "spread": 4.0},
+                    {"splits": 3, "dim": 16, "spread": 300.0},
+                ),
+            ),
+        ),
+        time_limit_s=60,
+    ),
+)

@@ -1,0 +1,75 @@
+"""Tokens per second against the batch, and step time against the context, beside what bytes and FLOPs allow."""
+
+from collections.abc import Mapping
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from twophase_labs.decode.decode_work import DecodeWork, Machine
+from twophase_labs.machine.pictures import COLOURS, INK, LINE
+
+
+def draw_batching(step_s: Mapping[int, float], work: DecodeWork, machine: Machine, ridge: int | None) -> Figure:
+    """Measured tokens/s, under the roof of memory and the roof of arithmetic; `ridge` is the batch where they meet."""
+    batches = np.array(sorted(step_s))
+    fine = np.geomspace(batches[0], batches[-1], 200)
+    memory = fine * machine.bandwidth / (work.weight_bytes + fine * work.kv_bytes)
+    arithmetic = np.full_like(fine, machine.flop_rate / work.flops)
+    figure, axes = plt.subplots(figsize=(7.6, 4), facecolor="white")
+    axes.loglog(fine, memory, "--", color=COLOURS[0], label="roof: bytes from memory")
+    axes.loglog(fine, arithmetic, ":", color=COLOURS[5], linewidth=2, label="roof: arithmetic")
+    axes.loglog(batches, [b / step_s[int(b)] for b in batches], "o-", color=INK, label="measured")
+    if ridge is not None and ridge <= batches[-1]:
+        axes.axvline(ridge, color=LINE, linewidth=1)
+        axes.annotate(f" batch {ridge}", (ridge, 0.03), xycoords=("data", "axes fraction"), color=INK)
+    axes.set_xticks(batches, [str(b) for b in batches])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set(xlabel="sequences in the batch", ylabel="tokens per second, all sequences")
+    axes.set_title("Decode: one read of the weights serves the whole batch", loc="left")
+    axes.legend(frameon=False, loc="upper left")
+    axes.spines[["top", "right"]].set_visible(False)
+    return _done(figure)
+
+
+def draw_step_time(step_s: Mapping[int, float], a: float, b: float, least_a: float, least_b: float) -> Figure:
+    """Step time against context with the fitted line, and the line that the bytes alone would need."""
+    contexts = np.array(sorted(step_s))
+    ends = np.array([0, contexts[-1]])
+    figure, axes = plt.subplots(figsize=(7.6, 3.8), facecolor="white")
+    axes.plot(contexts, [1e3 * step_s[int(t)] for t in contexts], "o", color=INK, label="measured, one sequence")
+    axes.plot(ends, 1e3 * (a + b * ends), "-", color=COLOURS[0], label="fitted: a + b t")
+    axes.plot(ends, 1e3 * (least_a + least_b * ends), "--", color=COLOURS[5], label="reading weights and K/V once")
+    axes.set(xlabel="context t (tokens)", ylabel="time of a decode step (ms)", ylim=(0, None), xlim=(0, None))
+    axes.set_title("A decode step: a constant, and a price per token of context", loc="left")
+    axes.legend(frameon=False, loc="upper left")
+    axes.spines[["top", "right"]].set_visible(False)
+    return _done(figure)
+
+
+def draw_reuse(batches: tuple[int, ...] = (1, 2, 4)) -> Figure:
+    """What a step reads: the weights once, K and V of each sequence."""
+    figure, axes = plt.subplots(figsize=(7.6, 2.3), facecolor="white")
+    for row, batch in enumerate(batches):
+        axes.barh(row, 8, 0.6, color=COLOURS[0], alpha=0.75, edgecolor="white")
+        axes.text(4, row, "weights, once", ha="center", va="center", color="white")
+        for i in range(batch):
+            axes.barh(row, 0.9, 0.6, left=8 + i, color=COLOURS[1], alpha=0.8, edgecolor="white", hatch="//")
+            axes.text(8.45 + i, row, f"KV {i}", ha="center", va="center", fontsize=8, color=INK)
+        axes.text(8.2 + batch, row, f"-> {batch} token{'s' * (batch > 1)}", va="center", color=INK)
+    axes.set_yticks(range(len(batches)), [f"batch {batch}" for batch in batches])
+    axes.set(xticks=[], xlabel="bytes read in one step (not to scale)", xlim=(0, 14.5))
+    axes.invert_yaxis()
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(length=0)
+    return _done(figure)
+
+
+def _done(figure: Figure) -> Figure:
+    figure.tight_layout()
+    plt.close(figure)
+    return figure

@@ -1,0 +1,175 @@
+"""Notebooks from one source: `labsolutions/NN_name.py` (jupytext percent format) is what an author edits.
+
+    python -m twophase_labs.machine.build [01 ...]   rebuild every notebook, or those of some labs
+    python -m twophase_labs.machine.build --check    fail if a notebook no longer matches its source or shows a solution
+
+`labsolutions/NN_name.ipynb` is the solved, executed notebook, `labs/NN_name.ipynb` the learner's, with blanks and
+without outputs. Cell ids follow from the position and nothing is stamped with a time, so a rebuild changes only what
+the source changed.
+"""
+
+import argparse
+import copy
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+from twophase_labs.machine import lint
+from twophase_labs.machine.blanks import SourceError
+from twophase_labs.machine.exercise import Exercise
+from twophase_labs.machine.lab import PACKAGE, SOLUTION_TAG, Lab, Workbook, WorkbookError, exercise_of, tags
+from twophase_labs.machine.progress import DIRECTORY_VARIABLE
+
+CELL_TIMEOUT_S = 180
+
+
+def solved_notebook(lab: Lab) -> NotebookNode:
+    """The notebook with its answers and cards, without outputs."""
+    notebook = copy.deepcopy(lab.notebook)
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = _with_cards(cell.source, lab)
+    return notebook
+
+
+def learner_notebook(lab: Lab) -> NotebookNode:
+    """The notebook with blanks in place of the answers."""
+    notebook = solved_notebook(lab)
+    notebook.cells = [cell for cell in notebook.cells if SOLUTION_TAG not in tags(cell)]
+    for cell in notebook.cells:
+        exercise = exercise_of(cell)
+        if exercise is not None:
+            cell.source = lab.templates[exercise].shipped()
+    return notebook
+
+
+def _with_cards(markdown: str, lab: Lab) -> str:
+    lines = []
+    for line in markdown.split("\n"):
+        words = line.removeprefix("<!--").removesuffix("-->").split() if line.startswith("<!--") else []
+        if words[:1] == ["card"]:
+            line = card(lab.exercise(words[1]))
+        elif words == ["map"]:
+            line = exercise_map(lab)
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def card(exercise: Exercise) -> str:
+    """The head of an exercise in markdown."""
+    size = f"{exercise.lines} line{'s' * (exercise.lines != 1)}" if exercise.is_code else exercise.kind
+    facts = [
+        f"{exercise.points} point{'s' * (exercise.points != 1)}" + " for committing" * (exercise.kind == "prediction"),
+        f"{exercise.minutes} min",
+        f"about {size}" if exercise.is_code else size,
+        "difficulty " + "●" * exercise.difficulty + "○" * (3 - exercise.difficulty),
+        *({"triton": "Triton", "gpu": "CUDA", "model": "the model"}[n] for n in exercise.needs if n != "cpu"),
+    ]
+    return f"### Exercise {exercise.id} · {exercise.title}\n\n*{' · '.join(facts)}*\n"
+
+
+def exercise_map(lab: Lab) -> str:
+    """All exercises of a lab as a markdown table."""
+    rows = [f"| {e.id} | {e.title} | {e.kind} | {e.points} | {e.minutes} |" for e in lab.exercises.values()]
+    points, minutes = (sum(getattr(e, field) for e in lab.exercises.values()) for field in ("points", "minutes"))
+    head = ["| | exercise | kind | points | min |", "|---|---|---|---:|---:|"]
+    return "\n".join([*head, *rows, f"| | **total** | | **{points}** | **{minutes}** |"])
+
+
+def execute(notebook: NotebookNode, folder: Path, workbook: Workbook) -> NotebookNode:
+    """A copy with the outputs of a run in a fresh kernel; raises nbclient's error at the first cell that fails."""
+    executed = copy.deepcopy(notebook)
+    client = NotebookClient(
+        executed, timeout=CELL_TIMEOUT_S, record_timing=False, resources={"metadata": {"path": str(folder)}}
+    )
+    with tempfile.TemporaryDirectory() as progress:
+        client.execute(env={**os.environ, **workbook.environment(), DIRECTORY_VARIABLE: progress})
+    executed.metadata = copy.deepcopy(notebook.metadata)  # the kernel notes the Python version it happened to be
+    return executed
+
+
+def learner_path(lab: Lab, root: Path) -> Path:
+    return root / "labs" / f"{lab.name}.ipynb"
+
+
+def to_text(notebook: NotebookNode) -> str:
+    return nbformat.writes(notebook) + "\n"
+
+
+def build(lab: Lab, workbook: Workbook) -> None:
+    """Write the executed and the learner's notebook of one lab.
+
+    Raises:
+        SourceError: the source breaks a rule; all that are broken are named.
+    """
+    problems = lint.problems(lab, learner_notebook(lab))
+    if problems:
+        raise SourceError("\n".join(problems))
+    solved = execute(solved_notebook(lab), lab.source.parent, workbook)
+    lab.source.with_suffix(".ipynb").write_text(to_text(solved), encoding="utf-8")
+    learner_path(lab, workbook.root).write_text(to_text(learner_notebook(lab)), encoding="utf-8")
+
+
+def drift(lab: Lab, root: Path) -> list[str]:
+    """What no longer matches the source, in words; outputs are nbval's business."""
+    learner, solved = learner_path(lab, root), lab.source.with_suffix(".ipynb")
+    found = [f"{path.relative_to(root)} is missing" for path in (learner, solved) if not path.exists()]
+    if found:
+        return found
+    if learner.read_text(encoding="utf-8") != to_text(learner_notebook(lab)):
+        found.append(f"{learner.relative_to(root)} differs from {lab.source.relative_to(root)}")
+    found += lint.leaks(lab, nbformat.read(learner, as_version=4))
+    expected, written = solved_notebook(lab), nbformat.read(solved, as_version=4)
+    if _sources(written) != _sources(expected) or written.metadata != expected.metadata:
+        found.append(f"{solved.relative_to(root)} differs from {lab.source.relative_to(root)}")
+    elif any(c.cell_type == "code" and c.execution_count is None for c in written.cells):
+        found.append(f"{solved.relative_to(root)} was not executed")
+    return found + lint.problems(lab, learner_notebook(lab))
+
+
+def _sources(notebook: NotebookNode) -> list[tuple[str, str, str]]:
+    return [(cell.id, cell.cell_type, cell.source) for cell in notebook.cells]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("labs", nargs="*", help="numbers of labs (default: all)")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a notebook drifted")
+    parser.add_argument("--root", type=Path, default=Path.cwd(), help="the repository (default: this folder)")
+    parser.add_argument("--package", default=PACKAGE, help="where the chapters are")
+    args = parser.parse_args(argv)
+    workbook = Workbook(args.root, args.package)
+    if not workbook.labs:
+        print(f"no labsolutions/NN_name.py under {args.root}; run this in the repository's top folder", file=sys.stderr)
+        return 2
+    try:
+        labs = [workbook.lab(number) for number in args.labs] or list(workbook.labs.values())
+        return _check(labs, args.root) if args.check else _build(labs, workbook)
+    except (SourceError, WorkbookError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _build(labs: list[Lab], workbook: Workbook) -> int:
+    for lab in labs:
+        print(f"building {lab.name}", flush=True)
+        build(lab, workbook)
+    return 0
+
+
+def _check(labs: list[Lab], root: Path) -> int:
+    problems = [problem for lab in labs for problem in drift(lab, root)]
+    for problem in problems:
+        print(f"drift: {problem}; run `make labs`", file=sys.stderr)
+    if not problems:
+        print(f"{len(labs)} notebook(s) match their source")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

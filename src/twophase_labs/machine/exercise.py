@@ -1,0 +1,152 @@
+"""What an exercise is: plain data, standing beside its check in `<chapter>/exercises/<topic>.py`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from twophase_labs.machine.questions import Number, Question
+
+Kind = Literal["code", "kernel", "prediction", "matching", "choice", "numeric"]
+Need = Literal["cpu", "triton", "gpu", "model"]
+Test = Callable[..., None]
+
+MAX_HINTS = 3
+
+
+@dataclass(frozen=True)
+class Property:
+    """One named behaviour of a right answer.
+
+    Attributes:
+        name: Completes 'your answer ...': 'returns one number per token', 'leaves its inputs alone'.
+        test: Called as `test(answer, draw, **case)`; raises `Rejected` (see checks.py) or returns. `answer` has the
+            learner's objects as attributes, `draw` makes random inputs.
+        hint: What to tell a learner whose answer fails here.
+        cases: Smallest first; the first that fails is shown.
+    """
+
+    name: str
+    test: Test
+    hint: str
+    cases: tuple[Mapping[str, Any], ...] = ({},)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise.
+
+    Attributes:
+        id: Chapter and number, '1.3'; the cell carries the tag `exercise:1.3`.
+        names: What the cell must define: functions, classes or the variable that holds an answer.
+        minutes: Expected time; `lines` expected size of the answer; `difficulty` 1 to 3.
+        needs: 'cpu' always works; where another is missing the exercise is 'not run here'.
+        uses: Ids of exercises whose answers this one calls. One that doesn't pass is replaced by the reference.
+        hints: Up to three: symptom, cause, nudge.
+        checks: For code and kernels, in the order of telling.
+        question: For the other kinds.
+        checked_in: Where the grader runs the check: 'grader', in a process that runs nothing of the learner's and calls
+            the answer through a channel; or 'answer', in the answer's own, for a check that looks into it: patches what
+            it calls, launches its kernel, or uses isinstance, inspect, weakref or private names on what it made, which
+            through the channel is a stand-in with public names only. The default follows the kind.
+        time_limit_s: Wall clock of the whole check; `memory_limit_gib` is on top of what an empty check needs.
+    """
+
+    id: str
+    title: str
+    kind: Kind
+    names: tuple[str, ...]
+    points: int
+    minutes: int
+    objective: str
+    hints: tuple[str, ...] = ()
+    checks: tuple[Property, ...] = ()
+    question: Question | None = None
+    difficulty: int = 1
+    lines: int = 1
+    needs: tuple[Need, ...] = ("cpu",)
+    uses: tuple[str, ...] = ()
+    time_limit_s: int | float = 20
+    memory_limit_gib: int | float = 4
+    checked_in: Literal["grader", "answer", "by kind"] = "by kind"
+
+    def __post_init__(self) -> None:
+        is_code = self.kind in ("code", "kernel")
+        rules = {
+            "names something to define": bool(self.names),
+            "is worth points": self.points > 0,
+            "has at most three hints": len(self.hints) <= MAX_HINTS,
+            "has difficulty 1 to 3": self.difficulty in (1, 2, 3),
+            "has checks if it is code, a question if it is not": bool(self.checks) == is_code != bool(self.question),
+            "a question has one name": is_code or len(self.names) == 1,
+            "a prediction is a Number": self.kind != "prediction" or isinstance(self.question, Number),
+            "has distinct property names": len({p.name for p in self.checks}) == len(self.checks),
+        }
+        broken = [rule for rule, holds in rules.items() if not holds]
+        if broken:
+            raise ValueError(f"exercise {self.id}: an exercise {'; '.join(broken)}")
+
+    @property
+    def is_code(self) -> bool:
+        return self.kind in ("code", "kernel")
+
+    @property
+    def is_checked_outside(self) -> bool:
+        """Whether its check can run where no learner's code does."""
+        needs_its_process = self.kind == "kernel" or not {"gpu", "triton"}.isdisjoint(self.needs)
+        return self.checked_in == "grader" or (self.checked_in == "by kind" and not needs_its_process)
+
+    @property
+    def lab(self) -> str:
+        """'01' for exercise 1.3."""
+        return f"{int(self.id.partition('.')[0]):02d}"
+
+    @property
+    def properties(self) -> tuple[Property, ...]:
+        """What is checked, in order; a question's are made from its stored answer.
+
+        A prediction earns its point when it is committed before the measurement, right or wrong, so all that is checked
+        is that it is a number: the grader, which sees the file alone, agrees with the notebook.
+        """
+        if self.question is None:
+            return self.checks
+        steps = self.question.properties(self.id)
+        return tuple(
+            Property(name, _on_value(self.names[0], test), hint)
+            for name, test, hint in (steps[:1] if self.kind == "prediction" else steps)
+        )
+
+
+def _on_value(name: str, test: Callable[[Any], None]) -> Test:
+    return lambda answer, draw: test(getattr(answer, name))
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """An answer that must be rejected, by the property named and so with its hint.
+
+    `fill` gives blanks by number, the others being right; or it is the whole cell.
+    """
+
+    title: str
+    fill: Mapping[int, str] | str
+    rejected_by: str
+
+
+@dataclass(frozen=True)
+class Right:
+    """A different answer that must pass."""
+
+    title: str
+    fill: Mapping[int, str] | str
+
+
+@dataclass(frozen=True)
+class Bank:
+    """The answers that prove one exercise's check."""
+
+    wrong: tuple[Wrong, ...] = ()
+    right: tuple[Right, ...] = ()
+
+    @property
+    def answers(self) -> tuple[Wrong | Right, ...]:
+        return (*self.wrong, *self.right)

@@ -1,0 +1,125 @@
+"""Reading what was handed in: regular files of a bounded size, and text that is safe to show.
+
+Whatever a submission holds, reading it ends, and either gives text or raises NotGradableError with the reason.
+"""
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from twophase.core.errors import TwophaseError
+from twophase_labs.machine.progress import progress_path
+
+MAX_MIB = 64  # outputs with pictures are a few
+MAX_CODE = 2**21  # characters in all cells; their syntax trees take hundreds of times as many bytes
+MAX_SHOWN = 4000  # characters of one text in a report
+# What a terminal obeys, what reorders a line, what is no line end but looks like one, and what UTF-8 cannot hold.
+UNSHOWABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+class NotGradableError(TwophaseError):
+    """A file that cannot be graded; says why."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """
+    Raises:
+        NotGradableError: there is no such file, it cannot be read, is none (a folder, a pipe, a device) or too large.
+    """
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise NotGradableError(f"{path} is a pipe or a device, not a regular file")
+            content = file.read(MAX_MIB * 2**20 + 1)
+    except FileNotFoundError:
+        raise NotGradableError(f"{path} does not exist") from None
+    except IsADirectoryError:
+        raise NotGradableError(f"{path} is a folder") from None
+    except OSError as error:
+        raise NotGradableError(f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > MAX_MIB * 2**20:
+        raise NotGradableError(
+            f"{path} is larger than {MAX_MIB} MiB, the most that is read; clear its outputs and save it again"
+        )
+    return content
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opening a pipe would wait for somebody to write to it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def text_of(content: bytes, path: Path) -> str:
+    """UTF-8, with or without the byte order mark that some editors put in front.
+
+    Raises:
+        NotGradableError: it is something else.
+    """
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise NotGradableError(f"{path} is not a notebook: it is not even text") from None
+
+
+def parse_notebook(content: bytes, path: Path) -> dict[str, Any]:
+    """The notebook's JSON.
+
+    Raises:
+        NotGradableError: empty, not JSON, JSON that is no notebook, or more code than anybody writes.
+    """
+    text = text_of(content, path)
+    if not text.strip():
+        raise NotGradableError(f"{path} is empty")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise NotGradableError(
+            f"{path} is not a notebook: it is not valid JSON ({error}); was it saved whole?"
+        ) from None
+    if isinstance(data, dict) and "worksheets" in data:
+        raise NotGradableError(f"{path} has a notebook format older than 4; open it in JupyterLab and save it")
+    if not isinstance(data, dict) or not isinstance(data.get("cells"), list):
+        raise NotGradableError(f"{path} is not a notebook: it is JSON without a list of cells")
+    size = sum(len(source_of(cell)) for cell in data["cells"])
+    if size > MAX_CODE:
+        raise NotGradableError(f"the cells of {path} hold {size:,} characters; at most {MAX_CODE:,} are graded")
+    return data
+
+
+def source_of(cell: object) -> str:
+    """What a code cell says, in one piece; '' of anything else."""
+    if not isinstance(cell, dict) or cell.get("cell_type") != "code":
+        return ""
+    source = cell.get("source")
+    parts = source if isinstance(source, list) else [source]
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def progress_of(notebook: Path) -> dict[str, dict[str, Any]]:
+    """What the file beside a notebook recorded, by exercise; {} if there is none. It is only read, never mended.
+
+    Raises:
+        NotGradableError: it is no progress file.
+    """
+    path = progress_path(notebook)
+    if not os.path.lexists(path):
+        return {}
+    try:
+        entries = json.loads(text_of(read_bytes(path), path))["exercises"].items()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError):
+        raise NotGradableError(f"{path} is not a progress file") from None
+    return {exercise: entry for exercise, entry in entries if isinstance(entry, dict)}
+
+
+def plain(text: object) -> str:
+    """One line of text that does nothing to a terminal, a table or an encoder: 'a\\x1b[2Jb' shows its escape."""
+    shown = UNSHOWABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text)[:MAX_SHOWN])
+    return shown + (" ..." if len(str(text)) > MAX_SHOWN else "")
+
+
+def plain_lines(text: str) -> str:
+    """The same, where lines may end and be indented."""
+    return "\n".join(plain(line) for line in text[: MAX_SHOWN * 4].expandtabs(4).split("\n"))

@@ -1,0 +1,216 @@
+"""A lab as the machine sees it: the source in `labsolutions/`, and its chapter's package with the exercises."""
+
+import copy
+import hashlib
+import importlib
+import importlib.util
+import os
+import pkgutil
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+from nbformat import NotebookNode
+
+from twophase.core.errors import TwophaseError
+from twophase_labs.machine import blanks
+from twophase_labs.machine.blanks import SourceError, Template
+from twophase_labs.machine.exercise import Bank, Exercise
+
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+EXERCISE_TAG = "exercise:"
+SETUP_TAG = "setup"
+SOLUTION_TAG = "solution"
+PACKAGE, ANSWERS = "twophase_labs", "tests.labs"
+ROOT_VARIABLE, PACKAGE_VARIABLE = "TWOPHASE_WORKBOOK_ROOT", "TWOPHASE_WORKBOOK_PACKAGE"
+
+
+class WorkbookError(TwophaseError):
+    """A workbook, lab or exercise that cannot be found or read."""
+
+
+def read_source(path: Path) -> NotebookNode:
+    """The notebook a percent-format file describes, with stable ids and no outputs."""
+    notebook = jupytext.read(path, fmt="py:percent")
+    notebook.metadata = NotebookNode(copy.deepcopy(METADATA))
+    build = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    notebook.metadata["twophase"] = NotebookNode({"lab": path.stem, "build": build})
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    for index, cell in enumerate(notebook.cells):
+        cell.source = cell.source.strip("\n")  # as ruff formats a notebook's cells
+        cell.id = f"{path.stem.replace('_', '-')}-{index:03d}"
+        cell.metadata = NotebookNode({key: value for key, value in cell.metadata.items() if key == "tags"})
+    nbformat.validate(notebook)
+    return notebook
+
+
+def tags(cell: Mapping[str, Any]) -> list[str]:
+    found = cell.get("metadata", {}).get("tags", [])
+    return [tag for tag in found if isinstance(tag, str)] if isinstance(found, list) else []
+
+
+def exercise_of(cell: Mapping[str, Any]) -> str | None:
+    """The id in the tag `exercise:1.3`, if the cell has one."""
+    for tag in tags(cell):
+        if tag.startswith(EXERCISE_TAG):
+            return tag.removeprefix(EXERCISE_TAG)
+    return None
+
+
+class Lab:
+    """One lab. Reading the source and importing the exercises wait until they are asked for; nothing changes later."""
+
+    def __init__(self, source: Path, package: str, answers: str = "") -> None:
+        self.source = source
+        self.name = source.stem
+        self.number, _, self.chapter = source.stem.partition("_")
+        self.package = f"{package}.{self.chapter}"
+        self.answers = f"{answers or package}.{self.chapter}"
+
+    @property
+    def has_exercises(self) -> bool:
+        return importlib.util.find_spec(self.package) is not None
+
+    def _modules(self, package: str, prefix: str = "") -> list[str]:
+        if not self.has_exercises:
+            return []
+        folders = importlib.import_module(package).__path__
+        return [f"{package}.{i.name}" for i in pkgutil.iter_modules(folders) if i.name.startswith(prefix)]
+
+    @cached_property
+    def exercises(self) -> Mapping[str, Exercise]:
+        """By id, in order. Taken from `EXERCISES` of every module in the chapter's `exercises`."""
+        modules = self._modules(f"{self.package}.exercises")
+        found = [e for module in modules for e in importlib.import_module(module).EXERCISES]
+        found.sort(key=lambda e: [int(part) if part.isdigit() else part for part in re.split(r"[._]", e.id)])
+        ids = [e.id for e in found]
+        if len(set(ids)) != len(ids):
+            raise WorkbookError(f"lab {self.number} has two exercises of one id among {', '.join(ids)}")
+        return {e.id: e for e in found}
+
+    @cached_property
+    def banks(self) -> Mapping[str, Bank]:
+        """Right and wrong answers by exercise id, from `BANKS` of every `answers_*`; several may add to one."""
+        found: dict[str, Bank] = {}
+        for module in self._modules(self.answers, "answers_"):
+            for i, bank in importlib.import_module(module).BANKS.items():
+                before = found.get(i, Bank())
+                found[i] = Bank((*before.wrong, *bank.wrong), (*before.right, *bank.right))
+        return found
+
+    @cached_property
+    def notebook(self) -> NotebookNode:
+        """The solved notebook, not executed."""
+        return read_source(self.source)
+
+    @property
+    def build(self) -> str:
+        return self.notebook.metadata["twophase"]["build"]
+
+    @cached_property
+    def templates(self) -> Mapping[str, Template]:
+        """The exercise cells by id, with their blanks."""
+        found: dict[str, Template] = {}
+        for cell in self.notebook.cells:
+            exercise = exercise_of(cell)
+            if exercise is None:
+                continue
+            if exercise in found:
+                raise SourceError(f"exercise {exercise} has two cells in {self.source.name}; one exercise is one cell")
+            found[exercise] = blanks.parse(cell.source, exercise)
+        return found
+
+    @cached_property
+    def setup(self) -> tuple[str, ...]:
+        """Source of the cells tagged `setup`: imports, constants, models. They run before every check of a grading."""
+        return tuple(c.source for c in self.notebook.cells if c.cell_type == "code" and SETUP_TAG in tags(c))
+
+    def exercise(self, exercise_id: str) -> Exercise:
+        if exercise_id not in self.exercises:
+            known = ", ".join(self.exercises)
+            raise WorkbookError(f"lab {self.number} has no exercise {exercise_id!r}; it has {known}")
+        return self.exercises[exercise_id]
+
+    def all_uses(self, exercise_id: str) -> tuple[str, ...]:
+        """Ids of the exercises whose answers this one calls, directly or through another, in the lab's order.
+
+        Raises:
+            WorkbookError: one is not in this lab, or they use each other in a circle.
+        """
+        found: set[str] = set()
+
+        def visit(current: str, path: tuple[str, ...]) -> None:
+            if current in path:
+                raise WorkbookError(f"exercises use each other in a circle: {' -> '.join((*path, current))}")
+            for other in self.exercise(current).uses:
+                found.add(other)
+                visit(other, (*path, current))
+
+        visit(exercise_id, ())
+        return tuple(i for i in self.exercises if i in found)
+
+
+@dataclass(frozen=True)
+class Workbook:
+    """A folder with `labs/` and `labsolutions/`.
+
+    Attributes:
+        package: Its subpackages, a chapter each, hold the exercises.
+        answers: The package with the right and wrong answers, which are test data; those of another workbook are
+            beside its exercises.
+    """
+
+    root: Path
+    package: str = PACKAGE
+
+    @property
+    def answers(self) -> str:
+        return ANSWERS if self.package == PACKAGE else self.package
+
+    @staticmethod
+    def find(start: Path | None = None) -> "Workbook":
+        """The workbook that this folder is in, or else the one this package was installed from.
+
+        Raises:
+            WorkbookError: there is none.
+        """
+        package = os.environ.get(PACKAGE_VARIABLE, PACKAGE)
+        if ROOT_VARIABLE in os.environ:
+            return Workbook(Path(os.environ[ROOT_VARIABLE]), package)
+        here = (start or Path.cwd()).resolve()
+        for folder in (here, *here.parents, *Path(__file__).resolve().parents):
+            if (folder / "labsolutions").is_dir():
+                return Workbook(folder, package)
+        raise WorkbookError(
+            "no workbook here: no folder `labsolutions` above this folder or beside the installed package. "
+            "Work inside a checkout of the repository."
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables by which another process finds this workbook."""
+        return {ROOT_VARIABLE: str(self.root.resolve()), PACKAGE_VARIABLE: self.package}
+
+    @cached_property
+    def labs(self) -> Mapping[str, Lab]:
+        """By number, '01'."""
+        sources = sorted((self.root / "labsolutions").glob("[0-9][0-9]_*.py"))
+        return {source.stem[:2]: Lab(source, self.package, self.answers) for source in sources}
+
+    def lab(self, number: str) -> Lab:
+        """The lab of a number, '1' or '01', or a name, '01_autoregression'."""
+        digits = re.match(r"\d{1,2}(?!\d)", number)
+        key = f"{int(digits[0]):02d}" if digits else number
+        if key not in self.labs:
+            raise WorkbookError(f"no lab {number[:40]!r}; there are {', '.join(self.labs) or 'none'} in {self.root}")
+        return self.labs[key]
+
+    def lab_of(self, exercise_id: str) -> Lab:
+        return self.lab(exercise_id.partition(".")[0])

@@ -1,0 +1,115 @@
+"""Rules that a lab's source must keep, so that its notebooks run, can be graded and give nothing away."""
+
+import ast
+import re
+
+from nbformat import NotebookNode
+
+from twophase_labs.machine import blanks
+from twophase_labs.machine.lab import Lab, exercise_of
+
+CHECKS = re.compile(r"\bexercises\.|\banswers_\w+")  # hidden from answers, unless a notebook's cell has imported them
+SKIP = re.compile(r"#\s*NBVAL_(SKIP|IGNORE_OUTPUT)|#\s*PYTEST_VALIDATE_IGNORE")
+
+
+def problems(lab: Lab, learner: NotebookNode) -> list[str]:
+    """What an author has to change, in words; none is good."""
+    return [*_cells(lab), *_pairs(lab), *leaks(lab, learner)]
+
+
+def _cells(lab: Lab) -> list[str]:
+    found = []
+    defined: dict[str, list[int]] = {}
+    for index, cell in enumerate(lab.notebook.cells):
+        if cell.cell_type != "code":
+            continue
+        where = f"{lab.source.name}, cell {index}"
+        found += [
+            f"{where}: magics stop a cell that still passes: {line.strip()!r}"
+            for line in cell.source.split("\n")
+            if re.match(r"\s*[%!]", line)
+        ]
+        found += [f"{where}: {match[0]!r} hides a cell from the tests" for match in SKIP.finditer(cell.source)]
+        if exercise_of(cell) is None and "SOLUTION" in cell.source:
+            found.append(f"{where}: an answer is marked, but the cell has no tag exercise:ID")
+        found += [
+            f"{where}: imports {name}, whose oracles an answer could call; move what it needs to a module of its own"
+            for name in _imports(cell.source)
+            if CHECKS.search(name)
+        ]
+        try:
+            for name in top_level_names(cell.source):
+                defined.setdefault(name, []).append(index)
+        except SyntaxError as error:
+            found.append(f"{where}: not valid Python ({error})")
+    wanted = {name: e.id for e in lab.exercises.values() for name in e.names}
+    return found + [
+        f"{lab.source.name}: cells {', '.join(map(str, cells))} define {name}, which exercise {wanted[name]} asks for"
+        for name, cells in defined.items()
+        if name in wanted and len(cells) > 1
+    ]
+
+
+def _imports(source: str) -> list[str]:
+    """Dotted names of all that a cell imports: 'a.b' and 'a.b.c' of `from a.b import c`."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        return []
+    found = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def _pairs(lab: Lab) -> list[str]:
+    """Each exercise has a cell that defines its names and has blanks; each exercise cell has an exercise."""
+    if not lab.has_exercises:
+        return []
+    found = []
+    for exercise in lab.exercises.values():
+        template = lab.templates.get(exercise.id)
+        if template is None:
+            found.append(f"{lab.source.name}: no cell has the tag exercise:{exercise.id}")
+            continue
+        absent = set(exercise.names) - top_level_names(template.filled())
+        if absent:
+            found.append(f"{lab.source.name}: the cell of {exercise.id} does not define {', '.join(sorted(absent))}")
+        if not template.blanks:
+            found.append(f"{lab.source.name}: the cell of {exercise.id} has no blank")
+        lab.all_uses(exercise.id)
+    strangers = [i for i in lab.templates if i not in lab.exercises]
+    return found + [f"{lab.package} has no exercise {i}, whose cell is in {lab.source.name}" for i in strangers]
+
+
+def leaks(lab: Lab, learner: NotebookNode) -> list[str]:
+    """Solution lines and markers that a learner's notebook shows."""
+    found = []
+    for index, cell in enumerate(learner.cells):
+        where = f"labs/{lab.name}.ipynb, cell {index}"
+        if re.search(r"#\s*(BEGIN |END )?SOLUTION", cell.source):
+            found.append(f"{where}: a SOLUTION marker")
+        for exercise, template in lab.templates.items():
+            found += [
+                f"{where}: shows the solution of {exercise}: {line!r}"
+                for line in blanks.solution_lines(template)
+                if line in cell.source
+            ]
+    return found
+
+
+def top_level_names(source: str) -> set[str]:
+    """Names of the functions, classes and variables that a cell defines (imports are not definitions)."""
+    return names_bound(ast.parse(source))
+
+
+def names_bound(tree: ast.Module) -> set[str]:
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    return names

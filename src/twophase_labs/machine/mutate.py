@@ -1,0 +1,427 @@
+"""A mutation search for checks: small edits of what a solved answer says, each run against the exercise's check.
+
+    python -m twophase_labs.machine.prove 01 --mutate [--exercise 1.3] [--edits 40]
+
+An edit that passes changed nothing that the check looks at. Either the check is too weak, or the edit is equivalent:
+then `tests/labs/<chapter>/equivalent.py` names it with the reason, by the line before and after as the table shows it:
+
+    EQUIVALENT = {"1.3": {"i < n -> i <= n": "the loop has ended before"}}
+
+Edits are made by `ast`, each resulting source once; most in the answers of the blanks, some in the lines given.
+"""
+
+import ast
+import copy
+import hashlib
+import importlib
+import importlib.util
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+from rich.markup import escape
+from rich.table import Table
+
+from twophase_labs.machine.grading.grade import Grader
+from twophase_labs.machine.grading.lane import Job
+from twophase_labs.machine.lab import Lab
+
+NUM_EDITS = 40
+BUDGET_S = 180  # of one exercise; the edits beyond it are counted as untried
+CAP = 64
+
+MEMO = """
+def _size(x):
+    if hasattr(x, 'shape'):
+        return tuple(x.shape)
+    if isinstance(x, (list, tuple)):
+        return tuple(map(_size, x)) if len(x) < 9 else len(x)
+    return type(x)
+
+def _remembered(function):
+    kept = {{}}
+
+    def call(*args, **kwargs):
+        key = (*map(_size, args), *sorted((name, _size(value)) for name, value in kwargs.items()))
+        if key not in kept:
+            kept[key] = function(*args, **kwargs)
+        return kept[key]
+
+    return call
+
+{name} = _remembered({name})
+"""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One changed cell, with the line that differs as 'before -> after'. `is_given`: that is no line of a blank."""
+
+    kind: str
+    diff: str
+    source: str
+    is_given: bool
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What became of one exercise's edits; `survivors` and `equivalent` are diffs."""
+
+    exercise: str
+    num_tried: int
+    num_rejected: int
+    num_untried: int
+    survivors: tuple[str, ...]
+    equivalent: tuple[str, ...]
+    errors: tuple[str, ...]  # entries of EQUIVALENT that name no edit, or one that is rejected
+
+
+# -- the edits ------------------------------------------------------------------------------------------------------
+
+# Each takes a node that stands in an answer and yields what may stand in its place.
+Change = Callable[[ast.AST], Iterator[ast.AST]]
+
+
+def _plus(node: ast.expr, by: int) -> ast.expr:
+    operator = ast.Add() if by > 0 else ast.Sub()
+    return ast.BinOp(copy.deepcopy(node), operator, ast.Constant(abs(by)))
+
+
+def _call(name: str, *arguments: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(name, ast.Load()), [copy.deepcopy(a) for a in arguments], [])
+
+
+def _with(node: ast.AST, **fields: object) -> ast.AST:
+    made = copy.deepcopy(node)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def constants(node: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield ast.Constant(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        for value in (node.value + 1, node.value - 1, type(node.value)(0)):
+            yield ast.Constant(value)
+
+
+COMPARISONS: Mapping[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.LtE, ast.Gt), ast.LtE: (ast.Lt, ast.GtE), ast.Gt: (ast.GtE, ast.Lt), ast.GtE: (ast.Gt, ast.LtE),
+    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
+}  # fmt: skip
+
+
+def comparisons(node: ast.AST) -> Iterator[ast.AST]:
+    if not isinstance(node, ast.Compare):
+        return
+    for at, operator in enumerate(node.ops):
+        for other in COMPARISONS[type(operator)]:
+            yield _with(node, ops=[*node.ops[:at], other(), *node.ops[at + 1 :]])
+
+
+def falsy_for_none(node: ast.AST) -> Iterator[ast.AST]:
+    """`x is None` taken for `not x`: zero and empty count as absent."""
+    match node:
+        case ast.Compare(left=left, ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
+            yield ast.UnaryOp(ast.Not(), copy.deepcopy(left))
+        case ast.Compare(left=left, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            yield copy.deepcopy(left)
+
+
+def ends(node: ast.AST) -> Iterator[ast.AST]:
+    """One more or one less in a range or slice; constants are the business of `constants`."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
+        for at, argument in enumerate(node.args[:2]):
+            for by in (1, -1):
+                yield _with(node, args=[*node.args[:at], _plus(argument, by), *node.args[at + 1 :]])
+    elif isinstance(node, ast.Slice):
+        for name in ("lower", "upper"):
+            end = getattr(node, name)
+            if end is not None and not isinstance(end, ast.Constant):
+                yield from (_with(node, **{name: _plus(end, by)}) for by in (1, -1))
+
+
+def caps(node: ast.AST) -> Iterator[ast.AST]:
+    match node:
+        case ast.Call(func=ast.Name(id="len")) | ast.Subscript(value=ast.Attribute(attr="shape"), ctx=ast.Load()):
+            yield _call("min", node, ast.Constant(CAP))
+        case ast.Call(func=ast.Name(id="range"), args=[*rest, stop]) if len(rest) < 2:
+            yield _with(node, args=[*rest, _call("min", stop, ast.Constant(CAP))])
+        case ast.Slice(upper=ast.expr() as upper) if not isinstance(upper, ast.Constant | ast.UnaryOp):
+            yield _with(node, upper=_call("min", upper, ast.Constant(CAP)))
+
+
+OPERATORS: Mapping[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Div,
+    ast.Mod: ast.FloorDiv, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
+}  # fmt: skip
+
+
+def operators(node: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in OPERATORS:
+        yield _with(node, op=OPERATORS[type(node.op)]())
+    elif isinstance(node, ast.BoolOp):
+        yield _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
+    elif isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
+        yield copy.deepcopy(node.operand)  # of -1 `constants` makes 0 and -2; as an axis it is often the same as 1
+
+
+def parts(node: ast.AST) -> Iterator[ast.AST]:
+    """A condition or call loses a part: `a and b` is `a`, `max(a, b)` is `a`, `x.clone()` is `x`."""
+    match node:
+        case ast.BoolOp(values=values):
+            for at in range(len(values)):
+                rest = values[:at] + values[at + 1 :]
+                yield copy.deepcopy(rest[0]) if len(rest) == 1 else _with(node, values=rest)
+        case ast.Call(func=ast.Name(id="min" | "max"), args=[one, other], keywords=[]):
+            yield copy.deepcopy(one)
+            yield copy.deepcopy(other)
+        case ast.Call(func=ast.Name(id="list" | "sorted" | "abs" | "int" | "set" | "tuple" | "dict"), args=[one]):
+            yield copy.deepcopy(one)
+        case ast.Call(func=ast.Attribute(value=one, attr="clone" | "copy" | "contiguous" | "float" | "double")):
+            yield copy.deepcopy(one)
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="ceil" | "floor" as which), args=[one]):
+            yield _call("int", one)
+            yield ast.BinOp(_call("int", one), ast.Add(), ast.Constant(1 if which == "ceil" else -1))
+
+
+PRECISION = {"float64": "float32", "double": "float", "float32": "bfloat16", "int64": "int32"}
+
+
+def precision(node: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(node, ast.Attribute) and node.attr in PRECISION:
+        yield _with(node, attr=PRECISION[node.attr])
+
+
+KEPT = ast.FunctionDef | ast.ClassDef | ast.Pass | ast.Import | ast.ImportFrom
+
+
+def dropped(node: ast.AST) -> Iterator[ast.AST]:
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    if isinstance(node, ast.stmt) and not isinstance(node, KEPT) and not is_text:
+        yield ast.Pass()
+
+
+def swapped(scope: Sequence[str]) -> Change:
+    """A name for its neighbours among those of the function, which are the likeliest of its kind."""
+
+    def names(node: ast.AST) -> Iterator[ast.AST]:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in scope:
+            at = scope.index(node.id)
+            near = [*scope[max(0, at - 2) : at], *scope[at + 1 : at + 3]]
+            yield from (ast.Name(other, ast.Load()) for other in near)
+
+    return names
+
+
+CHANGES: tuple[Change, ...] = (
+    constants, comparisons, falsy_for_none, ends, caps, operators, parts, precision, dropped,
+)  # fmt: skip
+
+
+def edits(source: str, answers: Sequence[tuple[int, int]], names: Sequence[str]) -> list[Edit]:
+    """All edits of a cell, each resulting source once.
+
+    Args:
+        answers: Spans [start, end) of what the learner writes; edits elsewhere are marked as of what is given.
+        names: What the exercise asks for; each function among them also as one that remembers results by their size.
+    """
+    tree = ast.parse(source)
+    before = ast.unparse(tree)
+    found: dict[str, Edit] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name in names and not node.decorator_list:
+            text = f"{before}\n{MEMO.format(name=node.name)}"
+            found[text] = Edit("memo", f"{node.name} remembers its results by the size of its inputs", text, False)
+    for place in _places(source, tree, answers):
+        for change in (*CHANGES, swapped(_scope(place.function))):
+            for text in _changed(place, change, tree):
+                if text != before and text not in found and _compiles(text):
+                    found[text] = Edit(change.__name__, _diff(before, text), text, place.is_given)
+    return _told_apart(list(found.values()))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node hangs in the tree: its parent, the field, and the position if that is a list."""
+
+    parent: ast.AST
+    name: str
+    at: int | None
+    function: ast.AST
+    is_given: bool
+
+    @property
+    def node(self) -> ast.AST:
+        value = getattr(self.parent, self.name)
+        return value if self.at is None else value[self.at]
+
+    def put(self, node: ast.AST) -> None:
+        if self.at is None:
+            setattr(self.parent, self.name, node)
+        else:
+            getattr(self.parent, self.name)[self.at] = node
+
+
+def _places(source: str, tree: ast.Module, answers: Sequence[tuple[int, int]]) -> list[Place]:
+    """Every expression, slice and statement, those of the answers first."""
+    starts = [0]  # in bytes, as ast counts columns
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line.encode()))
+    spans = [(len(source[:a].encode()), len(source[:b].encode())) for a, b in answers]
+    found: list[Place] = []
+
+    def is_given(node: ast.expr | ast.stmt) -> bool:
+        start = starts[node.lineno - 1] + node.col_offset
+        end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+        return not any(a <= start and end <= b for a, b in spans)
+
+    def visit(parent: ast.AST, function: ast.AST) -> None:
+        for name, value in ast.iter_fields(parent):
+            for at, node in enumerate(value if isinstance(value, list) else [value]):
+                if not isinstance(node, ast.AST) or _is_aside(node):
+                    continue
+                if isinstance(node, ast.expr | ast.stmt):
+                    where = at if isinstance(value, list) else None
+                    found.append(Place(parent, name, where, function, is_given(node)))
+                visit(node, node if isinstance(node, ast.FunctionDef) else function)
+
+    visit(tree, tree)
+    return sorted(found, key=lambda place: place.is_given)
+
+
+def _is_aside(node: ast.AST) -> bool:
+    """What decides nothing in a right answer: the words of an error, and `strict=` of a zip."""
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.keyword) and node.arg == "strict")
+
+
+def _changed(place: Place, change: Change, tree: ast.Module) -> Iterator[str]:
+    """The source with each of the changes of the node at this place."""
+    node = place.node
+    for new in change(node):
+        place.put(new)
+        try:
+            yield ast.unparse(ast.fix_missing_locations(tree))
+        finally:
+            place.put(node)
+
+
+def _scope(function: ast.AST) -> list[str]:
+    """Names of a function's arguments and of what it assigns."""
+    if not isinstance(function, ast.FunctionDef):
+        return []
+    arguments = [a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)]
+    stored = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    return [name for name in dict.fromkeys(arguments + stored) if name not in ("self", "_")]
+
+
+def _compiles(text: str) -> bool:
+    try:
+        compile(text, "<edit>", "exec")
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _diff(before: str, after: str) -> str:
+    """'before -> after' of the first line that differs, without its indent."""
+    one, other = before.split("\n"), after.split("\n")
+    at = next(i for i, (a, b) in enumerate(zip_longest(one, other)) if a != b)
+    shorter = len(other) < len(one)
+    return f"{one[at].strip()} -> {'pass' if shorter and other[at].strip() == 'pass' else other[at].strip()}"
+
+
+def _told_apart(found: list[Edit]) -> list[Edit]:
+    """Edits of two equal lines have distinct diffs."""
+    seen: dict[str, int] = {}
+    made = []
+    for edit in found:
+        seen[edit.diff] = seen.get(edit.diff, 0) + 1
+        again = f" ({seen[edit.diff]})" if seen[edit.diff] > 1 else ""
+        made.append(replace(edit, diff=edit.diff + again))
+    return made
+
+
+def chosen(found: Sequence[Edit], num: int) -> list[Edit]:
+    """At most `num`: a quarter for what is given, the rest for the answers; what one leaves the other takes."""
+    answers = _each_kind_in_turn([edit for edit in found if not edit.is_given])
+    given = _each_kind_in_turn([edit for edit in found if edit.is_given])
+    num_given = max(num // 4, num - len(answers))
+    num_answers = max(num - num_given, num - len(given))
+    return [*answers[:num_answers], *given[:num_given]][:num]
+
+
+def _each_kind_in_turn(found: Sequence[Edit]) -> list[Edit]:
+    """Within a kind in an order that the rest of the source does not sway."""
+    kinds: dict[str, list[Edit]] = {}
+    for edit in sorted(found, key=lambda e: hashlib.sha256(e.diff.encode()).digest()):
+        kinds.setdefault(edit.kind, []).append(edit)
+    rounds = zip_longest(*(kinds[kind] for kind in sorted(kinds)))
+    return [edit for together in rounds for edit in together if edit is not None]
+
+
+# -- the search -----------------------------------------------------------------------------------------------------
+
+
+def edits_of(lab: Lab, exercise: str) -> list[Edit]:
+    template = lab.templates[exercise]
+    return edits(template.filled(), template.answer_spans(), lab.exercises[exercise].names)
+
+
+def equivalents(lab: Lab) -> Mapping[str, Mapping[str, str]]:
+    """Reasons by exercise and diff, from `tests/labs/<chapter>/equivalent.py` if there is one."""
+    module = f"{lab.answers}.equivalent"
+    return importlib.import_module(module).EQUIVALENT if importlib.util.find_spec(module) else {}
+
+
+def search(
+    grader: Grader, lab: Lab, exercise: str, num_edits: int = NUM_EDITS, budget_s: int | float = BUDGET_S
+) -> Searched:
+    """Run the edits of one exercise, as many as fit into the budget."""
+    found, known = edits_of(lab, exercise), equivalents(lab).get(exercise, {})
+    waiting = chosen(found, num_edits)
+    passed: list[str] = []
+    rejected: list[str] = []
+    deadline = time.monotonic() + budget_s
+    while waiting and time.monotonic() < deadline:
+        batch, waiting = waiting[: grader.num_workers], waiting[grader.num_workers :]
+        jobs = [Job(exercise, edit.source, fall_back=lab.all_uses(exercise), seed=0) for edit in batch]
+        for edit, verdict in zip(batch, grader.run_all(lab, jobs), strict=True):
+            if verdict.verdict != "not_run_here":
+                (passed if verdict.passed else rejected).append(edit.diff)
+    errors = [f"names no edit: {diff}" for diff in known if diff not in {edit.diff for edit in found}]
+    errors += [f"is not equivalent, for the check rejects it: {diff}" for diff in rejected if diff in known]
+    return Searched(
+        exercise,
+        len(passed) + len(rejected),
+        len(rejected),
+        len(waiting),
+        tuple(diff for diff in passed if diff not in known),
+        tuple(f"{diff}: {known[diff]}" for diff in passed if diff in known),
+        tuple(errors),
+    )
+
+
+def table(found: Sequence[Searched]) -> Table:
+    made = Table(title=summary(found), title_justify="left")
+    for heading in ("exercise", "edits", "rejected", "equivalent", "survivors"):
+        made.add_column(heading, overflow="fold")
+    for one in found:
+        untried = f" (+{one.num_untried} untried)" if one.num_untried else ""
+        told = [*one.survivors, *(f"equivalent.py: {error}" for error in one.errors)]
+        counts = (f"{one.num_tried}{untried}", str(one.num_rejected), str(len(one.equivalent)))
+        made.add_row(one.exercise, *counts, escape("\n".join(told)))
+    return made
+
+
+def summary(found: Sequence[Searched]) -> str:
+    tried, rejected = sum(f.num_tried for f in found), sum(f.num_rejected for f in found)
+    survivors, equivalent = sum(len(f.survivors) for f in found), sum(len(f.equivalent) for f in found)
+    untried = sum(f.num_untried for f in found)
+    return (
+        f"{tried} edits: {rejected} rejected, {equivalent} equivalent, {survivors} survive; "
+        f"{untried} not tried for want of time"
+    )

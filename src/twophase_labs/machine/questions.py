@@ -1,0 +1,178 @@
+"""Questions with short answers. What is stored of an answer is a salted hash, or the arithmetic that gives it.
+
+python -m twophase_labs.machine.questions 1.2 b            the seal of choice 'b' in exercise 1.2
+python -m twophase_labs.machine.questions 2.1 softmax=c    the seal of one pair of a matching
+"""
+
+import hashlib
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from twophase_labs.machine.checks import number, plain, reject, shown
+
+Real = int | float
+Step = tuple[str, Callable[[Any], None], str]
+
+
+def seal(exercise: str, answer: Any) -> str:
+    """A short hash of an answer, salted with the exercise's id. It keeps an answer from being read by accident."""
+    text = json.dumps([exercise, answer], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Question(ABC):
+    """How a stored answer turns into properties: name, test of the learner's value, hint."""
+
+    @abstractmethod
+    def properties(self, exercise: str) -> tuple[Step, ...]: ...
+
+
+@dataclass(frozen=True)
+class Choice(Question):
+    """One letter out of several. `because` may say of each letter what its choice overlooks."""
+
+    options: str
+    sealed: str
+    because: Mapping[str, str] = field(default_factory=dict)
+    hint: str = "Read the section again with each option in mind."
+
+    def properties(self, exercise: str) -> tuple[Step, ...]:
+        def is_an_option(value: Any) -> None:
+            value = plain(value)
+            if type(value) is not str or value.strip().lower() not in list(self.options):
+                reject(f"the answer is one letter of {', '.join(self.options)}; you gave {shown(value)}")
+
+        def is_right(value: Any) -> None:
+            letter = plain(value).strip().lower()
+            if seal(exercise, letter) != self.sealed:
+                reject(f"{letter!r} is not the answer" + _because(self.because.get(letter)))
+
+        return (
+            ("is one of the options", is_an_option, f'Write one letter in quotes, like "{self.options[0]}".'),
+            ("is the right option", is_right, self.hint),
+        )
+
+
+@dataclass(frozen=True)
+class Matching(Question):
+    """Every key gets one of the options: `{"softmax": "c", "mask": "a"}`. `sealed` has a seal per key."""
+
+    options: str
+    sealed: Mapping[str, str]
+    hint: str = "Start with the pair you are surest of; each option's effect on shapes helps."
+
+    def properties(self, exercise: str) -> tuple[Step, ...]:
+        def has_every_key(value: Any) -> None:
+            given = letters(value)
+            if given is None or set(given) != set(self.sealed):
+                reject(f"the answer is a dict with the keys {', '.join(self.sealed)}; you gave {shown(value)}")
+            odd = {key: v for key, v in given.items() if type(v) is not str or v not in list(self.options)}
+            if odd:
+                reject(f"each value is one letter of {', '.join(self.options)}; you gave {shown(odd)}")
+
+        def is_right(value: Any) -> None:
+            given = letters(value) or {}
+            wrong = [key for key, s in self.sealed.items() if seal(exercise, [key, given[key]]) != s]
+            if wrong:
+                right = len(self.sealed) - len(wrong)
+                reject(f"{right} of {len(self.sealed)} pairs are right; look again at {wrong[0]!r}")
+
+        return (
+            ("answers for every key", has_every_key, "Keep the keys as they were given and write a letter for each."),
+            ("matches each pair", is_right, self.hint),
+        )
+
+
+def finite_number(value: Any) -> Real | None:
+    """A number within a float's range, or None."""
+    value = number(value)
+    return value if value is not None and abs(value) <= sys.float_info.max else None
+
+
+def letters(value: Any) -> dict[Any, Any] | None:
+    """A dict in plain values, its strings stripped and in lower case; None if it is none."""
+    value = plain(value)
+    if type(value) is not dict:
+        return None
+    pairs = [(plain(key), plain(v)) for key, v in value.items()]
+    return {key: v.strip().lower() if type(v) is str else v for key, v in pairs}
+
+
+@dataclass(frozen=True)
+class Number(Question):
+    """A number, accepted within a relative or absolute tolerance, or (for a guess) within a factor.
+
+    `expected` computes the answer when the check runs, by arithmetic or by a quick measurement on this machine.
+    """
+
+    expected: Callable[[], Real]
+    rel: Real = 0.01
+    abs: Real = 0
+    factor: Real | None = None
+    unit: str = ""
+    hint: str = "Write the formula down first, then put the numbers in; check the units."
+
+    def accepts(self, value: Real, expected: Real) -> bool:
+        if self.factor is not None:
+            return expected / self.factor <= value <= expected * self.factor
+        return abs(value - expected) <= max(self.abs, self.rel * abs(expected))
+
+    def tolerance(self) -> str:
+        if self.factor is not None:
+            return f"within a factor of {self.factor:g}"
+        if self.rel == self.abs == 0:
+            return "only the exact number"
+        if self.abs:
+            return f"within {self.abs:g}"
+        return f"within {self.rel:.3g} of it" if self.rel >= 1 else f"within {100 * self.rel:.3g} %"
+
+    def properties(self, exercise: str) -> tuple[Step, ...]:
+        def is_a_number(value: Any) -> None:
+            if finite_number(value) is None:
+                reject(f"the answer is one finite number{self.unit and ' in ' + self.unit}; you gave {shown(value)}")
+
+        def is_close(value: Any) -> None:
+            value, expected = number(value), self.expected()
+            assert value is not None
+            if not self.accepts(value, expected):
+                reject(
+                    f"{value:g} {self.unit}".rstrip()
+                    + f" is {self.miss(value, expected)}; {self.tolerance()} is accepted"
+                )
+
+        return (
+            ("is a number", is_a_number, "Write a number, without quotes."),
+            ("is close enough", is_close, self.hint),
+        )
+
+    @staticmethod
+    def miss(value: Real, expected: Real) -> str:
+        """Too low or too high, and by roughly how much: enough to find the slip, not enough to read off the answer."""
+        side = "low" if value < expected else "high"
+        if expected == 0 or value == 0 or (value < 0) != (expected < 0):
+            return f"too {side}"
+        ratio = max(value / expected, expected / value)
+        step = max((s for s in (1.5, 3, 10, 100, 1000, 10**6) if ratio >= s), default=None)
+        return f"too {side}, " + ("by less than half" if step is None else f"by a factor of more than {step:g}")
+
+
+def _because(text: str | None) -> str:
+    return f": {text}" if text else ""
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    exercise, answer = argv
+    key, is_pair, letter = answer.partition("=")
+    print(seal(exercise, [key, letter] if is_pair else answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,219 @@
+"""What a learner calls in a notebook: `check`, `hint`, `reveal`, `measured`, `use`, `reference`."""
+
+import os
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any, no_type_check
+
+import torch  # noqa: F401  so that the guard below watches it
+
+from twophase_labs.machine.cards import AMBER, GREEN, Card, note_card, verdict_card
+from twophase_labs.machine.checks import shown
+from twophase_labs.machine.exercise import MAX_HINTS, Exercise
+from twophase_labs.machine.guard import Guard
+from twophase_labs.machine.judge import Judge, Verdict
+from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
+from twophase_labs.machine.progress import DIRECTORY_VARIABLE, Progress, as_count, progress_path
+from twophase_labs.machine.questions import Number, finite_number
+from twophase_labs.machine.solved import run_reference
+
+# Made when the notebook's first cell imports this, before anything a learner writes.
+_GUARD = Guard()
+
+
+class Session:
+    """One lab being worked on in this process: its judge, its progress file, and what passed so far."""
+
+    def __init__(self, lab: Lab, folder: Path, guard: Guard) -> None:
+        self.lab = lab
+        self.progress = Progress(progress_path(folder / f"{lab.name}.ipynb"))
+        self.references = run_reference(lab)
+        num_blanks = {exercise: len(template.blanks) for exercise, template in lab.templates.items()}
+        self.judge = Judge(lab.exercises, self.references, num_blanks, guard)
+        self._verdicts: dict[str, tuple[tuple[Any, ...], Verdict]] = {}
+
+    def verdict(self, exercise: Exercise, namespace: MutableMapping[str, Any], seed: int | None = None) -> Verdict:
+        """Judge afresh, first settling for which of the exercises it uses the reference must stand in."""
+        uses = [self.lab.exercise(other) for other in self.lab.all_uses(exercise.id)]
+        fall_back = tuple(other.id for other in uses if not self.known(other, namespace).passed)
+        found = self.judge.judge(exercise, namespace, fall_back=fall_back, seed=seed)
+        self._verdicts[exercise.id] = (self._objects(exercise, namespace), found)
+        return found
+
+    def known(self, exercise: Exercise, namespace: MutableMapping[str, Any]) -> Verdict:
+        """The last verdict, if it was on these very objects; judged now otherwise."""
+        objects, found = self._verdicts.get(exercise.id, ((), None))
+        now = self._objects(exercise, namespace)
+        if found is not None and len(objects) == len(now) and all(a is b for a, b in zip(objects, now, strict=True)):
+            return found
+        return self.verdict(exercise, namespace)
+
+    @staticmethod
+    def _objects(exercise: Exercise, namespace: MutableMapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(namespace.get(name) for name in exercise.names)
+
+
+_sessions: dict[str, Session] = {}  # by lab number: one per kernel, or the one a grader put here
+
+
+def adopt(session: Session) -> None:
+    """Let `check` and its kin use this session for its lab (the grader's, in a process of its own)."""
+    _sessions[session.lab.number] = session
+
+
+def _here(exercise: Any) -> tuple[Session, Exercise]:
+    if not isinstance(exercise, str):
+        raise WorkbookError(f'the exercise is named by a string, as in check("1.3"); got {exercise!r}')
+    number = f"{exercise.partition('.')[0]:0>2}"
+    if number not in _sessions:
+        folder = Path(os.environ.get(DIRECTORY_VARIABLE) or Path.cwd())
+        adopt(Session(Workbook.find().lab_of(exercise), folder, _GUARD))
+    session = _sessions[number]
+    return session, session.lab.exercise(exercise)
+
+
+@no_type_check  # a checker's wrapper would stand between these frames
+def _callers_namespace() -> MutableMapping[str, Any]:
+    return sys._getframe(2).f_globals
+
+
+@no_type_check
+def check(exercise: str, *, seed: int | None = None) -> Card:
+    """Check your answer to an exercise now. A prediction is committed by its first check, and that earns its point.
+
+    Args:
+        seed: Of the random inputs, to repeat a case that failed.
+    """
+    namespace = _callers_namespace()
+    session, found = _here(exercise)
+    verdict = session.verdict(found, namespace, seed)
+    if verdict.verdict in ("not_attempted", "missing", "not_run_here"):
+        entry = session.progress.of(exercise)
+    else:
+        entry = session.progress.record(exercise, lambda entry: _count(entry, verdict))
+    if found.kind == "prediction" and verdict.passed:
+        return _committed(session, found, namespace[found.names[0]])
+    return verdict_card(found, verdict, as_count(entry.get("attempts")), session.progress.take_notes())
+
+
+def _count(entry: dict[str, Any], verdict: Verdict) -> None:
+    entry["attempts"] = as_count(entry.get("attempts")) + 1
+    entry["verdict"] = verdict.verdict
+
+
+def _committed(session: Session, exercise: Exercise, value: Any) -> Card:
+    """Record a first prediction unless the measurement was there before it, and say what stands."""
+    written = finite_number(value)
+    assert written is not None  # it passed
+
+    def commit(entry: dict[str, Any]) -> None:
+        if finite_number(entry.get("measured")) is None and finite_number(entry.get("prediction")) is None:
+            entry["prediction"] = float(written)
+
+    entry = session.progress.record(exercise.id, commit)
+    first, found = finite_number(entry.get("prediction")), finite_number(entry.get("measured"))
+    lines = []
+    if first is None:
+        lines.append(("written", f"{written:g}{_unit(exercise)}, after the measurement; guess before it next time"))
+    else:
+        lines.append(("committed", f"{first:g}{_unit(exercise)}"))
+        if first != written:
+            lines.append(("", f"Your first prediction stands; {written:g} came later."))
+    if found is None:
+        lines.append(("next", "Run the measurement. The point is yours, however close the number comes."))
+    else:
+        lines += _beside(exercise, first, found)[0]
+    lines += [("note", note) for note in session.progress.take_notes()]
+    points = f"{exercise.points} point{'s' * (exercise.points != 1)}"
+    return Card("✓", f"{exercise.id} {exercise.title}: predicted, {points}", GREEN, tuple(lines))
+
+
+def _beside(exercise: Exercise, guess: int | float | None, found: int | float) -> tuple[list[tuple[str, str]], bool]:
+    """A measurement beside what was predicted, as lines of a card, and whether the two are close."""
+    question = exercise.question
+    assert isinstance(question, Number)
+    lines = [("measured", f"{found:.4g}{_unit(exercise)}")]
+    is_close = guess is not None and question.accepts(guess, found)
+    if guess is not None and not is_close:
+        lines.append(("so", f"{question.miss(guess, found)}; {question.tolerance()} would have been close"))
+    return lines, is_close
+
+
+def _unit(exercise: Exercise) -> str:
+    return f" {exercise.question.unit}".rstrip() if isinstance(exercise.question, Number) else ""
+
+
+def measured(exercise: str, value: Any) -> Card:
+    """What the measurement gave, beside what was predicted. Stands at the end of the measuring cell."""
+    session, found = _here(exercise)
+    if not isinstance(found.question, Number):
+        raise WorkbookError(f"exercise {exercise} is no prediction; it is of kind {found.kind!r}")
+    result = finite_number(value)
+    if result is None:
+        raise WorkbookError(f"what was measured for exercise {exercise} should be a finite number; got {shown(value)}")
+    entry = session.progress.record(exercise, lambda entry: entry.update(measured=float(result)))
+    guess = finite_number(entry.get("prediction"))
+    lines, is_close = _beside(found, guess, result)
+    if guess is None:
+        lines.append(("predicted", "nothing yet; next time commit yourself first, it is what makes the number stick"))
+        return note_card(f"{exercise} {found.title}: measured", lines)
+    lines.insert(0, ("predicted", f"{guess:g}{_unit(found)}"))
+    mark, colour = ("✓", GREEN) if is_close else ("≠", AMBER)
+    return Card(mark, f"{exercise} {found.title}: {'close' if is_close else 'surprised?'}", colour, tuple(lines))
+
+
+def hint(exercise: str) -> Card:
+    """The next hint: first the symptom, then the cause, then a nudge. How many you took is recorded."""
+    session, found = _here(exercise)
+    if not found.hints:
+        return note_card(f"{exercise} {found.title}: no hints", [("instead", "check() tells what fails and why")])
+    taken = as_count(session.progress.of(exercise).get("hints"))
+    shown = min(taken + 1, len(found.hints), MAX_HINTS)
+    session.progress.record(exercise, lambda entry: entry.update(hints=shown))
+    lines = [(f"hint {number}", text) for number, text in enumerate(found.hints[:shown], start=1)]
+    rest = len(found.hints) - shown
+    lines.append(
+        ("then", f"{rest} more to come" if rest else f'`reveal("{exercise}")` shows the solution, and is recorded')
+    )
+    return note_card(f"{exercise} {found.title}: hint {shown} of {len(found.hints)}", lines)
+
+
+def reveal(exercise: str) -> Card:
+    """The solution, as text. That it was looked at is recorded and shown in the report."""
+    session, found = _here(exercise)
+    session.progress.record(exercise, lambda entry: entry.update(revealed=True))
+    lines = [("recorded", "the report will say that the solution was looked at; points are not taken away")]
+    return note_card(f"{exercise} {found.title}: solution", lines, session.lab.templates[exercise].filled())
+
+
+def reference(exercise: str) -> Any:
+    """The reference's answer, to go on with: `greedy_generate = reference("1.3")`. It is worth no points."""
+    session, found = _here(exercise)
+    if session.judge.is_judging:
+        raise WorkbookError("an answer may not call the reference")
+    print(f"reference: {', '.join(found.names)} (exercise {exercise})")
+    return _only(found, session.references)
+
+
+@no_type_check
+def use(exercise: str) -> Any:
+    """Your answer if it and all that it calls pass their checks, else the reference's; says which."""
+    namespace = _callers_namespace()
+    session, found = _here(exercise)
+    if session.judge.is_judging:
+        raise WorkbookError("an answer may not call the reference")
+    # An answer may have passed with the reference standing in for what it calls; here nothing would.
+    needed = [found, *(session.lab.exercise(other) for other in session.lab.all_uses(exercise))]
+    broken = [other.id for other in needed if not session.known(other, namespace).passed]
+    if not broken:
+        print(f"yours: {', '.join(found.names)} (exercise {exercise})")
+        return _only(found, namespace)
+    print(f"reference: {', '.join(found.names)} (exercise {broken[0]} does not pass yet)")
+    return _only(found, session.references)
+
+
+def _only(exercise: Exercise, namespace: MutableMapping[str, Any]) -> Any:
+    """One object, or a tuple of all the exercise defines."""
+    found = tuple(namespace[name] for name in exercise.names)
+    return found if len(found) > 1 else found[0]

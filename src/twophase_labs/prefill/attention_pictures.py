@@ -1,0 +1,212 @@
+"""The pictures of lab 2's first half."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from torch import Tensor
+
+from twophase_labs.kit.timing import fitted_exponent
+from twophase_labs.machine.pictures import COLOURS, EMPTY, INK, LINE
+
+MARKERS = ("o", "s", "^", "D", "v")  # told apart without colour too
+
+
+def draw_steps_of_attention(q: Tensor, k: Tensor) -> Figure:
+    """Scores of one head [L, D], the same with the future hidden, and the weights."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    hidden = torch.ones_like(scores, dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    figure, axes = _figure(3, width=9.6, height=3.5)
+    titles = ("1. scores", "2. with the future hidden", "3. weights: rows sum to 1")
+    for axis, table, title in zip(axes, (scores, scores.masked_fill(hidden, torch.nan), weights), titles, strict=True):
+        _numbers(axis, table, signed=table is not weights)
+        axis.set(xlabel="position of the key", ylabel="position of the query")
+        axis.set_title(title, loc="left")
+    return _done(figure)
+
+
+def _numbers(axis: Axes, table: Tensor, signed: bool) -> None:
+    """Cells shaded by size, with their numbers; NaN is crossed out."""
+    # Shades from light to middle only, so that dark numbers read on all of them.
+    span = 8.0 if signed else 2.0
+    axis.imshow(table.nan_to_num(0), cmap="PuOr" if signed else "Blues", vmin=-span if signed else 0, vmax=span)
+    for i, j in np.ndindex(*table.shape):
+        number = float(table[i, j])
+        if number != number:
+            axis.fill([j - 0.5, j + 0.5, j + 0.5, j - 0.5], [i - 0.5, i - 0.5, i + 0.5, i + 0.5], color=EMPTY)
+            axis.text(j, i, "-∞", ha="center", va="center", fontsize=9, color=LINE)
+        else:
+            text = f"{round(number, 1) + 0:.1f}" if signed else f"{number:.2f}"  # + 0: no -0.0
+            axis.text(j, i, text, ha="center", va="center", fontsize=8)
+    axis.set_xticks(range(table.shape[1]))
+    axis.set_yticks(range(table.shape[0]))
+
+
+def draw_turning(theta: float, width: int, positions: int, pairs: Sequence[int]) -> Figure:
+    """Where the point (1, 0) of some pairs stands at successive positions."""
+    figure, axes = _figure(len(pairs), width=9.6, height=2.9)
+    for axis, pair, colour in zip(axes, pairs, COLOURS, strict=False):
+        step = theta ** (-2 * pair / width)
+        axis.add_patch(plt.Circle((0, 0), 1, fill=False, color=LINE, linewidth=0.8))
+        for position in range(positions):
+            x, y = np.cos(position * step), np.sin(position * step)
+            axis.plot([0, x], [0, y], color=colour, linewidth=1, alpha=0.5)
+            axis.plot(x, y, "o", color=colour, markersize=4)
+            if step > 0.15:  # else the numbers would lie on top of each other
+                axis.text(1.22 * x, 1.22 * y, str(position), ha="center", va="center", fontsize=8, color=INK)
+        if step <= 0.15:
+            axis.text(1.1, 0, f"0 to {positions - 1}", ha="left", va="center", fontsize=8, color=INK)
+        axis.set(xlim=(-1.5, 1.8), ylim=(-1.5, 1.5), aspect="equal", xticks=[], yticks=[])
+        axis.set(xlabel=f"number {pair}", ylabel=f"number {pair + width // 2}")
+        axis.set_title(f"pair {pair}: {step:.2g} radians a step", loc="left", fontsize=10)
+    return _done(figure)
+
+
+def draw_attention_maps(weights: Mapping[str, Tensor], tokens: Sequence[str]) -> Figure:
+    """A map [L, L] per title: which earlier token (column) gets how much of each token's (row) attention."""
+    figure, axes = _figure(len(weights), width=4.2 * len(weights), height=4.6)
+    names = [token.strip() or "·" for token in tokens]
+    for axis, (title, table) in zip(axes, weights.items(), strict=True):
+        image = axis.imshow(table, cmap="Blues", vmin=0, vmax=1)
+        axis.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
+        axis.set_yticks(range(len(names)), names, fontsize=8)
+        axis.set(xlabel="token looked at", ylabel="token that looks")
+        axis.set_title(title, loc="left")
+    figure.colorbar(image, ax=axes, label="share of attention", shrink=0.7)
+    plt.close(figure)
+    return figure
+
+
+def draw_roofline(
+    flops_per_s: float, bytes_per_s: float, points: Mapping[str, Mapping[int, tuple[float, float]]]
+) -> Figure:
+    """Measured rate against intensity under two roofs.
+
+    Args:
+        points: For each kind of layer, by number of tokens: FLOP per byte, and FLOP per second reached.
+    """
+    figure, axes = _figure(1, width=8.2, height=4.8)
+    axis, ridge = axes[0], flops_per_s / bytes_per_s
+    intensities = [i for kind in points.values() for i, _ in kind.values()]
+    lowest, highest = min(*intensities, ridge) / 2, max(*intensities, ridge) * 3
+    axis.plot([lowest, ridge], [lowest * bytes_per_s / 1e9, flops_per_s / 1e9], color=INK, linewidth=1.5)
+    axis.plot([ridge, highest], [flops_per_s / 1e9] * 2, color=INK, linewidth=1.5)
+    axis.axvline(ridge, color=LINE, linestyle=":", linewidth=1)
+    ground = axis.get_xaxis_transform()  # x in data, y from the bottom
+    axis.text(ridge * 1.06, 0.03, f"ridge: {ridge:.1f} FLOP a byte", transform=ground, color=INK, fontsize=9)
+    offsets = ((-3, 7), (5, -11), (0, -12))  # where a kind's numbers stand, so that they do not meet
+    for (name, kind), colour, marker, offset in zip(points.items(), COLOURS, MARKERS, offsets, strict=False):
+        xs, ys = [i for i, _ in kind.values()], [rate / 1e9 for _, rate in kind.values()]
+        axis.plot(xs, ys, marker, color=colour, label=name, linestyle="-", linewidth=0.6)
+        for num_tokens, x, y in zip(kind, xs, ys, strict=True):
+            axis.annotate(str(num_tokens), (x, y), offset, textcoords="offset points", fontsize=8, ha="center")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    for which in (axis.xaxis, axis.yaxis):
+        which.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        which.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        which.set_minor_locator(NullLocator())
+    rates = [rate / 1e9 for kind in points.values() for _, rate in kind.values()]
+    axis.set_ylim(min(rates) / 2, 1.6 * max(*rates, flops_per_s / 1e9))
+    axis.set(xlim=(lowest, highest), xlabel="arithmetic intensity (FLOP per byte)", ylabel="rate (GFLOP/s)")
+    axis.set_title("SmolLM2's layers under this machine's roofs; small numbers: tokens", loc="left")
+    axis.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.08))
+    return _done(figure)
+
+
+def draw_growing(
+    curves: Mapping[str, Mapping[int, int | float]], ylabel: str, title: str, unit: int | float = 1e6
+) -> Figure:
+    """Positive quantities against prompt length on log axes, with the exponent of the power law through the last two.
+
+    Args:
+        unit: What a value is divided by before it is drawn, such as 1e6 for MB.
+    """
+    figure, axes = _figure(1, width=7, height=4.2)
+    for (name, values), colour, marker in zip(curves.items(), COLOURS, MARKERS, strict=False):
+        slope = fitted_exponent({length: float(value) for length, value in list(values.items())[-2:]})
+        ys = [value / unit for value in values.values()]
+        label = f"{name}: grows as L^{slope:.1f} at the end"
+        axes[0].loglog(list(values), ys, marker, color=colour, linestyle="-", linewidth=1, label=label)
+    lengths = sorted({length for values in curves.values() for length in values})
+    axes[0].set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes[0].minorticks_off()
+    axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes[0].set(xlabel="tokens in the prompt, L", ylabel=ylabel)
+    axes[0].set_title(title, loc="left")
+    axes[0].legend(frameon=False)
+    return _done(figure)
+
+
+def draw_running(scores: Tensor) -> Figure:
+    """One row of base-2 scores read from left to right: the running maximum and the running sum measured from it."""
+    figure, axes = _figure(2, width=9.6, height=3.4)
+    keys = np.arange(len(scores))
+    most = scores.cummax(0).values
+    sums = [float(torch.exp2(scores[: i + 1] - most[i]).sum()) for i in range(len(scores))]
+    changed = [i for i in range(1, len(scores)) if most[i] > most[i - 1]]
+    axes[0].plot(keys, scores, "o", color=COLOURS[0], markersize=4, label="score of the key")
+    axes[0].step(keys, most, where="post", color=COLOURS[5], label="row_max, the largest so far")
+    axes[0].set(xlabel="key", ylabel="base-2 score")
+    axes[0].set_title("Where the maximum grows ...", loc="left")
+    axes[0].legend(frameon=False, fontsize=8)
+    axes[1].plot(keys, sums, "s-", color=COLOURS[2], markersize=4, linewidth=1)
+    for axis in axes:
+        for at in changed:
+            axis.axvline(at, color=LINE, linestyle=":", linewidth=0.8)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[1].set(xlabel="key", ylabel="row_sum: sum of 2^(score - row_max)")
+    axes[1].set_ylim(bottom=0)
+    axes[1].set_title("... the sum is measured anew", loc="left")
+    return _done(figure)
+
+
+def draw_tiles(length: int, block_q: int, block_k: int) -> Figure:
+    """The score table cut into tiles: wholly visible, on the diagonal, never visited. Numbers give the order."""
+    figure, axes = _figure(1, width=6.6, height=5)
+    order = 0
+    kinds = {
+        "wholly visible": (COLOURS[4], ""),
+        "on the diagonal: masked": (COLOURS[1], "//"),
+        "hidden: never loaded": (EMPTY, ".."),
+    }
+    for start in range(0, length, block_q):
+        last = min(start + block_q, length)
+        for at in range(0, length, block_k):
+            end = min(at + block_k, length)
+            name = list(kinds)[2 if at >= last else 1 if end - 1 > start else 0]
+            colour, hatch = kinds[name]
+            corners = [at, end, end, at], [start, start, last, last]
+            axes[0].fill(*corners, facecolor=colour, hatch=hatch, edgecolor=LINE, linewidth=0.8)
+            if at < last:
+                order += 1
+                middle = (at + end) / 2, (start + last) / 2
+                box = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none"}
+                axes[0].text(*middle, str(order), ha="center", va="center", color=INK, bbox=box)
+    for name, (colour, hatch) in kinds.items():
+        axes[0].fill([], [], facecolor=colour, hatch=hatch, edgecolor=LINE, label=name)
+    axes[0].set(xlim=(0, length), ylim=(length, 0), aspect="equal")
+    axes[0].set(xlabel=f"key (tiles of {block_k})", ylabel=f"query (tiles of {block_q})")
+    axes[0].set_title(f"{order} tiles of the score table, in the order of the loops", loc="left")
+    axes[0].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return _done(figure)
+
+
+def _figure(num_axes: int, width: int | float, height: int | float) -> tuple[Figure, list[Axes]]:
+    figure, axes = plt.subplots(
+        1, num_axes, figsize=(width, height), facecolor="white", squeeze=False, layout="constrained"
+    )
+    for axis in axes[0]:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes[0])
+
+
+def _done(figure: Figure) -> Figure:
+    """Closed for pyplot, or a notebook would show it twice: as the cell's value and as an open figure."""
+    plt.close(figure)
+    return figure

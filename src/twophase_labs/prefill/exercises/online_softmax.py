@@ -1,0 +1,455 @@
+"""2.5 Softmax in one pass, and putting two halves together."""
+
+import gc
+import math
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase_labs.machine.checks import Draw, compare, finite, fresh, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+
+AXES = ("row", "feature")
+MAX_HELD = 4  # items of the stream that an answer may keep alive: those of this turn and, loosely, of the last
+
+
+def whole_softmax(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted means [M, D] and base-2 log-sums [M] of base-2 scores [M, S], a row at a time, in float64."""
+    out = torch.zeros(scores.shape[0], values.shape[1], dtype=torch.float64)
+    lse = torch.full((scores.shape[0],), -math.inf, dtype=torch.float64)
+    for row, line in enumerate(scores.double()):
+        seen = line > -math.inf
+        if bool(seen.any()):
+            most = line[seen].max()
+            weights = 2 ** (line[seen] - most)
+            out[row] = weights @ values.double()[seen] / weights.sum()
+            lse[row] = most + torch.log2(weights.sum())
+    return out.float(), lse.float()
+
+
+class Stream:
+    """(scores [M], value [D]) of one key after the other, once. Counts how many of them are still alive."""
+
+    def __init__(self, scores: Tensor, values: Tensor) -> None:
+        self.scores, self.values = scores, values
+        self.most_alive = 0
+        self.num_read = 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        given: list[weakref.ref[Tensor]] = []
+        for column, value in zip(self.scores.mT, self.values, strict=True):
+            item = (column.clone(), value.clone())
+            given.append(weakref.ref(item[0]))
+            self.num_read += 1
+            yield item
+            del item
+            self.most_alive = max(self.most_alive, sum(ref() is not None for ref in given))
+
+
+def run(answer: Any, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The answer's two results on a stream that can be read once."""
+    got = answer.online_softmax(iter(Stream(scores, values)), scores.shape[0], values.shape[1])
+    return two_tensors(got, (scores.shape[0], values.shape[1]))
+
+
+def two_tensors(got: Any, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    if not (isinstance(got, tuple | list) and len(got) == 2 and all(isinstance(x, Tensor) for x in got)):
+        reject("the result is a pair of tensors: the means [M, D] and the log-sums [M]", f"got {type(got).__name__}")
+    out, lse = got
+    if out.shape != shape or lse.shape != shape[:1]:
+        reject(
+            f"the result has shapes {list(out.shape)} and {list(lse.shape)}, "
+            f"expected {list(shape)} and {list(shape[:1])}"
+        )
+    return out, lse
+
+
+def random_scores(draw: Draw, rows: int, keys: int) -> tuple[Tensor, Tensor]:
+    return 6 * draw.normal(rows, keys), draw.normal(keys, 3 + keys % 4)
+
+
+def returns_means_and_sums(answer: Any, draw: Draw, rows: int, keys: int) -> None:
+    run(answer, *random_scores(draw, rows, keys))
+
+
+def averages(answer: Any, draw: Draw, rows: int, keys: int) -> None:
+    scores, values = random_scores(draw, rows, keys)
+    out, _ = run(answer, scores, torch.ones_like(values))
+    compare(out, torch.ones_like(out), what="the mean of values that are all 1", axes=AXES)
+
+
+def weighs_alike(answer: Any, draw: Draw, keys: int) -> None:
+    """Equal scores: a plain mean, and log2 of the number of keys."""
+    values = draw.normal(keys, 4)
+    out, _ = run(answer, torch.zeros(2, keys), values)
+    compare(out, values.mean(0).expand(2, -1), what="the mean with equal scores", axes=AXES, any_dtype=True)
+
+
+def doubles_the_weight(answer: Any, draw: Draw) -> None:
+    """Scores 1 and 0: in base 2 the first key weighs twice as much. The maximum does not change."""
+    out, _ = run(answer, torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0], [0.0]]))
+    share = float(out[0, 0])
+    if abs(share - 2 / 3) > 1e-5:
+        near_e = abs(share - math.e / (1 + math.e)) < 1e-5
+        reject(
+            f"of two keys with scores 1 and 0 the first gets {share:.4f} of the weight, expected 2/3",
+            *(["e / (1 + e) = 0.7311: that is base e"] if near_e else []),
+        )
+
+
+def matches_the_whole(answer: Any, draw: Draw, rows: int, keys: int) -> None:
+    scores, values = random_scores(draw, rows, keys)
+    expected, _ = whole_softmax(scores, values)
+    compare(run(answer, scores, values)[0], expected, what="the mean", axes=AXES, any_dtype=True)
+
+
+def any_order(answer: Any, draw: Draw) -> None:
+    """Rising scores change the maximum at every key, falling ones never."""
+    values = draw.normal(9, 4)
+    for order in (torch.arange(9.0), -torch.arange(9.0)):
+        scores = (3 * order).expand(2, -1)
+        rising = "rising" if order[1] > 0 else "falling"
+        expected, _ = whole_softmax(scores, values)
+        what = f"the mean with {rising} scores"
+        compare(run(answer, scores, values)[0], expected, what=what, axes=AXES, any_dtype=True)
+
+
+def gives_the_log_sum(answer: Any, draw: Draw, rows: int, keys: int) -> None:
+    scores, values = random_scores(draw, rows, keys)
+    _, expected = whole_softmax(scores, values)
+    compare(run(answer, scores, values)[1], expected, what="the base-2 log-sum", axes=("row",), any_dtype=True)
+
+
+def survives_huge_scores(answer: Any, draw: Draw, size: int) -> None:
+    scores, values = random_scores(draw, 3, 7)
+    scores = scores + size
+    out, lse = run(answer, scores, values)
+    finite(out, what=f"the mean of scores around {size}", axes=AXES)
+    expected = whole_softmax(scores, values)
+    what = f"of scores around {size}"
+    compare(out, expected[0], what=f"the mean {what}", axes=AXES, rtol=2e-3, atol=2e-3, any_dtype=True)
+    compare(lse, expected[1], what=f"the log-sum {what}", axes=("row",), any_dtype=True)
+
+
+def survives_hidden_keys(answer: Any, draw: Draw, where: str) -> None:
+    scores, values = random_scores(draw, 3, 6)
+    if where == "the first keys":
+        scores[:, :3] = -math.inf
+    elif where == "some keys":
+        scores[0, 2], scores[1, 0], scores[2, 5] = (-math.inf,) * 3
+    elif where == "all keys of a row":
+        scores[1] = -math.inf
+    else:
+        scores, values = scores[:, :0], values[:0]
+    out, lse = run(answer, scores, values)
+    expected = whole_softmax(scores, values)
+    finite(out, what=f"the mean with {where} hidden", axes=AXES)
+    compare(out, expected[0], what=f"the mean with {where} hidden", axes=AXES, any_dtype=True)
+    compare(lse, expected[1], what=f"the log-sum with {where} hidden", axes=("row",), any_dtype=True)
+
+
+def num_elements_alive() -> int:
+    """Elements of all tensors and lists of this process."""
+    gc.collect()
+    alive = (x for x in gc.get_objects() if type(x) in (list, Tensor))
+    return sum(x.numel() if isinstance(x, Tensor) else len(x) for x in alive)
+
+
+def forgets_copies_too(answer: Any, draw: Draw) -> None:
+    """What is alive after 50 keys and after 450: copies of 400 keys would be 2,000 elements."""
+    scores, values = draw.normal(2, 500), draw.normal(500, 3)
+    alive: list[int] = []
+
+    def stream() -> Iterator[tuple[Tensor, Tensor]]:
+        for key in range(500):
+            yield scores[:, key].clone(), values[key].clone()
+            if key in (50, 450):
+                alive.append(num_elements_alive())
+
+    answer.online_softmax(stream(), 2, 3)
+    if alive[1] - alive[0] > 600:
+        reject(
+            "what is kept grows with the number of keys, if only as copies",
+            f"{alive[1] - alive[0]:,} more elements after 450 keys than after 50",
+        )
+
+
+def forgets(answer: Any, draw: Draw) -> None:
+    scores, values = random_scores(draw, 2, 24)
+    stream = Stream(scores, values)
+    answer.online_softmax(iter(stream), 2, values.shape[1])
+    if stream.most_alive > MAX_HELD:
+        reject(
+            f"{stream.most_alive} of {stream.num_read} keys were still held at the same time",
+            "One pass is meant to need the same memory for a thousand keys as for ten.",
+        )
+
+
+# -- 2.9
+
+
+def merged(answer: Any, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    got = answer.merge_halves(a[0].clone(), a[1].clone(), b[0].clone(), b[1].clone())
+    return two_tensors(got, (a[0].shape[0], a[0].shape[1]))
+
+
+def halves(scores: Tensor, values: Tensor, at: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    return whole_softmax(scores[:, :at], values[:at]), whole_softmax(scores[:, at:], values[at:])
+
+
+def returns_both(answer: Any, draw: Draw, rows: int, keys: int) -> None:
+    merged(answer, *halves(*random_scores(draw, rows, keys), keys // 2))
+
+
+def weighs_by_sums(answer: Any, draw: Draw, at: int) -> None:
+    """Equal scores: a half of three keys counts three times as much as a half of one."""
+    values = draw.normal(4, 4)
+    out, _ = merged(answer, *halves(torch.zeros(2, 4), values, at))
+    what = f"the mean of {at} and {4 - at} keys with equal scores"
+    compare(out, values.mean(0).expand(2, -1), what=what, axes=AXES)
+
+
+def equals_the_whole(answer: Any, draw: Draw, rows: int, keys: int) -> None:
+    scores, values = random_scores(draw, rows, keys)
+    expected = whole_softmax(scores, values)
+    for at in {1, keys // 2, keys - 1}:
+        out, _ = merged(answer, *halves(scores, values, at))
+        compare(out, expected[0], what=f"the mean, cut behind key {at - 1},", axes=AXES)
+
+
+def sums_the_sums(answer: Any, draw: Draw, rows: int, keys: int) -> None:
+    scores, values = random_scores(draw, rows, keys)
+    _, expected = whole_softmax(scores, values)
+    a, b = halves(scores, values, keys // 2)
+    for parts in ((a, b), (b, a)):
+        compare(merged(answer, *parts)[1], expected, what="the base-2 log-sum", axes=("row",))
+
+
+def leaves_its_inputs_alone(answer: Any, draw: Draw) -> None:
+    """A part may be merged twice: with the one before it here, with the one behind it there."""
+    a, b = halves(*random_scores(draw, 3, 6), 2)
+    with unchanged(out_a=a[0], lse_a=a[1], out_b=b[0], lse_b=b[1]):
+        out, lse = two_tensors(answer.merge_halves(*a, *b), (3, a[0].shape[1]))
+    fresh(out, out_a=a[0], out_b=b[0])
+    fresh(lse, lse_a=a[1], lse_b=b[1])
+
+
+def knows_the_examples(answer: Any, draw: Draw) -> None:
+    (out, lse), _ = halves(*random_scores(draw, 3, 6), 5)
+    for other, more, what in (
+        ((torch.zeros_like(out), torch.full_like(lse, -math.inf)), 0, "an empty part"),
+        ((out, lse), 1, "itself"),
+    ):
+        got = merged(answer, (out, lse), other)
+        compare(got[0], out, what=f"the mean of a part merged with {what}", axes=AXES, any_dtype=True)
+        compare(got[1], lse + more, what=f"the log-sum of a part merged with {what}", axes=("row",), any_dtype=True)
+
+
+def merges_again(answer: Any, draw: Draw) -> None:
+    """Three parts, in either order of merging."""
+    scores, values = random_scores(draw, 3, 9)
+    parts = [whole_softmax(scores[:, a:b], values[a:b]) for a, b in ((0, 2), (2, 3), (3, 9))]
+    expected = whole_softmax(scores, values)
+    left = merged(answer, merged(answer, parts[0], parts[1]), parts[2])
+    right = merged(answer, parts[0], merged(answer, parts[1], parts[2]))
+    for got, which in ((left, "the first two first"), (right, "the last two first")):
+        compare(got[0], expected[0], what=f"the mean of three parts, {which},", axes=AXES)
+        compare(got[1], expected[1], what=f"the log-sum of three parts, {which},", axes=("row",))
+
+
+def survives_empty_halves(answer: Any, draw: Draw, which: str) -> None:
+    scores, values = random_scores(draw, 3, 6)
+    if which in ("first", "both"):
+        scores[1, :3] = -math.inf
+    if which in ("second", "both"):
+        scores[1, 3:] = -math.inf
+    expected = whole_softmax(scores, values)
+    out, lse = merged(answer, *halves(scores, values, 3))
+    name = "both halves" if which == "both" else f"the {which} half"
+    finite(out, what=f"the mean with {name} of row 1 empty", axes=AXES)
+    compare(out, expected[0], what=f"the mean with {name} of row 1 empty", axes=AXES)
+    compare(lse, expected[1], what=f"the log-sum with {name} of row 1 empty", axes=("row",))
+
+
+def survives_huge_sums(answer: Any, draw: Draw, size: int) -> None:
+    scores, values = random_scores(draw, 3, 6)
+    scores = scores + size
+    scores[1, :2] += 200
+    scores[2, 2:] += 200  # one half counts, the other doesn't
+    expected = whole_softmax(scores, values)
+    out, lse = merged(answer, *halves(scores, values, 2))
+    finite(out, what=f"the mean with log-sums around {size}", axes=AXES)
+    what = f"with log-sums around {size}"
+    compare(out, expected[0], what=f"the mean {what}", axes=AXES, rtol=2e-3, atol=2e-3)
+    compare(lse, expected[1], what=f"the log-sum {what}", axes=("row",))
+
+
+SIZES = ({"rows": 1, "keys": 1}, {"rows": 1, "keys": 3}, {"rows": 3, "keys": 10}, {"rows": 40, "keys": 150})
+PAIRS = ({"rows": 1, "keys": 2}, {"rows": 3, "keys": 7}, {"rows": 2, "keys": 12}, {"rows": 70, "keys": 20})
+
+EXERCISES = (
+    Exercise(
+        id="2.8",
+        checked_in="answer",
+        title="Softmax in one pass",
+        kind="code",
+        names=("online_softmax",),
+        points=4,
+        minutes=20,
+        lines=7,
+        difficulty=3,
+        objective="compute softmax attention over keys that are seen once",
+        hints=(
+            "Follow two keys by hand, scores 0 and then 3. What is in row_sum and acc after the first, and what must "
+            "it be "
+            "multiplied by once the maximum is 3?",
+            "row_sum and acc are sums of 2^(score - row_max). If row_max becomes larger, what is in them is too "
+            "large, by 2^(new - old).",
+            "The mean is acc / row_sum. For the log-sum: row_sum was measured from row_max, so log2 of the true sum "
+            "has "
+            "two parts. A row that saw nothing has row_sum = 0, and 0 / 0 is NaN.",
+        ),
+        checks=(
+            Property(
+                "returns means and log-sums",
+                returns_means_and_sums,
+                "Return the pair (out, lse), of the shapes [M, D] and [M].",
+                SIZES,
+            ),
+            Property(
+                "averages the values",
+                averages,
+                "acc and row_sum take the same weights and the same rescaling; the mean is one over the other.",
+                SIZES,
+            ),
+            Property(
+                "weighs equal scores alike",
+                weighs_alike,
+                "Every key adds its weight to what was there; nothing is lost and nothing there from the start.",
+                ({"keys": 1}, {"keys": 5}),
+            ),
+            Property(
+                "works in base 2",
+                doubles_the_weight,
+                "A score is an exponent of 2 here: exp2 and log2, not exp and log.",
+            ),
+            Property(
+                "rescales when the maximum changes",
+                any_order,
+                "When row_max grows, old sums shrink by 2^(old - new): row_sum and acc both. When it stays, the "
+                "factor is 1.",
+            ),
+            Property(
+                "matches a softmax over all keys",
+                matches_the_whole,
+                "Each key's weight is 2^(its score - row_max), with the maximum of its own row.",
+                SIZES,
+            ),
+            Property(
+                "gives the base-2 log-sum",
+                gives_the_log_sum,
+                "log2 of the sum of 2^score: the part in row_max and the part in row_sum.",
+                SIZES,
+            ),
+            Property(
+                "survives huge scores",
+                survives_huge_scores,
+                "2^129 does not fit into float32. Exponents are taken relative to the largest score so far, so none is "
+                "above 0. The maximum starts at -inf: any other number is larger than some score.",
+                ({"size": 1000}, {"size": -1000}, {"size": 20000}, {"size": -20000}),
+            ),
+            Property(
+                "survives hidden keys",
+                survives_hidden_keys,
+                "A hidden key has the score -inf. As long as a row saw nothing else, row_max is -inf too: use "
+                "`max_safe` in every "
+                "difference. A row that sees nothing at all gives zeros and -inf.",
+                (
+                    {"where": "some keys"},
+                    {"where": "the first keys"},
+                    {"where": "all keys of a row"},
+                    {"where": "all keys (there are none)"},
+                ),
+            ),
+            Property(
+                "forgets what it has read",
+                forgets,
+                "Keep row_max, row_sum and acc, and nothing that grows with the number of keys.",
+            ),
+            Property(
+                "keeps no copies either",
+                forgets_copies_too,
+                "Keep row_max, row_sum and acc, and nothing that grows with the number of keys.",
+            ),
+        ),
+    ),
+    Exercise(
+        id="2.9",
+        title="Two halves make a whole",
+        kind="code",
+        names=("merge_halves",),
+        points=3,
+        minutes=12,
+        lines=4,
+        difficulty=2,
+        objective="merge partial attention results by their log-sum-exp",
+        hints=(
+            "A half of three equal keys should count three times as much as a half of one. What do their log-sums say?",
+            "2^lse is the sum of weights of a half; the mean of the whole weighs the two means by it.",
+            "Take the larger of the two out first, as in the last exercise, and add it back to the log-sum.",
+        ),
+        checks=(
+            Property(
+                "returns mean and log-sum",
+                returns_both,
+                "Return the pair (out, lse), so that the result can be merged again.",
+                PAIRS,
+            ),
+            Property(
+                "weighs halves by their sums",
+                weighs_by_sums,
+                "A half counts by its sum of weights, 2^lse. In base e it would be another number.",
+                ({"at": 2}, {"at": 3}, {"at": 1}),
+            ),
+            Property(
+                "equals the whole, wherever it is cut",
+                equals_the_whole,
+                "The weighted mean: (weight_a * out_a + weight_b * out_b) over the sum of the weights.",
+                PAIRS,
+            ),
+            Property(
+                "gives the log-sum of the whole",
+                sums_the_sums,
+                "m + log2(total): what was taken out, and what is left.",
+                PAIRS,
+            ),
+            Property(
+                "survives huge log-sums",
+                survives_huge_sums,
+                "2^lse overflows. Take the larger lse out of both first.",
+                ({"size": 1000}, {"size": -1000}),
+            ),
+            Property(
+                "can be merged again",
+                merges_again,
+                "The result of a merge has to be a part like any other: its mean and its log-sum.",
+            ),
+            Property(
+                "survives empty halves",
+                survives_empty_halves,
+                "An empty half has lse = -inf and weighs 0. If both are empty, nothing may be divided by 0: the result "
+                "is zeros and -inf.",
+                ({"which": "first"}, {"which": "second"}, {"which": "both"}),
+            ),
+            Property("gives what the card says", knows_the_examples, "Merge with an empty part, and with itself."),
+            Property(
+                "leaves its inputs alone",
+                leaves_its_inputs_alone,
+                "Make new tensors: a part may be merged again, with another one.",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,248 @@
+"""2.11 The learner's kernels in the engine, and the time to the first token."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase import SamplingParams
+from twophase_labs.kit.guarded import run_guarded
+from twophase_labs.kit.models import smollm2, transformers_greedy
+from twophase_labs.kit.own_attention import OwnAttention
+from twophase_labs.machine.checks import Draw, compare, reject
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.kernels import device
+from twophase_labs.machine.questions import Number
+from twophase_labs.prefill.exercises.paged_writes import AXES as WRITE_AXES
+from twophase_labs.prefill.exercises.paged_writes import slots_by_hand
+from twophase_labs.prefill.exercises.prefill_kernel import AXES
+from twophase_labs.prefill.first_token import BLOCK_SIZE, first_token_ratio
+from twophase_labs.prefill.launch import BLOCK_M
+from twophase_labs.prefill.paged_oracle import paged_attention, ragged_batch
+
+
+@cache
+def relayed_engine() -> tuple[Any, SimpleNamespace]:
+    """SmolLM2 with attention that calls whatever functions stand in the namespace beside it.
+
+    The engine ends a request whose step raises, so the namespace keeps the first exception, `error`.
+    """
+    from twophase import LLM
+
+    parts = SimpleNamespace(error=None)
+
+    def relay(name: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            try:
+                return getattr(parts, name)(*args)
+            except Exception as error:
+                parts.error = parts.error or error
+                raise
+
+        return call
+
+    llm = LLM(
+        attention_backend=lambda spec: OwnAttention(spec, BLOCK_SIZE, write=relay("write"), prefill=relay("prefill")),
+        dtype="float32",
+        num_kv_blocks=16,
+        max_num_seqs=4,
+        enable_prefix_caching=False,
+    )
+    return llm, parts
+
+
+@contextmanager
+def grids_of(function: Callable[..., Any], kernel: str) -> Iterator[list[tuple[int, ...]]]:
+    """The grids over which `function` launches the kernel it knows by this name."""
+    grids: list[tuple[int, ...]] = []
+    names = getattr(function, "__globals__", {})
+    real: Any = names.get(kernel)
+
+    class Watched:
+        def __getitem__(self, grid: Any) -> Callable[..., Any]:
+            def launch(*args: Any, **kwargs: Any) -> Any:
+                shape = grid(kwargs) if callable(grid) else grid
+                grids.append(tuple(shape) if isinstance(shape, tuple | list) else (shape,))
+                return real[grid](*args, **kwargs)
+
+            return launch
+
+    if real is not None:
+        names[kernel] = Watched()
+    try:
+        yield grids
+    finally:
+        if real is not None:
+            names[kernel] = real
+
+
+def compare_grid(grids: list[tuple[int, ...]], expected: tuple[int, ...], what: str) -> None:
+    """One launch has this grid; several have as many programs together, at most."""
+    if len(grids) == 1 and (*grids[0], 1, 1, 1)[:3] != (*expected, 1, 1, 1)[:3]:
+        reject(f"the grid is {grids[0]}, expected {expected}: {what}")
+    num_programs = sum(math.prod(grid) for grid in grids)
+    if num_programs > math.prod(expected):
+        reject(f"{num_programs} programs are launched in all, expected {math.prod(expected)}", what)
+
+
+def covers_just_enough(answer: Any, draw: Draw, query_lens: Sequence[int], heads: tuple[int, int]) -> None:
+    batch = ragged_batch(draw, query_lens, (0,) * len(query_lens), heads=heads, head_dim=16, page=16)
+    with grids_of(answer.own_prefill, "paged_prefill_kernel") as grids:
+        answer.own_prefill(**{name: t.to(device) for name, t in batch.tensors.items()}, scale=batch.scale)
+    block_q = BLOCK_M // (heads[0] // heads[1])
+    expected = (-(-max(query_lens) // block_q), len(query_lens), heads[1])
+    what = f"query blocks of {block_q} tokens for chunks of {', '.join(map(str, query_lens))}, sequences, KV heads"
+    compare_grid(grids, expected, what)
+
+
+def writes_once(answer: Any, draw: Draw, num_tokens: int) -> None:
+    k, v = draw.normal(num_tokens, 2, 16).to(device), draw.normal(num_tokens, 2, 16).to(device)
+    caches = [torch.zeros(5, 2, 4, 16, device=device) for _ in range(2)]
+    with grids_of(answer.own_write, "kv_write_kernel") as grids:
+        answer.own_write(k, v, *caches, torch.arange(num_tokens, device=device))
+    compare_grid(grids, (num_tokens,), "a program for each token")
+
+
+def writes_every_token(answer: Any, draw: Draw, num_tokens: int, num_kv_heads: int) -> None:
+    k, v = draw.normal(num_tokens, num_kv_heads, 16), draw.normal(num_tokens, num_kv_heads, 16)
+    table = draw.permutation(5).int()
+    slots = slots_by_hand(table, 0, num_tokens, 4)
+    caches = {name: torch.zeros(5, num_kv_heads, 4, 16) for name in ("k_cache", "v_cache")}
+    inputs = {"k": k, "v": v, **caches, "slot_mapping": slots}
+    got = run_guarded(lambda **t: answer.own_write(**t), inputs, {}, axes=WRITE_AXES, mutable=tuple(caches))
+    for name, new in (("k_cache", k), ("v_cache", v)):
+        expected = torch.zeros_like(caches[name])
+        expected[slots // 4, :, slots % 4] = new
+        compare(got[name], expected, what=name, axes=("page", "KV head", "slot", "dim"))
+
+
+def attends(
+    answer: Any,
+    draw: Draw,
+    query_lens: Sequence[int],
+    cached: Sequence[int],
+    heads: tuple[int, int],
+    scale: float = 0.0,
+) -> None:
+    batch = ragged_batch(draw, query_lens, cached, heads=heads, head_dim=16, page=16)
+    batch.scale = scale or batch.scale
+    expected, _ = paged_attention(batch)
+    outputs = {"out": torch.empty_like(batch.q), "lse": torch.empty(batch.q.shape[:2])}
+    returned: list[Tensor] = []
+
+    def launch(**tensors: Tensor) -> None:
+        result = answer.own_prefill(**tensors, scale=batch.scale)
+        returned.append(result.cpu().clone() if isinstance(result, Tensor) else result)
+
+    run_guarded(launch, batch.tensors, outputs, axes=AXES)
+    compare(returned[0], expected, what="the attention", axes=("token", "head", "dim"), atol=1e-4)
+
+
+def generates_the_same(answer: Any, draw: Draw, num_prompt: int, num_new: int) -> None:
+    ids = draw.integers(100, 40_000, num_prompt)
+    model, _ = smollm2()
+    expected = transformers_greedy(model, ids, num_new)[num_prompt:].tolist()
+    llm, parts = relayed_engine()
+    parts.write, parts.prefill, parts.error = answer.own_write, answer.own_prefill, None
+    params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True)
+    (output,) = llm.generate([{"prompt_token_ids": ids.tolist()}], params, use_tqdm=False)
+    if parts.error is not None:
+        raise parts.error
+    compare(list(output.outputs[0].token_ids), expected, what="the id", axes=("new token",))
+
+
+EXERCISES = (
+    Exercise(
+        id="2.19",
+        title="Your kernels in the engine",
+        kind="code",
+        names=("own_write", "own_prefill"),
+        points=4,
+        minutes=15,
+        lines=5,
+        difficulty=2,
+        needs=("triton", "model"),
+        uses=("2.12", "2.13", "2.15"),
+        time_limit_s=120,
+        objective="choose a grid, launch kernels, and run a real model on them",
+        hints=(
+            "Write down which program does what, for chunks of 3 and 50 tokens, 9 heads and 3 KV heads.",
+            "A program has BLOCK_M rows, and a token takes G = H / H_kv of them.",
+            "A grid is a tuple. Round up, or the last tokens of the longest chunk have no program.",
+        ),
+        checks=(
+            Property(
+                "writes every token",
+                writes_every_token,
+                "One program per token, in a grid of one number: (n,).",
+                ({"num_tokens": 1, "num_kv_heads": 3}, {"num_tokens": 13, "num_kv_heads": 3}),
+            ),
+            Property(
+                "attends for short chunks",
+                attends,
+                "The grid is (query blocks of the longest chunk, sequences, KV heads), in the order in which the "
+                "kernel reads its program ids; the scale is multiplied by log2(e).",
+                (
+                    {"query_lens": (1,), "cached": (0,), "heads": (3, 1)},
+                    {"query_lens": (3, 5, 1), "cached": (0, 4, 0), "heads": (6, 2)},
+                ),
+            ),
+            Property(
+                "attends for long chunks",
+                attends,
+                "Some tokens have no program. How many whole tokens fit into BLOCK_M rows, which chunk is the longest, "
+                "and is the division rounded up?",
+                ({"query_lens": (3, 50), "cached": (0, 2), "heads": (9, 3)},),
+            ),
+            Property(
+                "takes the scale it is given",
+                attends,
+                "Not every model scales by 1 / sqrt(D); use the argument.",
+                ({"query_lens": (4,), "cached": (0,), "heads": (3, 1), "scale": 0.1},),
+            ),
+            Property(
+                "launches no program in vain",
+                covers_just_enough,
+                "A program has BLOCK_M rows, so BLOCK_M // G whole tokens; blocks of the longest chunk, rounded up: "
+                "`triton.cdiv`.",
+                (
+                    {"query_lens": (10, 100), "heads": (9, 3)},
+                    {"query_lens": (42,), "heads": (3, 1)},
+                    {"query_lens": (43, 1), "heads": (3, 1)},
+                ),
+            ),
+            Property(
+                "writes each token once", writes_once, "The grid of the write kernel is (n,).", ({"num_tokens": 13},)
+            ),
+            Property(
+                "generates what transformers generates",
+                generates_the_same,
+                "Single calls are right. Does a function keep something from call to call, or rely on a shape?",
+                ({"num_prompt": 1, "num_new": 2}, {"num_prompt": 21, "num_new": 3}),
+            ),
+        ),
+    ),
+    Exercise(
+        id="2.20",
+        title="Eight times the prompt",
+        kind="prediction",
+        names=("guess_2_20",),
+        points=1,
+        minutes=3,
+        needs=("model",),
+        objective="predict how the time to the first token grows with the prompt",
+        hints=("What share of the operations is quadratic at these lengths, and what share is per token?",),
+        question=Number(
+            first_token_ratio,
+            factor=2,
+            unit="times",
+            hint="Attention is quadratic; the linear layers are not, and they are most of the work at this length.",
+        ),
+        time_limit_s=120,
+    ),
+)

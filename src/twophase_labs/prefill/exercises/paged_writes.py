@@ -1,0 +1,223 @@
+"""2.8 Pages: slots, and the kernel that writes K and V into them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase_labs.kit.guarded import run_guarded
+from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.prefill.launch import launch_kv_write
+
+AXES = {
+    "k": ("token", "KV head", "dim"),
+    "v": ("token", "KV head", "dim"),
+    "k_cache": ("page", "KV head", "slot", "dim"),
+    "v_cache": ("page", "KV head", "slot", "dim"),
+    "slot_mapping": ("token",),
+}
+
+
+# -- 2.14 --------------------------------------------------------------------------------------------------------------
+
+
+def slots_by_hand(table: Tensor, start: int, end: int, block_size: int) -> Tensor:
+    slots = []
+    for position in range(start, end):
+        block, offset = divmod(position, block_size)
+        slots.append(int(table[block]) * block_size + offset)
+    return torch.tensor(slots, dtype=torch.int64)
+
+
+def random_table(draw: Draw, num_entries: int) -> Tensor:
+    return (draw.permutation(50)[:num_entries] + 1).int()
+
+
+def is_int64(answer: Any, draw: Draw, start: int, end: int) -> None:
+    got = answer.slot_mapping(random_table(draw, 6), start, end, 4)
+    if not isinstance(got, Tensor):
+        reject(f"the slots are a {type(got).__name__}, expected a tensor")
+    compare(torch.zeros_like(got), torch.zeros(end - start, dtype=torch.int64), what="the tensor of slots")
+
+
+def starts_at_zero(answer: Any, draw: Draw, end: int, block_size: int) -> None:
+    table = random_table(draw, end // block_size + 2)
+    expected = slots_by_hand(table, 0, end, block_size)
+    compare(answer.slot_mapping(table, 0, end, block_size), expected, what="the slot", axes=("position",))
+
+
+def starts_anywhere(answer: Any, draw: Draw, start: int, end: int, block_size: int) -> None:
+    table = random_table(draw, end // block_size + 2)
+    expected = slots_by_hand(table, start, end, block_size)
+    what = f"the slot of a token from position {start} on"
+    compare(answer.slot_mapping(table, start, end, block_size), expected, what=what, axes=("token",))
+
+
+def survives_large_pools(answer: Any, draw: Draw) -> None:
+    table = torch.tensor([2**28 + 3, 2**30], dtype=torch.int32)
+    expected = slots_by_hand(table, 0, 20, 16)
+    compare(answer.slot_mapping(table, 0, 20, 16), expected, what="the slot", axes=("position",))
+
+
+def leaves_the_table_alone(answer: Any, draw: Draw) -> None:
+    table = random_table(draw, 3)
+    with unchanged(block_table=table):
+        answer.slot_mapping(table, 2, 9, 4)
+
+
+# -- 2.15 --------------------------------------------------------------------------------------------------------------
+
+
+def write_and_compare(
+    answer: Any, draw: Draw, slots: Tensor, num_pages: int, num_kv_heads: int, head_dim: int, page: int
+) -> None:
+    """Both caches after the write, slot by slot; what is wrong is told in terms of tokens."""
+    k, v = draw.normal(len(slots), num_kv_heads, head_dim), draw.normal(len(slots), num_kv_heads, head_dim)
+    k_cache, v_cache = (draw.normal(num_pages, num_kv_heads, page, head_dim) for _ in range(2))
+    inputs = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slots}
+    got = run_guarded(
+        lambda **tensors: launch_kv_write(answer.kv_write_kernel, **tensors),
+        inputs,
+        {},
+        axes=AXES,
+        mutable=("k_cache", "v_cache"),
+    )
+    token_of = {int(slot): token for token, slot in enumerate(slots.tolist()) if slot >= 0}
+    for name, new, other, before in (("k", k, v, k_cache), ("v", v, k, v_cache)):
+        after = got[f"{name}_cache"]
+        for slot in range(num_pages * page):
+            for head in range(num_kv_heads):
+                held = after[slot // page, head, slot % page]
+                token = token_of.get(slot)
+                wanted = before[slot // page, head, slot % page] if token is None else new[token, head]
+                if not torch.equal(held, wanted):
+                    place = f"slot {slot} of {name}_cache (page {slot // page}, offset {slot % page}), KV head {head},"
+                    should = "should be left alone" if token is None else f"should hold {name} of token {token}"
+                    reject(
+                        f"{place} {should}; {_holds(held, new, other, name, before[slot // page, head, slot % page])}"
+                    )
+
+
+def _holds(held: Tensor, new: Tensor, other: Tensor, name: str, before: Tensor) -> str:
+    if torch.equal(held, before):
+        return "it was not written"
+    for source, label in ((new, name), (other, "v" if name == "k" else "k")):
+        found = (source == held).all(-1).nonzero().tolist()
+        if found:
+            return f"it holds {label} of token {found[0][0]}, head {found[0][1]}"
+    return "it holds parts of something else"
+
+
+def writes_to_its_slot(answer: Any, draw: Draw, num_tokens: int, num_kv_heads: int) -> None:
+    write_and_compare(answer, draw, draw.permutation(24)[:num_tokens], 6, num_kv_heads, 16, 4)
+
+
+def skips_tokens_without_a_slot(answer: Any, draw: Draw, slots: list[int]) -> None:
+    write_and_compare(answer, draw, torch.tensor(slots), 3, 2, 16, 4)
+
+
+def takes_any_heads(answer: Any, draw: Draw, num_kv_heads: int, head_dim: int, page: int) -> None:
+    write_and_compare(answer, draw, draw.permutation(4 * page)[:7], 4, num_kv_heads, head_dim, page)
+
+
+EXERCISES = (
+    Exercise(
+        id="2.14",
+        title="From positions to slots",
+        kind="code",
+        names=("slot_mapping",),
+        points=2,
+        minutes=6,
+        lines=2,
+        objective="translate positions to slots through a block table",
+        hints=(
+            "Do it by hand for position 9, pages of 4, table [6, 1, 4].",
+            "Which entry of the table? That is a division, rounded down. Which slot in the page? That is what is left.",
+            "Index the table with a whole tensor at once: `block_table[entries]`.",
+        ),
+        checks=(
+            Property(
+                "gives an int64 per position",
+                is_int64,
+                "One slot per position from start to end - 1, as int64.",
+                ({"start": 0, "end": 1}, {"start": 3, "end": 9}, {"start": 5, "end": 5}),
+            ),
+            Property(
+                "finds page and offset",
+                starts_at_zero,
+                "slot = page · block_size + offset; the page is what the table says, not the number of its entry.",
+                (
+                    {"end": 1, "block_size": 4},
+                    {"end": 9, "block_size": 4},
+                    {"end": 90, "block_size": 16},
+                    {"end": 200, "block_size": 7},
+                ),
+            ),
+            Property(
+                "starts anywhere",
+                starts_anywhere,
+                "Entry and offset depend on the position in the sequence, not on the number of the token in its chunk.",
+                (
+                    {"start": 4, "end": 5, "block_size": 4},
+                    {"start": 3, "end": 13, "block_size": 4},
+                    {"start": 31, "end": 80, "block_size": 16},
+                    {"start": 101, "end": 290, "block_size": 12},
+                ),
+            ),
+            Property(
+                "survives large pools",
+                survives_large_pools,
+                "A page number is int32, and times the block size it may not fit any more. Convert before multiplying.",
+            ),
+            Property("leaves the table alone", leaves_the_table_alone, "Make new tensors; do not write into it."),
+        ),
+    ),
+    Exercise(
+        id="2.15",
+        title="The K/V write kernel",
+        kind="kernel",
+        names=("kv_write_kernel",),
+        points=3,
+        minutes=15,
+        lines=4,
+        difficulty=2,
+        needs=("triton",),
+        objective="scatter new keys and values into pages",
+        hints=(
+            "Say in words where number d of head h of a token in slot 17 stands, for pages of 4 and 3 heads.",
+            "In memory come first all of page 0, in it all of head 0, in it slot 0. So a row of D numbers is counted "
+            "by pages, then heads, then slots.",
+            "A mask for a block [BLOCK_H, BLOCK_D] is made of one for each axis: `a[:, None] & b[None, :]`.",
+        ),
+        checks=(
+            Property(
+                "writes each token to its slot",
+                writes_to_its_slot,
+                "The cache is [N, H_KV, PAGE, D]: row (page · H_KV + head) · PAGE + offset. The token's own rows are "
+                "token · H_KV + head.",
+                (
+                    {"num_tokens": 1, "num_kv_heads": 1},
+                    {"num_tokens": 5, "num_kv_heads": 2},
+                    {"num_tokens": 24, "num_kv_heads": 4},
+                ),
+            ),
+            Property(
+                "skips tokens without a slot",
+                skips_tokens_without_a_slot,
+                "A negative slot means: written nowhere. The program returns before it computes an address.",
+                ({"slots": [-1]}, {"slots": [5, -1, 3]}, {"slots": [-1, -7, 0, 11]}),
+            ),
+            Property(
+                "takes any number and size of heads",
+                takes_any_heads,
+                "Blocks are powers of two, H_KV and D need not be: what is beyond them is masked, in loads and stores.",
+                (
+                    {"num_kv_heads": 3, "head_dim": 16, "page": 4},
+                    {"num_kv_heads": 5, "head_dim": 24, "page": 6},
+                    {"num_kv_heads": 9, "head_dim": 16, "page": 16},
+                ),
+            ),
+        ),
+    ),
+)

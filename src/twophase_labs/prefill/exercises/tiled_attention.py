@@ -1,0 +1,311 @@
+"""2.6 Attention tile by tile, and the bytes it saves."""
+
+import gc
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase_labs.machine.checks import Draw, compare, finite, reject
+from twophase_labs.machine.exercise import Exercise, Property, Test
+from twophase_labs.prefill.exercises.plain_attention import loop_attention
+from twophase_labs.prefill.slow_memory import SlowMemory, attention_memory, standard_attention
+
+AXES = ("token", "feature")
+
+
+def tiles(draw: Draw, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (draw.normal(length, 5 + length % 8) for _ in range(3))
+    return 4 * q, k, v
+
+
+def run(answer: Any, q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int) -> SlowMemory:
+    memory = attention_memory(q.clone(), k.clone(), v.clone())
+    memory.peek = no_peeking  # type: ignore[method-assign]
+    answer.tiled_attention(memory, len(q), q.shape[1], block_q, block_k)
+    del memory.peek
+    return memory
+
+
+def no_peeking(name: str) -> Tensor:
+    reject(f"`memory.peek({name!r})` reads the whole of {name} uncounted: it is for a look at the result afterwards")
+
+
+def output(answer: Any, q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int) -> Tensor:
+    memory = run(answer, q, k, v, block_q, block_k)
+    return memory.peek("out")
+
+
+def stores_every_row(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
+    memory = run(answer, *tiles(draw, length), block_q, block_k)
+    stored = [row for t in memory.transfers if t.kind == "store" for row in range(t.start, t.end)]
+    for row in range(length):
+        if stored.count(row) != 1:
+            reject(f"row {row} of the output is stored {stored.count(row)} times, expected once")
+
+
+def averages(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
+    q, k, v = tiles(draw, length)
+    out = output(answer, q, k, torch.ones_like(v), block_q, block_k)
+    compare(out, torch.ones_like(v), what="the mean of values that are all 1", axes=AXES)
+
+
+def hides_the_future(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
+    q, k, v = tiles(draw, length)
+    q = q / 16  # soft weights: every key that can be seen is
+    before = output(answer, q, k, v, block_q, block_k)
+    k[-1], v[-1] = draw.normal(k.shape[1]), draw.normal(v.shape[1])
+    after = output(answer, q, k, v, block_q, block_k)
+    what = "an earlier token's result, with another last key and value,"
+    compare(after[:-1], before[:-1], what=what, axes=AXES)
+
+
+def sees_the_past_and_itself(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
+    q, k, v = tiles(draw, length)
+    means = v.cumsum(0) / torch.arange(1, length + 1)[:, None]
+    out = output(answer, torch.zeros_like(q), k, v, block_q, block_k)
+    compare(out, means, what="the plain mean of the values so far", axes=AXES)
+
+
+def matches_a_loop(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
+    q, k, v = tiles(draw, length)
+    out = output(answer, q, k, v, block_q, block_k)
+    finite(out, axes=AXES)
+    expected = loop_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+    compare(out, expected, what="the attention", axes=AXES)
+
+
+def survives_huge_scores(answer: Any, draw: Draw) -> None:
+    q, k, v = tiles(draw, 9)
+    q = 300 * q
+    out = output(answer, q, k, v, 4, 3)
+    finite(out, what="the attention with huge scores", axes=AXES)
+    expected = loop_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+    compare(out, expected, what="the attention with huge scores", axes=AXES, rtol=1e-2, atol=1e-2)
+
+
+def loads_tiles(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
+    memory = run(answer, *tiles(draw, length), block_q, block_k)
+    for t in memory.transfers:
+        limit = block_k if t.name in ("k", "v") else block_q
+        if t.end - t.start > limit:
+            reject(f"{t.kind}s {t.end - t.start} rows of {t.name} at once; a tile has at most {limit}")
+        if t.name in ("scores", "weights"):
+            reject(f"{t.kind}s {t.name}: the whole point is that they are never in slow memory")
+
+
+def leaves_out_hidden_tiles(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
+    memory = run(answer, *tiles(draw, length), block_q, block_k)
+    # The last key tile of a query tile may be loaded whole, or up to the last key that one of its queries sees.
+    seen = sum(min(first + block_q, length) for first in range(0, length, block_q))
+    whole = sum(
+        min(start + block_k, length) - start
+        for first in range(0, length, block_q)
+        for start in range(0, length, block_k)
+        if start < min(first + block_q, length)
+    )
+    for name, least, most in (("q", length, length), ("k", seen, whole), ("v", seen, whole)):
+        got = sum(t.end - t.start for t in memory.transfers if t.kind == "load" and t.name == name)
+        if not least <= got <= most:
+            reject(
+                f"{got} rows of {name} are loaded in all, expected {most}",
+                f"{length} tokens, query tiles of {block_q}, key tiles of {block_k}",
+            )
+
+
+def needs_little_fast_memory(answer: Any, draw: Draw) -> None:
+    """Floats alive when the last result is stored: a few tiles, and not the scores of a query tile with all keys."""
+    length, width, block_q, block_k = 400, 4, 8, 5
+    memory = attention_memory(*(draw.normal(length, width) for _ in range(3)))
+    before, held, store = floats_alive(), 0, memory.store
+
+    def watched(name: str, start: int, tile: Tensor) -> None:
+        nonlocal held
+        if start + block_q >= length:
+            held = floats_alive() - before
+        store(name, start, tile)
+
+    memory.store = watched  # type: ignore[method-assign]
+    answer.tiled_attention(memory, length, width, block_q, block_k)
+    if held > 2800:
+        reject(
+            f"{held:,} numbers are kept in fast memory for the last tile of {block_q} queries",
+            f"its scores with all {length} keys are {block_q * length:,}; a tile of scores has {block_q * block_k}",
+        )
+
+
+def floats_alive() -> int:
+    gc.collect()
+    return sum(x.numel() for x in gc.get_objects() if type(x) is Tensor and x.is_floating_point())
+
+
+# -- 2.11
+
+
+def simulated(length: int, width: int, block_q: int, block_k: int) -> tuple[int, int]:
+    """Bytes of float32 that really cross: the three operations run, and a list of the tiles that are needed."""
+    memory = attention_memory(*torch.zeros(3, length, width))
+    standard_attention(memory)
+    tiled = 0
+    for first in range(0, length, block_q):
+        last = min(first + block_q, length)
+        rows = last - first
+        tiled += 2 * 4 * width * rows  # queries in, results out
+        for start in range(0, length, block_k):
+            if start < last:
+                tiled += 2 * 4 * width * len(range(length)[start : start + block_k])
+    return memory.num_bytes, tiled
+
+
+def counts(which: int) -> Test:
+    def test(answer: Any, draw: Draw, length: int, width: int, block_q: int, block_k: int) -> None:
+        got = answer.count_traffic(length, width, block_q, block_k, 4)
+        if not (isinstance(got, tuple | list) and len(got) == 2):
+            reject(f"the result is {got!r}, expected two numbers: standard and tiled")
+        expected = simulated(length, width, block_q, block_k)[which]
+        what = f"the number of bytes of {('standard', 'tiled')[which]} attention"
+        compare(float(got[which]), float(expected), what=what, rtol=1e-9)
+
+    return test
+
+
+def counts_in_bytes(answer: Any, draw: Draw) -> None:
+    one, two = (answer.count_traffic(40, 8, 16, 8, size) for size in (1, 2))
+    for at, name in enumerate(("standard", "tiled")):
+        compare(float(two[at]), 2.0 * one[at], what=f"the traffic of {name} attention with numbers of twice the size")
+
+
+CASES = (
+    {"length": 1, "block_q": 1, "block_k": 1},
+    {"length": 4, "block_q": 4, "block_k": 4},
+    {"length": 7, "block_q": 4, "block_k": 3},
+    {"length": 9, "block_q": 2, "block_k": 5},
+    {"length": 5, "block_q": 8, "block_k": 16},
+    {"length": 70, "block_q": 33, "block_k": 24},
+    {"length": 72, "block_q": 70, "block_k": 66},
+)
+TRAFFIC = (
+    {"length": 1, "width": 4, "block_q": 1, "block_k": 1},
+    {"length": 8, "width": 4, "block_q": 4, "block_k": 2},
+    {"length": 9, "width": 3, "block_q": 2, "block_k": 5},
+    {"length": 30, "width": 8, "block_q": 16, "block_k": 7},
+    {"length": 5, "width": 4, "block_q": 8, "block_k": 16},
+    {"length": 2, "width": 3, "block_q": 1, "block_k": 1},
+    {"length": 300, "width": 10, "block_q": 130, "block_k": 48},
+)
+
+EXERCISES = (
+    Exercise(
+        id="2.10",
+        title="Attention, tile by tile",
+        kind="code",
+        checked_in="answer",  # it counts the tensors that the answer keeps
+        names=("tiled_attention",),
+        points=4,
+        minutes=20,
+        lines=7,
+        difficulty=3,
+        objective="compute exact attention without the table of scores",
+        hints=(
+            "Begin with one tile that covers everything (block_q = block_k = L): it must be plain attention. Then two "
+            "key tiles.",
+            "It is exercise 2.8 with a tile in place of a key: the maximum over the tile's columns, the sum over them, "
+            "and `p @ v` in place of `p * v`.",
+            "Positions: query row i of the tile stands at start + i, key column j at at + j. The last key tile that a "
+            "query tile needs is the one that holds its own last token.",
+        ),
+        checks=(
+            Property(
+                "stores every row once",
+                stores_every_row,
+                "One store per query tile, at its own first row, after its last key tile.",
+                CASES,
+            ),
+            Property(
+                "averages the values",
+                averages,
+                "row_sum and acc take the same weights and the same rescaling. NaN here is 0 / 0: a row whose earlier "
+                "tiles got lost.",
+                CASES,
+            ),
+            Property(
+                "hides the future",
+                hides_the_future,
+                "In a tile on the diagonal some keys are later than some queries. Compare positions in the prompt, not "
+                "in the tile.",
+                CASES[1:],
+            ),
+            Property(
+                "sees the past and itself",
+                sees_the_past_and_itself,
+                "Every key from 0 to the query's own position, whichever tile it is in. Which tiles does the inner "
+                "loop visit?",
+                CASES,
+            ),
+            Property(
+                "gives exact attention",
+                matches_a_loop,
+                "Look at the scores: scaled by 1 / sqrt(D), and by log2(e) since exp2 follows. And at rescaling, "
+                "when a "
+                "later tile has a larger score.",
+                CASES,
+            ),
+            Property(
+                "survives huge scores",
+                survives_huge_scores,
+                "Exponents are taken from the largest score so far, of this tile and those before it.",
+            ),
+            Property(
+                "moves tiles, never the whole",
+                loads_tiles,
+                "What is loaded at once has to fit into fast memory: at most a tile of rows.",
+                CASES,
+            ),
+            Property(
+                "leaves out what is hidden",
+                leaves_out_hidden_tiles,
+                "A key tile that begins behind the query tile's last token is hidden from all of it: do not load it. "
+                "And each query tile is loaded once.",
+                CASES,
+            ),
+            Property(
+                "needs little fast memory",
+                needs_little_fast_memory,
+                "Between two key tiles keep row_max, row_sum and acc: no scores, no keys, no values.",
+            ),
+        ),
+    ),
+    Exercise(
+        id="2.11",
+        title="Counting traffic",
+        kind="code",
+        names=("count_traffic",),
+        points=3,
+        minutes=10,
+        lines=4,
+        difficulty=2,
+        objective="count bytes to and from slow memory, with and without tiles",
+        hints=(
+            "Write one line per operation of the standard way: what it loads, what it stores.",
+            "Tiled: queries and results cross once. Keys and values cross once for each query tile that needs them.",
+            "A query tile whose last token is end - 1 loads whole key tiles until `end` is covered, but never beyond "
+            "L.",
+        ),
+        checks=(
+            Property(
+                "counts the standard way",
+                counts(0),
+                "Q and K in, scores out; scores in, weights out; weights and V in, results out. The scores are not "
+                "halved: all L * L are there, the hidden ones too.",
+                TRAFFIC,
+            ),
+            Property(
+                "counts the tiled way",
+                counts(1),
+                "Per query tile: its own rows in and out, and keys and values up to the end of the last tile it needs.",
+                TRAFFIC,
+            ),
+            Property("counts bytes", counts_in_bytes, "Numbers times bytes per number, both ways."),
+        ),
+    ),
+)

@@ -1,0 +1,450 @@
+"""Memory pressure: who loses its blocks, how they come back, and whom to let in so that it seldom happens."""
+
+import math
+from typing import Any
+
+from twophase.cache.manager import CacheManager
+from twophase.core.plan import SampledToken
+from twophase.core.request import Request
+from twophase.core.sampling_params import SamplingParams
+from twophase.scheduling.policies import by_priority
+from twophase.scheduling.policy import Policy, Step
+from twophase.scheduling.sequence import Sequence
+from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Number
+from twophase_labs.scheduling.memory import Held, Machine, Running, gpu
+from twophase_labs.scheduling.pressure import NO_HEADROOM, under_pressure
+from twophase_tools.simulate.limits import make_scheduler
+
+# -- 4.14
+
+
+def by_definition(order: list[Running], num_free: int) -> tuple[list[str], list[str]]:
+    """`order` best rank first: the first goes on if it can; else the last loses its blocks, and all is asked again."""
+    if not order:
+        return [], []
+    if order[0].num_needed <= num_free:
+        decoding, preempted = by_definition(order[1:], num_free - order[0].num_needed)
+        return [order[0].name, *decoding], preempted
+    decoding, preempted = by_definition(order[:-1], num_free + order[-1].num_own)
+    return decoding, [order[-1].name, *preempted]
+
+
+def require_plan(answer: Any, running: list[Running], num_free: int) -> None:
+    in_order = sorted(running, key=lambda one: one.rank)
+    expected = by_definition(in_order, num_free)
+    theirs = list(running)
+    with unchanged(running=theirs):
+        got = answer.plan_decodes(theirs, num_free)
+    if not isinstance(got, tuple | list) or len(got) != 2:
+        reject("plan_decodes returns two lists: who decodes, and who is preempted")
+    for what, one, other in zip(("decodes", "is preempted"), got, expected, strict=True):
+        if list(one) != other:
+            reject(f"who {what}: {list(one)}, expected {other}", f"{num_free} free blocks", *map(str, in_order))
+
+
+def crowd(draw: Draw, num: int) -> list[Running]:
+    """In any order; some need a block, some share all they have."""
+    ranks = draw.random.sample(range(50), num)
+    return [
+        Running(chr(65 + i), rank, draw.choice((0, 1, 1)), draw.choice((0, 1, 2, 5))) for i, rank in enumerate(ranks)
+    ]
+
+
+def room_for_all(answer: Any, draw: Draw, num: int) -> None:
+    running = crowd(draw, num)
+    require_plan(answer, running, sum(one.num_needed for one in running))
+
+
+def worst_rank_loses(answer: Any, draw: Draw) -> None:
+    a, b, c = sorted(draw.random.sample(range(50), 3))
+    require_plan(answer, [Running("B", b, 0, 9), Running("C", c, 0, 1), Running("A", a, 1, 1)], 0)
+
+
+def the_worst_yields_itself(answer: Any, draw: Draw) -> None:
+    require_plan(answer, [Running("A", 1, 0, 4), Running("B", 2, 1, 3)], 0)
+
+
+def freed_blocks_are_used(answer: Any, draw: Draw, num_own: int) -> None:
+    require_plan(answer, [Running(name, i, 1, num_own) for i, name in enumerate("ABCD")], 0)
+
+
+def shared_blocks_free_nothing(answer: Any, draw: Draw) -> None:
+    require_plan(
+        answer, [Running("A", 1, 1, 2), Running("B", 2, 0, 1), Running("C", 3, 0, 0), Running("D", 4, 0, 0)], 0
+    )
+
+
+def any_crowd(answer: Any, draw: Draw, num: int) -> None:
+    for _ in range(20):
+        require_plan(answer, crowd(draw, num), draw.integer(0, 3))
+
+
+# -- 4.15
+
+
+def machine(draw: Draw) -> Machine:
+    bytes_per_s = draw.random.uniform(1e9, 50e9)
+    return Machine(draw.choice((8, 12, 16, 20, 32)), draw.random.uniform(1e5, 1e7), bytes_per_s, 1e-5, 1e-9)
+
+
+def moves_whole_blocks_twice(answer: Any, draw: Draw, num_tokens: int) -> None:
+    for here in (machine(draw), machine(draw)._replace(block_size=12)):
+        num_blocks = len(range(0, num_tokens, here.block_size))
+        expected = (num_blocks * here.block_bytes + num_blocks * here.block_bytes) / here.host_bytes_per_s
+        compare(answer.swap_s(num_tokens, here), expected, what=f"swap_s({num_tokens}, ...)", rtol=1e-9, atol=0)
+
+
+def recomputes_every_pair(answer: Any, draw: Draw, num_tokens: int) -> None:
+    here = machine(draw)._replace(token_s=draw.random.uniform(1e-6, 1e-3), pair_s=draw.random.uniform(1e-9, 1e-6))
+    expected = sum(here.token_s + (position + 1) * here.pair_s for position in range(num_tokens))
+    compare(answer.recompute_s(num_tokens, here), expected, what=f"recompute_s({num_tokens}, ...)", rtol=1e-9, atol=0)
+
+
+def takes_the_cheaper(answer: Any, draw: Draw, model: str, host_bytes_per_s: float) -> None:
+    here = gpu(model, host_bytes_per_s=host_bytes_per_s)
+    for num_tokens in (1, 100, 5000, 60_000):
+        num_blocks = -(-num_tokens // 16)
+        swap_s = 2 * num_blocks * here.block_bytes / host_bytes_per_s
+        recompute_s = sum(here.token_s + (position + 1) * here.pair_s for position in range(num_tokens))
+        expected = "swap" if swap_s < recompute_s else "recompute"
+        what = f"cheaper_way of {num_tokens} tokens (swap {swap_s:.3g} s, recompute {recompute_s:.3g} s)"
+        compare(answer.cheaper_way(num_tokens, 10**6, here), expected, what=what)
+
+
+def needs_room_on_the_host(answer: Any, draw: Draw, block_size: int) -> None:
+    here, num_blocks = gpu("llama-3-8b")._replace(block_size=block_size), -(-100 // block_size)
+    for num_free, expected in ((num_blocks - 1, "recompute"), (num_blocks, "swap"), (0, "recompute")):
+        what = f"cheaper_way of 100 tokens, {num_blocks} blocks of {block_size}, with {num_free} free host blocks"
+        compare(answer.cheaper_way(100, num_free, here), expected, what=what)
+
+
+def recomputes_when_in_doubt(answer: Any, draw: Draw) -> None:
+    """Powers of two: both ways take exactly as long."""
+    here = Machine(16, 2.0**20, 2.0**30, 2.0**-13, 0.0)
+    compare(answer.swap_s(16, here), answer.recompute_s(16, here), what="swap_s where both take as long", atol=0)
+    compare(answer.cheaper_way(16, 8, here), "recompute", what="cheaper_way where both take as long")
+
+
+def knows_the_example(answer: Any, draw: Draw) -> None:
+    here = Machine(block_size=16, block_bytes=1e6, host_bytes_per_s=1e9, token_s=1e-4, pair_s=0)
+    compare((answer.swap_s(20, here), answer.recompute_s(20, here)), (0.004, 0.002), what="the card's two times")
+    compare(answer.cheaper_way(20, num_host_free=8, machine=here), "recompute", what="the card's cheaper way")
+
+
+# -- 4.16
+
+
+def computed_per_needed() -> float:
+    return under_pressure(NO_HEADROOM).times_needed
+
+
+# -- 4.17
+
+
+class DecodesFirst(Policy):
+    """Notes what is free once the decodes have their blocks: then it is the newcomers' turn."""
+
+    cache: CacheManager
+    num_free = 0
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        return by_priority(sequence)
+
+    def plan(self, step: Step) -> None:
+        for sequence in step.running:
+            if sequence.is_decoding:
+                step.decode(sequence)
+        self.num_free = self.cache.num_free_blocks
+        for sequence in step.waiting:
+            if not step.admit(sequence):
+                break
+
+
+def held(sequence: Sequence) -> Held:
+    return Held(len(sequence.token_ids), sequence.max_num_tokens)
+
+
+def agrees_with_the_scheduler(answer: Any, draw: Draw, num_running: int, watermark: float) -> None:
+    """The real scheduler, filled with sequences at any point of their lives, gets one more."""
+    num_blocks = draw.integer(4 * num_running + 4, 8 * num_running + 8)
+    limits: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 512}
+    policy = DecodesFirst()
+    scheduler = make_scheduler(limits | {"num_blocks": num_blocks, "block_size": 4}, policy)
+    policy.cache = scheduler.cache
+
+    def add(name: str, num_prompt: int, num_output: int) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
+        scheduler.add(Request(name, tuple(range(num_prompt)), params))
+
+    for number in range(num_running):
+        add(str(number), draw.integer(1, 10), draw.integer(4, 6))
+    for _ in range(3):
+        plan = scheduler.schedule()
+        scheduler.update(plan, {chunk.seq_id: (SampledToken(1),) * chunk.num_samples for chunk in plan.chunks})
+    if scheduler.num_waiting:
+        return
+    running = [held(sequence) for sequence in scheduler.sequences.values()]
+    # As many as just fit, give or take one.
+    tight = max(
+        0, scheduler.cache.num_free_blocks - len(running) - math.ceil(watermark * num_blocks) - draw.integer(0, 2)
+    )
+    num_prompt = max(1, min(4 * tight - draw.integer(0, 4), 60))
+    scheduler.config = type(scheduler.config)(**limits, watermark=watermark)
+    add("new", num_prompt, draw.integer(1, 6))
+    newcomer = held(next(s for s in scheduler.sequences.values() if s.request.request_id == "new"))
+    plan = scheduler.schedule()
+    num_free = policy.num_free
+    got = answer.can_admit(newcomer, list(running), num_free, num_blocks, 4, watermark)
+    expected = any(scheduler.sequences[chunk.seq_id].request.request_id == "new" for chunk in plan.chunks)
+    if bool(got) != expected:
+        reject(
+            f"can_admit says {got!r}, the engine's scheduler {expected}",
+            f"newcomer {newcomer}; blocks of 4, {num_free} of {num_blocks} free, watermark {watermark}",
+            *map(str, running),
+        )
+
+
+def many_times(answer: Any, draw: Draw, num_running: int, watermark: float) -> None:
+    for _ in range(25):
+        agrees_with_the_scheduler(answer, draw, num_running, watermark)
+
+
+def require(answer: Any, expected: bool, newcomer: Held, running: list[Held], free: int, watermark: float) -> None:
+    got = answer.can_admit(newcomer, list(running), free, 20, 4, watermark)
+    if bool(got) != expected:
+        reject(
+            f"can_admit says {got!r}, expected {expected}",
+            f"newcomer {newcomer}; blocks of 4, {free} of 20 free, watermark {watermark}",
+            *[str(one) for one in running],
+        )
+
+
+DONE_GROWING = Held(7, 9)  # 2 blocks of 4; its last token is never written, so it needs no third
+
+
+def counts_its_blocks(answer: Any, draw: Draw) -> None:
+    for num_tokens, num_needed in ((4, 1), (5, 2), (9, 3)):
+        newcomer = Held(num_tokens, num_tokens + 1)
+        require(answer, True, newcomer, [DONE_GROWING], num_needed, 0.0)
+        require(answer, False, newcomer, [DONE_GROWING], num_needed - 1, 0.0)
+
+
+def leaves_room_to_grow(answer: Any, draw: Draw) -> None:
+    running = [Held(7, 40), Held(8, 40), DONE_GROWING]
+    newcomer = Held(4, 40)
+    require(answer, False, newcomer, running, 3, 0.0)
+    require(answer, True, newcomer, running, 4, 0.0)
+    require(answer, True, Held(4, 5), running, 3, 0.0)
+
+
+def keeps_the_watermark(answer: Any, draw: Draw) -> None:
+    for watermark, kept in ((0.1, 2), (0.12, 3), (0.5, 10)):
+        require(answer, False, Held(4, 5), [DONE_GROWING], kept, watermark)
+        require(answer, True, Held(4, 5), [DONE_GROWING], kept + 1, watermark)
+
+
+def holds_for_any_block(answer: Any, draw: Draw, block_size: int) -> None:
+    """Against a count of slots: long sequences, any watermark, room to the block."""
+    for _ in range(40):
+        crowd = [Held(n := draw.integer(1, 400), n + draw.integer(1, 600)) for _ in range(draw.integer(2, 9))]
+        newcomer, *running = crowd
+        num_blocks, watermark = draw.integer(50, 900), draw.choice((0.0, 0.01, 0.125, 0.25))
+        blocks = [len(range(0, one.num_tokens, block_size)) for one in crowd]
+        grow = sum(
+            any(p >= n * block_size for p in range(one.max_num_tokens - 1))
+            for n, one in zip(blocks, crowd, strict=True)
+        )
+        least = blocks[0] + grow + math.ceil(watermark * num_blocks)
+        for num_free, expected in ((least, True), (least - 1, False)):
+            got = answer.can_admit(newcomer, list(running), num_free, num_blocks, block_size, watermark)
+            if bool(got) != expected:
+                reject(
+                    f"can_admit says {got!r}, expected {expected}",
+                    f"newcomer {newcomer}; blocks of {block_size}, {num_free} of {num_blocks} free, "
+                    f"watermark {watermark}",
+                    *[str(one) for one in running],
+                )
+
+
+def alone_it_may_have_all(answer: Any, draw: Draw) -> None:
+    require(answer, True, Held(70, 78), [], 18, 0.5)
+    require(answer, False, Held(70, 78), [], 17, 0.0)
+
+
+EXERCISES = (
+    Exercise(
+        id="4.14",
+        title="Who loses its blocks?",
+        kind="code",
+        names=("plan_decodes",),
+        points=3,
+        minutes=10,
+        lines=4,
+        difficulty=2,
+        objective="preempt by one order, so that nobody is taken away for someone who would be next",
+        hints=(
+            "`left` is in order of rank: who goes on is taken from its front, who loses from its end.",
+            "The sequence that asks stands at the front of `left` itself. If it is also the last, it loses its own.",
+            "A victim's own blocks are free from then on; shared ones are somebody else's too.",
+        ),
+        checks=(
+            Property(
+                "lets everyone go on while there is room",
+                room_for_all,
+                "With enough free blocks all decode, in order of rank, and nobody is preempted.",
+                ({"num": 1}, {"num": 6}),
+            ),
+            Property(
+                "takes from the worst rank",
+                worst_rank_loses,
+                "Neither the one with the most blocks nor the last in the list: the one with the largest rank.",
+            ),
+            Property(
+                "lets the worst yield by itself",
+                the_worst_yields_itself,
+                "A is planned already and keeps its blocks. B asks, and B is the worst that is left.",
+            ),
+            Property(
+                "goes on with the blocks set free",
+                freed_blocks_are_used,
+                "A victim's own blocks are free for everyone who asks after, not only for the one who asked; each of "
+                "them once.",
+                ({"num_own": 3}, {"num_own": 2}),
+            ),
+            Property(
+                "takes as many as it needs",
+                shared_blocks_free_nothing,
+                "A victim whose blocks are all shared sets none free: go on until the block is there.",
+            ),
+            Property(
+                "holds in any crowd",
+                any_crowd,
+                "Each takes what it needs off the free ones.",
+                ({"num": 7}, {"num": 40}),
+            ),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="4.15",
+        title="Swap or recompute",
+        kind="code",
+        names=("swap_s", "recompute_s", "cheaper_way"),
+        points=3,
+        minutes=10,
+        lines=5,
+        difficulty=2,
+        objective="compare bytes to move with arithmetic to repeat",
+        hints=(
+            "Swapping moves blocks, not tokens, and each of them twice.",
+            "Token number t attends to t keys: 1 + 2 + ... + n pairs in all.",
+            "Swap if there is room for it on the host and it takes less time; recompute otherwise.",
+        ),
+        checks=(
+            Property(
+                "moves whole blocks, out and in",
+                moves_whole_blocks_twice,
+                "The last block moves as a whole, however little is in it; and what goes out must come back.",
+                ({"num_tokens": 1}, {"num_tokens": 32}, {"num_tokens": 61}, {"num_tokens": 1001}),
+            ),
+            Property(
+                "counts every token and every pair",
+                recomputes_every_pair,
+                "n tokens at token_s each, and n (n + 1) / 2 causal pairs at pair_s each.",
+                ({"num_tokens": 1}, {"num_tokens": 2}, {"num_tokens": 700}),
+            ),
+            Property(
+                "takes the cheaper way",
+                takes_the_cheaper,
+                "Compare the two times for the same tokens on the same machine.",
+                (
+                    {"model": "llama-3-8b", "host_bytes_per_s": 25e9},
+                    {"model": "llama-3-8b", "host_bytes_per_s": 4e9},
+                ),
+            ),
+            Property(
+                "needs room on the host",
+                needs_room_on_the_host,
+                "All of a sequence's blocks must fit into the free host blocks, or it is recomputed.",
+                ({"block_size": 16}, {"block_size": 12}),
+            ),
+            Property(
+                "recomputes when in doubt",
+                recomputes_when_in_doubt,
+                "If swapping takes no less time, it is not worth the host's memory.",
+            ),
+            Property("gives what the card says", knows_the_example, "Do the example by hand: two blocks, both ways."),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="4.16",
+        title="How much is computed twice?",
+        kind="prediction",
+        names=("answer_4_16",),
+        points=1,
+        minutes=2,
+        objective="expect what an overfull pool costs",
+        question=Number(
+            computed_per_needed,
+            factor=1.2,
+            unit="tokens computed per token needed",
+            hint="Each sequence outgrows a block every 16 steps, and there is no spare one: how often does one of the "
+            "youngest lose all it has?",
+        ),
+    ),
+    Exercise(
+        id="4.17",
+        title="Whom to let in",
+        kind="code",
+        names=("can_admit",),
+        points=3,
+        minutes=10,
+        lines=4,
+        difficulty=2,
+        objective="admit with headroom and a watermark",
+        hints=(
+            "Three numbers: blocks the newcomer needs now, blocks to keep, blocks free.",
+            "A sequence grows beyond its blocks if it may ever *write* more tokens than they have slots; the last "
+            "token it samples is never written.",
+            "The newcomer may grow as well, so it is counted among those who do.",
+        ),
+        checks=(
+            Property(
+                "counts the newcomer's blocks",
+                counts_its_blocks,
+                "As many as hold all the tokens it has now, rounded up; exactly that many free ones are enough.",
+            ),
+            Property(
+                "leaves a block for everyone who may grow",
+                leaves_room_to_grow,
+                "Count the running sequences and the newcomer for which max_num_tokens - 1 exceeds their slots.",
+            ),
+            Property(
+                "keeps the watermark",
+                keeps_the_watermark,
+                "A share of all the blocks of the pool, rounded up, stays free besides.",
+            ),
+            Property(
+                "gives all to one that is alone",
+                alone_it_may_have_all,
+                "With nobody running nothing is kept: otherwise a long prompt would wait for ever.",
+            ),
+            Property(
+                "decides as the engine's scheduler",
+                many_times,
+                "Write the inequality down with all its terms, and compare.",
+                ({"num_running": 1, "watermark": 0.0}, {"num_running": 5, "watermark": 0.15}),
+            ),
+            Property(
+                "holds for any block size and length",
+                holds_for_any_block,
+                "Every sequence may grow, however long it is: compare its slots with max_num_tokens - 1.",
+                ({"block_size": 16}, {"block_size": 5}),
+            ),
+        ),
+        time_limit_s=15,
+    ),
+)

@@ -1,0 +1,165 @@
+"""The challenge: a policy and its limits, graded by simulated goodput."""
+
+from functools import cache
+from statistics import mean
+from types import SimpleNamespace
+from typing import Any
+
+from twophase.core.errors import ConfigError, PolicyError
+from twophase.scheduling.policies import PriorityPolicy
+from twophase.scheduling.policy import Policy
+from twophase_labs.machine.checks import Draw, reject
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.scheduling import challenge
+from twophase_labs.scheduling.hidden_lengths import TooManyStepsError, play
+from twophase_tools.load.records import RequestRecord
+from twophase_tools.load.workloads import TimedRequest
+
+
+def made(answer: Any) -> Policy:
+    policy = answer.Challenger(challenge.COST, challenge.SLO)
+    if not isinstance(policy, Policy):
+        reject(f"Challenger(cost, slo) gives a {type(policy).__name__}; it should be a Policy")
+    return policy
+
+
+def served(answer: Any, workload: list[TimedRequest]) -> list[RequestRecord]:
+    """What became of each request; a policy that breaks a rule is told which."""
+    try:
+        limits = challenge.limits_of(answer.my_limits)
+        return play(workload, made(answer), limits, challenge.COST, challenge.SLO.ttft_s)
+    except (PolicyError, ConfigError, TooManyStepsError) as error:
+        reject(str(error))
+
+
+def keeps_to_the_limits(answer: Any, draw: Draw) -> None:
+    if not isinstance(answer.my_limits, dict):
+        reject(f"my_limits is a dict of limits; it is {answer.my_limits!r}")
+    try:
+        challenge.limits_of(answer.my_limits)
+    except ConfigError as error:
+        reject(str(error))
+    made(answer)
+
+
+def serves_everyone(answer: Any, draw: Draw, num_requests: int) -> None:
+    """Also documents that fill the pool, one alone, and many at once."""
+    workload = challenge.traffic(draw.integer(0, 1000), num_requests, rate_per_s=40.0)
+    if num_requests == 1:
+        workload = [TimedRequest("alone", 0.0, 1790, 250)]
+    records = served(answer, workload)
+    for record, asked in zip(records, workload, strict=True):
+        if record.num_output_tokens != asked.num_output_tokens:
+            reject(f"request {asked.request_id} got {record.num_output_tokens} of {asked.num_output_tokens} tokens")
+
+
+def scores(answer: Any) -> list[float]:
+    return [challenge.score(served(answer, challenge.traffic(seed))) for seed in challenge.SEEDS]
+
+
+@cache
+def default_score() -> float:
+    return mean(challenge.score(challenge.serve(PriorityPolicy(), None, seed)) for seed in challenge.SEEDS)
+
+
+def beats_the_default(answer: Any, draw: Draw) -> None:
+    got = mean(scores(answer))
+    if got < default_score() + 5:
+        reject(
+            f"your score is {got:.0f} %, and the default policy's {default_score():.0f} % on the same traffics",
+            "five points more would count",
+        )
+
+
+def reaches_the_goal(answer: Any, draw: Draw) -> None:
+    got = scores(answer)
+    if mean(got) < challenge.GOAL:
+        reject(
+            f"your score is {mean(got):.0f} %, and {challenge.GOAL} % are wanted",
+            f"on the traffics of the board: {', '.join(f'{one:.0f} %' for one in got)}",
+        )
+
+
+def holds_on_other_traffic(answer: Any, draw: Draw) -> None:
+    seed = draw.integer(100, 10_000)
+    got = challenge.score(served(answer, challenge.traffic(seed)))
+    if got < challenge.GOAL - 10:
+        reject(f"your score on a traffic that is not on the board (seed {seed}) is {got:.0f} %")
+
+
+def knows_what_is_late(answer: Any, draw: Draw) -> None:
+    """Well before and well after the last moment at which a prefill could begin; a policy without `is_late` may be."""
+    policy: Any = made(answer)
+    cost, promise_s = challenge.COST, challenge.SLO.ttft_s
+    assert promise_s is not None
+    for num_tokens in (200, 1500) if hasattr(policy, "is_late") else ():
+        needs_s = cost.per_step_s + cost.per_token_s * num_tokens
+        for spare_s, expected in ((needs_s, False), (-needs_s / 2, True)):
+            arrival_s = 30.0
+            asked = SimpleNamespace(num_uncomputed_tokens=num_tokens, request=SimpleNamespace(arrival_s=arrival_s))
+            now_s = arrival_s + promise_s - needs_s - spare_s
+            if bool(policy.is_late(asked, now_s)) != expected:
+                reject(
+                    f"is_late says {not expected} for a prompt of {num_tokens} tokens that came at {arrival_s} s, "
+                    f"at {now_s:.3f} s",
+                    f"its prefill takes {needs_s:.3f} s at least, and {promise_s} s are promised",
+                )
+
+
+EXERCISES = (
+    Exercise(
+        id="4.23",
+        checked_in="answer",
+        title="The challenge",
+        kind="code",
+        names=("Challenger", "my_limits"),
+        points=6,
+        minutes=30,
+        lines=8,
+        difficulty=3,
+        objective="choose a policy and its limits for the best goodput",
+        hints=(
+            "Two promises, two causes. Tokens come late where steps are long; first tokens where others went before.",
+            "A step should last a little less than the time promised per token: what the decodes leave of that is for "
+            "prefills.",
+            "A request whose first token cannot come in time any more loses nothing by waiting longer. And short "
+            "prompts first: each promise kept costs less.",
+        ),
+        checks=(
+            Property(
+                "keeps to the limits",
+                keeps_to_the_limits,
+                f"You may set {', '.join(challenge.LIMITS)}, with at most {challenge.LIMITS['max_num_seqs']} seats. "
+                "The pool is what it is.",
+            ),
+            Property(
+                "serves everyone",
+                serves_everyone,
+                "Every step must plan something: if nothing decodes, let at least one token of a prefill in. And each "
+                "sequence once per step.",
+                ({"num_requests": 1}, {"num_requests": 12}, {"num_requests": 60}),
+            ),
+            Property(
+                "beats the default policy",
+                beats_the_default,
+                "On the same traffic, more requests must keep both promises. Look which of the two you miss.",
+            ),
+            Property(
+                "keeps enough promises",
+                reaches_the_goal,
+                "One idea is not enough here: bound the steps, and choose whose prompt comes next.",
+            ),
+            Property(
+                "keeps them on other traffic too",
+                holds_on_other_traffic,
+                "A number that fits only these three traffics says little: derive it from cost and promise.",
+            ),
+            Property(
+                "knows which promise is lost",
+                knows_what_is_late,
+                "It is too late if now, and the time that its prefill takes at least, are beyond arrival and promise.",
+            ),
+        ),
+        time_limit_s=60,
+    ),
+)

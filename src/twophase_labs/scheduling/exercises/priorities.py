@@ -1,0 +1,144 @@
+"""Priorities that age, and convoys."""
+
+from typing import Any
+
+from twophase_labs.machine.checks import Draw, reject
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Choice
+
+Asked = tuple[int, float, int]  # priority, arrival, number
+
+
+def require_first(answer: Any, first: Asked, second: Asked, patience_s: float | None) -> None:
+    ranks = [answer.aged_rank(*one, patience_s) for one in (first, second)]
+    if ranks[0] == ranks[1]:
+        reject(f"two requests have the same rank, {ranks[0]!r}", told(first), told(second))
+    if not ranks[0] < ranks[1]:
+        patience = "no ageing" if patience_s is None else f"patience {patience_s:.3g} s"
+        reject(
+            f"request {second[2]} goes before request {first[2]}; it should be the other way round ({patience})",
+            f"{told(first)}: rank {ranks[0]!r}",
+            f"{told(second)}: rank {ranks[1]!r}",
+        )
+
+
+def told(one: Asked) -> str:
+    return f"request {one[2]}: priority {one[0]}, arrival {one[1]:.3f} s"
+
+
+def better_priority_first(answer: Any, draw: Draw, patience_s: float | None) -> None:
+    arrival_s = draw.random.uniform(0, 100)
+    require_first(answer, (0, arrival_s, 7), (1, arrival_s, 3), patience_s)
+    require_first(answer, (2, arrival_s, 9), (5, arrival_s, 8), patience_s)
+
+
+def equals_by_arrival(answer: Any, draw: Draw, patience_s: float | None) -> None:
+    # Numbers count up with arrival, as the engine gives them.
+    require_first(answer, (1, 3.0, 3), (1, 20.5, 12), patience_s)
+    require_first(answer, (1, 5.0, 3), (1, 5.0, 4), patience_s)
+
+
+def number_decides(answer: Any, draw: Draw) -> None:
+    """Two requests that seem to have come at the same moment; and a patience of 0, with which all are equal."""
+    require_first(answer, (2, 0.0, 1), (0, 20.0, 5), 10.0)
+    require_first(answer, (0, 20.0, 5), (2, 0.0, 9), 10.0)
+    try:
+        require_first(answer, (3, 0.0, 1), (0, 5.0, 2), 0.0)
+        require_first(answer, (3, 5.0, 1), (0, 5.0, 2), 0.0)
+    except ZeroDivisionError:
+        pass  # priority + arrival / patience is right as well, and has no answer to 0
+
+
+def strict_for_ever(answer: Any, draw: Draw) -> None:
+    require_first(answer, (0, 1e6, 50_000), (1, 0.0, 0), None)
+
+
+def ages(answer: Any, draw: Draw, num_levels: int) -> None:
+    """At any moment when both wait, the smaller of priority - wait / patience goes first."""
+    for _ in range(30):
+        patience_s = draw.random.uniform(0.5, 60)
+        early, late = sorted(draw.random.uniform(0, 200) for _ in range(2))
+        one, other = (draw.integer(0, num_levels), early, 10), (draw.integer(0, num_levels), late, 11)
+        now_s = late + draw.random.uniform(0, 50)
+        aged = [priority - (now_s - arrival_s) / patience_s for priority, arrival_s, _ in (one, other)]
+        if abs(aged[0] - aged[1]) > 1e-6:
+            first, second = (one, other) if aged[0] < aged[1] else (other, one)
+            require_first(answer, first, second, patience_s)
+
+
+def bounded(answer: Any, draw: Draw) -> None:
+    """Levels apart times patience is how much later one may come and still pass."""
+    require_first(answer, (3, 0.0, 0), (0, 30.1, 1), 10.0)
+    require_first(answer, (0, 29.9, 1), (3, 0.0, 0), 10.0)
+
+
+EXERCISES = (
+    Exercise(
+        id="4.18",
+        title="Priorities that age",
+        kind="code",
+        names=("aged_rank",),
+        points=3,
+        minutes=8,
+        lines=3,
+        difficulty=2,
+        objective="bound starvation with an order that never has to be sorted again",
+        hints=(
+            "A rank may be a tuple; tuples compare from the left, so the last entry decides ties.",
+            "Compare priority - wait / patience of two requests: `now` stands on both sides, so it drops out.",
+            "What is left, times patience: arrival + priority * patience. A level worse is an arrival that much later.",
+        ),
+        checks=(
+            Property(
+                "serves better priorities first",
+                better_priority_first,
+                "Smaller numbers are better; with the same arrival they go first, ageing or not.",
+                ({"patience_s": None}, {"patience_s": 10.0}),
+            ),
+            Property(
+                "serves equals by arrival",
+                equals_by_arrival,
+                "With the same priority, who came first; at the same moment, the smaller number. No two are alike.",
+                ({"patience_s": None}, {"patience_s": 10.0}),
+            ),
+            Property("is strict without ageing", strict_for_ever, "patience_s None: waiting counts for nothing."),
+            Property(
+                "lets those who waited pass",
+                ages,
+                "A level is worth patience_s seconds of waiting: more patience, slower ageing.",
+                ({"num_levels": 2}, {"num_levels": 5}, {"num_levels": 200}),
+            ),
+            Property(
+                "lets the number decide ties",
+                number_decides,
+                "With ageing only the moment counts at which a request seems to have come, and then its number; "
+                "a patience of 0 is a patience: a level is worth nothing.",
+            ),
+            Property(
+                "bounds by how much one is overtaken",
+                bounded,
+                "Three levels and a patience of 10 s: nobody who comes more than 30 s later goes first.",
+            ),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="4.19",
+        title="Behind a long prompt",
+        kind="choice",
+        names=("answer_4_19",),
+        points=1,
+        minutes=2,
+        objective="tell what chunks solve from what order solves",
+        question=Choice(
+            "abcd",
+            "8a7cb5281e0de559",
+            {
+                "a": "every chunk still belongs to the long prompt, and more of them cost more steps",
+                "b": "the long prompt is done sooner, but until then it still has every step to itself",
+                "c": "seats and pages are there; what is short is the budget of each step",
+            },
+            hint="Who gets the prefill tokens of each step, as long as the long prompt is not done?",
+        ),
+    ),
+)

@@ -1,0 +1,211 @@
+"""4.3 A scheduler that waits for ever, and its repair."""
+
+from collections import deque
+from itertools import pairwise
+from typing import Any
+
+from twophase_labs.machine.checks import Draw, compare, reject
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Choice
+from twophase_labs.scheduling.teaching import Job, Log, PlanError, famous_jobs, run_steps
+
+MAX_EMPTY = 3
+
+
+def watched(answer: Any, jobs: list[Job], budget: int, queue: list[Job] | None = None) -> Log:
+    """Run the learner's plan to the end; who plans nothing three times in a row is stopped."""
+    what = ", ".join(f"{job.name}: {job.num_prompt_tokens} + {job.num_output_tokens}" for job in jobs)
+    empty = 0
+
+    def plan(running: list[Job], waiting: deque[Job], left: int) -> list[tuple[Job, int]]:
+        nonlocal empty
+        got = answer.plan_in_chunks(running, waiting, left)
+        if not isinstance(got, list | tuple):
+            reject(f"the plan is {got!r}, expected a list of pairs (job, tokens)")
+        empty = 0 if got else empty + 1
+        if empty == MAX_EMPTY:
+            unfinished = [job.name for job in jobs if not job.is_finished]
+            reject(
+                f"{MAX_EMPTY} empty steps in a row, and {', '.join(unfinished)} not finished: this would go on for "
+                f"ever",
+                f"budget {budget}; prompt + output of each: {what}",
+            )
+        return list(got)
+
+    limit = 20 + sum(job.num_prompt_tokens + job.num_output_tokens for job in jobs)
+    try:
+        log = run_steps(plan, queue if queue is not None else jobs, budget, limit)
+    except PlanError as error:
+        reject(f"this plan cannot be run: {error}", f"budget {budget}; prompt + output of each: {what}")
+    unfinished = [job.name for job in jobs if not job.is_finished]
+    if unfinished:
+        reject(f"after {limit} steps {', '.join(unfinished)} are not finished", f"budget {budget}; {what}")
+    return log
+
+
+def random_jobs(draw: Draw, num: int, longest: int) -> list[Job]:
+    return [Job(f"{i}", draw.integer(1, longest + 1), draw.integer(1, 6)) for i in range(num)]
+
+
+def ends(answer: Any, draw: Draw, prompt: int, budget: int) -> None:
+    watched(answer, [Job("A", prompt, 3)], budget)
+
+
+def knows_the_example(answer: Any, draw: Draw) -> None:
+    log = watched(answer, [Job("A", 100, 2), Job("B", 20, 1)], 50)
+    expected = [[("A", 50)], [("A", 50)], [("A", 1), ("B", 20)]]
+    compare([[tuple(pair) for pair in step] for step in log], expected, what="the card's example", axes=("step",))
+
+
+def serves_those_behind(answer: Any, draw: Draw) -> None:
+    watched(answer, famous_jobs(), 50)
+
+
+def keeps_the_budget(answer: Any, draw: Draw, num: int, budget: int) -> None:
+    for number, step in enumerate(watched(answer, random_jobs(draw, num, 3 * budget), budget)):
+        num_tokens = sum(n for _, n in step)
+        if num_tokens > budget:
+            reject(f"step {number} computes {num_tokens} tokens, and the budget is {budget}", f"the step: {step}")
+
+
+def wastes_nothing(answer: Any, draw: Draw, num: int, budget: int) -> None:
+    """A step below the budget computes all that there is to compute."""
+    jobs = random_jobs(draw, num, 3 * budget) if num > 1 else [Job("A", budget - 100, 3)]
+    log = watched(answer, jobs, budget)
+    left = {job.name: [job.num_prompt_tokens, job.num_output_tokens] for job in jobs}
+    for number, step in enumerate(log):
+        done = dict(step)
+        room = budget - sum(done.values())
+        for name, (prompt, output) in left.items():
+            could = (max(1, prompt) if output else 0) - done.get(name, 0)
+            if room > 0 and could > 0:
+                reject(
+                    f"step {number} has room for {room} more tokens, and {name} could compute {could} more",
+                    f"the step: {step}",
+                )
+        for name, num_tokens in step:
+            prompt, output = left[name]
+            left[name] = [max(0, prompt - num_tokens), output - (num_tokens >= prompt)]
+
+
+def decodes_every_step(answer: Any, draw: Draw, num: int, budget: int) -> None:
+    jobs = random_jobs(draw, num, 3 * budget)
+    left = {job.name: job.num_prompt_tokens for job in jobs}
+    outputs = {job.name: job.num_output_tokens for job in jobs}
+    for number, step in enumerate(watched(answer, jobs, budget)):
+        planned = {name for name, _ in step}
+        for name in left:
+            if left[name] == 0 and outputs[name] and name not in planned:
+                reject(f"{name} is decoding and gets no token in step {number}", f"the step: {step}")
+        for name, num_tokens in step:
+            left[name] = max(0, left[name] - num_tokens)
+            outputs[name] -= left[name] == 0
+
+
+def nobody_overtakes(answer: Any, draw: Draw, num: int, budget: int) -> None:
+    jobs = random_jobs(draw, num, 3 * budget)
+    log = watched(answer, jobs, budget)
+    first: dict[str, int] = {}
+    for number, step in enumerate(log):
+        for name, _ in step:
+            first.setdefault(name, number)
+    order = [first[job.name] for job in jobs]
+    for earlier, later in pairwise(jobs):
+        if first[later.name] < first[earlier.name]:
+            reject(
+                f"{later.name} was begun in step {first[later.name]}, before {earlier.name}, which stood ahead of it, "
+                f"in step {first[earlier.name]}",
+                f"prompts {[job.num_prompt_tokens for job in jobs]}, begun in steps {order}, budget {budget}",
+            )
+
+
+EXERCISES = (
+    Exercise(
+        id="4.5",
+        title="Find the deadlock",
+        kind="choice",
+        names=("answer_4_5",),
+        points=1,
+        minutes=4,
+        objective="read a scheduler for what can never happen",
+        question=Choice(
+            "abcd",
+            "364b9c8172ab9520",
+            because={
+                "a": "`budget` is a number that each call gets anew; look at what step 3 is called with.",
+                "c": "finished jobs do leave `running`, after every step; and here nobody ever gets that far.",
+                "d": "decodes cost one token each, but in this queue nobody decodes when it gets stuck.",
+            },
+            hint="Play step 0 by hand: which line decides, and will anything that it looks at be different in step 1?",
+        ),
+    ),
+    Exercise(
+        id="4.6",
+        title="Repair it",
+        kind="code",
+        names=("plan_in_chunks",),
+        points=3,
+        minutes=10,
+        lines=5,
+        difficulty=2,
+        objective="plan steps in which everybody gets on, whatever the lengths",
+        hints=(
+            "Nothing says that a prompt must be computed in one step: lab 2 did it in chunks.",
+            "Each job gets as much as it has to compute and as the budget has left, whichever is smaller.",
+            "A prompt that is begun stays in `running`; the next step goes on with it there.",
+        ),
+        checks=(
+            Property(
+                "finishes a prompt of any length",
+                ends,
+                "A prompt longer than the budget needs several steps: a chunk in each.",
+                (
+                    {"prompt": 10, "budget": 50},
+                    {"prompt": 50, "budget": 50},
+                    {"prompt": 51, "budget": 50},
+                    {"prompt": 100, "budget": 50},
+                    {"prompt": 7, "budget": 1},
+                    {"prompt": 1000, "budget": 300},
+                ),
+            ),
+            Property(
+                "serves those behind it",
+                serves_those_behind,
+                "The queue of the section: 100, 20 and 10 tokens, with a budget of 50.",
+            ),
+            Property(
+                "keeps the budget",
+                keeps_the_budget,
+                "Every token that is planned comes off the budget, whether of a prompt or of an answer.",
+                ({"num": 2, "budget": 8}, {"num": 7, "budget": 16}),
+            ),
+            Property(
+                "gives every decode its token",
+                decodes_every_step,
+                "Who runs already comes before who waits; with a budget at least as large as the number of jobs there "
+                "is always a token for each.",
+                ({"num": 3, "budget": 8}, {"num": 8, "budget": 12}),
+            ),
+            Property(
+                "lets nobody overtake",
+                nobody_overtakes,
+                "The head of the queue is begun first. Skipping it is kind to those behind it, until one day somebody "
+                "is always behind it.",
+                ({"num": 3, "budget": 8}, {"num": 8, "budget": 12}),
+            ),
+            Property(
+                "leaves no room unused",
+                wastes_nothing,
+                "As long as there is budget and somebody with tokens to compute, the step is not full.",
+                (
+                    {"num": 3, "budget": 8},
+                    {"num": 8, "budget": 12},
+                    {"num": 1, "budget": 300},
+                    {"num": 40, "budget": 300},
+                ),
+            ),
+            Property("gives what the card says", knows_the_example, "Play the three steps of the example by hand."),
+        ),
+        time_limit_s=10,
+    ),
+)

@@ -1,0 +1,91 @@
+"""Policies with one part left open: who is let in, or who goes first."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+from twophase.cache.manager import CacheManager
+from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.policies import by_priority, decodes_first
+from twophase.scheduling.policy import Policy, Step
+from twophase.scheduling.scheduler import Scheduler
+from twophase.scheduling.sequence import Sequence
+from twophase_labs.scheduling.memory import Held
+
+Admits = Callable[[Held, list[Held], int, int, int, float], bool]
+
+
+@final
+class GatedPolicy(Policy):
+    """Decodes first, then prefills, and newcomers for whom `can_admit` says yes."""
+
+    def __init__(self, can_admit: Admits, cache: CacheManager, watermark: float) -> None:
+        self.can_admit, self.cache, self.watermark = can_admit, cache, watermark
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        return by_priority(sequence)
+
+    def plan(self, step: Step) -> None:
+        for sequence in step.running:
+            if sequence.is_decoding:
+                step.decode(sequence)
+        for sequence in step.running:
+            if not sequence.is_decoding:
+                step.prefill(sequence)
+        for sequence in step.waiting:
+            if not (self._lets_in(sequence, step) and step.admit(sequence)):
+                break
+
+    def _lets_in(self, sequence: Sequence, step: Step) -> bool:
+        cache, running = self.cache, [_held(one) for one in step.running]
+        sizes = cache.num_free_blocks, cache.num_blocks, cache.block_size
+        return self.can_admit(_held(sequence), running, *sizes, self.watermark)
+
+
+def _held(sequence: Sequence) -> Held:
+    return Held(len(sequence.token_ids), sequence.max_num_tokens)
+
+
+def gated_scheduler(limits: dict[str, Any], can_admit: Admits, watermark: float = 0.0) -> Scheduler:
+    """A scheduler that leaves no headroom of its own: whoever fits is let in, if `can_admit` agrees."""
+    options = dict(limits)
+    cache = CacheManager(options.pop("num_blocks"), options.pop("block_size"), enable_prefix_caching=False)
+    config = SchedulerConfig(**options | {"reserve_growth": False})
+    return Scheduler(config, cache, GatedPolicy(can_admit, cache, watermark))
+
+
+@final
+class RankedPolicy(Policy):
+    """Decodes first, then by `rank(priority, arrival_s, number, patience_s)`."""
+
+    def __init__(self, rank: Callable[[int, float, int, float | None], Any], patience_s: float | None) -> None:
+        self._rank, self.patience_s = rank, patience_s
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        request = sequence.request
+        rank = self._rank(request.priority, float(request.arrival_s), sequence.arrival_order, self.patience_s)
+        return (rank, sequence.index)
+
+    def plan(self, step: Step) -> None:
+        decodes_first(step)
+
+
+@final
+class ShortPromptsFirst(Policy):
+    """Decodes first; then prompts, begun or not, by arrival plus `patience_s` for each token: length is a priority."""
+
+    def __init__(self, patience_s: float) -> None:
+        self.patience_s = patience_s
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        request = sequence.request
+        waits_s = self.patience_s * len(request.prompt_token_ids)
+        return (request.arrival_s + waits_s, sequence.arrival_order, sequence.index)
+
+    def plan(self, step: Step) -> None:
+        begun = [sequence for sequence in step.running if not sequence.is_decoding]
+        for sequence in step.running:
+            if sequence.is_decoding:
+                step.decode(sequence)
+        for sequence in sorted([*begun, *step.waiting], key=lambda sequence: sequence.rank):
+            if not (step.prefill(sequence) if sequence in begun else step.admit(sequence)):
+                break

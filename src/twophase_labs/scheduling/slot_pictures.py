@@ -1,0 +1,106 @@
+"""Pictures of slots, queues and budgets."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from twophase.core.colours import COLOURS, EMPTY, INK, LINE
+from twophase_labs.scheduling.teaching import Job, Log
+
+Spans = Sequence[tuple[int, int]]
+ORANGE, SKY, VERMILION = COLOURS[1], COLOURS[4], COLOURS[5]
+
+
+def slots_of(spans: Spans) -> list[int]:
+    """Which slot each request sits in: the lowest that is free when it starts."""
+    free_from: list[int] = []
+    slots = [0] * len(spans)
+    for request, (first, end) in sorted(enumerate(spans), key=lambda item: (item[1][0], item[0])):
+        slot = next((slot for slot, free in enumerate(free_from) if free <= first), len(free_from))
+        free_from[slot : slot + 1] = [end]
+        slots[request] = slot
+    return slots
+
+
+def draw_slots(runs: Mapping[str, Spans], num_slots: int) -> Figure:
+    """A row per slot, a box per request from its first to its last iteration; what is left grey gave no token."""
+    figure, panels = plt.subplots(
+        len(runs), 1, figsize=(10, 0.9 + len(runs) * (0.7 + 0.3 * num_slots)), sharex=True, squeeze=False,
+        facecolor="white",
+    )  # fmt: skip
+    for axes, (name, spans) in zip(panels[:, 0], runs.items(), strict=True):
+        start, end = min(first for first, _ in spans), max(end for _, end in spans)
+        axes.barh(range(num_slots), end - start, 0.8, left=start, color=EMPTY, edgecolor=LINE, linewidth=0.5)
+        for request, (slot, (first, last)) in enumerate(zip(slots_of(spans), spans, strict=True)):
+            axes.barh(slot, last - first, 0.8, left=first, color=SKY, edgecolor="white")
+            axes.text((first + last) / 2, slot, str(request), ha="center", va="center", fontsize=8, color=INK)
+        axes.set(ylim=(num_slots - 0.4, -0.6), yticks=range(num_slots), ylabel="slot")
+        axes.set_title(name, loc="left", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0, 0].legend(
+        handles=[
+            Patch(facecolor=SKY, label="a request: a token in each iteration"),
+            Patch(facecolor=EMPTY, edgecolor=LINE, label="no token"),
+        ],
+        frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1), fontsize=8,
+    )  # fmt: skip
+    panels[-1, 0].set_xlabel("iteration")
+    figure.tight_layout()
+    plt.close(figure)
+    return figure
+
+
+def draw_queue(jobs: Sequence[Job], budget: int) -> Figure:
+    """The prompts in the queue, head on top, against what one step may compute."""
+    figure, axes = plt.subplots(figsize=(9, 1.1 + 0.34 * len(jobs)), facecolor="white")
+    for row, job in enumerate(jobs):
+        num_tokens = job.num_prompt_tokens
+        fits = num_tokens <= budget
+        axes.barh(row, num_tokens, 0.7, color=SKY if fits else ORANGE, edgecolor=INK, hatch="" if fits else "//")
+        axes.text(num_tokens + 1, row, f"{num_tokens} tokens", va="center", fontsize=9, color=INK)
+    axes.axvline(budget, color=VERMILION, linestyle="--")
+    axes.text(budget + 0.6, len(jobs) - 0.45, f"budget of a step: {budget}", color=VERMILION, fontsize=9, va="center")
+    axes.set(ylim=(len(jobs) - 0.2, -0.6), yticks=range(len(jobs)), xlabel="prompt tokens to compute")
+    axes.set_yticklabels([f"{job.name} (head)" if not row else job.name for row, job in enumerate(jobs)])
+    axes.set_xlim(0, 1.15 * max(job.num_prompt_tokens for job in jobs))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    plt.close(figure)
+    return figure
+
+
+def draw_steps(logs: Mapping[str, Log], budget: int) -> Figure:
+    """What each step computes, stacked by request, under the budget."""
+    figure, panels = plt.subplots(
+        1, len(logs), figsize=(10, 3.2), sharey=True, squeeze=False, facecolor="white"
+    )  # fmt: skip
+    names = list(dict.fromkeys(name for log in logs.values() for step in log for name, _ in step))
+    for axes, (title, log) in zip(panels[0], logs.items(), strict=True):
+        _stack(axes, log, names)
+        axes.axhline(budget, color=VERMILION, linestyle="--", linewidth=1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if not any(log):
+            axes.text((len(log) - 1) / 2, budget / 2, "nothing, step after step", ha="center", color=INK)
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set(xlabel="step", xlim=(-0.6, max(len(log), 2) - 0.4), ylim=(0, 1.2 * budget))
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0, 0].set_ylabel("tokens computed")
+    panels[0, -1].legend(frameon=False, fontsize=8, ncols=len(names) + 1, loc="upper right")
+    figure.tight_layout()
+    plt.close(figure)
+    return figure
+
+
+def _stack(axes: Axes, log: Log, names: Sequence[str]) -> None:
+    below = [0] * len(log)
+    for number, name in enumerate(names):
+        tokens = [sum(n for who, n in step if who == name) for step in log]
+        axes.bar(
+            range(len(log)), tokens, bottom=below, color=COLOURS[number % len(COLOURS)], edgecolor="white",
+            alpha=0.85, label=name, hatch=("", "//", "..", "xx")[number % 4],
+        )  # fmt: skip
+        below = [a + b for a, b in zip(below, tokens, strict=True)]

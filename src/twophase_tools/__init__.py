@@ -1,0 +1,1 @@
+"""Tools around the engine: benchmarks, load, simulation, capacity planning, the command line."""

@@ -1,0 +1,306 @@
+"""`twophase bench serve`: open-loop load. Requests come by the clock, however far behind the engine is.
+
+A closed loop, which sends the next request when one is answered, never asks more of an engine than it can give, and so
+never sees a queue. Here a request's latency counts from the moment it was due, not from the moment it was handed over
+between two steps, or the waiting that matters most would be left out (the 'coordinated omission' of load generators).
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
+
+import torch
+
+from twophase.config import EngineConfig
+from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.sampling_params import SamplingParams
+from twophase_tools.bench.contenders import Setup
+from twophase_tools.bench.engine import resolve_setup
+from twophase_tools.bench.machine import MachineRecord, record_machine
+from twophase_tools.load.records import RequestRecord
+from twophase_tools.load.report import ServingReport
+from twophase_tools.load.slo import Slo
+from twophase_tools.load.workloads import TimedRequest, Workload, num_pool_blocks, token_ids_of
+
+if TYPE_CHECKING:
+    from twophase.llm import LLM
+
+BLOCK_SIZE = 16
+MAX_SLEEP_S = 0.5  # Ctrl-C and the duration limit should be felt soon
+MIN_SLEEP_S = 1e-6  # less might not move the clock at all
+PROGRESS_S = 5.0
+
+
+@runtime_checkable
+class ServedEngine(Protocol):
+    """What serving needs of `twophase.engine.engine.Engine`; see there."""
+
+    @property
+    def trace(self) -> tuple[StepTrace, ...]: ...
+
+    @property
+    def idle_s(self) -> float: ...
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: dict[str, tuple[int, ...]],
+        params: SamplingParams,
+        *,
+        arrival_s: float | int,
+        ttft_slo_s: float | int | None,
+        stream: bool,
+    ) -> None: ...
+
+    def step(self) -> list[RequestOutput]: ...
+
+    def abort(self, request_id: str) -> RequestOutput | None: ...
+
+    def has_unfinished_requests(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time for a run: the engine's clock, and how to let it pass. Tests bring their own."""
+
+    now_s: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRun:
+    """What happened, on the engine's clock.
+
+    Attributes:
+        records: Of every request that came, in order of arrival; the refused ones have finish reason 'error'.
+        steps: The engine's diary from the start on.
+        window: [start, end] of the run.
+        refusals: (request id, why) of those that the engine refused at the door.
+        was_cut: Whether the duration limit ended it.
+    """
+
+    records: tuple[RequestRecord, ...]
+    steps: tuple[StepTrace, ...]
+    window: tuple[float, float]
+    refusals: tuple[tuple[str, str], ...]
+    was_cut: bool
+
+
+def serve(
+    engine: ServedEngine,
+    workload: Iterable[TimedRequest],
+    vocab_size: int,
+    *,
+    seed: int = 0,
+    duration_limit_s: float | int | None = None,
+    slo: Slo | None = None,
+    clock: Clock | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> ServingRun:
+    """Play a workload against an engine, greedily and past end-of-text, until the last request has ended.
+
+    Args:
+        engine: Idle; its clock is `clock.now_s`, and its trace keeps every step.
+        workload: In order of arrival.
+        vocab_size: Random prompts have ids below it.
+        seed: Of the random prompts.
+        duration_limit_s: After this time what is unfinished is aborted, and what has not come yet is left out.
+        slo: Its TTFT is the wish of every request that the policy is told of.
+        say: Hears about progress, every few seconds.
+
+    Raises:
+        ConfigError: The duration limit is not above 0, or a prompt's ids do not fit the vocabulary.
+    """
+    if duration_limit_s is not None and not duration_limit_s > 0:
+        raise ConfigError(f"the duration limit must be above 0 s, got {duration_limit_s!r}; leave it out for none.")
+    # Prompts are made before the clock starts: drawing ids is not the engine's work.
+    coming = deque((request, token_ids_of(request, vocab_size, seed)) for request in workload)
+    run = _Run(engine, clock or Clock(), len(coming), slo, say)
+    while coming or engine.has_unfinished_requests():
+        now_s = run.elapsed_s
+        if duration_limit_s is not None and now_s >= duration_limit_s:
+            run.cut()
+            break
+        while coming and coming[0][0].arrival_s <= now_s:
+            run.hand_over(*coming.popleft())
+        if engine.has_unfinished_requests():
+            run.step()
+            may_sleep_s = engine.idle_s
+        else:
+            may_sleep_s = MAX_SLEEP_S
+        next_s = [duration_limit_s, coming[0][0].arrival_s if coming else None]
+        run.sleep(min([may_sleep_s, *(time_s - run.elapsed_s for time_s in next_s if time_s is not None)]))
+    return run.result()
+
+
+@final
+class _Run:
+    """A run on its way. Only `serve` changes it."""
+
+    def __init__(
+        self, engine: ServedEngine, clock: Clock, num_requests: int, slo: Slo | None, say: Callable[[str], None]
+    ) -> None:
+        self._engine, self._clock, self._say = engine, clock, say
+        self._num_requests = num_requests
+        self._ttft_slo_s = None if slo is None else slo.ttft_s
+        self._start_s = clock.now_s()
+        self._said_s = 0.0
+        self._records: dict[str, RequestRecord | None] = {}  # by id, in order of arrival; None: not ended yet
+        self._refusals: list[tuple[str, str]] = []
+        self._was_cut = False
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock.now_s() - self._start_s
+
+    def hand_over(self, request: TimedRequest, token_ids: tuple[int, ...]) -> None:
+        if request.request_id in self._records:
+            raise ConfigError(f"two requests of the workload have the id {request.request_id!r}; each needs its own.")
+        due_s = self._start_s + request.arrival_s
+        params = SamplingParams(temperature=0.0, max_tokens=request.num_output_tokens, ignore_eos=True)
+        prompt = {"prompt_token_ids": token_ids}
+        try:
+            self._engine.add_request(
+                request.request_id, prompt, params, arrival_s=due_s, ttft_slo_s=self._ttft_slo_s, stream=False
+            )
+            self._records[request.request_id] = None
+        except InvalidRequestError as error:
+            self._refusals.append((request.request_id, str(error)))
+            now_s = self._clock.now_s()
+            self._records[request.request_id] = RequestRecord(
+                request.request_id, due_s, None, (), now_s, request.num_prompt_tokens, finish_reason="error"
+            )
+
+    def step(self) -> None:
+        for output in self._engine.step():
+            if output.finished and output.request_id in self._records:
+                self._records[output.request_id] = RequestRecord.from_output(output)
+        if self.elapsed_s - self._said_s >= PROGRESS_S:
+            self._said_s = self.elapsed_s
+            num_ended = sum(record is not None for record in self._records.values())
+            came = f"{len(self._records):,} of {self._num_requests:,} requests came"
+            self._say(f"{self._said_s:.0f} s: {came}, {num_ended:,} ended")
+
+    def sleep(self, at_most_s: float | int) -> None:
+        if at_most_s > 0:
+            self._clock.sleep(float(min(max(at_most_s, MIN_SLEEP_S), MAX_SLEEP_S)))
+
+    def cut(self) -> None:
+        """Abort what is unfinished."""
+        self._was_cut = True
+        for request_id in [request_id for request_id, record in self._records.items() if record is None]:
+            output = self._engine.abort(request_id)
+            if output is not None:
+                self._records[request_id] = RequestRecord.from_output(output)
+
+    def result(self) -> ServingRun:
+        return ServingRun(
+            records=tuple(record for record in self._records.values() if record is not None),
+            steps=tuple(step for step in self._engine.trace if step.start_s >= self._start_s),
+            window=(self._start_s, self._clock.now_s()),
+            refusals=tuple(self._refusals),
+            was_cut=self._was_cut,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServeReport:
+    """A run with all that it depends on.
+
+    Attributes:
+        engine: What the options came to.
+        refusals: See `ServingRun`.
+        was_cut: Whether the duration limit ended the run.
+    """
+
+    workload: str
+    seed: int
+    engine: dict[str, str | int]
+    machine: MachineRecord
+    summary: ServingReport
+    refusals: tuple[tuple[str, str], ...]
+    was_cut: bool
+
+    def to_text(self) -> str:
+        notes = ["", "The duration limit ended the run: what was unfinished is aborted."] if self.was_cut else []
+        if self.refusals:
+            request_id, why = self.refusals[0]
+            notes += ["", f"{len(self.refusals):,} requests were refused; the first, {request_id!r}: {why}"]
+        used = ", ".join(f"{name} {value}" for name, value in self.engine.items())
+        return "\n".join(
+            [
+                f"workload     {self.workload}, seed {self.seed}",
+                self.summary.to_text(),
+                *notes,
+                "",
+                "Latencies count from when a request was due. Percentiles interpolate linearly.",
+                used,
+                self.machine.to_text(),
+            ]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"summary": self.summary.to_dict()}
+
+
+def bench_serve(
+    model: str,
+    config: EngineConfig,
+    workload: Workload,
+    *,
+    seed: int = 0,
+    duration_limit_s: float | int | None = None,
+    slo: Slo | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[ServeReport, ServingRun]:
+    """Load the model, warm it up, serve the workload, summarise.
+
+    Raises:
+        ConfigError: An option that cannot work.
+        ModelFolderError, BackendUnavailableError: As `LLM`.
+    """
+    setup, vocab_size = resolve_setup(
+        model, config.device, config.dtype, config.attention_backend, torch.get_num_threads()
+    )
+    llm = _load(config, setup, workload)
+    limits = llm.scheduler.config
+    say(f"serving {workload.name!r}")
+    run = serve(llm.engine, workload, vocab_size, seed=seed, duration_limit_s=duration_limit_s, slo=slo, say=say)
+    engine: dict[str, str | int] = {
+        "model": setup.folder,
+        "device": setup.device,
+        "dtype": setup.dtype,
+        "attention": setup.backend,
+        "block size": BLOCK_SIZE,
+        "KV blocks": llm.scheduler.cache.num_blocks,
+        "policy": repr(llm.scheduler.policy),
+        "preemption": config.preemption_mode,
+        "max seqs": limits.max_num_seqs,
+        "max batched tokens": limits.max_num_batched_tokens,
+    }
+    summary = ServingReport.of(run.records, run.steps, slo=slo, window=run.window, block_size=BLOCK_SIZE)
+    return ServeReport(workload.name, seed, engine, record_machine(), summary, run.refusals, run.was_cut), run
+
+
+def _load(config: EngineConfig, setup: Setup, workload: Workload) -> "LLM":
+    """The model with an idle engine that has run once, so that no request pays for what happens only once."""
+    from twophase.llm import LLM
+
+    llm = LLM(
+        setup.folder,
+        config,
+        device=setup.device,
+        dtype=setup.dtype,
+        attention_backend=setup.backend,
+        block_size=BLOCK_SIZE,
+        num_kv_blocks=config.num_kv_blocks or num_pool_blocks(workload, BLOCK_SIZE),
+        skip_tokenizer_init=True,
+        max_trace_steps=None,
+    )
+    # Less than a block, so that nothing of it stays in the prefix cache.
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    llm.generate({"prompt_token_ids": [0]}, params, use_tqdm=False)
+    return llm

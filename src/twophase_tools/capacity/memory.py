@@ -1,0 +1,148 @@
+"""Bytes on one GPU: what is taken, what is left for K/V, and how many requests that holds."""
+
+import math
+from dataclasses import dataclass, replace
+
+from twophase.cache.window import SlidingWindow
+from twophase.core.sizes import MLP_UNIT, activation_bytes
+from twophase_tools.capacity.config import Eviction, PlanConfig
+from twophase_tools.simulate.model_shapes import ModelShape
+
+
+def even_shape(shape: ModelShape, num_gpus: int) -> ModelShape:
+    """`shape` with heads, MLP and vocabulary rounded up to what `num_gpus` can share evenly.
+
+    The GPU with most of them sets the memory and the pace, so the whole costs as much as if all had as many:
+    3 K/V heads on 2 GPUs cost as 4 do.
+    """
+
+    def up(count: int, unit: int = 1) -> int:
+        return -(-count // (unit * num_gpus)) * unit * num_gpus
+
+    num_kv_heads, group_size = up(shape.num_kv_heads), shape.num_heads // shape.num_kv_heads
+    return replace(
+        shape,
+        # Query heads are where their K/V head is; with more GPUs than those, each K/V head has copies.
+        num_heads=num_kv_heads * group_size if num_gpus <= shape.num_kv_heads else up(shape.num_heads),
+        num_kv_heads=num_kv_heads,
+        intermediate_size=up(shape.intermediate_size, 1 if shape.intermediate_size % MLP_UNIT else MLP_UNIT),
+        vocab_size=up(shape.vocab_size),
+    )
+
+
+def weight_bytes(shape: ModelShape, num_gpus: int) -> int:
+    """What a GPU has to store, as the engine does: its share of the layers, the whole embedding and all norms. Biases
+    are not counted: they are one in ten thousand."""
+    even = replace(even_shape(shape, num_gpus), vocab_size=shape.vocab_size)
+    norms = (2 * shape.num_layers + 1) * shape.hidden_size
+    return even.memory_bytes_on(num_gpus) + norms * shape.value_bytes
+
+
+def workspace_bytes(shape: ModelShape, num_gpus: int, num_tokens: int, num_rows: int) -> int:
+    """What the engine keeps free on each GPU for a step of so many tokens; see `activation_bytes`. Not measured.
+
+    Args:
+        shape: Even (see `even_shape`).
+        num_rows: That are sampled. Every GPU has all of their logits, and has room for them.
+    """
+    rank = replace(
+        shape,
+        num_heads=shape.num_heads // num_gpus,
+        num_kv_heads=-(-shape.num_kv_heads // num_gpus),
+        intermediate_size=shape.intermediate_size // num_gpus,
+    )
+    return activation_bytes(rank, num_tokens, num_rows, shape.value_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTable:
+    """Bytes on each GPU; on the fullest, where they cannot share evenly.
+
+    Attributes:
+        headroom_bytes: Left alone: CUDA's own context, captured graphs, fragments.
+        pool_bytes: For K/V; negative: the rest does not fit.
+        block_bytes: The share of a block that a GPU holds.
+        num_blocks: Whole blocks in the pool.
+    """
+
+    total_bytes: int
+    headroom_bytes: int
+    weight_bytes: int
+    workspace_bytes: int
+    kv_bytes_per_token: int
+    block_size: int
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.total_bytes - self.headroom_bytes - self.weight_bytes - self.workspace_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_size * self.kv_bytes_per_token
+
+    @property
+    def num_blocks(self) -> int:
+        return max(0, self.pool_bytes // self.block_bytes)
+
+
+def memory_table(config: PlanConfig, num_gpus: int | None = None) -> MemoryTable:
+    """For the config's GPUs, or another number of them."""
+    n = num_gpus or config.tensor_parallel_size
+    shape, total = even_shape(config.shape, n), int(config.hardware.memory_bytes)
+    workspace = config.workspace_bytes
+    if workspace is None:
+        num_tokens = max(config.step_tokens, config.max_num_seqs)
+        sampling = replace(shape, vocab_size=config.shape.vocab_size)  # all of the vocabulary, not the largest share
+        workspace = workspace_bytes(sampling, n, num_tokens, config.max_num_seqs)
+    return MemoryTable(
+        total_bytes=total,
+        headroom_bytes=total - int(total * config.gpu_memory_utilization),
+        weight_bytes=weight_bytes(config.shape, n),
+        workspace_bytes=workspace,
+        kv_bytes_per_token=shape.kv_bytes_per_token // n,
+        block_size=config.block_size,
+    )
+
+
+def blocks_of(num_tokens: int, block_size: int, eviction: Eviction | None = None) -> int:
+    """Blocks that a sequence of this length holds.
+
+    With eviction it keeps those of its sinks and of its window, whose first token may be a block's last one:
+    a window of 18 in blocks of 16 can lie in 3 of them.
+    """
+    num_blocks = -(-num_tokens // block_size)
+    if eviction is None:
+        return num_blocks
+    return min(num_blocks, SlidingWindow(eviction.window, eviction.num_sinks).max_blocks(block_size))
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Requests of one length in the pool at once.
+
+    Attributes:
+        num_blocks: Of each, at its end.
+        num_requests: That fit, all at their end, so that none is ever preempted.
+    """
+
+    num_tokens: int
+    num_blocks: int
+    num_bytes: int
+    num_requests: int
+
+
+def fit(config: PlanConfig, table: MemoryTable, num_tokens: int) -> Fit:
+    """Requests of `num_tokens` tokens each; `num_bytes` counts all GPUs.
+
+    With eviction a prompt's chunk is written before the blocks that it pushes out of the window are freed, so room for
+    one step's tokens is set aside.
+    """
+    num_blocks = blocks_of(num_tokens, config.block_size, config.eviction)
+    is_cut = num_blocks < blocks_of(num_tokens, config.block_size)
+    aside = math.ceil(config.step_tokens / config.block_size) if is_cut else 0
+    return Fit(
+        num_tokens=num_tokens,
+        num_blocks=num_blocks,
+        num_bytes=num_blocks * table.block_bytes * config.tensor_parallel_size,
+        num_requests=max(0, table.num_blocks - aside) // num_blocks,
+    )

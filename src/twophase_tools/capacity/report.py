@@ -1,0 +1,153 @@
+"""A plan as text, and as plain data for JSON."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from twophase_tools.capacity.cautions import Caution, cautions_of
+from twophase_tools.capacity.memory import Fit
+from twophase_tools.capacity.plan import Plan
+from twophase_tools.capacity.steady_state import SteadyState
+from twophase_tools.capacity.units import GB, GIB, in_both
+
+
+def to_text(plan: Plan) -> str:
+    sections = (_about(plan), _memory(plan), _fits(plan), _times(plan), _warnings(plan))
+    return "\n\n".join("\n".join(lines) for lines in sections)
+
+
+def _about(plan: Plan) -> list[str]:
+    config = plan.config
+    stored = config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    return [
+        f"{config.shape.name} in {config.dtype}, K/V in {stored}, on {config.tensor_parallel_size} x "
+        f"{config.hardware.name}",
+        f"model: {config.shape.source}",
+        f"hardware: {config.hardware.source}",
+    ]
+
+
+def _memory(plan: Plan) -> list[str]:
+    config, table = plan.config, plan.memory
+    source = "estimated" if config.workspace_bytes is None else "as given"
+    rows = (
+        ("memory", table.total_bytes, ""),
+        ("- headroom", table.headroom_bytes, f"gpu_memory_utilization {config.gpu_memory_utilization:g}"),
+        ("- weights", table.weight_bytes, ""),
+        ("- workspace", table.workspace_bytes, f"activations and logits of a step, {source}"),
+        ("= left for K/V", table.pool_bytes, f"{table.num_blocks:,} blocks of {config.block_size} tokens"),
+    )
+    shape = config.shape
+    lines = ["memory of each GPU (1 GB = 10^9 bytes, 1 GiB = 2^30 bytes)", f"{'':18}{'GB':>10}{'GiB':>10}{'share':>8}"]
+    lines += [
+        f"{name:18}{num_bytes / GB:10,.2f}{num_bytes / GIB:10,.2f}{num_bytes / table.total_bytes:8.1%}  {note}".rstrip()
+        for name, num_bytes, note in rows
+    ]
+    n = config.tensor_parallel_size
+    shared = f", {table.kv_bytes_per_token:,} of them on each GPU" if n > 1 else ""
+    lines.append(f"K/V of a token {shape.kv_bytes_per_token:,} bytes{shared}; of a block {n * table.block_bytes:,}")
+    return lines
+
+
+def _fits(plan: Plan) -> list[str]:
+    def line(what: str, fits: Fit) -> str:
+        blocks = f"{fits.num_blocks:,} blocks, {in_both(fits.num_bytes)}"
+        return f"{fits.num_requests:8,}  of {fits.num_tokens:,} tokens, {what}: each {blocks}"
+
+    eviction = plan.config.eviction
+    kept = ""
+    if eviction is not None:
+        kept = f", which keep {eviction.window:,} tokens and {eviction.num_sinks:,} sinks of each"
+    lines = [
+        f"requests that fit at once{kept}",
+        line("the context limit", plan.at_limit),
+        line("the workload's mean", plan.at_mean),
+    ]
+    return [*lines, f"{plan.max_requests:8,}  run at once at most, with max_num_seqs {plan.config.max_num_seqs:,}"]
+
+
+def _times(plan: Plan) -> list[str]:
+    workload, most = plan.config.workload, plan.saturated
+    lines = [
+        f"times by roofline, not measured; {workload.rate:g} requests/s of {workload.prompt_tokens:,} + "
+        f"{workload.output_tokens:,} tokens"
+    ]
+    if most is None:
+        return [*lines, "none: not even one request fits"]
+    lines.append(f"{'':16}{'requests/s':>12}{'at once':>10}{'TTFT':>12}{'TPOT':>12}{'tokens/s':>12}")
+    rows = (
+        ("alone", plan.alone),
+        ("at this rate", plan.at_rate),
+        ("within the SLO", plan.within_slo),
+        ("at most", most),
+    )
+    lines += [_row(name, state, workload.output_tokens) for name, state in rows if state is not None]
+    ridge = (
+        "decodes are never bound by arithmetic: reading their K/V takes longer"
+        if plan.ridge_batch is None
+        else f"decodes are bound by arithmetic from {plan.ridge_batch:,.0f} sequences on"
+    )
+    return [
+        *lines,
+        f"at most, by Little's law: {most.num_requests:,.1f} at once / {most.num_requests / most.requests_per_s:.4g} s "
+        f"each = {most.requests_per_s:.4g} requests/s, limited by {plan.limited_by}; utilisation "
+        f"{plan.utilisation:.2f}",
+        ridge,
+        plan.config.assumptions.to_text(),
+        "taken to be steady: Poisson arrivals, all requests of mean length, nothing shared, nobody preempted; "
+        "`twophase simulate` plays it out",
+    ]
+
+
+def _row(name: str, state: SteadyState, output_tokens: int) -> str:
+    tpot = "-" if state.tpot_s is None else f"{state.tpot_s * 1e3:,.1f} ms"
+    return (
+        f"{name:16}{state.requests_per_s:12,.3g}{state.num_requests:10,.1f}{state.ttft_s * 1e3:9,.1f} ms{tpot:>12}"
+        f"{state.requests_per_s * output_tokens:12,.0f}"
+    )
+
+
+def _warnings(plan: Plan) -> list[str]:
+    cautions = cautions_of(plan)
+    return [f"warnings: {len(cautions)}", *_warning_lines(plan, cautions)] if cautions else ["no warnings"]
+
+
+def _warning_lines(plan: Plan, cautions: Iterable[Caution]) -> Iterable[str]:
+    for caution in cautions:
+        line = line_of(plan, caution.key)
+        where = f"{plan.config.name}:{line}" if line else f"{plan.config.name} (by default)"
+        yield f"- {caution.name}: {caution.reason}\n  {where}: {caution.key}"
+
+
+def line_of(plan: Plan, key: str) -> int | None:
+    """Of the key in the file, or of the mapping that it would stand in; None: it is left out."""
+    lines = plan.config.lines
+    return lines.get(key, lines.get(key.partition(".")[0]))
+
+
+def to_dict(plan: Plan) -> dict[str, Any]:
+    config, table = plan.config, plan.memory
+    return {
+        "model": asdict(config.shape),
+        "hardware": asdict(config.hardware),
+        "memory_per_gpu": asdict(table)
+        | {"pool_bytes": table.pool_bytes, "block_bytes": table.block_bytes, "num_blocks": table.num_blocks},
+        "kv_bytes_per_token": config.shape.kv_bytes_per_token,
+        "fits": {"context_limit": asdict(plan.at_limit), "mean": asdict(plan.at_mean)},
+        "max_requests": plan.max_requests,
+        "is_measured": False,
+        "times": {
+            name: None if state is None else asdict(state)
+            for name, state in (
+                ("alone", plan.alone),
+                ("at_rate", plan.at_rate),
+                ("within_slo", plan.within_slo),
+                ("at_most", plan.saturated),
+            )
+        },
+        "limited_by": plan.limited_by,
+        "utilisation": plan.utilisation,
+        "ridge_batch": plan.ridge_batch,
+        "assumptions": asdict(config.assumptions),
+        "warnings": [asdict(caution) | {"line": line_of(plan, caution.key)} for caution in cautions_of(plan)],
+    }

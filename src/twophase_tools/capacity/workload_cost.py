@@ -1,0 +1,138 @@
+"""What a mean request costs: the loads of its steps, and their time by roofline."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from twophase_tools.capacity.config import PlanConfig, Workload
+from twophase_tools.capacity.memory import even_shape
+from twophase_tools.simulate.cost_model import RooflineCostModel
+from twophase_tools.simulate.step_load import StepLoad, num_pairs
+
+
+def visible_pairs(start: int, num_tokens: int, num_visible: int | None) -> int:
+    """Query-key pairs of a chunk whose queries see `num_visible` keys at most.
+
+    Worked example: positions 2 to 5, at most 4 keys: 3 + 4 + 4 + 4 = 15.
+    """
+    if num_visible is None:
+        return num_pairs(start, num_tokens)
+    num_growing = min(max(num_visible - start, 0), num_tokens)
+    return num_pairs(start, num_growing) + (num_tokens - num_growing) * num_visible
+
+
+class Prefill(NamedTuple):
+    """A prompt in chunks.
+
+    Attributes:
+        num_full: All but the last.
+        full: Those, added up.
+        last: The one that samples.
+    """
+
+    num_full: int
+    full: StepLoad
+    last: StepLoad
+
+    @property
+    def num_chunks(self) -> int:
+        return self.num_full + 1
+
+    @property
+    def total(self) -> StepLoad:
+        return StepLoad(*(a + b for a, b in zip(self.full, self.last, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadCost:
+    """Steps of mean requests, on one engine."""
+
+    cost_model: RooflineCostModel
+    workload: Workload
+    num_visible: int | None
+
+    @classmethod
+    def of(cls, config: PlanConfig) -> "WorkloadCost":
+        n = config.tensor_parallel_size
+        shape = even_shape(config.shape, n)
+        cost_model = RooflineCostModel(config.hardware, shape, n, config.assumptions, config.block_size)
+        return cls(cost_model, config.workload, config.num_visible)
+
+    @property
+    def num_decodes(self) -> int:
+        """Decode steps of a request: its first token comes out of the prefill."""
+        return self.workload.output_tokens - 1
+
+    @property
+    def mean_context(self) -> float:
+        """Keys that a decode reads, its own included, on average over a request's life."""
+        start, num_decodes = self.workload.prompt_tokens, self.num_decodes
+        if num_decodes == 0:
+            return 0.0
+        return visible_pairs(start, num_decodes, self.num_visible) / num_decodes
+
+    def prefill(self, room: int) -> Prefill:
+        """The prompt's chunks when each step has room for `room` tokens of it."""
+        length, limit = self.workload.prompt_tokens, self.num_visible
+        num_full = (length - 1) // room
+        last = length - num_full * room
+        # A chunk of n tokens from `start` on reads start + n keys; of a window, limit - 1 before its first token.
+        reach = length if limit is None else limit - 1
+        full_starts = _sum_of_starts(num_full, room, reach)
+        full = StepLoad(
+            num_tokens=num_full * room,
+            num_samples=0,
+            num_chunks=num_full,
+            decode_context=0,
+            prefill_pairs=visible_pairs(0, num_full * room, limit),
+            prefill_context=full_starts + num_full * room,
+        )
+        start = num_full * room
+        return Prefill(
+            num_full,
+            full,
+            StepLoad(last, 1, 1, 0, visible_pairs(start, last, limit), min(start, reach) + last),
+        )
+
+    def prefill_s(self, prefill: Prefill, num_decodes: int | float) -> float:
+        """Seconds of all its steps, each with so many decodes beside it; the full chunks taken as their mean."""
+        last_s = self.step_s(num_decodes, prefill.last)
+        if prefill.num_full == 0:
+            return last_s
+        return prefill.num_full * self.step_s(num_decodes, prefill.full, 1 / prefill.num_full) + last_s
+
+    def step_s(self, num_decodes: int | float, prefill: StepLoad | None = None, weight: int | float = 1) -> float:
+        """Seconds of a step of so many decodes, and `weight` times a prefill load."""
+        more = prefill or StepLoad(0, 0, 0, 0, 0, 0)
+        load = StepLoad(
+            num_tokens=num_decodes + weight * more.num_tokens,
+            num_samples=num_decodes + weight * more.num_samples,
+            num_chunks=num_decodes + weight * more.num_chunks,
+            decode_context=num_decodes * self.mean_context,
+            prefill_pairs=weight * more.prefill_pairs,
+            prefill_context=weight * more.prefill_context,
+        )
+        return float(self.cost_model.cost(load).total_s)
+
+    @property
+    def ridge_batch(self) -> float | None:
+        """Decodes in a step from which on its arithmetic takes longer than its memory traffic; None: never, because
+        reading their K/V takes longer than their products."""
+        hardware, assumed = self.cost_model.hardware, self.cost_model.assumptions
+
+        def seconds(flops: Any, num_bytes: Any) -> tuple[float, float]:
+            return (
+                float(flops) / (hardware.flops_per_s * assumed.compute_efficiency),
+                float(num_bytes) / (hardware.bytes_per_s * assumed.bandwidth_efficiency),
+            )
+
+        one = StepLoad(1, 1, 1, self.mean_context, 0, 0)
+        weights = self.cost_model.shape.weight_bytes
+        compute_s, kv_s = seconds(self.cost_model.flops(one), self.cost_model.bytes(one) - weights)
+        _, weights_s = seconds(0, weights)
+        return weights_s / (compute_s - kv_s) if compute_s > kv_s else None
+
+
+def _sum_of_starts(num_chunks: int, room: int, reach: int) -> int:
+    """0 + room + 2 room + ..., no term larger than `reach`."""
+    num_growing = min(num_chunks, reach // room + 1)
+    return room * (num_growing * (num_growing - 1) // 2) + (num_chunks - num_growing) * reach

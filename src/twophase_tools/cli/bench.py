@@ -1,0 +1,270 @@
+"""`twophase bench SUBJECT`: results to stdout, progress to stderr."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from twophase.core.errors import ConfigError
+from twophase_tools.cli.engine_options import engine_config, engine_options
+from twophase_tools.cli.generate import speculative_config
+from twophase_tools.cli.ranks import check_shares, is_rank, run_in_ranks
+
+if TYPE_CHECKING:
+    from twophase_tools.bench.serve import ServeReport, ServingRun
+    from twophase_tools.load.workloads import Workload
+
+PLOT_FORMATS = (".png", ".svg", ".pdf")
+
+
+@runtime_checkable
+class Report(Protocol):
+    """What a benchmark gives back."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+    def to_text(self) -> str: ...
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print.
+
+    Raises:
+        TwophaseError: An option, the model or the machine cannot be used; says why.
+    """
+    subjects = {
+        "engine": _engine,
+        "kernels": _kernels,
+        "prefix-caching": _prefix_caching,
+        "quality": _quality,
+        "scheduling": _scheduling,
+        "serve": _serve,
+        "speculative": _speculative,
+        "window": _window,
+        "tensor-parallel": _tensor_parallel,
+        "disaggregation": _disaggregation,
+    }
+    return subjects[args.subject](args)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _show(report: Report, args: argparse.Namespace) -> None:
+    print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
+
+
+def _engine(args: argparse.Namespace) -> int:
+    from twophase_tools.bench.engine import bench_engine
+
+    report = bench_engine(
+        args.model,
+        **_machine(args),
+        num_threads=args.threads,
+        repeats=args.repeats,
+        quick=args.quick,
+        say=_say,
+    )
+    _show(report, args)
+    return 0
+
+
+def _machine(args: argparse.Namespace) -> dict[str, Any]:
+    """Where a benchmark runs, and in which dtype."""
+    config = engine_config(args)
+    return {"device": config.device, "dtype": config.dtype, "backend": config.attention_backend}
+
+
+def _kernels(args: argparse.Namespace) -> int:
+    _check_plot(args.plot)
+    from twophase_tools.bench.kernels import bench_kernels, why_not_here
+    from twophase_tools.bench.machine import record_machine
+
+    reason = why_not_here()
+    if reason is not None:
+        not_run = {"status": "not run here", "reason": reason, "machine": asdict(record_machine())}
+        print(json.dumps(not_run, indent=2) if args.json else f"not run here: {reason}")
+        return 0
+    report = bench_kernels(args.quick)
+    _show(report, args)
+    if args.plot is not None:
+        report.plot(Path(args.plot))
+        _say(f"wrote {args.plot}")
+    return 0
+
+
+def _check_plot(file: str | None) -> None:
+    if file is not None and Path(file).suffix.lower() not in PLOT_FORMATS:
+        raise ConfigError(f"--plot must end in {', '.join(PLOT_FORMATS)}, got {file!r}.")
+
+
+def _prefix_caching(args: argparse.Namespace) -> int:
+    from twophase_tools.bench.prefix_caching import QUICK, Shape, bench_prefix_caching, open_model
+
+    shape = QUICK if args.quick else Shape()
+    opener = open_model(args.model, shape, **_machine(args))
+    report = bench_prefix_caching(opener, shape, repeats=1 if args.quick else args.repeats, say=_say)
+    _show(report, args)
+    return 0
+
+
+def _quality(args: argparse.Namespace) -> int:
+    from twophase_tools.bench.quality import Bounds, bench_quality, open_model, to_json
+
+    bounds = Bounds(
+        perplexity_ratio=args.max_perplexity_ratio,
+        mean_kl=args.max_kl,
+        top1_agreement=args.min_top1_agreement,
+        needles_lost=args.max_needles_lost,
+        objects_lost=args.max_objects_lost,
+        equal_fields=args.min_equal_fields,
+    )
+    opener = open_model(args.model, **_machine(args))
+    report = bench_quality(opener, args.kv_cache_dtype, bounds, num_tokens=args.tokens, say=_say)
+    print(to_json(report) if args.json else report.to_text())
+    return 0 if report.passed else 1
+
+
+def _scheduling(args: argparse.Namespace) -> int:
+    from twophase_tools.bench.scheduling import measure_scheduling, to_text
+
+    queues = (0, 100) if args.quick else (0, 1_000, 10_000, 100_000)
+    timings = [measure_scheduling(num_waiting=n, num_steps=10 if args.quick else 300) for n in queues]
+    print(json.dumps([asdict(timing) for timing in timings], indent=2) if args.json else to_text(timings))
+    return 0
+
+
+def _speculative(args: argparse.Namespace) -> int:
+    config = speculative_config(args)
+    assert config is not None
+    from twophase_tools.bench.speculative import bench_speculative
+
+    report = bench_speculative(
+        args.model,
+        config,
+        **_machine(args),
+        repeats=args.repeats,
+        quick=args.quick,
+        say=_say,
+    )
+    _show(report, args)
+    return 0
+
+
+def _tensor_parallel(args: argparse.Namespace) -> int:
+    if args.size < 2:
+        raise ConfigError(f"--size must be at least 2, the processes that share a model, got {args.size}.")
+    if not is_rank():
+        check_shares(args.model, args.size)
+        return run_in_ranks(args, args.size)
+    from twophase_tools.bench.tensor_parallel import bench_tensor_parallel
+
+    report = bench_tensor_parallel(
+        args.model,
+        args.size,
+        args.quick,
+        **engine_options(args),
+    )
+    _show(report, args)
+    return 0
+
+
+def _disaggregation(args: argparse.Namespace) -> int:
+    from twophase_tools.bench.disaggregation import NUM_RANKS, bench_disaggregation
+
+    if not is_rank():
+        check_shares(args.model, 1)
+        return run_in_ranks(args, NUM_RANKS)
+    report = bench_disaggregation(args.model, args.quick, **engine_options(args))
+    if report is not None:
+        _show(report, args)
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    _check_plot(args.plot)
+    _check_writable({"--perfetto": args.perfetto, "--prometheus": args.prometheus, "--plot": args.plot})
+    from twophase_tools.load.slo import Slo
+
+    slo = None if args.slo_ttft is None and args.slo_tpot is None else Slo(args.slo_ttft, args.slo_tpot)
+    workload = _workload(args)
+    from twophase_tools.bench.serve import BLOCK_SIZE, bench_serve
+    from twophase_tools.load.export import to_json
+
+    report, run = bench_serve(
+        args.model,
+        engine_config(args),
+        workload,
+        seed=args.seed,
+        duration_limit_s=args.duration_limit,
+        slo=slo,
+        say=_say,
+    )
+    if args.json:
+        about = {name: value for name, value in report.to_dict().items() if name != "summary"}
+        print(to_json(report.summary, run.records, run.steps, BLOCK_SIZE, **about))
+    else:
+        print(report.to_text())
+    _write_files(args, report, run)
+    return 0
+
+
+def _window(args: argparse.Namespace) -> int:
+    from twophase_tools.bench.window import bench_window
+
+    sizes: dict[str, Any] = {"window": 64, "num_tokens": 640, "num_steps": 4} if args.quick else {}
+    asked_for = {"window": args.window, "num_sinks": args.sinks, "num_tokens": args.tokens}
+    sizes |= {name: value for name, value in asked_for.items() if value is not None}
+    report = bench_window(args.model, **_machine(args), **sizes, say=_say)
+    _show(report, args)
+    return 0
+
+
+def _workload(args: argparse.Namespace) -> "Workload":
+    from twophase_tools.load.replay import replay
+    from twophase_tools.load.workloads import Load, named_workload
+
+    if args.trace is None:
+        return named_workload(args.workload, Load(args.requests, args.rate, args.cv, args.seed))
+    given = [f"--{name}" for name in ("rate", "cv", "requests") if getattr(args, name) is not None]
+    if given:
+        raise ConfigError(f"a trace says when and how many, so {' and '.join(given)} cannot be given with --trace.")
+    return replay(args.trace)
+
+
+def _check_writable(files: dict[str, str | None]) -> None:
+    """A run of an hour should not end with a file that cannot be written."""
+    for option, name in files.items():
+        if name is not None and (Path(name).is_dir() or not Path(name).resolve().parent.is_dir()):
+            raise ConfigError(f"{option} must name a file in a folder that exists, got {name!r}.")
+
+
+def _write_files(args: argparse.Namespace, report: "ServeReport", run: "ServingRun") -> None:
+    if args.perfetto is not None:
+        from twophase_tools.load.perfetto import to_perfetto
+
+        Path(args.perfetto).write_text(to_perfetto(run.records, run.steps), encoding="utf-8")
+    if args.prometheus is not None:
+        from twophase_tools.load.prometheus import to_prometheus
+
+        text = to_prometheus(run.records, run.steps, str(report.engine["model"]))
+        Path(args.prometheus).write_text(text, encoding="utf-8")
+    if args.plot is not None:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from twophase_tools.load.pictures import draw_run
+
+        draw_run(
+            run.records,
+            run.steps,
+            title=f"{report.workload}: requests by arrival",
+            token_budget=int(report.engine["max batched tokens"]),
+            block_size=int(report.engine["block size"]),
+            slo=report.summary.slo,
+        ).savefig(args.plot, dpi=150)
+    for name in (args.perfetto, args.prometheus, args.plot):
+        if name is not None:
+            _say(f"wrote {name}")

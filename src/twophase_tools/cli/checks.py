@@ -1,0 +1,240 @@
+"""What the doctor looks at, in order: the machine, the packages, who can compute attention, the model, the workbook.
+
+Each check yields findings. torch is imported inside the checks that need it: it may be missing or broken.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from twophase.core.errors import ModelFolderError
+from twophase_tools.cli.diagnosis import Check, Finding
+
+# Without these the engine does not even import; the other requirements serve kernels, pictures, notebooks and tests.
+ENGINE_PACKAGES = frozenset({"torch", "numpy", "safetensors", "tokenizers", "jaxtyping"})
+SHOWN_PACKAGES = ("torch", "triton", "transformers")
+REINSTALL = "pip install -r requirements.txt"
+
+MIN_PYTHON = (3, 11)
+GIB = 1024**3
+DEFAULT_MODEL = "smollm2-135m"  # its shape, of twophase_tools.simulate.model_shapes
+TORCH_BYTES = 3 * GIB // 10  # what it takes for itself once it is imported
+SELF_TEST_TIMEOUT_S = 180
+
+Findings = Iterator[Finding]
+
+
+def check_python() -> Findings:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info < MIN_PYTHON:
+        yield Finding("Python", "broken", found, f"Use Python {'.'.join(map(str, MIN_PYTHON))} or newer.")
+    else:
+        yield Finding("Python", "ok", found)
+
+
+def check_packages() -> Findings:
+    """Installed versions against the pins of requirements.txt, which are this package's own dependencies."""
+    try:
+        pins = [Requirement(line) for line in metadata.requires("twophase") or []]
+    except metadata.PackageNotFoundError:
+        yield Finding("packages", "broken", "twophase itself is not installed", "pip install -e .")
+        return
+    others = []
+    for pin in pins:
+        if pin.marker is not None and not pin.marker.evaluate():
+            continue
+        finding = _compare(pin)
+        if finding.status != "ok" or pin.name in SHOWN_PACKAGES:
+            yield finding
+        else:
+            others.append(pin.name)
+    yield Finding("other packages", "ok", f"{len(others)} more as pinned in requirements.txt")
+
+
+def _compare(pin: Requirement) -> Finding:
+    try:
+        version = metadata.version(pin.name)
+    except metadata.PackageNotFoundError:
+        status = "broken" if pin.name in ENGINE_PACKAGES else "advice"
+        return Finding(pin.name, status, "not installed", f"pip install '{pin.name}{pin.specifier}'")  # type: ignore[arg-type]
+    if pin.specifier.contains(version, prereleases=True):
+        return Finding(pin.name, "ok", version)
+    detail = f"{version}, but tested with {str(pin.specifier).removeprefix('==')}"
+    return Finding(pin.name, "advice", detail, REINSTALL)
+
+
+def check_memory() -> Findings:
+    from twophase.cache.memory import free_host_memory_bytes
+    from twophase_tools.bench.machine import cpu_name, num_usable_cores
+    from twophase_tools.capacity.memory import weight_bytes
+    from twophase_tools.simulate.model_shapes import MODELS
+
+    needed_bytes = weight_bytes(replace(MODELS[DEFAULT_MODEL], value_bytes=4), 1) + TORCH_BYTES
+    free_bytes = free_host_memory_bytes()
+    yield Finding("processor", "ok", f"{cpu_name()}, {num_usable_cores()} usable cores")
+    detail = f"{free_bytes / GIB:.1f} GiB free"
+    if free_bytes < needed_bytes:
+        cure = f"Close other programs: the default model needs about {needed_bytes / GIB:.1f} GiB."
+        yield Finding("memory", "advice", detail, cure)
+    else:
+        yield Finding("memory", "ok", detail)
+
+
+def check_gpu() -> Findings:
+    """CUDA devices that torch sees; and the usual reasons why it sees none though the machine has one."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if available:
+        for index in range(torch.cuda.device_count()):
+            yield _describe_gpu(index)
+    elif shutil.which("nvidia-smi") is None:
+        yield Finding("GPU", "not run", "no CUDA device; everything runs on the CPU")
+    elif torch.version.cuda is None:
+        cure = f"Install the CUDA build of torch: {REINSTALL} (without an index for CPU wheels)."
+        yield Finding("GPU", "advice", f"torch {torch.__version__} is a CPU build, but nvidia-smi is here", cure)
+    else:
+        reason = str(caught[0].message).splitlines()[0] if caught else "torch finds no device"
+        cure = "Run nvidia-smi: update the driver, or check CUDA_VISIBLE_DEVICES and the container's GPU access."
+        yield Finding("GPU", "advice", f"nvidia-smi is here, but no CUDA device: {reason}", cure)
+
+
+def _describe_gpu(index: int) -> Finding:
+    import torch
+
+    from twophase.attention.select import MIN_CAPABILITY
+
+    properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    detail = (
+        f"cuda:{index} {properties.name}, capability {properties.major}.{properties.minor}, "
+        f"{properties.total_memory / GIB:.0f} GiB"
+    )
+    if capability < MIN_CAPABILITY and torch.version.hip is None:
+        cure = "Use --backend torch: Triton supports GPUs from capability 8.0 on."
+        return Finding("GPU", "advice", detail, cure)
+    return Finding("GPU", "ok", detail)
+
+
+def check_triton_interpret() -> Findings:
+    """The environment variable, only if it is set: triton takes any value it does not understand for 0, silently."""
+    import torch
+
+    value = os.environ.get("TRITON_INTERPRET")
+    if value is None:
+        return
+    from twophase_kernels._triton import INTERPRET_OFF, INTERPRET_ON
+
+    detail = f"TRITON_INTERPRET={value!r}"
+    if value.lower() not in INTERPRET_ON | INTERPRET_OFF:
+        cure = "Set it to 1 (interpreter) or 0 (compile for the GPU), or unset it."
+        yield Finding("interpreter", "broken", f"{detail} is not a value that triton understands", cure)
+    elif value.lower() in INTERPRET_ON and torch.cuda.is_available():
+        cure = "Unset it to run kernels on the GPU."
+        yield Finding("interpreter", "advice", f"{detail}: kernels are interpreted though there is a GPU", cure)
+    else:
+        yield Finding("interpreter", "ok", detail)
+
+
+def check_torch_attention() -> Findings:
+    import torch
+
+    from twophase_tools.cli.selftest import run_self_test
+
+    for device in ["cpu"] + ["cuda"] * torch.cuda.is_available():
+        outcome = run_self_test("torch", torch.device(device))
+        yield _judge(f"attention: torch, {device}", outcome.max_error, outcome.tolerance)
+
+
+def check_triton_attention() -> Findings:
+    """In a child process, so that neither the environment nor an earlier import of triton decides the mode."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    how = "compiled" if device == "cuda" else "interpreted"
+    name = f"attention: Triton, {how}"
+    if sys.platform != "linux":
+        yield Finding(name, "not run", "Triton has wheels for Linux only; its exercises say 'not run here'")
+        return
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    if device == "cpu":
+        environment["TRITON_INTERPRET"] = "1"
+    command = [sys.executable, "-m", "twophase_tools.cli.selftest", "triton", device]
+    try:
+        child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SELF_TEST_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        cure = "Look at what else is running; then try `python -m twophase_tools.cli.selftest triton`."
+        yield Finding(name, "broken", f"the self-test was still running after {SELF_TEST_TIMEOUT_S} s", cure)
+        return
+    if child.returncode != 0:
+        reason = (child.stderr.strip() or f"exit code {child.returncode}").splitlines()[-1]
+        yield Finding(name, "broken", f"the self-test crashed: {reason}", REINSTALL)
+        return
+    outcome = json.loads(child.stdout.splitlines()[-1])
+    if "error" in outcome:
+        cure = "As it says; until then the torch backend computes everything."
+        yield Finding(name, "advice", outcome["error"], cure)
+    else:
+        yield _judge(name, outcome["max_error"], outcome["tolerance"])
+
+
+def _judge(name: str, max_error: float, tolerance: float) -> Finding:
+    detail = f"largest error {max_error:.1e} against a float64 answer (allowed {tolerance:.0e})"
+    if max_error <= tolerance:
+        return Finding(name, "ok", f"self-test passed: {detail}")
+    cure = f"{REINSTALL}; if that does not help, use the other backend and report it."
+    return Finding(name, "broken", f"computes wrong numbers: {detail}", cure)
+
+
+def check_model() -> Findings:
+    from twophase.model import prepare
+
+    folder = prepare.default_model_dir()
+    if not folder.exists():
+        cure = "twophase model prepare (`generate` does it by itself, once)"
+        yield Finding("model", "advice", f"{prepare.DEFAULT_MODEL} is not prepared yet in {folder}", cure)
+        return
+    try:
+        prepare.verify()
+    except ModelFolderError as error:
+        yield Finding("model", "broken", str(error), f"Delete {folder} and run `twophase model prepare`.")
+        return
+    yield Finding("model", "ok", f"{prepare.DEFAULT_MODEL}, checksums verified, in {_abbreviated(folder)}")
+
+
+def _abbreviated(folder: Path) -> str:
+    """With ~ for the home folder: verdicts get pasted into issues and saved in notebooks."""
+    home = Path.home()
+    return f"~/{folder.relative_to(home).as_posix()}" if folder.is_relative_to(home) else str(folder)
+
+
+def check_jupyter() -> Findings:
+    try:
+        yield Finding("Jupyter", "ok", f"JupyterLab {metadata.version('jupyterlab')}")
+    except metadata.PackageNotFoundError:
+        yield Finding("Jupyter", "advice", "JupyterLab is not installed: notebooks cannot be opened", REINSTALL)
+
+
+CHECKS: tuple[Check, ...] = (
+    check_python,
+    check_memory,
+    check_packages,
+    check_gpu,
+    check_triton_interpret,
+    check_torch_attention,
+    check_triton_attention,
+    check_model,
+    check_jupyter,
+)

@@ -1,0 +1,174 @@
+"""`twophase generate PROMPT`: text as it comes on a terminal, all at once in a pipe, or one JSON object."""
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from twophase.config import EngineConfig
+from twophase.core.errors import InvalidRequestError
+from twophase.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from twophase.core.sampling_params import SamplingParams
+from twophase.core.speculative import SpeculativeConfig
+from twophase.core.structured_outputs import StructuredOutputs
+from twophase.features import check_pairs
+from twophase_tools.cli.arguments import read_standard_input, read_text
+from twophase_tools.cli.engine_options import engine_options
+from twophase_tools.cli.ranks import check_shares, is_rank, run_in_ranks
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from twophase.engine.prompts import Prompt
+    from twophase.llm import LLM
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate and print; 1 if a completion ended in an error, or was cut before it had the form asked for.
+
+    Raises:
+        TwophaseError: An option, the model or the prompt cannot be used; says why.
+    """
+    params = SamplingParams(
+        n=args.n,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
+        max_tokens=args.max_tokens,
+        stop=tuple(args.stop),
+        structured_outputs=_structured_outputs(args),
+    )
+    if args.stream and args.n != 1:
+        raise InvalidRequestError(f"--stream shows one completion, got --n {args.n}; leave out one of the two.")
+    config = _config(args)
+    num_ranks = 2 if args.disaggregate else config.tensor_parallel_size
+    if num_ranks > 1 and not is_rank():
+        check_shares(args.model, config.tensor_parallel_size)
+        return run_in_ranks(args, num_ranks)
+    text = _read_prompt(args.prompt) if num_ranks == 1 or os.environ["RANK"] == "0" else ""
+    with _open(args, config) as llm:
+        return 0 if llm is None else _generate(llm, text, params, args)
+
+
+def _generate(llm: "LLM", text: str, params: SamplingParams, args: argparse.Namespace) -> int:
+    prompt = _through_chat_template(llm, text) if args.chat else text
+    # A stream cannot take back what turns out to be cut off, so a guided text is not streamed unasked.
+    wants_stream = args.stream or (sys.stdout.isatty() and params.structured_outputs is None)
+    if wants_stream and not args.json and params.n == 1:
+        return _stream(llm, prompt, params)
+    output = llm.generate(prompt, params, use_tqdm=False)[0]
+    if args.json:
+        print(json.dumps(to_dict(output, llm, prompt=text)))
+    else:
+        _print_completions(output)
+    complaints = [said for completion in output.outputs if (said := _complaint(completion, params)) is not None]
+    for said in complaints:
+        print(f"twophase: {said}", file=sys.stderr)
+    return 1 if complaints else 0
+
+
+def _complaint(completion: CompletionOutput, params: SamplingParams) -> str | None:
+    """What there is to say of a completion that is not what was asked for."""
+    if completion.error is not None:
+        return f"completion {completion.index} failed: {completion.error}"
+    if params.structured_outputs is not None and completion.finish_reason == "length":
+        return (
+            f"completion {completion.index} was cut by --max-tokens {params.max_tokens} or the context limit, so it "
+            f"may be incomplete; allow more tokens"
+        )
+    return None
+
+
+def _read_prompt(prompt: str) -> str:
+    # The newline that ends a line of input is not part of the text: it would change the tokens.
+    return read_standard_input().removesuffix("\n") if prompt == "-" else prompt
+
+
+def _structured_outputs(args: argparse.Namespace) -> StructuredOutputs | None:
+    if args.json_schema is not None:
+        return StructuredOutputs(json=read_text("--json-schema", args.json_schema))
+    if args.regex is not None:
+        return StructuredOutputs(regex=args.regex)
+    return None if args.choice is None else StructuredOutputs(choice=args.choice)
+
+
+def _config(args: argparse.Namespace) -> EngineConfig:
+    """The engine that is asked for. Raises ConfigError for one that cannot be."""
+    # Nobody else is coming: a pool for these sequences is enough.
+    options = engine_options(args) | {"max_num_seqs": args.n, "speculative_config": speculative_config(args)}
+    config = EngineConfig(**options)
+    check_pairs(config, also=("disaggregated",) if args.disaggregate else ())
+    return config
+
+
+def _open(args: argparse.Namespace, config: EngineConfig) -> "AbstractContextManager[LLM | None]":
+    """The model; None in a process that computes prompts for another's."""
+    if args.disaggregate:
+        from twophase.parallel.disaggregation import disaggregated
+
+        return disaggregated(args.model, config=config)
+    from twophase.llm import LLM
+
+    return LLM(args.model, config)
+
+
+def speculative_config(args: argparse.Namespace) -> SpeculativeConfig | None:
+    """What `--speculative` and `--num-speculative-tokens` ask for."""
+    if args.speculative is None:
+        return None
+    num_tokens = args.num_speculative_tokens
+    if args.speculative == "ngram":
+        return SpeculativeConfig(num_speculative_tokens=num_tokens)
+    return SpeculativeConfig(method="draft_model", model=args.speculative, num_speculative_tokens=num_tokens)
+
+
+def _through_chat_template(llm: "LLM", text: str) -> "Prompt":
+    assert llm.tokenizer is not None
+    return {"prompt_token_ids": llm.tokenizer.apply_chat_template([{"role": "user", "content": text}])}
+
+
+def _stream(llm: "LLM", prompt: "Prompt", params: SamplingParams) -> int:
+    for piece in llm.stream(prompt, params):
+        print(piece, end="", flush=True)
+    print()
+    return 0
+
+
+def _print_completions(output: RequestOutput) -> None:
+    for completion in output.outputs:
+        if len(output.outputs) > 1:
+            print(f"--- {completion.index} ({completion.finish_reason})")
+        print(completion.text)
+
+
+def to_dict(output: RequestOutput, llm: "LLM", prompt: str) -> dict[str, object]:
+    """What `--json` prints: the ids and text of each completion, when things happened, and what computed them."""
+    return {
+        "prompt": prompt,
+        "prompt_token_ids": output.prompt_token_ids,
+        "outputs": [
+            {
+                "index": completion.index,
+                "text": completion.text,
+                "token_ids": completion.token_ids,
+                "finish_reason": completion.finish_reason,
+                "stop_reason": completion.stop_reason,
+                "error": completion.error,
+            }
+            for completion in output.outputs
+        ],
+        "metrics": _metrics_dict(output.metrics),
+        "model": str(llm.model_dir),
+        "backend": llm.model.backend.name,
+        "device": str(llm.kv_cache.device),
+        "dtype": str(llm.kv_cache.spec.dtype).removeprefix("torch."),
+    }
+
+
+def _metrics_dict(metrics: RequestMetrics) -> dict[str, object]:
+    """Times in seconds: instants on a clock of this process, and the durations derived from them."""
+    derived = {"ttft_s": metrics.ttft_s, "tpot_s": metrics.tpot_s, "latency_s": metrics.latency_s}
+    return derived | asdict(metrics)

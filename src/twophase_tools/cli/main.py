@@ -1,0 +1,332 @@
+"""The command line: arguments, dispatch, and what happens when something goes wrong.
+
+Nothing heavy is imported here, so `twophase --help` answers at once; a command's module is imported when it runs.
+"""
+
+import argparse
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+
+from twophase import __version__
+from twophase.core.errors import (
+    BackendUnavailableError,
+    ConfigError,
+    InvalidRequestError,
+    ModelFolderError,
+    TwophaseError,
+)
+from twophase_tools.cli import plan, simulate
+from twophase_tools.cli.arguments import text, whole
+from twophase_tools.cli.engine_options import add_engine_options
+from twophase_tools.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+
+USAGE_ERRORS = (BackendUnavailableError, ConfigError, InvalidRequestError, ModelFolderError)
+
+COMMANDS = "twophase.commands"  # entry points: modules with `add_parser`, of packages above this one
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. User errors become one message on stderr, never a traceback."""
+    try:
+        _prepare_streams()
+        args = build_parser().parse_args(argv)
+        args.argv = sys.argv[1:] if argv is None else list(argv)
+        run = getattr(args, "run", None) or importlib.import_module(f"twophase_tools.cli.{args.command}").run
+        exit_code: int = run(args)
+        sys.stdout.flush()
+        return exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _forget_output()  # whoever read it has gone (`twophase ... | head`)
+        return EXIT_BROKEN_PIPE
+    except TwophaseError as error:
+        _complain(error)
+        return EXIT_USAGE if isinstance(error, USAGE_ERRORS) else EXIT_FAILED
+    except OSError as error:
+        _complain(error)
+        return EXIT_FAILED
+    except MemoryError as error:
+        _complain(f"not enough memory ({error}); ask for less, such as fewer --num-kv-blocks.")
+        return EXIT_FAILED
+
+
+def _prepare_streams() -> None:
+    """Any text can be printed, and no print goes astray.
+
+    A character that the terminal's encoding lacks is printed as an escape. Without standard error, what is printed
+    there would go to standard output.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (open until the end)
+    if sys.stdout is None:
+        raise ConfigError("standard output is closed, and the results go there; `> /dev/null` throws them away.")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _complain(error: Exception | str) -> None:
+    print(f"twophase: {error}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except (AttributeError, OSError):  # closed, or full: that is what is complained of
+        _forget_output()
+
+
+def _forget_output() -> None:
+    """Python flushes standard output once more at exit: let that go nowhere."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="twophase", description="LLM inference from pages: run it, look inside it, measure it."
+    )
+    parser.add_argument("--version", action="version", version=f"twophase {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_doctor(commands)
+    _add_model(commands)
+    _add_generate(commands)
+    _add_bench(commands)
+    simulate.add_parser(commands)
+    plan.add_parser(commands)
+    for command in sorted(entry_points(group=COMMANDS), key=lambda command: command.name):
+        command.load().add_parser(commands)
+    return parser
+
+
+Commands = argparse._SubParsersAction  # argparse has no public name for it
+
+
+def _add_doctor(commands: "Commands[argparse.ArgumentParser]") -> None:
+    doctor = commands.add_parser("doctor", help="check this machine; every problem comes with its cure")
+    doctor.add_argument("--json", action="store_true", help="machine-readable verdict")
+
+
+def _add_model(commands: "Commands[argparse.ArgumentParser]") -> None:
+    model = commands.add_parser("model", help="the default model on disk")
+    actions = model.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions.add_parser("prepare", help="write the default model's folder, once; does nothing when it is there")
+    actions.add_parser("path", help="print the default model's folder")
+    actions.add_parser("verify", help="compare the default model's files with their recorded checksums")
+
+
+def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
+    generate = commands.add_parser("generate", help="continue a prompt")
+    generate.add_argument(
+        "prompt", type=text, metavar="PROMPT", help="the text to continue; '-' reads it from standard input"
+    )
+    generate.add_argument("--chat", action="store_true", help="send it as a user's message through the chat template")
+    _add_model_options(generate)
+    add_engine_options(generate, "tensor_parallel_size")
+    generate.add_argument(
+        "--disaggregate",
+        action="store_true",
+        help="compute the prompt in one process and the tokens after the first in another, started here likewise",
+    )
+    sampling = generate.add_argument_group("sampling")
+    sampling.add_argument(
+        "--max-tokens", type=whole(), default=64, metavar="N", help="at most N new tokens (default 64)"
+    )
+    sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
+    sampling.add_argument(
+        "--top-k", type=whole(), default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all"
+    )
+    sampling.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep this much probability mass")
+    sampling.add_argument("--seed", type=int, metavar="S", help="makes sampling reproducible")
+    sampling.add_argument(
+        "--stop", type=text, action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable"
+    )
+    sampling.add_argument("--n", type=whole(most=100_000), default=1, metavar="N", help="completions of the prompt")
+    _add_structured_outputs(generate)
+    memory = generate.add_argument_group("what a token sees")
+    add_engine_options(memory, "sliding_window", "num_attention_sinks")
+    _add_speculative(generate.add_argument_group("speculative decoding"), default=None)
+    output = generate.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    output.add_argument(
+        "--stream", action="store_true", help="print text as it comes, also when standard output is no terminal"
+    )
+
+
+def _add_structured_outputs(generate: argparse.ArgumentParser) -> None:
+    guided = generate.add_argument_group("the form of the text").add_mutually_exclusive_group()
+    guided.add_argument("--json-schema", metavar="FILE", help="JSON that this JSON Schema accepts")
+    guided.add_argument("--regex", type=text, metavar="R", help="text that matches R as a whole")
+    guided.add_argument(
+        "--choice", type=text, action="append", metavar="TEXT", help="TEXT, or another choice; repeatable"
+    )
+
+
+def _add_speculative(options: argparse._ArgumentGroup, default: str | None) -> None:
+    options.add_argument(
+        "--speculative",
+        default=default,
+        metavar="ngram|MODEL",
+        help="guess tokens ahead: look them up in the text so far, or ask a smaller model of the same vocabulary "
+        f"(default {default or 'none'})",
+    )
+    options.add_argument(
+        "--num-speculative-tokens",
+        type=whole(most=1000),
+        default=4,
+        metavar="K",
+        help="guesses per step at most (default 4)",
+    )
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    options = parser.add_argument_group("model and machine")
+    options.add_argument(
+        "--model", default=DEFAULT_MODEL, help=f"'{DEFAULT_MODEL}' (default), a Hugging Face folder, or a hub id"
+    )
+    add_engine_options(options, "attention_backend", "device", "dtype")
+
+
+def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
+    bench = commands.add_parser("bench", help="measure this machine against the alternatives")
+    subjects = bench.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    engine = subjects.add_parser("engine", help="against transformers.generate on the same weights")
+    _add_model_options(engine)
+    engine.add_argument(
+        "--threads", type=whole(1, 4096), metavar="N", help="CPU threads for both sides (default: torch's choice)"
+    )
+    engine.add_argument(
+        "--repeats", type=whole(1, 1000), default=3, metavar="N", help="runs per side; medians are reported"
+    )
+    kernels = subjects.add_parser("kernels", help="each Triton kernel against torch; needs CUDA")
+    kernels.add_argument("--plot", metavar="FILE", help="write a picture (PNG, SVG or PDF by its ending)")
+    scheduling = subjects.add_parser("scheduling", help="schedule() and block bookkeeping for 256 running requests")
+    prefixes = subjects.add_parser(
+        "prefix-caching",
+        help="what it saves, what it costs where it saves nothing, and what a clock tells strangers",
+    )
+    _add_model_options(prefixes)
+    prefixes.add_argument(
+        "--repeats", type=whole(1, 1000), default=5, metavar="N", help="runs per side; medians are reported"
+    )
+    speculative = subjects.add_parser("speculative", help="guessing tokens ahead: where it wins and where it loses")
+    _add_model_options(speculative)
+    _add_speculative(speculative.add_argument_group("speculative decoding"), default="ngram")
+    speculative.add_argument(
+        "--repeats", type=whole(1, 1000), default=3, metavar="N", help="runs per way; medians are reported"
+    )
+    window = subjects.add_parser("window", help="a sliding window with and without sinks: memory, time, quality")
+    _add_model_options(window)
+    window.add_argument("--window", type=whole(), metavar="W", help="keys that a query sees (default 256)")
+    window.add_argument("--sinks", type=whole(), metavar="S", help="first keys that stay visible (default 4)")
+    window.add_argument("--tokens", type=whole(1), metavar="N", help="of the long text (default 4096)")
+    parallel = subjects.add_parser("tensor-parallel", help="one process against N that share the model")
+    _add_model_options(parallel)
+    parallel.add_argument(
+        "--size", type=whole(most=4096), default=2, metavar="N", help="processes that share it (default 2)"
+    )
+    apart = subjects.add_parser("disaggregation", help="prompts and decodes in one engine against two")
+    _add_model_options(apart)
+    quick = (engine, kernels, scheduling, prefixes, speculative, window, parallel, apart)
+    for parser in quick:
+        parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
+    quality = subjects.add_parser(
+        "quality",
+        help="a gate: what a quantised K/V cache costs in quality; exit status 1 when it fails",
+        description="Judges quantised K/V caches against the unquantised one of the same model: perplexity, KL "
+        "divergence and top token on prose, facts found in a long text, JSON answers. Exit status 1 if one fails.",
+    )
+    _add_quality_options(quality)
+    serve = subjects.add_parser("serve", help="open-loop load: requests come by the clock, however busy the engine is")
+    _add_serve_options(serve)
+    for parser in (*quick, quality, serve):
+        parser.add_argument("--json", action="store_true", help="machine-readable results")
+
+
+def _add_quality_options(quality: argparse.ArgumentParser) -> None:
+    _add_model_options(quality)
+    quality.add_argument(
+        "--kv-cache-dtype",
+        nargs="+",
+        default=["int8", "fp8_e4m3"],
+        metavar="FORMAT",
+        help="what to judge: int8, fp8_e4m3, bfloat16 ... (default: int8 fp8_e4m3)",
+    )
+    quality.add_argument("--tokens", type=whole(1), metavar="N", help="tokens of prose (default: all, about 2,500)")
+    bounds = quality.add_argument_group("bounds; means count with their 95 %% confidence limit")
+    bounds.add_argument(
+        "--max-perplexity-ratio",
+        type=float,
+        default=1.02,
+        metavar="R",
+        help="after over before (default 1.02: the 0.1 on 5.68 that papers on cache quantisation call no loss)",
+    )
+    bounds.add_argument(
+        "--max-kl",
+        type=float,
+        default=0.02,
+        metavar="NATS",
+        help="mean KL divergence (default 0.02: 9 of 10 sampled tokens stay the same, by Pinsker's inequality)",
+    )
+    bounds.add_argument(
+        "--min-top1-agreement",
+        type=float,
+        default=0.95,
+        metavar="SHARE",
+        help="positions with the same most likely token (default 0.95: a greedy output may turn once in 20 tokens)",
+    )
+    bounds.add_argument(
+        "--max-needles-lost",
+        type=whole(),
+        default=1,
+        metavar="N",
+        help="of 16 facts, those found before and not after (default 1: what a bfloat16 cache loses to a tie)",
+    )
+    bounds.add_argument(
+        "--max-objects-lost",
+        type=whole(),
+        default=0,
+        metavar="N",
+        help="JSON answers valid before and not after, guided and free each (default 0: syntax is never a close call)",
+    )
+    bounds.add_argument(
+        "--min-equal-fields",
+        type=float,
+        default=0.9,
+        metavar="SHARE",
+        help="fields of the guided answers as before (default 0.9: a small model is undecided about some)",
+    )
+
+
+def _add_serve_options(serve: argparse.ArgumentParser) -> None:
+    load = serve.add_argument_group("load")
+    what = load.add_mutually_exclusive_group()
+    what.add_argument(
+        "--workload",
+        default="chat",
+        metavar="NAME",
+        help="chat (default), bursty, uniform, shared-prefix, overload, quick, or benchmark (256 requests at once), "
+        "benchmark-pressure, benchmark-shared-prefix, benchmark-overload",
+    )
+    what.add_argument(
+        "--trace", metavar="FILE", help="replay a .csv or .jsonl: arrival_s, prompt_tokens, output_tokens"
+    )
+    load.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the workload's own)")
+    load.add_argument("--cv", type=float, metavar="C", help="variation of the gaps between arrivals; 1 is Poisson")
+    load.add_argument("--requests", type=whole(1), metavar="N", help="how many (default: the workload's own)")
+    load.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="fixes arrivals, lengths and prompts (default 0)"
+    )
+    load.add_argument("--duration-limit", type=float, metavar="SECONDS", help="abort what is unfinished by then")
+    load.add_argument("--slo-ttft", type=float, metavar="SECONDS", help="goodput counts requests within this TTFT ...")
+    load.add_argument("--slo-tpot", type=float, metavar="SECONDS", help="... and this mean time per output token")
+    _add_model_options(serve)
+    limits = serve.add_argument_group("the engine's limits (default: as LLM)")
+    add_engine_options(limits, "policy", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens")
+    files = serve.add_argument_group("files to write")
+    files.add_argument("--perfetto", metavar="FILE", help="a trace for ui.perfetto.dev (JSON)")
+    files.add_argument("--prometheus", metavar="FILE", help="metrics as Prometheus text")
+    files.add_argument("--plot", metavar="FILE", help="swim lanes, blocks, batches, percentiles (PNG, SVG or PDF)")

@@ -1,0 +1,36 @@
+"""`twophase plan`: will it fit, how many at once, how fast? On paper, from one YAML file."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+DESCRIPTION = """Plan a deployment from one YAML file: memory, requests at once, expected latencies by roofline (nothing
+is measured), and warnings with their reasons. Exits 0 with or without warnings, 2 for a file that cannot be used."""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("plan", help="does a deployment fit, and how fast is it?", description=DESCRIPTION)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="the file; --example prints one")
+    source.add_argument("--example", action="store_true", help="print a file to start from")
+    parser.add_argument("--json", action="store_true", help="machine-readable results")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan.
+
+    Raises:
+        ConfigError: A file that cannot be used; names each line and the likely fix.
+    """
+    from twophase_tools.capacity.config import EXAMPLE, read_config
+    from twophase_tools.capacity.plan import Plan
+    from twophase_tools.capacity.report import to_dict, to_text
+
+    if args.example:
+        print(EXAMPLE.read_text(encoding="utf-8"), end="")
+        return 0
+    plan = Plan(read_config(args.config))
+    print(json.dumps(to_dict(plan), indent=2, allow_nan=False) if args.json else to_text(plan))
+    return 0

@@ -1,0 +1,215 @@
+"""How long a step takes, from what it computes."""
+
+import abc
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from jaxtyping import Float
+
+from twophase.core.errors import ConfigError
+from twophase_tools.simulate.hardware import Hardware
+from twophase_tools.simulate.model_shapes import ModelShape
+from twophase_tools.simulate.step_load import StepLoad
+
+
+class StepCost(NamedTuple):
+    """Seconds of a step's three parts, as `StepTrace` has them."""
+
+    schedule_s: float | int
+    run_s: float | int
+    update_s: float | int
+
+    @property
+    def total_s(self) -> float | int:
+        return self.schedule_s + self.run_s + self.update_s
+
+
+class CostModel(abc.ABC):
+    """The time of a step. Implementations are final, and never let a step get shorter when its context gets longer."""
+
+    @abc.abstractmethod
+    def overhead_s(self, num_chunks: int | float) -> tuple[float | int, float | int]:
+        """Seconds of `schedule` and of `update` for a batch of so many chunks."""
+
+    @abc.abstractmethod
+    def run_s(self, load: StepLoad) -> Any:
+        """Seconds to run the step: a number; an array where `load.decode_context` is one (see `decode_run_s`)."""
+
+    def cost(self, load: StepLoad) -> StepCost:
+        schedule_s, update_s = self.overhead_s(load.num_chunks)
+        return StepCost(schedule_s, float(self.run_s(load)), update_s)
+
+    def decode_run_s(self, num_seqs: int, context: int, num_steps: int) -> Float[np.ndarray, "k"]:
+        """Seconds of each of k steps in a row that decode the same sequences.
+
+        `context` is what the first step reads; each step reads one key more per sequence. The numbers are the very
+        ones that `run_s` gives for each step alone.
+        """
+        contexts: Any = np.arange(context, context + num_steps * num_seqs, num_seqs)
+        return self.run_s(StepLoad(num_seqs, num_seqs, num_seqs, contexts, 0, 0)) + np.zeros(num_steps)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LinearCostModel(CostModel):
+    """A step's time as a sum of what it does times what each costs:
+
+        run = per_step + per_token * tokens + per_sample * samples
+              + per_context * decode context + per_pair * prefill pairs + per_swapped_block * swapped blocks
+        schedule = schedule_per_step + schedule_per_chunk * chunks, and update likewise
+
+    `per_step` is what any step costs, the reading of the weights above all; `per_token` the layers' products,
+    `per_sample` the output projection and the sampling, `per_context` a decode's reading of the cache, and `per_pair`
+    the attention of prefills, the quadratic part. Seconds each, none negative: `calibrate` fits them, all but the
+    swaps', which its probes do not cause.
+    """
+
+    per_step_s: float | int
+    per_token_s: float | int = 0.0
+    per_sample_s: float | int = 0.0
+    per_context_s: float | int = 0.0
+    per_pair_s: float | int = 0.0
+    schedule_per_step_s: float | int = 0.0
+    schedule_per_chunk_s: float | int = 0.0
+    update_per_step_s: float | int = 0.0
+    update_per_chunk_s: float | int = 0.0
+    per_swapped_block_s: float | int = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not 0 <= value < float("inf"):
+                raise ConfigError(f"a cost must be finite and at least 0 seconds, got {name}={value}; calibrate again.")
+        if self.per_step_s + self.per_token_s <= 0:
+            raise ConfigError("a step must take time: per_step_s or per_token_s must be above 0, or no clock advances.")
+
+    def overhead_s(self, num_chunks: int | float) -> tuple[float | int, float | int]:
+        return (
+            self.schedule_per_step_s + self.schedule_per_chunk_s * num_chunks,
+            self.update_per_step_s + self.update_per_chunk_s * num_chunks,
+        )
+
+    def run_s(self, load: StepLoad) -> Any:
+        fixed = self.per_step_s + self.per_token_s * load.num_tokens + self.per_sample_s * load.num_samples
+        moved = self.per_swapped_block_s * load.num_swapped_blocks
+        return fixed + moved + self.per_pair_s * load.prefill_pairs + self.per_context_s * load.decode_context
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What a roofline cannot know. None of these was measured; they are round numbers of the size that well-tuned
+    engines are reported to reach, and they are printed with every result.
+
+    Attributes:
+        compute_efficiency: Share of the peak FLOP/s that a large step reaches, in (0, 1].
+        bandwidth_efficiency: Share of the peak bytes/s, for HBM and for the links between GPUs, in (0, 1].
+        all_reduce_latency_s: Of one all-reduce, however small.
+        host_bytes_per_s: Between HBM and host memory, for swapping: what PCIe 4.0 x16, 32 GB/s, leaves.
+        schedule_s, update_s: Of a step on the host, for each chunk of it `overhead_per_chunk_s` more on both sides.
+    """
+
+    compute_efficiency: float | int = 0.6
+    bandwidth_efficiency: float | int = 0.8
+    all_reduce_latency_s: float | int = 10e-6
+    host_bytes_per_s: float | int = 25e9
+    schedule_s: float | int = 0.2e-3
+    update_s: float | int = 0.3e-3
+    overhead_per_chunk_s: float | int = 2e-6
+
+    def __post_init__(self) -> None:
+        for name in ("compute_efficiency", "bandwidth_efficiency"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is a share of a peak, in (0, 1], got {getattr(self, name)}.")
+
+    def to_text(self) -> str:
+        host_ms = (self.schedule_s + self.update_s) * 1e3
+        return (
+            f"assumed: {self.compute_efficiency:.0%} of the peak FLOP/s, {self.bandwidth_efficiency:.0%} of the peak "
+            f"bandwidth, {self.all_reduce_latency_s * 1e6:g} us per all-reduce; host work of {host_ms:g} ms per step "
+            f"and {2 * self.overhead_per_chunk_s * 1e6:g} us more per sequence"
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RooflineCostModel(CostModel):
+    """A step takes as long as its arithmetic or its memory traffic, whichever is longer (Williams, Waterman and
+    Patterson, Roofline, CACM 52(4), 2009), on `tensor_parallel` GPUs that divide both evenly, plus two all-reduces a
+    layer (Megatron-LM, arXiv:1909.08053, section 3):
+
+        run = max(FLOPs / (n * peak FLOP/s * efficiency), bytes / (n * bandwidth * efficiency)) + all-reduces + swaps
+        FLOPs = 2 * (layer weights * tokens + output weights * samples) + 4 * H * D * layers * pairs
+        bytes = weights + (keys read + keys written) * K/V bytes per token
+        swaps = swapped blocks * bytes per block / (n * host bandwidth)
+        all-reduces = 2 * layers * (latency + 2 (n - 1) / n * tokens * hidden * bytes / (link bandwidth * efficiency))
+
+    In the dtypes of `shape`, at bfloat16's peak. Left out: activations between kernels, the imbalance of real kernels,
+    and the host's work that overlaps with the GPU's.
+    """
+
+    hardware: Hardware
+    shape: ModelShape
+    tensor_parallel: int = 1
+    assumptions: Assumptions = field(default_factory=Assumptions)
+    block_size: int = 16
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel < 1 or self.shape.num_kv_heads % self.tensor_parallel:
+            raise ConfigError(
+                f"tensor parallelism splits the {self.shape.num_kv_heads} key/value heads of {self.shape.name} evenly, "
+                f"got {self.tensor_parallel} GPUs."
+            )
+
+    def overhead_s(self, num_chunks: int | float) -> tuple[float | int, float | int]:
+        more_s = self.assumptions.overhead_per_chunk_s * num_chunks
+        return self.assumptions.schedule_s + more_s, self.assumptions.update_s + more_s
+
+    def run_s(self, load: StepLoad) -> Any:
+        n, assumed = self.tensor_parallel, self.assumptions
+        compute_s = self.flops(load) / (n * self.hardware.flops_per_s * assumed.compute_efficiency)
+        memory_s = self.bytes(load) / (n * self.hardware.bytes_per_s * assumed.bandwidth_efficiency)
+        block_bytes = self.block_size * self.shape.kv_bytes_per_token
+        swaps_s = load.num_swapped_blocks * block_bytes / (n * assumed.host_bytes_per_s)
+        return np.maximum(compute_s, memory_s) + self.all_reduce_s(load.num_tokens) + swaps_s
+
+    def num_blocks(self, memory_share: float | int = 0.9) -> int:
+        """K/V blocks beside the weights, in a share of the GPUs' memory.
+
+        Raises:
+            ConfigError: The weights leave no room.
+        """
+        weight_bytes = self.tensor_parallel * self.shape.memory_bytes_on(self.tensor_parallel)
+        room = memory_share * self.tensor_parallel * self.hardware.memory_bytes - weight_bytes
+        num_blocks = int(room // (self.block_size * self.shape.kv_bytes_per_token))
+        if num_blocks < 1:
+            raise ConfigError(
+                f"{self.shape.name} needs {weight_bytes / 1e9:.0f} GB for its weights, and "
+                f"{memory_share:.0%} of {self.tensor_parallel} x {self.hardware.name} are "
+                f"{memory_share * self.tensor_parallel * self.hardware.memory_bytes / 1e9:.0f} GB; use more GPUs "
+                f"(--tensor-parallel) or a smaller model."
+            )
+        return num_blocks
+
+    def flops(self, load: StepLoad) -> Any:
+        """A product of an m x k and a k x n matrix takes 2 m k n operations."""
+        shape = self.shape
+        products = 2 * (shape.layer_params * load.num_tokens + shape.output_params * load.num_samples)
+        # q k^T and p v: 2 D operations each for a query, a key and a head.
+        num_pairs = load.decode_context + load.prefill_pairs
+        return products + 4 * shape.num_heads * shape.head_dim * shape.num_layers * num_pairs
+
+    def bytes(self, load: StepLoad) -> Any:
+        num_keys = load.decode_context + load.prefill_context + load.num_tokens
+        return self.shape.weight_bytes + num_keys * self.shape.kv_bytes_per_token
+
+    def all_reduce_s(self, num_tokens: int | float) -> float | int:
+        """A ring moves 2 (n - 1) / n of the data over each link (Patarasuk and Yuan, 2009)."""
+        n = self.tensor_parallel
+        if n == 1:
+            return 0.0
+        num_bytes = 2 * (n - 1) / n * num_tokens * self.shape.hidden_size * self.shape.value_bytes
+        each_s = self.assumptions.all_reduce_latency_s + num_bytes / (
+            self.hardware.link_bytes_per_s * self.assumptions.bandwidth_efficiency
+        )
+        return 2 * self.shape.num_layers * each_s

@@ -1,0 +1,74 @@
+"""What a simulation remembers about a request until its last completion has ended."""
+
+from dataclasses import dataclass, field
+
+from twophase.core.outputs import FinishReason
+from twophase.core.request import Request
+from twophase_tools.load.records import RequestRecord
+
+
+@dataclass(slots=True)
+class CompletionProgress:
+    """One of a request's completions: its tokens so far, when the latest of them was there, and how it ended."""
+
+    num_tokens: int = 0
+    last_token_s: float | int | None = None
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class RequestProgress:
+    """A request on its way. Only its Replica changes it; observers read it when it has ended.
+
+    Attributes:
+        num_unfinished: Completions that go on, those not forked yet included.
+        token_times_s: When each token of completion 0 was there; stays empty unless an observer wants them.
+    """
+
+    request: Request
+    completions: tuple[CompletionProgress, ...]
+    num_unfinished: int
+    first_scheduled_s: float | int | None = None
+    first_token_s: float | int | None = None
+    finished_s: float | int | None = None
+    token_times_s: list[float | int] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+    @classmethod
+    def start(cls, request: Request) -> "RequestProgress":
+        n = request.sampling_params.n
+        return cls(request, tuple(CompletionProgress() for _ in range(n)), n)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(completion.num_tokens for completion in self.completions)
+
+    @property
+    def ttft_s(self) -> float | int | None:
+        return None if self.first_token_s is None else self.first_token_s - self.request.arrival_s
+
+    @property
+    def tpot_s(self) -> float | int | None:
+        """Mean time per token of completion 0 after its first; None with fewer than two."""
+        first = self.completions[0]
+        if first.num_tokens < 2 or first.last_token_s is None or self.first_token_s is None:
+            return None
+        return (first.last_token_s - self.first_token_s) / (first.num_tokens - 1)
+
+    def record(self) -> RequestRecord:
+        """What became of it."""
+        reasons = [completion.finish_reason for completion in self.completions]
+        is_over = self.finished_s is not None
+        return RequestRecord(
+            request_id=self.request.request_id,
+            arrival_s=self.request.arrival_s,
+            first_scheduled_s=self.first_scheduled_s,
+            token_times_s=tuple(self.token_times_s),
+            finished_s=self.finished_s,
+            num_prompt_tokens=len(self.request.prompt_token_ids),
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
+            finish_reason=next((r for r in reasons if r in ("error", "abort")), reasons[0]) if is_over else None,
+            num_sibling_tokens=sum(completion.num_tokens for completion in self.completions[1:]),
+        )

@@ -1,0 +1,78 @@
+"""What lab 5's first two sections stand on: the service on paper, fair chance, workloads told apart."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from twophase.core.plan import ScheduledChunk
+from twophase.engine.drafters import DraftRequest
+from twophase.engine.rejection import rejection_sample
+from twophase.engine.sampler import SampleRow
+from twophase_labs.advanced.draft_chance import Chance, counts_at, run_passes
+from twophase_labs.advanced.draft_engine import OwnDrafter, never_right
+from twophase_labs.advanced.exercises.draft_speed import counted
+from twophase_labs.advanced.exercises.prefix_savings import gigabytes_saved
+from twophase_labs.advanced.prefix_history import BLOCK_SIZE, made_up_prompt
+from twophase_labs.advanced.prefix_service import BLOCK, PaperService
+
+
+def test_the_service_on_paper_computes_what_it_has_not_seen() -> None:
+    ask = PaperService(base_s=1.0, token_s=0.001)
+    prompt = list(range(3 * BLOCK))
+    assert ask(prompt) == pytest.approx(1 + 0.001 * 3 * BLOCK)
+    assert ask([*prompt, 7]) == pytest.approx(1.001), "all but the last token is known"
+    assert ask(prompt) == pytest.approx(1 + 0.001 * BLOCK), "known to the last: the last block is computed again"
+    assert ask(prompt[BLOCK:]) == pytest.approx(1 + 0.001 * 2 * BLOCK), "the same blocks behind another past are new"
+    assert ask.num_requests == 4
+
+
+def test_prompts_of_the_history_never_end_with_a_block() -> None:
+    chance = random.Random(0)
+    assert all(len(made_up_prompt(chance)) % BLOCK_SIZE for _ in range(200))
+
+
+def test_chance_draws_in_proportion() -> None:
+    chance = Chance(3)
+    drawn = np.bincount([chance.draw([1, 0, 3, 0]) for _ in range(20_000)], minlength=4) / 20_000
+    assert drawn[[1, 3]].sum() == 0
+    assert drawn[2] == pytest.approx(0.75, abs=0.02)
+    for weights in ([0.0, 0.0], [0.5, -0.1], [float("nan"), 1]):
+        with pytest.raises(ValueError, match="weights"):
+            chance.draw(weights)
+
+
+def test_the_engines_rule_passes_where_the_learners_is_tried() -> None:
+    """Two implementations of one algorithm, compared by what they yield."""
+    p, q = np.array([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1]]), np.array([[0.2, 0.3, 0.5]])
+
+    def verify(draft: list[int], p: np.ndarray, q: np.ndarray, chance: Chance) -> list[int]:
+        accept_u = torch.tensor([chance.uniform() for _ in draft])
+        return rejection_sample(torch.tensor(p).float(), torch.tensor(q).float(), draft, accept_u, chance.uniform())
+
+    outputs = run_passes(verify, p, q, 6_000)
+    assert counts_at(outputs, 0, 3) / 6_000 == pytest.approx(p[0], abs=0.03)
+    after = counts_at(outputs, 1, 3)
+    assert after.sum() / 6_000 == pytest.approx(0.7, abs=0.03), "the overlap of the two rows"
+    assert after / after.sum() == pytest.approx(p[1], abs=0.03)
+
+
+def test_expected_tokens_counted_by_outcome() -> None:
+    assert counted(0.5, 2) == pytest.approx(1.75)
+    assert counted(1.0, 4) == 5
+    assert counted(0.0, 4) == 1
+
+
+def test_saved_gigabytes() -> None:
+    assert gigabytes_saved() == pytest.approx(31.352, abs=0.001)
+
+
+def test_a_drafter_of_a_function() -> None:
+    def never_asked(drafts: Sequence[int]) -> SampleRow:
+        raise AssertionError("a lookup draws nothing")
+
+    chunk = ScheduledChunk(1, (3,), 2, [0], 1, num_drafts=3)
+    request = DraftRequest(chunk, (1, 2, 3), frozenset(), row_after=never_asked, num_allowed=len)
+    assert OwnDrafter(never_right).propose([request, request]) == [[10, 11, 12]] * 2

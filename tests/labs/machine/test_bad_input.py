@@ -1,0 +1,300 @@
+"""What learners hand in: nothing of it scores, stops the grading of the rest, or goes without a reason.
+
+Each case is the solved notebook with the answer to 1.1 replaced. Exercise 1.3 uses 1.1, and is then checked with the
+reference in its place.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.labs.demo import DEMO, LAB
+from twophase_labs.machine.build import learner_notebook, solved_notebook, to_text
+from twophase_labs.machine.grading.files import NotGradableError
+from twophase_labs.machine.grading.lane import Job, Lane
+from twophase_labs.machine.grading.locate import code_cells
+
+RIGHT = LAB.templates["1.1"].filled()
+RETURN = "return x.cumsum(-1) / torch.arange(1, x.shape[-1] + 1)"
+
+
+def body(*lines):
+    """A `running_mean` with these lines, after which the right answer is returned all the same."""
+    return "def running_mean(x):\n" + "".join(f"    {line}\n" for line in (*lines, RETURN))
+
+
+# Source of the answer; the verdict; what the reason or the details must say.
+ANSWERS = {
+    "infinite loop": (body("while True:", "    pass"), "timeout", ["still running after 8 s", "while True"]),
+    "infinite loop that swallows interruptions": (
+        body("while True:", "    try:", "        while True:", "            pass", "    except BaseException:", "        pass"),
+        "timeout",
+        ["still running after 8 s, and killed", "never ends"],
+    ),
+    "infinite loop while defining": ("while True:\n    pass\n" + body(), "timeout", ["still running after 8 s"]),
+    "recursion without end": ("def running_mean(x):\n    return running_mean(x)\n", "error", ["calls itself without end"]),
+    "recursion beyond Python's limit": (
+        "import sys\n\nsys.setrecursionlimit(10**9)\n\n\ndef running_mean(x):\n    return sorted([x], key=running_mean)\n",
+        "error",
+        ["crashed Python (segmentation fault)"],
+    ),
+    "20 GB of tensor": (body("torch.ones(5 * 10**9)"), "error", ["more memory than the 4 GiB", "5 * 10**9"]),
+    "20 GB of bytes": (body("b = bytearray(20 * 10**9)"), "error", ["more memory than the 4 GiB"]),
+    "os._exit": (body("import os", "os._exit(0)"), "error", ["ended its process", "os._exit"]),
+    "sys.exit": (body("import sys", "sys.exit(0)"), "error", ["ends the whole program"]),
+    "exit while defining": ("raise SystemExit\n" + body(), "error", ["ends the whole program"]),
+    "segmentation fault": (body("import ctypes", "ctypes.string_at(0)"), "error", ["segmentation fault"]),
+    "writes to every pipe": (
+        body("import os", "for fd in range(3, 40):", "    try:", "        os.write(fd, b'passed\\n')", "    except OSError:", "        pass"),
+        "error",
+        ["ended its process"],
+    ),
+    "raises": (body("x[0, 0, 0, 0]"), "error", ["raised IndexError", "line 2 of the cell: x[0, 0, 0, 0]"]),
+    "raises while defining": ("1 / 0\n" + body(), "error", ["raised ZeroDivisionError", "line 1 of the cell: 1 / 0"]),
+    "an unknown name": (body("helpful(x)"), "error", ["name 'helpful' is not defined", "setup cells"]),
+    "wrong signature": ("def running_mean():\n    return 1\n", "failed", ["cannot be called", "asks for running_mean(x)"]),
+    "no function": ("running_mean = 3\n", "failed", ["should be a function; it is a value of type int"]),
+    "returns None": ("def running_mean(x):\n    x.cumsum(-1)\n", "failed", ["what it returned cannot be used", "NoneType"]),
+    "a view of its input": (
+        "def running_mean(x):\n    y = x.cumsum(-1) / torch.arange(1, x.shape[-1] + 1)\n"
+        "    return x[:] if torch.equal(x, y) else y\n",
+        "failed",
+        ["a view of the input `x`"],
+    ),
+    "in place": (body("x += 0", "x.mul_(2)", "x.div_(2)", "x[..., 0] += 1"), "failed", ["differs first", "expected"]),
+    "NaN": ("def running_mean(x):\n    return x * float('nan')\n", "failed", ["is NaN at position 0"]),
+    "wrong dtype": ("def running_mean(x):\n    return (x.cumsum(-1) / torch.arange(1, x.shape[-1] + 1)).half()\n", "failed", ["dtype float16, expected float32"]),
+    "half filled": (LAB.templates["1.1"].shipped().replace('____("1.1", 1, "the sum up to each position")', "x.cumsum(-1)"), "failed", ["Exercise 1.1, blank 2: from, to is still empty"]),
+    "left as it was, but for a comment": (LAB.templates["1.1"].shipped() + "\n# later\n", "not_attempted", ["not attempted"]),
+    "syntax error": (body("if x = 1:"), "error", ["syntax error in line 2 of cell"]),
+    "not even text": ("def running_mean(x):\n    return '\x00'\n", "error", ["not valid Python"]),
+    "the reference": ('from twophase_labs import reference\n\nrunning_mean = reference("1.1")\n', "by_reference", ["no points"]),
+    "calls the reference": ('from twophase_labs import use\n\n\ndef running_mean(x):\n    return use("1.1")(x)\n', "error", ["may not call the reference"]),
+    # What a check uses is in another process.
+    "patches torch while defining": ("torch.equal = torch.allclose = lambda *a, **k: True\n" + body("x = x * 2"), "failed", ["differs first"]),
+    "patches torch while running": (body("torch.isclose = lambda a, *b, **k: torch.ones_like(a, dtype=bool)", "x = x * 2"), "failed", ["differs first"]),
+    "patches a tensor's method": (body("torch.Tensor.any = lambda *a: torch.tensor(False)", "x = x * 2"), "failed", ["differs first"]),
+    "patches the checks": (
+        "import twophase_labs.machine.checks as c\n\nc.compare = lambda *a, **k: None\n" + body("x = x * 2"), "failed", ["differs first"],
+    ),
+    "patches the judge": (
+        "from twophase_labs.machine.judge import Judge, Verdict\n\nJudge.judge = lambda s, e, *a, **k: Verdict(e.id, 'passed', '')\n" + body("x = x * 2"),
+        "failed",
+        ["differs first"],
+    ),
+    "patches the clock": ("import time\n\ntime.monotonic = time.time = lambda: 0.0\n" + body("while True:", "    pass"), "timeout", ["still running"]),
+    "puts another torch in its place": ("import sys\n\nsys.modules['torch'] = None\n" + body("x = x * 2"), "failed", ["cannot be used"]),
+    "defines its own check": ('def check(*a):\n    return "passed"\n\n\n' + body("x = x * 2"), "failed", ["differs first"]),
+}  # fmt: skip
+
+HARMLESS = {
+    "prints a gigabyte": "import sys\n\nfor _ in range(16):\n    sys.stdout.write('x' * 2**26)\n" + body(),
+    "prints while defining": "print('{\"verdict\": \"failed\"}')\n" + body(),
+    "uses magics": "%time 1 + 1\n" + body(),
+    "asks for input it does not use": "import sys\n\nsys.stdin.read()\n" + body(),
+    "leaves processes behind": body("import subprocess", "subprocess.Popen(['sleep', '61.7'])"),
+    "leaves a thread behind": body("import threading, time", "threading.Thread(target=time.sleep, args=(50,)).start()"),
+    "draws from the global generator": body("torch.manual_seed(0)", "torch.rand(3)"),
+    "checks itself": body() + '\nfrom twophase_labs import check\n\ncheck("1.1")\n',
+    "defines more": "import math\n\nLIMIT = 3\n\n\ndef helper(x):\n    return x\n\n\n" + body("x = helper(x)"),
+}  # fmt: skip
+
+
+def cells_with(source, exercise="1.1"):
+    cells = code_cells(solved_notebook(LAB))
+    return [type(c)(c.number, source if c.exercise == exercise else c.source, c.exercise) for c in cells]
+
+
+def grade(grader, cells):
+    """The verdict on 1.1, after a look at those on the others."""
+    verdicts = grader.judge(LAB, cells)
+    others = {i: v.verdict for i, v in verdicts.items() if i not in ("1.1", "1.7")}
+    assert set(others.values()) == {"passed"}, others
+    return verdicts["1.1"], verdicts["1.3"]
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_a_bad_answer(grader, what):
+    source, verdict, said = ANSWERS[what]
+    got, user = grade(grader, cells_with(source))
+    assert got.verdict == verdict, got
+    told = "\n".join([got.reason, *got.details])
+    for words in said:
+        assert words in told
+    assert user.notes == ("checked with the reference's answer to 1.1",)
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+def test_an_odd_but_right_answer(grader, what):
+    cells = code_cells({"cells": [{"cell_type": "code", "source": HARMLESS[what]}]})
+    got, user = grade(grader, cells_with(cells[0].source))
+    assert got.passed, got
+    assert user.notes == ()
+
+
+def test_no_process_is_left_behind(grader):
+    grade(grader, cells_with(HARMLESS["leaves processes behind"]))
+    time.sleep(0.2)
+    running = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            running.append((process / "cmdline").read_bytes())
+        except OSError:
+            continue
+    assert not any(b"61.7" in line for line in running)
+
+
+def test_the_worker_has_one_thread_when_it_forks(grader):
+    grade(grader, cells_with(RIGHT))
+    assert [lane.num_threads for lane in grader._lanes] == [1]
+
+
+def without(exercise):
+    return [c for c in code_cells(solved_notebook(LAB)) if c.exercise != exercise]
+
+
+def test_a_deleted_cell_is_missing_and_can_be_restored(grader):
+    got, _ = grade(grader, without("1.1"))
+    assert (got.verdict, got.reason) == ("missing", "no cell defines running_mean; was the exercise's cell deleted?")
+    assert "`twophase labs show 1.1`" in got.details[0]
+
+
+def test_a_renamed_function_is_missing(grader):
+    got, _ = grade(grader, cells_with(RIGHT.replace("running_mean", "mean_so_far")))
+    assert got.verdict == "missing"
+    assert "no longer defines running_mean; it defines mean_so_far" in got.reason
+    assert got.details[0] == "Name it running_mean again."
+
+
+def test_a_moved_cell_counts_wherever_it_is(grader):
+    cells = code_cells(solved_notebook(LAB))
+    (answer,) = [c for c in cells if c.exercise == "1.1"]
+    for order in ([answer, *without("1.1")], [*without("1.1"), answer]):
+        assert grade(grader, order)[0].passed
+    untagged = type(answer)(answer.number, answer.source, None)
+    assert grade(grader, [*without("1.1"), untagged])[0].passed
+
+
+def test_a_duplicated_cell(grader):
+    cells = code_cells(solved_notebook(LAB))
+    (answer,) = [c for c in cells if c.exercise == "1.1"]
+    assert grade(grader, [*cells, answer])[0].passed
+    other = type(answer)(99, "def running_mean(x):\n    return x\n", None)
+    got, _ = grade(grader, [*cells, other])
+    assert (got.verdict, got.details) == ("error", ("Keep the one you mean and delete the other.",))
+    assert got.reason == f"cells {answer.number} and 99 both define running_mean, each differently"
+
+
+def test_helpers_in_other_cells_are_run_and_experiments_are_not(grader):
+    helper = "import math\nWIDTH = 1\ndef shift(x):\n    return x * WIDTH\nwhile True: pass\n1 / 0\n"
+    cells = code_cells(
+        {"cells": [{"cell_type": "code", "source": s} for s in (helper, "def broken(:", "import nothing_such")]}
+    )
+    assert grade(grader, [*cells, *cells_with(body("x = shift(x)"))])[0].passed
+
+
+def test_an_older_build_is_graded_with_a_note(grader, tmp_path):
+    notebook = solved_notebook(LAB)
+    notebook.metadata.twophase.build = "0123456789ab"
+    path = tmp_path / "01_demo.ipynb"
+    path.write_text(to_text(notebook))
+    report = grader.grade(path)
+    assert report.points == 12
+    assert "another version of lab 01" in report.warnings[0]
+
+
+def test_as_shipped_nothing_is_attempted(grader, tmp_path):
+    path = tmp_path / "01_demo.ipynb"
+    path.write_text(to_text(learner_notebook(LAB)))
+    report = grader.grade(path)
+    assert (report.points, report.num_attempted, report.count("not_attempted")) == (0, 0, 8)
+    assert report.warnings == ()
+
+
+def test_an_empty_notebook_scores_nothing(grader, tmp_path):
+    path = tmp_path / "01_demo.ipynb"
+    path.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+    report = grader.grade(path)
+    assert (report.points, report.count("missing")) == (0, 8)
+
+
+NO_NOTEBOOKS = {
+    "empty": (b"", "is empty"),
+    "blank": (b" \n", "is empty"),
+    "not JSON": (b"print(1)", "not valid JSON"),
+    "cut short": (to_text(solved_notebook(LAB)).encode()[:500], "not valid JSON"),
+    "bytes": (b"\xff\xfe\x00", "not even text"),
+    "a list": (b"[]", "without a list of cells"),
+    "an old format": (b'{"worksheets": []}', "older than 4"),
+    "cells that are none": (b'{"cells": 3}', "without a list of cells"),
+    "nested without end": (b"[" * 100_000, "not valid JSON"),
+    "another notebook": (b'{"cells": [], "metadata": {}}', "not one of the labs (01_demo)"),
+}
+
+
+@pytest.mark.parametrize("what", NO_NOTEBOOKS)
+def test_not_a_notebook(grader, tmp_path, what):
+    content, why = NO_NOTEBOOKS[what]
+    path = tmp_path / "homework.ipynb"
+    path.write_bytes(content)
+    with pytest.raises(NotGradableError) as caught:
+        grader.grade(path)
+    assert why in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_no_file(grader, tmp_path):
+    with pytest.raises(NotGradableError, match="does not exist"):
+        grader.grade(tmp_path / "none.ipynb")
+    with pytest.raises(NotGradableError, match="is a folder"):
+        grader.grade(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        {},
+        {"cell_type": "code"},
+        {"cell_type": "code", "source": 3, "metadata": []},
+        7,
+        {"cell_type": "code", "source": ["1"], "metadata": {"tags": 5}},
+    ],
+)
+def test_malformed_cells_are_passed_over(grader, tmp_path, junk):
+    notebook = json.loads(to_text(learner_notebook(LAB)))
+    notebook["cells"].append(junk)
+    path = tmp_path / "01_demo.ipynb"
+    path.write_text(json.dumps(notebook))
+    assert grader.grade(path).count("not_attempted") == 8
+
+
+@pytest.mark.parametrize(
+    ("exercise", "source", "verdict"),
+    [
+        ("1.1", RIGHT, "passed"),
+        pytest.param("1.1", body("x = x * 2"), "failed", marks=pytest.mark.full),
+        pytest.param("1.1", body("import os", "os._exit(0)"), "error", marks=pytest.mark.full),
+        pytest.param("1.1", ANSWERS["infinite loop that swallows interruptions"][0], "timeout", marks=pytest.mark.full),
+    ],
+)
+def test_without_fork_the_verdicts_are_the_same(exercise, source, verdict):
+    lane = Lane(DEMO, LAB, fork=False)
+    try:
+        assert lane.run(Job(exercise, source)).verdict == verdict
+    finally:
+        lane.close()
+
+
+def test_a_lab_that_cannot_be_set_up_is_no_learners_fault(tmp_path):
+    from twophase_labs.machine.lab import Workbook, WorkbookError
+
+    os.mkdir(tmp_path / "labsolutions")
+    text = LAB.source.read_text().replace("SCALE = 2.0", "SCALE = 1 / 0")
+    (tmp_path / "labsolutions" / "01_demo.py").write_text(text)
+    broken = Workbook(tmp_path, DEMO.package)
+    lane = Lane(broken, broken.lab("1"))
+    with pytest.raises(WorkbookError, match=r"cannot be set up for grading: .*ZeroDivisionError"):
+        lane.run(Job("1.1", RIGHT))

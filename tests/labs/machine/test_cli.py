@@ -1,0 +1,177 @@
+"""`twophase grade` and `twophase labs`: what they print and write, and how they end."""
+
+import argparse
+import csv
+import json
+
+import pytest
+from nbformat.v4 import new_code_cell
+
+from tests.labs.demo import DEMO, LAB
+from twophase_labs.commands import grade, labs
+from twophase_labs.machine.build import learner_notebook, solved_notebook, to_text
+from twophase_labs.machine.grading.folder import Submission, learner_of, notebooks_in
+from twophase_labs.machine.grading.report import page
+
+
+@pytest.fixture
+def solved(tmp_path):
+    path = tmp_path / "01_demo.ipynb"
+    path.write_text(to_text(solved_notebook(LAB)))
+    return path
+
+
+def test_one_notebook(command, solved, tmp_path, capsys):
+    out, html = tmp_path / "out.json", tmp_path / "out.html"
+    assert command(solved, "--json", out, "--html", html) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "12 of 13 points (1 not run here)" in printed
+    assert "no security sandbox" in printed
+    data = json.loads(out.read_text())
+    assert (data["lab"], data["points"], data["max_points"], data["points_not_run_here"]) == ("01_demo", 12, 13, 1)
+    first = data["exercises"][0]
+    assert {k: first[k] for k in ("id", "title", "points", "max_points", "verdict", "reason", "hint")} == {
+        "id": "1.1",
+        "title": "Running mean",
+        "points": 3,
+        "max_points": 3,
+        "verdict": "passed",
+        "reason": "every property holds",
+        "hint": "",
+    }
+    assert [e["verdict"] for e in data["exercises"]].count("passed") == 7
+    text = html.read_text()
+    assert "Lab 01: demo" in text
+    assert "http" not in text
+
+
+def test_json_on_standard_output_is_json_alone(command, solved, capsys):
+    assert command(solved, "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["points"] == 12
+
+
+def test_reveals_and_attempts_are_reported(command, solved, tmp_path):
+    notebook = solved_notebook(LAB)
+    notebook.cells.append(new_code_cell('reveal("1.3")', id="new"))
+    solved.write_text(to_text(notebook))
+    (tmp_path / "01_demo.progress.json").write_text('{"exercises": {"1.1": {"revealed": true, "attempts": 4}}}')
+    assert command(solved, "--json", tmp_path / "o.json") == 0
+    exercises = {e["id"]: e for e in json.loads((tmp_path / "o.json").read_text())["exercises"]}
+    assert {i for i, e in exercises.items() if e["revealed"]} == {"1.1", "1.3"}
+    assert exercises["1.1"]["attempts"] == 4
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}"])
+def test_what_cannot_be_graded_ends_with_2(command, tmp_path, capsys, content):
+    path = tmp_path / "01_demo.ipynb"
+    if content is not None:
+        path.write_bytes(content)
+    assert command(path) == 2
+    assert f"twophase grade: {path}" in capsys.readouterr().err
+
+
+def test_one_bad_path_does_not_stop_the_others(command, solved, tmp_path):
+    assert command(tmp_path / "none.ipynb", solved, "--json", tmp_path / "o.json") == 2
+    results = json.loads((tmp_path / "o.json").read_text())["results"]
+    assert "does not exist" in results[0]["error"]
+    assert results[1]["points"] == 12
+
+
+def test_an_unwritable_report_ends_with_2(command, solved, tmp_path, capsys):
+    assert command(solved, "--html", tmp_path / "none" / "o.html") == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_folder_of_submissions(command, tmp_path, capsys):
+    folder = tmp_path / "all"
+    texts = {
+        "ann/01_demo.ipynb": to_text(solved_notebook(LAB)),
+        "bob/01_demo.ipynb": to_text(learner_notebook(LAB)),
+        "01_demo_cleo.ipynb": to_text(solved_notebook(LAB)).replace("x.cumsum(-1)", "x.cumsum(0)"),
+        "dan/homework.ipynb": "not a notebook",
+        "eve/.ipynb_checkpoints/01_demo.ipynb": "a copy Jupyter keeps",
+        "fay/00_start.ipynb": "{}",
+    }
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    out = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "json", "html")}
+    assert command(folder, *(arg for kind, path in out.items() for arg in (f"--{kind}", path))) == 0
+    rows = {row["learner"]: row for row in csv.DictReader(out["csv"].read_text().splitlines())}
+    assert list(rows) == ["cleo", "ann", "bob", "dan"]
+    assert [rows[name]["points"] for name in rows] == ["9", "12", "0", ""]
+    assert (rows["cleo"]["1.1"], rows["cleo"]["1.3"], rows["bob"]["1.1"]) == ("failed", "passed", "not_attempted")
+    assert "not valid JSON" in rows["dan"]["error"]
+    assert len(json.loads(out["json"].read_text())["results"]) == 4
+    assert out["html"].read_text().count("<section>") == 3
+    assert "│ dan " in capsys.readouterr().out
+
+
+def test_an_empty_folder_ends_with_2(command, tmp_path):
+    assert command(tmp_path) == 2
+
+
+def test_who_handed_in(tmp_path):
+    names = ["01_demo"]
+    assert learner_of(tmp_path / "ann" / "week1" / "01_demo.ipynb", tmp_path, names) == "ann"
+    assert learner_of(tmp_path / "ann_01_demo.ipynb", tmp_path, names) == "ann"
+    assert learner_of(tmp_path / "01_demo.ipynb", tmp_path, names) == "01_demo"
+    assert notebooks_in(tmp_path) == []
+
+
+def test_the_page_escapes(grader, solved):
+    solved.write_text(to_text(solved_notebook(LAB)).replace("x.cumsum(-1)", "undefined['<script>']"))
+    text = page([Submission("ann", solved, grader.grade(solved))])
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+
+
+@pytest.fixture
+def workbook(tmp_path, monkeypatch):
+    (tmp_path / "labsolutions").mkdir()
+    (tmp_path / "labsolutions" / "01_demo.py").write_text(LAB.source.read_text())
+    monkeypatch.setenv("TWOPHASE_WORKBOOK_ROOT", str(tmp_path))
+    monkeypatch.setenv("TWOPHASE_WORKBOOK_PACKAGE", DEMO.package)
+    return tmp_path
+
+
+def test_reset_keeps_what_was_there(workbook, capsys):
+    assert labs.main(["reset", "01"]) == 0
+    fresh = (workbook / "labs" / "01_demo.ipynb").read_text()
+    assert fresh == to_text(learner_notebook(LAB))
+    for content in ("mine", "mine again"):
+        (workbook / "labs" / "01_demo.ipynb").write_text(content)
+        (workbook / "labs" / "01_demo.progress.json").write_text(f"progress of {content}")
+        assert labs.main(["reset", "1"]) == 0
+    files = {path.name: path.read_text() for path in (workbook / "labs").iterdir()}
+    assert files == {
+        "01_demo.ipynb": fresh,
+        "old_01_demo.ipynb": "mine",
+        "old_01_demo.progress.json": "progress of mine",
+        "old_01_demo-2.ipynb": "mine again",
+        "old_01_demo-2.progress.json": "progress of mine again",
+    }
+    assert "moved 01_demo.ipynb to old_01_demo-2.ipynb" in capsys.readouterr().out
+
+
+def test_show_and_list(workbook, capsys):
+    assert labs.main(["show", "1.3"]) == 0
+    assert capsys.readouterr().out == 'def centred(x):\n    ____("1.3", 1, "subtract the running mean and scale")\n'
+    assert labs.main([]) == 0
+    assert capsys.readouterr().out.split() == ["01_demo", "8", "exercises", "13", "points", "18", "min"]
+
+
+@pytest.mark.parametrize("args", [["reset", "7"], ["show", "1.99"], ["show", "9.1"], ["reset", "x"]])
+def test_no_such_thing(workbook, capsys, args):
+    assert labs.main(args) == 2
+    assert "twophase labs: " in capsys.readouterr().err
+
+
+def test_both_register_with_a_command_line():
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers()
+    grade.add_parser(subparsers)
+    labs.add_parser(subparsers)
+    assert parser.parse_args(["grade", "a.ipynb"]).run is grade.run
+    assert parser.parse_args(["labs", "reset", "01"]).run is labs.run
+    assert parser.parse_args(["labs"]).action == "list"

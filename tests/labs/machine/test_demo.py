@@ -1,0 +1,131 @@
+"""A lab with one exercise of every kind keeps the rules, and breaking one is noticed."""
+
+import copy
+
+import pytest
+
+from tests.labs.demo import DEMO, LAB
+from tests.labs.demo.demo.exercises import basics
+from twophase_labs.machine import lint, prove
+from twophase_labs.machine.build import learner_notebook, solved_notebook
+from twophase_labs.machine.exercise import Bank, Exercise, Right, Wrong
+from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
+from twophase_labs.machine.questions import Number
+
+
+def test_the_source_keeps_the_rules():
+    assert lint.problems(LAB, learner_notebook(LAB)) == []
+
+
+def test_cards_and_the_map_come_from_the_exercises():
+    text = "\n".join(cell.source for cell in solved_notebook(LAB).cells)
+    assert "### Exercise 1.1 · Running mean\n\n*3 points · 5 min · about 2 lines · difficulty ●○○*" in text
+    assert "| 1.2 | Cost of one more | choice | 1 | 1 |" in text
+    assert "**13**" in text
+
+
+def test_what_only_the_solved_notebook_shows():
+    remark = "Only those who open `labsolutions` read this."
+    assert any(cell.source == remark for cell in solved_notebook(LAB).cells)
+    assert not any(cell.source == remark for cell in learner_notebook(LAB).cells)
+
+
+@pytest.mark.parametrize("shown", ["return SCALE * (x - mean)", "mean = running_mean(x)", "# BEGIN SOLUTION"])
+def test_a_leaked_solution_is_found(shown):
+    notebook = copy.deepcopy(learner_notebook(LAB))
+    notebook.cells[0].source += f"\n{shown}"
+    (leak,) = lint.leaks(LAB, notebook)
+    assert "cell 0" in leak
+
+
+BROKEN = {
+    "a magic": ("SCALE = 2.0", "%matplotlib inline", "magics"),
+    "a hidden cell": ("SCALE = 2.0", "# NBVAL_SKIP", "hides a cell"),
+    "an answer outside": ("SCALE = 2.0", "SCALE = 2.0  # SOLUTION", "no tag exercise:ID"),
+    "a name twice": ("SCALE = 2.0", "def centred(x): pass", "define centred, which exercise 1.3 asks for"),
+    "no cell": ('# %% tags=["exercise:1.6"]', "# %%", "no cell has the tag exercise:1.6"),
+    "another name": ("answer_1_6 =", "answer_6 =", "does not define answer_1_6"),
+    "no blank": ("  # SOLUTION: bytes", "", "has no blank"),
+    "a check's module": (
+        "SCALE = 2.0",
+        "from a.demo.exercises.basics import SCALE",
+        "imports a.demo.exercises.basics.SCALE",
+    ),
+    "a bank": ("SCALE = 2.0", "from a.demo import answers_basics", "imports a.demo.answers_basics, whose oracles"),
+    "an unknown exercise": ('"exercise:1.6"', '"exercise:1.9"', "no exercise 1.9"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_source_that_breaks_a_rule_is_named(tmp_path, how):
+    old, new, message = BROKEN[how]
+    source = tmp_path / "01_demo.py"
+    text = LAB.source.read_text()
+    assert old in text
+    source.write_text(text.replace(old, new, 1))
+    lab = Lab(source, DEMO.package)
+    assert any(message in problem for problem in lint._cells(lab) + lint._pairs(lab))
+
+
+def test_every_proof_holds(grader):
+    rows = prove.prove(grader, LAB)
+    assert [row for row in rows if not row.holds] == []
+    assert "(100 %)" in prove.summary(rows)
+    assert prove.table(rows).row_count == len(rows)
+
+
+def test_a_weak_check_does_not_prove(grader, monkeypatch):
+    # An answer that is wrong in name only, one that another property rejects, and a right one that is not.
+    wrong = (Wrong("right, in truth", {1: "start"}, "counts up"), Wrong("other", {1: "0"}, "no such"))
+    monkeypatch.setitem(vars(LAB), "banks", {"1.8": Bank(wrong, (Right("no", {1: "0"}),))})
+    rows = prove.prove(grader, LAB)
+    assert [(row.answer, row.got) for row in rows if row.exercise == "1.8" and not row.holds] == [
+        ("bank", "2 wrong, 1 right"),
+        ("wrong", "passed"),
+        ("wrong", "failed: counts up"),
+        ("right", "failed: counts up"),
+    ]
+    assert "(100 %)" not in prove.summary(rows)
+
+
+def test_proving_what_is_not_there(capsys):
+    assert prove.main(["7", "--root", str(DEMO.root), "--package", DEMO.package]) == 2
+    assert "no lab '7'; there are 01" in capsys.readouterr().err
+
+
+def test_an_exercise_that_makes_no_sense_is_refused():
+    good = {f: getattr(basics.EXERCISES[0], f) for f in Exercise.__dataclass_fields__}
+    for change, message in [
+        ({"names": ()}, "names something"),
+        ({"points": 0}, "worth points"),
+        ({"hints": ("a",) * 4}, "at most three hints"),
+        ({"difficulty": 4}, "difficulty"),
+        ({"checks": ()}, "has checks"),
+        ({"kind": "numeric"}, "has checks"),
+        ({"kind": "numeric", "checks": (), "question": Number(lambda: 1), "names": ("a", "b")}, "one name"),
+        ({"checks": good["checks"][:1] * 2}, "distinct property names"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Exercise(**{**good, **change})
+
+
+def test_circles_and_strangers_among_uses(monkeypatch):
+    exercises = {i: copy.copy(e) for i, e in LAB.exercises.items()}
+    object.__setattr__(exercises["1.1"], "uses", ("1.3",))
+    monkeypatch.setitem(vars(LAB), "exercises", exercises)
+    with pytest.raises(WorkbookError, match=r"circle: 1\.1 -> 1\.3 -> 1\.1"):
+        LAB.all_uses("1.1")
+    object.__setattr__(exercises["1.1"], "uses", ("7.7",))
+    with pytest.raises(WorkbookError, match=r"no exercise '7\.7'"):
+        LAB.all_uses("1.3")
+
+
+def test_finding_a_workbook(tmp_path, monkeypatch):
+    (tmp_path / "labsolutions").mkdir()
+    (tmp_path / "labs").mkdir()
+    assert Workbook.find(tmp_path / "labs").root == tmp_path
+    assert Workbook.find(tmp_path / "labs").labs == {}
+    with pytest.raises(WorkbookError, match="no lab '7'; there are 01"):
+        DEMO.lab("7")
+    with pytest.raises(WorkbookError, match=r"no exercise '1\.99'"):
+        LAB.exercise("1.99")

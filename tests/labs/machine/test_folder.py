@@ -1,0 +1,376 @@
+"""A folder of submissions, one of them malformed or hostile: it costs its own grade at most."""
+
+import base64
+import contextlib
+import csv
+import json
+import os
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.labs.demo import DEMO, LAB
+from twophase_labs.commands import grade as cli
+from twophase_labs.machine.build import learner_notebook, to_text
+from twophase_labs.machine.cards import Card
+from twophase_labs.machine.grading import files
+from twophase_labs.machine.grading.files import NotGradableError, plain, read_bytes
+from twophase_labs.machine.grading.grade import Result
+from twophase_labs.machine.grading.locate import as_python, code_cells
+from twophase_labs.machine.judge import Verdict
+from twophase_labs.machine.lab import Workbook
+
+
+def notebook(*extra, metadata=None, **answers):
+    """One answer, worth a point, and what a case adds: further code cells, other answers by `e1_8`, metadata."""
+    made = json.loads(to_text(learner_notebook(LAB)))
+    given = {"1.6": "answer_1_6 = 128"} | {i[1:].replace("_", "."): source for i, source in answers.items()}
+    for cell in made["cells"]:
+        for tag in cell["metadata"].get("tags", []):
+            cell["source"] = given.get(tag.removeprefix("exercise:"), cell["source"])
+    made["cells"] += [{"cell_type": "code", "metadata": {}, "source": source} for source in extra]
+    made["metadata"] |= metadata or {}
+    return json.dumps(made)
+
+
+GOOD = notebook()
+COUNTER = LAB.templates["1.8"].filled()
+
+
+def counter(body):
+    return f"class Counter:\n    def __init__(self, start):\n        self.value = start\n\n    def step(self):\n        {body}\n"
+
+
+def text(content=GOOD, name="01_demo.ipynb", progress=None):
+    def make(folder):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        if progress is not None:
+            (folder / "01_demo.progress.json").write_text(progress)
+
+    return make
+
+
+def progress(value):
+    return text(progress=f'{{"exercises": {{"1.6": {{"attempts": {value}, "revealed": true}}}}}}')
+
+
+def large(folder):
+    with open(folder / "01_demo.ipynb", "wb") as file:
+        file.truncate(files.MAX_MIB * 2**20 + 1)
+
+
+def too_deep(folder):
+    """A path longer than the system takes, made step by step."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(85):
+        os.mkdir("d" * 50, dir_fd=here)
+        below = os.open("d" * 50, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    with open("01_demo.ipynb", "w", opener=lambda name, flags: os.open(name, flags, 0o600, dir_fd=here)) as file:
+        file.write(GOOD)
+    os.close(here)
+
+
+def undecodable(folder):
+    Path(os.fsdecode(bytes(folder) + b"/01_demo\xff.ipynb")).write_text(GOOD)
+
+
+# What makes the submission; its points, or what its row's error says.
+CASES = {
+    "a named pipe": (lambda folder: os.mkfifo(folder / "01_demo.ipynb"), "is a pipe or a device"),
+    "a link to a device": (lambda folder: (folder / "01_demo.ipynb").symlink_to("/dev/zero"), "is a pipe or a device"),
+    "a link to nothing": (lambda folder: (folder / "01_demo.ipynb").symlink_to("nothing"), "does not exist"),
+    "a link to itself": (lambda folder: (folder / "01_demo.ipynb").symlink_to("01_demo.ipynb"), "cannot be read"),
+    "a folder": (lambda folder: (folder / "01_demo.ipynb").mkdir(), "is a folder"),
+    "too large": (large, "is larger than 64 MiB"),
+    "two million characters of code": (text(notebook("x = 1\n" * 400_000)), "hold 2,40"),
+    "a byte order mark": (text(b"\xef\xbb\xbf" + GOOD.encode()), 1),
+    "UTF-16": (text(GOOD.encode("utf-16")), "not even text"),
+    "markup in its name": (text(name="x[/bold].ipynb"), 1),
+    "escapes in its name": (text(name="01_demo\x1b[2J\x1b]0;x\x07\u202e.ipynb"), 1),
+    "a path too long": (too_deep, f"{50 * 'd'}/{50 * 'd'}"),
+    "a name that is not text": (undecodable, 1),
+    "a lab with 5,000 digits": (text(notebook(metadata={"twophase": {"lab": "1" * 5000}})), 1),
+    "a lab that is none": (text(notebook(metadata={"twophase": {"lab": [[{}]], "build": None}})), 1),
+    "an integer with 5,000 digits": (text(notebook(metadata={"twophase": 0}).replace("0", "1" * 5000)), "not valid JSON"),
+    "attempts that are text": (progress('"abc"'), 1),
+    "attempts that are null": (progress("null"), 1),
+    "attempts without end": (progress("1e999"), 1),
+    "attempts with 5,000 digits": (progress("1" * 5000), 1),
+    "progress nested without end": (text(progress="[" * 100_000), 1),
+    "progress that is a list": (text(progress="[1]"), 1),
+    "reveals a huge number": (text(notebook(f"reveal(0x{'f' * 5000})", "reveal(1.6)")), 1),
+    "5,000 digits": (text(notebook(f"x = {'1' * 5000}")), 1),
+    "5,000 digits in an answer": (text(notebook(e1_8=f"{COUNTER}\nx = {'1' * 5000}")), 1),
+    "signs without end": (text(notebook(f"x = {'-' * 100_000}1")), 1),
+    "signs without end in an answer": (text(notebook(e1_8=f"{COUNTER}\nx = {'-' * 100_000}1")), 1),
+    "many signs in an answer": (text(notebook(e1_8=f"{COUNTER}\nx = {'-' * 3000}1")), 1),
+    "brackets without end": (text(notebook("[" * 50_000)), 1),
+    "400 terms": (text(notebook(f"def total(a):\n    return {' + '.join(['a'] * 400)}\n", e1_8=COUNTER)), 3),
+    "200 chained calls": (text(notebook(f"def far(a):\n    return a{'.f()' * 200}\n", e1_8=COUNTER + "\n# far")), 3),
+    "a lone surrogate": (text(notebook("x = '\udcff'", e1_8="class Counter:\n    '\udcff'\n")), 1),
+    "a null character": (text(notebook("x = '\0'")), 1),
+    "raises a lone surrogate": (text(notebook(e1_8=counter("raise ValueError(chr(0xDCFF))"))), 1),
+    "raises escapes": (text(notebook(e1_8=counter("raise ValueError('\\x1b[2J\\x9b[/bold]\\u202e<script>')"))), 1),
+    "raises what cannot be shown": (
+        text(notebook("class Silent(Exception):\n    def __str__(self): raise self\n", e1_8=counter("raise Silent"))), 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def graded(command, tmp_path, capsys):
+    """Grade folders of submissions, by learner, and return the rows of the CSV after a look at all else."""
+
+    def grade(**submissions):
+        folder = tmp_path / "all"
+        for learner, make in submissions.items():
+            (folder / learner).mkdir(parents=True)
+            make(folder / learner)
+        out = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "json", "html")}
+        assert command(folder, *(arg for kind, path in out.items() for arg in (f"--{kind}", path))) == 0
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", capsys.readouterr().out)
+        html = out["html"].read_text()
+        assert "<script>" not in html
+        assert not re.search("[\x1b\x9b\u202e]", html)
+        results = json.loads(out["json"].read_text())["results"]
+        rows = list(csv.DictReader(out["csv"].read_text().splitlines()))
+        assert [r.get("points", "") for r in results] == [int(row["points"]) if row["points"] else "" for row in rows]
+        return {row["learner"]: row for row in rows}
+
+    return grade
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_a_malformed_submission_costs_its_own_grade_at_most(graded, what):
+    make, outcome = CASES[what]
+    rows = graded(ann=text(), mallory=make, zoe=text(GOOD + "\n"))
+    assert [rows[good]["points"] for good in ("ann", "zoe")] == ["1", "1"]
+    if isinstance(outcome, int):
+        assert (rows["mallory"]["points"], rows["mallory"]["error"]) == (str(outcome), "")
+    else:
+        assert rows["mallory"]["points"] == ""
+        assert outcome in rows["mallory"]["error"]
+
+
+def test_an_error_that_nobody_thought_of_costs_one_grade(graded, grader, monkeypatch):
+    grade = type(grader).grade
+
+    def fail(self, path, *args):
+        if "mallory" in str(path):
+            raise MemoryError
+        return grade(self, path, *args)
+
+    closed = []
+    monkeypatch.setattr(type(grader), "grade", fail)
+    monkeypatch.setattr(grader, "close", lambda: closed.append(True))
+    rows = graded(ann=text(), mallory=text(), zoe=text(GOOD + "\n"))
+    assert [row["points"] for row in rows.values()] == ["1", "", "1"]
+    assert rows["mallory"]["error"] == "grading failed: MemoryError: "
+    assert closed == [True]  # its workers may be in the middle of something
+
+
+def test_an_error_of_one_answer_costs_that_answer(grader, monkeypatch):
+    lane = grader._workers(LAB, 1).get()
+    run = lane.run
+    monkeypatch.setattr(lane, "run", lambda job: run(job) if job.exercise != "1.8" else 1 / 0)
+    verdicts = grader.judge(LAB, code_cells(json.loads(notebook(e1_8=COUNTER))))
+    assert (verdicts["1.6"].verdict, verdicts["1.8"].verdict) == ("passed", "error")
+
+
+def test_thousands_of_cells_are_read_in_seconds(grader, tmp_path):
+    path = tmp_path / "01_demo.ipynb"
+    path.write_text(notebook(*(f"x_{n} = len('{n}')\ndef f_{n}(x):\n    return x_{n}" for n in range(3_000))))
+    begun = time.process_time()
+    assert grader.grade(path).points == 1
+    assert time.process_time() - begun < 4  # 1 s; 8 s if cells are parsed for each name that is looked for
+
+
+def test_rows_are_on_disk_as_they_come(command, grader, tmp_path, monkeypatch):
+    folder = tmp_path / "all"
+    for learner in ("ann", "bob", "cleo"):
+        (folder / learner).mkdir(parents=True)
+        (folder / learner / "01_demo.ipynb").write_text(GOOD)
+    grade = type(grader).grade
+
+    def killed(self, path, *args):
+        if "bob" in str(path):
+            raise KeyboardInterrupt
+        return grade(self, path, *args)
+
+    monkeypatch.setattr(type(grader), "grade", killed)
+    with contextlib.suppress(KeyboardInterrupt):
+        command(folder, "--csv", tmp_path / "o.csv", "--json", tmp_path / "o.json")
+    (row,) = csv.DictReader((tmp_path / "o.csv").read_text().splitlines())
+    assert (row["learner"], row["points"]) == ("ann", "1")
+    assert [r["learner"] for r in json.loads((tmp_path / "o.json").read_text())["results"]] == ["ann"]
+    assert {path.name for path in tmp_path.iterdir()} == {"all", "o.csv", "o.json"}
+
+
+def test_old_results_stay_if_there_is_nothing_new(command, tmp_path, capsys):
+    (tmp_path / "o.csv").write_text("old")
+    assert command(tmp_path / "none.ipynb", "--csv", tmp_path / "o.csv", "--html", tmp_path / "no" / "o.html") == 2
+    assert (tmp_path / "o.csv").read_text() == "old"
+    assert f"{tmp_path / 'no' / 'o.html'} cannot be written" in capsys.readouterr().err
+
+
+def test_results_can_go_to_a_pipe(command, tmp_path):
+    (tmp_path / "01_demo.ipynb").write_text(GOOD)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert command(tmp_path / "01_demo.ipynb", "--csv", pipe) == 0
+        assert os.read(reading, 2**16).startswith(b"learner,lab,points")
+    finally:
+        os.close(reading)
+
+
+def test_copies_links_and_second_notebooks_are_told(graded):
+    def link(folder):
+        (folder / "01_demo.ipynb").symlink_to("../ann/01_demo.ipynb")
+
+    def two(folder):
+        text(notebook("# a"))(folder)
+        text(notebook("# b"), name="01_demo_again.ipynb")(folder)
+
+    untouched = text(to_text(learner_notebook(LAB)))
+    rows = graded(ann=text(), bob=text(notebook("# bob")), cleo=text(), dan=link, eve=two, fay=untouched, gus=untouched)
+    assert "the same file as" in rows["ann"]["flags"]
+    assert "cleo/01_demo.ipynb" in rows["ann"]["flags"]
+    assert "a link to ../ann/01_demo.ipynb; the same file as" in rows["dan"]["flags"]
+    assert "one of several of this learner and lab: also" in rows["eve"]["flags"]
+    assert [rows[name]["flags"] for name in ("bob", "fay", "gus")] == ["", "", ""]
+
+
+@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", "\r=1"])
+def test_no_cell_of_the_table_is_a_formula(graded, name):
+    (row,) = graded(**{name: text()}).values()
+    assert row["learner"] == (plain(name) if name[0] in "\t\r" else f"'{name}")
+    assert row["points"] == "1"
+
+
+def test_the_report_says_what_isolated_the_answers(graded, grader, monkeypatch):
+    monkeypatch.setattr(grader._workers(LAB, 1).get(), "isolation", "namespaces", raising=False)
+    rows = graded(ann=text(), bob=text(notebook(e1_8=COUNTER)))
+    assert list(rows["ann"])[-5:] == ["error", "path", "flags", "isolation", "checked_in_answer"]
+    assert [(row["isolation"], row["checked_in_answer"]) for row in rows.values()] == [
+        ("namespaces", ""),
+        ("namespaces", "1.8"),
+    ]
+
+
+def test_the_report_says_where_each_check_ran(command, tmp_path, capsys):
+    path, out, html = tmp_path / "01_demo.ipynb", tmp_path / "o.json", tmp_path / "o.html"
+    path.write_text(notebook(e1_8=COUNTER))
+    assert command(path, "--json", out, "--html", html) == 0
+    data = json.loads(out.read_text())
+    assert data["checked_in_answer"] == ["1.8"]
+    ran = {e["id"]: e["checked_in"] for e in data["exercises"] if e["checked_in"]}
+    assert ran == {"1.6": "grader", "1.8": "answer"}
+    for shown in (" ".join(capsys.readouterr().out.split()), html.read_text().replace("&#x27;", "'")):
+        assert shown.count("checked in the answer's own process") == 1
+        assert "A check that ran in the answer's own process can be deceived" in shown
+
+
+def test_the_checks_are_never_the_submissions_own(tmp_path, monkeypatch, capsys):
+    """Beside the notebook stands a workbook; the command takes the one it is run in."""
+    for folder in ("mallory", "lecturer"):
+        (tmp_path / folder / "labsolutions").mkdir(parents=True)
+    (tmp_path / "mallory" / "01_x.ipynb").write_text(GOOD)
+    monkeypatch.chdir(tmp_path / "lecturer")
+    for variable in DEMO.environment():
+        monkeypatch.delenv(variable, raising=False)
+    taken = []
+    monkeypatch.setattr("twophase_labs.machine.grading.grade.Grader.__init__", lambda self, book, n: taken.append(book))
+    monkeypatch.setattr("twophase_labs.machine.grading.grade.Grader.__exit__", lambda *args: None)
+    with contextlib.suppress(AttributeError):  # a grader that was never made
+        cli.main([str(tmp_path / "mallory" / "01_x.ipynb")])
+    assert [book.root for book in taken] == [tmp_path / "lecturer"]
+    monkeypatch.chdir(tmp_path)
+    assert (Workbook.find().root / "src" / "twophase").is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_what_may_not_be_read_has_a_row(graded, tmp_path):
+    def shut(folder):
+        text()(folder)
+        (folder / "01_demo.ipynb").chmod(0)
+
+    def locked(folder):
+        text()(folder)
+        folder.chmod(0)
+
+    try:
+        rows = graded(ann=text(), bob=shut, cleo=locked)
+    finally:
+        (tmp_path / "all" / "cleo").chmod(0o700)
+    assert "cannot be read: Permission denied" in rows["bob"]["error"]
+    assert rows["cleo"]["error"]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(NotGradableError, match="pipe or a device"):
+        read_bytes(tmp_path / "a")
+
+
+def test_text_to_show():
+    assert plain("a\x1b[2J\u202e\udcff\x9bö\n\t\r") == r"a\x1b[2J\u202e\udcff\x9bö\n\t\r"
+    assert len(plain("x" * 10**6)) < 5000
+    assert files.plain_lines("a\n\tb\x1b") == "a\n    b\\x1b"
+
+
+def test_a_forged_picture_is_dropped():
+    png = base64.b64encode(b"\x89PNG\r\n\x1a\n...").decode()
+    for picture, shown in [(png, True), (f'{png}"><script>', False), ("", False), ("YWJj", False), ("ö", False)]:
+        html = Card("•", "a", "red", picture=picture)._repr_html_()
+        assert ("<img" in html, "<script" in html) == (shown, False)
+
+
+def test_hostile_words_of_a_verdict_are_shown_plainly(grader, tmp_path, monkeypatch):
+    path = tmp_path / "01_demo.ipynb"
+    path.write_text(GOOD)
+    hostile = "\x1b[2J\udcff"
+    verdict = Verdict("1.6", "failed", hostile, (hostile,), hostile, hostile, (hostile,), (hostile,))
+    monkeypatch.setattr(grader._workers(LAB, 1).get(), "run", lambda job: verdict)
+    (result,) = [r for r in grader.grade(path).results if r.exercise.id == "1.6"]
+    assert "\\u001b" not in json.dumps(Result.to_json(result))
+    assert result.verdict == replace(
+        verdict, **dict.fromkeys(("reason", "hint", "failed_property"), r"\x1b[2J\udcff"),
+        **dict.fromkeys(("details", "held", "notes"), (r"\x1b[2J\udcff",)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "python"),
+    [
+        ("len?", "pass"),
+        ("torch.nn??\nx = 1", "pass\nx = 1"),
+        ("?len\n??len", "pass\npass"),
+        ("!ls -l\nfiles = !ls", "pass\nfiles = None"),
+        ("def f():\n    !ls\n    x = %pwd", "def f():\n    pass\n    x = None"),
+        ("%%time\nx = 1", "pass\nx = 1"),
+        ("%%bash\nif [ 1 ]; then", "pass"),
+        ("%timeit f(1)", "pass"),
+        ("await go(1,\n  2); x = 1", "pass\npass"),
+        ("async for x in y:\n    z\nq = 1", "pass\npass\nq = 1"),
+        ("async def f():\n    await g()", "async def f():\n    await g()"),
+        ('s = """\n%d items\nreally?\n!x\n"""', 's = """\n%d items\nreally?\n!x\n"""'),
+        ("x = (1\n  % 3)", "x = (1\n  % 3)"),
+        ("def f(:", "def f(:"),
+    ],
+)
+def test_what_only_a_notebook_understands(source, python):
+    assert as_python(source) == python
+
+
+@pytest.mark.parametrize("experiment", ["len?", "await asyncio.sleep(0)", "!ls", "files = !ls"])
+def test_experiments_in_an_answers_cell_are_no_syntax_error(grader, experiment):
+    verdicts = grader.judge(LAB, code_cells(json.loads(notebook(e1_8=f"{COUNTER}\n{experiment}"))))
+    assert verdicts["1.8"].passed

@@ -1,0 +1,97 @@
+"""What of a notebook's other cells runs with an answer: whatever makes it right in the notebook."""
+
+import json
+
+import pytest
+
+from tests.labs.demo import LAB
+from twophase_labs.machine.build import learner_notebook, to_text
+from twophase_labs.machine.grading.helpers import definitions, needed
+from twophase_labs.machine.grading.locate import Cell, code_cells
+from twophase_labs.machine.lab import Lab
+
+MEAN = LAB.templates["1.1"].filled()
+CENTRED = "def centred(x):\n    return SCALE * (x - {}(x))\n"
+
+
+def wanted(answer, *sources, taken=("answer",), answers=()):
+    """The helpers of an answer in cell 50, among cells from 1; `answers` of exercise 1.1 come after them."""
+    cells = [Cell(n, source, None) for n, source in enumerate(sources, start=1)]
+    cells += [Cell(60 + n, source, "1.1") for n, source in enumerate(answers)]
+    located = {"1.1": cells[-1]} if answers else {}
+    return needed(definitions(cells, LAB, located), [answer], Cell(50, answer, "9.9"), taken)
+
+
+def test_what_an_answer_mentions_runs_and_what_that_mentions():
+    sources = [
+        "import math\nfrom os import path as p",
+        "WIDTH = 4; HEIGHT = 5",
+        "@p\ndef shift(x):\n    return x * WIDTH",
+    ]
+    assert wanted("shift(1)", *sources) == ["from os import path as p", "WIDTH = 4", sources[2]]
+    assert wanted("1", *sources) == []
+    assert wanted("eval('HEIGHT')", *sources) == ["HEIGHT = 5"]
+    assert wanted("1", "from math import *") == ["from math import *"]
+
+
+def test_experiments_do_not_run():
+    assert (
+        wanted("a, b, c", "a = len('')", "while True: b = 1", "print(c)", "b, a = 1, 2", "a += 1", "c = {[]: 1}") == []
+    )
+
+
+def test_text_stays_as_it_was_written():
+    source = "def f(ä):\n    # a remark\n    return (ä +\n            1)"
+    assert wanted("f", f"'ö'; x = 'ä'; y = 2\n{source}") == [source]
+    assert wanted("y", "'ö'; x = 'ä'; y = 2\n") == ["y = 2"]
+
+
+def test_another_exercises_answer_counts_in_its_own_cell_only():
+    assert wanted("running_mean", MEAN.replace("x.", "y.")) == []
+    assert wanted("running_mean", answers=[MEAN]) == [MEAN.rstrip("\n")]
+    assert wanted("running_mean", answers=[MEAN], taken=("answer", "running_mean")) == []
+
+
+def test_names_for_an_exercises_function():
+    assert wanted("step", "step = use('1.1')")[0].endswith("step = _Alias(globals(), 'running_mean')")
+    (both, _) = wanted("a, b", "(a, b) = use('1.1'), use('1.3')")
+    assert both.endswith("a = _Alias(globals(), 'running_mean')")
+    assert wanted("c", "_, c = len, use('1.8')")[0].endswith("c = _Alias(globals(), 'Counter')")
+    for other in ("d = use('7.7')", "d = use(1.1)", "d = other('1.1')", "d, e = use('1.1')", "d = e = use('1.1')"):
+        assert wanted("d", other) == []
+
+
+def test_the_labs_own_cells_count_above_the_answer(monkeypatch):
+    lab = Lab(LAB.source, LAB.package)
+    lab.notebook.cells[3].source = "from collections import Counter as Tally"
+    cells = code_cells(lab.notebook)
+    (number,) = [cell.number for cell in cells if "Tally" in cell.source]
+    found = definitions(cells, lab, {})
+    assert needed(found, ["Tally"], Cell(number + 1, "", "1.8"), ()) == ["from collections import Counter as Tally"]
+    assert needed(found, ["Tally"], Cell(number - 1, "", "1.8"), ()) == []
+    assert needed(found, ["torch"], Cell(number + 1, "", "1.8"), ()) == []  # the setup has run
+
+
+ELSEWHERE = {
+    "another name for the function": ("mean = use('1.1')", CENTRED.format("mean")),
+    "another name for a wrong one": ("mean = use('1.1')", CENTRED.format("mean")),
+    "a function in another answer's cell": ("", CENTRED.format("total")),
+    "another exercise's class": ("", "def centred(x):\n    Counter(1)\n" + CENTRED.format("running_mean").split("\n", 1)[1]),
+    "a method's name in a string": ("def far(x):\n    return running_mean(x)\n", CENTRED.format("globals()['far']")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ELSEWHERE)
+def test_a_right_answer_of_a_notebook_is_right_in_the_grader(grader, what):
+    extra, answer = ELSEWHERE[what]
+    mean = (
+        MEAN.replace("cumsum(-1)", "cumsum(0)")
+        if "wrong" in what
+        else f"{MEAN}\n\ndef total(x):\n    return running_mean(x)\n"
+    )
+    given = {"1.1": mean, "1.3": answer, "1.8": LAB.templates["1.8"].filled()}
+    notebook = json.loads(to_text(learner_notebook(LAB)))
+    cells = [Cell(c.number, given.get(c.exercise, c.source), c.exercise) for c in code_cells(notebook)]
+    got = grader.judge(LAB, [*cells, Cell(99, extra, None)])["1.3"]
+    assert got.passed, got
+    assert got.notes == (("checked with the reference's answer to 1.1",) if "wrong" in what else ())

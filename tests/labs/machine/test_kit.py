@@ -1,0 +1,231 @@
+"""The kit of the kernel labs: misused memory is named, wrong weights are drawn, learners' functions drive the engine."""
+
+import json
+
+import pytest
+import torch
+
+from tests.mutation import KillTable, Mutant
+from twophase import LLM, SamplingParams
+from twophase_kernels.kv_write import kv_write_reference
+from twophase_kernels.paged_decode import paged_decode_kernel, paged_decode_reference
+from twophase_kernels.paged_prefill import paged_prefill_reference
+from twophase_labs.kit import timing
+from twophase_labs.kit.guarded import run_guarded
+from twophase_labs.kit.own_attention import OwnAttention
+from twophase_labs.kit.source_diff import source_diff
+from twophase_labs.kit.weights_map import compare_weights
+from twophase_labs.machine.cards import verdict_card
+from twophase_labs.machine.checks import Rejected
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.judge import Judge, Verdict, _own_error, explain, run_cell
+from twophase_labs.machine.kernels import device, how_kernels_run, tl, triton
+
+COPY = """
+@triton.jit
+def copy_kernel(x_ptr, y_ptr, n, ROW: tl.constexpr):
+    row = tl.program_id(0)
+    offs = tl.arange(0, ROW)
+    x = tl.load(x_ptr + {read}, mask={mask}, other=0.0)
+    {extra}
+    tl.store(y_ptr + {write}, x, mask={mask})
+"""
+RIGHT = {"read": "row * ROW + offs", "write": "row * ROW + offs", "mask": "offs < n", "extra": "x = x * 1.0"}
+
+
+def copy_with(**changes):
+    """Run a copy kernel, with parts exchanged, over 3 rows of 4 of which 3 columns are wanted."""
+    namespace = {"triton": triton, "tl": tl}
+    run_cell(COPY.format(**{**RIGHT, **changes}), namespace, "<exercise 2.13>")
+    x = torch.arange(12.0).reshape(3, 4)
+
+    def launch(x, y):
+        namespace["copy_kernel"][(3,)](x, y, 3, ROW=4)
+
+    return x, run_guarded(launch, {"x": x}, {"y": torch.empty(3, 4)}, axes={"x": ("row", "column")})
+
+
+def rejection(**changes):
+    with pytest.raises(Exception) as caught:
+        copy_with(**changes)
+    error = _own_error(caught.value)
+    assert isinstance(error, Rejected), error
+    return error
+
+
+class TestGuarded:
+    def test_a_right_kernel_passes_and_what_it_leaves_out_is_nan(self):
+        x, after = copy_with()
+        assert torch.equal(after["y"][:, :3], x[:, :3])
+        assert after["y"][:, 3].isnan().all()
+        assert torch.equal(after["x"], x)
+
+    def test_a_read_behind_the_end_is_named_by_program_line_and_element(self):
+        error = rejection(read="(row + 1) * ROW + offs")
+        if device.type == "cpu":
+            assert str(error) == ("program (2, 0, 0) reads `x` behind its end: row 3, column 0; row goes from 0 to 2")
+            assert error.details[0].startswith("line 6 of the cell: x = tl.load(")
+            assert "3 of this access's 3 elements" in error.details[1]
+
+    def test_a_read_before_the_start_is_named(self):
+        error = rejection(read="(row - 1) * ROW + offs")
+        assert "before its start: row -1, column 0" in str(error)
+
+    def test_a_masked_off_lane_is_no_access(self):
+        copy_with(read="(row + 100 * (offs // 3)) * ROW + offs")
+
+    @pytest.mark.parametrize("write", ["(row + 1) * ROW + offs", "row * ROW + offs - 1"])
+    def test_a_write_outside_is_refused(self, write):
+        assert "`y`" in str(rejection(write=write))
+
+    def test_a_write_to_an_input_is_refused(self):
+        assert "changes its input `x`" in str(rejection(extra="tl.store(x_ptr + offs, x + 1.0, mask=offs < n)"))
+
+    def test_the_guard_is_gone_afterwards_also_after_a_refusal(self):
+        """A kernel that reads memory the guard was not told of runs again, and is refused inside of the guard only."""
+        namespace = {"triton": triton, "tl": tl}
+        rejection(read="(row - 1) * ROW + offs")
+        run_cell(COPY.format(**RIGHT), namespace, "<exercise 2.13>")
+        x, y = torch.arange(12.0, device=device), torch.zeros(12, device=device)
+        namespace["copy_kernel"][(3,)](x, y, 4, ROW=4)
+        assert torch.equal(x, y)
+        if device.type == "cpu":
+            stranger = {"x": torch.zeros(3, 4)}, {"y": torch.zeros(3, 4)}
+            with pytest.raises(Exception, match=r"reads `[xy]`") as caught:
+                run_guarded(lambda x, y, mine=x: namespace["copy_kernel"][(3,)](mine, y, 4, ROW=4), *stranger)
+            assert isinstance(_own_error(caught.value), Rejected)
+
+    def test_the_mode_is_told(self):
+        assert ("interpreted" if device.type == "cpu" else "compiled") in how_kernels_run()
+
+
+class TestWeightsMap:
+    ROWS, COLUMNS = ("head 0", "head 1"), tuple(f"key {i}" for i in range(5))
+
+    def compare(self, got):
+        expected = torch.tensor([[0.5, 0.5, 0, 0, 0], [0.1, 0.2, 0.7, 0, 0]])
+        compare_weights(got(expected.clone()), expected, rows=self.ROWS, columns=self.COLUMNS, bounds=(2, 4))
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (
+                lambda w: w.index_put_((torch.tensor(1), torch.tensor(2)), torch.tensor(0.0)),
+                "head 1 does not read key 2",
+            ),
+            (
+                lambda w: w.index_put_((torch.tensor(0), torch.tensor(4)), torch.tensor(0.3)),
+                "head 0 reads what it must not see: key 4",
+            ),
+            (lambda w: w * 1.5, "head 0 gives the wrong weight to key 0"),
+            (lambda w: w / 0, "head 0 gets NaN from|head 0 gives the wrong weight"),
+        ],
+    )
+    def test_a_wrong_weight_is_said_and_drawn(self, change, said):
+        with pytest.raises(Rejected, match=said) as caught:
+            self.compare(change)
+        assert caught.value.picture.startswith(b"\x89PNG")
+        assert len(caught.value.picture) < 200_000
+
+    def test_right_weights_pass(self):
+        self.compare(lambda w: w + 1e-6)
+
+
+class TestOwnAttention:
+    PROMPTS = ("The capital of France is", "Once upon a time there was a machine that", "One two three")
+
+    def generate(self, backend):
+        llm = LLM(attention_backend=backend, num_kv_blocks=64, max_num_seqs=4, max_num_batched_tokens=8)
+        outputs = llm.generate(list(self.PROMPTS), SamplingParams(max_tokens=6, temperature=0))
+        return [output.outputs[0].token_ids for output in outputs]
+
+    def test_a_learners_parts_run_and_give_the_same_tokens(self):
+        backends = []
+
+        def prefill(q, k, v, tables, lens, cu, scale):
+            longest = int((cu[1:] - cu[:-1]).max())
+            return paged_prefill_reference(q, k, v, tables, lens, cu, max_query_len=longest, scale=scale)
+
+        def decode(q, k, v, tables, lens, scale):
+            return paged_decode_reference(q, k, v, tables, lens, scale=scale)
+
+        def own(spec):
+            backends.append(OwnAttention(spec, 16, write=kv_write_reference, prefill=prefill, decode=decode))
+            return backends[0]
+
+        assert self.generate(own) == self.generate("torch")
+        calls = backends[0].num_calls
+        assert calls["write"] > calls["decode"] > 0
+        assert calls["prefill"] > 0
+
+    @pytest.mark.parametrize("part", ["write", "prefill", "decode"])
+    def test_a_broken_part_shows(self, part):
+        def broken(*args):
+            return None if part == "write" else torch.zeros_like(args[0])
+
+        assert self.generate(lambda spec: OwnAttention(spec, 16, **{part: broken})) != self.generate("torch")
+
+
+class TestSourceDiff:
+    def test_rows_line_up_and_differences_are_marked(self):
+        def own(x):
+            x = x + 1
+            return x * 2
+
+        def production(x):
+            x = x + 1
+            x = x - 3
+            return x * 2
+
+        rows = source_diff(own, production, "a kernel").rows
+        assert [left.strip() for left, _, same in rows if same] == ["x = x + 1", "return x * 2"]
+        assert ("", "            x = x - 3", False) in rows
+
+    def test_production_kernels_can_be_shown(self):
+        html = source_diff(paged_decode_kernel, paged_decode_kernel, "paged decode")._repr_html_()
+        assert "def paged_decode_kernel(" in html
+
+
+class TestPictures:
+    """A check's picture reaches the card in the notebook and the report, through the grader's JSON."""
+
+    def verdict(self, picture):
+        def check(answer, draw):
+            raise Rejected("two keys are wrong", ("page 3",), picture)
+
+        prop = Property("reads the right keys", check, "Look at the mask.")
+        exercise = Exercise("1.1", "t", "code", ("f",), 1, 1, "o", checks=(prop,))
+        return exercise, Judge({"1.1": exercise}, {}, {}).judge(exercise, {"f": len})
+
+    def test_it_is_shown(self):
+        exercise, verdict = self.verdict(b"\x89PNG\r\n\x1a\n picture")
+        again = Verdict.from_json(json.loads(json.dumps(verdict.to_json())))
+        assert again == verdict
+        assert "data:image/png;base64," in verdict_card(exercise, again, 1)._repr_html_()
+
+    def test_one_too_large_for_the_channel_is_left_out_and_the_words_stay(self):
+        _, verdict = self.verdict(bytes(10**6))
+        assert not verdict.picture
+        assert verdict.reason == "two keys are wrong"
+
+
+def check_timing_waits(module, monkeypatch):
+    """On a GPU a call returns when its kernels are queued: the clock is read when they are done."""
+    log = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait"))
+    module.seconds(lambda: log.append("call"), repeats=2)
+    assert log == ["wait", "call", "wait"] * 2
+
+
+def test_the_clock_waits_for_the_gpu(monkeypatch):
+    check_timing_waits(timing, monkeypatch)
+    mutant = Mutant("launch time", "twophase_labs.kit.timing", "kwargs)\n            _wait_for_gpu()", "kwargs)")
+    KillTable.record(mutant, lambda module: check_timing_waits(module, monkeypatch))
+
+
+def test_after_a_cuda_error_the_kernel_has_to_be_restarted():
+    error = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
+    verdict, reason, details = explain(error, object.__new__(Exercise), {})
+    assert (verdict, reason) == ("error", "the GPU has stopped: CUDA error: an illegal memory access was encountered")
+    assert "restart the kernel" in details[-1]

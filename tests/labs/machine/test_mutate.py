@@ -1,0 +1,169 @@
+"""The mutation search makes the edits it should, and tells which of them a check accepts."""
+
+from contextlib import nullcontext
+
+import pytest
+from rich.console import Console
+
+from tests.labs.demo import DEMO, LAB
+from twophase_labs.machine import mutate, prove
+from twophase_labs.machine.blanks import parse
+from twophase_labs.machine.exercise import Bank, Wrong
+from twophase_labs.machine.mutate import Edit, Searched, chosen, edits, search
+
+
+def diffs(source, kind, names=("f",)):
+    """What becomes of a cell whose answer is all of it."""
+    return [edit.diff for edit in edits(source, [(0, len(source))], names) if edit.kind == kind]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "after"),
+    [
+        ("return 5", "constants", ["return 6", "return 4", "return 0"]),
+        ("return 0.5", "constants", ["return 1.5", "return -0.5", "return 0.0"]),
+        ("return True", "constants", ["return False"]),
+        ("return 'a'", "constants", []),
+        ("return a < b", "comparisons", ["return a <= b", "return a > b"]),
+        ("return a not in b", "comparisons", ["return a in b"]),
+        ("return a if a is not None else b", "falsy_for_none", ["return a if a else b"]),
+        ("return a is None", "falsy_for_none", ["return not a"]),
+        ("return range(a)", "ends", ["return range(a + 1)", "return range(a - 1)"]),
+        ("return a[:b]", "ends", ["return a[:b + 1]", "return a[:b - 1]"]),
+        ("return range(a)", "caps", ["return range(min(a, 64))"]),
+        ("return len(a)", "caps", ["return min(len(a), 64)"]),
+        ("return a.shape[-1]", "caps", ["return min(a.shape[-1], 64)"]),
+        ("return a[:-1]", "caps", []),
+        ("return a + b", "operators", ["return a - b"]),
+        ("a //= b", "operators", ["a /= b"]),
+        ("return not a", "operators", ["return a"]),
+        ("return a and b", "operators", ["return a or b"]),
+        ("return a.sum(-1)", "operators", []),
+        ("return a and b", "parts", ["return b", "return a"]),
+        ("return max(0, a)", "parts", ["return 0", "return a"]),
+        ("return a.clone()", "parts", ["return a"]),
+        ("return math.ceil(a)", "parts", ["return int(a)", "return int(a) + 1"]),
+        ("return a.to(torch.float64)", "precision", ["return a.to(torch.float32)"]),
+        ("return a.double()", "precision", ["return a.float()"]),
+        ("a.sort()", "dropped", ["pass"]),
+        ("'text'", "dropped", []),
+        ("return a", "names", ["return b"]),
+        ("return zip(a, b, strict=True)", "constants", []),
+    ],
+)
+def test_each_kind_of_edit(line, kind, after):
+    found = diffs(f"def f(a, b):\n    {line}\n", kind)
+    assert found == [f"{line} -> {one}" for one in after]
+
+
+def test_names_are_swapped_for_their_neighbours_in_the_same_function():
+    source = "def f(a, b):\n    c = a\n    return c\n\ndef g(d):\n    return d\n"
+    assert diffs(source, "names") == [
+        "c = a -> c = b",
+        "c = a -> c = c",
+        "return c -> return a",
+        "return c -> return b",
+    ]
+
+
+def test_a_remembering_function_answers_by_the_size_of_its_inputs():
+    source = "def f(a, b):\n    return sum(a) * b\n"
+    (memo,) = [edit for edit in edits(source, [], ("f",)) if edit.kind == "memo"]
+    namespace = {}
+    exec(memo.source, namespace)
+    f = namespace["f"]
+    assert [f([1, 2], 1), f([3, 4], 5), f([3, 4, 5], 1)] == [3, 3, 12]
+
+
+def test_every_resulting_source_comes_once_and_the_original_never():
+    source = "def f(a, b):\n    return a + 1, b + 1, 1 + 0\n"
+    found = edits(source, [(0, len(source))], ("f",))
+    assert len({edit.source for edit in found}) == len(found)
+    assert source.strip() not in {edit.source for edit in found}
+    assert len({edit.diff for edit in found}) == len(found)
+    twice = edits("def f(a):\n    a += 1\n    a += 1\n", [], ("f",))
+    assert {"a += 1 -> a += 2", "a += 1 -> a += 2 (2)"} <= {edit.diff for edit in twice}
+
+
+def test_edits_tell_the_answers_from_what_is_given():
+    template = parse(
+        "é = 'ü'\n\ndef f(a):\n    # BEGIN SOLUTION\n    b = a + 2\n    # END SOLUTION\n    return b + 7\n", "9.1"
+    )
+    source = template.filled()
+    assert [source[a:b] for a, b in template.answer_spans()] == ["b = a + 2"]
+    found = edits(source, template.answer_spans(), ("f",))
+    assert {edit.diff for edit in found if edit.is_given and edit.kind == "constants"} == {
+        f"return b + 7 -> return b + {n}" for n in (8, 6, 0)
+    }
+    assert {edit.diff for edit in found if not edit.is_given and edit.kind == "constants"} == {
+        f"b = a + 2 -> b = a + {n}" for n in (3, 1, 0)
+    }
+
+
+def test_few_are_chosen_from_every_kind_and_always_the_same():
+    made = [Edit(kind, f"{kind} {i}", "", given) for kind in "abc" for i in range(20) for given in (False, True)]
+    few = chosen(made, 12)
+    assert few == chosen(list(reversed(made)), 12)
+    assert sum(edit.is_given for edit in few) == 3
+    assert {edit.kind for edit in few if not edit.is_given} == set("abc")
+    assert len(chosen(made[:6], 12)) == 6
+    assert sum(edit.is_given for edit in chosen([e for e in made if e.is_given] + made[:1], 12)) == 11
+
+
+SAME = "counts = torch.arange(1, x.shape[-1] + 1) -> counts = torch.arange(1, totals.shape[-1] + 1)"
+CAPPED = "counts = torch.arange(1, x.shape[-1] + 1) -> counts = torch.arange(1, min(x.shape[-1], 64) + 1)"
+REJECTED = "return totals / counts -> return totals * counts"
+
+
+def test_survivors_and_equivalents(grader, capsys):
+    found = search(grader, LAB, "1.1")
+    assert CAPPED in found.survivors  # no case of the demonstration is that long
+    assert found.equivalent == (f"{SAME}: the sums have the shape of what they sum",)
+    assert (found.errors, found.num_untried) == ((), 0)
+    assert found.num_tried == found.num_rejected + len(found.survivors) + 1
+    Console(width=200).print(mutate.table([found]))
+    printed = capsys.readouterr().out
+    assert CAPPED in printed  # brackets are no markup
+    assert SAME not in printed
+
+
+def test_an_entry_that_no_longer_holds_is_an_error(grader, monkeypatch):
+    monkeypatch.setattr(mutate, "equivalents", lambda lab: {"1.1": {"a -> b": "gone", REJECTED: "no"}})
+    found = search(grader, LAB, "1.1")
+    assert SAME in found.survivors
+    assert set(found.errors) == {
+        "names no edit: a -> b",
+        f"is not equivalent, for the check rejects it: {REJECTED}",
+    }
+
+
+def test_what_there_is_no_time_for_is_counted(grader):
+    found = search(grader, LAB, "1.8", budget_s=0)
+    assert (found.num_tried, found.num_untried) == (0, len(chosen(mutate.edits_of(LAB, "1.8"), mutate.NUM_EDITS)))
+
+
+def test_the_command_prints_a_table_and_fails_if_anything_survives(grader, capsys, monkeypatch):
+    monkeypatch.setattr(prove, "Grader", lambda *args: nullcontext(grader))
+    demo = ["--root", str(DEMO.root), "--package", DEMO.package, "--workers", "1"]
+    assert prove.main(["--mutate", "--exercise", "1.8", "--edits", "4", *demo]) == 0
+    printed = capsys.readouterr().out
+    assert "1.8: 4 edits: 4 rejected, 0 equivalent, 0 survive" in printed
+    assert prove.main(["--mutate", "--exercise", "1.9", *demo]) == 2
+    weak = Searched("1.8", 4, 3, 0, ("a -> b",), (), ())
+    monkeypatch.setattr(mutate, "search", lambda *args: weak)
+    assert prove.main(["--mutate", "--exercise", "1.8", *demo]) == 1
+
+
+def test_answers_whose_verdict_luck_decides_are_found(grader, monkeypatch, capsys):
+    half = "class Counter:\n    def __init__(self, start):\n        import torch\n        self.value = start"
+    half += " + int(torch.rand(()) < 0.5)\n    def step(self):\n        self.value += 1\n        return self.value\n"
+    bank = Bank((Wrong("sometimes", half, "counts up"), Wrong("never", {1: "0"}, "counts up")))
+    monkeypatch.setitem(vars(LAB), "banks", {"1.8": bank})
+    (row,) = prove.lucky(grader, LAB, 8, "1.8")
+    assert (row.exercise, row.answer, row.title, row.holds) == ("1.8", "wrong", "sometimes", False)
+    assert {row.wanted, row.got.split(" (")[0]} == {"passed", "failed: counts up"}
+    assert "of 8)" in row.got
+    monkeypatch.setattr(prove, "Grader", lambda *args: nullcontext(grader))
+    demo = ["--root", str(DEMO.root), "--package", DEMO.package, "--workers", "1"]
+    assert prove.main(["--seeds", "2", "--exercise", "1.8", *demo]) == 0
+    assert "0 answers pass or fail by luck with 2 seeds; 0 fail differently" in capsys.readouterr().out

@@ -1,0 +1,23 @@
+"""A picture shows what it was given, and refuses what it cannot show."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pytest
+
+from twophase_labs.machine.pictures import draw_block_tables
+
+
+def test_shared_and_partial_blocks_are_labelled():
+    figure = draw_block_tables({"A": ([5, 2], 20), "B": ([5, 7, 1], 33)}, num_blocks=8, block_size=16)
+    tables, pool = figure.axes
+    assert {"5", "2", "7", "1", "A, 20 tokens", "B, 33 tokens"} <= {text.get_text() for text in tables.texts}
+    assert {"A0, B0", "A1", "B1", "B2"} <= {text.get_text() for text in pool.texts}
+    plt.close(figure)
+
+
+def test_a_block_outside_the_picture_is_refused():
+    with pytest.raises(ValueError, match="A has block 8"):
+        draw_block_tables({"A": ([8], 1)}, num_blocks=8, block_size=16)

@@ -1,0 +1,90 @@
+"""A learner's file survives crashes, corruption and full disks."""
+
+import json
+import os
+
+import pytest
+
+from twophase_labs.machine.progress import Progress, free_name, progress_path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return progress_path(tmp_path / "01_demo.ipynb")
+
+
+def attempt(entry):
+    entry["attempts"] = entry.get("attempts", 0) + 1
+
+
+def test_events_add_up_across_kernels(path):
+    assert path.name == "01_demo.progress.json"
+    assert Progress(path).of("1.1") == {}
+    Progress(path).record("1.1", attempt)
+    Progress(path).record("1.2", lambda e: e.update(prediction=3.0))
+    assert Progress(path).record("1.1", attempt) == {"attempts": 2}
+    assert Progress(path).all() == {"1.1": {"attempts": 2}, "1.2": {"prediction": 3.0}}
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"exercises": 3}', b"\xff\xfe", b'{"exercises": {"1.1": 7}', b"[" * 10**5]
+)
+def test_a_broken_file_is_moved_aside_and_told(path, content):
+    path.write_bytes(content)
+    progress = Progress(path)
+    assert progress.record("1.1", attempt) == {"attempts": 1}
+    (note,) = progress.take_notes()
+    assert "moved to 01_demo.progress.broken.json" in note
+    assert progress.take_notes() == ()
+    assert (path.parent / "01_demo.progress.broken.json").read_bytes() == content
+    assert json.loads(path.read_text())["exercises"] == {"1.1": {"attempts": 1}}
+    path.write_bytes(b"again")
+    progress.record("1.1", attempt)
+    assert (path.parent / "01_demo-2.progress.broken.json").read_bytes() == b"again"
+
+
+def test_a_missing_folder_is_made(tmp_path):
+    progress = Progress(tmp_path / "not" / "yet" / "01_demo.progress.json")
+    progress.record("1.1", attempt)
+    assert progress.take_notes() == ()
+    assert progress.of("1.1") == {"attempts": 1}
+
+
+def test_an_entry_that_is_no_entry_is_begun_anew(path):
+    path.write_text('{"exercises": {"1.1": 7}}')
+    assert Progress(path).of("1.1") == {}
+    assert Progress(path).record("1.1", attempt) == {"attempts": 1}
+
+
+def test_a_crash_while_writing_leaves_the_old_file(path, monkeypatch):
+    Progress(path).record("1.1", attempt)
+    before = path.read_bytes()
+
+    def crash(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        Progress(path).record("1.1", attempt)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_full_disk_is_told_and_stops_nothing(path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    progress = Progress(path)
+    assert progress.record("1.1", attempt) == {"attempts": 1}
+    assert "could not be saved in 01_demo.progress.json: No space left on device" in progress.take_notes()[0]
+    assert not path.exists()
+
+
+def test_free_names(tmp_path):
+    path = tmp_path / "a.progress.json"
+    assert free_name(path) == path
+    path.touch()
+    (tmp_path / "a-2.progress.json").touch()
+    assert free_name(path).name == "a-3.progress.json"

@@ -1,0 +1,388 @@
+"""What a learner meets in a notebook: verdict cards, hints, predictions, fall-backs, and a file that remembers."""
+
+import json
+import re
+import time
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.labs.demo import LAB
+from twophase_labs.machine import session as session_module
+from twophase_labs.machine.checks import compare
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.grading.lane import Job
+from twophase_labs.machine.guard import Guard
+from twophase_labs.machine.judge import Judge, run_cell
+from twophase_labs.machine.lab import WorkbookError
+from twophase_labs.machine.session import Session, adopt
+from twophase_labs.machine.solved import run_setup
+
+ASK = "from twophase_labs import check, hint, measured, reference, reveal, use\n"
+
+
+@pytest.fixture
+def notebook(tmp_path, monkeypatch):
+    """Runs cells as a kernel would; `restart` gives a new kernel in the same folder."""
+    monkeypatch.setattr(session_module, "_sessions", {})
+
+    class Notebook:
+        def restart(self):
+            self.namespace = vars(run_setup(LAB))
+            run_cell(ASK, self.namespace, "<setup>")
+            adopt(Session(LAB, tmp_path, Guard(LAB.package)))
+            return self
+
+        def run(self, source, exercise="1.1"):
+            run_cell(source, self.namespace, f"<exercise {exercise}>")
+
+        def ask(self, call):
+            run_cell(f"answer = {call}", self.namespace, "<cell>")
+            return self.namespace["answer"]
+
+        def file(self):
+            return json.loads((tmp_path / "01_demo.progress.json").read_text())["exercises"]
+
+    return Notebook().restart()
+
+
+def shipped(exercise):
+    return LAB.templates[exercise].shipped()
+
+
+def solved(exercise, fill=None):
+    return LAB.templates[exercise].filled(fill)
+
+
+def test_a_learners_path(notebook):
+    assert "missing" in repr(notebook.ask('check("1.1")'))
+    notebook.run(shipped("1.1"))
+    assert repr(notebook.ask('check("1.1")')).startswith("○ 1.1 Running mean: not attempted")
+    notebook.run(solved("1.1", {2: "0, x.shape[-1]"}))
+    card = repr(notebook.ask('check("1.1", seed=5)'))
+    assert card.split("\n")[0] == "✗ 1.1 Running mean: not yet (3 points to win)"
+    for line in (
+        r"  holds  returns one mean per value",
+        r"  fails  matches a loop",
+        r"  why    the mean differs first at position 0: got -?(inf|\d.*), expected -?\d.*",
+        r"         case: shape = \(1,\), seed 5",
+        r"  hint   What is each total divided by, and along which axis\?",
+    ):
+        assert re.search(f"^{line}$", card, re.MULTILINE), (line, card)
+    assert "hint 1  Look at the first position." in repr(notebook.ask('hint("1.1")'))
+    notebook.restart()
+    assert "hint 2  Counting starts at one." in repr(notebook.ask('hint("1.1")'))
+    notebook.run(solved("1.1"))
+    card = repr(notebook.ask('check("1.1")'))
+    assert card.startswith("✓ 1.1 Running mean: passed, 3 points")
+    assert notebook.file() == {"1.1": {"attempts": 2, "hints": 2, "verdict": "passed"}}
+
+
+def test_hints_end_and_a_solution_is_recorded(notebook):
+    for _ in range(4):
+        card = repr(notebook.ask('hint("1.1")'))
+    assert "hint 3 of 3" in card
+    assert 'reveal("1.1")' in card
+    card = repr(notebook.ask('reveal("1.1")'))
+    assert "totals = x.cumsum(-1)" in card
+    assert notebook.file()["1.1"] == {"hints": 3, "revealed": True}
+    assert "no hints" in repr(notebook.ask('hint("1.2")'))
+
+
+def test_half_filled_names_the_blank(notebook):
+    notebook.run(shipped("1.1").replace('____("1.1", 1, "the sum up to each position")', "x.cumsum(-1)"))
+    card = repr(notebook.ask('check("1.1")'))
+    assert "Exercise 1.1, blank 2: from, to is still empty" in card
+    assert "line 3 of the cell: counts = torch.arange(____" in card
+
+
+def test_what_is_used_falls_back_to_the_reference(notebook):
+    notebook.run(shipped("1.1"))
+    notebook.run(solved("1.3"), "1.3")
+    card = repr(notebook.ask('check("1.3")'))
+    assert card.startswith("✓ 1.3")
+    assert "note   checked with the reference's answer to 1.1" in card
+    with pytest.raises(Exception, match=r"Exercise 1\.1, blank 1"):
+        notebook.namespace["running_mean"](torch.ones(2))
+    notebook.run(solved("1.1"))
+    assert "reference" not in repr(notebook.ask('check("1.3")'))
+
+
+def test_use_of_an_answer_that_calls_an_empty_one(notebook, capsys):
+    notebook.run(shipped("1.1"))
+    notebook.run(solved("1.3"), "1.3")
+    assert repr(notebook.ask('check("1.3")')).startswith("✓ 1.3")
+    notebook.ask('use("1.3")')(torch.ones(2))  # the learner's own would meet the blank of 1.1
+    assert capsys.readouterr().out == "reference: centred (exercise 1.1 does not pass yet)\n"
+
+
+def test_use_and_reference(notebook, capsys):
+    notebook.run(shipped("1.1"))
+    assert notebook.ask('use("1.1")')(torch.ones(3)).tolist() == [1, 1, 1]
+    assert capsys.readouterr().out == "reference: running_mean (exercise 1.1 does not pass yet)\n"
+    notebook.run(solved("1.1"))
+    assert notebook.ask('use("1.1")') is notebook.namespace["running_mean"]
+    assert capsys.readouterr().out == "yours: running_mean (exercise 1.1)\n"
+    notebook.run('running_mean = reference("1.1")')
+    assert repr(notebook.ask('check("1.1")')).startswith("↷ 1.1 Running mean: by reference")
+
+
+def test_a_prediction_is_committed_before_it_is_compared(notebook):
+    notebook.run(shipped("1.4"), "1.4")
+    assert "not attempted" in repr(notebook.ask('check("1.4")'))
+    notebook.run("guess_1_4 = 200", "1.4")
+    card = repr(notebook.ask('check("1.4")'))
+    assert card.startswith("✓ 1.4 Additions: predicted, 1 point")
+    assert "committed  200 additions" in card
+    notebook.run("guess_1_4 = 5000", "1.4")
+    assert "Your first prediction stands; 5000 came later." in repr(notebook.ask('check("1.4")'))
+    card = repr(notebook.ask('measured("1.4", 5050)'))
+    assert "surprised?" in card
+    assert "predicted  200 additions" in card
+    assert "measured   5050 additions" in card
+    assert "too low, by a factor of more than 10; within a factor of 1.5 would have been close" in card
+    assert notebook.file()["1.4"] == {"attempts": 2, "measured": 5050.0, "prediction": 200.0, "verdict": "passed"}
+
+
+@pytest.mark.parametrize("guess", ["5050", "1", "-3.5", "np.float64(7)", "torch.tensor(0)"])
+def test_a_prediction_has_its_point_right_or_wrong_and_the_grader_agrees(notebook, grader, guess):
+    notebook.run(f"import numpy as np\nguess_1_4 = {guess}", "1.4")
+    before = repr(notebook.ask('check("1.4")'))
+    notebook.ask('measured("1.4", 5050)')
+    after = repr(notebook.ask('check("1.4")'))
+    assert (before[:5], after[:5]) == ("✓ 1.4", "✓ 1.4")
+    notebook.run("guess_1_4 = 5050", "1.4")
+    changed = repr(notebook.ask('check("1.4")'))
+    assert ("Your first prediction stands" in changed) == (guess != "5050")
+    assert ("would have been close" in changed) == (guess != "5050")
+    (graded,) = grader.run_all(LAB, [Job("1.4", f"import numpy as np\nimport torch\nguess_1_4 = {guess}")])
+    assert graded.passed
+
+
+@pytest.mark.parametrize("guess", ["None", "'5000'", "True", "float('nan')", "[5000]", "10**400"])
+def test_what_is_no_number_is_no_prediction(notebook, grader, guess):
+    notebook.run(f"guess_1_4 = {guess}", "1.4")
+    assert repr(notebook.ask('check("1.4")')).startswith("✗ 1.4")
+    assert "prediction" not in notebook.file()["1.4"]
+    (graded,) = grader.run_all(LAB, [Job("1.4", f"guess_1_4 = {guess}")])
+    assert graded.verdict == "failed"
+
+
+def test_measuring_without_a_prediction(notebook):
+    assert "nothing yet" in repr(notebook.ask('measured("1.4", torch.tensor(3))'))
+    notebook.run("guess_1_4 = 4", "1.4")
+    assert "written   4 additions, after the measurement" in repr(notebook.ask('check("1.4")'))
+    assert notebook.file()["1.4"] == {"attempts": 1, "measured": 3.0, "verdict": "passed"}
+    with pytest.raises(WorkbookError, match="is no prediction"):
+        notebook.ask('measured("1.2", 3)')
+    with pytest.raises(WorkbookError, match="should be a finite number; got nan"):
+        notebook.ask('measured("1.4", float("nan"))')
+
+
+def test_a_progress_file_that_was_meddled_with_stops_nothing(notebook, tmp_path):
+    odd = {"attempts": "abc", "hints": None, "prediction": [1], "measured": "much"}
+    (tmp_path / "01_demo.progress.json").write_text(json.dumps({"exercises": {"1.4": odd, "1.1": odd}}))
+    notebook.run("guess_1_4 = 4", "1.4")
+    assert "committed  4 additions" in repr(notebook.ask('check("1.4")'))
+    assert "hint 1 of 3" in repr(notebook.ask('hint("1.1")'))
+    assert notebook.file()["1.4"]["attempts"] == 1
+
+
+def test_an_endless_loop_is_stopped_and_the_line_named(notebook, monkeypatch):
+    monkeypatch.setitem(vars(LAB.exercises["1.1"]), "time_limit_s", 0.3)
+    notebook.run("def running_mean(x):\n    while True:\n        x = x + 1\n")
+    begun = time.monotonic()
+    card = repr(notebook.ask('check("1.1")'))
+    assert time.monotonic() - begun < 5
+    assert "out of time" in card
+    assert re.search(r"line [23] of the cell: ", card)
+
+
+def test_replacing_torch_is_noticed_and_undone(notebook):
+    equal = torch.equal
+    notebook.run("torch.equal = lambda *a: True\n" + solved("1.1"))
+    card = repr(notebook.ask('check("1.1")'))
+    assert "your code replaced torch.equal" in card
+    assert "hint" not in card
+    assert torch.equal is equal
+    assert repr(notebook.ask('check("1.1")')).startswith("✓")
+
+
+def test_the_notebooks_random_numbers_go_on_as_if_unchecked(notebook):
+    notebook.run(solved("1.1"))
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    notebook.ask('check("1.1")')
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_a_broken_progress_file_is_told_on_the_card(notebook, tmp_path):
+    (tmp_path / "01_demo.progress.json").write_text("{")
+    notebook.run(solved("1.1"))
+    assert "moved to 01_demo.progress.broken.json" in repr(notebook.ask('check("1.1")'))
+    assert "moved" not in repr(notebook.ask('check("1.1")'))
+
+
+RAISES = {
+    "in the answer": ("def running_mean(x):\n    return len(3)\n", "TypeError: object of type 'int' has no len()"),
+    "miscalling another": (
+        "def helper(a, b):\n    return a\ndef running_mean(x):\n    return helper(x)\n",
+        "TypeError: helper() missing 1 required positional argument: 'b'",
+    ),
+    "miscalling itself": (
+        "def running_mean(x):\n    return running_mean(x, 1)\n",
+        "TypeError: running_mean() takes 1 positional argument but 2 were given",
+    ),
+    "without a word": ("def running_mean(x):\n    assert len(x) > 99\n", "AssertionError"),
+    "with a message that raises": (
+        "class Odd(ValueError):\n    def __str__(self):\n        return 1 / 0\ndef running_mean(x):\n    raise Odd\n",
+        "Odd: (its message cannot be shown: __str__ raised ZeroDivisionError)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", RAISES)
+def test_an_exception_of_the_answer_is_shown_with_its_line_and_no_hint(notebook, what):
+    source, said = RAISES[what]
+    notebook.run(source)
+    card = repr(notebook.ask('check("1.1")'))
+    assert f"why    your code raised {said}\n" in card
+    assert re.search(r"line \d of the cell: (return|assert|raise)", card)
+    assert "hint  " not in card
+    assert "cannot be called" not in card
+
+
+def judged(test, namespace, names=("running_mean",)):
+    """The verdict on what stands in the namespace, by one property with this test."""
+    exercise = Exercise(
+        id="9.2", title="", kind="code", names=names, points=1, minutes=1, objective="",
+        checks=(Property("holds", test, "The property's hint."),),
+    )  # fmt: skip
+    return Judge({"9.2": exercise}, {}, {}).judge(exercise, namespace)
+
+
+def test_an_exception_that_is_wrapped_on_its_way_is_the_answers_own():
+    def wraps(answer, draw):
+        try:
+            answer.running_mean(1)
+        except ZeroDivisionError as error:
+            raise RuntimeError("the engine failed") from error
+
+    namespace = {}
+    run_cell("def running_mean(x):\n    return x / 0\n", namespace, "<exercise 9.2>")
+    got = judged(wraps, namespace)
+    assert (got.verdict, got.reason, got.hint) == ("error", "your code raised ZeroDivisionError: division by zero", "")
+    assert "line 2 of the cell: return x / 0" in got.details
+
+
+def test_only_a_call_of_the_answer_itself_reads_as_a_wrong_signature():
+    def needs_two(a, b):
+        return a
+
+    namespace = {}
+    run_cell("def running_mean(x):\n    return x\n", namespace, "<exercise 9.2>")
+    got = judged(lambda answer, draw: needs_two(answer.running_mean(1)), namespace)
+    assert got.reason.startswith("what it returned cannot be used: TypeError: ")
+    assert got.hint == "The property's hint."
+    got = judged(lambda answer, draw: answer.running_mean(1, 2), namespace)
+    assert got.reason.startswith("it cannot be called as the exercise asks: running_mean() takes 1")
+    assert got.hint == ""
+
+
+def test_cards_are_html_too_and_escape_what_they_show(notebook):
+    notebook.run("def running_mean(x):\n    raise ValueError('<b>&`x`')\n")
+    html = notebook.ask('check("1.1")')._repr_html_()
+    assert "ValueError: &lt;b&gt;&amp;<code>x</code>" in html
+    assert "<b>&`" not in html
+
+
+def test_a_name_that_is_no_exercise(notebook):
+    with pytest.raises(WorkbookError, match=r"no exercise '1\.9'; it has 1\.1"):
+        notebook.ask('check("1.9")')
+    with pytest.raises(WorkbookError, match=r'check\("1\.3"\); got 1\.1'):
+        notebook.ask("check(1.1)")
+
+
+def test_a_guard_puts_back_modules_classes_and_additions():
+    class Own:
+        pass
+
+    module = ModuleType("twophase_labs.machine.pretend")
+    Own.__module__ = module.__name__
+    module.Own, module.value = Own, 1
+    import sys
+
+    sys.modules[module.__name__] = module
+    try:
+        guard = Guard()
+        module.value, Own.method, torch.Tensor.sneaky = 2, len, 3
+        assert set(guard.replaced()) >= {f"{module.__name__}.value", "torch.Tensor.sneaky"}
+        guard.restore()
+        assert (module.value, vars(Own).get("method"), guard.replaced()) == (1, None, [])
+    finally:
+        del sys.modules[module.__name__]
+
+
+def test_a_library_that_wraps_its_own_function_is_no_offence():
+    guard, original = Guard(), torch.manual_seed
+    wrap = "import functools, torch\ntorch.manual_seed = functools.wraps(torch.manual_seed)(lambda seed: None)"
+    try:
+        run_cell(wrap, {}, "<library>")
+        assert torch.manual_seed is not original
+        assert guard.replaced() == []
+        run_cell(wrap, {}, "<exercise 1.1>")
+        assert guard.replaced() == ["torch.manual_seed"]
+    finally:
+        torch.manual_seed = original
+
+
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+from twophase_labs import ____
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=____("9.1", 1, "which are inside"))
+    tl.store(y_ptr + offs, ____("9.1", 2, "the sum"), mask=offs < n)
+
+
+def add_one(x):
+    y = torch.empty_like(x)
+    add_kernel[(triton.cdiv(len(x), 16),)](x, y, len(x), BLOCK=16)
+    return y
+"""
+FIRST, SECOND = '____("9.1", 1, "which are inside")', '____("9.1", 2, "the sum")'
+
+
+@pytest.mark.parametrize(
+    ("mask", "value", "verdict", "said"),
+    [
+        (FIRST, SECOND, "not_attempted", "not attempted yet"),
+        ("offs < n", SECOND, "failed", "Exercise 9.1, blank 2: the sum is still empty"),
+        ("offs < n", "x + 2", "failed", "differs first at index [0]"),
+        ("offs < n", "x + y", "error", "name 'y' is not defined"),
+        ("offs < n", "x + 1", "passed", "every property holds"),
+    ],
+)
+def test_kernels(mask, value, verdict, said):
+    pytest.importorskip("triton")
+
+    def adds(answer, draw):
+        x = draw.normal(20)
+        compare(answer.add_one(x), x + 1)
+
+    exercise = Exercise(
+        id="9.1", title="Add one", kind="kernel", names=("add_kernel", "add_one"), points=1, minutes=1, objective="",
+        checks=(Property("adds one", adds, "Add one."),), needs=("triton",),
+    )  # fmt: skip
+    namespace = {}
+    run_cell(KERNEL.replace(FIRST, mask).replace(SECOND, value), namespace, "<exercise 9.1>")
+    got = Judge({"9.1": exercise}, {}, {"9.1": 2}).judge(exercise, namespace)
+    assert (got.verdict, said in got.reason) == (verdict, True), got

@@ -1,0 +1,77 @@
+"""The reference kernels of lab 2 compile for GPUs, in the tiles in which they are launched there.
+
+A process of its own: this one may run the interpreter. What is compiled are the solved cells of the lab's source.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from twophase_kernels.aot import compiler_environment
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+COMPILE = """
+import dataclasses, json, sys
+from pathlib import Path
+from twophase_kernels.aot import AotConfig, CompileOnlyDriver, TARGETS, compile_configs, triton
+triton.runtime.driver.set_active(CompileOnlyDriver(TARGETS["sm_80"]))  # before anything asks for a GPU
+import torch
+from twophase_labs.machine.lab import Workbook
+from twophase_labs.prefill import launch
+from twophase_labs.machine.solved import run_reference
+
+cells = run_reference(Workbook(Path(sys.argv[1])).lab("02"))
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def attend_tile(dtype):
+    q, k, v, positions = meta(32, 64, dtype=dtype), *(meta(200, 64, dtype=dtype),) * 2, meta(32, dtype=torch.int32)
+    launch.launch_attend_tile(cells["attend_tile"], q, k, v, positions, 0.125, block_n=32)
+
+
+def paged_prefill(dtype, block_m, block_n):
+    cache, table = meta(64, 3, 16, 64, dtype=dtype), meta(4, 16, dtype=torch.int32)
+    lens, bounds = meta(4, dtype=torch.int32), meta(5, dtype=torch.int32)
+    launch.launch_paged_prefill(
+        cells["paged_prefill_kernel"], meta(500, 9, 64, dtype=dtype), cache, cache, table, lens, bounds, 0.125,
+        max_query_len=200, block_m=block_m, block_n=block_n,
+    )
+
+
+def kv_write(dtype):
+    new, cache = meta(500, 3, 64, dtype=dtype), meta(64, 3, 16, 64, dtype=dtype)
+    launch.launch_kv_write(cells["kv_write_kernel"], new, new, cache, cache, meta(500, dtype=torch.int64))
+
+
+configs = []
+for dtype in (torch.float32, torch.bfloat16):
+    configs += [
+        AotConfig(f"tile {dtype}", lambda d=dtype: attend_tile(d)),
+        AotConfig(f"prefill {dtype}", lambda d=dtype: paged_prefill(d, 32, 32)),
+        AotConfig(f"write {dtype}", lambda d=dtype: kv_write(d)),
+    ]
+configs.append(AotConfig("prefill of a check", lambda: paged_prefill(torch.float32, 16, 16)))
+reports = [report for target in ("sm_80", "sm_90") for report in compile_configs(target, configs)]
+print(json.dumps([[r.kernel, r.target, r.spill_bytes, r.config] for r in reports]))
+"""
+
+
+def test_reference_kernels_compile(tmp_path):
+    root = __file__.rpartition("/tests/")[0]
+    command = [sys.executable, "-c", COMPILE, root]
+    result = subprocess.run(command, env=compiler_environment(str(tmp_path)), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    compiled = json.loads(result.stdout.splitlines()[-1])
+    kernels = {"tile_loop_kernel", "paged_prefill_kernel", "kv_write_kernel"}
+    assert {(kernel, target) for kernel, target, *_ in compiled} == {
+        (k, t) for k in kernels for t in ("sm_80", "sm_90")
+    }
+    # float32 has no matrix units, and a tile of it more than four warps' registers hold.
+    spilling = [(config, target) for _, target, spill_bytes, config in compiled if spill_bytes and "bf" in config]
+    assert spilling == [], "a kernel spills registers"

@@ -1,0 +1,45 @@
+"""Answers that prove the check of exercise 4.18."""
+
+from twophase_labs.machine.exercise import Bank, Right, Wrong
+
+AGE_AS_LEVELS = """
+def aged_rank(priority, arrival_s, number, patience_s):
+    if patience_s is None:
+        return priority, number, 0
+    return priority + arrival_s / patience_s, number, 0
+"""
+INFINITE_PATIENCE = """
+def aged_rank(priority, arrival_s, number, patience_s):
+    patience_s = 1e12 if patience_s is None else patience_s
+    return [priority * patience_s + arrival_s, number]
+"""
+
+BANKS = {
+    "4.18": Bank(
+        wrong=(
+            Wrong(
+                "larger is better", {1: "(-priority, arrival_s, number)"}, rejected_by="serves better priorities first"
+            ),
+            Wrong("first come, first served", {1: "(arrival_s, number)"}, rejected_by="serves better priorities first"),
+            Wrong("no tie-break", {1: "(priority, arrival_s)"}, rejected_by="serves equals by arrival"),
+            Wrong(
+                "last come, first served", {1: "(priority, -arrival_s, number)"}, rejected_by="serves equals by arrival"
+            ),
+            Wrong("no tie-break when ageing", {3: "(seems_s,)"}, rejected_by="serves equals by arrival"),
+            Wrong(
+                "ages by default", {1: "(arrival_s + 60 * priority, number)"}, rejected_by="is strict without ageing"
+            ),
+            Wrong("never ages", {3: "(priority, arrival_s, number)"}, rejected_by="lets those who waited pass"),
+            Wrong("a second is a level", {2: "arrival_s + priority"}, rejected_by="lets those who waited pass"),
+            Wrong(
+                "more patience, faster ageing",
+                {2: "arrival_s * patience_s + priority"},
+                rejected_by="lets those who waited pass",
+            ),
+            Wrong(
+                "ages the wrong way", {2: "priority * patience_s - arrival_s"}, rejected_by="serves equals by arrival"
+            ),
+        ),
+        right=(Right("in levels", AGE_AS_LEVELS), Right("endless patience, and a list", INFINITE_PATIENCE)),
+    ),
+}

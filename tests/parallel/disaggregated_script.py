@@ -1,0 +1,105 @@
+"""What the tests run in two processes: generate, or lose one of them in the middle. Prints a line of JSON per rank.
+
+disaggregated_script.py FOLDER equal
+disaggregated_script.py FOLDER lose RANK SIGNAL
+"""
+
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+
+from twophase import LLM, SamplingParams
+from twophase.parallel.disaggregation import DecodeEngine, disaggregated
+from twophase.parallel.prefill_worker import PrefillWorker
+
+TEXTS = [
+    "The capital of France is",
+    "In the beginning the Universe was created. This has made a lot of people very angry. " * 6,
+    "2 + 2 =",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+]
+GREEDY = SamplingParams(temperature=0, max_tokens=10)
+SEEDED = SamplingParams(temperature=0.8, seed=5, max_tokens=10)
+
+
+def say(**what):
+    print(json.dumps({"time": time.time(), **what}), flush=True)
+
+
+def note_worker():
+    """Have the prefill side tell what it still holds, however it ends."""
+    serve = PrefillWorker.serve
+
+    def noted(self):
+        error = None
+        try:
+            serve(self)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+            raise
+        finally:
+            say(error=error, in_use=self._engine.stats().cache.num_in_use, held=len(self._scheduler._roster.held))
+
+    PrefillWorker.serve = noted
+
+
+def in_step(class_, method, number, action):
+    """`action()` at the start of a method's `number`-th call."""
+    real, calls = getattr(class_, method), []
+
+    def counted(self, *args):
+        calls.append(1)
+        if len(calls) == number:
+            action()
+        return real(self, *args)
+
+    setattr(class_, method, counted)
+
+
+def equal(folder):
+    """Prompts together; with int8 one by one, in the same chunks: there a rounding error may tip a value over."""
+    for kv_cache_dtype in ("auto", "int8"):
+        options = {"num_kv_blocks": 80, "device": "cpu", "attention_backend": "torch", "kv_cache_dtype": kv_cache_dtype}
+        chunks = {"max_num_batched_tokens": 64, "max_num_seqs": 64}
+        batches = [TEXTS] if kv_cache_dtype == "auto" else [[text] for text in TEXTS]
+        with disaggregated(folder, prefill_options=chunks, **options) as llm:
+            if llm is not None:
+                alone = LLM(folder, **options, **(chunks if kv_cache_dtype == "int8" else {}))
+                for params, texts in itertools.product((GREEDY, SEEDED), batches):
+                    ours, theirs = (each.generate(texts, params, use_tqdm=False) for each in (llm, alone))
+                    assert [each.outputs for each in ours] == [each.outputs for each in theirs]
+                    assert all(each.metrics.ttft_s > 0 and each.metrics.tpot_s > 0 for each in ours)
+                records, prefills = llm.engine.take_transfers()
+                assert len(prefills) == 2 * len(TEXTS)
+                say(in_use=llm.engine.stats().cache.num_in_use, num_bytes=sum(each.num_bytes for each in records))
+
+
+def lose(folder, victim, number):
+    def die():
+        time.sleep(1)  # the sending thread goes on meanwhile: what was computed before this is on its way
+        say(dying=True)
+        os.kill(os.getpid(), number)
+
+    if int(os.environ["RANK"]) == victim:
+        # The second layer of the long prompt's second chunk; or the fourth token of the first prompt.
+        in_step(*((PrefillWorker, "_send_layer", 6) if victim else (DecodeEngine, "step", 40)), die)
+    options = {"num_kv_blocks": 64, "device": "cpu", "attention_backend": "torch", "skip_tokenizer_init": True}
+    prefill = {"max_num_batched_tokens": 16, "max_num_seqs": 16}
+    prompts = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (12, 100)]
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    with disaggregated(folder, step_timeout_s=4.0, prefill_options=prefill, **options) as llm:
+        if llm is not None:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            ends = [(each.outputs[0].finish_reason, each.outputs[0].error) for each in outputs]
+            say(ends=ends, in_use=llm.engine.stats().cache.num_in_use)
+
+
+if __name__ == "__main__":
+    note_worker()
+    if sys.argv[2] == "equal":
+        equal(sys.argv[1])
+    else:
+        lose(sys.argv[1], int(sys.argv[3]), getattr(signal, sys.argv[4]))

@@ -1,0 +1,48 @@
+"""Two real processes: the real model's tokens, and what is left when one of the two goes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from twophase.parallel.launch import run_local
+
+SCRIPT = Path(__file__).with_name("disaggregated_script.py")
+LIMIT_S = 10.0
+
+
+def run(*args, **options):
+    """Each rank's lines, decoded."""
+    results = run_local(SCRIPT, 2, [str(arg) for arg in args], threads_per_rank=1, **options)
+    lines = [[json.loads(line) for line in each.stdout.splitlines() if line.startswith("{")] for each in results]
+    return results, lines
+
+
+def test_two_processes_generate_what_one_does(smollm2_folder):
+    """SmolLM2, prompts of different lengths, in chunks, greedy and seeded, plain and int8 pages."""
+    _, (front, worker) = run(smollm2_folder, "equal", timeout_s=300)
+    assert [line["in_use"] for line in front] == [0, 0]
+    assert [(line["in_use"], line["held"], line["error"]) for line in worker] == [(0, 0, None)] * 2
+    plain, int8 = (line["num_bytes"] for line in front)
+    assert int8 / plain == pytest.approx((64 + 4) / (4 * 64))  # a byte instead of four, and a scale per row
+
+
+@pytest.mark.parametrize("number", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.full)])
+class TestLoss:
+    def test_of_the_prefill_side(self, folder, number):
+        """What has its pages goes on; what waits for them ends with an error; nothing stays behind."""
+        results, (front, worker) = run(folder, "lose", 1, number, timeout_s=60, check=False)
+        (end,) = front
+        (short, _), (long, error) = end["ends"]
+        assert (short, long, end["in_use"]) == ("length", "error", 0)
+        assert error.startswith("PeerLostError: rank 1 was lost")
+        assert end["time"] - worker[0]["time"] < LIMIT_S
+        assert results[1].exit_code in (-9, None)  # killed, or ended by the launcher
+
+    def test_of_the_decode_side(self, folder, number):
+        results, (front, worker) = run(folder, "lose", 0, number, timeout_s=60, check=False)
+        (end,) = worker
+        assert end["error"].startswith("PeerLostError: rank 0 was lost")
+        assert (end["in_use"], end["held"]) == (0, 0)
+        assert end["time"] - front[0]["time"] < LIMIT_S
+        assert results[1].exit_code == 1  # the error went all the way up

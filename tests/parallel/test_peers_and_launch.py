@@ -1,0 +1,221 @@
+"""Lost and silent peers are errors in time; launches tell what happened and leave no process behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.engine.engines import with_backend
+from tests.engine.faults import Broken, FaultyBackend
+from tests.model.tiny import make_folder
+from tests.mutation import KillTable, Mutant
+from tests.parallel.together import BLOCK_SIZE
+from twophase.cache.kv_cache import KVCache, KVCacheSpec
+from twophase.core.errors import ConfigError, LaunchError, PeerLostError
+from twophase.core.plan import ScheduledChunk
+from twophase.engine.isolation import isolate
+from twophase.engine.runner import ModelRunner
+from twophase.model.load import load_model
+from twophase.parallel.launch import is_running, run_local
+from twophase.parallel.peers import Peers
+from twophase.parallel.sharding import Shard
+from twophase.parallel.tensor_parallel import DriverRunner
+
+SCRIPT = Path(__file__).with_name("scripts.py")
+
+
+def test_waiting_for_work_has_no_limit_and_survivors_know_who_is_lost():
+    ranks = run_local(SCRIPT, 3, ["idle_then_lose_one"], 90, check=False)
+    assert [each.exit_code for each in ranks] == [4, 4, -9]
+    for rank, each in enumerate(ranks):
+        message = [0, 0, 0] if rank == 0 else [7, 8, rank]
+        lines = each.stdout.splitlines()
+        assert lines[0] == f"{message} [14.0, 16.0, 3.0] [10.0, 10.0] 12"
+        assert lines[1:] == ([] if rank == 2 else ["(2,) True", "(2,) True"])
+
+
+def test_a_worker_without_work_notices_that_its_driver_is_dead():
+    ranks = run_local(SCRIPT, 2, ["driver_dies"], 60, check=False)
+    assert [each.exit_code for each in ranks] == [-9, 6]
+    assert ranks[1].stdout == "(0,)\n"
+
+
+def test_the_error_of_a_launch_names_the_rank_and_what_it_said():
+    with pytest.raises(
+        LaunchError, match=r"(?s)rank 1 failed with exit code 1\..*rank 1 said.*ValueError: planted"
+    ) as caught:
+        run_local(SCRIPT, 2, ["fail", "a b"], 60, threads_per_rank=3)
+    assert "rank 0 has 3 threads and arguments ['a b']" in str(caught.value)
+
+
+def pids_in(folder: Path, count: int) -> list[int]:
+    """Process ids that ranks have written there, once there are so many."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = [path.read_text() for path in folder.glob("*.pid")]
+        if len(found) == count and all(found):
+            return [int(pid) for pid in found]
+        time.sleep(0.05)
+    raise AssertionError(f"only {found} have started")
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if is_running(pid)]
+
+
+def test_a_launch_that_takes_too_long_is_ended_deaf_and_stopped_ranks_too(tmp_path):
+    with pytest.raises(LaunchError, match=r"(?s)did not end within 12 s\..*rank 0 said last:\nasleep"):
+        run_local(SCRIPT, 2, ["sleep_for_ever", str(tmp_path)], 12)
+    assert not [pid for pid in pids_in(tmp_path, 2) if is_running(pid)]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_no_rank_outlives_its_caller(how, tmp_path):
+    """As when a notebook's kernel dies."""
+    code = f"""
+import sys; from twophase.parallel.launch import run_local
+run_local({str(SCRIPT)!r}, 2, ["sleep_for_ever", {str(tmp_path)!r}], 120)"""
+    caller = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    try:
+        pids = pids_in(tmp_path, 2)
+        caller.send_signal(how)
+        caller.wait(20)
+        wait_until_gone(pids)
+    finally:
+        caller.kill()
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "said"),
+    [
+        ("nowhere.py", {}, "no script 'nowhere.py'"),
+        ("x", {"world_size": 0}, "must be positive, got 0"),
+        ("x", {"timeout_s": 0}, "must be positive, got 2, 0"),
+        ("x", {"threads_per_rank": 0}, "must be positive"),
+    ],
+)
+def test_launches_that_make_no_sense_are_refused(target, changes, said):
+    with pytest.raises(ConfigError, match=said):
+        run_local(target, **({"world_size": 2} | changes))
+
+
+@pytest.fixture
+def torchrun(monkeypatch):
+    """The environment of the only rank of a torchrun."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value))
+    return monkeypatch
+
+
+def test_a_rank_that_does_not_come_is_named(torchrun):
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
+    dist.PrefixStore("twophase/1", store).set("here/1", "")  # as rank 1 does when it joins for the first time
+    torchrun.setenv("WORLD_SIZE", "3")
+    torchrun.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # torchrun keeps the store, not rank 0
+    with pytest.raises(PeerLostError, match=r"all ranks to start \(limit for a silent peer: 0.5 s\)") as caught:
+        Peers.join("cpu", startup_timeout_s=0.5)
+    assert caught.value.ranks == (2,)
+
+
+def test_joining_needs_torchrun_and_a_limit(torchrun):
+    with pytest.raises(ConfigError, match="step_timeout_s must be a positive number of seconds, got 0"):
+        Peers.join("cpu", step_timeout_s=0)
+    torchrun.delenv("RANK")
+    with pytest.raises(ConfigError, match="not started by torchrun: RANK is not set"):
+        Peers.join("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("WORLD_SIZE", "x", "WORLD_SIZE must be a whole number of at least 1, got 'x'"),
+        ("WORLD_SIZE", "0", "WORLD_SIZE must be a whole number of at least 1, got '0'"),
+        ("RANK", "5", r"RANK must be a whole number in \[0, 0\], got '5'"),
+        ("RANK", "-1", "RANK must be"),
+        ("LOCAL_RANK", "1e0", "LOCAL_RANK must be"),
+        ("MASTER_PORT", "x", r"MASTER_PORT must be a whole number in \[1, 65535\], got 'x'"),
+        ("MASTER_PORT", "65536", "MASTER_PORT must be"),
+        ("MASTER_ADDR", "", "MASTER_ADDR must be"),
+        ("MASTER_ADDR", "a" * 70 + ".b", "MASTER_ADDR must be a host that can be found"),
+    ],
+)
+def test_an_environment_that_no_ranks_can_meet_in_is_refused(torchrun, name, value, said):
+    torchrun.setenv(name, value)
+    with pytest.raises(ConfigError, match=said):
+        Peers.join("cpu", startup_timeout_s=5)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_port_that_something_else_listens_on(torchrun, rank):
+    """Rank 0 cannot have it; the others wait for an answer, and not for ever."""
+    with socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))):
+        torchrun.setenv("WORLD_SIZE", "2")
+        torchrun.setenv("RANK", str(rank))
+        expected = (ConfigError, "cannot listen on port") if rank == 0 else (PeerLostError, "does not answer as rank 0")
+        with pytest.raises(expected[0], match=expected[1]):
+            Peers.join("cpu", startup_timeout_s=0.5)
+
+
+def check_place(module):
+    values = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "65535"}
+
+    def place(**changes):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in (values | changes).items():
+                patch.setenv(name, value)
+            return module.place()
+
+    assert place() == (1, 0, 2)
+    for name, value in (("RANK", "2"), ("RANK", "-1"), ("WORLD_SIZE", "0"), ("WORLD_SIZE", "x"), ("MASTER_PORT", "0")):
+        with pytest.raises(ConfigError, match=f"{name} must be a whole number"):
+            place(**{name: value})
+    with pytest.raises(TimeoutError):
+        module._within(-0.9, threading.Event().wait)
+    assert module._within(60, lambda: 7) == 7
+
+
+PEERS_MUTANTS = [
+    ("any rank will do", "_whole(name, 0, world_size - 1)", "_whole(name, 0)"),
+    ("no rank at all", 'world_size = _whole("WORLD_SIZE", 1)', 'world_size = _whole("WORLD_SIZE", 0)'),
+    ("any port will do", '    _whole("MASTER_PORT", 1, MOST_PORT)\n', ""),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), PEERS_MUTANTS, ids=[each[0] for each in PEERS_MUTANTS])
+def test_mutant_is_killed(name, old, new):
+    KillTable.record(Mutant(name, "twophase.parallel.peers", old, new), check_place)
+
+
+def test_a_failure_in_the_middle_of_the_model_ends_the_team(torchrun, tmp_path):
+    """The other ranks would add up sums of other layers, so rank 0 may not try again in smaller company."""
+    folder, _ = make_folder("llama", tmp_path)
+    device = torch.device("cpu")
+    model = load_model(folder, dtype=torch.float32, device=device, attention_backend="torch", block_size=BLOCK_SIZE)
+    broken = with_backend(model, FaultyBackend(model.backend, "attend", lambda batch: True))
+    spec = KVCacheSpec(2, 2, 8, BLOCK_SIZE, torch.float32)
+    handler = signal.getsignal(signal.SIGTERM)
+    with Peers.join("cpu") as peers:
+        runner = DriverRunner(ModelRunner(broken, KVCache(spec, 8, device), 32), peers, Shard(model.config, 0, 1))
+        chunks = [ScheduledChunk(i, [5, 6], 0, [i], 1) for i in range(4)]
+        with pytest.raises(Broken):
+            runner.run(chunks)
+        results = isolate(runner.run, chunks)
+    assert broken.backend.num_raised == 1
+    assert all(isinstance(each, PeerLostError) for each in results)
+    assert "rank 0 failed in the middle of a step (Broken: planted in attend)" in str(results[0])
+    assert signal.signal(signal.SIGTERM, handler) == signal.SIG_IGN  # the process is about to say what happened

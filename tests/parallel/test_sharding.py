@@ -1,0 +1,96 @@
+"""Each rank's part of a model: parts make a whole, and what the ranks compute together is what one computes alone."""
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.model.tiny import make_folder
+from tests.mutation import KillTable, Mutant
+from tests.parallel.together import sharded_logits, whole_runner
+from twophase.core.errors import ConfigError
+from twophase.core.plan import ScheduledChunk
+from twophase.model.config import load_config
+from twophase.parallel import sharding
+from twophase.parallel.sharding import Shard, share
+
+# A prompt and a later decode of it, beside another prompt: attention reads pages of both kinds.
+TOKENS = list(range(3, 20))
+STEPS = [
+    [ScheduledChunk(0, TOKENS[:9], 0, [1, 2, 3], 1)],
+    [ScheduledChunk(0, TOKENS[9:10], 9, [1, 2, 3], 1), ScheduledChunk(1, TOKENS[4:17], 0, [5, 4, 7, 6], 1)],
+]
+# Sums over ranks are taken in another order than inside of one matrix product. Logits here are of the order of 10.
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
+
+CASES = [
+    pytest.param("smollm2", 2, {}, id="tied, KV heads 2+1"),
+    pytest.param("smollm2", 3, {}, id="a KV head each, MLP 32+32+16"),
+    pytest.param("llama-biases", 2, {}, id="biases everywhere, counted once"),
+    pytest.param("qwen2", 2, {}, id="qkv biases"),
+    pytest.param("qwen3", 2, {}, id="q and k norms"),
+    pytest.param("llama-wide-heads", 4, {}, id="no GQA, 2+2+1+1 heads of 16"),
+    pytest.param("mistral", 2, {"intermediate_size": 33}, id="a window, an odd MLP, an odd vocabulary"),
+]
+
+
+def check_logits(folder, world_size: int, module: ModuleType = sharding) -> None:
+    whole = whole_runner(folder)
+    for step, logits in zip(STEPS, sharded_logits(folder, world_size, STEPS, module), strict=True):
+        torch.testing.assert_close(logits, whole.run(step), **TOLERANCE)
+
+
+@pytest.mark.parametrize(("family", "world_size", "changes"), CASES)
+def test_ranks_together_compute_what_one_computes_alone(family, world_size, changes, tmp_path):
+    folder, _ = make_folder(family, tmp_path, **changes)
+    check_logits(folder, world_size)
+
+
+@pytest.mark.parametrize("total", [1, 3, 8, 131])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_shares_cover_everything_once_and_differ_by_one_at_most(total, world_size):
+    parts = [share(total, rank, world_size) for rank in range(world_size)]
+    assert [i for part in parts for i in range(total)[part]] == list(range(total))
+    sizes = [part.stop - part.start for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_rank_owns_the_query_heads_of_its_kv_heads(tmp_path):
+    folder, _ = make_folder("smollm2", tmp_path)
+    parts = [Shard(load_config(folder), rank, 2) for rank in range(2)]
+    assert [(part.kv_heads, part.heads) for part in parts] == [
+        (slice(0, 2), slice(0, 6)),
+        (slice(2, 3), slice(6, 9)),
+    ]
+    assert [(part.config.num_heads, part.config.num_kv_heads) for part in parts] == [(6, 2), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "world_size", "said"),
+    [
+        ({}, 3, "tensor_parallel_size 3 .* num_key_value_heads gives 2 parts .* at most 2"),
+        ({"num_key_value_heads": 6, "intermediate_size": 48}, 4, "intermediate_size gives 3 parts"),
+    ],
+)
+def test_more_ranks_than_parts_are_refused(changes, world_size, said, tmp_path):
+    folder, _ = make_folder("llama", tmp_path, **changes)
+    with pytest.raises(ConfigError, match=said):
+        Shard(load_config(folder), 0, world_size)
+
+
+MUTANTS = [
+    ("the o bias is added by every rank", "tensor if self.rank == 0 else torch.zeros_like(tensor)", "tensor"),
+    ("no rank has the o bias", "tensor if self.rank == 0 else", ""),
+    ("values are cut like queries", '"v_proj": kv', '"v_proj": slice(kv.start, kv.stop) if kv.start == 0 else q'),
+    ("query heads are dealt round", "self.whole.num_heads // self.whole.num_kv_heads)", "1)"),
+    ("the last linear layer's shares overlap", "tensor[self.vocabulary(self.rank)]", "tensor[self.vocabulary(0)]"),
+    ("down is cut like up", '"down_proj": self.mlp', '"down_proj": _times(share(self._mlp_units, 0, self.world_size), self._mlp_unit)'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "old", "new"), MUTANTS, ids=[name for name, _, _ in MUTANTS])
+def test_mutant_is_killed(name, old, new, tmp_path):
+    folder, _ = make_folder("llama-biases", tmp_path)
+    mutant = Mutant(name, "twophase.parallel.sharding", old, new)
+    KillTable.record(mutant, lambda module: check_logits(folder, 2, module))

@@ -1,0 +1,71 @@
+"""A sharded model without processes: a thread for each rank, and a sum that waits for all of them."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from twophase.attention.select import make_backend
+from twophase.cache.kv_cache import KVCache, KVCacheSpec
+from twophase.core.plan import ScheduledChunk
+from twophase.engine.runner import ModelRunner
+from twophase.model.config import ModelConfig, load_config
+from twophase.model.llama import LlamaModel, attention_spec
+from twophase.model.weights import load_weights
+from twophase.parallel import sharding
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 4
+
+
+class ThreadSum:
+    """`sum_over_ranks` for threads."""
+
+    def __init__(self, world_size: int) -> None:
+        self.parts: list[torch.Tensor | None] = [None] * world_size
+        self.barrier = threading.Barrier(world_size, timeout=20)
+
+    def of(self, rank: int):
+        def add(x: torch.Tensor) -> torch.Tensor:
+            self.parts[rank] = x
+            self.barrier.wait()
+            total = torch.stack(self.parts).sum(dim=0)
+            self.barrier.wait()
+            return total
+
+        return add
+
+
+def whole_runner(folder: Path) -> ModelRunner:
+    config = load_config(folder)
+    return _runner(config, load_weights(folder, config, torch.float32, CPU), None)
+
+
+def sharded_logits(
+    folder: Path, world_size: int, steps: list[list[ScheduledChunk]], module: ModuleType = sharding
+) -> list[torch.Tensor]:
+    """The logits of each step, computed by `world_size` ranks that share the model as `module` says."""
+    config = load_config(folder)
+    sums = ThreadSum(world_size)
+
+    def rank_logits(rank: int) -> list[torch.Tensor]:
+        shard = module.Shard(config, rank, world_size)
+        runner = _runner(shard.config, load_weights(folder, config, torch.float32, CPU, shard.cut), sums.of(rank))
+        try:
+            return [runner.run(chunks) for chunks in steps]
+        except BaseException:
+            sums.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(world_size) as pool:
+        futures = [pool.submit(rank_logits, rank) for rank in range(world_size)]
+    by_rank = [future.result() for future in futures]
+    return [torch.cat(parts, dim=1) for parts in zip(*by_rank, strict=True)]
+
+
+def _runner(config: ModelConfig, weights, add) -> ModelRunner:
+    backend = make_backend("torch", attention_spec(config), device=CPU, dtype=torch.float32, block_size=BLOCK_SIZE)
+    spec = KVCacheSpec(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, torch.float32)
+    return ModelRunner(LlamaModel(config, weights, backend, 64, add), KVCache(spec, 16, CPU), 64)

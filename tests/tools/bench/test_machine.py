@@ -1,0 +1,63 @@
+"""The record that goes with every result, and the roofs."""
+
+import json
+import os
+from dataclasses import asdict
+from importlib import metadata
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from twophase_tools.bench import machine
+
+CPU = torch.device("cpu")
+
+
+def test_the_record_is_json_and_says_what_is_here():
+    record = machine.record_machine()
+    found = json.loads(json.dumps(asdict(record)))
+    assert found["versions"]["torch"] == metadata.version("torch")
+    assert 1 <= found["num_cores"] <= os.cpu_count()
+    assert found["num_threads"] == torch.get_num_threads()
+    assert found["free_memory_bytes"] > 0
+    assert bool(found["gpus"]) == torch.cuda.is_available()
+    assert metadata.version("torch") in record.to_text()
+
+
+def test_gpus_are_recorded(monkeypatch):
+    class Properties:
+        name, major, minor, total_memory, multi_processor_count, L2_cache_size = "T9", 9, 0, 10 * 1024**3, 132, 50
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
+    record = machine.record_machine()
+    assert record.gpus == (machine.GpuRecord("T9", "9.0", 10 * 1024**3, 132, 50),)
+    assert "T9, capability 9.0, 132 SMs, 10 GiB" in record.to_text()
+
+
+def test_missing_packages_are_left_out():
+    assert machine.installed_versions(("no-such-package-here", "torch")) == {"torch": metadata.version("torch")}
+
+
+def test_roofs_count_bytes_and_operations(monkeypatch):
+    monkeypatch.setattr(machine, "median_time_s", lambda function, device, repeats: 0.5)
+    # A copy reads and writes; a product multiplies and adds.
+    assert machine.measure_copy_bandwidth(CPU, num_bytes=1000) == 4000
+    assert machine.measure_matmul_rate(CPU, torch.float32, size=10) == 4000
+
+
+def test_the_median_ignores_warm_up_and_outliers(monkeypatch):
+    clock = iter([0.0, 5.0, 10.0, 11.0, 20.0, 22.0])  # start and end of three calls
+    calls = []
+    monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert machine.median_time_s(lambda: calls.append(1), CPU, repeats=3) == 2.0
+    assert len(calls) == 5
+
+
+@pytest.mark.gpu
+def test_cuda_roofs_are_plausible():
+    device = torch.device("cuda")
+    assert 5e10 < machine.measure_copy_bandwidth(device) < 1e14
+    assert 1e11 < machine.measure_matmul_rate(device, torch.float16) < 1e16

@@ -1,0 +1,285 @@
+"""`bench serve`: requests come by the clock, on a clock that only the test and the engine move."""
+
+import json
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.engine.conftest import tiny_model  # noqa: F401  (a fixture)
+from tests.engine.engines import check_idle, make_engine
+from tests.tools.cli.conftest import twophase  # noqa: F401  (a fixture)
+from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from twophase_tools.bench import serve as serve_module
+from twophase_tools.bench.serve import Clock, ServedEngine
+from twophase_tools.load.slo import Slo
+from twophase_tools.load.workloads import TimedRequest
+
+
+class FakeTime:
+    """A clock that moves when somebody sleeps or works."""
+
+    def __init__(self, now_s=1000.0):
+        self.now_s = now_s
+        self.slept = []
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now_s += seconds
+
+    @property
+    def clock(self):
+        return Clock(lambda: self.now_s, self.sleep)
+
+
+class FakeEngine:
+    """One request at a time, first come first served: each step takes `step_s` and gives its head one token."""
+
+    def __init__(self, time, step_s=1.0, idle_s=0.0):
+        self.time, self.step_s, self.idle_s = time, step_s, idle_s
+        self.queue = []
+        self.log = []
+        self.wishes = []
+        self.trace = ()
+
+    def add_request(self, request_id, prompt, params, *, arrival_s, ttft_slo_s, stream):
+        if len(prompt["prompt_token_ids"]) > 100:
+            raise InvalidRequestError("too long")
+        assert params.ignore_eos
+        assert params.is_greedy
+        assert not stream
+        self.log.append((self.time.now_s, "add", request_id))
+        self.wishes.append(ttft_slo_s)
+        self.queue.append(
+            {"id": request_id, "left": params.max_tokens, "arrival_s": arrival_s, "times": [], "first": None}
+        )
+
+    def has_unfinished_requests(self):
+        return bool(self.queue)
+
+    def step(self):
+        head = self.queue[0]
+        if head["first"] is None:
+            head["first"] = self.time.now_s
+        self.time.now_s += self.step_s
+        self.log.append((self.time.now_s, "token", head["id"]))
+        head["times"].append(self.time.now_s)
+        head["left"] -= 1
+        return [self.output(self.queue.pop(0), "length")] if head["left"] == 0 else []
+
+    def abort(self, request_id):
+        (state,) = [state for state in self.queue if state["id"] == request_id]
+        self.queue.remove(state)
+        return self.output(state, "abort")
+
+    def output(self, state, reason):
+        times = tuple(state["times"])
+        metrics = RequestMetrics(
+            state["arrival_s"], state["first"], times[0] if times else None, self.time.now_s, times, 1, 0, 0
+        )
+        completion = CompletionOutput(0, "", (0,) * len(times), finish_reason=reason)
+        return RequestOutput(state["id"], None, (0,), (completion,), True, metrics)
+
+
+def request(request_id, arrival_s, num_output_tokens=2, num_prompt_tokens=1):
+    return TimedRequest(request_id, arrival_s, num_prompt_tokens, num_output_tokens)
+
+
+def relative(run):
+    start_s = run.window[0]
+    return {
+        record.request_id: (
+            record.arrival_s - start_s,
+            record.first_scheduled_s and record.first_scheduled_s - start_s,
+            tuple(time_s - start_s for time_s in record.token_times_s),
+            record.finish_reason,
+        )
+        for record in run.records
+    }
+
+
+def play(*requests, step_s=1.0, **options):
+    time = FakeTime()
+    engine = FakeEngine(time, step_s)
+    return serve_module.serve(engine, requests, 50, clock=time.clock, **options), engine, time
+
+
+def test_arrivals_do_not_wait_for_completions():
+    """a holds the engine from 0 to 3; b is due at 0.5 and c at 2.5, and both latencies count from then."""
+    run, engine, _ = play(request("a", 0, 3), request("b", 0.5, 1), request("c", 2.5, 2))
+    assert relative(run) == {
+        "a": (0, 0, (1, 2, 3), "length"),
+        "b": (0.5, 3, (4,), "length"),
+        "c": (2.5, 4, (5, 6), "length"),
+    }
+    handed_over = [(time_s - 1000, name) for time_s, what, name in engine.log if what == "add"]
+    assert handed_over == [(0, "a"), (1, "b"), (3, "c")]  # between steps, before anybody is done
+    assert [record.request_id for record in run.records] == ["a", "b", "c"]
+    assert (run.window, run.was_cut, run.refusals) == ((1000, 1006), False, ())
+
+
+def test_an_idle_engine_is_left_alone_until_the_next_arrival():
+    run, _, time = play(request("a", 0.3, 1), request("b", 3.3, 1))
+    assert [round(record.first_scheduled_s - 1000, 5) for record in run.records] == [0.3, 3.3]
+    assert sum(time.slept) == pytest.approx(0.3 + 2.0, abs=1e-4)
+    assert max(time.slept) <= serve_module.MAX_SLEEP_S
+    assert len(time.slept) < 12  # no polling
+
+
+def test_the_duration_limit_aborts_what_is_unfinished_and_forgets_what_has_not_come():
+    run, engine, _ = play(
+        request("a", 0, 2),
+        request("b", 1, 5),
+        request("c", 1, 5),
+        request("d", 9, 1),
+        duration_limit_s=4,
+    )
+    assert run.was_cut
+    assert relative(run) == {"a": (0, 0, (1, 2), "length"), "b": (1, 2, (3, 4), "abort"), "c": (1, None, (), "abort")}
+    assert run.window == (1000, 1004)
+    assert not engine.has_unfinished_requests()
+
+
+def test_the_duration_limit_ends_a_sleep():
+    run, _, time = play(request("far", 1e6), duration_limit_s=0.75)
+    assert (run.was_cut, run.records) == (True, ())
+    assert sum(time.slept) == pytest.approx(0.75, abs=1e-4)
+
+
+def test_a_refused_request_is_a_failed_one_and_the_others_go_on():
+    run, _, _ = play(request("a", 0, 1), request("long", 0, 1, num_prompt_tokens=200), request("b", 0, 1))
+    assert run.refusals == (("long", "too long"),)
+    assert [(record.request_id, record.finish_reason) for record in run.records] == [
+        ("a", "length"),
+        ("long", "error"),
+        ("b", "length"),
+    ]
+
+
+def test_an_engine_that_waits_for_company_is_not_spun():
+    time = FakeTime()
+    engine = FakeEngine(time, step_s=0.0, idle_s=0.4)
+    serve_module.serve(engine, [request("a", 0, 3)], 50, clock=time.clock)
+    assert time.slept == [0.4, 0.4, 0.4]
+    time = FakeTime()
+    engine = FakeEngine(time, step_s=0.0, idle_s=0.4)
+    serve_module.serve(engine, [request("a", 0, 1), request("b", 0.25, 1)], 50, clock=time.clock)
+    assert time.slept[0] == pytest.approx(0.25, abs=1e-6)  # a request that comes ends the wait
+
+
+def test_the_policy_is_told_what_was_promised():
+    for slo, expected in ((None, [None]), (Slo(ttft_s=0.5), [0.5]), (Slo(tpot_s=0.5), [None])):
+        _, engine, _ = play(request("a", 0), slo=slo)
+        assert engine.wishes == expected
+
+
+def test_progress_is_said_now_and_then():
+    said = []
+    play(request("a", 0, 12), request("b", 100, 1), say=said.append)
+    assert said == [
+        "5 s: 1 of 2 requests came, 0 ended",
+        "10 s: 1 of 2 requests came, 0 ended",
+        "101 s: 2 of 2 requests came, 2 ended",
+    ]
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan")])
+def test_a_run_needs_time(limit):
+    with pytest.raises(ConfigError, match="duration limit"):
+        play(request("a", 0), duration_limit_s=limit)
+
+
+def test_two_requests_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="'a'"):
+        play(request("a", 0), request("a", 0))
+
+
+def test_the_real_engine_on_a_clock_of_its_own(tiny_model):  # noqa: F811
+    """Each look at the clock takes 10 ms, so the run is the same everywhere; tokens equal those of no load at all."""
+    time = FakeTime(0.0)
+
+    def tick():
+        time.now_s += 0.01
+        return time.now_s
+
+    engine = make_engine(tiny_model, clock=tick, num_blocks=12, max_trace_steps=None)
+    assert isinstance(engine, ServedEngine)
+    requests = [request(str(i), 0.05 * i, 3 + i % 4, 5 + 3 * i) for i in range(8)]
+    run = serve_module.serve(engine, requests, 100, clock=Clock(tick, time.sleep))
+    check_idle(engine)
+    assert [record.finish_reason for record in run.records] == ["length"] * 8
+    assert [record.num_output_tokens for record in run.records] == [3 + i % 4 for i in range(8)]
+    assert [record.num_prompt_tokens for record in run.records] == [5 + 3 * i for i in range(8)]
+    assert sum(len(step.finished) for step in run.steps) == 8
+    assert all(step.slots_in_use <= 4 * step.blocks_in_use for step in run.steps)
+    ended = [max(record.finished_s for record in run.records), run.window[1]]
+    assert ended == sorted(ended)
+
+
+ARGS = ("bench", "serve", "--device", "cpu", "--workload", "quick", "--requests", 3, "--rate", 200, "--model")
+
+
+def test_the_command(twophase, tiny_folder, tmp_path):  # noqa: F811
+    files = [tmp_path / name for name in ("trace.json", "metrics.txt", "run.png")]
+    options = ("--perfetto", files[0], "--prometheus", files[1], "--plot", files[2], "--slo-ttft", 60)
+    exit_code, out, err = twophase(*ARGS, tiny_folder, *options)
+    assert exit_code == 0, err
+    assert "3 of 3 completed" in out
+    assert "within TTFT <= 60 s: 3 of 3 (100.0 %)" in out
+    assert [line for line in err.splitlines() if line.startswith("wrote")] == [f"wrote {file}" for file in files]
+    threads = {
+        event["args"]["name"]
+        for event in json.loads(files[0].read_text())["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    assert threads == {"steps", "0", "1", "2"}
+    families = {family.name: family for family in text_string_to_metric_families(files[1].read_text())}
+    assert families["twophase:generation_tokens"].samples[0].labels == {"model_name": str(tiny_folder)}
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_in_json_replays_a_trace(twophase, tiny_folder, tmp_path):  # noqa: F811
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,3\n0.01,9,2\n0.01,100000,2\n")
+    exit_code, out, err = twophase(
+        "bench", "serve", "--device", "cpu", "--json", "--trace", trace, "--model", tiny_folder
+    )
+    assert exit_code == 0, err
+    found = json.loads(out)
+    assert (found["workload"], found["report"]["num_completed"], found["report"]["num_failed"]) == ("trace.csv", 2, 1)
+    assert [row["num_output_tokens"] for row in found["requests"]] == [3, 2, 0]
+    assert found["refusals"][0][0] == "line-4"
+    assert found["machine"]["num_cores"] >= 1
+    assert found["steps"][0]["blocks_cached"] == 0  # the warm-up left nothing behind
+    assert found["steps"][0]["start_s"] >= found["requests"][0]["arrival_s"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--workload", "nonsense"), "'nonsense'"),
+        (("--rate", 0), "arrival rate"),
+        (("--rate", "nan"), "arrival rate"),
+        (("--requests", -1), "--requests: must be at least 1"),
+        (("--cv", "inf"), "coefficient"),
+        (("--slo-ttft", 0), "ttft_s"),
+        (("--slo-tpot", "nan"), "tpot_s"),
+        (("--duration-limit", 0), "duration limit"),
+        (("--plot", "x.docx"), ".png"),
+        (("--perfetto", "no/such/folder/x.json"), "--perfetto"),
+        (("--prometheus", "."), "--prometheus"),
+        (("--trace", "nowhere.csv"), "no such file"),
+        (("--num-kv-blocks", 0), "num_kv_blocks"),
+        (("--max-num-seqs", 0), "max_num_seqs"),
+    ],
+)
+def test_what_cannot_be_is_refused(twophase, tiny_folder, options, message):  # noqa: F811
+    exit_code, out, err = twophase("bench", "serve", "--device", "cpu", "--model", tiny_folder, *options)
+    assert (exit_code, out) == (2, "")
+    assert message in err
+
+
+def test_a_trace_has_its_own_rate(twophase, tmp_path):  # noqa: F811
+    exit_code, _, err = twophase("bench", "serve", "--trace", "x.csv", "--rate", 3, "--cv", 2)
+    assert exit_code == 2
+    assert "--rate and --cv" in err

@@ -1,0 +1,204 @@
+"""Bytes against arithmetic by hand, and against the engine's own cache."""
+
+import dataclasses
+import random
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from tests.engine.feature_runs import ranks_in_threads
+from tests.model.tiny import make_folder
+from tests.tools.capacity.plans import plan, text
+from twophase import LLM
+from twophase.cache.kv_cache import KVCacheSpec
+from twophase.model.config import load_config
+from twophase.model.weights import load_weights
+from twophase.parallel.sharding import Shard
+from twophase.sizing import step_bytes
+from twophase_tools.capacity import memory
+from twophase_tools.capacity.config import DTYPE_BYTES, Eviction, parse_config
+from twophase_tools.capacity.memory import blocks_of, even_shape, workspace_bytes
+from twophase_tools.simulate.model_shapes import MODELS, ModelShape, model_shape
+
+TOY = ModelShape("toy", 8, 16, 2, 1, 1, 4, 10, True, "by hand")
+
+
+@pytest.mark.parametrize(
+    ("model", "num_bytes"), [("llama-3-8b", 131_072), ("llama-3-70b", 327_680), ("smollm2-135m", 23_040)]
+)
+def test_kv_bytes_of_a_token(model, num_bytes):
+    table = plan(model=model).memory
+    assert table.kv_bytes_per_token == num_bytes
+    assert table.block_bytes == 16 * num_bytes
+
+
+def test_119_requests_and_not_128():
+    """16 GB of weights in 80 GB leave 64 GB: 119 requests of 512 MiB. In GiB it would have been 128."""
+    worked = plan(gpu_memory_utilization=1, workspace="0 GB")
+    assert worked.memory.total_bytes == 80 * 10**9
+    assert worked.memory.weight_bytes == pytest.approx(16e9, rel=0.005)
+    assert worked.at_limit.num_bytes == 512 * 2**20
+    assert worked.at_limit.num_requests == 119
+    # Whoever takes GB for GiB buys 128.
+    assert 64 * 2**30 // worked.at_limit.num_bytes == 128
+
+
+def test_the_table_adds_up():
+    table = plan().memory
+    assert table.headroom_bytes == 8 * 10**9
+    parts = (table.headroom_bytes, table.weight_bytes, table.workspace_bytes, table.pool_bytes)
+    assert sum(parts) == table.total_bytes
+    assert table.num_blocks * table.block_bytes <= table.pool_bytes < (table.num_blocks + 1) * table.block_bytes
+
+
+@pytest.mark.parametrize("kv", ["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", list(MODELS))
+def test_the_cache_has_as_many_bytes(model, dtype, kv):
+    """The oracle is the engine's cache, scales and all."""
+    shape = MODELS[model]
+    quantised = kv if kv in ("int8", "fp8_e4m3") else "none"
+    stored = getattr(torch, dtype if kv == "auto" or quantised != "none" else kv)
+    spec = KVCacheSpec(shape.num_layers, shape.num_kv_heads, shape.head_dim, 32, stored, quantised)
+    table = plan(model=model, dtype=dtype, kv_cache_dtype=kv, block_size=32).memory
+    assert (table.kv_bytes_per_token, table.block_bytes) == (spec.bytes_per_token, spec.bytes_per_block)
+
+
+def test_weights_follow_the_dtype():
+    assert plan(dtype="float32").memory.weight_bytes == 2 * plan(dtype="float16").memory.weight_bytes
+    assert plan(kv_cache_dtype="int8").memory.weight_bytes == plan().memory.weight_bytes
+
+
+def test_gpus_share():
+    alone, shared = plan(model="llama-3-70b", hardware="h200"), plan(model="llama-3-70b", tensor_parallel_size=8)
+    # The embedding, 128,256 rows of 8,192, and the norms, 161 of 8,192, are whole on each.
+    whole = 2 * 8192 * (128_256 + 2 * 80 + 1)
+    assert (shared.memory.weight_bytes - whole) * 8 == alone.memory.weight_bytes - whole
+    assert shared.memory.kv_bytes_per_token == 327_680 // 8
+    # Of all GPUs together: 4,096 tokens of 320 KiB.
+    assert shared.at_limit.num_bytes == alone.at_limit.num_bytes == 4096 * 327_680
+
+
+def test_an_uneven_split_costs_as_the_next_even_one():
+    """SmolLM2's 3 K/V heads on 2 GPUs: 2 of them on one GPU, with the 6 query heads that read them."""
+    even = even_shape(MODELS["smollm2-135m"], 2)
+    assert (even.num_heads, even.num_kv_heads, even.intermediate_size, even.vocab_size) == (12, 4, 1536, 49152)
+    assert plan(model="smollm2-135m", tensor_parallel_size=2).memory.kv_bytes_per_token == 23_040 * 2 // 3
+    # More GPUs than heads: each has a copy of one.
+    assert plan(model="smollm2-135m", tensor_parallel_size=8).memory.kv_bytes_per_token == 23_040 // 3
+    assert even_shape(MODELS["llama-3-8b"], 4) == MODELS["llama-3-8b"]
+
+
+def test_workspace_by_hand():
+    """The worked example; and two GPUs that share what the layers compute, and not the residual stream or the logits."""
+    assert workspace_bytes(TOY, 1, 5, 2) == 880 + 320
+    assert workspace_bytes(TOY, 1, 5, 20) == 880 + 3200
+    two_heads = dataclasses.replace(TOY, num_heads=2, num_kv_heads=2)
+    assert workspace_bytes(two_heads, 1, 5, 2) == 5 * (24 + 32 + 48) * 2 + 320
+    assert workspace_bytes(two_heads, 2, 5, 2) == 5 * (24 + 16 + 24) * 2 + 320
+
+
+def test_workspace_follows_the_step():
+    # Llama-3-8B: 3 * 4,096 of the residual stream, 8,192 + 2,048 of attention and 3 * 14,336 values a token.
+    logits = 4 * 4 * 128_256 * plan().config.max_num_seqs
+    assert plan().memory.workspace_bytes == 8192 * (3 * 4096 + 10_240 + 3 * 14336) * 2 + logits
+    assert plan(chunk_size=512).memory.workspace_bytes < plan().memory.workspace_bytes
+    assert plan(workspace="1.5 GiB").memory.workspace_bytes == 3 * 2**29
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_blocks_of_a_window_by_marking_them(seed):
+    """The oracle marks the block of every token that is kept, wherever the sequence ends."""
+    rng = random.Random(seed)
+    block_size, window, sinks = 2 ** rng.randint(0, 4), rng.randint(1, 40), rng.randint(0, 20)
+    length = rng.randint(1, 200)
+    held = [{i // block_size for i in range(end) if i < sinks or i >= end - window} for end in range(1, length + 1)]
+    found = blocks_of(length, block_size, Eviction(window, sinks))
+    assert found >= max(map(len, held))
+    # Never more than what the worst place of the window takes, which long sequences meet.
+    if length >= sinks + window + 3 * block_size:
+        assert found == max(map(len, held))
+
+
+def test_blocks_by_hand():
+    assert [blocks_of(n, 16) for n in (1, 16, 17)] == [1, 1, 2]
+    assert blocks_of(10_000, 16, Eviction(18, 0)) == 3
+    assert blocks_of(10_000, 16, Eviction(17, 4)) == 3
+    assert blocks_of(20, 16, Eviction(1000, 4)) == 2
+
+
+def test_eviction_bounds_a_request():
+    """window 1,024 and 4 sinks: 1 + 64 + 1 blocks of 16, and 512 set aside for a step of 8,192 tokens."""
+    kept = plan(eviction="{window: 1024, sinks: 4}")
+    assert kept.at_limit.num_blocks == 66
+    assert kept.at_limit.num_requests == (kept.memory.num_blocks - 512) // 66
+    assert kept.at_mean.num_blocks == 66
+    # What fits into the window sets nothing aside.
+    short = plan(eviction="{window: 1024, sinks: 4}", workload="{rate: 1, prompt_tokens: 100, output_tokens: 50}")
+    assert short.at_mean.num_requests == short.memory.num_blocks // 10
+
+
+def test_a_folder(tiny_folder):
+    config = parse_config(
+        text(model=tiny_folder, max_model_len=64, workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}")
+    )
+    assert (config.shape.hidden_size, config.shape.num_layers, config.shape.num_kv_heads) == (48, 2, 2)
+    relative = parse_config(
+        text(model=tiny_folder.name, max_model_len=64, workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}"),
+        folder=tiny_folder.parent,
+    )
+    assert dataclasses.replace(relative.shape, name="") == dataclasses.replace(config.shape, name="")
+
+
+def check_bytes_held(tmp_path, memory=memory, family="smollm2", num_ranks=2, dtype="bfloat16") -> None:
+    """The oracle is a loaded model, as on a GPU: each tensor's memory counted once. Rank 0 is the fullest."""
+    folder, _ = make_folder(family, tmp_path, intermediate_size=80, vocab_size=131)
+    config = load_config(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("twophase.model.linear._can_pack", lambda dtype: False)
+        cut = Shard(config, 0, num_ranks).cut
+        weights = load_weights(folder, config, getattr(torch, dtype), torch.device("cpu"), cut)
+    held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(weights)}
+    shape = dataclasses.replace(model_shape(str(folder)), value_bytes=DTYPE_BYTES[dtype])
+    assert memory.weight_bytes(shape, num_ranks) == sum(held.values())
+
+
+def tensors_in(part):
+    if isinstance(part, torch.Tensor):
+        return [part]
+    if isinstance(part, tuple):
+        return [tensor for each in part for tensor in tensors_in(each)]
+    if dataclasses.is_dataclass(part):
+        return tensors_in(tuple(getattr(part, field.name) for field in dataclasses.fields(part)))
+    return []
+
+
+@pytest.mark.parametrize("family", ["smollm2", "llama"], ids=["tied", "untied"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_engine_holds_as_many_bytes_of_weights(family, num_ranks, dtype, tmp_path):
+    check_bytes_held(tmp_path, memory, family, num_ranks, dtype)
+
+
+@pytest.mark.parametrize("family", ["smollm2", "llama"], ids=["tied", "untied"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("kv", ["auto", "int8"])
+def test_a_plan_has_the_bytes_of_a_loaded_engine(family, num_ranks, kv, tmp_path, monkeypatch):
+    """Weights, K/V and what a step is given: rank 0 of a real engine, which is the fullest, against the plan."""
+    monkeypatch.setattr("twophase.model.linear._can_pack", lambda dtype: False)
+    sizes = {"head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 3, "max_position_embeddings": 64}
+    folder, _ = make_folder(family, tmp_path, intermediate_size=80, vocab_size=131, **sizes)
+    table = plan(
+        model=folder, dtype="float32", kv_cache_dtype=kv, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=32,
+        tensor_parallel_size=num_ranks, workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}",
+    ).memory  # fmt: skip
+    ranks = ranks_in_threads() if num_ranks > 1 else nullcontext()
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "kv_cache_dtype": kv, "skip_tokenizer_init": True}
+    with ranks, LLM(folder, device="cpu", num_kv_blocks=5, tensor_parallel_size=num_ranks, **options) as llm:
+        held = {
+            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(llm.model.weights)
+        }
+        assert table.weight_bytes == sum(held.values())
+        assert table.block_bytes * 5 == llm.kv_cache.num_bytes == sum(each.nbytes for each in llm.kv_cache.storage)
+        assert table.workspace_bytes == step_bytes(llm.model.config, llm.scheduler.config, torch.float32)

@@ -1,0 +1,324 @@
+"""Planted bugs in the planner. Each check is given the mutated module itself, and calls nothing that would hide it."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from tests.mutation import KillTable, Mutant
+from tests.tools.capacity.plans import plan, text
+from tests.tools.capacity.test_times import IDEAL, TOY, TOY_GPU, toy_cost
+from twophase.core.errors import ConfigError
+from twophase_tools.capacity.config import KEYS, Eviction, Workload
+from twophase_tools.load.slo import Slo
+from twophase_tools.simulate.cost_model import RooflineCostModel
+from twophase_tools.simulate.model_shapes import MODELS, ModelShape
+from twophase_tools.simulate.step_load import StepLoad
+
+PACKAGE = "twophase_tools.capacity."
+
+
+def check_units(units):
+    assert units.bytes_of("80 GB") == 80 * 10**9
+    assert units.bytes_of("80 GiB") == 80 * 2**30
+    assert units.bytes_of("0.3 kB") == 300
+    with pytest.raises(ValueError, match=r"write 1 GB .powers of ten. or 1 GiB"):
+        units.bytes_of("1 gb")
+    assert units.in_both(16 * 2**30) == "17.18 GB (16.00 GiB)"
+
+
+def check_kinds(kinds):
+    def refused(kind, word, is_quoted=False, hint="must be"):
+        with pytest.raises(ValueError, match=hint):
+            kind(kinds.Scalar(word, is_quoted))
+
+    assert kinds.whole(1)(kinds.Scalar("1", False)) == 1
+    assert kinds.number(0)(kinds.Scalar("1e-3", False)) == 0.001
+    assert kinds.share(kinds.Scalar("1", False)) == 1
+    assert kinds.number_from(0)(kinds.Scalar("0", False)) == 0
+    for word in ("0", "yes", "1e2", "010", "12:30", "64.5"):
+        refused(kinds.whole(1), word)
+    refused(kinds.whole(1, most=9), "10")
+    refused(kinds.whole(1), "64", is_quoted=True, hint="write 64")
+    refused(kinds.whole(1), "1,024", hint="write 1024")
+    refused(kinds.number(0), "0")
+    refused(kinds.share, "1.5", hint="write 0.015")
+    refused(kinds.power_of_two, "24", hint="try 16")
+    refused(kinds.choice(("bfloat16", "int8")), "fp16x", hint="one of bfloat16, int8")
+    assert kinds.did_you_mean("max_num_seq", KEYS) == "; did you mean max_num_seqs?"
+    assert kinds.did_you_mean("fp8", ("fp8_e4m3",)) == "; did you mean fp8_e4m3?"
+
+
+def check_yaml_file(yaml_file):
+    def complaints(source):
+        keys = {name: yaml_file.Key(key.kind, inner(key), default(key)) for name, key in KEYS.items()}
+        with pytest.raises(ConfigError) as caught:
+            read(source, keys)
+        return str(caught.value).splitlines()
+
+    def read(source, keys):
+        file = yaml_file.YamlFile("a")
+        file.read(source, keys)
+        file.raise_complaints()
+
+    def inner(key):
+        # With this module's own mark for what must be given.
+        return key.keys and {name: yaml_file.Key(each.kind, None, default(each)) for name, each in key.keys.items()}
+
+    def default(key):
+        return yaml_file.REQUIRED if type(key.default) is object else key.default
+
+    assert complaints("") == ["a:1: the file is empty; `twophase plan --example` prints one to start from."]
+    assert complaints(text(blok_size=1)) == ["a:5: unknown key blok_size; did you mean block_size?"]
+    assert complaints(text() + "model: x\n") == ["a:5: model stands here a second time, first in line 1; remove one."]
+    assert complaints(text(slo="\n  ttft: 1")) == ["a:6: unknown key slo.ttft; did you mean ttft_s?"]
+    assert complaints(text(workload="{rate: 1, prompt_tokens: 2}")) == [
+        "a:4: workload.output_tokens is missing; `twophase plan --example` shows it."
+    ]
+    assert complaints(text(zzz=1, dtype="x", block_size=3))[0].startswith("a:5: unknown key zzz; known are")
+    assert [line[:4] for line in complaints(text(dtype="x", model=""))] == ["a:1:", "a:5:"]
+    assert complaints("a: 1\n\tb: 2") == ["a:2: a tab; YAML is indented with spaces."]
+    assert complaints("a: 1\nb: \x07") == ["a:2: character #x07 cannot stand in YAML; save the file as text."]
+    assert "has a tag, !x" in complaints(text(dtype="!x bfloat16"))[0]
+    assert 'got "16"; write 16' in complaints(text(block_size='"16"'))[0]
+    assert complaints(text(slo="")) == ["a:5: slo has no value; give one, or remove the line."]
+
+
+def check_memory(memory):
+    def at_limit(**changes):
+        config = plan(**changes).config
+        table = memory.memory_table(config)
+        return table, memory.fit(config, table, config.max_model_len)
+
+    table, fits = at_limit(gpu_memory_utilization=1, workspace="0 GB")
+    assert (fits.num_requests, fits.num_blocks, fits.num_bytes) == (119, 256, 512 * 2**20)
+    table, _ = at_limit()
+    assert (table.headroom_bytes, table.kv_bytes_per_token, table.block_bytes) == (8 * 10**9, 131_072, 2**21)
+    seats = plan().config.max_num_seqs
+    assert table.workspace_bytes == 8192 * (3 * 4096 + 10_240 + 3 * 14336) * 2 + seats * 16 * 128_256
+    assert table.num_blocks == (72 * 10**9 - table.weight_bytes - table.workspace_bytes) // 2**21
+    table, fits = at_limit(model="llama-3-70b", tensor_parallel_size=8)
+    assert (table.kv_bytes_per_token, fits.num_bytes) == (327_680 // 8, 4096 * 327_680)
+    layers = 80 * (2 * 8192 * 128 * (64 + 8) + 3 * 8192 * 28672)
+    norms = (2 * 80 + 1) * 8192
+    assert table.weight_bytes == 2 * (layers // 8 + 128256 * 8192 + 128256 * 8192 // 8 + norms)
+    # Tied; 2 K/V heads of 64 on the fuller GPU with their 6 query heads; 48 units of 16 of the MLP's 1,536 rows.
+    layers = 30 * (2 * 576 * 64 * (6 + 2) + 3 * 576 * 768)
+    assert memory.weight_bytes(MODELS["smollm2-135m"], 2) == 2 * (layers + 49152 * 576 + 61 * 576)
+    odd = replace(MODELS["smollm2-135m"], intermediate_size=1552)  # 97 units: 49 of them
+    assert memory.weight_bytes(odd, 2) - memory.weight_bytes(MODELS["smollm2-135m"], 2) == 2 * 30 * 3 * 576 * 16
+    assert at_limit(model="llama-3-70b")[0].num_blocks == 0
+    assert at_limit(model="smollm2-135m", tensor_parallel_size=2)[0].kv_bytes_per_token == 15_360
+    table, fits = at_limit(eviction="{window: 1024, sinks: 4}")
+    assert (fits.num_blocks, fits.num_requests) == (66, (table.num_blocks - 512) // 66)
+    assert memory.blocks_of(10_000, 16, Eviction(18, 0)) == 3
+    assert memory.blocks_of(10_000, 16, Eviction(17, 0)) == 2
+    assert memory.blocks_of(20, 16, Eviction(1000, 4)) == 2
+    assert [memory.workspace_bytes(TOY_TWO, n, 5, 2) for n in (1, 2)] == [1360, 960]
+    table, _ = at_limit(model="smollm2-135m", tensor_parallel_size=7)  # 49,152 rows are no multiple of 7
+    step = 8192 * (3 * 576 + 64 * (2 * 2 + 2) + 3 * 224) * 2
+    assert table.workspace_bytes == step + seats * 16 * 49_152
+
+
+TOY_TWO = ModelShape("toy", 8, 16, 2, 2, 2, 4, 10, True, "by hand")
+
+
+def check_workload_cost(module):
+    def cost(prompt_tokens, output_tokens, num_visible=None):
+        model = RooflineCostModel(TOY_GPU, TOY, 1, IDEAL)
+        return module.WorkloadCost(model, Workload(1.0, prompt_tokens, output_tokens), num_visible)
+
+    assert module.visible_pairs(2, 4, 4) == 15
+    assert module.visible_pairs(2, 4, None) == 18
+    prefill = cost(10, 3).prefill(4)
+    assert (prefill.num_chunks, cost(8, 3).prefill(4).num_chunks) == (3, 2)
+    assert prefill.full == StepLoad(8, 0, 2, 0, 36, 12)
+    assert prefill.last == StepLoad(2, 1, 1, 0, 19, 10)
+    # A window of 3: chunks 0-3, 4-7 and 8-9 read 4, 6 and 4 keys.
+    narrow = cost(10, 3, 3).prefill(4)
+    assert (narrow.full.prefill_context, narrow.last.prefill_context) == (10, 4)
+    assert (narrow.full.prefill_pairs, narrow.last.prefill_pairs) == (21, 6)
+    assert (cost(10, 3).mean_context, cost(10, 3, 3).mean_context) == (11.5, 3)
+    assert cost(10, 1).mean_context == 0
+    assert cost(3, 2).ridge_batch == pytest.approx(24.64 / 1.12)
+    assert cost(300, 2).ridge_batch is None
+    host_s = 5.5
+    assert cost(3, 2).step_s(1) == pytest.approx((2464 + 5 * 32) / 100 + host_s)
+    load = StepLoad(4, 1, 1, 0, 10, 4)
+    # Twice 4 prompt tokens beside a decode, bound by memory: keys 8 + 4 read, 9 written.
+    assert cost(3, 2).step_s(1, load, 2) == pytest.approx((2464 + 21 * 32) / 100 + 5 + 3 * 0.5)
+    assert cost(10, 3).prefill_s(prefill, 0) == pytest.approx((3 * 2464 + (12 + 10 + 10) * 32) / 100 + 3 * host_s)
+
+
+def check_steady_state(module):
+    config = plan(hardware="h100", max_model_len=8192).config
+    cost = plan(hardware="h100").cost
+    server = module.Server(cost, 8192, 256)
+    alone, most, busy = server.alone(), server.saturated(), server.at_rate(10)
+    assert most.num_requests == pytest.approx(256)
+    assert most.requests_per_s == pytest.approx(256 / (250 * most.tpot_s))
+    assert most.num_decodes == pytest.approx(256 * 249 / 250)
+    assert module.Server(cost, 64, 64).saturated().num_decodes == pytest.approx(249 * 64 / 1249)
+    assert server.at_rate(most.requests_per_s * 1.01) is None
+    # Simulated with 2,000 requests: TTFT 34.0 ms, TPOT 9.07 ms.
+    assert busy.ttft_s == pytest.approx(0.0340, rel=0.03)
+    assert busy.tpot_s == pytest.approx(0.00907, rel=0.02)
+    # Hardly ever anybody else: a request finds itself, and nothing more.
+    assert server.at_rate(1e-4).ttft_s == pytest.approx(alone.ttft_s, rel=1e-3)
+    assert server.at_rate(1e-4).tpot_s == pytest.approx(alone.tpot_s, rel=1e-3)
+    assert alone.tpot_s == pytest.approx(cost.step_s(1))
+    assert server.within(Slo(tpot_s=0.02)).tpot_s == pytest.approx(0.02)
+    assert server.within(Slo(ttft_s=0.001)) is None
+    assert config.workload.prompt_tokens == 1000
+    two_chunks = module.Server(toy_cost(100, 4), 60, 1).alone()
+    assert two_chunks.ttft_s == pytest.approx(2 * 5.5 + (2 * (115_200 + 80) + 64 * 5050) / 1000)
+
+
+@cache
+def cached(**changes):
+    """A plan computes its figures once; the rules are not part of them."""
+    return plan(**changes)
+
+
+def check_cautions(cautions):
+    from tests.tools.capacity.test_cautions import CASES, load
+
+    for name, changes, numbers, words, cure in CASES:
+        found = {caution.name: caution for caution in cautions.cautions_of(cached(**changes))}
+        assert name in found, f"{name} is not said"
+        assert words in found[name].reason, found[name].reason
+        for number, expected in zip((found[name].value, found[name].limit), numbers, strict=True):
+            assert expected is None or number == pytest.approx(expected, rel=1e-3), name
+        assert name not in {each.name for each in cautions.cautions_of(cached(**(changes | cure)))}, f"{name} is said"
+    most = cached(max_num_seqs=64).saturated.requests_per_s
+    for share, expected in ((0.79, []), (0.81, ["crowded"]), (1.01, ["overloaded"])):
+        found = cautions.cautions_of(cached(max_num_seqs=64, workload=load(most * share)))
+        assert [caution.name for caution in found] == expected
+    found = cautions.cautions_of(cached(slo="{tpot_s: 0.001}", max_num_seqs=64))
+    assert [caution.name for caution in found] == ["tpot-out-of-reach"]
+
+
+def mutants(module, *replacements):
+    return [Mutant(name, PACKAGE + module, old, new) for name, old, new in replacements]
+
+
+CHECKS = {
+    "units": check_units,
+    "kinds": check_kinds,
+    "yaml_file": check_yaml_file,
+    "memory": check_memory,
+    "workload_cost": check_workload_cost,
+    "steady_state": check_steady_state,
+    "cautions": check_cautions,
+}
+
+MUTANTS = [
+    *mutants(
+        "units",
+        ("a GB is a GiB", "GB = 10**9", "GB = 2**30"),
+        ("sizes in floats", "int(Fraction(number) * BYTES", "int(float(number)) * int(BYTES"),
+        ("both the same", "{num_bytes / GIB:,.2f} GiB", "{num_bytes / GB:,.2f} GiB"),
+    ),
+    *mutants(
+        "kinds",
+        ("quotes do not matter", """return f'"{self.text}"' if self.is_quoted else self.text""", "return self.text"),
+        ("octal", "(?:0|[1-9][0-9_]{0,18})", "[0-9_]{1,18}"),
+        ("least is not allowed", "if value < least:", "if value <= least:"),
+        ("no most", "        if value > most:\n            raise ValueError(f\"must be at most {most:,}", "        if False:\n            raise ValueError(f\"must be at most {most:,}"),
+        ("any number is a power", "if value & (value - 1):", "if value < 1:"),
+        ("the power above", "1 << (value.bit_length() - 1)", "1 << value.bit_length()"),
+        ("zero is above zero", "lambda value: value >= above + TINIEST", "lambda value: value >= above"),
+        ("zero is not at least zero", "lambda value: value >= least", "lambda value: value > least"),
+        ("shares beyond the whole", "    if value > 1:", "    if value > 100:"),
+        ("only spelling counts", " or [name for name in known if lower and name.startswith(lower)]", ""),
+    ),
+    *mutants(
+        "yaml_file",
+        ("lines from 0", "line = name_node.start_mark.line + 1", "line = name_node.start_mark.line"),
+        ("the last of two counts", "elif name_node.value in found:", "elif False:"),
+        ("unknown keys are fine", "if name not in keys:", "if False:"),
+        ("nothing is required", "if key.default is REQUIRED:", "if False:"),
+        ("inner keys at the top", "self._mapping(node, key.keys, name + \".\")", "self._mapping(node, key.keys, \"\")"),
+        ("missing keys at line 1", "line = self.lines.get(prefix[:-1], 1)", "line = 1"),
+        ("in any order", "in sorted(self.complaints)", "in reversed(self.complaints)"),
+        ("tags do not matter", "node.tag not in _PLAIN_TAGS and", "False and"),
+        ("nothing is a value", "node.tag.endswith(\":null\") and not node.value", "False"),
+        ("quotes are forgotten", "is_quoted=node.style in (\"'\", '\"')", "is_quoted=False"),
+        ("characters at line 1", "line = source[: error.position].count(\"\\n\") + 1", "line = 1"),
+    ),
+    *mutants(
+        "memory",
+        ("heads rounded down", "return -(-count // (unit * num_gpus))", "return (count // (unit * num_gpus))"),
+        ("query heads dealt round", "if num_gpus <= shape.num_kv_heads else", "if False else"),
+        ("rows of the MLP dealt round", "1 if shape.intermediate_size % MLP_UNIT else MLP_UNIT", "1"),
+        ("norms are shared", "norms = (2 * shape.num_layers + 1)", "norms = 0 * (2 * shape.num_layers + 1)"),
+        ("each GPU has all weights", "weight_bytes=weight_bytes(config.shape, n)", "weight_bytes=weight_bytes(config.shape, 1)"),
+        ("each GPU has all K/V", "kv_bytes_per_token=shape.kv_bytes_per_token // n", "kv_bytes_per_token=shape.kv_bytes_per_token"),
+        ("embeddings are shared", "even.memory_bytes_on(num_gpus) +", "even.memory_bytes_on(1) // num_gpus +"),
+        ("no headroom", "headroom_bytes=total - int(total * config.gpu_memory_utilization)", "headroom_bytes=0"),
+        ("workspace forgotten", " - self.weight_bytes - self.workspace_bytes", " - self.weight_bytes"),
+        ("negative blocks", "return max(0, self.pool_bytes // self.block_bytes)", "return self.pool_bytes // self.block_bytes"),
+        ("each GPU computes the whole MLP", "intermediate_size=shape.intermediate_size // num_gpus", "intermediate_size=shape.intermediate_size"),
+        ("each GPU computes all heads", "num_heads=shape.num_heads // num_gpus", "num_heads=shape.num_heads"),
+        ("logits of a rounded vocabulary", "vocab_size=config.shape.vocab_size)  #", "vocab_size=shape.vocab_size)  #"),
+        ("half blocks", "num_blocks = -(-num_tokens // block_size)", "num_blocks = num_tokens // block_size"),
+        ("windows one longer", "SlidingWindow(eviction.window,", "SlidingWindow(eviction.window + 1,"),
+        ("sinks forgotten", "eviction.num_sinks).max_blocks", "0).max_blocks"),
+        ("windows of short sequences", "return min(num_blocks, SlidingWindow", "return max(0, SlidingWindow"),
+        ("nothing set aside", "if is_cut else 0", "if False else 0"),
+    ),
+    *mutants(
+        "workload_cost",
+        ("windows grow one longer", "max(num_visible - start, 0)", "max(num_visible - start + 1, 0)"),
+        ("no windows", "if num_visible is None:\n        return num_pairs", "if True:\n        return num_pairs"),
+        ("first token decoded", "return self.workload.output_tokens - 1", "return self.workload.output_tokens"),
+        ("all chunks full", "num_full = (length - 1) // room", "num_full = length // room"),
+        ("windows one longer", "length if limit is None else limit - 1", "length if limit is None else limit"),
+        ("every chunk samples", "            num_samples=0,", "            num_samples=num_full,"),
+        ("starts one short", "reach // room + 1)", "reach // room)"),
+        ("the last chunk only", "return prefill.num_full * self.step_s(num_decodes, prefill.full, 1 / prefill.num_full) + last_s", "return last_s"),
+        ("full chunks all at once", "prefill.full, 1 / prefill.num_full)", "prefill.full)"),
+        ("no decodes beside", "num_tokens=num_decodes + weight", "num_tokens=weight"),
+        ("prompts not weighed", "prefill_context=weight * more", "prefill_context=more"),
+        ("contexts of one", "decode_context=num_decodes * self.mean_context", "decode_context=self.mean_context * 0"),
+        ("ridge without K/V", "return weights_s / (compute_s - kv_s) if compute_s > kv_s else None", "return weights_s / compute_s"),
+        ("ridge beyond infinity", "if compute_s > kv_s else None", ""),
+    ),
+    *mutants(
+        "steady_state",
+        ("requests without prefill", "lambda k: k * (self._num_chunks(k) + num_decodes) <=", "lambda k: k * num_decodes <="),
+        ("tokens of outputs only", "self.step_tokens / (workload.prompt_tokens + num_decodes)", "self.step_tokens / num_decodes"),
+        ("prompts always in company", "share = min(1.0, k * prefill.num_chunks)", "share = 1.0"),
+        ("prompts for nothing", "step_s = (1 - share) * plain_s + share * mixed_s", "step_s = plain_s"),
+        ("nobody sees himself", "seen = min(num_decodes + 1,", "seen = min(num_decodes,"),
+        ("steps met at their end", "ttft_s=met_s / 2 + ", "ttft_s="),
+        ("steps met at their start", "ttft_s=met_s / 2 + ", "ttft_s=met_s + "),
+        ("prompts alone in their step", " + rate * met_s * prompt_s", ""),
+        ("an empty engine is busy", "-math.expm1(-num_requests) * step_s", "step_s"),
+        ("any rate will do", "if self._at(most, most).requests_per_s < requests_per_s:", "if False:"),
+        ("promises do not matter", "self._at(k, most).keeps(slo)", "True"),
+        ("the lower half", "(middle, high) if is_fine(middle) else (low, middle)", "(low, middle) if is_fine(middle) else (middle, high)"),
+    ),
+    *mutants(
+        "cautions",
+        ("does not fit by halves", "    if table.num_blocks:\n", "    if table.num_blocks or table.pool_bytes > -10**11:\n"),
+        ("weights are enough", "if fit(plan.config, table, plan.config.max_model_len).num_requests:", "if table.num_blocks:"),
+        ("seats one more", "if seats <= room or not room:", "if seats < room or not room:"),
+        ("ridge as a floor", "batch <= ridge:", "batch >= ridge:"),
+        ("chunks at the budget", "chunk <= budget:", "chunk < budget:"),
+        ("chunks at the batch", "chunk > batch:", "chunk >= batch:"),
+        ("sinks not kept", "if eviction is None or eviction.window + eviction.num_sinks < longest:", "if eviction is None or eviction.window < longest:"),
+        ("an even split is uneven", "        if count % n:", "        if count:"),
+        ("odd splits are fine", "        if count % n:", "        if False:"),
+        ("never overloaded", "rate <= most.requests_per_s:", "rate <= 2 * most.requests_per_s:"),
+        ("crowded beyond the limit", "CROWDED < utilisation <= 1:", "CROWDED < utilisation:"),
+        ("crowded early", "CROWDED = 0.8", "CROWDED = 0.7"),
+        ("impossible and missed", " or state.keeps(slo) or not alone.keeps(slo):", " or state.keeps(slo):"),
+        ("links never matter", "share <= 0.5:", "share <= 0.99:"),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_is_killed(mutant):
+    KillTable.record(mutant, CHECKS[mutant.module.removeprefix(PACKAGE)])

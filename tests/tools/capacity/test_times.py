@@ -1,0 +1,203 @@
+"""Times against arithmetic by hand, against sums over tokens one by one, and against the simulator."""
+
+import random
+import statistics
+
+import pytest
+
+from tests.tools.capacity.plans import plan
+from twophase.core.errors import ConfigError
+from twophase.core.request import Request
+from twophase.core.sampling_params import SamplingParams
+from twophase.scheduling.policies import ChunkedPrefillPolicy
+from twophase_tools.capacity.config import Workload
+from twophase_tools.capacity.steady_state import Server
+from twophase_tools.capacity.workload_cost import WorkloadCost, visible_pairs
+from twophase_tools.load.slo import Slo
+from twophase_tools.simulate.cost_model import Assumptions, RooflineCostModel
+from twophase_tools.simulate.hardware import Hardware
+from twophase_tools.simulate.limits import make_scheduler
+from twophase_tools.simulate.model_shapes import ModelShape
+from twophase_tools.simulate.simulator import simulate
+from twophase_tools.simulate.step_load import StepLoad
+
+# As in tests/simulate/test_cost_model.py: 1,152 weights in the layers, 80 in the output, 32 bytes of K/V a token.
+TOY = ModelShape("toy", 8, 16, 2, 2, 1, 4, 10, True, "by hand")
+TOY_GPU = Hardware("toy", 1000.0, 100.0, 1e5, 50.0, "by hand")
+IDEAL = Assumptions(1, 1, schedule_s=2, update_s=3, overhead_per_chunk_s=0.25)
+
+
+def toy_cost(prompt_tokens, output_tokens, num_visible=None):
+    model = RooflineCostModel(TOY_GPU, TOY, 1, IDEAL)
+    return WorkloadCost(model, Workload(1.0, prompt_tokens, output_tokens), num_visible)
+
+
+def test_a_request_alone_by_hand():
+    """A prompt of 100 in chunks of 60 and 40, then 3 decodes that read 101, 102 and 103 keys."""
+    cost = toy_cost(100, 4)
+    alone = Server(cost, 60, 1).alone()
+    host_s = 2 + 3 + 2 * 0.25
+    first_s = (2 * 1152 * 60 + 64 * 60 * 61 / 2) / 1000
+    second_s = (2 * (1152 * 40 + 80) + 64 * (60 * 40 + 40 * 41 / 2)) / 1000
+    assert alone.ttft_s == pytest.approx(first_s + second_s + 2 * host_s)
+    # Bound by memory: weights of 2,464 bytes, 102 keys read and 1 written.
+    assert alone.tpot_s == pytest.approx((2464 + 103 * 32) / 100 + host_s)
+    assert (alone.num_requests, alone.num_decodes) == (1, 1)
+
+
+def test_pairs_by_hand():
+    assert visible_pairs(2, 4, 4) == 3 + 4 + 4 + 4
+    assert visible_pairs(2, 4, None) == 3 + 4 + 5 + 6
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_chunks_token_by_token(seed):
+    """The oracle lists the keys that each query of each chunk sees."""
+    rng = random.Random(seed)
+    length, room = rng.randint(1, 60), rng.randint(1, 20)
+    visible = rng.choice([None, rng.randint(1, 70)])
+    cost = toy_cost(length, 5, visible)
+    prefill = cost.prefill(room)
+    starts = range(0, length, room)
+    loads = []
+    for start in starts:
+        queries = range(start, min(start + room, length))
+        seen = [[key for key in range(query + 1) if visible is None or key > query - visible] for query in queries]
+        keys = {key for row in seen for key in row}
+        loads.append(StepLoad(len(queries), int(queries[-1] == length - 1), 1, 0, sum(map(len, seen)), len(keys)))
+    assert prefill.num_chunks == len(loads)
+    assert prefill.last == loads[-1]
+    assert prefill.total == StepLoad(*(sum(terms) for terms in zip(*loads, strict=True)))
+    decoding = [min(position + 1, visible or 1000) for position in range(length, length + 4)]
+    assert cost.mean_context == pytest.approx(statistics.mean(decoding))
+
+
+def test_ridge_by_hand():
+    """Arithmetic and memory take equally long at b: 2,464 + 32 * 5 b bytes at 100/s, 2 * 1,232 b + 64 * 4 b at 1000/s."""
+    cost = toy_cost(3, 2)
+    assert cost.mean_context == 4
+    ridge = cost.ridge_batch
+    assert ridge == pytest.approx(24.64 / ((2464 + 256) / 1000 - 1.6))
+    load = StepLoad(ridge, ridge, ridge, ridge * 4, 0, 0)
+    assert cost.cost_model.flops(load) / 1000 == pytest.approx(cost.cost_model.bytes(load) / 100)
+    # 300 keys of 32 bytes take 96 s to read, their products 64 * 300 / 1000.
+    assert toy_cost(300, 2).ridge_batch is None
+
+
+def test_littles_law_and_the_limits():
+    found = plan(max_num_seqs=16)
+    most = found.saturated
+    # In the engine for one step of prefill and 249 decodes, all as long as a step is on average.
+    assert most.num_requests == pytest.approx(16)
+    assert most.requests_per_s == pytest.approx(16 / (250 * most.tpot_s))
+    assert found.limited_by == "max_num_seqs"
+    assert most.num_decodes == pytest.approx(16 * 249 / 250)
+    small = plan(max_num_seqs=64, max_num_batched_tokens=64)
+    # 1,249 tokens for each request, 64 in a step.
+    assert small.saturated.num_decodes == pytest.approx(249 * 64 / 1249)
+    assert small.limited_by == "max_num_batched_tokens"
+    assert plan(max_num_seqs=64, chunk_size=64).limited_by == "chunk_size"
+    crowded = plan(model="llama-3-70b", tensor_parallel_size=2, hardware="h100", workspace="0.1 GB")
+    assert crowded.limited_by == "memory for K/V"
+    assert crowded.saturated.num_requests == pytest.approx(crowded.at_mean.num_requests)
+
+
+def test_load_makes_it_slower():
+    states = [
+        plan(workload=f"{{rate: {rate}, prompt_tokens: 1000, output_tokens: 250}}").at_rate for rate in (0.01, 2, 4, 8)
+    ]
+    alone = plan().alone
+    for earlier, later in zip([alone, *states], states, strict=False):
+        assert earlier.ttft_s < later.ttft_s
+        assert earlier.tpot_s < later.tpot_s
+    assert states[0].tpot_s == pytest.approx(alone.tpot_s, rel=0.01)
+    assert states[0].ttft_s == pytest.approx(alone.ttft_s, rel=0.01)
+    assert [state.requests_per_s for state in states] == [0.01, 2, 4, 8]
+    for state in states:  # Little's law again, in seconds
+        assert state.num_requests == pytest.approx(state.requests_per_s * 250 * state.tpot_s, rel=1e-6)
+
+
+def test_more_than_it_can_take():
+    found = plan(workload="{rate: 500, prompt_tokens: 1000, output_tokens: 250}")
+    assert found.at_rate is None
+    assert found.utilisation == pytest.approx(500 / found.saturated.requests_per_s)
+
+
+def test_the_highest_load_within_a_promise():
+    found = plan(slo="{tpot_s: 0.02}")
+    assert found.within_slo.tpot_s == pytest.approx(0.02, rel=1e-3)
+    assert found.within_slo.requests_per_s < found.saturated.requests_per_s
+    assert plan(slo="{tpot_s: 100}").within_slo == found.saturated
+    assert plan(slo="{tpot_s: 0.0001}").within_slo is None
+    assert found.server.within(Slo(ttft_s=0.1)).ttft_s == pytest.approx(0.1, rel=1e-3)
+
+
+def test_one_token_only():
+    found = plan(workload="{rate: 1, prompt_tokens: 1000, output_tokens: 1}")
+    assert found.at_rate.tpot_s is None
+    assert found.at_rate.ttft_s > found.alone.ttft_s
+
+
+def test_what_a_window_and_a_narrow_cache_save():
+    base = plan(max_model_len=32768, workload="{rate: 1, prompt_tokens: 16000, output_tokens: 500}")
+    for changes in ({"eviction": "{window: 2048, sinks: 4}"}, {"kv_cache_dtype": "int8"}):
+        saved = plan(max_model_len=32768, workload="{rate: 1, prompt_tokens: 16000, output_tokens: 500}", **changes)
+        assert saved.alone.tpot_s < base.alone.tpot_s
+        assert saved.at_limit.num_requests > base.at_limit.num_requests
+
+
+def test_absurd_sizes_take_no_time():
+    huge = plan(
+        max_model_len=10**9, chunk_size=1, max_num_seqs=1, workload="{rate: 1, prompt_tokens: 500, output_tokens: 1}"
+    )
+    assert huge.at_limit.num_requests == 0
+    assert huge.alone.ttft_s > 0
+
+
+# (prompt, output, requests per second, seats, chunk): less than half of what the engine can take.
+LOADS = [(1000, 100, 10, 256, 8192), (1000, 100, 4, 256, 512), (4000, 40, 2, 64, 8192)]
+
+
+@pytest.mark.parametrize(("prompt", "output", "rate", "seats", "chunk"), LOADS)
+def test_against_the_simulator(prompt, output, rate, seats, chunk):
+    """The same roofline under the real scheduler, with requests that come as they like. The steady state is a mean
+    over fluctuations that the simulation has, so it may be off by a tenth at moderate load; it mostly is by less."""
+    found = plan(
+        hardware="h100",
+        max_model_len=8192,
+        chunk_size=chunk,
+        max_num_seqs=seats,
+        workload=f"{{rate: {rate}, prompt_tokens: {prompt}, output_tokens: {output}}}",
+    )
+    assert 0.05 < found.utilisation < 0.5
+    config = found.config
+    limits = {
+        "num_blocks": found.memory.num_blocks,
+        "block_size": config.block_size,
+        "max_num_seqs": seats,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_model_len": config.max_model_len,
+    }
+    rng, now_s, requests = random.Random(1), 0.0, []
+    params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+    for number in range(240):
+        now_s += rng.expovariate(rate)
+        requests.append(Request(str(number), (number,) * prompt, params, arrival_s=now_s))
+    records = simulate(requests, make_scheduler(limits, ChunkedPrefillPolicy(chunk)), found.cost.cost_model).records
+    # Neither the start, when it is still filling, nor the end.
+    steady = records[60:180]
+    ttft_s = statistics.mean(record.token_times_s[0] - record.arrival_s for record in steady)
+    tpot_s = statistics.mean((record.token_times_s[-1] - record.token_times_s[0]) / (output - 1) for record in steady)
+    assert found.at_rate.ttft_s == pytest.approx(ttft_s, rel=0.1)
+    assert found.at_rate.tpot_s == pytest.approx(tpot_s, rel=0.1)
+
+
+def test_no_plan_is_beyond_arithmetic():
+    """Values at the ends of what a file may say: a share of next to nothing is refused, the rest is computed."""
+    slow = "{memory: 999999999 GB, flops_per_s: 1, bytes_per_s: 999999999}"
+    extreme = {"hardware": slow, "workload": "{rate: 1e-9, prompt_tokens: 3000, output_tokens: 1}"}
+    for efficiency in ("1e-11", "1"):
+        found = plan(model="smollm2-135m", assumptions=f"{{compute_efficiency: {efficiency}}}", **extreme)
+        assert found.saturated.ttft_s > 0
+    with pytest.raises(ConfigError, match="compute_efficiency must be a number above 0, got 1e-300"):
+        plan(assumptions="{compute_efficiency: 1e-300}")

@@ -1,0 +1,305 @@
+"""The doctor: right about this machine, and able to notice each thing it looks for."""
+
+import json
+import sys
+from importlib import metadata
+
+import numpy as np
+import pytest
+import torch
+from packaging.requirements import Requirement
+
+from tests.tools.cli.conftest import run_cli
+from twophase.attention.torch_backend import TorchBackend
+from twophase_tools.cli import checks, selftest
+from twophase_tools.cli.diagnosis import Diagnosis, Finding
+from twophase_tools.cli.doctor import diagnose
+
+OK = Finding("one", "ok", "works")
+ADVICE = Finding("two", "advice", "slow", "be quick")
+BROKEN = Finding("three", "broken", "a < b", "repair it")
+NOT_RUN = Finding("four", "not run", "no GPU")
+
+
+@pytest.fixture(scope="module")
+def here():
+    return diagnose()
+
+
+def named(findings, start):
+    (finding,) = [finding for finding in findings if finding.name.startswith(start)]
+    return finding
+
+
+# -- the verdict ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("findings", "usable", "verdict"),
+    [
+        ((OK, NOT_RUN), True, "Ready."),
+        ((OK, ADVICE), True, "Ready, with 1 remark."),
+        ((OK, BROKEN), False, "Not ready: 1 problem to cure."),
+        ((ADVICE, BROKEN, ADVICE, BROKEN), False, "Not ready: 2 problems to cure, and 2 remarks."),
+    ],
+)
+def test_verdict(findings, usable, verdict):
+    diagnosis = Diagnosis(findings)
+    assert (diagnosis.is_usable, diagnosis.verdict) == (usable, verdict)
+
+
+def test_text_shows_every_cure_and_ends_with_the_verdict():
+    text = Diagnosis((OK, ADVICE, BROKEN)).to_text()
+    assert "cure: be quick" in text
+    assert "cure: repair it" in text
+    assert text.splitlines()[-1] == "Not ready: 1 problem to cure, and 1 remark."
+
+
+def test_html_escapes():
+    page = Diagnosis((BROKEN,)).to_html()
+    assert "a &lt; b" in page
+    assert "repair it" in page
+
+
+def test_dict_is_json():
+    assert json.loads(json.dumps(Diagnosis((OK, BROKEN)).to_dict())) == {
+        "usable": False,
+        "verdict": "Not ready: 1 problem to cure.",
+        "findings": [
+            {"name": "one", "status": "ok", "detail": "works", "cure": None},
+            {"name": "three", "status": "broken", "detail": "a < b", "cure": "repair it"},
+        ],
+    }
+
+
+# -- this machine -----------------------------------------------------------------------------------------------------
+
+
+def test_this_machine_is_usable(here):
+    assert here.is_usable, here.to_text()
+
+
+def test_every_problem_has_a_cure(here):
+    assert all(finding.cure for finding in here.findings if finding.status in ("advice", "broken"))
+
+
+def test_the_attentions_are_tried(here):
+    assert named(here.findings, "attention: torch, cpu").status == "ok"
+    triton = named(here.findings, "attention: Triton")
+    if sys.platform == "linux":
+        assert triton.status == "ok", triton
+        assert ("compiled" in triton.name) == torch.cuda.is_available()
+    else:
+        assert triton.status == "not run"
+
+
+def test_the_shown_versions_are_the_installed_ones(here):
+    assert named(here.findings, "torch").detail.startswith(metadata.version("torch"))
+
+
+def test_command_in_json(twophase, here, monkeypatch):
+    monkeypatch.setattr("twophase_tools.cli.doctor.diagnose", lambda: here)
+    exit_code, out, _ = twophase("doctor", "--json")
+    assert exit_code == 0
+    assert json.loads(out) == here.to_dict()
+
+
+def test_command_exit_code_when_broken(twophase, monkeypatch):
+    monkeypatch.setattr("twophase_tools.cli.doctor.diagnose", lambda: Diagnosis((BROKEN,)))
+    exit_code, out, _ = twophase("doctor")
+    assert exit_code == 1
+    assert "cure: repair it" in out
+
+
+def test_table_for_terminals_holds_the_same_facts(twophase, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(
+        "twophase_tools.cli.doctor.diagnose", lambda: Diagnosis((ADVICE, Finding("x", "ok", "[brackets]")))
+    )
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    _, out, _ = twophase("doctor")
+    for words in ("advice", "be quick", "[brackets]", "Ready, with 1 remark."):
+        assert words in out
+
+
+# -- what it must notice ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="not run here: triton has Linux wheels only")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="not run here: about machines without a GPU")
+def test_no_triton_and_a_wrong_environment_in_a_real_process(without_triton, smollm2_folder):
+    done = run_cli("doctor", "--json", PYTHONPATH=str(without_triton), TRITON_INTERPRET="banana")
+    assert done.returncode == 1, done.stderr
+    findings = [Finding(**finding) for finding in json.loads(done.stdout)["findings"]]
+    triton = named(findings, "attention: Triton")
+    assert triton.status == "advice"
+    assert "not installed" in triton.detail
+    interpreter = named(findings, "interpreter")
+    assert interpreter.status == "broken"
+    assert "banana" in interpreter.detail
+
+
+@pytest.mark.parametrize(
+    ("value", "status"), [("banana", "broken"), ("2", "broken"), ("1", "ok"), ("TRUE", "ok"), ("0", "ok"), ("", "ok")]
+)
+def test_triton_interpret(monkeypatch, value, status):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    (finding,) = checks.check_triton_interpret()
+    assert finding.status == status
+
+
+def test_triton_interpret_beside_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    (finding,) = checks.check_triton_interpret()
+    assert finding.status == "advice"
+
+
+def test_triton_interpret_unset_is_not_worth_a_line(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert list(checks.check_triton_interpret()) == []
+
+
+def pins(monkeypatch, *lines):
+    monkeypatch.setattr(metadata, "requires", lambda name: list(lines))
+    return list(checks.check_packages())
+
+
+def test_another_version_is_advice(monkeypatch):
+    finding = pins(monkeypatch, "torch==1.0")[0]
+    assert (finding.status, finding.detail) == ("advice", f"{metadata.version('torch')}, but tested with 1.0")
+
+
+def test_a_local_version_label_is_no_difference():
+    public = metadata.version("torch").partition("+")[0]
+    assert checks._compare(Requirement(f"torch=={public}")).status == "ok"
+
+
+@pytest.mark.parametrize(("name", "status"), [("safetensors", "broken"), ("nbval", "advice")])
+def test_a_missing_package(monkeypatch, name, status):
+    def version(_):
+        raise metadata.PackageNotFoundError
+
+    monkeypatch.setattr(metadata, "version", version)
+    finding = pins(monkeypatch, f"{name}==3.2.1")[0]
+    assert (finding.status, finding.cure) == (status, f"pip install '{name}==3.2.1'")
+
+
+def test_a_pin_for_another_system_does_not_count(monkeypatch):
+    (others,) = pins(monkeypatch, "no-such-package==1; sys_platform == 'plan9'")
+    assert others.detail.startswith("0 more")
+
+
+def test_low_memory(monkeypatch):
+    monkeypatch.setattr("twophase.cache.memory.free_host_memory_bytes", lambda: 300 * 1024**2)
+    assert named(checks.check_memory(), "memory").status == "advice"
+
+
+@pytest.mark.parametrize(
+    ("smi", "cuda", "words"), [(None, None, "no CUDA device"), ("/smi", None, "CPU build"), ("/smi", "13.0", "driver")]
+)
+def test_no_gpu_and_why(monkeypatch, smi, cuda, words):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("shutil.which", lambda name: smi)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    (finding,) = checks.check_gpu()
+    assert finding.status == ("not run" if smi is None else "advice")
+    assert words in f"{finding.detail} {finding.cure}"
+
+
+class FakeGpu:
+    name, total_memory, minor = "T9", 16 * 1024**3, 5
+
+    def __init__(self, major):
+        self.major = major
+
+
+@pytest.mark.parametrize(("major", "status"), [(7, "advice"), (9, "ok")])
+def test_an_old_gpu_gets_advice(monkeypatch, major, status):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: FakeGpu(major))
+    (finding,) = checks.check_gpu()
+    assert (finding.status, finding.detail) == (status, f"cuda:0 T9, capability {major}.5, 16 GiB")
+
+
+def test_a_model_that_is_not_prepared(monkeypatch, tmp_path):
+    monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path))
+    (finding,) = checks.check_model()
+    assert finding.status == "advice"
+    assert "twophase model prepare" in finding.cure
+
+
+def test_a_damaged_model(monkeypatch, tmp_path):
+    monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path))
+    (tmp_path / "smollm2-135m-instruct").mkdir()
+    (finding,) = checks.check_model()
+    assert finding.status == "broken"
+
+
+def test_a_check_that_falls_over_is_a_finding(monkeypatch):
+    def check_the_weather():
+        raise ImportError("no clouds")
+        yield
+
+    monkeypatch.setattr("twophase_tools.cli.doctor.CHECKS", (check_the_weather,))
+    (finding,) = diagnose().findings
+    assert (finding.name, finding.status) == ("the weather", "broken")
+    assert "no clouds" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise SystemExit(3)", "exit code 3"),
+        ("raise ValueError('boom')", "boom"),
+        ("while True: pass", "still running"),
+    ],
+)
+def test_a_self_test_that_crashes_or_hangs(monkeypatch, tmp_path, code, words):
+    script = tmp_path / "python"
+    script.write_text(f"#!{sys.executable}\n{code}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setattr(checks, "SELF_TEST_TIMEOUT_S", 1)
+    (finding,) = checks.check_triton_attention()
+    assert finding.status == "broken"
+    assert words in finding.detail
+
+
+# -- the self-test ----------------------------------------------------------------------------------------------------
+
+
+def wrong_scale(self, q, kv, plan, attend=TorchBackend.attend):
+    return attend(self, 1.1 * q, kv, plan)
+
+
+def no_rotation(self, q, k, v, cos, sin, kv, plan, write=TorchBackend.write):
+    return write(self, q, k, v, torch.ones_like(cos), torch.zeros_like(sin), kv, plan)
+
+
+def nan_out(self, q, kv, plan):
+    return torch.full_like(q, float("nan"))
+
+
+def swapped(self, q, k, v, cos, sin, kv, plan, write=TorchBackend.write):
+    return write(self, q, k, v.flip(1), cos, sin, kv, plan)
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong"),
+    [("attend", wrong_scale), ("attend", nan_out), ("write", no_rotation), ("write", swapped)],
+)
+def test_the_self_test_notices_wrong_numbers(monkeypatch, method, wrong):
+    monkeypatch.setattr(TorchBackend, method, wrong)
+    outcome = selftest.run_self_test("torch", torch.device("cpu"))
+    assert not outcome.passed
+    assert checks._judge("attention", outcome.max_error, outcome.tolerance).status == "broken"
+
+
+def test_the_known_answer_of_one_token_is_its_value():
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((1, heads, selftest.HEAD_DIM)) for heads in (4, 2, 2))
+    np.testing.assert_allclose(selftest._known_answer(q, k, v)[0], v[0].repeat(2, axis=0))

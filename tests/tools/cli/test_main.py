@@ -1,0 +1,111 @@
+"""Arguments, exit codes, signals and pipes."""
+
+import signal
+import subprocess
+import sys
+import types
+
+import pytest
+
+from tests.tools.cli.conftest import run_cli, start_cli
+from twophase import __version__
+from twophase.core.errors import ConfigError, InvalidRequestError, ModelFolderError, OutOfBlocksError
+from twophase_tools.cli.engine_options import engine_options
+from twophase_tools.cli.main import DEFAULT_MODEL, build_parser
+
+
+def test_generate_defaults():
+    args = build_parser().parse_args(["generate", "hello"])
+    assert (args.command, args.prompt, args.model) == ("generate", "hello", DEFAULT_MODEL)
+    assert (args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed, args.n) == (64, 0.0, 0, 1.0, None, 1)
+    assert (engine_options(args), args.stop, args.chat) == ({}, [], False)
+
+
+def test_generate_options():
+    words = "generate - --max-tokens 7 --temperature 0.5 --top-k 3 --top-p 0.9 --seed 1 --stop a --stop b --n 2 --json"
+    args = build_parser().parse_args(words.split())
+    assert (args.prompt, args.max_tokens, args.temperature, args.top_k, args.top_p) == ("-", 7, 0.5, 3, 0.9)
+    assert (args.seed, args.stop, args.n, args.json, args.stream) == (1, ["a", "b"], 2, True, False)
+
+
+@pytest.mark.parametrize("words", ["doctor --json", "model prepare", "model path", "model verify", "bench kernels"])
+def test_commands_parse(words):
+    assert build_parser().parse_args(words.split()).command == words.split()[0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["", "nonsense", "model", "bench", "generate", "generate x --json --stream", "generate x --max-tokens many"],
+)
+def test_wrong_arguments_print_usage_and_exit_2(twophase, words):
+    exit_code, out, err = twophase(*words.split())
+    assert exit_code == 2
+    assert out == ""
+    assert err.startswith("usage: twophase")
+
+
+def test_the_default_model_is_the_one_that_is_prepared():
+    from twophase.model import prepare
+
+    assert prepare.DEFAULT_MODEL == DEFAULT_MODEL
+
+
+def test_help_and_parsing_import_nothing_heavy():
+    code = (
+        "import sys; from twophase_tools.cli.main import build_parser; build_parser().format_help();"
+        "heavy = {'torch', 'triton', 'numpy', 'transformers', 'rich', 'twophase.engine'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_python_m_twophase():
+    done = run_cli("--version")
+    assert (done.returncode, done.stdout.strip()) == (0, f"twophase {__version__}")
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (ConfigError("the rule"), 2),
+        (InvalidRequestError("the rule"), 2),
+        (ModelFolderError("the rule"), 2),
+        (OutOfBlocksError("the rule"), 1),
+        (OSError("the rule"), 1),
+    ],
+)
+def test_an_error_is_one_message(twophase, monkeypatch, error, exit_code):
+    def run(args):
+        raise error
+
+    monkeypatch.setitem(sys.modules, "twophase_tools.cli.doctor", types.SimpleNamespace(run=run))
+    assert twophase("doctor") == (exit_code, "", "twophase: the rule\n")
+
+
+def test_a_bug_keeps_its_traceback(twophase, monkeypatch):
+    def run(args):
+        raise KeyError("ours to repair")
+
+    monkeypatch.setitem(sys.modules, "twophase_tools.cli.doctor", types.SimpleNamespace(run=run))
+    with pytest.raises(KeyError):
+        twophase("doctor")
+
+
+TALK = ("generate", "hello", "--stream", "--max-tokens", "30000", "--model")
+
+
+def test_ctrl_c_is_quiet(talkative_folder):
+    process = start_cli(*TALK, talkative_folder)
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(talkative_folder):
+    process = start_cli(*TALK, talkative_folder)
+    assert process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
+    assert process.stderr.read() == ""
+    process.stderr.close()

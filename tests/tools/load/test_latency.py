@@ -1,0 +1,61 @@
+"""Percentiles against NumPy's, and goodput by hand."""
+
+import random
+
+import numpy as np
+import pytest
+
+from tests.tools.load.timeline import RECORDS, A, B, C, D
+from twophase_tools.load import latency
+from twophase_tools.load.records import RequestRecord
+from twophase_tools.load.slo import Slo
+
+
+def test_the_worked_example():
+    assert latency.percentile([4, 1, 3, 2], 90) == pytest.approx(3.7, rel=1e-15)
+
+
+def test_percentiles_are_numpys():
+    rng = random.Random(1)
+    for size in (1, 2, 3, 7, 100, 101, 1000):
+        values = [rng.lognormvariate(0, 2) for _ in range(size)]
+        for percent in (0, 0.1, 25, 50, 90, 95, 99, 99.9, 100):
+            expected = float(np.percentile(values, percent, method="linear"))
+            assert latency.percentile(values, percent) == pytest.approx(expected, rel=1e-12), (size, percent)
+
+
+def test_no_values_have_no_percentiles():
+    assert latency.percentile([], 50) is None
+    assert latency.Percentiles.of([]) is None
+    assert latency.Percentiles.of([None, None]) is None
+    with pytest.raises(ValueError, match=r"\[0, 100\]"):
+        latency.percentile([], 101)
+
+
+def test_a_distribution_in_a_line():
+    found = latency.Percentiles.of([5.0, None, 1, 3.0])
+    assert (found.count, found.mean, found.p50, found.max) == (3, 3.0, 3.0, 5.0)
+    assert (found.p90, found.p95, found.p99) == pytest.approx((4.6, 4.8, 4.96))
+
+
+def test_latencies_by_hand():
+    found = latency.Latencies.of(RECORDS)
+    assert (found.queue.count, found.queue.mean, found.queue.max) == (3, (1 + 7 + 39) / 3, 39)
+    assert (found.ttft.count, found.ttft.p50, found.ttft.max) == (3, 26, 48)
+    assert (found.itl.count, found.itl.mean) == (4, (10 + 10 + 40 + 20) / 4)
+    assert (found.tpot.count, found.tpot.mean) == (2, 20)
+    assert (found.latency.count, found.latency.max) == (3, 70)  # D was aborted: how soon says nothing
+    assert latency.Latencies.of([D]) == latency.Latencies(None, None, None, None, None)
+    assert latency.Latencies.of([C]).itl is None
+
+
+def test_goodput_by_hand():
+    slo = Slo(ttft_s=26, tpot_s=20)
+    found = latency.Goodput.of(RECORDS, slo, 100)
+    assert (found.num_promised, found.num_met, found.requests_per_s, found.attainment) == (4, 2, 0.02, 0.5)
+    assert latency.Goodput.of(RECORDS, None, 100) is None
+    assert latency.Goodput.of([], slo, 100) is None
+    assert latency.Goodput.of([A], slo, 0).requests_per_s is None
+    one = RequestRecord("x", 0, 1, (30,), 30, 1, finish_reason="stop", slo=Slo(ttft_s=30))
+    found = latency.Goodput.of([one, B], None, 10)  # B was promised nothing
+    assert (found.num_promised, found.num_met) == (1, 1)

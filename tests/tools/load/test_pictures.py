@@ -1,0 +1,136 @@
+"""A picture shows what it was given: marks are counted, places are read back."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from tests.tools.load.timeline import BLOCK_SIZE, RECORDS, STEPS, A, B
+from twophase_tools.load import pictures
+from twophase_tools.load.slo import Slo
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+def boxes(axes, colour):
+    """(row, start, end) of the boxes of one colour."""
+    found = []
+    for collection in axes.collections:
+        if not isinstance(collection, matplotlib.collections.PatchCollection):
+            continue
+        if matplotlib.colors.same_color(collection.get_facecolor()[0], colour):
+            for path in collection.get_paths():
+                (x0, y0), (x1, y1) = path.get_extents().get_points()
+                found.append((round((y0 + y1) / 2), round(x0, 6), round(x1, 6)))
+    return found
+
+
+def legend(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_swim_lanes_by_hand():
+    axes = pictures.draw_swim_lanes(RECORDS, STEPS, title="three").axes[0]
+    colours = pictures.SPAN_COLOURS
+    assert boxes(axes, colours["waiting"]) == [(0, 0, 1), (1, 4, 11), (2, 12, 51), (3, 15, 65)]
+    assert boxes(axes, colours["prefill"]) == [(0, 1, 9), (0, 61, 69), (1, 11, 19), (1, 21, 29), (2, 51, 59)]
+    assert boxes(axes, colours["decode"]) == [(0, 11, 19), (0, 21, 29), (1, 41, 49)]
+    assert boxes(axes, colours["preempted"]) == [(0, 50, 61)]
+    assert boxes(axes, colours["paused"]) == [(0, 29, 50)]
+    (ticks,) = (c for c in axes.collections if isinstance(c, matplotlib.collections.LineCollection))
+    at = [(round(segment[:, 1].mean()), segment[0, 0]) for segment in ticks.get_segments()]
+    assert sorted(at) == [(0, 10), (0, 20), (0, 30), (0, 70), (1, 30), (1, 50), (2, 60)]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["A", "B", "C", "D"]
+    assert axes.get_xlabel().endswith(", s")
+    assert axes.get_title(loc="left") == "three"
+    assert len(legend(axes)) == 6
+
+
+def test_swim_lanes_in_milliseconds():
+    axes = pictures.draw_swim_lanes([A], STEPS, milliseconds=True).axes[0]
+    assert boxes(axes, pictures.SPAN_COLOURS["waiting"]) == [(0, 0, 1000)]
+    assert axes.get_xlabel().endswith(", ms")
+
+
+def test_block_occupancy_by_hand():
+    axes = pictures.draw_block_occupancy(STEPS, block_size=BLOCK_SIZE).axes[0]
+    in_use, cached = axes.collections
+    assert in_use.get_paths()[0].get_extents().y1 == 5
+    assert cached.get_paths()[0].get_extents().y1 == 5
+    filled = axes.lines[0]
+    assert list(filled.get_xdata()) == [10, 20, 30, 50, 60, 70]
+    assert list(filled.get_ydata()) == [2, 3.5, 3.75, 2.5, 0, 0]
+    assert legend(axes) == [
+        "in use",
+        "cached, evictable",
+        "filled slots, in blocks",
+        "the pool: 10 blocks",
+        "preemption",
+    ]
+    assert axes.get_ylim()[1] > 10
+    assert "filled slots, in blocks" not in legend(pictures.draw_block_occupancy(STEPS).axes[0])
+
+
+def test_a_limit_far_above_is_named_and_left_outside():
+    axes = pictures.draw_batch_composition(STEPS, token_budget=1000).axes[0]
+    assert "token budget: 1,000, far above" in legend(axes)
+    assert axes.get_ylim()[1] < 20
+    near = pictures.draw_batch_composition(STEPS, token_budget=12).axes[0]
+    assert "token budget: 12" in legend(near)
+    assert near.get_ylim()[1] > 12
+
+
+def test_batches_by_hand():
+    axes = pictures.draw_batch_composition(STEPS).axes[0]
+    decodes, prefills = axes.containers
+    assert [bar.get_height() for bar in decodes] == [0, 1, 1, 1, 0, 0]
+    assert [(bar.get_y(), bar.get_height()) for bar in prefills] == [(0, 8), (1, 3), (1, 2), (1, 0), (0, 2), (0, 10)]
+
+
+def test_percentile_curves_are_percentiles():
+    figure = pictures.draw_percentile_curves({"one": RECORDS, "two": [A, B]}, slo=Slo(ttft_s=26))
+    ttft, itl, latency = figure.axes
+    one = ttft.lines[0]
+    percents = 100 * (1 - 10 ** -np.asarray(one.get_xdata()))
+    assert np.allclose(one.get_ydata(), np.percentile([10, 26, 48], percents))
+    assert max(percents) == pytest.approx(99.9)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
+    assert any(list(line.get_ydata()) == [26, 26] for line in ttft.lines)  # the SLO
+    assert np.allclose(itl.lines[0].get_ydata()[-1], np.percentile([10, 10, 40, 20], 99.9))
+    assert len(latency.lines) == 2
+
+
+def test_everything_on_one_page():
+    figure = pictures.draw_run(RECORDS, STEPS, title="page", token_budget=12, block_size=BLOCK_SIZE, slo=Slo(ttft_s=26))
+    assert len(figure.axes) == 6
+    assert figure.axes[1].get_xlim() == figure.axes[0].get_xlim()
+    assert all(axes.get_xlabel() for axes in figure.axes)
+    assert figure.get_facecolor() == (1, 1, 1, 1)
+
+
+def test_nothing_can_be_drawn(tmp_path):
+    for figure in (
+        pictures.draw_run([], []),
+        pictures.draw_swim_lanes([], []),
+        pictures.draw_block_occupancy([]),
+        pictures.draw_batch_composition([], token_budget=5),
+        pictures.draw_percentile_curves({"none": []}),
+    ):
+        figure.savefig(tmp_path / "empty.png")
+    texts = [text.get_text() for text in pictures.draw_percentile_curves({"none": []}).axes[0].texts]
+    assert texts == ["nothing to measure"]
+
+
+def test_many_lanes_have_no_names():
+    import dataclasses
+
+    many = [dataclasses.replace(A, request_id=str(i)) for i in range(60)]
+    axes = pictures.draw_swim_lanes(many, []).axes[0]
+    assert axes.get_ylabel() == "60 requests, by arrival"

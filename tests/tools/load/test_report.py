@@ -1,0 +1,152 @@
+"""A run's numbers against the timeline that was computed by hand."""
+
+import dataclasses
+import json
+import math
+import random
+
+import pytest
+
+from tests.tools.load.timeline import BLOCK_SIZE, RECORDS, STEPS, A, B, D, step
+from twophase_tools.load import queue, report, steps
+from twophase_tools.load.records import RequestRecord
+from twophase_tools.load.slo import Slo
+
+
+def test_the_queue_by_hand():
+    # In the queue: A [0, 1), B [4, 11), C [12, 51), D [15, 65).
+    states = queue.queue_states(RECORDS, [0, 0.5, 1, 5, 11, 14, 15, 51, 64, 65])
+    assert states == [(1, 0), (1, 0.5), (0, None), (1, 1), (0, None), (1, 2), (2, 3), (1, 36), (1, 49), (0, None)]
+    found = queue.QueueSummary.of(RECORDS, (0, 100))
+    assert (found.depth_mean, found.depth_max, found.age_max_s) == ((1 + 7 + 39 + 50) / 100, 2, 50)
+    assert queue.QueueSummary.of([], (0, 0)) == queue.QueueSummary(None, 0, None)
+
+
+def test_the_queue_of_those_who_wait_still_ends_with_the_window():
+    waiting = RequestRecord("w", 10, None, (), None, 1)
+    assert queue.QueueSummary.of([waiting], (0, 30)) == queue.QueueSummary(20 / 30, 1, 20.0)
+    at_once = RequestRecord("w", 10, 10, (11,), 11, 1, finish_reason="stop")
+    assert queue.QueueSummary.of([at_once], (0, 30)) == queue.QueueSummary(0.0, 0, None)
+
+
+def test_the_queue_of_any_records():
+    """Against the definition, at random: who is in it at t, one by one."""
+    rng = random.Random(3)
+    records = []
+    for number in range(60):
+        arrival_s = rng.randrange(50)
+        scheduled_s = None if arrival_s > 45 else arrival_s + rng.randrange(20)
+        records.append(RequestRecord(str(number), arrival_s, scheduled_s, (), None, 1))
+    times_s = sorted(rng.uniform(0, 80) for _ in range(40))
+    for time_s, state in zip(times_s, queue.queue_states(records, times_s), strict=True):
+        there = [
+            r
+            for r in records
+            if r.arrival_s <= time_s and (r.first_scheduled_s is None or r.first_scheduled_s > time_s)
+        ]
+        assert state == (len(there), max((time_s - r.arrival_s for r in there), default=None))
+
+
+def test_steps_by_hand():
+    found = steps.StepSummary.of(STEPS, BLOCK_SIZE)
+    assert (found.num_steps, found.busy_s, found.overhead_s) == (6, 60, 12)
+    assert (found.num_decode_tokens, found.num_prefill_tokens) == (3, 8 + 3 + 2 + 2 + 10)
+    assert (found.num_preemptions, found.num_recomputed_tokens) == (1, 10)
+    # States hold from the end of a step to the end of the next: [10, 20), [20, 30), [30, 50), [50, 60), [60, 70).
+    assert found.waiting_mean == pytest.approx((1 * 10 + 2 * 10 + 2 * 20 + 2 * 10 + 2 * 10) / 60)
+    assert found.waiting_max == 2
+    assert (found.num_blocks, found.blocks_in_use_max) == (10, 5)
+    assert found.blocks_in_use_mean == pytest.approx((2 * 10 + 5 * 10 + 5 * 20 + 3 * 10) / 60)
+    # Of the blocks in use, slots without a token: 0 of 8, 6 of 20, 5 of 20, 2 of 12; then nothing is in use.
+    expected = (0 * 10 + 6 / 20 * 10 + 5 / 20 * 20 + 2 / 12 * 10) / 50
+    assert found.fragmentation_mean == pytest.approx(expected)
+    assert steps.StepSummary.of(STEPS).fragmentation_mean is None
+    assert steps.StepSummary.of([]) is None
+
+
+def test_swapped_blocks_are_counted():
+    moved = [dataclasses.replace(STEPS[0], blocks_swapped_out=3), dataclasses.replace(STEPS[1], blocks_swapped_in=2)]
+    found = steps.StepSummary.of(moved)
+    assert (found.num_blocks_swapped_out, found.num_blocks_swapped_in) == (3, 2)
+    assert "3 swapped out, 2 back in" in report.ServingReport.of(RECORDS, moved).to_text()
+    assert "swapped" not in report.ServingReport.of(RECORDS, STEPS).to_text()
+
+
+def test_one_step_is_its_own_mean():
+    found = steps.StepSummary.of(STEPS[:1], BLOCK_SIZE)
+    assert (found.blocks_in_use_mean, found.waiting_mean, found.fragmentation_mean) == (2, 1, 0)
+
+
+def test_recomputed_tokens_are_positions_seen_before():
+    history = [
+        step(0, 0, [("A", 0, 0, 6)], 0, 2, 6),
+        step(1, 10, [("A", 0, 6, 1), ("B", 0, 0, 4)], 1, 3, 8),
+        step(2, 20, [("A", 0, 4, 3)], 0, 2, 7),  # 4 tokens hit the cache, 4, 5 and 6 come again
+        step(3, 30, [("A", 0, 7, 2), ("A", 1, 6, 1)], 0, 2, 7),
+    ]
+    assert steps.num_recomputed_tokens(history) == 3
+
+
+def test_a_report_by_hand():
+    found = report.ServingReport.of(
+        RECORDS, STEPS, slo=Slo(ttft_s=26, tpot_s=20), window=(0, 80), block_size=BLOCK_SIZE
+    )
+    assert (found.num_requests, found.num_completed, found.num_failed, found.num_aborted, found.num_unfinished) == (
+        4,
+        3,
+        0,
+        1,
+        0,
+    )
+    assert (found.num_prompt_tokens, found.num_cached_tokens, found.num_output_tokens) == (17, 2, 7)
+    assert found.num_preemptions == 1
+    assert (found.window_s, found.requests_per_s, found.output_tokens_per_s) == (80, 3 / 80, 7 / 80)
+    assert found.offered_requests_per_s == 3 / 15
+    assert found.cache_hit_rate == 2 / 17
+    assert (found.goodput.num_met, found.goodput.requests_per_s) == (2, 2 / 80)
+    assert found.steps == steps.StepSummary.of(STEPS, BLOCK_SIZE)
+    assert found.queue == queue.QueueSummary.of(RECORDS, (0, 80))
+
+
+def test_without_a_window_it_is_from_the_first_arrival_to_the_last_event():
+    assert report.ServingReport.of([B, A]).window_s == 70
+    assert report.ServingReport.of([B]).window_s == 46
+    unfinished = RequestRecord("u", 3, 4, (9, 11), None, 1)
+    assert report.ServingReport.of([unfinished]).window_s == 8
+    with pytest.raises(ValueError, match="end before it starts"):
+        report.ServingReport.of([A], window=(5, 4))
+
+
+def test_nothing_to_measure_is_said():
+    empty = report.ServingReport.of([])
+    assert (empty.requests_per_s, empty.output_tokens_per_s, empty.offered_requests_per_s) == (None, None, None)
+    assert (empty.goodput, empty.steps, empty.cache_hit_rate) == (None, None, None)
+    text = empty.to_text()
+    assert "none" in text
+    assert "nan" not in text
+    assert report.ServingReport.of([D], window=(0, 80)).latencies.ttft is None
+    at_once = RequestRecord("x", 0, 0, (0,), 0, 1, finish_reason="length")
+    assert report.ServingReport.of([at_once]).requests_per_s is None
+
+
+def test_the_text_has_the_numbers():
+    found = report.ServingReport.of(
+        RECORDS, STEPS, slo=Slo(ttft_s=26, tpot_s=20), window=(0, 80), block_size=BLOCK_SIZE
+    )
+    text = found.to_text()
+    for piece in (
+        "3 of 4 completed in 80.00 s (0 failed, 1 aborted, 0 unfinished)",
+        "0.03 requests/s within TTFT <= 26 s and TPOT <= 20 s: 2 of 4 (50.0 %)",
+        "25 prefill and 3 decode tokens, 10 of them again after 1 preemptions",
+        "2 at most, 50 s the longest wait",
+        "11.8 % from the prefix cache",
+    ):
+        assert piece in text, piece
+    row = next(line for line in text.splitlines() if line.startswith("TTFT"))
+    assert row.split() == ["TTFT", "26.0000", "43.6000", "45.8000", "47.5600", "48.0000", "28.0000", "3"]
+
+
+def test_the_dict_is_strict_json():
+    found = report.ServingReport.of(RECORDS, STEPS, slo=Slo(ttft_s=26), block_size=BLOCK_SIZE)
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["latencies"]["ttft"]["p50"] == 26
+    assert math.isclose(found.to_dict()["cache_hit_rate"], 2 / 17)

@@ -1,0 +1,174 @@
+"""Costs against arithmetic done by hand, and the fit against costs that were planted."""
+
+import dataclasses
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from twophase.core.errors import ConfigError
+from twophase.core.outputs import StepTrace
+from twophase.core.plan import ScheduledChunk, StepPlan
+from twophase_tools.simulate.calibrate import Calibration, StepSample, fit_cost_model, samples_of
+from twophase_tools.simulate.cost_model import Assumptions, LinearCostModel, RooflineCostModel
+from twophase_tools.simulate.hardware import HARDWARE, Hardware, hardware_named
+from twophase_tools.simulate.model_shapes import MODELS, ModelShape, model_shape
+from twophase_tools.simulate.nnls import nnls
+from twophase_tools.simulate.step_load import StepLoad, load_of, load_of_trace
+
+# Two layers, one head of size 4, hidden 8, intermediate 16, vocabulary 10.
+TOY = ModelShape("toy", 8, 16, 2, 2, 1, 4, 10, True, "by hand")
+TOY_GPU = Hardware("toy", 1000.0, 100.0, 1e5, 50.0, "by hand")
+IDEAL = Assumptions(
+    1, 1, all_reduce_latency_s=0.5, host_bytes_per_s=64, schedule_s=2, update_s=3, overhead_per_chunk_s=0.25
+)
+
+
+def test_load_of_a_plan():
+    """The worked example of StepLoad."""
+    decode = ScheduledChunk(0, [5], 9, [0], 1)
+    prefill = ScheduledChunk(1, [1, 2, 3, 4], 2, [1], 1)
+    load = load_of(StepPlan((decode, prefill), 1, 5))
+    assert load == StepLoad(5, 2, 2, 10, 18, 6)
+    assert load_of_trace((("a", 0, 9, 1), ("b", 0, 2, 4)), 1, 2) == load
+
+
+def test_linear_costs():
+    model = LinearCostModel(1, 0.1, 0.01, 0.001, 0.0001, 5, 0.5, 7, 0.25, per_swapped_block_s=100)
+    cost = model.cost(StepLoad(5, 2, 2, 10, 18, 6, num_swapped_blocks=3))
+    assert cost.run_s == pytest.approx(1 + 0.5 + 0.02 + 0.01 + 0.0018 + 300)
+    assert (cost.schedule_s, cost.update_s) == (6, 7.5)
+    with pytest.raises(ConfigError, match="per_token_s=-1"):
+        LinearCostModel(1, -1)
+    with pytest.raises(ConfigError, match="must take time"):
+        LinearCostModel(0, 0, 1)
+
+
+def test_toy_shape_by_hand():
+    # Per layer: q 8x8, k and v 8x4 each, o 8x8, and three of 8x16: 64 + 64 + 64 + 384.
+    assert TOY.layer_params == 2 * (64 + 2 * 32 + 64 + 384)
+    assert TOY.output_params == 80
+    assert TOY.weight_bytes == 2 * (1152 + 80) == TOY.memory_bytes
+    assert dataclasses.replace(TOY, tie_word_embeddings=False).memory_bytes == 2 * (1152 + 160)
+    assert TOY.kv_bytes_per_token == 2 * 2 * 4 * 2  # k and v, layers, D, bytes
+
+
+def test_roofline_by_hand():
+    model = RooflineCostModel(TOY_GPU, TOY, 1, IDEAL, block_size=4)
+    few = StepLoad(1, 1, 1, 6, 0, 0)
+    # Memory bound: weights 2464 bytes, 6 keys read and 1 written at 32 bytes each, at 100 bytes/s.
+    assert model.run_s(few) == pytest.approx((2464 + 7 * 32) / 100)
+    many = StepLoad(100, 1, 1, 0, 5050, 100)
+    # Compute bound: 2 * (1152 * 100 + 80) + 4 * 2 heads * 4 * 2 layers * 5050 pairs operations at 1000/s.
+    assert model.run_s(many) == pytest.approx((2 * (115200 + 80) + 64 * 5050) / 1000)
+    assert model.cost(few).schedule_s == 2.25
+    assert model.cost(few).update_s == 3.25
+    # A block is 4 * 32 bytes; 64 bytes/s to the host.
+    assert model.run_s(few._replace(num_swapped_blocks=3)) - model.run_s(few) == pytest.approx(6)
+    # Half the efficiency, twice the time.
+    half = dataclasses.replace(IDEAL, bandwidth_efficiency=0.5)
+    assert RooflineCostModel(TOY_GPU, TOY, 1, half).run_s(few) == pytest.approx(2 * model.run_s(few))
+
+
+def test_tensor_parallel_by_hand():
+    shape = dataclasses.replace(TOY, num_kv_heads=2)
+    alone, split = (RooflineCostModel(TOY_GPU, shape, n, IDEAL) for n in (1, 2))
+    few = StepLoad(3, 3, 3, 6, 0, 0)
+    # 2 all-reduces in each of 2 layers: 0.5 s, and 2 * 1/2 * 3 tokens * 8 * 2 bytes at 50 bytes/s.
+    assert split.run_s(few) == pytest.approx(alone.run_s(few) / 2 + 4 * (0.5 + 48 / 50))
+    with pytest.raises(ConfigError, match="2 key/value heads"):
+        RooflineCostModel(TOY_GPU, shape, 3)
+    with pytest.raises(ConfigError, match="weights"):
+        RooflineCostModel(hardware_named("h100"), model_shape("llama-3-70b")).num_blocks()
+    # 90 % of 8 * 80 GB in blocks of 16 tokens of 320 KiB, without 141.1 GB of weights and, on seven GPUs more, an
+    # embedding of 128,256 rows of 8,192 numbers in two bytes each, which every rank holds.
+    blocks = RooflineCostModel(hardware_named("h100"), model_shape("llama-3-70b"), 8).num_blocks()
+    assert blocks == pytest.approx((576e9 - 141.1e9 - 7 * 128_256 * 8192 * 2) / (16 * 327_680), rel=1e-3)
+
+
+def test_published_sizes():
+    """Parameter counts as the models' names and cards say."""
+    counts = {name: shape.memory_bytes / 2 for name, shape in MODELS.items()}
+    assert counts["smollm2-135m"] == pytest.approx(134.5e6, rel=0.001)
+    assert counts["llama-3-8b"] == pytest.approx(8.03e9, rel=0.001)
+    assert counts["llama-3-70b"] == pytest.approx(70.55e9, rel=0.001)
+    assert MODELS["llama-3-70b"].kv_bytes_per_token == 320 * 1024
+    assert all(gpu.source and gpu.flops_per_s > 1e14 for gpu in HARDWARE.values())
+
+
+def test_shape_from_a_folder(tiny_folder):
+    shape = model_shape(str(tiny_folder))
+    assert (shape.hidden_size, shape.num_layers, shape.num_kv_heads) == (48, 2, 2)
+
+
+@pytest.mark.parametrize("call", [lambda: hardware_named("z80"), lambda: model_shape("nobody's")])
+def test_unknown_names(call):
+    with pytest.raises(ConfigError, match="known"):
+        call()
+
+
+@pytest.mark.parametrize(
+    "model", [LinearCostModel(0.01, 0.001, 0.0003, 0.00007, 0.00001), RooflineCostModel(TOY_GPU, TOY, 1, IDEAL)]
+)
+def test_steps_in_a_row_cost_what_they_cost_alone(model):
+    """To the last bit, so that a clock does not notice."""
+    row = model.decode_run_s(3, 50, 40)
+    alone = [model.cost(StepLoad(3, 3, 3, 50 + 3 * i, 0, 0)).run_s for i in range(40)]
+    assert row.tolist() == alone
+    assert alone == sorted(alone)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nnls_against_all_active_sets(seed):
+    """The best feasible solution among those of every subset of columns."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.standard_normal((12, 4)), rng.standard_normal(12)
+    if seed % 3 == 0:
+        a[:, 3] = 1e6 * a[:, 3]
+    best = float(np.linalg.norm(b))
+    for columns in itertools.chain.from_iterable(itertools.combinations(range(4), k) for k in range(1, 5)):
+        x = np.linalg.lstsq(a[:, columns], b, rcond=None)[0]
+        if (x >= 0).all():
+            best = min(best, float(np.linalg.norm(a[:, columns] @ x - b)))
+    found = nnls(a, b)
+    assert (found >= 0).all()
+    assert float(np.linalg.norm(a @ found - b)) == pytest.approx(best, rel=1e-9)
+
+
+def test_fit_finds_planted_costs():
+    planted = LinearCostModel(0.03, 0.001, 0.0005, 1e-5, 1e-6, 1e-4, 1e-6, 2e-4, 3e-6)
+    rng = random.Random(0)
+    samples = []
+    for _ in range(40):
+        load = StepLoad(*(rng.randint(0, top) for top in (512, 32, 32, 4000, 100_000, 1000)))
+        samples.append(StepSample(load, *map(float, planted.cost(load))))
+    fitted = dataclasses.asdict(fit_cost_model(samples))
+    assert fitted == pytest.approx(dataclasses.asdict(planted), rel=1e-6)
+
+
+def test_samples_of_a_trace():
+    """A chunk that the next step goes on with did not sample; the same name in the next probe is another request."""
+
+    def step(number, chunks, num_decodes):
+        return StepTrace(number, 0.0, 0.1, 0.2, 0.3, chunks, num_decodes, (), (), 0, 0, 0, 0, 0)
+
+    steps = [
+        step(0, (("a", 0, 0, 8), ("b", 0, 0, 4)), 0),
+        step(1, (("a", 0, 8, 1), ("b", 0, 4, 2)), 1),
+        step(2, (("a", 0, 0, 3),), 0),
+    ]
+    samples = samples_of(steps)
+    assert [sample.load.num_samples for sample in samples] == [1, 2, 1]
+    assert samples[1] == StepSample(StepLoad(3, 2, 2, 9, 11, 6), 0.1, 0.2, 0.3)
+
+
+def test_calibration_survives_json():
+    model = LinearCostModel(1.5, 0.25)
+    calibration = Calibration(model, {"model": "m"}, {"num_blocks": 4}, {"cpu": "x"}, (1.0, 2.0), 5, 0.01, -0.2, {})
+    again = Calibration.from_json(calibration.to_json())
+    assert again.cost_model == model
+    assert again.to_json() == calibration.to_json()
+    for broken in ("", "[]", "{}", '{"cost_model": {}}', calibration.to_json().replace("1.5", "-1")):
+        with pytest.raises(ConfigError, match="calibrat"):
+            Calibration.from_json(broken)

@@ -1,0 +1,119 @@
+"""Routers by hand, traffic by its rates, and memory that does not grow."""
+
+import math
+import random
+import tracemalloc
+
+import pytest
+
+from tests.tools.simulate.runs import make_scheduler, request
+from twophase.core.errors import ConfigError
+from twophase_tools.load.arrivals import Poisson
+from twophase_tools.load.lengths import UniformLengths
+from twophase_tools.load.workloads import RandomWorkload, TimedRequest
+from twophase_tools.simulate.cost_model import LinearCostModel
+from twophase_tools.simulate.fleet import LeastOutstanding, RoundRobin, Router, router_named, run_fleet
+from twophase_tools.simulate.observers import Recorder, Tally
+from twophase_tools.simulate.simulator import Replica
+from twophase_tools.simulate.traffic import DAY_S, Diurnal, requests_of
+
+SECOND = LinearCostModel(1.0)
+
+
+def served_by(router, requests, count=2):
+    recorders = [Recorder() for _ in range(count)]
+    run_fleet(requests, [Replica(make_scheduler(), SECOND, recorder) for recorder in recorders], router)
+    return [sorted(record.request_id for record in recorder.records) for recorder in recorders]
+
+
+def test_routers_by_hand():
+    """a runs for 5 s on the first engine; b on the second is done at 1.1 s, so d finds nobody there."""
+    requests = [request("a", 0, 2, 5), request("b", 0.1, 2, 1), request("c", 0.2, 2, 1), request("d", 1.3, 2, 1)]
+    assert served_by(RoundRobin(), requests) == [["a", "c"], ["b", "d"]]
+    assert served_by(LeastOutstanding(), requests) == [["a", "c"], ["b", "d"]]
+    requests = [*requests, request("e", 1.4, 2, 1), request("f", 2.5, 2, 3), request("g", 2.6, 2, 1)]
+    assert served_by(RoundRobin(), requests) == [["a", "c", "e", "g"], ["b", "d", "f"]]
+    # At 1.4 a and c are on the first, d on the second. At 2.5 a is left there and e here: the first's turn.
+    assert served_by(LeastOutstanding(), requests) == [["a", "c", "f"], ["b", "d", "e", "g"]]
+
+
+class Lost(Router):
+    looks_at_replicas = False
+
+    def choose(self, replicas, request):
+        return len(replicas)
+
+
+def test_bad_fleets():
+    with pytest.raises(ConfigError, match="chose replica 2 of 2"):
+        served_by(Lost(), [request("a", 0, 2, 2)])
+    with pytest.raises(ConfigError, match="at least 1 replica"):
+        run_fleet([], [], RoundRobin())
+    with pytest.raises(ConfigError, match="round-robin, least-outstanding"):
+        router_named("random")
+
+
+def test_a_fleet_equals_its_replicas_alone():
+    """Round robin over 3 engines is three engines with every third request."""
+    workload = RandomWorkload("w", 60, Poisson(1.0), UniformLengths(1, 20), UniformLengths(1, 20))
+    requests = list(requests_of(workload))
+    recorders = [Recorder() for _ in range(3)]
+    run_fleet(requests, [Replica(make_scheduler(), SECOND, recorder) for recorder in recorders], RoundRobin())
+    for i, recorder in enumerate(recorders):
+        alone = Recorder()
+        run_fleet(requests[i::3], [Replica(make_scheduler(), SECOND, alone)], RoundRobin())
+        assert recorder.records == alone.records
+        assert recorder.steps == alone.steps
+
+
+def test_memory_does_not_grow():
+    def peak_bytes(count):
+        workload = RandomWorkload("w", count, Poisson(0.3), UniformLengths(1, 20), UniformLengths(1, 20))
+        tally = Tally()
+        replicas = [Replica(make_scheduler(), SECOND, tally) for _ in range(2)]
+        tracemalloc.start()
+        run_fleet(requests_of(workload), replicas, LeastOutstanding())
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert tally.num_requests == count
+        return peak
+
+    peak_bytes(50)  # whatever is cached once
+    assert peak_bytes(400) < 1.5 * peak_bytes(100)
+
+
+def test_traffic_follows_the_sun():
+    """Arrivals in each eighth of a day against the integral of the rate."""
+    traffic = Diurnal(0.5, swing=0.6, peak_s=15 * 3600)
+    counts = [0] * 8
+    for time_s in traffic.times_s(random.Random(0)):
+        if time_s >= DAY_S:
+            break
+        counts[int(time_s * 8 // DAY_S)] += 1
+    for i, count in enumerate(counts):
+        start, end = (2 * math.pi * ((j * DAY_S / 8) - 15 * 3600) / DAY_S for j in (i, i + 1))
+        expected = 0.5 * DAY_S * (1 / 8 + 0.6 * (math.sin(end) - math.sin(start)) / (2 * math.pi))
+        assert count == pytest.approx(expected, abs=4 * math.sqrt(expected))
+    assert traffic.rate_per_s(15 * 3600) == pytest.approx(0.8)
+    assert traffic.rate_per_s(3 * 3600) == pytest.approx(0.2)
+    with pytest.raises(ConfigError, match="swing"):
+        Diurnal(1, swing=1.5)
+    with pytest.raises(ConfigError, match="arrival rate"):
+        Diurnal(-1)
+
+
+def test_prompts_share_what_they_should():
+    timed = [
+        TimedRequest("a", 0, 6, 2, prefix="x", num_prefix_tokens=4),
+        TimedRequest("b", 1, 5, 2, prefix="x", num_prefix_tokens=4),
+        TimedRequest("c", 2, 5, 2, prefix="y", num_prefix_tokens=4),
+        TimedRequest("d", 3, 3, 2),
+        TimedRequest("e", 4, 2, 2, prompt_token_ids=(8, 9)),
+    ]
+    a, b, c, d, e = requests_of(timed)
+    assert [len(each.prompt_token_ids) for each in (a, b, c, d, e)] == [6, 5, 5, 3, 2]
+    assert a.prompt_token_ids[:4] == b.prompt_token_ids[:4] != c.prompt_token_ids[:4]
+    own = [each.prompt_token_ids[-1] for each in (a, b, c, d)]
+    assert len({*own, a.prompt_token_ids[0], c.prompt_token_ids[0]}) == 6
+    assert e.prompt_token_ids == (8, 9)
+    assert (d.arrival_s, d.sampling_params.max_tokens, d.sampling_params.ignore_eos) == (3, 2, True)
