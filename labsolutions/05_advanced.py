@@ -1816,7 +1816,7 @@ for key, value in (*options, ("gpu_memory_utilization", "0.95")):
     print(f"{key}: {value}".ljust(30), f"at most {most:4.2f} requests/s;", ", ".join(warnings) or "no warnings")
 
 # %% [markdown]
-# **Read the result.** Twice the GPUs serve over eight times the requests. The first two were busy holding weights; what
+# **Read the result.** Twice the GPUs serve over eleven times the requests. The first two were busy holding weights; what
 # the third and the fourth bring is nearly all pool, and a larger batch reads the same weights. Memory left over after
 # the weights, not memory, is what serves people.
 
@@ -1891,8 +1891,9 @@ for key, value in (*options, ("gpu_memory_utilization", "0.95")):
 #     T --> V
 # ```
 #
-# All paths are below `src/twophase/`, the kernels in `kernels/twophase_kernels/`. Follow a token once around: it comes
-# in as text at the door; the scheduler gives it a place in a step and the cache a slot in a page; the model computes
+# The paths are below `src/twophase/`, those of the last box below `src/twophase_tools/`, the kernels in
+# `kernels/twophase_kernels/`. Follow a token once around: it comes in as text at the door; the scheduler gives it a
+# place in a step and the cache a slot in a page; the model computes
 # its K and V into that slot and attends to the pages of its sequence; the sampler chooses the next one, under a mask
 # if a grammar asks for it, or checks several that a drafter has guessed; and around it goes. Labs 1 to 3 are the inner
 # circle, lab 4 the left side, this lab everything that leaves the simple circle.

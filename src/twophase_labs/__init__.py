@@ -73,8 +73,8 @@ by number, the rest being right, or a whole cell as a string; `Right(title, fill
 different right answers per code exercise. tests/workbook/test_labs.py proves every lab it finds. `prove 01 --seeds 20`
 finds verdicts that luck decides, `prove 01 --mutate` small edits of the solution that the check accepts (mutate.py).
 
-The machine, file by file
-=========================
+The machine (machine/), file by file
+====================================
 
     blanks.py, unfilled.py     marked answers in the source; the blank as the learner sees it
     exercise.py, questions.py  what an exercise is
@@ -85,7 +85,7 @@ The machine, file by file
     progress.py                the learner's file beside the notebook
     build.py                   notebooks from the source
     grading/                   a notebook file, graded in processes of its own
-    prove.py, mutate.py        the proofs of a lab's checks; a search for edits that they accept
+    prove.py, seeds.py, mutate.py the proofs of a lab's checks; a search for edits that they accept
 """
 
 from typing import TYPE_CHECKING, Any
