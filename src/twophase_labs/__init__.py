@@ -70,8 +70,9 @@ came, and the grader wants a number.
 
 **Banks.** `Wrong("drops the last token", {1: "logits[:-1]"}, rejected_by="picks the most likely token")` gives blanks
 by number, the rest being right, or a whole cell as a string; `Right(title, fill)` likewise. At least five wrong and two
-different right answers per code exercise. tests/workbook/test_labs.py proves every lab it finds. `prove 01 --seeds 20`
-finds verdicts that luck decides, `prove 01 --mutate` small edits of the solution that the check accepts (mutate.py).
+different right answers per code exercise. tests/labs/machine/test_labs.py proves every lab it finds.
+`prove 01 --seeds 20` finds verdicts that luck decides, `prove 01 --mutate` small edits of the solution that the check
+accepts (mutate.py).
 
 The machine (machine/), file by file
 ====================================
@@ -85,7 +86,8 @@ The machine (machine/), file by file
     progress.py                the learner's file beside the notebook
     build.py                   notebooks from the source
     grading/                   a notebook file, graded in processes of its own
-    prove.py, seeds.py, mutate.py the proofs of a lab's checks; a search for edits that they accept
+    prove.py, seeds.py         the proofs of a lab's checks; verdicts that luck decides
+    mutate.py                  a search for small edits of the solutions that the checks accept
 """
 
 from typing import TYPE_CHECKING, Any

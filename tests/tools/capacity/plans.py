@@ -11,7 +11,7 @@ BASE = {
     "workload": "{rate: 1, prompt_tokens: 1000, output_tokens: 250}",
 }
 
-# 2 layers of one K/V head of size 4 beside 2 heads, hidden 8, MLP 16, vocabulary 10: see tests/simulate.
+# 2 layers of one K/V head of size 4 beside 2 heads, hidden 8, MLP 16, vocabulary 10: see tests/tools/simulate.
 IDEAL = (
     "{compute_efficiency: 1, bandwidth_efficiency: 1, all_reduce_latency_s: 0.5, schedule_s: 2, update_s: 3, "
     "overhead_per_chunk_s: 0.25}"

@@ -21,7 +21,7 @@ from twophase_tools.simulate.model_shapes import ModelShape
 from twophase_tools.simulate.simulator import simulate
 from twophase_tools.simulate.step_load import StepLoad
 
-# As in tests/simulate/test_cost_model.py: 1,152 weights in the layers, 80 in the output, 32 bytes of K/V a token.
+# As in tests/tools/simulate/test_cost_model.py: 1,152 weights in the layers, 80 in the output, 32 bytes of K/V a token.
 TOY = ModelShape("toy", 8, 16, 2, 2, 1, 4, 10, True, "by hand")
 TOY_GPU = Hardware("toy", 1000.0, 100.0, 1e5, 50.0, "by hand")
 IDEAL = Assumptions(1, 1, schedule_s=2, update_s=3, overhead_per_chunk_s=0.25)
