@@ -1816,9 +1816,9 @@ for key, value in (*options, ("gpu_memory_utilization", "0.95")):
     print(f"{key}: {value}".ljust(30), f"at most {most:4.2f} requests/s;", ", ".join(warnings) or "no warnings")
 
 # %% [markdown]
-# **Read the result.** Twice the GPUs serve over eleven times the requests. The first two were busy holding weights; what
-# the third and the fourth bring is nearly all pool, and a larger batch reads the same weights. Memory left over after
-# the weights, not memory, is what serves people.
+# **Read the result.** Twice the GPUs serve over eleven times the requests. The first two were busy holding weights;
+# what the third and the fourth bring is nearly all pool, and a larger batch reads the same weights. Memory left over
+# after the weights, not memory, is what serves people.
 
 # %% [markdown]
 # ### A decision matrix
