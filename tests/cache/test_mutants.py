@@ -146,8 +146,8 @@ TENSOR_MUTANTS = [
     ("scales not copied", "for tensor in self.storage:", "for tensor in self.storage[:2]:"),
     ("first layer copied only", "tensor[:, targets] = tensor[:, sources]", "tensor[0, targets] = tensor[0, sources]"),
     ("chained copies read too early", "origin_of[target] = origin_of.get(source, source)", "origin_of[target] = source"),
-    ("scales not in the size", "SCALE_DTYPE.itemsize\n", "0\n"),
-    ("K alone in the size", "return 2 * self.num_layers", "return self.num_layers"),
+    ("scales not in the size", "else SCALE_BYTES\n", "else 0\n"),
+    ("K alone in the size", "value_bytes, scale_bytes)\n", "value_bytes, scale_bytes) // 2\n"),
     ("layers share one tensor", "(tensor[layer] for tensor in storage)", "(tensor[0] for tensor in storage)"),
     ("K and V share one tensor", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory) for _ in range(2)]", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory)] * 2"),
 ]  # fmt: skip

@@ -151,7 +151,7 @@ class TestLLM:
         [
             ({"preemption_mode": "drop"}, "'recompute' or 'swap', got 'drop'"),
             ({"num_swap_blocks": 4}, "sizes the host memory"),
-            ({"preemption_mode": "swap", "num_swap_blocks": 0}, "at least 1; got 0"),
+            ({"preemption_mode": "swap", "num_swap_blocks": 0}, "a whole number >= 1, got 0"),
             ({"admission_watermark": 1}, r"in \[0, 1\), got 1"),
             ({"policy": ContinuousPolicy(), "scheduler_factory": print}, "give one of them"),
         ],

@@ -22,7 +22,7 @@ def run_in_ranks(args: argparse.Namespace, num_ranks: int) -> int:
     """Run this command in `num_ranks` processes that work together; rank 0 prints in our place. The exit code."""
     from twophase.parallel.launch import run_local
 
-    return exit_code_of(run_local("twophase", num_ranks, args.argv, math.inf, show_ranks=(0,), check=False))
+    return exit_code_of(run_local("twophase_tools", num_ranks, args.argv, math.inf, show_ranks=(0,), check=False))
 
 
 def check_shares(model: str, num_ranks: int) -> None:

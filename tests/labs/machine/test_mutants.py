@@ -26,8 +26,8 @@ from twophase_labs.machine.judge import Verdict
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.progress import Progress
 
-CHECKS, QUESTIONS, PROGRESS = (f"twophase_labs.{name}" for name in ("checks", "questions", "progress"))
-JUDGE, EXERCISE, SESSION = (f"twophase_labs.{name}" for name in ("judge", "exercise", "session"))
+CHECKS, QUESTIONS, PROGRESS = (f"twophase_labs.machine.{name}" for name in ("checks", "questions", "progress"))
+JUDGE, EXERCISE, SESSION = (f"twophase_labs.machine.{name}" for name in ("judge", "exercise", "session"))
 MUTATE = "twophase_labs.machine.mutate"
 GUARD, LOCATE, BLANKS = (
     "twophase_labs.machine.guard",
