@@ -39,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     except WorkbookError as error:
         print(f"twophase labs: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `twophase labs | head`: the command line's business
+        raise
     except OSError as error:
         print(f"twophase labs: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
