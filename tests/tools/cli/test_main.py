@@ -64,6 +64,11 @@ def test_python_m_twophase():
     assert (done.returncode, done.stdout.strip()) == (0, f"twophase {__version__}")
 
 
+def test_the_engines_name_starts_the_command_too():
+    done = subprocess.run([sys.executable, "-m", "twophase", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, f"twophase {__version__}")
+
+
 @pytest.mark.parametrize(
     ("error", "exit_code"),
     [
