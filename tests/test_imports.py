@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = ("twophase_kernels", "twophase", "twophase_tools", "twophase_labs")  # from the ground up
-WIRING = ("twophase.assembly", "twophase.llm", "twophase.parallel")  # the only ones that know of several processes
+WIRING = ("twophase.assembly", "twophase.parallel")  # the only ones that know of several processes
 
 
 def modules() -> dict[str, Path]:

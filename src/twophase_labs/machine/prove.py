@@ -156,8 +156,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core, at most 4)")
     args = parser.parse_args(argv)
     try:
-        sys.path.insert(0, str(args.root or Path.cwd()))  # the answers are in tests/
         workbook = Workbook(args.root, args.package) if args.root else Workbook.find()
+        sys.path.insert(0, str(workbook.root))  # the answers are in its tests/, wherever this was started
         names = [args.exercise.partition(".")[0]] if args.exercise and not args.labs else args.labs
         labs = [workbook.lab(name) for name in names] or list(workbook.labs.values())
         if args.exercise:
