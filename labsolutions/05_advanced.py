@@ -55,7 +55,6 @@ import torch.nn.functional as F
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
 from twophase.engine.drafters import NgramDrafter
-from twophase.engine.thrift import Thrift
 from twophase_labs import ____, check, hint, measured, reference, reveal, use
 from twophase_labs.advanced import (
     draft_engine,
@@ -706,7 +705,7 @@ measured("5.9", my_copy.num_passes)
 #
 # Now both workloads, and three ways each: without drafts; with yours in every step; and with yours *as long as it
 # pays*. For that the engine measures what a token costs both ways, eight steps each, does what was cheaper, and looks
-# again later (`engine/thrift.py`). It is what `disable_when_losing` switches on, and the default.
+# again later (`engine/speculation_gate.py`). It is what `disable_when_losing` switches on, and the default.
 
 # %%
 works = {"copying, one user": draft_engine.copying, "inventing, eight users": draft_engine.inventing}

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections import Counter
 
 # Kernels are tested in Triton's interpreter where there is no GPU. The mode is fixed when triton is first imported.
 if "triton" not in sys.modules:
@@ -22,7 +23,7 @@ from tests.mutation import KillTable  # noqa: E402
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="also run tests marked 'full'")
+    parser.addoption("--full", action="store_true", help="also run what is marked 'full' (alone: -m full)")
 
 
 def pytest_configure(config):
@@ -33,10 +34,21 @@ def pytest_configure(config):
         torch.set_num_threads(1)
 
 
+# Of a test's mutants `make test` runs each eighth; `make test-full` runs the others.
+ONE_IN = 8
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects by marker
 def pytest_collection_modifyitems(config, items):
     import torch
 
+    num_mutants = Counter()
     for item in items:
+        if "mutants" in item.keywords:
+            test = item.nodeid.partition("[")[0]
+            if num_mutants[test] % ONE_IN:
+                item.add_marker(pytest.mark.full)
+            num_mutants[test] += 1
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="not run here: no CUDA device"))
         if "full" in item.keywords and not config.getoption("--full"):
@@ -55,8 +67,23 @@ def pytest_testnodedown(node, error):
 
 
 def pytest_terminal_summary(terminalreporter):
-    if not KillTable.rows:
-        return
+    show_slowest_files(terminalreporter)
+    if KillTable.rows:
+        show_mutants(terminalreporter)
+
+
+def show_slowest_files(terminalreporter, num_files=20):
+    seconds = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section(f"slowest {num_files} files")
+    for file, duration_s in seconds.most_common(num_files):
+        terminalreporter.line(f"{duration_s:7.2f}s {file}")
+
+
+def show_mutants(terminalreporter):
     killed = sum(how is not None for _, _, how in KillTable.rows)
     terminalreporter.section(f"mutants: {killed} of {len(KillTable.rows)} killed")
     for module, name, how in sorted(KillTable.rows):

@@ -1,6 +1,39 @@
-"""twophase: an LLM inference engine to read, to learn from and to build yourself."""
+"""twophase: an LLM inference engine to read, to learn from and to build yourself.
 
+`LLM` opens a model and answers requests; `SamplingParams` says how one of them is to be answered, `EngineConfig` what
+the engine is to be. Names follow vLLM where the same thing exists there.
+
+    from twophase import LLM, SamplingParams
+
+    llm = LLM()  # the built-in SmolLM2; or a local Hugging Face folder, or a hub id
+    greedy = SamplingParams(temperature=0, max_tokens=32)
+    for output in llm.generate(["The capital of France is"], greedy):
+        print(output.outputs[0].text, output.outputs[0].finish_reason)
+    for piece in llm.stream("Once upon a time", SamplingParams(temperature=0.8, seed=1)):
+        print(piece, end="")
+
+Options are keywords of `LLM` or fields of an `EngineConfig`, which documents each; `twophase.features` says which of
+them go together. Every error that is raised on purpose is a `TwophaseError`; it names the rule, the value and the
+likely fix.
+
+Where your own parts can go:
+
+    LLM(policy=...)             what goes into a step: twophase.scheduling.policy.Policy
+    LLM(drafter=...)            guesses tokens: twophase.engine.drafters.Drafter
+    LLM(attention_backend=...)  computes attention: twophase.attention.interface.AttentionBackend
+    LLM(cache_factory=...)      keeps the books of the K/V blocks: twophase.cache.manager.CacheManager
+
+Below `LLM` is `twophase.engine.engine.Engine`: `add_request`, `step`, `abort`, and a trace of what each step did.
+"""
+
+import os
 from typing import TYPE_CHECKING, Any
+
+# How long a waiting thread of GNU's OpenMP spins before it gives its core away. By default that is milliseconds:
+# beside a busy process a decode step takes four times as long as alone; with this, three times, and alone hardly longer
+# than by default. Without spinning it takes 1.5 times as long alone (docs/log.md). Read when torch is first imported.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 from twophase.config import EngineConfig
 from twophase.core.errors import TwophaseError
@@ -30,3 +63,7 @@ def __getattr__(name: str) -> Any:
 
         return LLM
     raise AttributeError(f"module 'twophase' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

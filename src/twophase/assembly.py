@@ -20,7 +20,7 @@ from twophase.engine.engine import Engine
 from twophase.engine.guidance import Guidance
 from twophase.engine.runner import ModelRunner, Runner
 from twophase.engine.speculation import Speculator
-from twophase.engine.thrift import Thrift
+from twophase.engine.speculation_gate import SpeculationGate
 from twophase.engine.window import resolve_window, windowed_cache
 from twophase.features import check_pairs
 from twophase.model.config import ModelConfig, load_config
@@ -29,10 +29,10 @@ from twophase.model.load import resolve_device, resolve_dtype
 from twophase.model.prepare import resolve_model
 from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import load_weights
-from twophase.parallel.tensor_parallel import Team
+from twophase.parallel.tensor_parallel import TensorParallelGroup
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
-from twophase.sizing import default_num_blocks, limits_of, step_bytes, with_swap_space
+from twophase.sizing import check_rope_tables, default_num_blocks, limits_of, step_bytes, with_swap_space
 
 
 @final
@@ -57,11 +57,13 @@ def assemble(model: str, config: EngineConfig) -> Parts:
         ModelFolderError, ConfigError, BackendUnavailableError, PeerLostError, SystemExit: See `LLM`.
     """
     target = _check(model, config)
-    team = Team.join(target.model_config, config.tensor_parallel_size, target.device, config.peer_timeout_s)
-    target = replace(target, device=team.device)
-    loaded = _load(target, config, team)
-    num_blocks = team.smallest(_num_blocks(target, config, team, loaded))
-    return _build(target, config, team, loaded, num_blocks)
+    group = TensorParallelGroup.join(
+        target.model_config, config.tensor_parallel_size, target.device, config.peer_timeout_s
+    )
+    target = replace(target, device=group.device)
+    loaded = _load(target, config, group)
+    num_blocks = group.smallest(_num_blocks(target, config, group, loaded))
+    return _build(target, config, group, loaded, num_blocks)
 
 
 # -- check
@@ -94,6 +96,7 @@ def _check(model: str, config: EngineConfig) -> _Target:
     check_pairs(config, model_has_window=model_config.sliding_window is not None)
     window = resolve_window(model_config, config.sliding_window, config.num_attention_sinks, config.attention_backend)
     limits = limits_of(config, model_config, device)
+    check_rope_tables(model_config, limits.max_model_len)
     return _Target(folder, model_config, device, dtype, limits, window, _kv_spec(model_config, config, dtype))
 
 
@@ -125,15 +128,15 @@ class _Loaded(NamedTuple):
     draft: _Draft | None
 
 
-def _load(target: _Target, config: EngineConfig, team: Team) -> _Loaded:
+def _load(target: _Target, config: EngineConfig, group: TensorParallelGroup) -> _Loaded:
     """This rank's part of the weights, and the whole of the small things."""
-    shard = team.shard
+    shard = group.shard
     backend = _backend(target, config, shard.config)
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(target.folder)
     weights = load_weights(target.folder, target.model_config, target.dtype, target.device, shard.cut)
-    model = LlamaModel(shard.config, weights, backend, target.limits.max_model_len, team.sum_over_ranks)
+    model = LlamaModel(shard.config, weights, backend, target.limits.max_model_len, group.sum_over_ranks)
     draft = None
-    if config.draft_model is not None and team.is_driver:
+    if config.draft_model is not None and group.is_driver:
         draft = _load_draft(config.draft_model, target, config, tokenizer)
     return _Loaded(model, tokenizer, draft)
 
@@ -169,32 +172,34 @@ def _load_draft(name: str, target: _Target, config: EngineConfig, tokenizer: Tok
 # -- size
 
 
-def _num_blocks(target: _Target, config: EngineConfig, team: Team, loaded: _Loaded) -> int:
+def _num_blocks(target: _Target, config: EngineConfig, group: TensorParallelGroup, loaded: _Loaded) -> int:
     """Blocks in this rank's pool, once its weights are loaded."""
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
     is_on_gpu = target.device.type == "cuda"
     return default_num_blocks(
-        _kv_spec(team.shard.config, config, target.dtype),
+        _kv_spec(group.shard.config, config, target.dtype),
         target.device,
         config.kv_memory_fraction,
         target.limits,
         target.window,
         0 if loaded.draft is None else loaded.draft.spec.bytes_per_block,
-        step_bytes(team.shard.config, target.limits, target.dtype) if is_on_gpu else 0,
+        step_bytes(group.shard.config, target.limits, target.dtype) if is_on_gpu else 0,
     )
 
 
 # -- build
 
 
-def _build(target: _Target, config: EngineConfig, team: Team, loaded: _Loaded, num_blocks: int) -> Parts:
+def _build(
+    target: _Target, config: EngineConfig, group: TensorParallelGroup, loaded: _Loaded, num_blocks: int
+) -> Parts:
     """The cache, the runner, the scheduler and the engine. On other ranks than 0: serve, and exit."""
-    spec = _kv_spec(team.shard.config, config, target.dtype)
+    spec = _kv_spec(group.shard.config, config, target.dtype)
     limits = with_swap_space(target.limits, config, spec, num_blocks)
     kv_cache = KVCache(spec, num_blocks, target.device)
-    use_cuda_graphs = config.use_cuda_graphs and team.peers is None
-    runner = team.run(
+    use_cuda_graphs = config.use_cuda_graphs and group.peers is None
+    runner = group.run(
         ModelRunner(loaded.model, kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks)
     )
     make_scheduler = config.scheduler_factory or partial(Scheduler, policy=config.policy)
@@ -238,4 +243,6 @@ def _speculator(
         drafter = DraftModelDrafter(draft_runner, limits.max_num_batched_tokens, draft.window)
     else:
         drafter = config.drafter or NgramDrafter(asked_for.prompt_lookup_min, asked_for.prompt_lookup_max)
-    return Speculator(drafter, asked_for.num_speculative_tokens, Thrift() if asked_for.disable_when_losing else None)
+    return Speculator(
+        drafter, asked_for.num_speculative_tokens, SpeculationGate() if asked_for.disable_when_losing else None
+    )

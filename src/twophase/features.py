@@ -4,7 +4,7 @@ executed by tests/engine/test_features.py, pair by pair.
 A new feature is one row of `FEATURES`; it works with every other one unless `_REFUSALS` says why not.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, final
@@ -34,7 +34,7 @@ class Refused:
 
     Attributes:
         when: 'start': the engine is not made, and no weight is read. 'request': the request is refused. 'never': they
-            are two values of one option, so that nobody can ask for both.
+            are two values of one option, so that they cannot be asked for together.
     """
 
     reason: str
@@ -154,6 +154,7 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "several": Feature("n > 1", "n", request={"n": 3}),
     "stop": Feature("stop strings", "stop", request={"stop": ("e", "12")}),
+    "prompt_logprobs": Feature("prompt log-probabilities", "prompt_logprobs", request={"prompt_logprobs": 2}),
     "guided": Feature(
         "guided decoding",
         "structured_outputs",
@@ -268,35 +269,37 @@ def check_pairs(config: EngineConfig, model_has_window: bool = False, also: Coll
 
 
 def as_markdown() -> str:
-    """The table for the documentation: each pair once, below the diagonal; reasons as notes under it."""
+    """The whole table for the documentation; the reasons are a list under it."""
     names = list(FEATURES)
-    notes: list[str] = []
-    lines = [
-        "| | " + " | ".join(str(number) for number in range(1, len(names))) + " |",
-        "|---" * len(names) + "|",
-    ]
+    reasons = list(dict.fromkeys(map(_reason, filter(_is_refused, TABLE.values()))))
+    lines = ["| | " + " | ".join(str(number + 1) for number in range(len(names))) + " |", "|---" * len(names) + "|---|"]
     for row, one in enumerate(names):
-        cells = [_mark(TABLE[one, other], notes) for other in names[:row]]
-        cells += [""] * (len(names) - 1 - row)
-        lines.append(f"| {row + 1} {FEATURES[one].title} | " + " | ".join(cells[: len(names) - 1]) + " |")
-    said = [f"[{number}] {note}." for number, note in enumerate(notes, 1)]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "✓ works, executed by the tests; – two values of one option; a number: refused, because",
-            "",
-            *said,
-        ]
-    )
+        cells = ["·" if one == other else _mark(TABLE[one, other], reasons) for other in names]
+        lines.append(f"| {row + 1} {FEATURES[one].title} | " + " | ".join(cells) + " |")
+    legend = "✓ works, and the tests run it; – two values of one option; [n] refused, because"
+    return "\n".join([*lines, "", legend, "", *(f"{number}. {reason}." for number, reason in enumerate(reasons, 1))])
 
 
-def _mark(cell: Cell, notes: list[str]) -> str:
+def refusals_as_markdown() -> str:
+    """The pairs that are refused, a row each; all others work, or are two values of one option."""
+    lines = ["| feature | does not go with | because |", "|---|---|---|"]
+    for one, other in combinations(FEATURES, 2):
+        cell = TABLE[one, other]
+        if _is_refused(cell):
+            lines.append(f"| {FEATURES[one].title} | {FEATURES[other].title} | {_reason(cell)} |")
+    return "\n".join(lines)
+
+
+def _is_refused(cell: Cell) -> bool:
+    return isinstance(cell, Refused) and cell.when != "never"
+
+
+def _reason(cell: Cell) -> str:
+    assert isinstance(cell, Refused)
+    return cell.reason if cell.when == "start" else f"{cell.reason} (the request is refused, not the engine)"
+
+
+def _mark(cell: Cell, reasons: Sequence[str]) -> str:
     if isinstance(cell, Works):
         return "✓"
-    if cell.when == "never":
-        return "–"
-    note = cell.reason if cell.when == "start" else f"{cell.reason} (the request is refused)"
-    if note not in notes:
-        notes.append(note)
-    return f"[{notes.index(note) + 1}]"
+    return f"[{reasons.index(_reason(cell)) + 1}]" if _is_refused(cell) else "–"

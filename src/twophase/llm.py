@@ -14,7 +14,7 @@ from twophase.core.errors import InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.rules import items_of, shown
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.interrupts import Uninterrupted
+from twophase.engine._interrupts import Uninterrupted
 from twophase.engine.prompts import Prompt
 from twophase.model.prepare import DEFAULT_MODEL
 
@@ -176,7 +176,7 @@ class LLM:
         return request_id
 
     def _step(self) -> None:
-        # Outputs are cumulative, so the latest is enough, and whoever steps may step for all.
+        # Outputs are cumulative, so the latest is enough, and any caller may step for all.
         for output in self.engine.step():
             if output.request_id in self._latest:
                 self._latest[output.request_id] = output

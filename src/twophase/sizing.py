@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from twophase.cache.kv_cache import KVCacheSpec, num_blocks_that_fit
-from twophase.cache.memory import GIB
+from twophase.cache.memory import GIB, free_host_memory_bytes
 from twophase.cache.window import SlidingWindow
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
@@ -48,6 +48,25 @@ def limits_of(config: EngineConfig, model: ModelConfig, device: torch.device) ->
     )
 
 
+def rope_table_bytes(model: ModelConfig, num_positions: int) -> int:
+    """Of angles, sines and cosines together: fp32, a number for each pair of a head (see model/rope.py)."""
+    return 3 * 4 * num_positions * (model.head_dim // 2)
+
+
+def check_rope_tables(model: ModelConfig, num_positions: int) -> None:
+    """Asked before a model is loaded; the simulator, which loads none, has no need to.
+
+    Raises:
+        ConfigError: This machine has too little memory for tables of so many positions.
+    """
+    in_tables, free = rope_table_bytes(model, num_positions), free_host_memory_bytes()
+    if in_tables > free:
+        raise ConfigError(
+            f"the rotary tables of {num_positions:,} positions take {in_tables / GIB:,.1f} GiB to make, and "
+            f"{free / GIB:,.1f} GiB of the host's memory are free; pass a smaller max_model_len."
+        )
+
+
 def with_swap_space(
     limits: SchedulerConfig, config: EngineConfig, spec: KVCacheSpec, num_blocks: int
 ) -> SchedulerConfig:
@@ -67,7 +86,7 @@ def default_num_blocks(
     draft_bytes_per_block: int = 0,
     reserved_bytes: int = 0,
 ) -> int:
-    """Blocks in a pool that nobody sized: a fraction of free memory, and no more than could ever be used.
+    """Blocks in a pool whose size was not given: a fraction of free memory, and no more than could ever be used.
 
     With a window that is what each sequence keeps, and a step's tokens, which are written before blocks are freed.
 
@@ -87,7 +106,7 @@ def default_num_blocks(
 
 
 def default_num_swap_blocks(spec: KVCacheSpec, num_blocks: int) -> int:
-    """Blocks in host memory that nobody counted: as many as the pool has, in at most a quarter of the free memory.
+    """Blocks in host memory if no number was given: as many as the pool has, in at most a quarter of the free memory.
 
     A GPU's host may have less of it than the GPU, and pinned memory cannot be swapped out by the system.
     """

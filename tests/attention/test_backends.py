@@ -256,6 +256,7 @@ def test_auto_says_why_it_is_not_triton(caplog):
     check_auto_says_why(select, caplog)
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
@@ -312,6 +313,7 @@ def check(module: ModuleType) -> None:
     play(make, make_spec(), *SMALL, kv_format="int8", tolerance=0.15)
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_mutant_is_killed(mutant):
     KillTable.record(mutant, check)

@@ -97,7 +97,7 @@ BOOKKEEPING_MUTANTS = [
     ("freed a token late", WINDOW, "(index + 1) * block_size + self.window - 1", "(index + 1) * block_size + self.window"),
     ("never freed", MANAGER, "        if num_computed >= table.free_at:\n", "        if False:\n"),
     ("freed block keeps its place in the table", MANAGER, "block_id, table.block_ids[index] = table.block_ids[index], FREED", "block_id = table.block_ids[index]"),
-    ("freed block leaks", MANAGER, "            self._release(block_id, self.block_size)  # whoever left", "            pass  # whoever left"),
+    ("freed block leaks", MANAGER, "            self._release(block_id, self.block_size)  # what left", "            pass  # what left"),
     ("freed twice", MANAGER, "        self._note_freed(table, end)\n", ""),
     ("freed when grown, not when computed", MANAGER, "            self._free_unseen(table, num_computed)\n", "            self._free_unseen(table, table.num_tokens)\n"),
     ("a fork frees again", MANAGER, "        fork.first_kept, fork.free_at = table.first_kept, table.free_at\n", ""),
@@ -107,7 +107,7 @@ BOOKKEEPING_MUTANTS = [
     ("a hit needs no sinks", PREFIX, "num_leading >= min(unseen.start, len(chain)) and ", ""),
     ("a hit needs no window", PREFIX, " and num_trailing >= len(chain) - unseen.stop", ""),
     ("a gap ends the lookup", PREFIX, "            chain.append(found)\n", "            chain.append(found)\n            if not found.block_ids:\n                break\n"),
-    ("freed slots still counted", MANAGER, "self._release(block_id, self.block_size)  # whoever", "self._release(block_id, 0)  # whoever"),
+    ("freed slots still counted", MANAGER, "self._release(block_id, self.block_size)  # what", "self._release(block_id, 0)  # what"),
     ("shared blocks are promised to come back", MANAGER, "sum(ref_counts[block_id] == 1 for", "sum(ref_counts[block_id] > 0 for"),
     ("the copy of a shared block is forgotten", MANAGER, "num_blocks - self._must_copy_tail(table)) * ", "num_blocks) * "),
     ("restored with all that was freed", MANAGER, "new_ids = iter(self._take(self.num_blocks_to_restore(num_tokens)))\n        unseen = range(0) if", "new_ids = iter(self._take(-(-num_tokens // self.block_size)))\n        unseen = range(0) if True or"),
@@ -194,11 +194,13 @@ def run_named(check: Callable, *args, name: str) -> None:
         raise AssertionError(f"{name}: {str(error) or type(error).__name__}") from error
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", [Mutant(*row) for row in BOOKKEEPING_MUTANTS], ids=lambda mutant: mutant.name)
 def test_bookkeeping_mutants_are_killed(mutant):
     KillTable.record(mutant, check_bookkeeping)
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(
     "mutant", [Mutant(n, TABLE, *row) for n, *row in TABLE_MUTANTS], ids=lambda mutant: mutant.name
 )
@@ -206,6 +208,7 @@ def test_table_mutants_are_killed(mutant):
     KillTable.record(mutant, check_table)
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", [Mutant(n, TENSORS, *r) for n, *r in TENSOR_MUTANTS], ids=lambda mutant: mutant.name)
 def test_tensor_mutants_are_killed(mutant):
     KillTable.record(mutant, check_tensors)

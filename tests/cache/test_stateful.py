@@ -101,4 +101,4 @@ def test_no_short_sequence_of_events_breaks_the_cache():
 
 @pytest.mark.full
 def test_no_long_sequence_of_events_breaks_the_cache():
-    run(max_examples=3000, step_count=60)
+    run(max_examples=500, step_count=60)

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from random import Random
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
 from tests.engine.engines import check_idle
@@ -102,6 +103,17 @@ def results_of(output) -> list[tuple]:
     return [(tuple(each.token_ids), each.text, each.finish_reason, each.error) for each in output.outputs]
 
 
+def check_prompt_logprobs(output, expected) -> None:
+    """Those of the request alone, but for the rounding of other batches."""
+    assert (output.prompt_logprobs is None) == (expected.prompt_logprobs is None)
+    for one, two in zip(output.prompt_logprobs or (), expected.prompt_logprobs or (), strict=True):
+        assert (one is None) == (two is None)
+        if one is not None:
+            assert (one.token_id, len(one.top)) == (two.token_id, len(two.top))
+            numbers = [[each.logprob, *(x for _, x in each.top)] for each in (one, two)]
+            np.testing.assert_allclose(*numbers, atol=1e-4)
+
+
 def check_features(names, seed: int, folder) -> None:
     """A random history with these features on: every request gets what it gets alone, twice, and no block is lost."""
     rng = Random(seed)
@@ -109,12 +121,15 @@ def check_features(names, seed: int, folder) -> None:
     options, requests = options_of(rng, names, folder), draw_requests(rng, names, 3 if is_slow else 6)
     shaping = {name: options[name] for name in SHAPING if name in options}
     alone = LLM(folder, **COMMON, **shaping, enable_prefix_caching=False)
-    expected = [results_of(alone.generate(*request, use_tqdm=False)[0]) for request in requests]
+    expected = [alone.generate(*request, use_tqdm=False)[0] for request in requests]
     prompts, params = [prompt for prompt, _ in requests], [each for _, each in requests]
     with patch("twophase.engine.speculation.logger.warning") as complain, opened(names, options, folder) as generate:
         for turn in range(1 if is_slow else 2):
-            got = [results_of(output) for output in generate(prompts, params)]
-            assert got == expected, f"seed {seed}, {names}, turn {turn}: {options}"
+            outputs = generate(prompts, params)
+            got, wanted = [*map(results_of, outputs)], [*map(results_of, expected)]
+            assert got == wanted, f"seed {seed}, {names}, turn {turn}: {options}"
+            for output, one in zip(outputs, expected, strict=True):
+                check_prompt_logprobs(output, one)
         assert not complain.called, f"seed {seed}, {names}: {complain.call_args}, {options}"
 
 
@@ -141,7 +156,7 @@ def opened(names, options, folder):
 
 
 class ThreadPeers(Peers):
-    """What `Team` and its runner need of `Peers`, over queues."""
+    """What `TensorParallelGroup` and its runner need of `Peers`, over queues."""
 
     def __init__(self, rank: int, lines: dict, barrier: threading.Barrier) -> None:
         self.rank, self.world_size, self.device = rank, 2, torch.device("cpu")
@@ -199,13 +214,15 @@ def ranks_in_threads():
     """LLM(tensor_parallel_size=2) has its second rank in a thread of this process."""
     lines = {(0, 1): queue.Queue(), (1, 0): queue.Queue()}
     barrier = threading.Barrier(2, timeout=60)
-    assemble, join = assembly.assemble, tensor_parallel.Team.join
+    assemble, join = assembly.assemble, tensor_parallel.TensorParallelGroup.join
     here, workers, failures = threading.local(), [], []
 
     def join_in_threads(config, size, device, timeout_s):
         if size == 1:
             return join(config, size, device, timeout_s)
-        return tensor_parallel.Team(config, device, ThreadPeers(getattr(here, "rank", 0), lines, barrier))
+        return tensor_parallel.TensorParallelGroup(
+            config, device, ThreadPeers(getattr(here, "rank", 0), lines, barrier)
+        )
 
     def serve(model, config):
         here.rank = 1
@@ -225,7 +242,7 @@ def ranks_in_threads():
 
     with ExitStack() as stack:
         stack.enter_context(patch("twophase.llm.assemble", both))
-        stack.enter_context(patch.object(tensor_parallel.Team, "join", join_in_threads))
+        stack.enter_context(patch.object(tensor_parallel.TensorParallelGroup, "join", join_in_threads))
         stack.enter_context(patch.object(tensor_parallel.signal, "signal", lambda *args: None))
         one_at_a_time = threading.Lock()  # Triton's interpreter patches its own module while a kernel runs
         for name in ("write", "attend", "rmsnorm", "silu_mul"):

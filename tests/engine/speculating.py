@@ -56,8 +56,8 @@ class Answering(Silent):
         return [self.answer(request) for request in requests]
 
 
-def speculating(model: LlamaModel, drafter=None, max_drafts: int = 4, thrift=None, **options) -> Engine:
-    return make_engine(model, speculator=Speculator(drafter or NgramDrafter(), max_drafts, thrift), **options)
+def speculating(model: LlamaModel, drafter=None, max_drafts: int = 4, gate=None, **options) -> Engine:
+    return make_engine(model, speculator=Speculator(drafter or NgramDrafter(), max_drafts, gate), **options)
 
 
 def drafting_with(model: LlamaModel, num_blocks: int = 96, block_size: int = 4, max_catch_up: int = 64):

@@ -111,6 +111,7 @@ def test_who_guesses():
     assert [EngineConfig(speculative_config=each).draft_model for each in (None, draft)] == [None, "x"]
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(
     ("name", "old", "new", "check"),
     [

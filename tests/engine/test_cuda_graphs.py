@@ -173,6 +173,7 @@ GRAPH_MUTANTS = [
 ]
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(("name", "old", "new"), GRAPH_MUTANTS, ids=[row[0] for row in GRAPH_MUTANTS])
 def test_graph_mutants_are_killed(name, old, new, cpu_model, eager_tokens):
     check = functools.partial(check_played_graphs, model=cpu_model, expected=eager_tokens)
@@ -206,6 +207,7 @@ def check_device_is_current(module, model):
     assert not entered
 
 
+@pytest.mark.mutants
 def test_a_models_device_is_current_while_it_runs(cpu_model, monkeypatch):
     monkeypatch.setattr(llama, "_current", llama._current)  # put back afterwards
     check_device_is_current(llama, cpu_model)

@@ -91,12 +91,12 @@ def test_negative_control(tiny_model, rung):
     runners = []
     original = ModelRunner.run
 
-    def run_with_spoilt_pages(self, chunks):
+    def run_with_spoilt_pages(self, chunks, score):
         runners.append(self)
         if self is not runners[0]:
             for layer in self.kv_cache.layers:
                 layer.k.mul_(1.001)
-        return original(self, chunks)
+        return original(self, chunks, score)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModelRunner, "run", run_with_spoilt_pages)

@@ -143,7 +143,7 @@ def test_after_a_time_without_guesses_it_cuts_again(folder, expected, on_again):
             self.is_drafting = not 3 <= self.num_steps < on_again
 
     llm = guessing(folder)
-    llm.engine.speculator.thrift = Off()
+    llm.engine.speculator.gate = Off()
     found = chunks_that_see_gone_blocks(llm)
     assert generate(llm) == expected
     assert not found
@@ -191,11 +191,13 @@ def check_cut(module, folder, expected) -> None:
 DRAFT_MODEL = "twophase.engine.draft_model"
 
 
+@pytest.mark.mutants
 def test_landed_pages_that_are_trusted_are_noticed(tiny_model):
-    mutant = Mutant("landed pages are trusted", DRAFT_MODEL, "for block in plan.landed:", "for block in ():")
+    mutant = Mutant("received pages are trusted", DRAFT_MODEL, "for block in plan.received:", "for block in ():")
     KillTable.record(mutant, lambda module: check_landed(module, tiny_model))
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [

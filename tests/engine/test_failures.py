@@ -9,7 +9,7 @@ from tests.engine.faults import Broken, FaultyBackend, Suspect
 from tests.engine.tokenizers_for_tests import byte_level
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine import engine as engine_module
-from twophase.engine.isolation import isolate
+from twophase.engine._isolation import isolate
 from twophase.engine.sampler import sample
 
 CULPRIT = 1
@@ -210,7 +210,7 @@ class TestDetokenising:
         codec.bad_id = None
         check_good_as_new(engine, expected)
 
-    def test_at_the_door(self, tiny_model, expected):
+    def test_when_added(self, tiny_model, expected):
         """The prompt's end is decoded for context when the request is added: it is refused, and nothing has changed."""
         engine = make_engine(tiny_model, codec=self.Codec(PROMPTS[0]["prompt_token_ids"][-1]))
         with pytest.raises(Broken):

@@ -12,7 +12,7 @@ from tests.mutation import KillTable, Mutant
 from twophase import LLM, features
 from twophase.config import configured
 from twophase.core.errors import ConfigError, InvalidRequestError
-from twophase.features import FEATURES, TABLE, Refused, Works, as_markdown, check_pairs
+from twophase.features import FEATURES, TABLE, Refused, Works, as_markdown, check_pairs, refusals_as_markdown
 from twophase.parallel.disaggregation import disaggregated
 
 PAIRS = list(combinations(FEATURES, 2))
@@ -41,6 +41,9 @@ def name_of(pair):
 
 # The rest, and Triton, which is interpreted where there is no GPU, runs with --full.
 SAMPLE = [*random.Random(0).sample(FAST, 16), ("tensor_parallel", "swap"), ("ngram", "window")]
+SAMPLE += [
+    ("prompt_logprobs", name) for name in ("prefix_token", "swap", "several", "tensor_parallel", "disaggregated")
+]
 
 
 @pytest.mark.parametrize("pair", SAMPLE, ids=name_of)
@@ -142,10 +145,18 @@ def test_a_models_own_window_counts_where_blocks_are_freed(tmp_path):
 def test_the_table_has_no_blank_and_is_symmetric():
     assert set(TABLE) == {(one, other) for one in FEATURES for other in FEATURES if one != other}
     assert all(TABLE[one, other] == TABLE[other, one] for one, other in PAIRS)
-    rows = [line for line in as_markdown().splitlines() if line.startswith("|")]
-    assert len(rows) == len(FEATURES) + 2
-    assert len({row.count("|") for row in rows}) == 1
-    assert sum(row.count("✓") for row in rows) == len(WORKING)
+    heads, _, *rows = [line.split("|")[1:-1] for line in as_markdown().splitlines() if line.startswith("|")]
+    assert len(rows) == len(FEATURES)
+    assert all(len(row) == len(heads) and all(cell.strip() for cell in row) for row in rows)
+    assert sum(row.count(" ✓ ") for row in rows) == 2 * len(WORKING)
+
+
+def test_the_refused_pairs_have_a_row_each_with_a_reason():
+    _, _, *rows = [line.split(" | ") for line in refusals_as_markdown().splitlines()]
+    titles = {name: feature.title for name, feature in FEATURES.items()}
+    refused = {tuple(sorted((titles[one], titles[other]))) for one, other in REFUSED["start"] + REFUSED["request"]}
+    assert {tuple(sorted((row[0].strip("| "), row[1]))) for row in rows} == refused
+    assert all(row[2].strip("| ") for row in rows)
 
 
 def check_table(module, folder):
@@ -178,6 +189,7 @@ def test_the_table_by_hand(folder):
     check_table(features, folder)
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [

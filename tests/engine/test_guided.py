@@ -32,7 +32,6 @@ from twophase.engine.sampler import SampleRow, sample
 from twophase.model.load import load_model
 
 NUM_PADDING = 7  # rows of the embedding that no token belongs to, as many models have
-NUM_SCHEMAS = 200
 PERSON = {
     "type": "object",
     "properties": {
@@ -112,16 +111,17 @@ def check_outputs(outputs, params) -> int:
 
 
 class TestForms:
-    def test_random_schemas(self, model):
-        schemas = [random_schema(seed) for seed in range(NUM_SCHEMAS)]
+    @pytest.mark.parametrize("num_schemas", [40, pytest.param(200, marks=pytest.mark.full)])
+    def test_random_schemas(self, model, num_schemas):
+        schemas = [random_schema(seed) for seed in range(num_schemas)]
         for schema in schemas:
             jsonschema.Draft202012Validator.check_schema(schema)
         params = [guided(seed, json=schema, max_tokens=200) for seed, schema in enumerate(schemas)]
-        outputs = run(guided_engine(model), [prompt_of(seed, 3) for seed in range(NUM_SCHEMAS)], params)
+        outputs = run(guided_engine(model), [prompt_of(seed, 3) for seed in range(num_schemas)], params)
         num_stopped = check_outputs(outputs, params)
-        assert 0.7 * NUM_SCHEMAS < num_stopped < NUM_SCHEMAS, "both ways to end should occur"
+        assert 0.7 * num_schemas < num_stopped < num_schemas, "both ways to end should occur"
         texts = {output.outputs[0].text for output in outputs}
-        assert len(texts) > 0.7 * NUM_SCHEMAS
+        assert len(texts) > 0.7 * num_schemas
 
     @pytest.mark.parametrize(
         "regex",
@@ -606,6 +606,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants(mutant):
     name, module, old, new, check = mutant
@@ -626,6 +627,7 @@ PREEMPTION_MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", PREEMPTION_MUTANTS, ids=[name for name, *_ in PREEMPTION_MUTANTS])
 def test_preemption_mutants(model, alone, mutant):
     name, old, new = mutant

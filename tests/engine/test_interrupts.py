@@ -13,7 +13,7 @@ import twophase
 from tests.engine.engines import check_idle, make_engine, prompt_of
 from twophase import LLM
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.interrupts import Uninterrupted
+from twophase.engine._interrupts import Uninterrupted
 
 PACKAGE_FOLDER = os.path.dirname(twophase.__file__)
 # Six sequences under memory pressure: admission, chunks, forks, copy-on-write, preemption and prefix hits all occur.
@@ -112,7 +112,7 @@ def test_at_a_sample_of_lines(tiny_model, undisturbed):
 
 @pytest.mark.full
 def test_at_many_lines(tiny_model, undisturbed):
-    check_lines(tiny_model, undisturbed, range(1, undisturbed[1], 23))
+    check_lines(tiny_model, undisturbed, range(1, undisturbed[1], 97))
 
 
 def test_generate_at_a_sample_of_lines(tiny_folder):
@@ -140,7 +140,7 @@ def test_after_a_request_that_could_not_be_planned(tiny_model, monkeypatch):
         return real_open(token_ids, *args, **kwargs)
 
     monkeypatch.setattr(cache, "open", faulty_open)
-    monkeypatch.setattr(engine._runner, "run", lambda chunks: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(engine._runner, "run", lambda chunks, score: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     monkeypatch.delattr(engine._runner, "run")

@@ -3,6 +3,8 @@
 import logging
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -28,6 +30,12 @@ TEXTS = ["The quick brown fox", "naïve café", "日本", "dog"]
 @pytest.fixture(scope="module")
 def llm(tiny_folder):
     return LLM(tiny_folder, num_kv_blocks=64, block_size=4)
+
+
+def test_the_class_is_listed_before_it_is_loaded():
+    """For completion and for the reference: importing twophase does not import torch."""
+    code = "import sys, twophase; assert {*twophase.__all__} <= {*dir(twophase)}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.fixture(autouse=True)

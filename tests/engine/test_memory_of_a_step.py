@@ -10,7 +10,9 @@ from tests.mutation import KillTable, Mutant
 from twophase import sizing
 from twophase.cache import kv_cache
 from twophase.cache.kv_cache import KVCacheSpec
+from twophase.config import EngineConfig
 from twophase.core import sizes
+from twophase.core.errors import ConfigError
 from twophase.model.config import load_config
 from twophase.scheduling.config import SchedulerConfig
 
@@ -54,6 +56,7 @@ def test_a_step_that_needs_all_memory_is_refused():
         kv_cache.num_blocks_that_fit(SPEC, torch.device("cpu"), 0.9, reserved_bytes=2**60)
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
@@ -67,15 +70,29 @@ def test_step_mutants_are_killed(name, old, new, config):
     KillTable.record(Mutant(name, "twophase.sizing", old, new), lambda module: check_step(module, config))
 
 
+@pytest.mark.mutants
 def test_the_swap_mutant_is_killed():
     old = 'min(num_blocks, num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_SWAP_MEMORY_FRACTION))'
     KillTable.record(Mutant("as large as the pool", "twophase.sizing", old, "num_blocks"), check_swap)
 
 
+def test_a_context_whose_rotary_tables_fit_into_no_memory_is_refused(config, monkeypatch):
+    """Found by the fuzzer: a folder that says 10^9 positions took all of the machine's memory."""
+    long = replace(config, max_position_embeddings=1_000_000)
+    assert sizing.limits_of(EngineConfig(), long, torch.device("cpu")).max_model_len == 1_000_000
+    assert sizing.rope_table_bytes(long, 1_000_000) == 3 * 64 * 4 * 1_000_000
+    monkeypatch.setattr(sizing, "free_host_memory_bytes", lambda: 768_000_000)
+    sizing.check_rope_tables(long, 1_000_000)
+    monkeypatch.setattr(sizing, "free_host_memory_bytes", lambda: 767_999_999)
+    with pytest.raises(ConfigError, match=r"rotary tables of 1,000,000 positions.*a smaller max_model_len"):
+        sizing.check_rope_tables(long, 1_000_000)
+
+
 def check_sizes(module):
     """The worked example of `activation_bytes`, and a token's K and V with their scales."""
     shape = SimpleNamespace(hidden_size=8, intermediate_size=16, num_heads=1, num_kv_heads=1, head_dim=4, vocab_size=10)
-    assert module.activation_bytes(shape, 5, 2, 2) == 880 + 320
+    assert module.activation_bytes(shape, 5, 100, 2) == 880 + 16_000
+    assert module.activation_bytes(shape, 5, 2, 2) == 880 + 64 * 160, "prompts may be scored"
     assert module.kv_bytes_per_token(3, 2, 16, 1, 4) == 2 * 3 * 2 * (16 + 4)
 
 
@@ -83,6 +100,7 @@ def test_sizes_by_hand():
     check_sizes(sizes)
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [

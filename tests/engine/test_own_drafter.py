@@ -49,7 +49,7 @@ def test_outputs_do_not_depend_on_the_drafter(tiny_folder):
 def test_without_a_config_it_gets_the_default_one(tiny_folder):
     llm = LLM(tiny_folder, num_kv_blocks=64, skip_tokenizer_init=True, drafter=Constant(1))
     assert llm.engine.speculator.max_drafts == SpeculativeConfig().num_speculative_tokens
-    assert llm.engine.speculator.thrift is not None
+    assert llm.engine.speculator.gate is not None
 
 
 def test_a_drafter_and_a_draft_model_are_one_too_many(tiny_folder):

@@ -63,6 +63,7 @@ def test_the_distribution_is_the_models():
     check_distribution(load_plain(REJECTION))
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [

@@ -302,7 +302,7 @@ def check_whole_numbers(module) -> None:
     """A parameter that is a whole number is one like any other, alone and beside others."""
     params = SamplingParams(top_p=0.9)
     for name in ("min_p", "temperature", "repetition_penalty", "top_p"):
-        object.__setattr__(params, name, int(getattr(params, name)) or int(name == "top_p"))  # past the door
+        object.__setattr__(params, name, int(getattr(params, name)) or int(name == "top_p"))  # past the validation
     object.__setattr__(params, "top_p", 0.9)
     (tokens,) = module.sample(logits_of(12), [row(params, token_ids=[3])])
     assert tokens == module.sample(logits_of(12), [row(SamplingParams(top_p=0.9), token_ids=[3])])[0]
@@ -360,6 +360,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants(mutant):
     name, old, new, check = mutant

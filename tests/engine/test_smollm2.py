@@ -92,8 +92,9 @@ def engine_of(llm: LLM, **options) -> Engine:
     return make_engine(llm.model, block_size=BLOCK_SIZE, max_num_seqs=20, max_model_len=512, eos=eos, **options)
 
 
-def test_alone(llm, expected):
-    for prompt in as_prompts(expected):
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.full)])
+def test_alone(llm, expected, every):
+    for prompt in as_prompts(expected)[::every]:
         check(llm.generate(prompt, PARAMS, use_tqdm=False), expected)
 
 

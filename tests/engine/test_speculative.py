@@ -221,10 +221,10 @@ class TestBrokenDrafters:
         engine = speculating(tiny_model, Oracle(PROMPTS, greedy))
         real = engine._runner.run
 
-        def breaks_on_drafts(chunks):
+        def breaks_on_drafts(chunks, score):
             if any(chunk.num_drafts for chunk in chunks):
                 raise RuntimeError("planted")
-            return real(chunks)
+            return real(chunks, score)
 
         monkeypatch.setattr(engine._runner, "run", breaks_on_drafts)
         assert [tokens_of(output) for output in run(engine, PROMPTS, LONG)] == greedy

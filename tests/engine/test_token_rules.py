@@ -191,6 +191,7 @@ def test_biases_of_any_kind_and_their_refusal(llm):
         generate(llm, logit_bias={100_000: 1.0})
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(
     ("name", "module", "old", "new", "check"),
     [

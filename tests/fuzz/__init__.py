@@ -1,4 +1,4 @@
-"""Random input for every door of the package. One rule judges all of it:
+"""Random input for every entry point of the package. One rule judges all of it:
 
 a bad request gets a clear error and changes nothing; a good one gets the tokens it gets alone.
 

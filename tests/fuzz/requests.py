@@ -16,7 +16,7 @@ from tests.fuzz.values import TEXTS, odd
 from tests.model.tiny import make_folder
 from twophase import LLM, SamplingParams
 from twophase.core.errors import TwophaseError
-from twophase.core.outputs import CompletionOutput, RequestOutput
+from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from twophase.core.speculative import SpeculativeConfig
 from twophase.core.structured_outputs import StructuredOutputs
 from twophase.scheduling.policies import (
@@ -26,6 +26,8 @@ from twophase.scheduling.policies import (
     PrefillFirstPolicy,
     PriorityPolicy,
 )
+
+Logprobs = tuple[TokenLogprobs | None, ...] | None
 
 SMALL = {"max_model_len": 64, "block_size": 4, "max_num_seqs": 6}
 TIGHT = {"num_kv_blocks": 24, "max_num_batched_tokens": 16}
@@ -193,7 +195,8 @@ def check_output(output: RequestOutput, prompt: Any, params: SamplingParams, alo
         for got, wanted in zip(output.outputs, expected.outputs, strict=True):
             if (got.token_ids, got.text, got.finish_reason) != (wanted.token_ids, wanted.text, wanted.finish_reason):
                 raise FindingError(f"{what}: got {got}, alone {wanted}")
-            _check_logprobs(got, wanted, what)
+            _check_logprobs(got.logprobs, wanted.logprobs, what)
+        _check_logprobs(output.prompt_logprobs, expected.prompt_logprobs, what)
     return is_repeatable
 
 
@@ -215,9 +218,11 @@ def _check_form(completion: CompletionOutput, params: SamplingParams, what: str)
         raise FindingError(f"{what}: {completion.text!r} is none of the choices")
 
 
-def _check_logprobs(got: CompletionOutput, wanted: CompletionOutput, what: str) -> None:
-    for mine, other in zip(got.logprobs or (), wanted.logprobs or (), strict=True):
-        if not math.isclose(mine.logprob, other.logprob, rel_tol=1e-3, abs_tol=1e-3):
+def _check_logprobs(got: Logprobs, wanted: Logprobs, what: str) -> None:
+    for mine, other in zip(got or (), wanted or (), strict=True):
+        if mine is None or other is None:
+            assert mine is other
+        elif not math.isclose(mine.logprob, other.logprob, rel_tol=1e-3, abs_tol=1e-3):
             raise FindingError(f"{what}: log-probability {mine}, alone {other}")
 
 
@@ -242,6 +247,7 @@ def any_params(random: Random) -> dict[str, Any]:
         "include_stop_str_in_output": lambda: random.random() < 0.5,
         "skip_special_tokens": lambda: random.random() < 0.5,
         "logprobs": lambda: random.choice((None, 0, 3, 20)),
+        "prompt_logprobs": lambda: random.choice((None, 0, 3, 20)),
         "form": lambda: any_form(random),
     }
     chosen = {name: sensible[name]() for name in sensible if random.random() < 0.3}

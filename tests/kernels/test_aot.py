@@ -69,7 +69,10 @@ def check_reports(reports: list[CompiledReport], target: str) -> None:
     assert all(largest in r.matrix_instructions for r in prefill if r.dot_dtype != "f32")
 
 
-@pytest.mark.parametrize("target", [target for target in TARGETS if target != "sm_86"])  # as sm_80, but for its limit
+# Without sm_86, which is as sm_80 but for its limit.
+@pytest.mark.parametrize(
+    "target", ["sm_90", *(pytest.param(name, marks=pytest.mark.full) for name in ("sm_80", "sm_100", "gfx942"))]
+)
 def test_sample(target):
     check_reports(compile_in_subprocess([target], SAMPLE_PATTERN), target)
 
@@ -148,6 +151,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.full
 def test_large_heads_fit_into_99_kib(tmp_path):
     """Heads of 256 on the GPUs with the least shared memory; 32 keys at a time do not fit, and that is noticed."""
     found = run_compiling(LARGE_HEADS, tmp_path)

@@ -275,6 +275,7 @@ def merge_mutants():
         yield Mutant(name, "twophase_kernels.merge_splits", old, new), check
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(
     ("mutant", "check"),
     [*range_mutants(), *decode_mutants(), *prefill_mutants(), *merge_mutants()],

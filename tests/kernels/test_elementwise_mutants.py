@@ -110,6 +110,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(
     ("check", "mutant"),
     [

@@ -45,12 +45,10 @@ def test_sample_of_the_grid(point):
     check_point(point, [1, point.page + 1, 0, 129])
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("points", grid_slices())
-def test_whole_grid(points, subtests):
-    for point in points:
-        with subtests.test(str(point)):
-            check_point(point, [1, point.page - 1, point.page, point.page + 1, 63, 64, 65, 0])
+@pytest.mark.full  # the whole grid takes the interpreter hours (docs/log.md)
+@pytest.mark.parametrize("point", sample_grid(50)[14:], ids=str)
+def test_more_of_the_grid(point):
+    check_point(point, [1, point.page - 1, point.page, point.page + 1, 63, 64, 65, 0])
 
 
 @pytest.mark.gpu

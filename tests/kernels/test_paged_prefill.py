@@ -35,12 +35,10 @@ def test_sample_of_the_grid(point):
     check_point(point, [5, 0, 33, 1], [0, 7, 70, point.page])
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("points", grid_slices())
-def test_whole_grid(points, subtests):
-    for point in points:
-        with subtests.test(str(point)):
-            check_point(point, [1, 5, 65], [point.page - 1, 0, 30])
+@pytest.mark.full  # the whole grid takes the interpreter hours (docs/log.md)
+@pytest.mark.parametrize("point", sample_grid(40)[10:], ids=str)
+def test_more_of_the_grid(point):
+    check_point(point, [1, 5, 65], [point.page - 1, 0, 30])
 
 
 @pytest.mark.gpu

@@ -249,6 +249,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(("name", "old", "new", "check"), MUTANTS, ids=[row[0] for row in MUTANTS])
 def test_mutants_are_killed(name, old, new, check):
     KillTable.record(Mutant(name, "twophase_kernels.quant", old, new), check)

@@ -160,6 +160,7 @@ def test_a_gpu_without_what_triton_builds_with(gpu_without_a_helper, monkeypatch
     check_missing_tools(_triton, monkeypatch, tmp_path, what)
 
 
+@pytest.mark.mutants
 @interpreter_only
 @pytest.mark.parametrize("what", ["libcuda", "headers"])
 def test_a_mutant_that_expects_one_kind_of_error_is_killed(gpu_without_a_helper, monkeypatch, tmp_path, what):

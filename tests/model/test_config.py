@@ -214,6 +214,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants(mutant, tmp_path):
     KillTable.record(Mutant(mutant[0], "twophase.model.config", *mutant[1:]), check_layer_types(tmp_path))

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from twophase.core.errors import ModelFolderError
 from twophase.model import prepare
-from twophase.model.gguf_folder import _to_half_split
+from twophase.model._gguf_folder import _to_half_split
 from twophase.model.prepare import DEFAULT_MODEL, default_model_dir, prepare_default_model, resolve_model, verify
 
 
@@ -32,6 +32,7 @@ def test_twophase_home_overrides_the_platform_cache(empty_home, monkeypatch, tmp
     assert default_model_dir() == tmp_path / "cache" / "twophase" / DEFAULT_MODEL
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform == "win32", reason="not run here: SIGKILL is POSIX")
 def test_killed_while_writing_weights_then_completed(smollm2_folder, empty_home):
     child = subprocess.Popen([sys.executable, "-c", "from twophase.model.prepare import *; prepare_default_model()"])

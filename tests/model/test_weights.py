@@ -228,6 +228,7 @@ def test_a_link_in_the_folder_is_followed(sharded):
     load(sharded)
 
 
+@pytest.mark.mutants
 def test_mutant(sharded):
     mutant = Mutant("the index leads out", "twophase.model.weights", " or Path(name).name != name", "")
     KillTable.record(mutant, check_index(sharded))

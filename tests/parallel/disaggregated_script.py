@@ -41,7 +41,7 @@ def note_worker():
             error = f"{type(raised).__name__}: {raised}"
             raise
         finally:
-            say(error=error, in_use=self._engine.stats().cache.num_in_use, held=len(self._scheduler._roster.held))
+            say(error=error, in_use=self._engine.stats().cache.num_in_use, held=len(self._scheduler.ledger.held))
 
     PrefillWorker.serve = noted
 

@@ -12,9 +12,9 @@ from tests.parallel.two_engines import OPTIONS, TwoEngines
 from twophase import LLM, SamplingParams
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.errors import ConfigError, InvalidRequestError, PeerLostError
+from twophase.parallel._protocol import Cancel, Done, Grant, Pages, Received, Submit
+from twophase.parallel._transfers import TransferClock
 from twophase.parallel.pages import transfer_bytes
-from twophase.parallel.protocol import Cancel, Done, Grant, Pages, Received, Submit
-from twophase.parallel.transfers import TransferClock
 from twophase.scheduling.policies import DynamicPolicy
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -106,7 +106,7 @@ class TestPages:
 
         def compare(message):
             if isinstance(message, Done):
-                here = engines.engine._landing._block_ids[message.request_id]
+                here = engines.engine._receiver._block_ids[message.request_id]
                 there = engines.worker._outgoing[message.request_id].table.block_ids
                 assert list(here) != there
                 for left, right in zip(engines.decode.kv_cache.storage, engines.prefill.kv_cache.storage, strict=True):
@@ -248,7 +248,7 @@ class TestRoom:
         prompts = prompts_of([5] * 7)
         engines = TwoEngines(folder, decode={"max_num_seqs": 2})
         seen = []
-        engines.to_decode.before = lambda message: seen.append(engines.decode.scheduler._roster.num_seats_taken)
+        engines.to_decode.before = lambda message: seen.append(engines.decode.scheduler.ledger.num_seats_taken)
         assert completions(engines.generate(prompts, GREEDY)) == completions(expected(folder, prompts, GREEDY))
         assert max(seen) == 2
 
@@ -260,7 +260,7 @@ class TestRoom:
         assert completions(outputs) == completions(expected(folder, prompts, params))
         assert sum(isinstance(said, Submit) for said in engines.to_prefill.said) == 4
 
-    def test_the_door_knows_both_sides(self, folder):
+    def test_the_validation_knows_both_sides(self, folder):
         engines = TwoEngines(folder, prefill={"num_kv_blocks": 4})
         with pytest.raises(InvalidRequestError, match=r"the prefill side \(rank 1\) refuses: .*needs? 5 KV blocks"):
             engines.engine.add_request("a", prompt_of(0, 18), GREEDY)
@@ -293,7 +293,7 @@ class TestTrouble:
     def test_pages_on_their_way_to_freed_blocks_are_dropped(self, folder):
         engines = TwoEngines(folder)
         engines.engine.add_request("0", prompt_of(0, 15), GREEDY)
-        block_ids = list(engines.engine._landing._block_ids["0"])
+        block_ids = list(engines.engine._receiver._block_ids["0"])
 
         def abort(message):
             if isinstance(message, Pages):

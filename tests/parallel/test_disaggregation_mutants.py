@@ -12,7 +12,7 @@ PAGES = tests.TestPages()
 ROOM = tests.TestRoom()
 TROUBLE = tests.TestTrouble()
 EQUAL = tests.TestEqualTokens()
-NAMES = ("PrefillWorker", "DecodeEngine", "Landing", "TransferClock")
+NAMES = ("PrefillWorker", "DecodeEngine", "KVReceiver", "TransferClock")
 
 
 def same_bits(folder):
@@ -36,17 +36,17 @@ def orphans(folder):
     TROUBLE.test_a_worker_without_its_decode_side_frees_everything(folder, 2)
 
 
-WORKER, ENGINE, PAGE, CLOCK = "prefill_worker", "disaggregation", "pages", "transfers"
+WORKER, ENGINE, PAGE, CLOCK = "prefill_worker", "disaggregation", "pages", "_transfers"
 
 # name, module, old, new, check
 MUTANTS = [
     ("nothing travels during a run", WORKER, "        if not ranges:\n", "        if True:\n", PAGES.test_a_layer_travels_before_the_next_is_computed),
     ("blocks are not held", WORKER, "if is_last and outgoing.table is None:", "if False:", same_bits),
-    ("held blocks are not released", WORKER, "self._scheduler.release(outgoing.table)", "pass", lives),
+    ("held blocks are not released", WORKER, "self._scheduler.ledger.release(outgoing.table)", "pass", lives),
     ("a broken run counts as sent", WORKER, "        try:\n            yield send_layer\n        finally:", "        for each in ranges:\n            self._outgoing[each.request_id].num_sent = each.first_block + each.num_blocks\n        try:\n            yield send_layer\n        finally:", broken),
     ("known blocks travel again", ENGINE, "each.num_cached_tokens // block_size for each", "0 for each", PAGES.test_known_prefixes_do_not_travel),
     ("seeds stay at home", ENGINE, "replace(state.request.sampling_params, seed=state.seed)", "state.request.sampling_params", lambda folder: EQUAL.test_as_a_single_engine(folder, "unseeded")),
-    ("pages of an aborted request land", ENGINE, "            self._landing.forget(request_id)  # before", "            pass  # before", TROUBLE.test_pages_on_their_way_to_freed_blocks_are_dropped),
+    ("pages of an aborted request are written", ENGINE, "            self._receiver.forget(request_id)  # before", "            pass  # before", TROUBLE.test_pages_on_their_way_to_freed_blocks_are_dropped),
     ("the worker is not told", ENGINE, "self._links[rank].send(Cancel(request_id))", "pass", lambda folder: TROUBLE.test_abort_leaves_nothing_wherever_it_comes(folder, 1, 64)),
     ("a loss is kept quiet", ENGINE, "self._fail(request_id, f\"{type(error).__name__}: {error}\")", "pass", TROUBLE.test_a_lost_worker_ends_what_waits_for_pages_and_nothing_else),
     ("a loss ends everything", ENGINE, "for request_id in list(self._rank_of):", "for request_id in list(self._engine._requests):", TROUBLE.test_a_lost_worker_ends_what_waits_for_pages_and_nothing_else),
@@ -61,6 +61,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(("name", "module", "old", "new", "check"), MUTANTS, ids=[each[0] for each in MUTANTS])
 def test_mutant_is_killed(folder, name, module, old, new, check):
     def with_module(mutated: ModuleType) -> None:

@@ -7,8 +7,8 @@ import torch
 
 from tests.mutation import KillTable, Mutant
 from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
-from twophase.parallel import messages
-from twophase.parallel.messages import FIRST_INTS, Kind, Work
+from twophase.parallel import _messages as messages
+from twophase.parallel._messages import FIRST_INTS, Kind, Work
 
 
 def random_work(rng: random.Random) -> Work:
@@ -18,7 +18,7 @@ def random_work(rng: random.Random) -> Work:
     for i in range(rng.choice([0, 1, 30])):
         num_tokens, num_blocks = rng.choice([1, 7, 200]), rng.randint(1, 9)
         tokens, blocks = rng.sample(range(1000), num_tokens), rng.sample(range(1000), num_blocks)
-        chunks.append(ScheduledChunk(i, tokens, rng.randrange(1000), blocks, rng.randrange(3)))
+        chunks.append(ScheduledChunk(i, tokens, rng.randrange(1000), blocks, *(rng.randrange(3) for _ in range(3))))
     return Work(rng.choice(list(Kind)), chunks, moves)
 
 
@@ -46,10 +46,12 @@ MUTANTS = [
     ("blocks begin where tokens do", "numbers[shapes + 3 : tokens : CHUNK_INTS]", "numbers[shapes : shapes]"),
     ("moves are forgotten", "shapes = 2 * num_moves", "shapes = num_moves"),
     ("samples are start", "token_ids, start, block_ids, num_samples", "token_ids, start, block_ids, start"),
+    ("nothing is scored", "num_samples, num_drafts, num_scored))", "num_samples, num_drafts))"),
     ("a long message is cut", "max(FIRST_INTS, int(first[0]))", "FIRST_INTS"),
 ]
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(("name", "old", "new"), MUTANTS, ids=[name for name, _, _ in MUTANTS])
 def test_mutant_is_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase.parallel.messages", old, new), check_round_trips)
+    KillTable.record(Mutant(name, "twophase.parallel._messages", old, new), check_round_trips)

@@ -21,7 +21,7 @@ from tests.parallel.together import BLOCK_SIZE
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.errors import ConfigError, LaunchError, PeerLostError
 from twophase.core.plan import ScheduledChunk
-from twophase.engine.isolation import isolate
+from twophase.engine._isolation import isolate
 from twophase.engine.runner import ModelRunner
 from twophase.model.load import load_model
 from twophase.parallel.launch import is_running, run_local
@@ -74,6 +74,7 @@ def wait_until_gone(pids: list[int]) -> None:
     assert not [pid for pid in pids if is_running(pid)]
 
 
+@pytest.mark.full
 def test_a_launch_that_takes_too_long_is_ended_deaf_and_stopped_ranks_too(tmp_path):
     with pytest.raises(LaunchError, match=r"(?s)did not end within 12 s\..*rank 0 said last:\nasleep"):
         run_local(SCRIPT, 2, ["sleep_for_ever", str(tmp_path)], 12)
@@ -196,12 +197,13 @@ PEERS_MUTANTS = [
 ]
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(("name", "old", "new"), PEERS_MUTANTS, ids=[each[0] for each in PEERS_MUTANTS])
 def test_mutant_is_killed(name, old, new):
     KillTable.record(Mutant(name, "twophase.parallel.peers", old, new), check_place)
 
 
-def test_a_failure_in_the_middle_of_the_model_ends_the_team(torchrun, tmp_path):
+def test_a_failure_in_the_middle_of_the_model_ends_the_group(torchrun, tmp_path):
     """The other ranks would add up sums of other layers, so rank 0 may not try again in smaller company."""
     folder, _ = make_folder("llama", tmp_path)
     device = torch.device("cpu")

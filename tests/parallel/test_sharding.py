@@ -89,6 +89,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(("name", "old", "new"), MUTANTS, ids=[name for name, _, _ in MUTANTS])
 def test_mutant_is_killed(name, old, new, tmp_path):
     folder, _ = make_folder("llama-biases", tmp_path)

@@ -70,7 +70,8 @@ def test_three_ranks_under_pressure_swap_and_fork_and_hit_like_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "exit_code"), [pytest.param("SIGKILL", -9, id="killed"), pytest.param("SIGSTOP", None, id="stopped")]
+    ("how", "exit_code"),
+    [pytest.param("SIGKILL", -9, id="killed"), pytest.param("SIGSTOP", None, id="stopped", marks=pytest.mark.full)],
 )
 def test_a_lost_rank_is_an_error_in_time_and_leaves_nothing_behind(how, exit_code, tmp_path):
     folder, _ = make_folder("smollm2", tmp_path / "model")

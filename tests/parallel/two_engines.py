@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from twophase import LLM
-from twophase.parallel.channel import Inbox, Link
+from twophase.parallel._channel import Inbox, Link
+from twophase.parallel._protocol import Pages
 from twophase.parallel.disaggregation import DecodeEngine
-from twophase.parallel.pages import Landing
+from twophase.parallel.pages import KVReceiver
 from twophase.parallel.prefill_worker import PrefillWorker
-from twophase.parallel.protocol import Pages
 
 OPTIONS = {
     "device": "cpu",
@@ -40,8 +40,8 @@ class Instant(Inbox):
 class DirectLine(Link):
     """A `Link` to another part of this process; keeps what was said."""
 
-    def __init__(self, from_rank: int, inbox: Inbox, landing: Landing | None = None) -> None:
-        self.from_rank, self.inbox, self.landing = from_rank, inbox, landing
+    def __init__(self, from_rank: int, inbox: Inbox, receiver: KVReceiver | None = None) -> None:
+        self.from_rank, self.inbox, self.receiver = from_rank, inbox, receiver
         self.said = []
         self.pages, self.layer = Pages(()), 0
         self.before: Callable[[object], None] = lambda message: None
@@ -55,8 +55,8 @@ class DirectLine(Link):
             self.inbox.put((self.from_rank, message))
 
     def send_layer(self, buffer, noted) -> None:
-        assert buffer.numel() == self.landing.num_bytes(self.pages)
-        self.landing.land(self.pages, self.layer, buffer)
+        assert buffer.numel() == self.receiver.num_bytes(self.pages)
+        self.receiver.receive(self.pages, self.layer, buffer)
         self.said.append(self.layer)
         self.layer += 1
         noted(0.0, 1.0)
@@ -72,12 +72,12 @@ class TwoEngines:
         self.decode = LLM(folder, **(OPTIONS | both | (decode or {})))
         self.prefill = LLM(folder, **(OPTIONS | both | (prefill or {})))
         front, back = Instant(), Instant()
-        landing = Landing(self.decode.kv_cache)
-        self.to_decode = DirectLine(1, front, landing)
+        receiver = KVReceiver(self.decode.kv_cache)
+        self.to_decode = DirectLine(1, front, receiver)
         self.to_prefill = DirectLine(0, back)
         self.front, self.back = front, back
         self.worker = PrefillWorker(self.prefill, self.to_decode, back)
-        self.engine = DecodeEngine(self.decode, {1: self.to_prefill}, front, landing)
+        self.engine = DecodeEngine(self.decode, {1: self.to_prefill}, front, receiver)
         self.outputs = {}
 
     def turn(self) -> None:
@@ -113,7 +113,7 @@ class TwoEngines:
         for llm in (self.decode, self.prefill):
             scheduler = llm.scheduler
             assert (scheduler.num_waiting, scheduler.num_running, scheduler.cache.stats().num_in_use) == (0, 0, 0)
-            roster = scheduler._roster
-            assert [roster.arriving, roster.expected, roster.held] == [[], [], []]
+            queues = scheduler._queues
+            assert [queues.arriving, queues.expected, scheduler.ledger.held] == [[], [], []]
         assert not self.worker._outgoing
-        assert not self.engine._landing._block_ids
+        assert not self.engine._receiver._block_ids

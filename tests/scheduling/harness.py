@@ -75,7 +75,7 @@ def make_request(
 
 
 class Harness:
-    """One scheduler, its cache and shadow pages, the diary, and what each completion has produced.
+    """One scheduler, its cache and shadow pages, the log, and what each completion has produced.
 
     `log` has a (step, name, tokens) for each chunk, in batch order; name is the request id, with /index behind it from
     the second completion on. `module` is where the Scheduler comes from: the real one, or a mutant.
@@ -217,7 +217,7 @@ class Harness:
         assert not self.scheduler.has_unfinished, f"not done after {max_steps} steps"
         assert self.cache.stats().num_in_use == 0, "blocks leaked"
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
-        swap_pool = self.scheduler._roster.swap_pool
+        swap_pool = self.scheduler.ledger.swap_pool
         assert swap_pool is None or swap_pool.num_in_use == 0, "host blocks leaked"
         return self
 
@@ -270,7 +270,7 @@ class Harness:
         if self.cache.window is not None:
             self.check_promises([sequence for sequence in running if not sequence.is_decoding])
         held = [block for sequence in sequences for block in sequence.host_blocks if block != FREED]
-        swap_pool = scheduler._roster.swap_pool
+        swap_pool = scheduler.ledger.swap_pool
         assert len(set(held)) == len(held) == (swap_pool.num_in_use if swap_pool else 0), "host blocks lost or shared"
 
     def check_promises(self, prefills) -> None:

@@ -1,4 +1,4 @@
-"""The door: what can never be served is refused with its numbers, and nothing that can be is."""
+"""Validation: what can never be served is refused with its numbers, and nothing that can be is."""
 
 import pytest
 

@@ -9,6 +9,7 @@ from tests.mutation import KillTable, Mutant
 from tests.scheduling import (
     test_admission,
     test_failures,
+    test_ledger,
     test_pairs,
     test_policies,
     test_pressure,
@@ -43,8 +44,8 @@ def running(*tests):
 
 
 def scheduler_mutant(name: str, old: str, new: str, *tests, module: str = "scheduler"):
-    # A step refuses a roster of another class than the one it knows, so it is loaded on top of the mutated one.
-    through = "twophase.scheduling.step" if module == "roster" else None
+    # A step refuses a ledger of another class than the one it knows, so it is loaded on top of the mutated one.
+    through = "twophase.scheduling.step" if module in ("ledger", "_queues") else None
     return pytest.param(Mutant(name, f"twophase.scheduling.{module}", old, new, through), running(*tests), id=name)
 
 
@@ -90,6 +91,11 @@ def crowded_window():
         DRAFTING.test_of_the_blocks_that_no_prefill_was_promised(order)
 
 
+def reasons():
+    for why in test_ledger.STAYS_OUT:
+        test_ledger.test_a_refusal_has_its_reason_and_ends_with_it(why)
+
+
 def short_steps():
     DRAFTING.test_of_the_policys_tokens(ChunkedPrefillPolicy(max_tokens=8))
 
@@ -106,24 +112,24 @@ def bad_arrival():
 MUTANTS = [
     scheduler_mutant(
         "drafts take promised blocks",
-        "_reserve(sequence, cache, step.num_spare_blocks, min",
-        "_reserve(sequence, cache, cache.num_free_blocks, min",
+        "num_spare = self.num_spare_blocks",
+        "num_spare = self.cache.num_free_blocks",
         crowded_window,
-        module="drafts",
+        module="ledger",
     ),
     scheduler_mutant(
         "drafts beyond the policy's tokens",
-        "decodes, budget = [], step.budget",
+        "decodes, budget = [], self.budget",
         "decodes, budget = [], 64 - plan.num_tokens",
         short_steps,
-        module="drafts",
+        module="step",
     ),
     scheduler_mutant(
         "less than was found is swapped in over it",
-        "if sequence.num_swapped_tokens > table.num_cached_tokens:",
-        "if len(sequence.host_blocks) > table.num_cached_tokens // self._cache.block_size:",
+        "if sequence.num_swapped_tokens > num_cached:",
+        "if len(sequence.host_blocks) > num_cached // self.cache.block_size:",
         FOUND.test_what_the_prefix_cache_found_is_not_overwritten_with_less,
-        module="step",
+        module="ledger",
     ),
     scheduler_mutant(
         "any rank is taken",
@@ -143,52 +149,54 @@ MUTANTS = [
         module="step",
     ),
     scheduler_mutant(
-        "drafts beyond the budget", "        budget -= num_drafts\n", "", histories_with_drafts, module="drafts"
+        "drafts beyond the budget", "            budget -= num_drafts\n", "", histories_with_drafts, module="step"
     ),
     scheduler_mutant(
         "drafts beyond the blocks",
-        "while num_drafts and cache.num_blocks_needed(sequence.table, num_tokens + num_drafts) > num_spare_blocks:",
+        "while num_drafts and self.cache.num_blocks_needed(table, num_tokens + num_drafts) > num_spare:",
         "while False:",
         histories_with_drafts,
-        module="drafts",
+        module="ledger",
     ),
     scheduler_mutant(
         "drafts beyond the last token",
         "sequence.max_num_tokens - num_tokens - 1)",
         "sequence.max_num_tokens - num_tokens)",
         test_timelines.test_drafts_go_no_further_than_the_sequence,
-        module="drafts",
+        module="ledger",
     ),
     scheduler_mutant(
         "verifying chunks count as decodes of one token",
         "num_decodes=len(decodes),",
         "num_decodes=plan.num_decodes,",
         histories_with_drafts,
-        module="drafts",
+        module="step",
     ),
     scheduler_mutant(
         "drafts are not counted",
         "num_tokens=plan.num_tokens + sum(map(len, drafts.values())),",
         "num_tokens=plan.num_tokens,",
         histories_with_drafts,
-        module="drafts",
+        module="step",
     ),
     scheduler_mutant(
         "a dropped step keeps its room for drafts",
-        "        for sequence in self._drafting:\n            if sequence.table is not None:\n",
-        "        for sequence in self._drafting:\n            if False:\n",
+        "        for sequence in self.moves.drafting:\n            if sequence.table is not None:\n",
+        "        for sequence in self.moves.drafting:\n            if False:\n",
         histories_with_drafts,
+        module="ledger",
     ),
     scheduler_mutant(
         "wrong drafts keep their room",
-        "if chunk.num_samples and sequence.table.num_tokens > num_computed:",
+        "if is_whole and table.num_tokens > num_computed:",
         "if False:",
         histories_with_drafts,
+        module="ledger",
     ),
     scheduler_mutant(
         "wrong drafts count as computed",
-        "self._confirm(sequence, chunk, len(run))",
-        "self._confirm(sequence, chunk, len(chunk.token_ids))",
+        "self.ledger.confirm(sequence, chunk.start + len(run))",
+        "self.ledger.confirm(sequence, chunk.start + len(chunk.token_ids))",
         histories_with_drafts,
     ),
     scheduler_mutant(
@@ -205,7 +213,7 @@ MUTANTS = [
         "sequence.num_computed_tokens = sequence.num_swapped_tokens",
         "pass",
         SWAPPING.test_a_victim_comes_back_with_what_it_had,
-        module="step",
+        module="ledger",
     ),
     scheduler_mutant(
         "swapped into the wrong blocks",
@@ -213,46 +221,48 @@ MUTANTS = [
         "table.block_ids, sequence.host_blocks[num_hit:])",
         SWAPPING.test_what_the_prefix_cache_still_has_is_not_brought_back,
         some_histories,
-        module="step",
+        module="ledger",
     ),
     scheduler_mutant(
         "the last partial block is not saved",
-        "block_ids = block_ids[: -(-num_computed // self.cache.block_size)]",
-        "block_ids = block_ids[: num_computed // self.cache.block_size]",
+        "block_ids[: -(-num_computed // self.cache.block_size)]",
+        "block_ids[: num_computed // self.cache.block_size]",
         SWAPPING.test_a_victim_comes_back_with_what_it_had,
-        module="roster",
+        module="ledger",
     ),
     scheduler_mutant(
         "host blocks of the dead are kept",
-        "self.waiting).remove(sequence)\n        self.drop_host_blocks(sequence)\n",
-        "self.waiting).remove(sequence)\n",
+        "            self._close(sequence)\n        self._drop_host_blocks(sequence)\n",
+        "            self._close(sequence)\n",
         SWAPPING.test_an_aborted_victim_leaves_no_host_block_behind,
-        module="roster",
+        module="ledger",
     ),
     scheduler_mutant(
         "host blocks are kept after they came back",
-        "        for sequence in step.swapped_in:\n",
+        "        for sequence in self.moves.filled:\n",
         "        for sequence in ():\n",
         SWAPPING.test_a_victim_comes_back_with_what_it_had,
+        module="ledger",
     ),
     scheduler_mutant(
         "a swap that may not have happened is trusted",
-        "        for sequence in step.swapped_out:\n",
+        "        for sequence in self.moves.swapped_out:\n",
         "        for sequence in ():\n",
         dropped_swaps,
+        module="ledger",
     ),
     scheduler_mutant(
         "a block that may not have come back is trusted",
-        "(*step.uncopied, *step.swapped_in)",
-        "step.uncopied",
+        "if sequence.status is SequenceStatus.RUNNING:",
+        "if sequence.status is SequenceStatus.RUNNING and not sequence.host_blocks:",
         dropped_swaps,
     ),
     scheduler_mutant(
         "the watermark is ignored",
-        "num_kept = math.ceil(self._config.watermark * self._cache.num_blocks)",
+        "num_kept = math.ceil(self.config.watermark * self.cache.num_blocks)",
         "num_kept = 0",
         test_policies.TestAdmission().test_without_a_reserve_a_crowded_pool_thrashes,
-        module="step",
+        module="ledger",
     ),
     scheduler_mutant(
         "a sequence may be planned twice",
@@ -320,8 +330,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "budget off by one",
-        "self._max_tokens = config.max_num_batched_tokens",
-        "self._max_tokens = config.max_num_batched_tokens + 1",
+        "self._max_tokens = ledger.config.max_num_batched_tokens",
+        "self._max_tokens = ledger.config.max_num_batched_tokens + 1",
         test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget,
         module="step",
     ),
@@ -358,10 +368,10 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "blocks leaked on abort",
-        "            self.take_blocks(sequence)\n        else:",
-        "            self.running.remove(sequence)\n        else:",
+        "            self._close(sequence)\n        self._drop",
+        "            pass\n        self._drop",
         aborts,
-        module="roster",
+        module="ledger",
     ),
     scheduler_mutant(
         "abort ends one completion only",
@@ -371,37 +381,38 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "published before computed",
-        "        start(sequence, table)\n",
-        "        start(sequence, table)\n        self._cache.publish(table, sequence.token_ids, table.num_tokens)\n",
+        "            self._enter(sequence, table)\n",
+        "            self._enter(sequence, table)\n            self.cache.publish(table, sequence.token_ids, table.num_tokens)\n",
         test_timelines.test_blocks_are_found_only_after_they_were_written,
-        module="step",
+        module="ledger",
     ),
     scheduler_mutant(
         "never published",
-        "self.cache.publish(sequence.table, sequence.token_ids, num_computed)",
+        "self.cache.publish(table, sequence.token_ids, num_computed)",
         "pass",
         test_timelines.test_a_shared_prefix_is_computed_once_and_not_across_salts,
+        module="ledger",
     ),
     scheduler_mutant(
         "hits are recomputed",
-        "sequence.num_computed_tokens = table.num_cached_tokens",
-        "sequence.num_computed_tokens = 0",
+        "sequence.num_computed_tokens = num_cached = table.num_cached_tokens",
+        "num_cached = table.num_cached_tokens",
         test_timelines.test_a_shared_prefix_is_computed_once_and_not_across_salts,
-        module="roster",
+        module="ledger",
     ),
     scheduler_mutant(
         "salts ignored",
-        "open(sequence.token_ids, sequence.request.cache_salt, count",
-        'open(sequence.token_ids, "", count',
+        "salt, is_first_time = sequence.request.cache_salt, ",
+        'salt, is_first_time = "", ',
         test_timelines.test_a_shared_prefix_is_computed_once_and_not_across_salts,
-        module="step",
+        module="ledger",
     ),
     scheduler_mutant(
         "output lost on preemption",
         "victim.num_preemptions += 1",
         "victim.num_preemptions += 1; del victim.token_ids[victim.num_prompt_tokens :]",
         test_timelines.test_the_latest_is_preempted_and_comes_back_before_later_ones,
-        module="roster",
+        module="_queues",
     ),
     scheduler_mutant(
         "a preempted sequence thinks its pages are there",
@@ -409,12 +420,12 @@ MUTANTS = [
         "",
         test_timelines.test_the_latest_is_preempted_and_comes_back_before_later_ones,
         some_histories,
-        module="roster",
+        module="ledger",
     ),
     scheduler_mutant(
         "the best is preempted",
-        "for sequence in reversed(self._roster.running) if",
-        "for sequence in self._roster.running if",
+        "for sequence in reversed(self._queues.running) if",
+        "for sequence in self._queues.running if",
         test_timelines.test_the_earliest_takes_the_blocks_of_the_latest,
         module="step",
     ),
@@ -423,34 +434,34 @@ MUTANTS = [
         "bisect.insort(self.running, sequence, key=_RANK)",
         "self.running.append(sequence)",
         test_timelines.test_the_lowest_priority_is_preempted_even_if_it_came_first,
-        module="roster",
+        module="_queues",
     ),
     scheduler_mutant(
         "a preempted request is counted again",
-        "count_in_stats=is_first_time",
-        "count_in_stats=True",
+        "salt, is_first_time, sequence.block_keys",
+        "salt, True, sequence.block_keys",
         test_timelines.test_statistics_count_a_preempted_request_once,
-        module="step",
+        module="ledger",
     ),
     scheduler_mutant(
         "copies forgotten",
-        "            self._copies += new_copies\n",
+        "            self.moves.copies += copies\n",
         "            pass\n",
         test_timelines.test_completions_fork_when_the_prompt_is_done,
-        module="step",
+        module="ledger",
     ),
     scheduler_mutant(
         "copies of a dropped step forgotten",
-        "            self.uncopied.append(sequence)\n",
-        "",
+        "            self.moves.copies += copies\n            self.moves.filled.append(sequence)\n",
+        "            self.moves.copies += copies\n",
         dropped_steps,
         test_failures.test_a_copy_that_may_not_have_happened_is_recomputed,
-        module="step",
+        module="ledger",
     ),
     scheduler_mutant(
         "a plan counts twice",
-        "step, self._plan, self._step, self._drafting = self._step, None, None, []",
-        "step, self._drafting = self._step, []",
+        "step, self._plan, self._step = self._step, None, None",
+        "step = self._step",
         test_timelines.test_update_wants_the_latest_plan_and_its_samples,
     ),
     scheduler_mutant(
@@ -461,17 +472,37 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "one seat for n completions",
-        "self._num_seats_taken += sequence.num_completions",
-        "self._num_seats_taken += 1",
+        "self.num_seats_taken += sequence.num_completions",
+        "self.num_seats_taken += 1",
         test_timelines.test_seats_are_kept_for_all_who_come_in_together,
-        module="step",
+        module="ledger",
     ),
     scheduler_mutant(
         "running forks take one seat",
-        "sum(sequence.num_completions for sequence in (*self.running, *self.arriving))",
-        "len(self.running)",
+        "return self.config.max_num_seqs - self.num_seats_taken",
+        "return self.config.max_num_seqs - len(self._owners)",
         test_timelines.test_seats_are_kept_for_completions_not_forked_yet,
-        module="roster",
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "seats of completions are lost",
+        "self.num_seats_taken -= sequence.num_completions",
+        "self.num_seats_taken -= 1",
+        test_ledger.test_seats_come_back_from_what_never_forked,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "what was preempted has no reason to wait",
+        "        self._refusals[victim.seq_id] = Refusal.BLOCKS\n",
+        "",
+        test_ledger.test_what_is_preempted_stays_out_for_want_of_blocks,
+        module="step",
+    ),
+    scheduler_mutant(
+        "a refusal outlives its reason",
+        "        self.refusal = step.refusal_of(self._queues.waiting[0]) if self._queues.waiting else None\n",
+        "        if self._queues.waiting:\n            self.refusal = step.refusal_of(self._queues.waiting[0])\n",
+        reasons,
     ),
     scheduler_mutant(
         "forks draw the parent's token",
@@ -481,28 +512,28 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "no room to grow kept",
-        "num_kept += self._num_growing_now() + (0 if is_running else self._num_growing(sequence))",
+        "num_kept += self._num_growing + (0 if is_owner else self._num_growing_of(sequence))",
         "pass",
         test_timelines.test_an_old_sequence_is_let_in_only_if_running_ones_keep_room_to_grow,
-        module="step",
+        module="ledger",
     ),
     scheduler_mutant(
         "room to grow kept for nobody",
         "may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots",
         "may_grow = True",
         test_timelines.test_one_token_requests_need_no_room_to_grow,
-        module="step",
+        module="ledger",
     ),
     scheduler_mutant(
         "one alone must keep room to grow",
-        "        if len(self._roster.running) == is_running and not self._roster.arriving:\n            return 0\n",
+        "        if len(self._owners) == is_owner:\n            return 0\n",
         "",
         worst_case,
-        module="step",
+        module="ledger",
     ),
     scheduler_mutant(
         "prefills are always chunked",
-        "may_split = is_too_long or (self._config.enable_chunked_prefill and not whole)",
+        "may_split = is_too_long or (self._ledger.config.enable_chunked_prefill and not whole)",
         "may_split = True",
         test_timelines.test_without_chunks_a_long_head_holds_up_the_queue,
         module="step",
@@ -516,16 +547,17 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "a fault in admission leaks the hit",
-        "        except BaseException:\n            self._cache.close(table)\n            raise\n",
-        "        except ZeroDivisionError:\n            raise\n",
+        "            except BaseException:\n                self.cache.close(table)\n                raise\n",
+        "            except ZeroDivisionError:\n                raise\n",
         test_failures.test_a_fault_in_any_cache_operation_fails_one_sequence_alone,
-        module="step",
+        module="ledger",
     ),
     scheduler_mutant(
         "a fault in a fork leaks its siblings",
-        "                self.cache.close(fork.table)\n",
-        "                pass\n",
-        test_failures.test_a_policy_that_raises_leaves_nothing_behind,
+        "                    self.cache.close(fork.table)\n",
+        "                    pass\n",
+        test_ledger.test_a_fork_that_fails_half_way,
+        module="ledger",
     ),
     scheduler_mutant(
         "a fault loses the rest of the step",
@@ -590,9 +622,9 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "aborted ones come back",
-            "twophase.scheduling.roster",
-            "            (self.expected if sequence in self.expected else self.waiting).remove(sequence)\n",
-            "            pass\n",
+            "twophase.scheduling._queues",
+            "        with_blocks.get(sequence.status, waits_in).remove(sequence)\n",
+            "        with_blocks.get(sequence.status, waits_in[:]).remove(sequence)\n",
             through="twophase.scheduling.step",
         ),
         running(aborts, some_histories),
@@ -601,6 +633,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(("mutant", "check"), MUTANTS)
 def test_mutant_is_killed(mutant, check):
     KillTable.record(mutant, check)
@@ -617,6 +650,7 @@ def check_sequence(module: ModuleType) -> None:
                 test_sequence.test_only_legal_steps_between_states(old, new)
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [

@@ -83,7 +83,7 @@ class BlockPool:
         """One owner less; the last one frees the block, as cached or as blank. True if it became free.
 
         Raises:
-            CacheStateError: No such block, or nobody holds it (double free).
+            CacheStateError: No such block, or it has no owner (double free).
         """
         self._require_known(block_id)
         if self.ref_counts[block_id] == 0:

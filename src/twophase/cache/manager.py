@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.block_table import NEVER, BlockTable
-from twophase.cache.prefix_cache import PrefixCache
+from twophase.cache.prefix_cache import BlockKey, PrefixCache
 from twophase.cache.window import FREED, SlidingWindow
 from twophase.core.errors import CacheStateError, ConfigError
 from twophase.core.plan import BlockCopy
@@ -53,7 +53,7 @@ class CacheManager:
     With a window, a table gives up blocks as soon as no query to come sees them (`publish`), which bounds its blocks
     whatever its length. They stay findable until they are evicted, the one that left first before the others. A hit
     takes what the next query sees and no more: holding the rest would make long prompts need long pools again, and
-    nobody would read it. So a hit needs no block that is not read either, and survives the eviction of the middle.
+    to no use. So a hit needs no block that is not read either, and survives the eviction of the middle.
 
     Args:
         num_blocks: Blocks in the pool, at least 1.
@@ -106,7 +106,13 @@ class CacheManager:
         """Blocks that `grow` can still take: the blank ones and the evictable ones."""
         return self._pool.num_free
 
-    def open(self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True) -> BlockTable:
+    def open(
+        self,
+        token_ids: Sequence[int],
+        salt: str = "",
+        count_in_stats: bool = True,
+        keys: list[BlockKey] | None = None,
+    ) -> BlockTable:
         """A new table holding the longest known prefix of `token_ids`; takes references and allocates nothing.
 
         The hit is at most `len(token_ids) - 1` tokens, because the last token must be computed for its logits; and
@@ -116,6 +122,8 @@ class CacheManager:
 
         Args:
             salt: Only blocks published under the same salt are found.
+            keys: What earlier calls noted here, for the same salt and tokens (there may be more of these now), so that
+                a request that comes again and again in vain is hashed once.
             count_in_stats: False when the same request was counted before (it comes back after a preemption). A
                 table that is closed without ever having grown is not counted either.
         """
@@ -123,7 +131,7 @@ class CacheManager:
         published = None
         num_findable = len(token_ids) - (self.full_hit == "recompute_block")
         if self.enable_prefix_caching:
-            block_ids, published = self._prefixes.lookup(token_ids, salt, num_findable // self.block_size)
+            block_ids, published = self._prefixes.lookup(token_ids, salt, num_findable // self.block_size, keys)
         for block_id in block_ids:
             if block_id != FREED and self._pool.acquire(block_id):
                 self._num_slots_in_use += self.block_size
@@ -323,7 +331,7 @@ class CacheManager:
         end = self.window.freed_blocks(num_computed, self.block_size).stop
         for index in range(table.first_kept, end):
             block_id, table.block_ids[index] = table.block_ids[index], FREED
-            self._release(block_id, self.block_size)  # whoever left the window first is evicted first
+            self._release(block_id, self.block_size)  # what left the window first is evicted first
         self._note_freed(table, end)
 
     def _note_freed(self, table: BlockTable, first_kept: int) -> None:

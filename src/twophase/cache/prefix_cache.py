@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 from twophase.cache.window import FREED, SlidingWindow
 
 DIGEST_BYTES = 16
+BlockKey = tuple[bytes, bytes]  # what a full block is looked up by: its chained digest, and its tokens' bytes
 
 
 def salt_digest(salt: str) -> bytes:
@@ -51,7 +52,7 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """Digest -> contents -> blocks. Knows nothing of who uses a block. Only `CacheManager` calls it.
+    """Digest -> contents -> blocks. Knows nothing of the tables that use a block. Only `CacheManager` calls it.
 
     Invariant: a prefix's parent is known as long as the prefix is, so comparing parents by identity is exact. It holds
     because a prefix is known as long as anything refers to it: a block that holds it, a prefix that continues it, or a
@@ -70,18 +71,26 @@ class PrefixCache:
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._of_block
 
-    def lookup(self, token_ids: Sequence[int], salt: str, max_blocks: int) -> tuple[list[int], CachedPrefix | None]:
+    def lookup(
+        self, token_ids: Sequence[int], salt: str, max_blocks: int, keys: list[BlockKey] | None = None
+    ) -> tuple[list[int], CachedPrefix | None]:
         """Blocks that hold the longest usable prefix of `token_ids`, at most `max_blocks`, and the last one's prefix.
 
         Usable: every block is there that the next query sees. Those that it does not see are FREED in the answer,
         whether they are there or not.
+
+        Args:
+            keys: Those of the first blocks, as far as they are known from an earlier lookup; more are added.
         """
+        keys = [] if keys is None else keys
         chain: list[CachedPrefix] = []
         num_hit = num_leading = num_trailing = 0  # blocks: of the hit, and there without a gap from either end
-        digest = salt_digest(salt)
         for index in range(max_blocks):
-            token_bytes = tokens_to_bytes(token_ids[index * self.block_size : (index + 1) * self.block_size])
-            digest = block_digest(digest, token_bytes)
+            if index == len(keys):
+                token_bytes = tokens_to_bytes(token_ids[index * self.block_size : (index + 1) * self.block_size])
+                parent_digest = keys[-1][0] if keys else salt_digest(salt)
+                keys.append((block_digest(parent_digest, token_bytes), token_bytes))
+            digest, token_bytes = keys[index]
             found = self._by_digest.get(digest)
             if found is None or not found.is_prefix(chain[-1] if chain else None, salt, token_bytes):
                 break
@@ -128,7 +137,7 @@ class PrefixCache:
             del prefix.block_ids[block_id]
 
     def clear(self) -> None:
-        self._of_block.clear()  # nobody else refers to a prefix when no table is open
+        self._of_block.clear()  # nothing else refers to a prefix when no table is open
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless both maps agree and every prefix's parent is findable."""

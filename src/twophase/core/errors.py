@@ -10,7 +10,7 @@ class ConfigError(TwophaseError, ValueError):
 
 
 class InvalidRequestError(TwophaseError, ValueError):
-    """A request refused at the door: it could never be served as asked."""
+    """A request refused when it was added: it could never be served as asked."""
 
 
 class ModelFolderError(TwophaseError):
@@ -41,7 +41,7 @@ class PeerLostError(TwophaseError):
     """Another process of the group has died, or was silent for too long. Nothing can be computed together any more.
 
     Attributes:
-        ranks: Who is missing; several where they cannot be told apart.
+        ranks: Which are missing; several where they cannot be told apart.
         limit_s: How long a silent peer was waited for.
     """
 

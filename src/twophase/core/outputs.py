@@ -8,7 +8,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities in nats at one output position: the chosen token's, and the most likely ones', best first."""
+    """Log-probabilities in nats at one position: those of the token there and of the most likely ones, best first."""
 
     token_id: int
     logprob: float
@@ -76,7 +76,12 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request's completions so far; `finished` when every one of them has a finish reason."""
+    """A request's completions so far; `finished` when every one of them has a finish reason.
+
+    Attributes:
+        prompt_logprobs: One entry per prompt token when `SamplingParams.prompt_logprobs` was set, else None. The first
+            entry is None, for nothing comes before that token; the last ones are missing until they are computed.
+    """
 
     request_id: str
     prompt: str | None
@@ -84,11 +89,12 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     finished: bool
     metrics: RequestMetrics
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """One line of the engine's diary: what a step did and what it cost.
+    """One entry of the engine's trace: what a step did and what it cost.
 
     Attributes:
         step: Counts from 0.
@@ -101,7 +107,7 @@ class StepTrace:
         num_waiting, num_running: After the step.
         blocks_in_use, blocks_cached, blocks_free: After the step; cached blocks are evictable.
         blocks_swapped_out, blocks_swapped_in: Moved to and from host memory in this step.
-        slots_in_use: Slots of the blocks in use that a token was given, after the step; None where nobody counts.
+        slots_in_use: Slots of the blocks in use that a token was given, after the step; None where it is not counted.
         num_verifying: Chunks after the decodes that are decodes with drafts behind their token.
         num_draft_tokens, num_accepted_tokens: Drafts in them, and those that the model confirmed.
     """

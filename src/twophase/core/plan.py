@@ -34,6 +34,8 @@ class ScheduledChunk(NamedTuple):
             1 as a rule, n when a prompt is done and its n completions fork.
         num_drafts: How many of the tokens, the last ones, are drafts: guesses that this step verifies. A token is drawn
             after each of them and after the token before them. While a plan waits for its drafts, how many may come.
+        num_scored: How many of the tokens, the first ones, have a prompt token after them whose log-probability is
+            asked for.
     """
 
     seq_id: int
@@ -42,6 +44,7 @@ class ScheduledChunk(NamedTuple):
     block_ids: Sequence[int]
     num_samples: int
     num_drafts: int = 0
+    num_scored: int = 0
 
     @property
     def draft_ids(self) -> Sequence[int]:
@@ -65,7 +68,7 @@ class StepPlan:
         swaps_in: Blocks to bring back, then, before anything is written.
         wake_s: Of an empty plan: when the policy wants to be asked again, on the engine's clock.
         num_verifying: Chunks after those that continue a running sequence by a token and drafts.
-        landed: Blocks that were filled from elsewhere since the last step that was done.
+        received: Blocks that were filled from elsewhere since the last step that was done.
     """
 
     chunks: tuple[ScheduledChunk, ...]
@@ -77,7 +80,7 @@ class StepPlan:
     swaps_in: tuple[BlockSwap, ...] = ()
     wake_s: int | float | None = None
     num_verifying: int = 0
-    landed: tuple[int, ...] = ()
+    received: tuple[int, ...] = ()
 
     @property
     def is_empty(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a user asks for: immutable from the moment it passes the door."""
+"""What a user asks for: immutable, and validated when it is added."""
 
 from dataclasses import dataclass
 

@@ -72,6 +72,7 @@ RULES = {
     "skip_special_tokens": FLAG,
     "logit_bias": Rule(f"a mapping of token ids, whole numbers >= 0, to numbers {BIAS.words}", _read_bias),
     "logprobs": optional(whole_number(at_least=0, at_most=MAX_LOGPROBS)),
+    "prompt_logprobs": optional(whole_number(at_least=0, at_most=MAX_LOGPROBS)),
 }
 
 
@@ -106,6 +107,11 @@ class SamplingParams:
         logprobs: Report this many of the most likely tokens' log-probabilities at each position, besides the chosen
             token's; None reports none, 0 the chosen token's alone. They describe the model's distribution
             (before structured outputs, temperature and truncation), in nats.
+        prompt_logprobs: Likewise for the prompt, given the tokens before: its own tokens' log-probabilities and those
+            of so many of the most likely ones, once for all n completions. It costs the last linear layer at every
+            position of the prompt instead of the last one alone; `SCORED_ROWS` of them are computed at a time, so that
+            a step needs no more memory. And the prompt is computed from its beginning: prefixes are cached for others,
+            and none is looked up.
         structured_outputs: The form that the text must have; None: any. A completion that ends by 'stop' has it. One
             cut by `max_tokens` or the context limit ends by 'length', as ever, and may be incomplete. Stop strings and
             stop token ids act where the text before them has the form, and are passed over elsewhere.
@@ -129,6 +135,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logit_bias: Any = ()  # Mapping[int, float], or the pairs of one
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ SCALE_BYTES = 4  # of a scale, one for each token and head, for K and for V: flo
 ROW_ALIGNMENT_BYTES = 16  # GPUs load 16 bytes at a time, and Triton does so only when every row starts at a multiple
 MLP_UNIT = 16  # rows of the MLP that stay together when ranks share them; theirs then start at multiples of 16 bytes
 SAMPLING_COPIES = 4  # of a row's logits in float32: logits, scaled, sorted, probabilities
+SCORED_ROWS = 64  # prompt positions whose logits are there at the same time, before any row is sampled
 
 
 @runtime_checkable
@@ -40,11 +41,12 @@ def activation_bytes(shape: Sizes, num_tokens: int, num_rows: int, value_bytes: 
     """What a step may need besides weights and K/V, added up as if nothing were freed in between.
 
     Per token the residual stream three times (old, new, normed), q, k, v, the attention's output, gate, up and their
-    product; per row that samples, `SAMPLING_COPIES` of its logits in float32. What libraries take for themselves is
-    left to the share of memory that the pool does not get.
+    product; per row that samples, `SAMPLING_COPIES` of its logits in float32, and for prompts' log-probabilities room
+    for `SCORED_ROWS` at least. What libraries take for themselves is left to the share of memory that the pool does not
+    get.
 
-    Worked example: hidden 8, MLP 16, one head of 4 and one K/V head, vocabulary 10, 2 bytes, 5 tokens, 2 rows:
-    5 * (24 + 16 + 48) * 2 = 880 bytes, and 2 * 4 * 4 * 10 = 320 of logits.
+    Worked example: hidden 8, MLP 16, one head of 4 and one K/V head, vocabulary 10, 2 bytes, 5 tokens, 100 rows:
+    5 * (24 + 16 + 48) * 2 = 880 bytes, and 100 * 4 * 4 * 10 = 16,000 of logits.
 
     Args:
         num_tokens: In the step.
@@ -53,5 +55,5 @@ def activation_bytes(shape: Sizes, num_tokens: int, num_rows: int, value_bytes: 
     """
     attention = shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
     per_token = 3 * shape.hidden_size + attention + 3 * shape.intermediate_size
-    logits = num_rows * SAMPLING_COPIES * 4 * shape.vocab_size
+    logits = max(num_rows, SCORED_ROWS) * SAMPLING_COPIES * 4 * shape.vocab_size
     return num_tokens * per_token * value_bytes + logits

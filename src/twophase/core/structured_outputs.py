@@ -20,7 +20,7 @@ class StructuredOutputs:
     """The whole output, from its first character to its end, is of this form. Exactly one field is given.
 
     Only what can be read off the field itself is checked here; whether the engine can enforce it, `Engine.add_request`
-    tells (see `twophase.engine.guidance`). Everything is kept as text, so nobody can change it afterwards.
+    tells (see `twophase.engine.guidance`). Everything is kept as text, so it cannot be changed afterwards.
 
     Attributes:
         json: A JSON Schema, as a dict or as JSON text; kept as text. The output is one JSON value that it accepts,

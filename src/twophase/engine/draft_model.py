@@ -66,7 +66,7 @@ class DraftModelDrafter:
             self._num_held[copy.target] = 0
         for swap in plan.swaps_in:
             self._num_held[swap.device_block] = 0
-        for block in plan.landed:
+        for block in plan.received:
             self._num_held[block] = 0
         for chunk in plan.chunks:
             first, offset = divmod(chunk.start, self._block_size)

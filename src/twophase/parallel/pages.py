@@ -14,7 +14,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.parallel.protocol import Pages
+from twophase.parallel._protocol import Pages
 
 
 def layer_bytes(spec: KVCacheSpec, num_blocks: int) -> int:
@@ -63,10 +63,10 @@ def _parts(kv_cache: KVCache, layer: int, buffer: Tensor, num_blocks: int) -> li
 
 
 @final
-class Landing:
-    """Where arriving pages go. The receiving thread writes while the engine computes.
+class KVReceiver:
+    """Writes arriving pages into the blocks reserved for them: in the receiving thread, while the engine computes.
 
-    That is safe without locking the cache: a block that was reserved for a prompt is read and written by nobody else
+    That is safe without locking the cache: a block that was reserved for a prompt is read and written by nothing else
     until the prompt is adopted, or forgotten. After `forget` has returned, none of its blocks is written any more.
     """
 
@@ -89,8 +89,8 @@ class Landing:
         """Of each of the buffers that `pages` announces."""
         return layer_bytes(self._kv_cache.spec, sum(each.num_blocks for each in pages.ranges))
 
-    def land(self, pages: Pages, layer: int, buffer: UInt8[Tensor, "n"]) -> None:
-        """Put a layer's buffer where it belongs."""
+    def receive(self, pages: Pages, layer: int, buffer: UInt8[Tensor, "n"]) -> None:
+        """Write a layer's buffer into the blocks of its prompts."""
         with self._lock:
             targets: list[int | None] = []
             for each in pages.ranges:

@@ -1,13 +1,13 @@
 """The processes that compute together: every wait has a limit, and a peer that is gone is an error, never a hang.
 
 What gloo does when a peer is lost, found by experiment (torch 2.13, Linux): its death closes its connections, and
-whoever waits for it gets an error within milliseconds ("Connection closed by peer", "Connection reset by peer"). A
+a rank that waits for it gets an error within milliseconds ("Connection closed by peer", "Connection reset by peer"). A
 stopped process (SIGSTOP), a frozen machine or a cut cable closes nothing: a wait then ends when the limit of the
 process group is over, and with the default limit that is 30 minutes. After either, every further call fails at once,
 and neither `destroy_process_group` nor the end of the interpreter waits for the lost peer.
 
 The limit belongs to a process group, not to a call. So there are several groups over the same processes: one for the
-inside of a step, where everybody is at work and silence means trouble, and one for the time between steps, where a
+inside of a step, where every rank is at work and silence means trouble, and one for the time between steps, where a
 worker may wait for ever and only the death of its driver wakes it.
 """
 
@@ -136,7 +136,7 @@ class Peers:
 
         Raises:
             ConfigError: No torchrun around this process, or a limit that is no positive number.
-            PeerLostError: Somebody did not come in time.
+            PeerLostError: A rank did not come in time.
         """
         rank, local_rank, world_size = place()
         for name, value in (("step_timeout_s", step_timeout_s), ("startup_timeout_s", startup_timeout_s)):
@@ -229,7 +229,7 @@ class Peers:
             raise self._lost
 
     def close(self) -> None:
-        """Leave the group. Waits for nobody; may be called again. The others notice, as if this process had died."""
+        """Leave the group. Waits for no rank; may be called again. The others notice, as if this process had died."""
         if not self._is_open:
             return
         self._is_open = False
@@ -242,7 +242,7 @@ class Peers:
         self._disconnect()
 
     def leave(self, why: str) -> None:
-        """Hang up, so that nobody waits for this rank in the middle of a step. Every later call says `why`."""
+        """Hang up, so that none waits for this rank in the middle of a step. Every later call says `why`."""
         if self._lost is None:
             others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
             reason = f"this process left the group, because {why}"
@@ -264,7 +264,7 @@ class Peers:
             else:
                 dist.destroy_process_group()
 
-    # -- losing somebody
+    # -- losing a peer
 
     def _transfer(self, start: Callable[[], Any], peer: int, what: str) -> Transfer:
         return Transfer(self, self._guarded(start, what, peer), peer, what)
@@ -289,7 +289,7 @@ class Peers:
     def _who_is_lost(self, peer: int | None) -> tuple[int, ...]:
         """The peer that was waited for. A collective waits for all: then the survivors call the roll.
 
-        Each leaves a note and hangs up, which wakes those that still wait for it; who leaves no note is lost.
+        Each leaves a note and hangs up, which wakes those that still wait for it; a rank without a note is lost.
         """
         others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
         if peer is not None or len(others) == 1:
@@ -302,7 +302,7 @@ class Peers:
                 time.sleep(0.02)
                 silent = tuple(rank for rank in silent if not self._store.check([f"noticed/{rank}"]))
             return silent or others
-        except RuntimeError:  # whoever kept the notes is lost
+        except RuntimeError:  # the rank that kept the notes is lost
             return others
 
     def _postpone_sigterm(self) -> None:
@@ -360,7 +360,7 @@ def _device(device: str | torch.device, local_rank: int) -> torch.device:
 
 
 def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
-    """The key-value store of the group, once every rank has signed in; tells by name who has not come."""
+    """The key-value store of the group, once every rank has signed in; names the ranks that have not come."""
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     others = tuple(each for each in range(world_size) if each != rank)
     limit = timedelta(seconds=limit_s)
@@ -387,7 +387,7 @@ def _store(address: str, port: str, limit: timedelta) -> Any:
 
     Raises:
         ConfigError: The address or the port cannot be used.
-        RuntimeError: From torch: nobody is there.
+        RuntimeError: From torch: no rank is there.
     """
     try:
         socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)

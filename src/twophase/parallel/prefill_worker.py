@@ -4,8 +4,8 @@ What a run sends: of each prompt in it that has a grant, the blocks that the run
 sent yet. A prompt without a grant is computed all the same; its blocks are held, and sent when the grant comes. So when
 the decode side is full, finished prompts hold blocks here until no new one is let in: that is the back-pressure.
 
-It cannot deadlock: prompts are computed in the order in which they came, and grants come in that order. Whoever has
-blocks reserved on the decode side has its blocks here, or is the first to get some.
+It cannot deadlock: prompts are computed in the order in which they came, and grants come in that order. A prompt
+with blocks reserved on the decode side has its blocks here, or is the first to get some.
 """
 
 import time
@@ -22,9 +22,8 @@ from twophase.core.outputs import CompletionOutput, RequestOutput
 from twophase.core.plan import SampledToken, ScheduledChunk
 from twophase.engine.runner import ModelRunner
 from twophase.llm import LLM
-from twophase.parallel.channel import Inbox, Link
-from twophase.parallel.pages import layer_bytes, pack_layer
-from twophase.parallel.protocol import (
+from twophase.parallel._channel import Inbox, Link
+from twophase.parallel._protocol import (
     AskTransfers,
     Bye,
     Cancel,
@@ -39,9 +38,10 @@ from twophase.parallel.protocol import (
     Submit,
     Transfers,
 )
-from twophase.parallel.transfers import TransferClock
+from twophase.parallel._transfers import TransferClock
+from twophase.parallel.pages import layer_bytes, pack_layer
 
-MAX_TRANSFERS = 10_000  # the newest ones are kept until somebody asks
+MAX_TRANSFERS = 10_000  # the newest ones are kept until they are asked for
 IDLE_S = 1.0  # how long one look into an empty inbox may take; a message ends it at once
 
 
@@ -161,6 +161,7 @@ class PrefillWorker:
             queue_s=float(metrics.first_scheduled_s - metrics.arrival_s),
             prefill_s=float(metrics.first_token_s - metrics.first_scheduled_s),
             num_cached_tokens=metrics.num_cached_tokens,
+            prompt_logprobs=output.prompt_logprobs,
         )
         self._send_rest(output.request_id)
 
@@ -169,7 +170,7 @@ class PrefillWorker:
         self._engine.abort(request_id)
         outgoing = self._outgoing.pop(request_id, None)
         if outgoing is not None and outgoing.table is not None:
-            self._scheduler.release(outgoing.table)
+            self._scheduler.ledger.release(outgoing.table)
 
     # -- pages
 
@@ -193,11 +194,12 @@ class PrefillWorker:
         ranges: list[PageRange] = []
         block_ids: list[int] = []
         for chunk in chunks:
-            request_id = self._scheduler.sequences[chunk.seq_id].request.request_id
+            sequence = self._scheduler.sequences[chunk.seq_id]
+            request_id = sequence.request.request_id
             outgoing = self._outgoing[request_id]
             is_last = chunk.num_samples > 0
             if is_last and outgoing.table is None:
-                outgoing.table = self._scheduler.hold(chunk.seq_id)
+                outgoing.table = self._scheduler.ledger.hold(sequence)  # it has all its blocks now
             num_computed = chunk.start + len(chunk.token_ids)
             end = len(chunk.block_ids) if is_last else num_computed // self._kv_cache.spec.block_size
             if outgoing.num_sent is not None and outgoing.num_sent < end:

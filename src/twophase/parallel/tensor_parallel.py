@@ -1,8 +1,8 @@
 """Tensor parallelism: one model, cut over several processes, each with its part of the weights and of the K/V.
 
 Rank 0 is the engine: it schedules, samples and talks to the user. Before it computes anything it tells the others what
-(`messages`); they wait for that in `_serve` and do the same with their own part. Inside the model the ranks meet twice
-per layer, to add up partial sums, and once after it, where rank 0 collects the logits. In the script itself
+(`_messages`); they wait for that in `_serve` and do the same with their own part. Inside the model the ranks meet twice
+per layer, to add up partial sums, and after it, where rank 0 collects the logits. In the script itself
 
     with LLM(model, tensor_parallel_size=2) as llm:      # started by `torchrun --nproc-per-node 2 script.py`
         print(llm.generate("..."))
@@ -29,10 +29,10 @@ from torch import Tensor
 
 from twophase.core.errors import ConfigError, PeerLostError
 from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
-from twophase.engine.interrupts import Uninterrupted
-from twophase.engine.runner import ModelRunner, Runner
+from twophase.engine._interrupts import Uninterrupted
+from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
-from twophase.parallel.messages import FIRST_INTS, Kind, Work, decode, encode, num_ints
+from twophase.parallel._messages import FIRST_INTS, Kind, Work, decode, encode, num_ints
 from twophase.parallel.peers import Peers, Traffic, place
 from twophase.parallel.sharding import Shard
 
@@ -40,8 +40,8 @@ HIDDEN_SUM = "the sum of hidden states over the ranks"
 
 
 @final
-class Team:
-    """The processes that share a model: a rank's part of it, and how the parts come together. A team of one is free.
+class TensorParallelGroup:
+    """The processes that share a model: a rank's part of it, and how the parts come together. A group of one is free.
 
     Attributes:
         shard: This rank's part.
@@ -54,12 +54,14 @@ class Team:
         self.shard = Shard(config, 0, 1) if peers is None else Shard(config, peers.rank, peers.world_size)
 
     @classmethod
-    def join(cls, config: ModelConfig, size: int, device: torch.device, timeout_s: int | float) -> "Team":
+    def join(
+        cls, config: ModelConfig, size: int, device: torch.device, timeout_s: int | float
+    ) -> "TensorParallelGroup":
         """Join the other ranks, if `size` says that there are any.
 
         Raises:
             ConfigError: torchrun started another number of processes; or see `Shard`, `Peers.join`.
-            PeerLostError: Somebody did not come.
+            PeerLostError: A rank did not come.
         """
         if size < 1:
             raise ConfigError(f"tensor_parallel_size must be at least 1, got {size}.")
@@ -120,7 +122,7 @@ class DriverRunner:
     """Rank 0's runner: has the other ranks do everything that its own does. Ctrl-C waits until a call has ended.
 
     Args:
-        runner: Of rank 0's part of the model; used by nobody else.
+        runner: Of rank 0's part of the model; no other part uses it.
     """
 
     def __init__(self, runner: ModelRunner, peers: Peers, shard: Shard) -> None:
@@ -144,8 +146,17 @@ class DriverRunner:
     def swap_in(self, chunks: Sequence[ScheduledChunk], moves: Sequence[BlockSwap]) -> None:
         self._together(Work(Kind.SWAP_IN, chunks, moves), lambda: self._runner.swap_in(chunks, moves))
 
-    def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "R V"] | None:
-        return self._together(Work(Kind.RUN, chunks), lambda: self._with_others(self._runner.run(chunks)))
+    def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None:
+        def score_whole(logits: Float[Tensor, "R V0"]) -> None:
+            whole = self._with_others(logits)
+            if score is not None:
+                score(whole)
+
+        def run() -> Float[Tensor, "R V"] | None:
+            logits = self._runner.run(chunks, score_whole)
+            return None if logits is None else self._with_others(logits)
+
+        return self._together(Work(Kind.RUN, chunks), run)
 
     def close(self) -> None:
         """Release the other ranks; may be called again."""
@@ -173,10 +184,8 @@ class DriverRunner:
             if len(message) > FIRST_INTS:
                 self._peers.send(message[FIRST_INTS:], rank, "a worker to take its work")
 
-    def _with_others(self, logits: Float[Tensor, "R V0"] | None) -> Float[Tensor, "R V"] | None:
+    def _with_others(self, logits: Float[Tensor, "R V0"]) -> Float[Tensor, "R V"]:
         """The logits of the whole vocabulary: rank 0's own, then those of the other ranks."""
-        if logits is None:
-            return None
         parts = [logits, *(logits.new_empty(len(logits), num_rows) for num_rows in self._num_rows)]
         for rank in self._others:
             self._peers.recv(parts[rank], rank, "a worker's logits")
@@ -191,12 +200,13 @@ def _num_rows(shard: Shard, rank: int) -> int:
 def _serve(runner: ModelRunner, peers: Peers) -> None:
     """Do what rank 0 says until it closes. Ctrl-C is rank 0's to handle: a worker ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    send_logits = partial(peers.send, dst=0, what="rank 0 to take the logits")
     while (work := _next_work(peers)).kind != Kind.CLOSE:
         match work.kind:
             case Kind.RUN:
-                logits = runner.run(work.chunks)
+                logits = runner.run(work.chunks, send_logits)
                 if logits is not None:
-                    peers.send(logits, 0, "rank 0 to take the logits")
+                    send_logits(logits)
             case Kind.COPY:
                 runner.copy_blocks(work.chunks, [BlockCopy(*move) for move in work.moves])
             case Kind.SWAP_OUT:

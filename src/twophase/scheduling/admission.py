@@ -1,4 +1,4 @@
-"""The door: a request that can never be served as asked is refused when it is added, with the numbers."""
+"""Validation: a request that can never be served as asked is refused when it is added, with the numbers."""
 
 import math
 from numbers import Real

@@ -17,9 +17,9 @@ class SchedulerConfig:
         max_model_len: Prompt and output tokens of one sequence together.
         enable_chunked_prefill: Spread a prompt over several steps. Without it a prompt is computed in one step, and
             one that does not fit beside the running decodes holds up the queue until they end.
-        reserve_growth: Admission leaves a free block for each sequence that may outgrow its last one, so that nobody
+        reserve_growth: Admission leaves a free block for each sequence that may outgrow its last one, so that none
             is preempted right after someone was let in. Off, a crowded pool thrashes; see lab 4.
-        watermark: Besides, admission leaves this share of the pool free, in [0, 1). Nobody running: it need not.
+        watermark: Besides, admission leaves this share of the pool free, in [0, 1). None running: it need not.
         preemption: What becomes of the K/V of a preempted sequence: 'recompute' drops them, 'swap' saves them in host
             memory, as long as there is room for all of them.
         num_swap_blocks: Blocks of host memory for 'swap'.

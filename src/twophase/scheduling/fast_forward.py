@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import StepPlan
+from twophase.scheduling.ledger import Refusal
 from twophase.scheduling.policies import (
     ChunkedPrefillPolicy,
     ContinuousPolicy,
@@ -24,7 +25,7 @@ from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence
 
-# Policies that decode, in rank order, all that runs when nobody could be let in, and again until an event. A policy of
+# Policies that decode, in rank order, all that runs when none could be let in, and again until an event. A policy of
 # another class might look at the clock or at a counter of its own: its steps are taken one by one.
 REPEATING_POLICIES: tuple[type[Policy], ...] = (
     ChunkedPrefillPolicy,
@@ -46,15 +47,15 @@ def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: boo
 
     Args:
         plan: The latest one, confirmed by `update`.
-        is_undisturbed: Nothing was added, finished or aborted since the plan was made. It matters when somebody waits:
-            the same state refuses him again.
+        is_undisturbed: Nothing was added, finished or aborted since the plan was made. It matters when a sequence
+            waits: what kept it out does so still.
     """
     if scheduler.cache.window is not None:
         return []  # blocks come and go at every turn: nothing repeats
     if not isinstance(scheduler.policy, REPEATING_POLICIES) or not all(chunk.num_samples for chunk in plan.chunks):
         return []
     is_all_decodes = plan.num_decodes == len(plan.chunks) and not plan.preempted
-    if scheduler.num_waiting and not (is_undisturbed and is_all_decodes and _refuses_again(scheduler.policy)):
+    if scheduler.num_waiting and not (is_undisturbed and is_all_decodes and _refuses_again(scheduler)):
         return []
     alive = scheduler.sequences
     sequences = [alive[chunk.seq_id] for chunk in plan.chunks if chunk.seq_id in alive]
@@ -65,10 +66,16 @@ def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: boo
     return sequences
 
 
-def _refuses_again(policy: Policy) -> bool:
-    """Whether what was refused in a step of decodes is refused in the next one too. Not by a policy that lets decodes
-    stand still for prompts: it may have decoded because they had stood for long enough."""
-    return not isinstance(policy, PrefillFirstPolicy) or policy.max_stalled_steps is None
+def _refuses_again(scheduler: Scheduler) -> bool:
+    """Whether what a step of decodes refused is refused in the next one too, as long as no sequence ends.
+
+    There is no more room then: tokens and seats are taken by as many, and blocks by more, for what is decoded here is
+    in no prompt. Only the policy may look at more than that. One that lets decodes stand still for prompts may have
+    decoded because they had stood for long enough; but seats it does not have either.
+    """
+    policy = scheduler.policy
+    is_same_rule = not isinstance(policy, PrefillFirstPolicy) or policy.max_stalled_steps is None
+    return is_same_rule or scheduler.refusal is Refusal.SEATS
 
 
 def num_repeats(cache: CacheManager, sequences: Seq[Sequence]) -> int:
@@ -106,7 +113,7 @@ def repeat_decodes(
     """Advance the sequences by `num_steps` tokens each; returns those that have ended, all of them in the last step.
 
     Everything that touches the pool happens in the order of the single steps: in each, the sequences take their blocks
-    in batch order; when it has run, they publish their full blocks and end in batch order. Steps in which nobody
+    in batch order; when it has run, they publish their full blocks and end in batch order. Steps in which none
     crosses a block's boundary touch nothing, so the time is a call per sequence and a call or two per block.
 
     Args:
@@ -115,7 +122,7 @@ def repeat_decodes(
         token_of: The token that a sequence samples in each of the steps; no stop token.
         after_step: Called with 0 .. num_steps-1 when the scheduler's counts and blocks are as after that step.
     """
-    cache, block_size = scheduler.cache, scheduler.cache.block_size
+    ledger, block_size = scheduler.ledger, scheduler.cache.block_size
     moves: list[tuple[int, int, _Move]] = []  # (twice the step, plus one when it has run; which sequence; what)
     lengths = [len(sequence.token_ids) for sequence in sequences]
     ended: list[Sequence] = []
@@ -138,14 +145,14 @@ def repeat_decodes(
         while after_step is not None and num_done < step:
             after_step(num_done)
             num_done += 1
-        cache.grow(sequence.table, lengths[i] + step)
+        ledger.grow(sequence, lengths[i] + step)
         if move == _PUBLISH:
-            cache.publish(sequence.table, sequence.token_ids, lengths[i] + step)
+            ledger.confirm(sequence, lengths[i] + step)
         elif move == _END:
             scheduler.finish(sequence.seq_id, "length")
     for sequence, num_tokens in zip(sequences, lengths, strict=True):
         if sequence.table is not None:
-            cache.grow(sequence.table, num_tokens + num_steps - 1)
+            ledger.grow(sequence, num_tokens + num_steps - 1)
             sequence.num_computed_tokens = num_tokens + num_steps - 1
     while after_step is not None and num_done < num_steps:
         after_step(num_done)

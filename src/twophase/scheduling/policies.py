@@ -14,7 +14,7 @@ from twophase.scheduling.sequence import Sequence
 def by_priority(sequence: Sequence) -> tuple[Any, ...]:
     """By priority, ties by arrival: first come, first served when all priorities are equal.
 
-    A preempted sequence arrived before everyone of its priority who has not run yet, so it goes to their front.
+    A preempted sequence arrived before all of its priority that have not run yet, so it goes to their front.
     """
     request = sequence.request
     return (request.priority, sequence.arrival_order, sequence.index)
@@ -54,7 +54,7 @@ def run_batch(step: Step) -> None:
 
 
 def start_batch(step: Step, batch_size: int) -> None:
-    """Newcomers with up to `batch_size` completions together, one request at least; nobody joins them later."""
+    """Newcomers with up to `batch_size` completions together, one request at least; none joins them later."""
     seats = batch_size
     for sequence in step.waiting:
         is_too_many = sequence.num_completions > seats and not step.is_empty
@@ -73,7 +73,7 @@ class PriorityPolicy(Policy):
 
     Attributes:
         patience_s: Ageing. None: strict priorities, under which low ones may starve. Otherwise a request passes over
-            another of a priority level better once it has waited `patience_s` seconds longer: nobody is overtaken by
+            another of a priority level better once it has waited `patience_s` seconds longer: none is overtaken by
             requests that arrive more than `patience_s` times the difference in level after it. (Comparing
             priority - wait / patience_s of two requests gives the same order at every moment, so the rank is fixed.)
     """
@@ -168,7 +168,7 @@ class PrefillFirstPolicy(Policy):
 @final
 @dataclass(frozen=True, slots=True)
 class StaticPolicy(Policy):
-    """Request-level batching: takes what waits, up to `batch_size`, and nobody joins until the last one is done."""
+    """Request-level batching: takes what waits, up to `batch_size`, and none joins until the last one is done."""
 
     batch_size: int
 

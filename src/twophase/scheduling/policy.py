@@ -4,6 +4,7 @@ import abc
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
+from twophase.scheduling.ledger import Refusal
 from twophase.scheduling.sequence import Sequence
 
 
@@ -11,8 +12,9 @@ from twophase.scheduling.sequence import Sequence
 class Step(Protocol):
     """One step being planned, as a policy sees it.
 
-    Blocks, seats and the token budget are kept whatever a policy asks for: a move that does not fit plans less, or
-    nothing, and says so. One that makes no sense (the same sequence twice, a decode of a prefill) raises PolicyError.
+    Blocks, seats (places for a completion, of `max_num_seqs`) and the token budget are kept whatever a policy asks for:
+    a move that does not fit plans less, or nothing, and says so. One that makes no sense (the same sequence twice, a
+    decode of a prefill) raises PolicyError.
 
     Attributes:
         now_s: The engine's clock.
@@ -50,6 +52,10 @@ class Step(Protocol):
         """The waiting sequences, best rank first; those let in meanwhile are passed over."""
         ...
 
+    def refusal_of(self, sequence: Sequence) -> Refusal:
+        """Why a waiting sequence is not let in by this step so far; POLICY if it was not asked for."""
+        ...
+
     def decode(self, sequence: Sequence) -> bool:
         """Plan a decoding sequence's next token. When it finds no block, running ones of worst rank, not planned yet,
         are preempted; False if it was itself the worst (now or before), or if the budget is used up."""
@@ -61,7 +67,8 @@ class Step(Protocol):
         ...
 
     def admit(self, sequence: Sequence, max_tokens: int | None = None, *, whole: bool = False) -> int:
-        """Let a waiting sequence in and plan its first chunk; returns its tokens, 0 if there is no room.
+        """Let a waiting sequence in and plan its first chunk; returns its tokens, 0 if it was refused (see
+        `refusal_of`).
 
         Args:
             max_tokens: Of the chunk.
@@ -80,10 +87,10 @@ class Step(Protocol):
 
 
 class Policy(abc.ABC):
-    """Who goes first, and what goes into a step. Implementations are final.
+    """Which sequence goes first, and what goes into a step. Implementations are final.
 
-    One order decides who is let in next (smallest rank) and who is preempted (largest): so nobody is preempted for
-    someone who would then be the next victim.
+    One order decides which sequence is let in next (smallest rank) and which is preempted (largest): so none is
+    preempted for another that would then be the next victim.
     """
 
     @abc.abstractmethod

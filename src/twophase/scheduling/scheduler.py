@@ -4,7 +4,7 @@ A step is planned by `schedule`, run by the engine, and confirmed by `update`. N
 computed until `update` says so, hence the rule for failures: **whenever `schedule` raised, or a planned step was not
 run to its end, drop the plan (fail the culprit, if one is known) and call `schedule` again.** What `schedule` leaves
 behind is legal by itself: sequences admitted or preempted, and blocks with room for tokens not yet computed. The next
-`schedule` heals two exceptions. Block copies and swaps that a dropped plan may not have done: the sequences that asked
+`schedule` undoes two exceptions. Block copies and swaps that a dropped plan may not have done: the sequences that asked
 for them are preempted and recomputed. And room for drafts: it is taken back.
 """
 
@@ -12,20 +12,19 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, final
 
-from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import InvalidRequestError, PolicyError
 from twophase.core.outputs import FinishReason
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
+from twophase.scheduling._queues import SequenceQueues
 from twophase.scheduling.admission import check_request, usable_rank
 from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.drafts import put_drafts, reserve_drafts
+from twophase.scheduling.ledger import BlockLedger, Refusal
 from twophase.scheduling.policies import PriorityPolicy
 from twophase.scheduling.policy import Policy
-from twophase.scheduling.roster import Roster, SequenceFault, blamed_on
-from twophase.scheduling.sequence import Sequence, SequenceStatus
-from twophase.scheduling.step import StepBuilder
+from twophase.scheduling.sequence import Sequence, SequenceFault, SequenceStatus
+from twophase.scheduling.step import StepBuilder, put_drafts
 
 __all__ = ["Scheduler", "SequenceFault", "SequenceUpdate"]
 
@@ -43,7 +42,7 @@ class SequenceUpdate(NamedTuple):
 
     seq_id: int
     request_id: str
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed here
     tokens: tuple[SampledToken, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -54,27 +53,34 @@ class SequenceUpdate(NamedTuple):
 class Scheduler:
     """Decides what runs; owns every Sequence. Not thread-safe: one engine calls it, between steps.
 
-    What goes into a step is the policy's decision (policies.py); step.py keeps blocks, seats and budget, and preempts.
+    What goes into a step is the policy's decision (policies.py); step.py keeps the token budget and preempts, and
+    ledger.py has the blocks and seats.
     By default each step has one token of every decoding sequence, then the prefills already begun, then new ones, as
     the token budget, the seats and the blocks allow. So a decode never waits for a prefill, and as the budget is at
     least the number of seats, a prefill always gets a token.
 
     Attributes:
         sequences: The unfinished ones, by seq_id; read-only to others.
+        ledger: Of blocks and seats. Others may only `hold` and `release`.
+        refusal: Why the first of the waiting sequences was not let in by the latest plan; None if none waited.
     """
 
     def __init__(self, config: SchedulerConfig, cache: CacheManager, policy: Policy | None = None) -> None:
-        self.config = config
         self.cache = cache
+        self.ledger = BlockLedger(config, cache)
         self.policy: Policy = policy or PriorityPolicy()
+        self.refusal: Refusal | None = None
         self.sequences: dict[int, Sequence] = {}
         self._seq_ids_of: dict[str, list[int]] = {}  # request id -> its unfinished sequences
-        self._roster = Roster(cache, config.num_swap_blocks)
+        self._queues = SequenceQueues()
         self._next_seq_id = 0
         self._plan: StepPlan | None = None  # handed out, not confirmed
         self._step: StepBuilder | None = None  # what it was made with
         self._num_stalled_steps = 0
-        self._drafting: list[Sequence] = []  # those with room for drafts in the latest plan
+
+    @property
+    def config(self) -> SchedulerConfig:
+        return self.ledger.config
 
     @property
     def has_unfinished(self) -> bool:
@@ -83,63 +89,53 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences without blocks, preempted and expected ones included."""
-        return len(self._roster.waiting) + len(self._roster.expected)
+        return len(self._queues.waiting) + len(self._queues.expected)
 
     @property
     def num_running(self) -> int:
-        return len(self._roster.running)
+        return len(self._queues.running)
 
     @property
     def has_runnable(self) -> bool:
         """Whether a step has anything to do: not for sequences that wait for K and V from elsewhere."""
-        return bool(self._roster.running or self._roster.waiting)
+        return bool(self._queues.running or self._queues.waiting)
 
-    def add(self, request: Request) -> int:
+    def add(self, request: Request, *, is_prefilled_elsewhere: bool = False) -> int:
         """Queue a request; returns the seq_id of its completion 0 (the others get theirs when the prompt is done).
 
-        Raises InvalidRequestError, with the numbers, if it could never be served as asked or the policy cannot rank it;
-        nothing has changed then.
-        """
-        sequence = self._sequence_of(request)
-        self._roster.join_queue(sequence)
-        self._register(sequence)
-        return sequence.seq_id
+        Args:
+            is_prefilled_elsewhere: Another engine computes its prompt: it waits for `reserve`, then for `adopt`.
 
-    def _sequence_of(self, request: Request) -> Sequence:
-        """The request's first sequence, which nobody knows yet."""
+        Raises:
+            InvalidRequestError: It could never be served as asked (with the numbers), or the policy cannot rank it;
+                nothing has changed.
+        """
         check_request(request, self.config, self.cache.num_blocks, self.cache.block_size, self.cache.window)
         if request.request_id in self._seq_ids_of:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by an unfinished request.")
         sequence = Sequence.of_request(self._next_seq_id, request, self.config.max_model_len)
         sequence.rank = usable_rank(self.policy, sequence)
         self._next_seq_id += 1
-        return sequence
-
-    # -- prompts computed by another engine: expect -> reserve -> adopt there, hold -> release here
-
-    def expect(self, request: Request) -> int:
-        """Queue a request whose prompt is computed elsewhere; it waits for `reserve`, then for `adopt`.
-
-        Raises InvalidRequestError as `add`.
-        """
-        sequence = self._sequence_of(request)
-        self._roster.expect(sequence)
+        self._queues.add(sequence, is_prefilled_elsewhere)
         self._register(sequence)
         return sequence.seq_id
+
+    # -- prompts computed by another engine: add -> reserve -> adopt here, ledger.hold -> ledger.release there
 
     def reserve(self) -> Sequence | None:
         """Give the first expected sequence blocks for its prompt and a seat; None if there is none or it does not fit.
 
-        Whoever waits here goes first: what was preempted would otherwise wait for as long as newcomers come.
+        Sequences that wait here go first: a preempted one would otherwise wait for as long as newcomers come.
 
         Raises:
             SequenceFault: As `schedule`.
         """
-        roster = self._roster
-        if not roster.expected or roster.waiting:
+        queues = self._queues
+        if not queues.expected or queues.waiting or self.ledger.admit(queues.expected[0]) is not None:
             return None
-        sequence = roster.expected[0]
-        return sequence if StepBuilder(self.config, roster).reserve(sequence) else None
+        sequence = queues.expected[0]
+        queues.arrive(sequence)
+        return sequence
 
     def adopt(self, request_id: str, tokens: Seq[SampledToken]) -> list[SequenceUpdate]:
         """The K and V of an arriving sequence's whole prompt are in its blocks: it goes on as if computed here.
@@ -148,26 +144,10 @@ class Scheduler:
             tokens: The first token of each of its completions.
         """
         sequence = self.sequences[self._seq_ids_of[request_id][0]]
-        self._roster.land(sequence)
-        assert sequence.table is not None
-        prompt = sequence.token_ids
-        return self._settle(ScheduledChunk(sequence.seq_id, prompt, 0, sequence.table.block_ids, len(tokens)), tokens)
-
-    def hold(self, seq_id: int) -> BlockTable:
-        """A second table over a running sequence's blocks: it keeps them, and what is in them, until `release`.
-
-        To be called when the sequence's last prompt tokens are planned: it has all its blocks then.
-        """
-        table = self.sequences[seq_id].table
-        assert table is not None
-        held = self.cache.fork(table)
-        self._roster.held.append(held)
-        return held
-
-    def release(self, table: BlockTable) -> None:
-        """Give up what `hold` returned."""
-        self._roster.held.remove(table)
-        self.cache.close(table)
+        self.ledger.note_received(sequence)
+        self._queues.start(sequence)
+        prompt, block_ids = sequence.token_ids, sequence.open_table.block_ids
+        return self._settle(ScheduledChunk(sequence.seq_id, prompt, 0, block_ids, len(tokens)), tokens)
 
     def schedule(self, now_s: int | float = 0.0) -> StepPlan:
         """Plan the next step. A plan not confirmed by `update` is dropped.
@@ -182,20 +162,26 @@ class Scheduler:
             PolicyError: The policy broke a rule, or planned nothing though something is unfinished.
         """
         self._plan = None
-        self._heal()
-        step = StepBuilder(self.config, self._roster, now_s, self._num_stalled_steps)
+        for sequence in self.ledger.moves.filled:  # by a step that was dropped: with what is unknown
+            if sequence.status is SequenceStatus.RUNNING:
+                self.ledger.preempt(sequence, may_swap=False)
+                self._queues.preempt(sequence)
+        self.ledger.roll_back()
+        step = StepBuilder(self.ledger, self._queues, now_s, self._num_stalled_steps)
         self._step = step
         if self.has_runnable:
             self.policy.plan(step)
-            waits_for_others = self._roster.arriving or self._roster.held
-            if step.is_empty and step.wake_s is None and not waits_for_others:
-                raise PolicyError(
-                    f"{self.policy} planned nothing, and waits for nothing, though {self.num_running} sequences are "
-                    f"running and {self.num_waiting} waiting: it would hang."
-                )
-        preempted = tuple(seq_id for seq_id in self._roster.preempted if seq_id in self.sequences)
-        self._roster.preempted = []
-        self._plan = step.plan(preempted, tuple(self._roster.landed))
+        self.refusal = step.refusal_of(self._queues.waiting[0]) if self._queues.waiting else None
+        waits_for_others = self._queues.arriving or self.ledger.held
+        if self.has_runnable and step.is_empty and step.wake_s is None and not waits_for_others:
+            why = "" if self.refusal is None else f" The first of them stays out for this reason: {self.refusal.value}."
+            raise PolicyError(
+                f"{self.policy} planned nothing, and waits for nothing, though {self.num_running} sequences are "
+                f"running and {self.num_waiting} waiting: it would hang.{why}"
+            )
+        preempted = tuple(seq_id for seq_id in self._queues.preempted if seq_id in self.sequences)
+        self._queues.preempted = []
+        self._plan = step.plan(preempted)
         return self._plan
 
     def reserve_drafts(self, max_drafts: int) -> StepPlan:
@@ -205,9 +191,7 @@ class Scheduler:
         """
         assert self._plan is not None
         assert self._step is not None
-        plan = self._plan
-        self._drafting = [self.sequences[chunk.seq_id] for chunk in plan.chunks[: plan.num_decodes]]
-        self._plan = reserve_drafts(plan, self.sequences, self.cache, self._step, max_drafts)
+        self._plan = self._step.reserve_drafts(self._plan, self.sequences, max_drafts)
         return self._plan
 
     def put_drafts(self, drafts: Mapping[int, Seq[int]]) -> StepPlan:
@@ -218,23 +202,6 @@ class Scheduler:
         assert self._plan is not None
         self._plan = put_drafts(self._plan, drafts)
         return self._plan
-
-    def _heal(self) -> None:
-        """Undo what a step left that was planned and not confirmed: its copies and swaps may not have been done."""
-        for sequence in self._drafting:
-            if sequence.table is not None:
-                with blamed_on(sequence):
-                    self.cache.truncate(sequence.table, len(sequence.token_ids))
-        self._drafting = []
-        step = self._step
-        if step is None:
-            return
-        for sequence in (*step.uncopied, *step.swapped_in):
-            if sequence.status is SequenceStatus.RUNNING:
-                self._roster.preempt(sequence)
-        for sequence in step.swapped_out:
-            self._roster.drop_host_blocks(sequence)
-        self._step = None
 
     def update(self, plan: StepPlan, sampled: Mapping[int, Seq[SampledToken]]) -> list[SequenceUpdate]:
         """Confirm that `plan` ran: append tokens, fork, finish, publish full blocks, free.
@@ -247,7 +214,10 @@ class Scheduler:
         Raises ValueError, and changes nothing, if `plan` is not the latest plan or `sampled` does not match it.
         """
         self._check_sampled(plan, sampled)
-        self._note_done()
+        step, self._plan, self._step = self._step, None, None
+        assert step is not None
+        self._num_stalled_steps = self._num_stalled_steps + 1 if step.lets_decodes_stand else 0
+        self.ledger.commit()
         updates: list[SequenceUpdate] = []
         for chunk in plan.chunks:
             if chunk.seq_id in self.sequences:
@@ -260,7 +230,7 @@ class Scheduler:
         try:
             if chunk.num_drafts:
                 return [self._confirm_run(sequence, chunk, tuple(tokens))]
-            self._confirm(sequence, chunk, len(chunk.token_ids))
+            self.ledger.confirm(sequence, chunk.start + len(chunk.token_ids), chunk.num_samples > 0)
             completions = self._fork(sequence) if chunk.num_samples > 1 else (sequence,)
         except Exception as error:
             return self.fail(chunk.seq_id, error)
@@ -305,15 +275,6 @@ class Scheduler:
 
     # -- bookkeeping after a step
 
-    def _note_done(self) -> None:
-        """The latest plan was run: nothing of it has to be healed."""
-        step, self._plan, self._step, self._drafting = self._step, None, None, []
-        assert step is not None
-        self._roster.landed = []
-        self._num_stalled_steps = self._num_stalled_steps + 1 if step.lets_decodes_stand else 0
-        for sequence in step.swapped_in:
-            self._roster.drop_host_blocks(sequence)
-
     def _check_sampled(self, plan: StepPlan, sampled: Mapping[int, Seq[SampledToken]]) -> None:
         if plan is not self._plan:
             raise ValueError("update() takes the latest plan, once; this one was dropped or confirmed before.")
@@ -327,17 +288,6 @@ class Scheduler:
                     f"fail() it first if its sampling failed."
                 )
 
-    def _confirm(self, sequence: Sequence, chunk: ScheduledChunk, num_tokens: int) -> None:
-        """The K and V of the chunk's first `num_tokens` are in pages now: full blocks may be shared.
-
-        Room for drafts that did not come, or were wrong, is given back first.
-        """
-        assert sequence.table is not None
-        sequence.num_computed_tokens = num_computed = chunk.start + num_tokens
-        if chunk.num_samples and sequence.table.num_tokens > num_computed:
-            self.cache.truncate(sequence.table, num_computed)
-        self.cache.publish(sequence.table, sequence.token_ids, num_computed)
-
     def _confirm_run(self, sequence: Sequence, chunk: ScheduledChunk, run: tuple[SampledToken, ...]) -> SequenceUpdate:
         """Confirm accepted drafts and the token after them, as far as the sequence goes on."""
         room = sequence.max_num_tokens - len(sequence.token_ids)
@@ -345,30 +295,21 @@ class Scheduler:
         run = run[: next(ends, room)]
         # The newest token and all of the run but its last are computed, that one is computed by the next step.
         sequence.token_ids += [token.token_id for token in run[:-1]]
-        self._confirm(sequence, chunk, len(run))
+        self.ledger.confirm(sequence, chunk.start + len(run))
         return self._append(sequence, run)
 
     def _fork(self, sequence: Sequence) -> tuple[Sequence, ...]:
         """The prompt is done: the completions part, sharing its blocks. All of them or, on an error, none."""
-        assert sequence.table is not None
         forks: list[Sequence] = []
-        try:
-            for index in range(1, sequence.num_completions):
-                fork = sequence.fork(self._next_seq_id, index)
-                fork.rank = usable_rank(self.policy, fork)
-                fork.table = self.cache.fork(sequence.table)
-                self._next_seq_id += 1
-                forks.append(fork)
-        except BaseException:
-            for fork in forks:
-                assert fork.table is not None
-                self.cache.close(fork.table)
-            raise
-        sequence.num_completions = 1
+        for index in range(1, sequence.num_completions):
+            fork = sequence.fork(self._next_seq_id, index)
+            fork.rank = usable_rank(self.policy, fork)
+            self._next_seq_id += 1
+            forks.append(fork)
+        self.ledger.fork(sequence, forks)
         for fork in forks:
-            fork.become(SequenceStatus.RUNNING)
             self._register(fork)
-            self._roster.join_running(fork)
+            self._queues.run(fork)
         return (sequence, *forks)
 
     def _append(self, sequence: Sequence, run: tuple[SampledToken, ...]) -> SequenceUpdate:
@@ -397,7 +338,8 @@ class Scheduler:
 
     def _retire(self, sequence: Sequence) -> None:
         """Out of the scheduler: blocks freed, nothing remembered."""
-        self._roster.leave(sequence)
+        self.ledger.free(sequence)
+        self._queues.remove(sequence)
         sequence.become(SequenceStatus.FINISHED)
         del self.sequences[sequence.seq_id]
         request_id = sequence.request.request_id

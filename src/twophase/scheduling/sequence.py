@@ -1,10 +1,14 @@
 """One completion on its way: what the scheduler knows about it, and the states it may pass through."""
 
 import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twophase.cache.block_table import BlockTable
+from twophase.cache.prefix_cache import BlockKey
+from twophase.core.errors import TwophaseError
 from twophase.core.request import Request
 
 
@@ -52,6 +56,7 @@ class Sequence:
         table: Its pages while running, else None.
         num_cached_tokens: Prompt tokens whose K and V came from the prefix cache at the first admission.
         num_preemptions: Times it lost its blocks.
+        block_keys: Noted while it waits, for `CacheManager.open`.
         host_blocks: Blocks of host memory that hold its first `num_swapped_tokens` tokens while it is swapped out;
             FREED where they left its window.
     """
@@ -71,6 +76,7 @@ class Sequence:
     table: BlockTable | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    block_keys: list[BlockKey] = field(default_factory=list, init=False)
     host_blocks: tuple[int, ...] = ()
     num_swapped_tokens: int = 0
 
@@ -102,8 +108,21 @@ class Sequence:
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
+    def open_table(self) -> BlockTable:
+        """Its table, which it has while it arrives or runs."""
+        assert self.table is not None
+        return self.table
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def lookup_ids(self) -> list[int]:
+        """The tokens that the prefix cache is asked for when it is let in: none as long as the log-probabilities of its
+        prompt are to be computed, for that takes every position of it."""
+        is_scored = self.request.sampling_params.prompt_logprobs is not None
+        return [] if is_scored and len(self.token_ids) == self.num_prompt_tokens else self.token_ids
 
     @property
     def is_decoding(self) -> bool:
@@ -116,3 +135,20 @@ class Sequence:
         if status not in _NEXT_STATUS[self.status]:
             raise RuntimeError(f"sequence {self.seq_id} cannot go from {self.status.value} to {status.value}")
         self.status = status
+
+
+class SequenceFault(TwophaseError):
+    """Planning `seq_id` raised (see `__cause__`). Nothing is half-done: `fail(seq_id, ...)` and `schedule` again."""
+
+    def __init__(self, seq_id: int, cause: Exception) -> None:
+        super().__init__(f"scheduling sequence {seq_id} failed: {type(cause).__name__}: {cause}")
+        self.seq_id = seq_id
+
+
+@contextmanager
+def blamed_on(sequence: Sequence) -> Iterator[None]:
+    """Whatever goes wrong inside is this sequence's fault."""
+    try:
+        yield
+    except Exception as error:
+        raise SequenceFault(sequence.seq_id, error) from error

@@ -12,7 +12,7 @@ from twophase import LLM, SamplingParams
 from twophase.core.plan import StepPlan
 from twophase.engine.drafters import Drafter, DraftRequest, NgramDrafter
 from twophase.engine.speculation import Speculator
-from twophase.engine.thrift import Thrift
+from twophase.engine.speculation_gate import SpeculationGate
 from twophase_labs.advanced.prefix_service import forget_prefixes, shared_engine
 
 NUM_DRAFTS = 4
@@ -61,12 +61,14 @@ class OwnDrafter:
 
 
 @contextmanager
-def drafting(drafter: Drafter | None, num_drafts: int = NUM_DRAFTS, thrift: Thrift | None = None) -> Iterator[LLM]:
+def drafting(
+    drafter: Drafter | None, num_drafts: int = NUM_DRAFTS, gate: SpeculationGate | None = None
+) -> Iterator[LLM]:
     """The engine with this drafter (None: without), its prefix cache empty."""
     llm = shared_engine()
     forget_prefixes(llm)
     before = llm.engine.speculator
-    llm.engine.speculator = None if drafter is None else Speculator(drafter, num_drafts, thrift)
+    llm.engine.speculator = None if drafter is None else Speculator(drafter, num_drafts, gate)
     try:
         yield llm
     finally:
@@ -104,9 +106,11 @@ class Run:
         return (self.num_tokens - len(self.outputs)) / self.decode_s  # the prefill gives the first of each
 
 
-def run(prompts: Sequence[str], params: SamplingParams, drafter: Drafter | None, thrift: Thrift | None = None) -> Run:
+def run(
+    prompts: Sequence[str], params: SamplingParams, drafter: Drafter | None, gate: SpeculationGate | None = None
+) -> Run:
     """Answer these prompts together."""
-    with drafting(drafter, thrift=thrift) as llm:
+    with drafting(drafter, gate=gate) as llm:
         first_step = llm.engine.stats().num_steps
         answers = llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts], params, use_tqdm=False)
         steps = [step for step in llm.engine.trace if step.step >= first_step]
@@ -123,15 +127,15 @@ def run(prompts: Sequence[str], params: SamplingParams, drafter: Drafter | None,
     )
 
 
-def copying(drafter: Drafter | None, thrift: Thrift | None = None) -> Run:
+def copying(drafter: Drafter | None, gate: SpeculationGate | None = None) -> Run:
     """A program is to be repeated; greedy."""
-    return run([COPY], SamplingParams(temperature=0, max_tokens=96), drafter, thrift)
+    return run([COPY], SamplingParams(temperature=0, max_tokens=96), drafter, gate)
 
 
-def inventing(drafter: Drafter | None, thrift: Thrift | None = None) -> Run:
+def inventing(drafter: Drafter | None, gate: SpeculationGate | None = None) -> Run:
     """Eight stories at once, with much left to chance."""
     params = SamplingParams(temperature=1, top_p=0.95, max_tokens=36, seed=1, ignore_eos=True)
-    return run(STORIES, params, drafter, thrift)
+    return run(STORIES, params, drafter, gate)
 
 
 def three_ways(work: Callable[..., Run], drafter: Drafter, num_rounds: int = 2) -> dict[str, Run]:
@@ -143,7 +147,7 @@ def three_ways(work: Callable[..., Run], drafter: Drafter, num_rounds: int = 2) 
         {
             "without": work(None),
             "always": work(drafter),
-            "as long as it pays": work(drafter, Thrift()),
+            "as long as it pays": work(drafter, SpeculationGate()),
         }
         for _ in range(num_rounds)
     ]

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twophase_tools.extras import check_installed
+
 if TYPE_CHECKING:
     from twophase_labs.machine.grading.folder import Submission
     from twophase_labs.machine.grading.grade import Grader
@@ -37,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Grade `args.paths`, print and write what was asked for. Returns the exit status."""
+    check_installed("twophase grade")
     from twophase_labs.machine.grading.grade import Grader
     from twophase_labs.machine.grading.output import Output, to_json
     from twophase_labs.machine.lab import Workbook, WorkbookError

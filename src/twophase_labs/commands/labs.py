@@ -5,6 +5,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from twophase_tools.extras import check_installed
+
 if TYPE_CHECKING:
     from twophase_labs.machine.lab import Workbook
 
@@ -27,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do `args.action`. Returns the exit status: 2 if there is no such lab or exercise."""
+    check_installed("twophase labs")
     from twophase_labs.machine.lab import Workbook, WorkbookError
 
     try:
@@ -48,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(workbook: "Workbook") -> int:
     for lab in workbook.labs.values():
-        exercises = lab.exercises.values()
-        points, minutes = sum(e.points for e in exercises), sum(e.minutes for e in exercises)
-        size = f"{len(exercises):3} exercises  {points:3} points  {minutes:3} min" if exercises else ""
+        points, minutes = sum(e.points for e in lab.core), sum(e.minutes for e in lab.core)
+        size = f"{len(lab.core):3} exercises  {points:3} points  {minutes:3} min" if lab.core else ""
+        size += f"  and {len(lab.extra)} extra" if lab.extra else ""
         print(f"{lab.name:24}{size}".rstrip())
     return 0
 

@@ -71,7 +71,7 @@ class OwnCache(CacheManager):
     def num_free_blocks(self) -> int:
         return int(self.pool.num_free)
 
-    def open(self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True) -> Any:
+    def open(self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: object = None) -> Any:
         table = OwnTable(self.new_table(), name="")
         self._open.append(table)
         return table

@@ -64,7 +64,7 @@ def card(exercise: Exercise) -> str:
     """The head of an exercise in markdown."""
     size = f"{exercise.lines} line{'s' * (exercise.lines != 1)}" if exercise.is_code else exercise.kind
     facts = [
-        f"{exercise.points} point{'s' * (exercise.points != 1)}" + " for committing" * (exercise.kind == "prediction"),
+        exercise.worth + " for committing" * (exercise.kind == "prediction"),
         f"{exercise.minutes} min",
         f"about {size}" if exercise.is_code else size,
         "difficulty " + "●" * exercise.difficulty + "○" * (3 - exercise.difficulty),
@@ -74,11 +74,17 @@ def card(exercise: Exercise) -> str:
 
 
 def exercise_map(lab: Lab) -> str:
-    """All exercises of a lab as a markdown table."""
-    rows = [f"| {e.id} | {e.title} | {e.kind} | {e.points} | {e.minutes} |" for e in lab.exercises.values()]
-    points, minutes = (sum(getattr(e, field) for e in lab.exercises.values()) for field in ("points", "minutes"))
-    head = ["| | exercise | kind | points | min |", "|---|---|---|---:|---:|"]
-    return "\n".join([*head, *rows, f"| | **total** | | **{points}** | **{minutes}** |"])
+    """All exercises of a lab as a markdown table, in its order; extra ones are told apart and summed apart."""
+    lines = ["| | exercise | kind | points | min |", "|---|---|---|---:|---:|"]
+    for e in lab.exercises.values():
+        extra = " *(extra)*" * e.is_extra
+        lines.append(f"| {e.id} | {e.title}{extra} | {e.kind} | {e.points} | {e.minutes} |")
+    for name, total in (("total", lab.core), ("extra", lab.extra)):
+        if total:
+            lines.append(
+                f"| | **{name}** | | **{sum(e.points for e in total)}** | **{sum(e.minutes for e in total)}** |"
+            )
+    return "\n".join(lines)
 
 
 def execute(notebook: NotebookNode, folder: Path, workbook: Workbook) -> NotebookNode:

@@ -79,10 +79,8 @@ def with_code(text: str) -> str:
 
 def verdict_card(exercise: Exercise, verdict: Verdict, attempts: int, notes: Sequence[str] = ()) -> Card:
     mark, word, colour = LOOKS[verdict.verdict]
-    points = f"{exercise.points} point{'s' * (exercise.points != 1)}"
-    ending = (
-        f", {points}" if verdict.passed else f" ({points} to win)" * (verdict.verdict in ("failed", "error", "timeout"))
-    )
+    is_open = verdict.verdict in ("failed", "error", "timeout")
+    ending = f", {exercise.worth}" if verdict.passed else f" ({exercise.worth} to win)" * is_open
     lines: list[tuple[str, str]] = []
     if verdict.held and not verdict.passed:
         lines.append(("holds", "; ".join(verdict.held)))

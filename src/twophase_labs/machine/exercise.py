@@ -38,6 +38,7 @@ class Exercise:
     Attributes:
         id: Chapter and number, '1.3'; the cell carries the tag `exercise:1.3`.
         names: What the cell must define: functions, classes or the variable that holds an answer.
+        is_extra: Not needed to know the lab's subject: its points are counted beside the grade, as a bonus.
         minutes: Expected time; `lines` expected size of the answer; `difficulty` 1 to 3.
         needs: 'cpu' always works; where another is missing the exercise is 'not run here'.
         uses: Ids of exercises whose answers this one calls. One that doesn't pass is replaced by the reference.
@@ -68,6 +69,7 @@ class Exercise:
     time_limit_s: int | float = 20
     memory_limit_gib: int | float = 4
     checked_in: Literal["grader", "answer", "by kind"] = "by kind"
+    is_extra: bool = False
 
     def __post_init__(self) -> None:
         is_code = self.kind in ("code", "kernel")
@@ -84,6 +86,11 @@ class Exercise:
         broken = [rule for rule, holds in rules.items() if not holds]
         if broken:
             raise ValueError(f"exercise {self.id}: an exercise {'; '.join(broken)}")
+
+    @property
+    def worth(self) -> str:
+        """'1 point', '4 points', '2 extra points'."""
+        return f"{self.points} {'extra ' * self.is_extra}point{'s' * (self.points != 1)}"
 
     @property
     def is_code(self) -> bool:
@@ -150,3 +157,7 @@ class Bank:
     @property
     def answers(self) -> tuple[Wrong | Right, ...]:
         return (*self.wrong, *self.right)
+
+    def first(self, num_answers: int | None) -> "Bank":
+        """As many of each kind; None: all."""
+        return Bank(self.wrong[:num_answers], self.right[:num_answers])

@@ -96,6 +96,16 @@ class Lab:
             raise WorkbookError(f"lab {self.number} has two exercises of one id among {', '.join(ids)}")
         return {e.id: e for e in found}
 
+    @property
+    def core(self) -> tuple[Exercise, ...]:
+        """What the grade counts."""
+        return tuple(e for e in self.exercises.values() if not e.is_extra)
+
+    @property
+    def extra(self) -> tuple[Exercise, ...]:
+        """What is shown beside the grade."""
+        return tuple(e for e in self.exercises.values() if e.is_extra)
+
     @cached_property
     def banks(self) -> Mapping[str, Bank]:
         """Right and wrong answers by exercise id, from `BANKS` of every `answers_*`; several may add to one."""

@@ -125,8 +125,7 @@ def _committed(session: Session, exercise: Exercise, value: Any) -> Card:
     else:
         lines += _beside(exercise, first, found)[0]
     lines += [("note", note) for note in session.progress.take_notes()]
-    points = f"{exercise.points} point{'s' * (exercise.points != 1)}"
-    return Card("✓", f"{exercise.id} {exercise.title}: predicted, {points}", GREEN, tuple(lines))
+    return Card("✓", f"{exercise.id} {exercise.title}: predicted, {exercise.worth}", GREEN, tuple(lines))
 
 
 def _beside(exercise: Exercise, guess: int | float | None, found: int | float) -> tuple[list[tuple[str, str]], bool]:

@@ -76,9 +76,9 @@ class ServingRun:
 
     Attributes:
         records: Of every request that came, in order of arrival; the refused ones have finish reason 'error'.
-        steps: The engine's diary from the start on.
+        steps: The engine's trace from the start on.
         window: [start, end] of the run.
-        refusals: (request id, why) of those that the engine refused at the door.
+        refusals: (request id, why) of those that the engine refused when they were added.
         was_cut: Whether the duration limit ended it.
     """
 

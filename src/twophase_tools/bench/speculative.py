@@ -14,7 +14,7 @@ from typing import Any
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
 from twophase.engine.speculation import Speculator
-from twophase.engine.thrift import Thrift
+from twophase.engine.speculation_gate import SpeculationGate
 from twophase.llm import LLM
 from twophase_tools.bench.machine import MachineRecord, record_machine
 
@@ -203,7 +203,7 @@ def _run(
     speculator = Speculator(
         llm.engine.speculator.drafter,
         0 if way == "without" else max_drafts,
-        Thrift() if way == "while it pays" else None,
+        SpeculationGate() if way == "while it pays" else None,
     )
     llm.engine.speculator = speculator
     params = [

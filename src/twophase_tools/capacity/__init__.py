@@ -8,3 +8,5 @@ workload_cost, steady_state  what a mean request costs by roofline, and many of 
 cautions                     what should make one think again, with the number that says so
 plan, report                 all of it together, as text and as JSON
 """
+
+__all__ = ["cautions", "config", "memory", "plan", "report"]

@@ -11,6 +11,7 @@ from twophase.core.errors import ConfigError
 from twophase_tools.cli.engine_options import engine_config, engine_options
 from twophase_tools.cli.generate import speculative_config
 from twophase_tools.cli.ranks import check_shares, is_rank, run_in_ranks
+from twophase_tools.extras import check_installed
 
 if TYPE_CHECKING:
     from twophase_tools.bench.serve import ServeReport, ServingRun
@@ -57,6 +58,7 @@ def _show(report: Report, args: argparse.Namespace) -> None:
 
 
 def _engine(args: argparse.Namespace) -> int:
+    check_installed("bench engine", "transformers")
     from twophase_tools.bench.engine import bench_engine
 
     report = bench_engine(
@@ -96,7 +98,10 @@ def _kernels(args: argparse.Namespace) -> int:
 
 
 def _check_plot(file: str | None) -> None:
-    if file is not None and Path(file).suffix.lower() not in PLOT_FORMATS:
+    if file is None:
+        return
+    check_installed("--plot", "matplotlib")
+    if Path(file).suffix.lower() not in PLOT_FORMATS:
         raise ConfigError(f"--plot must end in {', '.join(PLOT_FORMATS)}, got {file!r}.")
 
 

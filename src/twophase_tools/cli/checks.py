@@ -18,9 +18,10 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from twophase.core.errors import ModelFolderError
+from twophase_tools import extras
 from twophase_tools.cli.diagnosis import Check, Finding
 
-# Without these the engine does not even import; the other requirements serve kernels, pictures, notebooks and tests.
+# Without these the engine does not even import; the other requirements serve kernels, models and the command line.
 ENGINE_PACKAGES = frozenset({"torch", "numpy", "safetensors", "tokenizers", "jaxtyping"})
 SHOWN_PACKAGES = ("torch", "triton", "transformers")
 REINSTALL = "pip install -r requirements.txt"
@@ -43,16 +44,19 @@ def check_python() -> Findings:
 
 
 def check_packages() -> Findings:
-    """Installed versions against the pins of requirements.txt, which are this package's own dependencies."""
+    """Installed versions against the pins, which are this package's own dependencies and those of its extras."""
     try:
-        pins = [Requirement(line) for line in metadata.requires("twophase") or []]
+        pins = extras.requirements()
     except metadata.PackageNotFoundError:
         yield Finding("packages", "broken", "twophase itself is not installed", "pip install -e .")
         return
+    missing = [pin.name for pin in extras.requirements("labs") if not extras.is_installed(pin.name)]
+    if missing:
+        cure = f"To do the labs, {extras.how_to_install('labs')}."
+        yield Finding("course", "advice", f"not installed: {', '.join(missing)}", cure)
+    pins += [pin for extra in ("labs", "dev") for pin in extras.requirements(extra) if extras.is_installed(pin.name)]
     others = []
     for pin in pins:
-        if pin.marker is not None and not pin.marker.evaluate():
-            continue
         finding = _compare(pin)
         if finding.status != "ok" or pin.name in SHOWN_PACKAGES:
             yield finding
@@ -224,7 +228,8 @@ def check_jupyter() -> Findings:
     try:
         yield Finding("Jupyter", "ok", f"JupyterLab {metadata.version('jupyterlab')}")
     except metadata.PackageNotFoundError:
-        yield Finding("Jupyter", "advice", "JupyterLab is not installed: notebooks cannot be opened", REINSTALL)
+        cure = f"To do the labs, {extras.how_to_install('labs')}."
+        yield Finding("Jupyter", "advice", "JupyterLab is not installed: notebooks cannot be opened", cure)
 
 
 CHECKS: tuple[Check, ...] = (

@@ -9,3 +9,5 @@ nothing in here runs a model or imports tensors. Seconds throughout, on whicheve
     queue, steps, lanes                      who waited, what the engine did, step by step and request by request
     export, perfetto, prometheus, pictures   the same for other programs, and for the eye
 """
+
+__all__ = ["arrivals", "latency", "lengths", "pictures", "records", "report", "slo", "steps", "workloads"]

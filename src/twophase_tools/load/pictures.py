@@ -57,6 +57,32 @@ def draw_swim_lanes(
     return figure
 
 
+def draw_lane_panels(
+    runs: Mapping[str, tuple[Sequence[RequestRecord], Sequence[StepTrace]]], *, milliseconds: bool = False
+) -> Figure:
+    """Swim lanes of several runs, a panel each under its title, on one time axis.
+
+    Raises:
+        RecordError: Two records of a run have the same request id.
+    """
+    heights = [0.7 + 0.3 * max(2, len(lanes_of(*run))) for run in runs.values()]
+    figure, panels = plt.subplots(
+        len(runs), 1, figsize=(10, 0.6 + sum(heights)), height_ratios=heights, squeeze=False, facecolor="white"
+    )
+    for axes, (title, run) in zip(panels[:, 0], runs.items(), strict=True):
+        _swim_lanes(axes, *run, milliseconds, show_legend=False)
+        axes.set_title(title, loc="left", fontsize=10)
+    end = max(axes.get_xlim()[1] for axes in panels[:, 0])
+    for axes in panels[:, 0]:
+        axes.set_xlim(0, end)
+        axes.label_outer()
+    lanes = [lane for run in runs.values() for lane in lanes_of(*run)]
+    handles = _legend_of(_kinds_of(lanes), any(lane.token_times_s for lane in lanes))
+    figure.legend(handles=handles, loc="upper right", ncol=max(1, len(handles)), frameon=False, fontsize=8)
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.3 / (0.6 + sum(heights))))
+    return figure
+
+
 def draw_block_occupancy(steps: Sequence[StepTrace], *, block_size: int | None = None) -> Figure:
     """Blocks of the pool over time: in use, cached (evictable), free; with `block_size`, how much of them is filled."""
     figure, axes = plt.subplots(figsize=(10, 3.4), facecolor="white")
@@ -120,12 +146,16 @@ def _plain(axes: Axes) -> None:
 
 
 def _swim_lanes(
-    axes: Axes, records: Sequence[RequestRecord], steps: Sequence[StepTrace], milliseconds: bool = False
+    axes: Axes,
+    records: Sequence[RequestRecord],
+    steps: Sequence[StepTrace],
+    milliseconds: bool = False,
+    show_legend: bool = True,
 ) -> None:
     lanes = lanes_of(records, steps)
     origin_s = _start_of(records, steps)
     scale = 1000 if milliseconds else 1
-    kinds = [kind for kind in SPAN_COLOURS if any(span.kind == kind for lane in lanes for span in lane.spans)]
+    kinds = _kinds_of(lanes)
     for kind in kinds:
         boxes = [
             Rectangle(
@@ -153,12 +183,21 @@ def _swim_lanes(
     axes.set_xlabel(f"time since the first arrival, {'ms' if milliseconds else 's'}")
     _name_lanes(axes, lanes)
     _plain(axes)
+    if show_legend:
+        _legend_above(axes, _legend_of(kinds, bool(ticks)))
+
+
+def _kinds_of(lanes: Sequence[Lane]) -> list[SpanKind]:
+    return [kind for kind in SPAN_COLOURS if any(span.kind == kind for lane in lanes for span in lane.spans)]
+
+
+def _legend_of(kinds: Sequence[SpanKind], has_tokens: bool) -> list[Patch | Line2D]:
     handles: list[Patch | Line2D] = [
         Patch(facecolor=SPAN_COLOURS[kind], edgecolor=LINE, linewidth=0.4, label=SPAN_LABELS[kind]) for kind in kinds
     ]
-    if ticks:
+    if has_tokens:
         handles.append(Line2D([], [], color=INK, linestyle="", marker="|", markersize=9, label="token"))
-    _legend_above(axes, handles)
+    return handles
 
 
 def _name_lanes(axes: Axes, lanes: Sequence[Lane]) -> None:

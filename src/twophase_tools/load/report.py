@@ -59,7 +59,7 @@ class ServingReport:
 
         Args:
             records: What became of each request.
-            steps: The engine's diary of the same time, on the same clock, if there is one.
+            steps: The engine's trace of the same time, on the same clock, if there is one.
             slo: Holds for every request that has none of its own.
             window: [start, end] of the measurement; None: from the first arrival to the last thing that happened.
             block_size: Slots per block, for the fragmentation.

@@ -1,4 +1,4 @@
-"""What the engine's diary says about a whole run: work, blocks, preemptions, and tokens computed twice."""
+"""What the engine's trace says about a whole run: work, blocks, preemptions, and tokens computed twice."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -9,3 +9,18 @@ progress, observers          what becomes of a request, and what is kept of a ru
 histogram                    percentiles in constant memory
 validate                     predicted against measured
 """
+
+__all__ = [
+    "calibrate",
+    "cost_model",
+    "fleet",
+    "hardware",
+    "limits",
+    "model_shapes",
+    "nnls",
+    "observers",
+    "progress",
+    "simulator",
+    "step_load",
+    "traffic",
+]

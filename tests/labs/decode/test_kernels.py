@@ -47,6 +47,7 @@ print(json.dumps([[r.kernel, r.config, r.spill_bytes, r.kv_buffers] for r in rep
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_reference_kernels_compile(target, tmp_path):
     result = subprocess.run(

@@ -14,6 +14,7 @@ TODAY = {
     "from twophase.workbook.pictures import figure": "from twophase_labs.machine.pictures import figure",
     "import twophase.serving.slo": "import twophase_tools.load.slo",
     "from twophase.distributed.launch import run_local": "from twophase.parallel.launch import run_local",
+    "from twophase.engine.thrift import Thrift": "from twophase.engine.speculation_gate import SpeculationGate as Thrift",
     "from twophase import LLM\nimport twophase.engine.drafters": "from twophase import LLM\nimport twophase.engine.drafters",
     "mytwophase.bench = twophase.benchmark": "mytwophase.bench = twophase.benchmark",
 }

@@ -218,6 +218,7 @@ CHECK_OF = {
 }
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_mutant(mutant, tmp_path):
     KillTable.record(mutant, lambda module: CHECK_OF[mutant.module](module, tmp_path))

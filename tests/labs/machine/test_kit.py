@@ -218,6 +218,7 @@ def check_timing_waits(module, monkeypatch):
     assert log == ["wait", "call", "wait"] * 2
 
 
+@pytest.mark.mutants
 def test_the_clock_waits_for_the_gpu(monkeypatch):
     check_timing_waits(timing, monkeypatch)
     mutant = Mutant("launch time", "twophase_labs.kit.timing", "kwargs)\n            _wait_for_gpu()", "kwargs)")

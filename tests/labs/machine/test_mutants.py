@@ -500,6 +500,7 @@ def check_both_guards(module: ModuleType) -> None:
 CHECK_OF[GUARD] = check_both_guards
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_mutant(mutant, tmp_path):
     with_folder = check_session if mutant.module == SESSION else check_progress

@@ -62,6 +62,7 @@ print(json.dumps([[r.kernel, r.target, r.spill_bytes, r.config] for r in reports
 """
 
 
+@pytest.mark.full
 def test_reference_kernels_compile(tmp_path):
     root = __file__.rpartition("/tests/")[0]
     command = [sys.executable, "-c", COMPILE, root]

@@ -143,6 +143,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("row", MUTANTS, ids=lambda row: row[0])
 def test_mutants_are_killed(row, bench):
     name, *texts = row

@@ -131,6 +131,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", [Mutant(n, quality.__name__, *row) for n, *row in MUTANTS], ids=lambda m: m.name)
 def test_mutants_are_killed(mutant):
     KillTable.record(mutant, lambda module: [check(module) for check in CHECKS])
@@ -205,6 +206,7 @@ def failed(report: quality.FormatReport) -> set[str]:
     return {verdict.name for verdict in report.verdicts if not verdict.passed}
 
 
+@pytest.mark.full
 def test_the_gate_tells_int8_from_three_bits(open_smollm2, few_questions, monkeypatch):
     before = open_smollm2("auto")
     answers = quality_tasks.answer(before)

@@ -9,6 +9,7 @@ from twophase.core.errors import ConfigError
 from twophase_tools.bench import window as subject
 
 
+@pytest.mark.full
 def test_a_small_run_shows_bounded_blocks_and_a_forgotten_needle(smollm2_folder, monkeypatch):  # noqa: F811
     prose = subject.prose()[:1800]
     monkeypatch.setattr(subject, "prose", lambda: prose)

@@ -92,11 +92,11 @@ def test_an_uneven_split_costs_as_the_next_even_one():
 
 def test_workspace_by_hand():
     """The worked example; and two GPUs that share what the layers compute, and not the residual stream or the logits."""
-    assert workspace_bytes(TOY, 1, 5, 2) == 880 + 320
-    assert workspace_bytes(TOY, 1, 5, 20) == 880 + 3200
+    assert workspace_bytes(TOY, 1, 5, 100) == 880 + 16_000
+    assert workspace_bytes(TOY, 1, 5, 200) == 880 + 32_000
     two_heads = dataclasses.replace(TOY, num_heads=2, num_kv_heads=2)
-    assert workspace_bytes(two_heads, 1, 5, 2) == 5 * (24 + 32 + 48) * 2 + 320
-    assert workspace_bytes(two_heads, 2, 5, 2) == 5 * (24 + 16 + 24) * 2 + 320
+    assert workspace_bytes(two_heads, 1, 5, 100) == 5 * (24 + 32 + 48) * 2 + 16_000
+    assert workspace_bytes(two_heads, 2, 5, 100) == 5 * (24 + 16 + 24) * 2 + 16_000
 
 
 def test_workspace_follows_the_step():

@@ -114,7 +114,7 @@ def check_memory(memory):
     assert memory.blocks_of(10_000, 16, Eviction(18, 0)) == 3
     assert memory.blocks_of(10_000, 16, Eviction(17, 0)) == 2
     assert memory.blocks_of(20, 16, Eviction(1000, 4)) == 2
-    assert [memory.workspace_bytes(TOY_TWO, n, 5, 2) for n in (1, 2)] == [1360, 960]
+    assert [memory.workspace_bytes(TOY_TWO, n, 5, 100) for n in (1, 2)] == [17_040, 16_640]
     table, _ = at_limit(model="smollm2-135m", tensor_parallel_size=7)  # 49,152 rows are no multiple of 7
     step = 8192 * (3 * 576 + 64 * (2 * 2 + 2) + 3 * 224) * 2
     assert table.workspace_bytes == step + seats * 16 * 49_152
@@ -319,6 +319,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_is_killed(mutant):
     KillTable.record(mutant, CHECKS[mutant.module.removeprefix(PACKAGE)])

@@ -358,6 +358,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(("mutant", "check"), MUTANTS)
 def test_mutant_is_killed(mutant, check):
     KillTable.record(mutant, check)

@@ -59,6 +59,21 @@ def test_swim_lanes_in_milliseconds():
     assert axes.get_xlabel().endswith(", ms")
 
 
+def test_panels_of_runs_share_one_axis_and_one_legend():
+    panels = {"all": (RECORDS, STEPS), "A alone": ([A], STEPS)}
+    figure = pictures.draw_lane_panels(panels)
+    first, second = figure.axes
+    assert [axes.get_title(loc="left") for axes in figure.axes] == list(panels)
+    assert boxes(second, pictures.SPAN_COLOURS["waiting"]) == [(0, 0, 1)]
+    assert first.get_xlim() == second.get_xlim()
+    assert first.get_xlim()[1] > 65  # the longer run's end
+    assert not first.get_xlabel()
+    assert second.get_xlabel().endswith(", s")
+    assert first.get_legend() is second.get_legend() is None
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == 6
+
+
 def test_block_occupancy_by_hand():
     axes = pictures.draw_block_occupancy(STEPS, block_size=BLOCK_SIZE).axes[0]
     in_use, cached = axes.collections
@@ -119,6 +134,7 @@ def test_nothing_can_be_drawn(tmp_path):
     for figure in (
         pictures.draw_run([], []),
         pictures.draw_swim_lanes([], []),
+        pictures.draw_lane_panels({"none": ([], [])}),
         pictures.draw_block_occupancy([]),
         pictures.draw_batch_composition([], token_budget=5),
         pictures.draw_percentile_curves({"none": []}),

@@ -8,6 +8,7 @@ from tests.tools.simulate.runs import make_scheduler, random_requests, request
 from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import SampledToken
 from twophase.scheduling.fast_forward import num_repeats, repeat_decodes, repeated_sequences
+from twophase.scheduling.ledger import Refusal
 from twophase.scheduling.policies import (
     ChunkedPrefillPolicy,
     ContinuousPolicy,
@@ -159,6 +160,23 @@ def test_stops_before_blocks_run_out(num_blocks):
 def _grow_all(cache, sequences):
     for sequence in sequences:
         cache.grow(sequence.table, len(sequence.token_ids))
+
+
+@pytest.mark.parametrize(("max_num_seqs", "reason"), [(4, Refusal.SEATS), (5, Refusal.BUDGET)])
+def test_a_policy_that_bides_its_time_repeats_for_want_of_seats_alone(max_num_seqs, reason):
+    """It asks before it decodes once they have stood, and behind them otherwise: there may be more tokens then."""
+    policy = PrefillFirstPolicy(max_stalled_steps=1)
+    scheduler = make_scheduler(policy=policy, max_num_seqs=max_num_seqs, budget=32, enable_chunked_prefill=False)
+    for i, length in enumerate((5, 8, 3)):
+        scheduler.add(request(f"r{i}", 0, length, 12))
+    step(scheduler)
+    scheduler.add(request("next", 0, 5, 12))
+    step(scheduler)
+    scheduler.add(request("late", 0, 32, 4))
+    plan = step(scheduler)
+    assert (plan.num_decodes, scheduler.refusal) == (4, reason)
+    assert len(repeated_sequences(scheduler, plan, is_undisturbed=True)) == (4 if reason is Refusal.SEATS else 0)
+    assert len(step(scheduler).chunks) == (4 if reason is Refusal.SEATS else 1)
 
 
 def test_what_is_not_repeated():

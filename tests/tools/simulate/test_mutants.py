@@ -12,7 +12,7 @@ from tests.tools.simulate.test_fast_forward import COSTS, POLICIES, state_of
 LEAP = "twophase.scheduling.fast_forward"
 
 MUTANTS = [
-    Mutant("an arrival disturbs nobody", LEAP, "if scheduler.num_waiting and not (is_undisturbed and is_all_decodes and _refuses_again(scheduler.policy)):", "if False:"),
+    Mutant("an arrival disturbs nobody", LEAP, "if scheduler.num_waiting and not (is_undisturbed and is_all_decodes and _refuses_again(scheduler)):", "if False:"),
     Mutant("prefills repeat", LEAP, " or not all(chunk.num_samples for chunk in plan.chunks):", ":"),
     Mutant("some may be left out", LEAP, "if len(sequences) < scheduler.num_running:", "if not sequences:"),
     Mutant("places not taken by rank", LEAP, "        sequences.sort(key=_RANK)", "        sequences.reverse()"),
@@ -20,7 +20,7 @@ MUTANTS = [
     Mutant("blocks always suffice", LEAP, "        if num_new_blocks(middle) <= num_free:", "        if True:"),
     Mutant("one block too many", LEAP, "        if num_new_blocks(middle) <= num_free:", "        if num_new_blocks(middle) <= num_free + 1:"),
     Mutant("blocks one step late", LEAP, "range((1 - num_tokens) % block_size", "range((2 - num_tokens) % block_size"),
-    Mutant("nothing published", LEAP, "            cache.publish(", "            (lambda *_: None)("),
+    Mutant("nothing published", LEAP, "            ledger.confirm(", "            (lambda *_: None)("),
     Mutant("blocks taken sequence by sequence", LEAP, "    moves.sort()\n", ""),
     Mutant("nobody ends", LEAP, "if num_tokens + num_steps == sequence.max_num_tokens:", "if False:"),
     Mutant("last token not computed", LEAP, "            sequence.num_computed_tokens = num_tokens + num_steps - 1", "            sequence.num_computed_tokens = num_tokens + num_steps - 2"),
@@ -54,6 +54,7 @@ def compare(simulator, rng, seed):
     assert state_of(at_once) == state_of(by_step), "another state"
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_is_killed(mutant):
     KillTable.record(mutant, check)

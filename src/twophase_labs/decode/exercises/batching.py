@@ -65,8 +65,12 @@ def waits_for_the_slower(answer: Any, draw: Draw, batch: int, kv: str) -> None:
         )
 
 
-def crosses_over_there(answer: Any, draw: Draw, kv: str) -> None:
+def crosses_over_there(answer: Any, draw: Draw, kv: str, beyond: float) -> None:
+    """The two meet that far beyond a whole batch: nearer to it, or to the next."""
     work, machine = case_of(draw, kv)
+    gap = work.flops / machine.flop_rate - work.kv_bytes / machine.bandwidth
+    weight_bytes = round((draw.integer(1, 400) + beyond) * gap * machine.bandwidth)
+    work = replace(work, weight_bytes=weight_bytes)
     returned = answer.ridge_batch(work, machine)
     got = integer(returned)
     if got is None:
@@ -156,7 +160,7 @@ EXERCISES = (
                 "finds the batch where they meet",
                 crosses_over_there,
                 "The smallest whole batch whose arithmetic takes at least as long as its bytes: round up.",
-                ({"kv": "none"}, {"kv": "some"}),
+                tuple({"kv": kv, "beyond": beyond} for kv in ("none", "some") for beyond in (0.25, 0.75)),
             ),
             Property(
                 "finds a batch where they meet exactly",

@@ -109,6 +109,7 @@ EXERCISES = (
                     {"unit_bytes": 32},
                     {"unit_bytes": 128},
                     {"unit_bytes": 48, "num": 3},
+                    {"unit_bytes": 48},
                     {"unit_bytes": 32, "num": 1000},
                     {"unit_bytes": 32, "first": 2**46 + 12},
                 ),

@@ -9,8 +9,17 @@ TOOLS = {"bench": "bench", "serving": "load", "simulate": "simulate", "capacity"
 OLD = re.compile(r"\btwophase\.(?:workbook(?:\.(\w+))?|(bench|serving|simulate|capacity|cli)|(distributed))\b")
 
 
+RENAMED = {
+    "from twophase.engine.thrift import Thrift": (
+        "from twophase.engine.speculation_gate import SpeculationGate as Thrift"
+    ),
+}
+
+
 def with_names_of_today(source: str) -> str:
     """A cell with the modules of the first edition called what they are called now; all else stays as it is."""
+    for before, today in RENAMED.items():
+        source = source.replace(before, today)
     return OLD.sub(_today, source) if "twophase." in source else source
 
 

@@ -57,6 +57,7 @@ class Result:
             "title": self.exercise.title,
             "points": self.points,
             "max_points": self.exercise.points,
+            "is_extra": self.exercise.is_extra,
             "verdict": v.verdict,
             "reason": v.reason,
             "hint": v.hint,
@@ -71,7 +72,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """One notebook's grade.
+    """One notebook's grade: the points of its core exercises, and beside them those of its extra ones.
 
     Attributes:
         isolation: What stood between the answers and the grader, and between one answer and another's.
@@ -89,15 +90,31 @@ class Report:
 
     @property
     def points(self) -> int:
-        return sum(result.points for result in self.results)
+        return sum(result.points for result in self.core)
 
     @property
     def max_points(self) -> int:
-        return sum(result.exercise.points for result in self.results)
+        return sum(result.exercise.points for result in self.core)
 
     @property
     def points_not_run_here(self) -> int:
-        return sum(r.exercise.points for r in self.results if r.verdict.verdict == "not_run_here")
+        return sum(r.exercise.points for r in self.core if r.verdict.verdict == "not_run_here")
+
+    @property
+    def extra_points(self) -> int:
+        return sum(result.points for result in self.extra)
+
+    @property
+    def max_extra_points(self) -> int:
+        return sum(result.exercise.points for result in self.extra)
+
+    @property
+    def core(self) -> tuple[Result, ...]:
+        return tuple(result for result in self.results if not result.exercise.is_extra)
+
+    @property
+    def extra(self) -> tuple[Result, ...]:
+        return tuple(result for result in self.results if result.exercise.is_extra)
 
     def count(self, verdict: str) -> int:
         return sum(result.verdict.verdict == verdict for result in self.results)
@@ -118,6 +135,8 @@ class Report:
             "points": self.points,
             "max_points": self.max_points,
             "points_not_run_here": self.points_not_run_here,
+            "extra_points": self.extra_points,
+            "max_extra_points": self.max_extra_points,
             "exercises": [result.to_json() for result in self.results],
             "warnings": list(self.warnings),
             "flags": [{"kind": flag.kind, "cell": flag.cell, "what": flag.what} for flag in self.flags],

@@ -88,7 +88,8 @@ def to_csv(submissions: Sequence[Submission]) -> str:
     """A row per submission: learner, lab, points, counts, verdicts, where to look twice, and what they rest on."""
     reports = [s.report for s in submissions if s.report is not None]
     exercises = list(dict.fromkeys(r.exercise.id for report in reports for r in report.results))
-    head = ["learner", "lab", "points", "max_points", "attempted", "passed", "by_reference", "revealed", "not_run_here"]
+    head = ["learner", "lab", "points", "max_points", "extra_points", "max_extra_points"]
+    head += ["attempted", "passed", "by_reference", "revealed", "not_run_here"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*head, *exercises, "error", "path", "flags", "isolation", "checked_in_answer"])
@@ -102,11 +103,11 @@ def to_csv(submissions: Sequence[Submission]) -> str:
 def _cells(submission: Submission, exercises: Sequence[str]) -> list[Any]:
     report = submission.report
     if report is None:
-        return [submission.learner, *[""] * (8 + len(exercises))]
+        return [submission.learner, *[""] * (10 + len(exercises))]
     verdicts = {result.exercise.id: result.verdict.verdict for result in report.results}
     counts = [report.num_attempted, *(report.count(v) for v in ("passed", "by_reference"))]
     counts += [sum(result.revealed for result in report.results), report.count("not_run_here")]
-    scores = [report.lab, report.points, report.max_points]
+    scores = [report.lab, report.points, report.max_points, report.extra_points, report.max_extra_points]
     return [submission.learner, *scores, *counts, *(verdicts.get(i, "") for i in exercises)]
 
 

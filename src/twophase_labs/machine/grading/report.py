@@ -24,13 +24,18 @@ def table(report: Report) -> Table:
         for note in remarks(result):
             why.append(("\n" if why else "") + note, style="dim")
         points = f"{result.points} of {result.exercise.points}"
-        made.add_row(result.exercise.id, Text(result.exercise.title), points, Text(f"{mark} {word}", style=colour), why)
+        title = Text(result.exercise.title).append(" (extra)" * result.exercise.is_extra, style="dim")
+        made.add_row(result.exercise.id, title, points, Text(f"{mark} {word}", style=colour), why)
     return made
 
 
 def score(report: Report) -> str:
     missing = report.points_not_run_here
-    return f"{report.points} of {report.max_points} points" + (f" ({missing} not run here)" if missing else "")
+    return (
+        f"{report.points} of {report.max_points} points"
+        + (f" ({missing} not run here)" if missing else "")
+        + (f", {report.extra_points} of {report.max_extra_points} extra" if report.extra else "")
+    )
 
 
 def tally(report: Report) -> list[tuple[str, int]]:
@@ -115,6 +120,8 @@ def _section(report: Report, flags: Sequence[str]) -> str:
     rows = "".join(_row(result) for result in report.results)
     unseen = report.points_not_run_here
     note = f'<div class="unseen">{unseen} of them not run here</div>' if unseen else ""
+    if report.extra:
+        note += f'<div class="unseen">{report.extra_points} of {report.max_extra_points} extra points</div>'
     return (
         f"<section><header><div><h1>Lab {escape(number)}: {escape(name.replace('_', ' '))}</h1>"
         f'<div class="file">{escape(plain(report.path))}</div></div>'
@@ -133,8 +140,9 @@ def _row(result: Result) -> str:
     lines += [] if says_it_all else [f'<span class="dim">{with_code(detail)}</span>' for detail in verdict.details]
     lines += [f"<em>Hint: {with_code(verdict.hint)}</em>"] if verdict.hint else []
     lines += [f'<span class="dim">{escape(note)}</span>' for note in remarks(result)]
+    extra = ' <span class="dim">extra</span>' * result.exercise.is_extra
     return (
-        f'<tr><td class="id">{escape(result.exercise.id)}</td><td>{escape(result.exercise.title)}</td>'
+        f'<tr><td class="id">{escape(result.exercise.id)}</td><td>{escape(result.exercise.title)}{extra}</td>'
         f'<td class="points">{result.points} / {result.exercise.points}</td>'
         f'<td class="verdict" style="color:{colour}">{mark} {escape(word)}</td>'
         f'<td class="why">{"<br>".join(lines)}{picture_html(verdict.picture)}</td></tr>'

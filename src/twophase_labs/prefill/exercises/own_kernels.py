@@ -149,11 +149,19 @@ def generates_the_same(answer: Any, draw: Draw, num_prompt: int, num_new: int) -
     expected = transformers_greedy(model, ids, num_new)[num_prompt:].tolist()
     llm, parts = relayed_engine()
     parts.write, parts.prefill, parts.error = answer.own_write, answer.own_prefill, None
-    params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True, logprobs=1)
     (output,) = llm.generate([{"prompt_token_ids": ids.tolist()}], params, use_tqdm=False)
     if parts.error is not None:
         raise parts.error
-    compare(list(output.outputs[0].token_ids), expected, what="the id", axes=("new token",))
+    got = output.outputs[0]
+    compare(list(got.token_ids), expected, what="the id", axes=("new token",))
+    # Also half a model may hit on the likeliest token.
+    whole = torch.tensor([*ids.tolist(), *expected])
+    with torch.inference_mode():
+        of_all = model(whole[None]).logits[0, num_prompt - 1 : -1].log_softmax(-1)
+    found = torch.tensor([token.logprob for token in got.logprobs])
+    wanted = of_all[torch.arange(num_new), torch.tensor(expected)]
+    compare(found, wanted, what="the log-probability", axes=("new token",), rtol=0.0, atol=1e-2)
 
 
 EXERCISES = (

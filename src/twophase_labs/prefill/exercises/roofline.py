@@ -57,8 +57,8 @@ def enumerated(shape: ModelShape, num_tokens: int, bytes_per_number: int) -> tup
     return flops + last[0], num_bytes + last[1]
 
 
-def some_shape(draw: Draw, num_layers: int) -> ModelShape:
-    kv, group = draw.integer(1, 4), draw.integer(2, 6)
+def some_shape(draw: Draw, num_layers: int, group: int) -> ModelShape:
+    kv = draw.integer(1, 4)
     return ModelShape(
         num_layers,
         hidden=draw.integer(4, 9),
@@ -74,8 +74,8 @@ def counts_a_prefill(which: int) -> Test:
     """FLOPs (0) or bytes (1) of a whole prefill."""
 
     def test(answer: Any, draw: Draw, num_layers: int, num_tokens: int) -> None:
-        for bytes_per_number in (2, 4, 1):
-            shape = some_shape(draw, num_layers)
+        for bytes_per_number, group in ((2, 3), (4, 2), (1, 5)):  # a fixed share of the heads is wrong in one of them
+            shape = some_shape(draw, num_layers, group)
             got = pair(answer.prefill_cost(shape, num_tokens, bytes_per_number))[which]
             expected = enumerated(shape, num_tokens, bytes_per_number)[which]
             layers = f"{num_layers} layer{'s' * (num_layers != 1)}"

@@ -13,7 +13,7 @@ from twophase.core.plan import ScheduledChunk
 
 FIRST_INTS = 256  # of every first message, so that the receiver knows how long it is; the rest follows if there is any
 HEADER_INTS = 4
-CHUNK_INTS = 5
+CHUNK_INTS = 6
 
 
 class Kind(IntEnum):
@@ -41,12 +41,13 @@ class Work(NamedTuple):
 
 def encode(work: Work) -> Int64[Tensor, "L"]:
     """[length, kind, number of chunks, number of moves], the moves, each chunk's [start, samples, drafts, number of
-    tokens, number of blocks], all tokens, all blocks; padded to `FIRST_INTS`.
+    tokens, number of blocks, scored tokens], all tokens, all blocks; padded to `FIRST_INTS`.
     """
     chunks = work.chunks
     numbers = list(chain.from_iterable(work.moves))
     for chunk in chunks:
-        numbers += (chunk.start, chunk.num_samples, chunk.num_drafts, len(chunk.token_ids), len(chunk.block_ids))
+        sizes = len(chunk.token_ids), len(chunk.block_ids)
+        numbers += (chunk.start, chunk.num_samples, chunk.num_drafts, *sizes, chunk.num_scored)
     for chunk in chunks:
         numbers += chunk.token_ids
     for chunk in chunks:
@@ -62,7 +63,7 @@ def num_ints(first: Int64[Tensor, "L"]) -> int:
 
 
 def decode(message: Int64[Tensor, "L"]) -> Work:
-    """What was encoded; the chunks' `seq_id`s are their places, since only rank 0 knows sequences."""
+    """What was encoded; each chunk's `seq_id` is its place, since only rank 0 knows sequences."""
     length, kind, num_chunks, num_moves, *numbers = message.tolist()
     pairs = iter(numbers[: 2 * num_moves])
     shapes = 2 * num_moves
@@ -70,9 +71,10 @@ def decode(message: Int64[Tensor, "L"]) -> Work:
     blocks = tokens + sum(numbers[shapes + 3 : tokens : CHUNK_INTS])
     chunks = []
     for i in range(num_chunks):
-        start, num_samples, num_drafts, num_tokens, num_blocks = numbers[shapes + CHUNK_INTS * i :][:CHUNK_INTS]
+        shape = numbers[shapes + CHUNK_INTS * i :][:CHUNK_INTS]
+        start, num_samples, num_drafts, num_tokens, num_blocks, num_scored = shape
         token_ids, block_ids = numbers[tokens : tokens + num_tokens], numbers[blocks : blocks + num_blocks]
-        chunks.append(ScheduledChunk(i, token_ids, start, block_ids, num_samples, num_drafts))
+        chunks.append(ScheduledChunk(i, token_ids, start, block_ids, num_samples, num_drafts, num_scored))
         tokens, blocks = tokens + num_tokens, blocks + num_blocks
     assert HEADER_INTS + blocks == length, (blocks, length)
     return Work(Kind(kind), chunks, list(zip(pairs, pairs, strict=True)))

@@ -20,7 +20,7 @@ class Uninterrupted:
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.getsignal(signal.SIGINT)
-            if callable(self._previous):  # else nobody's Python code would be called
+            if callable(self._previous):  # else no Python code would be called
                 signal.signal(signal.SIGINT, self._postpone)
 
     def __exit__(

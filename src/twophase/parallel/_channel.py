@@ -21,9 +21,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from twophase.parallel.pages import Landing
+from twophase.parallel._protocol import Bye, Message, Pages
+from twophase.parallel.pages import KVReceiver
 from twophase.parallel.peers import Peers
-from twophase.parallel.protocol import Bye, Message, Pages
 
 HEARTBEATS_PER_LIMIT = 4
 JOIN_S = 2.0
@@ -76,14 +76,14 @@ class Channel(Link):
     Args:
         rank: The peer.
         inbox: Where its messages go.
-        landing: Where its pages go; None if it sends none.
+        receiver: Where its pages go; None if it sends none.
     """
 
-    def __init__(self, peers: Peers, rank: int, inbox: Inbox, landing: Landing | None = None) -> None:
+    def __init__(self, peers: Peers, rank: int, inbox: Inbox, receiver: KVReceiver | None = None) -> None:
         self._peers = peers
         self._rank = rank
         self._inbox = inbox
-        self._landing = landing
+        self._receiver = receiver
         self._outbox: queue.SimpleQueue[Message | tuple[Tensor, Any, Noted]] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=f"twophase {name} rank {rank}", daemon=True)
@@ -167,9 +167,9 @@ class Channel(Link):
                     return
 
     def _receive_layer(self, pages: Pages, layer: int, num_bytes: int) -> None:
-        assert self._landing is not None
+        assert self._receiver is not None
         buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self._peers.device)
         self._peers.recv(buffer, self._rank, "a layer's pages")
-        self._landing.land(pages, layer, buffer)
-        if buffer.is_cuda:  # whoever hears of these pages reads them on another stream
+        self._receiver.receive(pages, layer, buffer)
+        if buffer.is_cuda:  # what uses these pages runs on another stream
             torch.cuda.current_stream(buffer.device).synchronize()

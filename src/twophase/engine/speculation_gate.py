@@ -1,4 +1,4 @@
-"""Whether guessing pays: measured, not assumed.
+"""Whether speculative decoding pays: measured, not assumed.
 
 Verifying drafts makes a step longer; accepted ones make steps fewer. Which wins depends on the text, the sampling, the
 batch and the machine, and changes while requests come and go. So the engine tries both ways side by side, does what
@@ -14,7 +14,7 @@ MAX_REST_STEPS = 1024  # so that at most one step in 128 is done the dearer way
 
 
 @final
-class Thrift:
+class SpeculationGate:
     """Decides step by step. Deterministic: it sees only the durations it is told.
 
         trial (8 steps one way, 8 the other) -> rest (32 steps the cheaper way) -> trial -> rest (64) -> ... 1024

@@ -1,4 +1,4 @@
-"""The engine's door: a bad request gets a clear error and changes nothing, whatever is wrong with it."""
+"""Validation: a bad request gets a clear error and changes nothing, whatever is wrong with it."""
 
 import math
 import time
@@ -114,6 +114,7 @@ BAD_PARAMS = [
     ("stop", "text or a list of texts", ("", ["a", ""], 5, [5], [None], {"a"}, b"a", "\ud800")),
     ("stop_token_ids", "a list of token ids", (5, [-1], "5", ["5"], [True], {5}, [0.5])),
     ("logprobs", "a whole number >= 0 and <= 20, or None", (-1, 21, 0.0, True)),
+    ("prompt_logprobs", "a whole number >= 0 and <= 20, or None", (-1, 21, 0.0, True)),
     *((name, "True or False", (None, 1, "yes", [])) for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")),
     ("structured_outputs", "StructuredOutputs", ("a", {"regex": "a"})),
 ]  # fmt: skip
@@ -186,7 +187,7 @@ def check_many_completions_are_refused_at_once(tiny_model):
 
 
 def check_no_ghost_after(tiny_model):
-    """Whatever raises behind the door: the id is free again, and what others get is what they get alone."""
+    """Whatever raises after the validation: the id is free again, and what others get is what they get alone."""
 
     def check(module) -> None:
         alone = tokens_of(run(make_engine(tiny_model), [prompt_of(3, 5)], SamplingParams(max_tokens=6))[0])
@@ -296,6 +297,7 @@ def test_rules():
     check_text(rules)
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants(mutant):
     name, module, old, new, check = mutant
@@ -303,11 +305,12 @@ def test_mutants(mutant):
 
 
 ENGINE_MUTANTS = [
-    ("state before the door", "            # Before the state,", "            RequestState.start(request, stream, self._codec, grammar)\n            #", check_many_completions_are_refused_at_once),
+    ("state before the validation", "            # Before the state,", "            RequestState.start(request, stream, self._codec, grammar)\n            #", check_many_completions_are_refused_at_once),
     ("a ghost stays", "                self._scheduler.abort(request_id)\n                raise", "                raise", check_no_ghost_after),
 ]  # fmt: skip
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", ENGINE_MUTANTS, ids=[name for name, *_ in ENGINE_MUTANTS])
 def test_engine_mutants(tiny_model, mutant):
     name, old, new, check = mutant

@@ -12,10 +12,11 @@ Received ->                                  the blocks there can be freed
 from dataclasses import dataclass
 
 from twophase.cache.kv_cache import KVCacheSpec
+from twophase.core.outputs import TokenLogprobs
 from twophase.core.plan import SampledToken
 from twophase.core.sampling_params import SamplingParams
 from twophase.model.config import ModelConfig
-from twophase.parallel.transfers import TransferRecord
+from twophase.parallel._transfers import TransferRecord
 from twophase.scheduling.config import SchedulerConfig
 
 
@@ -77,6 +78,7 @@ class Done:
         tokens: The first token of each completion.
         queue_s, prefill_s: From its submission to its first chunk, and from there to its first token.
         num_cached_tokens: Prompt tokens found in the prefix cache of the prefill side.
+        prompt_logprobs: If they were asked for.
     """
 
     request_id: str
@@ -84,6 +86,7 @@ class Done:
     queue_s: float
     prefill_s: float
     num_cached_tokens: int
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody wants this request any more."""
+    """This request is not wanted any more."""
 
     request_id: str
 

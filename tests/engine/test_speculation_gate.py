@@ -5,15 +5,15 @@ import pytest
 from tests.engine.engines import prompt_of, run
 from tests.engine.speculating import Oracle, plain_outputs, speculating
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.thrift import FIRST_REST_STEPS, MAX_REST_STEPS, TRIAL_STEPS, Thrift
+from twophase.engine.speculation_gate import FIRST_REST_STEPS, MAX_REST_STEPS, TRIAL_STEPS, SpeculationGate
 
 
 def play(num_steps, cost_of):
     """What was done in each step; `cost_of(step, is_drafting)` is (seconds, tokens)."""
-    thrift, ways = Thrift(), []
+    gate, ways = SpeculationGate(), []
     for step in range(num_steps):
-        ways.append(thrift.is_drafting)
-        thrift.note_step(*cost_of(step, thrift.is_drafting))
+        ways.append(gate.is_drafting)
+        gate.note_step(*cost_of(step, gate.is_drafting))
     return ways
 
 
@@ -57,17 +57,17 @@ def test_it_notices_when_the_text_changes():
 
 def test_the_first_steps_of_a_trial_do_not_count():
     """A draft model has to catch up first."""
-    thrift_ways = []
+    gate_ways = []
     previous = None
 
     def cost_of(step, is_drafting):
         nonlocal previous
         has_changed, previous = is_drafting != previous, is_drafting
-        thrift_ways.append(is_drafting)
+        gate_ways.append(is_drafting)
         return (100.0 if has_changed and is_drafting else 1.0 if is_drafting else 2.0), 4
 
     play(2000, cost_of)
-    assert sum(thrift_ways) > 1800
+    assert sum(gate_ways) > 1800
 
 
 class Clock:
@@ -87,12 +87,12 @@ def test_the_engine_stops_guessing_when_it_loses(tiny_model, monkeypatch, is_rig
     outputs = plain_outputs(tiny_model, prompts, params)
     clock = Clock()
     drafter = Oracle(prompts, outputs, lambda position: not is_right)
-    engine = speculating(tiny_model, drafter, thrift=Thrift(), clock=clock)
+    engine = speculating(tiny_model, drafter, gate=SpeculationGate(), clock=clock)
     real = engine._runner.run
 
-    def costly(chunks):
+    def costly(chunks, score):
         clock.now_s += 3 + 0.5 * sum(len(chunk.token_ids) for chunk in chunks)
-        return real(chunks)
+        return real(chunks, score)
 
     monkeypatch.setattr(engine._runner, "run", costly)
     (output,) = run(engine, prompts, params)

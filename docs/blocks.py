@@ -1,0 +1,140 @@
+"""Text of the README and of docs/ that commands print: a check's verdict, the course's times, the feature table.
+
+In a page a block stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. `python -m docs.generate` writes it;
+tests/test_readme.py prints it again and compares.
+"""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from twophase import features
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "engine.md", ROOT / "docs" / "features.md")
+
+EXERCISE, MISTAKE = "1.3", {3: "False"}  # it never stops at the end token
+
+# What each lab is about, and minutes with reading and thinking, as one careful reader estimated them. The exercises'
+# own minutes are in the labs.
+COURSE: Mapping[str, tuple[str, int]] = {
+    "00_start": ("nothing yet: what your machine can do, a first answer, its block table", 10),
+    "01_autoregression": ("the generation loop, a K/V cache, its size in bytes, memory allocation, sampling", 200),
+    "02_prefill": (
+        "attention on a real layer, a roofline, online softmax, the Triton prefill and write kernels, ragged batches, "
+        "chunked prefill; your prefill runs in the engine",
+        350,
+    ),
+    "03_decode": (
+        "a block pool and block tables, the Triton decode, split and merge kernels, copy-on-write, int8 K/V; your "
+        "allocator and your kernel run in the engine",
+        375,
+    ),
+    "04_scheduling": (
+        "static, dynamic and continuous batching, chunked prefill as a policy of your own, latency metrics, "
+        "preemption, priorities, an open challenge; your policy runs in the engine",
+        325,
+    ),
+    "05_advanced": (
+        "prefix caching and its timing channel, speculative and guided decoding, windows and sinks, 8-bit K/V, pages "
+        "and weights spread over two processes, a capacity plan",
+        400,
+    ),
+}
+
+
+def verdict() -> str:
+    """What a check answers to a mistake."""
+    import torch
+
+    from twophase_labs.machine.cards import verdict_card
+    from twophase_labs.machine.judge import Judge, run_cell
+    from twophase_labs.machine.lab import Workbook
+
+    lab = Workbook.find().lab_of(EXERCISE)
+    namespace = {"torch": torch}
+    run_cell(lab.templates[EXERCISE].filled(MISTAKE), namespace, f"<exercise {EXERCISE}>")
+    judge = Judge(lab.exercises, references={}, num_blanks={})
+    found = judge.judge(lab.exercises[EXERCISE], namespace, seed=0)
+    return fenced("text", str(verdict_card(lab.exercises[EXERCISE], found, attempts=1)))
+
+
+def step() -> str:
+    """The engine's own lines."""
+    from twophase.engine.engine import Engine
+
+    return fenced("python", textwrap.dedent(inspect.getsource(Engine.step)))
+
+
+def scheduling() -> str:
+    """What the swim lanes show, in numbers."""
+    from docs.pictures import FOUR_REQUESTS, TWO_POLICIES, simulated
+
+    runs = [{each.request_id: each for each in simulated(FOUR_REQUESTS, name)[0]} for name in TWO_POLICIES.values()]
+    (gap, chunked_gap), (ttft, chunked_ttft) = (
+        [f"{1000 * time_s:.0f}" for time_s in times]
+        for times in ([max(run["A"].itls_s) for run in runs], [run["long prompt"].ttft_s for run in runs])
+    )
+    return (
+        f"With prompts first, A waits up to {gap} ms for its next token; with chunks, {chunked_gap} ms. The long "
+        f"prompt pays for it: its first token comes after {chunked_ttft} ms instead of {ttft} ms."
+    )
+
+
+def course() -> str:
+    """A row per lab, with its exercises and minutes."""
+    from twophase_labs.machine.lab import Workbook
+
+    lines = ["| lab | what you build | exercises | exercises alone | with reading |", "|---|---|--:|--:|--:|"]
+    sums = [0, 0, 0]
+    for lab in Workbook.find().labs.values():
+        what, reading = COURSE[lab.name]
+        numbers = len(lab.exercises), sum(each.minutes for each in lab.exercises.values()), reading
+        sums = [total + number for total, number in zip(sums, numbers, strict=True)]
+        title = lab.name.replace("_", " ")
+        lines.append(_row(f"[{title}](labs/{lab.name}.ipynb)", what, *numbers))
+    return "\n".join([*lines, _row("", "all", *sums)])
+
+
+def _row(title: str, what: str, num_exercises: int, alone: int, reading: int) -> str:
+    return f"| {title} | {what} | {num_exercises or '–'} | {_hours(alone)} | {_hours(reading)} |"
+
+
+def _hours(minutes: int) -> str:
+    """To the quarter of an hour: more would be pretence."""
+    quarters = round(minutes / 15)
+    if quarters < 4:
+        return f"{minutes} min" if minutes else "–"
+    return f"{quarters // 4}{('', '¼', '½', '¾')[quarters % 4]} h"
+
+
+def fenced(language: str, text: str) -> str:
+    return f"```{language}\n{text.rstrip()}\n```"
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "verdict": verdict,
+    "scheduling": scheduling,
+    "step": step,
+    "course": course,
+    "refusals": features.refusals_as_markdown,
+    "features": features.as_markdown,
+}
+
+
+def blocks_in(page: str) -> dict[str, str]:
+    """The blocks of a page by name, as they stand there."""
+    found = re.findall(r"<!-- begin (\w+) -->\n(.*?)\n<!-- end \1 -->", page, re.DOTALL)
+    return {name: text.strip("\n") for name, text in found}
+
+
+def with_blocks(page: str) -> str:
+    """The page with its blocks printed anew."""
+
+    def block(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"<!-- begin {name} -->\n\n{BLOCKS[name]()}\n\n<!-- end {name} -->"
+
+    return re.sub(r"<!-- begin (\w+) -->.*?<!-- end \1 -->", block, page, flags=re.DOTALL)

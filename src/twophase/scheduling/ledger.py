@@ -1,0 +1,375 @@
+"""The block ledger: the one place where sequences get K/V blocks and seats, and give them back."""
+
+import enum
+import math
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import final
+
+from twophase.cache.block_pool import BlockPool
+from twophase.cache.block_table import BlockTable
+from twophase.cache.manager import CacheManager
+from twophase.cache.window import FREED
+from twophase.core.errors import OutOfBlocksError
+from twophase.core.plan import BlockCopy, BlockSwap
+from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.sequence import Sequence, SequenceFault, blamed_on
+
+
+class Refusal(enum.Enum):
+    """Why a sequence was not let in, and how long that holds."""
+
+    BLOCKS = "too few free blocks"  # until one is freed, or one is published that it can share
+    SEATS = "max_num_seqs"  # until a running sequence ends or is preempted
+    BUDGET = "token budget"  # until a step has more tokens left for it
+    POLICY = "the policy did not ask for it"  # or allowed it no token; as long as the policy's rule says so
+
+
+@dataclass(slots=True)
+class PendingMoves:
+    """What the engine has to move before a step can run. Done for certain when the step is confirmed, and not before.
+
+    Attributes:
+        copies, swaps_out, swaps_in: As in `StepPlan`.
+        filled: Sequences whose blocks these fill: if the step is dropped, what they hold is unknown.
+        swapped_out: Sequences whose host blocks these fill: likewise.
+        drafting: Sequences with room for drafts, which is taken back.
+    """
+
+    copies: list[BlockCopy] = field(default_factory=list)
+    swaps_out: list[BlockSwap] = field(default_factory=list)
+    swaps_in: list[BlockSwap] = field(default_factory=list)
+    filled: list[Sequence] = field(default_factory=list)
+    swapped_out: list[Sequence] = field(default_factory=list)
+    drafting: list[Sequence] = field(default_factory=list)
+
+
+@final
+class BlockLedger:
+    """Every block that a sequence takes or gives back is entered here, and every seat: a place for one completion, of
+    `max_num_seqs`. A method that raises has changed nothing. The unforeseen is raised as a SequenceFault while a step
+    is planned: by `admit`, `grow_for_*`, `preempt`, `roll_back`.
+
+    - `admit` gives a sequence blocks for all the tokens it has, so that a prefill, once begun, needs no more; and it
+      leaves a free block for each sequence that may still grow (see `_num_kept_free`), so that none is preempted right
+      after another was let in.
+    - With a sliding window a prefill takes its blocks chunk by chunk, for it frees some as it goes. What it may still
+      need for the smallest chunks (`CacheManager.num_blocks_to_come`) is *promised* to it: neither an admission nor a
+      decode takes it. Promised blocks are as good as taken, so a prefill, once begun, still needs no more, and what
+      keeps the rest from waiting in a ring holds as it did: there are at least as many free blocks as promised ones,
+      and the sequence of best rank always goes on, at worst with all the others preempted. A chunk is larger than its
+      promise if blocks are free that were not promised and no admission would have to leave.
+    - Blocks that are taken for a step may have to be filled by the engine first: `moves`. `commit` says that it was
+      done, `roll_back` that it may not have been.
+
+    Attributes:
+        num_seats_taken: Completions that run, or will when their prompt is done.
+        received: Blocks that were filled from elsewhere, and no step has been done since.
+        held: Tables that keep blocks for another engine, which still copies them.
+        swap_pool: The blocks of host memory; None without swapping.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: CacheManager) -> None:
+        self.config = config
+        self.cache = cache
+        self.num_seats_taken = 0
+        self.moves = PendingMoves()
+        self.received: list[int] = []
+        self.held: list[BlockTable] = []
+        self.swap_pool = BlockPool(config.num_swap_blocks) if config.num_swap_blocks else None
+        self._owners: set[Sequence] = set()  # running and arriving: those with a table
+        self._num_growing: int | None = None  # completions of all owners that may grow
+        self._num_promised: int | None = None
+        self._forget_counts()
+
+    # -- how much there is
+
+    @property
+    def num_free_seats(self) -> int:
+        return self.config.max_num_seqs - self.num_seats_taken
+
+    @property
+    def num_spare_blocks(self) -> int:
+        """Free blocks that no running prefill was promised."""
+        if self._num_promised is None:
+            self._num_promised = sum(self._num_to_come(owner) for owner in self._owners if not owner.is_decoding)
+        return self.cache.num_free_blocks - self._num_promised
+
+    @property
+    def num_slots(self) -> int | float:
+        """Of the pool, if a sequence may be longer than that: with a window."""
+        return math.inf if self.cache.window is None else self.cache.num_blocks * self.cache.block_size
+
+    def _num_to_come(self, sequence: Sequence) -> int:
+        """Blocks that a prefill may still need."""
+        table = sequence.open_table
+        return self.cache.num_blocks_to_come(table, max(len(sequence.token_ids), table.num_tokens))
+
+    def _num_kept_free(self, sequence: Sequence) -> int:
+        """Blocks a newcomer must leave free: one for each sequence that may outgrow its last block, so that none is
+        preempted within the next block_size steps, and the watermark. Alone, it need not leave any: `check_request` saw
+        to it that the pool is large enough for one."""
+        is_owner = sequence.table is not None
+        if len(self._owners) == is_owner:
+            return 0
+        num_kept = math.ceil(self.config.watermark * self.cache.num_blocks)
+        if self.config.reserve_growth:
+            if self._num_growing is None:
+                self._num_growing = sum(map(self._num_growing_of, self._owners))
+            num_kept += self._num_growing + (0 if is_owner else self._num_growing_of(sequence))
+        return num_kept
+
+    def _num_growing_of(self, sequence: Sequence) -> int:
+        """Completions of a sequence that may still need blocks beyond those that it has, or takes when it is let in."""
+        block_size = self.cache.block_size
+        num_slots = -(-len(sequence.token_ids) // block_size) * block_size
+        may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots
+        if not may_grow and sequence.table is not None and sequence.is_decoding:
+            # It grows in this step, if its decode is not planned yet: into a new block, or a copy of a shared one.
+            may_grow = self.cache.num_blocks_needed(sequence.table, len(sequence.token_ids)) > 0
+        return sequence.num_completions if may_grow else 0
+
+    def _forget_counts(self) -> None:
+        """Sequences grew, came or went: count anew when needed."""
+        self._num_growing = None
+        self._forget_promises()
+
+    def _forget_promises(self) -> None:
+        self._num_promised = 0 if self.cache.window is None else None
+
+    # -- taking
+
+    def admit(self, sequence: Sequence, max_uncomputed: int | None = None) -> Refusal | None:
+        """Give a waiting or expected sequence a seat and its blocks, hits and new ones; or tell why not.
+
+        Args:
+            max_uncomputed: Tokens that it may have to compute at most, in one step; None: any number, in chunks.
+        """
+        if sequence.num_completions > self.num_free_seats:
+            return Refusal.SEATS
+        salt, is_first_time = sequence.request.cache_salt, sequence.num_preemptions == 0
+        with blamed_on(sequence):
+            table = self.cache.open(sequence.lookup_ids, salt, is_first_time, sequence.block_keys)
+            try:
+                if self.cache.window is not None and table.num_tokens < sequence.num_swapped_tokens:
+                    # What comes back from host memory comes back whole, into an empty table: beside the blocks of a hit
+                    # that ends before it, those that it sees might not fit into the pool.
+                    self.cache.close(table)
+                    table = self.cache.open((), salt, count_in_stats=False)
+                self._forget_promises()  # others' blocks that were hit do not come back to them
+                refusal = self._refusal(sequence, table, max_uncomputed)
+                if refusal is not None:
+                    self.cache.close(table)
+                elif self.cache.window is None:
+                    self._note_copies(sequence, self.cache.grow(table, len(sequence.token_ids)))
+                elif sequence.num_swapped_tokens > table.num_tokens:
+                    self.cache.restore(table, sequence.num_swapped_tokens)
+            except BaseException:
+                self.cache.close(table)
+                raise
+        self._forget_promises()
+        if refusal is None:
+            self._enter(sequence, table)
+        return refusal
+
+    def _refusal(self, sequence: Sequence, table: BlockTable, max_uncomputed: int | None) -> Refusal | None:
+        num_tokens = len(sequence.token_ids)
+        num_blocks_of = self.cache.num_blocks_to_come
+        if max_uncomputed is not None:
+            if num_tokens - max(table.num_cached_tokens, sequence.num_swapped_tokens) > max_uncomputed:
+                return Refusal.BUDGET
+            num_blocks_of = self.cache.num_blocks_needed  # all at once
+        num_wanted = num_blocks_of(table, num_tokens) + self._num_kept_free(sequence)
+        return Refusal.BLOCKS if num_wanted > self.num_spare_blocks else None
+
+    def _enter(self, sequence: Sequence, table: BlockTable) -> None:
+        """These are its blocks now. The host's stay taken until the step that brings their contents is confirmed."""
+        sequence.table, sequence.block_keys = table, []
+        sequence.num_computed_tokens = num_cached = table.num_cached_tokens
+        if sequence.num_preemptions == 0:
+            sequence.num_cached_tokens = num_cached
+        self._owners.add(sequence)
+        self.num_seats_taken += sequence.num_completions
+        if self._num_growing is not None:
+            self._num_growing += self._num_growing_of(sequence)
+        if sequence.num_swapped_tokens > num_cached:
+            num_hit = num_cached // self.cache.block_size
+            self.moves.swaps_in += _block_swaps(table.block_ids[num_hit:], sequence.host_blocks[num_hit:])
+            sequence.num_computed_tokens = sequence.num_swapped_tokens
+        if sequence.host_blocks:
+            self.moves.filled.append(sequence)
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> None:
+        """Slots for so many tokens in all.
+
+        Raises:
+            OutOfBlocksError: There are not enough free blocks.
+        """
+        self._note_copies(sequence, self.cache.grow(sequence.open_table, num_tokens))
+
+    def grow_for_decode(self, sequence: Sequence) -> bool:
+        """A slot for a sequence's newest token; False if no block is free but those that were promised."""
+        table, num_tokens = sequence.table, len(sequence.token_ids)
+        assert table is not None
+        try:
+            if self._num_promised != 0 and self.cache.num_blocks_needed(table, num_tokens) > self.num_spare_blocks:
+                return False
+            copies = self.cache.grow(table, num_tokens)
+        except OutOfBlocksError:
+            return False
+        except Exception as error:
+            raise SequenceFault(sequence.seq_id, error) from error
+        if copies:
+            self._note_copies(sequence, copies)
+        return True
+
+    def grow_for_chunk(self, sequence: Sequence, num_tokens: int) -> int:
+        """Slots for the next chunk of a prefill; returns how many of `num_tokens` there are. (All, without a window:
+        it had them when it was let in.)
+        """
+        if self.cache.window is None or not num_tokens:
+            return num_tokens
+        with blamed_on(sequence):
+            start, table, num_own = sequence.num_computed_tokens, sequence.open_table, self._num_to_come(sequence)
+            num_unpromised = self.num_spare_blocks + (0 if sequence.is_decoding else num_own)  # to others
+            num_blocks = max(num_own, num_unpromised - self._num_kept_free(sequence))
+            end = min(start + num_tokens, self.cache.num_tokens_within(table, num_blocks))
+            self.grow(sequence, max(end, table.num_tokens))
+        self._forget_promises()
+        return end - start
+
+    def grow_for_drafts(self, sequence: Sequence, max_drafts: int) -> int:
+        """Slots for drafts behind a sequence's newest token, in blocks that are free and promised to none; returns
+        their number.
+        """
+        table, num_tokens = sequence.open_table, len(sequence.token_ids)
+        # All accepted, a token is drawn after the last of them too; and that one must not be one too many.
+        num_drafts = max(0, min(max_drafts, sequence.max_num_tokens - num_tokens - 1))
+        with blamed_on(sequence):
+            num_spare = self.num_spare_blocks
+            while num_drafts and self.cache.num_blocks_needed(table, num_tokens + num_drafts) > num_spare:
+                num_drafts -= 1
+            if num_drafts:
+                self.moves.drafting.append(sequence)
+                copies = self.cache.grow(table, num_tokens + num_drafts)
+                assert not copies, "the decode planned before has a last block of its own"
+        return num_drafts
+
+    def fork(self, sequence: Sequence, forks: Seq[Sequence]) -> None:
+        """The completions that a sequence stood for part, sharing its blocks and seats: all of them or, on an error,
+        none."""
+        try:
+            for fork in forks:
+                fork.table = self.cache.fork(sequence.open_table)
+        except BaseException:
+            for fork in forks:
+                if fork.table is not None:
+                    self.cache.close(fork.table)
+            raise
+        sequence.num_completions = 1
+        self._owners.update(forks)
+
+    def note_received(self, sequence: Sequence) -> None:
+        """The K and V of an arriving sequence are in its blocks."""
+        self.received += sequence.open_table.block_ids[sequence.num_cached_tokens // self.cache.block_size :]
+        self._forget_counts()
+
+    def hold(self, sequence: Sequence) -> BlockTable:
+        """A second table over a sequence's blocks, which keeps them, and what is in them, until `release`."""
+        self.held.append(self.cache.fork(sequence.open_table))
+        return self.held[-1]
+
+    # -- giving back
+
+    def release(self, table: BlockTable) -> None:
+        """Give up what `hold` returned."""
+        self.held.remove(table)
+        self.cache.close(table)
+
+    def free(self, sequence: Sequence) -> None:
+        """A sequence has ended: whatever it holds comes back."""
+        if sequence.table is not None:
+            self._close(sequence)
+        self._drop_host_blocks(sequence)
+
+    def preempt(self, victim: Sequence, *, may_swap: bool = True) -> None:
+        """A running sequence gives its blocks and seat back. When swapping, what it computed is saved in host memory,
+        if there is room for all of it.
+        """
+        block_ids, num_computed = victim.open_table.block_ids, victim.num_computed_tokens
+        with blamed_on(victim):
+            self._close(victim)
+        if may_swap and self.swap_pool is not None and not victim.host_blocks:
+            self._swap_out(victim, block_ids[: -(-num_computed // self.cache.block_size)], num_computed, self.swap_pool)
+
+    def _close(self, sequence: Sequence) -> None:
+        self.cache.close(sequence.open_table)
+        sequence.table = None
+        sequence.num_computed_tokens = 0
+        self._owners.remove(sequence)
+        self.num_seats_taken -= sequence.num_completions
+        self._forget_counts()
+
+    def _swap_out(self, victim: Sequence, block_ids: list[int], num_computed: int, pool: BlockPool) -> None:
+        num_live = len(block_ids) - block_ids.count(FREED)
+        if 0 < num_live <= pool.num_free:
+            free = iter(pool.allocate(num_live))
+            victim.host_blocks = tuple(FREED if block_id == FREED else next(free) for block_id in block_ids)
+            victim.num_swapped_tokens = num_computed
+            self.moves.swaps_out += _block_swaps(block_ids, victim.host_blocks)
+            self.moves.swapped_out.append(victim)
+
+    def _drop_host_blocks(self, sequence: Sequence) -> None:
+        """What it had in host memory has come back, or is not to be trusted."""
+        for block in sequence.host_blocks:
+            assert self.swap_pool is not None
+            if block != FREED:
+                self.swap_pool.release(block, is_cached=False)
+        sequence.host_blocks, sequence.num_swapped_tokens = (), 0
+
+    # -- when a step was run, and when it was not
+
+    def confirm(self, sequence: Sequence, num_computed: int, is_whole: bool = True) -> None:
+        """A sequence's first `num_computed` tokens are in its blocks: the full ones may be shared.
+
+        Args:
+            is_whole: These are all that it has; room for drafts that did not come, or were wrong, comes back.
+        """
+        table = sequence.table
+        assert table is not None
+        sequence.num_computed_tokens = num_computed
+        if is_whole and table.num_tokens > num_computed:
+            self.cache.truncate(table, num_computed)
+        self.cache.publish(table, sequence.token_ids, num_computed)
+
+    def commit(self) -> None:
+        """The moves were done."""
+        for sequence in self.moves.filled:
+            self._drop_host_blocks(sequence)
+        self.moves = PendingMoves()
+        self.received = []
+        self._forget_counts()
+
+    def roll_back(self) -> None:
+        """The moves may not have been done, and `moves.filled` were preempted: take back the room for drafts, and trust
+        nothing in host memory."""
+        for sequence in self.moves.drafting:
+            if sequence.table is not None:
+                with blamed_on(sequence):
+                    self.cache.truncate(sequence.table, len(sequence.token_ids))
+        for sequence in self.moves.swapped_out:
+            self._drop_host_blocks(sequence)
+        self.moves = PendingMoves()
+        self._forget_counts()
+
+    def _note_copies(self, sequence: Sequence, copies: tuple[BlockCopy, ...]) -> None:
+        if copies:
+            self.moves.copies += copies
+            self.moves.filled.append(sequence)
+
+
+def _block_swaps(block_ids: Seq[int], host_blocks: Seq[int]) -> Iterator[BlockSwap]:
+    """The moves between a table's blocks and those in host memory, where neither was freed."""
+    pairs = zip(block_ids, host_blocks)  # noqa: B905  a table may have more
+    return (BlockSwap(*pair) for pair in pairs if FREED not in pair)

@@ -1,0 +1,247 @@
+"""Log-probabilities of prompts: transformers' own, whatever the engine does with the prompt in between."""
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from tests.engine.engines import BLOCK_SIZE, GREEDY, check_idle, finish, make_engine, prompt_of, run, tokens_of
+from tests.model.tiny import make_folder
+from tests.mutation import KillTable, Mutant
+from twophase.core.sampling_params import SamplingParams
+from twophase.core.sizes import SCORED_ROWS
+from twophase.engine.engine import Engine
+from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
+from twophase.engine.runner import ModelRunner
+from twophase.model.load import load_model
+from twophase.scheduling.ledger import BlockLedger
+
+LENGTHS = (1, 2, 4, 5, 17, 30, 41)  # below, at and above block boundaries; beyond the sliding window
+PROMPTS = [prompt_of(seed, length) for seed, length in enumerate(LENGTHS)]
+PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, prompt_logprobs=3)
+ONE = replace(GREEDY, max_tokens=1)
+
+
+@torch.inference_mode()
+def expected_of(oracle, prompt) -> torch.Tensor:
+    """[L, V]: of the token at each position and all others, given those before; row 0 is that of position 1."""
+    return oracle(torch.tensor([prompt["prompt_token_ids"]])).logits[0].double().log_softmax(-1)
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral"])
+def case(request, tmp_path_factory):
+    """A model, and what transformers says of the prompts."""
+    folder, oracle = make_folder(request.param, tmp_path_factory.mktemp(request.param), eos_token_id=None)
+    options = {"dtype": torch.float32, "device": torch.device("cpu"), "attention_backend": "torch"}
+    model = load_model(folder, block_size=BLOCK_SIZE, **options)
+    return model, {tuple(prompt["prompt_token_ids"]): expected_of(oracle, prompt) for prompt in PROMPTS}, oracle
+
+
+def check_output(output, rows: torch.Tensor, num_top: int = 3) -> None:
+    """Logits agree with transformers' within 1e-4 (tests/model), so log-probabilities do within twice that."""
+    entries = output.prompt_logprobs
+    assert entries is not None
+    assert len(entries) == len(output.prompt_token_ids), f"{len(entries)} entries"
+    assert entries[0] is None
+    for position, (entry, row) in enumerate(zip(entries[1:], rows[:-1], strict=True), 1):
+        assert entry is not None, f"position {position}"
+        assert entry.token_id == output.prompt_token_ids[position], f"position {position}"
+        assert entry.logprob == pytest.approx(row[entry.token_id].item(), abs=2e-4), f"position {position}"
+        best = row.topk(num_top).values.tolist()
+        assert [x for _, x in entry.top] == pytest.approx(best, abs=2e-4), f"position {position}"
+        assert [row[i].item() for i, _ in entry.top] == pytest.approx(best, abs=2e-4), f"position {position}"
+
+
+def check_outputs(case, outputs) -> None:
+    for output in outputs:
+        assert [each.error for each in output.outputs] == [None] * len(output.outputs)
+        check_output(output, case[1][output.prompt_token_ids])
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16, 200])
+def test_in_chunks_of_any_size(case, chunk):
+    engine = make_engine(case[0], budget=chunk, max_num_seqs=min(chunk, 8))
+    check_outputs(case, run(engine, PROMPTS, PARAMS))
+
+
+def test_beside_requests_that_ask_for_nothing_and_for_other_numbers(case):
+    asked = [None, 3, 0, None, 5, 20, 1]
+    params = [replace(PARAMS, prompt_logprobs=number) for number in asked]
+    for prompt, number, output in zip(
+        PROMPTS, asked, run(make_engine(case[0], budget=16), PROMPTS, params), strict=True
+    ):
+        if number is None:
+            assert output.prompt_logprobs is None
+        else:
+            check_output(output, case[1][tuple(prompt["prompt_token_ids"])], number)
+
+
+@pytest.mark.parametrize("full_hit", ["recompute_block", "recompute_token"])
+def test_no_prefix_is_looked_up_and_all_are_published(case, full_hit):
+    engine = make_engine(case[0], budget=16)
+    engine._scheduler.cache.full_hit = full_hit
+    for _ in range(2):
+        outputs = run(engine, PROMPTS, PARAMS)
+        check_outputs(case, outputs)
+        assert [output.metrics.num_cached_tokens for output in outputs] == [0] * len(PROMPTS)
+    num_shared = [output.metrics.num_cached_tokens for output in run(engine, PROMPTS, GREEDY)]
+    assert num_shared[-1] == 40
+    assert engine.stats().cache.num_queries == len(PROMPTS), "who looks nothing up counts neither as hit nor as miss"
+
+
+def preempting(model, num_swap_blocks: int = 0, **options) -> Engine:
+    """Three decodes grow until there is no block left, while the prompt of a fourth is computed, bit by bit."""
+    engine = make_engine(model, num_blocks=20, budget=5, max_num_seqs=4, num_swap_blocks=num_swap_blocks, **options)
+    for i in range(3):
+        engine.add_request(f"long {i}", prompt_of(i, 1), replace(GREEDY, max_tokens=22))
+    engine.step()
+    engine.add_request("asking", PROMPTS[-1], PARAMS)
+    return engine
+
+
+@pytest.mark.parametrize("num_swap_blocks", [0, 32])
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_a_prompt_that_loses_its_blocks_half_way(case, num_swap_blocks, prefix_caching):
+    engine = preempting(case[0], num_swap_blocks, prefix_caching=prefix_caching)
+    (output,) = (each for each in finish(engine).values() if each.request_id == "asking")
+    check_outputs(case, [output])
+    begun = [(start, count) for step in engine.trace for name, _, start, count in step.chunks if name == "asking"]
+    lost = [step.step for step in engine.trace if ("asking", 0) in step.preempted]
+    assert lost, "it was to be preempted"
+    assert any(0 < start + count < LENGTHS[-1] for start, count in begun[: lost[0]])
+
+
+def test_once_for_all_completions(case):
+    engine = make_engine(case[0], num_blocks=40, budget=16, max_num_seqs=9)
+    outputs = run(engine, PROMPTS[4:], replace(PARAMS, n=3, max_tokens=20))
+    check_outputs(case, outputs)
+    assert sum(output.metrics.num_preemptions for output in outputs) > 0, "one of them was to compute its prompt again"
+    assert {len(output.outputs) for output in outputs} == {3}
+
+
+def test_tokens_stay_what_they_are(case):
+    plain = run(make_engine(case[0], budget=16), PROMPTS, replace(PARAMS, prompt_logprobs=None))
+    asking = run(make_engine(case[0], budget=16), PROMPTS, PARAMS)
+    assert [tokens_of(output) for output in asking] == [tokens_of(output) for output in plain]
+    assert {output.prompt_logprobs for output in plain} == {None}
+
+
+def test_few_logits_at_a_time(case):
+    model, _, oracle = case
+    prompts = [prompt_of(1, 100), prompt_of(2, 60)]
+    sizes, logits = [], model.logits
+    with patch.object(model, "logits", lambda hidden: sizes.append(len(hidden)) or logits(hidden)):
+        outputs = run(make_engine(model, budget=400), prompts, PARAMS)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        check_output(output, expected_of(oracle, prompt))
+    assert sizes[:4] == [SCORED_ROWS, SCORED_ROWS, 99 + 59 - 2 * SCORED_ROWS, 2]
+
+
+def test_as_far_as_they_are_computed(case):
+    engine = make_engine(case[0], budget=8)
+    engine.add_request("a", PROMPTS[-1], PARAMS)
+    engine.step()
+    output = engine.abort("a")
+    assert [each and each.token_id for each in output.prompt_logprobs] == [None, *output.prompt_token_ids[1:9]]
+    check_idle(engine)
+
+
+def test_an_error_in_the_model_is_the_request_s_own(case):
+    """The batch is computed again in halves, and what it has scored by then is not counted twice."""
+    engine = make_engine(case[0], budget=200)
+    broken, logits = [], case[0].logits
+
+    def fail_once(hidden):
+        if not broken:
+            broken.append(True)
+            raise RuntimeError("out of memory")
+        return logits(hidden)
+
+    with patch.object(case[0], "logits", fail_once):
+        check_outputs(case, run(engine, PROMPTS, PARAMS))
+
+
+def test_no_more_tokens_than_there_are():
+    scorer = PromptScorer([ScoredRows([1, 0], 20), ScoredRows([2], 1)])
+    for part in torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 1.0], [0.0, 0.0, 5.0]]).split([1, 2]):
+        scorer.take(part)
+    two, one = scorer.results()
+    assert [entry.token_id for entry in (*two, *one)] == [1, 0, 2]
+    assert [[i for i, _ in entry.top] for entry in (*two, *one)] == [[2, 1, 0], [0, 2, 1], [2]]
+    assert two[0].logprob == two[0].top[1][1]
+
+
+# -- mutants
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder, oracle = make_folder("llama", tmp_path_factory.mktemp("mutants"), eos_token_id=None)
+    options = {"dtype": torch.float32, "device": torch.device("cpu"), "attention_backend": "torch"}
+    return load_model(folder, block_size=BLOCK_SIZE, **options), expected_of(oracle, PROMPTS[-1])
+
+
+def check_all(llama, module=None) -> None:
+    """A prompt in chunks, found in the cache and preempted; with the classes that `module` has in place of ours."""
+    model, rows = llama
+    engine_class, runner_class = getattr(module, "Engine", Engine), getattr(module, "ModelRunner", ModelRunner)
+    with (
+        patch("tests.engine.engines.ModelRunner", runner_class),
+        patch("twophase.scheduling.scheduler.BlockLedger", getattr(module, "BlockLedger", BlockLedger)),
+    ):
+        engine = make_engine(model, budget=16, engine_class=engine_class)
+        run(engine, PROMPTS[-1:], ONE)
+        found, short, together = run(engine, [PROMPTS[-1], PROMPTS[0], PROMPTS[-1]], replace(ONE, prompt_logprobs=3))
+        asking = finish(preempting(model, engine_class=engine_class))["asking"]
+    for output in (found, together, asking):
+        assert output.outputs[0].error is None, output.outputs[0].error
+        check_output(output, rows)
+    assert short.prompt_logprobs == (None,)
+
+
+ENGINE, RUNNER = "twophase.engine.engine", "twophase.engine.runner"
+STATE, LEDGER = "twophase.engine.request_state", "twophase.scheduling.ledger"
+MUTANTS = [
+    ("a chunk begins with its own token", ENGINE, "first = chunk.start + 1", "first = chunk.start", None),
+    ("the last row of a chunk is left out", STATE, "max(0, min(num_tokens, num", "max(0, min(num_tokens - 1, num", ENGINE),
+    ("the last token's row too", STATE, "num_prompt_tokens - 1 - start))", "num_prompt_tokens - start))", ENGINE),
+    ("the first token has one", STATE, "state.prompt_logprobs = [None]", "state.prompt_logprobs = []", ENGINE),
+    ("a place too early", STATE, "self.prompt_logprobs[start + 1 :]", "self.prompt_logprobs[start:]", ENGINE),
+    ("a preempted prompt's twice", STATE, "self.prompt_logprobs[start + 1 :] =", "self.prompt_logprobs +=", ENGINE),
+    ("a row further", RUNNER, "range(start, start + chunk.num_scored)", "range(start + 1, start + 1 + chunk.num_scored)", None),
+    ("rows of the first chunk", RUNNER, "        start += len(chunk.token_ids)\n    for", "    for", None),
+    ("looked up", LEDGER, "sequence.lookup_ids", "sequence.token_ids", None),
+]  # fmt: skip
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(("name", "module", "old", "new", "through"), MUTANTS, ids=[each[0] for each in MUTANTS])
+def test_mutant_is_killed(name, module, old, new, through, llama):
+    KillTable.record(Mutant(name, module, old, new, through), lambda mutated: check_all(llama, mutated))
+
+
+def check_scorer(module) -> None:
+    """Two chunks' rows in slices that don't end where the chunks do."""
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(1))
+    scorer = module.PromptScorer([module.ScoredRows([3, 0], 2), module.ScoredRows([6, 1, 2], 0)])
+    for part in logits.split([3, 2]):
+        scorer.take(part)
+    one, two = scorer.results()
+    rows = logits.double().log_softmax(-1)
+    for entry, token_id, row in zip((*one, *two), (3, 0, 6, 1, 2), rows, strict=True):
+        assert (entry.token_id, entry.logprob) == (token_id, pytest.approx(row[token_id].item(), abs=1e-5))
+    assert [[i for i, _ in entry.top] for entry in (*one, *two)] == [*rows[:2].topk(2).indices.tolist(), [], [], []]
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("each slice begins anew", "self._num_taken += len(logits)", "pass"),
+        ("no normalisation", "logits.log_softmax(dim=-1)", "logits"),
+        ("as many as anybody wants", "top[: rows.num_top]", "top"),
+    ],
+)
+def test_scorer_mutant_is_killed(name, old, new):
+    KillTable.record(Mutant(name, "twophase.engine.prompt_logprobs", old, new), check_scorer)

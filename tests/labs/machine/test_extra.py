@@ -1,0 +1,91 @@
+"""Extra exercises: told apart wherever points are shown, and counted beside the grade, never in it."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.labs.demo import DEMO, LAB
+from twophase_labs.commands import labs
+from twophase_labs.machine.build import card, exercise_map
+from twophase_labs.machine.cards import verdict_card
+from twophase_labs.machine.grading.folder import Submission
+from twophase_labs.machine.grading.grade import Report, Result
+from twophase_labs.machine.grading.output import to_csv
+from twophase_labs.machine.grading.report import page, score
+from twophase_labs.machine.judge import Verdict
+from twophase_labs.machine.lab import Workbook
+
+EXTRA = ("1.2", "1.3")
+EXERCISES = {i: replace(e, is_extra=i in EXTRA) for i, e in LAB.exercises.items()}
+CORE_POINTS = sum(e.points for e in LAB.exercises.values() if e.id not in EXTRA)
+EXTRA_POINTS = sum(LAB.exercises[i].points for i in EXTRA)
+
+
+def report(**verdicts: str) -> Report:
+    """Verdicts by id with an underscore, `_1_2="passed"`; every other exercise failed."""
+    results = (
+        Result(e, Verdict(i, verdicts.get(f"_{i.replace('.', '_')}", "failed"), ""))  # type: ignore[arg-type]
+        for i, e in EXERCISES.items()
+    )
+    return Report("01_demo", Path("a.ipynb"), tuple(results), (), (), "", "", 1.0)
+
+
+@pytest.fixture
+def lab(monkeypatch):
+    monkeypatch.setitem(vars(LAB), "exercises", EXERCISES)
+    return LAB
+
+
+def test_core_and_extra_points_are_counted_apart():
+    graded = report(_1_1="passed", _1_2="passed", _1_3="not_run_here")
+    won, bonus = EXERCISES["1.1"].points, EXERCISES["1.2"].points
+    assert (graded.points, graded.max_points) == (won, CORE_POINTS)
+    assert (graded.extra_points, graded.max_extra_points) == (bonus, EXTRA_POINTS)
+    assert graded.points_not_run_here == 0, "what is extra is missed by nobody"
+    assert score(graded) == f"{won} of {CORE_POINTS} points, {bonus} of {EXTRA_POINTS} extra"
+
+
+def test_everything_that_prints_a_grade_tells_them_apart():
+    graded = report(_1_2="passed")
+    bonus = EXERCISES["1.2"].points
+    data = graded.to_json()
+    assert [e["id"] for e in data["exercises"] if e["is_extra"]] == list(EXTRA)
+    assert (data["points"], data["extra_points"], data["max_extra_points"]) == (0, bonus, EXTRA_POINTS)
+    submission = Submission("ann", Path("a.ipynb"), graded)
+    (row,) = csv.DictReader(io.StringIO(to_csv([submission])))
+    assert (row["points"], row["max_points"]) == ("0", str(CORE_POINTS))
+    assert (row["extra_points"], row["max_extra_points"]) == (str(bonus), str(EXTRA_POINTS))
+    (failed,) = csv.DictReader(io.StringIO(to_csv([Submission("bob", Path("b.ipynb"), None, "no notebook")])))
+    assert failed["error"] == "no notebook", "the columns of an ungraded notebook stay in place"
+    html = page([submission])
+    assert f"{bonus} of {EXTRA_POINTS} extra points" in html
+    assert html.count('<span class="dim">extra</span>') == len(EXTRA)
+
+
+def test_without_extras_nothing_speaks_of_them():
+    plain = replace(report(), results=tuple(r for r in report().results if not r.exercise.is_extra))
+    assert score(plain) == f"0 of {CORE_POINTS} points"
+    assert "extra" not in page([Submission("ann", Path("a.ipynb"), plain)]).partition("</style>")[2]
+
+
+def test_the_map_and_the_cards(lab):
+    lines = exercise_map(lab).splitlines()
+    assert [line.split(" | ")[0].strip("| ") for line in lines if "*(extra)*" in line] == list(EXTRA)
+    core, extra = (line.split("|")[4].strip(" *") for line in lines[-2:])
+    assert (core, extra) == (str(CORE_POINTS), str(EXTRA_POINTS))
+    one = EXERCISES["1.2"]
+    assert f"*{one.points} extra point" in card(one)
+    passed = verdict_card(one, Verdict("1.2", "passed", ""), 1)
+    assert passed.heading.endswith(f"passed, {one.worth}")
+
+
+def test_the_list_of_labs(lab, monkeypatch, capsys):
+    monkeypatch.setattr(Workbook, "find", lambda: DEMO)
+    monkeypatch.setitem(vars(DEMO), "labs", {"01": lab})
+    assert labs.main([]) == 0
+    printed = capsys.readouterr().out
+    assert f"{len(EXERCISES) - len(EXTRA)} exercises  {CORE_POINTS:3} points" in printed
+    assert printed.rstrip().endswith(f"and {len(EXTRA)} extra")

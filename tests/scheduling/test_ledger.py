@@ -1,0 +1,151 @@
+"""The block ledger: it alone moves blocks, and it says why a sequence stays out, for as long as that holds."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import twophase
+import twophase.cache.prefix_cache as prefix_cache
+from tests.scheduling.harness import Harness, make_request
+from tests.scheduling.test_failures import FaultyCache
+from twophase.cache.prefix_cache import block_digest, tokens_to_bytes
+from twophase.core.errors import PolicyError
+from twophase.scheduling.ledger import Refusal
+from twophase.scheduling.policies import ContinuousPolicy, PriorityPolicy, StaticPolicy, by_priority
+from twophase.scheduling.policy import Policy
+
+MOVES = {"open", "grow", "truncate", "restore", "publish", "fork", "close"}  # of CacheManager
+
+
+def test_no_other_file_moves_blocks():
+    package = Path(twophase.__file__).parent
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in MOVES and ast.unparse(node.value).endswith("cache"):
+                assert path.name == "ledger.py", f"{path}, line {node.lineno}: {ast.unparse(node)}"
+
+
+# Each time "a" runs and "b" waits. What keeps it out, and what has to happen so that it comes in.
+STAYS_OUT = {
+    "blocks": ({"num_blocks": 5}, make_request("b", 9, 2), Refusal.BLOCKS),
+    "the watermark": ({"num_blocks": 8, "watermark": 0.5}, make_request("b", 9, 2), Refusal.BLOCKS),
+    "seats": ({"max_num_seqs": 1}, make_request("b", 1, 2), Refusal.SEATS),
+    "seats of all completions": ({"max_num_seqs": 2}, make_request("b", 1, 2, n=2), Refusal.SEATS),
+    "the step's tokens": ({"policy": ContinuousPolicy()}, make_request("b", 8, 2), Refusal.BUDGET),
+    "whole prompts": ({"chunked": False}, make_request("b", 8, 2), Refusal.BUDGET),
+    "the policy's rule": ({"policy": StaticPolicy(1)}, make_request("b", 1, 2), Refusal.POLICY),
+}
+
+
+@pytest.mark.parametrize("why", STAYS_OUT)
+def test_a_refusal_has_its_reason_and_ends_with_it(why):
+    options, late, reason = STAYS_OUT[why]
+    harness = Harness(**{"budget": 8, "block_size": 4, "prefix_caching": False} | options)
+    harness.add(make_request("a", 8, 4))
+    harness.step()
+    assert harness.scheduler.refusal is None  # nothing waits
+    harness.add(late)
+    while ("a", 0) not in harness.ends:
+        harness.step()
+        assert harness.scheduler.refusal is reason
+    harness.step()
+    assert harness.scheduler.refusal is None
+    assert harness.log[-1][1] == "b"
+    harness.run().check_outputs()
+
+
+class Asking(Policy):
+    """Notes what a step says of each newcomer."""
+
+    def __init__(self, max_tokens) -> None:
+        self.max_tokens = max_tokens
+        self.said = []
+
+    def rank(self, sequence):
+        return by_priority(sequence)
+
+    def plan(self, step):
+        before = {sequence.request.request_id: step.refusal_of(sequence) for sequence in step.waiting}
+        assert set(before.values()) <= {Refusal.POLICY}, "nobody was asked yet"
+        for sequence in step.waiting:
+            if not step.admit(sequence, self.max_tokens):
+                self.said.append((sequence.request.request_id, step.refusal_of(sequence)))
+        for sequence in step.running:
+            if not sequence.is_decoding and sequence.num_computed_tokens:
+                step.prefill(sequence)
+            elif sequence.is_decoding:
+                step.decode(sequence)
+
+
+def test_each_newcomer_has_a_reason_of_its_own():
+    policy = Asking(6)
+    harness = Harness(policy=policy, budget=8, num_blocks=4, prefix_caching=False, max_num_seqs=3)
+    for request in (make_request("a", 6, 2), make_request("b", 12, 2), make_request("c", 1, 2, n=3)):
+        harness.add(request)
+    harness.add(make_request("d", 2, 1), make_request("e", 1, 1))
+    harness.schedule()
+    assert policy.said == [
+        ("b", Refusal.BLOCKS),
+        ("c", Refusal.SEATS),
+        ("e", Refusal.BUDGET),
+    ]
+
+
+def test_a_policy_that_allows_no_token_is_the_reason():
+    policy = Asking(0)
+    harness = Harness(policy=policy)
+    harness.add(make_request("a", 6, 2))
+    with pytest.raises(PolicyError, match=r"would hang\. .*reason: the policy did not ask for it"):
+        harness.schedule()
+    assert policy.said == [("a", Refusal.POLICY)]
+
+
+def test_what_is_preempted_stays_out_for_want_of_blocks():
+    policy = StaticPolicy(2)  # it does not ask for what it has let in once
+    harness = Harness(policy=policy, num_blocks=3, prefix_caching=False, reserve_growth=False)
+    harness.add(make_request("a", 4, 8), make_request("b", 4, 8))
+    while not harness.preempted:
+        harness.step()
+    assert harness.scheduler.refusal is Refusal.BLOCKS
+    harness.run().check_outputs()
+
+
+def test_a_fork_that_fails_half_way():
+    """Its siblings' blocks come back, whichever of them fails."""
+    for fail_at in range(3):
+        cache = FaultyCache(20, 4, operations=("fork",), fail_at=fail_at)
+        harness = Harness(cache=cache, policy=PriorityPolicy())
+        harness.add(make_request("a", 6, 4, n=4), make_request("b", 6, 4))
+        harness.run()
+        assert cache.calls[fail_at] == "fork"
+        assert {key[0] for key, (reason, _) in harness.ends.items() if reason == "error"} == {"a"}
+        harness.check_outputs(but=frozenset("a"))
+        assert harness.scheduler.ledger.num_seats_taken == 0
+
+
+def test_seats_come_back_from_what_never_forked():
+    harness = Harness(max_num_seqs=4, budget=4)
+    harness.add(make_request("a", 9, 4, n=4))
+    harness.step()
+    assert harness.scheduler.ledger.num_free_seats == 0
+    harness.take(harness.scheduler.abort("a"))
+    assert harness.scheduler.ledger.num_free_seats == 4
+
+
+def test_a_prompt_that_waits_is_hashed_once(monkeypatch):
+    """However often it is looked up in vain; and what it is when it grew by preemption is found all the same."""
+    hashed = []
+    monkeypatch.setattr(prefix_cache, "block_digest", lambda *args: hashed.append(args[1]) or block_digest(*args))
+    harness = Harness(num_blocks=12, max_num_seqs=8, budget=40)
+    harness.add(make_request("a", range(22), 9), make_request("b", 11, 9))
+    harness.step()
+    harness.add(make_request("c", [*range(16), *range(100, 110)], 9))
+    num_waiting = 0
+    while harness.scheduler.num_waiting:
+        harness.step()
+        num_waiting += harness.scheduler.refusal is Refusal.BLOCKS
+    assert num_waiting > 2
+    of_late = [tokens for tokens in hashed if tokens == tokens_to_bytes(range(100, 104))]
+    assert len(of_late) == 2, "looked up, and published"
+    harness.run().check_outputs()
