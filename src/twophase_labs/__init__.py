@@ -42,7 +42,8 @@ labsolutions). In markdown, a line `<!-- card 1.3 -->` becomes the exercise's ti
 or bare expression); a backquoted part blanks only that; `# BEGIN SOLUTION: what goes here` and `# END SOLUTION` fence
 lines in a function (see blanks.py). The learner reads `____("1.3", 1, "the row of the last position")`: inside a
 function it raises when reached, at a cell's top level it is a value that raises when used. A measuring cell works
-untouched if it says `greedy = use("1.3")`: the learner's function if it passes, else the reference, labelled.
+untouched if it says `greedy = use("1.3")`, under the learner's own name: the learner's function if it passes, else the
+reference, labelled.
 
 **Exercises** are `Exercise(...)` (exercise.py). Code and kernels have `checks`, properties tested in order; every
 property has its own hint, the one that fits when it is the first to fail:

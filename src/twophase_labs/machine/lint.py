@@ -38,7 +38,7 @@ def _cells(lab: Lab) -> list[str]:
             if CHECKS.search(name)
         ]
         try:
-            for name in top_level_names(cell.source):
+            for name in top_level_names(cell.source) - _handed_out(lab, cell.source):
                 defined.setdefault(name, []).append(index)
         except SyntaxError as error:
             found.append(f"{where}: not valid Python ({error})")
@@ -48,6 +48,19 @@ def _cells(lab: Lab) -> list[str]:
         for name, cells in defined.items()
         if name in wanted and len(cells) > 1
     ]
+
+
+def _handed_out(lab: Lab, source: str) -> set[str]:
+    """Names that `greedy = use("1.3")` binds again, as the exercise itself calls them."""
+    found: set[str] = set()
+    for node in ast.parse(source).body:
+        match node:
+            case ast.Assign(
+                targets=[target], value=ast.Call(func=ast.Name(id="use"), args=[ast.Constant(value=str(exercise))])
+            ) if exercise in lab.exercises:
+                bound = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+                found |= bound & set(lab.exercises[exercise].names)
+    return found
 
 
 def _imports(source: str) -> list[str]:

@@ -1,0 +1,71 @@
+"""The engine's source on the page is the live one, short enough to read; a lab may bind a learner's name again by use."""
+
+import inspect
+
+import pytest
+from nbformat.v4 import new_code_cell
+
+from twophase.engine.engine import Engine
+from twophase_kernels.paged_decode import paged_decode_kernel
+from twophase_labs.kit.open_engine import show_source
+from twophase_labs.machine import build, lint
+from twophase_labs.machine.lab import Workbook
+
+
+def test_shows_the_function_as_it_is():
+    excerpt = show_source(Engine.step)
+    assert excerpt.code.startswith("def step(self)")
+    assert excerpt.code.endswith("return outputs")
+    assert excerpt.code.split("\n") == inspect.cleandoc("\n" + inspect.getsource(Engine.step)).split("\n")
+    line = int(excerpt.where.rpartition(" ")[2])
+    source = inspect.getsource(inspect.getmodule(Engine)).split("\n")
+    assert excerpt.where.startswith("Engine.step, twophase/engine/engine.py")
+    assert "def step(" in source[line - 1]
+    assert f"```python\n{excerpt.code}\n```" in excerpt._repr_markdown_()
+    assert excerpt.code in repr(excerpt)
+
+
+def test_shows_a_part_of_a_kernel():
+    lines = show_source(paged_decode_kernel, last="q_ptr").code.split("\n")
+    assert lines[0].startswith("@triton.jit")
+    assert ["q_ptr" in line for line in lines] == [False] * (len(lines) - 1) + [True]
+    part = show_source(Engine.step, first="self._schedule", last="self._draft")
+    assert part.code.lstrip().startswith("plan, failed")
+    assert part.code.count("\n") == 4
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ({"first": "no such line"}, "no line .* has 'no such line'"),
+        ({"last": "def step", "first": "_draft"}, "no line"),
+    ],
+)
+def test_a_part_that_is_not_there_is_named(part, why):
+    with pytest.raises(ValueError, match=why):
+        show_source(Engine.step, **part)
+
+
+def test_too_long_for_a_cell():
+    with pytest.raises(ValueError, match=r"lines are too many to read in a cell \(30 at most\)"):
+        show_source(Engine)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_told"),
+    [
+        ('{name} = use("{id}")', False),
+        ('{name} = use("{other}")', True),
+        ("{name} = reference('{id}')", True),
+        ("{name} = 3", True),
+    ],
+)
+def test_only_use_may_bind_a_learners_name_again(line, is_told):
+    lab = Workbook.find().lab("1")
+    exercise, other = [e for e in lab.exercises.values() if e.kind == "code"][:2]
+    changed = type(lab)(lab.source, "twophase_labs")
+    changed.__dict__["notebook"] = build.solved_notebook(lab)
+    added = line.format(name=exercise.names[0], id=exercise.id, other=other.id)
+    changed.notebook.cells.append(new_code_cell(added))
+    told = [p for p in lint.problems(changed, build.learner_notebook(lab)) if f"define {exercise.names[0]}" in p]
+    assert bool(told) == is_told
