@@ -128,7 +128,7 @@ class Judge:
         if any(self.is_reference(exercise, name, namespace[name]) for name in exercise.names):
             return by_reference(exercise, NOT_YOURS)
         left = _blanks(exercise, namespace)
-        if left and len(left) >= self.num_blanks.get(exercise.id, 0):
+        if left and left.issuperset(range(1, self.num_blanks.get(exercise.id, 0) + 1)):
             return Verdict(exercise.id, "not_attempted", "not attempted yet", ("Every blank is still empty.",))
         for name in exercise.names:
             wanted = self.references.get(name)

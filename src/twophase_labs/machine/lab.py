@@ -111,6 +111,11 @@ class Lab:
             raise WorkbookError(f"lab {self.number} has two exercises of one id among {', '.join(ids)}")
         return {e.id: e for e in found}
 
+    @cached_property
+    def was(self) -> Mapping[str, str]:
+        """Today's ids by those of the first edition; empty unless this lab was renumbered."""
+        return {e.was: e.id for e in self.exercises.values() if e.was} if self.edition > 1 else {}
+
     @property
     def core(self) -> tuple[Exercise, ...]:
         """What the grade counts."""
