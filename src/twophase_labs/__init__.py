@@ -64,6 +64,10 @@ independent of the solution: a naive loop, arithmetic, transformers. Test behavi
 and is labelled.
 `needs=("cpu",)`, `("triton",)`, `("gpu",)`, `("model",)`; what is missing makes the exercise 'not run here'.
 
+An exercise is *open* if its one blank is the body of a function, all but the docstring. Its docstring names shapes or
+units and has two examples (`>>>`), which a test runs; the last of its three hints is a skeleton, several lines of code,
+shown as it stands. `was="1.18"` is an exercise's number in the first edition, whose notebooks are still graded.
+
 **Questions** have `question=Choice(...)`, `Matching(...)` or `Number(...)` (questions.py) and one name, a top-level
 `answer_1_2 = "b"  # SOLUTION: one letter`. `python -m twophase_labs.machine.questions 1.2 b` prints the seal to store.
 A prediction has kind 'prediction' and a `Number`; it earns its point when it is committed before the measurement, right
@@ -84,6 +88,7 @@ The machine (machine/), file by file
     checks.py                  what checks are made of
     lab.py, solved.py          a lab's source and exercises; its solved cells, run
     sections.py                a lab by its sections, and their minutes
+    second_edition.py          further rules for labs whose sections say their minutes
     judge.py, guard.py         one answer against its check; what it must not replace meanwhile
     session.py, cards.py       check, hint, reveal in a notebook; verdicts to look at
     progress.py                the learner's file beside the notebook
