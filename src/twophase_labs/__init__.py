@@ -19,7 +19,8 @@ load a model through a cached function of your lab's package, for the notebook's
 `exercise:1.3` (exactly one cell per exercise, and only it defines the exercise's names), `solution` (only in
 labsolutions). In markdown, a line `<!-- card 1.3 -->` becomes the exercise's title, points, minutes and size.
 `<!-- minutes: 14 -->` under a `## ` heading says how long the section takes, reading and thinking included, and
-`<!-- map -->` becomes the table of the sections (of the exercises, in a lab without minutes). No magics.
+`<!-- map -->` becomes the table of the sections (of the exercises, in a lab without minutes). `<!-- glossary -->`
+becomes the table of terms. No magics.
 
     # %% tags=["setup"]
     import torch
@@ -89,6 +90,7 @@ The machine (machine/), file by file
     lab.py, solved.py          a lab's source and exercises; its solved cells, run
     sections.py                a lab by its sections, and their minutes
     second_edition.py          further rules for labs whose sections say their minutes
+    glossary.py, wording.py    the terms of the course; other words for them, found in a lab's texts
     judge.py, guard.py         one answer against its check; what it must not replace meanwhile
     session.py, cards.py       check, hint, reveal in a notebook; verdicts to look at
     progress.py                the learner's file beside the notebook

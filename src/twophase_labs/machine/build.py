@@ -19,7 +19,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from twophase_labs.machine import lint, second_edition
+from twophase_labs.machine import glossary, lint, second_edition
 from twophase_labs.machine.blanks import SourceError
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.lab import PACKAGE, SOLUTION_TAG, Lab, Workbook, WorkbookError, exercise_of, tags
@@ -56,6 +56,8 @@ def _with_cards(markdown: str, lab: Lab) -> str:
             line = card(lab.exercise(words[1]), lab.is_open(words[1]))
         elif words == ["map"]:
             line = section_map(lab) if lab.edition > 1 else exercise_map(lab)
+        elif words == ["glossary"]:
+            line = glossary.as_markdown()
         elif words[:1] == ["minutes:"]:
             line = f"*{words[1]} minutes*"
         lines.append(line)

@@ -9,6 +9,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 
+from twophase_labs.machine import wording
 from twophase_labs.machine.exercise import MAX_HINTS, Exercise
 from twophase_labs.machine.lab import Lab
 from twophase_labs.machine.sections import Section
@@ -35,7 +36,7 @@ def problems(lab: Lab) -> list[str]:
     """What an author has to change, in words; none is good. Of the first edition's labs nothing is asked."""
     if lab.edition < 2:
         return []
-    found = [*_cells(lab), *_sections(lab), *_boxes(lab)]
+    found = [*_cells(lab), *_sections(lab), *_boxes(lab), *wording.problems(lab)]
     if lab.exercises:
         found += [*_numbers(lab), *(p for e in lab.exercises.values() if lab.is_open(e.id) for p in _open(lab, e))]
     return [f"{lab.source.name}: {problem}" for problem in found]

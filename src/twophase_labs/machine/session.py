@@ -148,7 +148,7 @@ def _committed(session: Session, exercise: Exercise, value: Any) -> Card:
     first, found = finite_number(entry.get("prediction")), finite_number(entry.get("measured"))
     lines = []
     if first is None:
-        lines.append(("written", f"{written:g}{_unit(exercise)}, after the measurement; guess before it next time"))
+        lines.append(("written", f"{written:g}{_unit(exercise)}, after the measurement; predict before it next time"))
     else:
         lines.append(("committed", f"{first:g}{_unit(exercise)}"))
         if first != written:

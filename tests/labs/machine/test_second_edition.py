@@ -109,7 +109,7 @@ BROKEN = {
     "no minutes": ("# <!-- minutes: 5 -->\n", "", "section '2. State' says no minutes"),
     "no takeaway": ("# **Takeaway.** Two steps.\n", "", "section '2. State' has no '**Takeaway.**"),
     "an empty takeaway": ("# **Takeaway.** Two steps.\n", "# **Takeaway.**\n", "has no '**Takeaway.**"),
-    "no link": ("[page](https://a.b/c)", "page", "links to no source"),
+    "no link": ("[source](https://a.b/c)", "source", "links to no source"),
     "an unknown link": ("https://a.b/c", "https://a.b/d", "https://a.b/d is not in SOURCES of tests.labs.renumbered"),
     "another box": ("**In production, 2026.**", "**In production.**", "a box begins"),
     "no shape": ("The mean up to each position, for x of shape [T].", "The mean.", "names no shape"),

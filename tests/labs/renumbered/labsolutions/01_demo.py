@@ -71,7 +71,7 @@ def centred(x):
 # **Takeaway.** One pass of 100 additions.
 #
 # > **In production, 2026.** A box of words
-# > with a [page](https://a.b/c).
+# > with a [source](https://a.b/c).
 #
 # ## 2. State
 # <!-- minutes: 5 -->
