@@ -42,12 +42,12 @@ class CourseMap:
     labs: tuple[LabProgress, ...]
 
     def __repr__(self) -> str:
-        rows = [HEADINGS, *((lab.title, *lab.cells()) for lab in self.labs)]
+        rows: list[tuple[str, ...]] = [HEADINGS, *((lab.title, *lab.cells()) for lab in self.labs)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
     def _repr_markdown_(self) -> str:
-        rows = [HEADINGS, ("---", "---:", "---:", "---:", "---")]
+        rows: list[tuple[str, ...]] = [HEADINGS, ("---", "---:", "---:", "---:", "---")]
         rows += [(f"[{lab.title}]({lab.name}.ipynb)", *lab.cells()) for lab in self.labs]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
