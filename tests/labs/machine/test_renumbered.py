@@ -11,8 +11,8 @@ from tests.labs.demo import LAB as BEFORE
 from tests.labs.renumbered import LAB, RENUMBERED
 from twophase_labs.machine.build import learner_notebook, solved_notebook, to_text
 from twophase_labs.machine.grading.folder import Submission
-from twophase_labs.machine.grading.locate import code_cells
 from twophase_labs.machine.grading.grade import Grader
+from twophase_labs.machine.grading.locate import code_cells
 from twophase_labs.machine.grading.report import page
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.progress import Progress, progress_path
