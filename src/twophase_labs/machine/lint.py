@@ -3,10 +3,9 @@
 import ast
 import re
 
-from nbformat import NotebookNode
-
 from twophase_labs.machine import blanks
 from twophase_labs.machine.lab import Lab, exercise_of
+from twophase_labs.machine.notebooks import NotebookNode
 
 CHECKS = re.compile(r"\bexercises\.|\banswers_\w+")  # hidden from answers, unless a notebook's cell has imported them
 SKIP = re.compile(r"#\s*NBVAL_(SKIP|IGNORE_OUTPUT)|#\s*PYTEST_VALIDATE_IGNORE")
