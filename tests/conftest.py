@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections import Counter
+from contextlib import nullcontext
 
 # Kernels are tested in Triton's interpreter where there is no GPU. The mode is fixed when triton is first imported.
 if "triton" not in sys.modules:
@@ -12,7 +13,7 @@ if "triton" not in sys.modules:
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from tests.enforced_types import enforce_types
+from tests.enforced_types import enforce_types, unchecked_types
 
 # Not of twophase_kernels: the hooks' decorators would stand between @triton.jit and the kernel's source.
 enforce_types("twophase", "twophase_tools", "twophase_labs")
@@ -53,6 +54,12 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="not run here: no CUDA device"))
         if "full" in item.keywords and not config.getoption("--full"):
             item.add_marker(pytest.mark.skip(reason="not run here: pass --full"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    with unchecked_types() if "unchecked_types" in item.keywords else nullcontext():
+        return (yield)
 
 
 def pytest_sessionfinish(session):

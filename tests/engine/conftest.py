@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.enforced_types import unchecked_types
 from tests.engine.engines import BLOCK_SIZE
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.conftest import smollm2_folder  # noqa: F401  (a fixture)
@@ -26,10 +25,3 @@ def tiny_model(tiny_folder):
     return load_model(
         tiny_folder, dtype=torch.float32, device=torch.device("cpu"), attention_backend="torch", block_size=BLOCK_SIZE
     )
-
-
-@pytest.fixture(scope="module")
-def as_users_call_it():
-    """Without the type checks that the tests add to every call: what is of a wrong type comes as far as it does for users."""
-    with unchecked_types():
-        yield

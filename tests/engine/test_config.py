@@ -15,7 +15,7 @@ from twophase.core.errors import ConfigError
 from twophase.core.speculative import SpeculativeConfig
 from twophase.scheduling.policies import PriorityPolicy
 
-pytestmark = pytest.mark.usefixtures("as_users_call_it")
+pytestmark = pytest.mark.unchecked_types
 
 NAMES = [field.name for field in fields(EngineConfig)]
 BAD = {

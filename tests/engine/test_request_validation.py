@@ -19,7 +19,7 @@ from twophase.engine import engine as engine_module
 from twophase.engine import prompts
 from twophase.scheduling.policies import DeadlinePolicy, DynamicPolicy, PriorityPolicy
 
-pytestmark = pytest.mark.usefixtures("as_users_call_it")
+pytestmark = pytest.mark.unchecked_types
 
 NAN, INF = math.nan, math.inf
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)

@@ -149,7 +149,7 @@ def test_penalised_tokens_do_not_depend_on_guesses(tiny_folder, llm):
     assert expected != generate(llm, **(params | {"frequency_penalty": 0.0}))
 
 
-@pytest.mark.usefixtures("as_users_call_it")
+@pytest.mark.unchecked_types
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
 def test_penalties_out_of_range(name):
     for value in (2.1, -2.1, float("nan"), "1", None):
@@ -175,7 +175,7 @@ def test_biases_by_hand():
     check_bias()
 
 
-@pytest.mark.usefixtures("as_users_call_it")
+@pytest.mark.unchecked_types
 def test_biases_of_any_kind_and_their_refusal(llm):
     kept = ((3, 1.5), (7, -2.0))
     assert SamplingParams(logit_bias={7: -2, 3: 1.5}).logit_bias == kept
@@ -259,7 +259,7 @@ def test_prompts_of_token_ids_as_they_are(llm):
         llm.generate([[]], params)
 
 
-@pytest.mark.usefixtures("as_users_call_it")
+@pytest.mark.unchecked_types
 def test_one_flat_list_is_no_prompt(llm):
     with pytest.raises(InvalidRequestError, match=r"a prompt is text or .* or a list of ids, got 40"):
         llm.generate([40, 41, 42])

@@ -1,6 +1,6 @@
 """What the tests run in two processes: generate, or lose one of them in the middle. Prints a line of JSON per rank.
 
-disaggregated_script.py FOLDER equal
+disaggregated_script.py FOLDER equal KV_CACHE_DTYPE...
 disaggregated_script.py FOLDER lose RANK SIGNAL
 """
 
@@ -59,9 +59,9 @@ def in_step(class_, method, number, action):
     setattr(class_, method, counted)
 
 
-def equal(folder):
+def equal(folder, kv_cache_dtypes):
     """Prompts together; with int8 one by one, in the same chunks: there a rounding error may tip a value over."""
-    for kv_cache_dtype in ("auto", "int8"):
+    for kv_cache_dtype in kv_cache_dtypes:
         options = {"num_kv_blocks": 80, "device": "cpu", "attention_backend": "torch", "kv_cache_dtype": kv_cache_dtype}
         chunks = {"max_num_batched_tokens": 64, "max_num_seqs": 64}
         batches = [TEXTS] if kv_cache_dtype == "auto" else [[text] for text in TEXTS]
@@ -100,6 +100,6 @@ def lose(folder, victim, number):
 if __name__ == "__main__":
     note_worker()
     if sys.argv[2] == "equal":
-        equal(sys.argv[1])
+        equal(sys.argv[1], sys.argv[3:])
     else:
         lose(sys.argv[1], int(sys.argv[3]), getattr(signal, sys.argv[4]))

@@ -41,9 +41,7 @@ def alone(batches, **options):
 
 
 def test_two_ranks_write_what_one_writes_with_the_default_model(smollm2_folder, tmp_path):
-    batches = [
-        [(prompt(1, 40, 49_000), greedy(12)), (prompt(2, 7, 49_000), greedy(12)), ([504, 3575, 282], greedy(12))]
-    ]
+    batches = [[(prompt(1, 40, 49_000), greedy(8)), (prompt(2, 7, 49_000), greedy(8)), ([504, 3575, 282], greedy(8))]]
     options = {"model": str(smollm2_folder), "num_kv_blocks": 16, "max_num_seqs": 4, "dtype": "float32"}
     _, got = share(tmp_path, 2, batches, checked=True, **options)
     llm, expected = alone(batches, **options)

@@ -15,14 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-import nbformat
-from nbclient import NotebookClient
-from nbformat import NotebookNode
-
 from twophase_labs.machine import glossary, lint, second_edition
 from twophase_labs.machine.blanks import SourceError
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.lab import PACKAGE, SOLUTION_TAG, Lab, Workbook, WorkbookError, exercise_of, tags
+from twophase_labs.machine.notebooks import NotebookNode, nbformat
 from twophase_labs.machine.progress import DIRECTORY_VARIABLE
 
 CELL_TIMEOUT_S = 180
@@ -109,6 +106,8 @@ def section_map(lab: Lab) -> str:
 
 def execute(notebook: NotebookNode, folder: Path, workbook: Workbook) -> NotebookNode:
     """A copy with the outputs of a run in a fresh kernel; raises nbclient's error at the first cell that fails."""
+    from nbclient import NotebookClient  # slow to import, and `--check` runs nothing
+
     executed = copy.deepcopy(notebook)
     client = NotebookClient(
         executed, timeout=CELL_TIMEOUT_S, record_timing=False, resources={"metadata": {"path": str(folder)}}

@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-import nbformat
-
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
+from twophase_labs.machine.notebooks import nbformat
 from twophase_labs.machine.second_edition import BOX
 from twophase_labs.machine.sections import Part, Section
 

@@ -13,14 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jupytext
-import nbformat
-from nbformat import NotebookNode
-
 from twophase.core.errors import TwophaseError
 from twophase_labs.machine import blanks
 from twophase_labs.machine.blanks import SourceError, Template
 from twophase_labs.machine.exercise import Bank, Exercise
+from twophase_labs.machine.notebooks import NotebookNode, jupytext, nbformat
 from twophase_labs.machine.sections import Section, sections
 
 METADATA = {

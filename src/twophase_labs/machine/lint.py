@@ -3,10 +3,9 @@
 import ast
 import re
 
-from nbformat import NotebookNode
-
 from twophase_labs.machine import blanks
 from twophase_labs.machine.lab import SETUP_TAG, Lab, exercise_of, tags
+from twophase_labs.machine.notebooks import NotebookNode
 
 CHECKS = re.compile(r"\bexercises\.|\banswers_\w+")  # hidden from answers, unless a notebook's cell has imported them
 SESSION_CALL = re.compile(r"^[^#\n]*\b(check|hint|measured|reference|reveal|use)\(", re.MULTILINE)

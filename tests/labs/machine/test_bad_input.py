@@ -1,7 +1,7 @@
 """What learners hand in: nothing of it scores, stops the grading of the rest, or goes without a reason.
 
 Each case is the solved notebook with the answer to 1.1 replaced. Exercise 1.3 uses 1.1, and is then checked with the
-reference in its place.
+reference in its place; 1.2 has nothing to do with it. A few cases have the answers to all the others too.
 """
 
 import json
@@ -103,17 +103,29 @@ HARMLESS = {
 }  # fmt: skip
 
 
-def cells_with(source, exercise="1.1"):
-    cells = code_cells(solved_notebook(LAB))
+FEW = ("1.1", "1.2", "1.3")
+
+
+def cells_with(source, exercise="1.1", exercises=FEW):
+    cells = [c for c in code_cells(solved_notebook(LAB)) if c.exercise is None or c.exercise in exercises]
     return [type(c)(c.number, source if c.exercise == exercise else c.source, c.exercise) for c in cells]
 
 
 def grade(grader, cells):
-    """The verdict on 1.1, after a look at those on the others."""
+    """The verdict on 1.1, after a look at those on the others that are answered."""
     verdicts = grader.judge(LAB, cells)
-    others = {i: v.verdict for i, v in verdicts.items() if i not in ("1.1", "1.7")}
+    answered = {c.exercise for c in cells} & verdicts.keys()
+    others = {i: v.verdict for i, v in verdicts.items() if i in answered and i not in ("1.1", "1.7")}
     assert set(others.values()) == {"passed"}, others
+    assert set(others) >= {"1.2", "1.3"}
     return verdicts["1.1"], verdicts["1.3"]
+
+
+@pytest.mark.parametrize("what", ["os._exit", "segmentation fault", "patches torch while running", "no function"])
+def test_a_bad_answer_and_all_the_others(grader, what):
+    source, verdict, _ = ANSWERS[what]
+    got, _ = grade(grader, cells_with(source, exercises=tuple(LAB.exercises)))
+    assert got.verdict == verdict
 
 
 # Each of these takes its exercise's whole time limit.
@@ -157,7 +169,7 @@ def test_the_worker_has_one_thread_when_it_forks(grader):
 
 
 def without(exercise):
-    return [c for c in code_cells(solved_notebook(LAB)) if c.exercise != exercise]
+    return [c for c in cells_with(RIGHT) if c.exercise != exercise]
 
 
 def test_a_deleted_cell_is_missing_and_can_be_restored(grader):
@@ -174,7 +186,7 @@ def test_a_renamed_function_is_missing(grader):
 
 
 def test_a_moved_cell_counts_wherever_it_is(grader):
-    cells = code_cells(solved_notebook(LAB))
+    cells = cells_with(RIGHT)
     (answer,) = [c for c in cells if c.exercise == "1.1"]
     for order in ([answer, *without("1.1")], [*without("1.1"), answer]):
         assert grade(grader, order)[0].passed
@@ -183,7 +195,7 @@ def test_a_moved_cell_counts_wherever_it_is(grader):
 
 
 def test_a_duplicated_cell(grader):
-    cells = code_cells(solved_notebook(LAB))
+    cells = cells_with(RIGHT)
     (answer,) = [c for c in cells if c.exercise == "1.1"]
     assert grade(grader, [*cells, answer])[0].passed
     other = type(answer)(99, "def running_mean(x):\n    return x\n", None)

@@ -1,12 +1,28 @@
 """`twophase bench speculative` and `--speculative`, as a user calls them."""
 
 import json
+import shutil
+
+import pytest
 
 from twophase_tools.cli.main import main
 
 
-def test_bench_reports_each_way_and_equal_tokens(smollm2_folder, capsys):
-    assert main(["bench", "speculative", "--model", str(smollm2_folder), "--quick", "--json"]) == 0
+@pytest.fixture
+def chat_folder(tiny_folder, tmp_path):
+    """The tiny model with room for the questions, and a template for its tokenizer."""
+    folder = shutil.copytree(tiny_folder, tmp_path / "chat")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+@pytest.mark.parametrize("model", ["chat_folder", pytest.param("smollm2_folder", marks=pytest.mark.full)])
+def test_bench_reports_each_way_and_equal_tokens(model, request, capsys):
+    folder = request.getfixturevalue(model)
+    assert main(["bench", "speculative", "--model", str(folder), "--quick", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     for result in report["results"]:
         assert [way["way"] for way in result["ways"]] == ["without", "always", "while it pays"]
