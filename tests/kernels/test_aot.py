@@ -112,6 +112,7 @@ print(json.dumps([[report.config, report.problems()] for report in reports]))
 """
 
 
+@pytest.mark.full
 def test_bad_tiles_are_noticed(tmp_path):
     """The negative control: tiles that spill, and a loop that is not pipelined, are reported as such."""
     problems = dict(run_compiling(NEGATIVE_CONTROL, tmp_path))
