@@ -20,7 +20,8 @@ print(f"writing 10 tokens: {1e3 * write_s:.1f} ms per token, {write_s / read_s:.
 
 # %% [markdown]
 # Same weights, same arithmetic. Why does a written token take so much longer than one that is read? Write your
-# explanation down before you go on; section 4 counts, section 6 measures again, and section 12 does so in a real engine.
+# explanation down before you go on; section 4 counts, section 6 measures again, and section 12 does so in a real
+# engine.
 #
 # Part of the difference is waste, and this lab removes it: you write the loop that generates text, count what it
 # computes again and again, and build the **KV cache** that ends the repetition. The rest is not waste. A cache has to
@@ -151,8 +152,8 @@ for at in (4, 8, 12):  # Paris, the second "capital", cheese
 # > log-probability of every prompt token; the default is `None`, nothing, because the whole `[T, V]` table of logits
 # > must then be computed and not only its last row
 # > ([sampling_params.py](https://github.com/vllm-project/vllm/blob/00388f6573ccfcffad607b8c9ecdf341a4669ceb/vllm/sampling_params.py)).
-# > For SmolLM2's 49,152 tokens and a prompt of 8,192 that table has 403 million elements, 1.6 GB in float32.
-# > This project's engine takes `prompt_logprobs` too, and computes the table 64 rows at a time.
+# > For SmolLM2's 49,152 tokens and a prompt of 8,192 that table has 403 million elements, 1.6 GB in float32. This
+# > project's engine takes `prompt_logprobs` too, and computes the table 64 rows at a time.
 
 # %% [markdown]
 # ## 2. Known text in one pass, unknown text in many
@@ -346,13 +347,12 @@ pictures.draw_steps({"your loop on SmolLM2": timed_model.elapsed_s}, first_lengt
 # **Takeaway.** 30 new tokens took 30 passes, over 8 tokens first and over 37 in the end.
 
 # %% [markdown]
-# > **In production, 2026.** Greedy is not what a server does unless told. vLLM's `SamplingParams` has
-# > `temperature=1.0`
+# > **In production, 2026.** Greedy is not what a server does unless told. vLLM's `SamplingParams` has `temperature=1.0`
 # > ([sampling_params.py](https://github.com/vllm-project/vllm/blob/00388f6573ccfcffad607b8c9ecdf341a4669ceb/vllm/sampling_params.py)),
 # > and `--generation-config auto`, the default, takes what the model's own `generation_config.json` says instead
 # > ([model.py](https://github.com/vllm-project/vllm/blob/0052a5b818980ce8a0477706aaf9f75bd5af72cd/vllm/config/model.py)).
-# > So the same request may be sampled differently for two models: for a comparison token for token set
-# > `temperature=0`, and do not rely on defaults. Nor is every engine's `max_tokens` large: vLLM's is 16.
+# > So the same request may be sampled differently for two models: for a comparison token for token set `temperature=0`,
+# > and do not rely on defaults. Nor is every engine's `max_tokens` large: vLLM's is 16.
 
 # %% [markdown]
 # ## 4. Counting the waste
@@ -425,8 +425,8 @@ for T in (10, 100, 1_000):
 # %% [markdown]
 # In formulas, from one token of prompt: without a cache $\sum_{t=1}^{T} t = T(T+1)/2$ positions, with one T, a ratio of
 # (T + 1) / 2 that has no upper end. One thing remains even with a cache: a new query still looks at *all* keys before
-# it. The pairs fall from about T³/6 to T²/2, not to T. A decode step still gets slower as the text grows; lab 3 measures
-# by how much.
+# it. The pairs fall from about T³/6 to T²/2, not to T. A decode step still gets slower as the text grows; lab 3
+# measures by how much.
 #
 # **Takeaway.** For 100 tokens the loop without a cache computes 50.5 times as many positions as one with it, and 34.0
 # times as many pairs.
@@ -506,7 +506,7 @@ def attend(q, k, v):
 check("1.5")
 
 # %% [markdown]
-# **First without a cache.** The whole model in four lines: every position is embedded, projected and attended to, in
+# **First without a cache.** The whole model in three lines: every position is embedded, projected and attended to, in
 # every pass.
 
 # %%
@@ -515,8 +515,8 @@ attend = use("1.5")
 
 def recompute(toy, ids):
     x = toy.embed(ids, start=0)
-    q, k, v = toy.project(x)
-    return toy.logits(x, attend(q, k, v))
+    attended = attend(*toy.project(x))
+    return toy.logits(x, attended)
 
 
 recompute(ToyModel(), torch.tensor([[3, 1, 4, 1, 5]])).shape
@@ -637,15 +637,15 @@ from functools import partial
 generate = use("1.7")
 
 
-def write_recomputing(toy, ids, num_new):
-    for _ in range(num_new):
+def write_recomputing(toy, ids, num_tokens):
+    for _ in range(num_tokens):
         chosen = recompute(toy, ids)[:, -1:].argmax(-1)
         ids = torch.cat([ids, chosen], dim=1)
     return ids
 
 
-def write_cached(toy, ids, num_new):
-    return generate(partial(step, toy), toy.empty_cache(len(ids)), ids, num_new)
+def write_cached(toy, ids, num_tokens):
+    return generate(partial(step, toy), toy.empty_cache(len(ids)), ids, num_tokens)
 
 
 print("same texts:", torch.equal(write_recomputing(toy, prompts, NEW), write_cached(toy, prompts, NEW)))
@@ -670,10 +670,10 @@ pictures.draw_steps({"without a cache": recomputing.elapsed_s, "with a cache": c
 
 # %% [markdown]
 # Without a cache every pass takes longer than the one before. With a cache, the first pass, the prompt's, takes as long
-# as it took before; after it a pass is short. A count of positions is a first estimate and no more. A pass over a single
-# token has little to multiply: it starts small operations, copies the cache (`torch.cat` makes a new one in each pass)
-# and reads it. That lowers the ratio. Large passes have another cost: their tables of scores no longer fit into the
-# processor's caches. That raises it.
+# as it took before; after it a pass is short. A count of positions is a first estimate and no more. A pass over a
+# single token has little to multiply: it starts small operations, copies the cache (`torch.cat` makes a new one in each
+# pass) and reads it. That lowers the ratio. Large passes have another cost: their tables of scores no longer fit into
+# the processor's caches. That raises it.
 
 # %% [markdown]
 # **By the clock.** Both loops are yours and equally bare, and the model is the small random one, which has no end
@@ -700,9 +700,9 @@ for T in (10, 30, 100, 300, 1_000):
 pictures.draw_growth(curves, fit_from=100)
 
 # %% [markdown]
-# With a cache the time grows about in proportion to T. Without one it heads for T² and does not get there at once: every
-# pass has a fixed cost (Python, many small operations to start) that dominates short texts. Costs that show only at
-# scale are common in this field, which is why this workbook counts first and measures second.
+# With a cache the time grows about in proportion to T. Without one it heads for T² and does not get there at once:
+# every pass has a fixed cost (Python, many small operations to start) that dominates short texts. Costs that show only
+# at scale are common in this field, which is why this workbook counts first and measures second.
 #
 # **Takeaway.** With a cache, 50 + 100 tokens take 149 positions instead of 9,950, and the text is the same.
 
@@ -785,11 +785,12 @@ for card, bytes_per_s in (("A100, 40 GB", 1.555e12), ("H100 SXM", 3.35e12)):
 # %% [markdown]
 # > **In production, 2026.** No engine decodes without this cache: vLLM's
 # > [CacheConfig](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py)
-# > has settings for its size, dtype and block size, and none to go without. By roofline, reading 16 GB of weights
-# > takes an H100 4.78 ms, for a prompt of 40 tokens as for one new token: a gap of 40 per token for one request alone.
-# > On an A100 a 13-billion model needs at least 1.67 s for 100 tokens, which is why such an answer takes about 2 s even
+# > has settings for its size, dtype and block size, and none to go without. By roofline, reading 16 GB of weights takes
+# > an H100 4.78 ms, for a prompt of 40 tokens as for one new token: a gap of 40 per token for one request alone. On an
+# > A100 a 13-billion model needs at least 1.67 s for 100 tokens, which is why such an answer takes about 2 s even
 # > there. Providers charge accordingly: in November 2026 OpenAI's output tokens cost four to eight times its input
-# > tokens ([price list, read by a third party](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md)).
+# > tokens ([price list, read by a third
+# > party](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md)).
 
 # %% [markdown]
 # ## 7. Bytes per token
@@ -926,8 +927,9 @@ show_source(sizes.kv_bytes_per_token)
 # > [SGLang](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md),
 # > stores K and V in the model's dtype, two bytes as a rule; `fp8_e4m3` halves your $b$. TensorRT-LLM's
 # > [KvCacheConfig](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html) has
-# > `dtype='auto'`. By roofline, reading the cache of one sequence of 8,192 tokens of the 70B-style model, 2.68 GB, takes
-# > an H100 0.80 ms in every decode step, beside 41.8 ms for 140 GB of weights on as many cards as it takes to hold them.
+# > `dtype='auto'`. By roofline, reading the cache of one sequence of 8,192 tokens of the 70B-style model, 2.68 GB,
+# > takes an H100 0.80 ms in every decode step, beside 41.8 ms for 140 GB of weights on as many cards as it takes to
+# > hold them.
 
 # %% [markdown]
 # ## 8. Fewer heads to remember
@@ -1001,8 +1003,8 @@ for name, kv_head in maps.items():
 from twophase_labs.autoregression.heads import merged_kv_heads
 
 text = (
-    "The lighthouse keeper climbed the stairs each evening before sunset. He trimmed the wick, filled the lamp with oil, "
-    "and wrote the weather in a book. On clear nights he could see the harbour of the next town."
+    "The lighthouse keeper climbed the stairs each evening before sunset. He trimmed the wick, filled the lamp with "
+    "oil, and wrote the weather in a book. On clear nights he could see the harbour of the next town."
 )
 text_ids = tokenizer(text, return_tensors="pt").input_ids[0]
 
@@ -1053,8 +1055,8 @@ draw_budgets(cards)
 plt.show()
 
 # %% [markdown]
-# 13 billion weights of two bytes are 26 GB, and 26 of 40 is the 65 % of that picture. How little its 30 % are for such a
-# model, the exercise will tell.
+# 13 billion weights of two bytes are 26 GB, and 26 of 40 is the 65 % of that picture. How little its 30 % are for such
+# a model, the exercise will tell.
 
 # %% tags=["setup"]
 GB, GIB = 10**9, 2**30
@@ -1098,10 +1100,10 @@ for share in (0.7, 0.9, 0.92):
     print(f"{share:.0%} of the card, 4 GB to work in: {requests_that_fit(80, 16, request_bytes, share, 4)} requests")
 
 # %% [markdown]
-# 128 requests are often printed for an 80 GB card, and that is 64 GiB divided by 512 MiB. A gigabyte is 7 % smaller than
-# a gibibyte; nine requests are lost in the difference. Vendors use both units, so ask the device:
-# `torch.cuda.mem_get_info()` counts bytes. A common rule is to give 70 % of the memory to the server and to reserve 30 %;
-# against 90 % it costs 29 of 96 requests, so engines measure what a step needs instead.
+# 128 requests are often printed for an 80 GB card, and that is 64 GiB divided by 512 MiB. A gigabyte is 7 % smaller
+# than a gibibyte; nine requests are lost in the difference. Vendors use both units, so ask the device:
+# `torch.cuda.mem_get_info()` counts bytes. A common rule is to give 70 % of the memory to the server and to reserve 30
+# %; against 90 % it costs 29 of 96 requests, so engines measure what a step needs instead.
 
 # %% [markdown]
 # ### From concurrency to throughput
@@ -1161,8 +1163,8 @@ show_source(num_blocks_that_fit, first="free_bytes =", last="return num_blocks")
 # > whole card: weights and a profiled step come off it, the cache gets the rest
 # > ([cache.py](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py)).
 # > SGLang's `--mem-fraction-static` is of the card too, for weights and cache together, and is chosen automatically
-# > unless given
-# > ([server arguments](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)).
+# > unless given ([server
+# > arguments](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)).
 # > TensorRT-LLM's `free_gpu_memory_fraction`, 0.9, is of what is free once the model is loaded
 # > ([KvCacheConfig](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html)), as this
 # > engine's `kv_memory_fraction` is.
@@ -1202,9 +1204,8 @@ arrivals = random_requests(40, seed=5)
 limits = [arrival.max_tokens for arrival in arrivals]
 unbounded = replay(arrivals, num_slots=10_000)
 print(f"limits of {min(limits)} to {max(limits)} tokens, {np.mean(limits):.0f} on average")
-print(
-    f"if nothing were rejected, at most {max(s.num_written for s in unbounded.snapshots)} tokens would be stored at once"
-)
+peak = max(snapshot.num_written for snapshot in unbounded.snapshots)
+print(f"if nothing were rejected, at most {peak} tokens would be stored at once")
 
 # %% [markdown]
 # <!-- card 1.12 -->
@@ -1267,8 +1268,8 @@ plt.show()
 # > ([cache.py](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py)),
 # > TensorRT-LLM in blocks of 32 (`tokens_per_block`,
 # > [KvCacheConfig](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html)), SGLang token
-# > by token (`--page-size 1`,
-# > [server arguments](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)).
+# > by token (`--page-size 1`, [server
+# > arguments](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)).
 # > With blocks a short `max_tokens` frees no memory: it only lets a server promise that a request will end. The vLLM
 # > paper measured what earlier engines lost to reservations (arXiv:2309.06180, figure 2).
 
@@ -1399,7 +1400,8 @@ for opening in ("Once upon a time", "The capital of France is", "My favourite fo
 #   likelier, above 1 all get more alike. ($T = 0$ would divide by zero; engines take it to mean *the likeliest*.)
 # - **Top-k** (arXiv:1805.04833) keeps the $k$ likeliest, whatever their probability, and what is exactly as likely as
 #   the $k$-th, so that the result does not depend on how a device sorts equals.
-# - **Min-p** (arXiv:2407.01082) keeps what is at least `share` times as likely as the likeliest: no counting, no sorting.
+# - **Min-p** (arXiv:2407.01082) keeps what is at least `share` times as likely as the likeliest: no counting, no
+#   sorting.
 
 
 # %%
@@ -1413,15 +1415,15 @@ def keep_top_k(logits, k):
 
 
 def keep_min_p(logits, share):
-    probs = logits.softmax(-1)
+    probs = torch.softmax(logits, -1)
     return logits.masked_fill(probs < share * probs.amax(-1, keepdim=True), -math.inf)
 
 
 # %% [markdown]
 # <!-- card 1.14 -->
 # The fourth is yours, and open. **Top-p**, or nucleus sampling (arXiv:1904.09751), keeps the smallest set of likeliest
-# tokens that holds at least the probability $p$: few where the model is sure, many where it is not. The token with which
-# the sum reaches $p$ belongs to the set.
+# tokens that holds at least the probability $p$: few where the model is sure, many where it is not. The token with
+# which the sum reaches $p$ belongs to the set.
 
 
 # %% tags=["exercise:1.14"]
@@ -1539,17 +1541,18 @@ for name, setting in settings.items():
 # **Play.** Other seeds, other settings; `temperature=0.01` is nearly greedy. How low must `p` be before the stories
 # of all seeds begin alike?
 #
-# **Takeaway.** Of 49,152 tokens, top-p 0.5 leaves TOPP for *My favourite food is*, top-k 5 leaves 5 and min-p 0.15 leaves
-# MINP: the same text, three ideas of how open it is.
+# **Takeaway.** Of 49,152 tokens, top-p 0.5 leaves TOPP for *My favourite food is*, top-k 5 leaves 5 and min-p 0.15
+# leaves MINP: the same text, three ideas of how open it is.
 
 # %% [markdown]
-# > **In production, 2026.** vLLM's own defaults change nothing: temperature 1, `top_p=1`, `top_k=0`, `min_p=0`, `seed=None`
+# > **In production, 2026.** vLLM's own defaults change nothing: temperature 1, `top_p=1`, `top_k=0`, `min_p=0`,
+# > `seed=None`
 # > ([sampling_params.py](https://github.com/vllm-project/vllm/blob/00388f6573ccfcffad607b8c9ecdf341a4669ceb/vllm/sampling_params.py)).
 # > A seed alone does not make an answer repeatable, because other batches add up in other orders: vLLM does not promise
 # > it by default ([reproducibility](https://docs.vllm.ai/en/latest/usage/reproducibility/)), and offers
 # > `VLLM_BATCH_INVARIANT=1`, in beta ([batch invariance](https://docs.vllm.ai/en/v0.32.0/features/batch_invariance/));
-# > SGLang has `--enable-deterministic-inference`
-# > ([server arguments](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)).
+# > SGLang has `--enable-deterministic-inference` ([server
+# > arguments](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)).
 # > By roofline, reading 49,152 float32 logits once takes an H100 0.06 µs per row, and a batch of 256 rows 15 µs.
 
 # %% [markdown]
@@ -1688,9 +1691,9 @@ check("1.16")
 # An engine's cache is full at all times, and requests wait outside. K and V are now stored in half the bytes; a step
 # takes as long as before. What happens?
 #
-# **a** twice as many tokens per second, and a request stays inside as long as before · **b** as many tokens per second, and a
-# request stays inside half as long · **c** as many tokens per second; only the queue gets shorter · **d** twice as many
-# tokens per second, and a request stays inside half as long
+# **a** twice as many tokens per second, and a request stays inside as long as before · **b** as many tokens per second,
+# and a request stays inside half as long · **c** as many tokens per second; only the queue gets shorter · **d** twice
+# as many tokens per second, and a request stays inside half as long
 
 # %% tags=["exercise:1.17"]
 answer_1_17 = "a"  # SOLUTION: one letter
@@ -1711,7 +1714,8 @@ answer_1_18 = "a"  # SOLUTION: one letter
 check("1.18")
 
 # %% [markdown]
-# **Checkpoint.** Tick what you could explain to a colleague without looking. What you can't, is a section to go back to.
+# **Checkpoint.** Tick what you could explain to a colleague without looking. What you can't, is a section to go back
+# to.
 #
 # - [ ] why a text's log-probability is a sum, and what the model's row of logits has to do with it (1)
 # - [ ] why training sees all positions at once and generation does not (2)
@@ -1724,7 +1728,7 @@ check("1.18")
 # - [ ] what temperature, top-k, top-p and min-p keep, and why a seed belongs to a request (11)
 
 # %% [markdown]
-# ## Troubleshooting, by symptom
+# ### Troubleshooting, by symptom
 #
 # | symptom | likely cause | section |
 # |---|---|---|
@@ -1738,7 +1742,7 @@ check("1.18")
 # | `nan` or an error while sampling | every token dropped: top-p without the token that reaches p | 11 |
 
 # %% [markdown]
-# ## What to read next
+# ### What to read next
 #
 # - Attention Is All You Need, arXiv:1706.03762: where K and V come from.
 # - Fast Transformer Decoding: One Write-Head is All You Need, arXiv:1911.02150: MQA, and the arithmetic of decoding.

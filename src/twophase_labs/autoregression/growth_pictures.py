@@ -1,4 +1,4 @@
-"""The pictures of lab 1's first half: what a text's probability is made of, how work grows with length, what is left."""
+"""The pictures of lab 1's first half: what a text's probability is made of, how work grows, what is left."""
 
 import math
 from collections.abc import Mapping, Sequence

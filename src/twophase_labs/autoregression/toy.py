@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -41,13 +41,21 @@ class ToyModel:
         return torch.zeros(batch_size, 0, self.width), torch.zeros(batch_size, 0, self.width)
 
 
-def count_up(ids: Int[Tensor, "B T"], **options: Any) -> Any:
+@dataclass
+class Counted:
+    """What `count_up` gives back."""
+
+    logits: Float[Tensor, "B T V"]
+    past_key_values: None = None
+
+
+def count_up(ids: Int[Tensor, "B T"], **options: Any) -> Counted:
     """Called like a transformers model, without its weights: after token n it predicts n + 1, of ten tokens.
 
     >>> count_up(torch.tensor([[3, 4]])).logits.argmax(-1)
     tensor([[4, 5]])
     """
-    return SimpleNamespace(logits=torch.nn.functional.one_hot((ids + 1) % 10, 10).float(), past_key_values=None)
+    return Counted(torch.nn.functional.one_hot((ids + 1) % 10, 10).float())
 
 
 def with_cache(model: Any) -> Callable[[Tensor, Any], tuple[Tensor, Any]]:

@@ -132,7 +132,7 @@ BANKS = {
             Wrong("sums in the order of the vocabulary", nucleus(ordered="probs"), rejected_by=BEST),
             Wrong("the unlikeliest first", nucleus(ordered="probs.sort(-1).values"), rejected_by=BEST),
             Wrong("sums logits", nucleus(ordered="logits.sort(-1, descending=True).values"), rejected_by=BEST),
-            Wrong("p as a threshold for each token", nucleus(result="drop(probs < p)"), rejected_by=BEST),
+            Wrong("p as a threshold for each token", nucleus(result="drop(probs < p)"), rejected_by=NUCLEUS),
             Wrong("zero instead of -inf", nucleus(result="logits.masked_fill(probs < lowest, 0.0)"), rejected_by=BEST),
             Wrong("gives back probabilities", nucleus(result="drop(probs < lowest).softmax(-1)"), rejected_by=BEST),
             Wrong("the mask in sorted order", nucleus(result="drop(before >= p)"), rejected_by=BEST),

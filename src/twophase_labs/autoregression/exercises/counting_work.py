@@ -71,9 +71,9 @@ EXERCISES = (
         hints=(
             "Write down the passes for 2 prompt tokens and 3 new ones: 2, 3 and 4 positions without a cache; "
             "and with one?",
-            "A pass over a text of `length` tokens computes the positions from `start` to `length` - 1. Without a cache "
-            "`start` is always 0; with one it is how long the text was in the pass before. The query at position p "
-            "looks at p + 1 keys.",
+            "A pass over a text of `length` tokens computes the positions from `start` to `length` - 1. Without a "
+            "cache `start` is always 0; with one it is how long the text was in the pass before. The query at "
+            "position p looks at p + 1 keys.",
             SKELETON,
         ),
         checks=(

@@ -14,8 +14,8 @@ EXERCISES = (
         objective="know what keys and values depend on",
         hints=(
             "What is a key computed from in the first layer? And in the second?",
-            "In the first layer a key comes from the embedding of its own token. In the second it comes from the output "
-            "of the first layer's attention.",
+            "In the first layer a key comes from the embedding of its own token. In the second it comes from the "
+            "output of the first layer's attention.",
         ),
         question=Matching(
             "abc",
