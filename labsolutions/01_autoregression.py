@@ -618,7 +618,7 @@ check("1.7")
 # %% [markdown]
 # **How much is it worth?** For such a model, a batch of 10,000, a prompt of 50 tokens and 100 new ones, 3.579580 s
 # without a cache and 0.163375 s with one have been reported for an NVIDIA T4. (We found no program to go with these
-# two numbers; so take them as a report.) The next cell has their ratio, and what your count says about it.
+# two numbers: take them as a report.) The next cell has their ratio, and what your count says about it.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -786,11 +786,12 @@ for card, bytes_per_s in (("A100, 40 GB", 1.555e12), ("H100 SXM", 3.35e12)):
 # > **In production, 2026.** No engine decodes without this cache: vLLM's
 # > [CacheConfig](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py)
 # > has settings for its size, dtype and block size, and none to go without. By roofline, reading 16 GB of weights takes
-# > an H100 4.78 ms, for a prompt of 40 tokens as for one new token: a gap of 40 per token for one request alone. On an
-# > A100 a 13-billion model needs at least 1.67 s for 100 tokens, which is why such an answer takes about 2 s even
-# > there. Providers charge accordingly: in November 2026 OpenAI's output tokens cost four to eight times its input
-# > tokens ([price list, read by a third
-# > party](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md)).
+# > an H100 4.78 ms, for a prompt of 40 tokens as for one new token: for a request alone, a gap of 40 per token. On an
+# > A100 a model of 13 billion weights needs at least 1.67 s for 100 tokens, so that "2 seconds for 100 tokens, even on an
+# > A100" is near the bound. Prices follow: in November 2026 OpenAI charged four to eight times as much for output tokens
+# > as for input tokens
+# > ([price list](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md),
+# > as read by a third party).
 
 # %% [markdown]
 # ## 7. Bytes per token
@@ -843,12 +844,14 @@ check("1.9")
 # and all their 40 heads keep keys and values: OPT-13B has 40 layers, and one with 32 is often used as an example.
 # The lengths are the windows that models are sold with: 8 K, 128 K, a million.
 
+# %% tags=["setup"]
+GB, GIB = 10**9, 2**30  # what a card's data sheet counts in, and what a computer counts in
+
 # %%
 import json
 
 from twophase_labs.autoregression.serving import open_engine
 
-GB, GIB = 10**9, 2**30  # what a card's data sheet counts in, and what a computer counts in
 llama = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
 MODELS = {
     "SmolLM2-135M": json.loads((open_engine().model_dir / "config.json").read_text()),
@@ -894,13 +897,14 @@ import matplotlib.pyplot as plt
 
 from twophase_labs.autoregression.memory_pictures import draw_budgets, draw_cache_growth
 
-draw_cache_growth(per_token, max_tokens=131_072)
+drawn = ("SmolLM2-135M", "Llama-3-8B", "70B-style", "OPT-13B")
+draw_cache_growth({name: per_token[name] for name in drawn}, max_tokens=131_072)
 plt.show()
 
 # %% [markdown]
 # The lines are straight and parallel: nothing but length counts, and a model's place is fixed by its layers and its
-# key/value heads. The number of weights is no guide: the 70B-style line lies *below* that of both older models, which
-# have a fraction of its weights. The next section says how that was done.
+# key/value heads. The number of weights is no guide: the 70B-style line lies *below* that of OPT-13B, which has a
+# fraction of its weights. The next section says how that was done.
 #
 # **Open the engine.** The engine computes the same in one line, and has one argument that yours has not:
 
@@ -927,9 +931,8 @@ show_source(sizes.kv_bytes_per_token)
 # > [SGLang](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md),
 # > stores K and V in the model's dtype, two bytes as a rule; `fp8_e4m3` halves your $b$. TensorRT-LLM's
 # > [KvCacheConfig](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html) has
-# > `dtype='auto'`. By roofline, reading the cache of one sequence of 8,192 tokens of the 70B-style model, 2.68 GB,
-# > takes an H100 0.80 ms in every decode step, beside 41.8 ms for 140 GB of weights on as many cards as it takes to
-# > hold them.
+# > `dtype='auto'`. By roofline, reading the 2.5 GiB of one sequence of 8,192 tokens of the 70B-style model takes an
+# > H100 0.80 ms in every decode step; 52 such sequences have as many bytes as the model's 140 GB of weights.
 
 # %% [markdown]
 # ## 8. Fewer heads to remember
@@ -1017,14 +1020,15 @@ for num_layers in (0, 1, 10, 30):
     print(f"one key/value head in {num_layers:2} of 30 layers: {bits:4.1f} bits per token")
 
 # %% [markdown]
-# Merged without further training, the model is ruined: 16 bits is what it costs to know nothing about 49,152 tokens.
+# Merged without further training, the model is ruined: to know nothing about 49,152 tokens costs $\log_2 49152 = 15.6$
+# bits.
 # A model must be *trained* with shared heads. The GQA paper starts from such a mean and trains on with 5 % of the
 # original compute; it reports that multi-query attention can lose quality, while grouped queries come close to MHA
 # ([abstract](https://arxiv.org/abs/2305.13245)). That is why the models of section 7 keep 3 of 9, 8 of 32 or 8 of 64
 # heads, and not one.
 #
 # **Takeaway.** Keeping 8 of 32 key/value heads takes a quarter of the bytes; merging the heads of a trained model
-# without training it again takes SmolLM2 from 5.1 to BITS bits per token.
+# without training it again takes SmolLM2 from 5.9 to 14.8 bits per token.
 
 # %% [markdown]
 # ## 9. A budget of memory
@@ -1057,9 +1061,6 @@ plt.show()
 # %% [markdown]
 # 13 billion weights of two bytes are 26 GB, and 26 of 40 is the 65 % of that picture. How little its 30 % are for such
 # a model, the exercise will tell.
-
-# %% tags=["setup"]
-GB, GIB = 10**9, 2**30
 
 # %% [markdown]
 # <!-- card 1.10 -->
@@ -1143,7 +1144,7 @@ print(f"{rate:.3f} requests/s x {stay_s:.3f} s each = {rate * stay_s:.2f} inside
 # %%
 from twophase.cache.kv_cache import num_blocks_that_fit
 
-show_source(num_blocks_that_fit, first="free_bytes =", last="return num_blocks")
+show_source(num_blocks_that_fit, first="free_bytes =", last="num_blocks =")
 
 # %% [markdown]
 # Your function subtracts the weights; this one does not. Where have they gone?
@@ -1541,8 +1542,8 @@ for name, setting in settings.items():
 # **Play.** Other seeds, other settings; `temperature=0.01` is nearly greedy. How low must `p` be before the stories
 # of all seeds begin alike?
 #
-# **Takeaway.** Of 49,152 tokens, top-p 0.5 leaves TOPP for *My favourite food is*, top-k 5 leaves 5 and min-p 0.15
-# leaves MINP: the same text, three ideas of how open it is.
+# **Takeaway.** Of 49,152 tokens, top-p 0.5 leaves 21 for *My favourite food is*, top-k 5 leaves 5 and min-p 0.15
+# leaves 11: the same text, three ideas of how open it is.
 
 # %% [markdown]
 # > **In production, 2026.** vLLM's own defaults change nothing: temperature 1, `top_p=1`, `top_k=0`, `min_p=0`,
@@ -1618,10 +1619,10 @@ print("token for token the same as transformers:", torch.equal(ours, theirs))
 from twophase import SamplingParams
 
 params = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.05, seed=7, max_tokens=24)
-(drawn,) = llm.generate([{"prompt_token_ids": prompt_tokens}], params, use_tqdm=False)[0].outputs
+(engines,) = llm.generate([{"prompt_token_ids": prompt_tokens}], params, use_tqdm=False)[0].outputs
 own = tell(7, temperature=0.8, k=50, p=0.9, share=0.05, max_tokens=24)
 print(tokenizer.decode(own))
-print("the same tokens as the engine's sampler:", list(drawn.token_ids) == own)
+print("the same tokens as the engine's sampler:", list(engines.token_ids) == own)
 
 # %% [markdown]
 # What your work changed: the time of each of these 30 passes, in the loop of section 3 and in the engine.
