@@ -787,9 +787,9 @@ for card, bytes_per_s in (("A100, 40 GB", 1.555e12), ("H100 SXM", 3.35e12)):
 # > [CacheConfig](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py)
 # > has settings for its size, dtype and block size, and none to go without. By roofline, reading 16 GB of weights takes
 # > an H100 4.78 ms, for a prompt of 40 tokens as for one new token: for a request alone, a gap of 40 per token. On an
-# > A100 a model of 13 billion weights needs at least 1.67 s for 100 tokens, so that "2 seconds for 100 tokens, even on an
-# > A100" is near the bound. Prices follow: in November 2026 OpenAI charged four to eight times as much for output tokens
-# > as for input tokens
+# > A100 a model of 13 billion weights needs at least 1.67 s for 100 tokens, so that "2 seconds for 100 tokens, even on
+# > an A100" is near the bound. Prices follow: in November 2026 OpenAI charged four to eight times as much for output
+# > tokens as for input tokens
 # > ([price list](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md),
 # > as read by a third party).
 
@@ -1271,7 +1271,7 @@ plt.show()
 # > [KvCacheConfig](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html)), SGLang token
 # > by token (`--page-size 1`, [server
 # > arguments](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)).
-# > With blocks a short `max_tokens` frees no memory: it only lets a server promise that a request will end. The vLLM
+# > With blocks a short `max_tokens` frees no memory: it only lets a server guarantee that a request will end. The vLLM
 # > paper measured what earlier engines lost to reservations (arXiv:2309.06180, figure 2).
 
 # %% [markdown]
@@ -1433,7 +1433,7 @@ def keep_top_p(logits, p):
 
     Args:
         logits: [rows, V]; not changed. Some may be -inf: probability 0.
-        p: In (0, 1]; 1 keeps every token.
+        p: In (0, 1]; 1 keeps every token, but for rounding.
 
     Returns:
         [rows, V] logits, -inf for what is dropped, so that softmax gives the kept tokens in their old proportions. The
@@ -1549,7 +1549,7 @@ for name, setting in settings.items():
 # > **In production, 2026.** vLLM's own defaults change nothing: temperature 1, `top_p=1`, `top_k=0`, `min_p=0`,
 # > `seed=None`
 # > ([sampling_params.py](https://github.com/vllm-project/vllm/blob/00388f6573ccfcffad607b8c9ecdf341a4669ceb/vllm/sampling_params.py)).
-# > A seed alone does not make an answer repeatable, because other batches add up in other orders: vLLM does not promise
+# > A seed alone does not make an answer repeatable, because other batches add up in other orders: vLLM does not guarantee
 # > it by default ([reproducibility](https://docs.vllm.ai/en/latest/usage/reproducibility/)), and offers
 # > `VLLM_BATCH_INVARIANT=1`, in beta ([batch invariance](https://docs.vllm.ai/en/v0.32.0/features/batch_invariance/));
 # > SGLang has `--enable-deterministic-inference` ([server

@@ -10,7 +10,7 @@ from twophase_labs.autoregression.toy import with_cache
 from twophase_labs.kit.models import smollm2
 from twophase_labs.kit.timing import Timed, seconds
 
-STORY = "Once upon a time there was a machine that could read a whole page at a glance, and then needed all evening "
+STORY = "Once upon a time there was a machine that could read a whole letter at a glance, and then needed all evening "
 NUM_READ, NUM_WRITTEN = 40, 10
 
 

@@ -43,7 +43,7 @@ SOURCES = (
         product="SGLang",
         version="main, commit 004813e",
         says="--kv-cache-dtype auto; --mem-fraction-static: for weights and K/V pool together, None unless given; "
-        "--page-size 1; --enable-deterministic-inference",
+        "`--page-size 1`; --enable-deterministic-inference",
     ),
     Source(
         url="https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html",

@@ -78,6 +78,9 @@ BANKS = {
             Wrong("one pass fewer", counting(lengths="range(num_prompt, num_prompt + num_new - 1)"), NO_TOKENS),
             Wrong("at most 20 passes", counting(lengths="range(num_prompt, num_prompt + min(num_new, 20))"), NO_TOKENS),
             Wrong(
+                "at most 256 passes", counting(lengths="range(num_prompt, num_prompt + min(num_new, 256))"), NO_TOKENS
+            ),
+            Wrong(
                 "the prompt comes for free",
                 counting(start="num_cached or num_prompt - 1 if cached else 0"),
                 WITH_TOKENS,

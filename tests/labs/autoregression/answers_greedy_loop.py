@@ -125,6 +125,10 @@ BANKS = {
                 "looks for the end token in the whole text", loop(ended="eos_id in ids"), "stops after the end token"
             ),
             Wrong("looks for it in front of the last", loop(ended="eos_id in ids[:-1]"), "stops after the end token"),
+            Wrong("end token 0 is none", loop(ended="eos_id and next_id == eos_id"), "does what its examples say"),
+            Wrong(
+                "at most 64 new tokens", loop(passes="range(min(num_new, 64))"), "matches transformers token for token"
+            ),
             Wrong("an end token of the prompt stops it", STOPS_AT_ONCE, "stops after the end token"),
             Wrong("in place", IN_PLACE, "leaves the prompt alone"),
         ),

@@ -54,6 +54,7 @@ CASES = (
     {"num_prompt": 5, "num_new": 0},
     {"num_prompt": 300, "num_new": 2},
     {"num_prompt": 70, "num_new": 150},
+    {"num_prompt": 1, "num_new": 400},
 )
 
 EXERCISES = (

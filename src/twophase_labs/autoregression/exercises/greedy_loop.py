@@ -72,15 +72,16 @@ def leaves_the_prompt_alone(answer: Any, draw: Draw) -> None:
 
 
 def does_what_its_examples_say(answer: Any, draw: Draw) -> None:
-    prompt = torch.tensor([3, 4])
-    for num_new, eos_id, expected in (
-        (2, 0, [3, 4, 5, 6]),
-        (8, 7, [3, 4, 5, 6, 7]),
-        (0, 7, [3, 4]),
-        (3, 4, [3, 4, 5, 6, 7]),
+    for prompt, num_new, eos_id, expected in (
+        ([3, 4], 2, 0, [3, 4, 5, 6]),
+        ([3, 4], 8, 7, [3, 4, 5, 6, 7]),
+        ([3, 4], 0, 7, [3, 4]),
+        ([3, 4], 3, 4, [3, 4, 5, 6, 7]),
+        ([8], 5, 0, [8, 9, 0]),
     ):
-        got = answer.greedy(count_up, prompt.clone(), num_new, eos_id)
-        what = f"greedy(count_up, tensor([3, 4]), {num_new}, eos_id={eos_id})"
+        got = answer.greedy(count_up, torch.tensor(prompt), num_new, eos_id)
+        what = f"greedy(count_up, tensor({prompt}), {num_new}, eos_id={eos_id})"
+        compare_shapes(got, torch.tensor(expected), what=what)
         compare(got, torch.tensor(expected), what=what, axes=("position",))
 
 
@@ -126,7 +127,7 @@ EXERCISES = (
                 "matches transformers token for token",
                 matches_transformers,
                 "What was chosen must be part of the text that the next pass reads.",
-                ({"length": 1, "num_new": 4}, {"length": 5, "num_new": 12}, {"length": 70, "num_new": 40}),
+                ({"length": 1, "num_new": 4}, {"length": 5, "num_new": 12}, {"length": 70, "num_new": 80}),
             ),
             Property(
                 "stops after the end token",

@@ -470,7 +470,7 @@ EXERCISES = (
             Property(
                 "calls it a stop when the last allowed token is one",
                 prefers_stop,
-                "The model had finished; 'length' would tell the user that the text is cut.",
+                "The model had finished; 'length' would tell the client that the text is cut.",
             ),
             Property("leaves the prompt alone", keeps_the_prompt, "`list(prompt_ids)` is a copy."),
         ),
