@@ -43,11 +43,10 @@ print(f"writing 10 tokens: {1e3 * write_s:.1f} ms per token, {write_s / read_s:.
 # <!-- map -->
 
 # %% [markdown]
-# **How it works.** Think first: a wrong prediction teaches more than a correct measurement. In some exercises you fill
-# blanks, `____(...)`; four of them are *open*: you write the whole function. Then run `check("1.3")`. If you are stuck,
-# `hint("1.3")` helps in up to three steps, the last one a skeleton, and `reveal("1.3")` shows a solution. You can leave
-# any exercise out: what follows then runs with the reference's answer, and says so. *Going further* is optional, and
-# counts as a bonus.
+# **How it works.** Think first: a wrong prediction teaches more than a correct measurement. Most code exercises have
+# blanks to fill, `____(...)`; four are *open*, and you write the whole function. Then run `check("1.3")`. If you are
+# stuck, `hint("1.3")` helps in up to three steps, and `reveal("1.3")` shows a solution. You can leave any exercise out:
+# what follows then runs with the reference's answer, and says so. *Going further* is optional, and counts as a bonus.
 
 # %% tags=["setup"]
 import math
@@ -1257,7 +1256,7 @@ plt.show()
 # %% [markdown]
 # Two kinds of waste, then. Slots that are held and empty: **internal fragmentation**. Slots that are free and of no
 # use, because no hole is long enough: **external fragmentation**. Tight limits cure the first, which is the point of a
-# shorter `max_tokens`, but nobody knows an answer's length in advance. The cure for both is the one that operating
+# shorter `max_tokens`, but an answer's length is not known in advance. The cure for both is the one that operating
 # systems found long ago: cut memory into equal *blocks*, give a sequence a block when its last one is full, and keep a
 # table of which block comes next. Lab 3 builds it.
 #
@@ -1355,18 +1354,18 @@ print(f"chi-square {chi_square:.1f} with {freedom} degrees of freedom; about {fr
 # %%
 from twophase.engine.philox import uniforms
 
-rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(6)).softmax(-1)  # three requests
+next_probs = torch.randn(3, 50, generator=torch.Generator().manual_seed(6)).softmax(-1)  # of three requests
 
 
 def one_generator(requests, num_steps=8):
     generator = torch.Generator().manual_seed(1)
-    return [torch.multinomial(rows[requests], 1, generator=generator)[0].item() for _ in range(num_steps)]
+    return [torch.multinomial(next_probs[requests], 1, generator=generator)[0].item() for _ in range(num_steps)]
 
 
 def own_seeds(requests, num_steps=8):
     seeds, first = [100 + request for request in requests], [0] * len(requests)
     numbers = [torch.from_numpy(uniforms(seeds, first, [at] * len(requests))) for at in range(num_steps)]
-    return [draw(rows[requests], u)[0].item() for u in numbers]
+    return [draw(next_probs[requests], u)[0].item() for u in numbers]
 
 
 # %%
@@ -1549,8 +1548,8 @@ for name, setting in settings.items():
 # > **In production, 2026.** vLLM's own defaults change nothing: temperature 1, `top_p=1`, `top_k=0`, `min_p=0`,
 # > `seed=None`
 # > ([sampling_params.py](https://github.com/vllm-project/vllm/blob/00388f6573ccfcffad607b8c9ecdf341a4669ceb/vllm/sampling_params.py)).
-# > A seed alone does not make an answer repeatable, because other batches add up in other orders: vLLM does not guarantee
-# > it by default ([reproducibility](https://docs.vllm.ai/en/latest/usage/reproducibility/)), and offers
+# > A seed alone does not make an answer repeatable, because other batches add up in other orders: vLLM does not
+# > guarantee it by default ([reproducibility](https://docs.vllm.ai/en/latest/usage/reproducibility/)), and offers
 # > `VLLM_BATCH_INVARIANT=1`, in beta ([batch invariance](https://docs.vllm.ai/en/v0.32.0/features/batch_invariance/));
 # > SGLang has `--enable-deterministic-inference` ([server
 # > arguments](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)).
@@ -1634,9 +1633,9 @@ pictures.draw_steps({"your greedy loop": timed_model.elapsed_s, "your generate, 
 # **The first cell once more**, 40 tokens read and 10 written, with your loop and your attention in the engine:
 
 # %%
-in_engine.elapsed_s.clear()
-generate(in_engine, engine_step.empty_cache(), story[None], 11)
-engine_read_s, engine_s = in_engine.elapsed_s[0] / len(story), median(in_engine.elapsed_s[1:])
+once_more = Timed(engine_step)
+generate(once_more, engine_step.empty_cache(), story[None], 11)
+engine_read_s, engine_s = once_more.elapsed_s[0] / len(story), median(once_more.elapsed_s[1:])
 pictures.draw_per_token(
     {"read, in the engine": engine_read_s, "written at first, no cache": write_s, "written now": engine_s}
 )
@@ -1651,8 +1650,7 @@ from twophase.engine.runner import ModelRunner
 show_source(ModelRunner.run, first="hidden = self._graphs", last="return self._logits")
 
 # %% [markdown]
-# `chunks` may belong to many sequences. Where is the cache in these lines, and how does it come that no `torch.cat` is
-# needed?
+# `chunks` may belong to many sequences. Where is the cache in these lines, and why is no `torch.cat` needed?
 #
 # <details><summary>Answer</summary>
 #

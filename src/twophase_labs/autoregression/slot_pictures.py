@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -66,7 +67,7 @@ def draw_replay(result: Replay, title: str) -> Figure:
     axes.set(xlabel="step", ylabel="slot")
     axes.set_title(title, loc="left")
     pale = 1 - UNWRITTEN * (1 - np.array(to_rgb(HOLDERS[0])))
-    meanings = {"holds a token": HOLDERS[0], "set aside, empty": pale, "free": EMPTY}
+    meanings: dict[str, Any] = {"holds a token": HOLDERS[0], "set aside, empty": pale, "free": EMPTY}
     patches = [Patch(facecolor=colour, edgecolor=LINE, label=name) for name, colour in meanings.items()]
     axes.legend(handles=patches, frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
     figure.tight_layout()
