@@ -325,6 +325,7 @@ EXERCISES = (
         lines=4,
         difficulty=2,
         objective="mask attention when there are fewer queries than keys",
+        time_limit_s=60,
         hints=(
             "Try queries of zero: all visible keys weigh the same, and the result is a mean you can check by hand.",
             "S keys stand at positions 0 to S - 1. The L queries are the last of these positions, not the first.",
@@ -379,6 +380,7 @@ EXERCISES = (
         difficulty=2,
         uses=("1.5",),
         objective="compute only what is new, and keep it",
+        time_limit_s=60,
         hints=(
             "Feed one token at a time and compare with one pass over all: from which position on do the logits differ?",
             "How many tokens are in the cache already? That is the position of the first new token.",
@@ -444,6 +446,7 @@ EXERCISES = (
         lines=6,
         difficulty=2,
         objective="split generation into one prefill and many decode steps",
+        time_limit_s=60,
         hints=(
             "What does the first pass have to read? And what is new to the model in the pass after it? Print the shape "
             "of what you feed: first [B, T], then [B, 1] each time.",
