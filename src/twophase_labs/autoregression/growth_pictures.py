@@ -1,4 +1,4 @@
-"""The pictures of lab 1's first half: what a text's probability is made of, and how work grows with length."""
+"""The pictures of lab 1's first half: what a text's probability is made of, how work grows, what is left."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,11 @@ def draw_surprises(tokens: Sequence[str], log_probs: Float[Tensor, " T"]) -> Fig
 
 
 def draw_dependence(changes: Float[Tensor, "T T"]) -> Figure:
-    """`changes[i, j]`: by how much the logits at position i change if token j is exchanged."""
+    """`changes[i, j]`: by how much the logits at position i change if token j is replaced."""
     figure, axes = _figure(1, width=5.2, height=4.4)
     _draw_cells(axes[0], changes > 0, "changes", "stays as it was, to the last bit")
-    axes[0].set(xlabel="token that was exchanged", ylabel="position whose logits we look at")
-    axes[0].set_title("Who depends on whom", loc="left")
+    axes[0].set(xlabel="token that was replaced", ylabel="position whose logits are compared")
+    axes[0].set_title("Which logits depend on which token", loc="left")
     return _done(figure)
 
 
@@ -91,11 +91,27 @@ def draw_steps(curves: Mapping[str, Sequence[float]], first_length: int) -> Figu
     for (name, elapsed_s), colour, (marker, _) in zip(curves.items(), COLOURS, STYLES, strict=False):
         lengths = range(first_length, first_length + len(elapsed_s))
         axes[0].plot(lengths, [s * 1e3 for s in elapsed_s], marker, markersize=4, color=colour, label=name)
-    axes[0].set(xlabel="tokens before this pass", ylabel="time of the pass (ms)")
+    axes[0].set(xlabel="tokens in the text before the pass", ylabel="time of the pass (ms)")
     axes[0].set_ylim(bottom=0)
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes[0].set_title("What the next token costs", loc="left")
+    axes[0].set_title("Time of each pass", loc="left")
     axes[0].legend(frameon=False)
+    return _done(figure)
+
+
+def draw_per_token(per_token_s: Mapping[str, float]) -> Figure:
+    """A bar per way of handling a token, in milliseconds; the first is the measure of the others."""
+    figure, axes = _figure(1, width=8, height=0.9 + 0.5 * len(per_token_s))
+    milliseconds = [1e3 * s for s in per_token_s.values()]
+    rows = range(len(milliseconds))
+    axes[0].barh(rows, milliseconds, 0.6, color=[COLOURS[min(row, 1)] for row in rows])
+    for row, value in enumerate(milliseconds):
+        times = "" if row == 0 else f", {value / milliseconds[0]:.1f} times as long"
+        axes[0].text(value, row, f" {value:.1f} ms{times}", va="center", color=INK)
+    axes[0].set(yticks=rows, yticklabels=list(per_token_s), xlabel="time per token (ms)")
+    axes[0].set_xlim(0, 1.45 * max(milliseconds))
+    axes[0].invert_yaxis()
+    axes[0].set_title("Time per token, read and written", loc="left")
     return _done(figure)
 
 

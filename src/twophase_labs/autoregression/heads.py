@@ -1,6 +1,7 @@
-"""The engine's attention with a head map of one's own."""
+"""SmolLM2 with other heads: a head map of one's own in the engine's attention, or key/value heads that are merged."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,3 +48,24 @@ class MappedHeads(AttentionBackend):
 
     def silu_mul(self, gate_up: Any) -> Any:
         return self._inner.silu_mul(gate_up)
+
+
+@contextmanager
+def merged_kv_heads(model: Any, num_layers: int) -> Iterator[None]:
+    """For a while, the first `num_layers` layers of a transformers Llama have one key/value head: the mean of all.
+
+    It is how a model is turned into one with multi-query attention (arXiv:2305.13245, section 2.1), before it is
+    trained further; here it is not.
+    """
+    replaced: list[tuple[Any, Tensor]] = []
+    for layer in model.model.layers[:num_layers]:
+        for projection in (layer.self_attn.k_proj, layer.self_attn.v_proj):
+            weight = projection.weight.data
+            replaced.append((projection, weight))
+            heads = weight.unflatten(0, (model.config.num_key_value_heads, -1))
+            projection.weight.data = heads.mean(0, keepdim=True).expand_as(heads).flatten(0, 1)
+    try:
+        yield
+    finally:
+        for projection, weight in replaced:
+            projection.weight.data = weight

@@ -23,25 +23,32 @@ def draw_cache_growth(bytes_per_token: Mapping[str, int], max_tokens: int) -> Fi
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel="tokens in the sequence", ylabel="K and V, GiB", xlim=(lengths[0], lengths[-1]))
+    axes.set(xlabel="tokens in the sequence", ylabel="K and V (GiB)", xlim=(lengths[0], lengths[-1]))
     axes.set_xticks(lengths, [f"{n:,}" for n in lengths], rotation=30)
+    axes.set_title("K and V of one sequence", loc="left")
     axes.grid(color=LINE, alpha=0.3)
     axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()
     return figure
 
 
-def draw_budget(parts_gb: Mapping[str, float], title: str) -> Figure:
-    """A card's memory as one bar, cut into parts."""
-    figure, axes = plt.subplots(figsize=(9, 1.7), facecolor="white")
-    left = 0.0
-    for index, (name, size) in enumerate(parts_gb.items()):
-        hatch = ("", "//", "..", "xx")[index % 4]
-        axes.barh(0, size, left=left, color=COLOURS[index], alpha=0.6, edgecolor="white", hatch=hatch)
-        axes.text(left + size / 2, 0.5, f"{name}\n{size:.4g} GB", ha="center", va="bottom", color=INK, fontsize=9)
-        left += size
-    axes.set(xlim=(0, left), ylim=(-0.45, 1.25), yticks=[], xlabel="GB (10⁹ bytes)")
-    axes.set_title(title, loc="left")
+def draw_budgets(cards: Mapping[str, Mapping[str, float]]) -> Figure:
+    """For each card a bar that is its memory, cut into parts of so many GB."""
+    figure, axes = plt.subplots(figsize=(9, 0.9 + 1.1 * len(cards)), facecolor="white")
+    for row, parts_gb in enumerate(cards.values()):
+        left, total = 0.0, sum(parts_gb.values())
+        for index, (name, size) in enumerate(parts_gb.items()):
+            share = 100 * size / total
+            hatch = ("", "//", "..", "xx")[index % 4]
+            axes.barh(row, share, 0.5, left=left, color=COLOURS[index], alpha=0.6, edgecolor="white", hatch=hatch)
+            text = f"{name}\n{size:.4g} GB, {share:.0f} %"
+            axes.text(left + share / 2, row - 0.3, text, ha="center", va="bottom", color=INK, fontsize=9)
+            left += share
+    axes.set(xlim=(0, 100), ylim=(-0.95, len(cards) - 0.6), xlabel="share of the card's memory (%)")
+    axes.set_yticks(range(len(cards)), list(cards))
+    axes.invert_yaxis()
+    axes.set_title("What fills a card", loc="left")
     axes.spines[["left", "right", "top"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
     figure.tight_layout()
     return figure

@@ -1,4 +1,4 @@
-"""The measurement of a cache that was published, made smaller; the notebook and the prediction's check share it."""
+"""The setting in which the toy model's cache is measured: a published one with a smaller batch."""
 
 import torch
 from torch import Tensor
@@ -9,6 +9,6 @@ BATCH, PROMPT, NEW = 64, 50, 100  # the published measurement has a batch of 10,
 
 
 def published_setting() -> tuple[ToyModel, Tensor]:
-    """The published measurement with a smaller batch."""
+    """The model, and a batch of random prompts."""
     generator = torch.Generator().manual_seed(0)
     return ToyModel(), torch.randint(0, 100, (BATCH, PROMPT), generator=generator)

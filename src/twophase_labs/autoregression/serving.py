@@ -1,21 +1,23 @@
-"""SmolLM2 in the engine, opened once: as `LLM`, with another head map, or one row of logits at a time."""
+"""SmolLM2 in the engine, opened once: as `LLM`, with another head map or attention, or one step at a time."""
 
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import final
+from typing import Any, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from twophase import LLM, SamplingParams
+from twophase.cache.block_table import BlockTable
 from twophase.cache.kv_cache import KVCache
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import ScheduledChunk
 from twophase.engine.runner import ModelRunner
 from twophase.model.llama import LlamaModel, attention_spec
 from twophase_labs.autoregression.heads import MappedHeads
+from twophase_labs.kit.own_attention import OwnAttention
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64
@@ -55,6 +57,66 @@ class NextLogits:
         )
         assert logits is not None
         return logits[0]
+
+
+@final
+class EngineStep:
+    """SmolLM2 in the engine's runner as `step(new_ids, cache)`; K and V stay in the engine's blocks.
+
+    The cache that it takes and returns is a sequence's block table; `empty_cache()` opens one, and closes the one
+    before. `new_ids` is [1, L]. Of the logits the runner computes the last row only, which is all that generation
+    asks for.
+
+    Args:
+        attend: What computes the attention of all layers: `attend(q [H, L, D], k [H, S, D], v [H, S, D])`, the queries
+            being the last L of S positions. None is the engine's own.
+
+    Attributes:
+        num_attended: How often `attend` was called.
+    """
+
+    def __init__(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None) -> None:
+        self.num_attended = 0
+        model, kv_spec = open_engine().model, open_engine().kv_cache.spec
+        if attend is not None:
+            own = OwnAttention(attention_spec(model.config), BLOCK_SIZE, prefill=self._prefill, decode=self._decode)
+            model = LlamaModel(model.config, model.weights, own, NUM_BLOCKS * BLOCK_SIZE)
+        self._attend = attend
+        self._runner = ModelRunner(model, KVCache(kv_spec, NUM_BLOCKS, model.device), NUM_BLOCKS * BLOCK_SIZE)
+        self._blocks = CacheManager(NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=False)
+        self._table: BlockTable | None = None
+
+    def empty_cache(self) -> BlockTable:
+        if self._table is not None:
+            self._blocks.close(self._table)
+        self._table = self._blocks.open([])
+        return self._table
+
+    def __call__(self, new_ids: Int[Tensor, "1 L"], table: BlockTable) -> tuple[Float[Tensor, "1 1 V"], BlockTable]:
+        start = table.num_tokens
+        self._blocks.grow(table, start + new_ids.shape[1])
+        token_ids, block_ids = tuple(new_ids[0].tolist()), tuple(table.block_ids)
+        chunk = ScheduledChunk(seq_id=0, token_ids=token_ids, start=start, block_ids=block_ids, num_samples=1)
+        logits = self._runner.run([chunk])
+        assert logits is not None
+        return logits[None], table
+
+    def _prefill(self, q: Tensor, k: Tensor, v: Tensor, tables: Tensor, lens: Tensor, cuts: Tensor, _: Any) -> Tensor:
+        """Each sequence's K and V out of its blocks, a K/V head for every query head, and `attend` over them."""
+        assert self._attend is not None
+        out = torch.empty_like(q)
+        for table, num_keys, start, end in zip(tables, lens.tolist(), cuts.tolist(), cuts[1:].tolist(), strict=False):
+            blocks = table[: -(-num_keys // BLOCK_SIZE)].long()
+            keys, values = (
+                cache[blocks].transpose(0, 1).flatten(1, 2)[:, :num_keys].repeat_interleave(q.shape[1] // k.shape[1], 0)
+                for cache in (k, v)
+            )
+            out[start:end] = self._attend(q[start:end].transpose(0, 1), keys, values).transpose(0, 1)
+            self.num_attended += 1
+        return out
+
+    def _decode(self, q: Tensor, k: Tensor, v: Tensor, tables: Tensor, lens: Tensor, scale: float) -> Tensor:
+        return self._prefill(q, k, v, tables, lens, torch.arange(len(q) + 1), scale)
 
 
 def model_with_heads(kv_head_of: Callable[[int, int, int], int]) -> LlamaModel:

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
 from twophase_labs.autoregression.arrivals import Replay, Snapshot
 from twophase_labs.machine.pictures import COLOURS, EMPTY, INK, LINE
@@ -65,5 +66,9 @@ def draw_replay(result: Replay, title: str) -> Figure:
     axes.imshow(image, aspect="auto", interpolation="nearest", origin="lower")
     axes.set(xlabel="step", ylabel="slot")
     axes.set_title(title, loc="left")
+    pale = 1 - UNWRITTEN * (1 - np.array(to_rgb(HOLDERS[0])))
+    meanings: dict[str, Any] = {"holds a token": HOLDERS[0], "set aside, empty": pale, "free": EMPTY}
+    patches = [Patch(facecolor=colour, edgecolor=LINE, label=name) for name, colour in meanings.items()]
+    axes.legend(handles=patches, frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     return figure

@@ -1,34 +1,28 @@
-"""A language model of one attention block, small enough to see through, and what a cache saves it."""
+"""A language model of one attention block, small enough to read whole; and a model whose every answer is known."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from twophase_labs.kit.timing import seconds
-
 KeysValues = tuple[Float[Tensor, "B S D"], Float[Tensor, "B S D"]]
 
 
 class ToyModel:
-    """Token and position embeddings, one attention head with a residual connection, a read-out. Random weights.
-
-    Attributes:
-        num_projected: Tokens whose queries, keys and values were computed so far; only `project` changes it.
-    """
+    """Token and position embeddings, one attention head with a residual connection, a read-out; random weights."""
 
     def __init__(self, seed: int = 0, width: int = 32, vocab_size: int = 100, num_positions: int = 2048) -> None:
-        generator = torch.Generator().manual_seed(seed)
-
-        def random(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator)
-
+        random = partial(torch.randn, generator=torch.Generator().manual_seed(seed))
         self.width = width
+        self.num_projected = 0  # tokens whose queries, keys and values were computed so far
         self.tokens, self.positions = random(vocab_size, width), random(num_positions, width)
         self.w_q, self.w_k, self.w_v, self.w_o = (random(width, width) / math.sqrt(width) for _ in range(4))
         self.w_out = random(width, vocab_size)
-        self.num_projected = 0
 
     def embed(self, ids: Int[Tensor, "B L"], start: int) -> Float[Tensor, "B L D"]:
         """Token embeddings plus the embeddings of positions start, start + 1, ..."""
@@ -44,28 +38,31 @@ class ToyModel:
         return (x + attended @ self.w_o) @ self.w_out
 
     def empty_cache(self, batch_size: int) -> KeysValues:
-        """Keys and values of no token yet, each [B, 0, D]."""
         return torch.zeros(batch_size, 0, self.width), torch.zeros(batch_size, 0, self.width)
 
 
-def speed_up(toy: ToyModel, prompt: Int[Tensor, "B T"], num_new: int) -> float:
-    """How many times faster this machine writes `num_new` tokens with a cache than without."""
-    without_s = seconds(lambda: _write(toy, prompt, num_new, cached=False), repeats=2)
-    return without_s / seconds(lambda: _write(toy, prompt, num_new, cached=True), repeats=5)
+@dataclass
+class Counted:
+    """What `count_up` gives back."""
+
+    logits: Float[Tensor, "B T V"]
+    past_key_values: None = None
 
 
-def _write(toy: ToyModel, ids: Tensor, num_new: int, cached: bool) -> Tensor:
-    """Greedy generation into tensors of the final size; the exercises build the same with growing ones."""
-    batch_size, num_prompt = ids.shape
-    ids = torch.cat([ids, ids.new_zeros(batch_size, num_new)], dim=1)
-    keys, values = (torch.zeros(*ids.shape, toy.width) for _ in range(2))
-    start = 0
-    for end in range(num_prompt, num_prompt + num_new):
-        x = toy.embed(ids[:, start:end], start)
-        q, keys[:, start:end], values[:, start:end] = toy.project(x)
-        scores = q @ keys[:, :end].mT / math.sqrt(toy.width)
-        future = torch.ones(end - start, end, dtype=torch.bool).triu(start + 1)
-        attended = scores.masked_fill(future, -math.inf).softmax(-1) @ values[:, :end]
-        ids[:, end] = toy.logits(x, attended)[:, -1].argmax(-1)
-        start = end if cached else 0
-    return ids
+def count_up(ids: Int[Tensor, "B T"], **options: Any) -> Counted:
+    """Called like a transformers model, without its weights: after token n it predicts n + 1, of ten tokens.
+
+    >>> count_up(torch.tensor([[3, 4]])).logits.argmax(-1)
+    tensor([[4, 5]])
+    """
+    return Counted(torch.nn.functional.one_hot((ids + 1) % 10, 10).float())
+
+
+def with_cache(model: Any) -> Callable[[Tensor, Any], tuple[Tensor, Any]]:
+    """A transformers model as `step(new_ids, cache)`; the cache is transformers' own, and None is the empty one."""
+
+    def step(new_ids: Int[Tensor, "B L"], cache: Any) -> tuple[Float[Tensor, "B L V"], Any]:
+        output = model(new_ids, past_key_values=cache, use_cache=True)
+        return output.logits, output.past_key_values
+
+    return step

@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 1.6 to 1.8."""
+"""Answers that prove the checks of exercises 1.5 to 1.7."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -90,53 +90,103 @@ def step(toy, new_ids, cache):
     cache[0].zero_()
     return logits, (k, v)
 """
-FORGETS_THE_CACHE = """
-def generate(toy, prompt, num_new):
-    ids, cache, new = prompt, toy.empty_cache(len(prompt)), prompt
+
+
+def generating(
+    read: str = "new",
+    choose: str = "logits[:, -1:].argmax(-1)",
+    append: str = "torch.cat([ids, new], dim=1)",
+    kept: str = "cache",
+    passes: str = "range(num_new)",
+    after: str = "",
+) -> str:
+    """A whole answer to 1.7 with one of its expressions replaced."""
+    return f"""
+def generate(step, cache, prompt, num_new):
+    ids = new = prompt
+    empty = cache
+    for _ in {passes}:
+        logits, {kept} = step({read}, cache)
+        new = {choose}
+        ids = {append}
+        {after}
+    return ids
+"""
+
+
+KEEPS_ITS_CACHE = """
+_kept = []
+def generate(step, cache, prompt, num_new):
+    if not _kept:
+        _kept.append(cache)
+    ids = new = prompt
     for _ in range(num_new):
-        logits, _ = step(toy, new, cache)
+        logits, _kept[0] = step(new, _kept[0])
         new = logits[:, -1:].argmax(-1)
         ids = torch.cat([ids, new], dim=1)
     return ids
 """
-NO_CACHE = """
-def generate(toy, prompt, num_new):
+LOOKS_INTO_THE_CACHE = """
+def generate(step, cache, prompt, num_new):
     ids = prompt
     for _ in range(num_new):
-        logits, _ = step(toy, ids, toy.empty_cache(len(prompt)))
+        logits, cache = step(ids[:, cache.shape[1] :], cache)
         ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
     return ids
 """
+RETURNS_NOTHING_NEW = """
+def generate(step, cache, prompt, num_new):
+    ids = new = prompt
+    for _ in range(num_new):
+        logits, cache = step(new, cache)
+        new = logits[:, -1:].argmax(-1)
+        ids = torch.cat([ids, new], dim=1)
+    return ids[:, prompt.shape[1]:]
+"""
 A_LIST = """
-def generate(toy, prompt, num_new):
-    pieces, cache = [prompt], toy.empty_cache(prompt.shape[0])
+def generate(step, cache, prompt, num_new):
+    pieces = [prompt]
     while len(pieces) <= num_new:
-        logits, cache = step(toy, pieces[-1], cache)
+        logits, cache = step(pieces[-1], cache)
         pieces.append(logits[:, -1].argmax(-1)[:, None])
     return torch.cat(pieces, dim=1)
 """
 PROMPT_TOKEN_BY_TOKEN = """
-def generate(toy, prompt, num_new):
-    ids, cache = prompt.clone(), toy.empty_cache(len(prompt))
-    for at in range(prompt.shape[1] + num_new - 1):
-        logits, cache = step(toy, ids[:, at : at + 1], cache)
+def generate(step, cache, prompt, num_new):
+    ids = prompt.clone()
+    for at in range(prompt.shape[1] + num_new - 1 if num_new else 0):
+        logits, cache = step(ids[:, at : at + 1], cache)
         if at >= prompt.shape[1] - 1:
-            ids = torch.cat([ids, logits.argmax(-1)], dim=1)
+            ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
     return ids
 """
-IN_PLACE = """
-def generate(toy, prompt, num_new):
-    ids, cache, new = prompt.clone(), toy.empty_cache(len(prompt)), prompt
+INTO_ONE_TENSOR = """
+def generate(step, cache, prompt, num_new):
+    batch, length = prompt.shape
+    ids = torch.zeros(batch, length + num_new, dtype=prompt.dtype)
+    ids[:, :length] = prompt
+    read = 0
+    for at in range(length, length + num_new):
+        logits, cache = step(ids[:, read:at], cache)
+        ids[:, at] = logits[:, -1].argmax(dim=-1)
+        read = at
+    return ids
+"""
+READS_THE_LAST_TOKEN_TOO = """
+def generate(step, cache, prompt, num_new):
+    if num_new == 0:
+        return prompt
+    ids = prompt
+    logits, cache = step(prompt, cache)
     for _ in range(num_new):
-        logits, cache = step(toy, new, cache)
-        new = logits[:, -1:].argmax(-1)
+        new = logits[:, -1].argmax(-1, keepdim=True)
         ids = torch.cat([ids, new], dim=1)
-    prompt[:, -1] = new[:, 0]
+        logits, cache = step(new, cache)
     return ids
 """
 
 BANKS = {
-    "1.6": Bank(
+    "1.5": Bank(
         wrong=(
             Wrong("returns nothing", RETURNS_NOTHING, "returns one vector per query"),
             Wrong("softmax over the queries", {4: "scores.softmax(1)"}, "averages the values"),
@@ -158,7 +208,7 @@ BANKS = {
             Right("positions by counting on", {2: "S - L + torch.arange(L)"}),
         ),
     ),
-    "1.7": Bank(
+    "1.6": Bank(
         wrong=(
             Wrong("appends nothing", {3: "new_k", 4: "new_v"}, "caches every token"),
             Wrong("appends keys only", KEYS_ONLY, "caches every token"),
@@ -184,25 +234,41 @@ BANKS = {
             Right("counts on the values", {1: "old_v.size(1)"}),
         ),
     ),
-    "1.8": Bank(
+    "1.7": Bank(
         wrong=(
-            Wrong("feeds everything again", {1: "ids"}, "writes what recomputing writes"),
-            Wrong("feeds the prompt in every turn", {1: "prompt"}, "writes what recomputing writes"),
-            Wrong("feeds only the prompt's last token", {1: "ids[:, -1:]"}, "writes what recomputing writes"),
-            Wrong("chooses from every row", {2: "logits.argmax(-1)"}, "continues the prompt"),
-            Wrong("chooses from the first row", {2: "logits[:, :1].argmax(-1)"}, "writes what recomputing writes"),
-            Wrong("loses an axis", {2: "logits[:, -1].argmax(-1)[None]"}, "continues the prompt"),
-            Wrong("keeps only the new tokens", {3: "chosen"}, "continues the prompt"),
-            Wrong("stacks along the batch", {3: "torch.cat([ids[:, :1], chosen], dim=0)"}, "continues the prompt"),
-            Wrong("forgets the cache", FORGETS_THE_CACHE, "writes what recomputing writes"),
-            Wrong("no cache at all", NO_CACHE, "reads each token once"),
-            Wrong("writes into the prompt", IN_PLACE, "leaves the prompt alone"),
+            Wrong("feeds everything again", generating(read="ids"), "writes what recomputing writes"),
+            Wrong("feeds the prompt in every pass", generating(read="prompt"), "writes what recomputing writes"),
+            Wrong(
+                "feeds only the prompt's last token", generating(read="ids[:, -1:]"), "writes what recomputing writes"
+            ),
+            Wrong("chooses from every row", generating(choose="logits.argmax(-1)"), "continues the prompt"),
+            Wrong(
+                "chooses from the first row",
+                generating(choose="logits[:, :1].argmax(-1)"),
+                "writes what recomputing writes",
+            ),
+            Wrong("the least likely", generating(choose="logits[:, -1:].argmin(-1)"), "writes what recomputing writes"),
+            Wrong("keeps only the new tokens", generating(append="new"), "continues the prompt"),
+            Wrong("leaves the prompt out", RETURNS_NOTHING_NEW, "continues the prompt"),
+            Wrong("forgets the cache", generating(kept="_"), "writes what recomputing writes"),
+            Wrong("recomputes, without the cache", generating(read="ids", kept="_"), "reads each token once"),
+            Wrong("one token at least", generating(passes="range(max(1, num_new))"), "continues the prompt"),
+            Wrong("at most 32 tokens", generating(passes="range(min(32, num_new))"), "writes as many tokens as asked"),
+            Wrong(
+                "stops when all texts repeat themselves",
+                generating(after="if ids.shape[1] > 24 and bool((ids[:, -1] == ids[:, -2]).all()): break"),
+                "writes as many tokens as asked",
+            ),
+            Wrong("looks into the cache", LOOKS_INTO_THE_CACHE, "does what its examples say"),
+            Wrong("a cache of its own", KEEPS_ITS_CACHE, "writes what recomputing writes"),
+            Wrong("writes into the prompt", generating(after="prompt[:, -1] = new[:, 0]"), "leaves the prompt alone"),
         ),
         right=(
             Right("a list of pieces", A_LIST),
             Right("the prompt a token at a time", PROMPT_TOKEN_BY_TOKEN),
-            Right("all first, then the last token", {1: "ids[:, -1:] if ids is not prompt else ids"}),
-            Right("argmax with its axis kept", {2: "logits[:, -1].argmax(-1, keepdim=True)"}),
+            Right("into one tensor of the final size", INTO_ONE_TENSOR),
+            Right("reads the last token too", READS_THE_LAST_TOKEN_TOO),
+            Right("argmax with its axis kept", generating(choose="logits[:, -1].argmax(-1, keepdim=True)")),
         ),
     ),
 }

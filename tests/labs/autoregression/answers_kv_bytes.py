@@ -1,56 +1,56 @@
-"""Answers that prove the check of section 1.6."""
+"""Answers that prove the check of exercise 1.9."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 COUNTS = "counts keys and values of all layers"
 
 BANKS = {
-    "1.11": Bank(
+    "1.9": Bank(
         wrong=(
             Wrong(
                 "forgets that V is kept too",
-                {2: 'config["num_hidden_layers"] * num_kv_heads * head_dim * bytes_per_value'},
+                {3: 'config["num_hidden_layers"] * num_kv_heads * head_dim * bytes_per_value'},
                 rejected_by=COUNTS,
             ),
             Wrong(
                 "one layer only",
-                {2: "2 * num_kv_heads * head_dim * bytes_per_value"},
+                {3: "2 * num_kv_heads * head_dim * bytes_per_value"},
                 rejected_by=COUNTS,
             ),
             Wrong(
                 "every query head keeps K and V",
-                {2: '2 * config["num_hidden_layers"] * num_heads * head_dim * bytes_per_value'},
+                {3: '2 * config["num_hidden_layers"] * num_heads * head_dim * bytes_per_value'},
                 rejected_by=COUNTS,
             ),
             Wrong(
                 "the whole width, as before grouped-query attention",
-                {2: '2 * config["num_hidden_layers"] * config["hidden_size"] * bytes_per_value'},
+                {3: '2 * config["num_hidden_layers"] * config["hidden_size"] * bytes_per_value'},
                 rejected_by=COUNTS,
             ),
             Wrong(
                 "KiB",
-                {2: '2 * config["num_hidden_layers"] * num_kv_heads * head_dim * bytes_per_value / 1024'},
+                {3: '2 * config["num_hidden_layers"] * num_kv_heads * head_dim * bytes_per_value / 1024'},
                 rejected_by=COUNTS,
             ),
             Wrong(
                 "always fp16",
-                {2: '2 * config["num_hidden_layers"] * num_kv_heads * head_dim * 2'},
+                {3: '2 * config["num_hidden_layers"] * num_kv_heads * head_dim * 2'},
                 rejected_by="follows the width of a value",
             ),
             Wrong(
                 "bits",
-                {2: '2 * config["num_hidden_layers"] * num_kv_heads * head_dim * bytes_per_value * 8'},
+                {3: '2 * config["num_hidden_layers"] * num_kv_heads * head_dim * bytes_per_value * 8'},
                 rejected_by=COUNTS,
             ),
             Wrong(
                 "head_dim from the KV heads",
-                {1: 'config["hidden_size"] // num_kv_heads'},
+                {2: 'config["hidden_size"] // num_kv_heads'},
                 rejected_by=COUNTS,
             ),
             Wrong(
                 "head_dim always from the width",
                 {
-                    2: '2 * config["num_hidden_layers"] * num_kv_heads * (config["hidden_size"] // num_heads)'
+                    3: '2 * config["num_hidden_layers"] * num_kv_heads * (config["hidden_size"] // num_heads)'
                     " * bytes_per_value"
                 },
                 rejected_by="believes a head_dim that the file states",
@@ -68,7 +68,7 @@ BANKS = {
             Right(
                 "K and V apart",
                 {
-                    2: '(num_kv_heads * head_dim + num_kv_heads * head_dim) * config["num_hidden_layers"]'
+                    3: '(num_kv_heads * head_dim + num_kv_heads * head_dim) * config["num_hidden_layers"]'
                     " * bytes_per_value"
                 },
             ),

@@ -1,4 +1,4 @@
-"""Answers that prove the check of section 1.8."""
+"""Answers that prove the check of exercise 1.10."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -10,7 +10,7 @@ DIVIDES, HEADROOM, WORKSPACE, NONE = (
 )
 
 BANKS = {
-    "1.13": Bank(
+    "1.10": Bank(
         wrong=(
             Wrong(
                 "GiB for GB",

@@ -1,4 +1,4 @@
-"""Answers that prove the checks of section 1.10."""
+"""Answers that prove the checks of exercises 1.13 to 1.15."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -7,26 +7,15 @@ CDF, POSSIBLE, OFTEN = (
     "never draws what is impossible",
     "draws each token as often as its probability",
 )
-POWER, FINITE, ALONE = (
-    "raises probabilities to the power 1/T",
-    "stays finite for large logits",
-    "leaves the logits alone",
-)
-BEST_K, TIES, LARGE_K = (
-    "keeps the k likeliest of each row",
-    "keeps what is tied with the k-th",
-    "keeps everything when k is large",
-)
-BEST, NUCLEUS, EACH_ROW, P_ONE = (
+BEST, NUCLEUS, REACHED, FLAT, OUT, EACH_ROW, P_ONE, ALONE = (
     "keeps the likeliest token whatever p is",
     "keeps the tokens up to the one that crosses p",
+    "stops where p is just reached",
+    "keeps hundreds where hundreds are needed",
+    "leaves out what was out already",
     "judges each row by itself",
     "keeps everything for p = 1",
-)
-LIKELY, MIN_ONE, MIN_ZERO = (
-    "keeps what has min_p times the best probability",
-    "keeps the best token for min_p = 1",
-    "keeps everything for min_p = 0",
+    "leaves the logits alone",
 )
 LIMIT, STOP, PROMPTS, REASON, INPUT = (
     "ends after max_tokens new tokens",
@@ -38,7 +27,7 @@ LIMIT, STOP, PROMPTS, REASON, INPUT = (
 
 
 def loop(body: str, *, before: str = "ids, reason = list(prompt_ids), None", result: str = "") -> str:
-    """A whole answer to 1.26 around the body of its loop."""
+    """A whole answer to 1.15 around the body of its loop."""
     lines = body.strip().split("\n")
     result = result or "ids[len(prompt_ids) :], reason"
     return "\n".join(
@@ -53,20 +42,50 @@ def loop(body: str, *, before: str = "ids, reason = list(prompt_ids), None", res
     )
 
 
+def nucleus(
+    ordered: str = "probs.sort(-1, descending=True).values",
+    before: str = "ordered.cumsum(-1) - ordered",
+    dropped: str = "before >= p",
+    result: str = "drop(probs < lowest)",
+) -> str:
+    """A whole answer to 1.14 with one of its expressions replaced."""
+    return f"""
+def keep_top_p(logits, p):
+    def drop(mask):
+        return logits.masked_fill(mask, -math.inf)
+
+    probs = logits.softmax(-1)
+    ordered = {ordered}
+    before = {before}
+    lowest = ordered.masked_fill({dropped}, 1.0).amin(-1, keepdim=True)
+    return {result}
+"""
+
+
+def best(num_tokens: int) -> str:
+    return f"probs.topk(min({num_tokens}, probs.shape[-1])).values"
+
+
+def rounded(dtype: str) -> str:
+    return f"(ordered.{dtype}().cumsum(-1) - ordered.{dtype}()).float()"
+
+
 BANKS = {
-    "1.20": Bank(
+    "1.13": Bank(
         wrong=(
-            Wrong("the likeliest token", {2: "probs.argmax(-1)"}, rejected_by=CDF),
-            Wrong("the next token", {2: "(cdf <= target).sum(-1) + 1"}, rejected_by=CDF),
+            Wrong("the likeliest token", {3: "probs.argmax(-1)"}, rejected_by=CDF),
+            Wrong("the next token", {3: "(cdf <= target).sum(-1) + 1"}, rejected_by=CDF),
             Wrong("no running sum", {1: "probs.double()"}, rejected_by=CDF),
             Wrong("sums over the batch", {1: "probs.double().cumsum(0)"}, rejected_by=CDF),
-            Wrong("from the other end", {2: "(cdf > target).sum(-1)"}, rejected_by=CDF),
-            Wrong("u = 0 hits token 0", {2: "(cdf < target).sum(-1)"}, rejected_by=POSSIBLE),
+            Wrong("from the other end", {3: "(cdf > target).sum(-1)"}, rejected_by=CDF),
+            Wrong("u = 0 hits token 0", {3: "(cdf < target).sum(-1)"}, rejected_by=POSSIBLE),
             Wrong(
                 "sorts first, and forgets to go back",
                 {1: "probs.double().sort(-1, descending=True).values.cumsum(-1)"},
                 rejected_by=CDF,
             ),
+            Wrong("u itself", {2: "u[:, None] + 0 * cdf[:, -1:]"}, rejected_by="adds in float64"),
+            Wrong("a share of the first sum", {2: "u[:, None] * cdf[:, :1]"}, rejected_by=CDF),
             Wrong(
                 "draws with a random number of its own",
                 "def draw(probs, u):\n    return torch.multinomial(probs, 1).squeeze(-1)\n",
@@ -74,13 +93,13 @@ BANKS = {
             ),
             Wrong(
                 "keeps an axis too many",
-                {2: "(cdf <= target).sum(-1, keepdim=True)"},
+                {3: "(cdf <= target).sum(-1, keepdim=True)"},
                 rejected_by=CDF,
             ),
         ),
         right=(
-            Right("searches the sorted sums", {2: "torch.searchsorted(cdf, target, right=True).squeeze(-1)"}),
-            Right("the first that is larger", {2: "(cdf > target).int().argmax(-1)"}),
+            Right("searches the sorted sums", {3: "torch.searchsorted(cdf, target, right=True).squeeze(-1)"}),
+            Right("the first that is larger", {3: "(cdf > target).int().argmax(-1)"}),
             Right(
                 "a loop in Python",
                 "def draw(probs, u):\n"
@@ -98,84 +117,37 @@ BANKS = {
             ),
         ),
     ),
-    "1.21": Bank(
+    "1.14": Bank(
         wrong=(
-            Wrong("multiplies", {1: "logits * temperature"}, rejected_by=POWER),
-            Wrong("softmax first", {1: "logits.softmax(-1) / temperature"}, rejected_by=POWER),
-            Wrong("gives back probabilities", {1: "(logits / temperature).softmax(-1)"}, rejected_by=POWER),
-            Wrong("adds", {1: "logits + temperature"}, rejected_by=POWER),
-            Wrong("over the batch", {1: "(logits / temperature).log_softmax(0)"}, rejected_by=POWER),
-            Wrong("by way of exp", {1: "(logits.exp() ** (1 / temperature)).log()"}, rejected_by=FINITE),
-            Wrong("in place", {1: "logits.div_(temperature)"}, rejected_by=ALONE),
-        ),
-        right=(
-            Right("log-probabilities, scaled", {1: "logits.log_softmax(-1) / temperature"}),
-            Right("relative to the best", {1: "(logits - logits.amax(-1, keepdim=True)) * (1 / temperature)"}),
-        ),
-    ),
-    "1.23": Bank(
-        wrong=(
-            Wrong("drops the k-th too", {2: "logits.masked_fill(logits <= lowest, -math.inf)"}, rejected_by=BEST_K),
-            Wrong("zero instead of -inf", {2: "logits.masked_fill(logits < lowest, 0.0)"}, rejected_by=BEST_K),
+            Wrong("drops the token that reaches p", nucleus(before="ordered.cumsum(-1)"), rejected_by=BEST),
             Wrong(
-                "one threshold for the batch", {1: "logits.flatten().topk(min(k, logits.shape[-1])).values[-1]"}, BEST_K
-            ),
-            Wrong(
-                "the best one's logit", {1: "logits.topk(min(k, logits.shape[-1])).values[:, :1]"}, rejected_by=BEST_K
-            ),
-            Wrong("keeps the worst", {2: "logits.masked_fill(logits > lowest, -math.inf)"}, rejected_by=BEST_K),
-            Wrong("only the k logits", {2: "logits.topk(min(k, logits.shape[-1])).values"}, rejected_by=BEST_K),
-            Wrong(
-                "exactly k, ties or not",
-                {
-                    2: "torch.full_like(logits, -math.inf).scatter(1, logits.topk(min(k, logits.shape[-1])).indices,"
-                    " logits.topk(min(k, logits.shape[-1])).values)"
-                },
-                rejected_by=TIES,
-            ),
-            Wrong("k beyond the vocabulary", {1: "logits.topk(k).values[:, -1:]"}, rejected_by=LARGE_K),
-            Wrong("in place", {2: "logits.masked_fill_(logits < lowest, -math.inf)"}, rejected_by=ALONE),
-        ),
-        right=(
-            Right("sorts", {1: "logits.sort(-1, descending=True).values[:, :k][:, -1:]"}),
-            Right("where", {2: "torch.where(logits >= lowest, logits, -math.inf)"}),
-            Right("a very low number", {2: "logits.masked_fill(logits < lowest, -1e30)"}),
-        ),
-    ),
-    "1.24": Bank(
-        wrong=(
-            Wrong(
-                "drops the token that crosses p",
-                {2: "ordered.cumsum(-1)"},
-                rejected_by=BEST,
-            ),
-            Wrong(
-                "drops the one that crosses, but for the best",
-                {2: "torch.cat([torch.zeros_like(ordered[:, :1]), ordered.cumsum(-1)[:, 1:]], -1)"},
+                "drops the one that reaches p, but for the best",
+                nucleus(before="torch.cat([torch.zeros_like(ordered[:, :1]), ordered.cumsum(-1)[:, 1:]], -1)"),
                 rejected_by=NUCLEUS,
             ),
-            Wrong("keeps one more", {2: "ordered.cumsum(-1) - ordered - ordered.roll(1, -1)"}, rejected_by=BEST),
-            Wrong("sums in the order of the vocabulary", {1: "probs"}, rejected_by=BEST),
-            Wrong("the unlikeliest first", {1: "probs.sort(-1).values"}, rejected_by=BEST),
-            Wrong("sums logits", {1: "logits.sort(-1, descending=True).values"}, rejected_by=BEST),
             Wrong(
-                "p as a threshold for each token", {3: "logits.masked_fill(probs < p, -math.inf)"}, rejected_by=NUCLEUS
+                "keeps one more", nucleus(before="ordered.cumsum(-1) - ordered - ordered.roll(1, -1)"), rejected_by=BEST
             ),
-            Wrong("zero instead of -inf", {3: "logits.masked_fill(probs < lowest, 0.0)"}, rejected_by=BEST),
-            Wrong(
-                "the mask in sorted order",
-                {3: "logits.masked_fill(before >= p, -math.inf)"},
-                rejected_by=BEST,
-            ),
-            Wrong(
-                "one threshold for the batch",
-                {3: "logits.masked_fill(probs < lowest.max(), -math.inf)"},
-                rejected_by=EACH_ROW,
-            ),
-            Wrong("in place", {3: "logits.masked_fill_(probs < lowest, -math.inf)"}, rejected_by=ALONE),
+            Wrong("keeps one more where p is just reached", nucleus(dropped="before > p"), rejected_by=REACHED),
+            Wrong("sums in the order of the vocabulary", nucleus(ordered="probs"), rejected_by=BEST),
+            Wrong("the unlikeliest first", nucleus(ordered="probs.sort(-1).values"), rejected_by=BEST),
+            Wrong("sums logits", nucleus(ordered="logits.sort(-1, descending=True).values"), rejected_by=BEST),
+            Wrong("p as a threshold for each token", nucleus(result="drop(probs < p)"), rejected_by=NUCLEUS),
+            Wrong("zero instead of -inf", nucleus(result="logits.masked_fill(probs < lowest, 0.0)"), rejected_by=BEST),
+            Wrong("gives back probabilities", nucleus(result="drop(probs < lowest).softmax(-1)"), rejected_by=BEST),
+            Wrong("the mask in sorted order", nucleus(result="drop(before >= p)"), rejected_by=BEST),
+            Wrong("one threshold for the batch", nucleus(result="drop(probs < lowest.max())"), rejected_by=EACH_ROW),
+            Wrong("sums over the batch", nucleus(ordered="probs.sort(0, descending=True).values"), rejected_by=BEST),
+            Wrong("in place", nucleus(result="logits.masked_fill_(probs < lowest, -math.inf)"), rejected_by=ALONE),
+            Wrong("the 64 likeliest only", nucleus(ordered=best(64)), rejected_by=FLAT),
+            Wrong("the 256 likeliest only", nucleus(ordered=best(256)), rejected_by=FLAT),
+            Wrong("half-precision sums", nucleus(before=rounded("half")), rejected_by=FLAT),
+            Wrong("sums in bfloat16", nucleus(before=rounded("bfloat16")), rejected_by=NUCLEUS),
+            Wrong("NaN where a token was out", nucleus(result="drop(probs < lowest) + 0 * logits"), rejected_by=OUT),
         ),
         right=(
-            Right("where", {3: "torch.where(probs >= lowest, logits, -math.inf)"}),
+            Right("by a threshold", nucleus()),
+            Right("where", nucleus(result="torch.where(probs >= lowest, logits, -math.inf)")),
             Right(
                 "scatters the mask back",
                 "def keep_top_p(logits, p):\n"
@@ -198,38 +170,20 @@ BANKS = {
                 "                break\n"
                 "    return out\n",
             ),
-        ),
-    ),
-    "1.25": Bank(
-        wrong=(
-            Wrong("an absolute threshold", {1: "min_p"}, rejected_by=LIKELY),
-            Wrong("times the best logit", {1: "min_p * logits.amax(-1, keepdim=True)"}, rejected_by=LIKELY),
-            Wrong("one minus", {1: "(1 - min_p) * probs.amax(-1, keepdim=True)"}, rejected_by=LIKELY),
-            Wrong("beside the average", {1: "min_p * probs.mean(-1, keepdim=True)"}, rejected_by=LIKELY),
-            Wrong("beside the best of the batch", {1: "min_p * probs.max()"}, rejected_by=EACH_ROW),
-            Wrong("compares logits", {2: "logits.masked_fill(logits < threshold, -math.inf)"}, rejected_by=LIKELY),
-            Wrong("zero instead of -inf", {2: "logits.masked_fill(probs < threshold, 0.0)"}, rejected_by=LIKELY),
-            Wrong("more likely than, not as likely", {2: "logits.masked_fill(probs <= threshold, -math.inf)"}, MIN_ONE),
-            Wrong(
-                "log(0)",
-                "def keep_min_p(logits, min_p):\n"
-                "    lowest = logits.amax(-1, keepdim=True) + math.log(min_p)\n"
-                "    return logits.masked_fill(logits < lowest, -math.inf)\n",
-                rejected_by=MIN_ZERO,
-            ),
-            Wrong("in place", {2: "logits.masked_fill_(probs < threshold, -math.inf)"}, rejected_by=ALONE),
-        ),
-        right=(
             Right(
-                "in log space",
-                "def keep_min_p(logits, min_p):\n"
-                "    lowest = logits.amax(-1, keepdim=True) + torch.tensor(min_p).log()\n"
-                "    return torch.where(logits < lowest, -math.inf, logits)\n",
+                "NumPy",
+                "def keep_top_p(logits, p):\n"
+                "    probs = logits.double().softmax(-1).numpy()\n"
+                "    order = np.argsort(-probs, axis=-1)\n"
+                "    ordered = np.take_along_axis(probs, order, -1)\n"
+                "    stays = np.cumsum(ordered, -1) - ordered < p\n"
+                "    kept = np.zeros_like(stays)\n"
+                "    np.put_along_axis(kept, order, stays, -1)\n"
+                "    return torch.where(torch.from_numpy(kept), logits, -math.inf)\n",
             ),
-            Right("the largest by max", {1: "probs.max(-1, keepdim=True).values * min_p"}),
         ),
     ),
-    "1.26": Bank(
+    "1.15": Bank(
         wrong=(
             Wrong("counts the prompt", {3: "len(ids) >= max_tokens"}, rejected_by=LIMIT),
             Wrong("one too many", {3: "len(ids) - len(prompt_ids) > max_tokens"}, rejected_by=LIMIT),

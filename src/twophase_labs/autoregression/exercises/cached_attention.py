@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twophase_labs.autoregression.published import NEW, published_setting
+from twophase_labs.autoregression.gap import times_a_token_read
 from twophase_labs.autoregression.shapes import compare_shapes
-from twophase_labs.autoregression.toy import KeysValues, ToyModel, speed_up
+from twophase_labs.autoregression.toy import KeysValues, ToyModel
 from twophase_labs.machine.checks import Draw, compare, fresh, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.machine.questions import Number
@@ -189,43 +189,105 @@ def leaves_the_cache_alone(answer: Any, draw: Draw) -> None:
     fresh(more, values=values)
 
 
+class ToyStep:
+    """The toy model as `step(new_ids, cache)`, computed naively; notes what it is fed.
+
+    The cache is the tensor of the tokens read so far. `fed` has the pieces in order.
+    """
+
+    def __init__(self, toy: ToyModel) -> None:
+        self.toy = toy
+        self.fed: list[Tensor] = []
+
+    def __call__(self, new_ids: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        if not isinstance(new_ids, Tensor) or new_ids.ndim != 2 or new_ids.shape[0] != cache.shape[0]:
+            shape = list(new_ids.shape) if isinstance(new_ids, Tensor) else type(new_ids).__name__
+            reject(f"`step` was given new_ids of shape {shape}, expected [{cache.shape[0]}, L]")
+        if new_ids.shape[1] == 0:
+            reject("`step` was given no new token")
+        self.fed.append(new_ids.clone())
+        ids = torch.cat([cache, new_ids], dim=1)
+        logits, _, _ = naive_pass(self.toy, ids)
+        return logits[:, cache.shape[1] :], ids
+
+
+def generated(answer: Any, toy: ToyModel, ids: Tensor, num_new: int) -> tuple[Any, ToyStep]:
+    step = ToyStep(toy)
+    return answer.generate(step, ids[:, :0].clone(), ids.clone(), num_new), step
+
+
 def continues_the_prompt(answer: Any, draw: Draw, length: int, num_new: int) -> None:
-    toy, ids = model_and_text(draw, length)
-    got = answer.generate(toy, ids.clone(), num_new)
-    compare_shapes(got, ids.new_zeros(2, length + num_new), what="the text")
+    toy, ids = model_and_text(draw, length, batch=draw.integer(1, 4))
+    got, _ = generated(answer, toy, ids, num_new)
+    compare_shapes(got, ids.new_zeros(len(ids), length + num_new), what="the text")
     compare(got[:, :length], ids, what="the prompt", axes=("sequence", "position"))
 
 
 def matches_recomputing(answer: Any, draw: Draw, length: int, num_new: int) -> None:
     toy, ids = model_and_text(draw, length, batch=3 if length > 1 else 66)
     expected = naive_generate(toy, ids, num_new)
-    compare(answer.generate(toy, ids, num_new), expected, what="the text", axes=("sequence", "position"))
+    got, _ = generated(answer, toy, ids, num_new)
+    compare(got, expected, what="the text", axes=("sequence", "position"))
 
 
 def goes_on_repeating(answer: Any, draw: Draw, num_new: int) -> None:
-    """A model that says token 7 for ever, as bad models do: nothing in the card ends a text early."""
+    """A model that says token 7 without end: nothing in the card ends a text early."""
     toy, ids = model_and_text(draw, 3)
     toy.tokens[:, 0], toy.positions[:, 0], toy.w_o[:, 0] = 20, 0, 0
     toy.w_out[0] = 0
     toy.w_out[0, 7] = 100
     expected = torch.cat([ids, torch.full((2, num_new), 7)], dim=1)
-    compare(answer.generate(toy, ids.clone(), num_new), expected, what="the text", axes=("sequence", "position"))
+    compare(generated(answer, toy, ids, num_new)[0], expected, what="the text", axes=("sequence", "position"))
 
 
 def reads_each_token_once(answer: Any, draw: Draw, length: int, num_new: int) -> None:
     toy, ids = model_and_text(draw, length)
-    answer.generate(toy, ids, num_new)
-    most = 2 * (length + num_new)
-    if not most - 2 <= toy.num_projected <= most:
-        what = f"{toy.num_projected} tokens were projected for 2 texts of {length} + {num_new} tokens"
-        reject(f"{what}, expected {most - 2}", "(the last token of a text need not be read)")
+    got, step = generated(answer, toy, ids, num_new)
+    lengths = [piece.shape[1] for piece in step.fed]
+    total = length + num_new
+    if not total - 1 <= sum(lengths) <= total:
+        what = f"{sum(lengths)} tokens of each text were read, for a text of {length} + {num_new}"
+        reject(f"{what}, expected {total - 1}", f"in pieces of {lengths}", "(the last token need not be read)")
+    read = torch.cat(step.fed, dim=1)
+    compare(read, got[:, : read.shape[1]], what="what the steps read, in order", axes=("sequence", "position"))
+
+
+def does_what_its_examples_say(answer: Any, draw: Draw) -> None:
+    def after(new_ids: Tensor, num_read: Any) -> tuple[Tensor, Any]:
+        return torch.nn.functional.one_hot((new_ids + 1) % 10, 10), num_read + new_ids.shape[1]
+
+    for prompt, num_new, expected in (
+        ([[3]], 2, [[3, 4, 5]]),
+        ([[3, 7], [1, 1]], 2, [[3, 7, 8, 9], [1, 1, 2, 3]]),
+        ([[5, 2]], 0, [[5, 2]]),
+    ):
+        got = answer.generate(after, 0, torch.tensor(prompt), num_new)
+        what = f"generate(after, 0, tensor({prompt}), {num_new})"
+        compare(got, torch.tensor(expected), what=what, axes=("sequence", "position"))
 
 
 def leaves_the_prompt_alone(answer: Any, draw: Draw) -> None:
     toy, ids = model_and_text(draw, 4)
     with unchanged(prompt=ids):
-        answer.generate(toy, ids, 3)
+        answer.generate(ToyStep(toy), ids[:, :0].clone(), ids, 3)
 
+
+def keeps_nothing_between_calls(answer: Any, draw: Draw) -> None:
+    """Two models and two texts in turn, one of them twice."""
+    jobs = [model_and_text(draw, 5), model_and_text(draw, 3, batch=1)]
+    for toy, ids in (*jobs, jobs[0]):
+        expected = naive_generate(toy, ids, 4)
+        got, _ = generated(answer, toy, ids, 4)
+        compare(got, expected, what="the text, in a second and third call,", axes=("sequence", "position"))
+
+
+SKELETON = """In words of code:
+    ids = new = prompt
+    num_new times:
+        logits, cache = one step over `new`, behind `cache`
+        new = the likeliest token of the last row of each sequence, as [B, 1]
+        ids = ids with `new` behind it
+    return ids"""
 
 ATTENTION = (
     {"new": 1, "cached": 0},
@@ -253,15 +315,17 @@ TEXTS = (
 
 EXERCISES = (
     Exercise(
-        id="1.6",
+        id="1.5",
+        was="1.6",
         title="Attention behind a cache",
         kind="code",
         names=("attend",),
         points=5,
-        minutes=15,
+        minutes=10,
         lines=4,
         difficulty=2,
         objective="mask attention when there are fewer queries than keys",
+        time_limit_s=60,
         hints=(
             "Try queries of zero: all visible keys weigh the same, and the result is a mean you can check by hand.",
             "S keys stand at positions 0 to S - 1. The L queries are the last of these positions, not the first.",
@@ -305,16 +369,18 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        id="1.7",
+        id="1.6",
+        was="1.7",
         title="One pass with a cache",
         kind="code",
         names=("step",),
         points=5,
-        minutes=15,
+        minutes=9,
         lines=5,
         difficulty=2,
-        uses=("1.6",),
+        uses=("1.5",),
         objective="compute only what is new, and keep it",
+        time_limit_s=60,
         hints=(
             "Feed one token at a time and compare with one pass over all: from which position on do the logits differ?",
             "How many tokens are in the cache already? That is the position of the first new token.",
@@ -366,37 +432,41 @@ EXERCISES = (
             Property(
                 "leaves the given cache alone",
                 leaves_the_cache_alone,
-                "Return a new pair of tensors; somebody else may go on from the old one.",
+                "Return a new pair of tensors; another continuation may start from the old one.",
             ),
         ),
     ),
     Exercise(
-        id="1.8",
+        id="1.7",
         title="Generate with a cache",
         kind="code",
         names=("generate",),
-        points=4,
-        minutes=10,
-        lines=3,
+        points=5,
+        minutes=9,
+        lines=6,
         difficulty=2,
-        uses=("1.6", "1.7"),
         objective="split generation into one prefill and many decode steps",
+        time_limit_s=60,
         hints=(
-            "Print the shape of what you feed in each turn: first [B, T], then [B, 1] for ever.",
-            "The first pass reads the prompt. Every later pass reads the one token that the pass before it chose.",
-            "`logits[:, -1:].argmax(-1)` has the shape [B, 1]: it can be appended, and be fed next.",
+            "What does the first pass have to read? And what is new to the model in the pass after it? Print the shape "
+            "of what you feed: first [B, T], then [B, 1] each time.",
+            "The first pass reads the prompt. Each later pass reads the one token that the pass before it chose, and "
+            "is given the cache that the pass before it returned. `logits[:, -1:].argmax(-1)` has the shape [B, 1]: "
+            "it can be appended, and be fed next.",
+            SKELETON,
         ),
         checks=(
             Property(
                 "continues the prompt",
                 continues_the_prompt,
-                "One column of tokens joins per turn, behind the prompt: shapes [B, T], [B, T + 1], ...",
+                "One column of tokens joins per pass, behind the prompt: shapes [B, T], [B, T + 1], ...",
                 ({"length": 4, "num_new": 0}, *TEXTS),
             ),
             Property(
                 "writes what recomputing writes",
                 matches_recomputing,
-                "The cache has what was read before: feed what is not in it yet, and choose from the last row.",
+                "Hand each step the cache that the step before returned, feed what is not in it yet, and choose from "
+                "the last row.",
                 TEXTS,
             ),
             Property(
@@ -411,23 +481,34 @@ EXERCISES = (
                 "There is no end token here: a text has num_new tokens more, whatever they are.",
                 ({"num_new": 66},),
             ),
+            Property(
+                "does what its examples say",
+                does_what_its_examples_say,
+                "The cache may be anything, even a number: only `step` looks into it.",
+            ),
+            Property(
+                "starts anew in each call",
+                keeps_nothing_between_calls,
+                "Nothing may be kept between calls: the model and the cache come in as arguments.",
+            ),
             Property("leaves the prompt alone", leaves_the_prompt_alone, "Make a new tensor; do not write into it."),
         ),
     ),
     Exercise(
-        id="1.9",
-        title="How much faster here?",
+        id="1.8",
+        title="The gap that is left",
         kind="prediction",
-        names=("guess_1_9",),
+        names=("guess_1_8",),
         points=1,
-        minutes=4,
-        objective="predict a speed-up from operation counts, and where it falls short",
-        hints=("The positions computed are a first estimate. What does a pass cost that computes a single one?",),
+        minutes=2,
+        needs=("model",),
+        objective="predict what a cache cannot repair",
+        hints=("With the cache the pass computes one position instead of the whole text. What else does a pass do?",),
         question=Number(
-            lambda: speed_up(*published_setting(), NEW),
-            factor=3,
+            times_a_token_read,
+            factor=2,
             unit="times",
-            hint="Count positions first; then ask which share of a small pass is not arithmetic on positions.",
+            hint="A pass multiplies with all weights of the model, for one token as for forty.",
         ),
         time_limit_s=120,
     ),

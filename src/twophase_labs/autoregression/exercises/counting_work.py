@@ -4,7 +4,6 @@ from typing import Any
 
 from twophase_labs.machine.checks import Draw, compare, integer, reject
 from twophase_labs.machine.exercise import Exercise, Property, Test
-from twophase_labs.machine.questions import Number
 
 
 def enumerated(num_prompt: int, num_new: int, cached: bool) -> tuple[int, int]:
@@ -38,49 +37,45 @@ def counts(which: int, cached: bool) -> Test:
     return test
 
 
-ONE = {"num_prompt": 1, "num_new": 1}
+SKELETON = """In words of code:
+    tokens = pairs = 0
+    for length in the text's length before each pass, num_prompt to num_prompt + num_new - 1:
+        start = the first position that this pass computes
+        tokens += how many positions it computes
+        pairs += p + 1 for each of these positions p
+    return tokens, pairs"""
+
 CASES = (
-    ONE,
+    {"num_prompt": 1, "num_new": 0},
+    {"num_prompt": 1, "num_new": 1},
     {"num_prompt": 1, "num_new": 3},
     {"num_prompt": 4, "num_new": 2},
     {"num_prompt": 7, "num_new": 12},
+    {"num_prompt": 5, "num_new": 0},
+    {"num_prompt": 300, "num_new": 2},
     {"num_prompt": 70, "num_new": 150},
+    {"num_prompt": 1, "num_new": 400},
 )
 
 EXERCISES = (
     Exercise(
         id="1.4",
-        title="How much more work at 100 tokens?",
-        kind="prediction",
-        names=("guess_1_4",),
-        points=1,
-        minutes=3,
-        objective="predict how work grows with length",
-        hints=(
-            "How many positions does the first pass compute without a cache, how many the last? What is their mean?",
-        ),
-        question=Number(
-            lambda: sum(range(1, 101)) / 100,
-            factor=1.5,
-            unit="times",
-            hint="Add up 1 + 2 + ... + 100 positions and compare with 100.",
-        ),
-    ),
-    Exercise(
-        id="1.5",
+        was="1.5",
         title="Count the work",
         kind="code",
         names=("count_work",),
-        points=3,
+        points=4,
         minutes=8,
-        lines=4,
+        lines=6,
         difficulty=2,
         objective="count tokens and query-key pairs of a generation",
         hints=(
             "Write down the passes for 2 prompt tokens and 3 new ones: 2, 3 and 4 positions without a cache; "
             "and with one?",
-            "A pass computes the positions from `start` to `length`. Without a cache `start` is always 0.",
-            "The query at position p looks at p + 1 keys, its own among them; add that up from `start` to `length`.",
+            "A pass over a text of `length` tokens computes the positions from `start` to `length` - 1. Without a "
+            "cache `start` is always 0; with one it is how long the text was in the pass before. The query at "
+            "position p looks at p + 1 keys.",
+            SKELETON,
         ),
         checks=(
             Property(

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import torch
+
 from twophase_labs.autoregression.shapes import compare_shapes
+from twophase_labs.autoregression.toy import count_up
 from twophase_labs.kit.models import random_llama, transformers_greedy
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
@@ -41,14 +44,19 @@ def matches_transformers(answer: Any, draw: Draw, length: int, num_new: int) -> 
 def stops_at_the_end(answer: Any, draw: Draw, length: int, at: int) -> None:
     """The end token is whichever the model writes as its `at`-th; it may have come up before.
 
-    With `at` 0 it is one of the prompt that the model does not write at once.
+    With `at` 0 it is a token of the prompt, with -1 the prompt's last one, that the model does not write at once.
     """
     model, ids = some_model(draw), draw.permutation(100)[:length]
     eos_id = int(transformers_greedy(model, ids, max(1, at))[-1])
     if at == 0:
         eos_id = next(token for token in ids.tolist() if token != eos_id)
-    expected = transformers_greedy(model, ids, at + 6, eos_id)
-    got = answer.greedy(model, ids.clone(), at + 6, eos_id)
+    if at < 0:
+        while eos_id == int(ids[-1]):
+            model, ids = some_model(draw), draw.permutation(100)[:length]
+            eos_id = int(transformers_greedy(model, ids, 1)[-1])
+        eos_id = int(ids[-1])
+    expected = transformers_greedy(model, ids, max(at, 0) + 6, eos_id)
+    got = answer.greedy(model, ids.clone(), max(at, 0) + 6, eos_id)
     shown = ("expected " + str(expected[length:].tolist()), "got      " + str(got[length:].tolist()))
     if len(got) > len(expected):
         reject(f"the text goes on after its end token {eos_id}", *shown)
@@ -63,26 +71,50 @@ def leaves_the_prompt_alone(answer: Any, draw: Draw) -> None:
         answer.greedy(some_model(draw), ids, 3, NO_END)
 
 
+def does_what_its_examples_say(answer: Any, draw: Draw) -> None:
+    for prompt, num_new, eos_id, expected in (
+        ([3, 4], 2, 0, [3, 4, 5, 6]),
+        ([3, 4], 8, 7, [3, 4, 5, 6, 7]),
+        ([3, 4], 0, 7, [3, 4]),
+        ([3, 4], 3, 4, [3, 4, 5, 6, 7]),
+        ([8], 5, 0, [8, 9, 0]),
+    ):
+        got = answer.greedy(count_up, torch.tensor(prompt), num_new, eos_id)
+        what = f"greedy(count_up, tensor({prompt}), {num_new}, eos_id={eos_id})"
+        compare_shapes(got, torch.tensor(expected), what=what)
+        compare(got, torch.tensor(expected), what=what, axes=("position",))
+
+
+SKELETON = """In words of code:
+    for each of num_new passes:
+        logits = the model's logits for ids as a batch of one, [1, T, V]
+        next_id = the place of the largest of the last row
+        ids = ids with next_id behind it (a new tensor)
+        stop if next_id is the end token
+    return ids"""
+
 EXERCISES = (
     Exercise(
         id="1.3",
         title="The greedy loop",
         kind="code",
         names=("greedy",),
-        points=4,
-        minutes=10,
-        lines=3,
+        points=5,
+        minutes=9,
+        lines=6,
         objective="write the loop that turns next-token predictions into text",
         hints=(
-            "Print `logits.shape` for a prompt of five tokens. How many rows, and which of them is about the future?",
-            "Row t predicts token t + 1, so the last row predicts the token that is not there yet.",
-            "`logits[-1].argmax()`, then `torch.cat([ids, next_id[None]])`, and after that: was it the end token?",
+            "A model takes a batch, so one text goes in as `ids[None]`. Print the shape of the logits for a prompt of "
+            "five tokens: how many rows are there, and which of them is about the future?",
+            "Row t predicts token t + 1, so only the last row matters. `argmax` gives the token; `torch.cat` needs it "
+            "as a tensor of one element, `next_id[None]`. Look for the end token after it has been appended.",
+            SKELETON,
         ),
         checks=(
             Property(
                 "returns the prompt and the new tokens",
                 keeps_the_prompt,
-                "One token joins the text per turn; the prompt stays in front of it, and the types stay integers.",
+                "One token joins the text per pass; the prompt stays in front of it, and the types stay integers.",
                 ({"length": 1, "num_new": 1}, {"length": 5, "num_new": 3}, {"length": 4, "num_new": 0}),
             ),
             Property(
@@ -95,16 +127,27 @@ EXERCISES = (
                 "matches transformers token for token",
                 matches_transformers,
                 "What was chosen must be part of the text that the next pass reads.",
-                ({"length": 1, "num_new": 4}, {"length": 5, "num_new": 12}, {"length": 70, "num_new": 40}),
+                ({"length": 1, "num_new": 4}, {"length": 5, "num_new": 12}, {"length": 70, "num_new": 80}),
             ),
             Property(
                 "stops after the end token",
                 stops_at_the_end,
-                "The end token is part of the text: append it first, then stop. A turn's own token decides.",
-                ({"length": 3, "at": 1}, {"length": 5, "at": 4}, {"length": 4, "at": 0}),
+                "The end token is part of the text: append it first, then stop. Only a token that was just written "
+                "can end the text, not one of the prompt.",
+                (
+                    {"length": 2, "at": 1},
+                    {"length": 3, "at": 3},
+                    {"length": 6, "at": 0},
+                    {"length": 6, "at": -1},
+                ),
             ),
-            Property("leaves the prompt alone", leaves_the_prompt_alone, "Make a new tensor; do not write into `ids`."),
+            Property(
+                "does what its examples say",
+                does_what_its_examples_say,
+                "Follow the example with pencil and paper: after 3, 4 the model predicts 5, then 6.",
+            ),
+            Property("leaves the prompt alone", leaves_the_prompt_alone, "`torch.cat` makes a new tensor; use it."),
         ),
-        time_limit_s=40,  # transformers' first import alone takes several seconds
+        time_limit_s=60,
     ),
 )

@@ -1,10 +1,9 @@
-"""1.6 What a token leaves behind: bytes of K and V."""
+"""What a token leaves behind: bytes of K and V."""
 
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Number
 
 CONFIGS: dict[str, dict[str, int]] = {
     "grouped": {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256},
@@ -34,8 +33,19 @@ def measured_bytes(num_layers: int, num_kv_heads: int, head_dim: int, bytes_per_
     return k.nbytes + v.nbytes
 
 
+def random_config(draw: Draw) -> dict[str, int]:
+    kv_heads, group = draw.integer(1, 9), draw.integer(2, 7)
+    return {
+        "num_hidden_layers": draw.integer(2, 99),
+        "num_attention_heads": kv_heads * group,
+        "num_key_value_heads": kv_heads,
+        "hidden_size": kv_heads * group * 8 * draw.integer(1, 25),
+        "vocab_size": draw.integer(100, 1000),
+    }
+
+
 def counts_keys_and_values(answer: Any, draw: Draw, model: str) -> None:
-    config = CONFIGS[model]
+    config = CONFIGS.get(model) or random_config(draw)
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     expected = measured_bytes(config["num_hidden_layers"], config["num_key_value_heads"], head_dim, 2)
     got = answer.kv_bytes_per_token(dict(config), 2)
@@ -80,41 +90,32 @@ def knows_older_files(answer: Any, draw: Draw, head_dim: int) -> None:
 
 EXERCISES = (
     Exercise(
-        id="1.10",
-        title="The weight of one token",
-        kind="prediction",
-        names=("guess_1_10",),
-        points=1,
-        minutes=2,
-        objective="estimate the size of a token's keys and values",
-        hints=("Think of the vectors kept in one layer, then of the number of layers.",),
-        question=Number(
-            lambda: 2 * 32 * 8 * 128 * 2 / 1024,
-            factor=2,
-            unit="KiB",
-            hint="A key and a value, in each of 32 layers, for each of 8 heads: 128 numbers of 2 bytes.",
-        ),
-    ),
-    Exercise(
-        id="1.11",
+        id="1.9",
+        was="1.11",
         title="Bytes per token",
         kind="code",
         names=("kv_bytes_per_token",),
         points=3,
-        minutes=6,
+        minutes=4,
         lines=2,
         objective="compute what a token's keys and values take, from a model's configuration",
         hints=(
-            "Work out Llama-3-8B on paper, and divide your result by what the check expects: which factor is it?",
-            "Two tensors per layer; their rows belong to the key/value heads, not to the query heads.",
-            "2 x layers x KV heads x head size x bytes per value.",
+            "Work out Llama-3-8B on paper: 32 layers, 8 key/value heads of 128 elements, 2 bytes each.",
+            "Two tensors per layer, K and V; their rows belong to the key/value heads, not to the query heads.",
+            "`config.get(name, default)` covers what a file may leave out. The product has five factors.",
         ),
         checks=(
             Property(
                 "counts keys and values of all layers",
                 counts_keys_and_values,
                 "Per layer: one K and one V, a row of head_dim values for each key/value head.",
-                ({"model": "grouped"}, {"model": "one KV head"}, {"model": "SmolLM2"}, {"model": "Llama-3-8B"}),
+                (
+                    {"model": "grouped"},
+                    {"model": "one KV head"},
+                    {"model": "SmolLM2"},
+                    {"model": "Llama-3-8B"},
+                    {"model": "random"},
+                ),
             ),
             Property(
                 "follows the width of a value",

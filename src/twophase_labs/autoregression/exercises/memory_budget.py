@@ -1,4 +1,4 @@
-"""1.8 A budget of memory, and what it serves."""
+"""A budget of memory, and what it serves."""
 
 from fractions import Fraction
 from typing import Any
@@ -62,12 +62,13 @@ def serves_none_without_room(answer: Any, draw: Draw, card_gb: int, weights_gb: 
 
 EXERCISES = (
     Exercise(
-        id="1.13",
+        id="1.10",
+        was="1.13",
         title="How many fit",
         kind="code",
         names=("requests_that_fit",),
         points=3,
-        minutes=6,
+        minutes=4,
         lines=2,
         objective="turn a card's memory into a number of concurrent requests",
         hints=(
@@ -124,26 +125,12 @@ EXERCISES = (
         time_limit_s=5,
     ),
     Exercise(
-        id="1.14",
-        title="Requests of 512 MiB in 64 GB",
-        kind="prediction",
-        names=("guess_1_14",),
-        points=1,
-        minutes=2,
-        objective="tell GB from GiB",
-        hints=("MiB and GB are not of one family.",),
-        question=Number(
-            lambda: 64 * GB // (512 * 2**20),
-            rel=0.01,
-            unit="requests",
-            hint="64 GB are 64 x 10^9 bytes; 512 MiB are 512 x 2^20. Divide bytes by bytes.",
-        ),
-    ),
-    Exercise(
-        id="1.15",
+        id="1.11",
+        was="1.15",
+        is_extra=True,
         title="Tokens per second from Little's law",
         kind="numeric",
-        names=("answer_1_15",),
+        names=("answer_1_11",),
         points=1,
         minutes=3,
         objective="go from concurrency and latency to throughput",

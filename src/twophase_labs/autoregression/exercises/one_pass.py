@@ -18,7 +18,7 @@ EXERCISES = (
         kind="matching",
         names=("answer_1_2",),
         points=2,
-        minutes=5,
+        minutes=4,
         objective="tell what can be computed in parallel from what cannot",
         hints=(
             "Ask of each job: when the first pass starts, which of the tokens it will feed are known?",

@@ -1,4 +1,4 @@
-"""1.10 From logits to a token: processors, draws, stops."""
+"""From logits to a token: a draw, top-p, the end of a text."""
 
 import math
 from bisect import bisect_left
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Number
 
 # -- distributions
 
@@ -81,7 +80,7 @@ IN_PLACE = (
 )
 ROWS = ({"rows": 1, "size": 5}, {"rows": 3, "size": 12}, {"rows": 2, "size": 400})
 
-# -- 1.20 drawing
+# -- drawing
 
 
 def inverts_the_cdf(answer: Any, draw: Draw, rows: int, size: int) -> None:
@@ -144,65 +143,6 @@ def draws_as_often_as_likely(answer: Any, draw: Draw, num_draws: int) -> None:
             f"token {token} is drawn {int(counts[token])} times in {num_draws:,}, expected about {expected[token]:.0f}",
             f"chi-square over 8 tokens: {chi_square:.1f}",
         )
-
-
-# -- 1.21 temperature
-
-
-def sharpens_and_flattens(answer: Any, draw: Draw, temperature: float) -> None:
-    logits = 2 * min(1, temperature) * draw.normal(2, 7)
-    expected = []
-    for row in logits:
-        powers = [p ** (1 / temperature) for p in probabilities(row)]
-        expected.append([power / sum(powers) for power in powers])
-    compare_distributions(answer.apply_temperature(logits.clone(), temperature), logits, expected)
-
-
-def stays_finite(answer: Any, draw: Draw, temperature: float) -> None:
-    logits = torch.tensor(
-        [[80.0, 95.0, -90.0], [-300.0, -200.0, -250.0], [4e4, 3e4, -torch.inf], [-4e4, -3e4, -torch.inf]]
-    )
-    got = answer.apply_temperature(logits.clone(), temperature)
-    expected = [probabilities(row / temperature) for row in logits]
-    compare_distributions(got, logits, expected)
-
-
-# -- 1.23 to 1.25 truncation
-
-
-def keeps_what_is_far_below(answer: Any, draw: Draw) -> None:
-    """Logits 200 apart: all probabilities but one underflow, and yet the second is the second.
-
-    The result is divided by 200 for comparing; what is as low as -1e30 is out even so.
-    """
-    logits = 200 * (draw.permutation(6).float()[None] - 6)
-    for k in (2, 4):
-        got = answer.keep_top_k(logits.clone(), k)
-        expected = [keep(row, set(ranked(row)[:k])) for row in logits / 200]
-        compare_distributions(got / 200 if isinstance(got, Tensor) else got, logits / 200, expected)
-
-
-def keeps_the_best_k(answer: Any, draw: Draw, rows: int, size: int) -> None:
-    logits = 2 * draw.normal(rows, size)
-    for k in (1, 2, size // 2, size - 1):
-        expected = [keep(row, set(ranked(row)[:k])) for row in logits]
-        compare_distributions(answer.keep_top_k(logits.clone(), k), logits, expected)
-
-
-def keeps_ties(answer: Any, draw: Draw, k: int) -> None:
-    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0, 2.0]])[:, draw.permutation(6)]
-    best_k = sorted(logits[0].tolist(), reverse=True)[:k]
-    kept = {token for token in range(6) if float(logits[0, token]) >= best_k[-1]}
-    compare_distributions(answer.keep_top_k(logits.clone(), k), logits, [keep(logits[0], kept)])
-
-
-def takes_a_large_k(answer: Any, draw: Draw, k: int) -> None:
-    logits = draw.normal(2, 6)
-    try:
-        got = answer.keep_top_k(logits.clone(), k)
-    except RuntimeError as error:
-        reject(f"k = {k} of 6 tokens raises: {str(error).partition(chr(10))[0]}")
-    compare_distributions(got, logits, [keep(row, set(range(6))) for row in logits])
 
 
 def nucleus(row: Tensor, p: float) -> set[int]:
@@ -288,26 +228,13 @@ def keeps_everything(processor: Callable[[Any, Tensor], Any], sometimes: str) ->
     return test
 
 
-def likely_enough(row: Tensor, min_p: float) -> set[int]:
-    p = probabilities(row)
-    return {token for token in range(len(p)) if p[token] >= min_p * max(p) * (1 - 1e-9)}
+def does_what_its_examples_say(answer: Any, draw: Draw) -> None:
+    row = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    for p, kept in ((0.6, {0, 1}), (0.05, {0}), (1.0, {0, 1, 2})):
+        compare_distributions(answer.keep_top_p(row.clone(), p), row, [keep(row[0], kept)])
 
 
-def keeps_the_likely(answer: Any, draw: Draw, size: int) -> None:
-    for min_p in (0.5, 0.2, 0.05, 0.01, 0.001, 1e-5) * 4:
-        logits = (2 if min_p >= 0.01 else 5) * draw.normal(1, size)
-        best = max(probabilities(logits[0]))
-        if all(abs(p / best / min_p - 1) > 1e-3 for p in probabilities(logits[0])):
-            kept = likely_enough(logits[0], min_p)
-            compare_distributions(answer.keep_min_p(logits.clone(), min_p), logits, [keep(logits[0], kept)])
-
-
-def never_drops_the_best(answer: Any, draw: Draw) -> None:
-    logits = torch.tensor([[0.0, 3.0, 1.0]])
-    compare_distributions(answer.keep_min_p(logits.clone(), 1.0), logits, [keep(logits[0], {1})])
-
-
-# -- 1.26 the loop
+# -- the end of a text
 
 
 def scripted(tokens: Sequence[int], prompt: Sequence[int]) -> Callable[[list[int]], int]:
@@ -373,33 +300,26 @@ def keeps_the_prompt(answer: Any, draw: Draw) -> None:
         answer.complete(lambda ids: 9, prompt, set(), 3)
 
 
-def tokens_that_hold_90_percent() -> int:
-    from twophase_labs.autoregression.serving import first_probabilities
-
-    ordered = first_probabilities("My favourite food is").sort(descending=True).values
-    return int((ordered.cumsum(-1) < 0.9).sum()) + 1
-
-
-def top_k_2(answer: Any, logits: Tensor) -> Any:
-    return answer.keep_top_k(logits, 2)
-
-
 def top_p(answer: Any, logits: Tensor, p: float) -> Any:
     return answer.keep_top_p(logits.clone(), p)
 
 
-def min_p(answer: Any, logits: Tensor, p: float) -> Any:
-    return answer.keep_min_p(logits.clone(), p)
-
+SKELETON = """In words of code:
+    probs = softmax of each row
+    ordered = each row's probs, the largest first
+    before = for each of these, the sum of those in front of it
+    lowest = for each row the smallest of `ordered` whose `before` is below p
+    return the logits, with -inf where probs < lowest (a new tensor)"""
 
 EXERCISES = (
     Exercise(
-        id="1.20",
+        id="1.13",
+        was="1.20",
         title="Draw a token",
         kind="code",
         names=("draw",),
         points=3,
-        minutes=6,
+        minutes=5,
         lines=2,
         difficulty=2,
         objective="sample from a distribution with one random number",
@@ -445,121 +365,21 @@ EXERCISES = (
         time_limit_s=10,
     ),
     Exercise(
-        id="1.21",
-        title="Temperature",
-        kind="code",
-        names=("apply_temperature",),
-        points=1,
-        minutes=3,
-        lines=1,
-        objective="make a distribution sharper or flatter",
-        hints=(
-            "Try T = 0.5 on logits 0 and 1: should they move apart or together?",
-            "Temperature acts on logits, before the softmax.",
-            "softmax(logits / T) is proportional to p^(1/T).",
-        ),
-        checks=(
-            Property(
-                "raises probabilities to the power 1/T",
-                sharpens_and_flattens,
-                "Give back logits: divided by T, before any softmax. T < 1 sharpens, T > 1 flattens.",
-                (
-                    {"temperature": 1.0},
-                    {"temperature": 0.5},
-                    {"temperature": 2.0},
-                    {"temperature": 0.03},
-                    {"temperature": 70.0},
-                ),
-            ),
-            Property(
-                "stays finite for large logits",
-                stays_finite,
-                "exp(95) is more than float32 holds; stay with logits. And -inf stays -inf.",
-                ({"temperature": 0.5}, {"temperature": 1.0}, {"temperature": 10_000.0}),
-            ),
-            Property(
-                "leaves the logits alone",
-                leaves_alone(lambda answer, logits: answer.apply_temperature(logits, 0.7)),
-                IN_PLACE,
-            ),
-        ),
-        time_limit_s=10,
-    ),
-    Exercise(
-        id="1.22",
-        title="How wide is a sentence open?",
-        kind="prediction",
-        names=("guess_1_22",),
-        points=1,
-        minutes=2,
-        objective="estimate how many tokens share the probability",
-        needs=("model",),
-        hints=("The vocabulary has 49,152 tokens. After `The capital of France is`, most probability is on ` Paris`.",),
-        question=Number(
-            tokens_that_hold_90_percent,
-            factor=4,
-            unit="tokens",
-            hint="Think of all the foods, and of all the ways to begin such a sentence.",
-        ),
-        time_limit_s=60,
-    ),
-    Exercise(
-        id="1.23",
-        title="Top-k",
-        kind="code",
-        names=("keep_top_k",),
-        points=2,
-        minutes=5,
-        lines=2,
-        objective="keep the k likeliest tokens",
-        hints=(
-            "Find the k-th largest logit of each row.",
-            "`topk` is in order; the last of its values is the lowest that stays.",
-            "logits.masked_fill(logits < lowest, -inf)",
-        ),
-        checks=(
-            Property(
-                "keeps the k likeliest of each row",
-                keeps_the_best_k,
-                "Each row has its own k-th largest logit; what is below it becomes -inf, the rest stays.",
-                ROWS,
-            ),
-            Property(
-                "keeps what is tied with the k-th",
-                keeps_ties,
-                "Compare with the k-th value instead of counting positions: which of equal tokens comes first would be "
-                "up to the device.",
-                ({"k": 2}, {"k": 3}, {"k": 1}),
-            ),
-            Property(
-                "keeps everything when k is large",
-                takes_a_large_k,
-                "There are only V tokens: min(k, V).",
-                ({"k": 6}, {"k": 50}),
-            ),
-            Property(
-                "keeps the k likeliest, however far below the best",
-                keeps_what_is_far_below,
-                "Compare logits: probabilities that underflow are all 0, and so are tied.",
-            ),
-            Property("leaves the logits alone", leaves_alone(top_k_2), IN_PLACE),
-        ),
-        time_limit_s=10,
-    ),
-    Exercise(
-        id="1.24",
+        id="1.14",
+        was="1.24",
         title="Top-p",
         kind="code",
         names=("keep_top_p",),
-        points=4,
+        points=5,
         minutes=9,
-        lines=3,
+        lines=5,
         difficulty=3,
         objective="keep the smallest set of tokens with a given mass",
         hints=(
-            "Probabilities 0.5, 0.3, 0.2 and p = 0.6: which tokens stay?",
-            "A token stays if the likelier ones before it do not reach p yet; so the one that crosses p stays.",
-            "before = ordered.cumsum(-1) - ordered; the lowest probability kept is the smallest with before < p.",
+            "Probabilities 0.5, 0.3, 0.2 and p = 0.6: which tokens stay? And which with p = 0.05?",
+            "Put each row's probabilities in descending order. A token stays while the likelier ones before it do not "
+            "reach p yet: so the one with which the sum reaches p stays, and the likeliest always does.",
+            SKELETON,
         ),
         checks=(
             Property(
@@ -603,54 +423,20 @@ EXERCISES = (
                 "All tokens together have mass 1.",
             ),
             Property(
+                "does what its examples say",
+                does_what_its_examples_say,
+                "Follow the examples by hand; what is dropped has the logit -inf.",
+            ),
+            Property(
                 "leaves the logits alone", leaves_alone(lambda answer, logits: answer.keep_top_p(logits, 0.5)), IN_PLACE
             ),
         ),
         time_limit_s=10,
     ),
     Exercise(
-        id="1.25",
-        title="Min-p",
-        kind="code",
-        names=("keep_min_p",),
-        points=2,
-        minutes=5,
-        lines=2,
-        objective="keep tokens that are likely enough beside the best one",
-        hints=(
-            "Which probability is the measure: an absolute one, or the best token's?",
-            "The best token of each row, with `amax(-1, keepdim=True)`.",
-            "Drop where probs < min_p * best.",
-        ),
-        checks=(
-            Property(
-                "keeps what has min_p times the best probability",
-                keeps_the_likely,
-                "The measure is the likeliest token's probability times min_p; compare probabilities, not logits.",
-                ({"size": 4}, {"size": 15}, {"size": 200}),
-            ),
-            Property(
-                "judges each row by itself",
-                judges_each_row(min_p, likely_enough),
-                "The best of each row: an axis, and keepdim=True.",
-                ({"p": 0.3}, {"p": 0.85}),
-            ),
-            Property(
-                "keeps the best token for min_p = 1", never_drops_the_best, "As likely as the best is likely enough."
-            ),
-            Property(
-                "keeps everything for min_p = 0",
-                keeps_everything(lambda answer, logits: answer.keep_min_p(logits.clone(), 0.0), "min_p = 0"),
-                "0 switches it off; log(0) is not needed if you compare probabilities.",
-            ),
-            Property(
-                "leaves the logits alone", leaves_alone(lambda answer, logits: answer.keep_min_p(logits, 0.5)), IN_PLACE
-            ),
-        ),
-        time_limit_s=10,
-    ),
-    Exercise(
-        id="1.26",
+        id="1.15",
+        was="1.26",
+        is_extra=True,
         title="When to stop",
         kind="code",
         names=("complete",),
@@ -684,7 +470,7 @@ EXERCISES = (
             Property(
                 "calls it a stop when the last allowed token is one",
                 prefers_stop,
-                "The model had finished; 'length' would tell the user that the text is cut.",
+                "The model had finished; 'length' would tell the client that the text is cut.",
             ),
             Property("leaves the prompt alone", keeps_the_prompt, "`list(prompt_ids)` is a copy."),
         ),
