@@ -1,4 +1,4 @@
-"""2.11 The learner's kernels in the engine, and the time to the first token."""
+"""2.11 The learner's kernels in the engine."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,10 @@ from twophase_labs.kit.own_attention import OwnAttention
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.machine.kernels import device
-from twophase_labs.machine.questions import Number
+from twophase_labs.prefill.engine_runs import BLOCK_SIZE
 from twophase_labs.prefill.exercises.paged_writes import AXES as WRITE_AXES
 from twophase_labs.prefill.exercises.paged_writes import slots_by_hand
 from twophase_labs.prefill.exercises.prefill_kernel import AXES
-from twophase_labs.prefill.first_token import BLOCK_SIZE, first_token_ratio
 from twophase_labs.prefill.launch import BLOCK_M
 from twophase_labs.prefill.paged_oracle import paged_attention, ragged_batch
 
@@ -166,16 +165,17 @@ def generates_the_same(answer: Any, draw: Draw, num_prompt: int, num_new: int) -
 
 EXERCISES = (
     Exercise(
-        id="2.19",
+        id="2.15",
+        was="2.19",
         title="Your kernels in the engine",
         kind="code",
         names=("own_write", "own_prefill"),
         points=4,
-        minutes=15,
+        minutes=8,
         lines=5,
         difficulty=2,
         needs=("triton", "model"),
-        uses=("2.12", "2.13", "2.15"),
+        uses=("2.9", "2.12"),
         time_limit_s=120,
         objective="choose a grid, launch kernels, and run a real model on them",
         hints=(
@@ -234,23 +234,5 @@ EXERCISES = (
                 ({"num_prompt": 1, "num_new": 2}, {"num_prompt": 21, "num_new": 3}),
             ),
         ),
-    ),
-    Exercise(
-        id="2.20",
-        title="Eight times the prompt",
-        kind="prediction",
-        names=("guess_2_20",),
-        points=1,
-        minutes=3,
-        needs=("model",),
-        objective="predict how the time to the first token grows with the prompt",
-        hints=("What share of the operations is quadratic at these lengths, and what share is per token?",),
-        question=Number(
-            first_token_ratio,
-            factor=2,
-            unit="times",
-            hint="Attention is quadratic; the linear layers are not, and they are most of the work at this length.",
-        ),
-        time_limit_s=120,
     ),
 )

@@ -1,4 +1,4 @@
-"""2.8 Pages: slots, and the kernel that writes K and V into them."""
+"""2.6 Pages: slots, and the kernel that writes K and V into them."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ AXES = {
 }
 
 
-# -- 2.14 --------------------------------------------------------------------------------------------------------------
+# -- 2.8 --------------------------------------------------------------------------------------------------------------
 
 
 def slots_by_hand(table: Tensor, start: int, end: int, block_size: int) -> Tensor:
@@ -66,7 +66,7 @@ def leaves_the_table_alone(answer: Any, draw: Draw) -> None:
         answer.slot_mapping(table, 2, 9, 4)
 
 
-# -- 2.15 --------------------------------------------------------------------------------------------------------------
+# -- 2.9 --------------------------------------------------------------------------------------------------------------
 
 
 def write_and_compare(
@@ -123,18 +123,22 @@ def takes_any_heads(answer: Any, draw: Draw, num_kv_heads: int, head_dim: int, p
 
 EXERCISES = (
     Exercise(
-        id="2.14",
+        id="2.8",
+        was="2.14",
         title="From positions to slots",
         kind="code",
         names=("slot_mapping",),
         points=2,
         minutes=6,
-        lines=2,
+        lines=3,
         objective="translate positions to slots through a block table",
         hints=(
             "Do it by hand for position 9, pages of 4, table [6, 1, 4].",
             "Which entry of the table? That is a division, rounded down. Which slot in the page? That is what is left.",
-            "Index the table with a whole tensor at once: `block_table[entries]`.",
+            "Skeleton:\n"
+            "positions = torch.arange(...)\n"
+            "pages = block_table[...].long()   # a whole tensor of entries at once\n"
+            "return pages * ... + ...",
         ),
         checks=(
             Property(
@@ -174,19 +178,20 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        id="2.15",
+        id="2.9",
+        was="2.15",
         title="The K/V write kernel",
         kind="kernel",
         names=("kv_write_kernel",),
         points=3,
-        minutes=15,
+        minutes=12,
         lines=4,
         difficulty=2,
         needs=("triton",),
         objective="scatter new keys and values into pages",
         hints=(
-            "Say in words where number d of head h of a token in slot 17 stands, for pages of 4 and 3 heads.",
-            "In memory come first all of page 0, in it all of head 0, in it slot 0. So a row of D numbers is counted "
+            "Say in words where element d of head h of a token in slot 17 stands, for pages of 4 and 3 heads.",
+            "In memory come first all of page 0, in it all of head 0, in it slot 0. So a row of D elements is counted "
             "by pages, then heads, then slots.",
             "A mask for a block [BLOCK_H, BLOCK_D] is made of one for each axis: `a[:, None] & b[None, :]`.",
         ),
