@@ -17,8 +17,9 @@ A lab is three things: the notebook's source, the exercises with their checks, t
 **The notebook.** Cells carry tags: `setup` (imports, constants, models; these run before each graded check, so
 load a model through a cached function of your lab's package, for the notebook's check runs them once more),
 `exercise:1.3` (exactly one cell per exercise, and only it defines the exercise's names), `solution` (only in
-labsolutions). In markdown, a line `<!-- card 1.3 -->` becomes the exercise's title, points, minutes and size, and
-`<!-- map -->` the table of all exercises. No magics.
+labsolutions). In markdown, a line `<!-- card 1.3 -->` becomes the exercise's title, points, minutes and size.
+`<!-- minutes: 14 -->` under a `## ` heading says how long the section takes, reading and thinking included, and
+`<!-- map -->` becomes the table of the sections (of the exercises, in a lab without minutes). No magics.
 
     # %% tags=["setup"]
     import torch
@@ -82,6 +83,7 @@ The machine (machine/), file by file
     exercise.py, questions.py  what an exercise is
     checks.py                  what checks are made of
     lab.py, solved.py          a lab's source and exercises; its solved cells, run
+    sections.py                a lab by its sections, and their minutes
     judge.py, guard.py         one answer against its check; what it must not replace meanwhile
     session.py, cards.py       check, hint, reveal in a notebook; verdicts to look at
     progress.py                the learner's file beside the notebook

@@ -55,7 +55,9 @@ def _with_cards(markdown: str, lab: Lab) -> str:
         if words[:1] == ["card"]:
             line = card(lab.exercise(words[1]))
         elif words == ["map"]:
-            line = exercise_map(lab)
+            line = section_map(lab) if lab.edition > 1 else exercise_map(lab)
+        elif words[:1] == ["minutes:"]:
+            line = f"*{words[1]} minutes*"
         lines.append(line)
     return "\n".join(lines)
 
@@ -85,6 +87,21 @@ def exercise_map(lab: Lab) -> str:
                 f"| | **{name}** | | **{sum(e.points for e in total)}** | **{sum(e.minutes for e in total)}** |"
             )
     return "\n".join(lines)
+
+
+def section_map(lab: Lab) -> str:
+    """The sections of a lab as a markdown table: how long each takes and which exercises are in it."""
+    has_exercises, has_extra = bool(lab.exercises), bool(lab.extra)
+    rows = [["section", "minutes", "exercises", "extra"], ["---", "---:", "---", "---"]]
+    for section in lab.sections[1:]:
+        found = [lab.exercise(i) for i in section.exercises]
+        core, extra = ([e.id for e in found if e.is_extra == is_extra] for is_extra in (False, True))
+        rows.append([section.link, str(section.minutes or ""), ", ".join(core), ", ".join(extra)])
+    points = f"{len(lab.core)} exercises, {sum(e.points for e in lab.core)} points"
+    extra_points = f"{len(lab.extra)}, {sum(e.points for e in lab.extra)} extra points"
+    rows.append([f"**{cell}**" for cell in ("total", str(lab.minutes), points, extra_points)])
+    num_columns = 2 + has_exercises + has_extra
+    return "\n".join(f"| {' | '.join(row[:num_columns])} |" for row in rows)
 
 
 def execute(notebook: NotebookNode, folder: Path, workbook: Workbook) -> NotebookNode:
