@@ -90,8 +90,8 @@ def naive_attention(q, k, v):
     q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)  # [H, L, D]: a product per head
     scores = q @ k.mT / D**0.5  # [H, L, L], each query with each key
     visible = torch.arange(L) <= torch.arange(L)[:, None]  # true where the key is not later than the query
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-    return (weights @ v).transpose(0, 1).reshape(L, H * D)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    return (scores.softmax(-1) @ v).transpose(0, 1).reshape(L, H * D)
 
 
 # %% [markdown]
@@ -536,9 +536,7 @@ def online_softmax(stream, M, D):
         new_max = torch.maximum(row_max, s)
         max_safe = new_max.masked_fill(new_max == -torch.inf, 0)
         rescale, p = torch.exp2(row_max - max_safe), torch.exp2(s - max_safe)
-        row_sum = row_sum * rescale + p
-        acc = acc * rescale[:, None] + p[:, None] * v
-        row_max = new_max
+        row_max, row_sum, acc = new_max, row_sum * rescale + p, acc * rescale[:, None] + p[:, None] * v
     out = acc / torch.where(row_sum == 0, 1, row_sum)[:, None]
     return out, row_max + row_sum.log2()
     # END SOLUTION
@@ -809,10 +807,11 @@ for L in (512, 1024, 2048, 4096):
 # > **In production, 2026.** Tiled attention is the default everywhere.
 # > [vLLM](https://github.com/vllm-project/vllm/blob/001394336840495fb529a33f71767ecbfdc88372/docs/design/attention_backends.md)
 # > tries `FLASH_ATTN` first on Ampere and Hopper (FlashAttention 3 on an H100) and `FLASHINFER` on Blackwell;
-# > `--attention-backend` overrides. [SGLang](https://github.com/sgl-project/sglang/blob/000984ed03d93e6622777f500d76a59837b0c42b/docs/advanced_features/attention_backend.md)
-# > takes `fa3` on Hopper and FlashInfer on other NVIDIA cards. By roofline, on an H100: one head at 16,384 tokens, D = 64,
-# > in bfloat16, is 34 GFLOP and 35 microseconds of arithmetic; its score matrix alone, moved four times, is 2.1 GB and
-# > 640 microseconds.
+# > `--attention-backend` overrides.
+# > [SGLang](https://github.com/sgl-project/sglang/blob/000984ed03d93e6622777f500d76a59837b0c42b/docs/advanced_features/attention_backend.md)
+# > takes `fa3` on Hopper and FlashInfer on other NVIDIA cards. By roofline, on an H100: one head at 16,384 tokens,
+# > D = 64, in bfloat16, is 34 GFLOP and 35 microseconds of arithmetic; its score matrix alone, moved four times, is
+# > 2.1 GB and 640 microseconds.
 
 # %% [markdown]
 # ## 6. Where K and V go: slots, and a first kernel
@@ -1180,7 +1179,7 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, sca
     v_cache[new // block_size, :, new % block_size] = v
     slots = slot_mapping(block_table, 0, seq_len, block_size)
     keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))  # [S, H_kv, D]
-    group = q.shape[1] // k.shape[1]
+    group = q.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
     scores = torch.einsum("lhd,shd->hls", q, keys) * scale
     visible = torch.arange(seq_len) <= positions[:, None]
@@ -1482,7 +1481,7 @@ print(f"programs per KV head for chunks of {chunks}: yours {yours}, production {
 #
 # | | FlashAttention | PagedAttention | FlashDecoding |
 # |---|---|---|---|
-# | the problem | score matrix in slow memory | room reserved for the longest answer; gaps | one query cannot fill a GPU |
+# | the problem | score matrix in slow memory | room kept for the longest answer; gaps | one query cannot fill a GPU |
 # | the idea | tiles, running softmax | blocks and a table | keys split among programs, results merged |
 # | it changes | the order of the arithmetic | where K and V lie | which program does what |
 # | the result | the same | the same | the same |
@@ -1500,9 +1499,9 @@ print(f"programs per KV head for chunks of {chunks}: yours {yours}, production {
 # *Needs: CPU; Triton (interpreted without a GPU) for the extra.*
 #
 # Between the matrix products of a layer stand small operations: adding the residual, the norm, the rotation, the gate
-# of the MLP. They have hardly any arithmetic. In PyTorch each of them is a kernel that reads its inputs from slow memory
-# and writes its result there, as standard attention did. **Fusion** makes one kernel of a chain of them: intermediates
-# stay in registers.
+# of the MLP. They have hardly any arithmetic. In PyTorch each of them is a kernel that reads its inputs from slow
+# memory and writes its result there, as standard attention did. **Fusion** makes one kernel of a chain of them:
+# intermediates stay in registers.
 #
 # ```mermaid
 # flowchart LR
@@ -1580,9 +1579,8 @@ noted = {
 for name, chain in chains_of(SMOLLM2, 4096).items():
     apart, as_one = (4 * count for count in chain_traffic(chain.steps, chain.sizes, chain.kept))
     seen = f"{noted[name] / 1e6:6.1f} MB" if name in noted else "        -"
-    print(
-        f"{name:20}: apart {apart / 1e6:6.1f} MB (noted {seen}), as one {as_one / 1e6:5.1f} MB: {apart / as_one:.1f} x less"
-    )
+    print(f"{name:20}: apart {apart / 1e6:6.1f} MB (noted {seen}), ", end="")
+    print(f"as one {as_one / 1e6:5.1f} MB: {apart / as_one:.1f} times less")
 
 # %% [markdown]
 # **Measured.** A CPU has no kernel that would keep a chain in registers unless a compiler makes one. But it has a
@@ -1604,10 +1602,10 @@ print(f"largest difference: {(silu_mul_by_rows(gate, up, 64) - silu_mul(gate, up
 #
 # > **In production, 2026.** Fusing is a compiler's work by now.
 # > [vLLM](https://docs.vllm.ai/en/v0.18.2/design/fusions/) compiles models with `torch.compile` and adds passes of its
-# > own, switched on by its optimization level: all-reduce with residual and RMSNorm from `-O2` (the
-# > default) on tensor-parallel Hopper and Blackwell GPUs, RoPE with the cache write on ROCm only. By roofline, on an H100: SiLU x up
-# > of 4,096 tokens of an 8B model, 14,336 wide, moves 940 MB in bfloat16 as three operations and 352 MB as one: 280
-# > against 105 microseconds, 32 times per prompt.
+# > own, switched on by its optimization level: all-reduce with residual and RMSNorm from `-O2` (the default) on
+# > tensor-parallel Hopper and Blackwell GPUs, RoPE with the cache write on ROCm only. By roofline, on an H100: SiLU x
+# > up of 4,096 tokens of an 8B model, 14,336 wide, moves 940 MB in bfloat16 as three operations and 352 MB as one: 280
+# > against 105 microseconds, in each of 32 layers.
 
 # %% [markdown]
 # ### Going further
@@ -1759,10 +1757,10 @@ print("calls of your functions:", llm.model.backend.num_calls)
 #
 # ### The surprise again
 #
-# The first cell let transformers read 128 tokens, together and one by one. Here is the same measurement with your work:
-# the attention of all 30 layers is your `prefill_chunk`, over your slots. The time of `together` is most of the **TTFT**,
-# the time to first token, by which prefill is judged; its share of the flat roof is called **model FLOP utilisation**,
-# MFU (arXiv:2204.02311).
+# The first cell let transformers read 128 tokens, together and one by one. Here is the same measurement with your
+# work: the attention of all 30 layers is your `prefill_chunk`, over your slots. The time to read the whole prompt is
+# most of the **TTFT**, the time to first token, by which prefill is judged; the share of the flat roof that it reaches
+# is called **model FLOP utilisation**, MFU (arXiv:2204.02311).
 
 # %%
 from twophase_labs.prefill.two_ways import read_in_chunks
@@ -1792,9 +1790,9 @@ prefill_pictures.draw_chunk_rates(rates, bound, flops_per_s)
 
 # %% [markdown]
 # **Read the result.** One by one, the bound itself is low: each weight that comes from memory is used once, and the
-# slanted roof ends what the processor could do. That was the answer to the first cell. It was short of bytes. With more
-# tokens at a time the bound rises to the flat roof, and the measured rate follows below it; the distance is what PyTorch
-# spends on starting operations and on products below its best size.
+# slanted roof ends what the processor could do. That is the answer to the first cell: the processor was short of
+# bytes. With more tokens at a time the bound rises to the flat roof. The distance between the bound and the measured
+# rate is what PyTorch spends on starting operations and on products that are too small for its best rate.
 #
 # **Takeaway.** Reading a prompt together is worth what the first cell printed because each weight is fetched once for
 # 128 tokens and not 128 times; with your attention in all 30 layers the picture is the same.

@@ -124,7 +124,10 @@ def online_softmax(stream, M, D):
                 "forgets to divide",
                 edited(
                     SOLVED_2_4,
-                    ("    out = (\n        acc / torch.where(row_sum == 0, 1, row_sum)[:, None]\n    )", "out = acc"),
+                    (
+                        "    out = (\n        acc / torch.where(row_sum == 0, 1, row_sum)[:, None]\n    )",
+                        "    out = acc",
+                    ),
                 ),
                 "averages the values",
             ),
@@ -260,7 +263,7 @@ def online_softmax(stream, M, D):
                     SOLVED_2_4,
                     (
                         "    out = (\n        acc / torch.where(row_sum == 0, 1, row_sum)[:, None]\n    )",
-                        "out = acc / row_sum[:, None]",
+                        "    out = acc / row_sum[:, None]",
                     ),
                 ),
                 "survives hidden keys",

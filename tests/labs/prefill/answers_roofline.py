@@ -8,19 +8,19 @@ BANKS = {
             Wrong(
                 "logits always in two bytes",
                 """
-def matmul_cost(rows, inner, columns, bytes_per_number):
+def matmul_cost(rows, inner, columns, bytes_per_element):
     num_flops = 2 * rows * inner * columns
     num_moved = rows * inner + inner * columns + rows * columns
-    return num_flops, num_moved * bytes_per_number
+    return num_flops, num_moved * bytes_per_element
 
 
-def prefill_cost(shape, num_tokens, bytes_per_number):
+def prefill_cost(shape, num_tokens, bytes_per_element):
     pairs = num_tokens * (num_tokens + 1) // 2
     num_flops = 4 * pairs * shape.num_heads * shape.head_dim
     num_moved = 2 * num_tokens * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
-    num_bytes = num_moved * bytes_per_number
+    num_bytes = num_moved * bytes_per_element
     for inner, columns in shape.projections.values():
-        product = matmul_cost(num_tokens, inner, columns, bytes_per_number)
+        product = matmul_cost(num_tokens, inner, columns, bytes_per_element)
         num_flops, num_bytes = num_flops + product[0], num_bytes + product[1]
     last = matmul_cost(1, shape.hidden, shape.vocab, 2)
     return shape.num_layers * num_flops + last[0], shape.num_layers * num_bytes + last[1]
@@ -30,21 +30,21 @@ def prefill_cost(shape, num_tokens, bytes_per_number):
             Wrong(
                 "always two bytes",
                 """
-def matmul_cost(rows, inner, columns, bytes_per_number):
+def matmul_cost(rows, inner, columns, bytes_per_element):
     num_flops = 2 * rows * inner * columns
     num_moved = rows * inner + inner * columns + rows * columns
-    return num_flops, num_moved * bytes_per_number
+    return num_flops, num_moved * bytes_per_element
 
 
-def prefill_cost(shape, num_tokens, bytes_per_number):
+def prefill_cost(shape, num_tokens, bytes_per_element):
     pairs = num_tokens * (num_tokens + 1) // 2
     num_flops = 4 * pairs * shape.num_heads * shape.head_dim
     num_moved = 2 * num_tokens * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
     num_bytes = num_moved * 2
     for inner, columns in shape.projections.values():
-        product = matmul_cost(num_tokens, inner, columns, bytes_per_number)
+        product = matmul_cost(num_tokens, inner, columns, bytes_per_element)
         num_flops, num_bytes = num_flops + product[0], num_bytes + product[1]
-    last = matmul_cost(1, shape.hidden, shape.vocab, bytes_per_number)
+    last = matmul_cost(1, shape.hidden, shape.vocab, bytes_per_element)
     return shape.num_layers * num_flops + last[0], shape.num_layers * num_bytes + last[1]
 """,
                 "counts the bytes of a prefill",
@@ -57,21 +57,21 @@ def prefill_cost(shape, num_tokens, bytes_per_number):
             Wrong(
                 "at most 128 tokens",
                 """
-def matmul_cost(rows, inner, columns, bytes_per_number):
+def matmul_cost(rows, inner, columns, bytes_per_element):
     num_flops = 2 * rows * inner * columns
     num_moved = rows * inner + inner * columns + rows * columns
-    return num_flops, num_moved * bytes_per_number
+    return num_flops, num_moved * bytes_per_element
 
 
-def prefill_cost(shape, num_tokens, bytes_per_number):
+def prefill_cost(shape, num_tokens, bytes_per_element):
     pairs = min(num_tokens, 128) * (min(num_tokens, 128) + 1) // 2
     num_flops = 4 * pairs * shape.num_heads * shape.head_dim
     num_moved = 2 * num_tokens * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
-    num_bytes = num_moved * bytes_per_number
+    num_bytes = num_moved * bytes_per_element
     for inner, columns in shape.projections.values():
-        product = matmul_cost(num_tokens, inner, columns, bytes_per_number)
+        product = matmul_cost(num_tokens, inner, columns, bytes_per_element)
         num_flops, num_bytes = num_flops + product[0], num_bytes + product[1]
-    last = matmul_cost(1, shape.hidden, shape.vocab, bytes_per_number)
+    last = matmul_cost(1, shape.hidden, shape.vocab, bytes_per_element)
     return shape.num_layers * num_flops + last[0], shape.num_layers * num_bytes + last[1]
 """,
                 "counts the FLOPs of a prefill",
@@ -79,11 +79,11 @@ def prefill_cost(shape, num_tokens, bytes_per_number):
             Wrong(
                 "FLOPs only",
                 """
-def matmul_cost(rows, inner, columns, bytes_per_number):
+def matmul_cost(rows, inner, columns, bytes_per_element):
     return 2 * rows * inner * columns
 
 
-def prefill_cost(shape, num_tokens, bytes_per_number):
+def prefill_cost(shape, num_tokens, bytes_per_element):
     return 2 * num_tokens * sum(a * b for a, b in shape.projections.values()) * shape.num_layers
 """,
                 "counts the FLOPs of a product",
@@ -96,7 +96,7 @@ def prefill_cost(shape, num_tokens, bytes_per_number):
             Wrong("bytes of all products", {2: "rows * inner * columns"}, "counts the bytes of a product"),
             Wrong(
                 "numbers instead of bytes",
-                {2: "(rows * inner + inner * columns + rows * columns) // bytes_per_number"},
+                {2: "(rows * inner + inner * columns + rows * columns) // bytes_per_element"},
                 "counts the bytes of a product",
             ),
             Wrong("the full square", {3: "num_tokens**2"}, "counts the FLOPs of a prefill"),
@@ -120,18 +120,18 @@ def prefill_cost(shape, num_tokens, bytes_per_number):
             Wrong(
                 "logits of all rows",
                 """
-def matmul_cost(rows, inner, columns, bytes_per_number):
-    return 2 * rows * inner * columns, bytes_per_number * (rows * inner + inner * columns + rows * columns)
+def matmul_cost(rows, inner, columns, bytes_per_element):
+    return 2 * rows * inner * columns, bytes_per_element * (rows * inner + inner * columns + rows * columns)
 
 
-def prefill_cost(shape, num_tokens, bytes_per_number):
-    flops, num_bytes = matmul_cost(num_tokens, shape.hidden, shape.vocab, bytes_per_number)
+def prefill_cost(shape, num_tokens, bytes_per_element):
+    flops, num_bytes = matmul_cost(num_tokens, shape.hidden, shape.vocab, bytes_per_element)
     for inner, columns in shape.projections.values():
-        f, b = matmul_cost(num_tokens, inner, columns, bytes_per_number)
+        f, b = matmul_cost(num_tokens, inner, columns, bytes_per_element)
         flops, num_bytes = flops + shape.num_layers * f, num_bytes + shape.num_layers * b
     width, pairs = shape.num_heads * shape.head_dim, num_tokens * (num_tokens + 1) // 2
     numbers = 2 * num_tokens * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
-    return flops + shape.num_layers * 4 * width * pairs, num_bytes + shape.num_layers * numbers * bytes_per_number
+    return flops + shape.num_layers * 4 * width * pairs, num_bytes + shape.num_layers * numbers * bytes_per_element
 """,
                 "counts the FLOPs of a prefill",
             ),
@@ -155,21 +155,21 @@ def prefill_cost(shape, num_tokens, bytes_per_number):
             Right(
                 "part by part",
                 """
-def matmul_cost(rows, inner, columns, bytes_per_number):
+def matmul_cost(rows, inner, columns, bytes_per_element):
     sizes = [(rows, inner), (inner, columns), (rows, columns)]
-    return rows * columns * inner * 2, sum(a * b for a, b in sizes) * bytes_per_number
+    return rows * columns * inner * 2, sum(a * b for a, b in sizes) * bytes_per_element
 
 
-def prefill_cost(shape, num_tokens, bytes_per_number):
-    total = list(matmul_cost(1, shape.hidden, shape.vocab, bytes_per_number))
+def prefill_cost(shape, num_tokens, bytes_per_element):
+    total = list(matmul_cost(1, shape.hidden, shape.vocab, bytes_per_element))
     for _ in range(shape.num_layers):
         for inner, columns in shape.projections.values():
-            for i, cost in enumerate(matmul_cost(num_tokens, inner, columns, bytes_per_number)):
+            for i, cost in enumerate(matmul_cost(num_tokens, inner, columns, bytes_per_element)):
                 total[i] += cost
         for head in range(shape.num_heads):
             total[0] += sum(4 * shape.head_dim * keys for keys in range(1, num_tokens + 1))
         for num_heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads):
-            total[1] += num_tokens * num_heads * shape.head_dim * bytes_per_number
+            total[1] += num_tokens * num_heads * shape.head_dim * bytes_per_element
     return tuple(total)
 """,
             ),

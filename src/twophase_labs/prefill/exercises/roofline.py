@@ -113,7 +113,7 @@ EXERCISES = (
         kind="code",
         names=("matmul_cost", "prefill_cost"),
         points=4,
-        minutes=12,
+        minutes=8,
         lines=6,
         difficulty=2,
         objective="count the operations and the bytes of a prefill",
@@ -161,7 +161,7 @@ EXERCISES = (
         kind="prediction",
         names=("guess_2_3",),
         points=1,
-        minutes=4,
+        minutes=3,
         objective="tell from an intensity what limits a step on a given GPU",
         hints=(
             "The ridge is FLOP per second over bytes per second.",
