@@ -185,6 +185,11 @@ class Lab:
             raise WorkbookError(f"lab {self.number} has no exercise {exercise_id!r}; it has {known}")
         return self.exercises[exercise_id]
 
+    def is_open(self, exercise_id: str) -> bool:
+        """Whether the learner writes the whole function. The first edition did not tell these apart."""
+        template = self.templates.get(exercise_id)
+        return self.edition > 1 and template is not None and template.is_open
+
     def all_uses(self, exercise_id: str) -> tuple[str, ...]:
         """Ids of the exercises whose answers this one calls, directly or through another, in the lab's order.
 

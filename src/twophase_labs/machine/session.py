@@ -8,7 +8,7 @@ from typing import Any, no_type_check
 
 import torch  # noqa: F401  so that the guard below watches it
 
-from twophase_labs.machine.cards import AMBER, GREEN, Card, note_card, verdict_card
+from twophase_labs.machine.cards import AMBER, GREEN, Card, note_card, verdict_card, with_skeleton
 from twophase_labs.machine.checks import shown
 from twophase_labs.machine.exercise import MAX_HINTS, Exercise
 from twophase_labs.machine.guard import Guard
@@ -148,7 +148,7 @@ def _committed(session: Session, exercise: Exercise, value: Any) -> Card:
     first, found = finite_number(entry.get("prediction")), finite_number(entry.get("measured"))
     lines = []
     if first is None:
-        lines.append(("written", f"{written:g}{_unit(exercise)}, after the measurement; guess before it next time"))
+        lines.append(("written", f"{written:g}{_unit(exercise)}, after the measurement; predict before it next time"))
     else:
         lines.append(("committed", f"{first:g}{_unit(exercise)}"))
         if first != written:
@@ -203,12 +203,14 @@ def hint(exercise: str) -> Card:
     taken = as_count(session.progress.of(exercise).get("hints"))
     shown = min(taken + 1, len(found.hints), MAX_HINTS)
     session.progress.record(exercise, lambda entry: entry.update(hints=shown))
-    lines = [(f"hint {number}", text) for number, text in enumerate(found.hints[:shown], start=1)]
+    hints = [with_skeleton(text) for text in found.hints[:shown]]
+    lines = [(f"hint {number}", words) for number, (words, _) in enumerate(hints, start=1)]
+    code = "\n\n".join(code for _, code in hints if code)
     rest = len(found.hints) - shown
     lines.append(
         ("then", f"{rest} more to come" if rest else f'`reveal("{exercise}")` shows the solution, and is recorded')
     )
-    return note_card(f"{exercise} {found.title}: hint {shown} of {len(found.hints)}", lines)
+    return note_card(f"{exercise} {found.title}: hint {shown} of {len(found.hints)}", lines, code)
 
 
 def reveal(exercise: str) -> Card:

@@ -30,7 +30,15 @@ check("1.1")
 
 # %% tags=["exercise:1.2"]
 def running_mean(x):
+    """The mean up to each position, for x of shape [T].
+
+    >>> running_mean(torch.tensor([2.0, 4.0])).tolist()
+    [2.0, 3.0]
+    >>> running_mean(torch.ones(1)).tolist()
+    [1.0]
+    """
     # BEGIN SOLUTION: the means
+    # a remark
     totals = x.cumsum(-1)
     return totals / torch.arange(1, x.shape[-1] + 1)
     # END SOLUTION
@@ -47,16 +55,30 @@ measured("1.1", sum(range(1, 101)))
 
 # %% tags=["exercise:1.3"]
 def centred(x):
+    """The difference at each of T positions.
+
+    >>> centred(torch.tensor([2.0, 4.0])).tolist()
+    [0.0, 2.0]
+    >>> centred(torch.ones(1)).tolist()
+    [0.0]
+    """
     # BEGIN SOLUTION: subtract the running mean and scale
     return SCALE * (x - running_mean(x))
     # END SOLUTION
 
 
 # %% [markdown]
+# **Takeaway.** One pass of 100 additions.
+#
+# > **In production, 2026.** A box of words
+# > with a [source](https://a.b/c).
+#
 # ## 2. State
 # <!-- minutes: 5 -->
 #
 # <!-- card 1.4 -->
+#
+# **Takeaway.** Two steps.
 
 
 # %% tags=["exercise:1.4"]

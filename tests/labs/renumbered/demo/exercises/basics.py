@@ -8,10 +8,12 @@ from twophase_labs.machine.questions import Choice, Number
 
 BEFORE = {exercise.id: exercise for exercise in basics.EXERCISES}
 
+HINTS = ("A sum.", "And a division.", "Sum, then divide:\n    totals = ...\n    return totals / ...")
+
 EXERCISES = (
     replace(BEFORE["1.4"], id="1.1", was="1.4", names=("guess_1_1",)),
-    replace(BEFORE["1.1"], id="1.2", was="1.1"),
-    replace(BEFORE["1.3"], uses=("1.2",)),  # keeps its number, and does not say so
+    replace(BEFORE["1.1"], id="1.2", was="1.1", hints=HINTS),
+    replace(BEFORE["1.3"], uses=("1.2",), hints=HINTS),  # keeps its number, and does not say so
     replace(BEFORE["1.8"], id="1.4", was="1.8"),
     replace(
         BEFORE["1.2"],
