@@ -820,10 +820,11 @@ for L in (512, 1024, 2048, 4096):
 # *Needs: CPU; Triton (interpreted without a GPU) for the kernel.*
 #
 # What remains is to write the two loops where they belong: on the processor that has the fast memory, as one kernel.
-# Before a kernel can read K and V of many sequences, they must lie somewhere that it can find. In an engine they lie
-# in **blocks** of a pool, `[N, H_kv, block_size, D]` per layer, and each sequence has a **block table** with the
-# numbers of its blocks in order. (Kernels and papers also call a block a *page*. In this lab's Triton code it is
-# `PAGE`, because there `BLOCK_*` means a tile.) Lab 3 hands out the blocks; here they are given.
+# Before a kernel can read K and V of many sequences, they must lie somewhere that it can find. In an engine, memory
+# for keys and values is allocated in **blocks** of `block_size` tokens. They form a pool, `[N, H_kv, block_size, D]`
+# per layer, and each sequence has a **block table** with the numbers of its blocks in order. (In this lab's Triton
+# code a block is called `PAGE`, after PagedAttention, because there `BLOCK_*` means a tile.) Lab 3 hands out the
+# blocks; here they are given.
 #
 # The place of one token is its **slot**, a number that names block and offset at once:
 #
@@ -1329,8 +1330,8 @@ prefill_pictures.draw_programs(query_lens=[5, 6], cached=[6, 0], block_q=2)
 # Causal attention of a ragged batch over the blocks of a cache. A row at position p sees the keys at positions 0 to p;
 # a chunk's tokens are the last `chunk_len` of their sequence. The row of K, seen as `[N * H_KV * PAGE, D]`, is
 #
-# $$(\text{page} \cdot H_{kv} + \text{kv head}) \cdot \text{PAGE} + \text{offset},
-# \qquad \text{page} = \text{table}[\lfloor \text{position} / \text{PAGE} \rfloor]$$
+# $$(\text{block} \cdot H_{kv} + \text{kv head}) \cdot \text{PAGE} + \text{offset},
+# \qquad \text{block} = \text{table}[\lfloor \text{position} / \text{PAGE} \rfloor]$$
 #
 # The check draws a map of what your kernel reads: one-hot values turn its output into its weights.
 #
@@ -1391,7 +1392,7 @@ def paged_prefill_kernel(
         in_range = positions < hi
         page_ids = tl.load(
             table_ptr + positions // PAGE, mask=in_range, other=0
-        )  # SOLUTION: [BLOCK_N], the page of each position, from the table; 0 where not in_range
+        )  # SOLUTION: [BLOCK_N], the block of each position, from the table; 0 where not in_range
         slots = (page_ids.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE  # SOLUTION: [BLOCK_N], rows of K
         mask_kv = in_range[:, None] & (offs_d < D)[None, :]
         k = tl.load(k_ptr + slots[:, None] * D + offs_d[None, :], mask=mask_kv, other=0.0)
@@ -1446,8 +1447,8 @@ from twophase_labs.kit.open_engine import show_source
 show_source(attend_range, first="next_page_ids = load_page_ids", last="row_max = new_max")
 
 # %% [markdown]
-# **One question.** Your loop loads the page ids of the tile that it is about to read. Where do the ids of *this* tile
-# come from here, and what could that buy on a GPU?
+# **One question.** Your loop loads the block numbers (`page_ids`) of the tile that it is about to read. Where do those
+# of *this* tile come from here, and what could that buy on a GPU?
 #
 # <details><summary>The answer</summary>
 #
@@ -1490,7 +1491,7 @@ print(f"programs per KV head for chunks of {chunks}: yours {yours}, production {
 # | source | arXiv:2205.14135 | arXiv:2309.06180 | [Dao et al. 2023](https://pytorch.org/blog/flash-decoding/) |
 #
 # **Takeaway.** Your kernel for a prompt of 4,096 tokens loads 51 % of the tiles of the square and masks 2 % of them; it
-# differs from the engine's loop in when page ids are loaded and in what is known at compile time.
+# differs from the engine's loop in when block numbers are loaded and in what is known at compile time.
 
 # %% [markdown]
 # ## 10. Fusion: what is never written need not be read
@@ -1579,7 +1580,7 @@ noted = {
 for name, chain in chains_of(SMOLLM2, 4096).items():
     apart, as_one = (4 * count for count in chain_traffic(chain.steps, chain.sizes, chain.kept))
     seen = f"{noted[name] / 1e6:6.1f} MB" if name in noted else "        -"
-    print(f"{name:20}: apart {apart / 1e6:6.1f} MB (noted {seen}), ", end="")
+    print(f"{name:21}: apart {apart / 1e6:6.1f} MB (noted {seen}), ", end="")
     print(f"as one {as_one / 1e6:5.1f} MB: {apart / as_one:.1f} times less")
 
 # %% [markdown]
@@ -1632,8 +1633,8 @@ def add_rmsnorm_kernel(
     BLOCK_N: tl.constexpr,
 ):
     """One program: one row, read once and written once."""
-    # BEGIN SOLUTION: load a row of both, add, store h, normalise, store y
     row, columns = tl.program_id(0), tl.arange(0, BLOCK_N)
+    # BEGIN SOLUTION: mask and offsets; load a row of both, add, store h, normalise, store y
     mask = columns < N
     offs = row * N + columns
     h = tl.load(x_ptr + offs, mask=mask, other=0.0) + tl.load(residual_ptr + offs, mask=mask, other=0.0)
@@ -1733,7 +1734,7 @@ llm = open_own_engine(slots=slot_mapping, write=own_write, prefill=own_prefill, 
 # needs: triton
 prompts = [
     "The capital of France is",
-    "Once upon a time there was a machine that could read a whole page at a glance, and then",
+    "Once upon a time there was a machine that could read a whole book at a glance, and then",
     "One, two, three, four,",
 ]
 outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
@@ -1855,7 +1856,7 @@ answer_2_18 = {
 check("2.18")
 
 # %% [markdown]
-# ## Troubleshooting, by symptom
+# ### Troubleshooting, by symptom
 #
 # | symptom | likely cause | section |
 # |---|---|---|
@@ -1872,7 +1873,7 @@ check("2.18")
 # | slow at every length | padding; tiles above the diagonal; prompts too short to fill the machine | 2, 7, 9 |
 
 # %% [markdown]
-# ## What to read next
+# ### What to read next
 #
 # - Online normalizer calculation for softmax, arXiv:1805.02867: the running maximum and sum.
 # - FlashAttention, arXiv:2205.14135; FlashAttention-2, arXiv:2307.08691: tiles, and which program does which.

@@ -62,7 +62,7 @@ def draw_turning(theta: float, width: int, positions: int, pairs: Sequence[int])
             axis.text(1.1, 0, f"0 to {positions - 1}", ha="left", va="center", fontsize=8, color=INK)
         axis.set(xlim=(-1.5, 1.8), ylim=(-1.5, 1.5), aspect="equal", xticks=[], yticks=[])
         axis.set(xlabel=f"element {pair}", ylabel=f"element {pair + width // 2}")
-        axis.set_title(f"pair {pair}: {step:.2g} radians a position", loc="left", fontsize=10)
+        axis.set_title(f"pair {pair}: {step:.2g} rad per position", loc="left", fontsize=10)
     return _done(figure)
 
 
@@ -144,7 +144,10 @@ def draw_roofline(
         axis.plot(xs, ys, marker, color=colour, label=name, linestyle="-", linewidth=0.6)
         for num_tokens, x, y in zip(kind, xs, ys, strict=True):
             text = f"{num_tokens:,}"
-            axis.annotate(text, (x, y), offset, textcoords="offset points", fontsize=8, ha="center", color=INK)
+            box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"}
+            axis.annotate(
+                text, (x, y), offset, textcoords="offset points", fontsize=8, ha="center", color=INK, bbox=box
+            )
     axis.set_xscale("log")
     axis.set_yscale("log")
     for which in (axis.xaxis, axis.yaxis):
@@ -181,7 +184,7 @@ def draw_saved_traffic(factors: Mapping[str, Mapping[int, float]]) -> Figure:
     for (name, values), colour, marker in zip(factors.items(), COLOURS, MARKERS, strict=False):
         axes[0].plot(list(values), list(values.values()), marker, color=colour, linestyle="-", linewidth=1)
         at = (max(values), values[max(values)])
-        axes[0].annotate(name, at, (8, 0), textcoords="offset points", va="center", color=INK, fontsize=9)
+        axes[0].annotate(name, at, (8, 2), textcoords="offset points", va="bottom", color=INK, fontsize=9)
     axes[0].axhline(1, color=LINE, linestyle="--", linewidth=1)
     axes[0].set_xscale("log")
     axes[0].set_yscale("log", base=2)

@@ -57,7 +57,7 @@ def chains_of(shape: ModelShape, num_tokens: int) -> dict[str, Chain]:
         dict.fromkeys(("gate", "up", "sigmoid", "silu", "out"), rows * shape.mlp),
         ("out",),
     )
-    return {"residual + RMSNorm": norm, "RoPE + write to pages": rope, "SiLU x up": gate}
+    return {"residual + RMSNorm": norm, "RoPE + write to cache": rope, "SiLU x up": gate}
 
 
 PARTS = ("", "_cos", "_swapped", "_sin", "_turned")

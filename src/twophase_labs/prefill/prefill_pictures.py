@@ -80,11 +80,11 @@ def draw_reads(kernel: Any, query_lens: Sequence[int], cached: Sequence[int]) ->
     for border in page_borders(batch):
         if border < shown:
             axes.axvline(border - 0.5, color=LINE, linewidth=1.5)
-    names = [name.partition(", page")[0] for name in columns[:shown]]
+    names = [name.partition(", block")[0] for name in columns[:shown]]
     axes.set_xticks(range(shown), [name.split()[-1] if " key " in name else "" for name in names], fontsize=9)
     for first in range(0, shown, 4):
         owner = names[first].split()[0] if " key " in names[first] else "free"
-        page = columns[first].partition(", page ")[2].partition(",")[0]
+        page = columns[first].partition(", block ")[2].partition(",")[0]
         axes.text(first + 1.5, -0.75, f"{owner}: block {page}", ha="center", va="bottom", fontsize=9, color=INK)
     axes.set_yticks(range(len(rows)), [name.partition(", head")[0] for name in rows], fontsize=9)
     axes.set(xlabel="slots of the pool, block by block; the number is the key's position", ylabel="query")

@@ -4,11 +4,11 @@ from tests.labs.prefill.variants import edited
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 SOLVED_2_11 = """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
     block_size = k_cache.shape[2]
     seq_len = num_cached + len(q)
     positions = torch.arange(num_cached, seq_len)
-    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
     new = slot_mapping(block_table, num_cached, seq_len, block_size)
     k_cache[new // block_size, :, new % block_size] = k
     v_cache[new // block_size, :, new % block_size] = v
@@ -84,10 +84,10 @@ BANKS = {
             Wrong(
                 "keys not rotated",
                 """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
     block_size, seq_len = k_cache.shape[2], num_cached + len(q)
     positions = torch.arange(num_cached, seq_len)
-    q = rotate(q, positions, THETA)
+    q = rotate(q, positions, theta)
     new = slot_mapping(block_table, num_cached, seq_len, block_size)
     k_cache[new // block_size, :, new % block_size] = k
     v_cache[new // block_size, :, new % block_size] = v
@@ -98,9 +98,9 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
             Wrong(
                 "writes nothing",
                 """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
     positions = torch.arange(num_cached, num_cached + len(q))
-    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
     visible = positions <= positions[:, None]
     keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("lhd,shd->hls", q, keys) * scale
@@ -167,16 +167,16 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
             Wrong(
                 "rotates the history again",
                 """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
     block_size, seq_len = k_cache.shape[2], num_cached + len(q)
     positions = torch.arange(num_cached, seq_len)
-    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
     new = slot_mapping(block_table, num_cached, seq_len, block_size)
     k_cache[new // block_size, :, new % block_size] = k
     v_cache[new // block_size, :, new % block_size] = v
     slots = slot_mapping(block_table, 0, seq_len, block_size)
     keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))
-    keys[:num_cached] = rotate(keys[:num_cached], torch.arange(num_cached), THETA)
+    keys[:num_cached] = rotate(keys[:num_cached], torch.arange(num_cached), theta)
     visible = torch.arange(seq_len) <= positions[:, None]
     keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
     scores = torch.einsum("lhd,shd->hls", q, keys) * scale
@@ -188,10 +188,10 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
             Wrong(
                 "whole pages, stale slots too",
                 """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
     block_size, seq_len = k_cache.shape[2], num_cached + len(q)
     positions = torch.arange(num_cached, seq_len)
-    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
     new = slot_mapping(block_table, num_cached, seq_len, block_size)
     k_cache[new // block_size, :, new % block_size] = k
     v_cache[new // block_size, :, new % block_size] = v
@@ -209,11 +209,11 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
             Wrong(
                 "sees the last 16 tokens only",
                 """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
     block_size = k_cache.shape[2]
     seq_len = num_cached + len(q)
     positions = torch.arange(num_cached, seq_len)
-    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
     new = slot_mapping(block_table, num_cached, seq_len, block_size)
     k_cache[new // block_size, :, new % block_size] = k
     v_cache[new // block_size, :, new % block_size] = v
@@ -231,11 +231,11 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
             Wrong(
                 "ignores the scale",
                 """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
     block_size = k_cache.shape[2]
     seq_len = num_cached + len(q)
     positions = torch.arange(num_cached, seq_len)
-    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
     new = slot_mapping(block_table, num_cached, seq_len, block_size)
     k_cache[new // block_size, :, new % block_size] = k
     v_cache[new // block_size, :, new % block_size] = v
@@ -253,11 +253,11 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
             Wrong(
                 "pages of four",
                 """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
     block_size = 4
     seq_len = num_cached + len(q)
     positions = torch.arange(num_cached, seq_len)
-    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
     new = slot_mapping(block_table, num_cached, seq_len, block_size)
     k_cache[new // block_size, :, new % block_size] = k
     v_cache[new // block_size, :, new % block_size] = v
@@ -283,15 +283,58 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
                 ),
                 "sees the history",
             ),
+            Wrong(
+                "always a base of 10,000",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "rotate(q, positions, theta), rotate(k, positions, theta)",
+                        "rotate(q, positions, 1e4), rotate(k, positions, 1e4)",
+                    ),
+                ),
+                "writes K and V into their slots",
+            ),
+            Wrong(
+                "no empty chunks",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "    block_size = k_cache.shape[2]\n",
+                        "    block_size = k_cache.shape[2]\n    assert len(q) > 0\n",
+                    ),
+                ),
+                "sees the history",
+            ),
+            Wrong(
+                "groups of three",
+                edited(SOLVED_2_11, ("group = q.shape[1] // k.shape[1]", "group = 3")),
+                "sees the history",
+            ),
+            Wrong(
+                "-1e4 for what is hidden",
+                edited(SOLVED_2_11, ("torch.where(visible, scores, -torch.inf)", "torch.where(visible, scores, -1e4)")),
+                "works at any level of scores",
+            ),
+            Wrong(
+                "rotates the caller's tensors",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "q, k = rotate(q, positions, theta), rotate(k, positions, theta)",
+                        "q[:], k[:] = rotate(q, positions, theta), rotate(k, positions, theta)",
+                    ),
+                ),
+                "leaves its inputs alone",
+            ),
         ),
         right=(
             Right(
                 "slot by slot, torch's own attention",
                 """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
     page, L = k_cache.shape[2], len(q)
     positions = num_cached + torch.arange(L)
-    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
     for position, one_k, one_v in zip(positions.tolist(), k, v):
         slot = int(block_table[position // page]), slice(None), position % page
         k_cache[slot], v_cache[slot] = one_k, one_v

@@ -134,8 +134,8 @@ BANKS = {
                 ),
                 "writes no input back",
             ),
-            Wrong("the first step's inputs", FIRST_AND_LAST, "reads an input of the chain once"),
-            Wrong("changes the caller's set", CHANGES_KEPT, EXAMPLE_A),
+            Wrong("the first step's inputs", FIRST_AND_LAST, "writes no input back"),
+            Wrong("changes the caller's set", CHANGES_KEPT, "counts steps that run apart"),
             Wrong("remembers from chain to chain", REMEMBERS, EXAMPLE_B),
             Wrong(
                 "at most 16 steps", edited(CHAIN, ("in steps:", "in steps[:16]:")), "counts any chain that runs apart"

@@ -1,6 +1,7 @@
 """Answers that prove the checks of exercise 2.15."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
+from twophase_labs.prefill.launch import launch_kv_write
 
 BANKS = {
     "2.15": Bank(
@@ -78,6 +79,8 @@ def own_prefill(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scal
             Right(
                 "a launch per token and per sequence",
                 """
+from twophase_labs.prefill.launch import launch_kv_write
+
 def own_write(k, v, k_cache, v_cache, slot_mapping):
     for token in range(len(k)):
         one = slice(token, token + 1)

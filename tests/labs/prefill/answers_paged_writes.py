@@ -22,7 +22,7 @@ BANKS = {
                         "return pages * block_size + (positions & (block_size - 1))",
                     ),
                 ),
-                "finds page and offset",
+                "finds block and offset",
             ),
             Wrong(
                 "at most 16 pages",
@@ -33,7 +33,7 @@ BANKS = {
                         "pages = block_table[(positions // block_size).clamp(max=15)].long()",
                     ),
                 ),
-                "finds page and offset",
+                "finds block and offset",
             ),
             Wrong(
                 "the entry's number as page",
@@ -41,7 +41,7 @@ BANKS = {
                     SOLVED_2_8,
                     ("pages = block_table[positions // block_size].long()", "pages = positions // block_size"),
                 ),
-                "finds page and offset",
+                "finds block and offset",
             ),
             Wrong(
                 "the offset as entry",
@@ -52,7 +52,7 @@ BANKS = {
                         "pages = block_table[positions % block_size].long()",
                     ),
                 ),
-                "finds page and offset",
+                "finds block and offset",
             ),
             Wrong(
                 "adds the page instead of multiplying",
@@ -60,12 +60,12 @@ BANKS = {
                     SOLVED_2_8,
                     ("return pages * block_size + positions % block_size", "return pages + positions % block_size"),
                 ),
-                "finds page and offset",
+                "finds block and offset",
             ),
             Wrong(
                 "always the page's first slot",
                 edited(SOLVED_2_8, ("return pages * block_size + positions % block_size", "return pages * block_size")),
-                "finds page and offset",
+                "finds block and offset",
             ),
             Wrong(
                 "the position as offset",
@@ -73,7 +73,7 @@ BANKS = {
                     SOLVED_2_8,
                     ("return pages * block_size + positions % block_size", "return pages * block_size + positions"),
                 ),
-                "finds page and offset",
+                "finds block and offset",
             ),
             Wrong(
                 "offsets counted from start",

@@ -20,14 +20,14 @@ BANKS = {
             Wrong("no history", kernel_cell(("num_cached = seq_len - chunk_len", "num_cached = 0")), HISTORY),
             Wrong("reads KV head h % H_kv", {1: "kv_head + offs_m % G * H_KV"}, KV_HEAD),
             Wrong("the heads of the first group", {1: "offs_m % G"}, KV_HEAD),
-            Wrong("tokens and heads exchanged", {1: "kv_head * G + offs_m // BLOCK_Q"}, ONE_HEAD),
+            Wrong("tokens and heads swapped", {1: "kv_head * G + offs_m // BLOCK_Q"}, KV_HEAD),
             Wrong("every chunk at the start of the batch", {2: "tokens * H + heads"}, APART),
             Wrong("rows as if there were no groups", {2: "(chunk_start + tokens) * H_KV + heads"}, KV_HEAD),
             Wrong("rows without heads", {2: "(chunk_start + tokens) * H"}, KV_HEAD),
             Wrong("positions counted from the chunk", {3: "tokens"}, HISTORY),
             Wrong("positions counted in the flat batch", {3: "num_cached + chunk_start + tokens"}, APART),
             Wrong("every row at the end of the sequence", {3: "seq_len - 1 + offs_m * 0"}, ONE_HEAD),
-            Wrong("positions of the first tile", {3: "num_cached + offs_m // G"}, ONE_HEAD),
+            Wrong("positions of the first tile", {3: "num_cached + offs_m // G"}, LOOP),
             Wrong("everybody's table is the first one", {4: PAGE_IDS.replace("table_ptr", "block_tables_ptr")}, APART),
             Wrong(
                 "tables 16 entries wide", {4: PAGE_IDS.replace("table_ptr", "block_tables_ptr + sequence * 16")}, LOOP

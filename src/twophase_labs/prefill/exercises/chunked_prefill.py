@@ -32,7 +32,7 @@ class Prompt:
 def prompt(draw: Draw, length: int, heads: tuple[int, int] = (6, 2), width: int = 8) -> Prompt:
     q, k, v = (draw.normal(length, n, width) for n in (heads[0], heads[1], heads[1]))
     table = draw.permutation(NUM_PAGES)[: -(-length // 3) + 1].int()
-    return Prompt(4 * q, k, v, table, draw.choice((100.0, 10_000.0, 500_000.0)), draw.choice((0.3, 0.5, 0.8)))
+    return Prompt(4 * q, k, v, table, float(draw.integer(50, 5000)), draw.integer(21, 90) / 100)
 
 
 def turned(x: Tensor, theta: float) -> Tensor:
@@ -70,7 +70,7 @@ def fill_history(caches: tuple[Tensor, Tensor], p: Prompt, num_tokens: int) -> N
 
 
 def run(answer: Any, p: Prompt, caches: tuple[Tensor, Tensor], first: int, end: int | None = None) -> Tensor:
-    q, k, v = p.part(first, end)
+    q, k, v = (x.clone() for x in p.part(first, end))
     got = answer.prefill_chunk(q, k, v, *caches, p.table, first, p.theta, p.scale)
     if not isinstance(got, Tensor):
         reject(f"a chunk returns its attention, a tensor; this one returned {type(got).__name__}")
@@ -88,7 +88,7 @@ def writes_its_slots(
     fill_history(expected, p, cached + new)
     run(answer, p, caches, cached)
     for got, wanted, name in zip(caches, expected, ("k_cache", "v_cache"), strict=True):
-        compare(got, wanted, what=name, axes=("page", "KV head", "slot", "dim"))
+        compare(got, wanted, what=name, axes=("block", "KV head", "slot", "dim"))
 
 
 def starts_a_prompt(answer: Any, draw: Draw, new: int) -> None:
@@ -145,7 +145,7 @@ def knows_the_example(answer: Any, draw: Draw) -> None:
 def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
     p = prompt(draw, 5)
     with unchanged(q=p.q, k=p.k, v=p.v, block_table=p.table):
-        run(answer, p, empty_caches(p), 0)
+        answer.prefill_chunk(p.q, p.k, p.v, *empty_caches(p), p.table, 0, p.theta, p.scale)
 
 
 LATER = (
@@ -213,20 +213,20 @@ EXERCISES = (
             Property(
                 "sees the history",
                 sees_the_history,
-                "Keys and values of earlier chunks are read from the pages, and every row of this chunk sees them all. "
+                "Keys and values of earlier chunks are read from the cache, and every row of this chunk sees them all. "
                 "Row i stands at position num_cached + i.",
                 LATER,
             ),
             Property(
                 "makes a whole of chunks",
                 chunks_make_the_whole,
-                "One chunk works alone. Does what it leaves in the pages serve the next one?",
+                "One chunk works alone. Does what it leaves in the cache serve the next one?",
                 ({"chunks": (1, 1, 1)}, {"chunks": (5, 4)}, {"chunks": (3, 8, 1, 2)}, {"chunks": (70, 30)}),
             ),
             Property(
                 "keeps unused slots out",
                 keeps_unused_slots_out,
-                "Gather the slots of tokens that exist; the rest of the last page may hold anything.",
+                "Gather the slots of tokens that exist; the rest of the last block may hold anything.",
                 ({"cached": 0, "new": 3}, {"cached": 5, "new": 2}),
             ),
             Property(
@@ -236,7 +236,7 @@ EXERCISES = (
                 ({"score": -100_000}, {"score": 100_000}),
             ),
             Property(
-                "gives what the card says", knows_the_example, "One token, alone in page 1: its own value comes back."
+                "gives what the card says", knows_the_example, "One token, alone in block 1: its own value comes back."
             ),
             Property("leaves its inputs alone", leaves_inputs_alone, "Only the caches are written to."),
         ),

@@ -19,7 +19,7 @@ EXERCISES = (
             {
                 "a": "if the maximum never rises after the first tile, the factor left out is 1",
                 "c": "a positive maximum can rise just as well",
-                "d": "what counts is the tiles of the loop, not the pages",
+                "d": "what counts is the tiles of the loop, not the blocks of the cache",
             },
             hint="The factor is 2^(old maximum - new maximum). When is it 1 in every step?",
         ),

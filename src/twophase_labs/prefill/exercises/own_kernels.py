@@ -95,7 +95,7 @@ def covers_just_enough(answer: Any, draw: Draw, query_lens: Sequence[int], heads
         answer.own_prefill(**{name: t.to(device) for name, t in batch.tensors.items()}, scale=batch.scale)
     block_q = BLOCK_M // (heads[0] // heads[1])
     expected = (-(-max(query_lens) // block_q), len(query_lens), heads[1])
-    what = f"query blocks of {block_q} tokens for chunks of {', '.join(map(str, query_lens))}, sequences, KV heads"
+    what = f"query tiles of {block_q} tokens for chunks of {', '.join(map(str, query_lens))}, sequences, KV heads"
     compare_grid(grids, expected, what)
 
 
@@ -117,7 +117,7 @@ def writes_every_token(answer: Any, draw: Draw, num_tokens: int, num_kv_heads: i
     for name, new in (("k_cache", k), ("v_cache", v)):
         expected = torch.zeros_like(caches[name])
         expected[slots // 4, :, slots % 4] = new
-        compare(got[name], expected, what=name, axes=("page", "KV head", "slot", "dim"))
+        compare(got[name], expected, what=name, axes=("block", "KV head", "slot", "dim"))
 
 
 def attends(
@@ -193,7 +193,7 @@ EXERCISES = (
             Property(
                 "attends for short chunks",
                 attends,
-                "The grid is (query blocks of the longest chunk, sequences, KV heads), in the order in which the "
+                "The grid is (query tiles of the longest chunk, sequences, KV heads), in the order in which the "
                 "kernel reads its program ids; the scale is multiplied by log2(e).",
                 (
                     {"query_lens": (1,), "cached": (0,), "heads": (3, 1)},

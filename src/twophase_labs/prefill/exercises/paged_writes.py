@@ -1,4 +1,4 @@
-"""2.6 Pages: slots, and the kernel that writes K and V into them."""
+"""2.6 Blocks: slots, and the kernel that writes K and V into them."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from twophase_labs.prefill.launch import launch_kv_write
 AXES = {
     "k": ("token", "KV head", "dim"),
     "v": ("token", "KV head", "dim"),
-    "k_cache": ("page", "KV head", "slot", "dim"),
-    "v_cache": ("page", "KV head", "slot", "dim"),
+    "k_cache": ("block", "KV head", "slot", "dim"),
+    "v_cache": ("block", "KV head", "slot", "dim"),
     "slot_mapping": ("token",),
 }
 
@@ -92,7 +92,7 @@ def write_and_compare(
                 token = token_of.get(slot)
                 wanted = before[slot // page, head, slot % page] if token is None else new[token, head]
                 if not torch.equal(held, wanted):
-                    place = f"slot {slot} of {name}_cache (page {slot // page}, offset {slot % page}), KV head {head},"
+                    place = f"slot {slot} of {name}_cache (block {slot // page}, offset {slot % page}), KV head {head},"
                     should = "should be left alone" if token is None else f"should hold {name} of token {token}"
                     reject(
                         f"{place} {should}; {_holds(held, new, other, name, before[slot // page, head, slot % page])}"
@@ -133,12 +133,13 @@ EXERCISES = (
         lines=3,
         objective="translate positions to slots through a block table",
         hints=(
-            "Do it by hand for position 9, pages of 4, table [6, 1, 4].",
-            "Which entry of the table? That is a division, rounded down. Which slot in the page? That is what is left.",
+            "Do it by hand for position 9, blocks of 4, table [6, 1, 4].",
+            "Which entry of the table? That is a division, rounded down. Which slot in the block? That is what is "
+            "left.",
             "Skeleton:\n"
             "positions = torch.arange(...)\n"
-            "pages = block_table[...].long()   # a whole tensor of entries at once\n"
-            "return pages * ... + ...",
+            "blocks = block_table[...].long()   # a whole tensor of entries at once\n"
+            "return blocks * ... + ...",
         ),
         checks=(
             Property(
@@ -148,9 +149,9 @@ EXERCISES = (
                 ({"start": 0, "end": 1}, {"start": 3, "end": 9}, {"start": 5, "end": 5}),
             ),
             Property(
-                "finds page and offset",
+                "finds block and offset",
                 starts_at_zero,
-                "slot = page · block_size + offset; the page is what the table says, not the number of its entry.",
+                "slot = block · block_size + offset; the block is what the table says, not the number of its entry.",
                 (
                     {"end": 1, "block_size": 4},
                     {"end": 9, "block_size": 4},
@@ -172,7 +173,8 @@ EXERCISES = (
             Property(
                 "survives large pools",
                 survives_large_pools,
-                "A page number is int32, and times the block size it may not fit any more. Convert before multiplying.",
+                "A block number is int32, and times the block size it may not fit any more. Convert before "
+                "multiplying.",
             ),
             Property("leaves the table alone", leaves_the_table_alone, "Make new tensors; do not write into it."),
         ),
@@ -188,18 +190,18 @@ EXERCISES = (
         lines=4,
         difficulty=2,
         needs=("triton",),
-        objective="scatter new keys and values into pages",
+        objective="scatter new keys and values into blocks",
         hints=(
-            "Say in words where element d of head h of a token in slot 17 stands, for pages of 4 and 3 heads.",
-            "In memory come first all of page 0, in it all of head 0, in it slot 0. So a row of D elements is counted "
-            "by pages, then heads, then slots.",
+            "Say in words where element d of head h of a token in slot 17 stands, for blocks of 4 and 3 heads.",
+            "In memory come first all of block 0, in it all of head 0, in it slot 0. So a row of D elements is counted "
+            "by blocks, then heads, then slots.",
             "A mask for a block [BLOCK_H, BLOCK_D] is made of one for each axis: `a[:, None] & b[None, :]`.",
         ),
         checks=(
             Property(
                 "writes each token to its slot",
                 writes_to_its_slot,
-                "The cache is [N, H_KV, PAGE, D]: row (page · H_KV + head) · PAGE + offset. The token's own rows are "
+                "The cache is [N, H_KV, PAGE, D]: row (block · H_KV + head) · PAGE + offset. The token's own rows are "
                 "token · H_KV + head.",
                 (
                     {"num_tokens": 1, "num_kv_heads": 1},

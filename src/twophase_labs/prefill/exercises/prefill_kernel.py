@@ -18,8 +18,8 @@ AXES = {
     "q": ("token", "head", "dim"),
     "out": ("token", "head", "dim"),
     "lse": ("token", "head"),
-    "k_cache": ("page", "KV head", "slot", "dim"),
-    "v_cache": ("page", "KV head", "slot", "dim"),
+    "k_cache": ("block", "KV head", "slot", "dim"),
+    "v_cache": ("block", "KV head", "slot", "dim"),
     "block_tables": ("sequence", "entry"),
     "seq_lens": ("sequence",),
     "cu_query_lens": ("sequence",),
@@ -49,7 +49,7 @@ def reads_the_right_keys(
         rows=names_of_rows(batch),
         columns=names_of_columns(batch),
         row_axis="query and its head",
-        column_axis="slot, page by page and KV head by KV head",
+        column_axis="slot, block by block and KV head by KV head",
         bounds=page_borders(batch),
         title="weights",
     )
@@ -110,7 +110,7 @@ EXERCISES = (
         difficulty=3,
         needs=("triton",),
         time_limit_s=60,
-        objective="attend over pages, for a ragged batch of prompt chunks with grouped heads",
+        objective="attend over a paged cache, for a ragged batch of prompt chunks with grouped heads",
         hints=(
             "Do it by hand for sequence A of the picture: a chunk of 5 tokens behind 6 in the cache, G = 2, BLOCK_Q "
             "= 2, "
@@ -121,7 +121,8 @@ EXERCISES = (
             "sequence. A chunk's tokens are the last chunk_len of seq_len.",
             "Skeleton: heads from kv_head * G and offs_m % G; rows as (token of the flat batch) * H + head; "
             "positions as "
-            "num_cached + tokens; page ids by tl.load at positions // PAGE; slots as (page * H_KV + kv_head) * PAGE + "
+            "num_cached + tokens; block numbers (page_ids) by tl.load at positions // PAGE; slots as (block * H_KV + "
+            "kv_head) * PAGE + "
             "offset; visible as in_range for columns, and key position <= row position.",
         ),
         checks=(
@@ -139,7 +140,7 @@ EXERCISES = (
             Property(
                 "reads the right KV head",
                 reads_the_right_keys,
-                "Row r of a program is query head kv_head * G + r % G, and a page has all slots of KV head 0, then "
+                "Row r of a program is query head kv_head * G + r % G, and a block has all slots of KV head 0, then "
                 "all of "
                 "KV head 1.",
                 ({"query_lens": (4,), "cached": (0,)},),
@@ -184,7 +185,7 @@ EXERCISES = (
             Property(
                 "gives the LSE in base 2",
                 gives_the_lse,
-                "It is row_max + log2(row_sum); both are in units of log2 already.",
+                "It is row_max + log2(row_sum); both are base 2 already.",
                 BATCHES,
             ),
         ),
