@@ -44,8 +44,9 @@ for name, read in (("together", read_at_once), ("one by one", read_one_by_one)):
 # <!-- map -->
 #
 # **How it works.** Think first, fill the blanks `____(...)` or write the function, run `check("2.1")`. `hint("2.1")`
-# helps in up to three steps, the third a skeleton; `reveal("2.1")` shows a solution. Any exercise can be left out:
-# what follows then runs with the reference's answer, and says so. Exercises under *Going further* are optional.
+# helps in up to three steps; for a function that you write whole, the third is a skeleton. `reveal("2.1")` shows a
+# solution. Any exercise can be left out: what follows then runs with the reference's answer, and says so. Exercises
+# under *Going further* are optional.
 
 # %% tags=["setup"]
 from twophase_labs.machine.kernels import device, how_kernels_run, tl, triton  # first: it decides how kernels run
@@ -234,7 +235,7 @@ pictures.draw_attention_maps(panels, [tokenizer.decode(token) for token in sente
 
 # %% [markdown]
 # ## 2. Arithmetic against traffic
-# <!-- minutes: 19 -->
+# <!-- minutes: 18 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -461,7 +462,7 @@ for L in (2_048, 8_192, 32_768, 131_072):
 
 # %% [markdown]
 # ## 4. Softmax in one pass
-# <!-- minutes: 23 -->
+# <!-- minutes: 22 -->
 #
 # *Needs: CPU.*
 #
@@ -631,7 +632,7 @@ for num_parts in (2, 8, 50):
 
 # %% [markdown]
 # ## 5. Attention in tiles
-# <!-- minutes: 20 -->
+# <!-- minutes: 19 -->
 #
 # *Needs: CPU.*
 #
@@ -815,7 +816,7 @@ for L in (512, 1024, 2048, 4096):
 
 # %% [markdown]
 # ## 6. Where K and V go: slots, and a first kernel
-# <!-- minutes: 21 -->
+# <!-- minutes: 20 -->
 #
 # *Needs: CPU; Triton (interpreted without a GPU) for the kernel.*
 #
@@ -1199,14 +1200,14 @@ check("2.11")
 prefill_chunk = use("2.11")
 generator = torch.Generator().manual_seed(0)
 q, k, v = (torch.randn(100, heads, 64, generator=generator) for heads in (9, 3, 3))
-table = torch.randperm(8, generator=generator).int()
+shuffled = torch.randperm(8, generator=generator).int()  # the block table
 
 
 def in_chunks(size):
     caches, rows = torch.zeros(2, 8, 3, 16, 64), []
     for first in range(0, 100, size):
         part = (x[first : first + size] for x in (q, k, v))
-        rows.append(prefill_chunk(*part, *caches, table, first, 1e5, 1 / 8))
+        rows.append(prefill_chunk(*part, *caches, shuffled, first, 1e5, 1 / 8))
     return torch.cat(rows)
 
 
@@ -1249,8 +1250,8 @@ for size in (4096, 1024, 512, 256, 64):
 # %% [markdown]
 # The keys and values are no argument: tiled attention reads them once per query tile anyway, whether the tiles come in
 # one step or in eight. What small chunks lose is intensity: at 64 tokens a weight that is read is used 64 times only,
-# which is below the ridge of an A100. A chunk should be as small as the patience of other requests asks for, and no
-# smaller.
+# which is below the ridge of an A100. So chunks should be no smaller than the latency of the other requests demands
+# (lab 4).
 #
 # **Takeaway.** A prompt in chunks gives the same result as at once; 4,096 tokens in chunks of 512 read the weights 8
 # times instead of once.
@@ -1265,7 +1266,7 @@ for size in (4096, 1024, 512, 256, 64):
 
 # %% [markdown]
 # ## 9. The paged prefill kernel
-# <!-- minutes: 22 -->
+# <!-- minutes: 20 -->
 #
 # *Needs: Triton (interpreted without a GPU).*
 #
@@ -1495,7 +1496,7 @@ print(f"programs per KV head for chunks of {chunks}: yours {yours}, production {
 
 # %% [markdown]
 # ## 10. Fusion: what is never written need not be read
-# <!-- minutes: 14 -->
+# <!-- minutes: 13 -->
 #
 # *Needs: CPU; Triton (interpreted without a GPU) for the extra.*
 #
@@ -1516,7 +1517,7 @@ print(f"programs per KV head for chunks of {chunks}: yours {yours}, production {
 #     S --> Y[("y")]
 # ```
 #
-# The round ends are in slow memory, the boxes in registers. The norm's chain reads x and the residual, and hands on two
+# The cylinders are in slow memory, the boxes in registers. The norm's chain reads x and the residual, and hands on two
 # results: `y` goes into the next projection, `h` is the residual of the next addition.
 
 # %% [markdown]
@@ -1584,6 +1585,9 @@ for name, chain in chains_of(SMOLLM2, 4096).items():
     print(f"as one {as_one / 1e6:5.1f} MB: {apart / as_one:.1f} times less")
 
 # %% [markdown]
+# For the norm, an array of x's size crosses the border ten times when the steps run apart, and four times as one: x and
+# the residual in, h and y out.
+#
 # **Measured.** A CPU has no kernel that would keep a chain in registers unless a compiler makes one. But it has a
 # cache: run the same three operations of SiLU x up on a few rows at a time, and what is between them never reaches the
 # large memory.
@@ -1650,7 +1654,7 @@ check("2.14")
 
 # %% [markdown]
 # ## 11. Capstone: your prefill in the engine
-# <!-- minutes: 16 -->
+# <!-- minutes: 15 -->
 #
 # *Needs: Triton (interpreted without a GPU), and the model.*
 #
@@ -1768,14 +1772,14 @@ from twophase_labs.prefill.two_ways import read_in_chunks
 
 ids = text_ids(tokenizer, 128)
 expected, rates, num_flops = read_at_once(model, ids), {}, 2 * num_weights * len(ids)
-for size in (128, 32, 8, 2, 1):
-    logits = read_in_chunks(model, ids, prefill_chunk, size)
-    elapsed_s = seconds(lambda size=size: read_in_chunks(model, ids, prefill_chunk, size))
+for size in (128, 32, 8, 1):
+    logits = []
+    elapsed_s = seconds(lambda size=size, out=logits: out.append(read_in_chunks(model, ids, prefill_chunk, size)))
     rates[size] = num_flops / elapsed_s
     print(
         f"{size:3} at a time: {1e3 * elapsed_s / len(ids):5.1f} ms a token, {rates[size] / 1e9:6.1f} GFLOP/s", end="; "
     )
-    print(f"{rates[size] / flops_per_s:4.0%} of the roof; logits differ by {(logits - expected).abs().max():.0e}")
+    print(f"{rates[size] / flops_per_s:4.0%} of the roof; logits differ by {(logits[0] - expected).abs().max():.0e}")
 
 # %% [markdown]
 # **What it was short of.** For each chunk size your `matmul_cost` says how many FLOPs and bytes a forward pass has, and
@@ -1790,10 +1794,10 @@ for size in rates:
 prefill_pictures.draw_chunk_rates(rates, bound, flops_per_s)
 
 # %% [markdown]
-# **Read the result.** One by one, the bound itself is low: each weight that comes from memory is used once, and the
-# slanted roof ends what the processor could do. That is the answer to the first cell: the processor was short of
-# bytes. With more tokens at a time the bound rises to the flat roof. The distance between the bound and the measured
-# rate is what PyTorch spends on starting operations and on products that are too small for its best rate.
+# **Read the result.** One by one, the bound itself is low: each weight that comes from memory is used once, so the
+# slanted roof is the limit. That is the answer to the first cell: the processor was short of bytes. With more tokens
+# at a time the bound rises to the flat roof. The distance between the bound and the measured rate is what PyTorch
+# spends on starting operations and on products that are too small for its best rate.
 #
 # **Takeaway.** Reading a prompt together is worth what the first cell printed because each weight is fetched once for
 # 128 tokens and not 128 times; with your attention in all 30 layers the picture is the same.
@@ -1803,7 +1807,7 @@ prefill_pictures.draw_chunk_rates(rates, bound, flops_per_s)
 
 # %% [markdown]
 # ## 12. Knowledge check
-# <!-- minutes: 6 -->
+# <!-- minutes: 5 -->
 #
 # *Needs: nothing but thought.*
 

@@ -1,7 +1,6 @@
 """Answers that prove the checks of exercise 2.15."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
-from twophase_labs.prefill.launch import launch_kv_write
 
 BANKS = {
     "2.15": Bank(
@@ -50,6 +49,8 @@ BANKS = {
             Wrong(
                 "works ten times",
                 """
+from twophase_labs.prefill.launch import launch_kv_write
+
 _seen = []
 
 
