@@ -2,259 +2,135 @@
 # # Lab 2: prefill, and what parallelism buys
 #
 # Lab 1 ended with one model and two workloads. This lab is about the first of them. A prompt is known in full before
-# any work begins, so all its tokens can go through the model together; this is called *prefill*. The arithmetic per
-# token is the same as in writing. Its price is not, and the first code cell shows by how much.
+# any work begins, so all its tokens can go through the model together; this is called **prefill**. The first cell
+# lets SmolLM2 read the same 128 tokens twice: once all together, and once one by one, with a KV cache, so that
+# nothing is computed a second time. The weights are the same, and so are the multiplications and the logits.
 #
-# The question behind it is what a machine runs out of first: arithmetic, or memory traffic. You will count both,
-# measure both, and then meet the one part of a transformer that spoils the picture, a table of scores with a row and a
-# column for every token. Most of this lab is about computing attention without ever having that table: first in
-# PyTorch, where every step can be looked at, and then as a Triton kernel over the pages of a cache, the way a real
-# engine does it.
+# **Think first.** Which is faster, and by what factor?
+
+# %%
+import torch
+
+from twophase_labs.kit.models import smollm2
+from twophase_labs.kit.timing import seconds
+from twophase_labs.prefill.two_ways import read_at_once, read_one_by_one, text_ids
+
+torch.set_num_threads(1)  # one thread: times are steadier, and counting is simpler
+model, tokenizer = smollm2()
+ids, num_weights = text_ids(tokenizer, 128), sum(p.numel() for p in model.parameters())
+for name, read in (("together", read_at_once), ("one by one", read_one_by_one)):
+    ms = 1e3 * seconds(lambda read=read: read(model, ids)) / len(ids)
+    print(f"{name:10}: {ms:5.1f} ms a token, {2 * num_weights / ms / 1e6:6.1f} GFLOP/s")
+
+# %% [markdown]
+# The count behind the last column: each token passes each weight once, for a multiplication and an addition. The
+# cache saved every multiplication that can be saved, and one by one the processor still reached only a fraction of
+# the rate that it had just shown. So it was not short of arithmetic. Keep your guess at what it was short of; section
+# 2 measures it, and section 11 repeats this cell with attention that you wrote.
 
 # %% [markdown]
 # **After this lab you can**
 #
-# - write causal attention with rotary positions and grouped heads, and prove it on a layer of a real model;
-# - count the FLOPs and bytes of a prefill, and say from a machine's two roofs which of them it will wait for;
+# - write the attention of a real layer, with rotary positions and grouped heads;
+# - count the FLOPs and bytes of a prefill, and say from a machine's two roofs which of them it waits for;
 # - compute softmax in one pass, merge parts of it, and build exact attention from tiles;
-# - write that as a Triton kernel which reads keys and values from pages, and another that writes them there;
+# - write K and V into the slots of a paged cache with a Triton kernel, and read them with another;
 # - process prompts of different lengths in one batch without padding, and one long prompt in chunks;
-# - run a model with your own prefill inside the engine, token for token equal to transformers.
+# - count what a fused kernel saves, and run a model with your own prefill, token for token equal to transformers.
 #
-# You need lab 1, or at least its sections 5 to 7. No GPU: kernels run in Triton's interpreter without one, and are
-# compiled where there is one, from the same cells.
-
-# %% [markdown]
-# ```mermaid
-# flowchart LR
-#     A["1-2 attention<br/>heads, positions, a real layer"] --> B["3-4 what it costs<br/>roofline, the L x L table"]
-#     B --> C["5-6 without the table<br/>one pass, merging, tiles"]
-#     C --> D["7-8 as a kernel<br/>Triton, pages, writing K and V"]
-#     D --> E["9-10 real prompts<br/>ragged batches, chunks"]
-#     E --> F["11-12 in the engine<br/>capstone, knowledge check"]
-# ```
+# You need lab 1. No GPU: kernels run in Triton's interpreter without one, and are compiled where there is one, from
+# the same cells.
 #
-# **How it works.** As in lab 1: think first, fill the blanks `____(...)`, run `check("2.1")`. If you are stuck,
-# `hint("2.1")` helps in up to three steps and `reveal("2.1")` shows a solution. Any exercise can be left out: what
-# follows then runs with the reference's answer, and says so.
-
-# %% [markdown]
 # <!-- map -->
-
-# %% [markdown]
-# One thread again: it makes times steadier, and counting per core simpler.
+#
+# **How it works.** Think first, fill the blanks `____(...)` or write the function, run `check("2.1")`. `hint("2.1")`
+# helps in up to three steps; for a function that you write whole, the third is a skeleton. `reveal("2.1")` shows a
+# solution. Any exercise can be left out: what follows then runs with the reference's answer, and says so. Exercises
+# under *Going further* are optional.
 
 # %% tags=["setup"]
 from twophase_labs.machine.kernels import device, how_kernels_run, tl, triton  # first: it decides how kernels run
 
 # isort: split
-import math
-
-import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-from twophase import SamplingParams
-from twophase_labs import ____, check, hint, measured, reference, reveal, use
-from twophase_labs.kit.models import smollm2, transformers_greedy
-from twophase_labs.kit.source_diff import source_diff
-from twophase_labs.kit.timing import seconds
-from twophase_labs.machine.pictures import draw_block_tables
-from twophase_labs.prefill import attention_pictures as pictures
-from twophase_labs.prefill import prefill_pictures
-from twophase_labs.prefill.launch import BLOCK_M, BLOCK_N, LOG2_E, launch_attend_tile, launch_kv_write
-from twophase_labs.prefill.two_ways import page_ids, read_at_once, read_one_by_one
-
-torch.set_num_threads(1)
-THETA = 10_000.0  # the base of rotary positions where no real model gives another
+from twophase_labs import ____, check, hint, measured, reveal, use
 
 # %% [markdown]
-# **The surprise.** SmolLM2 reads the same 128 tokens twice. Once all together. Once one by one, with a KV cache, so
-# that nothing is computed a second time. Same weights, same multiplications, same logits.
+# ## 1. Attention on one real layer
+# <!-- minutes: 19 -->
 #
-# **Think first.** Which is faster, and by what factor?
-
-# %%
-model, tokenizer = smollm2()
-ids = page_ids(tokenizer, 128)
-together, single = read_at_once(model, ids), read_one_by_one(model, ids)
-print(f"largest difference of a logit: {(together - single).abs().max():.0e}, of logits up to {together.max():.0f}")
-
-# %%
-num_flops = 2 * sum(p.numel() for p in model.parameters()) * len(ids)  # each weight: a multiplication, an addition
-for name, read in (("together", read_at_once), ("one by one", read_one_by_one)):
-    elapsed_s = seconds(lambda read=read: read(model, ids))
-    print(f"{name:10}: {1e3 * elapsed_s / len(ids):5.1f} ms a token, {num_flops / elapsed_s / 1e9:6.1f} GFLOP/s")
-
-# %% [markdown]
-# The cache saved every multiplication that can be saved, and still the processor reached only a fraction of the rate
-# that it has just shown it can reach. It was not short of arithmetic. Keep your guess at what it was short of;
-# section 3 measures it.
-
-# %% [markdown]
-# ## 1. Attention over a whole prompt
-#
-# *Needs: CPU.*
+# *Needs: CPU, and the model.*
 #
 # In a transformer almost everything treats each token by itself: norms, projections, the MLP. Tokens of a prompt could
 # go through these on different machines. **Attention** is the one place where they meet, so it is where reading many
 # at once becomes interesting.
 #
-# Each token has, in each head, three vectors of D numbers. Its *query* says what it looks for, its *key* what it
-# offers, its *value* what it hands over. The score of a query and a key is their dot product; a softmax turns the
-# scores of a query into weights; the result is the weighted mean of the values.
-
-# %% [markdown]
+# Each token has, in each head, three vectors of D elements. Its *query* says what it looks for, its *key* what it
+# offers, its *value* what it hands over. The score of a query and a key is their dot product over sqrt(D), so that
+# its spread does not grow with D; a softmax turns the scores of a query into weights; the result is the weighted mean
+# of the values.
+#
 # **The steps on numbers.** Five tokens, one head. Rows are queries, columns are keys, and everything in a row belongs
 # to one token.
-
 # %%
-draw = torch.Generator().manual_seed(3)
-pictures.draw_steps_of_attention(*torch.randn(2, 5, 16, generator=draw))
+from twophase_labs.prefill import attention_pictures as pictures
+
+pictures.draw_steps_of_attention(*torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(3)))
 
 # %% [markdown]
-# Look at row 0: it sees itself only, so it gets a weight of 1 whatever its score was. Row 4 sees all five. In lab 1
-# the mask was for queries behind a cache; in a prompt without one it is the plain triangle, and all rows of it are
-# computed at the same time.
-
-# %% [markdown]
-# <!-- card 2.1 -->
-# Causal attention of all heads over one prompt. `q`, `k` and `v` are `[L, H, D]`: token, head, number. The result is
-# `[L, H * D]`, for each token its heads side by side, as the layer's output projection wants them.
-#
-# $$\mathrm{out}_{i} = \sum_{j \le i} \mathrm{softmax}_{j}\!\left(\frac{q_i \cdot k_j}{\sqrt D}\right) v_j
-# \qquad \text{in every head}$$
-#
-# ```python
-# naive_attention(q, k, torch.ones_like(v)) == torch.ones(L, H * D)     # weights add up to one
-# naive_attention(q, k, v)[0] == v[0].flatten()                         # the first token sees only itself
-# ```
+# Row 0 sees itself only, so it gets a weight of 1 whatever its score was. Row 4 sees all five. All rows of the
+# triangle are computed at the same time. In code, for all H heads of a prompt of L tokens:
 
 
-# %% tags=["exercise:2.1"]
+# %% tags=["setup"]
 def naive_attention(q, k, v):
+    """Causal attention: q, k, v [L, H, D] -> [L, H * D], the heads of a token side by side."""
     L, H, D = q.shape
     q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)  # [H, L, D]: a product per head
-    scores = q @ k.mT / D**0.5  # SOLUTION: [H, L, L], each query with each key, scaled
-    visible = torch.arange(L) <= torch.arange(L)[:, None]  # SOLUTION: [L, L], true where the key is not later
+    scores = q @ k.mT / D**0.5  # [H, L, L], each query with each key
+    visible = torch.arange(L) <= torch.arange(L)[:, None]  # true where the key is not later than the query
     scores = scores.masked_fill(~visible, -torch.inf)
-    weights = scores.softmax(-1)  # SOLUTION: [H, L, L], for each query weights that add up to one
-    heads = weights @ v  # [H, L, D]
-    return heads.transpose(0, 1).reshape(L, H * D)  # SOLUTION: [L, H * D], the heads of a token side by side
+    return (scores.softmax(-1) @ v).transpose(0, 1).reshape(L, H * D)
 
-
-# %%
-check("2.1")
 
 # %% [markdown]
-# **Why the square root?** A dot product of D random numbers with D others has a spread of about sqrt(D). The next cell
-# compares softmax weights over 64 random keys with and without the division.
-
-# %%
-# NBVAL_CHECK_OUTPUT
-draw = torch.Generator().manual_seed(0)
-print("    D   spread of q·k   largest weight: raw   divided by sqrt(D)")
-for D in (16, 64, 256, 1024):
-    q, k = torch.randn(200, D, generator=draw), torch.randn(64, D, generator=draw)
-    raw = q @ k.mT
-    largest = [float(s.softmax(-1).amax(-1).mean()) for s in (raw, raw / D**0.5)]
-    print(f"{D:5} {raw.std():12.1f} {largest[0]:19.2f} {largest[1]:18.2f}")
-
-# %% [markdown]
-# Without it, larger heads would put nearly all weight on a single key: softmax would have become a maximum, which
-# passes on almost no gradient. With it, the size of a head does not matter.
-
-# %% [markdown]
-# <!-- card 2.2 -->
-# What is each step there for? Give each its letter.
+# The *order* of the tokens is missing. Swap two earlier keys together with their values, and the last token's result
+# is the same. The mask knows what is past, but not how far past.
 #
-# **a** compares what a token looks for with what each token offers ·
-# **b** turns the scores of a query into shares that add up to one ·
-# **c** keeps a token from seeing what comes after it ·
-# **d** lets what the heads found separately be combined, and brings it back to the model's width ·
-# **e** keeps the softmax equally soft, however wide a head is ·
-# **f** collects contents in proportion to the shares
-
-# %% tags=["exercise:2.2"]
-answer_2_2 = {
-    "dot products": "a",  # SOLUTION: a letter
-    "divide by sqrt(D)": "e",  # SOLUTION: a letter
-    "mask": "c",  # SOLUTION: a letter
-    "softmax": "b",  # SOLUTION: a letter
-    "weights @ v": "f",  # SOLUTION: a letter
-    "heads side by side, W_O": "d",  # SOLUTION: a letter
-}
-
-# %%
-check("2.2")
-
-# %% [markdown]
-# **Read the result.** Notice what is *not* in these six steps: the order of the tokens. Exchange two earlier keys
-# together with their values, and the last token's result is the same. The mask knows what is past, but not how far
-# past. The next section puts that in.
-
-# %% [markdown]
-# ## 2. Positions and shared heads, on a real layer
-#
-# *Needs: CPU, and the model.*
-#
-# Two things separate the attention above from that of a model such as SmolLM2: positions, and heads that share keys
-# and values. With both, your function gives what transformers gives, up to rounding.
-#
-# **Rotary positions** (RoPE, arXiv:2104.09864) take the D numbers of a query or key as D/2 points in a plane, and turn
-# each point by an angle that grows with the token's position. Pair 0 turns by one radian per position, the last one by
-# hardly anything: $\theta^{-2i/D}$ radians for pair $i$.
+# **Rotary positions** (RoPE, arXiv:2104.09864) take the D elements of a query or key as D/2 points in a plane, and
+# rotate each point by an angle that grows with the token's position. Element $i$ and element $i + D/2$ are a pair; at
+# position $p$ it turns by $p \cdot \theta^{-2i/D}$ radians. SmolLM2 uses $\theta$ = 100,000 and D = 64.
 
 # %%
 pictures.draw_turning(theta=100_000.0, width=64, positions=6, pairs=(0, 2, 5, 10))
 
 # %% [markdown]
 # Fast pairs tell neighbours apart, slow ones tell the beginning of a book from its end; together they are like the
-# hands of a clock. (SmolLM2 uses $\theta$ = 100,000.)
-#
+# hands of a clock.
+
+
+# %% tags=["setup"]
+def rotate(x, positions, theta):
+    """x [L, H, D], rotated for tokens at `positions` [L]; all heads of a token turn alike."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None] * theta ** -(torch.arange(half) / half)  # [L, D/2]
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+# %% [markdown]
 # **Think first.** All tokens of a prompt are moved 100 positions further. Which scores change?
 
-# %% [markdown]
-# <!-- card 2.3 -->
-# Rotate `x` (`[L, H, D]`) for tokens that stand at `positions` (`[L]`). Number $i$ and number $i + D/2$ are a pair
-# $(a, b)$:
-#
-# $$(a, b) \mapsto (a \cos\varphi - b \sin\varphi,\;\; b \cos\varphi + a \sin\varphi), \qquad
-# \varphi = p \cdot \theta^{-2i/D}$$
-#
-# ```python
-# rotate(x, torch.zeros(L), theta) == x                        # position 0 is left alone
-# rotate(x, positions, theta).norm(dim=-1) == x.norm(dim=-1)   # turning does not stretch
-# ```
-
-
-# %% tags=["exercise:2.3"]
-def rotate(x, positions, theta):
-    half = x.shape[-1] // 2
-    frequencies = theta ** -(torch.arange(half) / half)  # SOLUTION: radians per position of each pair, [D/2]
-    angles = positions[:, None] * frequencies  # SOLUTION: [L, D/2]
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]  # [L, 1, D/2]: all heads of a token turn alike
-    first, second = x[..., :half], x[..., half:]  # SOLUTION: the first and the second numbers of all pairs
-    turned = first * cos - second * sin, second * cos + first * sin  # SOLUTION: both numbers of the pairs, turned
-    return torch.cat(turned, dim=-1)
-
-
 # %%
-check("2.3")
-
-# %% [markdown]
-# **Only distances count.** A query at position p and a key at position s, turned by p and by s steps, meet at an angle
-# of p - s steps. The cell measures all scores of a random prompt, at positions 0 to 11, and again 100 and 5,000 later.
-
-# %%
-turn = use("2.3")
-draw = torch.Generator().manual_seed(1)
-q, k = torch.randn(2, 12, 1, 64, generator=draw)
+q, k = torch.randn(2, 12, 1, 64, generator=torch.Generator().manual_seed(1))
 
 
 def scores_at(start):
     positions = torch.arange(start, start + 12)
-    return turn(q, positions, 1e5)[:, 0] @ turn(k, positions, 1e5)[:, 0].mT
+    return rotate(q, positions, 1e5)[:, 0] @ rotate(k, positions, 1e5)[:, 0].mT
 
 
 for start in (100, 5_000):
@@ -262,12 +138,12 @@ for start in (100, 5_000):
 print(f"not rotated at all: by {(q[:, 0] @ k[:, 0].mT - scores_at(0)).abs().max():.0f}")
 
 # %% [markdown]
-# No score changes, but for the rounding of larger angles in float32. So a key can be rotated once, stored, and used by
-# every query that comes later: this is what makes rotary positions and a KV cache friends.
-
-# %% [markdown]
+# None changes, but for the rounding of larger angles in float32: a query at position p and a key at position s, turned
+# by p and by s, meet at an angle of p - s. So a key can be rotated once, stored, and used by every query that comes
+# later. This is why rotary positions and a KV cache fit together.
+#
 # **Grouped heads.** SmolLM2 has 9 query heads and 3 key/value heads: G = 3, and query head h reads KV head h // 3, the
-# map of lab 1. A layer's attention is then this; positions go to queries and keys, not to values.
+# map of lab 1. Positions go to queries and keys, not to values.
 #
 # ```mermaid
 # flowchart LR
@@ -277,11 +153,13 @@ print(f"not rotated at all: by {(q[:, 0] @ k[:, 0].mT - scores_at(0)).abs().max(
 #     A --> O["W_O<br/>[L, 576]"]
 # ```
 
+# %% tags=["setup"]
+from twophase_labs.prefill.real_layer import Layer
+
 # %% [markdown]
-# <!-- card 2.4 -->
-# The attention of one layer: `x` is `[L, hidden]`, and so is the result. `layer` has `w_q`, `w_k`, `w_v`, `w_o`
-# (`x @ layer.w_q` projects), `num_heads`, `num_kv_heads`, `head_dim` and `theta`. `naive_attention` and `rotate` are
-# yours; the former wants as many KV heads as query heads.
+# <!-- card 2.1 -->
+# Write the attention of one layer. `naive_attention` and `rotate` are there; the former wants as many KV heads as
+# query heads.
 #
 # ```python
 # layer_attention(x, layer, positions + 50) == layer_attention(x, layer, positions)      # only distances count
@@ -289,19 +167,33 @@ print(f"not rotated at all: by {(q[:, 0] @ k[:, 0].mT - scores_at(0)).abs().max(
 # ```
 
 
-# %% tags=["exercise:2.4"]
+# %% tags=["exercise:2.1"]
 def layer_attention(x, layer, positions):
+    """The attention of one layer: x [L, hidden] -> [L, hidden].
+
+    `layer` has w_q, w_k, w_v, w_o (`x @ layer.w_q` projects), num_heads, num_kv_heads, head_dim (D) and theta.
+    `positions` [L] are the tokens' positions. Nothing that is given is changed.
+
+    >>> eye = torch.eye(4)
+    >>> layer = Layer(eye, eye[:, :2], eye[:, 2:], eye, num_heads=2, num_kv_heads=1, head_dim=2, theta=100.0)
+    >>> layer_attention(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), layer, torch.tensor([0])).tolist()  # alone: its value
+    [[3.0, 4.0, 3.0, 4.0]]
+    >>> layer_attention(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), layer, torch.tensor([7])).tolist()  # wherever it is
+    [[3.0, 4.0, 3.0, 4.0]]
+    """
+    # BEGIN SOLUTION: from x to the layer's output
     L, D, group = len(x), layer.head_dim, layer.num_heads // layer.num_kv_heads
     q = (x @ layer.w_q).view(L, layer.num_heads, D)
     k = (x @ layer.w_k).view(L, layer.num_kv_heads, D)
-    v = (x @ layer.w_v).view(L, layer.num_kv_heads, D)  # SOLUTION: the values, [L, H_kv, D]
-    q, k = rotate(q, positions, layer.theta), rotate(k, positions, layer.theta)  # SOLUTION: what carries positions
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)  # SOLUTION: a KV head per query head
-    return naive_attention(q, k, v) @ layer.w_o  # SOLUTION: back to [L, hidden]
+    v = (x @ layer.w_v).view(L, layer.num_kv_heads, D)
+    q, k = rotate(q, positions, layer.theta), rotate(k, positions, layer.theta)
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    return naive_attention(q, k, v) @ layer.w_o
+    # END SOLUTION
 
 
 # %%
-check("2.4")
+check("2.1")
 
 # %% [markdown]
 # **Against the real thing.** The model reads a sentence in transformers; we note what goes into the attention of a
@@ -310,36 +202,40 @@ check("2.4")
 # %%
 from twophase_labs.prefill.real_layer import head_weights, layer_of, layer_queries_keys, watch_layer
 
-attend_layer = use("2.4")
+layer_attention = use("2.1")
 sentence = tokenizer("The cat sat on the mat because the cat was tired.", return_tensors="pt").input_ids[0]
 for index in (0, 12, 29):
     x, expected = watch_layer(model, index, sentence)
-    got = attend_layer(x, layer_of(model, index), torch.arange(len(x)))
+    got = layer_attention(x, layer_of(model, index), torch.arange(len(x)))
     print(
         f"layer {index:2}: outputs up to {expected.abs().max():5.2f}, differing by {(got - expected).abs().max():.0e}"
     )
 
 # %% [markdown]
-# **What heads do.** The real queries and keys, rotated by your function, give the weights of real heads. Each row
-# shows where one token looks. Three of SmolLM2's 270 heads:
+# **What heads do.** The real queries and keys, rotated, give the weights of real heads. Each row shows where one token
+# looks. Three of SmolLM2's 270 heads:
 
 # %%
 panels = {}
 for index, head in ((16, 0), (17, 4), (18, 8)):
     layer = layer_of(model, index)
     x, _ = watch_layer(model, index, sentence)
-    q, k = (turn(each, torch.arange(len(x)), layer.theta) for each in layer_queries_keys(layer, x))
+    q, k = (rotate(each, torch.arange(len(x)), layer.theta) for each in layer_queries_keys(layer, x))
     panels[f"layer {index}, head {head}"] = head_weights(q, k, head)
 pictures.draw_attention_maps(panels, [tokenizer.decode(token) for token in sentence])
 
 # %% [markdown]
-# **Read the result.** On the left a head that looks one token back, wherever it is: rotary positions make
-# that possible. In the middle the second *cat* looks at *sat*, the word that followed the first *cat*; such heads
-# continue patterns. On the right everybody looks at the first token, which means in practice: at nothing. Softmax has
-# to put its weights somewhere, and this is where they are parked. Such *attention sinks* come back in lab 5.
+# **Read the result.** On the left a head that looks one token back, wherever it is: rotary positions make that
+# possible. In the middle the second *cat* looks at *sat*, the word that followed the first *cat*; such heads continue
+# patterns. On the right almost every token looks at the first one, which in practice means at nothing. Softmax has to
+# put its weights somewhere, and this is where they are parked. Such *attention sinks* come back in lab 5.
+#
+# **Takeaway.** Attention is the only step in which tokens meet; in SmolLM2 9 query heads read 3 KV heads, so a token
+# leaves 2 · 3 · 64 = 384 elements per layer behind, and every later token needs them.
 
 # %% [markdown]
-# ## 3. Arithmetic against traffic
+# ## 2. Arithmetic against traffic
+# <!-- minutes: 18 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -349,69 +245,86 @@ pictures.draw_attention_maps(panels, [tokenizer.decode(token) for token in sente
 # $$\text{time} \ge \max\left(\frac{\text{FLOPs}}{\text{FLOP/s}},\; \frac{\text{bytes}}{\text{bytes/s}}\right)$$
 #
 # Which one wins depends on the **arithmetic intensity** of the step, FLOPs per byte moved. The intensity at which both
-# take equally long belongs to the machine and is called the *ridge*: FLOP/s over bytes/s. Below it a step is
+# take equally long belongs to the machine and is called the **ridge**: FLOP/s over bytes/s. Below it a step is
 # **memory-bound**, above it **compute-bound**.
 
 # %% [markdown]
+# **Memory is a hierarchy.** "The memory" is the slowest level that the data has to come from. The next cell copies
+# data within buffers of growing size, over and over: what fits into a cache comes from there. On the right are the
+# levels of an A100 with 40 GB, as the FlashAttention paper (arXiv:2205.14135, figure 1) gives them.
+
+# %%
+from twophase_labs.prefill.measured_roofs import copy_rates, measure_roofs, time_attention, time_projection
+
+flops_per_s, bytes_per_s = measure_roofs()  # the one pair of roofs of this lab: measured here, used until the end
+pictures.draw_memory_levels(copy_rates([2**e for e in (18, 20, 22, 24, 26, 28)]), bytes_per_s)
+
+# %% [markdown]
+# Both pictures have the same shape: small memory is fast, and large memory is slow. A kernel is fast when it reads
+# each element from the large level once and does everything it can with it in a small one. On a GPU the small level is
+# shared memory and registers, and the programmer decides what goes there; section 5 does.
+
+# %% [markdown]
 # **Think first.** A product of `[L, 576]` with a weight matrix `[576, 1536]`. Every weight that is fetched is used
-# once for each of the L tokens. What is the intensity for L = 1, in four-byte numbers? And what happens to it when L
+# once for each of the L tokens. What is the intensity for L = 1, in four-byte elements? And what happens to it when L
 # doubles?
 
 # %% [markdown]
-# <!-- card 2.5 -->
+# <!-- card 2.2 -->
 # Count. `matmul_cost` of `[rows, inner] @ [inner, columns]`: two FLOPs (a multiplication, an addition) for each
 # product, and each of the three matrices moved once. `prefill_cost` of a prompt of L tokens: per layer all
-# `shape.projections` and causal attention; at the end *one* row of logits, `[1, hidden] @ [hidden, vocab]`.
+# `shape.projections` (a dict of `(inner, columns)`) and causal attention; at the end *one* row of logits,
+# `[1, hidden] @ [hidden, vocab]`.
 #
 # $$\text{attention per layer:}\quad 4 H D \cdot \tfrac{L (L + 1)}{2}\ \text{FLOPs}, \qquad
-# 2 L (H + H_{kv}) D\ \text{numbers moved}$$
+# 2 L (H + H_{kv}) D\ \text{elements moved}$$
 #
-# That many numbers are moved if queries, keys, values and results are, and nothing else. Norms and the like are left
-# out.
+# So few elements are moved if queries, keys, values and results are, and nothing else. `shape` has `num_layers`,
+# `hidden`, `num_heads`, `num_kv_heads`, `head_dim` and `vocab`. Norms and the like are left out.
 #
 # ```python
-# matmul_cost(1, 5, 3, bytes_per_number=2) == (30, 46)
+# matmul_cost(1, 5, 3, bytes_per_element=2) == (30, 46)
 # ```
 
 
-# %% tags=["exercise:2.5"]
-def matmul_cost(rows, inner, columns, bytes_per_number):
+# %% tags=["exercise:2.2"]
+def matmul_cost(rows, inner, columns, bytes_per_element):
     num_flops = 2 * rows * inner * columns  # SOLUTION: FLOPs
-    num_moved = rows * inner + inner * columns + rows * columns  # SOLUTION: numbers read and written
-    return num_flops, num_moved * bytes_per_number
+    num_moved = rows * inner + inner * columns + rows * columns  # SOLUTION: elements read and written
+    return num_flops, num_moved * bytes_per_element
 
 
-def prefill_cost(shape, num_tokens, bytes_per_number):
+def prefill_cost(shape, num_tokens, bytes_per_element):
     pairs = num_tokens * (num_tokens + 1) // 2  # SOLUTION: pairs of a query and a key that it sees
     num_flops = 4 * pairs * shape.num_heads * shape.head_dim  # SOLUTION: FLOPs of attention in one layer
-    num_moved = 2 * num_tokens * (shape.num_heads + shape.num_kv_heads) * shape.head_dim  # SOLUTION: its numbers moved
-    num_bytes = num_moved * bytes_per_number
+    num_moved = 2 * num_tokens * (shape.num_heads + shape.num_kv_heads) * shape.head_dim  # SOLUTION: its elements moved
+    num_bytes = num_moved * bytes_per_element
     for inner, columns in shape.projections.values():
-        product = matmul_cost(num_tokens, inner, columns, bytes_per_number)
+        product = matmul_cost(num_tokens, inner, columns, bytes_per_element)
         num_flops, num_bytes = num_flops + product[0], num_bytes + product[1]
-    last = matmul_cost(1, shape.hidden, shape.vocab, bytes_per_number)
+    last = matmul_cost(1, shape.hidden, shape.vocab, bytes_per_element)
     return shape.num_layers * num_flops + last[0], shape.num_layers * num_bytes + last[1]
 
 
 # %%
-check("2.5")
+check("2.2")
 
 # %%
 # NBVAL_CHECK_OUTPUT
 from twophase_labs.prefill.model_shape import LLAMA_3_8B, SMOLLM2
 
-cost_of_product, cost_of_prefill = use("2.5")
-print("tokens |  SmolLM2, 4-byte numbers          |  Llama-3-8B, 2-byte numbers")
+matmul_cost, prefill_cost = use("2.2")
+print("tokens |  SmolLM2, 4-byte elements         |  Llama-3-8B, 2-byte elements")
 for L in (1, 16, 128, 512, 2048, 8192):
-    small, large = cost_of_prefill(SMOLLM2, L, 4), cost_of_prefill(LLAMA_3_8B, L, 2)
+    small, large = prefill_cost(SMOLLM2, L, 4), prefill_cost(LLAMA_3_8B, L, 2)
     columns = [f"{f / 1e9:9,.1f} GFLOP  {f / b:6.1f} per byte" for f, b in (small, large)]
     print(f"{L:6} | {columns[0]}  | {columns[1]}")
 
 # %% [markdown]
-# One token has an intensity of about 2 over the bytes of a number, whatever the model: each weight is fetched, used in
-# one multiplication and one addition, and dropped. With L tokens it is used L times. **Reading a prompt together is a
-# way of using each fetched weight more than once.** That is what happened in the first cell (and 128 passes start 128
-# times as many small operations, each with a fixed price).
+# One token has an intensity of about 2 over the bytes of an element, whatever the model: each weight is fetched, used
+# in one multiplication and one addition, and dropped. With L tokens it is used L times. **Reading a prompt together is
+# a way of using each fetched weight more than once.** That is what happened in the first cell (and 128 forward passes
+# start 128 times as many small operations, each with a fixed cost).
 #
 # A check from outside: PyTorch can count products by itself, while the real model runs.
 
@@ -420,112 +333,101 @@ for L in (1, 16, 128, 512, 2048, 8192):
 from torch.utils.flop_counter import FlopCounterMode
 
 with FlopCounterMode(display=False) as counter:
-    model(page_ids(tokenizer, 128)[None], logits_to_keep=1)
+    model(text_ids(tokenizer, 128)[None], logits_to_keep=1)
 products = sum(count for kind, count in counter.get_flop_counts()["Global"].items() if "attention" not in str(kind))
 in_attention = 30 * 4 * 9 * 64 * 128 * 129 // 2
 print(f"PyTorch, all products outside attention: {products:,} FLOPs")
-print(f"your count without attention's part:     {cost_of_prefill(SMOLLM2, 128, 4)[0] - in_attention:,} FLOPs")
+print(f"your count without attention's part:     {prefill_cost(SMOLLM2, 128, 4)[0] - in_attention:,} FLOPs")
 
 # %% [markdown]
-# **The two roofs of this machine.** FLOP/s from a large product of random matrices, bytes per second from a large
-# copy. Then the model's own layers, timed for different numbers of tokens: all 30 layers take their turn, so that
-# their weights really come from memory.
+# **This machine's two roofs.** FLOP/s from a large product of random matrices, bytes per second from a large copy,
+# both measured once, above. Under them lie the gate projection of the model in the engine's linear layer, and fused
+# attention, for different numbers of tokens. All 30 layers take their turn, so that their weights really come from
+# memory.
 
 # %%
-from twophase_labs.prefill.measured_roofs import measure_roofs, time_attention, time_projection
-
-flops_per_s, bytes_per_s = measure_roofs()
 print(f"at most {flops_per_s / 1e9:.0f} GFLOP/s and {bytes_per_s / 1e9:.1f} GB/s on one thread", end="; ")
 print(f"ridge at {flops_per_s / bytes_per_s:.1f} FLOP a byte")
-
-# %%
-points = {}
-for name in ("gate", "q"):
-    product = {L: cost_of_product(L, *SMOLLM2.projections[name], 4) for L in (1, 2, 4, 16, 64, 256)}
-    points[f"{name} projection"] = {L: (f / b, f / time_projection(model, name, L)) for L, (f, b) in product.items()}
+gate = {L: matmul_cost(L, *SMOLLM2.projections["gate"], 4) for L in (1, 2, 4, 16, 64, 256)}
+points = {"gate projection": {L: (f / b, f / time_projection(model, "gate", L)) for L, (f, b) in gate.items()}}
 flops_of = {L: 4 * 9 * 64 * L * (L + 1) // 2 for L in (64, 256, 1024)}
 moved = {L: 4 * 2 * L * (9 + 3) * 64 for L in flops_of}
-points["attention (fused)"] = {L: (f / moved[L], f / time_attention(9, 3, 64, L)) for L, f in flops_of.items()}
+points["fused attention"] = {L: (f / moved[L], f / time_attention(9, 3, 64, L)) for L, f in flops_of.items()}
 pictures.draw_roofline(flops_per_s, bytes_per_s, points)
 
 # %% [markdown]
-# **Read the result.** The slanted roof is the memory's, the flat one the processor's. With one token the projections
-# are at the far left: no processor, however fast, would help there, and this is where writing lives. Each doubling of
-# L moves them to the right and up, until they run level. A roof is a bound and not a promise; how far below it a line
-# runs level is what an implementation leaves on the table. (The flat roof is the fastest product found here;
-# transformers may use another library. And attention has exponentials to compute, which the count leaves out.) A copy
-# reads and writes: where a machine reads faster than it copies, a point may lie a little above the slanted roof.
+# **Read the result.** The slanted roof is the memory's, the flat one the processor's. With one token the projection is
+# at the far left: no processor, however fast, would help there, and this is where writing lives. More tokens move it
+# to the right, where a higher rate is possible. A roof is a bound, not a forecast: the distance to it is what an
+# implementation leaves unused. Attention also computes exponentials, which the count leaves out. And a copy reads and
+# writes: where a machine reads faster than it copies, or other programs slowed the copy down, a point may lie above
+# the slanted roof.
 
 # %% [markdown]
 # ### The same on a GPU, on paper
 #
-# An A100 does 312 TFLOP/s in two-byte numbers, and its memory moves 1.555 TB/s. A layer of an 8B model has a product
-# `[L, 4096] @ [4096, 4096]` in such numbers.
+# An A100 with 40 GB does 312 TFLOP/s in two-byte elements, and its memory moves 1.555 TB/s (NVIDIA's data sheet). A
+# layer of an 8B model has a product `[L, 4096] @ [4096, 4096]` in such elements.
 
 # %% [markdown]
-# <!-- card 2.6 -->
+# <!-- card 2.3 -->
 # **Think first.** A prompt of L = 512 tokens. How many times the A100's ridge is the intensity of that product? Below
 # 1 the GPU waits for its memory, above 1 for its arithmetic. (Within 30 % counts as close.)
 
-# %% tags=["exercise:2.6"]
-guess_2_6 = 2  # SOLUTION: times the ridge
+# %% tags=["exercise:2.3"]
+guess_2_3 = 2  # SOLUTION: times the ridge
 
 # %%
-check("2.6")
+check("2.3")
 
 # %%
 # NBVAL_CHECK_OUTPUT
 ridge = 312e12 / 1.555e12
 print(f"the ridge of an A100: {ridge:.1f} FLOP a byte")
 for L in (1, 64, 222, 223, 512, 4096):
-    f, b = cost_of_product(L, 4096, 4096, 2)
+    f, b = matmul_cost(L, 4096, 4096, 2)
     side = "compute-bound" if f / b > ridge else "memory-bound"
     print(f"{L:5} tokens: {f / b:7.1f} FLOP a byte, {f / b / ridge:5.3f} of the ridge: {side}")
 
 # %%
-f, b = cost_of_product(512, 4096, 4096, 2)
-measured("2.6", f / b / ridge)
+f, b = matmul_cost(512, 4096, 4096, 2)
+measured("2.3", f / b / ridge)
 
 # %% [markdown]
-# **Read the result.** 512 tokens are on the compute-bound side, and 223 are enough. (A ridge of 100 is sometimes
-# printed for this card. 312 over 1.555 is 200.) A single token reaches a two-hundredth of the ridge: 99.5 % of the
+# **Read the result.** 512 tokens are on the compute-bound side, and 223 are enough. Two figures that are often printed
+# differ: a ridge of 100 for this card, while 312 over 1.555 is 200; and an intensity of 512 at 512 tokens, which
+# forgets that activations move too: it is 410. A single token reaches a two-hundredth of the ridge, so 99.5 % of the
 # arithmetic that the card could do stays unused. This is why prefill and decode, the same model with the same weights,
 # are two workloads.
+#
+# **Takeaway.** Intensity grows with the tokens that share a weight: 1 FLOP a byte for a single token in two-byte
+# elements, 410 for 512 of them, and an A100 needs 200 to be busy.
+#
+# > **In production, 2026.** An H100 SXM does 989 TFLOP/s in bfloat16 and moves 3.35 TB/s
+# > ([data sheet](https://www.nvidia.com/en-us/data-center/h100/)): its ridge is 295 FLOP a byte, so by roofline the
+# > product above needs 345 tokens to be compute-bound, where an A100 needs 223. Engines therefore fill a step with
+# > many tokens: [vLLM](https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md)
+# > recommends `max_num_batched_tokens` above 8192 for throughput on large GPUs, and
+# > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/paged-attention-ifb-scheduler.html) bounds a step by
+# > `max_num_tokens`. The CPU's curve above would look the same, moved to the right.
 
 # %% [markdown]
-# ## 4. The table nobody ordered
+# ## 3. What the score matrix costs
+# <!-- minutes: 6 -->
 #
 # *Needs: CPU.*
 #
-# The count of bytes above had a condition: *queries, keys, values and results, and nothing else*. Your
-# `naive_attention` does not keep it. Between its input and its output stands a table of scores with a number for every
-# pair of tokens in every head, and softmax makes a second table out of the first.
+# The count of bytes above had a condition: *queries, keys, values and results, and nothing else*. `naive_attention`
+# does not keep it. Between its input and its output stands a score matrix with an element for every pair of tokens in
+# every head, and softmax makes a second matrix out of the first. The next cell asks torch's own allocator for the most
+# that a call held at any time, beside PyTorch's fused attention, which computes the same.
 #
-# For a short prompt nobody notices. The next cell asks torch's own allocator for the most that a call held at any
-# time.
+# **Think first.** The prompt doubles from 2,048 to 4,096 tokens. How many times as much memory does each take?
 
 # %%
 from twophase_labs.prefill.peak_memory import attention_inputs, peak_bytes
 
-plain = use("2.1")
-for L in (256, 512, 1024):
-    inputs = attention_inputs(L)
-    peak = peak_bytes(lambda inputs=inputs: plain(*inputs))
-    print(f"L = {L:5}: {peak / 1e6:6.1f} MB at the worst moment; one table of scores: {2 * L * L * 4 / 1e6:5.1f} MB")
 
-# %% [markdown]
-# <!-- card 2.7 -->
-# **Think first.** The prompt doubles from 2,048 to 4,096 tokens. How many times as much memory does it take at the
-# worst moment?
-
-# %% tags=["exercise:2.7"]
-guess_2_7 = 4  # SOLUTION: times as much
-
-# %%
-check("2.7")
-
-
-# %%
 def fused(q, k, v):
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -534,38 +436,39 @@ def fused(q, k, v):
 peaks = {"naive_attention": {}, "PyTorch's fused attention": {}}
 for L in (512, 1024, 2048, 4096):
     inputs = attention_inputs(L)
-    peaks["naive_attention"][L] = peak_bytes(lambda inputs=inputs: plain(*inputs))
-    peaks["PyTorch's fused attention"][L] = peak_bytes(lambda inputs=inputs: fused(*inputs))
-measured("2.7", peaks["naive_attention"][4096] / peaks["naive_attention"][2048])
-
-# %%
+    for name, attend in zip(peaks, (naive_attention, fused), strict=True):
+        peaks[name][L] = peak_bytes(lambda inputs=inputs, attend=attend: attend(*inputs))
+for name, peak in peaks.items():
+    print(f"{name}: {peak[4096] / peak[2048]:.1f} times as much for 4,096 tokens as for 2,048")
 pictures.draw_growing(peaks, "most memory held at a time (MB)", "What attention of 2 heads needs beside its inputs")
 
 # %% [markdown]
-# **Read the result.** Twice the prompt, four times the memory. PyTorch's fused attention computes the same numbers and
-# needs room for little more than its result, which grows with L and not with its square. It never has the table. What
-# the table would be on a large model:
+# Twice the prompt, four times the memory. Fused attention needs room for little more than its result, which grows with
+# L and not with its square. It never has the score matrix. What the matrix would be on a large model:
 
 # %%
 # NBVAL_CHECK_OUTPUT
 for L in (2_048, 8_192, 32_768, 131_072):
-    table = 32 * L * L * 2  # 32 heads, two-byte numbers, one layer
+    scores = 32 * L * L * 2  # 32 heads, two-byte elements, one layer
     values = 2 * L * 8 * 128 * 2  # the layer's keys and values
-    print(f"{L:7,} tokens: table {table / 2**30:8.2f} GiB, keys and values {values / 2**30:6.3f} GiB")
+    print(f"{L:7,} tokens: score matrix {scores / 2**30:8.2f} GiB, keys and values {values / 2**30:6.3f} GiB")
 
 # %% [markdown]
-# At 32,768 tokens one layer's table would fill a GPU of 64 GiB, for a cache of an eighth of a gibibyte. And even where
-# it fits, it has to be written to memory, read, written again and read again, with hardly any arithmetic in between:
-# far to the left under the roof. The next two sections get rid of it.
+# And even where it fits, it has to be written to memory, read, written again and read again, with hardly any
+# arithmetic in between: far to the left under the roof. The next two sections get rid of it.
+#
+# **Takeaway.** At 32,768 tokens the score matrix of one layer takes 64 GiB, 512 times the 0.125 GiB of its keys and
+# values; it grows with the square of the prompt, and no result needs it.
 
 # %% [markdown]
-# ## 5. Softmax in one pass
+# ## 4. Softmax in one pass
+# <!-- minutes: 22 -->
 #
 # *Needs: CPU.*
 #
-# Why is the table there at all? Because softmax seems to need all scores of a row before it can give the first weight:
-# their maximum, so that nothing overflows, then their sum. But we do not want the weights. We want the *mean* that
-# they make, and a mean can be built up as the keys come by, as long as three things are carried along
+# Why is the score matrix there at all? Because softmax seems to need all scores of a row before it can give the first
+# weight: their maximum, so that nothing overflows, then their sum. But we do not want the weights. We want the *mean*
+# that they make, and a mean can be built up as the keys come by, as long as three things are carried along
 # (arXiv:1805.02867, arXiv:2112.05682):
 #
 # - `row_max`, $m$: the largest score so far;
@@ -578,8 +481,11 @@ for L in (2_048, 8_192, 32_768, 131_072):
 # %% [markdown]
 # **In base 2.** From here on the scores are exponents of 2: multiplied by log2(e) once, together with 1/sqrt(D), so
 # that $2^{s \log_2 e} = e^s$. The weights are the same. Kernels do it because processors raise 2 to a power in one
-# instruction, and would have to multiply by log2(e) before each exponential otherwise; this workbook's kernels do, and
-# their log-sums are base 2 as well.
+# instruction. The logarithm of a row's sum of weights, $\log_2 \sum_j 2^{s_j}$, is called its **LSE** (log-sum-exp);
+# here it is base 2 as well.
+
+# %% tags=["setup"]
+from twophase_labs.prefill.launch import LOG2_E
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -600,61 +506,65 @@ pictures.draw_running(4 * torch.randn(30, generator=draw) + torch.linspace(0, 6,
 # Between the lines $\ell$ only grows.
 
 # %% [markdown]
-# <!-- card 2.8 -->
-# `stream` gives, one key after the other, its scores for M queries (`[M]`, base 2) and its value (`[D]`), once. Return
-# the weighted means `[M, D]` and the base-2 log-sums `[M]`, $\log_2 \sum_j 2^{s_j}$.
+# <!-- card 2.4 -->
+# The heart of this lab, and the only time that you write it: weighted means over keys that come by once.
 #
 # $$m' = \max(m, s), \qquad \ell' = \ell \cdot 2^{m - m'} + 2^{s - m'}, \qquad
 # \mathrm{acc}' = \mathrm{acc} \cdot 2^{m - m'} + 2^{s - m'} v$$
 #
-# A hidden key has the score -inf. A query that sees no key at all gets zeros and a log-sum of -inf.
-#
-# ```python
-# online_softmax(iter([]), 1, 2) == (torch.zeros(1, 2), torch.tensor([-torch.inf]))
-# online_softmax(zip(torch.zeros(4, 1), v), 1, D) == (v.mean(0, keepdim=True), torch.tensor([2.0]))   # 4 equal keys
-# ```
+# The result is the mean $\mathrm{acc} / \ell$ and the LSE, $m + \log_2 \ell$. A hidden key has the score -inf, and
+# -inf less -inf is NaN: as long as a row has seen nothing else, something finite has to be subtracted.
 
 
-# %% tags=["exercise:2.8"]
+# %% tags=["exercise:2.4"]
 def online_softmax(stream, M, D):
+    """Weighted means [M, D] and their base-2 LSE [M], in one pass over the keys.
+
+    `stream` gives, one key after the other and only once, its scores for M queries ([M], base 2) and its value ([D]).
+    Scores may be of any size; -inf hides the key from that query. A query that sees no key gets zeros and an LSE of
+    -inf. What is remembered between two keys must not grow with their number, and the stream's tensors stay as they
+    are.
+
+    >>> two = [(torch.tensor([0.0]), torch.tensor([2.0, 0.0])), (torch.tensor([0.0]), torch.tensor([4.0, 2.0]))]
+    >>> online_softmax(iter(two), 1, 2)
+    (tensor([[3., 1.]]), tensor([1.]))
+    >>> online_softmax(iter([]), 1, 2)
+    (tensor([[0., 0.]]), tensor([-inf]))
+    """
+    # BEGIN SOLUTION: one pass with row_max, row_sum and acc
     row_max, row_sum, acc = torch.full((M,), -torch.inf), torch.zeros(M), torch.zeros(M, D)
     for s, v in stream:
-        new_max = torch.maximum(row_max, s)  # SOLUTION: the largest score so far
-        max_safe = new_max.masked_fill(new_max == -torch.inf, 0)  # nothing seen yet: -inf less -inf would be NaN
-        rescale = torch.exp2(row_max - max_safe)  # SOLUTION: what the old sums are worth, measured from the new maximum
-        p = torch.exp2(s - max_safe)  # SOLUTION: the weight of this key
-        row_sum = row_sum * rescale + p  # SOLUTION: the sum of weights
-        acc = acc * rescale[:, None] + p[:, None] * v  # SOLUTION: the sum of weighted values
-        row_max = new_max
-    out = (
-        acc / torch.where(row_sum == 0, 1, row_sum)[:, None]
-    )  # SOLUTION: the means, [M, D]; zeros where nothing was seen
-    return out, row_max + row_sum.log2()  # SOLUTION `row_max + row_sum.log2()`: the log-sums, [M]
+        new_max = torch.maximum(row_max, s)
+        max_safe = new_max.masked_fill(new_max == -torch.inf, 0)
+        rescale, p = torch.exp2(row_max - max_safe), torch.exp2(s - max_safe)
+        row_max, row_sum, acc = new_max, row_sum * rescale + p, acc * rescale[:, None] + p[:, None] * v
+    out = acc / torch.where(row_sum == 0, 1, row_sum)[:, None]
+    return out, row_max + row_sum.log2()
+    # END SOLUTION
 
 
 # %%
-check("2.8")
+check("2.4")
 
 # %% [markdown]
 # **Equal, at every length.** One query against up to 10,000 keys, your one pass against a softmax over all scores at
-# once. What it carries along is $m$, $\ell$ and `acc`: D + 2 numbers, however
-# long the stream.
+# once. What it carries along is $m$, $\ell$ and `acc`: D + 2 elements, however long the stream.
 
 # %%
-one_pass = use("2.8")
+online_softmax = use("2.4")
 draw = torch.Generator().manual_seed(5)
 for num_keys in (10, 100, 1_000, 10_000):
     s, v = 5 * torch.randn(num_keys, 1, generator=draw), torch.randn(num_keys, 64, generator=draw)
     at_once = (s[:, 0] / LOG2_E).softmax(-1) @ v
-    out, lse = one_pass(zip(s, v, strict=True), 1, 64)
-    print(f"{num_keys:6,} keys: means differ by {(out[0] - at_once).abs().max():.0e}, log-sum {lse.item():.2f}")
+    out, lse = online_softmax(zip(s, v, strict=True), 1, 64)
+    print(f"{num_keys:6,} keys: means differ by {(out[0] - at_once).abs().max():.0e}, LSE {lse.item():.2f}")
 
 # %% [markdown]
 # ### Merging parts
 #
-# The pair (mean, log-sum) is more than a result: it says all that has to be known about a set of keys. The mean of a
-# part, and with $2^{\mathrm{lse}}$ the weight that this part has as a whole. So two parts can be computed apart, by
-# two programs or at two times, and put together afterwards.
+# The pair (mean, LSE) is more than a result: it says all that has to be known about a set of keys. The mean of a part,
+# and with $2^{\mathrm{lse}}$ the weight that this part has as a whole. So two parts can be computed apart, by two
+# programs or at two times, and put together afterwards.
 #
 # ```mermaid
 # flowchart LR
@@ -666,9 +576,9 @@ for num_keys in (10, 100, 1_000, 10_000):
 # ```
 
 # %% [markdown]
-# <!-- card 2.9 -->
-# Merge two parts: means `[M, D]` and base-2 log-sums `[M]` each. Take the larger log-sum out before raising anything
-# to a power.
+# <!-- card 2.5 -->
+# Merge two parts: means `[M, D]` and LSE `[M]` each, base 2. Take the larger LSE out before raising anything to a
+# power; make new tensors.
 #
 # $$\mathrm{out} = \frac{2^{\mathrm{lse}_a - m}\, \mathrm{out}_a + 2^{\mathrm{lse}_b - m}\, \mathrm{out}_b}
 # {2^{\mathrm{lse}_a - m} + 2^{\mathrm{lse}_b - m}}, \qquad
@@ -680,50 +590,54 @@ for num_keys in (10, 100, 1_000, 10_000):
 # ```
 
 
-# %% tags=["exercise:2.9"]
+# %% tags=["exercise:2.5"]
 def merge_halves(out_a, lse_a, out_b, lse_b):
     m = torch.maximum(lse_a, lse_b)
     m = m.masked_fill(m == -torch.inf, 0)  # both parts empty
     weight_a, weight_b = torch.exp2(lse_a - m), torch.exp2(lse_b - m)  # SOLUTION: how much each part counts
-    total = weight_a + weight_b  # SOLUTION: both together
-    out = weight_a[:, None] * out_a + weight_b[:, None] * out_b  # SOLUTION: the means, weighed and added, [M, D]
-    out = out / torch.where(total == 0, 1, total)[:, None]  # SOLUTION: the mean of all keys; zeros where there are none
-    return out, m + total.log2()  # SOLUTION `m + total.log2()`: their log-sum, [M]
+    total = weight_a + weight_b
+    out = weight_a[:, None] * out_a + weight_b[:, None] * out_b  # SOLUTION: the means, weighted and added, [M, D]
+    out = out / torch.where(total == 0, 1, total)[:, None]
+    return out, m + total.log2()  # SOLUTION `m + total.log2()`: their LSE, [M]
 
 
 # %%
-check("2.9")
+check("2.5")
 
 # %% [markdown]
 # **Cut anywhere, merge in any order.** A thousand keys, cut at random places, the parts shuffled and merged one after
 # another.
 
 # %%
-merge = use("2.9")
+merge_halves = use("2.5")
 draw = torch.Generator().manual_seed(6)
 s, v = 5 * torch.randn(1_000, 1, generator=draw), torch.randn(1_000, 64, generator=draw)
-whole, _ = one_pass(zip(s, v, strict=True), 1, 64)
+whole, _ = online_softmax(zip(s, v, strict=True), 1, 64)
 for num_parts in (2, 8, 50):
     cuts = torch.randperm(999, generator=draw)[: num_parts - 1].add(1).sort().values.tolist()
     pieces = zip(s.tensor_split(cuts), v.tensor_split(cuts), strict=True)
-    parts = [one_pass(zip(*piece, strict=True), 1, 64) for piece in pieces]
+    parts = [online_softmax(zip(*piece, strict=True), 1, 64) for piece in pieces]
     merged = parts.pop(int(torch.randint(len(parts), (1,), generator=draw)))
     while parts:
-        merged = merge(*merged, *parts.pop(int(torch.randint(len(parts), (1,), generator=draw))))
+        merged = merge_halves(*merged, *parts.pop(int(torch.randint(len(parts), (1,), generator=draw))))
     print(f"{num_parts:3} parts: the mean differs by {(merged[0] - whole).abs().max():.0e} from one pass")
 
 # %% [markdown]
-# **Read the result.** The same mean, up to rounding. Remember it in two places. Here, because it lets a kernel work
-# through the keys tile by tile. In lab 3, where one query has thousands of keys, and many programs share
-# them: each takes a part, and your merge puts the parts together.
+# **Read the result.** The same mean, up to rounding. Remember it in two places: here, because it lets a kernel work
+# through the keys tile by tile; and in lab 3, where one query has thousands of keys and many programs share them. Each
+# takes a part, and your merge puts the parts together.
+#
+# **Takeaway.** One pass that carries D + 2 = 66 elements gives the mean over 10,000 keys, and parts of it merge in any
+# order.
 
 # %% [markdown]
-# ## 6. Attention in tiles
+# ## 5. Attention in tiles
+# <!-- minutes: 19 -->
 #
 # *Needs: CPU.*
 #
 # One key at a time keeps memory small, and wastes the machine: it is a matrix-vector product again, far left under the
-# roof. The way out is a **tile**: some dozens of queries against some dozens of keys. Its scores are a small table
+# roof. The way out is a **tile**: some dozens of queries against some dozens of keys. Its scores are a small matrix
 # that lives only in fast memory (registers and shared memory on a GPU, the caches of a CPU), is used at once and
 # dropped. This is FlashAttention (arXiv:2205.14135).
 
@@ -733,20 +647,21 @@ pictures.draw_tiles(length=40, block_q=16, block_k=8)
 # %% [markdown]
 # Each row of tiles belongs to one set of queries, which carry `row_max`, `row_sum` and `acc` from left to right. Blue
 # tiles need no mask, hatched ones cross the diagonal, and dotted ones are hidden from all their queries, so nothing of
-# them is computed or loaded: about half of the table.
-
-# %% [markdown]
+# them is computed or loaded.
+#
 # Nothing here shows what a tile costs, so we take a memory that counts. `memory.load("k", start, end)` gives a copy of
 # rows `[start, end)` of a tensor, `memory.store("out", start, rows)` writes some; each is noted with its bytes. As
 # with slices, rows past the end are left out, so the last tile may be shorter.
 
+# %% tags=["setup"]
+from twophase_labs.prefill.slow_memory import attention_memory, standard_attention
+
 # %% [markdown]
-# <!-- card 2.10 -->
-# Exact causal attention of one head, with `q`, `k`, `v` (`[L, D]`) and `out` in slow memory. Load tiles of at most
-# `block_q` queries and `block_k` keys, each query tile once, and no key tile that is hidden from the whole query tile.
-#
-# $$m' = \max(m, \max_j s_{ij}), \quad \ell' = \ell \cdot 2^{m - m'} + \textstyle\sum_j 2^{s_{ij} - m'}, \quad
-# \mathrm{acc}' = \mathrm{acc} \cdot 2^{m - m'} + P V$$
+# <!-- card 2.6 -->
+# Exact causal attention of one head, with `q`, `k`, `v` (`[L, D]`) and `out` in slow memory. The running softmax is
+# the one of 2.4, with a tile in place of a key: the maximum and the sum run over the tile's columns, and `p @ v`
+# stands for `p * v`. What is left is the tiles: load at most `block_q` queries and `block_k` keys at a time, each
+# query tile once, and no key tile that is hidden from the whole query tile.
 #
 # Every query sees key 0, which is in the first tile, so $m$ is finite from then on.
 #
@@ -755,7 +670,7 @@ pictures.draw_tiles(length=40, block_q=16, block_k=8)
 # ```
 
 
-# %% tags=["exercise:2.10"]
+# %% tags=["exercise:2.6"]
 def tiled_attention(memory, L, D, block_q, block_k):
     for start in range(0, L, block_q):
         q = memory.load("q", start, start + block_q)
@@ -766,66 +681,62 @@ def tiled_attention(memory, L, D, block_q, block_k):
             scores = q @ k.mT * (LOG2_E / D**0.5)  # SOLUTION: base-2 scores of the tile
             hidden = torch.arange(at, at + len(k)) > rows[:, None]  # SOLUTION: which keys are later than which queries
             scores = scores.masked_fill(hidden, -torch.inf)
-            new_max = torch.maximum(row_max, scores.amax(-1))  # SOLUTION: the largest scores so far, one per query
+            new_max = torch.maximum(row_max, scores.amax(-1))
             p, rescale = torch.exp2(scores - new_max[:, None]), torch.exp2(row_max - new_max)
-            row_sum = row_sum * rescale + p.sum(-1)  # SOLUTION: the sums of weights
-            acc = acc * rescale[:, None] + p @ v  # SOLUTION: the sums of weighted values
+            row_sum = row_sum * rescale + p.sum(-1)
+            acc = acc * rescale[:, None] + p @ v
             row_max = new_max
-        memory.store(
-            "out", start, acc / row_sum[:, None]
-        )  # SOLUTION `acc / row_sum[:, None]`: the results of these queries
+        memory.store("out", start, acc / row_sum[:, None])  # SOLUTION `acc / row_sum[:, None]`: these queries' results
 
 
 # %%
-check("2.10")
+check("2.6")
 
 # %% [markdown]
 # **Exact, not approximate.** Attention that saves memory by leaving keys out exists; this is not it. For any size of
 # tile the result is the same up to rounding.
 
 # %%
-from twophase_labs.prefill.slow_memory import attention_memory, standard_attention
-
-in_tiles = use("2.10")
-draw = torch.Generator().manual_seed(7)
-q, k, v = torch.randn(3, 200, 64, generator=draw)
-expected = plain(q[:, None], k[:, None], v[:, None])
+tiled_attention = use("2.6")
+q, k, v = torch.randn(3, 200, 64, generator=torch.Generator().manual_seed(7))
+expected = naive_attention(q[:, None], k[:, None], v[:, None])
 for block_q, block_k in ((200, 200), (128, 64), (17, 33), (1, 7)):
     memory = attention_memory(q, k, v)
-    in_tiles(memory, 200, 64, block_q, block_k)
-    print(
-        f"tiles of {block_q:3} x {block_k:3}: {(memory.peek('out') - expected).abs().max():.0e} off at most", end=", "
-    )
-    print(f"{memory.num_bytes / 1e6:6.2f} MB moved")
+    tiled_attention(memory, 200, 64, block_q, block_k)
+    difference = (memory.peek("out") - expected).abs().max()
+    print(f"tiles of {block_q:3} x {block_k:3}: {difference:.0e} off at most, {memory.num_bytes / 1e6:6.2f} MB moved")
 
 # %% [markdown]
-# **Think first.** The last column differs by a factor of fifty, for the same result. Which of the two sizes is it
-# that matters, and why?
+# **Think first.** The last column differs by a factor of fifty, for the same result. Which of the two sizes is it that
+# matters, and why?
+#
+# Now count. The **standard** way is three operations, each of which reads its inputs from slow memory and writes its
+# result there: scores from Q and K; weights from scores; results from weights and V. It computes all L · L scores,
+# hidden ones too. The **tiled** way is yours.
 
 # %% [markdown]
-# <!-- card 2.11 -->
-# Count the bytes that cross between slow and fast memory for one causal head of L tokens. The *standard* way is three
-# operations, each reading its inputs from slow memory and writing its result there: scores from Q and K; weights from
-# scores; results from weights and V. It computes all L * L scores, hidden ones too. The *tiled* way is yours.
+# <!-- card 2.7 -->
+# Count the bytes that cross between slow and fast memory for one causal head of L tokens, the standard way and the
+# tiled way, key tiles loaded whole.
 #
 # ```python
-# count_traffic(2, 3, block_q=1, block_k=1, bytes_per_number=1) == (24 + 16, 12 + 6 + 12)
+# count_traffic(2, 3, block_q=1, block_k=1, bytes_per_element=1) == (24 + 16, 12 + 6 + 12)
 # ```
 
 
-# %% tags=["exercise:2.11"]
-def count_traffic(L, D, block_q, block_k, bytes_per_number):
-    standard = 4 * L * D + 4 * L * L  # SOLUTION: numbers that the three operations read and write
-    tiled = 2 * L * D  # SOLUTION: numbers of queries in and results out
+# %% tags=["exercise:2.7"]
+def count_traffic(L, D, block_q, block_k, bytes_per_element):
+    standard = 4 * L * D + 4 * L * L  # SOLUTION: elements that the three operations read and write
+    tiled = 2 * L * D  # queries in and results out
     for start in range(0, L, block_q):
         end = min(start + block_q, L)  # this tile holds queries start to end - 1
         num_keys = min(-(-end // block_k) * block_k, L)  # SOLUTION: keys in the key tiles that it loads
-        tiled += 2 * num_keys * D  # SOLUTION: numbers of their keys and values
-    return standard * bytes_per_number, tiled * bytes_per_number  # SOLUTION: both in bytes
+        tiled += 2 * num_keys * D
+    return standard * bytes_per_element, tiled * bytes_per_element
 
 
 # %%
-check("2.11")
+check("2.7")
 
 # %% [markdown]
 # **Counted against counted.** Your formula on the left; on the right what the memory noted while the two ways really
@@ -833,43 +744,53 @@ check("2.11")
 
 # %%
 # NBVAL_CHECK_OUTPUT
-traffic = use("2.11")
+count_traffic = use("2.7")
 print("   L | standard: formula     noted | tiled 64 x 64: formula     noted")
 for L in (64, 100, 500, 1000):
     memories = [attention_memory(*torch.ones(3, L, 64)) for _ in range(2)]
     standard_attention(memories[0])
-    in_tiles(memories[1], L, 64, 64, 64)
-    formula = traffic(L, 64, 64, 64, 4)
+    tiled_attention(memories[1], L, 64, 64, 64)
+    formula = count_traffic(L, 64, 64, 64, 4)
     print(f"{L:4} | {formula[0]:17,} {memories[0].num_bytes:10,} | {formula[1]:22,} {memories[1].num_bytes:10,}")
 
 # %%
+# NBVAL_CHECK_OUTPUT
 lengths = (256, 1024, 4096, 16384)
-curves = {"standard": {L: traffic(L, 64, 64, 64, 2)[0] for L in lengths}}
-for block_q in (16, 64, 256):
-    curves[f"tiled, {block_q} queries a tile"] = {L: traffic(L, 64, block_q, 64, 2)[1] for L in lengths}
-pictures.draw_growing(curves, "bytes to and from slow memory (MB)", "Traffic of one head, D = 64, two-byte numbers")
+saved = {
+    f"{block_q} queries": {
+        L: count_traffic(L, 64, 64, 64, 2)[0] / count_traffic(L, 64, block_q, 64, 2)[1] for L in lengths
+    }
+    for block_q in (16, 64, 256)
+}
+for name, factors in saved.items():
+    print(f"query tiles of {name:11}:", "  ".join(f"L = {L:6,}: {x:5.2f}" for L, x in factors.items()))
+
+# %%
+pictures.draw_saved_traffic(saved)
 
 # %% [markdown]
 # **Read the result.** Memory *held* is linear in L now, but traffic is still quadratic: keys and values are read again
 # for every tile of queries. What a tile buys is the factor in front. Per query tile the keys before it are read once,
-# $2 D \cdot L/2$ numbers on average, and there are $L / B_q$ tiles: $L^2 D / B_q$ in all against $4 L^2$ for the
-# standard way. So it is the *query* tile that counts, and fast memory limits it: it must hold `q`, `acc` and the
-# tile's scores. With D = 64 and $B_q$ = 64 the traffic is a quarter, with 256 queries a sixteenth.
-#
-# With 16 queries nothing is won: that curve lies on the standard one. Smaller tiles move *more*, and the (1, 7) line
-# further up is the extreme.
+# $2 D \cdot L/2$ elements on average, and there are $L / B_q$ tiles: $L^2 D / B_q$ in all against $4 L^2$ for the
+# standard way, a factor of $4 B_q / D$. So it is the *query* tile that counts, and fast memory limits it: it must hold
+# `q`, `acc` and the tile's scores. With D = 64 the factor comes close to 4 at 64 queries and to 16 at 256; with 16
+# queries nothing is gained. "5 to 10 times less traffic", as introductions often say, is right for some tile, not for
+# tiling.
 
 # %% [markdown]
-# **And by the clock?** A loop in Python over tiles is no kernel: each tile pays for a dozen small operations. Still it
-# may win against the naive way once prompts are long: it leaves out half of the table, and a tile's scores stay in the
-# processor's cache.
+# **And by the clock?** A loop in Python over tiles is no kernel: each tile pays for a dozen small operations. PyTorch's
+# fused attention has the same loop in C++.
 
 
 # %%
 def compare_times(L, block):
     q, k, v = torch.randn(3, L, 1, 64)
     memory = attention_memory(q[:, 0], k[:, 0], v[:, 0])
-    calls = (lambda: plain(q, k, v), lambda: in_tiles(memory, L, 64, block, block), lambda: fused(q, k, v))
+    calls = (
+        lambda: naive_attention(q, k, v),
+        lambda: tiled_attention(memory, L, 64, block, block),
+        lambda: fused(q, k, v),
+    )
     return [1e3 * seconds(call, repeats=2) for call in calls]
 
 
@@ -878,27 +799,113 @@ for L in (512, 1024, 2048, 4096):
     print("{:5} {:7.1f} ms {:10.1f} ms {:14.1f} ms".format(L, *compare_times(L, block=256)))
 
 # %% [markdown]
-# **Play.** Other sizes for `block`: small ones pay for Python, large ones for memory. Where is the
-# best size on this machine, and is it the same for all lengths?
+# **Play.** Other sizes for `block`: small ones pay for Python, large ones for memory. Where is the best size on this
+# machine, and is it the same for all lengths?
 #
-# What remains is to write the two loops where they belong: the outer one as programs that run side by side, the inner
-# one inside each program, the tiles in registers. That is a kernel, and it comes next.
+# **Takeaway.** Tiles give the same attention; with 256 queries a tile and D = 64, a prompt of 16,384 tokens moves
+# nearly 16 times fewer bytes than with the score matrix in memory.
+#
+# > **In production, 2026.** Tiled attention is the default everywhere.
+# > [vLLM](https://github.com/vllm-project/vllm/blob/001394336840495fb529a33f71767ecbfdc88372/docs/design/attention_backends.md)
+# > tries `FLASH_ATTN` first on Ampere and Hopper (FlashAttention 3 on an H100) and `FLASHINFER` on Blackwell;
+# > `--attention-backend` overrides.
+# > [SGLang](https://github.com/sgl-project/sglang/blob/000984ed03d93e6622777f500d76a59837b0c42b/docs/advanced_features/attention_backend.md)
+# > takes `fa3` on Hopper and FlashInfer on other NVIDIA cards. By roofline, on an H100: one head at 16,384 tokens,
+# > D = 64, in bfloat16, is 34 GFLOP and 35 microseconds of arithmetic; its score matrix alone, moved four times, is
+# > 2.1 GB and 640 microseconds.
 
 # %% [markdown]
-# ## 7. The prefill kernel
+# ## 6. Where K and V go: slots, and a first kernel
+# <!-- minutes: 20 -->
 #
-# *Needs: Triton (interpreted without a GPU).*
+# *Needs: CPU; Triton (interpreted without a GPU) for the kernel.*
 #
-# Tiled attention in PyTorch has the right algorithm on the wrong machine: each line is a kernel of its own, and every
-# intermediate goes out to slow memory and comes back. To keep a tile in registers from its first product to its last,
-# the whole loop has to be *one* kernel. Triton lets you write it in Python. You write what one **program** does; the
-# GPU runs thousands of them side by side, and each finds out from its number which part of the output is its own.
+# What remains is to write the two loops where they belong: on the processor that has the fast memory, as one kernel.
+# Before a kernel can read K and V of many sequences, they must lie somewhere that it can find. In an engine, memory
+# for keys and values is allocated in **blocks** of `block_size` tokens. They form a pool, `[N, H_kv, block_size, D]`
+# per layer, and each sequence has a **block table** with the numbers of its blocks in order. (In this lab's Triton
+# code a block is called `PAGE`, after PagedAttention, because there `BLOCK_*` means a tile.) Lab 3 hands out the
+# blocks; here they are given.
+#
+# The place of one token is its **slot**, a number that names block and offset at once:
+#
+# $$\text{slot} = \text{block} \cdot \text{block size} + \text{offset}$$
+#
+# ```mermaid
+# flowchart LR
+#     P["position 9"] --> D["9 // 4 = 2<br/>which entry"]
+#     P --> M["9 % 4 = 1<br/>which offset"]
+#     D --> T["block table<br/>[6, 1, 4] → block 4"]
+#     T --> S["slot 4 · 4 + 1 = 17"]
+#     M --> S
+# ```
+#
+# Consecutive positions are consecutive slots only within a block; at a block's end they jump.
+
+# %% [markdown]
+# <!-- card 2.8 -->
+# From positions to slots, as whole tensors.
+
+
+# %% tags=["exercise:2.8"]
+def slot_mapping(block_table, start, end, block_size):
+    """The slots of positions `start` to `end - 1` of one sequence: int64 [end - start].
+
+    `block_table` is int32 and may be longer than needed; it is left as it is. The result is int64 because a pool may
+    be so large that a block's number times its size exceeds int32.
+
+    >>> slot_mapping(torch.tensor([6, 1, 4]), 0, 6, 4).tolist()
+    [24, 25, 26, 27, 4, 5]
+    >>> slot_mapping(torch.tensor([6, 1, 4]), 9, 10, 4).tolist()
+    [17]
+    """
+    # BEGIN SOLUTION: a slot for each position
+    positions = torch.arange(start, end)
+    blocks = block_table[positions // block_size].long()
+    return blocks * block_size + positions % block_size
+    # END SOLUTION
+
+
+# %%
+check("2.8")
+
+# %%
+# NBVAL_CHECK_OUTPUT
+slot_mapping = use("2.8")
+table = torch.tensor([6, 1, 4], dtype=torch.int32)
+print("prompt of 6:       ", slot_mapping(table, 0, 6, 4).tolist())
+print("the next 5 tokens: ", slot_mapping(table, 6, 11, 4).tolist())
+
+# %% [markdown]
+# **The same in the engine.** Before each step, the engine computes the slots of all new tokens of all sequences at
+# once. What does it have that yours has not?
+
+# %%
+from twophase.engine.packing import pack
+from twophase_labs.kit.open_engine import show_source
+
+show_source(pack, first="owner = np.repeat", last="batch.slot_mapping.numpy()[:num_tokens] = slots")
+
+# %% [markdown]
+# <details><summary>An answer</summary>
+#
+# `owner`: one array says of each token which sequence it belongs to, so that a single expression indexes the tables of
+# all of them. The last line but one fills everything with -1 first: a slot of -1 means *written nowhere*, for the
+# padding that a CUDA graph needs. Your kernel will have to respect that.
+#
+# </details>
+
+# %% [markdown]
+# ### The kernel that writes
+#
+# Triton lets you write GPU kernels in Python. You write what one **program** does; the GPU runs thousands of them side
+# by side, and each finds out from its number which part of the output is its own.
 
 # %%
 print(how_kernels_run())
 
 # %% [markdown]
-# Four things make up nearly all of Triton. Here they are in the smallest kernel that needs them: the largest number of
+# Four things make up nearly all of Triton. Here they are in the smallest kernel that needs them: the largest element of
 # each row.
 
 
@@ -906,15 +913,15 @@ print(how_kernels_run())
 @triton.jit
 def row_max_kernel(x_ptr, out_ptr, num_columns, BLOCK: tl.constexpr):
     row = tl.program_id(0)  # 1. which part of the work is mine
-    columns = tl.arange(0, BLOCK)  # 2. a block of numbers at once; its length is a power of two
-    mask = columns < num_columns  # 3. what of the block exists
+    columns = tl.arange(0, BLOCK)  # 2. a tile of elements at once; its length is a power of two
+    mask = columns < num_columns  # 3. what of the tile exists
     x = tl.load(x_ptr + row * num_columns + columns, mask=mask, other=float("-inf"))  # 4. pointers, elementwise
     tl.store(out_ptr + row, tl.max(x, axis=0))
 
 
 # %% [markdown]
-# A pointer plus a block of offsets is a block of pointers. Where the mask is false nothing is read and `other` stands
-# there instead: leave it out, and the program reads whatever lies behind the row. Nobody warns you on a GPU; here the
+# A pointer plus a tile of offsets is a tile of pointers. Where the mask is false nothing is read and `other` stands
+# there instead: leave it out, and the program reads whatever lies behind the row. Nothing warns you on a GPU; here the
 # checks do, with the program's number and the line.
 
 # %%
@@ -926,130 +933,416 @@ row_max_kernel[(2,)](x, largest, num_columns=3, BLOCK=4)  # [(2,)] is the grid: 
 print(largest.tolist())
 
 # %% [markdown]
-# ### One tile
+# The write kernel has a program per token: it reads the token's slot, then moves the K and V of its H_kv heads. In the
+# cache the heads of a token do not lie side by side, since the layout is `[N, H_kv, PAGE, D]`: a block has all slots of
+# head 0, then all of head 1. Attention wants it so, because a program reads one KV head and many slots.
 #
-# Attention's loop goes over tiles of keys with a **state** per query row: the maximum so far, the sum of weights so
-# far, and the weighted sum of values so far. Scores are in units of log2, that is, multiplied by log2(e) together with
-# the scale, because a GPU has an instruction for 2ˣ and none for eˣ.
-
-# %%
-prefill_pictures.draw_running_state()
-plt.show()
+# Two traps. H_kv need not be a power of two, and SmolLM2 has 3: the tile is 4 heads wide, and the fourth is not there.
+# And some tokens are written nowhere: an engine that pads its batch gives the padding the slot -1.
 
 # %% [markdown]
-# **Think first.** In the picture the third tile brings a larger maximum. What has to happen to what was summed up
-# before? And what happens to a row whose tile is hidden altogether, whose maximum is still minus infinity?
+# **Think first.** What would happen to the cache if the store had no mask for the heads? Which tokens would be
+# overwritten, and when would it show?
+#
+# <details><summary>An answer</summary>
+#
+# Head 3 of block n lies where head 0 of block n + 1 begins. So each write would also overwrite the same slot of head 0
+# in the next block of the *pool*, which may belong to another sequence, with whatever lies behind the token's own
+# heads. Nothing shows while one sequence runs alone in the first blocks; in a full pool, other requests' answers
+# change.
+#
+# </details>
+
+# %% [markdown]
+# <!-- card 2.9 -->
+# Write `k[t]` and `v[t]` to slot `slot_mapping[t]` of the caches, for all heads; leave tokens with a negative slot
+# alone.
+#
+# ```python
+# k_cache[slot // PAGE, h, slot % PAGE] == k[t, h]     # for each token t with a slot, and each KV head h
+# ```
+
+
+# %% tags=["exercise:2.9"]
+@triton.jit
+def kv_write_kernel(
+    k_ptr,  # [T, H_KV, D]
+    v_ptr,  # like k_ptr
+    k_cache_ptr,  # [N, H_KV, PAGE, D]
+    v_cache_ptr,  # like k_cache_ptr
+    slot_mapping_ptr,  # int64 [T]; negative: nothing is written
+    H_KV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One program: K and V of one token, all its heads."""
+    token = tl.program_id(0)
+    slot = tl.load(slot_mapping_ptr + token)
+    if slot < 0:  # SOLUTION: does this token go nowhere?
+        return
+    offs_h = tl.arange(0, BLOCK_H)
+    offs_d = tl.arange(0, BLOCK_D)
+    mask = (offs_h < H_KV)[:, None] & (offs_d < D)[None, :]  # SOLUTION: [BLOCK_H, BLOCK_D], which elements exist
+    from_rows = token * H_KV + offs_h  # SOLUTION: [BLOCK_H], rows of k, seen as [T * H_KV, D]
+    to_rows = (slot // PAGE * H_KV + offs_h) * PAGE + slot % PAGE  # SOLUTION: [BLOCK_H], rows of k_cache likewise
+    from_offs = from_rows[:, None] * D + offs_d[None, :]
+    to_offs = to_rows[:, None] * D + offs_d[None, :]
+    k = tl.load(k_ptr + from_offs, mask=mask, other=0.0)
+    v = tl.load(v_ptr + from_offs, mask=mask, other=0.0)
+    tl.store(k_cache_ptr + to_offs, k, mask=mask)
+    tl.store(v_cache_ptr + to_offs, v, mask=mask)
+
+
+# %%
+check("2.9")
+
+# %% [markdown]
+# **Look into the pool.** Ten tokens whose keys are 1, 2, ... 10 throughout, written with your slots and your kernel.
+# The seventh has slot -1, as if it were padding.
+
+# %%
+# needs: triton
+from twophase_labs.prefill import prefill_pictures
+from twophase_labs.prefill.launch import launch_kv_write
+
+kv_write_kernel = use("2.9")
+slots = slot_mapping(table, 0, 10, 4)
+slots[6] = -1
+new = torch.arange(1.0, 11)[:, None, None].expand(10, 3, 16).contiguous().to(device)
+pool = torch.zeros(2, 8, 3, 4, 16, device=device)
+launch_kv_write(kv_write_kernel, new, -new, pool[0], pool[1], slots.to(device))
+prefill_pictures.draw_slots(pool[0, :, :, :, 0].cpu())
+
+# %% [markdown]
+# Each block holds all heads, and each head its own slots. What it costs is moving bytes and nothing else: the kernel
+# computes no number. Per token of SmolLM2 in float32:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+bytes_per_layer = 2 * 3 * 64 * 4  # K and V, KV heads, head size, bytes of a float32
+print(f"written per token: {30 * bytes_per_layer:,} bytes in 30 layers (and as many read)")
+print(f"weights read for it, if it comes alone: {4 * 134_515_008:,} bytes")
+
+# %% [markdown]
+# **Takeaway.** A position becomes a slot by one division; a token's K and V are 46,080 bytes in SmolLM2, four
+# orders of magnitude less than the weights that it needs.
+#
+# > **In production, 2026.** [vLLM](https://docs.vllm.ai/en/v0.29.0/api/vllm/config/cache/) has blocks of 16 tokens by
+# > default (`--block-size`), [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html)
+# > of 32 (`tokens_per_block`), and [SGLang](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
+# > of 1 (`--page-size`): there the table has a slot per token. Writing is a kernel of its own in all of them, or part
+# > of the one that rotates q and k. By roofline, on an H100: K and V of 2,048 tokens in one layer of an 8B model are
+# > 8.4 MB in bfloat16, read and written in 5 microseconds.
+
+# %% [markdown]
+# ## 7. Ragged batches: no padding
+# <!-- minutes: 5 -->
+#
+# *Needs: CPU.*
+#
+# PyTorch's tensors are rectangles, prompts are not. The obvious remedy is padding: make every prompt as long as the
+# longest, mask what was added, throw its results away. The cost is real: padding goes through every matrix product of
+# every layer.
+
+# %%
+prefill_pictures.draw_padding([3, 4, 5])
+
+# %% [markdown]
+# **Packed**, the tokens lie one after another, and `cu_lens`, the *cumulative* lengths, say where each prompt begins
+# and ends: prompt s is tokens `cu_lens[s]` to `cu_lens[s + 1] - 1`. Everything that works on tokens one by one
+# (projections, MLP, norms) never notices. Attention has to: tokens of different prompts must not see each other. As a
+# mask this is a row of triangles along the diagonal.
+
+# %%
+prefill_pictures.draw_packed_mask([3, 4, 5])
+
+# %%
+# NBVAL_CHECK_OUTPUT
+for lengths in ([3, 4, 5], [30, 50, 120, 1_000], [200] * 4):
+    padded, packed = len(lengths) * max(lengths), sum(lengths)
+    print(f"{lengths!s:20} padded {padded:5,}  packed {packed:5,}  waste {1 - packed / padded:4.0%}")
+lengths = [30, 50, 120, 1_000]
+pairs = {
+    "padded, a rectangle each": len(lengths) * max(lengths) ** 2,
+    "packed, with a mask": sum(lengths) ** 2,
+    "what is needed": sum(n * (n + 1) // 2 for n in lengths),
+}
+for name, count in pairs.items():
+    print(f"{name:26} {count:9,} scores per head")
+
+# %% [markdown]
+# Real traffic looks like the second line, not like the first: a few long prompts among many short ones. Sorting
+# prompts into batches of like length helps, and makes short ones wait; packing costs nothing.
+#
+# The second table is about attention alone. The mask makes packing *right*. It does not make it cheap: most of its
+# scores are masked. A kernel has no need of the mask between prompts. Its loop runs over one sequence's keys and ends
+# at the diagonal, and so it comes close to the last line. Hence *variable-length* attention kernels, and
+# `cu_query_lens` in the signature of all of them.
+#
+# **Takeaway.** Four prompts of 30 to 1,000 tokens waste 70 % of all positions when padded, and none when packed.
+
+# %% [markdown]
+# ### Going further
+#
+# The mask above as code. In section 9 a loop bound takes its place.
+
+# %% [markdown]
+# <!-- card 2.10 -->
+# Causal attention over a packed batch, in plain PyTorch. `q` is `[T, H, D]`, `k` and `v` are `[T, H_kv, D]`; query
+# head h reads KV head h // G. `cu_lens` is int32 `[S + 1]`; a prompt may have no tokens.
+#
+# ```python
+# packed_attention(q, k, v, torch.tensor([0, T]), scale)                   # one prompt: plain causal attention
+# packed_attention(q, k, v, torch.arange(T + 1), scale)                    # T prompts of one token: v itself
+# ```
+
+
+# %% tags=["exercise:2.10"]
+def packed_attention(q, k, v, cu_lens, scale):
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    tokens = torch.arange(len(q))
+    lengths = cu_lens.diff()  # SOLUTION: [S], the length of each prompt
+    owner = torch.repeat_interleave(lengths.long())  # [T], the prompt of each token: 0, 0, 0, 1, ...
+    same = owner[:, None] == owner  # SOLUTION: [T, T], query and key in one prompt?
+    visible = same & (tokens[:, None] >= tokens)  # SOLUTION: [T, T]
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)  # SOLUTION: [H, T, T]
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+# %%
+check("2.10")
+
+# %% [markdown]
+# ## 8. Chunked prefill
+# <!-- minutes: 17 -->
+#
+# *Needs: CPU, and the model.*
+#
+# A prompt of 8,000 tokens in one step keeps the machine busy for a long while, and all other requests wait. So engines
+# cut it: 512 tokens in this step, beside the decodes of other requests, 512 in the next. Lab 4 schedules this; here the
+# question is whether it is *allowed*. Does a prompt in chunks give what it gives at once?
+#
+# By the causal mask it must: a row needs the keys before it, and they are there, in the blocks, from earlier chunks.
+
+# %%
+prefill_pictures.draw_chunks(num_tokens=12, chunk=5)
+
+# %% [markdown]
+# The triangle is cut into horizontal bands. The first band is a triangle of its own. In every later one there is
+# history on the left, which all rows see, and a triangle at the right end.
+#
+# **Think first.** Three things have to be shifted for the second band, and each is easily forgotten: where the keys
+# come from, where the mask's diagonal lies, and one more, which has happened to q and k before they come here. Which?
+#
+# <details><summary>The answer</summary>
+#
+# Their rotation. The first token of the second band stands at position 5, not 0, so its query and key are rotated by
+# position 5. All three shifts are the same number, `num_cached`.
+#
+# </details>
+
+# %% [markdown]
+# <!-- card 2.11 -->
+# One chunk of a prompt, from q, k and v to the result. `rotate` is the one above, `slot_mapping` is yours.
+#
+# ```python
+# prefill_chunk(q, k, v, ..., num_cached=0, ...)                 # the whole prompt at once
+# first = prefill_chunk(q[:7], k[:7], v[:7], ..., 0, ...)        # and the same
+# rest = prefill_chunk(q[7:], k[7:], v[7:], ..., 7, ...)         # in two pieces: torch.cat([first, rest])
+# ```
+
+
+# %% tags=["exercise:2.11"]
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    """The attention of one chunk: [L, H, D], like q.
+
+    q is [L, H, D], k and v are [L, H_kv, D], not rotated yet; query head h reads KV head h // (H // H_kv).
+    `num_cached` tokens of the prompt are in the caches already, rotated; this chunk follows them. Rotate q and k with
+    `theta`, write the chunk's K and V into their slots, and let each row attend to all keys up to its own position,
+    with scores q · k * scale. The caches are [N, H_kv, block_size, D] and the only things that change; slots that hold
+    no token of this prompt may hold anything, NaN too. The block table has a block for every position. L may be 0.
+
+    >>> k_cache, v_cache, one = torch.zeros(2, 1, 4, 2), torch.zeros(2, 1, 4, 2), torch.ones(1, 1, 2)
+    >>> prefill_chunk(one, one, 5 * one, k_cache, v_cache, torch.tensor([1, 0]), 0, 100.0, 1.0).tolist()
+    [[[5.0, 5.0]]]
+    >>> v_cache[1, 0, 0].tolist()
+    [5.0, 5.0]
+    """
+    # BEGIN SOLUTION: rotate, write, gather, attend
+    block_size, seq_len = k_cache.shape[2], num_cached + len(q)
+    positions = torch.arange(num_cached, seq_len)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
+    new = slot_mapping(block_table, num_cached, seq_len, block_size)
+    k_cache[new // block_size, :, new % block_size] = k
+    v_cache[new // block_size, :, new % block_size] = v
+    slots = slot_mapping(block_table, 0, seq_len, block_size)
+    keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))  # [S, H_kv, D]
+    group = q.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = torch.einsum("lhd,shd->hls", q, keys) * scale
+    visible = torch.arange(seq_len) <= positions[:, None]
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return torch.einsum("hls,shd->lhd", weights, values)
+    # END SOLUTION
+
+
+# %%
+check("2.11")
+
+# %% [markdown]
+# **Any chunk size.** A prompt of 100 tokens, K and V in blocks of 16, the heads of SmolLM2.
+
+# %%
+prefill_chunk = use("2.11")
+generator = torch.Generator().manual_seed(0)
+q, k, v = (torch.randn(100, heads, 64, generator=generator) for heads in (9, 3, 3))
+shuffled = torch.randperm(8, generator=generator).int()  # the block table
+
+
+def in_chunks(size):
+    caches, rows = torch.zeros(2, 8, 3, 16, 64), []
+    for first in range(0, 100, size):
+        part = (x[first : first + size] for x in (q, k, v))
+        rows.append(prefill_chunk(*part, *caches, shuffled, first, 1e5, 1 / 8))
+    return torch.cat(rows)
+
+
+for size in (1, 7, 16, 64):
+    print(f"chunks of {size:2}: largest difference {(in_chunks(size) - in_chunks(100)).abs().max():.0e}")
+
+# %% [markdown]
+# Equal up to rounding, whatever the size; chunks need not even end where blocks do. A chunk of 1 is worth a second
+# look: one query against all keys before it. That is a *decode step*. Prefill and decode are one operation at two ends
+# of a scale; lab 3 runs the prefill kernel of the next section at that end, and finds out why engines have two kernels.
+#
+# **In the engine.** The same prompt with a budget of 24, 64 and 512 tokens per step; the trace says what each step did.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase import SamplingParams
+from twophase_labs.prefill.engine_runs import open_engine
+
+text = "A recipe for bread: mix flour, water, salt and yeast, knead for ten minutes, let it rise, " * 5
+for budget in (24, 64, 512):
+    llm = open_engine(budget)
+    (output,) = llm.generate([text], SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)
+    chunks = [chunk[3] for step in llm.engine.trace for chunk in step.chunks]
+    print(f"budget {budget:3}: prefill {chunks[:-5]}, then {output.outputs[0].token_ids}")
+
+# %% [markdown]
+# **What it costs.** Chunking is exact and not free. Each chunk is a forward pass of its own, which reads all weights
+# once more. For a prompt of 4,096 tokens, on Llama-3-8B in two-byte elements, with your counts:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+L, products = 4096, LLAMA_3_8B.projections.values()
+for size in (4096, 1024, 512, 256, 64):
+    costs = [matmul_cost(size, inner, columns, 2) for inner, columns in products]
+    intensity = sum(f for f, _ in costs) / sum(b for _, b in costs)
+    print(
+        f"chunks of {size:4}: the weights are read {L // size:2} times, {intensity:6.1f} FLOP per byte in projections"
+    )
+
+# %% [markdown]
+# The keys and values are no argument: tiled attention reads them once per query tile anyway, whether the tiles come in
+# one step or in eight. What small chunks lose is intensity: at 64 tokens a weight that is read is used 64 times only,
+# which is below the ridge of an A100. So chunks should be no smaller than the latency of the other requests demands
+# (lab 4).
+#
+# **Takeaway.** A prompt in chunks gives the same result as at once; 4,096 tokens in chunks of 512 read the weights 8
+# times instead of once.
+#
+# > **In production, 2026.** [vLLM](https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md)
+# > always chunks prefills in its V1 engine, by what `max_num_batched_tokens` leaves after the decodes.
+# > [SGLang](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
+# > has `--chunked-prefill-size` (-1 switches it off). In
+# > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/llm-api/reference/TorchLlmArgs.html) it is off until
+# > `enable_chunked_prefill=True`. By roofline, on an H100: weights of 16 GB take 4.8 ms to read, as long as the
+# > arithmetic of about 300 tokens; chunks above that cost little.
+
+# %% [markdown]
+# ## 9. The paged prefill kernel
+# <!-- minutes: 20 -->
+#
+# *Needs: Triton (interpreted without a GPU).*
+#
+# Tiled attention in PyTorch has the right algorithm on the wrong machine: each line is a kernel of its own, and every
+# intermediate goes out to slow memory and comes back. To keep a tile in registers from its first product to its last,
+# the whole loop has to be *one* kernel. You have all its pieces:
+#
+# | piece | built in section | in the kernel |
+# |---|---|---|
+# | which KV head a query head reads | 1 | `heads` |
+# | a running softmax | 4, 5 | `attend_tile` |
+# | key tiles up to the diagonal, none beyond | 5 | the loop, up to `hi` |
+# | from a position to a slot | 6 | `page_ids`, `slots` |
+# | where a chunk begins in the flat batch | 7 | `rows` |
+# | the positions of a later chunk | 8 | `row_positions` |
+
+# %% [markdown]
+# The running softmax needs no second writing: this is `tiled_attention`'s inner loop, in Triton. Two things differ. A
+# mask is a value, not an index, so `visible` comes in as a tile of booleans. And a row may have seen nothing yet, as in
+# `online_softmax`, hence `max_safe`.
+
+
+# %% tags=["setup"]
+@triton.jit
+def attend_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc):
+    """The state of M query rows after N more keys: q [M, D], k and v [N, D], visible [M, N]; scores in base 2."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale  # "ieee": full float32 products
+    scores = tl.where(visible, scores, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+    max_safe = tl.where(new_max == float("-inf"), 0.0, new_max)
+    p, rescale = tl.exp2(scores - max_safe[:, None]), tl.exp2(row_max - max_safe)
+    row_sum = row_sum * rescale + tl.sum(p, axis=1)
+    acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+    return new_max, row_sum, acc
+
+
+# %% [markdown]
+# **Which program does what.** A program takes `BLOCK_Q` tokens of one chunk, and of each token the G query heads that
+# share one KV head. So a tile of K and V is loaded once and used by `BLOCK_M` rows, `BLOCK_Q · G` of them in use. Row r
+# of a program is token `r // G` of its tile, and query head `kv_head · G + r % G`. Below, A has a chunk of 5 tokens
+# behind 6 in the cache, and B a whole prompt of 6.
+
+# %%
+prefill_pictures.draw_programs(query_lens=[5, 6], cached=[6, 0], block_q=2)
+
+# %% [markdown]
+# The grid has as many query tiles as the *longest* chunk needs; in a shorter chunk the last programs find nothing to
+# do, and return.
+#
+# **Think first.** A program has the queries at positions 6 and 7 of its sequence, and keys come in tiles of 4. How many
+# tiles does it have to look at, and in which of them does it need a mask?
+#
+# <details><summary>The answer</summary>
+#
+# Two: keys 0 to 3 and 4 to 7; `hi` is 8. The first is visible to both rows and needs no mask, the second does, because
+# the row at position 6 must not see key 7.
+#
+# </details>
 
 # %% [markdown]
 # <!-- card 2.12 -->
-# Fold one tile of keys and values into the state of M query rows. With scores $s_{ij}$ in units of log2:
+# Causal attention of a ragged batch over the blocks of a cache. A row at position p sees the keys at positions 0 to p;
+# a chunk's tokens are the last `chunk_len` of their sequence. The row of K, seen as `[N * H_KV * PAGE, D]`, is
 #
-# $$m' = \max(m, \max_j s_j), \quad p_j = 2^{s_j - m'}, \quad \ell' = \ell\, 2^{m - m'} + \sum_j p_j,
-# \quad a' = a\, 2^{m - m'} + \sum_j p_j v_j$$
+# $$(\text{block} \cdot H_{kv} + \text{kv head}) \cdot \text{PAGE} + \text{offset},
+# \qquad \text{block} = \text{table}[\lfloor \text{position} / \text{PAGE} \rfloor]$$
 #
-# `q` is `[M, D]`, `k` and `v` are `[N, D]`, `visible` is `[M, N]`. A row that has seen nothing has $m = -\infty$,
-# and $-\infty - (-\infty)$ is NaN; so the differences use a maximum that is finite. `tl.dot`, `tl.trans`, `tl.max`,
-# `tl.sum`, `tl.exp2` and `tl.where` are all you need; `input_precision="ieee"` asks for full float32 products.
+# The check draws a map of what your kernel reads: one-hot values turn its output into its weights.
 #
 # ```python
-# attend_tile(..., visible all False)   # leaves the state as it was, even at the very beginning
-# attend_tile over 4 tiles              # ends with the same acc / row_sum as over one tile of 4 times the keys
+# a prompt of one token          # attends to itself: out is v of its slot
+# another order of the blocks    # the same result, with the block table changed to match
 # ```
 
 
 # %% tags=["exercise:2.12"]
-@triton.jit
-def attend_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc):
-    """The state (row_max, row_sum, acc) of M query rows after N more keys."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale  # SOLUTION: [M, N], in units of log2
-    scores = tl.where(visible, scores, float("-inf"))  # SOLUTION: the scores with what is hidden taken out
-    new_max = tl.maximum(row_max, tl.max(scores, axis=1))  # SOLUTION: [M], the maximum so far
-    max_safe = tl.where(new_max == float("-inf"), 0.0, new_max)  # SOLUTION: the same, but 0 in rows that saw nothing
-    p = tl.exp2(scores - max_safe[:, None])  # SOLUTION: [M, N], the weights of this tile
-    rescale = tl.exp2(row_max - max_safe)  # SOLUTION: [M], the factor on what was summed up before
-    row_sum = row_sum * rescale + tl.sum(p, axis=1)  # SOLUTION: [M], the sum of weights so far
-    old = acc * rescale[:, None]  # SOLUTION: [M, D], what was summed up before, on the new scale
-    acc = old + tl.dot(p.to(v.dtype), v, input_precision="ieee")  # the products run in the model's dtype
-    return new_max, row_sum, acc
-
-
-# %%
-check("2.12")
-
-# %% [markdown]
-# **Watch the state.** A row over 64 keys, with the last 16, 32 ... of them hidden. The state is a finished answer for
-# the keys so far: `row_max + log2(row_sum)` is their log-sum-exp, in base 2.
-
-# %%
-# needs: triton
-step = use("2.12")
-generator = torch.Generator().manual_seed(3)
-q, k, v = (2 * torch.randn(n, 16, generator=generator).to(device) for n in (16, 64, 64))
-scores = (q[0] @ k.T).cpu() / 4
-print(f"{'keys':>5} {'row_max':>8} {'row_sum':>8} {'log-sum-exp':>12} {'torch':>8}")
-for seen in (0, 16, 32, 48, 64):
-    positions = torch.full((16,), seen - 1, dtype=torch.int32, device=device)
-    row_max, row_sum, acc = (x[0].cpu() for x in launch_attend_tile(step, q, k, v, positions, 1 / 4))
-    expected = scores[:seen].logsumexp(0) * LOG2_E
-    print(f"{seen:5} {row_max:8.3f} {row_sum:8.3f} {row_max + row_sum.log2():12.3f} {expected:8.3f}")
-
-# %% [markdown]
-# Before the first key the state is (minus infinity, 0, 0): nothing seen, log-sum-exp minus infinity. When the maximum
-# stays, the sum can only grow; when it rises, the sum may fall, for it counts in units of the largest weight. The
-# log-sum-exp always grows.
-
-# %% [markdown]
-# ### The whole kernel
-#
-# Two things lie between a tile and an engine; sections 8 and 9 look into them, here is what the kernel needs to know.
-#
-# **Pages.** The K and V of a sequence do not lie in one piece. The cache is a pool of pages, `[N, H_kv, PAGE, D]`, and
-# a sequence has a *block table* with the numbers of its pages in order. Position 9 with pages of 4 is slot 1 of the
-# page that entry 2 of the table names.
-
-# %%
-tables = {"A": ([6, 1, 4], 11), "B": ([3, 9], 6)}
-draw_block_tables(tables, num_blocks=12, block_size=4, columns=6)
-plt.show()
-
-# %% [markdown]
-# **Ragged batches.** The new tokens of all sequences lie in one flat row, a *chunk* per sequence, without padding.
-# `cu_query_lens` has where each chunk begins, and at its end the total. A chunk's tokens are the **last** of their
-# sequence: of A's 11 tokens below, 6 were there before.
-#
-# **Who does what.** A program takes `BLOCK_Q` tokens of one chunk, and of each token the G query heads that share one
-# KV head. So a tile of K and V is loaded once and used by `BLOCK_M = BLOCK_Q · G` rows.
-
-# %%
-prefill_pictures.draw_programs(query_lens=[5, 6], cached=[6, 0], block_q=2)
-plt.show()
-
-# %% [markdown]
-# Row r of a program is token `r // G` of its block, and query head `kv_head · G + r % G`. The grid has as many query
-# blocks as the *longest* chunk needs; in a shorter chunk the last programs find nothing to do, and return.
-
-# %% [markdown]
-# **Think first.** A program with queries at positions 6 and 7, keys in tiles of 4: how many tiles does it have to
-# look at? In which of them does it need a mask?
-
-# %% [markdown]
-# <!-- card 2.13 -->
-# Causal attention of a ragged batch over pages. A row at position p sees the keys at positions 0 to p; nothing from
-# `hi` on is seen by any row of the program.
-#
-# $$\text{row of } K = (\text{page} \cdot H_{kv} + \text{kv head}) \cdot \text{PAGE} + \text{offset},
-# \qquad \text{page} = \text{table}[\lfloor \text{position} / \text{PAGE} \rfloor]$$
-#
-# The result is `acc / row_sum`, and the log-sum-exp in base 2 beside it, for whoever wants to merge. The check draws
-# a map of what your kernel reads: one-hot values turn its output into its weights.
-#
-# ```python
-# a prompt of one token          # attends to itself: out is v of its slot
-# another order of the pages     # the same result, with the block table changed to match
-# ```
-
-
-# %% tags=["exercise:2.13"]
 @triton.jit
 def paged_prefill_kernel(
     q_ptr,  # [T, H, D]
@@ -1080,65 +1373,57 @@ def paged_prefill_kernel(
     if first_token >= chunk_len:
         return
     seq_len = tl.load(seq_lens_ptr + sequence)
-    num_cached = seq_len - chunk_len  # SOLUTION: tokens of this sequence before its chunk
+    num_cached = seq_len - chunk_len  # tokens of this sequence before its chunk
 
-    offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, BLOCK_D)
-    tokens = first_token + offs_m // G
+    offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    tokens = first_token + offs_m // G  # [BLOCK_M], the token of each row, counted from the start of the chunk
     heads = kv_head * G + offs_m % G  # SOLUTION: [BLOCK_M], the query head of each row
-    mask_m = (offs_m < BLOCK_Q * G) & (tokens < chunk_len)  # SOLUTION `(tokens < chunk_len)`: not beyond the chunk
+    rows = (chunk_start + tokens) * H + heads  # SOLUTION: [BLOCK_M], which row of q it is, seen as [T * H, D]
+    row_positions = num_cached + tokens  # SOLUTION: [BLOCK_M], the position of each row's token in its sequence
+    mask_m = (offs_m < BLOCK_Q * G) & (tokens < chunk_len)
     mask_q = mask_m[:, None] & (offs_d < D)[None, :]
-    rows = (chunk_start + tokens) * H + heads  # SOLUTION: [BLOCK_M], where in q, seen as [T * H, D]
     q = tl.load(q_ptr + rows[:, None] * D + offs_d[None, :], mask=mask_q, other=0.0)
-    row_positions = num_cached + tokens  # SOLUTION: [BLOCK_M], the position of each row in its sequence
 
-    hi = tl.minimum(num_cached + first_token + BLOCK_Q, seq_len)  # keys [0, hi) are seen by some row
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    hi = tl.minimum(num_cached + first_token + BLOCK_Q, seq_len)  # keys [0, hi) are seen by some row of this program
+    row_max, row_sum = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    table_ptr = block_tables_ptr + sequence * table_row_stride  # SOLUTION: where this sequence's row begins
+    table_ptr = block_tables_ptr + sequence * table_row_stride
     for start in tl.range(0, hi, BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)
-        in_range = positions < hi  # SOLUTION: [BLOCK_N], which keys of the tile exist
-        page_ids = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0)  # SOLUTION `positions // PAGE`: entry
-        offsets = positions % PAGE  # SOLUTION: [BLOCK_N], the slot within the page
-        slots = (page_ids.to(tl.int64) * H_KV + kv_head) * PAGE + offsets  # SOLUTION: rows of K as [N*H_KV*PAGE, D]
-        offs_kv = slots[:, None] * D + offs_d[None, :]
+        in_range = positions < hi
+        page_ids = tl.load(
+            table_ptr + positions // PAGE, mask=in_range, other=0
+        )  # SOLUTION: [BLOCK_N], the block of each position, from the table; 0 where not in_range
+        slots = (page_ids.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE  # SOLUTION: [BLOCK_N], rows of K
         mask_kv = in_range[:, None] & (offs_d < D)[None, :]
-        k = tl.load(k_ptr + offs_kv, mask=mask_kv, other=0.0)
-        v = tl.load(v_ptr + offs_kv, mask=mask_kv, other=0.0)
-        visible = in_range[None, :] & (positions[None, :] <= row_positions[:, None])  # SOLUTION: which pairs
-        row_max, row_sum, acc = attend_tile(
-            q, k, v, visible, qk_scale, row_max, row_sum, acc
-        )  # SOLUTION: the new state
+        k = tl.load(k_ptr + slots[:, None] * D + offs_d[None, :], mask=mask_kv, other=0.0)
+        v = tl.load(v_ptr + slots[:, None] * D + offs_d[None, :], mask=mask_kv, other=0.0)
+        visible = in_range[None, :] & (
+            positions[None, :] <= row_positions[:, None]
+        )  # SOLUTION: [BLOCK_M, BLOCK_N], which row sees which key
+        row_max, row_sum, acc = attend_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc)
 
-    out = acc / row_sum[:, None]  # SOLUTION: [BLOCK_M, BLOCK_D]
-    lse = row_max + tl.log2(row_sum)  # SOLUTION: [BLOCK_M], base 2
-    tl.store(out_ptr + rows[:, None] * D + offs_d[None, :], out, mask=mask_q)
-    tl.store(lse_ptr + rows, lse, mask=mask_m)
+    tl.store(out_ptr + rows[:, None] * D + offs_d[None, :], acc / row_sum[:, None], mask=mask_q)
+    tl.store(lse_ptr + rows, row_max + tl.log2(row_sum), mask=mask_m)
 
 
 # %%
-check("2.13")
+check("2.12")
 
 # %% [markdown]
-# **What it reads.** The same trick as in the check, on two sequences like those above: with a one-hot V per slot the
-# output is the weight of every slot. A's chunk is the lower part of a triangle, since six tokens came before; B's is a
-# whole one. Between the two there is nothing, and no work was spent to find that out.
+# **What it reads.** The same trick as in the check, on the two sequences above: with a one-hot V per slot the output is
+# the weight of every slot. A's chunk is the lower part of a triangle, since six tokens came before; B's is a whole one.
+# Between the two there is nothing, and no work was spent to find that out.
 
 # %%
 # needs: triton
-prefill_kernel = use("2.13")
-prefill_pictures.draw_reads(prefill_kernel, query_lens=[5, 6], cached=[6, 0])
-plt.show()
+paged_prefill_kernel = use("2.12")
+prefill_pictures.draw_reads(paged_prefill_kernel, query_lens=[5, 6], cached=[6, 0])
 
 # %% [markdown]
-# **Count the tiles.** A tile above the diagonal is not masked, it is never loaded: the loop ends at `hi`. Of those
-# that are loaded only the ones that meet the diagonal need a mask at all.
-
-# %%
-prefill_pictures.draw_tiles(num_cached=64, chunk_len=192, block_q=42, block_n=32)
-plt.show()
+# **Count the tiles.** A tile above the diagonal is not masked, it is never loaded: the loop ends at `hi`. Of those that
+# are loaded only the ones that meet the diagonal need a mask at all. With the 128 rows per program that this lab uses
+# and G = 3, a program has 128 // 3 = 42 tokens (two rows stay unused).
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1146,451 +1431,256 @@ from twophase_labs.prefill.tile_counts import count_tiles
 
 print(f"{'prompt':>7} {'tiles':>7} {'loaded':>7} {'masked':>7}")
 for length in (64, 256, 1024, 4096):
-    tiles = count_tiles(num_cached=0, chunk_len=length, block_q=42, block_n=32)
+    tiles = count_tiles(num_cached=0, chunk_len=length, block_q=128 // 3, block_n=32)
     print(f"{length:7,} {tiles.all:7,} {tiles.loaded / tiles.all:7.0%} {tiles.masked / tiles.all:7.0%}")
 
 # %% [markdown]
-# The longer the prompt, the closer to one half the loaded tiles come, and the rarer the masked ones. *Standard*
-# attention, which makes the whole matrix and masks it, computes them all.
-
-# %% [markdown]
-# ### Yours beside the production kernel
+# ### Open the engine
 #
-# The engine's kernel on a GPU is this one, grown up: same names, same arguments, same loop. Open the two cards and read
-# the right-hand side; there should be little that surprises you.
+# The engine's kernel on a GPU has the same names, the same arguments and the same loop. These are the lines of its loop
+# that stand for `attend_tile` and what you wrote around it.
 
 # %%
 # needs: triton
 from twophase_kernels.attend_range import attend_range
-from twophase_kernels.paged_prefill import paged_prefill_kernel as production_kernel
+from twophase_labs.kit.open_engine import show_source
 
-source_diff(use("2.12"), attend_range, "the loop over tiles: attend_tile and attend_range")
-
-# %%
-# needs: triton
-source_diff(prefill_kernel, production_kernel, "paged_prefill_kernel")
+show_source(attend_range, first="next_page_ids = load_page_ids", last="row_max = new_max")
 
 # %% [markdown]
-# What the differences buy. (What is said of compiled code was read from the compiler's output for these GPUs.)
+# **One question.** Your loop loads the block numbers (`page_ids`) of the tile that it is about to read. Where do those
+# of *this* tile come from here, and what could that buy on a GPU?
 #
-# - **Page ids are loaded one tile ahead**, and carried through the loop. Loaded in the same step they make the loads of
-#   K and V indirect, and the software pipeliner gives up. Carried, sm_90 code keeps 3 tiles under way instead of 2, and
-#   sm_80 code 2 instead of 1.
-# - **The loop runs twice**, `MASKED=False` and then `MASKED=True`. Most tiles lie below the diagonal; their loop has
-#   no comparison and no `where`.
-# - **`find_sequence`**, a binary search: the grid has about as many programs as there is work, and not *longest chunk
-#   times sequences*. The next cell counts.
-# - **The last block comes first.** It sees the most keys; started last, it would be the straggler all wait for.
-# - **The maximum is scaled after it is taken**: `score * scale - maximum` is then one fused multiply-add.
-# - **`do_not_specialize`.** The number of sequences and the table's width change from step to step; specialised, eight
-#   such pairs made six binaries.
-# - **`load_rows` knows at compile time** whether it needs a mask, so that rows are loaded 16 bytes at a time.
-# - **`KV_FORMAT`, `WINDOW`, `NUM_SINKS`**: quantised caches, sliding windows and attention sinks (labs 3 and 5).
+# <details><summary>The answer</summary>
+#
+# They were loaded one tile earlier, as `next_page_ids`, and carried through the loop. Loaded in the same turn they make
+# the loads of K and V indirect, and Triton's software pipeliner then keeps fewer tiles under way while it waits for
+# memory. (In the compiled code for an H100: 3 tiles instead of 2; for an A100, 2 instead of 1.)
+#
+# The other differences are quick to name. `MASKED` is known at compile time, and the loop runs twice, first over the
+# tiles below the diagonal, without comparisons. The maximum is scaled after it is taken, so that `score * scale -
+# maximum` is one fused multiply-add. `KV_FORMAT`, `WINDOW` and `NUM_SINKS` are quantised caches, sliding windows and
+# sinks (labs 3 and 5).
+#
+# </details>
+#
+# Around the loop, the production kernel differs in its grid: it finds the sequence of a program by binary search, so
+# that it needs about as many programs as there is work, and not *longest chunk times sequences*. A program that finds
+# nothing to do still has to be started:
 
 # %%
 # NBVAL_CHECK_OUTPUT
-chunks, block_q = [2000, 30, 20, 10], 42
+chunks, block_q = [2000, 30, 20, 10], 128 // 3
 yours = -(-max(chunks) // block_q) * len(chunks)
 production = sum(chunks) // block_q + len(chunks)
 busy = sum(-(-n // block_q) for n in chunks)
 print(f"programs per KV head for chunks of {chunks}: yours {yours}, production {production}; with work: {busy}")
 
 # %% [markdown]
-# ## 8. Pages: where the keys and values go
+# ### Which idea does what
 #
-# *Needs: CPU; Triton (interpreted without a GPU) for the kernel.*
+# Three names are easily confused, because production kernels have all three ideas at once.
 #
-# Before attention can read K and V from pages, somebody must have put them there. In an engine this is a step of its
-# own, and the same one for prefill and decode: new tokens of all sequences come in one flat row, and each goes to its
-# **slot**, a number that names page and offset at once.
+# | | FlashAttention | PagedAttention | FlashDecoding |
+# |---|---|---|---|
+# | the problem | score matrix in slow memory | room kept for the longest answer; gaps | one query cannot fill a GPU |
+# | the idea | tiles, running softmax | blocks and a table | keys split among programs, results merged |
+# | it changes | the order of the arithmetic | where K and V lie | which program does what |
+# | the result | the same | the same | the same |
+# | it matters most in | prefill | memory for both phases | decode |
+# | you wrote it in | 2.4, 2.6 | 2.8, 2.9, 2.12 | 2.5, and lab 3 |
+# | source | arXiv:2205.14135 | arXiv:2309.06180 | [Dao et al. 2023](https://pytorch.org/blog/flash-decoding/) |
 #
-# $$\text{slot} = \text{page} \cdot \text{PAGE} + \text{offset}$$
+# **Takeaway.** Your kernel for a prompt of 4,096 tokens loads 51 % of the tiles of the square and masks 2 % of them; it
+# differs from the engine's loop in when block numbers are loaded and in what is known at compile time.
 
 # %% [markdown]
+# ## 10. Fusion: what is never written need not be read
+# <!-- minutes: 13 -->
+#
+# *Needs: CPU; Triton (interpreted without a GPU) for the extra.*
+#
+# Between the matrix products of a layer stand small operations: adding the residual, the norm, the rotation, the gate
+# of the MLP. They have hardly any arithmetic. In PyTorch each of them is a kernel that reads its inputs from slow
+# memory and writes its result there, as standard attention did. **Fusion** makes one kernel of a chain of them:
+# intermediates stay in registers.
+#
 # ```mermaid
 # flowchart LR
-#     P["position 9"] --> D["9 // 4 = 2<br/>which entry"]
-#     P --> M["9 % 4 = 1<br/>which offset"]
-#     D --> T["block table<br/>[6, 1, 4] → page 4"]
-#     T --> S["slot 4 · 4 + 1 = 17"]
-#     M --> S
+#     X[("x")] --> A["+"]
+#     R[("residual")] --> A
+#     A --> H[("h")]
+#     A --> N["square, mean, + eps, root"]
+#     A --> S["h · root · weight"]
+#     N --> S
+#     W[("weight")] --> S
+#     S --> Y[("y")]
 # ```
 #
-# Consecutive positions are consecutive slots only within a page; at a page's end they jump.
+# The cylinders are in slow memory, the boxes in registers. The norm's chain reads x and the residual, and hands on two
+# results: `y` goes into the next projection, `h` is the residual of the next addition.
+
+# %% [markdown]
+# **Think first.** Run as seven operations of PyTorch (add, square, mean, add eps, root, two products), how often does
+# an array of x's size cross the border? And as one kernel?
+
+# %% [markdown]
+# <!-- card 2.13 -->
+# Count both ways for any chain.
+
+
+# %% tags=["exercise:2.13"]
+def chain_traffic(steps, sizes, kept):
+    """Elements that cross slow memory: (every step on its own, all steps as one kernel).
+
+    `steps` are pairs (inputs, output) in order: names of what a step reads, and the one name that it makes. `sizes` has
+    the elements of each name. `kept` are the names that are still needed when the chain is over. Each output is a new
+    name. Nothing that is given is changed.
+
+    On its own, a step reads each of its different inputs once and writes its output. As one kernel, a name that no
+    earlier step made is read once, however many steps use it; an output is written only if it is kept; and what the
+    chain made is never read.
+
+    >>> steps = [(("x", "residual"), "h"), (("h",), "y")]
+    >>> sizes = {"x": 10, "residual": 10, "h": 10, "y": 10}
+    >>> chain_traffic(steps, sizes, {"h", "y"})
+    (50, 40)
+    >>> chain_traffic(steps, sizes, {"y"})
+    (50, 30)
+    """
+    # BEGIN SOLUTION: both counts
+    apart, fused, at_hand = 0, 0, set()
+    for inputs, output in steps:
+        apart += sum(sizes[name] for name in set(inputs)) + sizes[output]
+        fused += sum(sizes[name] for name in set(inputs) - at_hand)
+        fused += sizes[output] if output in kept else 0
+        at_hand |= {*inputs, output}
+    return apart, fused
+    # END SOLUTION
+
+
+# %%
+check("2.13")
+
+# %% [markdown]
+# **Counted against noted.** Three chains of a layer of SmolLM2 for 4,096 tokens in float32. For two of them PyTorch's
+# dispatcher notes the bytes of every tensor that an operation is given or returns, while the chain really runs.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.prefill.chains import add_rmsnorm, chains_of, noted_bytes, silu_mul, silu_mul_by_rows
+
+chain_traffic = use("2.13")
+draw = torch.Generator().manual_seed(0)
+x, residual = torch.randn(2, 4096, 576, generator=draw)
+gate, up = torch.randn(2, 4096, 1536, generator=draw)
+noted = {
+    "residual + RMSNorm": noted_bytes(lambda: add_rmsnorm(x, residual, torch.ones(576), 1e-5)),
+    "SiLU x up": noted_bytes(lambda: silu_mul(gate, up)),
+}
+for name, chain in chains_of(SMOLLM2, 4096).items():
+    apart, as_one = (4 * count for count in chain_traffic(chain.steps, chain.sizes, chain.kept))
+    seen = f"{noted[name] / 1e6:6.1f} MB" if name in noted else "        -"
+    print(f"{name:21}: apart {apart / 1e6:6.1f} MB (noted {seen}), ", end="")
+    print(f"as one {as_one / 1e6:5.1f} MB: {apart / as_one:.1f} times less")
+
+# %% [markdown]
+# For the norm, an array of x's size crosses the border ten times when the steps run apart, and four times as one: x and
+# the residual in, h and y out.
+#
+# **Measured.** A CPU has no kernel that would keep a chain in registers unless a compiler makes one. But it has a
+# cache: run the same three operations of SiLU x up on a few rows at a time, and what is between them never reaches the
+# large memory.
+
+# %%
+for num_rows in (4096, 1024, 256, 64, 16):
+    ms = 1e3 * seconds(lambda num_rows=num_rows: silu_mul_by_rows(gate, up, num_rows), repeats=4)
+    print(f"{num_rows:4} rows at a time ({num_rows * 1536 * 4 / 2**20:5.2f} MiB an array): {ms:6.1f} ms")
+print(f"largest difference: {(silu_mul_by_rows(gate, up, 64) - silu_mul(gate, up)).abs().max():.0e}")
+
+# %% [markdown]
+# **Read the result.** The same operations on the same numbers. What changes with the rows is where the intermediates
+# live, and how often Python starts an operation; very few rows pay for the latter.
+#
+# **Takeaway.** Fused, residual and norm move 2.5 times fewer bytes, and the gate of the MLP 2.7 times; no arithmetic is
+# saved, only trips to memory.
+#
+# > **In production, 2026.** Fusing is a compiler's work by now.
+# > [vLLM](https://docs.vllm.ai/en/v0.18.2/design/fusions/) compiles models with `torch.compile` and adds passes of its
+# > own, switched on by its optimization level: all-reduce with residual and RMSNorm from `-O2` (the default) on
+# > tensor-parallel Hopper and Blackwell GPUs, RoPE with the cache write on ROCm only. By roofline, on an H100: SiLU x
+# > up of 4,096 tokens of an 8B model, 14,336 wide, moves 940 MB in bfloat16 as three operations and 352 MB as one: 280
+# > against 105 microseconds, in each of 32 layers.
+
+# %% [markdown]
+# ### Going further
+#
+# The chain of the norm as a kernel, from an empty body: a program per row. The capstone runs it in the engine.
 
 # %% [markdown]
 # <!-- card 2.14 -->
-# The slots of positions `start` to `end - 1` of one sequence. `block_table` is int32 and may be longer than needed;
-# the result is int64, `[end - start]`: a large pool has more slots than int32 can count elements.
-#
-# ```python
-# slot_mapping(torch.tensor([6, 1, 4]), 0, 6, 4).tolist() == [24, 25, 26, 27, 4, 5]
-# slot_mapping(torch.tensor([6, 1, 4]), 9, 10, 4).tolist() == [17]
-# ```
+# Add the residual and normalise: $h = x + \mathrm{residual}$,
+# $y = h / \sqrt{\mathrm{mean}(h^2) + \epsilon} \cdot \mathrm{weight}$ (RMSNorm, arXiv:1910.07467). `BLOCK_N` is N
+# rounded up to a power of two.
 
 
 # %% tags=["exercise:2.14"]
-def slot_mapping(block_table, start, end, block_size):
-    positions = torch.arange(start, end)
-    pages = block_table[positions // block_size].long()  # SOLUTION: int64, the page of each position
-    return pages * block_size + positions % block_size  # SOLUTION: the slot of each position
+@triton.jit
+def add_rmsnorm_kernel(
+    x_ptr,  # [T, N]
+    residual_ptr,  # [T, N]
+    weight_ptr,  # [N]
+    y_ptr,  # [T, N]
+    h_ptr,  # [T, N]
+    eps,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One program: one row, read once and written once."""
+    row, columns = tl.program_id(0), tl.arange(0, BLOCK_N)
+    # BEGIN SOLUTION: mask and offsets; load a row of both, add, store h, normalise, store y
+    mask = columns < N
+    offs = row * N + columns
+    h = tl.load(x_ptr + offs, mask=mask, other=0.0) + tl.load(residual_ptr + offs, mask=mask, other=0.0)
+    tl.store(h_ptr + offs, h, mask=mask)
+    mean_square = tl.sum(h * h, axis=0) / N
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
+    tl.store(y_ptr + offs, h * tl.rsqrt(mean_square + eps) * weight, mask=mask)
+    # END SOLUTION
 
 
 # %%
 check("2.14")
 
-# %%
-# NBVAL_CHECK_OUTPUT
-slots_of = use("2.14")
-table = torch.tensor([6, 1, 4], dtype=torch.int32)
-print("prompt of 6:       ", slots_of(table, 0, 6, 4).tolist())
-print("the next 5 tokens: ", slots_of(table, 6, 11, 4).tolist())
-
-# %% [markdown]
-# ### The kernel that writes
-#
-# A program per token: it reads the token's slot, then moves the K and V of its H_kv heads. In the cache the heads of a
-# token do not lie side by side, since the layout is `[N, H_kv, PAGE, D]`: a page has all slots of head 0, then all of
-# head 1. Attention wants it so, because a program reads one KV head and many slots.
-#
-# Two traps. H_kv need not be a power of two, and SmolLM2 has 3: the block is 4 wide, and the fourth head is not there.
-# And some tokens are written nowhere: an engine that pads its batch gives the padding the slot -1.
-
-# %% [markdown]
-# **Think first.** What would happen to the cache if the store had no mask for the heads? Which tokens would be
-# overwritten, and when would somebody notice?
-
-# %% [markdown]
-# <!-- card 2.15 -->
-# Write `k[t]` and `v[t]` to slot `slot_mapping[t]` of the caches, for all heads; leave tokens with a negative slot
-# alone.
-#
-# ```python
-# k_cache[slot // PAGE, h, slot % PAGE] == k[t, h]     # for each token t with a slot, and each KV head h
-# ```
-
-
-# %% tags=["exercise:2.15"]
-@triton.jit
-def kv_write_kernel(
-    k_ptr,  # [T, H_KV, D]
-    v_ptr,  # like k_ptr
-    k_cache_ptr,  # [N, H_KV, PAGE, D]
-    v_cache_ptr,  # like k_cache_ptr
-    slot_mapping_ptr,  # int64 [T]; negative: nothing is written
-    H_KV: tl.constexpr,
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """One program: K and V of one token, all its heads."""
-    token = tl.program_id(0)
-    slot = tl.load(slot_mapping_ptr + token)
-    if slot < 0:  # SOLUTION: does this token go nowhere?
-        return
-    offs_h = tl.arange(0, BLOCK_H)
-    offs_d = tl.arange(0, BLOCK_D)
-    mask = (offs_h < H_KV)[:, None] & (offs_d < D)[None, :]  # SOLUTION: [BLOCK_H, BLOCK_D], which numbers exist
-    from_rows = token * H_KV + offs_h  # SOLUTION: [BLOCK_H], rows of k, seen as [T * H_KV, D]
-    to_rows = (slot // PAGE * H_KV + offs_h) * PAGE + slot % PAGE  # SOLUTION: [BLOCK_H], rows of k_cache likewise
-    from_offs = from_rows[:, None] * D + offs_d[None, :]
-    to_offs = to_rows[:, None] * D + offs_d[None, :]
-    k = tl.load(k_ptr + from_offs, mask=mask, other=0.0)
-    v = tl.load(v_ptr + from_offs, mask=mask, other=0.0)
-    tl.store(k_cache_ptr + to_offs, k, mask=mask)
-    tl.store(v_cache_ptr + to_offs, v, mask=mask)
-
-
-# %%
-check("2.15")
-
-# %% [markdown]
-# **Look into the pool.** Ten tokens whose keys are 1, 2, ... 10 throughout, written with your slots and your kernel.
-# The seventh has slot -1, as if it were padding.
-
-# %%
-# needs: triton
-write_kernel = use("2.15")
-slots = slots_of(table, 0, 10, 4)
-slots[6] = -1
-new = torch.arange(1.0, 11)[:, None, None].expand(10, 3, 16).contiguous().to(device)
-pool = torch.zeros(2, 8, 3, 4, 16, device=device)
-launch_kv_write(write_kernel, new, -new, pool[0], pool[1], slots.to(device))
-prefill_pictures.draw_slots(pool[0, :, :, :, 0].cpu())
-plt.show()
-
-# %% [markdown]
-# Each page holds all heads, and each head its own slots. What it costs is moving bytes and nothing else: the kernel
-# computes no number. Per token of SmolLM2 in float32:
-
-# %%
-# NBVAL_CHECK_OUTPUT
-bytes_per_layer = 2 * 3 * 64 * 4  # K and V, KV heads, head size, bytes of a float32
-print(f"written per token: {30 * bytes_per_layer:,} bytes in 30 layers (and as many read)")
-print(f"weights read for it, if it comes alone: {4 * 134_515_008:,} bytes")
-
-# %%
-# needs: triton
-from twophase_kernels.kv_write import kv_write_kernel as production_write
-
-source_diff(write_kernel, production_write, "kv_write_kernel")
-
-# %% [markdown]
-# The production kernel differs in three things. It takes *strides*, so that K and V may be slices of the one fused
-# product that computed Q, K and V, and need not be copied first. It can *quantise* on the way: the numbers are in
-# registers anyway, and a second kernel would read and write them once more. And the engine goes further for real
-# models: `rope_kv_write` also rotates q and k, in the same launch.
-
-# %% [markdown]
-# ## 9. Ragged batches: no padding
-#
-# *Needs: CPU.*
-#
-# PyTorch's tensors are rectangles, prompts are not. The obvious remedy is padding: make every prompt as long as the
-# longest, mask what was added, throw its results away. It is paid for in full: padding goes through every matrix
-# product of every layer.
-
-# %%
-prefill_pictures.draw_padding([3, 4, 5])
-plt.show()
-
-# %% [markdown]
-# Padded, 15 positions are computed for 12 tokens. **Packed**, the tokens lie one after another, and `cu_lens`, the
-# *cumulative* lengths, say where each prompt begins and ends: prompt s is tokens `cu_lens[s]` to `cu_lens[s + 1] - 1`.
-# Everything that works on tokens one by one (projections, MLP, norms) never notices. Attention has to.
-
-# %% [markdown]
-# <!-- card 2.16 -->
-# Three prompts of similar length waste a fifth. Now four prompts of 30, 50, 120 and 1,000 tokens are padded to the
-# longest. What share of the positions computed is waste, in percent?
-
-# %% tags=["exercise:2.16"]
-answer_2_16 = 70  # SOLUTION: percent
-
-# %%
-check("2.16")
-
-# %%
-# NBVAL_CHECK_OUTPUT
-for lengths in ([3, 4, 5], [30, 50, 120, 1_000], [200] * 4):
-    padded, packed = len(lengths) * max(lengths), sum(lengths)
-    print(f"{lengths!s:20} padded {padded:5,}  packed {packed:5,}  waste {1 - packed / padded:4.0%}")
-
-# %% [markdown]
-# Real traffic looks like the second line, not like the first: a few long prompts among many short ones. Sorting
-# prompts into batches of like length helps, and makes short ones wait; packing costs nothing.
-
-# %% [markdown]
-# ### Attention over a packed batch
-#
-# Tokens of different prompts must not see each other. As a mask this is a row of triangles along the diagonal:
-
-# %%
-prefill_pictures.draw_packed_mask([3, 4, 5])
-plt.show()
-
-# %% [markdown]
-# <!-- card 2.17 -->
-# Causal attention over a packed batch, in plain PyTorch. `q` is `[T, H, D]`, `k` and `v` are `[T, H_kv, D]`; query
-# head h reads KV head h // G. `cu_lens` is int32 `[S + 1]`; a prompt may have no tokens.
-#
-# ```python
-# packed_attention(q, k, v, torch.tensor([0, T]), scale)                   # one prompt: plain causal attention
-# packed_attention(q, k, v, torch.arange(T + 1), scale)                    # T prompts of one token: v itself
-# ```
-
-
-# %% tags=["exercise:2.17"]
-def packed_attention(q, k, v, cu_lens, scale):
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-    tokens = torch.arange(len(q))
-    lengths = cu_lens.diff()  # SOLUTION: [S], the length of each prompt
-    owner = torch.repeat_interleave(lengths.long())  # [T], the prompt of each token: 0, 0, 0, 1, ...
-    same = owner[:, None] == owner  # SOLUTION: [T, T], query and key in one prompt?
-    visible = same & (tokens[:, None] >= tokens)  # SOLUTION: [T, T]
-    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)  # SOLUTION: [H, T, T]
-    return torch.einsum("hqk,khd->qhd", weights, v)
-
-
-# %%
-check("2.17")
-
-# %% [markdown]
-# **Is it any cheaper?** The mask makes packing *right*. It does not make it cheap: `scores` has T² entries, most of
-# them masked. Compare the number of scores computed for the four prompts above.
-
-# %%
-# NBVAL_CHECK_OUTPUT
-lengths = [30, 50, 120, 1_000]
-pairs = {
-    "padded, a rectangle each": len(lengths) * max(lengths) ** 2,
-    "packed, with a mask": sum(lengths) ** 2,
-    "what is needed": sum(n * (n + 1) // 2 for n in lengths),
-}
-for name, count in pairs.items():
-    print(f"{name:26} {count:9,} scores per head")
-
-# %% [markdown]
-# A kernel has no need of the mask between prompts: its loop runs over one sequence's keys and ends at the diagonal. The
-# prefill kernel of section 7 does exactly that, and comes close to the last line. Hence *variable-length* attention
-# kernels, and `cu_query_lens` in the signature of all of them.
-
-# %%
-packed = use("2.17")
-generator = torch.Generator().manual_seed(0)
-q, k, v = (torch.randn(300, heads, 64, generator=generator) for heads in (9, 3, 3))
-cu_lens = torch.tensor([0, 30, 80, 200, 300], dtype=torch.int32)
-together = packed(q, k, v, cu_lens, 1 / 8)
-for first, end in zip(cu_lens[:-1].tolist(), cu_lens[1:].tolist(), strict=True):
-    part = (x[first:end].transpose(0, 1) for x in (q, k, v))
-    alone = torch.nn.functional.scaled_dot_product_attention(*part, is_causal=True, enable_gqa=True).transpose(0, 1)
-    print(f"tokens {first:3} to {end - 1:3}: largest difference {(together[first:end] - alone).abs().max():.0e}")
-
-# %% [markdown]
-# ## 10. Chunked prefill
-#
-# *Needs: CPU, and the model.*
-#
-# A prompt of 8,000 tokens in one pass keeps the machine busy for a long while, and everybody else waits. So engines
-# cut it: 512 tokens in this step, beside other people's decodes, 512 in the next. Lab 4 schedules this; here the
-# question is whether it is *allowed*. Does a prompt in chunks give what it gives in one pass?
-#
-# By the causal mask it must: a row needs the keys before it, and they are there, in the pages, from earlier chunks.
-
-# %%
-prefill_pictures.draw_chunks(num_tokens=12, chunk=5)
-plt.show()
-
-# %% [markdown]
-# The triangle is cut into horizontal bands. The first band is a triangle of its own. In every later one there is
-# history on the left, which all rows see, and a triangle at the right end.
-#
-# **Think first.** Three things have to be shifted for the second band, and each is forgotten now and then: where the
-# keys come from, where the mask's diagonal lies, and one more, which has happened to q and k before they come here.
-# Which?
-
-# %% [markdown]
-# <!-- card 2.18 -->
-# One chunk of a prompt. `q` is `[L, H, D]`, `k` and `v` are `[L, H_kv, D]`, not rotated yet; `num_cached` tokens of
-# the prompt are in the pages already. Rotate, write the chunk's K and V into their slots, attend to everything up to
-# each row's own position; return `[L, H, D]`.
-#
-# `rotate(x, positions, theta)` and `slot_mapping` are yours; the base here is `THETA`. The caches are
-# `[N, H_kv, PAGE, D]`; the table has a page for every position.
-#
-# ```python
-# prefill_chunk(q, k, v, ..., num_cached=0)                 # the whole prompt at once
-# first = prefill_chunk(q[:7], k[:7], v[:7], ..., 0)        # and the same
-# rest = prefill_chunk(q[7:], k[7:], v[7:], ..., 7)         # in two pieces: torch.cat([first, rest])
-# ```
-
-
-# %% tags=["exercise:2.18"]
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
-    block_size = k_cache.shape[2]
-    seq_len = num_cached + len(q)  # SOLUTION: tokens of the prompt after this chunk
-    positions = torch.arange(num_cached, seq_len)  # SOLUTION: [L], the positions of the chunk
-    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
-    new = slot_mapping(block_table, num_cached, seq_len, block_size)  # SOLUTION: [L], slots to write
-    k_cache[new // block_size, :, new % block_size] = k
-    v_cache[new // block_size, :, new % block_size] = v
-    slots = slot_mapping(block_table, 0, seq_len, block_size)  # SOLUTION: [S], slots to read
-    keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))
-    visible = torch.arange(seq_len) <= positions[:, None]  # SOLUTION: [L, S]
-    group = q.shape[1] // k.shape[1]
-    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))  # [S, H, D]
-    scores = torch.einsum("lhd,shd->hls", q, keys) * scale
-    weights = torch.where(visible, scores, -torch.inf).softmax(-1)
-    return torch.einsum("hls,shd->lhd", weights, values)
-
-
-# %%
-check("2.18")
-
-# %% [markdown]
-# **Any chunk size.** A prompt of 100 tokens, K and V in pages of 16, the heads of SmolLM2.
-
-# %%
-one_chunk = use("2.18")
-generator = torch.Generator().manual_seed(0)
-q, k, v = (torch.randn(100, heads, 64, generator=generator) for heads in (9, 3, 3))
-table = torch.randperm(8, generator=generator).int()
-
-
-def in_chunks(size):
-    caches, rows = torch.zeros(2, 8, 3, 16, 64), []
-    for first in range(0, 100, size):
-        part = (x[first : first + size] for x in (q, k, v))
-        rows.append(one_chunk(*part, *caches, table, first, 1 / 8))
-    return torch.cat(rows)
-
-
-for size in (1, 7, 16, 64):
-    print(f"chunks of {size:2}: largest difference {(in_chunks(size) - in_chunks(100)).abs().max():.0e}")
-
-# %% [markdown]
-# Equal up to rounding, whatever the size; chunks need not even end where pages do. A chunk of 1 is worth a second look:
-# one query against all keys before it. That is a *decode step*. Prefill and decode are one operation at two ends of a
-# scale; why engines have two kernels for it is the subject of lab 3.
-#
-# **In the engine.** The same prompt with a budget of 24, 64 and 512 tokens per step; the trace says what each step did.
-
-# %%
-# NBVAL_CHECK_OUTPUT
-from twophase_labs.prefill.first_token import open_engine
-
-text = "A recipe for bread: mix flour, water, salt and yeast, knead for ten minutes, let it rise, " * 5
-for budget in (24, 64, 512):
-    llm = open_engine(budget)
-    (output,) = llm.generate([text], SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)
-    chunks = [chunk[3] for step in llm.engine.trace for chunk in step.chunks]
-    print(f"budget {budget:3}: prefill {chunks[:-5]}, then {output.outputs[0].token_ids}")
-
-# %% [markdown]
-# **What it costs.** Chunking is exact and not free. Each chunk reads the keys and values of all chunks before it once
-# more. For a prompt of 4,096 tokens:
-
-# %%
-# NBVAL_CHECK_OUTPUT
-L = 4096
-for size in (4096, 1024, 512, 256, 64):
-    ends = range(size, L + 1, size)
-    print(f"chunks of {size:4}: {len(ends):3} passes over the weights, {sum(ends) / L:5.1f} times the keys read")
-
-# %% [markdown]
-# Small chunks also leave the compute-bound side of the roofline: a weight that is read is used for 64 tokens
-# only. A chunk should be as small as other people's patience asks for, and no smaller.
-
 # %% [markdown]
 # ## 11. Capstone: your prefill in the engine
+# <!-- minutes: 15 -->
 #
 # *Needs: Triton (interpreted without a GPU), and the model.*
 #
 # `LLM` is an engine with a scheduler, a cache manager, a model and a sampler, and one thin interface to attention. Your
-# two kernels go behind this interface. What is missing is the glue: a function that looks at shapes, decides on the
-# grid, allocates the output and launches.
-
-# %% [markdown]
+# pieces go behind this interface: slots, write kernel, prefill kernel, norm. What is missing is the glue: a function
+# that looks at shapes, decides on the grid, allocates the output and launches.
+#
 # ```mermaid
 # flowchart LR
-#     S["scheduler<br/>chunks of this step"] --> B["batch<br/>tables, lengths, slots"]
-#     B --> M["each of 30 layers"]
+#     S["scheduler<br/>chunks of this step"] --> B["batch<br/>your slot_mapping"]
+#     B --> M["each of 30 layers<br/>your add_rmsnorm_kernel"]
 #     M --> W["own_write<br/>your kv_write_kernel"]
-#     W --> C[("pages")]
+#     W --> C[("blocks")]
 #     C --> P["own_prefill<br/>your paged_prefill_kernel"]
 #     P --> M
 #     M --> L["logits, next tokens"]
 # ```
 
+# %% tags=["setup"]
+from twophase_labs.prefill.launch import BLOCK_M, BLOCK_N
+
 # %% [markdown]
-# <!-- card 2.19 -->
-# Launch both kernels. The write kernel has a program per token. The prefill kernel has a program per query block of
-# the longest chunk, per sequence, and per KV head, in this order; a block holds as many whole tokens as fit into
-# `BLOCK_M` rows. It wants its scale in units of log2 (`LOG2_E` is there). `triton.cdiv(a, b)` is a / b rounded up, and
-# `triton.next_power_of_2` does what it says.
+# <!-- card 2.15 -->
+# Launch both kernels. The write kernel has a program per token. The prefill kernel has a program per query tile of the
+# longest chunk, per sequence, and per KV head, in this order; a tile holds as many whole tokens as fit into `BLOCK_M`
+# rows. It wants its scale in base 2 (`LOG2_E` is there). `triton.cdiv(a, b)` is a / b rounded up.
 #
 # ```python
 # own_prefill(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scale)      # [T, H, D], like q
@@ -1598,7 +1688,7 @@ for size in (4096, 1024, 512, 256, 64):
 # ```
 
 
-# %% tags=["exercise:2.19"]
+# %% tags=["exercise:2.15"]
 def own_write(k, v, k_cache, v_cache, slot_mapping):
     num_tokens, num_kv_heads, head_dim = k.shape
     grid = (num_tokens,)  # SOLUTION: a tuple, how many programs
@@ -1612,10 +1702,10 @@ def own_prefill(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scal
     (num_heads, head_dim), (num_kv_heads, page) = q.shape[1:], k_cache.shape[1:3]
     out = torch.empty_like(q) if out is None else out
     lse = torch.empty(q.shape[:2], device=q.device) if lse is None else lse
-    block_q = BLOCK_M // (num_heads // num_kv_heads)  # SOLUTION: tokens of a query block
+    block_q = BLOCK_M // (num_heads // num_kv_heads)  # SOLUTION: tokens of a query tile
     longest = int(cu_query_lens.diff().max())  # SOLUTION: the length of the longest chunk
     grid = (triton.cdiv(longest, block_q), len(seq_lens), num_kv_heads)  # SOLUTION: a tuple, how many programs
-    qk_scale = scale * LOG2_E  # SOLUTION: the scale in units of log2
+    qk_scale = scale * LOG2_E  # SOLUTION: the scale in base 2
     paged_prefill_kernel[grid](
         q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, out, lse, qk_scale, block_tables.stride(0),
         H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
@@ -1625,32 +1715,30 @@ def own_prefill(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scal
 
 
 # %%
-check("2.19")
+check("2.15")
 
 # %% [markdown]
 # **Now for real.** SmolLM2 in the engine, three prompts of different lengths in one ragged batch. All K and V of this
-# run go through your write kernel, all prompts through your prefill kernel; the decode steps after the first token are
-# the engine's own until lab 3.
+# run go to your slots through your write kernel, all prompts through your prefill kernel, and all 61 norms of each step
+# through 2.14; the attention of the decode steps is the engine's own until lab 3. (Interpreted, this takes a while.)
 
 # %%
 # needs: triton
-from twophase import LLM
-from twophase_labs.kit.own_attention import OwnAttention
+from functools import partial
 
-write, prefill = use("2.19")
-llm = LLM(
-    attention_backend=lambda spec: OwnAttention(spec, block_size=16, write=write, prefill=prefill),
-    dtype="float32",
-    num_kv_blocks=64,
-    max_num_seqs=8,
-)
+from twophase_labs.prefill.engine_runs import open_own_engine
+from twophase_labs.prefill.launch import launch_add_rmsnorm
+
+own_write, own_prefill = use("2.15")
+norm = partial(launch_add_rmsnorm, use("2.14"))
+llm = open_own_engine(slots=slot_mapping, write=own_write, prefill=own_prefill, norm=norm)
 
 # %%
 # NBVAL_CHECK_OUTPUT
 # needs: triton
 prompts = [
     "The capital of France is",
-    "Once upon a time there was a machine that could read a whole page at a glance, and then",
+    "Once upon a time there was a machine that could read a whole book at a glance, and then",
     "One, two, three, four,",
 ]
 outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
@@ -1660,135 +1748,92 @@ for prompt, output in zip(prompts, outputs, strict=True):
 # %%
 # NBVAL_CHECK_OUTPUT
 # needs: triton
-model, tokenizer = smollm2()
+from twophase_labs.kit.models import transformers_greedy
+
 for prompt, output in zip(prompts, outputs, strict=True):
     ids = tokenizer(prompt, return_tensors="pt").input_ids[0]
     theirs = transformers_greedy(model, ids, 12)[len(ids) :]
     print(len(ids), "tokens of prompt; same as transformers:", list(output.outputs[0].token_ids) == theirs.tolist())
-print("calls of your functions:", dict(llm.model.backend.num_calls))
+print("calls of your functions:", llm.model.backend.num_calls)
 
 # %% [markdown]
 # 30 calls of `prefill`: one per layer, for all three prompts at once. The write function is called in every step, for a
 # decode step writes too, a token per sequence.
-
-# %% [markdown]
-# ### The time to the first token
 #
-# Whoever asks waits for the whole prefill before anything appears. This wait is the **TTFT**, time to first token, and
-# it is what prefill is judged by.
-
-# %% [markdown]
-# <!-- card 2.20 -->
-# **Think first.** A prompt of 512 tokens, after one of 64: eight times as many. How many times as long is the time to
-# the first token on this machine, with the engine's own attention? (Within a factor of 2 counts as close.)
-
-# %% tags=["exercise:2.20"]
-guess_2_20 = 8  # SOLUTION: how many times as long
-
-# %%
-check("2.20")
-
-# %%
-from twophase_labs.kit.ceilings import matmul_rate
-from twophase_labs.prefill.first_token import count_prefill_flops, time_first_token
-
-lengths = (16, 32, 64, 128, 256, 512)
-first_token_s = {length: time_first_token(length, repeats=2 if length < 256 else 1) for length in lengths}
-measured("2.20", first_token_s[512] / first_token_s[64])
-
-# %% [markdown]
-# To read the curve, a ruler: the operations of a prefill, over the rate at which this machine multiplies large
-# matrices, is the shortest time that is possible. The share of that rate that the prefill reaches is its **model FLOP
-# utilisation**, MFU (arXiv:2204.02311).
-
-# %%
-flops = {length: count_prefill_flops(length) for length in lengths}
-prefill_pictures.draw_first_token(first_token_s, flops, matmul_rate())
-plt.show()
-
-# %%
-# NBVAL_CHECK_OUTPUT
-print(f"{'tokens':>6} {'linear layers':>14} {'attention':>10}")
-for length in (64, 512, 4096, 32768):
-    linear, attention = count_prefill_flops(length, parts=True)
-    print(f"{length:6,} {linear / 1e9:10,.0f} GFLOP {attention / (linear + attention):9.0%}")
-
-# %% [markdown]
-# **Read the result.** Attention is quadratic, and yet the first token comes late in about *linear* proportion: at these
-# lengths nearly all work is in the linear layers, whose cost is per token. The square makes itself felt at thousands
-# of tokens, for a model of this size. Short prompts have a price below which they cannot go: the weights are read and
-# some hundred operations started, for one token as for twenty, and utilisation is low. Prefill is compute-bound only
-# once it is long enough.
-
-# %% [markdown]
-# ### Naive, SDPA, yours
+# ### The surprise again
 #
-# Attention alone, one layer with the heads of SmolLM2. The naive one makes the matrix of scores; torch's SDPA is tiled;
-# yours is tiled and paged. A GPU runs your kernel compiled; the interpreter runs each operation of each program in
-# numpy, and its times say nothing about the kernel but how many tiles it has.
+# The first cell let transformers read 128 tokens, together and one by one. Here is the same measurement with your
+# work: the attention of all 30 layers is your `prefill_chunk`, over your slots. The time to read the whole prompt is
+# most of the **TTFT**, the time to first token, by which prefill is judged; the share of the flat roof that it reaches
+# is called **model FLOP utilisation**, MFU (arXiv:2204.02311).
 
 # %%
-# needs: triton
-from twophase_labs.prefill.first_token import compare_attention
+from twophase_labs.prefill.two_ways import read_in_chunks
 
-rows = compare_attention(prefill, lengths=(128, 256, 512))
-print(how_kernels_run())
-print(f"{'tokens':>6} {'naive':>10} {'SDPA':>10} {'yours':>10} {'score matrix':>13}")
-for length, times_s, score_bytes in rows:
-    cells = " ".join(f"{1e3 * s:7.1f} ms" for s in times_s)
-    print(f"{length:6} {cells} {score_bytes / 2**20:9.1f} MiB")
+ids = text_ids(tokenizer, 128)
+expected, rates, num_flops = read_at_once(model, ids), {}, 2 * num_weights * len(ids)
+for size in (128, 32, 8, 1):
+    logits = []
+    elapsed_s = seconds(lambda size=size, out=logits: out.append(read_in_chunks(model, ids, prefill_chunk, size)))
+    rates[size] = num_flops / elapsed_s
+    print(
+        f"{size:3} at a time: {1e3 * elapsed_s / len(ids):5.1f} ms a token, {rates[size] / 1e9:6.1f} GFLOP/s", end="; "
+    )
+    print(f"{rates[size] / flops_per_s:4.0%} of the roof; logits differ by {(logits[0] - expected).abs().max():.0e}")
 
 # %% [markdown]
-# The last column is what the naive one writes to memory and reads again, and what the tiled ones never make. It
-# quadruples with every line. Interpreted, your kernel is the slowest by far; and it is right, which is what a kernel
-# has to be first.
+# **What it was short of.** For each chunk size your `matmul_cost` says how many FLOPs and bytes a forward pass has, and
+# the two roofs of section 2 how fast it could be at most.
+
+# %%
+shapes = [shape for _ in range(30) for shape in SMOLLM2.projections.values()] + [(576, 49152)]
+bound = {}
+for size in rates:
+    costs = [matmul_cost(size, *shape, 4) for shape in shapes]
+    bound[size] = sum(f for f, _ in costs) / sum(max(f / flops_per_s, b / bytes_per_s) for f, b in costs)
+prefill_pictures.draw_chunk_rates(rates, bound, flops_per_s)
+
+# %% [markdown]
+# **Read the result.** One by one, the bound itself is low: each weight that comes from memory is used once, so the
+# slanted roof is the limit. That is the answer to the first cell: the processor was short of bytes. With more tokens
+# at a time the bound rises to the flat roof. The distance between the bound and the measured rate is what PyTorch
+# spends on starting operations and on products that are too small for its best rate.
+#
+# **Takeaway.** Reading a prompt together is worth what the first cell printed because each weight is fetched once for
+# 128 tokens and not 128 times; with your attention in all 30 layers the picture is the same.
 #
 # **Play.** Assign `BLOCK_N = 64` in a cell of your own and generate again: more tiles, the same tokens. Make the causal
-# mask of 2.13 `<` instead of `<=`, and look at the map that its check draws.
-
-# %% [markdown]
-# ## Checkpoint
-#
-# Tick what you could explain to a colleague without looking. What you can't, is a section to go back to.
-#
-# - [ ] which operations attention is made of, and which of them must not be left out (1, 2)
-# - [ ] on which side of the ridge a prefill lies, and what it depends on (3)
-# - [ ] why the score matrix need not exist (4, 5, 6)
-# - [ ] what a state of (maximum, sum, accumulator) means, and how two of them are merged (5, 7)
-# - [ ] which rows of the output a program of the prefill kernel owns, and which keys it reads (7)
-# - [ ] how a position becomes a slot (8)
-# - [ ] what `cu_query_lens` says, and what padding would have cost (9)
-# - [ ] what is shifted in the second chunk of a prompt, and what chunking costs (10)
-# - [ ] what the time to first token is made of (11)
+# mask of 2.12 `<` instead of `<=`, and look at the map that its check draws.
 
 # %% [markdown]
 # ## 12. Knowledge check
+# <!-- minutes: 5 -->
 #
-# *Needs: a clear head.* Six questions over the whole lab.
+# *Needs: nothing but thought.*
 
 # %% [markdown]
-# <!-- card 2.21 -->
+# <!-- card 2.16 -->
 # A kernel for attention by tiles has a bug: it does not rescale its sums when the maximum rises. When is its result
 # still right?
 # (a) never,
 # (b) if the largest score of each row is in the first tile,
 # (c) if all scores are positive,
-# (d) if the rows are short enough for one page.
+# (d) if the rows are short enough for one block of the cache.
 
-# %% tags=["exercise:2.21"]
-answer_2_21 = "b"  # SOLUTION: one letter
+# %% tags=["exercise:2.16"]
+answer_2_16 = "b"  # SOLUTION: one letter
 
 # %%
-check("2.21")
+check("2.16")
 
 # %% [markdown]
-# <!-- card 2.22 -->
+# <!-- card 2.17 -->
 # Which mistake shows which symptom? (a) NaN, now and then, after the cache has been in use for a while, (b) fluent
 # text that ignores the prompt's last token, (c) right for a single sequence, wrong in a batch, (d) right for
-# prompts in one pass, wrong in chunks.
+# prompts at once, wrong in chunks.
 
-# %% tags=["exercise:2.22"]
-answer_2_22 = {
+# %% tags=["exercise:2.17"]
+answer_2_17 = {
     "the last key of each row is not read": "b",  # SOLUTION: a letter
     "every sequence reads the first row of block_tables": "c",  # SOLUTION: a letter
     "V is loaded without a mask": "a",  # SOLUTION: a letter
@@ -1796,93 +1841,49 @@ answer_2_22 = {
 }
 
 # %%
-check("2.22")
+check("2.17")
 
 # %% [markdown]
-# <!-- card 2.23 -->
-# Pages of 16 tokens; the block table of a sequence is [40, 7, 12]. In which slot is position 35?
+# <!-- card 2.18 -->
+# Each statement is true of one idea: (a) FlashAttention, (b) PagedAttention, (c) FlashDecoding, (d) none of the three.
 
-# %% tags=["exercise:2.23"]
-answer_2_23 = 195  # SOLUTION: a slot
+# %% tags=["exercise:2.18"]
+answer_2_18 = {
+    "the score matrix is never in slow memory": "a",  # SOLUTION: a letter
+    "K and V of a sequence may lie anywhere in the pool": "b",  # SOLUTION: a letter
+    "one query's keys are shared by many programs": "c",  # SOLUTION: a letter
+    "a longer answer never moves K and V that are there": "b",  # SOLUTION: a letter
+    "results become a little less exact": "d",  # SOLUTION: a letter
+}
 
 # %%
-check("2.23")
+check("2.18")
 
 # %% [markdown]
-# <!-- card 2.24 -->
-# 32 query heads, 8 KV heads, `BLOCK_M` = 128. Chunks of 1,000, 200 and 5 tokens. With the grid of exercise 2.13 (a
-# program per query block of the longest chunk, per sequence, per KV head), how many programs find work?
-
-# %% tags=["exercise:2.24"]
-answer_2_24 = 320  # SOLUTION: programs
-
-# %%
-check("2.24")
-
-# %% [markdown]
-# <!-- card 2.25 -->
-# A prompt of 2,000 tokens is prefilled in four chunks of 500. Compared with one pass, which of these grows?
-# (a) the number of query-key pairs computed,
-# (b) the keys and values that are stored,
-# (c) the number of times the weights are read,
-# (d) the FLOPs of the linear layers.
-
-# %% tags=["exercise:2.25"]
-answer_2_25 = "c"  # SOLUTION: one letter
-
-# %%
-check("2.25")
-
-# %% [markdown]
-# <!-- card 2.26 -->
-# A prefill of 1,024 tokens takes 180 GFLOP and 1.5 s on a machine that multiplies large matrices at 200 GFLOP/s. What
-# is its model FLOP utilisation, in percent?
-
-# %% tags=["exercise:2.26"]
-answer_2_26 = 60  # SOLUTION: percent
-
-# %%
-check("2.26")
-
-# %% [markdown]
-# ## Principles
-#
-# 1. **Prefill has parallelism to spare.** All positions are known, each weight that is read serves all of them; what
-#    limits is how fast the machine multiplies, once the prompt is long enough.
-# 2. **What is never written need not be read.** The score matrix exists a tile at a time. Tiled attention computes the
-#    same numbers, and moves fewer bytes.
-# 3. **A state that merges is worth a lot.** Maximum, sum and accumulator make attention associative: over tiles, over
-#    chunks, and in lab 3 over programs.
-# 4. **Loop bounds beat masks.** A mask makes a result right; a bound makes it cheap.
-# 5. **Store by page, compute by row.** A kernel translates positions to slots where it loads, and nothing else knows.
-# 6. **Don't pad; say where things begin.** Cumulative lengths cost a few bytes.
-# 7. **0 · NaN is NaN.** What a slot holds that nobody wrote is nobody's business: mask the load, not the product.
-
-# %% [markdown]
-# ## Troubleshooting, by symptom
+# ### Troubleshooting, by symptom
 #
 # | symptom | likely cause | section |
 # |---|---|---|
-# | NaN in some rows | a row that sees no key; minus infinity minus minus infinity | 5, 7 |
-# | NaN only after long use | stale slots loaded without a mask | 7 |
-# | right for short prompts, wrong beyond one tile | old sums not rescaled; state not carried | 5, 7 |
-# | off by a little everywhere | scale forgotten, or its log2(e); softmax over the wrong axis | 1, 7 |
-# | right with H = H_kv, wrong with grouped heads | h % H_kv instead of h // G | 2, 7 |
+# | NaN in some rows | a row that sees no key; minus infinity minus minus infinity | 4 |
+# | NaN only after long use | stale slots loaded without a mask: 0 · NaN is NaN | 9 |
+# | right for short prompts, wrong beyond one tile | old sums not rescaled; state not carried | 4, 5 |
+# | off by a little everywhere | scale forgotten, or its log2(e); softmax over the wrong axis | 1, 4 |
+# | right with H = H_kv, wrong with grouped heads | h % H_kv instead of h // G | 1, 9 |
 # | right alone, wrong in a batch | table row; start of the chunk; a store beyond the chunk | 7, 9 |
-# | right in one pass, wrong in chunks | positions, diagonal or history not shifted | 10 |
-# | K and V of one token in another's place | entry and offset, or head and slot, exchanged | 8 |
-# | a CUDA error at a place that makes no sense | an access outside, some kernels ago: run in the interpreter | 7 |
-# | runs here, does not compile there | a variable changes its type in the loop; a block is no power of two | 7 |
-# | slow at every length | padding; tiles above the diagonal; prompts too short to fill the machine | 9, 11 |
+# | right at once, wrong in chunks | positions, diagonal or history not shifted | 8 |
+# | K and V of one token in another's place | entry and offset, or head and slot, confused | 6 |
+# | a CUDA error at a place that makes no sense | an access outside, some kernels ago: run in the interpreter | 6 |
+# | runs here, does not compile there | a variable changes its type in the loop; a tile is no power of two | 9 |
+# | slow at every length | padding; tiles above the diagonal; prompts too short to fill the machine | 2, 7, 9 |
 
 # %% [markdown]
-# ## What to read next
+# ### What to read next
 #
 # - Online normalizer calculation for softmax, arXiv:1805.02867: the running maximum and sum.
-# - FlashAttention, arXiv:2205.14135; FlashAttention-2, arXiv:2307.08691: tiles, and who does which.
+# - FlashAttention, arXiv:2205.14135; FlashAttention-2, arXiv:2307.08691: tiles, and which program does which.
 #   FlashAttention-3, arXiv:2407.08608, for Hopper.
-# - Efficient Memory Management for Large Language Model Serving with PagedAttention, arXiv:2309.06180: pages.
-# - Sarathi-Serve, arXiv:2403.02310: chunked prefill, and what it does for those who wait.
+# - Efficient Memory Management for Large Language Model Serving with PagedAttention, arXiv:2309.06180: blocks.
+# - Sarathi-Serve, arXiv:2403.02310: chunked prefill, and what it does for the requests that wait.
 # - FlashInfer, arXiv:2501.01005: ragged, paged attention kernels for serving.
 # - RoFormer, arXiv:2104.09864: RoPE. PaLM, arXiv:2204.02311, appendix B: model FLOP utilisation.
 # - Triton's own tutorials, *Fused Attention* above all.

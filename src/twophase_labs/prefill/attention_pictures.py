@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from torch import Tensor
 
-from twophase_labs.kit.timing import fitted_exponent
 from twophase_labs.machine.pictures import COLOURS, EMPTY, INK, LINE
 
 MARKERS = ("o", "s", "^", "D", "v")  # told apart without colour too
@@ -62,8 +61,8 @@ def draw_turning(theta: float, width: int, positions: int, pairs: Sequence[int])
         if step <= 0.15:
             axis.text(1.1, 0, f"0 to {positions - 1}", ha="left", va="center", fontsize=8, color=INK)
         axis.set(xlim=(-1.5, 1.8), ylim=(-1.5, 1.5), aspect="equal", xticks=[], yticks=[])
-        axis.set(xlabel=f"number {pair}", ylabel=f"number {pair + width // 2}")
-        axis.set_title(f"pair {pair}: {step:.2g} radians a step", loc="left", fontsize=10)
+        axis.set(xlabel=f"element {pair}", ylabel=f"element {pair + width // 2}")
+        axis.set_title(f"pair {pair}: {step:.2g} rad per position", loc="left", fontsize=10)
     return _done(figure)
 
 
@@ -78,8 +77,48 @@ def draw_attention_maps(weights: Mapping[str, Tensor], tokens: Sequence[str]) ->
         axis.set(xlabel="token looked at", ylabel="token that looks")
         axis.set_title(title, loc="left")
     figure.colorbar(image, ax=axes, label="share of attention", shrink=0.7)
-    plt.close(figure)
-    return figure
+    return _done(figure)
+
+
+# A100 40 GB: FlashAttention, arXiv:2205.14135, figure 1. Bytes, bytes per second.
+A100_LEVELS = {"shared memory": (20e6, 19e12), "HBM": (40e9, 1.5e12), "host memory": (1e12, 12.8e9)}
+
+
+def draw_memory_levels(rates: Mapping[int, float], large_copy: float) -> Figure:
+    """Measured copy rate by size of the buffers, beside the levels of a GPU from a paper.
+
+    Args:
+        rates: Bytes per second by bytes in use.
+        large_copy: Bytes per second of a large copy, the roof of the lab.
+    """
+    figure, axes = _figure(2, width=9.6, height=3.6)
+    sizes = [size / 2**20 for size in rates]
+    axes[0].loglog(sizes, [rate / 1e9 for rate in rates.values()], "o-", color=COLOURS[0], label="copied over and over")
+    axes[0].axhline(large_copy / 1e9, color=COLOURS[5], linestyle="--", label="large copy: the slanted roof")
+    axes[0].set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axes[0].set(xlabel="buffers in use (MiB)", ylabel="read and written (GB/s)")
+    axes[0].set_title("This machine, one thread", loc="left")
+    names = list(A100_LEVELS)
+    heights = [rate / 1e9 for _, rate in A100_LEVELS.values()]
+    bars = axes[1].bar(names, heights, color=COLOURS[4], edgecolor=LINE, width=0.6)
+    for bar, (size, _) in zip(bars, A100_LEVELS.values(), strict=True):
+        amount = (
+            f"{size / 1e12:g} TB" if size >= 1e12 else f"{size / 1e9:g} GB" if size >= 1e9 else f"{size / 1e6:g} MB"
+        )
+        at = (bar.get_x() + bar.get_width() / 2, bar.get_height())
+        axes[1].annotate(amount, at, (0, 3), textcoords="offset points", ha="center", color=INK, fontsize=9)
+    axes[1].set_yscale("log")
+    axes[1].set_ylim(1, 1e5)
+    axes[1].set(xlabel="level, and how much of it there is", ylabel="GB/s")
+    axes[1].set_title("An A100 (40 GB), from the paper", loc="left")
+    for axis in axes:
+        axis.minorticks_off()
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    low, high = min(*rates.values(), large_copy) / 1e9, max(*rates.values(), large_copy) / 1e9
+    axes[0].set_ylim(low / 1.6, high * 2.2)
+    axes[0].yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes[0].legend(frameon=False, fontsize=9, loc="upper right")
+    return _done(figure)
 
 
 def draw_roofline(
@@ -99,12 +138,16 @@ def draw_roofline(
     axis.axvline(ridge, color=LINE, linestyle=":", linewidth=1)
     ground = axis.get_xaxis_transform()  # x in data, y from the bottom
     axis.text(ridge * 1.06, 0.03, f"ridge: {ridge:.1f} FLOP a byte", transform=ground, color=INK, fontsize=9)
-    offsets = ((-3, 7), (5, -11), (0, -12))  # where a kind's numbers stand, so that they do not meet
+    offsets = ((0, -15), (0, 9))  # one kind's numbers below its points, the other's above
     for (name, kind), colour, marker, offset in zip(points.items(), COLOURS, MARKERS, offsets, strict=False):
         xs, ys = [i for i, _ in kind.values()], [rate / 1e9 for _, rate in kind.values()]
         axis.plot(xs, ys, marker, color=colour, label=name, linestyle="-", linewidth=0.6)
         for num_tokens, x, y in zip(kind, xs, ys, strict=True):
-            axis.annotate(str(num_tokens), (x, y), offset, textcoords="offset points", fontsize=8, ha="center")
+            text = f"{num_tokens:,}"
+            box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"}
+            axis.annotate(
+                text, (x, y), offset, textcoords="offset points", fontsize=8, ha="center", color=INK, bbox=box
+            )
     axis.set_xscale("log")
     axis.set_yscale("log")
     for which in (axis.xaxis, axis.yaxis):
@@ -112,27 +155,19 @@ def draw_roofline(
         which.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         which.set_minor_locator(NullLocator())
     rates = [rate / 1e9 for kind in points.values() for _, rate in kind.values()]
-    axis.set_ylim(min(rates) / 2, 1.6 * max(*rates, flops_per_s / 1e9))
+    axis.set_ylim(min(rates) / 2, 2 * max(*rates, flops_per_s / 1e9))
     axis.set(xlim=(lowest, highest), xlabel="arithmetic intensity (FLOP per byte)", ylabel="rate (GFLOP/s)")
     axis.set_title("SmolLM2's layers under this machine's roofs; small numbers: tokens", loc="left")
-    axis.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.08))
+    axis.legend(frameon=False, loc="upper left")
     return _done(figure)
 
 
-def draw_growing(
-    curves: Mapping[str, Mapping[int, int | float]], ylabel: str, title: str, unit: int | float = 1e6
-) -> Figure:
-    """Positive quantities against prompt length on log axes, with the exponent of the power law through the last two.
-
-    Args:
-        unit: What a value is divided by before it is drawn, such as 1e6 for MB.
-    """
-    figure, axes = _figure(1, width=7, height=4.2)
+def draw_growing(curves: Mapping[str, Mapping[int, int | float]], ylabel: str, title: str) -> Figure:
+    """Bytes against prompt length on log axes, drawn in MB."""
+    figure, axes = _figure(1, width=7, height=4.0)
     for (name, values), colour, marker in zip(curves.items(), COLOURS, MARKERS, strict=False):
-        slope = fitted_exponent({length: float(value) for length, value in list(values.items())[-2:]})
-        ys = [value / unit for value in values.values()]
-        label = f"{name}: grows as L^{slope:.1f} at the end"
-        axes[0].loglog(list(values), ys, marker, color=colour, linestyle="-", linewidth=1, label=label)
+        ys = [value / 1e6 for value in values.values()]
+        axes[0].loglog(list(values), ys, marker, color=colour, linestyle="-", linewidth=1, label=name)
     lengths = sorted({length for values in curves.values() for length in values})
     axes[0].set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes[0].minorticks_off()
@@ -140,6 +175,26 @@ def draw_growing(
     axes[0].set(xlabel="tokens in the prompt, L", ylabel=ylabel)
     axes[0].set_title(title, loc="left")
     axes[0].legend(frameon=False)
+    return _done(figure)
+
+
+def draw_saved_traffic(factors: Mapping[str, Mapping[int, float]]) -> Figure:
+    """How many times fewer bytes tiled attention moves than the standard way, by prompt length and query tile."""
+    figure, axes = _figure(1, width=7.4, height=3.8)
+    for (name, values), colour, marker in zip(factors.items(), COLOURS, MARKERS, strict=False):
+        axes[0].plot(list(values), list(values.values()), marker, color=colour, linestyle="-", linewidth=1)
+        at = (max(values), values[max(values)])
+        axes[0].annotate(name, at, (8, 2), textcoords="offset points", va="bottom", color=INK, fontsize=9)
+    axes[0].axhline(1, color=LINE, linestyle="--", linewidth=1)
+    axes[0].set_xscale("log")
+    axes[0].set_yscale("log", base=2)
+    lengths = sorted({length for values in factors.values() for length in values})
+    axes[0].set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes[0].set_xlim(min(lengths) / 1.3, max(lengths) * 2.6)
+    axes[0].xaxis.set_minor_locator(NullLocator())
+    axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} x"))
+    axes[0].set(xlabel="tokens in the prompt, L", ylabel="standard / tiled traffic")
+    axes[0].set_title("Bytes saved by tiles, one head, D = 64; dashed: nothing gained", loc="left")
     return _done(figure)
 
 
@@ -167,7 +222,7 @@ def draw_running(scores: Tensor) -> Figure:
 
 
 def draw_tiles(length: int, block_q: int, block_k: int) -> Figure:
-    """The score table cut into tiles: wholly visible, on the diagonal, never visited. Numbers give the order."""
+    """The score matrix cut into tiles: wholly visible, on the diagonal, never visited. Numbers give the order."""
     figure, axes = _figure(1, width=6.6, height=5)
     order = 0
     kinds = {
@@ -192,7 +247,7 @@ def draw_tiles(length: int, block_q: int, block_k: int) -> Figure:
         axes[0].fill([], [], facecolor=colour, hatch=hatch, edgecolor=LINE, label=name)
     axes[0].set(xlim=(0, length), ylim=(length, 0), aspect="equal")
     axes[0].set(xlabel=f"key (tiles of {block_k})", ylabel=f"query (tiles of {block_q})")
-    axes[0].set_title(f"{order} tiles of the score table, in the order of the loops", loc="left")
+    axes[0].set_title(f"{order} tiles of the score matrix, in the order of the loops", loc="left")
     axes[0].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return _done(figure)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import cdiv, next_power_of_2
-from twophase_labs.machine.kernels import device, tl, triton
+from twophase_labs.machine.kernels import device
 
 LOG2_E = 1.4426950408889634
 IS_INTERPRETED = device.type == "cpu"
@@ -20,72 +20,6 @@ BLOCK_M, BLOCK_N = (128, 256) if IS_INTERPRETED else (32, 32)  # query rows of a
 def padded(n: int) -> int:
     """`tl.arange` wants a power of two, `tl.dot` at least 16."""
     return max(16, next_power_of_2(n))
-
-
-@triton.jit
-def tile_loop_kernel(
-    q_ptr,  # [M, D]
-    k_ptr,  # [S, D]
-    v_ptr,  # [S, D]
-    row_positions_ptr,  # int32 [M]: row m sees keys [0, row_positions[m]]
-    row_max_ptr,  # fp32 [M]
-    row_sum_ptr,  # fp32 [M]
-    acc_ptr,  # fp32 [M, D]
-    qk_scale,  # score scale * log2(e)
-    num_keys,
-    M: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STEP: tl.constexpr,  # a function: folds one tile into the state
-):
-    """One program: M query rows over keys [0, num_keys), a tile of BLOCK_N at a time; stores the state it ends with."""
-    offs_m = tl.arange(0, M)
-    offs_d = tl.arange(0, D)
-    offs_q = offs_m[:, None] * D + offs_d[None, :]
-    q = tl.load(q_ptr + offs_q)
-    row_positions = tl.load(row_positions_ptr + offs_m)
-    row_max = tl.full([M], float("-inf"), tl.float32)
-    row_sum = tl.zeros([M], tl.float32)
-    acc = tl.zeros([M, D], tl.float32)
-    for start in tl.range(0, num_keys, BLOCK_N):
-        positions = start + tl.arange(0, BLOCK_N)
-        in_range = positions < num_keys
-        offs_kv = positions[:, None] * D + offs_d[None, :]
-        k = tl.load(k_ptr + offs_kv, mask=in_range[:, None], other=0.0)
-        v = tl.load(v_ptr + offs_kv, mask=in_range[:, None], other=0.0)
-        visible = in_range[None, :] & (positions[None, :] <= row_positions[:, None])
-        row_max, row_sum, acc = STEP(q, k, v, visible, qk_scale, row_max, row_sum, acc)
-    tl.store(row_max_ptr + offs_m, row_max)
-    tl.store(row_sum_ptr + offs_m, row_sum)
-    tl.store(acc_ptr + offs_q, acc)
-
-
-def launch_attend_tile(
-    step: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    row_positions: Tensor,
-    scale: int | float,
-    *,
-    block_n: int = 16,
-    row_max: Tensor | None = None,
-    row_sum: Tensor | None = None,
-    acc: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`tile_loop_kernel` with a learner's `attend_tile` as its step: the state (row_max, row_sum, acc) it ends with.
-
-    q [M, D], k and v [S, D]; M, D and block_n are powers of two, at least 16.
-    """
-    num_rows, head_dim = q.shape
-    if row_max is None or row_sum is None or acc is None:
-        row_max, row_sum = (torch.empty(num_rows, device=q.device) for _ in range(2))
-        acc = torch.empty(num_rows, head_dim, device=q.device)
-    tile_loop_kernel[(1,)](
-        q, k, v, row_positions, row_max, row_sum, acc, scale * LOG2_E, len(k),
-        M=num_rows, D=head_dim, BLOCK_N=block_n, STEP=step,
-    )  # fmt: skip
-    return row_max, row_sum, acc
 
 
 def launch_paged_prefill(
@@ -132,3 +66,13 @@ def launch_kv_write(kernel: Any, k: Tensor, v: Tensor, k_cache: Tensor, v_cache:
         H_KV=num_kv_heads, D=head_dim, PAGE=k_cache.shape[2],
         BLOCK_H=next_power_of_2(num_kv_heads), BLOCK_D=next_power_of_2(head_dim),
     )  # fmt: skip
+
+
+def launch_add_rmsnorm(
+    kernel: Any, x: Tensor, residual: Tensor, weight: Tensor, eps: int | float
+) -> tuple[Tensor, Tensor]:
+    """(y, h), both like x [T, N]: h = x + residual, y = h / sqrt(mean(h^2) + eps) * weight; a program per row."""
+    num_rows, width = x.shape
+    y, h = torch.empty_like(x), torch.empty_like(x)
+    kernel[(num_rows,)](x, residual, weight, y, h, eps, N=width, BLOCK_N=next_power_of_2(width))
+    return y, h

@@ -8,7 +8,7 @@ class ModelShape:
     """Sizes of a Llama-like model.
 
     Attributes:
-        hidden: Numbers per token between layers; mlp: the same inside the MLP.
+        hidden: Elements per token between layers; mlp: the same inside the MLP.
     """
 
     num_layers: int

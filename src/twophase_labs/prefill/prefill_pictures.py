@@ -1,4 +1,4 @@
-"""Pictures of the prefill kernel's work: its state, its programs, its tiles, its pages; and the time to first token."""
+"""Pictures of the lab's second half: slots, batches, chunks, programs, and the rate by chunk size."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw
@@ -17,39 +18,10 @@ from twophase_labs.prefill.launch import launch_paged_prefill
 from twophase_labs.prefill.weights import names_of_columns, names_of_rows, page_borders, weighing_batch, weights_of
 
 NAMES = "ABCDEFGH"
-TIME_MARKS_S = [a * 10.0**b for b in range(-4, 3) for a in (1, 2, 5)]
-
-
-def draw_running_state() -> Figure:
-    """Scores of one row, tile by tile; maximum, sum and log-sum-exp after each tile."""
-    scores = np.array([1.0, 2.5, 0.5, 2.0, 1.5, 2.2, -0.5, 1.0, 4.5, 3.0, 1.0, 0.0, 2.0, 3.5, -1.0, 1.0])
-    figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(9, 4.4), sharex=True, height_ratios=(1.4, 1), facecolor="white", layout="constrained"
-    )
-    keys = np.arange(len(scores))
-    top.bar(keys, scores, color=COLOURS[4], edgecolor=LINE, label="score of each key")
-    maxima = [scores[:end].max() for end in (4, 8, 12, 16)]
-    ends = np.array([3.5, 7.5, 11.5, 15.5])
-    top.hlines(maxima, ends - 4, ends, color=COLOURS[5], linewidth=2.5, label="maximum after the tile")
-    top.set(ylabel="score in units of log2")
-    top.set_title("One query row, sixteen keys, tiles of four", loc="left", fontsize=10)
-    top.legend(loc="upper left", fontsize=8)
-    sums = [float((2 ** (scores[: 4 * n] - maxima[n - 1])).sum()) for n in (1, 2, 3, 4)]
-    bottom.bar(ends - 2, sums, width=3.6, color=COLOURS[0], edgecolor=LINE)
-    for x, total, maximum in zip(ends - 2, sums, maxima, strict=True):
-        text = f"sum {total:.2f}\nlog-sum-exp {maximum + np.log2(total):.2f}"
-        bottom.text(x, total + 0.1, text, ha="center", va="bottom", fontsize=8, color=INK)
-    bottom.set_title("The sum so far counts in units of the largest weight so far", loc="left", fontsize=10)
-    bottom.set(ylabel="sum of weights", xlabel="key", ylim=(0, max(sums) * 1.75), xticks=keys)
-    for axes in (top, bottom):
-        for end in ends[:-1]:
-            axes.axvline(end, color=LINE, linewidth=0.8, linestyle=":")
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure
 
 
 def draw_programs(query_lens: Sequence[int], cached: Sequence[int], block_q: int) -> Figure:
-    """Each sequence's tokens, cached and new, and below it the flat batch cut into the programs' query blocks."""
+    """Each sequence's tokens, cached and new, and below it the flat batch cut into the programs' query tiles."""
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(9.5, 3.9), height_ratios=(len(query_lens), 1.3), facecolor="white", layout="constrained"
     )
@@ -59,7 +31,7 @@ def draw_programs(query_lens: Sequence[int], cached: Sequence[int], block_q: int
             colour = COLOURS[row] if position >= old else EMPTY
             _cell(top, position, row, str(position), colour)
     top.set(xlim=(-0.1, longest), ylim=(len(query_lens), -0.1), xlabel="position in the sequence")
-    top.set_title("Sequences: grey tokens are in the pages from before, coloured ones are new", loc="left", fontsize=10)
+    top.set_title("Sequences: grey tokens are in the cache from before, coloured ones are new", loc="left", fontsize=10)
     top.set_yticks([r + 0.45 for r in range(len(query_lens))], [f"sequence {NAMES[r]}" for r in range(len(query_lens))])
     token = 0
     for row, (new, old) in enumerate(zip(query_lens, cached, strict=True)):
@@ -70,7 +42,7 @@ def draw_programs(query_lens: Sequence[int], cached: Sequence[int], block_q: int
             left = token + first
             box = Rectangle((left - 0.03, -0.05), width - 0.04, 1.0, fill=False, edgecolor=INK, linewidth=2)
             bottom.add_patch(box)
-            label = f"block {first // block_q}\nof {NAMES[row]}"
+            label = f"tile {first // block_q}\nof {NAMES[row]}"
             bottom.text(left + width / 2 - 0.05, 1.1, label, ha="center", va="top", fontsize=8, color=INK)
         token += new
     bottom.set(xlim=(-0.1, token), ylim=(1.95, -0.15), yticks=[])
@@ -83,45 +55,12 @@ def draw_programs(query_lens: Sequence[int], cached: Sequence[int], block_q: int
         axes.spines[:].set_visible(False)
         axes.tick_params(axis="y", length=0)
     top.set_xticks([])
-    return figure
+    return _done(figure)
 
 
 def _cell(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
     axes.add_patch(Rectangle((x, y), 0.9, 0.9, facecolor=colour, edgecolor=LINE, alpha=0.8))
     axes.text(x + 0.45, y + 0.47, text, ha="center", va="center", fontsize=8, color=INK)
-
-
-def draw_tiles(num_cached: int, chunk_len: int, block_q: int, block_n: int) -> Figure:
-    """The rectangle of a chunk's queries and all keys, tile by tile: loaded without a mask, with one, not at all."""
-    figure, axes = plt.subplots(figsize=(8.5, 4.2), facecolor="white", layout="constrained")
-    seq_len = num_cached + chunk_len
-    styles = {
-        "seen whole: no mask": (COLOURS[0], ""),
-        "meets the diagonal: masked": (COLOURS[1], "//"),
-        "never loaded": (EMPTY, ""),
-    }
-    for first in range(0, chunk_len, block_q):
-        rows = min(block_q, chunk_len - first)
-        for start in range(0, seq_len, block_n):
-            width = min(block_n, seq_len - start)
-            if start >= num_cached + first + rows:
-                kind = "never loaded"
-            elif start + block_n <= num_cached + first + 1:
-                kind = "seen whole: no mask"
-            else:
-                kind = "meets the diagonal: masked"
-            colour, hatch = styles[kind]
-            tile = Rectangle((start, num_cached + first), width, rows, facecolor=colour, hatch=hatch, edgecolor=LINE)
-            axes.add_patch(tile)
-    axes.plot([num_cached, seq_len], [num_cached, seq_len], color=INK, linewidth=2)
-    axes.set(xlim=(0, seq_len), ylim=(seq_len, num_cached))
-    axes.set(xlabel="position of the key", ylabel="position of the query")
-    title = f"A chunk of {chunk_len} tokens behind {num_cached}: blocks of {block_q} queries, tiles of {block_n} keys"
-    axes.set_title(title, loc="left", fontsize=10)
-    handles = [Patch(facecolor=c, hatch=h, edgecolor=LINE, label=name) for name, (c, h) in styles.items()]
-    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)
-    axes.spines[:].set_visible(False)
-    return figure
 
 
 def draw_reads(kernel: Any, query_lens: Sequence[int], cached: Sequence[int]) -> Figure:
@@ -131,21 +70,35 @@ def draw_reads(kernel: Any, query_lens: Sequence[int], cached: Sequence[int]) ->
     out, _ = launch_paged_prefill(kernel, **tensors, scale=batch.scale, block_m=16, block_n=16)
     weights = weights_of(batch, out.cpu())[::2]
     columns, rows = names_of_columns(batch), names_of_rows(batch)[::2]
-    shown = 4 * (1 + sum(-(-seq_len // 4) for seq_len in batch.seq_lens.tolist()))  # their pages, and a free one
-    figure, axes = plt.subplots(figsize=(10, 5.6), facecolor="white", layout="constrained")
-    axes.imshow(weights[:, :shown].clamp(0, 1) ** 0.5, cmap="Greys", vmin=0, vmax=1.15, aspect="auto")
+    shown = 4 * (1 + sum(-(-seq_len // 4) for seq_len in batch.seq_lens.tolist()))  # their blocks, and a free one
+    figure, axes = plt.subplots(figsize=(9.5, 5.2), facecolor="white", layout="constrained")
+    seen = weights[:, :shown] > 0
+    # What is read at all has a shade of its own, however small its weight.
+    shade = (0.25 + 0.75 * weights[:, :shown].clamp(0, 1) ** 0.5).where(seen, np.nan)
+    colours = plt.get_cmap("Blues").with_extremes(bad="white")
+    axes.imshow(shade, cmap=colours, vmin=0, vmax=1.25, aspect="auto")
     for border in page_borders(batch):
         if border < shown:
-            axes.axvline(border - 0.5, color=LINE, linewidth=1)
-    axes.set_xticks(range(shown), [name.partition(", KV")[0] for name in columns[:shown]], rotation=90, fontsize=7)
-    axes.set_yticks(range(len(rows)), [name.partition(", head")[0] for name in rows], fontsize=8)
-    axes.set(xlabel="slot of the pool, page by page", ylabel="query")
-    axes.set_title("Weights of query head 0 (darker: more; each query's add up to 1)", loc="left", fontsize=10)
-    return figure
+            axes.axvline(border - 0.5, color=LINE, linewidth=1.5)
+    names = [name.partition(", block")[0] for name in columns[:shown]]
+    axes.set_xticks(range(shown), [name.split()[-1] if " key " in name else "" for name in names], fontsize=9)
+    for first in range(0, shown, 4):
+        owner = names[first].split()[0] if " key " in names[first] else "free"
+        page = columns[first].partition(", block ")[2].partition(",")[0]
+        axes.text(first + 1.5, -0.75, f"{owner}: block {page}", ha="center", va="bottom", fontsize=9, color=INK)
+    axes.set_yticks(range(len(rows)), [name.partition(", head")[0] for name in rows], fontsize=9)
+    axes.set(xlabel="slots of the pool, block by block; the number is the key's position", ylabel="query")
+    axes.set_title("Weights of query head 0: darker is more, white is never read", loc="left", fontsize=10, pad=22)
+    handles = [
+        Patch(facecolor=colours(shade / 1.25), edgecolor=LINE, label=name)
+        for shade, name in ((0.28, "read, small weight"), (1.0, "read, large weight"))
+    ]
+    axes.legend(handles=[*handles, Patch(facecolor="white", edgecolor=LINE, label="not read")], fontsize=8)
+    return _done(figure)
 
 
 def draw_slots(values: Tensor) -> Figure:
-    """What stands in each slot of a small pool, [pages, heads, slots]; 0 is empty."""
+    """What stands in each slot of a small pool, [blocks, heads, slots]; 0 is empty."""
     num_pages, num_heads, page = values.shape
     figure, axes = plt.subplots(figsize=(9.5, 0.5 * num_heads + 1.5), facecolor="white", layout="constrained")
     for n in range(num_pages):
@@ -154,13 +107,13 @@ def draw_slots(values: Tensor) -> Figure:
                 value = values[n, h, s].item()
                 text, colour = (f"{value:g}", COLOURS[4]) if value else ("", EMPTY)
                 _cell(axes, n * (page + 0.6) + s, h, text, colour)
-        axes.text(n * (page + 0.6) + page / 2, -0.25, f"page {n}", ha="center", va="bottom", color=INK, fontsize=9)
+        axes.text(n * (page + 0.6) + page / 2, -0.25, f"block {n}", ha="center", va="bottom", color=INK, fontsize=9)
     axes.set(xlim=(-0.2, num_pages * (page + 0.6)), ylim=(num_heads, -0.8), xticks=[])
     axes.set_yticks([h + 0.45 for h in range(num_heads)], [f"KV head {h}" for h in range(num_heads)])
-    axes.set_xlabel("slots, page by page; the number is the token's key")
+    axes.set_xlabel("slots, block by block; the number is the token's key")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    return figure
+    return _done(figure)
 
 
 def draw_padding(lengths: Sequence[int]) -> Figure:
@@ -185,7 +138,7 @@ def draw_padding(lengths: Sequence[int]) -> Figure:
     right.set_title(f"packed: {token} positions", loc="left", fontsize=10)
     for axes in (left, right):
         axes.spines[:].set_visible(False)
-    return figure
+    return _done(figure)
 
 
 def draw_packed_mask(lengths: Sequence[int]) -> Figure:
@@ -207,11 +160,11 @@ def draw_packed_mask(lengths: Sequence[int]) -> Figure:
     axes.set_title("coloured: the query sees the key", loc="left", fontsize=10)
     axes.tick_params(length=0, labelsize=8)
     axes.spines[:].set_visible(False)
-    return figure
+    return _done(figure)
 
 
 def draw_chunks(num_tokens: int, chunk: int) -> Figure:
-    """The causal triangle cut into the bands of its chunks: keys from the pages, and keys of the chunk itself."""
+    """The causal triangle cut into the bands of its chunks: keys from the cache, and keys of the chunk itself."""
     firsts = list(range(0, num_tokens, chunk))
     heights = [min(chunk, num_tokens - first) for first in firsts]
     figure, panels = plt.subplots(
@@ -232,33 +185,33 @@ def draw_chunks(num_tokens: int, chunk: int) -> Figure:
     panels[-1].set_xticks([k + 0.45 for k in range(num_tokens)], [str(k) for k in range(num_tokens)])
     panels[-1].set_xlabel("key at position")
     handles = [
-        Patch(facecolor=COLOURS[1], hatch="//", edgecolor=LINE, label="from the pages, written by earlier chunks"),
+        Patch(facecolor=COLOURS[1], hatch="//", edgecolor=LINE, label="from the cache, written by earlier chunks"),
         Patch(facecolor=COLOURS[0], edgecolor=LINE, label="of this chunk"),
         Patch(facecolor=EMPTY, edgecolor=LINE, label="hidden"),
     ]
     panels[0].legend(handles=handles, loc="upper right", fontsize=8)
-    return figure
+    return _done(figure)
 
 
-def draw_first_token(times_s: Mapping[int, float], flops: Mapping[int, float], flop_per_s: float) -> Figure:
-    """Measured time to first token beside the shortest possible, and the ratio of the two."""
-    lengths = list(times_s)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), facecolor="white", layout="constrained")
-    measured = [times_s[n] for n in lengths]
-    bound = [flops[n] / flop_per_s for n in lengths]
-    left.loglog(lengths, measured, "o-", color=COLOURS[0], label="measured")
-    left.loglog(lengths, bound, "--", color=COLOURS[5], label="operations / matmul rate")
-    left.set(xlabel="prompt in tokens", ylabel="time to first token in s")
-    left.set_title("Time to first token", loc="left", fontsize=10)
-    left.legend(fontsize=9)
-    right.semilogx(lengths, [100 * b / m for b, m in zip(bound, measured, strict=True)], "o-", color=COLOURS[2])
-    right.set(xlabel="prompt in tokens", ylabel="model FLOP utilisation in %", ylim=(0, None))
-    right.set_title(f"Share of {flop_per_s / 1e9:,.0f} GFLOP/s", loc="left", fontsize=10)
-    marks = [m for m in TIME_MARKS_S if min(*measured, *bound) <= m <= max(*measured, *bound)]
-    left.set_yticks(marks, [f"{m:g}" for m in marks])
-    for axes in (left, right):
-        axes.set_xticks(lengths, [str(n) for n in lengths])
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
+def draw_chunk_rates(rates: Mapping[int, float], bound: Mapping[int, float], flops_per_s: float) -> Figure:
+    """FLOP per second reached and possible, by the number of tokens that go through the model together."""
+    sizes = sorted(rates)
+    figure, axes = plt.subplots(figsize=(7.4, 4.2), facecolor="white", layout="constrained")
+    axes.loglog(sizes, [bound[n] / 1e9 for n in sizes], "s--", color=COLOURS[5], label="bound of the two roofs")
+    axes.loglog(sizes, [rates[n] / 1e9 for n in sizes], "o-", color=COLOURS[0], label="measured, with your attention")
+    axes.axhline(flops_per_s / 1e9, color=LINE, linestyle=":", label="flat roof")
+    axes.set_xticks(sizes, [str(n) for n in sizes])
+    axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set(xlabel="tokens at a time", ylabel="rate (GFLOP/s)")
+    axes.set_title("SmolLM2 reads 128 tokens: rate by chunk size", loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    return _done(figure)
+
+
+def _done(figure: Figure) -> Figure:
+    """Closed for pyplot, or a notebook would show it twice: as the cell's value and as an open figure."""
+    plt.close(figure)
     return figure

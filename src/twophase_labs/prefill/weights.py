@@ -54,7 +54,7 @@ def _order(batch: RaggedBatch) -> list[tuple[int, int, str]]:
                     owner, first = names[p]
                     is_key = first + offset < int(batch.seq_lens[NAMES.index(owner)])
                     name = f"{owner} key {first + offset}" if is_key else f"{owner} unused slot {offset}"
-                columns.append((head, p * page + offset, f"{name}, page {p}, KV head {head}"))
+                columns.append((head, p * page + offset, f"{name}, block {p}, KV head {head}"))
     return columns
 
 

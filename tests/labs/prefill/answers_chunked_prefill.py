@@ -1,28 +1,197 @@
-"""Answers that prove the check of exercise 2.18."""
+"""Answers that prove the checks of exercise 2.11."""
 
+from tests.labs.prefill.variants import edited
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-SDPA = """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
-    page, L = k_cache.shape[2], len(q)
-    positions = num_cached + torch.arange(L)
-    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
-    for position, one_k, one_v in zip(positions.tolist(), k, v):
-        slot = int(block_table[position // page]), slice(None), position % page
-        k_cache[slot], v_cache[slot] = one_k, one_v
-    S = num_cached + L
-    pages = block_table[: -(-S // page)].long()
-    keys, values = (cache[pages].transpose(0, 1).flatten(1, 2)[:, :S] for cache in (k_cache, v_cache))
-    visible = torch.ones(L, S, dtype=torch.bool).tril(num_cached)
-    return torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(0, 1), keys, values, attn_mask=visible, scale=scale, enable_gqa=True
-    ).transpose(0, 1)
+SOLVED_2_11 = """
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    block_size = k_cache.shape[2]
+    seq_len = num_cached + len(q)
+    positions = torch.arange(num_cached, seq_len)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
+    new = slot_mapping(block_table, num_cached, seq_len, block_size)
+    k_cache[new // block_size, :, new % block_size] = k
+    v_cache[new // block_size, :, new % block_size] = v
+    slots = slot_mapping(block_table, 0, seq_len, block_size)
+    keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))
+    visible = torch.arange(seq_len) <= positions[:, None]
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))  # [S, H, D]
+    scores = torch.einsum("lhd,shd->hls", q, keys) * scale
+    weights = torch.where(visible, scores, -torch.inf).softmax(-1)
+    return torch.einsum("hls,shd->lhd", weights, values)
 """
-WHOLE_PAGES = """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
+
+BANKS = {
+    "2.11": Bank(
+        wrong=(
+            Wrong(
+                "only the chunk's length",
+                edited(SOLVED_2_11, ("seq_len = num_cached + len(q)", "seq_len = len(q)")),
+                "writes K and V into their slots",
+            ),
+            Wrong(
+                "positions start anew",
+                edited(
+                    SOLVED_2_11, ("positions = torch.arange(num_cached, seq_len)", "positions = torch.arange(len(q))")
+                ),
+                "writes K and V into their slots",
+            ),
+            Wrong(
+                "positions one late",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "positions = torch.arange(num_cached, seq_len)",
+                        "positions = torch.arange(num_cached + 1, seq_len + 1)",
+                    ),
+                ),
+                "writes K and V into their slots",
+            ),
+            Wrong(
+                "writes over the history",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "new = slot_mapping(block_table, num_cached, seq_len, block_size)",
+                        "new = slot_mapping(block_table, 0, len(q), block_size)",
+                    ),
+                ),
+                "writes K and V into their slots",
+            ),
+            Wrong(
+                "writes one slot late",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "new = slot_mapping(block_table, num_cached, seq_len, block_size)",
+                        "new = slot_mapping(block_table, num_cached + 1, seq_len + 1, block_size)",
+                    ),
+                ),
+                "writes K and V into their slots",
+            ),
+            Wrong(
+                "writes without the table",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "new = slot_mapping(block_table, num_cached, seq_len, block_size)",
+                        "new = torch.arange(num_cached, seq_len)",
+                    ),
+                ),
+                "writes K and V into their slots",
+            ),
+            Wrong(
+                "keys not rotated",
+                """
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
     block_size, seq_len = k_cache.shape[2], num_cached + len(q)
     positions = torch.arange(num_cached, seq_len)
-    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
+    q = rotate(q, positions, theta)
+    new = slot_mapping(block_table, num_cached, seq_len, block_size)
+    k_cache[new // block_size, :, new % block_size] = k
+    v_cache[new // block_size, :, new % block_size] = v
+    return q
+""",
+                "writes K and V into their slots",
+            ),
+            Wrong(
+                "writes nothing",
+                """
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    positions = torch.arange(num_cached, num_cached + len(q))
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
+    visible = positions <= positions[:, None]
+    keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("lhd,shd->hls", q, keys) * scale
+    return torch.einsum("hls,shd->lhd", scores.masked_fill(~visible, -torch.inf).softmax(-1), values)
+""",
+                "writes K and V into their slots",
+            ),
+            Wrong(
+                "reads the pool in order",
+                edited(
+                    SOLVED_2_11,
+                    ("slots = slot_mapping(block_table, 0, seq_len, block_size)", "slots = torch.arange(seq_len)"),
+                ),
+                "starts a prompt",
+            ),
+            Wrong(
+                "reads the chunk only",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "slots = slot_mapping(block_table, 0, seq_len, block_size)",
+                        "slots = slot_mapping(block_table, num_cached, seq_len, block_size)",
+                    ),
+                    (
+                        "visible = torch.arange(seq_len) <= positions[:, None]",
+                        "visible = positions <= positions[:, None]",
+                    ),
+                ),
+                "sees the history",
+            ),
+            Wrong(
+                "no mask",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "visible = torch.arange(seq_len) <= positions[:, None]",
+                        "visible = torch.ones(len(q), seq_len, dtype=torch.bool)",
+                    ),
+                ),
+                "starts a prompt",
+            ),
+            Wrong(
+                "not itself",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "visible = torch.arange(seq_len) <= positions[:, None]",
+                        "visible = torch.arange(seq_len) < positions[:, None]",
+                    ),
+                ),
+                "starts a prompt",
+            ),
+            Wrong(
+                "the diagonal not shifted",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "visible = torch.arange(seq_len) <= positions[:, None]",
+                        "visible = torch.arange(seq_len) <= torch.arange(len(q))[:, None]",
+                    ),
+                ),
+                "sees the history",
+            ),
+            Wrong(
+                "rotates the history again",
+                """
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    block_size, seq_len = k_cache.shape[2], num_cached + len(q)
+    positions = torch.arange(num_cached, seq_len)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
+    new = slot_mapping(block_table, num_cached, seq_len, block_size)
+    k_cache[new // block_size, :, new % block_size] = k
+    v_cache[new // block_size, :, new % block_size] = v
+    slots = slot_mapping(block_table, 0, seq_len, block_size)
+    keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))
+    keys[:num_cached] = rotate(keys[:num_cached], torch.arange(num_cached), theta)
+    visible = torch.arange(seq_len) <= positions[:, None]
+    keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
+    scores = torch.einsum("lhd,shd->hls", q, keys) * scale
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return torch.einsum("hls,shd->lhd", weights, values)
+""",
+                "sees the history",
+            ),
+            Wrong(
+                "whole pages, stale slots too",
+                """
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    block_size, seq_len = k_cache.shape[2], num_cached + len(q)
+    positions = torch.arange(num_cached, seq_len)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
     new = slot_mapping(block_table, num_cached, seq_len, block_size)
     k_cache[new // block_size, :, new % block_size] = k
     v_cache[new // block_size, :, new % block_size] = v
@@ -34,80 +203,167 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
     scores = torch.einsum("lhd,shd->hls", q, keys) * scale
     weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
     return torch.einsum("hls,shd->lhd", weights, values)
-"""
-WRITES_NOTHING = """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
-    positions = torch.arange(num_cached, num_cached + len(q))
-    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
-    visible = positions <= positions[:, None]
-    keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    scores = torch.einsum("lhd,shd->hls", q, keys) * scale
-    return torch.einsum("hls,shd->lhd", scores.masked_fill(~visible, -torch.inf).softmax(-1), values)
-"""
-KEYS_NOT_ROTATED = """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
-    block_size, seq_len = k_cache.shape[2], num_cached + len(q)
+""",
+                "keeps unused slots out",
+            ),
+            Wrong(
+                "sees the last 16 tokens only",
+                """
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    block_size = k_cache.shape[2]
+    seq_len = num_cached + len(q)
     positions = torch.arange(num_cached, seq_len)
-    q = rotate(q, positions, THETA)
-    new = slot_mapping(block_table, num_cached, seq_len, block_size)
-    k_cache[new // block_size, :, new % block_size] = k
-    v_cache[new // block_size, :, new % block_size] = v
-    return q
-"""
-ROTATES_TWICE = """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, scale):
-    block_size, seq_len = k_cache.shape[2], num_cached + len(q)
-    positions = torch.arange(num_cached, seq_len)
-    q, k = rotate(q, positions, THETA), rotate(k, positions, THETA)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
     new = slot_mapping(block_table, num_cached, seq_len, block_size)
     k_cache[new // block_size, :, new % block_size] = k
     v_cache[new // block_size, :, new % block_size] = v
     slots = slot_mapping(block_table, 0, seq_len, block_size)
     keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))
-    keys[:num_cached] = rotate(keys[:num_cached], torch.arange(num_cached), THETA)
-    visible = torch.arange(seq_len) <= positions[:, None]
-    keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
+    visible = (torch.arange(seq_len) <= positions[:, None]) & (torch.arange(seq_len) > positions[:, None] - 16)
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
     scores = torch.einsum("lhd,shd->hls", q, keys) * scale
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    weights = torch.where(visible, scores, -torch.inf).softmax(-1)
     return torch.einsum("hls,shd->lhd", weights, values)
-"""
-WRITES = "writes K and V into their slots"
-HISTORY = "sees the history"
-
-BANKS = {
-    "2.18": Bank(
-        wrong=(
-            Wrong("only the chunk's length", {1: "len(q)"}, WRITES),
-            Wrong("positions start anew", {2: "torch.arange(len(q))"}, WRITES),
-            Wrong("positions one late", {2: "torch.arange(num_cached + 1, seq_len + 1)"}, WRITES),
-            Wrong("writes over the history", {3: "slot_mapping(block_table, 0, len(q), block_size)"}, WRITES),
-            Wrong(
-                "writes one slot late",
-                {3: "slot_mapping(block_table, num_cached + 1, seq_len + 1, block_size)"},
-                WRITES,
+""",
+                "sees the history",
             ),
-            Wrong("writes without the table", {3: "torch.arange(num_cached, seq_len)"}, WRITES),
-            Wrong("keys not rotated", KEYS_NOT_ROTATED, WRITES),
-            Wrong("writes nothing", WRITES_NOTHING, WRITES),
-            Wrong("reads the pool in order", {4: "torch.arange(seq_len)"}, "starts a prompt"),
             Wrong(
-                "reads the chunk only",
-                {
-                    4: "slot_mapping(block_table, num_cached, seq_len, block_size)",
-                    5: "positions <= positions[:, None]",
-                },
-                HISTORY,
+                "ignores the scale",
+                """
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    block_size = k_cache.shape[2]
+    seq_len = num_cached + len(q)
+    positions = torch.arange(num_cached, seq_len)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
+    new = slot_mapping(block_table, num_cached, seq_len, block_size)
+    k_cache[new // block_size, :, new % block_size] = k
+    v_cache[new // block_size, :, new % block_size] = v
+    slots = slot_mapping(block_table, 0, seq_len, block_size)
+    keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))
+    visible = torch.arange(seq_len) <= positions[:, None]
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = torch.einsum("lhd,shd->hls", q, keys) * q.shape[-1] ** -0.5
+    weights = torch.where(visible, scores, -torch.inf).softmax(-1)
+    return torch.einsum("hls,shd->lhd", weights, values)
+""",
+                "starts a prompt",
             ),
-            Wrong("no mask", {5: "torch.ones(len(q), seq_len, dtype=torch.bool)"}, "starts a prompt"),
-            Wrong("not itself", {5: "torch.arange(seq_len) < positions[:, None]"}, "starts a prompt"),
-            Wrong("the diagonal not shifted", {5: "torch.arange(seq_len) <= torch.arange(len(q))[:, None]"}, HISTORY),
-            Wrong("rotates the history again", ROTATES_TWICE, HISTORY),
-            Wrong("whole pages, stale slots too", WHOLE_PAGES, "keeps unused slots out"),
+            Wrong(
+                "pages of four",
+                """
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    block_size = 4
+    seq_len = num_cached + len(q)
+    positions = torch.arange(num_cached, seq_len)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
+    new = slot_mapping(block_table, num_cached, seq_len, block_size)
+    k_cache[new // block_size, :, new % block_size] = k
+    v_cache[new // block_size, :, new % block_size] = v
+    slots = slot_mapping(block_table, 0, seq_len, block_size)
+    keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))
+    visible = torch.arange(seq_len) <= positions[:, None]
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = torch.einsum("lhd,shd->hls", q, keys) * scale
+    weights = torch.where(visible, scores, -torch.inf).softmax(-1)
+    return torch.einsum("hls,shd->lhd", weights, values)
+""",
+                "writes K and V into their slots",
+            ),
+            Wrong(
+                "sees 64 tokens",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "visible = torch.arange(seq_len) <= positions[:, None]",
+                        "visible = ((d := positions[:, None] - torch.arange(seq_len)) >= 0) & (d < 64)",
+                    ),
+                ),
+                "sees the history",
+            ),
+            Wrong(
+                "always a base of 10,000",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "rotate(q, positions, theta), rotate(k, positions, theta)",
+                        "rotate(q, positions, 1e4), rotate(k, positions, 1e4)",
+                    ),
+                ),
+                "writes K and V into their slots",
+            ),
+            Wrong(
+                "no empty chunks",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "    block_size = k_cache.shape[2]\n",
+                        "    block_size = k_cache.shape[2]\n    assert len(q) > 0\n",
+                    ),
+                ),
+                "sees the history",
+            ),
+            Wrong(
+                "groups of three",
+                edited(SOLVED_2_11, ("group = q.shape[1] // k.shape[1]", "group = 3")),
+                "sees the history",
+            ),
+            Wrong(
+                "-1e4 for what is hidden",
+                edited(SOLVED_2_11, ("torch.where(visible, scores, -torch.inf)", "torch.where(visible, scores, -1e4)")),
+                "works at any level of scores",
+            ),
+            Wrong(
+                "rotates the caller's tensors",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "q, k = rotate(q, positions, theta), rotate(k, positions, theta)",
+                        "q[:], k[:] = rotate(q, positions, theta), rotate(k, positions, theta)",
+                    ),
+                ),
+                "leaves its inputs alone",
+            ),
         ),
         right=(
-            Right("slot by slot, torch's own attention", SDPA),
-            Right("a triangle that is shifted", {5: "torch.ones(len(q), seq_len, dtype=torch.bool).tril(num_cached)"}),
-            Right("positions by counting on", {2: "num_cached + torch.arange(len(q))"}),
+            Right(
+                "slot by slot, torch's own attention",
+                """
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    page, L = k_cache.shape[2], len(q)
+    positions = num_cached + torch.arange(L)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
+    for position, one_k, one_v in zip(positions.tolist(), k, v):
+        slot = int(block_table[position // page]), slice(None), position % page
+        k_cache[slot], v_cache[slot] = one_k, one_v
+    S = num_cached + L
+    pages = block_table[: -(-S // page)].long()
+    keys, values = (cache[pages].transpose(0, 1).flatten(1, 2)[:, :S] for cache in (k_cache, v_cache))
+    visible = torch.ones(L, S, dtype=torch.bool).tril(num_cached)
+    return torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1), keys, values, attn_mask=visible, scale=scale, enable_gqa=True
+    ).transpose(0, 1)
+""",
+            ),
+            Right(
+                "a triangle that is shifted",
+                edited(
+                    SOLVED_2_11,
+                    (
+                        "visible = torch.arange(seq_len) <= positions[:, None]",
+                        "visible = torch.ones(len(q), seq_len, dtype=torch.bool).tril(num_cached)",
+                    ),
+                ),
+            ),
+            Right(
+                "positions by counting on",
+                edited(
+                    SOLVED_2_11,
+                    ("positions = torch.arange(num_cached, seq_len)", "positions = num_cached + torch.arange(len(q))"),
+                ),
+            ),
         ),
     ),
 }

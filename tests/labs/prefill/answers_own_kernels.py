@@ -1,28 +1,56 @@
-"""Answers that prove the check of exercise 2.19."""
+"""Answers that prove the checks of exercise 2.15."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-IN_PARTS = """
-def own_write(k, v, k_cache, v_cache, slot_mapping):
-    for token in range(len(k)):
-        one = slice(token, token + 1)
-        launch_kv_write(kv_write_kernel, k[one], v[one], k_cache, v_cache, slot_mapping[one])
+BANKS = {
+    "2.15": Bank(
+        wrong=(
+            Wrong(
+                "a program for every token of the longest chunk",
+                {4: "(longest, len(seq_lens), num_kv_heads)"},
+                "launches no program in vain",
+            ),
+            Wrong(
+                "one more block than needed",
+                {4: "(longest // block_q + 1, len(seq_lens), num_kv_heads)"},
+                "launches no program in vain",
+            ),
+            Wrong(
+                "twice the programs for writing",
+                {4: "(triton.cdiv(longest, block_q) + 1, len(seq_lens), num_kv_heads)"},
+                "launches no program in vain",
+            ),
+            Wrong(
+                "a sequence too many ...",
+                {4: "(triton.cdiv(longest, block_q), len(seq_lens), num_heads)"},
+                "attends for short chunks",
+            ),
+            Wrong("one program too few", {1: "(num_tokens - 1,)"}, "writes every token"),
+            Wrong("a program per head", {1: "(num_kv_heads,)"}, "writes every token"),
+            Wrong("one program too many", {1: "(num_tokens + 1,)"}, "writes every token"),
+            Wrong("blocks of BLOCK_M tokens", {2: "BLOCK_M"}, "attends for long chunks"),
+            Wrong("the first chunk for the longest", {3: "int(cu_query_lens[1])"}, "attends for long chunks"),
+            Wrong("the shortest chunk", {3: "int(cu_query_lens.diff().min())"}, "attends for long chunks"),
+            Wrong("rounded down", {4: "(longest // block_q, len(seq_lens), num_kv_heads)"}, "attends for short chunks"),
+            Wrong(
+                "sequences and heads exchanged",
+                {4: "(triton.cdiv(longest, block_q), num_kv_heads, len(seq_lens))"},
+                "attends for short chunks",
+            ),
+            Wrong(
+                "a program per query head",
+                {4: "(triton.cdiv(longest, block_q), len(seq_lens), num_heads)"},
+                "attends for short chunks",
+            ),
+            Wrong("one sequence", {4: "(triton.cdiv(longest, block_q), 1, num_kv_heads)"}, "attends for short chunks"),
+            Wrong("scale in units of e", {5: "scale"}, "attends for short chunks"),
+            Wrong("divided by log2(e)", {5: "scale / LOG2_E"}, "attends for short chunks"),
+            Wrong("a scale of its own", {5: "head_dim**-0.5 * LOG2_E"}, "takes the scale it is given"),
+            Wrong(
+                "works ten times",
+                """
+from twophase_labs.prefill.launch import launch_kv_write
 
-
-def own_prefill(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scale, out=None, lse=None):
-    (num_heads, head_dim), (num_kv_heads, page) = q.shape[1:], k_cache.shape[1:3]
-    out = torch.empty_like(q) if out is None else out
-    lse = torch.empty(q.shape[:2], device=q.device) if lse is None else lse
-    for s in range(len(seq_lens)):
-        longest = int(cu_query_lens[s + 1] - cu_query_lens[s])
-        paged_prefill_kernel[(triton.cdiv(longest, BLOCK_M // (num_heads // num_kv_heads)), 1, num_kv_heads)](
-            q, k_cache, v_cache, block_tables[s:], seq_lens[s:], cu_query_lens[s:], out, lse, scale * LOG2_E,
-            block_tables.stride(0), H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
-            BLOCK_M=BLOCK_M, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=BLOCK_N,
-        )
-    return out
-"""
-ONLY_ONCE = """
 _seen = []
 
 
@@ -44,33 +72,36 @@ def own_prefill(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scal
         BLOCK_M=BLOCK_M, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=BLOCK_N,
     )
     return out
-"""
-SHORT, LONG = "attends for short chunks", "attends for long chunks"
-
-BANKS = {
-    "2.19": Bank(
-        wrong=(
-            Wrong("one program too few", {1: "(num_tokens - 1,)"}, "writes every token"),
-            Wrong("a program per head", {1: "(num_kv_heads,)"}, "writes every token"),
-            Wrong("one program too many", {1: "(num_tokens + 1,)"}, "writes every token"),
-            Wrong("blocks of BLOCK_M tokens", {2: "BLOCK_M"}, LONG),
-            Wrong("the first chunk for the longest", {3: "int(cu_query_lens[1])"}, LONG),
-            Wrong("the shortest chunk", {3: "int(cu_query_lens.diff().min())"}, LONG),
-            Wrong("rounded down", {4: "(longest // block_q, len(seq_lens), num_kv_heads)"}, SHORT),
-            Wrong(
-                "sequences and heads exchanged",
-                {4: "(triton.cdiv(longest, block_q), num_kv_heads, len(seq_lens))"},
-                SHORT,
+""",
+                "generates what transformers generates",
             ),
-            Wrong("a program per query head", {4: "(triton.cdiv(longest, block_q), len(seq_lens), num_heads)"}, SHORT),
-            Wrong("one sequence", {4: "(triton.cdiv(longest, block_q), 1, num_kv_heads)"}, SHORT),
-            Wrong("scale in units of e", {5: "scale"}, SHORT),
-            Wrong("divided by log2(e)", {5: "scale / LOG2_E"}, SHORT),
-            Wrong("a scale of its own", {5: "head_dim**-0.5 * LOG2_E"}, "takes the scale it is given"),
-            Wrong("works ten times", ONLY_ONCE, "generates what transformers generates"),
         ),
         right=(
-            Right("a launch per token and per sequence", IN_PARTS),
+            Right(
+                "a launch per token and per sequence",
+                """
+from twophase_labs.prefill.launch import launch_kv_write
+
+def own_write(k, v, k_cache, v_cache, slot_mapping):
+    for token in range(len(k)):
+        one = slice(token, token + 1)
+        launch_kv_write(kv_write_kernel, k[one], v[one], k_cache, v_cache, slot_mapping[one])
+
+
+def own_prefill(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scale, out=None, lse=None):
+    (num_heads, head_dim), (num_kv_heads, page) = q.shape[1:], k_cache.shape[1:3]
+    out = torch.empty_like(q) if out is None else out
+    lse = torch.empty(q.shape[:2], device=q.device) if lse is None else lse
+    for s in range(len(seq_lens)):
+        longest = int(cu_query_lens[s + 1] - cu_query_lens[s])
+        paged_prefill_kernel[(triton.cdiv(longest, BLOCK_M // (num_heads // num_kv_heads)), 1, num_kv_heads)](
+            q, k_cache, v_cache, block_tables[s:], seq_lens[s:], cu_query_lens[s:], out, lse, scale * LOG2_E,
+            block_tables.stride(0), H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
+            BLOCK_M=BLOCK_M, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=BLOCK_N,
+        )
+    return out
+""",
+            ),
             Right("as many blocks as all tokens need", {3: "len(q)"}),
             Right("block size by multiplication", {2: "BLOCK_M * num_kv_heads // num_heads", 1: "(k.shape[0],)"}),
         ),

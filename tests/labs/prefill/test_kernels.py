@@ -30,11 +30,6 @@ def meta(*shape, dtype=torch.float32):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def attend_tile(dtype):
-    q, k, v, positions = meta(32, 64, dtype=dtype), *(meta(200, 64, dtype=dtype),) * 2, meta(32, dtype=torch.int32)
-    launch.launch_attend_tile(cells["attend_tile"], q, k, v, positions, 0.125, block_n=32)
-
-
 def paged_prefill(dtype, block_m, block_n):
     cache, table = meta(64, 3, 16, 64, dtype=dtype), meta(4, 16, dtype=torch.int32)
     lens, bounds = meta(4, dtype=torch.int32), meta(5, dtype=torch.int32)
@@ -49,12 +44,17 @@ def kv_write(dtype):
     launch.launch_kv_write(cells["kv_write_kernel"], new, new, cache, cache, meta(500, dtype=torch.int64))
 
 
+def add_norm(dtype):
+    x = meta(500, 576, dtype=dtype)
+    launch.launch_add_rmsnorm(cells["add_rmsnorm_kernel"], x, x, meta(576, dtype=dtype), 1e-5)
+
+
 configs = []
 for dtype in (torch.float32, torch.bfloat16):
     configs += [
-        AotConfig(f"tile {dtype}", lambda d=dtype: attend_tile(d)),
         AotConfig(f"prefill {dtype}", lambda d=dtype: paged_prefill(d, 32, 32)),
         AotConfig(f"write {dtype}", lambda d=dtype: kv_write(d)),
+        AotConfig(f"norm {dtype}", lambda d=dtype: add_norm(d)),
     ]
 configs.append(AotConfig("prefill of a check", lambda: paged_prefill(torch.float32, 16, 16)))
 reports = [report for target in ("sm_80", "sm_90") for report in compile_configs(target, configs)]
@@ -69,7 +69,7 @@ def test_reference_kernels_compile(tmp_path):
     result = subprocess.run(command, env=compiler_environment(str(tmp_path)), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
     compiled = json.loads(result.stdout.splitlines()[-1])
-    kernels = {"tile_loop_kernel", "paged_prefill_kernel", "kv_write_kernel"}
+    kernels = {"paged_prefill_kernel", "kv_write_kernel", "add_rmsnorm_kernel"}
     assert {(kernel, target) for kernel, target, *_ in compiled} == {
         (k, t) for k in kernels for t in ("sm_80", "sm_90")
     }

@@ -1,6 +1,7 @@
-"""2.10 A prompt in chunks: positions, mask, history in pages."""
+"""2.8 A prompt in chunks: positions, mask, history in pages."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,102 +10,142 @@ from torch import Tensor
 from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 
-NUM_PAGES, HEADS, KV_HEADS, HEAD_DIM, SCALE = 40, 6, 2, 8, 0.5  # the scale is given: it need not be 1 / sqrt(D)
+NUM_PAGES = 40
 AXES = ("token", "head", "dim")
 
 
-def prompt(draw: Draw, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v before rotation, and a block table with a page of 3 slots for every position (and one more)."""
-    q, k, v = (draw.normal(length, n, HEAD_DIM) for n in (HEADS, KV_HEADS, KV_HEADS))
-    return 4 * q, k, v, draw.permutation(NUM_PAGES)[: -(-length // 3) + 1].int()
+@dataclass(frozen=True)
+class Prompt:
+    """q, k, v before rotation, a block table with a page of 3 slots for every position (and one more), and the rest."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    table: Tensor
+    theta: float
+    scale: float  # as drawn: it need not be 1 / sqrt(D)
+
+    def part(self, first: int, end: int | None = None) -> list[Tensor]:
+        return [x[first:end] for x in (self.q, self.k, self.v)]
 
 
-def turned(x: Tensor, first: int = 0) -> Tensor:
+def prompt(draw: Draw, length: int, heads: tuple[int, int] = (6, 2), width: int = 8) -> Prompt:
+    q, k, v = (draw.normal(length, n, width) for n in (heads[0], heads[1], heads[1]))
+    table = draw.permutation(NUM_PAGES)[: -(-length // 3) + 1].int()
+    return Prompt(4 * q, k, v, table, float(draw.integer(50, 5000)), draw.integer(21, 90) / 100)
+
+
+def turned(x: Tensor, theta: float) -> Tensor:
     """RoPE as a product of complex numbers, in float64."""
     half = x.shape[-1] // 2
-    speeds = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    angles = torch.outer(torch.arange(first, first + len(x), dtype=torch.float64), speeds)[:, None]
+    speeds = theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.outer(torch.arange(len(x), dtype=torch.float64), speeds)[:, None]
     pairs = torch.complex(x[..., :half].double(), x[..., half:].double()) * torch.polar(torch.ones_like(angles), angles)
     return torch.cat([pairs.real, pairs.imag], dim=-1)
 
 
-def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def whole(p: Prompt) -> Tensor:
     """The prompt at once, a token and a head at a time."""
-    q, k, v = turned(q), turned(k), v.double()
+    q, k, v = turned(p.q, p.theta), turned(p.k, p.theta), p.v.double()
+    group = q.shape[1] // k.shape[1]
     out = torch.zeros_like(q)
     for token in range(len(q)):
-        for head in range(HEADS):
-            keys, values = (x[: token + 1, head // (HEADS // KV_HEADS)] for x in (k, v))
-            out[token, head] = (keys @ q[token, head] * SCALE).softmax(0) @ values
+        for head in range(q.shape[1]):
+            keys, values = (x[: token + 1, head // group] for x in (k, v))
+            out[token, head] = (keys @ q[token, head] * p.scale).softmax(0) @ values
     return out.float()
 
 
-def empty_caches(fill: float = 0.0, page: int = 4) -> tuple[Tensor, Tensor]:
-    shape = (NUM_PAGES, KV_HEADS, page, HEAD_DIM)
+def empty_caches(p: Prompt, fill: float = 0.0, page: int = 4) -> tuple[Tensor, Tensor]:
+    shape = (NUM_PAGES, p.k.shape[1], page, p.k.shape[2])
     return torch.full(shape, fill), torch.full(shape, fill)
 
 
-def fill_history(caches: tuple[Tensor, Tensor], k: Tensor, v: Tensor, table: Tensor) -> None:
+def fill_history(caches: tuple[Tensor, Tensor], p: Prompt, num_tokens: int) -> None:
     """As earlier chunks would have left it."""
-    for cache, rows in zip(caches, (turned(k).float(), v), strict=True):
-        for position, row in enumerate(rows):
+    for cache, rows in zip(caches, (turned(p.k, p.theta).float(), p.v), strict=True):
+        for position, row in enumerate(rows[:num_tokens]):
             block, offset = divmod(position, cache.shape[2])
-            cache[int(table[block]), :, offset] = row
+            cache[int(p.table[block]), :, offset] = row
 
 
-def run(answer: Any, tensors: Sequence[Tensor], caches: tuple[Tensor, Tensor], table: Tensor, cached: int) -> Tensor:
-    got = answer.prefill_chunk(*tensors, *caches, table, cached, SCALE)
+def run(answer: Any, p: Prompt, caches: tuple[Tensor, Tensor], first: int, end: int | None = None) -> Tensor:
+    q, k, v = (x.clone() for x in p.part(first, end))
+    got = answer.prefill_chunk(q, k, v, *caches, p.table, first, p.theta, p.scale)
     if not isinstance(got, Tensor):
         reject(f"a chunk returns its attention, a tensor; this one returned {type(got).__name__}")
+    if got.shape != q.shape:
+        reject(f"the result has shape {list(got.shape)}, expected the shape of q, {list(q.shape)}")
     return got
 
 
-def writes_its_slots(answer: Any, draw: Draw, cached: int, new: int, page: int = 4) -> None:
-    q, k, v, table = prompt(draw, cached + new)
-    caches, expected = empty_caches(page=page), empty_caches(page=page)
-    fill_history(caches, k[:cached], v[:cached], table)
-    fill_history(expected, k, v, table)
-    run(answer, [x[cached:] for x in (q, k, v)], caches, table, cached)
+def writes_its_slots(
+    answer: Any, draw: Draw, cached: int, new: int, page: int = 4, heads: tuple[int, int] = (6, 2), width: int = 8
+) -> None:
+    p = prompt(draw, cached + new, heads, width)
+    caches, expected = empty_caches(p, page=page), empty_caches(p, page=page)
+    fill_history(caches, p, cached)
+    fill_history(expected, p, cached + new)
+    run(answer, p, caches, cached)
     for got, wanted, name in zip(caches, expected, ("k_cache", "v_cache"), strict=True):
-        compare(got, wanted, what=name, axes=("page", "KV head", "slot", "dim"))
+        compare(got, wanted, what=name, axes=("block", "KV head", "slot", "dim"))
 
 
 def starts_a_prompt(answer: Any, draw: Draw, new: int) -> None:
-    q, k, v, table = prompt(draw, new)
-    got = run(answer, (q, k, v), empty_caches(), table, 0)
-    compare(got, whole(q, k, v), what="the attention of a first chunk", axes=AXES)
+    p = prompt(draw, new)
+    got = run(answer, p, empty_caches(p), 0)
+    compare(got, whole(p), what="the attention of a first chunk", axes=AXES, any_dtype=True)
 
 
-def sees_the_history(answer: Any, draw: Draw, cached: int, new: int, page: int = 4) -> None:
-    q, k, v, table = prompt(draw, cached + new)
-    caches = empty_caches(page=page)
-    fill_history(caches, k[:cached], v[:cached], table)
-    got = run(answer, [x[cached:] for x in (q, k, v)], caches, table, cached)
-    compare(got, whole(q, k, v)[cached:], what="the attention of a later chunk", axes=AXES)
+def sees_the_history(
+    answer: Any, draw: Draw, cached: int, new: int, page: int = 4, heads: tuple[int, int] = (6, 2), width: int = 8
+) -> None:
+    p = prompt(draw, cached + new, heads, width)
+    caches = empty_caches(p, page=page)
+    fill_history(caches, p, cached)
+    got = run(answer, p, caches, cached)
+    compare(got, whole(p)[cached:], what="the attention of a later chunk", axes=AXES, any_dtype=True)
 
 
 def chunks_make_the_whole(answer: Any, draw: Draw, chunks: Sequence[int]) -> None:
-    q, k, v, table = prompt(draw, sum(chunks))
-    caches, rows, cached = empty_caches(), [], 0
+    p = prompt(draw, sum(chunks))
+    caches, rows, cached = empty_caches(p), [], 0
     for size in chunks:
-        part = [x[cached : cached + size] for x in (q, k, v)]
-        rows.append(run(answer, part, caches, table, cached))
+        rows.append(run(answer, p, caches, cached, cached + size))
         cached += size
-    compare(torch.cat(rows), whole(q, k, v), what="the attention of all chunks", axes=AXES)
+    compare(torch.cat(rows), whole(p), what="the attention of all chunks", axes=AXES, any_dtype=True)
 
 
 def keeps_unused_slots_out(answer: Any, draw: Draw, cached: int, new: int) -> None:
-    q, k, v, table = prompt(draw, cached + new)
-    caches = empty_caches(float("nan"))
-    fill_history(caches, k[:cached], v[:cached], table)
-    got = run(answer, [x[cached:] for x in (q, k, v)], caches, table, cached)
+    p = prompt(draw, cached + new)
+    caches = empty_caches(p, float("nan"))
+    fill_history(caches, p, cached)
+    got = run(answer, p, caches, cached)
     finite(got, "the attention, with NaN in all unused slots,", AXES)
 
 
+def works_at_any_level(answer: Any, draw: Draw, score: int) -> None:
+    """One element a vector and position 0 for rotation's sake: all scores are alike, hidden ones too."""
+    p = prompt(draw, 5, heads=(2, 2))
+    p = replace(p, q=torch.full_like(p.q, score / 8), k=torch.ones_like(p.k), theta=1e30, scale=1.0)
+    p.q[..., [0, 4]], p.k[..., [0, 4]] = 0.0, 0.0  # the one pair that turns
+    got = run(answer, p, empty_caches(p), 0)
+    means = p.v.cumsum(0) / torch.arange(1, 6)[:, None, None]
+    what = f"the mean of the visible values with all scores at {score * 6 // 8:,}"
+    compare(got, means, what=what, axes=AXES, atol=1e-3, any_dtype=True)
+
+
+def knows_the_example(answer: Any, draw: Draw) -> None:
+    one, (k_cache, v_cache) = torch.ones(1, 1, 2), torch.zeros(2, 2, 1, 4, 2)
+    got = answer.prefill_chunk(one, one, 5 * one, k_cache, v_cache, torch.tensor([1, 0]), 0, 100.0, 1.0)
+    compare(got, 5 * one, what="the example's attention", axes=AXES, any_dtype=True)
+    compare(v_cache[1, 0, 0], torch.tensor([5.0, 5.0]), what="v_cache[1, 0, 0] of the example", axes=("dim",))
+
+
 def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
-    q, k, v, table = prompt(draw, 5)
-    with unchanged(q=q, k=k, v=v, block_table=table):
-        run(answer, (q, k, v), empty_caches(), table, 0)
+    p = prompt(draw, 5)
+    with unchanged(q=p.q, k=p.k, v=p.v, block_table=p.table):
+        answer.prefill_chunk(p.q, p.k, p.v, *empty_caches(p), p.table, 0, p.theta, p.scale)
 
 
 LATER = (
@@ -115,24 +156,37 @@ LATER = (
     {"cached": 7, "new": 5, "page": 3},
     {"cached": 70, "new": 3, "page": 16},
     {"cached": 70, "new": 3, "page": 80},
+    {"cached": 4, "new": 3, "heads": (9, 3), "width": 64},
+    {"cached": 2, "new": 2, "heads": (4, 4), "width": 2},
+    {"cached": 5, "new": 0},
 )
 
 EXERCISES = (
     Exercise(
-        id="2.18",
+        id="2.11",
         title="One chunk of a prompt",
         kind="code",
         names=("prefill_chunk",),
         points=4,
-        minutes=15,
-        lines=5,
+        minutes=12,
+        lines=10,
         difficulty=2,
-        uses=("2.3", "2.14"),
+        uses=("2.8",),
         objective="prefill in chunks with the same result as in one pass",
         hints=(
             "Take num_cached = 4 and a chunk of 3, and write down positions, slots to write, and slots to read.",
             "The chunk's tokens stand at positions num_cached to num_cached + L - 1, for RoPE, slots and mask alike.",
-            "Written are the slots of the chunk; read are those of the whole prompt so far.",
+            "Skeleton:\n"
+            "block_size, seq_len = k_cache.shape[2], ...\n"
+            "positions = torch.arange(...)\n"
+            "q, k = ...                                     # rotated\n"
+            "new = slot_mapping(...)                        # the slots of the chunk\n"
+            "k_cache[new // block_size, :, new % block_size] = k\n"
+            "...                                            # v likewise\n"
+            "old = slot_mapping(...)                        # the slots of the whole prompt so far\n"
+            "keys, values = ...                             # [S, H_kv, D], then a KV head for each query head\n"
+            "scores = torch.einsum('lhd,shd->hls', q, keys) * scale\n"
+            "...                                            # hide what is later than the row's own position",
         ),
         checks=(
             Property(
@@ -151,27 +205,38 @@ EXERCISES = (
             Property(
                 "starts a prompt",
                 starts_a_prompt,
-                "With no history this is plain causal attention: a row sees the keys up to and including its own.",
+                "With no history this is plain causal attention: a row sees the keys up to and including its own. "
+                "Use the "
+                "scale and the theta that you are given.",
                 ({"new": 1}, {"new": 6}),
             ),
             Property(
                 "sees the history",
                 sees_the_history,
-                "Keys and values of earlier chunks are read from the pages, and every row of this chunk sees them all. "
+                "Keys and values of earlier chunks are read from the cache, and every row of this chunk sees them all. "
                 "Row i stands at position num_cached + i.",
                 LATER,
             ),
             Property(
                 "makes a whole of chunks",
                 chunks_make_the_whole,
-                "One chunk works alone. Does what it leaves in the pages serve the next one?",
+                "One chunk works alone. Does what it leaves in the cache serve the next one?",
                 ({"chunks": (1, 1, 1)}, {"chunks": (5, 4)}, {"chunks": (3, 8, 1, 2)}, {"chunks": (70, 30)}),
             ),
             Property(
                 "keeps unused slots out",
                 keeps_unused_slots_out,
-                "Gather the slots of tokens that exist; the rest of the last page may hold anything.",
+                "Gather the slots of tokens that exist; the rest of the last block may hold anything.",
                 ({"cached": 0, "new": 3}, {"cached": 5, "new": 2}),
+            ),
+            Property(
+                "works at any level of scores",
+                works_at_any_level,
+                "A hidden key has a score of minus infinity, and softmax takes the largest score out first.",
+                ({"score": -100_000}, {"score": 100_000}),
+            ),
+            Property(
+                "gives what the card says", knows_the_example, "One token, alone in block 1: its own value comes back."
             ),
             Property("leaves its inputs alone", leaves_inputs_alone, "Only the caches are written to."),
         ),

@@ -1,114 +1,68 @@
 """2.12 Knowledge check."""
 
 from twophase_labs.machine.exercise import Exercise
-from twophase_labs.machine.questions import Choice, Matching, Number
-
-
-def programs_with_work() -> int:
-    block_q = 128 // (32 // 8)
-    return 8 * sum(-(-chunk // block_q) for chunk in (1000, 200, 5))
-
+from twophase_labs.machine.questions import Choice, Matching
 
 EXERCISES = (
     Exercise(
-        id="2.21",
+        id="2.16",
+        was="2.21",
         title="A bug that hides",
         kind="choice",
-        names=("answer_2_21",),
+        names=("answer_2_16",),
         points=1,
         minutes=2,
         objective="know what rescaling is for",
         question=Choice(
             "abcd",
-            "38e39177b46240f1",
+            "cd5360c613fd3752",
             {
                 "a": "if the maximum never rises after the first tile, the factor left out is 1",
                 "c": "a positive maximum can rise just as well",
-                "d": "what counts is the tiles of the loop, not the pages",
+                "d": "what counts is the tiles of the loop, not the blocks of the cache",
             },
             hint="The factor is 2^(old maximum - new maximum). When is it 1 in every step?",
         ),
     ),
     Exercise(
-        id="2.22",
+        id="2.17",
+        was="2.22",
         title="From the symptom to the bug",
         kind="matching",
-        names=("answer_2_22",),
+        names=("answer_2_17",),
         points=2,
         minutes=3,
         objective="tell a prefill kernel's mistakes by their symptoms",
         question=Matching(
             "abcd",
             {
-                "the last key of each row is not read": "feb0fddd7459cc18",
-                "every sequence reads the first row of block_tables": "a34b73a595e13202",
-                "V is loaded without a mask": "1626179542a9b1e6",
-                "the mask compares keys with the row's number in its chunk": "f455314385d58259",
+                "the last key of each row is not read": "b64ae6dfced2d136",
+                "every sequence reads the first row of block_tables": "84bdf44f2f280a38",
+                "V is loaded without a mask": "75478dfecaa40817",
+                "the mask compares keys with the row's number in its chunk": "ba4ddaeee9bd9529",
             },
             hint="For each mistake ask which inputs make it harmless: those are where it hides.",
         ),
     ),
     Exercise(
-        id="2.23",
-        title="A slot by hand",
-        kind="numeric",
-        names=("answer_2_23",),
-        points=1,
-        minutes=1,
-        objective="translate a position to a slot",
-        question=Number(
-            lambda: [40, 7, 12][35 // 16] * 16 + 35 % 16,
-            rel=0,
-            hint="Entry of the table first, then the offset in the page.",
-        ),
-    ),
-    Exercise(
-        id="2.24",
-        title="Programs with work",
-        kind="numeric",
-        names=("answer_2_24",),
-        points=1,
-        minutes=3,
-        objective="map a ragged batch to programs",
-        question=Number(
-            programs_with_work,
-            rel=0,
-            unit="programs",
-            hint="How many tokens fit into 128 rows if each takes as many as its group has heads? Round up per chunk.",
-        ),
-    ),
-    Exercise(
-        id="2.25",
-        title="What chunks cost",
-        kind="choice",
-        names=("answer_2_25",),
-        points=1,
+        id="2.18",
+        title="Which idea does what",
+        kind="matching",
+        names=("answer_2_18",),
+        points=2,
         minutes=2,
-        objective="know what chunked prefill changes",
-        question=Choice(
+        objective="tell FlashAttention, PagedAttention and FlashDecoding apart",
+        question=Matching(
             "abcd",
-            "e574e92a330d63ba",
             {
-                "a": "each query still meets each key before it exactly once",
-                "b": "every token has one K and one V, whenever they were computed",
-                "d": "each token goes through each linear layer once",
+                "the score matrix is never in slow memory": "8a7cd7eaef89cb64",
+                "K and V of a sequence may lie anywhere in the pool": "47556c9564a66e77",
+                "one query's keys are shared by many programs": "ca01396a722a9169",
+                "a longer answer never moves K and V that are there": "d5c424c3481dc95c",
+                "results become a little less exact": "11f0e6d9478be123",
             },
-            hint="Which of the four belongs to a pass, and which to a token?",
-        ),
-    ),
-    Exercise(
-        id="2.26",
-        title="Utilisation",
-        kind="numeric",
-        names=("answer_2_26",),
-        points=1,
-        minutes=1,
-        objective="compute a model FLOP utilisation",
-        question=Number(
-            lambda: 100 * 180 / 1.5 / 200,
-            rel=0.005,
-            unit="percent",
-            hint="Operations per second reached, over operations per second possible.",
+            hint="One of the three is about the order of the arithmetic, one about where things lie, one about who "
+            "works on what.",
         ),
     ),
 )

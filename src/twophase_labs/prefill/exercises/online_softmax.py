@@ -1,4 +1,4 @@
-"""2.5 Softmax in one pass, and putting two halves together."""
+"""2.4 Softmax in one pass, and putting two halves together."""
 
 import gc
 import math
@@ -13,11 +13,11 @@ from twophase_labs.machine.checks import Draw, compare, finite, fresh, reject, u
 from twophase_labs.machine.exercise import Exercise, Property
 
 AXES = ("row", "feature")
-MAX_HELD = 4  # items of the stream that an answer may keep alive: those of this turn and, loosely, of the last
+MAX_HELD = 4  # items of the stream that an answer may keep alive: those of this key and, loosely, of the last
 
 
 def whole_softmax(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted means [M, D] and base-2 log-sums [M] of base-2 scores [M, S], a row at a time, in float64."""
+    """Weighted means [M, D] and base-2 LSE [M] of base-2 scores [M, S], a row at a time, in float64."""
     out = torch.zeros(scores.shape[0], values.shape[1], dtype=torch.float64)
     lse = torch.full((scores.shape[0],), -math.inf, dtype=torch.float64)
     for row, line in enumerate(scores.double()):
@@ -57,7 +57,7 @@ def run(answer: Any, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 def two_tensors(got: Any, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
     if not (isinstance(got, tuple | list) and len(got) == 2 and all(isinstance(x, Tensor) for x in got)):
-        reject("the result is a pair of tensors: the means [M, D] and the log-sums [M]", f"got {type(got).__name__}")
+        reject("the result is a pair of tensors: the means [M, D] and the LSE [M]", f"got {type(got).__name__}")
     out, lse = got
     if out.shape != shape or lse.shape != shape[:1]:
         reject(
@@ -120,7 +120,7 @@ def any_order(answer: Any, draw: Draw) -> None:
 def gives_the_log_sum(answer: Any, draw: Draw, rows: int, keys: int) -> None:
     scores, values = random_scores(draw, rows, keys)
     _, expected = whole_softmax(scores, values)
-    compare(run(answer, scores, values)[1], expected, what="the base-2 log-sum", axes=("row",), any_dtype=True)
+    compare(run(answer, scores, values)[1], expected, what="the base-2 LSE", axes=("row",), any_dtype=True)
 
 
 def survives_huge_scores(answer: Any, draw: Draw, size: int) -> None:
@@ -131,7 +131,7 @@ def survives_huge_scores(answer: Any, draw: Draw, size: int) -> None:
     expected = whole_softmax(scores, values)
     what = f"of scores around {size}"
     compare(out, expected[0], what=f"the mean {what}", axes=AXES, rtol=2e-3, atol=2e-3, any_dtype=True)
-    compare(lse, expected[1], what=f"the log-sum {what}", axes=("row",), any_dtype=True)
+    compare(lse, expected[1], what=f"the LSE {what}", axes=("row",), any_dtype=True)
 
 
 def survives_hidden_keys(answer: Any, draw: Draw, where: str) -> None:
@@ -148,7 +148,24 @@ def survives_hidden_keys(answer: Any, draw: Draw, where: str) -> None:
     expected = whole_softmax(scores, values)
     finite(out, what=f"the mean with {where} hidden", axes=AXES)
     compare(out, expected[0], what=f"the mean with {where} hidden", axes=AXES, any_dtype=True)
-    compare(lse, expected[1], what=f"the log-sum with {where} hidden", axes=("row",), any_dtype=True)
+    compare(lse, expected[1], what=f"the LSE with {where} hidden", axes=("row",), any_dtype=True)
+
+
+def knows_the_worked_examples(answer: Any, draw: Draw) -> None:
+    out, lse = run(answer, torch.zeros(1, 2), torch.tensor([[2.0, 0.0], [4.0, 2.0]]))
+    compare(out, torch.tensor([[3.0, 1.0]]), what="the mean of two keys with equal scores", axes=AXES, any_dtype=True)
+    compare(lse, torch.ones(1), what="the LSE of two keys with scores 0", axes=("row",), any_dtype=True)
+    out, lse = run(answer, torch.zeros(1, 0), torch.zeros(0, 2))
+    compare(out, torch.zeros(1, 2), what="the mean of no key", axes=AXES, any_dtype=True)
+    compare(lse, torch.full((1,), -math.inf), what="the LSE of no key", axes=("row",), any_dtype=True)
+
+
+def leaves_the_stream_alone(answer: Any, draw: Draw) -> None:
+    scores, values = random_scores(draw, 3, 5)
+    columns = [column.clone() for column in scores.mT]
+    rows = [value.clone() for value in values]
+    with unchanged(**{f"score_{i}": c for i, c in enumerate(columns)}, **{f"value_{i}": r for i, r in enumerate(rows)}):
+        answer.online_softmax(zip(columns, rows, strict=True), 3, values.shape[1])
 
 
 def num_elements_alive() -> int:
@@ -188,7 +205,7 @@ def forgets(answer: Any, draw: Draw) -> None:
         )
 
 
-# -- 2.9
+# -- 2.5
 
 
 def merged(answer: Any, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -209,7 +226,7 @@ def weighs_by_sums(answer: Any, draw: Draw, at: int) -> None:
     values = draw.normal(4, 4)
     out, _ = merged(answer, *halves(torch.zeros(2, 4), values, at))
     what = f"the mean of {at} and {4 - at} keys with equal scores"
-    compare(out, values.mean(0).expand(2, -1), what=what, axes=AXES)
+    compare(out, values.mean(0).expand(2, -1), what=what, axes=AXES, any_dtype=True)
 
 
 def equals_the_whole(answer: Any, draw: Draw, rows: int, keys: int) -> None:
@@ -217,7 +234,7 @@ def equals_the_whole(answer: Any, draw: Draw, rows: int, keys: int) -> None:
     expected = whole_softmax(scores, values)
     for at in {1, keys // 2, keys - 1}:
         out, _ = merged(answer, *halves(scores, values, at))
-        compare(out, expected[0], what=f"the mean, cut behind key {at - 1},", axes=AXES)
+        compare(out, expected[0], what=f"the mean, cut behind key {at - 1},", axes=AXES, any_dtype=True)
 
 
 def sums_the_sums(answer: Any, draw: Draw, rows: int, keys: int) -> None:
@@ -225,7 +242,7 @@ def sums_the_sums(answer: Any, draw: Draw, rows: int, keys: int) -> None:
     _, expected = whole_softmax(scores, values)
     a, b = halves(scores, values, keys // 2)
     for parts in ((a, b), (b, a)):
-        compare(merged(answer, *parts)[1], expected, what="the base-2 log-sum", axes=("row",))
+        compare(merged(answer, *parts)[1], expected, what="the base-2 LSE", axes=("row",), any_dtype=True)
 
 
 def leaves_its_inputs_alone(answer: Any, draw: Draw) -> None:
@@ -245,7 +262,7 @@ def knows_the_examples(answer: Any, draw: Draw) -> None:
     ):
         got = merged(answer, (out, lse), other)
         compare(got[0], out, what=f"the mean of a part merged with {what}", axes=AXES, any_dtype=True)
-        compare(got[1], lse + more, what=f"the log-sum of a part merged with {what}", axes=("row",), any_dtype=True)
+        compare(got[1], lse + more, what=f"the LSE of a part merged with {what}", axes=("row",), any_dtype=True)
 
 
 def merges_again(answer: Any, draw: Draw) -> None:
@@ -256,8 +273,8 @@ def merges_again(answer: Any, draw: Draw) -> None:
     left = merged(answer, merged(answer, parts[0], parts[1]), parts[2])
     right = merged(answer, parts[0], merged(answer, parts[1], parts[2]))
     for got, which in ((left, "the first two first"), (right, "the last two first")):
-        compare(got[0], expected[0], what=f"the mean of three parts, {which},", axes=AXES)
-        compare(got[1], expected[1], what=f"the log-sum of three parts, {which},", axes=("row",))
+        compare(got[0], expected[0], what=f"the mean of three parts, {which},", axes=AXES, any_dtype=True)
+        compare(got[1], expected[1], what=f"the LSE of three parts, {which},", axes=("row",), any_dtype=True)
 
 
 def survives_empty_halves(answer: Any, draw: Draw, which: str) -> None:
@@ -270,8 +287,8 @@ def survives_empty_halves(answer: Any, draw: Draw, which: str) -> None:
     out, lse = merged(answer, *halves(scores, values, 3))
     name = "both halves" if which == "both" else f"the {which} half"
     finite(out, what=f"the mean with {name} of row 1 empty", axes=AXES)
-    compare(out, expected[0], what=f"the mean with {name} of row 1 empty", axes=AXES)
-    compare(lse, expected[1], what=f"the log-sum with {name} of row 1 empty", axes=("row",))
+    compare(out, expected[0], what=f"the mean with {name} of row 1 empty", axes=AXES, any_dtype=True)
+    compare(lse, expected[1], what=f"the LSE with {name} of row 1 empty", axes=("row",), any_dtype=True)
 
 
 def survives_huge_sums(answer: Any, draw: Draw, size: int) -> None:
@@ -281,10 +298,10 @@ def survives_huge_sums(answer: Any, draw: Draw, size: int) -> None:
     scores[2, 2:] += 200  # one half counts, the other doesn't
     expected = whole_softmax(scores, values)
     out, lse = merged(answer, *halves(scores, values, 2))
-    finite(out, what=f"the mean with log-sums around {size}", axes=AXES)
-    what = f"with log-sums around {size}"
-    compare(out, expected[0], what=f"the mean {what}", axes=AXES, rtol=2e-3, atol=2e-3)
-    compare(lse, expected[1], what=f"the log-sum {what}", axes=("row",))
+    finite(out, what=f"the mean with LSE around {size}", axes=AXES)
+    what = f"with LSE around {size}"
+    compare(out, expected[0], what=f"the mean {what}", axes=AXES, rtol=2e-3, atol=2e-3, any_dtype=True)
+    compare(lse, expected[1], what=f"the LSE {what}", axes=("row",), any_dtype=True)
 
 
 SIZES = ({"rows": 1, "keys": 1}, {"rows": 1, "keys": 3}, {"rows": 3, "keys": 10}, {"rows": 40, "keys": 150})
@@ -292,29 +309,37 @@ PAIRS = ({"rows": 1, "keys": 2}, {"rows": 3, "keys": 7}, {"rows": 2, "keys": 12}
 
 EXERCISES = (
     Exercise(
-        id="2.8",
+        id="2.4",
+        was="2.8",
         checked_in="answer",
         title="Softmax in one pass",
         kind="code",
         names=("online_softmax",),
         points=4,
-        minutes=20,
-        lines=7,
+        minutes=12,
+        lines=9,
         difficulty=3,
         objective="compute softmax attention over keys that are seen once",
         hints=(
             "Follow two keys by hand, scores 0 and then 3. What is in row_sum and acc after the first, and what must "
-            "it be "
-            "multiplied by once the maximum is 3?",
-            "row_sum and acc are sums of 2^(score - row_max). If row_max becomes larger, what is in them is too "
-            "large, by 2^(new - old).",
-            "The mean is acc / row_sum. For the log-sum: row_sum was measured from row_max, so log2 of the true sum "
-            "has "
-            "two parts. A row that saw nothing has row_sum = 0, and 0 / 0 is NaN.",
+            "they be multiplied by once the maximum is 3?",
+            "Start with row_max = -inf and both sums 0. row_sum and acc are sums of 2^(score - row_max): when row_max "
+            "grows, both shrink by 2^(old - new). As long as a row has seen only -inf, subtract 0 instead of row_max: "
+            "-inf less -inf is NaN. In the end divide; where row_sum is 0, divide by 1.",
+            "Skeleton:\n"
+            "row_max, row_sum, acc = torch.full((M,), -torch.inf), torch.zeros(M), torch.zeros(M, D)\n"
+            "for s, v in stream:\n"
+            "    new_max = ...\n"
+            "    max_safe = new_max.masked_fill(new_max == -torch.inf, 0)\n"
+            "    p, rescale = ...      # of this key, and of what was there before\n"
+            "    row_sum, acc = ...\n"
+            "    row_max = new_max\n"
+            "out = ...                 # zeros where row_sum is 0\n"
+            "return out, ...",
         ),
         checks=(
             Property(
-                "returns means and log-sums",
+                "returns means and LSE",
                 returns_means_and_sums,
                 "Return the pair (out, lse), of the shapes [M, D] and [M].",
                 SIZES,
@@ -349,7 +374,7 @@ EXERCISES = (
                 SIZES,
             ),
             Property(
-                "gives the base-2 log-sum",
+                "gives the LSE in base 2",
                 gives_the_log_sum,
                 "log2 of the sum of 2^score: the part in row_max and the part in row_sum.",
                 SIZES,
@@ -375,6 +400,16 @@ EXERCISES = (
                 ),
             ),
             Property(
+                "gives what the card says",
+                knows_the_worked_examples,
+                "Two equal keys: the plain mean, and log2 of 2. No key: zeros and -inf.",
+            ),
+            Property(
+                "leaves the stream's tensors alone",
+                leaves_the_stream_alone,
+                "What the stream gives belongs to the caller: `+=` on a tensor writes into it.",
+            ),
+            Property(
                 "forgets what it has read",
                 forgets,
                 "Keep row_max, row_sum and acc, and nothing that grows with the number of keys.",
@@ -387,23 +422,24 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        id="2.9",
+        id="2.5",
+        was="2.9",
         title="Two halves make a whole",
         kind="code",
         names=("merge_halves",),
         points=3,
-        minutes=12,
-        lines=4,
+        minutes=6,
+        lines=3,
         difficulty=2,
-        objective="merge partial attention results by their log-sum-exp",
+        objective="merge partial attention results by their LSE",
         hints=(
-            "A half of three equal keys should count three times as much as a half of one. What do their log-sums say?",
+            "A half of three equal keys should count three times as much as a half of one. What do their LSE say?",
             "2^lse is the sum of weights of a half; the mean of the whole weighs the two means by it.",
-            "Take the larger of the two out first, as in the last exercise, and add it back to the log-sum.",
+            "Take the larger of the two out first, as in the last exercise, and add it back to the LSE.",
         ),
         checks=(
             Property(
-                "returns mean and log-sum",
+                "returns mean and LSE",
                 returns_both,
                 "Return the pair (out, lse), so that the result can be merged again.",
                 PAIRS,
@@ -421,13 +457,13 @@ EXERCISES = (
                 PAIRS,
             ),
             Property(
-                "gives the log-sum of the whole",
+                "gives the LSE of the whole",
                 sums_the_sums,
                 "m + log2(total): what was taken out, and what is left.",
                 PAIRS,
             ),
             Property(
-                "survives huge log-sums",
+                "survives a huge LSE",
                 survives_huge_sums,
                 "2^lse overflows. Take the larger lse out of both first.",
                 ({"size": 1000}, {"size": -1000}),
@@ -435,7 +471,7 @@ EXERCISES = (
             Property(
                 "can be merged again",
                 merges_again,
-                "The result of a merge has to be a part like any other: its mean and its log-sum.",
+                "The result of a merge has to be a part like any other: its mean and its LSE.",
             ),
             Property(
                 "survives empty halves",

@@ -1,4 +1,4 @@
-"""2.11 The learner's kernels in the engine, and the time to the first token."""
+"""2.11 The learner's kernels in the engine."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,10 @@ from twophase_labs.kit.own_attention import OwnAttention
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.machine.kernels import device
-from twophase_labs.machine.questions import Number
+from twophase_labs.prefill.engine_runs import BLOCK_SIZE
 from twophase_labs.prefill.exercises.paged_writes import AXES as WRITE_AXES
 from twophase_labs.prefill.exercises.paged_writes import slots_by_hand
 from twophase_labs.prefill.exercises.prefill_kernel import AXES
-from twophase_labs.prefill.first_token import BLOCK_SIZE, first_token_ratio
 from twophase_labs.prefill.launch import BLOCK_M
 from twophase_labs.prefill.paged_oracle import paged_attention, ragged_batch
 
@@ -96,7 +95,7 @@ def covers_just_enough(answer: Any, draw: Draw, query_lens: Sequence[int], heads
         answer.own_prefill(**{name: t.to(device) for name, t in batch.tensors.items()}, scale=batch.scale)
     block_q = BLOCK_M // (heads[0] // heads[1])
     expected = (-(-max(query_lens) // block_q), len(query_lens), heads[1])
-    what = f"query blocks of {block_q} tokens for chunks of {', '.join(map(str, query_lens))}, sequences, KV heads"
+    what = f"query tiles of {block_q} tokens for chunks of {', '.join(map(str, query_lens))}, sequences, KV heads"
     compare_grid(grids, expected, what)
 
 
@@ -118,7 +117,7 @@ def writes_every_token(answer: Any, draw: Draw, num_tokens: int, num_kv_heads: i
     for name, new in (("k_cache", k), ("v_cache", v)):
         expected = torch.zeros_like(caches[name])
         expected[slots // 4, :, slots % 4] = new
-        compare(got[name], expected, what=name, axes=("page", "KV head", "slot", "dim"))
+        compare(got[name], expected, what=name, axes=("block", "KV head", "slot", "dim"))
 
 
 def attends(
@@ -166,16 +165,17 @@ def generates_the_same(answer: Any, draw: Draw, num_prompt: int, num_new: int) -
 
 EXERCISES = (
     Exercise(
-        id="2.19",
+        id="2.15",
+        was="2.19",
         title="Your kernels in the engine",
         kind="code",
         names=("own_write", "own_prefill"),
         points=4,
-        minutes=15,
+        minutes=7,
         lines=5,
         difficulty=2,
         needs=("triton", "model"),
-        uses=("2.12", "2.13", "2.15"),
+        uses=("2.9", "2.12"),
         time_limit_s=120,
         objective="choose a grid, launch kernels, and run a real model on them",
         hints=(
@@ -193,7 +193,7 @@ EXERCISES = (
             Property(
                 "attends for short chunks",
                 attends,
-                "The grid is (query blocks of the longest chunk, sequences, KV heads), in the order in which the "
+                "The grid is (query tiles of the longest chunk, sequences, KV heads), in the order in which the "
                 "kernel reads its program ids; the scale is multiplied by log2(e).",
                 (
                     {"query_lens": (1,), "cached": (0,), "heads": (3, 1)},
@@ -234,23 +234,5 @@ EXERCISES = (
                 ({"num_prompt": 1, "num_new": 2}, {"num_prompt": 21, "num_new": 3}),
             ),
         ),
-    ),
-    Exercise(
-        id="2.20",
-        title="Eight times the prompt",
-        kind="prediction",
-        names=("guess_2_20",),
-        points=1,
-        minutes=3,
-        needs=("model",),
-        objective="predict how the time to the first token grows with the prompt",
-        hints=("What share of the operations is quadratic at these lengths, and what share is per token?",),
-        question=Number(
-            first_token_ratio,
-            factor=2,
-            unit="times",
-            hint="Attention is quadratic; the linear layers are not, and they are most of the work at this length.",
-        ),
-        time_limit_s=120,
     ),
 )

@@ -1,4 +1,4 @@
-"""2.8 Pages: slots, and the kernel that writes K and V into them."""
+"""2.6 Blocks: slots, and the kernel that writes K and V into them."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from twophase_labs.prefill.launch import launch_kv_write
 AXES = {
     "k": ("token", "KV head", "dim"),
     "v": ("token", "KV head", "dim"),
-    "k_cache": ("page", "KV head", "slot", "dim"),
-    "v_cache": ("page", "KV head", "slot", "dim"),
+    "k_cache": ("block", "KV head", "slot", "dim"),
+    "v_cache": ("block", "KV head", "slot", "dim"),
     "slot_mapping": ("token",),
 }
 
 
-# -- 2.14 --------------------------------------------------------------------------------------------------------------
+# -- 2.8 --------------------------------------------------------------------------------------------------------------
 
 
 def slots_by_hand(table: Tensor, start: int, end: int, block_size: int) -> Tensor:
@@ -66,7 +66,7 @@ def leaves_the_table_alone(answer: Any, draw: Draw) -> None:
         answer.slot_mapping(table, 2, 9, 4)
 
 
-# -- 2.15 --------------------------------------------------------------------------------------------------------------
+# -- 2.9 --------------------------------------------------------------------------------------------------------------
 
 
 def write_and_compare(
@@ -92,7 +92,7 @@ def write_and_compare(
                 token = token_of.get(slot)
                 wanted = before[slot // page, head, slot % page] if token is None else new[token, head]
                 if not torch.equal(held, wanted):
-                    place = f"slot {slot} of {name}_cache (page {slot // page}, offset {slot % page}), KV head {head},"
+                    place = f"slot {slot} of {name}_cache (block {slot // page}, offset {slot % page}), KV head {head},"
                     should = "should be left alone" if token is None else f"should hold {name} of token {token}"
                     reject(
                         f"{place} {should}; {_holds(held, new, other, name, before[slot // page, head, slot % page])}"
@@ -123,18 +123,23 @@ def takes_any_heads(answer: Any, draw: Draw, num_kv_heads: int, head_dim: int, p
 
 EXERCISES = (
     Exercise(
-        id="2.14",
+        id="2.8",
+        was="2.14",
         title="From positions to slots",
         kind="code",
         names=("slot_mapping",),
         points=2,
-        minutes=6,
-        lines=2,
+        minutes=5,
+        lines=3,
         objective="translate positions to slots through a block table",
         hints=(
-            "Do it by hand for position 9, pages of 4, table [6, 1, 4].",
-            "Which entry of the table? That is a division, rounded down. Which slot in the page? That is what is left.",
-            "Index the table with a whole tensor at once: `block_table[entries]`.",
+            "Do it by hand for position 9, blocks of 4, table [6, 1, 4].",
+            "Which entry of the table? That is a division, rounded down. Which slot in the block? That is what is "
+            "left.",
+            "Skeleton:\n"
+            "positions = torch.arange(...)\n"
+            "blocks = block_table[...].long()   # a whole tensor of entries at once\n"
+            "return blocks * ... + ...",
         ),
         checks=(
             Property(
@@ -144,9 +149,9 @@ EXERCISES = (
                 ({"start": 0, "end": 1}, {"start": 3, "end": 9}, {"start": 5, "end": 5}),
             ),
             Property(
-                "finds page and offset",
+                "finds block and offset",
                 starts_at_zero,
-                "slot = page · block_size + offset; the page is what the table says, not the number of its entry.",
+                "slot = block · block_size + offset; the block is what the table says, not the number of its entry.",
                 (
                     {"end": 1, "block_size": 4},
                     {"end": 9, "block_size": 4},
@@ -168,33 +173,35 @@ EXERCISES = (
             Property(
                 "survives large pools",
                 survives_large_pools,
-                "A page number is int32, and times the block size it may not fit any more. Convert before multiplying.",
+                "A block number is int32, and times the block size it may not fit any more. Convert before "
+                "multiplying.",
             ),
             Property("leaves the table alone", leaves_the_table_alone, "Make new tensors; do not write into it."),
         ),
     ),
     Exercise(
-        id="2.15",
+        id="2.9",
+        was="2.15",
         title="The K/V write kernel",
         kind="kernel",
         names=("kv_write_kernel",),
         points=3,
-        minutes=15,
+        minutes=10,
         lines=4,
         difficulty=2,
         needs=("triton",),
-        objective="scatter new keys and values into pages",
+        objective="scatter new keys and values into blocks",
         hints=(
-            "Say in words where number d of head h of a token in slot 17 stands, for pages of 4 and 3 heads.",
-            "In memory come first all of page 0, in it all of head 0, in it slot 0. So a row of D numbers is counted "
-            "by pages, then heads, then slots.",
+            "Say in words where element d of head h of a token in slot 17 stands, for blocks of 4 and 3 heads.",
+            "In memory come first all of block 0, in it all of head 0, in it slot 0. So a row of D elements is counted "
+            "by blocks, then heads, then slots.",
             "A mask for a block [BLOCK_H, BLOCK_D] is made of one for each axis: `a[:, None] & b[None, :]`.",
         ),
         checks=(
             Property(
                 "writes each token to its slot",
                 writes_to_its_slot,
-                "The cache is [N, H_KV, PAGE, D]: row (page · H_KV + head) · PAGE + offset. The token's own rows are "
+                "The cache is [N, H_KV, PAGE, D]: row (block · H_KV + head) · PAGE + offset. The token's own rows are "
                 "token · H_KV + head.",
                 (
                     {"num_tokens": 1, "num_kv_heads": 1},

@@ -1,4 +1,4 @@
-"""2.9 Ragged batches: what padding wastes, and attention over a packed batch."""
+"""2.7 Ragged batches: attention over a packed batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Number
 
 AXES = ("token", "head", "dim")
 
@@ -84,32 +83,13 @@ def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
         answer.packed_attention(q, k, v, cu_lens, scale)
 
 
-def padding_waste(lengths: Sequence[int]) -> float:
-    return 100 * (1 - sum(lengths) / (len(lengths) * max(lengths)))
-
-
 LENGTHS = ({"lengths": (1,)}, {"lengths": (4,)}, {"lengths": (3, 4, 5)})
 
 EXERCISES = (
     Exercise(
-        id="2.16",
-        title="What padding wastes",
-        kind="numeric",
-        names=("answer_2_16",),
-        points=1,
-        minutes=3,
-        objective="compute the waste of padding to the longest",
-        hints=("How many positions has the rectangle? How many of them are tokens?",),
-        question=Number(
-            lambda: padding_waste((30, 50, 120, 1000)),
-            abs=0.5,
-            rel=0,
-            unit="percent",
-            hint="Four rows of 1,000 positions are computed; count the tokens in them.",
-        ),
-    ),
-    Exercise(
-        id="2.17",
+        id="2.10",
+        was="2.17",
+        is_extra=True,
         title="Attention over a packed batch",
         kind="code",
         names=("packed_attention",),

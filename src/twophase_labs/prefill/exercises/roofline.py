@@ -1,4 +1,4 @@
-"""2.3 What a prefill costs: operations, bytes, and which of the two a machine runs out of."""
+"""2.2 What a prefill costs: operations, bytes, and which of the two a machine runs out of."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ from twophase_labs.prefill.model_shape import ModelShape
 A100_FLOPS, A100_BYTES = 312e12, 1.555e12  # per second: half precision in tensor cores; memory of the 40 GB card
 
 
-def pytorch_counts(rows: int, inner: int, columns: int, bytes_per_number: int) -> tuple[int, int]:
+def pytorch_counts(rows: int, inner: int, columns: int, bytes_per_element: int) -> tuple[int, int]:
     """PyTorch's own counter over a product of tensors without contents, and the sizes of its three tensors."""
-    dtype = {1: torch.int8, 2: torch.float16, 4: torch.float32}[bytes_per_number]
+    dtype = {1: torch.int8, 2: torch.float16, 4: torch.float32}[bytes_per_element]
     a, b = torch.empty(rows, inner, device="meta"), torch.empty(inner, columns, device="meta")
     with FlopCounterMode(display=False) as counter:
         c = a @ b
@@ -31,29 +31,29 @@ def pair(got: Any) -> tuple[Any, Any]:
 def counts_a_product(which: int) -> Test:
     """FLOPs (0) or bytes (1) of one matrix product."""
 
-    def test(answer: Any, draw: Draw, rows: int, inner: int, columns: int, bytes_per_number: int) -> None:
-        got = pair(answer.matmul_cost(rows, inner, columns, bytes_per_number))[which]
-        expected = pytorch_counts(rows, inner, columns, bytes_per_number)[which]
+    def test(answer: Any, draw: Draw, rows: int, inner: int, columns: int, bytes_per_element: int) -> None:
+        got = pair(answer.matmul_cost(rows, inner, columns, bytes_per_element))[which]
+        expected = pytorch_counts(rows, inner, columns, bytes_per_element)[which]
         what = f"the number of {('FLOPs', 'bytes')[which]} of [{rows}, {inner}] @ [{inner}, {columns}]"
         compare(float(got), float(expected), what=what)
 
     return test
 
 
-def enumerated(shape: ModelShape, num_tokens: int, bytes_per_number: int) -> tuple[int, int]:
+def enumerated(shape: ModelShape, num_tokens: int, bytes_per_element: int) -> tuple[int, int]:
     """A prefill written down piece by piece: every product, and attention query by query."""
     flops = num_bytes = 0
     for _ in range(shape.num_layers):
         for inner, columns in shape.projections.values():
-            of_product = pytorch_counts(num_tokens, inner, columns, bytes_per_number)
+            of_product = pytorch_counts(num_tokens, inner, columns, bytes_per_element)
             flops, num_bytes = flops + of_product[0], num_bytes + of_product[1]
         for token in range(num_tokens):
             for _ in range(shape.num_heads):
                 flops += 2 * shape.head_dim * (token + 1)  # its scores
                 flops += 2 * shape.head_dim * (token + 1)  # the sum of values
-            num_bytes += 2 * shape.num_heads * shape.head_dim * bytes_per_number  # query in, result out
-            num_bytes += 2 * shape.num_kv_heads * shape.head_dim * bytes_per_number  # key and value in
-    last = pytorch_counts(1, shape.hidden, shape.vocab, bytes_per_number)
+            num_bytes += 2 * shape.num_heads * shape.head_dim * bytes_per_element  # query in, result out
+            num_bytes += 2 * shape.num_kv_heads * shape.head_dim * bytes_per_element  # key and value in
+    last = pytorch_counts(1, shape.hidden, shape.vocab, bytes_per_element)
     return flops + last[0], num_bytes + last[1]
 
 
@@ -74,29 +74,29 @@ def counts_a_prefill(which: int) -> Test:
     """FLOPs (0) or bytes (1) of a whole prefill."""
 
     def test(answer: Any, draw: Draw, num_layers: int, num_tokens: int) -> None:
-        for bytes_per_number, group in ((2, 3), (4, 2), (1, 5)):  # a fixed share of the heads is wrong in one of them
+        for bytes_per_element, group in ((2, 3), (4, 2), (1, 5)):  # a fixed share of the heads is wrong in one of them
             shape = some_shape(draw, num_layers, group)
-            got = pair(answer.prefill_cost(shape, num_tokens, bytes_per_number))[which]
-            expected = enumerated(shape, num_tokens, bytes_per_number)[which]
+            got = pair(answer.prefill_cost(shape, num_tokens, bytes_per_element))[which]
+            expected = enumerated(shape, num_tokens, bytes_per_element)[which]
             layers = f"{num_layers} layer{'s' * (num_layers != 1)}"
             what = f"the number of {('FLOPs', 'bytes')[which]} of {num_tokens} tokens through {layers}"
-            compare(float(got), float(expected), what=f"{what}, with numbers of {bytes_per_number} bytes,")
+            compare(float(got), float(expected), what=f"{what}, with elements of {bytes_per_element} bytes,")
 
     return test
 
 
 def times_the_ridge() -> float:
-    """Intensity of [512, 4096] @ [4096, 4096] in two-byte numbers, over an A100's ridge."""
+    """Intensity of [512, 4096] @ [4096, 4096] in two-byte elements, over an A100's ridge."""
     numbers = 512 * 4096 + 4096 * 4096 + 512 * 4096
     return 2 * 512 * 4096 * 4096 / (2 * numbers) / (A100_FLOPS / A100_BYTES)
 
 
 PRODUCTS = (
-    {"rows": 1, "inner": 1, "columns": 1, "bytes_per_number": 2},
-    {"rows": 1, "inner": 5, "columns": 3, "bytes_per_number": 2},
-    {"rows": 7, "inner": 5, "columns": 3, "bytes_per_number": 4},
-    {"rows": 2, "inner": 576, "columns": 1536, "bytes_per_number": 2},
-    {"rows": 3, "inner": 4, "columns": 6, "bytes_per_number": 1},
+    {"rows": 1, "inner": 1, "columns": 1, "bytes_per_element": 2},
+    {"rows": 1, "inner": 5, "columns": 3, "bytes_per_element": 2},
+    {"rows": 7, "inner": 5, "columns": 3, "bytes_per_element": 4},
+    {"rows": 2, "inner": 576, "columns": 1536, "bytes_per_element": 2},
+    {"rows": 3, "inner": 4, "columns": 6, "bytes_per_element": 1},
 )
 PREFILLS = (
     {"num_layers": 1, "num_tokens": 1},
@@ -107,35 +107,35 @@ PREFILLS = (
 
 EXERCISES = (
     Exercise(
-        id="2.5",
+        id="2.2",
+        was="2.5",
         title="FLOPs and bytes of a prefill",
         kind="code",
         names=("matmul_cost", "prefill_cost"),
         points=4,
-        minutes=12,
+        minutes=8,
         lines=6,
         difficulty=2,
         objective="count the operations and the bytes of a prefill",
         hints=(
-            "Start with one number of a result of [rows, columns]: it is a sum of `inner` products.",
+            "Start with one element of a result of [rows, columns]: it is a sum of `inner` products.",
             "Bytes: each of the three matrices is moved once. Which sizes do they have?",
             "Attention: the query at position p meets p + 1 keys. For each such pair, and each head, D products go "
-            "into "
-            "the score and D into the sum of values. Its bytes: queries and results [L, H, D], keys and values "
+            "into the score and D into the sum of values. Its bytes: queries and results [L, H, D], keys and values "
             "[L, H_kv, D].",
         ),
         checks=(
             Property(
                 "counts the FLOPs of a product",
                 counts_a_product(0),
-                "A number of the result takes `inner` multiplications and as many additions; by custom that is "
-                "2 * inner.",
+                "An element of the result takes `inner` multiplications and as many additions; by convention that is "
+                "2 * inner FLOPs.",
                 PRODUCTS,
             ),
             Property(
                 "counts the bytes of a product",
                 counts_a_product(1),
-                "Two matrices are read and one is written; each number has `bytes_per_number` bytes.",
+                "Two matrices are read and one is written; each element has `bytes_per_element` bytes.",
                 PRODUCTS,
             ),
             Property(
@@ -155,16 +155,17 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        id="2.6",
+        id="2.3",
+        was="2.6",
         title="Which side of the ridge?",
         kind="prediction",
-        names=("guess_2_6",),
+        names=("guess_2_3",),
         points=1,
-        minutes=4,
+        minutes=3,
         objective="tell from an intensity what limits a step on a given GPU",
         hints=(
             "The ridge is FLOP per second over bytes per second.",
-            "The weights are 4096 * 4096 numbers, the tokens 512 * 4096 in and as many out. Two FLOP per weight and "
+            "The weights are 4096 * 4096 elements, the tokens 512 * 4096 in and as many out. Two FLOP per weight and "
             "token.",
         ),
         question=Number(

@@ -1,4 +1,4 @@
-"""2.6 Attention tile by tile, and the bytes it saves."""
+"""2.5 Attention tile by tile, and the bytes it saves."""
 
 import gc
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, finite, reject
 from twophase_labs.machine.exercise import Exercise, Property, Test
-from twophase_labs.prefill.exercises.plain_attention import loop_attention
+from twophase_labs.prefill.exercises.one_layer import loop_attention
 from twophase_labs.prefill.slow_memory import SlowMemory, attention_memory, standard_attention
 
 AXES = ("token", "feature")
@@ -129,7 +129,7 @@ def needs_little_fast_memory(answer: Any, draw: Draw) -> None:
     answer.tiled_attention(memory, length, width, block_q, block_k)
     if held > 2800:
         reject(
-            f"{held:,} numbers are kept in fast memory for the last tile of {block_q} queries",
+            f"{held:,} elements are kept in fast memory for the last tile of {block_q} queries",
             f"its scores with all {length} keys are {block_q * length:,}; a tile of scores has {block_q * block_k}",
         )
 
@@ -139,7 +139,7 @@ def floats_alive() -> int:
     return sum(x.numel() for x in gc.get_objects() if type(x) is Tensor and x.is_floating_point())
 
 
-# -- 2.11
+# -- 2.7
 
 
 def simulated(length: int, width: int, block_q: int, block_k: int) -> tuple[int, int]:
@@ -172,7 +172,7 @@ def counts(which: int) -> Test:
 def counts_in_bytes(answer: Any, draw: Draw) -> None:
     one, two = (answer.count_traffic(40, 8, 16, 8, size) for size in (1, 2))
     for at, name in enumerate(("standard", "tiled")):
-        compare(float(two[at]), 2.0 * one[at], what=f"the traffic of {name} attention with numbers of twice the size")
+        compare(float(two[at]), 2.0 * one[at], what=f"the traffic of {name} attention with elements of twice the size")
 
 
 CASES = (
@@ -196,20 +196,21 @@ TRAFFIC = (
 
 EXERCISES = (
     Exercise(
-        id="2.10",
+        id="2.6",
+        was="2.10",
         title="Attention, tile by tile",
         kind="code",
         checked_in="answer",  # it counts the tensors that the answer keeps
         names=("tiled_attention",),
         points=4,
-        minutes=20,
-        lines=7,
+        minutes=8,
+        lines=4,
         difficulty=3,
         objective="compute exact attention without the table of scores",
         hints=(
             "Begin with one tile that covers everything (block_q = block_k = L): it must be plain attention. Then two "
             "key tiles.",
-            "It is exercise 2.8 with a tile in place of a key: the maximum over the tile's columns, the sum over them, "
+            "It is exercise 2.4 with a tile in place of a key: the maximum over the tile's columns, the sum over them, "
             "and `p @ v` in place of `p * v`.",
             "Positions: query row i of the tile stands at start + i, key column j at at + j. The last key tile that a "
             "query tile needs is the one that holds its own last token.",
@@ -276,13 +277,14 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        id="2.11",
+        id="2.7",
+        was="2.11",
         title="Counting traffic",
         kind="code",
         names=("count_traffic",),
         points=3,
-        minutes=10,
-        lines=4,
+        minutes=5,
+        lines=2,
         difficulty=2,
         objective="count bytes to and from slow memory, with and without tiles",
         hints=(
@@ -305,7 +307,7 @@ EXERCISES = (
                 "Per query tile: its own rows in and out, and keys and values up to the end of the last tile it needs.",
                 TRAFFIC,
             ),
-            Property("counts bytes", counts_in_bytes, "Numbers times bytes per number, both ways."),
+            Property("counts bytes", counts_in_bytes, "Elements times bytes per element, both ways."),
         ),
     ),
 )

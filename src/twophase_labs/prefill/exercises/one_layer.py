@@ -1,4 +1,4 @@
-"""2.2 Positions by rotation, and heads that share keys: one real layer."""
+"""2.1 The attention of one real layer: rotary positions, and heads that share keys."""
 
 import math
 from dataclasses import replace
@@ -10,12 +10,24 @@ from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.prefill.exercises.plain_attention import loop_attention
 from twophase_labs.prefill.real_layer import Layer, layer_of
 
-AXES = ("token", "head", "feature")
+AXES = ("token", "feature")
 THETA = 100.0  # small, so that every pair turns visibly within a few positions
 THETAS = (THETA, 37.0, 10_000.0)
+
+
+def loop_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A query and a head at a time, over the keys up to its own position, in float64: [L, H, D]."""
+    length, num_heads, width = q.shape
+    out = torch.zeros(length, num_heads, v.shape[2], dtype=torch.float64)
+    for token in range(length):
+        for head in range(num_heads):
+            keys, values = (x[: token + 1, head].double() for x in (k, v))
+            scores = keys @ q[token, head].double() / math.sqrt(width)
+            weights = (scores - scores.max()).exp()
+            out[token, head] = weights @ values / weights.sum()
+    return out.float()
 
 
 def turned(x: Tensor, positions: Tensor, theta: float) -> Tensor:
@@ -29,83 +41,6 @@ def turned(x: Tensor, positions: Tensor, theta: float) -> Tensor:
             pair = pairs[token, :, i] * complex(math.cos(angle), math.sin(angle))
             out[token, :, i], out[token, :, half + i] = pair.real, pair.imag
     return out.float()
-
-
-def rotated(answer: Any, x: Tensor, positions: Tensor, theta: float = THETA) -> Tensor:
-    got = answer.rotate(x, positions, theta)
-    if not isinstance(got, Tensor) or got.shape != x.shape:
-        shape = list(got.shape) if isinstance(got, Tensor) else repr(got)
-        reject(f"the result is {shape}, expected a tensor of the shape of x, {list(x.shape)}")
-    return got
-
-
-def keeps_the_shape(answer: Any, draw: Draw, length: int, num_heads: int, width: int) -> None:
-    rotated(answer, draw.normal(length, num_heads, width), torch.arange(length))
-
-
-def leaves_position_0(answer: Any, draw: Draw, length: int, num_heads: int, width: int) -> None:
-    x = draw.normal(length, num_heads, width)
-    got = rotated(answer, x, torch.zeros(length, dtype=torch.long))
-    compare(got, x, what="a vector at position 0", axes=AXES)
-
-
-def pairs_the_halves(answer: Any, draw: Draw, width: int) -> None:
-    """A vector with one number that is not 0: after the rotation only it and its partner may differ from 0."""
-    half = width // 2
-    for i in range(half):
-        x = torch.zeros(1, 1, width)
-        x[0, 0, i] = 1
-        got = rotated(answer, x, torch.tensor([1]))[0, 0]
-        reached = got.abs().gt(1e-6).nonzero()[:, 0].tolist()
-        if not set(reached) <= {i, i + half}:
-            reject(
-                f"number {i} of {width} is mixed with number {next(j for j in reached if j not in (i, i + half))}",
-                f"its partner is number {i + half}: pairs are i and i + D/2",
-            )
-
-
-def keeps_lengths(answer: Any, draw: Draw, length: int, num_heads: int, width: int) -> None:
-    x = draw.normal(length, num_heads, width)
-    expected = x.norm(dim=-1)
-    got = rotated(answer, x, draw.integers(0, 40, length))
-    compare(got.norm(dim=-1), expected, what="the length of a vector", axes=("token", "head"))
-
-
-def turns_by_the_angle(answer: Any, draw: Draw, width: int) -> None:
-    """One token, one head, one pair at a time."""
-    position = draw.integer(1, 6)
-    for i, theta in ((i, theta) for theta in THETAS for i in range(width // 2)):
-        x = torch.zeros(1, 1, width)
-        x[0, 0, i] = 1
-        got = rotated(answer, x, torch.tensor([position]), theta)[0, 0]
-        angle = math.atan2(float(got[i + width // 2]), float(got[i]))
-        expected = position * theta ** (-2 * i / width)
-        if abs(math.remainder(angle - expected, 2 * math.pi)) > 1e-4:
-            reject(
-                f"pair {i} of {width // 2} at position {position} is turned by {angle:.4f} radians, "
-                f"expected {math.remainder(expected, 2 * math.pi):.4f}",
-                f"{position} * {theta:g} ** (-2 * {i} / {width}) = {expected:.4f}"
-                + (", less whole turns" if expected > math.pi else ""),
-            )
-
-
-def matches_complex_numbers(answer: Any, draw: Draw, length: int, num_heads: int, width: int, first: int = 0) -> None:
-    """Positions from `first` on, in no order. Far from 0 an angle in float32 is off by 6e-8 of the position."""
-    x = draw.normal(length, num_heads, width)
-    positions = draw.integers(first, first + 50, length)
-    for theta in THETAS:
-        expected = turned(x, positions, theta)  # first: the answer might modify its input
-        got = rotated(answer, x, positions, theta)
-        compare(got, expected, what="the rotated vector", axes=AXES, atol=1e-5 + 1e-6 * first)
-
-
-def leaves_its_input_alone(answer: Any, draw: Draw) -> None:
-    x = draw.normal(3, 2, 8)
-    with unchanged(x=x):
-        answer.rotate(x, torch.arange(3), THETA)
-
-
-# -- 2.4
 
 
 def random_layer(draw: Draw, num_heads: int, num_kv_heads: int, width: int = 8, hidden: int = 24) -> Layer:
@@ -180,7 +115,7 @@ def counts_distances(answer: Any, draw: Draw) -> None:
     here = output_of(answer, x, layer, torch.arange(6))
     there = output_of(answer, x, layer, torch.arange(6) + 9)
     what = "the result with all positions 9 later"
-    compare(there, here, what=what, axes=("token", "feature"), rtol=1e-3, atol=1e-4)
+    compare(there, here, what=what, axes=AXES, rtol=1e-3, atol=1e-4, any_dtype=True)
 
 
 def knows_positions(answer: Any, draw: Draw, length: int, num_heads: int, num_kv_heads: int) -> None:
@@ -190,7 +125,7 @@ def knows_positions(answer: Any, draw: Draw, length: int, num_heads: int, num_kv
         layer = replace(layer, theta=THETAS[width % 4 // 2])
         expected = plain_layer(x, layer, positions)
         what = "the result with positions 0, 3, 6, ..."
-        compare(output_of(answer, x, layer, positions), expected, what=what, axes=("token", "feature"), atol=1e-4)
+        compare(output_of(answer, x, layer, positions), expected, what=what, axes=AXES, atol=1e-4, any_dtype=True)
 
 
 @cache
@@ -212,6 +147,25 @@ def small_llama() -> Any:
         return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
+def knows_the_examples(answer: Any, draw: Draw) -> None:
+    """What the card says: a layer made of unit matrices hands values through; all positions may move together."""
+    eye = torch.eye(4)
+    layer = Layer(eye, eye[:, :2], eye[:, 2:], eye, num_heads=2, num_kv_heads=1, head_dim=2, theta=100.0)
+    for position in (0, 7):
+        got = output_of(answer, torch.tensor([[1.0, 2.0, 3.0, 4.0]]), layer, torch.tensor([position]))
+        compare(got, torch.tensor([[3.0, 4.0, 3.0, 4.0]]), what="the first example", axes=AXES, any_dtype=True)
+    layer, x = random_layer(draw, 6, 2), draw.normal(9, 24)
+    whole = output_of(answer, x, layer, torch.arange(9))
+    part = output_of(answer, x[:5], layer, torch.arange(5))
+    compare(part, whole[:5], what="the first 5 of 9 tokens, read alone,", axes=AXES, any_dtype=True)
+
+
+def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
+    layer, x, positions = random_layer(draw, 4, 2), draw.normal(5, 24), torch.arange(5)
+    with unchanged(x=x, positions=positions, w_q=layer.w_q, w_k=layer.w_k, w_v=layer.w_v, w_o=layer.w_o):
+        output_of(answer, x, layer, positions)
+
+
 def matches_transformers(answer: Any, draw: Draw) -> None:
     model = small_llama()
     attention, rotary = model.model.layers[0].self_attn, model.model.rotary_emb
@@ -220,15 +174,9 @@ def matches_transformers(answer: Any, draw: Draw) -> None:
     embeddings = rotary(x[None], positions[None])
     expected = attention(hidden_states=x[None], position_embeddings=embeddings, attention_mask=hidden)[0][0]
     got = output_of(answer, x, layer_of(model, 0), positions)
-    compare(got, expected, what="the layer's output", axes=("token", "feature"), rtol=1e-3, atol=1e-4)
+    compare(got, expected, what="the layer's output", axes=AXES, rtol=1e-3, atol=1e-4, any_dtype=True)
 
 
-VECTORS = (
-    {"length": 1, "num_heads": 1, "width": 2},
-    {"length": 3, "num_heads": 2, "width": 6},
-    {"length": 4, "num_heads": 4, "width": 8},
-)
-WIDTHS = ({"width": 2}, {"width": 4}, {"width": 10})
 LAYERS = (
     {"length": 1, "num_heads": 1, "num_kv_heads": 1},
     {"length": 5, "num_heads": 4, "num_kv_heads": 2},
@@ -245,85 +193,36 @@ MAPS = (
 
 EXERCISES = (
     Exercise(
-        id="2.3",
-        title="Positions by rotation",
-        kind="code",
-        names=("rotate",),
-        points=3,
-        minutes=12,
-        lines=5,
-        difficulty=2,
-        objective="encode positions as rotations of queries and keys",
-        hints=(
-            "Try one vector with a single 1 in it, at position 1. Two numbers of the result should differ from 0: "
-            "the cosine and the sine of one angle.",
-            "Pair i is made of numbers i and i + D/2. Its angle is position times frequency, and the frequency falls "
-            "from 1 for pair 0 to nearly 1/theta for the last.",
-            "A point (a, b) turned by an angle is (a cos - b sin, b cos + a sin).",
-        ),
-        checks=(
-            Property("keeps the shape", keeps_the_shape, "A rotation gives a vector for a vector.", VECTORS),
-            Property(
-                "leaves position 0 as it is",
-                leaves_position_0,
-                "Angles at position 0 are 0; cosines are 1 and sines 0. Positions are given, not counted.",
-                VECTORS,
-            ),
-            Property(
-                "pairs the two halves",
-                pairs_the_halves,
-                "Llama-like models pair number i with number i + D/2. (The paper pairs 2i and 2i + 1; weights trained "
-                "with one convention are useless with the other.)",
-                WIDTHS,
-            ),
-            Property(
-                "keeps lengths",
-                keeps_lengths,
-                "A rotation does not stretch: (a cos - b sin, b cos + a sin), with one angle for both.",
-                VECTORS,
-            ),
-            Property(
-                "turns each pair by its angle",
-                turns_by_the_angle,
-                "Pair i at position p: p * theta ** (-2 i / D) radians, from the first half towards the second.",
-                WIDTHS,
-            ),
-            Property(
-                "matches multiplication by complex numbers",
-                matches_complex_numbers,
-                "Single vectors are right. With several tokens and heads: every token has its own position, the heads "
-                "of a token share it; and positions have no upper end.",
-                (
-                    *VECTORS,
-                    {"length": 5, "num_heads": 2, "width": 8, "first": 5000},
-                    {"length": 2, "num_heads": 1, "width": 160},
-                ),
-            ),
-            Property("leaves its input alone", leaves_its_input_alone, "Make new tensors; x is used again elsewhere."),
-        ),
-    ),
-    Exercise(
-        id="2.4",
+        id="2.1",
+        was="2.4",
         title="One layer, with heads that share keys",
         kind="code",
         names=("layer_attention",),
         points=4,
-        minutes=15,
-        lines=5,
+        minutes=11,
+        lines=7,
         difficulty=2,
-        uses=("2.1", "2.3"),
         objective="build the attention of a real layer with rotation and grouped heads",
         hints=(
-            "Check the shapes first: q has H heads, k and v have H_kv, and `naive_attention` wants as many of each.",
-            "Queries and keys carry positions. Values do not: they are contents.",
-            "Query head h reads KV head h // G, so each KV head is repeated G times in a row: 0 0 0 1 1 1 2 2 2. "
+            "Write the shapes down first. `x @ layer.w_q` is [L, H * D]; `naive_attention` wants [L, H, D] three "
+            "times, "
+            "and k and v have only H_kv heads.",
+            "Queries and keys carry positions, so both are rotated, with the layer's own theta. Values are contents "
+            "and "
+            "are not. Query head h reads KV head h // G: each KV head is repeated G times in a row, 0 0 0 1 1 1 2 2 2. "
             "Which of `repeat` and `repeat_interleave` does that?",
+            "Skeleton:\n"
+            "q = (x @ layer.w_q).view(len(x), layer.num_heads, layer.head_dim)\n"
+            "k, v = ...  # likewise, with num_kv_heads\n"
+            "q, k = ...  # rotated\n"
+            "k, v = ...  # a KV head for each query head: repeat_interleave over dim 1\n"
+            "return naive_attention(q, k, v) @ ...",
         ),
         checks=(
             Property(
                 "returns a row per token",
                 returns_hidden_rows,
-                "The output projection brings H * D numbers back to the width of x.",
+                "The output projection brings H * D elements back to the width of x.",
                 LAYERS,
             ),
             Property(
@@ -340,14 +239,26 @@ EXERCISES = (
             Property(
                 "places tokens at their positions",
                 knows_positions,
-                "Rotate by `positions`, and with the layer's own theta: the distance of two tokens is the difference "
-                "of their positions.",
+                "Rotate queries and keys by `positions` (they need not be 0, 1, 2, ...) and with the layer's own "
+                "theta; "
+                "every size comes from the layer too.",
                 LAYERS,
             ),
             Property(
                 "gives what transformers gives",
                 matches_transformers,
                 "Compare step by step with a single head first.",
+            ),
+            Property(
+                "gives what the card says",
+                knows_the_examples,
+                "A token alone gives all its weight to itself, wherever it stands; and a token never needs a later "
+                "one.",
+            ),
+            Property(
+                "leaves its inputs alone",
+                leaves_inputs_alone,
+                "Operations ending in _ write in place; make new tensors.",
             ),
         ),
         time_limit_s=40,

@@ -1,0 +1,112 @@
+"""The engine as lab 2 runs it: with its own attention, and with the learner's pieces in it."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twophase.attention.interface import AttentionBackend, AttentionSpec
+from twophase.cache.kv_cache import LayerKV
+from twophase.core.batch import AttentionBatch
+from twophase_labs.kit.own_attention import OwnAttention, OwnPlan
+
+if TYPE_CHECKING:
+    from twophase import LLM
+
+BLOCK_SIZE = 16
+
+
+@cache
+def open_engine(tokens_per_step: int = 512) -> "LLM":
+    """The engine with its own attention, in float32, which computes so many tokens in a step."""
+    from twophase import LLM  # imports triton, and `twophase_labs.machine.kernels` has to come first
+
+    return LLM(
+        dtype="float32",
+        block_size=BLOCK_SIZE,
+        num_kv_blocks=64,
+        max_num_seqs=4,
+        max_num_batched_tokens=tokens_per_step,
+        enable_prefix_caching=False,
+    )
+
+
+@final
+class OwnPieces(AttentionBackend):
+    """A learner's slots, write, prefill and norm in the engine; the decode steps are the engine's own until lab 3.
+
+    Args:
+        slots: (block table [W], first position, end, block size) -> slots int64 [end - first].
+        write, prefill: As `OwnAttention` takes them.
+        norm: (x [T, N], residual [T, N], weight [N], eps) -> (y, h), both [T, N].
+
+    Attributes:
+        num_calls: How often each piece was called.
+    """
+
+    name = "own pieces"
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        *,
+        slots: Callable[..., Tensor],
+        write: Callable[..., None],
+        prefill: Callable[..., Tensor],
+        norm: Callable[..., tuple[Tensor, Tensor]],
+    ) -> None:
+        self._own = OwnAttention(spec, BLOCK_SIZE, write=write, prefill=prefill)
+        self._slots, self._norm = slots, norm
+        self._num_calls: Counter[str] = Counter()
+
+    @property
+    def num_calls(self) -> dict[str, int]:
+        return dict(self._num_calls + self._own.num_calls)
+
+    def plan(self, batch: AttentionBatch) -> OwnPlan:
+        parts = []
+        for table, length, num_new in zip(batch.block_tables, batch.seq_lens_host, batch.query_lens_host, strict=True):
+            parts.append(self._slots(table, length - num_new, length, BLOCK_SIZE))
+            self._num_calls["slots"] += 1
+        return self._own.plan(replace(batch, slot_mapping=torch.cat(parts).to(batch.slot_mapping.device)))
+
+    def write(
+        self,
+        q: Float[Tensor, "T H D"],
+        k: Float[Tensor, "T H_kv D"],
+        v: Float[Tensor, "T H_kv D"],
+        cos: Float[Tensor, "P D/2"],
+        sin: Float[Tensor, "P D/2"],
+        kv: LayerKV,
+        plan: OwnPlan,
+    ) -> Float[Tensor, "T H D"]:
+        return self._own.write(q, k, v, cos, sin, kv, plan)
+
+    def attend(self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: OwnPlan) -> Float[Tensor, "T H D"]:
+        return self._own.attend(q, kv, plan)
+
+    def rmsnorm(
+        self, x: Float[Tensor, "T N"], residual: Float[Tensor, "T N"] | None, weight: Float[Tensor, "N"], eps: float
+    ) -> tuple[Float[Tensor, "T N"], Float[Tensor, "T N"]]:
+        self._num_calls["norm"] += 1
+        return self._norm(x, torch.zeros_like(x) if residual is None else residual, weight, eps)
+
+    def silu_mul(self, gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
+        return self._own.silu_mul(gate_up)
+
+
+def open_own_engine(**pieces: Any) -> Any:
+    """SmolLM2 with the pieces of `OwnPieces`."""
+    from twophase import LLM
+
+    return LLM(
+        attention_backend=lambda spec: OwnPieces(spec, **pieces),
+        dtype="float32",
+        num_kv_blocks=64,
+        max_num_seqs=8,
+    )
