@@ -76,10 +76,11 @@ def random_case(
     page: int,
     peak: float = 4.0,
     first_page: int = 0,
+    columns: int = 0,
 ) -> DecodeCase:
     """Random K and V, two pages more than needed, and queries large enough that the softmax is not nearly uniform.
 
-    Pages below `first_page` belong to nobody.
+    Pages below `first_page` belong to nobody. Block tables have at least `columns` columns.
     """
     num_pages = sum(-(-length // page) for length in lengths) + 2
     shape = (num_pages, kv_heads, page, dim)
@@ -90,6 +91,7 @@ def random_case(
         draw_pages(draw, lengths, page, num_pages, first_page),
         lengths,
         1 / math.sqrt(dim),
+        padding=max(0, columns - max(-(-length // page) for length in lengths)),
     )
 
 

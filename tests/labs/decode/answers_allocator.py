@@ -1,5 +1,6 @@
-"""Answers that prove the checks of exercises 3.5 and 3.6."""
+"""Answers that prove the checks of exercises 3.3 and 3.4."""
 
+from tests.labs.decode.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 FREE, COUNTS, DAMAGE, BACK, SHARED, DOUBLE, BOOKS = (
@@ -210,7 +211,7 @@ REPLACES = ONE_AT_A_TIME.replace(
 )
 
 BANKS = {
-    "3.5": Bank(
+    "3.3": Bank(
         wrong=(
             Wrong("gives the same blocks again", {2: "self.free_ids[:n]"}, FREE),
             Wrong("one block, n times", {2: "n * [self.free_ids.pop()]"}, FREE),
@@ -234,7 +235,7 @@ BANKS = {
             Right("owners left, the other way round", {7: "not self.ref_counts[block_id]"}),
         ),
     ),
-    "3.6": Bank(
+    "3.4": Bank(
         wrong=(
             Wrong("rounds down", {1: "num_tokens // self.block_size"}, DEMAND),
             Wrong("always one more", {1: "num_tokens // self.block_size + 1"}, DEMAND),
@@ -269,3 +270,4 @@ BANKS = {
         ),
     ),
 }
+BANKS = opened_all(BANKS)

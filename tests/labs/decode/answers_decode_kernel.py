@@ -1,5 +1,6 @@
-"""Answers that prove the checks of exercise 3.9."""
+"""Answers that prove the checks of exercise 3.8."""
 
+from tests.labs.decode.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 HEAD = """
@@ -92,7 +93,7 @@ LARGE, UNUSED = "survives large scores", "keeps unused slots out"
 NO_RESCALE = "tl.full([BLOCK_M], 1.0, tl.float32)"
 
 BANKS = {
-    "3.9": Bank(
+    "3.8": Bank(
         wrong=(
             Wrong("dropped last token", {3: "positions < seq_len - 1"}, STOPS),
             Wrong("one past the end", {3: "positions <= seq_len"}, STOPS),
@@ -165,3 +166,4 @@ BANKS = {
         ),
     ),
 }
+BANKS = opened_all(BANKS)

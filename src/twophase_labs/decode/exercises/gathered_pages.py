@@ -1,4 +1,4 @@
-"""3.4 Paged attention by gathering pages."""
+"""3.7 Paged attention by gathering blocks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -130,13 +130,14 @@ LENGTHS = ({"lengths": (1,)}, {"lengths": (4,)}, {"lengths": (9, 4, 6)})
 
 EXERCISES = (
     Exercise(
-        id="3.8",
-        title="Attention over gathered pages",
+        id="3.7",
+        was="3.8",
+        title="Attention over gathered blocks",
         kind="code",
         names=("paged_attention",),
         points=4,
-        minutes=12,
-        lines=5,
+        minutes=10,
+        lines=4,
         difficulty=3,
         objective="attend to a sequence whose K and V are scattered over pages",
         hints=(
