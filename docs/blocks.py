@@ -17,8 +17,8 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "engine.md", ROOT / "docs" / "featu
 
 EXERCISE, MISTAKE = "1.3", {3: "False"}  # it never stops at the end token
 
-# What each lab is about, and minutes with reading and thinking, as one careful reader estimated them. The exercises'
-# own minutes are in the labs.
+# What each lab is about, and minutes with reading and thinking, as one careful reader estimated them. Where a lab's
+# sections say their minutes, those count. The exercises' own minutes are in the labs.
 COURSE: Mapping[str, tuple[str, int]] = {
     "00_start": ("nothing yet: what your machine can do, a first answer, its block table", 10),
     "01_autoregression": ("the generation loop, a K/V cache, its size in bytes, memory allocation, sampling", 200),
@@ -90,7 +90,8 @@ def course() -> str:
     lines = ["| lab | what you build | exercises | exercises alone | with reading |", "|---|---|--:|--:|--:|"]
     sums = [0, 0, 0]
     for lab in Workbook.find().labs.values():
-        what, reading = COURSE[lab.name]
+        what, estimated = COURSE[lab.name]
+        reading = estimated if lab.minutes is None else lab.minutes
         numbers = len(lab.exercises), sum(each.minutes for each in lab.exercises.values()), reading
         sums = [total + number for total, number in zip(sums, numbers, strict=True)]
         title = lab.name.replace("_", " ")

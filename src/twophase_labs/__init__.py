@@ -17,8 +17,10 @@ A lab is three things: the notebook's source, the exercises with their checks, t
 **The notebook.** Cells carry tags: `setup` (imports, constants, models; these run before each graded check, so
 load a model through a cached function of your lab's package, for the notebook's check runs them once more),
 `exercise:1.3` (exactly one cell per exercise, and only it defines the exercise's names), `solution` (only in
-labsolutions). In markdown, a line `<!-- card 1.3 -->` becomes the exercise's title, points, minutes and size, and
-`<!-- map -->` the table of all exercises. No magics.
+labsolutions). In markdown, a line `<!-- card 1.3 -->` becomes the exercise's title, points, minutes and size.
+`<!-- minutes: 14 -->` under a `## ` heading says how long the section takes, reading and thinking included, and
+`<!-- map -->` becomes the table of the sections (of the exercises, in a lab without minutes). `<!-- glossary -->`
+becomes the table of terms. No magics.
 
     # %% tags=["setup"]
     import torch
@@ -63,6 +65,10 @@ independent of the solution: a naive loop, arithmetic, transformers. Test behavi
 and is labelled.
 `needs=("cpu",)`, `("triton",)`, `("gpu",)`, `("model",)`; what is missing makes the exercise 'not run here'.
 
+An exercise is *open* if its one blank is the body of a function, all but the docstring. Its docstring names shapes or
+units and has two examples (`>>>`), which a test runs; the last of its three hints is a skeleton, several lines of code,
+shown as it stands. `was="1.18"` is an exercise's number in the first edition, whose notebooks are still graded.
+
 **Questions** have `question=Choice(...)`, `Matching(...)` or `Number(...)` (questions.py) and one name, a top-level
 `answer_1_2 = "b"  # SOLUTION: one letter`. `python -m twophase_labs.machine.questions 1.2 b` prints the seal to store.
 A prediction has kind 'prediction' and a `Number`; it earns its point when it is committed before the measurement, right
@@ -82,6 +88,9 @@ The machine (machine/), file by file
     exercise.py, questions.py  what an exercise is
     checks.py                  what checks are made of
     lab.py, solved.py          a lab's source and exercises; its solved cells, run
+    sections.py                a lab by its sections, and their minutes
+    second_edition.py          further rules for labs whose sections say their minutes
+    glossary.py, wording.py    the terms of the course; other words for them, found in a lab's texts
     judge.py, guard.py         one answer against its check; what it must not replace meanwhile
     session.py, cards.py       check, hint, reveal in a notebook; verdicts to look at
     progress.py                the learner's file beside the notebook

@@ -244,11 +244,11 @@ class TestRoom:
         assert engines.front.first_asked_s(engines.engine.step) > 0.01
         assert all(output.finished for output in engines.finish().values())
 
-    def test_more_requests_than_seats(self, folder):
+    def test_more_requests_than_places(self, folder):
         prompts = prompts_of([5] * 7)
         engines = TwoEngines(folder, decode={"max_num_seqs": 2})
         seen = []
-        engines.to_decode.before = lambda message: seen.append(engines.decode.scheduler.ledger.num_seats_taken)
+        engines.to_decode.before = lambda message: seen.append(engines.decode.scheduler.ledger.num_places_taken)
         assert completions(engines.generate(prompts, GREEDY)) == completions(expected(folder, prompts, GREEDY))
         assert max(seen) == 2
 

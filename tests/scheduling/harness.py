@@ -260,7 +260,9 @@ class Harness:
         assert scheduler.num_running + scheduler.num_waiting == len(sequences)
         assert all((sequence.table is not None) == (sequence in running) for sequence in sequences)
         assert all(sequence.num_computed_tokens == 0 for sequence in sequences if sequence.table is None)
-        assert sum(sequence.num_completions for sequence in running) <= self.config.max_num_seqs, "too many seats taken"
+        assert sum(sequence.num_completions for sequence in running) <= self.config.max_num_seqs, (
+            "too many places taken"
+        )
         assert all(sequence.num_computed_tokens < len(sequence.token_ids) for sequence in sequences)
         check_live_tables(self.cache, [sequence.table for sequence in running])
         check_findable(self.cache, self.shadow)

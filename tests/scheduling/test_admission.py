@@ -75,6 +75,6 @@ def test_limits_below_one(name):
         SchedulerConfig(**limits)
 
 
-def test_budget_must_hold_a_decode_for_every_seat():
+def test_budget_must_hold_a_decode_for_every_place():
     with pytest.raises(ConfigError, match="got 3 < 4"):
         SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=3, max_model_len=16)

@@ -9,7 +9,7 @@ import pytest
 from twophase_tools.bench.scheduling import main, measure_scheduling
 
 
-def test_every_step_decodes_every_seat():
+def test_every_step_decodes_every_place():
     timing = measure_scheduling(num_running=5, num_waiting=7, num_steps=20)
     assert (timing.num_running, timing.num_waiting, timing.num_steps) == (5, 7, 20)
     assert min(timing.schedule_s, timing.update_s, timing.add_s, timing.abort_s) > 0

@@ -30,8 +30,8 @@ def test_no_other_file_moves_blocks():
 STAYS_OUT = {
     "blocks": ({"num_blocks": 5}, make_request("b", 9, 2), Refusal.BLOCKS),
     "the watermark": ({"num_blocks": 8, "watermark": 0.5}, make_request("b", 9, 2), Refusal.BLOCKS),
-    "seats": ({"max_num_seqs": 1}, make_request("b", 1, 2), Refusal.SEATS),
-    "seats of all completions": ({"max_num_seqs": 2}, make_request("b", 1, 2, n=2), Refusal.SEATS),
+    "places": ({"max_num_seqs": 1}, make_request("b", 1, 2), Refusal.PLACES),
+    "places of all completions": ({"max_num_seqs": 2}, make_request("b", 1, 2, n=2), Refusal.PLACES),
     "the step's tokens": ({"policy": ContinuousPolicy()}, make_request("b", 8, 2), Refusal.BUDGET),
     "whole prompts": ({"chunked": False}, make_request("b", 8, 2), Refusal.BUDGET),
     "the policy's rule": ({"policy": StaticPolicy(1)}, make_request("b", 1, 2), Refusal.POLICY),
@@ -87,7 +87,7 @@ def test_each_newcomer_has_a_reason_of_its_own():
     harness.schedule()
     assert policy.said == [
         ("b", Refusal.BLOCKS),
-        ("c", Refusal.SEATS),
+        ("c", Refusal.PLACES),
         ("e", Refusal.BUDGET),
     ]
 
@@ -121,16 +121,16 @@ def test_a_fork_that_fails_half_way():
         assert cache.calls[fail_at] == "fork"
         assert {key[0] for key, (reason, _) in harness.ends.items() if reason == "error"} == {"a"}
         harness.check_outputs(but=frozenset("a"))
-        assert harness.scheduler.ledger.num_seats_taken == 0
+        assert harness.scheduler.ledger.num_places_taken == 0
 
 
-def test_seats_come_back_from_what_never_forked():
+def test_places_come_back_from_what_never_forked():
     harness = Harness(max_num_seqs=4, budget=4)
     harness.add(make_request("a", 9, 4, n=4))
     harness.step()
-    assert harness.scheduler.ledger.num_free_seats == 0
+    assert harness.scheduler.ledger.num_free_places == 0
     harness.take(harness.scheduler.abort("a"))
-    assert harness.scheduler.ledger.num_free_seats == 4
+    assert harness.scheduler.ledger.num_free_places == 4
 
 
 def test_a_prompt_that_waits_is_hashed_once(monkeypatch):

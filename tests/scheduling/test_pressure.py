@@ -168,7 +168,7 @@ def test_outputs_are_as_if_alone(num_histories, disturbed):
 
 
 def heavy(num_requests: int) -> Harness:
-    """Six seats, and blocks for one and a half of the longest sequences."""
+    """Six places, and blocks for one and a half of the longest sequences."""
     options = {"block_size": 4, "num_blocks": 24, "max_num_seqs": 6, "budget": 10, "max_model_len": 64}
     options |= {
         "policy": PriorityPolicy(),

@@ -129,7 +129,7 @@ def test_completions_fork_when_the_prompt_is_done():
     ]
 
 
-def test_seats_are_kept_for_completions_not_forked_yet():
+def test_places_are_kept_for_completions_not_forked_yet():
     harness = Harness(max_num_seqs=4, budget=4)
     harness.add(make_request("a", 6, 3, n=3), make_request("b", 1, 6), make_request("c", 1, 1))
     harness.run().check_outputs()
@@ -141,12 +141,12 @@ def test_seats_are_kept_for_completions_not_forked_yet():
     assert [step for step, name, _ in harness.log if name == "c"] == [4], "in after 'a' is out"
 
 
-def test_seats_are_kept_for_all_who_come_in_together():
+def test_places_are_kept_for_all_who_come_in_together():
     harness = Harness(max_num_seqs=4, budget=16)
     harness.add(make_request("a", 2, 3, n=3), make_request("b", 2, 3, n=2), make_request("c", 2, 1))
     harness.run().check_outputs()
     starts = {name: step for step, name, tokens in harness.log if tokens == 2}
-    assert starts == {"a": 0, "b": 3, "c": 3}, "'c' would find a seat, but nobody overtakes"
+    assert starts == {"a": 0, "b": 3, "c": 3}, "'c' would find a place, but nobody overtakes"
 
 
 def _run_one(prompt_len=5, harness=None, **args):

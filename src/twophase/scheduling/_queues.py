@@ -1,4 +1,4 @@
-"""The queues: which sequences wait, arrive and run, by rank. Their blocks and seats are the ledger's (ledger.py)."""
+"""The queues: which sequences wait, arrive and run, by rank. Their blocks and places are the ledger's (ledger.py)."""
 
 import bisect
 from operator import attrgetter
@@ -16,11 +16,11 @@ class SequenceQueues:
     """Only the scheduler and the step it plans change them.
 
     Attributes:
-        running: Sequences with blocks and a seat, by rank.
+        running: Sequences with blocks and a place, by rank.
         waiting: Sequences without, preempted ones included, by rank.
         preempted: Ids of those that lost their blocks and that no plan has told of yet.
         expected: Sequences whose prompt is computed elsewhere, without blocks, by rank.
-        arriving: Those among them that have blocks and a seat; the K and V are on their way.
+        arriving: Those among them that have blocks and a place; the K and V are on their way.
     """
 
     def __init__(self) -> None:

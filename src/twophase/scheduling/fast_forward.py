@@ -69,13 +69,13 @@ def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: boo
 def _refuses_again(scheduler: Scheduler) -> bool:
     """Whether what a step of decodes refused is refused in the next one too, as long as no sequence ends.
 
-    There is no more room then: tokens and seats are taken by as many, and blocks by more, for what is decoded here is
+    There is no more room then: tokens and places are taken by as many, and blocks by more, for what is decoded here is
     in no prompt. Only the policy may look at more than that. One that lets decodes stand still for prompts may have
-    decoded because they had stood for long enough; but seats it does not have either.
+    decoded because they had stood for long enough; but places it does not have either.
     """
     policy = scheduler.policy
     is_same_rule = not isinstance(policy, PrefillFirstPolicy) or policy.max_stalled_steps is None
-    return is_same_rule or scheduler.refusal is Refusal.SEATS
+    return is_same_rule or scheduler.refusal is Refusal.PLACES
 
 
 def num_repeats(cache: CacheManager, sequences: Seq[Sequence]) -> int:

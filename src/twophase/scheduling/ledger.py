@@ -1,4 +1,4 @@
-"""The block ledger: the one place where sequences get K/V blocks and seats, and give them back."""
+"""The block ledger: the one place where sequences get K/V blocks and sequence places, and give them back."""
 
 import enum
 import math
@@ -21,7 +21,7 @@ class Refusal(enum.Enum):
     """Why a sequence was not let in, and how long that holds."""
 
     BLOCKS = "too few free blocks"  # until one is freed, or one is published that it can share
-    SEATS = "max_num_seqs"  # until a running sequence ends or is preempted
+    PLACES = "max_num_seqs"  # until a running sequence ends or is preempted
     BUDGET = "token budget"  # until a step has more tokens left for it
     POLICY = "the policy did not ask for it"  # or allowed it no token; as long as the policy's rule says so
 
@@ -47,9 +47,9 @@ class PendingMoves:
 
 @final
 class BlockLedger:
-    """Every block that a sequence takes or gives back is entered here, and every seat: a place for one completion, of
-    `max_num_seqs`. A method that raises has changed nothing. The unforeseen is raised as a SequenceFault while a step
-    is planned: by `admit`, `grow_for_*`, `preempt`, `roll_back`.
+    """Every block that a sequence takes or gives back is entered here, and every sequence place: there are
+    `max_num_seqs`, and each completion takes one. A method that raises has changed nothing. The unforeseen is raised as
+    a SequenceFault while a step is planned: by `admit`, `grow_for_*`, `preempt`, `roll_back`.
 
     - `admit` gives a sequence blocks for all the tokens it has, so that a prefill, once begun, needs no more; and it
       leaves a free block for each sequence that may still grow (see `_num_kept_free`), so that none is preempted right
@@ -64,7 +64,7 @@ class BlockLedger:
       done, `roll_back` that it may not have been.
 
     Attributes:
-        num_seats_taken: Completions that run, or will when their prompt is done.
+        num_places_taken: Completions that run, or will when their prompt is done.
         received: Blocks that were filled from elsewhere, and no step has been done since.
         held: Tables that keep blocks for another engine, which still copies them.
         swap_pool: The blocks of host memory; None without swapping.
@@ -73,7 +73,7 @@ class BlockLedger:
     def __init__(self, config: SchedulerConfig, cache: CacheManager) -> None:
         self.config = config
         self.cache = cache
-        self.num_seats_taken = 0
+        self.num_places_taken = 0
         self.moves = PendingMoves()
         self.received: list[int] = []
         self.held: list[BlockTable] = []
@@ -86,8 +86,8 @@ class BlockLedger:
     # -- how much there is
 
     @property
-    def num_free_seats(self) -> int:
-        return self.config.max_num_seqs - self.num_seats_taken
+    def num_free_places(self) -> int:
+        return self.config.max_num_seqs - self.num_places_taken
 
     @property
     def num_spare_blocks(self) -> int:
@@ -141,13 +141,13 @@ class BlockLedger:
     # -- taking
 
     def admit(self, sequence: Sequence, max_uncomputed: int | None = None) -> Refusal | None:
-        """Give a waiting or expected sequence a seat and its blocks, hits and new ones; or tell why not.
+        """Give a waiting or expected sequence a place and its blocks, hits and new ones; or tell why not.
 
         Args:
             max_uncomputed: Tokens that it may have to compute at most, in one step; None: any number, in chunks.
         """
-        if sequence.num_completions > self.num_free_seats:
-            return Refusal.SEATS
+        if sequence.num_completions > self.num_free_places:
+            return Refusal.PLACES
         salt, is_first_time = sequence.request.cache_salt, sequence.num_preemptions == 0
         with blamed_on(sequence):
             table = self.cache.open(sequence.lookup_ids, salt, is_first_time, sequence.block_keys)
@@ -190,7 +190,7 @@ class BlockLedger:
         if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = num_cached
         self._owners.add(sequence)
-        self.num_seats_taken += sequence.num_completions
+        self.num_places_taken += sequence.num_completions
         if self._num_growing is not None:
             self._num_growing += self._num_growing_of(sequence)
         if sequence.num_swapped_tokens > num_cached:
@@ -257,7 +257,7 @@ class BlockLedger:
         return num_drafts
 
     def fork(self, sequence: Sequence, forks: Seq[Sequence]) -> None:
-        """The completions that a sequence stood for part, sharing its blocks and seats: all of them or, on an error,
+        """The completions that a sequence stood for part, sharing its blocks and places: all of them or, on an error,
         none."""
         try:
             for fork in forks:
@@ -294,7 +294,7 @@ class BlockLedger:
         self._drop_host_blocks(sequence)
 
     def preempt(self, victim: Sequence, *, may_swap: bool = True) -> None:
-        """A running sequence gives its blocks and seat back. When swapping, what it computed is saved in host memory,
+        """A running sequence gives its blocks and place back. When swapping, what it computed is saved in host memory,
         if there is room for all of it.
         """
         block_ids, num_computed = victim.open_table.block_ids, victim.num_computed_tokens
@@ -308,7 +308,7 @@ class BlockLedger:
         sequence.table = None
         sequence.num_computed_tokens = 0
         self._owners.remove(sequence)
-        self.num_seats_taken -= sequence.num_completions
+        self.num_places_taken -= sequence.num_completions
         self._forget_counts()
 
     def _swap_out(self, victim: Sequence, block_ids: list[int], num_computed: int, pool: BlockPool) -> None:

@@ -55,12 +55,12 @@ def run_batch(step: Step) -> None:
 
 def start_batch(step: Step, batch_size: int) -> None:
     """Newcomers with up to `batch_size` completions together, one request at least; none joins them later."""
-    seats = batch_size
+    places = batch_size
     for sequence in step.waiting:
-        is_too_many = sequence.num_completions > seats and not step.is_empty
+        is_too_many = sequence.num_completions > places and not step.is_empty
         if is_too_many or not step.admit(sequence):
             break
-        seats -= sequence.num_completions
+        places -= sequence.num_completions
 
 
 # -- policies
@@ -209,7 +209,7 @@ class DynamicPolicy(Policy):
         # An arrival in the future counts as now, so that a batch never waits longer than the time-out.
         oldest_s = min(step.now_s, *(sequence.request.arrival_s for sequence in step.waiting))
         starts_s = oldest_s + self.timeout_s
-        is_full = step.num_waiting >= min(self.batch_size, step.num_free_seats)
+        is_full = step.num_waiting >= min(self.batch_size, step.num_free_places)
         if is_full or step.now_s >= starts_s:
             start_batch(step, self.batch_size)
         else:

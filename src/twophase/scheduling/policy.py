@@ -12,9 +12,9 @@ from twophase.scheduling.sequence import Sequence
 class Step(Protocol):
     """One step being planned, as a policy sees it.
 
-    Blocks, seats (places for a completion, of `max_num_seqs`) and the token budget are kept whatever a policy asks for:
-    a move that does not fit plans less, or nothing, and says so. One that makes no sense (the same sequence twice, a
-    decode of a prefill) raises PolicyError.
+    Blocks, sequence places (one for each completion, `max_num_seqs` in all) and the token budget are kept whatever a
+    policy asks for: a move that does not fit plans less, or nothing, and says so. One that makes no sense (the same
+    sequence twice, a decode of a prefill) raises PolicyError.
 
     Attributes:
         now_s: The engine's clock.
@@ -30,7 +30,7 @@ class Step(Protocol):
         ...
 
     @property
-    def num_free_seats(self) -> int:
+    def num_free_places(self) -> int:
         """Sequences that may still be let in."""
         ...
 

@@ -54,14 +54,14 @@ class Scheduler:
     """Decides what runs; owns every Sequence. Not thread-safe: one engine calls it, between steps.
 
     What goes into a step is the policy's decision (policies.py); step.py keeps the token budget and preempts, and
-    ledger.py has the blocks and seats.
+    ledger.py has the blocks and places.
     By default each step has one token of every decoding sequence, then the prefills already begun, then new ones, as
-    the token budget, the seats and the blocks allow. So a decode never waits for a prefill, and as the budget is at
-    least the number of seats, a prefill always gets a token.
+    the token budget, the places and the blocks allow. So a decode never waits for a prefill, and as the budget is at
+    least the number of places, a prefill always gets a token.
 
     Attributes:
         sequences: The unfinished ones, by seq_id; read-only to others.
-        ledger: Of blocks and seats. Others may only `hold` and `release`.
+        ledger: Of blocks and places. Others may only `hold` and `release`.
         refusal: Why the first of the waiting sequences was not let in by the latest plan; None if none waited.
     """
 
@@ -123,7 +123,7 @@ class Scheduler:
     # -- prompts computed by another engine: add -> reserve -> adopt here, ledger.hold -> ledger.release there
 
     def reserve(self) -> Sequence | None:
-        """Give the first expected sequence blocks for its prompt and a seat; None if there is none or it does not fit.
+        """Give the first expected sequence blocks for its prompt and a place; None if there is none or it does not fit.
 
         Sequences that wait here go first: a preempted one would otherwise wait for as long as newcomers come.
 

@@ -49,7 +49,7 @@ class Sequence:
         max_num_tokens: The sequence ends ('length') when it has this many tokens.
         stop_token_ids: Tokens that end it ('stop').
         num_completions: Completions it stands for: the request's n until the prompt is done and it forks, then 1.
-            It is also the number of seats (of max_num_seqs) a running sequence takes.
+            It is also the number of places (of max_num_seqs) a running sequence takes.
         rank: The policy's sort key; smaller runs first.
         status: See `become`.
         num_computed_tokens: Tokens whose K and V are in its pages.

@@ -16,7 +16,7 @@ from twophase.scheduling.sequence import Sequence
 @final
 class StepBuilder:
     """The `Step` of policy.py. Whatever a policy does with it, the state it leaves is legal: it keeps the token budget,
-    and takes blocks and seats from the ledger, whose rules are told there.
+    and takes blocks and places from the ledger, whose rules are told there.
 
     When a decode finds no block, the running sequence of worst rank that is not planned yet loses its blocks.
     """
@@ -44,8 +44,8 @@ class StepBuilder:
         return max(0, self._max_tokens - self._num_tokens)
 
     @property
-    def num_free_seats(self) -> int:
-        return self._ledger.num_free_seats
+    def num_free_places(self) -> int:
+        return self._ledger.num_free_places
 
     @property
     def num_waiting(self) -> int:

@@ -51,9 +51,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(workbook: "Workbook") -> int:
     for lab in workbook.labs.values():
-        points, minutes = sum(e.points for e in lab.core), sum(e.minutes for e in lab.core)
-        size = f"{len(lab.core):3} exercises  {points:3} points  {minutes:3} min" if lab.core else ""
+        points, alone = sum(e.points for e in lab.core), sum(e.minutes for e in lab.core)
+        time = f"{alone:3} min" if lab.minutes is None else f"{lab.minutes:3} min with reading"
+        size = f"{len(lab.core):3} exercises  {points:3} points  {time}" if lab.core else ""
         size += f"  and {len(lab.extra)} extra" if lab.extra else ""
+        size = size or (time if lab.minutes is not None else "")
         print(f"{lab.name:24}{size}".rstrip())
     return 0
 

@@ -67,6 +67,32 @@ class Template:
             raise ValueError(f"exercise {self.exercise} has {len(self.blanks)} blanks, and none numbered {unknown}")
         return self._fill(answers)[0]
 
+    @property
+    def is_open(self) -> bool:
+        """Whether all of a function, but for its signature and docstring, is the learner's to write."""
+        return self._open_function is not None
+
+    @property
+    def docstring(self) -> str:
+        """Of the open function; '' if there is none."""
+        found = self._open_function
+        return (ast.get_docstring(found) or "") if found is not None else ""
+
+    @property
+    def _open_function(self) -> ast.FunctionDef | None:
+        """The function whose body, after its docstring, is the cell's only blank."""
+        if len(self.blanks) != 1 or not self.blanks[0].is_block:
+            return None
+        source = self.filled()
+        ((start, end),) = self.answer_spans()
+        first, last = (source.count("\n", 0, at) + 1 for at in (start, end))
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[ast.get_docstring(node) is not None :]
+                if body and first <= body[0].lineno and body[-1].end_lineno == last:
+                    return node
+        return None
+
     def answer_spans(self) -> list[tuple[int, int]]:
         """[start, end) of every right answer in `filled()`."""
         return self._fill({})[1]

@@ -19,7 +19,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from twophase_labs.machine import lint
+from twophase_labs.machine import glossary, lint, second_edition
 from twophase_labs.machine.blanks import SourceError
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.lab import PACKAGE, SOLUTION_TAG, Lab, Workbook, WorkbookError, exercise_of, tags
@@ -53,17 +53,22 @@ def _with_cards(markdown: str, lab: Lab) -> str:
     for line in markdown.split("\n"):
         words = line.removeprefix("<!--").removesuffix("-->").split() if line.startswith("<!--") else []
         if words[:1] == ["card"]:
-            line = card(lab.exercise(words[1]))
+            line = card(lab.exercise(words[1]), lab.is_open(words[1]))
         elif words == ["map"]:
-            line = exercise_map(lab)
+            line = section_map(lab) if lab.edition > 1 else exercise_map(lab)
+        elif words == ["glossary"]:
+            line = glossary.as_markdown()
+        elif words[:1] == ["minutes:"]:
+            line = f"*{words[1]} minutes*"
         lines.append(line)
     return "\n".join(lines)
 
 
-def card(exercise: Exercise) -> str:
+def card(exercise: Exercise, is_open: bool = False) -> str:
     """The head of an exercise in markdown."""
     size = f"{exercise.lines} line{'s' * (exercise.lines != 1)}" if exercise.is_code else exercise.kind
     facts = [
+        *["open: you write the function"] * is_open,
         exercise.worth + " for committing" * (exercise.kind == "prediction"),
         f"{exercise.minutes} min",
         f"about {size}" if exercise.is_code else size,
@@ -85,6 +90,21 @@ def exercise_map(lab: Lab) -> str:
                 f"| | **{name}** | | **{sum(e.points for e in total)}** | **{sum(e.minutes for e in total)}** |"
             )
     return "\n".join(lines)
+
+
+def section_map(lab: Lab) -> str:
+    """The sections of a lab as a markdown table: how long each takes and which exercises are in it."""
+    has_exercises, has_extra = bool(lab.exercises), bool(lab.extra)
+    rows = [["section", "minutes", "exercises", "extra"], ["---", "---:", "---", "---"]]
+    for section in lab.sections[1:]:
+        found = [lab.exercise(i) for i in section.exercises]
+        core, extra = ([e.id for e in found if e.is_extra == is_extra] for is_extra in (False, True))
+        rows.append([section.link, str(section.minutes or ""), ", ".join(core), ", ".join(extra)])
+    points = f"{len(lab.core)} exercises, {sum(e.points for e in lab.core)} points"
+    extra_points = f"{len(lab.extra)}, {sum(e.points for e in lab.extra)} extra points"
+    rows.append([f"**{cell}**" for cell in ("total", str(lab.minutes), points, extra_points)])
+    num_columns = 2 + has_exercises + has_extra
+    return "\n".join(f"| {' | '.join(row[:num_columns])} |" for row in rows)
 
 
 def execute(notebook: NotebookNode, folder: Path, workbook: Workbook) -> NotebookNode:
@@ -116,6 +136,8 @@ def build(lab: Lab, workbook: Workbook) -> None:
     problems = lint.problems(lab, learner_notebook(lab))
     if problems:
         raise SourceError("\n".join(problems))
+    for problem in second_edition.problems(lab):  # a lab in the making may be built
+        print(f"to do: {problem}", file=sys.stderr)
     solved = execute(solved_notebook(lab), lab.source.parent, workbook)
     lab.source.with_suffix(".ipynb").write_text(to_text(solved), encoding="utf-8")
     learner_path(lab, workbook.root).write_text(to_text(learner_notebook(lab)), encoding="utf-8")
@@ -135,7 +157,7 @@ def drift(lab: Lab, root: Path) -> list[str]:
         found.append(f"{solved.relative_to(root)} differs from {lab.source.relative_to(root)}")
     elif any(c.cell_type == "code" and c.execution_count is None for c in written.cells):
         found.append(f"{solved.relative_to(root)} was not executed")
-    return found + lint.problems(lab, learner_notebook(lab))
+    return found + lint.problems(lab, learner_notebook(lab)) + second_edition.problems(lab)
 
 
 def _sources(notebook: NotebookNode) -> list[tuple[str, str, str]]:

@@ -2,6 +2,8 @@
 
 import base64
 import binascii
+import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -57,6 +59,7 @@ class Card:
         )
 
 
+CODE = re.compile(r"\s*(?:@|(?:def|class|for|while|if|with|return|import|from|try)\b)")
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -75,6 +78,16 @@ def with_code(text: str) -> str:
     """Backquoted parts in the font of code."""
     parts = escape(text).split("`")
     return "".join(f"<code>{p}</code>" if i % 2 and i < len(parts) - 1 else p for i, p in enumerate(parts))
+
+
+def with_skeleton(hint: str) -> tuple[str, str]:
+    """A hint of several lines as its words and its code, which is shown as it stands."""
+    if "\n" not in hint.strip():
+        return hint, ""
+    first, _, rest = hint.strip("\n").partition("\n")
+    has_words = first.rstrip().endswith((":", ".")) and not CODE.match(first)
+    words, code = (first.strip(), rest) if has_words else ("a skeleton:", hint)
+    return words, textwrap.dedent(code).strip("\n")
 
 
 def verdict_card(exercise: Exercise, verdict: Verdict, attempts: int, notes: Sequence[str] = ()) -> Card:

@@ -24,6 +24,8 @@ VerdictName = Literal[
     "passed", "failed", "not_attempted", "by_reference", "error", "timeout", "missing", "not_run_here"
 ]
 MAX_PICTURE_BYTES = 500_000  # the grader's channel takes a verdict of a megabyte
+STANDS_IN = "the reference stands in for your answer; it is worth no points"
+NOT_YOURS = "not yours: the reference stands under this name; run your exercise's cell again"
 MISCALLED = re.compile(r"(?P<name>[\w.<>]+)\(\) (takes|missing|got)\b")
 
 
@@ -80,6 +82,7 @@ class Judge:
         num_blanks: Blanks per exercise as shipped, to tell 'not attempted' from 'half filled'.
         guard: What must not be replaced; restored after each offence.
         on_case: Told the seed before each case, where the answer is in another process with randomness of its own.
+        handed_out: What `use` and `reference` gave away of the reference; under a learner's name it is no answer.
     """
 
     exercises: Mapping[str, Exercise]
@@ -88,6 +91,7 @@ class Judge:
     guard: Guard = field(default_factory=Guard)
     on_case: Callable[[int], None] | None = None
     is_judging: bool = False  # while an answer runs; changed here only
+    handed_out: list[Any] = field(default_factory=list)
 
     def judge(
         self,
@@ -121,10 +125,10 @@ class Judge:
             return Verdict(
                 exercise.id, "missing", f"{absent[0]!r} is not defined", ("Run the cell of this exercise first.",)
             )
-        if any(namespace[n] is self.references.get(n, Unfilled) for n in exercise.names) and exercise.is_code:
-            return by_reference(exercise)
+        if any(self.is_reference(exercise, name, namespace[name]) for name in exercise.names):
+            return by_reference(exercise, NOT_YOURS)
         left = _blanks(exercise, namespace)
-        if left and len(left) >= self.num_blanks.get(exercise.id, 0):
+        if left and left.issuperset(range(1, self.num_blanks.get(exercise.id, 0) + 1)):
             return Verdict(exercise.id, "not_attempted", "not attempted yet", ("Every blank is still empty.",))
         for name in exercise.names:
             wanted = self.references.get(name)
@@ -133,6 +137,14 @@ class Judge:
                 given = type(namespace[name]).__name__
                 return Verdict(exercise.id, "failed", f"{name} should be a {kind}; it is a value of type {given}")
         return None
+
+    def is_reference(self, exercise: Exercise, name: str, value: Any) -> bool:
+        """Whether this very object is the reference's, or was handed out as such; an equal one of the learner's is not.
+
+        Python keeps one object for all equal small numbers and short texts, so of these only a marked copy tells.
+        """
+        is_own = exercise.is_code and not isinstance(value, int | float | str | None)
+        return (is_own and value is self.references.get(name, Unfilled)) or any(value is h for h in self.handed_out)
 
     def _run(self, exercise: Exercise, answer: SimpleNamespace, seed: int) -> Verdict:
         held: list[str] = []
@@ -194,8 +206,8 @@ class Judge:
             namespace.update(mine)
 
 
-def by_reference(exercise: Exercise) -> Verdict:
-    return Verdict(exercise.id, "by_reference", "the reference stands in for your answer; it is worth no points")
+def by_reference(exercise: Exercise, reason: str = STANDS_IN) -> Verdict:
+    return Verdict(exercise.id, "by_reference", reason)
 
 
 def tampered(names: Sequence[str]) -> Tampered:

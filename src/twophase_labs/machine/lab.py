@@ -21,6 +21,7 @@ from twophase.core.errors import TwophaseError
 from twophase_labs.machine import blanks
 from twophase_labs.machine.blanks import SourceError, Template
 from twophase_labs.machine.exercise import Bank, Exercise
+from twophase_labs.machine.sections import Section, sections
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -42,7 +43,8 @@ def read_source(path: Path) -> NotebookNode:
     notebook = jupytext.read(path, fmt="py:percent")
     notebook.metadata = NotebookNode(copy.deepcopy(METADATA))
     build = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    notebook.metadata["twophase"] = NotebookNode({"lab": path.stem, "build": build})
+    edition = 1 if all(section.minutes is None for section in sections(notebook.cells)) else 2
+    notebook.metadata["twophase"] = NotebookNode({"lab": path.stem, "build": build, **_edition_note(edition)})
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for index, cell in enumerate(notebook.cells):
         cell.source = cell.source.strip("\n")  # as ruff formats a notebook's cells
@@ -50,6 +52,19 @@ def read_source(path: Path) -> NotebookNode:
         cell.metadata = NotebookNode({key: value for key, value in cell.metadata.items() if key == "tags"})
     nbformat.validate(notebook)
     return notebook
+
+
+def _edition_note(edition: int) -> dict[str, int]:
+    """Notebooks of the first edition have none."""
+    return {"edition": edition} if edition > 1 else {}
+
+
+def edition_of(notebook: Mapping[str, Any]) -> int:
+    """Which edition a notebook says it is of: 1 if it says nothing, or nothing sensible."""
+    metadata = notebook.get("metadata")
+    note = metadata.get("twophase") if isinstance(metadata, Mapping) else None
+    edition = note.get("edition", 1) if isinstance(note, Mapping) else 1
+    return edition if type(edition) is int else 1
 
 
 def tags(cell: Mapping[str, Any]) -> list[str]:
@@ -96,6 +111,11 @@ class Lab:
             raise WorkbookError(f"lab {self.number} has two exercises of one id among {', '.join(ids)}")
         return {e.id: e for e in found}
 
+    @cached_property
+    def was(self) -> Mapping[str, str]:
+        """Today's ids by those of the first edition; empty unless this lab was renumbered."""
+        return {e.was: e.id for e in self.exercises.values() if e.was} if self.edition > 1 else {}
+
     @property
     def core(self) -> tuple[Exercise, ...]:
         """What the grade counts."""
@@ -125,6 +145,22 @@ class Lab:
     def build(self) -> str:
         return self.notebook.metadata["twophase"]["build"]
 
+    @property
+    def edition(self) -> int:
+        """2 if its sections say their minutes, else 1."""
+        return edition_of(self.notebook)
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """In order; the first is what stands before any heading."""
+        return sections(self.notebook.cells)
+
+    @property
+    def minutes(self) -> int | None:
+        """Of all its sections, reading and thinking included; None if they do not say."""
+        known = [section.minutes for section in self.sections if section.minutes is not None]
+        return sum(known) if known else None
+
     @cached_property
     def templates(self) -> Mapping[str, Template]:
         """The exercise cells by id, with their blanks."""
@@ -148,6 +184,11 @@ class Lab:
             known = ", ".join(self.exercises)
             raise WorkbookError(f"lab {self.number} has no exercise {exercise_id!r}; it has {known}")
         return self.exercises[exercise_id]
+
+    def is_open(self, exercise_id: str) -> bool:
+        """Whether the learner writes the whole function. The first edition did not tell these apart."""
+        template = self.templates.get(exercise_id)
+        return self.edition > 1 and template is not None and template.is_open
 
     def all_uses(self, exercise_id: str) -> tuple[str, ...]:
         """Ids of the exercises whose answers this one calls, directly or through another, in the lab's order.

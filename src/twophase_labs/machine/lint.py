@@ -6,9 +6,10 @@ import re
 from nbformat import NotebookNode
 
 from twophase_labs.machine import blanks
-from twophase_labs.machine.lab import Lab, exercise_of
+from twophase_labs.machine.lab import SETUP_TAG, Lab, exercise_of, tags
 
 CHECKS = re.compile(r"\bexercises\.|\banswers_\w+")  # hidden from answers, unless a notebook's cell has imported them
+SESSION_CALL = re.compile(r"^[^#\n]*\b(check|hint|measured|reference|reveal|use)\(", re.MULTILINE)
 SKIP = re.compile(r"#\s*NBVAL_(SKIP|IGNORE_OUTPUT)|#\s*PYTEST_VALIDATE_IGNORE")
 
 
@@ -20,6 +21,7 @@ def problems(lab: Lab, learner: NotebookNode) -> list[str]:
 def _cells(lab: Lab) -> list[str]:
     found = []
     defined: dict[str, list[int]] = {}
+    wanted = {name: e.id for e in lab.exercises.values() for name in e.names}
     for index, cell in enumerate(lab.notebook.cells):
         if cell.cell_type != "code":
             continue
@@ -37,30 +39,20 @@ def _cells(lab: Lab) -> list[str]:
             for name in _imports(cell.source)
             if CHECKS.search(name)
         ]
+        if SETUP_TAG in tags(cell) and (call := SESSION_CALL.search(cell.source)):
+            found.append(f"{where}: a setup cell runs before any exercise is known, and cannot call {call[1]}")
         try:
-            for name in top_level_names(cell.source) - _handed_out(lab, cell.source):
+            tree = ast.parse(cell.source)
+            again = {name for name, i, call in handed_out(tree) if call == "use" and i == wanted.get(name)}
+            for name in names_bound(tree) - again:
                 defined.setdefault(name, []).append(index)
         except SyntaxError as error:
             found.append(f"{where}: not valid Python ({error})")
-    wanted = {name: e.id for e in lab.exercises.values() for name in e.names}
     return found + [
         f"{lab.source.name}: cells {', '.join(map(str, cells))} define {name}, which exercise {wanted[name]} asks for"
         for name, cells in defined.items()
         if name in wanted and len(cells) > 1
     ]
-
-
-def _handed_out(lab: Lab, source: str) -> set[str]:
-    """Names that `greedy = use("1.3")` binds again, as the exercise itself calls them."""
-    found: set[str] = set()
-    for node in ast.parse(source).body:
-        match node:
-            case ast.Assign(
-                targets=[target], value=ast.Call(func=ast.Name(id="use"), args=[ast.Constant(value=str(exercise))])
-            ) if exercise in lab.exercises:
-                bound = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
-                found |= bound & set(lab.exercises[exercise].names)
-    return found
 
 
 def _imports(source: str) -> list[str]:
@@ -126,3 +118,23 @@ def names_bound(tree: ast.Module) -> set[str]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
     return names
+
+
+def handed_out(tree: ast.Module) -> set[tuple[str, str, str]]:
+    """(name, exercise, call) of what a cell binds by `greedy = use("1.3")` or `reference`, alone or among several."""
+    found: set[tuple[str, str, str]] = set()
+    for node in tree.body:
+        pairs: list[tuple[ast.expr, ast.expr]] = []
+        match node:
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+                pairs = list(zip(targets, values, strict=False))
+            case ast.Assign(targets=targets, value=value):
+                pairs = [(target, value) for target in targets]
+        for target, value in pairs:
+            match value:
+                case ast.Call(
+                    func=ast.Name(id=("use" | "reference") as call), args=[ast.Constant(value=str(exercise))]
+                ):
+                    bound = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+                    found |= {(name, exercise, call) for name in bound}
+    return found

@@ -49,8 +49,8 @@ def _draw_tables(axes: Axes, tables: Mapping[str, tuple[Sequence[int], int]], co
             axes.text(logical + 0.45, row + 0.45, str(block), ha="center", va="center", color=INK)
     axes.set(xlim=(-0.1, widest), ylim=(max(3, len(tables)), -0.1), xticks=[i + 0.45 for i in range(widest)], yticks=[])
     axes.set_xticklabels([str(i) for i in range(widest)])
-    axes.set_xlabel("block of the sequence")
-    axes.set_title("Block tables: which page holds it", loc="left")
+    axes.set_xlabel("block of the sequence, counted from 0")
+    axes.set_title("Block tables: the block's number in the pool", loc="left")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
 
@@ -80,5 +80,5 @@ def _draw_pool(
         number_colour = INK if names else LINE
         axes.text(column + 0.05, row + 0.05, str(block), ha="left", va="top", fontsize=7, color=number_colour)
     axes.set(xlim=(-0.05, columns), ylim=(-(-num_blocks // columns), -0.05), xticks=[], yticks=[])
-    axes.set_title(f"The pool: {num_blocks} pages of {block_size} slots, filled as far as shown", loc="left")
+    axes.set_title(f"The pool: {num_blocks} blocks of {block_size} slots, coloured where in use", loc="left")
     axes.spines[:].set_visible(False)

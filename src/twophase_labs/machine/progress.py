@@ -1,14 +1,16 @@
 """What a learner did so far: attempts, hints, reveals, predictions. One JSON file beside the notebook.
 
 Each event reads the file, changes it and replaces it in one step, so that a crash or a second kernel costs at most one
-event. A file that cannot be read is moved aside, never overwritten.
+event. A file that cannot be read is moved aside, never overwritten. Where a lab was renumbered, a file of its first
+edition is read with today's numbers; what has none is kept in the file as it was.
 """
 
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 DIRECTORY_VARIABLE = "TWOPHASE_PROGRESS_DIR"
@@ -20,27 +22,31 @@ def progress_path(notebook: Path) -> Path:
 
 
 class Progress:
-    """The file of one lab. `notes` collects what went wrong with it, for the next card to tell."""
+    """The file of one lab. `notes` collects what went wrong with it, for the next card to tell.
 
-    def __init__(self, path: Path) -> None:
+    `was` has today's ids by those of the first edition; it is empty if the lab was never renumbered.
+    """
+
+    def __init__(self, path: Path, was: Mapping[str, str] = MappingProxyType({})) -> None:
         self.path = path
+        self._was = was
         self.notes: list[str] = []
 
     def of(self, exercise: str) -> dict[str, Any]:
         """What is recorded of one exercise: attempts, verdict, hints, revealed, prediction, measured."""
-        entry = self._read().get(exercise, {})
+        entry = self._read()["exercises"].get(exercise, {})
         return entry if isinstance(entry, dict) else {}
 
     def all(self) -> dict[str, dict[str, Any]]:
-        return {key: value for key, value in self._read().items() if isinstance(value, dict)}
+        return {key: value for key, value in self._read()["exercises"].items() if isinstance(value, dict)}
 
     def record(self, exercise: str, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Apply `change` to the entry of an exercise and write the file; returns the entry."""
         everything = self._read()
-        entry = everything.get(exercise, {})
+        entry = everything["exercises"].get(exercise, {})
         entry = entry if isinstance(entry, dict) else {}
         change(entry)
-        everything[exercise] = entry
+        everything["exercises"][exercise] = entry
         try:
             self._write(everything)
         except OSError as error:
@@ -57,11 +63,11 @@ class Progress:
             if not isinstance(data, dict) or not isinstance(data["exercises"], dict):
                 raise ValueError("not a progress file")
         except FileNotFoundError:
-            return {}
+            return in_todays_numbers({"exercises": {}}, self._was)
         except (ValueError, KeyError, OSError, RecursionError) as error:
             self._move_aside(error)
-            return {}
-        return data["exercises"]
+            return in_todays_numbers({"exercises": {}}, self._was)
+        return in_todays_numbers(data, self._was)
 
     def _move_aside(self, error: Exception) -> None:
         aside = free_name(self.path.with_suffix(".broken.json"))
@@ -74,8 +80,8 @@ class Progress:
             f"{self.path.name} could not be read ({why}); it was moved to {aside.name} and a new one begun."
         )
 
-    def _write(self, exercises: dict[str, Any]) -> None:
-        text = json.dumps({"version": 1, "exercises": exercises}, indent=1, sort_keys=True)
+    def _write(self, data: dict[str, Any]) -> None:
+        text = json.dumps({**data, "version": 1}, indent=1, sort_keys=True)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
         try:
@@ -87,6 +93,16 @@ class Progress:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+
+
+def in_todays_numbers(data: dict[str, Any], was: Mapping[str, str]) -> dict[str, Any]:
+    """A progress file's content; one of the first edition with today's ids, and what has none under `first_edition`."""
+    if not was or data.get("edition", 1) != 1:
+        return data
+    before = data["exercises"]
+    kept = {was[old]: entry for old, entry in before.items() if old in was}
+    rest = {old: entry for old, entry in before.items() if old not in was}
+    return {**data, "edition": 2, "exercises": kept, **({"first_edition": rest} if rest else {})}
 
 
 def as_count(value: Any) -> int:

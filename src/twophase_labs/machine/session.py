@@ -2,13 +2,13 @@
 
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, no_type_check
 
 import torch  # noqa: F401  so that the guard below watches it
 
-from twophase_labs.machine.cards import AMBER, GREEN, Card, note_card, verdict_card
+from twophase_labs.machine.cards import AMBER, GREEN, Card, note_card, verdict_card, with_skeleton
 from twophase_labs.machine.checks import shown
 from twophase_labs.machine.exercise import MAX_HINTS, Exercise
 from twophase_labs.machine.guard import Guard
@@ -27,18 +27,22 @@ class Session:
 
     def __init__(self, lab: Lab, folder: Path, guard: Guard) -> None:
         self.lab = lab
-        self.progress = Progress(progress_path(folder / f"{lab.name}.ipynb"))
+        self.progress = Progress(progress_path(folder / f"{lab.name}.ipynb"), lab.was)
         self.references = run_reference(lab)
         num_blanks = {exercise: len(template.blanks) for exercise, template in lab.templates.items()}
         self.judge = Judge(lab.exercises, self.references, num_blanks, guard)
         self._verdicts: dict[str, tuple[tuple[Any, ...], Verdict]] = {}
+        self._own: dict[str, tuple[Any, ...]] = {}  # the learner's last objects, while the reference is in their place
 
     def verdict(self, exercise: Exercise, namespace: MutableMapping[str, Any], seed: int | None = None) -> Verdict:
         """Judge afresh, first settling for which of the exercises it uses the reference must stand in."""
         uses = [self.lab.exercise(other) for other in self.lab.all_uses(exercise.id)]
         fall_back = tuple(other.id for other in uses if not self.known(other, namespace).passed)
         found = self.judge.judge(exercise, namespace, fall_back=fall_back, seed=seed)
-        self._verdicts[exercise.id] = (self._objects(exercise, namespace), found)
+        objects = self._objects(exercise, namespace)
+        self._verdicts[exercise.id] = (objects, found)
+        if found.verdict not in ("by_reference", "missing"):
+            self._own[exercise.id] = objects
         return found
 
     def known(self, exercise: Exercise, namespace: MutableMapping[str, Any]) -> Verdict:
@@ -48,6 +52,35 @@ class Session:
         if found is not None and len(objects) == len(now) and all(a is b for a, b in zip(objects, now, strict=True)):
             return found
         return self.verdict(exercise, namespace)
+
+    def hand_out(self, exercise: Exercise) -> Any:
+        """The reference's objects, remembered, so that they are not taken for the learner's under the same names."""
+        found = [self.references[name] for name in exercise.names]
+        found = found if exercise.is_code else [_marked(value) for value in found]
+        self.judge.handed_out += [f for f in found if not any(f is known for known in self.judge.handed_out)]
+        return tuple(found) if len(found) > 1 else found[0]
+
+    def forget_own(self, exercise: Exercise) -> None:
+        """The learner has asked for the reference by name."""
+        self._own.pop(exercise.id, None)
+
+    def broken(self, exercises: Sequence[Exercise], namespace: MutableMapping[str, Any]) -> list[str]:
+        """Ids of those that do not pass by themselves; if there are none, all names are the learner's own objects.
+
+        `centred = use("1.3")` gives the reference as long as 1.1, which it calls, does not pass. Once that does, the
+        learner's own 1.3 takes its name again, whichever cells were run in between.
+        """
+        given = {}
+        for exercise in exercises:
+            now, own = self._objects(exercise, namespace), self._own.get(exercise.id)
+            are_given = [self.judge.is_reference(exercise, n, v) for n, v in zip(exercise.names, now, strict=True)]
+            if own is not None and any(are_given):
+                given |= dict(zip(exercise.names, now, strict=True))
+                namespace.update(zip(exercise.names, own, strict=True))
+        found = [exercise.id for exercise in exercises if not self.known(exercise, namespace).passed]
+        if found:
+            namespace.update(given)
+        return found
 
     @staticmethod
     def _objects(exercise: Exercise, namespace: MutableMapping[str, Any]) -> tuple[Any, ...]:
@@ -88,7 +121,7 @@ def check(exercise: str, *, seed: int | None = None) -> Card:
     namespace = _callers_namespace()
     session, found = _here(exercise)
     verdict = session.verdict(found, namespace, seed)
-    if verdict.verdict in ("not_attempted", "missing", "not_run_here"):
+    if verdict.verdict in ("not_attempted", "missing", "not_run_here", "by_reference"):
         entry = session.progress.of(exercise)
     else:
         entry = session.progress.record(exercise, lambda entry: _count(entry, verdict))
@@ -115,7 +148,7 @@ def _committed(session: Session, exercise: Exercise, value: Any) -> Card:
     first, found = finite_number(entry.get("prediction")), finite_number(entry.get("measured"))
     lines = []
     if first is None:
-        lines.append(("written", f"{written:g}{_unit(exercise)}, after the measurement; guess before it next time"))
+        lines.append(("written", f"{written:g}{_unit(exercise)}, after the measurement; predict before it next time"))
     else:
         lines.append(("committed", f"{first:g}{_unit(exercise)}"))
         if first != written:
@@ -170,12 +203,14 @@ def hint(exercise: str) -> Card:
     taken = as_count(session.progress.of(exercise).get("hints"))
     shown = min(taken + 1, len(found.hints), MAX_HINTS)
     session.progress.record(exercise, lambda entry: entry.update(hints=shown))
-    lines = [(f"hint {number}", text) for number, text in enumerate(found.hints[:shown], start=1)]
+    hints = [with_skeleton(text) for text in found.hints[:shown]]
+    lines = [(f"hint {number}", words) for number, (words, _) in enumerate(hints, start=1)]
+    code = "\n\n".join(code for _, code in hints if code)
     rest = len(found.hints) - shown
     lines.append(
         ("then", f"{rest} more to come" if rest else f'`reveal("{exercise}")` shows the solution, and is recorded')
     )
-    return note_card(f"{exercise} {found.title}: hint {shown} of {len(found.hints)}", lines)
+    return note_card(f"{exercise} {found.title}: hint {shown} of {len(found.hints)}", lines, code)
 
 
 def reveal(exercise: str) -> Card:
@@ -192,7 +227,8 @@ def reference(exercise: str) -> Any:
     if session.judge.is_judging:
         raise WorkbookError("an answer may not call the reference")
     print(f"reference: {', '.join(found.names)} (exercise {exercise})")
-    return _only(found, session.references)
+    session.forget_own(found)
+    return session.hand_out(found)
 
 
 @no_type_check
@@ -204,15 +240,16 @@ def use(exercise: str) -> Any:
         raise WorkbookError("an answer may not call the reference")
     # An answer may have passed with the reference standing in for what it calls; here nothing would.
     needed = [found, *(session.lab.exercise(other) for other in session.lab.all_uses(exercise))]
-    broken = [other.id for other in needed if not session.known(other, namespace).passed]
+    broken = session.broken(needed, namespace)
     if not broken:
         print(f"yours: {', '.join(found.names)} (exercise {exercise})")
-        return _only(found, namespace)
+        own = tuple(namespace[name] for name in found.names)
+        return own if len(own) > 1 else own[0]
     print(f"reference: {', '.join(found.names)} (exercise {broken[0]} does not pass yet)")
-    return _only(found, session.references)
+    return session.hand_out(found)
 
 
-def _only(exercise: Exercise, namespace: MutableMapping[str, Any]) -> Any:
-    """One object, or a tuple of all the exercise defines."""
-    found = tuple(namespace[name] for name in exercise.names)
-    return found if len(found) > 1 else found[0]
+def _marked(value: Any) -> Any:
+    """An equal value that is an object of its own, unlike the 1 or "b" that a learner writes."""
+    kind = type(value)
+    return type(kind.__name__, (kind,), {})(value) if kind in (int, float, str, dict, list, tuple) else value

@@ -1,6 +1,6 @@
 """What the scheduler itself costs per step, without a model: `python -m twophase_tools.bench.scheduling [--json]`.
 
-Every seat is taken by a decoding sequence, and a queue waits behind them. Timed are `schedule` and `update` with all
+Every place is taken by a decoding sequence, and a queue waits behind them. Timed are `schedule` and `update` with all
 the block bookkeeping they cause: a slot for each sequence, a new block and a published one every block_size steps.
 """
 
@@ -76,7 +76,7 @@ def measure_scheduling(num_running: int = 256, num_waiting: int = 0, num_steps: 
 
 
 def _decoding_scheduler(num_running: int, num_steps: int) -> Scheduler:
-    """Every seat taken by a decode, at lengths spread over a block so that new blocks are not all due at once."""
+    """Every place taken by a decode, at lengths spread over a block so that new blocks are not all due at once."""
     max_model_len = PROMPT_LEN + BLOCK_SIZE + num_steps + 8
     num_blocks = (num_running + 1) * (max_model_len // BLOCK_SIZE + 1)
     config = SchedulerConfig(

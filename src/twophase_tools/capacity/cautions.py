@@ -72,15 +72,15 @@ def context_does_not_fit(plan: Plan) -> Caution | None:
     return Caution("context-does-not-fit", "max_model_len", reason, longest.num_blocks, num_blocks)
 
 
-def seats_beyond_memory(plan: Plan) -> Caution | None:
-    seats, room = plan.config.max_num_seqs, plan.at_mean.num_requests
-    if seats <= room or not room:
+def places_beyond_memory(plan: Plan) -> Caution | None:
+    places, room = plan.config.max_num_seqs, plan.at_mean.num_requests
+    if places <= room or not room:
         return None
     reason = (
-        f"{seats:,} sequences may run at once, and memory holds {room:,} of {plan.at_mean.num_tokens:,} tokens; under "
+        f"{places:,} sequences may run at once, and memory holds {room:,} of {plan.at_mean.num_tokens:,} tokens; under "
         f"load the rest waits, or is preempted and computed again"
     )
-    return Caution("seats-beyond-memory", "max_num_seqs", reason, seats, room)
+    return Caution("places-beyond-memory", "max_num_seqs", reason, places, room)
 
 
 def beyond_ridge(plan: Plan) -> Caution | None:
@@ -242,7 +242,7 @@ RULES: tuple[Rule, ...] = (
     tpot_out_of_reach,
     promise_missed,
     crowded,
-    seats_beyond_memory,
+    places_beyond_memory,
     beyond_ridge,
     chunk_beyond_budget,
     chunk_below_batch,

@@ -214,14 +214,14 @@ def _model(file: YamlFile, name: str, folder: Path) -> tuple[ModelShape, int | N
 
 def _check(file: YamlFile, values: Mapping[str, Any], shape: ModelShape, longest: int | None) -> None:
     """What no engine could run, across keys."""
-    length, seats, budget = (values[key] for key in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"))
+    length, places, budget = (values[key] for key in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"))
     if longest is not None and length > longest:
         file.complain("max_model_len", f"must not exceed the model's {longest:,} positions, got {length:,}")
-    if budget < seats:
+    if budget < places:
         file.complain(
             "max_num_batched_tokens",
             f"must be at least max_num_seqs, so that every running sequence can decode in every step, got {budget:,} "
-            f"< {seats:,}; raise one or lower the other",
+            f"< {places:,}; raise one or lower the other",
             "max_num_seqs",
         )
     workload = values["workload"]

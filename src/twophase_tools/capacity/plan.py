@@ -37,7 +37,7 @@ class Plan:
 
     @property
     def max_requests(self) -> int:
-        """At once, of mean length: seats, or memory."""
+        """At once, of mean length: as many as max_num_seqs allows, or the memory."""
         return min(self.config.max_num_seqs, self.at_mean.num_requests)
 
     @cached_property

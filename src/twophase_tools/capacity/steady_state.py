@@ -59,7 +59,7 @@ class Server:
 
     Attributes:
         step_tokens: In a step at most.
-        max_requests: At once at most: seats, or what the memory holds.
+        max_requests: At once at most: `max_num_seqs`, or what the memory holds.
     """
 
     cost: WorkloadCost

@@ -96,7 +96,7 @@ def _gauges(steps: Sequence[StepTrace]) -> Iterator[tuple[Metric, float | int]]:
     if not steps:
         return
     last = steps[-1]
-    yield Metric("twophase:num_requests_waiting", "gauge", "Sequences waiting for blocks or seats."), last.num_waiting
+    yield Metric("twophase:num_requests_waiting", "gauge", "Sequences waiting for a place or blocks."), last.num_waiting
     yield Metric("twophase:num_requests_running", "gauge", "Sequences that hold blocks."), last.num_running
     usage = last.blocks_in_use / num_blocks(last)
     yield Metric("twophase:kv_cache_usage_perc", "gauge", "Share of the KV blocks in use, 1 is all."), usage

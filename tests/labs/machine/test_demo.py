@@ -46,6 +46,7 @@ BROKEN = {
     "no cell": ('# %% tags=["exercise:1.6"]', "# %%", "no cell has the tag exercise:1.6"),
     "another name": ("answer_1_6 =", "answer_6 =", "does not define answer_1_6"),
     "no blank": ("  # SOLUTION: bytes", "", "has no blank"),
+    "a setup that asks for answers": ("SCALE = 2.0", 'running_mean = use("1.1")', "cannot call use"),
     "a check's module": (
         "SCALE = 2.0",
         "from a.demo.exercises.basics import SCALE",

@@ -15,6 +15,7 @@ TODAY = {
     "import twophase.serving.slo": "import twophase_tools.load.slo",
     "from twophase.distributed.launch import run_local": "from twophase.parallel.launch import run_local",
     "from twophase.engine.thrift import Thrift": "from twophase.engine.speculation_gate import SpeculationGate as Thrift",
+    "limit = step.num_free_seats - 1": "limit = step.num_free_places - 1",
     "from twophase import LLM\nimport twophase.engine.drafters": "from twophase import LLM\nimport twophase.engine.drafters",
     "mytwophase.bench = twophase.benchmark": "mytwophase.bench = twophase.benchmark",
 }

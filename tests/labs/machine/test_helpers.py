@@ -95,3 +95,39 @@ def test_a_right_answer_of_a_notebook_is_right_in_the_grader(grader, what):
     got = grader.judge(LAB, [*cells, Cell(99, extra, None)])["1.3"]
     assert got.passed, got
     assert got.notes == (("checked with the reference's answer to 1.1",) if "wrong" in what else ())
+
+
+REBOUND = {
+    "in a measuring cell": ("", "running_mean = use('1.1')"),
+    "with others": ("", "running_mean, Counter = use('1.1'), use('1.8')"),
+    "at the end of its own cell": ("\n\nrunning_mean = use('1.1')\n", ""),
+    "by reference elsewhere": ("", "running_mean = reference('1.1')"),
+    "in another answer's cell": ("", "running_mean = use('1.1')\n" + CENTRED.format("running_mean")),
+    "in a changed setup cell": ("", "import torch\nSCALE = 2.0\nrunning_mean = use('1.1')"),
+}
+
+
+@pytest.mark.parametrize("how", REBOUND)
+@pytest.mark.parametrize("mean", [MEAN, MEAN.replace("cumsum(-1)", "cumsum(0)"), LAB.templates["1.1"].shipped()])
+def test_a_name_bound_again_by_use_answers_nothing_and_hides_nothing(grader, how, mean):
+    after, elsewhere = REBOUND[how]
+    notebook = json.loads(to_text(learner_notebook(LAB)))
+    given = {"1.1": mean + after, "1.3": LAB.templates["1.3"].filled(), "1.8": LAB.templates["1.8"].filled()}
+    if "another answer" in how:
+        given["1.3"], elsewhere = elsewhere, ""
+    cells = [Cell(c.number, given.get(c.exercise, c.source), c.exercise) for c in code_cells(notebook)]
+    is_right, is_shipped = mean == MEAN, "____" in mean
+    for at in (0, len(cells)):
+        got = grader.judge(LAB, [*cells[:at], *[Cell(99, elsewhere, None)] * bool(elsewhere), *cells[at:]])
+        assert got["1.1"].verdict == ("passed" if is_right else "not_attempted" if is_shipped else "failed"), got["1.1"]
+        assert got["1.3"].passed, got["1.3"]
+        assert bool(got["1.3"].notes) != is_right
+        assert got["1.8"].passed
+
+
+@pytest.mark.parametrize("call", ["use", "reference"])
+def test_a_cell_that_only_hands_out_is_by_reference_if_it_is_the_exercises_own(grader, call):
+    cells = [c for c in code_cells(json.loads(to_text(learner_notebook(LAB)))) if c.exercise != "1.1"]
+    rebound = f"from twophase_labs import {call}\nrunning_mean = {call}('1.1')"
+    assert grader.judge(LAB, [*cells, Cell(99, rebound, "1.1")])["1.1"].verdict == "by_reference"
+    assert grader.judge(LAB, [*cells, Cell(99, rebound, None)])["1.1"].verdict == "missing"

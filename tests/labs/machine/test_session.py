@@ -128,6 +128,111 @@ def test_use_and_reference(notebook, capsys):
     assert repr(notebook.ask('check("1.1")')).startswith("↷ 1.1 Running mean: by reference")
 
 
+NOT_YOURS = "not yours: the reference stands under this name; run your exercise's cell again"
+WRONG_MEAN = "def running_mean(x):\n    return x\n"
+
+
+def test_the_reference_under_the_learners_name_is_not_the_learners(notebook):
+    notebook.run(WRONG_MEAN)
+    notebook.ask('check("1.1")')
+    notebook.run('running_mean = use("1.1")')
+    for _ in range(2):
+        card = repr(notebook.ask('check("1.1")'))
+        assert card.startswith("↷ 1.1 Running mean: by reference")
+        assert NOT_YOURS in card
+    assert notebook.file()["1.1"] == {"attempts": 1, "verdict": "failed"}, "looking at the reference is no attempt"
+    notebook.run(solved("1.1"))
+    assert repr(notebook.ask('check("1.1")')).startswith("✓ 1.1")
+    notebook.run('running_mean = use("1.1")')
+    assert repr(notebook.ask('check("1.1")')).startswith("✓ 1.1"), "one's own stays one's own"
+    assert notebook.file()["1.1"] == {"attempts": 3, "verdict": "passed"}
+
+
+def test_a_class_and_a_second_name(notebook):
+    notebook.run(shipped("1.8"), "1.8")
+    notebook.run('Counter = use("1.8")')
+    assert NOT_YOURS in repr(notebook.ask('check("1.8")'))
+    notebook.run('running_mean, Counter = use("1.1"), use("1.8")')
+    assert NOT_YOURS in repr(notebook.ask('check("1.1")'))
+    notebook.run('centred = reference("1.1")')
+    assert NOT_YOURS in repr(notebook.ask('check("1.3")')), "the reference of another exercise"
+
+
+@pytest.mark.parametrize("exercise", ["1.2", "1.4", "1.5", "1.6"])
+@pytest.mark.parametrize("call", ["use", "reference"])
+def test_a_value_that_was_handed_out_is_told_from_an_equal_one(notebook, exercise, call):
+    (name,) = LAB.exercises[exercise].names
+    notebook.run(shipped(exercise), exercise)
+    notebook.run(f'{name} = {call}("{exercise}")')
+    value = notebook.namespace[name]
+    assert NOT_YOURS in repr(notebook.ask(f'check("{exercise}")'))
+    with pytest.raises(FileNotFoundError):
+        notebook.file()
+    notebook.run(solved(exercise), exercise)
+    assert notebook.namespace[name] == value
+    assert repr(notebook.ask(f'check("{exercise}")')).startswith(f"✓ {exercise}")
+
+
+def test_several_names_of_one_exercise(notebook, monkeypatch):
+    both = Exercise(
+        id="1.9", title="", kind="code", names=("running_mean", "Counter"), points=1, minutes=1, objective="",
+        checks=LAB.exercises["1.1"].checks,
+    )  # fmt: skip
+    monkeypatch.setitem(vars(LAB), "exercises", {**LAB.exercises, "1.9": both})
+    notebook.restart()
+    notebook.run(f"{WRONG_MEAN}\n{solved('1.8')}")
+    notebook.run('running_mean, own_counter = use("1.9")')
+    assert NOT_YOURS in repr(notebook.ask('check("1.9")')), "one of its names is enough"
+    notebook.run(f"{solved('1.1')}\n{solved('1.8')}")
+    assert repr(notebook.ask('check("1.9")')).startswith("✓")
+
+
+MEASURE = 'running_mean = use("1.1")\ncentred = use("1.3")\ncentred(torch.ones(2))'
+
+
+@pytest.mark.parametrize("checked_first", [True, False])
+def test_cells_in_any_order_give_the_learner_their_own_again(notebook, capsys, checked_first):
+    notebook.run(WRONG_MEAN)
+    notebook.run(solved("1.3"), "1.3")
+    own = notebook.namespace["centred"]
+    if checked_first:
+        assert repr(notebook.ask('check("1.3")')).startswith("✓ 1.3")
+    for _ in range(2):  # 1.3 is right, but calls 1.1
+        capsys.readouterr()
+        notebook.run(MEASURE)
+        assert capsys.readouterr().out.count("reference: ") == 2
+        assert notebook.namespace["centred"] is not own
+    notebook.run(solved("1.1"))
+    notebook.run(MEASURE)
+    assert capsys.readouterr().out.count("yours: ") == 2
+    assert notebook.namespace["centred"] is own
+    for exercise in ("1.1", "1.3"):
+        assert repr(notebook.ask(f'check("{exercise}")')).startswith(f"✓ {exercise}")
+    notebook.run(WRONG_MEAN)
+    notebook.run('centred = use("1.3")')
+    assert notebook.namespace["centred"] is not own
+
+
+def test_use_leaves_a_failing_answer_out_where_the_reference_stood(notebook):
+    notebook.run(shipped("1.1"))
+    notebook.run(solved("1.3"), "1.3")
+    notebook.run('running_mean = use("1.1")')
+    given = notebook.namespace["running_mean"]
+    notebook.run('centred = use("1.3")')
+    assert notebook.namespace["running_mean"] is given, "the blank one would stop the next cell"
+
+
+def test_who_asks_for_the_reference_by_name_keeps_it(notebook, capsys):
+    notebook.run(solved("1.1"))
+    notebook.ask('check("1.1")')
+    notebook.run('running_mean = reference("1.1")')
+    capsys.readouterr()
+    notebook.run('running_mean = use("1.1")')
+    assert capsys.readouterr().out.startswith("reference: running_mean")
+    notebook.run(solved("1.1"))
+    assert repr(notebook.ask('check("1.1")')).startswith("✓")
+
+
 def test_a_prediction_is_committed_before_it_is_compared(notebook):
     notebook.run(shipped("1.4"), "1.4")
     assert "not attempted" in repr(notebook.ask('check("1.4")'))

@@ -26,7 +26,7 @@ CASES = [
     ("ttft-out-of-reach", {"slo": "{ttft_s: 0.01}"}, (None, 0.01), "a prompt of 1,000 tokens takes", {"slo": "{ttft_s: 1}"}),
     ("tpot-out-of-reach", {"slo": "{tpot_s: 0.001}"}, (None, 0.001), "at batch 1, and 0.001 s are promised", {"slo": "{tpot_s: 1}"}),
     ("promise-missed", {"slo": "{tpot_s: 0.012}", "workload": load(4)}, (4, None), "with TPOT <= 0.012 s promised; up to", {"workload": load(0.1)}),
-    ("seats-beyond-memory", {"hardware": "{memory: 24 GB, flops_per_s: 165e12, bytes_per_s: 1e12}"}, (256, 23), "memory holds 23 of 1,250 tokens", {"max_num_seqs": 26}),
+    ("places-beyond-memory", {"hardware": "{memory: 24 GB, flops_per_s: 165e12, bytes_per_s: 1e12}"}, (256, 23), "memory holds 23 of 1,250 tokens", {"max_num_seqs": 26}),
     ("beyond-ridge", {"workload": SHORT, "max_num_seqs": 1024}, (1024, None), "more of them make every step longer", {"max_num_seqs": 32}),
     ("chunk-beyond-budget", {"chunk_size": 9000}, (9000, 8192), "a chunk of 9,000 tokens never fits into a step of 8,192", {"chunk_size": 8192}),
     ("chunk-below-batch", {"chunk_size": 256}, (256, 256), "no room for a prefill", {"chunk_size": 257}),

@@ -48,7 +48,7 @@ def test_warnings_say_where(twophase, config_file):
     assert f"{path}:5: chunk_size" in out
     assert f"{path}:6: slo.ttft_s" in out
     path = config_file(hardware="{memory: 24 GB, flops_per_s: 165e12, bytes_per_s: 1e12}")
-    # More seats than the memory has room for, and nobody asked for them.
+    # More places than the memory has room for, and nobody asked for them.
     assert f"{path} (by default): max_num_seqs" in twophase("plan", path)[1]
 
 

@@ -94,8 +94,8 @@ def check_memory(memory):
     assert (fits.num_requests, fits.num_blocks, fits.num_bytes) == (119, 256, 512 * 2**20)
     table, _ = at_limit()
     assert (table.headroom_bytes, table.kv_bytes_per_token, table.block_bytes) == (8 * 10**9, 131_072, 2**21)
-    seats = plan().config.max_num_seqs
-    assert table.workspace_bytes == 8192 * (3 * 4096 + 10_240 + 3 * 14336) * 2 + seats * 16 * 128_256
+    places = plan().config.max_num_seqs
+    assert table.workspace_bytes == 8192 * (3 * 4096 + 10_240 + 3 * 14336) * 2 + places * 16 * 128_256
     assert table.num_blocks == (72 * 10**9 - table.weight_bytes - table.workspace_bytes) // 2**21
     table, fits = at_limit(model="llama-3-70b", tensor_parallel_size=8)
     assert (table.kv_bytes_per_token, fits.num_bytes) == (327_680 // 8, 4096 * 327_680)
@@ -117,7 +117,7 @@ def check_memory(memory):
     assert [memory.workspace_bytes(TOY_TWO, n, 5, 100) for n in (1, 2)] == [17_040, 16_640]
     table, _ = at_limit(model="smollm2-135m", tensor_parallel_size=7)  # 49,152 rows are no multiple of 7
     step = 8192 * (3 * 576 + 64 * (2 * 2 + 2) + 3 * 224) * 2
-    assert table.workspace_bytes == step + seats * 16 * 49_152
+    assert table.workspace_bytes == step + places * 16 * 49_152
 
 
 TOY_TWO = ModelShape("toy", 8, 16, 2, 2, 2, 4, 10, True, "by hand")
@@ -303,7 +303,7 @@ MUTANTS = [
         "cautions",
         ("does not fit by halves", "    if table.num_blocks:\n", "    if table.num_blocks or table.pool_bytes > -10**11:\n"),
         ("weights are enough", "if fit(plan.config, table, plan.config.max_model_len).num_requests:", "if table.num_blocks:"),
-        ("seats one more", "if seats <= room or not room:", "if seats < room or not room:"),
+        ("places one more", "if places <= room or not room:", "if places < room or not room:"),
         ("ridge as a floor", "batch <= ridge:", "batch >= ridge:"),
         ("chunks at the budget", "chunk <= budget:", "chunk < budget:"),
         ("chunks at the batch", "chunk > batch:", "chunk >= batch:"),

@@ -154,19 +154,19 @@ def test_absurd_sizes_take_no_time():
     assert huge.alone.ttft_s > 0
 
 
-# (prompt, output, requests per second, seats, chunk): less than half of what the engine can take.
+# (prompt, output, requests per second, places, chunk): less than half of what the engine can take.
 LOADS = [(1000, 100, 10, 256, 8192), (1000, 100, 4, 256, 512), (4000, 40, 2, 64, 8192)]
 
 
-@pytest.mark.parametrize(("prompt", "output", "rate", "seats", "chunk"), LOADS)
-def test_against_the_simulator(prompt, output, rate, seats, chunk):
+@pytest.mark.parametrize(("prompt", "output", "rate", "places", "chunk"), LOADS)
+def test_against_the_simulator(prompt, output, rate, places, chunk):
     """The same roofline under the real scheduler, with requests that come as they like. The steady state is a mean
     over fluctuations that the simulation has, so it may be off by a tenth at moderate load; it mostly is by less."""
     found = plan(
         hardware="h100",
         max_model_len=8192,
         chunk_size=chunk,
-        max_num_seqs=seats,
+        max_num_seqs=places,
         workload=f"{{rate: {rate}, prompt_tokens: {prompt}, output_tokens: {output}}}",
     )
     assert 0.05 < found.utilisation < 0.5
@@ -174,7 +174,7 @@ def test_against_the_simulator(prompt, output, rate, seats, chunk):
     limits = {
         "num_blocks": found.memory.num_blocks,
         "block_size": config.block_size,
-        "max_num_seqs": seats,
+        "max_num_seqs": places,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "max_model_len": config.max_model_len,
     }

@@ -1,6 +1,6 @@
 """A run made by hand, small enough to compute every number on paper.
 
-Three requests, two seats, ten blocks of four slots; steps of schedule 1, run 8 and update 1 (think of milliseconds):
+Three requests, two places, ten blocks of four slots; steps of schedule 1, run 8 and update 1 (think of milliseconds):
 
     step 0   [ 0, 10)   A's prompt, all 8 tokens                                   A: token 0 at 10
     step 1   [10, 20)   A decodes; B's prompt, the first 3 of 5 tokens             A: token 1 at 20

@@ -162,8 +162,8 @@ def _grow_all(cache, sequences):
         cache.grow(sequence.table, len(sequence.token_ids))
 
 
-@pytest.mark.parametrize(("max_num_seqs", "reason"), [(4, Refusal.SEATS), (5, Refusal.BUDGET)])
-def test_a_policy_that_bides_its_time_repeats_for_want_of_seats_alone(max_num_seqs, reason):
+@pytest.mark.parametrize(("max_num_seqs", "reason"), [(4, Refusal.PLACES), (5, Refusal.BUDGET)])
+def test_a_policy_that_bides_its_time_repeats_for_want_of_places_alone(max_num_seqs, reason):
     """It asks before it decodes once they have stood, and behind them otherwise: there may be more tokens then."""
     policy = PrefillFirstPolicy(max_stalled_steps=1)
     scheduler = make_scheduler(policy=policy, max_num_seqs=max_num_seqs, budget=32, enable_chunked_prefill=False)
@@ -175,8 +175,8 @@ def test_a_policy_that_bides_its_time_repeats_for_want_of_seats_alone(max_num_se
     scheduler.add(request("late", 0, 32, 4))
     plan = step(scheduler)
     assert (plan.num_decodes, scheduler.refusal) == (4, reason)
-    assert len(repeated_sequences(scheduler, plan, is_undisturbed=True)) == (4 if reason is Refusal.SEATS else 0)
-    assert len(step(scheduler).chunks) == (4 if reason is Refusal.SEATS else 1)
+    assert len(repeated_sequences(scheduler, plan, is_undisturbed=True)) == (4 if reason is Refusal.PLACES else 0)
+    assert len(step(scheduler).chunks) == (4 if reason is Refusal.PLACES else 1)
 
 
 def test_what_is_not_repeated():

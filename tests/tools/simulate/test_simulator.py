@@ -108,8 +108,8 @@ def test_tally_agrees_with_the_record():
     assert "TTFT" in tally.to_text()
 
 
-def test_one_seat_is_an_m_d_1_queue():
-    """Poisson arrivals, one seat, every request one step of a second.
+def test_one_place_is_an_m_d_1_queue():
+    """Poisson arrivals, one place, every request one step of a second.
 
     Each wait follows from the one before (Lindley: w' = max(0, w + service - gap)), and their mean is near
     rho / (2 (1 - rho)) seconds (Pollaczek-Khinchine for constant service).

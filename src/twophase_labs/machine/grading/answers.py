@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, no_type_check
 
 from twophase_labs.machine.grading import sandbox
 from twophase_labs.machine.grading.remote import Peer, Rules
@@ -75,9 +75,10 @@ class Answer:
         self._limit_time(job["time_limit_s"])
         run_helpers(job["helpers"], here)
         for used, source in job["uses"].items():
+            USE.allow(job["names_of"], here, own=used)
             run_cell(source, here, f"<exercise {used}>")
         stand_ins = _stand_ins(job["stand_ins"], dict(here))
-        USE.allow(job["names_of"], stand_ins, here)
+        USE.allow(job["names_of"], stand_ins, here, own=exercise)
         run_cell(job["source"], here, f"<exercise {exercise}>")
         here.update(stand_ins)
         self._limit_time(job["time_limit_s"])
@@ -138,21 +139,35 @@ class ByReference:
 
 
 class Use:
-    """What `use` and `reference` are while grading: of what an exercise uses they give what its check will use."""
+    """What `use` and `reference` are while grading: of what an exercise uses they give what its check will use.
+
+    Of the exercise itself `use` gives what its cell has defined so far, if it has, and `reference` nothing.
+    """
 
     def __init__(self) -> None:
         self._names_of: Mapping[str, Sequence[str]] = {}
         self._places: tuple[Mapping[str, Any], ...] = ()
+        self._own = ""
 
-    def allow(self, names_of: Mapping[str, Sequence[str]], *places: Mapping[str, Any]) -> None:
-        """Names by exercise, and where they are looked up, first place first."""
-        self._names_of, self._places = names_of, places
+    def allow(self, names_of: Mapping[str, Sequence[str]], *places: Mapping[str, Any], own: str) -> None:
+        """Names by exercise, and where they are looked up, first place first; `own` is the exercise being graded."""
+        self._names_of, self._places, self._own = names_of, places, own
 
+    @no_type_check  # a checker's wrapper would stand between these frames
     def __call__(self, exercise: Any) -> Any:
+        return self._given(exercise, sys._getframe(1))
+
+    @no_type_check
+    def reference(self, exercise: Any) -> Any:
+        return ByReference(exercise) if exercise == self._own else self._given(exercise, sys._getframe(1))
+
+    def _given(self, exercise: Any, caller: FrameType) -> Any:
         names = self._names_of.get(exercise, ()) if isinstance(exercise, str) else ()
-        if not names or sys._getframe(1).f_code.co_name != "<module>":
+        if not names or caller.f_code.co_name != "<module>":
             return ByReference(exercise)
         found = [next((place[name] for place in self._places if name in place), None) for name in names]
+        if exercise == self._own and any(value is None for value in found):
+            return ByReference(exercise)
         return tuple(found) if len(found) > 1 else found[0]
 
 
@@ -166,7 +181,7 @@ def silence_the_notebook(namespace: dict[str, Any]) -> None:
 
     for name in NOTEBOOKS_CALLS:
         original = getattr(session, name)
-        quiet = _ignored if name not in ("reference", "use") else USE
+        quiet = {"reference": USE.reference, "use": USE}.get(name, _ignored)
         for place in (vars(session), vars(twophase_labs), namespace):
             if place.get(name) is original or place is not namespace:
                 place[name] = quiet

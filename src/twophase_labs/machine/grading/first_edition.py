@@ -13,6 +13,7 @@ RENAMED = {
     "from twophase.engine.thrift import Thrift": (
         "from twophase.engine.speculation_gate import SpeculationGate as Thrift"
     ),
+    ".num_free_seats": ".num_free_places",
 }
 
 

@@ -123,7 +123,7 @@ def _aliases(node: ast.stmt, lab: Lab) -> Iterator[tuple[str, str]]:
         targets = target.elts if isinstance(target, ast.Tuple) else [target]
         meant = _used(value, lab)
         for name, its in zip(targets, meant, strict=False) if len(targets) == len(meant) else ():
-            if isinstance(name, ast.Name):
+            if isinstance(name, ast.Name) and name.id != its:  # under its own name it is there already
                 yield name.id, its
 
 

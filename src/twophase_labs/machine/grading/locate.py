@@ -15,7 +15,7 @@ from twophase_labs.machine.grading.files import NotGradableError, source_of
 from twophase_labs.machine.grading.first_edition import with_names_of_today
 from twophase_labs.machine.judge import Verdict
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError, exercise_of
-from twophase_labs.machine.lint import names_bound
+from twophase_labs.machine.lint import handed_out, names_bound
 
 NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)  # a lone surrogate; brackets nested without end
 OTHER_LANGUAGES = r"(?:bash|sh|script|cmd|html|HTML|javascript|js|latex|markdown|svg|SVG|perl|ruby|writefile|file)\b"
@@ -23,11 +23,15 @@ OTHER_LANGUAGES = r"(?:bash|sh|script|cmd|html|HTML|javascript|js|latex|markdown
 
 @dataclass(frozen=True)
 class Cell:
-    """A code cell. `number` counts all cells of the notebook from 1, as a learner would."""
+    """A code cell. `number` counts all cells of the notebook from 1, as a learner would.
+
+    `is_untouched`: an exercise's, still as the first edition shipped it.
+    """
 
     number: int
     source: str
     exercise: str | None
+    is_untouched: bool = False
 
     @cached_property
     def tree(self) -> ast.Module | None:
@@ -42,9 +46,15 @@ class Cell:
         """What its top level defines."""
         return frozenset(names_bound(self.tree) if self.tree is not None else ())
 
+    @cached_property
+    def own_names(self) -> frozenset[str]:
+        """Those of them that are not merely handed out: `greedy = use("1.3")` answers nothing."""
+        body = self.tree.body if self.tree is not None else []
+        return frozenset(names_bound(ast.Module([node for node in body if not handed_out(ast.Module([node], []))], [])))
+
     def defines(self, name: str) -> bool:
         if self.tree is not None:
-            return name in self.names
+            return name in self.own_names
         return re.search(rf"^(def|class)\s+{name}\b|^{name}\s*[:=]", self.source, re.MULTILINE) is not None
 
 
@@ -135,6 +145,8 @@ def locate(exercise: Exercise, template: Template, cells: Sequence[Cell]) -> Cel
     """The cell that answers the exercise, or the verdict if there is none, there are several, or it is untouched."""
     tagged = [cell for cell in cells if cell.exercise == exercise.id]
     defining = [cell for cell in cells if all(cell.defines(name) for name in exercise.names)]
+    # A cell that was replaced by `greedy = reference("1.3")` is found by its tag.
+    defining = defining or [cell for cell in tagged if set(exercise.names) <= cell.names]
     different = {cell.source.strip() for cell in defining}
     if not defining:
         return _missing(exercise, tagged)
@@ -143,7 +155,7 @@ def locate(exercise: Exercise, template: Template, cells: Sequence[Cell]) -> Cel
         reason = f"cells {numbers} both define {exercise.names[0]}, each differently"
         return Verdict(exercise.id, "error", reason, ("Keep the one you mean and delete the other.",))
     cell = defining[-1]
-    if cell.source.strip() == template.shipped().strip():
+    if cell.is_untouched or cell.source.strip() == template.shipped().strip():
         return Verdict(exercise.id, "not_attempted", "not attempted")
     return syntax_error(cell, exercise) or cell
 

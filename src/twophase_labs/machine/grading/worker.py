@@ -69,12 +69,14 @@ def grade_one(job: Mapping[str, Any], judge: Judge, namespace: dict[str, Any]) -
     replaced, restore = judge.guard.replaced, judge.guard.restore
     others = (*job["uses"], *job["fall_back"])
     stand_ins = {name: judge.references[name] for i in job["fall_back"] for name in judge.exercises[i].names}
-    USE.allow({i: judge.exercises[i].names for i in others}, stand_ins, namespace)
+    names_of = {i: judge.exercises[i].names for i in (*others, exercise.id)}
     try:
         with time_limit(exercise.time_limit_s):
             run_helpers(job["helpers"], namespace)
             for used, source in job["uses"].items():
+                USE.allow(names_of, namespace, own=used)
                 run_cell(source, namespace, f"<exercise {used}>")
+            USE.allow(names_of, stand_ins, namespace, own=exercise.id)
             run_cell(job["source"], namespace, f"<exercise {exercise.id}>")
     except BaseException as error:
         restore()
@@ -134,7 +136,7 @@ def _told(job: Mapping[str, Any], lab: Lab, exercise: Exercise) -> dict[str, Any
         "source": job["source"],
         "helpers": list(job["helpers"]),
         "uses": dict(job["uses"]),
-        "names_of": {other: list(lab.exercise(other).names) for other in used},
+        "names_of": {other: list(lab.exercise(other).names) for other in (*used, exercise.id)},
         "stand_ins": {
             other: (lab.templates[other].filled(), list(lab.exercise(other).names)) for other in used if other in behind
         },

@@ -1,0 +1,120 @@
+"""Rules of the second edition, for labs whose sections say their minutes: whole functions, few blanks, sources named.
+
+`problems(lab)` names what breaks one. They are told when a lab is built, and fail `build --check` and the tests.
+"""
+
+import ast
+import doctest
+import importlib.util
+import re
+from collections.abc import Iterator
+
+from twophase_labs.machine import wording
+from twophase_labs.machine.exercise import MAX_HINTS, Exercise
+from twophase_labs.machine.lab import Lab
+from twophase_labs.machine.sections import Section
+
+MAX_FIRST_LINES, MAX_IMPORTED, MAX_BLANKS = 12, 12, 6
+MIN_CORE, MAX_CORE, MIN_CODE = 12, 16, 8
+NUM_EXAMPLES = 2
+
+TAKEAWAY = re.compile(r"^\*\*Takeaway\.\*\* \S", re.MULTILINE)
+# These measure nothing that could be taken away.
+WITHOUT_TAKEAWAY = re.compile(
+    r"knowledge check|glossary|the map|the course|way on|what next|further|reading|sources|before you", re.IGNORECASE
+)
+BOX = re.compile(r"^> \*\*In production, 2026\.\*\*.*(?:\n>.*)*", re.MULTILINE)
+LINK = re.compile(r"\]\((https?://[^)\s]+)\)")
+SHAPE = re.compile(r"\[[A-Za-z_]\w*(?:, *[\w*+/. -]+)*\]|\([A-Z]\w*(?:, *[\w*+/. -]+)*,?\)")
+UNIT = re.compile(
+    r"\b(?:bytes?|bits?|[KMG]i?B|tokens?|seconds?|milliseconds?|ms|blocks?|slots?|elements?|positions?|heads?|steps?|"
+    r"FLOPs?|requests?|ids?|logits|probabilit(?:y|ies)|shapes?)\b"
+)
+
+
+def problems(lab: Lab) -> list[str]:
+    """What an author has to change, in words; none is good. Of the first edition's labs nothing is asked."""
+    if lab.edition < 2:
+        return []
+    found = [*_cells(lab), *_sections(lab), *_boxes(lab), *wording.problems(lab)]
+    if lab.exercises:
+        found += [*_numbers(lab), *(p for e in lab.exercises.values() if lab.is_open(e.id) for p in _open(lab, e))]
+    return [f"{lab.source.name}: {problem}" for problem in found]
+
+
+def _cells(lab: Lab) -> Iterator[str]:
+    code = [(i, cell.source) for i, cell in enumerate(lab.notebook.cells) if cell.cell_type == "code"]
+    for number, (_, source) in enumerate(code):
+        num_lines = sum(bool(line.strip()) for line in source.split("\n"))
+        if number == 0 and num_lines > MAX_FIRST_LINES:
+            yield f"the first code cell has {num_lines} lines; it shows the surprise in {MAX_FIRST_LINES}"
+    for i, source in code:
+        names = [alias.name for node in ast.walk(ast.parse(source)) for alias in _aliases(node)]
+        if len(names) > MAX_IMPORTED:
+            yield f"cell {i} imports {len(names)} names; import at first use, {MAX_IMPORTED} in one cell at most"
+
+
+def _aliases(node: ast.AST) -> list[ast.alias]:
+    return node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
+
+
+def _numbers(lab: Lab) -> Iterator[str]:
+    for i, template in lab.templates.items():
+        if len(template.blanks) > MAX_BLANKS:
+            yield f"exercise {i} has {len(template.blanks)} blanks; {MAX_BLANKS} at most"
+    code = [e.id for e in lab.core if e.is_code]
+    is_open = [i for i in code if lab.is_open(i)]
+    if not MIN_CORE <= len(lab.core) <= MAX_CORE:
+        yield f"{len(lab.core)} core exercises; it should be {MIN_CORE} to {MAX_CORE}"
+    if len(code) < MIN_CODE:
+        yield f"{len(code)} core exercises are code; at least {MIN_CODE} should be"
+    if 3 * len(is_open) < len(code):
+        yield f"of {len(code)} core code exercises, {len(is_open)} are open ({', '.join(is_open)}); a third should be"
+
+
+def _sections(lab: Lab) -> Iterator[str]:
+    for section in lab.sections[1:]:
+        if section.minutes is None:
+            yield f"section {section.title!r} says no minutes: `<!-- minutes: 14 -->` under its heading"
+        if _measures(section) and not TAKEAWAY.search(section.prose):
+            yield f"section {section.title!r} has no '**Takeaway.** One quantified sentence.'"
+
+
+def _measures(section: Section) -> bool:
+    return any(part.kind == "code" for part in section.parts) and not WITHOUT_TAKEAWAY.search(section.title)
+
+
+def _boxes(lab: Lab) -> Iterator[str]:
+    known = {source.url for source in sources_of(lab)}
+    for section in lab.sections:
+        if section.prose.count("**In production") != len(BOX.findall(section.prose)):
+            yield f"section {section.title!r}: a box begins '> **In production, 2026.**'"
+        for box in BOX.findall(section.prose):
+            links = LINK.findall(box)
+            if not links:
+                yield f"section {section.title!r}: the box 'In production, 2026' links to no source"
+            for link in links:
+                if link not in known:
+                    yield f"section {section.title!r}: {link} is not in SOURCES of {lab.package}.sources"
+
+
+def sources_of(lab: Lab) -> tuple[object, ...]:
+    """SOURCES of the chapter's module `sources`, if there is one."""
+    name = f"{lab.package}.sources"
+    if not lab.has_exercises or importlib.util.find_spec(name) is None:
+        return ()
+    return tuple(importlib.import_module(name).SOURCES)
+
+
+def _open(lab: Lab, exercise: Exercise) -> Iterator[str]:
+    docstring = lab.templates[exercise.id].docstring
+    where = f"open exercise {exercise.id}:"
+    if not SHAPE.search(docstring) and not UNIT.search(docstring):
+        yield f"{where} its docstring names no shape, such as [B, T], and no unit"
+    examples = [example for example in doctest.DocTestParser().get_examples(docstring) if example.want]
+    if len(examples) < NUM_EXAMPLES:
+        yield f"{where} its docstring has {len(examples)} examples with a result (>>>); {NUM_EXAMPLES} at least"
+    if len(exercise.hints) != MAX_HINTS:
+        yield f"{where} it has {len(exercise.hints)} hints; {MAX_HINTS}, the last a skeleton"
+    elif exercise.hints[-1].count("\n") < 2:
+        yield f"{where} its last hint is no skeleton: code of several lines"

@@ -1,0 +1,162 @@
+"""Rules of the second edition: labs whose sections say their minutes keep them, and breaking one is told."""
+
+import doctest
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.labs.demo import LAB as FIRST
+from tests.labs.renumbered import LAB as RENUMBERED
+from twophase_labs.machine import blanks, second_edition
+from twophase_labs.machine.build import card, solved_notebook
+from twophase_labs.machine.cards import with_skeleton
+from twophase_labs.machine.lab import Lab, Workbook
+from twophase_labs.machine.solved import run_reference
+
+WORKBOOK = Workbook(Path(__file__).parents[3])
+SECOND = [number for number, lab in WORKBOOK.labs.items() if lab.edition > 1]
+
+
+@pytest.mark.parametrize("number", SECOND)
+def test_a_lab_keeps_them(number):
+    assert second_edition.problems(WORKBOOK.lab(number)) == []
+
+
+def doctested(lab):
+    """What fails of the examples in open exercises, run on the solved cells."""
+    namespace = run_reference(lab)
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    told = []
+    for i, template in lab.templates.items():
+        if lab.is_open(i):
+            test = doctest.DocTestParser().get_doctest(template.docstring, dict(namespace), i, None, 0)
+            runner.run(test, out=told.append)
+    return "".join(told)
+
+
+@pytest.mark.parametrize("number", [n for n in SECOND if WORKBOOK.lab(n).exercises])
+def test_worked_examples_are_true(number):
+    assert doctested(WORKBOOK.lab(number)) == ""
+
+
+OPEN = '''def running_mean(x):
+    """The mean up to each position, for x of shape [T].
+
+    >>> running_mean(torch.tensor([2.0, 4.0])).tolist()
+    [2.0, 3.0]
+    >>> running_mean(torch.ones(1)).tolist()
+    [1.0]
+    """
+    # BEGIN SOLUTION: the means
+    # a remark
+    totals = x.cumsum(-1)
+    return totals / torch.arange(1, x.shape[-1] + 1)
+    # END SOLUTION'''
+
+
+@pytest.mark.parametrize(
+    ("source", "is_open"),
+    [
+        (OPEN, True),
+        (OPEN.replace(OPEN[OPEN.index('    """') : OPEN.index("    # BEGIN")], ""), True),
+        (OPEN.replace("    # BEGIN", "    totals = 0\n    # BEGIN"), False),
+        (OPEN + "\n    return 1", False),
+        (OPEN + "\n\n\nx = 3  # SOLUTION", False),
+        ("def f(x):\n    return x  # SOLUTION", False),
+        ("import math\n\n\nclass A:\n    @property\n    def f(self):\n        # BEGIN SOLUTION\n        return 1\n        # END SOLUTION", True),
+        ("def f(x):\n    for i in x:\n        # BEGIN SOLUTION\n        print(i)\n        # END SOLUTION", False),
+    ],
+)  # fmt: skip
+def test_what_is_open(source, is_open):
+    template = blanks.parse(source, "1.1")
+    assert template.is_open == is_open
+    assert bool(template.docstring) == (is_open and '"""' in source)
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Makes today's demonstration lab with a change to its text; the rules on numbers fit its few exercises."""
+
+    def make(old="", new=""):
+        text = RENUMBERED.source.read_text()
+        assert not old or text.count(old) == 1
+        path = tmp_path / "01_demo.py"
+        path.write_text(text.replace(old, new) if old else text)
+        lab = Lab(path, "tests.labs.renumbered")
+        lab.__dict__["exercises"] = dict(lab.exercises)
+        return lab
+
+    monkeypatch.setattr(second_edition, "MIN_CORE", 5)
+    monkeypatch.setattr(second_edition, "MIN_CODE", 3)
+    return make
+
+
+def test_all_is_well(made):
+    lab = made()
+    assert [i for i in lab.exercises if lab.is_open(i)] == ["1.2", "1.3"]
+    assert second_edition.problems(lab) == []
+    assert doctested(lab) == ""
+
+
+def test_a_wrong_example_is_told(made):
+    assert "[2.0, 4.0]" in doctested(made("    [2.0, 3.0]\n", "    [2.0, 4.0]\n"))
+
+
+BROKEN = {
+    "a long first cell": ("SCALE = 2.0", "SCALE = 2.0\n" + "x = 1\n" * 12, "the first code cell has 15 lines"),
+    "many imports": ("SCALE = 2.0", f"SCALE = 2.0\nfrom math import {', '.join('abcdefghi')}", "imports 14 names"),
+    "no minutes": ("# <!-- minutes: 5 -->\n", "", "section '2. State' says no minutes"),
+    "no takeaway": ("# **Takeaway.** Two steps.\n", "", "section '2. State' has no '**Takeaway.**"),
+    "an empty takeaway": ("# **Takeaway.** Two steps.\n", "# **Takeaway.**\n", "has no '**Takeaway.**"),
+    "no link": ("[source](https://a.b/c)", "source", "links to no source"),
+    "an unknown link": ("https://a.b/c", "https://a.b/d", "https://a.b/d is not in SOURCES of tests.labs.renumbered"),
+    "another box": ("**In production, 2026.**", "**In production.**", "a box begins"),
+    "no shape": ("The mean up to each position, for x of shape [T].", "The mean.", "names no shape"),
+    "one example": ("    >>> running_mean(torch.ones(1)).tolist()\n    [1.0]\n", "", "has 1 examples with a result"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_rule_that_is_broken_is_told(made, how):
+    old, new, message = BROKEN[how]
+    assert message in "\n".join(second_edition.problems(made(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("hints", "message"), [((), "0 hints"), (("a", "b"), "2 hints"), (("a", "b", "c = 1"), "is no skeleton")]
+)
+def test_hints_of_an_open_exercise(made, hints, message):
+    lab = made()
+    lab.exercises["1.2"] = replace(lab.exercises["1.2"], hints=hints)
+    assert message in "\n".join(second_edition.problems(lab))
+
+
+def test_how_many(made, monkeypatch):
+    monkeypatch.setattr(second_edition, "MIN_CORE", 12)
+    monkeypatch.setattr(second_edition, "MIN_CODE", 8)
+    monkeypatch.setattr(second_edition, "MAX_BLANKS", 1)
+    told = "\n".join(second_edition.problems(made()))
+    for message in ("5 core exercises", "3 core exercises are code", "exercise 1.4 has 2 blanks; 1 at most"):
+        assert message in told
+    monkeypatch.setattr(Lab, "is_open", lambda lab, i: False)
+    assert "of 3 core code exercises, 0 are open" in "\n".join(second_edition.problems(made()))
+
+
+def test_of_the_first_edition_nothing_is_asked():
+    assert second_edition.problems(FIRST) == []
+    assert not any(FIRST.is_open(i) for i in FIRST.exercises)
+
+
+def test_the_card_of_an_open_exercise_says_so(made):
+    lab = made()
+    assert card(lab.exercise("1.2"), is_open=True).split("\n")[2].startswith("*open: you write the function · 3 points")
+    text = "\n".join(cell.source for cell in solved_notebook(lab).cells)
+    assert text.count("*open: you write the function · ") == sum(lab.is_open(i) for i in lab.exercises)
+
+
+def test_a_skeleton_is_shown_as_code():
+    skeleton = RENUMBERED.exercises["1.2"].hints[-1]
+    assert with_skeleton(skeleton) == ("Sum, then divide:", "totals = ...\nreturn totals / ...")
+    assert with_skeleton("\nfor x in y:\n    ...\n") == ("a skeleton:", "for x in y:\n    ...")
+    assert with_skeleton("Look at `x`.") == ("Look at `x`.", "")

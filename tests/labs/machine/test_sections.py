@@ -1,0 +1,97 @@
+"""The map of a lab by its sections, and the minutes that they say."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.labs.demo import DEMO, LAB
+from twophase_labs.commands import labs
+from twophase_labs.machine.build import learner_notebook, section_map, solved_notebook
+from twophase_labs.machine.lab import Lab, Workbook, edition_of
+from twophase_labs.machine.sections import sections
+
+ADDED = {
+    "# <!-- card 1.1 -->\n": "# ## 1. Means of `x` (running)\n# <!-- minutes: 14 -->\n#\n# <!-- card 1.1 -->\n",
+    "# <!-- card 1.4 -->\n": "# Still 1.\n#\n# ## 2. Cost\n#\n# <!-- minutes: 6 -->\n#\n# <!-- card 1.4 -->\n",
+}
+
+
+@pytest.fixture
+def second(tmp_path):
+    """The demonstration lab with sections that say their minutes; 1.2 is extra."""
+    text = LAB.source.read_text()
+    for old, new in ADDED.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (tmp_path / "labsolutions").mkdir()
+    (tmp_path / "labsolutions" / "01_demo.py").write_text(text)
+    lab = Workbook(tmp_path, DEMO.package).lab("1")
+    lab.__dict__["exercises"] = {i: replace(e, is_extra=i == "1.2") for i, e in LAB.exercises.items()}
+    return lab
+
+
+def test_what_is_in_which_section(second):
+    before, means, cost = second.sections
+    assert before.title == ""
+    assert before.minutes is None
+    assert (means.title, means.minutes, means.exercises) == ("1. Means of `x` (running)", 14, ("1.1", "1.2", "1.3"))
+    assert (cost.minutes, cost.exercises) == (6, ("1.4", "1.5", "1.6", "1.7", "1.8"))
+    assert "Still 1." in means.prose, "what precedes a heading in its cell belongs to the section before"
+    assert "Still 1." not in cost.prose
+    assert second.minutes == 20
+
+
+def test_a_heading_in_a_fence_is_no_heading():
+    source = "## One\n```bash\n## two\n```\n## Three"
+    cells = [{"cell_type": "markdown", "source": source, "metadata": {}}]
+    assert [section.title for section in sections(cells)] == ["", "One", "Three"]
+
+
+def test_the_map(second):
+    points = sum(e.points for e in second.core)
+    extra = second.exercises["1.2"].points
+    expected = f"""\
+| section | minutes | exercises | extra |
+| --- | ---: | --- | --- |
+| [1. Means of `x` (running)](#1.-Means-of-x-%28running%29) | 14 | 1.1, 1.3 | 1.2 |
+| [2. Cost](#2.-Cost) | 6 | 1.4, 1.5, 1.6, 1.7, 1.8 |  |
+| **total** | **20** | **7 exercises, {points} points** | **1, {extra} extra points** |"""
+    assert section_map(second) == expected
+    text = "\n".join(cell.source for cell in learner_notebook(second).cells)
+    assert expected in text
+    assert "## 1. Means of `x` (running)\n*14 minutes*\n" in text
+    assert "<!--" not in text
+
+
+def test_without_minutes_the_map_lists_exercises():
+    text = "\n".join(cell.source for cell in solved_notebook(LAB).cells)
+    assert LAB.minutes is None
+    assert "| 1.2 | Cost of one more | choice | 1 | 1 |" in text
+
+
+def test_the_edition_stands_in_the_notebook(second):
+    assert (second.edition, LAB.edition) == (2, 1)
+    assert learner_notebook(second).metadata["twophase"]["edition"] == 2
+    assert "edition" not in learner_notebook(LAB).metadata["twophase"], "absent in the first edition's notebooks"
+    for odd in ({}, {"metadata": 3}, {"metadata": {"twophase": {"edition": "2"}}}, {"metadata": {"twophase": [2]}}):
+        assert edition_of(odd) == 1
+
+
+def test_the_list_of_labs_takes_the_minutes_of_sections(second, monkeypatch, capsys):
+    monkeypatch.setattr(Workbook, "find", lambda: DEMO)
+    monkeypatch.setitem(vars(DEMO), "labs", {"01": second, "02": Lab(LAB.source, DEMO.package)})
+    assert labs.main([]) == 0
+    first, then = capsys.readouterr().out.splitlines()
+    assert first.endswith("20 min with reading  and 1 extra")
+    assert then.endswith("18 min")
+
+
+def test_the_course_table_takes_them_too(second, monkeypatch):
+    from docs import blocks
+
+    monkeypatch.setattr(Workbook, "find", lambda: DEMO)
+    monkeypatch.setitem(vars(DEMO), "labs", {"01": second})
+    monkeypatch.setattr(blocks, "COURSE", {"01_demo": ("means", 400)})
+    assert blocks.course().splitlines()[2].endswith("| 8 | 18 min | 20 min |")
+    monkeypatch.setitem(vars(DEMO), "labs", {"01": LAB})
+    assert blocks.course().splitlines()[2].endswith("| 8 | 18 min | 6¾ h |")
