@@ -44,9 +44,10 @@ print(f"one token:  {1e3 * step_s:.1f} ms, {step_s / arithmetic_s:.1f} times as 
 # steps, `reveal("3.1")` shows a solution. What you leave out runs with the reference's answer, and says so.
 
 # %% tags=["setup"]
-from twophase_labs.machine.kernels import tl, triton  # first: it decides how kernels run
+from twophase_labs.machine.kernels import device, tl, triton  # first: it decides how kernels run
 
 # isort: split
+import numpy as np
 import torch
 
 from twophase_labs import ____, check, hint, measured, reference, reveal, use
@@ -231,7 +232,7 @@ print(f"70B in bf16 at 3.35 TB/s: at most {3.35e12 / (2 * 70e9):.0f} tokens per 
 # all sequences, while each sequence brings its own K and V: 32 long contexts outweigh the model. The first half is why
 # batching pays, the second is why it stops paying (section 8).
 #
-# The last line is the limit for one user on one of the fastest memories there are, and no kernel changes it. Four
+# The last line is the limit for one sequence on one of the fastest memories there are, and no kernel changes it. Four
 # things do: fewer bytes per weight (lab 6), more cards that read at once (lab 7), more tokens per forward pass
 # (speculation, lab 5), more sequences per read (this lab).
 
@@ -255,7 +256,7 @@ for gpu in (A100, H100):
 # %% [markdown]
 # (A much-copied table gives $2Btd$ operations for attention, $2tLHD_h$ bytes, and an intensity of 0.1 to 1. It counts a
 # multiplication and an addition as one, and leaves out the bytes of an element. With grouped heads the intensity is the
-# size of the group, H / H_kv, in 16 bits. And the ridge of a 40 GB A100 is 200 FLOP per byte, not 100.)
+# size of the group, H / H_kv, in 16 bits. And the ridge of a 40 GB A100 is 201 FLOP per byte, not 100.)
 
 # %% [markdown]
 # **This machine.** Its bandwidth is measured by copying a quarter of a gigabyte, as in lab 2. The engine reads SmolLM2
@@ -264,9 +265,8 @@ for gpu in (A100, H100):
 # %%
 num_bytes = sum(bytes_of_step(step_time.NUM_WEIGHTS, 4, 46_080, [44]))
 bandwidth = step_time.bandwidth()
-print(
-    f"{num_bytes / 1e9:.3f} GB a step at {bandwidth / 1e9:.1f} GB/s: at best {bandwidth / num_bytes:.0f} tokens per second"
-)
+print(f"{num_bytes / 1e9:.3f} GB a step at {bandwidth / 1e9:.1f} GB/s")
+print(f"the ceiling: {bandwidth / num_bytes:.0f} tokens per second")
 
 # %% [markdown]
 # <!-- card 3.2 -->
@@ -297,7 +297,7 @@ print(f"{1 / step_s:.0f} tokens per second, the ceiling is {bandwidth / num_byte
 measured("3.2", step_time.share_of_ceiling())
 
 # %%
-step_time.draw_times(times_s, "SmolLM2 in the engine, one sequence, one thread: what explains a step's time?")
+step_time.draw_times(times_s, "What explains the time of a decode step? (SmolLM2, one sequence)")
 
 # %% [markdown]
 # **Read the result.** Compare the bars. The bytes were counted before anything ran. The third bar is the fixed price of
@@ -501,9 +501,8 @@ contexts = range(1, 4097)
 for block_size in (1, 4, 16, 32, 128, 512):
     blocks = [-(-n // block_size) for n in contexts]
     unused = sum(n * block_size for n in blocks) - sum(contexts)
-    print(
-        f"block size {block_size:3}: {unused / sum(blocks) / block_size:5.1%} of the slots held are unused, up to {max(blocks):5,} entries"
-    )
+    share = unused / (sum(blocks) * block_size)
+    print(f"block size {block_size:3}: {share:5.1%} of the slots held are unused, up to {max(blocks):5,} entries")
 
 # %% [markdown]
 # ### Sharing: fork, and copy on write
@@ -571,9 +570,9 @@ check("3.5")
 # %% [markdown]
 # ### How to know that it is right
 #
-# A bug in an allocator has no shape and raises no error. It lets one user's answer be computed from another user's
-# text. To find it, a *picture of the contents* is needed, and tensors of K and V are a poor one. But what belongs into
-# a slot follows from the tokens up to it, so one number can stand for all of it: slot(p) stores
+# A bug in an allocator has no shape and raises no error. It lets one request's answer be computed from another
+# request's text. To find it, a *picture of the contents* is needed, and tensors of K and V are a poor one. But what
+# belongs into a slot follows from the tokens up to it, so one number can stand for all of it: slot(p) stores
 # **hash(tokens[: p + 1])**. A write stores the hash, a block copy moves it, and every *read* compares what it finds
 # with what the sequence's own tokens demand. This is a **shadow** of the cache.
 #
@@ -658,7 +657,7 @@ for layers in (suspects.DropsAResidual(model), parts):
 # %% [markdown]
 # **Read the result.** Two tables lose tokens at once. The third looks harmless: every sequence that ends takes a block
 # with it, and a test with one request never sees it. A pool that never runs out points behind the tensors: an error on
-# a CPU, another user's memory on a GPU. And no oracle sees everything. The shadow watches the cache, the comparison
+# a CPU, another request's memory on a GPU. And no oracle sees everything. The shadow watches the cache, the comparison
 # with transformers watches the rest; an engine needs both.
 
 # %% [markdown]
@@ -721,30 +720,41 @@ plt.show()
 
 # %% [markdown]
 # <!-- card 3.7 -->
-# One decode step's attention for a ragged batch: `q` `[B, H, D]`, a query per sequence; `k_cache`, `v_cache`
-# `[N, H_kv, PAGE, D]`; `block_tables` `[B, W]` padded with 0; `seq_lens` `[B]`. The token's own K and V are in the
-# cache already, so a query sees all `seq_lens[b]` positions, and there is no mask.
+# Write one decode step's attention for a ragged batch. The token's own K and V are in the cache already, so a query
+# sees all `seq_lens[b]` positions, and there is no mask.
 #
 # $$\mathrm{out}_{b,h} = \sum_{p < S_b} \mathrm{softmax}_p(\text{scale} \cdot q_{b,h} \cdot k_{\mathrm{slot}(b,p)})\;
 # v_{\mathrm{slot}(b,p)}$$
 #
-# `gather` gives `[H_kv, S_b, D]`. If the check is not content, look at its picture: which slots were read?
+# If the check is not content, look at its picture: which slots were read?
 
 
 # %% tags=["exercise:3.7"]
 def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
-    def gather(cache, block_ids, length):
-        return cache[block_ids].transpose(0, 1).flatten(1, 2)[:, :length]  # SOLUTION: slots in order, [H_kv, length, D]
+    """Attention of one query per sequence, q [B, H, D], over the blocks of k_cache and v_cache [N, H_kv, PAGE, D].
 
+    Row b of block_tables [B, W] has the block ids of sequence b, padded with 0, and seq_lens [B] its tokens, at least
+    one. What is in other slots may be anything, NaN too. Query head h reads KV head h // (H // H_kv). Returns
+    [B, H, D]; no input is changed.
+
+    >>> values = torch.arange(12.0).view(3, 1, 4, 1)             # 3 blocks of 4 slots, one KV head; slot s holds s
+    >>> q, tables = torch.zeros(1, 1, 1), torch.tensor([[2, 0]])
+    >>> paged_attention(q, values, values, tables, torch.tensor([5]), 1.0)   # the mean of 8, 9, 10, 11 and 0
+    tensor([[[7.6000]]])
+    >>> paged_attention(q, values, values, tables, torch.tensor([2]), 1.0)
+    tensor([[[8.5000]]])
+    """
+    # BEGIN SOLUTION: gather each sequence's blocks, then attend
     page, group = k_cache.shape[2], q.shape[1] // k_cache.shape[1]
     out = torch.empty_like(q)
     for b, length in enumerate(seq_lens.tolist()):
-        block_ids = block_tables[b, : -(-length // page)]  # SOLUTION: the blocks that hold this sequence's tokens
-        k, v = gather(k_cache, block_ids, length), gather(v_cache, block_ids, length)
-        grouped = q[b].unflatten(0, (-1, group))  # SOLUTION: the queries as [H_kv, G, D]
-        weights = (grouped @ k.mT * scale).softmax(-1)  # SOLUTION: [H_kv, G, length]
+        block_ids = block_tables[b, : -(-length // page)]
+        k, v = (cache[block_ids].transpose(0, 1).flatten(1, 2)[:, :length] for cache in (k_cache, v_cache))
+        grouped = q[b].unflatten(0, (-1, group))  # [H_kv, G, D]
+        weights = (grouped @ k.mT * scale).softmax(-1)  # [H_kv, G, length]
         out[b] = (weights @ v).flatten(0, 1)
     return out
+    # END SOLUTION
 
 
 # %%
@@ -787,9 +797,9 @@ for prompt, answer in zip(prompts, answers, strict=True):
     print(f"{prompt}{answer.outputs[0].text!r}\n   the tokens of transformers: {same}")
 
 # %% [markdown]
-# **Think first.** It is right. Is it good? `gather` copies the K and V of every sequence before attention reads them:
-# from memory, back into memory, and from there again. How much longer does that take than attention over K and V that
-# are in order already?
+# **Think first.** It is right. Is it good? Indexing with block ids copies the K and V of every sequence before
+# attention reads them: from memory, back into memory, and from there again. How much longer does that take than
+# attention over K and V that are in order already?
 
 # %%
 wide = random_pages([512] * 8, page=16, num_kv_heads=3, head_dim=64, seed=1)
@@ -802,8 +812,8 @@ print(f"in order already: {1e6 * row_s:.0f} us; gathered from blocks first: {1e6
 print(f"bytes moved: {moved / 1e6:.1f} MB; gathered {3 * moved / 1e6:.1f} MB (blocks read, copy written, copy read)")
 
 # %% [markdown]
-# **Takeaway.** Gathering moves every byte of K and V three times, 37.7 MB instead of 12.6 MB here, in a phase whose
-# time is the bytes it moves. Attention has to follow the block table *while* it reads: that takes a kernel.
+# **Takeaway.** Gathering moves every byte of K and V three times, 18.9 MB instead of 6.3 MB here, in a phase whose time
+# is the bytes it moves. Attention has to follow the block table *while* it reads: that takes a kernel.
 
 # %% [markdown]
 # ## 5. The decode kernel
@@ -859,7 +869,7 @@ show_source(paged_prefill_kernel, first="block = tl.num_programs(0)", last="row_
 #     P["program<br/>(sequence, KV head)"] --> Q["its G queries<br/>tile of 16 rows"]
 #     P --> L["seq_len<br/>how many keys"]
 #     L --> T["tile of BLOCK_N positions"]
-#     T --> B["block table:<br/>page of each position"]
+#     T --> B["block table:<br/>block of each position"]
 #     B --> K["K and V of these slots"]
 #     Q --> S["online softmax:<br/>fold the tile in"]
 #     K --> S
@@ -868,8 +878,8 @@ show_source(paged_prefill_kernel, first="block = tl.num_programs(0)", last="row_
 # ```
 
 # %% [markdown]
-# **One tile on its way.** A sequence of 10 tokens in pages of 4, seen by a tile of 16 positions. Each position asks the
-# table for the page of *its* block, so one tile may read from anywhere in the pool. Six positions are behind the end.
+# **One tile on its way.** A sequence of 10 tokens in blocks of 4, seen by a tile of 16 positions. Each position asks
+# the table for the id of *its* block, so one tile may read from anywhere in the pool. Six positions are behind the end.
 # They have no key, but they are in the tile all the same, and the kernel has to see to it that they do nothing.
 
 # %%
@@ -878,7 +888,7 @@ from twophase_labs.decode import decode_pictures
 decode_pictures.draw_tile(pages=[5, 2, 7], seq_len=10, start=0, block_n=16, page=4, num_pages=8)
 
 # %% [markdown]
-# **Think first.** Slots 2 and 3 of page 7 are not written yet, or still hold what an earlier sequence left there.
+# **Think first.** Slots 2 and 3 of block 7 are not written yet, or still hold what an earlier sequence left there.
 # Suppose they are loaded and get weight 0. What is 0 times their content, if that happens to be NaN? And if the *score*
 # of a masked position is set to 0, which weight does it get?
 
@@ -891,8 +901,8 @@ from twophase_labs.decode.launch import launch_paged_decode, launch_paged_decode
 # Make the decode kernel of it. The online softmax is lab 2's: `fold_tile(q, k, v, visible, qk_scale, row_max, row_sum,
 # acc)` folds one tile into the state; `visible` is `[1 or BLOCK_M, BLOCK_N]`. For position $j$ of a sequence
 #
-# $$\text{page} = \text{table}[\lfloor j / \text{PAGE} \rfloor], \qquad
-# \text{row} = (\text{page} \cdot H_{kv} + h_{kv}) \cdot \text{PAGE} + j \bmod \text{PAGE},$$
+# $$\text{block} = \text{table}[\lfloor j / \text{PAGE} \rfloor], \qquad
+# \text{row} = (\text{block} \cdot H_{kv} + h_{kv}) \cdot \text{PAGE} + j \bmod \text{PAGE},$$
 #
 # and K of that row begins D · `row` elements behind `k_ptr`, since the cache is `[N, H_KV, PAGE, D]`.
 #
@@ -900,7 +910,7 @@ from twophase_labs.decode.launch import launch_paged_decode, launch_paged_decode
 # launch_paged_decode(paged_decode_kernel, q, k_cache, v_cache, block_tables, seq_lens, scale)   # [B, H, D]
 # ```
 #
-# gives what gathering gives, whatever the order of the pages and whatever is in slots that are not in use.
+# gives what gathering gives, whatever the order of the blocks and whatever is in slots that are not in use.
 
 
 # %% tags=["exercise:3.8"]
@@ -942,7 +952,7 @@ def paged_decode_kernel(
     for start in range(0, seq_len, BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)
         in_range = positions < seq_len
-        pages = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0)  # SOLUTION: the page of each position
+        pages = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0)  # SOLUTION: the block of each position
         rows = (pages.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE  # SOLUTION: the cache row of each key
         offs_kv = rows[:, None] * D + offs_d[None, :]
         mask_kv = in_range[:, None] & (offs_d < D)[None, :]
@@ -973,16 +983,16 @@ decode_pictures.draw_weights(
     out[:, :, order].flatten(0, 1),
     rows=[f"sequence {s}, head {h}" for s in range(2) for h in range(4)],
     bounds=range(4, 32, 4),
-    bound_names=[f"page {n}" for n in pages],
-    xlabel="slots of the pool, pages of sequence 0 first",
+    bound_names=[f"block {n}" for n in pages],
+    xlabel="slots of the pool, blocks of sequence 0 first",
     ylabel="query",
     title="Which slots were read, and how much they weigh",
 )
 
 # %% [markdown]
-# **Read the result.** Sequence 0 sees its three pages, the last one half; sequence 1 sees its own two, elsewhere in the
-# pool, and one slot of the second. All else is white, though every slot holds something. A wrong kernel is shown to you
-# like this, with the wrong cells outlined.
+# **Read the result.** Sequence 0 sees its three blocks, the last one half; sequence 1 sees its own two, elsewhere in
+# the pool, and one slot of the second. All else is white, though every slot holds something. A wrong kernel is shown to
+# you like this, with the wrong cells outlined.
 #
 # And the questions from above: 0 times NaN is NaN, so what is behind the end must not even be loaded; and a score of 0
 # is a score like any other, and gets a weight. That is why `in_range` stands in the kernel three times: for the table,
@@ -1000,12 +1010,12 @@ from twophase_kernels.attend_range import attend_range
 show_source(attend_range, first="# A tile's page ids are loaded one step ahead", last="scores *= tl.load")
 
 # %% [markdown]
-# **Question.** Your loop loads the page ids of a tile and then its K and V. Production loads the page ids of the *next*
-# tile, and carries them. The same loads, in another order: what is gained?
+# **Question.** Your loop loads the block ids of a tile and then its K and V. Production loads the block ids of the
+# *next* tile, and carries them. The same loads, in another order: what is gained?
 #
 # <details><summary>Answer</summary>
 #
-# To load page ids, and then K and V from where these ids say, is a chain: the compiler cannot start the next tile's K
+# To load block ids, and then K and V from where these ids say, is a chain: the compiler cannot start the next tile's K
 # and V before it knows where they are. With the ids at hand it can keep several tiles on their way while one is
 # computed. This project's tests compile both kernels for sm_80 and sm_90, without such a GPU, and count: one tile of K
 # and V under way in yours, at least two in production's. What that is worth in time takes a GPU to say.
@@ -1068,12 +1078,12 @@ for stride in (1, 2, 4, 8, 16, 32):
 
 # %% [markdown]
 # <!-- card 3.10 -->
-# A cache can be laid out in several orders. A decode step *writes* one token's K, a row per head, and *reads* all pages
-# of a head. An engine keeps K as `[N, H_kv, D, PAGE]`: within a page, the 16 tokens' first elements, then their second
-# elements, and so on. Compared with `[N, H_kv, PAGE, D]`, with 2 bytes an element and sectors of 32 bytes, what becomes
-# more expensive?
+# A cache can be laid out in several orders. A decode step *writes* one token's K, a row per head, and *reads* all
+# blocks of a head. An engine keeps K as `[N, H_kv, D, PAGE]`: within a block, the 16 tokens' first elements, then their
+# second elements, and so on. Compared with `[N, H_kv, PAGE, D]`, with 2 bytes an element and sectors of 32 bytes, what
+# becomes more expensive?
 #
-# **a** reading a head's full pages: it moves 16 times as many sectors<br/>
+# **a** reading a head's full blocks: it moves 16 times as many sectors<br/>
 # **b** writing one token's K: it touches 16 times as many sectors<br/>
 # **c** both<br/>
 # **d** neither: the same bytes are read and written
@@ -1092,19 +1102,19 @@ check("3.10")
 # %%
 # NBVAL_CHECK_OUTPUT
 sizes = {"L": 30, "N": 8, "H": 3, "P": 16, "D": 64}
-print("layout   one token's K   a head's page   32 lanes along tokens   bytes from one slot to the next")
+print("layout   one token's K   a head's block  32 lanes along tokens   bytes from one slot to the next")
 for layout in ("LNHPD", "LNPHD", "LNHDP", "NPLHD"):
     offsets = torch.arange(30 * 8 * 3 * 16 * 64).view([sizes[axis] for axis in layout])
-    key = 2 * offsets.permute([layout.index(axis) for axis in "LNHPD"])  # addresses of [layer, page, head, slot, dim]
+    key = 2 * offsets.permute([layout.index(axis) for axis in "LNHPD"])  # addresses of [layer, block, head, slot, dim]
     counts = [units_touched(part.flatten(), 2, 32) for part in (key[2, 5, 1, 7], key[2, 5, 1], key[2, 4:6, 1, :, 0])]
     apart = int(key[2, 5, 1, 8, 0] - key[2, 5, 1, 7, 0])
     print(f"{layout}    {counts[0]:13} {counts[1]:15} {counts[2]:23} {apart:34,}")
 
 # %% [markdown]
-# **Read the result.** (P is the slot in the page.) A head's page is 64 sectors in any layout. The differences are in
+# **Read the result.** (P is the slot in the block.) A head's block is 64 sectors in any layout. The differences are in
 # the parts: in `LNHDP` one token's K is scattered over 64 sectors where 4 would do, and every step writes one token per
 # sequence, head and layer. A cache per token (`NPLHD`) touches no more sectors either. What it loses are long runs: a
-# layer's step jumps by 11,520 bytes from slot to slot, where `LNHPD` reads a page of 2,048 bytes without a jump, which
+# layer's step jumps by 11,520 bytes from slot to slot, where `LNHPD` reads a block of 2,048 bytes without a jump, which
 # is what prefetchers and copy engines are made for. It gains when a whole token moves at once, for instance to another
 # machine. This engine, whose programs read one head of one layer each, keeps a tensor `[N, H_kv, PAGE, D]` per layer.
 
@@ -1298,7 +1308,7 @@ for num_splits in (1, 2, 3, 6, 13):
 # %% [markdown]
 # **Read the result.** The same output for every division, with empty splits and without. But splitting is not free:
 # each split writes D + 1 elements per query head, in fp32, and the merge reads them again. For contexts as short as
-# these that is more than K and V themselves. When does production split?
+# these 13 splits move half as many bytes again as K and V. When does production split?
 
 # %%
 # needs: triton
@@ -1355,7 +1365,7 @@ show_source(merge_splits_kernel, first="weight_sum = tl.zeros", last="out = tl.s
 # %% [markdown]
 # > **In production, 2026.** SGLang's Triton decode kernel splits into
 # > [`--triton-attention-num-kv-splits`](https://docs.sglang.io/advanced_features/server_arguments.html) parts, 8 by
-# > default (its page advises more for longer contexts), and keeps the partial results' precision behind
+# > default (its documentation advises more for longer contexts), and keeps the partial results' precision behind
 # > `--triton-attention-reduce-in-fp32`, off by default. By roofline: one sequence of 32,768 tokens, 8 KV heads of 128
 # > in bf16, is 134 MB per layer. At 3.35 TB/s that takes 40 µs if all 132 SMs of an H100 read, and 16.5 times as long
 # > if 8 of them do, at an equal share of bandwidth each.
@@ -1391,13 +1401,17 @@ needle_pictures.draw_row_maxima(reading.values[26], "V of layer 26: how large th
 
 # %% [markdown]
 # <!-- card 3.13 -->
-# Write both directions, with a scale per token and head:
+# Write `quantise`, with a scale per token and head; the way back is one line and given.
 #
 # $$s_{th} = \frac{\max_d |x_{thd}|}{q_{max}}, \qquad n_{thd} = \mathrm{round}\!\left(\frac{x_{thd}}{s_{th}}\right),
 # \qquad x_{thd} \approx n_{thd}\, s_{th}$$
 
 
 # %% tags=["exercise:3.13"]
+def dequantise(data, scale):
+    return data.float() * scale[..., None]
+
+
 def quantise(x, q_max=127):
     """Rows of K or V (x is [T, H_kv, D], of any float dtype) as int8 [T, H_kv, D] and float32 scales [T, H_kv].
 
@@ -1407,6 +1421,8 @@ def quantise(x, q_max=127):
     >>> data, scale = quantise(torch.tensor([[[3.0, -6.35, 1.52]]]))
     >>> data, scale                       # quantisation steps of 0.05
     (tensor([[[  60, -127,   30]]], dtype=torch.int8), tensor([[0.0500]]))
+    >>> dequantise(data, scale)           # 1.52 was between two quantisation steps
+    tensor([[[ 3.0000, -6.3500,  1.5000]]])
     """
     # BEGIN SOLUTION: scales and numbers
     x = x.float()
@@ -1414,17 +1430,6 @@ def quantise(x, q_max=127):
     scale = largest.clamp(min=1e-30) / q_max
     data = (x / scale[..., None]).round()
     return data.to(torch.int8), scale
-    # END SOLUTION
-
-
-def dequantise(data, scale):
-    """The elements again, float32 [T, H_kv, D].
-
-    >>> dequantise(*quantise(torch.tensor([[[3.0, -6.35, 1.52]]])))       # 1.52 was between two quantisation steps
-    tensor([[[ 3.0000, -6.3500,  1.5000]]])
-    """
-    # BEGIN SOLUTION: one line
-    return data.float() * scale[..., None]
     # END SOLUTION
 
 
@@ -1480,11 +1485,11 @@ for bits, q_max in {8: 127, 4: 7, 3: 3}.items():
         print(f"{bits} bits, {name}: scales per token {errors[0]:5.2f} %, per channel {errors[1]:5.2f} %")
 
 # %% [markdown]
-# **Read the result.** Each bit less doubles the quantisation step, and with it the error. K is the tensor that gains
-# from scales per channel: some of its channels are large in every token, because rotation leaves the slow ones nearly
-# alone. V does not. That is KIVI's rule (arXiv:2402.02750): keys per channel, values per token. Its price is that a
-# group has to be complete before it can be stored, so the newest tokens wait in 16 bits. In 8 bits either way is close,
-# and an engine takes the simpler.
+# **Read the result.** Each bit less doubles the quantisation step, and with it the error. Scales per channel help K
+# most: at 4 bits its error falls from 20 % to 7 %, that of V from 12 % to 10 %. A few channels of K are large in every
+# token, because rotation leaves the slow ones nearly alone. That is KIVI's rule (arXiv:2402.02750) for 2 bits: keys per
+# channel, values per token. Its price is that a group has to be complete before it can be stored, so the newest tokens
+# wait in 16 bits. In 8 bits both errors are about 1 % or less, and an engine takes the simpler scheme.
 #
 # But an error of K is not yet an error of the model. Scores are sums over 64 elements, whose errors partly cancel, and
 # a softmax that is sure of itself does not react to a little noise. What counts is what comes out.
@@ -1498,7 +1503,7 @@ for bits, q_max in {8: 127, 4: 7, 3: 3}.items():
 # %%
 # NBVAL_CHECK_OUTPUT
 print(needle.excerpt(300, row=2))
-print(needle.question(2))
+print(*needle.question(2), sep=" | the right answer: ")
 
 # %% [markdown]
 # The measure is how *surprised* the model is by the right answer, in bits, at the token that surprises it most: 0 is
@@ -1587,7 +1592,7 @@ def store_mixed(x, num_recent):
     more than there are tokens. x is not changed. Quantise with your 3.13.
 
     >>> read, num_bytes = store_mixed(torch.tensor([[[1.0, 0.4]], [[1.0, 0.4]]]), num_recent=1)
-    >>> num_bytes                                                    # 2 + 4 for the older token, 2 * 2 for the recent one
+    >>> num_bytes                                         # 2 + 4 for the older token, 2 * 2 for the recent one
     10
     >>> [round(x, 4) for x in read[:, 0, 1].tolist()]
     [0.4016, 0.3999]
@@ -1760,8 +1765,6 @@ step_pictures.draw_batching(steps, small_work, here, ridge_batch(small_work, her
 # reading K and V take as long as reading the weights?
 
 # %%
-import numpy as np
-
 by_context = times_by_context()
 b, a = np.polyfit(list(by_context), list(by_context.values()), 1)
 least = SMOLLM2.decode_work(1, bytes_per_value=4)
@@ -1921,11 +1924,13 @@ check("3.16")
 own_engine = use("3.16")
 llm = own_engine(DEFAULT_MODEL, block_size=8, num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16)
 requests = {
-    "The capital of France is": SamplingParams(temperature=0, max_tokens=6, ignore_eos=True),
+    "The capital of France is": SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
     "Once upon a time, in a small village by the sea, there lived an old": SamplingParams(
-        temperature=0, max_tokens=4, ignore_eos=True
+        temperature=0, max_tokens=3, ignore_eos=True
     ),
-    "My favourite animal is": SamplingParams(n=2, temperature=1.0, seed=7, max_tokens=6, ignore_eos=True),
+    "The animal that I like best of all in the world is": SamplingParams(
+        n=2, temperature=1.0, seed=7, max_tokens=3, ignore_eos=True
+    ),
 }
 outputs = llm.generate(list(requests), list(requests.values()), use_tqdm=False)
 for prompt, output in zip(requests, outputs, strict=True):
@@ -2055,8 +2060,8 @@ check("3.17")
 
 # %% [markdown]
 # <!-- card 3.18 -->
-# A decode kernel with pages of 16, and what its tests say. Which bug is it? **a** no mask on the tail of the last
-# page · **b** the row of the block table, or its stride · **c** an empty split is not guarded: minus infinity less
+# A decode kernel with blocks of 16, and what its tests say. Which bug is it? **a** no mask on the tail of the last
+# block · **b** the row of the block table, or its stride · **c** an empty split is not guarded: minus infinity less
 # minus infinity · **d** the head stride of the cache, or `h % H_kv` for `h // G` · **e** LSE in another base than
 # the merge takes it for
 
@@ -2075,7 +2080,7 @@ check("3.18")
 # %% [markdown]
 # <!-- card 3.19 -->
 # A service runs Llama-3-8B in bf16 (16 GB of weights, 131,072 bytes of K and V per token) on one card of 141 GB and 4.8
-# TB/s, with graphs: 64 conversations of 8,192 tokens in every step. Users say that tokens come too slowly; each step
+# TB/s, with graphs: 64 conversations of 8,192 tokens in every step. Tokens come too slowly; each step
 # has to become at least a third shorter. Which single change does it?
 #
 # **a** weights in int8<br/>
@@ -2107,7 +2112,7 @@ check("3.19")
 # | symptom | likely cause | section |
 # |---|---|---|
 # | first token right, the next ones wrong | the decode: new K/V not written, position or length off by one | 1, 5 |
-# | right alone, wrong in a batch | wrong row of the block table; one pool per sequence; a block given out twice | 3, 5 |
+# | right alone, wrong in a batch | wrong row of the block table; a pool per sequence; a block given out twice | 3, 5 |
 # | right until a block is full | the table does not grow, or is overwritten when it does | 3 |
 # | right at multiples of the block size only | the tail of the last block is not masked | 4, 5 |
 # | text of another request in the answer | a block was freed and is still in a table; double free | 3 |

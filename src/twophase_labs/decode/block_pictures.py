@@ -43,13 +43,13 @@ def draw_growth(lengths: Sequence[int], block_size: int, num_blocks: int = 3) ->
 
 def draw_copy_on_write() -> Figure:
     """A of ten tokens, forked to B, before and after both have written; the block that is copied is outlined."""
-    figure, panels = plt.subplots(1, 2, figsize=(10.5, 2.9), facecolor="white")
+    figure, panels = plt.subplots(1, 2, figsize=(10.5, 2.5), facecolor="white")
     shared, own_a, own_b = COLOURS[4], COLOURS[0], COLOURS[1]
     panel_titles = ("Just after the fork: nothing is copied", "Both have written token 10: one block is copied")
     for axes, title, is_after in zip(panels, panel_titles, (False, True), strict=True):
         for row, (name, ids) in enumerate({"A": (0, 1, 2), "B": (0, 1, 3 if is_after else 2)}.items()):
             text = f"table of {name}: {', '.join(map(str, ids))}"
-            axes.text(-0.1, row * 0.75, text, va="center", color=INK, fontsize=10)
+            axes.text(-0.1, 0.3 + row * 0.7, text, va="center", color=INK, fontsize=10)
         for block in range(4):
             num_tokens = (4, 4, 3, 3)[block] if is_after else (4, 4, 2, 0)[block]
             for offset in range(4):
@@ -71,7 +71,7 @@ def draw_copy_on_write() -> Figure:
             axes.annotate(
                 "", (13.6, 2.45), (13.05, 2.45), arrowprops={"arrowstyle": "->", "color": INK, "linewidth": 2}
             )
-        axes.set(xlim=(-0.3, 18.3), ylim=(3.6, -0.5), xticks=[], yticks=[])
+        axes.set(xlim=(-0.3, 18.3), ylim=(3.6, -0.1), xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         axes.set_title(title, loc="left", fontsize=10)
     return _done(figure)

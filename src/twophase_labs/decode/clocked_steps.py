@@ -55,7 +55,9 @@ def clock_steps(steps: Sequence[tuple[int, int]], rounds: int = 6) -> list[float
 def _chunks(num_sequences: int, context: int) -> list[ScheduledChunk]:
     width = -(-(context + 1) // BLOCK_SIZE)
     if num_sequences * width > NUM_BLOCKS:
-        raise ValueError(f"{num_sequences} sequences of {width} pages need more than the {NUM_BLOCKS} pages there are")
+        raise ValueError(
+            f"{num_sequences} sequences of {width} blocks need more than the {NUM_BLOCKS} blocks there are"
+        )
     return [
         ScheduledChunk(i, token_ids=(1,), start=context, block_ids=range(i * width, (i + 1) * width), num_samples=1)
         for i in range(num_sequences)

@@ -35,7 +35,7 @@ def draw_tile(pages: Sequence[int], seq_len: int, *, start: int, block_n: int, p
         x = (block + 0.5) * step
         axes.add_patch(Rectangle((x - 0.7, 2.25), 1.4, 0.7, facecolor=colour, alpha=0.75, edgecolor=LINE))
         axes.text(x, 2.6, str(page_id), ha="center", va="center", color=INK)
-        axes.text(x, 2.1, f"block {block}", ha="center", va="top", fontsize=7, color=INK)
+        axes.text(x, 2.1, f"entry {block}", ha="center", va="top", fontsize=7, color=INK)
         if used:
             middle = shift + (used[0] + used[-1] + 1) / 2 - start
             _arrow(axes, (middle, 3.95), (x, 3.0), colour)
@@ -47,7 +47,7 @@ def draw_tile(pages: Sequence[int], seq_len: int, *, start: int, block_n: int, p
         if slot in where:
             axes.text(slot + 0.45, 0.35, str(where[slot]), ha="center", va="center", fontsize=8, color=INK)
     for number in range(num_pages):
-        axes.text(number * page + page / 2, -0.12, f"page {number}", ha="center", va="top", fontsize=7, color=INK)
+        axes.text(number * page + page / 2, -0.12, f"block {number}", ha="center", va="top", fontsize=7, color=INK)
     for y, name in (
         (4.35, "positions of the tile\n(hatched: masked)"),
         (2.6, "block table"),

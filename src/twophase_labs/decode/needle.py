@@ -13,7 +13,7 @@ from twophase_labs.kit.models import smollm2
 
 HAY = (
     "The harbour was quiet that morning, and the boats lay still. A baker opened the shop and put bread in the window. "
-    "Two children walked to school along the river. The market filled slowly, and somebody played a song. "
+    "Two children walked to school along the river. The market filled slowly, and a man played a song. "
 )
 NEEDLES = (
     ("The secret number of the lighthouse is", "73914"),

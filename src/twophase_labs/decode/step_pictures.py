@@ -78,9 +78,10 @@ def draw_closing(per_token_s: Mapping[int, float], first_s: float, arithmetic_s:
     axes.axhline(1e3 * arithmetic_s, color=COLOURS[5], linestyle=":", linewidth=2, label="its arithmetic")
     axes.set_xscale("log", base=2)
     axes.set_xticks(batches, [str(b) for b in batches])
-    axes.set(xlabel="sequences in the step", ylabel="time per token (ms)", ylim=(0, None))
+    axes.set(xlabel="sequences in the step", ylabel="time per token (ms)")
+    axes.set_ylim(0, 1.45e3 * max(first_s, *per_token_s.values()))
     axes.set_title("One token of SmolLM2, alone and in company", loc="left")
-    axes.legend(frameon=False, loc="upper right", bbox_to_anchor=(1, 0.9))
+    axes.legend(frameon=False, loc="upper right")
     axes.spines[["top", "right"]].set_visible(False)
     return _done(figure)
 

@@ -8,7 +8,7 @@ FREE, COUNTS, DAMAGE, BACK, SHARED, DOUBLE, BOOKS = (
     "counts owners and free blocks",
     "runs out without damage",
     "takes blocks back",
-    "keeps a block as long as somebody owns it",
+    "keeps a block as long as it has an owner",
     "refuses to free a free block",
     "keeps its books over a random history",
 )

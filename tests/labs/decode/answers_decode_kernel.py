@@ -87,7 +87,7 @@ V_BEHIND_THE_END = changed(
 )
 
 WRITES = "writes a number for every query head"
-HEADS, PAGES, STOPS = "gives every query head its KV head", "finds the pages", "stops at the last token"
+HEADS, PAGES, STOPS = "gives every query head its KV head", "finds the blocks", "stops at the last token"
 APART, WEIGHS, CARRIES = "keeps sequences apart", "weighs keys by their scores", "carries on from tile to tile"
 LARGE, UNUSED = "survives large scores", "keeps unused slots out"
 NO_RESCALE = "tl.full([BLOCK_M], 1.0, tl.float32)"

@@ -43,8 +43,7 @@ def store_mixed(x, num_recent):
 BANKS = {
     "3.14": Bank(
         wrong=(
-            Wrong("a negative index", {1: "-num_recent"}, RECENT),
-            Wrong("negative with few tokens", {1: "len(x) - num_recent"}, RECENT),
+            Wrong("a negative index", {1: "-num_recent"}, OLDER),
             Wrong("recent tokens only", {5: "recent.float()"}, EVERY),
             Wrong(
                 "the first tokens are recent",
@@ -72,6 +71,7 @@ BANKS = {
         right=(
             Right("a token at a time", TOKEN_BY_TOKEN),
             Right("both ways, then chosen", BOTH_WAYS),
+            Right("a start far below zero is the start", {1: "len(x) - num_recent"}),
             Right("by a count", {4: "x[:first].numel() + 4 * first * x.shape[1] + 2 * x[first:].numel()"}),
         ),
     ),

@@ -185,16 +185,7 @@ BANKS = {
             Wrong("the first split only", {6: "partial[:, :, 0]"}, WEIGHS),
             Wrong("not divided", {6: "(weights[..., None] * partial).sum(-2)"}, WEIGHS),
             Wrong("divided by the number of splits", {6: "(weights[..., None] * partial).mean(-2)"}, WEIGHS),
-            Wrong(
-                "one maximum for all heads, one sum for all",
-                {
-                    1: "lse.amax()",
-                    4: "weights.sum()[None, None]",
-                    7: "(m + total.log2()).expand(lse.shape[:2])",
-                    2: "m[None, None, None]",
-                },
-                HEADS,
-            ),
+            Wrong("one sum for all heads", {4: "weights.sum((1, 2))[:, None].expand(lse.shape[:2])"}, HEADS),
             Wrong("merges the elements", {6: "(weights[..., None] * partial).sum(-1)"}, ROWS),
             Wrong("keeps the axis of the splits", {6: "weights[..., None] * partial"}, ROWS),
             Wrong("reads what empty splits left", {5: "partial"}, SKIPS),

@@ -325,8 +325,8 @@ EXERCISES = (
         objective="map positions to slots, and grow by a block at a time",
         hints=(
             "The picture: 7 tokens, blocks of 4. How many blocks? And for 8, for 9?",
-            "Round up: `-(-num_tokens // block_size)`. Ask the pool for what is missing to that number, before anything "
-            "of the table changes, and add it at the end of `block_ids`.",
+            "Round up: `-(-num_tokens // block_size)`. Ask the pool for the missing ones before anything of "
+            "the table changes, and add them at the end of `block_ids`.",
             "def grow(self, num_tokens):\n    if ...: raise CacheStateError(...)\n    num_missing = ...\n"
             "    self.block_ids = self.block_ids + self.pool.allocate(num_missing)\n    self.num_tokens = ...\n"
             "def slot(self, position):\n    if ...: raise IndexError(...)\n    block_id = self.block_ids[...]\n"

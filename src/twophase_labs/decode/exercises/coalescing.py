@@ -132,11 +132,11 @@ EXERCISES = (
             "abcd",
             "0cd61edbbef4a3dc",
             {
-                "a": "a page of a head is one piece of 2,048 bytes in both, and all of it is read",
+                "a": "a block of a head is one piece of 2,048 bytes in both, and all of it is read",
                 "c": "one of the two takes everything that lies together, in whatever order it lies",
                 "d": "the same bytes are asked for; count the sectors that they lie in",
             },
-            hint="Where do the 64 numbers of one token lie, in each of the layouts? And all numbers of a page?",
+            hint="Where do the 64 numbers of one token lie, in each of the layouts? And all elements of a block?",
         ),
     ),
 )

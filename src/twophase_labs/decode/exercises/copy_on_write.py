@@ -210,7 +210,7 @@ EXERCISES = (
             Property(
                 "survives random histories",
                 survives_histories,
-                "The picture shows which sequence held which block. Which one wrote into a block that another was reading?",
+                "The picture shows which sequence held which block. Which wrote into a block that another was reading?",
                 ({"num_blocks": 6, "block_size": 2}, {"num_blocks": 10, "block_size": 4}),
             ),
         ),

@@ -129,14 +129,14 @@ EXERCISES = (
         kind="code",
         names=("quantise", "dequantise"),
         points=4,
-        minutes=9,
-        lines=7,
+        minutes=8,
+        lines=5,
         difficulty=2,
         objective="store K and V in int8 with a scale per token and head",
         hints=(
             "Take one row, [3.0, -6.0, 1.5], and q_max = 127 by hand: which scale makes -6.0 the number -127?",
-            "A row is the last axis: the largest magnitude in it, over q_max, is its scale. `scale[..., None]` stretches "
-            "it over the row. A row of zeros needs a scale above zero.",
+            "A row is the last axis: the largest magnitude in it, over q_max, is its scale. `scale[..., None]` "
+            "stretches it over the row. A row of zeros needs a scale above zero.",
             "x = x.float()\nlargest = ...  # [T, H_kv]\nscale = ...  # above zero, float32\n"
             "data = ...  # rounded before the cast: the cast alone cuts off\nreturn data.to(torch.int8), scale",
         ),

@@ -57,7 +57,7 @@ def compare_shares(case: DecodeCase, partial: Tensor, num_splits: int) -> None:
             rows=[f"head {h}, split {s}" if several else f"split {s}" for h in range(heads) for s in range(num_splits)],
             columns=names,
             row_axis="query head and split" if several else "split",
-            column_axis="key: own pages in order, then the others",
+            column_axis="key: own blocks in order, then the others",
             bounds=range(case.page, len(order), case.page),
             title=f"sequence {sequence}" if len(case.lengths) > 1 else "weights",
         )
