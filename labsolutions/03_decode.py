@@ -47,7 +47,6 @@ print(f"one token:  {1e3 * step_s:.1f} ms, {step_s / arithmetic_s:.1f} times as 
 from twophase_labs.machine.kernels import device, tl, triton  # first: it decides how kernels run
 
 # isort: split
-import numpy as np
 import torch
 
 from twophase_labs import ____, check, hint, measured, reference, reveal, use
@@ -350,6 +349,8 @@ block_pictures.draw_growth([7, 8, 9], block_size=4)
 # step. Then nothing may have changed, so that the engine can preempt one sequence and carry on with the others.
 
 # %% tags=["setup"]
+import numpy as np
+
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 
 # %% [markdown]
@@ -601,8 +602,8 @@ block_pictures.draw_history(history.frames[:26], 8, "One history: which sequence
 
 # %% [markdown]
 # **Read the result.** Blocks change hands all the time, and a sequence's blocks are wherever there was room. Every read
-# found the right tokens all the same, and several hundred times the pool ran out without damage. Now see the oracle
-# find something.
+# found the right tokens all the same, and more than a thousand times the pool ran out without damage. Now see the
+# oracle find something.
 
 # %% [markdown]
 # ### Find the bug
@@ -1007,7 +1008,7 @@ decode_pictures.draw_weights(
 # needs: triton
 from twophase_kernels.attend_range import attend_range
 
-show_source(attend_range, first="# A tile's page ids are loaded one step ahead", last="scores *= tl.load")
+show_source(attend_range, first="page_ids = load_page_ids(table_ptr, lo", last="scores *= tl.load")
 
 # %% [markdown]
 # **Question.** Your loop loads the block ids of a tile and then its K and V. Production loads the block ids of the
@@ -1554,9 +1555,9 @@ print(f"{int((data != engines_data).sum())} of {data.numel():,} numbers differ, 
 #
 # <details><summary>Answer</summary>
 #
-# No: absmax / (absmax / 127) is 127 up to the last bit of a float32, and rounds to 127. The clamp guards the case that
-# the product of two rounded factors ends just above 127.5, which cannot happen in float32 but costs nothing to exclude.
-# The numbers that differ lie between two quantisation steps to the last bit, and may be rounded either way.
+# No: absmax / (absmax / 127) is 127 up to the last bits of a float32, and rounds to 127. The engine's product does,
+# too; the clamp costs nothing and holds whatever the rounding of a GPU's division. The numbers that differ lie between
+# two quantisation steps to the last bit, and may be rounded either way.
 # </details>
 
 # %% [markdown]
@@ -1566,8 +1567,8 @@ print(f"{int((data != engines_data).sum())} of {data.numel():,} numbers differ, 
 # > [in TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html). The usual
 # > step down is fp8 with one scale per *tensor*, [1.0 in
 # > vLLM](https://docs.vllm.ai/en/v0.25.0/features/quantization/quantized_kvcache/) unless it is calibrated; your scheme
-# > is vLLM's `int8_per_token_head`. By roofline, 64 sequences of 8,192 tokens of an 8B model are 68.7 GB of K and V in
-# > bf16, 20.5 ms a step at an H100's 3.35 TB/s; in int8 10.6 ms.
+# > is vLLM's `int8_per_token_head`. By roofline, 32 sequences of 8,192 tokens of an 8B model are 34.4 GB of K and V in
+# > bf16, 10.3 ms a step at an H100's 3.35 TB/s; in int8 5.3 ms.
 #
 # **Takeaway.** int8 with a scale per token and head takes 53 % of bf16's bytes at a head size of 64, and 52 % at 128,
 # and cost none of our 15 needles; how much K and V can be squeezed has to be measured at the lengths that are served.
@@ -1733,7 +1734,7 @@ step_pictures.draw_batching(steps, small_work, here, ridge_batch(small_work, her
 # %% [markdown]
 # **Read the result.** On the left the points follow the roof of memory: the step waits for the same weights, whatever
 # the batch. To the right of the line they bend towards the roof of arithmetic. They stay below both: a step also makes
-# thousands of small calls, and a product with a few rows does not reach the rate of a large square one. (The roofs are
+# about 2,000 small calls, and a product with a few rows does not reach the rate of a large square one. (The roofs are
 # measured, too. If this machine was busy with something else meanwhile, a point may be above one.)
 #
 # Each *sequence* gets its tokens a little later in a larger batch. Throughput against latency is the trade that a
@@ -1745,8 +1746,9 @@ step_pictures.draw_batching(steps, small_work, here, ridge_batch(small_work, her
 # > `--mem-fraction-static` decides how much memory weights and K and V may take; vLLM reserves
 # > [`gpu_memory_utilization` =
 # > 0.92](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py) of
-# > the card by default. By roofline, an 8B model in bf16 on an H100 reads its 15 GB of weights in 4.5 ms: at most 223
-# > tokens per second for one sequence. 64 sequences of 1,000 tokens each add 8.4 GB and 2.5 ms a step, and give 9,160.
+# > the card by default. By roofline, an 8B model in bf16 on an H100 reads its 15 GB of weights (all but the embedding)
+# > in 4.5 ms: at most 223 tokens per second for one sequence. 64 sequences of 1,000 tokens each add 8.4 GB and 2.5 ms a
+# > step, and give about 9,160.
 #
 # **Takeaway.** For Llama-3-8B in 16 bits the arithmetic of an A100 catches up at a batch of 201 with empty contexts,
 # and never with 1,000 tokens each: batching divides the weights, not the cache.
@@ -1780,7 +1782,7 @@ step_pictures.draw_step_time(by_context, a, b, least_a, least_b)
 # **Read the result.** A straight line: linear in the context, not less. At short contexts the slope disappears beside
 # the constant, which is where the belief in constant time comes from.
 #
-# - **a** is the weights, and the fixed price of a step: Python, thousands of small calls, sampling.
+# - **a** is the weights, and the fixed price of a step: Python, about 2,000 small calls, sampling.
 # - **b** is K and V. It is above the bound, since this backend (plain PyTorch) *gathers* the blocks first. A kernel
 #   like yours reads each block once, where it is.
 
@@ -1801,9 +1803,9 @@ print(f"300 additions, a call each: {1e6 * separate_s:.0f} µs; in one call: {1e
 
 # %% [markdown]
 # The additions cost nothing, the calls do. On a GPU the same thing is called **launch overhead**: the CPU prepares each
-# kernel and hands it over, a few microseconds each. While kernels are long, that happens in the shadow of the previous
-# one. A decode step has hundreds of short ones, and the GPU waits for the CPU. A **CUDA graph** records the launches of
-# one step and replays all of them with a single call. It removes the price of calling, not the work.
+# kernel and hands it over. While kernels are long, that happens while the previous one runs. A decode step has many
+# short ones, and the GPU waits for the CPU. A **CUDA graph** records the launches of one step and replays all of them
+# with a single call. It removes the price of calling, not the work.
 #
 # The recording is fixed: the same kernels, the same shapes, the same addresses. So inputs are copied into the buffers
 # that were recorded, and batches are padded to a few sizes. The engine's version:
@@ -1836,8 +1838,8 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
 # > [`--disable-cuda-graph`](https://docs.sglang.io/advanced_features/server_arguments.html), off by default, and pads
 # > batches unless `--disable-cuda-graph-padding`; TensorRT-LLM's
 # > [`DecodeCudaGraphConfig`](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/DecodeCudaGraphConfig.html)
-# > covers batches up to 128 unless told otherwise. By roofline, SmolLM2's 0.269 GB in bf16 take an H100 80 µs, as long
-# > as 40 launches of 2 µs: without a graph, a small model on a fast GPU decodes at the speed of its CPU.
+# > covers batches up to 128 unless told otherwise. By roofline, SmolLM2's 0.269 GB in bf16 take an H100 80 µs, 40 ns
+# > for each of this engine's 2,000 calls: without a graph, a small model on a fast GPU decodes at the speed of its CPU.
 #
 # **Takeaway.** A step takes a + b t: the slope is K and V, the constant is the weights plus the price of about 2,000
 # calls; a graph lowers the second part of the constant and nothing else.
@@ -1873,6 +1875,7 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
 from twophase import LLM, SamplingParams
 from twophase.model.prepare import DEFAULT_MODEL
 from twophase_labs.decode.own_cache import OwnCache
+from twophase_labs.kit.own_attention import OwnAttention
 
 # %% [markdown]
 # <!-- card 3.16 -->
