@@ -355,16 +355,21 @@ from twophase.core.errors import CacheStateError, OutOfBlocksError
 
 # %% [markdown]
 # <!-- card 3.3 -->
-# Write the pool. Its two errors are imported above. Any way of keeping the books will do, as long as `ref_counts` and
-# `num_free` can be read.
+# Write the pool: the constructor, the property and three methods. Any way of keeping the books will do. The docstring
+# says what each call does.
 
 
 # %% tags=["exercise:3.3"]
 class BlockPool:
-    """`num_blocks` blocks with the ids 0 to num_blocks - 1, all free at first.
+    """`BlockPool(num_blocks)`: blocks with the ids 0 to num_blocks - 1, all free at first.
 
     ref_counts: for each block id the number of its owners; 0 is free.
     num_free: how many blocks are free (a property).
+    allocate(n): n free blocks, a list of their ids, each with one owner. OutOfBlocksError if fewer are free.
+    acquire(block_id): one owner more. CacheStateError if the block is free.
+    release(block_id): one owner less; with the last one the block becomes free. CacheStateError if it is free already.
+
+    A call that raises has changed nothing.
 
     >>> pool = BlockPool(3)
     >>> first, second = pool.allocate(2)
@@ -388,7 +393,6 @@ class BlockPool:
         return len(self.free_ids)
 
     def allocate(self, n):
-        """n free blocks, a list of ids, each with one owner. OutOfBlocksError if fewer are free: nothing changes."""
         if n > self.num_free:
             raise OutOfBlocksError(f"{n} blocks wanted, {self.num_free} of {self.num_blocks} free.")
         block_ids = [self.free_ids.pop() for _ in range(n)]
@@ -397,13 +401,11 @@ class BlockPool:
         return block_ids
 
     def acquire(self, block_id):
-        """One more owner of a block in use. CacheStateError if it is free."""
         if self.ref_counts[block_id] == 0:
             raise CacheStateError(f"Block {block_id} is free: allocate it instead.")
         self.ref_counts[block_id] += 1
 
     def release(self, block_id):
-        """One owner less; without owners the block is free. CacheStateError if it is free already."""
         if self.ref_counts[block_id] == 0:
             raise CacheStateError(f"Block {block_id} is free already.")
         self.ref_counts[block_id] -= 1
@@ -432,10 +434,17 @@ check("3.3")
 
 # %% tags=["exercise:3.4"]
 class BlockTable:
-    """The blocks of one sequence, taken from `pool` when its tokens need them; empty at first.
+    """`BlockTable(pool, block_size)`: the blocks of one sequence, taken from the pool on demand; empty at first.
 
+    pool, block_size: as given.
     block_ids: a list, in the order of the tokens, of as many blocks as num_tokens need.
     num_tokens: tokens that have a slot.
+    grow(num_tokens): room for num_tokens tokens in all; the blocks it has stay where they are. CacheStateError if there
+        are more already, and the pool's OutOfBlocksError goes through.
+    slot(position): the slot of the token there. IndexError if no token is.
+    free(): gives every block back; the table is empty again and can be used again.
+
+    A call that raises has changed nothing.
 
     >>> pool = BlockPool(8)
     >>> _, _ = pool.allocate(2), pool.allocate(1)                   # taken by other sequences
@@ -454,8 +463,6 @@ class BlockTable:
         self.block_ids, self.num_tokens = [], 0
 
     def grow(self, num_tokens):
-        """Room for `num_tokens` tokens in all. OutOfBlocksError if the pool has too few blocks, and CacheStateError if
-        the table has more tokens already; then nothing changes."""
         if num_tokens < self.num_tokens:
             raise CacheStateError(f"A table of {self.num_tokens} tokens cannot grow to {num_tokens}.")
         num_blocks = -(-num_tokens // self.block_size)
@@ -463,14 +470,12 @@ class BlockTable:
         self.num_tokens = num_tokens  # after the pool has agreed
 
     def slot(self, position):
-        """The slot of the token at `position`. IndexError if no token is there."""
         if not 0 <= position < self.num_tokens:
             raise IndexError(f"position {position} has no slot: this table has {self.num_tokens} tokens")
         block_id = self.block_ids[position // self.block_size]
         return block_id * self.block_size + position % self.block_size
 
     def free(self):
-        """Give every block back and be empty again."""
         for block_id in self.block_ids:
             self.pool.release(block_id)
         self.block_ids, self.num_tokens = [], 0

@@ -122,6 +122,8 @@ class BlockTable:
         self.block_ids, self.num_tokens = [], 0
 
     def grow(self, num_tokens):
+        if num_tokens < self.num_tokens:
+            raise CacheStateError("smaller")
         wanted = (num_tokens + self.block_size - 1) // self.block_size
         missing = wanted - len(self.block_ids)
         if missing > 0:
@@ -149,6 +151,8 @@ class BlockTable:
         self.block_ids, self.num_tokens = [], 0
 
     def grow(self, num_tokens):
+        if num_tokens < self.num_tokens:
+            raise CacheStateError("smaller")
         new = self.pool.allocate(math.ceil(num_tokens / self.block_size) - len(self.block_ids))
         self.block_ids.extend(new)
         self.num_tokens = num_tokens
@@ -171,6 +175,8 @@ class BlockTable:
         self.block_ids, self.num_tokens = [], 0
 
     def grow(self, num_tokens):
+        if num_tokens < self.num_tokens:
+            raise CacheStateError("smaller")
         while len(self.block_ids) * self.block_size < num_tokens:
             self.block_ids += self.pool.allocate(1)
         self.num_tokens = num_tokens
@@ -258,6 +264,12 @@ BANKS = {
             ),
             Wrong("one at a time, as far as it goes", ONE_AT_A_TIME, TABLE_DAMAGE),
             Wrong("counts before it asks", COUNTS_FIRST, TABLE_DAMAGE),
+            Wrong("forgets tokens", {7: "False"}, "refuses to shrink"),
+            Wrong(
+                "refuses as many as there are",
+                {7: "num_tokens <= self.num_tokens and self.num_tokens"},
+                "refuses to shrink",
+            ),
             Wrong("leaves the last block", {5: "self.block_ids[:-1]"}, ALL_BACK),
             Wrong("full blocks only", {5: "self.block_ids[: self.num_tokens // self.block_size]"}, ALL_BACK),
             Wrong("keeps the list", {6: "self.block_ids, 0"}, ALL_BACK),

@@ -200,6 +200,7 @@ BANKS = {
             Wrong("the largest LSE", {7: "lse.amax(-1)"}, MERGES),
             Wrong("LSE without the maximum", {7: "total.log2()"}, MERGES),
             Wrong("no maximum", {2: "torch.zeros_like(m)"}, MERGES),
+            Wrong("a maximum of at least -1e4", {2: "m.clamp(min=-1e4)"}, "survives any level of scores"),
             Wrong("clears empty rows in place", IN_PLACE, ALONE),
         ),
         right=(

@@ -209,6 +209,18 @@ def grows_or_stays(answer: Any, draw: Draw, num_tokens: int) -> None:
             reject(f"a grow that ran out of blocks changed {what}: {was} became {now}")
 
 
+def refuses_to_shrink(answer: Any, draw: Draw, num_tokens: int) -> None:
+    table, pool = new_table(answer, draw, 6, 4)
+    table.grow(num_tokens)
+    before = (list(table.block_ids), table.num_tokens, pool.num_free)
+    for fewer in {num_tokens - 1, 0}:
+        raises(CacheStateError, table.grow, fewer)
+        after = (list(table.block_ids), table.num_tokens, pool.num_free)
+        compare(after[1:], before[1:], what=f"(num_tokens, free blocks) after a refused grow({fewer})")
+    table.grow(num_tokens)  # as many as there are: nothing to do
+    compare(list(table.block_ids), before[0], what=f"block_ids after growing from {num_tokens} tokens to {num_tokens}")
+
+
 def gives_every_block_back(answer: Any, draw: Draw, num_tokens: int) -> None:
     table, pool = new_table(answer, draw, 6, 4)
     table.grow(num_tokens)
@@ -356,6 +368,12 @@ EXERCISES = (
                 grows_or_stays,
                 "The pool raises before it takes; so change nothing of your own before you have asked it.",
                 ({"num_tokens": 1}, {"num_tokens": 7}),
+            ),
+            Property(
+                "refuses to shrink",
+                refuses_to_shrink,
+                "`grow` with fewer tokens than there are raises CacheStateError; with as many it does nothing.",
+                ({"num_tokens": 1}, {"num_tokens": 4}, {"num_tokens": 9}),
             ),
             Property(
                 "gives every block back",

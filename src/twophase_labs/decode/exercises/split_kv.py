@@ -216,6 +216,15 @@ def merges_what_attention_gives(answer: Any, draw: Draw, splits: int, dim: int, 
     compare(total, expected_lse, what="the LSE", axes=("sequence", "head"), atol=1e-3)
 
 
+def survives_any_level(answer: Any, draw: Draw, level: float) -> None:
+    """The LSEs of all splits are alike, and far from 0: the plain mean."""
+    partial, lse = draw.normal(1, 2, 4, 3), torch.full((1, 2, 4), level)
+    out, total = run_merge(answer, partial, lse)
+    what = f"the output of four splits with an LSE of {level:,} each"
+    compare(out, partial.mean(2), what=what, axes=AXES["out"], atol=1e-4)
+    compare(total, torch.full((1, 2), level + 2), what="the LSE of these four", axes=("sequence", "head"), atol=0.1)
+
+
 def leaves_partials_alone(answer: Any, draw: Draw) -> None:
     partial, lse = draw.normal(2, 3, 4, 5), draw.normal(2, 3, 4)
     lse[0, 1, 2], partial[0, 1, 2] = -math.inf, 7.0
@@ -354,6 +363,12 @@ EXERCISES = (
                     {"splits": 3, "dim": 16, "spread": 300.0},
                     {"splits": 70, "dim": 3, "spread": 2.0},
                 ),
+            ),
+            Property(
+                "survives any level of scores",
+                survives_any_level,
+                "Subtract the largest LSE of each row, whatever it is: only differences count.",
+                ({"level": -100_000.0}, {"level": 100_000.0}),
             ),
             Property(
                 "leaves its inputs alone",
