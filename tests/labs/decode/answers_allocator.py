@@ -268,7 +268,7 @@ BANKS = {
             Wrong(
                 "refuses as many as there are",
                 {7: "num_tokens <= self.num_tokens and self.num_tokens"},
-                "refuses to shrink",
+                KEEPS,
             ),
             Wrong("leaves the last block", {5: "self.block_ids[:-1]"}, ALL_BACK),
             Wrong("full blocks only", {5: "self.block_ids[: self.num_tokens // self.block_size]"}, ALL_BACK),
