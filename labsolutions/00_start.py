@@ -1,20 +1,40 @@
 # %% [markdown]
 # # twophase: build an LLM inference engine
 #
-# Everything a language model says is computed twice over, in two ways: once for your prompt, all tokens together
-# (*prefill*), and then once for each token of the answer, one at a time (*decode*). The two phases use the same weights
-# and the same arithmetic, and yet one is limited by how fast this machine multiplies, the other by how fast it reads
-# memory. Five labs follow from that. In each you write the missing piece, and your piece then runs inside a real
-# engine, on a real model.
-#
-# This page takes five minutes: it looks at your machine, lets the engine answer a question, and shows where the answer
-# lived in memory. Run it from top to bottom (**Run ▸ Run All Cells**).
+# The next cell loads a language model into the engine that you are going to rebuild, and asks it a question. Run it.
+
+# %%
+from twophase import LLM, SamplingParams
+
+llm = LLM(num_kv_blocks=24, block_size=16)
+question = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+(answer,) = llm.chat(question, SamplingParams(temperature=0, max_tokens=40))
+print(answer.outputs[0].text)
+
+reading, *writing = llm.engine.trace
+num_read, num_written = len(answer.prompt_token_ids), len(writing)
+read_ms, write_ms = 1e3 * reading.run_s / num_read, 1e3 * sum(step.run_s for step in writing) / num_written
+print(f"read {num_read} tokens, {read_ms:.1f} ms each; wrote {num_written} tokens, {write_ms:.1f} ms each")
+print(f"a token written took {write_ms / read_ms:.0f} times as long as a token read")
 
 # %% [markdown]
-# ## 1. What this machine can do
+# Reading and writing a token take the same weights and the same arithmetic. So why is there such a difference?
 #
-# The doctor runs a small attention in each way this machine offers and compares it with an independent reference. *Not
-# run* means what it says: nothing is claimed for what this machine cannot do. Every lab works without a GPU.
+# The model runs in two phases. **Prefill** computes all tokens of the prompt together, in one run of the model.
+# **Decode** computes one token of the answer at a time, each from the one before, and every one of them needs a run
+# of its own. Lab 2 measures what limits prefill (how fast this machine multiplies), lab 3 what limits decode (how fast
+# it reads memory). The subject of the course is an engine that serves both.
+#
+# <!-- map -->
+#
+# Run this notebook from top to bottom (**Run ▸ Run All Cells**). If the first cell fails, section 1 says what is
+# missing and how to install it.
+#
+# ## 1. What this machine can do
+# <!-- minutes: 1 -->
+#
+# `diagnose` runs a small attention in each way that this machine offers, and compares the result with an independent
+# reference. *Not run* means that it could not be tried here, and so nothing is claimed.
 
 # %%
 from twophase_tools.cli.doctor import diagnose
@@ -22,31 +42,18 @@ from twophase_tools.cli.doctor import diagnose
 diagnose()
 
 # %% [markdown]
-# ## 2. A real model answers
+# **Takeaway.** None of the five labs needs a GPU. What cannot run here is reported as *not run*, never as passed.
 #
-# `LLM` is the engine you are going to rebuild. The model is SmolLM2-135M-Instruct: 30 layers, 9 query heads that share
-# 3 key/value heads, 135 million weights. Small, but built like its big relatives.
-
-# %%
-from twophase import LLM, SamplingParams
-
-llm = LLM(num_kv_blocks=24, block_size=16)
-question = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
-answer = llm.chat(question, SamplingParams(temperature=0, max_tokens=40))
-print(answer[0].outputs[0].text)
-
-# %% [markdown]
-# Greedy decoding (`temperature=0`) always takes the likeliest token, so you and your neighbour read the same sentence.
+# ## 2. Where the answer lives
+# <!-- minutes: 3 -->
 #
-# ## 3. Where the answer lives
+# For each token, every layer of the model computes a *key* and a *value*, which all later tokens need. The engine
+# therefore keeps them. Their memory is divided into **blocks** of 16 tokens. A sequence gets a block when it needs one,
+# wherever one is free, and its **block table** lists the blocks that it has, in order. An operating system gives
+# memory to programs in the same way.
 #
-# For every token it has seen, a model keeps a *key* and a *value* in each layer, so that it need not compute them
-# again. This engine keeps them in *pages* of 16 tokens, handed out from one pool as a sequence grows. Which page holds
-# which tokens is written in the sequence's *block table*: the same trick by which an operating system gives every
-# program its own memory.
-#
-# **Think first.** The two requests below begin with the same instruction, about 40 tokens. B comes when A is already
-# being answered. How many pages will they share?
+# Two requests that begin with the same tokens can use the same blocks. Here both begin with the same instruction, and B
+# arrives while A is being answered.
 
 # %%
 INSTRUCTION = (
@@ -57,15 +64,23 @@ INSTRUCTION = (
 
 def ask(question):
     messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": question}]
-    return {"prompt_token_ids": llm.tokenizer.apply_chat_template(messages)}
+    return llm.tokenizer.apply_chat_template(messages)
 
 
+prompts = {"A": ask("Why is the sky blue?"), "B": ask("Why do cats purr?")}
+num_common = next(i for i, (a, b) in enumerate(zip(prompts["A"], prompts["B"], strict=False)) if a != b)
+print(f"A has {len(prompts['A'])} tokens, B has {len(prompts['B'])}; the first {num_common} are the same")
+
+# %% [markdown]
+# **Think first.** How many blocks of 16 tokens will A and B share?
+
+# %%
 engine = llm.engine
 params = SamplingParams(temperature=0, max_tokens=80)
-engine.add_request("A", ask("Why is the sky blue?"), params)
+engine.add_request("A", {"prompt_token_ids": prompts["A"]}, params)
 for _ in range(40):
     engine.step()
-engine.add_request("B", ask("Why do cats purr?"), params)
+engine.add_request("B", {"prompt_token_ids": prompts["B"]}, params)
 for _ in range(10):
     engine.step()
 tables = engine.block_tables()
@@ -75,27 +90,74 @@ from twophase_labs.machine.pictures import draw_block_tables
 
 figure = draw_block_tables(tables, num_blocks=24, block_size=16)
 
+# %%
+shared = [block for block in tables["A"][0] if block in tables["B"][0]]
+print(f"{num_common} common tokens fill {num_common // 16} blocks of 16, and {num_common % 16} tokens are left over")
+print(f"in both block tables: {len(shared)} blocks, {shared}")
+
 # %% [markdown]
-# The pages marked *A* and *B* hold the common beginning, computed once and stored once: every page that it fills. The
-# page in which the questions part is each request's own. The last page of a sequence is filled as far as the sequence
-# has come; nothing is reserved for what it may still say.
+# Only a full block is shared. The tokens left over share a block with the beginning of each request's own question, so
+# each request has its own copy of them. The last block of a sequence is filled as far as the sequence has come: the
+# engine reserves nothing for tokens that may still follow.
 #
-# ## 4. The two phases, on this machine
+# **Takeaway.** Two requests share a block only if all of its 16 tokens, and all tokens before it, are the same.
 #
-# The engine keeps a diary of its steps. The first step of request A computed its whole prompt; each of the next
-# computed one token.
+# ## 3. The two phases again
+# <!-- minutes: 2 -->
+#
+# The engine records every step. Here are the same two measurements as in the first cell, now for A and B, and a third:
+# what a token costs in the steps that wrote one token for A and one for B.
 
 # %%
-prefill, *decodes = [entry for entry in engine.trace if entry.chunks and entry.chunks[0][0] == "A"][:12]
-num_tokens = sum(chunk[3] for chunk in prefill.chunks)
-decode_ms = sorted(entry.run_s * 1e3 for entry in decodes)[len(decodes) // 2]
-prefill_ms = prefill.run_s * 1e3
-print(f"prefill: {num_tokens} tokens in {prefill_ms:.1f} ms, {prefill_ms / num_tokens:.2f} ms a token")
-print(f"decode: 1 token in {decode_ms:.1f} ms")
+from statistics import median
+
+steps = {"A reads": [], "B reads": [], "A writes alone": [], "A and B write": []}
+for entry in engine.trace:
+    names, num_tokens = [chunk[0] for chunk in entry.chunks], sum(chunk[3] for chunk in entry.chunks)
+    if names == ["A"]:
+        steps["A reads" if num_tokens > 1 else "A writes alone"].append((num_tokens, entry.run_s))
+    elif "B" in names:
+        steps["B reads" if num_tokens > 2 else "A and B write"].append((num_tokens, entry.run_s))
+for what, found in steps.items():
+    num_tokens, run_ms = found[0][0], 1e3 * median(run_s for _, run_s in found)
+    print(f"{what:15} {num_tokens:3} tokens a step, {run_ms:6.1f} ms a step, {run_ms / num_tokens:5.1f} ms a token")
 
 # %% [markdown]
-# A token of the prompt is many times cheaper than a token of the answer. Lab 2 shows why, and lab 3 what to do about
-# it. The rest of the two answers. A model this small makes things up, cheerfully; the arithmetic underneath is exact.
+# Two things are new. B's step computes far fewer tokens than B's prompt has: the keys and values of the shared blocks
+# are there already (the step also writes one token for A). And a step that writes two tokens need not take twice as
+# long as a step that writes one, because it reads the weights once for both. Labs 1 to 3 explain the first line and the
+# third, lab 4 the last, lab 5 the second.
+#
+# **Takeaway.** A step reads the weights once, however many tokens it computes: the last column is what that is worth.
+#
+# ## 4. One step of the engine
+# <!-- minutes: 2 -->
+#
+# Everything above was done by one method, called again and again. This is its source, read from the installed package:
+
+# %%
+from twophase.engine.engine import Engine
+from twophase_labs.kit.open_engine import show_source
+
+show_source(Engine.step)
+
+# %% [markdown]
+# Read it as three acts. `_schedule` decides which sequences run now, and with how many tokens each. `_run` packs these
+# tokens into one batch, runs the model once and samples. `_update` appends the new tokens, and `_report` hands them
+# out. The other lines serve requests that need more (drafts, memory moved to the CPU) or keep the record that the cell
+# above has read.
+#
+# **Think first.** Which share of a step's time is the model's?
+
+# %%
+acts = {"schedule": "schedule_s", "run": "run_s", "update": "update_s"}
+times_ms = {name: 1e3 * median(getattr(entry, field) for entry in engine.trace) for name, field in acts.items()}
+for name, time_ms in times_ms.items():
+    print(f"{name:9}{time_ms:8.3f} ms, {time_ms / sum(times_ms.values()):6.1%}")
+
+# %% [markdown]
+# The two answers are not complete yet. The same method completes them. (A model of 135 million weights makes things up.
+# What the engine computes for it is exact.)
 
 # %%
 while engine.has_unfinished_requests():
@@ -104,7 +166,10 @@ while engine.has_unfinished_requests():
             print(f"{output.request_id}: {output.outputs[0].text.strip()}\n")
 
 # %% [markdown]
-# ## 5. The way on
+# **Takeaway.** An engine is one loop with three acts: schedule, run, update. You will write parts of each.
+#
+# ## 5. The course
+# <!-- minutes: 1 -->
 #
 # ```mermaid
 # flowchart LR
@@ -113,5 +178,23 @@ while engine.has_unfinished_requests():
 #     L3 --> L4["4 scheduling<br/>many requests"]
 #     L4 --> L5["5 advanced<br/>beyond the loop"]
 # ```
+#
+# In each lab you write the missing pieces, and then the engine runs with them. A blank looks like `____("1.3", 1)`.
+# `check("1.3")` says whether your answer is right and, if it is not, what fails first. `hint("1.3")` helps, a little
+# more each time, and `reveal("1.3")` shows a solution. Your progress is kept in a file beside each notebook. This is
+# where you stand:
+
+# %%
+from twophase_labs.kit.course_map import course_map
+
+course_map()
+
+# %% [markdown]
+# ## 6. Glossary
+# <!-- minutes: 1 -->
+#
+# The course uses one word for one thing. Other texts use other words; the last column has some of them.
+#
+# <!-- glossary -->
 #
 # Go on with **lab 1, autoregression**: [01_autoregression.ipynb](01_autoregression.ipynb).

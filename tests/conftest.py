@@ -12,10 +12,10 @@ if "triton" not in sys.modules:
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from jaxtyping import install_import_hook
+from tests.enforced_types import enforce_types
 
-# Not on twophase_kernels: the hook's decorators would stand between @triton.jit and the kernel's source.
-install_import_hook(["twophase", "twophase_tools", "twophase_labs"], "beartype.beartype")
+# Not of twophase_kernels: the hooks' decorators would stand between @triton.jit and the kernel's source.
+enforce_types("twophase", "twophase_tools", "twophase_labs")
 
 import pytest  # noqa: E402
 

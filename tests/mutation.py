@@ -8,15 +8,15 @@ import importlib
 import importlib.util
 import linecache
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
-import jaxtyping
 import pytest
+
+from tests.enforced_types import unchecked_types
 
 
 @dataclass(frozen=True)
@@ -83,22 +83,11 @@ def is_killed(mutant: Mutant, check: Callable[[ModuleType], None]) -> str | None
     check(importlib.import_module(mutant.checked_module))
     mutated = mutant.load()
     try:
-        with _unchecked_types():
+        with unchecked_types():  # a class of a module loaded twice is another class, which would kill any mutant
             check(mutated)
     except (Exception, pytest.fail.Exception) as error:  # the latter: a `pytest.raises` that nothing was raised in
         return (str(error).strip() or type(error).__name__).splitlines()[0]
     return None
-
-
-@contextmanager
-def _unchecked_types() -> Iterator[None]:
-    """No type is checked: a class of a module loaded twice is another class, which would kill any mutant."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
 
 
 class KillTable:

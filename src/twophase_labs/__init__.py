@@ -91,6 +91,7 @@ The machine (machine/), file by file
     sections.py                a lab by its sections, and their minutes
     second_edition.py          further rules for labs whose sections say their minutes
     glossary.py, wording.py    the terms of the course; other words for them, found in a lab's texts
+    claims.py                  numbers in a lab's prose that nothing above them produces
     judge.py, guard.py         one answer against its check; what it must not replace meanwhile
     session.py, cards.py       check, hint, reveal in a notebook; verdicts to look at
     progress.py                the learner's file beside the notebook

@@ -1,9 +1,9 @@
 """Models for the engine's tests: tiny random ones, and the real default model."""
 
-import jaxtyping
 import pytest
 import torch
 
+from tests.enforced_types import unchecked_types
 from tests.engine.engines import BLOCK_SIZE
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.conftest import smollm2_folder  # noqa: F401  (a fixture)
@@ -31,7 +31,5 @@ def tiny_model(tiny_folder):
 @pytest.fixture(scope="module")
 def as_users_call_it():
     """Without the type checks that the tests add to every call: what is of a wrong type comes as far as it does for users."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
+    with unchecked_types():
+        yield

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 if '"checked": true' in sys.argv[-1]:  # the shapes and types of everything; takes three seconds of each rank
-    from jaxtyping import install_import_hook
+    from tests.enforced_types import enforce_types
 
-    install_import_hook("twophase", "beartype.beartype")
+    enforce_types("twophase")
 
 from twophase import LLM, SamplingParams
 from twophase.parallel.peers import Peers

@@ -59,7 +59,7 @@ def _with_cards(markdown: str, lab: Lab) -> str:
         elif words == ["glossary"]:
             line = glossary.as_markdown()
         elif words[:1] == ["minutes:"]:
-            line = f"*{words[1]} minutes*"
+            line = f"*{words[1]} minute{'s' * (words[1] != '1')}*"
         lines.append(line)
     return "\n".join(lines)
 

@@ -39,7 +39,8 @@ class Exercise:
         id: Chapter and number, '1.3'; the cell carries the tag `exercise:1.3`.
         names: What the cell must define: functions, classes or the variable that holds an answer.
         is_extra: Not needed to know the lab's subject: its points are counted beside the grade, as a bonus.
-        was: Its id in the first edition, whose notebooks are still graded; empty: it is new, or has kept its id.
+        was: Its id in the first edition, even if that is the same; its answers and progress files still count. Empty if
+            the exercise is new.
         minutes: Expected time; `lines` expected size of the answer; `difficulty` 1 to 3.
         needs: 'cpu' always works; where another is missing the exercise is 'not run here'.
         uses: Ids of exercises whose answers this one calls. One that doesn't pass is replaced by the reference.

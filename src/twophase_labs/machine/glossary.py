@@ -25,7 +25,7 @@ TERMS = (
     Term(
         "request",
         "what a client asks of the engine: a prompt and how to continue it",
-        not_words=("users?", "readers?", "writers?"),
+        not_words=("readers?", "writers?", "users? (?:waits?|arrives?|finish(?:es)?|decodes?|runs?)"),
     ),
     Term("prompt, completion", "the tokens that come with a request, and the tokens that the engine adds to them"),
     Term("prefill", "the phase that computes all tokens of a prompt together"),
@@ -69,7 +69,12 @@ TERMS = (
         "",
         ("log-sums?(?!-exp)", "units of log2"),
     ),
-    Term("SLO", "a latency that most requests should stay below, such as a TTFT of 2 s", "target", ("promises?d?",)),
+    Term(
+        "SLO",
+        "a latency that most requests should stay below, such as a TTFT of 2 s",
+        "target",
+        ("(?:a|the|its|each|every|latency) promises?",),
+    ),
     Term("TTFT", "time to first token: from a request's arrival to its first token"),
     Term("ITL", "inter-token latency: the time between two tokens of a completion", "TPOT is its mean"),
     Term("rank", "one process of a group that computes together"),

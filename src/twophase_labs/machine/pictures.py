@@ -31,8 +31,9 @@ def draw_block_tables(
             filled[block] = max(filled.get(block, 0), min(block_size, num_tokens - logical * block_size))
     colour_of = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(tables)}
 
+    num_rows = max(-(-num_blocks // columns), len(tables), 2)
     figure, (left, right) = plt.subplots(
-        1, 2, figsize=(10, 0.9 + 0.62 * -(-num_blocks // columns)), width_ratios=(1, 1.5), facecolor="white"
+        1, 2, figsize=(10, 1.1 + 0.56 * num_rows), width_ratios=(1, 1.5), facecolor="white"
     )
     _draw_tables(left, tables, colour_of)
     _draw_pool(right, owners, filled, colour_of, num_blocks, block_size, columns)
@@ -49,8 +50,10 @@ def _draw_tables(axes: Axes, tables: Mapping[str, tuple[Sequence[int], int]], co
             axes.text(logical + 0.45, row + 0.45, str(block), ha="center", va="center", color=INK)
     axes.set(xlim=(-0.1, widest), ylim=(max(3, len(tables)), -0.1), xticks=[i + 0.45 for i in range(widest)], yticks=[])
     axes.set_xticklabels([str(i) for i in range(widest)])
-    axes.set_xlabel("block of the sequence, counted from 0")
-    axes.set_title("Block tables: the block's number in the pool", loc="left")
+    axes.set_xlabel("block of the sequence", fontsize=9)
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    axes.set_title("Block tables: numbers of blocks in the pool", loc="left", fontsize=11)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
 
@@ -80,5 +83,7 @@ def _draw_pool(
         number_colour = INK if names else LINE
         axes.text(column + 0.05, row + 0.05, str(block), ha="left", va="top", fontsize=7, color=number_colour)
     axes.set(xlim=(-0.05, columns), ylim=(-(-num_blocks // columns), -0.05), xticks=[], yticks=[])
-    axes.set_title(f"The pool: {num_blocks} blocks of {block_size} slots, coloured where in use", loc="left")
+    axes.set_title(f"The pool: {num_blocks} blocks of {block_size} slots", loc="left", fontsize=11)
+    for name in [*colour_of][:1]:
+        axes.set_xlabel(f"{name}0: block 0 of {name}. The coloured part of a block is in use.", loc="left", fontsize=9)
     axes.spines[:].set_visible(False)

@@ -13,6 +13,7 @@ from twophase_labs.machine import wording
 from twophase_labs.machine.exercise import MAX_HINTS, Exercise
 from twophase_labs.machine.lab import Lab
 from twophase_labs.machine.sections import Section
+from twophase_labs.machine.sources import Source
 
 MAX_FIRST_LINES, MAX_IMPORTED, MAX_BLANKS = 12, 12, 6
 MIN_CORE, MAX_CORE, MIN_CODE = 12, 16, 8
@@ -98,7 +99,7 @@ def _boxes(lab: Lab) -> Iterator[str]:
                     yield f"section {section.title!r}: {link} is not in SOURCES of {lab.package}.sources"
 
 
-def sources_of(lab: Lab) -> tuple[object, ...]:
+def sources_of(lab: Lab) -> tuple[Source, ...]:
     """SOURCES of the chapter's module `sources`, if there is one."""
     name = f"{lab.package}.sources"
     if not lab.has_exercises or importlib.util.find_spec(name) is None:

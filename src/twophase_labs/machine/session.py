@@ -70,7 +70,7 @@ class Session:
         `centred = use("1.3")` gives the reference as long as 1.1, which it calls, does not pass. Once that does, the
         learner's own 1.3 takes its name again, whichever cells were run in between.
         """
-        given = {}
+        given: dict[str, Any] = {}
         for exercise in exercises:
             now, own = self._objects(exercise, namespace), self._own.get(exercise.id)
             are_given = [self.judge.is_reference(exercise, n, v) for n, v in zip(exercise.names, now, strict=True)]

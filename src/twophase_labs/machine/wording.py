@@ -5,33 +5,37 @@ messages and its figures use a word that the glossary has another one for, or a 
 
 Names in code (`page_ids`) and docstrings are not looked at. Of a word with ordinary meanings as well (number, pass,
 found, slot) only uses that are certainly the term's are found: this does not spare anybody a reading.
+
+A chapter may have reasons of its own: ALLOWED_WORDS in its module `wording`, patterns and why they stand.
 """
 
 import ast
 import importlib
+import importlib.util
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from twophase_labs.machine.glossary import TERMS, Term
 from twophase_labs.machine.lab import Lab, Workbook
 
-WORD = r"(?<![\w`]){}(?![\w`])"
+WORD = r"(?<![\w`-]){}(?![\w`])"
 
 # What the readings of the first edition found, and its kin.
 PHRASES = (
     "dearer", "dearest", "turned away", "makers? means?", "with (?:its|their) signs? turned", "exchanged", "for ever",
     "how wide is", "look how", "honest(?:ly)?", "what is missing to", "takes the longer", "stands? above each other",
-    "what production has more", "whoever", "somebody", "someone", "whom", "who finds",
+    "what production has more", "whoever", "somebody", "whom", "who finds",
 )  # fmt: skip
 
 # What may stand all the same, and why.
 ALLOWED = {
     r"\bpaged\b|Paged\w+|\bPAGE\w*": "the name of the method, and the constant of Triton kernels",
     r"page tables?|operating system[^.]{0,80}\bpages?\b|\bpages?\b[^.]{0,80}operating system": "an operating system's",
-    r"(?:\b(?:[Tt]his|web|the next|man)|\b(?:on|of) the) page\b(?! table)": "where text is read",
+    r"(?:\b(?:[Tt]his|web|whole|the next|man)|\b(?:on|of) the) page\b(?! table)": "where text is read",
     r"[Yy]our (?:own |first )?guess|\bguess (?:first|before|the)\b": "a learner's, not a token's",
     r"[Ii]teration-level|iteration batching": "Orca's own term, given as such",
     r"user messages?|user role|\bper user\b": "a message's role, and people",
@@ -52,15 +56,18 @@ class Text:
 
     where: str
     text: str
+    is_kernel: bool = False
 
 
-def found_in(texts: Sequence[Text]) -> list[str]:
+def found_in(texts: Sequence[Text], may_stand: Mapping[str, str] = MappingProxyType(ALLOWED)) -> list[str]:
     """Words and phrases that the course does not use, each with its place and what to say instead."""
     told = []
     for one in texts:
-        allowed = [match.span() for pattern in ALLOWED for match in re.finditer(pattern, one.text)]
+        allowed = [match.span() for pattern in may_stand for match in re.finditer(pattern, one.text)]
         for pattern, instead in _PATTERNS:
             for match in pattern.finditer(one.text):
+                if one.is_kernel and match[0].lower().startswith("page"):  # there BLOCK_M is a tile, PAGE the block
+                    continue
                 if not any(start <= match.start() and match.end() <= end for start, end in allowed):
                     around = one.text[max(0, match.start() - 30) : match.end() + 30].replace("\n", " ")
                     told.append(f"{one.where}: {match[0]!r} ({instead}): ...{around}...")
@@ -115,7 +122,8 @@ def texts_of(lab: Lab) -> list[Text]:
             comments = re.findall(
                 r"(?:^|\s)#\s*(?!BEGIN|END)(?:SOLUTION(?: `[^`]+`)?:?)?(.*)$", cell.source, re.MULTILINE
             )
-            texts += [Text(where, text) for text in (*comments, *strings_of(ast.parse(cell.source)))]
+            is_kernel = "triton.jit" in cell.source
+            texts += [Text(where, text, is_kernel) for text in (*comments, *strings_of(ast.parse(cell.source)))]
     for module in _modules(lab):
         texts += [Text(module.name, text) for text in strings_of(ast.parse(module.read_text(encoding="utf-8")))]
     return [text for text in texts if text.text.strip()]
@@ -124,8 +132,12 @@ def texts_of(lab: Lab) -> list[Text]:
 def _modules(lab: Lab) -> list[Path]:
     if not lab.has_exercises:
         return []
+    own = ("sources.py", "wording.py", "claims.py")  # no learner reads these
     return sorted(
-        path for folder in importlib.import_module(lab.package).__path__ for path in Path(folder).rglob("*.py")
+        path
+        for folder in importlib.import_module(lab.package).__path__
+        for path in Path(folder).rglob("*.py")
+        if path.name not in own
     )
 
 
@@ -134,7 +146,7 @@ def prose_of(markdown: str) -> str:
     text = re.sub(r"^(```|~~~).*?^\1", "", markdown, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"<!--.*?-->|<[^>\n]+>", "", text, flags=re.DOTALL)
     text = re.sub(r"\]\([^)]*\)", "]", text)
-    return re.sub(r"`[^`\n]+`", "`code`", text)
+    return re.sub(r"`[^`\n]+`", "`code`", re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL))
 
 
 def strings_of(tree: ast.AST) -> Iterator[str]:
@@ -163,8 +175,15 @@ def _shown_by(call: ast.Call) -> Iterator[ast.AST]:
 
 
 def problems(lab: Lab) -> list[str]:
-    texts = texts_of(lab)
-    return found_in(texts) + odd_definitions(texts)
+    raw = [Text(f"cell {i}", cell.source) for i, cell in enumerate(lab.notebook.cells) if cell.cell_type == "markdown"]
+    return found_in(texts_of(lab), _allowed_in(lab)) + odd_definitions(raw)
+
+
+def _allowed_in(lab: Lab) -> Mapping[str, str]:
+    name = f"{lab.package}.wording"
+    if not lab.has_exercises or importlib.util.find_spec(name) is None:
+        return ALLOWED
+    return {**ALLOWED, **importlib.import_module(name).ALLOWED_WORDS}
 
 
 def main(argv: list[str]) -> int:

@@ -8,7 +8,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 
 from twophase import __version__
@@ -91,10 +91,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"twophase {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_doctor(commands)
-    _add_model(commands)
-    _add_generate(commands)
-    _add_bench(commands)
+    _add_doctor(commands.add_parser)
+    _add_model(commands.add_parser)
+    _add_generate(commands.add_parser)
+    _add_bench(commands.add_parser)
     simulate.add_parser(commands)
     plan.add_parser(commands)
     for command in sorted(entry_points(group=COMMANDS), key=lambda command: command.name):
@@ -102,24 +102,24 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-Commands = argparse._SubParsersAction  # argparse has no public name for it
+AddCommand = Callable[..., argparse.ArgumentParser]  # a subparser's `add_parser`
 
 
-def _add_doctor(commands: "Commands[argparse.ArgumentParser]") -> None:
-    doctor = commands.add_parser("doctor", help="check this machine; every problem comes with its cure")
+def _add_doctor(add_command: AddCommand) -> None:
+    doctor = add_command("doctor", help="check this machine; every problem comes with its cure")
     doctor.add_argument("--json", action="store_true", help="machine-readable verdict")
 
 
-def _add_model(commands: "Commands[argparse.ArgumentParser]") -> None:
-    model = commands.add_parser("model", help="the default model on disk")
+def _add_model(add_command: AddCommand) -> None:
+    model = add_command("model", help="the default model on disk")
     actions = model.add_subparsers(dest="action", required=True, metavar="ACTION")
     actions.add_parser("prepare", help="write the default model's folder, once; does nothing when it is there")
     actions.add_parser("path", help="print the default model's folder")
     actions.add_parser("verify", help="compare the default model's files with their recorded checksums")
 
 
-def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
-    generate = commands.add_parser("generate", help="continue a prompt")
+def _add_generate(add_command: AddCommand) -> None:
+    generate = add_command("generate", help="continue a prompt")
     generate.add_argument(
         "prompt", type=text, metavar="PROMPT", help="the text to continue; '-' reads it from standard input"
     )
@@ -190,8 +190,8 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     add_engine_options(options, "attention_backend", "device", "dtype")
 
 
-def _add_bench(commands: "Commands[argparse.ArgumentParser]") -> None:
-    bench = commands.add_parser("bench", help="measure this machine against the alternatives")
+def _add_bench(add_command: AddCommand) -> None:
+    bench = add_command("bench", help="measure this machine against the alternatives")
     subjects = bench.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     engine = subjects.add_parser("engine", help="against transformers.generate on the same weights")
     _add_model_options(engine)

@@ -12,6 +12,7 @@ from tests.labs.renumbered import LAB, RENUMBERED
 from twophase_labs.machine.build import learner_notebook, solved_notebook, to_text
 from twophase_labs.machine.grading.folder import Submission
 from twophase_labs.machine.grading.grade import Grader
+from twophase_labs.machine.grading.locate import code_cells
 from twophase_labs.machine.grading.report import page
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.progress import Progress, progress_path
@@ -152,6 +153,17 @@ def test_the_grader_reads_a_progress_file_of_the_first_edition(graded, tmp_path)
 
 
 WORKBOOK = Workbook(Path(__file__).parents[3])
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(REAL.glob("*.json"))])
+def test_an_exercise_says_what_it_was(name):
+    """The first edition had it, and one that has kept its number and its function says that, for progress files."""
+    lab = WORKBOOK.lab(name)
+    before = {cell.exercise: cell for cell in code_cells(json.loads((REAL / f"{name}.json").read_text()))}
+    silent = [e for e in lab.exercises.values() if lab.was and not e.was and e.is_code and e.id in before]
+    assert [e.id for e in silent if before[e.id].own_names.issuperset(e.names)] == []
+    assert [i for i in lab.was if i not in before] == []
+    assert len(lab.was) == sum(bool(e.was) for e in lab.exercises.values() if lab.edition > 1), "two were the same"
 
 
 @pytest.mark.full

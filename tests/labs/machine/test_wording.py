@@ -1,7 +1,10 @@
 """One word for one thing: other words are found, with few false alarms, wherever a learner reads them."""
 
 import ast
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -29,8 +32,9 @@ MODULES = ("session.py", "cards.py", "judge.py", "questions.py", "checks.py", "p
         ("the known tokens are skipped", "known tokens"),
         ("verify the guesses", "guesses"),
         ("the log-sum of each half", "log-sum"),
-        ("a promise of 2 s", "promise"),
-        ("two users wait", "users"),
+        ("a promise of 2 s", "a promise"),
+        ("two users wait", "users wait"),
+        ("two readers", "readers"),
         ("A request is turned away", "turned away"),
         ("Somebody has to wait", "Somebody"),
         ("it is dearer", "dearer"),
@@ -47,7 +51,7 @@ def test_another_word_is_found(text, word):
         "PagedAttention and the paged kernels", "the constant PAGE is a block", "as an operating system does with pages",
         "This page takes five minutes", "documented on the web page", "one forward pass", "turn the page table upside down",
         "your guess", "iteration-level scheduling, Orca's term", "the log-sum-exp of both", "a user message",
-        "the number of heads", "it was found by search", "the slot of a token", "a block of keys and values", "every turnout",
+        "--page-size is 1", "vLLM does not promise it", "one user's text", "the number of heads", "it was found by search", "the slot of a token", "a block of keys and values", "every turnout",
     ],
 )  # fmt: skip
 def test_what_may_stand(text):
@@ -93,7 +97,27 @@ def test_all_that_a_learner_reads_of_a_lab_is_looked_at(tmp_path):
 
 def test_messages_of_a_chapter_are_looked_at():
     names = {text.where for text in wording.texts_of(LAB)}
-    assert {"basics.py", "sources.py", "01_demo.py, cell 0"} <= names
+    assert {"basics.py", "01_demo.py, cell 0"} <= names
+    assert "sources.py" not in names
+
+
+def test_in_a_kernel_a_page_is_a_block():
+    assert found_in([Text("here", "the page of each position", is_kernel=True)]) == []
+    assert found_in([Text("here", "the seat of each position", is_kernel=True)])
+
+
+def test_a_chapter_may_have_reasons_of_its_own(monkeypatch, tmp_path):
+    path = tmp_path / "01_demo.py"
+    path.write_text(
+        LAB.source.read_text().replace("# Each value without", "# Somebody played a song. Each value without")
+    )
+    lab = Lab(path, "tests.labs.renumbered")
+    assert len(wording.problems(lab)) == 1
+    own = ModuleType(f"{lab.package}.wording")
+    own.__spec__ = ModuleSpec(own.__name__, None)
+    own.ALLOWED_WORDS = {"Somebody played a song": "the haystack"}
+    monkeypatch.setitem(sys.modules, own.__name__, own)
+    assert wording.problems(lab) == []
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,8 @@ def as_old_notebook(notebook: Mapping[str, Any], cells: Sequence[Cell], lab: Lab
 
 
 def _num_fitting(cells: Sequence[Cell], lab: Lab) -> int:
-    fits = (
-        cell.exercise in lab.exercises and cell.own_names.issuperset(lab.exercises[cell.exercise].names)
-        for cell in cells
-    )
-    return sum(fits)
+    known = ((cell, lab.exercises.get(cell.exercise or "")) for cell in cells)
+    return sum(exercise is not None and cell.own_names.issuperset(exercise.names) for cell, exercise in known)
 
 
 def _translated(cells: Sequence[Cell], lab: Lab) -> OldNotebook:
