@@ -249,8 +249,8 @@ for name, heads, kv_heads, width in (
     ("SmolLM2, fp32", 9, 3, 4),
 ):
     print(f"attention of {name:16}: {4 * heads / (2 * kv_heads * width):.1f} FLOP per byte of K and V")
-for gpu in (A100, H100):
-    print(f"ridge of {gpu.name} in 16 bits:  {gpu.flop_rate / gpu.bandwidth:.0f} FLOP per byte")
+for name, gpu in {"A100, 40 GB": A100, "H100 SXM": H100}.items():
+    print(f"ridge of {name:11} in 16 bits: {gpu.flop_rate / gpu.bandwidth:.0f} FLOP per byte")
 
 # %% [markdown]
 # (A much-copied table gives $2Btd$ operations for attention, $2tLHD_h$ bytes, and an intensity of 0.1 to 1. It counts a
@@ -853,7 +853,7 @@ for chunk in (512, 42, 8, 1):
     print(f"chunk of {chunk:3}: {3 * tokens:3} of {tile.block_m} rows hold a query, {3 * tokens / tile.block_m:4.0%}")
 
 # %% [markdown]
-# 3 rows of 128. The other 125 are multiplied, masked and rescaled like the rest, and hold registers that could hold
+# 3 rows of 128. The others are multiplied, masked and rescaled all the same, and hold registers that could hold
 # keys on their way from memory. (The engine's `prefill_tiles` shrinks its tile to 16 rows for short chunks, the least
 # that a matrix unit takes.) What else does the prefill kernel do that a single token does not need? Its first half:
 
@@ -1033,7 +1033,7 @@ show_source(attend_range, first="page_ids = load_page_ids(table_ptr, lo", last="
 # > default, so that `--attention-backend` decides for both. vLLM's CUDA graph modes rest on telling batches of single
 # > queries, *uniform decode*, from all others ([design notes](https://docs.vllm.ai/en/latest/design/cuda_graphs/)). By
 # > roofline: one layer of an 8B model with 32,768 tokens of context is 134 MB of K and V in bf16, 40 µs at an H100's
-# > 3.35 TB/s, if nearly all of its multiprocessors read; the next section sees to that.
+# > 3.35 TB/s, if enough of its multiprocessors read; the next section sees to that.
 #
 # **Takeaway.** At one query per sequence, 3 of 128 rows of a prefill tile work; the decode kernel is the same loop with
 # a tile of 16 rows, and reads each byte of K and V once.
@@ -1120,7 +1120,7 @@ for layout in ("LNHPD", "LNPHD", "LNHDP", "NPLHD"):
 # **Read the result.** (P is the slot in the block.) A head's block is 64 sectors in any layout. The differences are in
 # the parts: in `LNHDP` one token's K is scattered over 64 sectors where 4 would do, and every step writes one token per
 # sequence, head and layer. A cache per token (`NPLHD`) touches no more sectors either. What it loses are long runs: a
-# layer's step jumps by 11,520 bytes from slot to slot, where `LNHPD` reads a block of 2,048 bytes without a jump, which
+# layer's step jumps by 11,520 bytes from slot to slot, where `LNHPD` reads 16 slots of 128 bytes without a jump, which
 # is what prefetchers and copy engines are made for. It gains when a whole token moves at once, for instance to another
 # machine. This engine, whose programs read one head of one layer each, keeps a tensor `[N, H_kv, PAGE, D]` per layer.
 
@@ -1130,8 +1130,8 @@ for layout in ("LNHPD", "LNPHD", "LNHDP", "NPLHD"):
 #
 # A GPU is not one processor but many. An H100 SXM has 132 *streaming multiprocessors* (SMs). A program runs on one of
 # them and never on two, and what an SM can fetch from memory at a time is bounded. To draw the whole bandwidth of the
-# memory, nearly all SMs have to be fetching. Your kernel starts a program per (sequence, KV head). With a hundred
-# sequences that is plenty. With one?
+# memory takes many SMs that fetch at the same time. Your kernel starts a program per (sequence, KV head). With a
+# hundred sequences that is plenty. With one?
 
 # %%
 decode_pictures.draw_busy({"one sequence": 8, "one sequence, 16 splits": 8 * 16, "32 sequences": 8 * 32}, num_sms=132)
@@ -1401,7 +1401,7 @@ needle_pictures.draw_row_maxima(reading.values[26], "V of layer 26: how large th
 # %% [markdown]
 # **Read the picture.** With one scale for all, a quantisation step would be 1/127 of the dashed line. Most rows are
 # less than half as large as that and would be stored twice as coarsely as they need be; the first token's, far below
-# the others, in a handful of the 255 values there are. There is a second reason against a common scale: tokens
+# the others, in a handful of the values that an int8 has. There is a second reason against a common scale: tokens
 # *arrive*. If the next one were larger than all before, everything would have to be stored again. A scale **per token
 # and head** is found when the token is written, and never changes.
 

@@ -80,7 +80,8 @@ def draw_copy_on_write() -> Figure:
 def draw_history(frames: Sequence[Mapping[str, Sequence[int]]], num_blocks: int, title: str) -> Figure:
     """Which sequences hold which block after each event: a letter and a colour for each, hatched where shared."""
     names = list(dict.fromkeys(name for frame in frames for name in frame))
-    colour_of = dict(zip(names, map(to_hex, plt.get_cmap("tab20").colors), strict=False))
+    palette = plt.get_cmap("tab20")
+    colour_of = {name: to_hex(palette(i % 20)) for i, name in enumerate(names)}
     figure, axes = plt.subplots(figsize=(10.5, 1.2 + 0.34 * num_blocks), facecolor="white")
     for at, frame in enumerate(frames):
         holders: dict[int, list[str]] = {}

@@ -92,7 +92,9 @@ class OwnCache(CacheManager):
         num_needed = self.num_blocks_needed(table, num_tokens)
         if num_needed > self.num_free_blocks:  # before the copy on write, which could not be taken back
             raise OutOfBlocksError(f"{num_needed} blocks wanted, {self.num_free_blocks} of {self.num_blocks} free.")
-        copies = self._prepare_write(table.table) if self._must_copy(table, num_tokens) else ()
+        copies: Sequence[tuple[int, int]] = ()
+        if self._prepare_write is not None and self._must_copy(table, num_tokens):
+            copies = self._prepare_write(table.table)
         table.table.grow(num_tokens)
         self.num_copies += len(copies)
         self._name(table)

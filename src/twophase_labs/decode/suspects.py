@@ -79,7 +79,7 @@ def show_code(*names: str) -> Markdown:
 
 
 # Eight blocks of four slots. Who does what, in this order; with right parts only the last event is refused.
-STORY = (
+STORY: tuple[tuple[str, str, Any], ...] = (
     ("A", "starts", 7),
     ("A", "grows to", 9),
     ("B", "shares the two full blocks of", "A"),
@@ -97,7 +97,9 @@ def examine(name: str, seed: int = 1) -> str:
     suspect = SUSPECTS[name]
     pool = suspect(8, seed) if issubclass(suspect, WatchedPool) else WatchedPool(8, seed)
     new_table: Callable[..., Any] = suspect if issubclass(suspect, PlainTable) else PlainTable
-    shadow, live, texts = ShadowKV(8, 4), {}, {}
+    shadow = ShadowKV(8, 4)
+    live: dict[str, Any] = {}
+    texts: dict[str, list[int]] = {}
     for number, (who, verb, what) in enumerate(STORY, start=1):
         try:
             if verb == "starts":

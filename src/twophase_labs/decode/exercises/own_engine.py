@@ -150,7 +150,7 @@ def forks_a_prompt(answer: Any, draw: Draw) -> None:
             reject("a request for two completions (n=2) ended with an error", str(errors[0]))
         texts.append([list(completion.token_ids) for completion in output.outputs])
     compare(texts[0], texts[1], what="the tokens of two completions of one prompt", axes=("completion", "token"))
-    if not llm.scheduler.cache.num_copies:
+    if not getattr(llm.scheduler.cache, "num_copies", 0):
         reject("two completions shared a block that was not full, and none was copied before it was written")
     compare(llm.scheduler.cache.num_free_blocks, 24, what="the number of free blocks when both are done")
 

@@ -235,6 +235,7 @@ def leaves_partials_alone(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="3.11",
+        was="3.11",
         title="Attention over a split of the keys",
         kind="kernel",
         names=("paged_decode_split_kernel",),
