@@ -1,6 +1,23 @@
-"""The loop of exercise 3.9 as a Triton function, for kernels that run it over a part of the keys."""
+"""Online softmax over tiles of keys, as Triton functions: one tile folded in, and a range of positions."""
 
 from twophase_labs.machine.kernels import tl, triton
+
+
+@triton.jit
+def fold_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc):
+    """The state (row_max, row_sum, acc) of an online softmax after one tile more, as in lab 2.
+
+    q is [BLOCK_M, BLOCK_D], k and v are [BLOCK_N, BLOCK_D], `visible` is [1 or BLOCK_M, BLOCK_N]: which keys a row may
+    see, at least one of the first tile. Scores are in base 2.
+    """
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
+    scores = tl.where(visible, scores, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+    p = tl.exp2(scores - new_max[:, None])
+    rescale = tl.exp2(row_max - new_max)
+    row_sum = row_sum * rescale + tl.sum(p, axis=1)
+    acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+    return new_max, row_sum, acc
 
 
 @triton.jit
@@ -34,12 +51,5 @@ def attend_tiles(
         mask_kv = in_range[:, None] & (offs_d < D)[None, :]
         k = tl.load(k_ptr + offs_kv, mask=mask_kv, other=0.0)
         v = tl.load(v_ptr + offs_kv, mask=mask_kv, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
-        scores = tl.where(in_range[None, :], scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
-        p = tl.exp2(scores - new_max[:, None])
-        rescale = tl.exp2(row_max - new_max)
-        row_sum = row_sum * rescale + tl.sum(p, axis=1)
-        acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        row_max = new_max
+        row_max, row_sum, acc = fold_tile(q, k, v, in_range[None, :], qk_scale, row_max, row_sum, acc)
     return row_max, row_sum, acc

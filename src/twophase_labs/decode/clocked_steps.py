@@ -18,7 +18,6 @@ MAX_MODEL_LEN = 8_192
 BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (16, 500, 1_000, 2_000, 3_000, 4_000)
 BATCH_CONTEXT = 64  # of every sequence, while the batch is varied
-SMALL, LARGE = 1, 16  # the batches of the prediction
 
 
 @cache
@@ -56,7 +55,9 @@ def clock_steps(steps: Sequence[tuple[int, int]], rounds: int = 6) -> list[float
 def _chunks(num_sequences: int, context: int) -> list[ScheduledChunk]:
     width = -(-(context + 1) // BLOCK_SIZE)
     if num_sequences * width > NUM_BLOCKS:
-        raise ValueError(f"{num_sequences} sequences of {width} pages need more than the {NUM_BLOCKS} pages there are")
+        raise ValueError(
+            f"{num_sequences} sequences of {width} blocks need more than the {NUM_BLOCKS} blocks there are"
+        )
     return [
         ScheduledChunk(i, token_ids=(1,), start=context, block_ids=range(i * width, (i + 1) * width), num_samples=1)
         for i in range(num_sequences)
@@ -76,9 +77,3 @@ def times_by_context() -> dict[int, float]:
 def this_machine() -> Machine:
     """Its ceilings in float32."""
     return Machine("this machine", bandwidth=copy_bandwidth(), flop_rate=matmul_rate())
-
-
-def batching_gain() -> float:
-    """Tokens per second at the larger batch over those at the smaller one."""
-    small_s, large_s = clock_steps([(SMALL, BATCH_CONTEXT), (LARGE, BATCH_CONTEXT)])
-    return LARGE / large_s / (SMALL / small_s)

@@ -62,7 +62,7 @@ def draw_pages(draw: Draw, lengths: Sequence[int], page: int, num_pages: int, fi
     order = (first_page + draw.permutation(num_pages - first_page)).tolist()
     wanted = [-(-length // page) for length in lengths]
     if sum(wanted) > len(order):
-        raise ValueError(f"{sum(wanted)} pages are wanted of {len(order)}")
+        raise ValueError(f"{sum(wanted)} blocks are wanted of {len(order)}")
     return [[order.pop() for _ in range(n)] for n in wanted]
 
 
@@ -76,10 +76,11 @@ def random_case(
     page: int,
     peak: float = 4.0,
     first_page: int = 0,
+    columns: int = 0,
 ) -> DecodeCase:
     """Random K and V, two pages more than needed, and queries large enough that the softmax is not nearly uniform.
 
-    Pages below `first_page` belong to nobody.
+    Pages below `first_page` belong to nobody. Block tables have at least `columns` columns.
     """
     num_pages = sum(-(-length // page) for length in lengths) + 2
     shape = (num_pages, kv_heads, page, dim)
@@ -90,6 +91,7 @@ def random_case(
         draw_pages(draw, lengths, page, num_pages, first_page),
         lengths,
         1 / math.sqrt(dim),
+        padding=max(0, columns - max(-(-length // page) for length in lengths)),
     )
 
 
@@ -142,7 +144,7 @@ def compare_access(case: DecodeCase, out: Tensor) -> None:
             rows=heads,
             columns=names,
             row_axis="query head",
-            column_axis="key: own pages in order, then the others",
+            column_axis="key: own blocks in order, then the others",
             bounds=range(case.page, len(order), case.page),
             title=f"sequence {sequence}" if len(case.lengths) > 1 else "weights",
         )
@@ -178,7 +180,7 @@ def compare_reads(case: DecodeCase, out: Tensor) -> None:
             rows=[f"query head {head}" for head in range(out.shape[1])],
             columns=names,
             row_axis="query head",
-            column_axis="slot: own pages in order, then the others",
+            column_axis="slot: own blocks in order, then the others",
             bounds=range(case.page, len(order), case.page),
             title="slots",
         )
@@ -199,7 +201,7 @@ def slot_order(case: DecodeCase, sequence: int) -> tuple[list[int], list[str]]:
 
 def _name(case: DecodeCase, sequence: int, kv_head: int, n: int, slot: int) -> str:
     own = case.pages[sequence]
-    place = f"page {n}, slot {slot}"
+    place = f"block {n}, slot {slot}"
     if case.k_cache.shape[1] > 1:
         place = f"KV head {kv_head}, {place}"
     if n not in own:

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -34,7 +35,7 @@ def draw_tile(pages: Sequence[int], seq_len: int, *, start: int, block_n: int, p
         x = (block + 0.5) * step
         axes.add_patch(Rectangle((x - 0.7, 2.25), 1.4, 0.7, facecolor=colour, alpha=0.75, edgecolor=LINE))
         axes.text(x, 2.6, str(page_id), ha="center", va="center", color=INK)
-        axes.text(x, 2.1, f"block {block}", ha="center", va="top", fontsize=7, color=INK)
+        axes.text(x, 2.1, f"entry {block}", ha="center", va="top", fontsize=7, color=INK)
         if used:
             middle = shift + (used[0] + used[-1] + 1) / 2 - start
             _arrow(axes, (middle, 3.95), (x, 3.0), colour)
@@ -46,7 +47,7 @@ def draw_tile(pages: Sequence[int], seq_len: int, *, start: int, block_n: int, p
         if slot in where:
             axes.text(slot + 0.45, 0.35, str(where[slot]), ha="center", va="center", fontsize=8, color=INK)
     for number in range(num_pages):
-        axes.text(number * page + page / 2, -0.12, f"page {number}", ha="center", va="top", fontsize=7, color=INK)
+        axes.text(number * page + page / 2, -0.12, f"block {number}", ha="center", va="top", fontsize=7, color=INK)
     for y, name in (
         (4.35, "positions of the tile\n(hatched: masked)"),
         (2.6, "block table"),
@@ -80,8 +81,7 @@ def draw_weights(
 ) -> Figure:
     """A table of weights as shades of grey, with borders before the columns `bounds`."""
     figure, axes = plt.subplots(figsize=(10, 1.4 + 0.26 * len(rows)), facecolor="white")
-    shades = weights.clamp(0, 1).sqrt().numpy()
-    image = axes.imshow(shades, cmap="Greys", vmin=0, vmax=1.15, aspect="auto", interpolation="nearest")
+    image = axes.imshow(visible_shades(weights), cmap="Greys", vmin=0, vmax=1.1, aspect="auto", interpolation="nearest")
     for bound in bounds:
         axes.axvline(bound - 0.5, color=LINE, linewidth=1)
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
@@ -93,10 +93,17 @@ def draw_weights(
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel, labelpad=8)
     axes.set_title(title, loc="left")
-    bar = figure.colorbar(image, ax=axes, ticks=[0, 0.1**0.5, 0.5**0.5, 1], pad=0.01)
-    bar.set_ticklabels(["0", "0.1", "0.5", "1"])
+    ticks = visible_shades(torch.tensor([0, 0.01, 0.1, 0.5, 1])).tolist()
+    bar = figure.colorbar(image, ax=axes, ticks=ticks, pad=0.01)
+    bar.set_ticklabels(["not read", "0.01", "0.1", "0.5", "1"])
     bar.set_label("weight")
     return _done(figure)
+
+
+def visible_shades(weights: Tensor) -> np.ndarray:
+    """White for 0 and for nothing else: what is read at all is seen, however little it weighs."""
+    shades = 0.22 + 0.78 * weights.float().clamp(0, 1).sqrt()
+    return torch.where(weights > 0, shades, 0.0).numpy()
 
 
 def draw_busy(programs: Mapping[str, int], num_sms: int) -> Figure:
@@ -138,27 +145,4 @@ def draw_lines_of_a_warp(strides: Sequence[int], *, item_bytes: int, line_bytes:
     axes.set(xlim=(-4, num_lines * line_bytes + 4), ylim=(len(strides) - 0.15, -0.4), yticks=[])
     axes.set_xlabel(f"address, bytes (a border every {line_bytes}; black: read; blue: moved)")
     axes.spines[["left", "right", "top"]].set_visible(False)
-    return _done(figure)
-
-
-def draw_strides(elapsed_s: Mapping[int, float], lines: Mapping[int, int], *, line_bytes: int, where: str) -> Figure:
-    """Seconds of a pass over a large array against its stride, beside what counting numbers and counting lines say."""
-    strides = np.array(list(elapsed_s))
-    milliseconds = 1e3 * np.array(list(elapsed_s.values()))
-    first = milliseconds[0]
-    figure, axes = plt.subplots(figsize=(8, 3.4), facecolor="white")
-    axes.plot(strides, milliseconds, "o-", color=COLOURS[0], linewidth=2, label=f"measured, {where}")
-    counted = np.array([lines[s] for s in strides.tolist()])
-    axes.plot(
-        strides, first * counted / counted[0], "--", color=COLOURS[1], label=f"if {line_bytes}-byte lines counted"
-    )
-    axes.plot(strides, first / strides, ":", color=INK, label="if numbers counted")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(strides, [str(s) for s in strides])
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel="stride, numbers of 4 bytes", ylabel="time of one pass, ms")
-    axes.legend(frameon=False)
-    axes.grid(color=LINE, alpha=0.3)
-    axes.spines[["right", "top"]].set_visible(False)
     return _done(figure)

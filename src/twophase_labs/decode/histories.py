@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
@@ -26,9 +26,9 @@ class History:
     """One pool, its shadow, and the sequences that come, grow, share and go.
 
     Args:
-        pool: With the interface of exercise 3.5.
-        new_table: `new_table(pool, block_size)`, with the interface of exercise 3.6.
-        fork, prepare_write: Those of exercise 3.16; without them sequences share full blocks only.
+        pool: With the interface of exercise 3.3.
+        new_table: `new_table(pool, block_size)`, with the interface of exercise 3.4.
+        fork, prepare_write: Those of exercise 3.5; without them sequences share full blocks only.
         checks_books: Whether reference counts are compared with the live tables after each event.
 
     Attributes:
@@ -163,11 +163,11 @@ class History:
             return
         holders = Counter(block for sequence in self.live for block in sequence.table.block_ids)
         for block_id in range(self.num_blocks):
-            if self.pool.ref_counts[block_id] != holders[block_id]:
+            if self._owners()[block_id] != holders[block_id]:
                 plural = "s" * (holders[block_id] != 1)
                 raise Finding(
                     f"block {block_id} is held by {holders[block_id]} sequence{plural}, "
-                    f"and its reference count is {self.pool.ref_counts[block_id]}"
+                    f"and its reference count is {self._owners()[block_id]}"
                 )
         if self.pool.num_free != self._num_unheld():
             raise Finding(f"num_free is {self.pool.num_free}, and {self._num_unheld()} blocks are held by nobody")
@@ -176,7 +176,14 @@ class History:
         return self.num_blocks - len({block for s in self.live for block in s.table.block_ids})
 
     def _books(self, table: Any) -> tuple[list[int], int, list[int]]:
-        return list(table.block_ids), table.num_tokens, list(self.pool.ref_counts)
+        return list(table.block_ids), table.num_tokens, self._owners()
+
+    def _owners(self) -> list[int]:
+        """By block; a pool's counts may be a list, or a dictionary of those in use."""
+        counts = self.pool.ref_counts
+        if isinstance(counts, Mapping):
+            return [counts.get(block_id, 0) for block_id in range(self.num_blocks)]
+        return list(counts)
 
     def _note(self, kind: str, text: str) -> None:
         self.counts[kind] += 1

@@ -83,20 +83,6 @@ def launch_paged_decode_split(
     return partial, lse
 
 
-def launch_merge_splits(
-    kernel: Any, partial: Tensor, partial_lse: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Merge what the splits left: a program per (sequence, query head). Returns fp32 out [B, H, D] and lse [B, H]."""
-    num_sequences, num_heads, num_splits, head_dim = partial.shape
-    out = partial.new_empty(num_sequences, num_heads, head_dim) if out is None else out
-    lse = partial.new_empty(num_sequences, num_heads) if lse is None else lse
-    kernel[(num_sequences * num_heads,)](
-        partial, partial_lse, out, lse, num_splits,
-        D=head_dim, BLOCK_D=max(16, next_power_of_2(head_dim)), BLOCK_S=next_power_of_2(num_splits),
-    )  # fmt: skip
-    return out, lse
-
-
 def rows_per_tile(group: int) -> int:
     """Rows of a tile of query heads: `tl.dot` wants at least 16 and a power of two, however few heads there are."""
     return max(16, next_power_of_2(group))

@@ -13,7 +13,7 @@ from twophase_labs.kit.models import smollm2
 
 HAY = (
     "The harbour was quiet that morning, and the boats lay still. A baker opened the shop and put bread in the window. "
-    "Two children walked to school along the river. The market filled slowly, and somebody played a song. "
+    "Two children walked to school along the river. The market filled slowly, and a man played a song. "
 )
 NEEDLES = (
     ("The secret number of the lighthouse is", "73914"),
@@ -42,11 +42,16 @@ class Answer:
 
     Attributes:
         found: Whether greedy decoding would have written it.
-        bits: Surprise at it; 0 is certainty, one bit more is half the probability.
+        tokens: Surprise at each of its tokens, in bits; 0 is certainty, one bit more is half the probability.
     """
 
     found: bool
-    bits: float
+    tokens: tuple[float, ...]
+
+    @property
+    def bits(self) -> float:
+        """Of the token that surprised most: a needle is as sure as its least certain token."""
+        return max(self.tokens)
 
 
 def haystack(num_hay: int) -> Int[Tensor, " T"]:
@@ -94,7 +99,7 @@ def ask(reading: Reading, stored: Stored | None = None) -> list[Answer]:
         rows = logits[len(question) - 1 : -1].log_softmax(-1)
         of_answer = rows[range(len(answer)), answer]
         found = rows.argmax(-1).tolist() == answer
-        answers.append(Answer(found, max(0.0, float(-of_answer.sum() / math.log(2)))))
+        answers.append(Answer(found, tuple(max(0.0, bits) for bits in (-of_answer / math.log(2)).tolist())))
     return answers
 
 
@@ -102,6 +107,33 @@ def stored_with_one_scale(x: Float[Tensor, "T H_kv D"]) -> Float[Tensor, "T H_kv
     """Int8 with a single scale for all of x, for comparison."""
     scale = x.abs().max() / 127
     return (x / scale).round() * scale
+
+
+def stored_per_channel(x: Float[Tensor, "T H_kv D"], q_max: int, group: int = 32) -> Float[Tensor, "T H_kv D"]:
+    """A scale per channel (head and element), found anew for every `group` tokens, as KIVI does for keys."""
+    parts = []
+    for part in x.split(group):
+        scale = part.abs().amax(0, keepdim=True).clamp(min=1e-30) / q_max
+        parts.append((part / scale).round() * scale)
+    return torch.cat(parts)
+
+
+def excerpt(num_hay: int, row: int, num_around: int = 80) -> str:
+    """The needle of a row as it stands in the haystack, with about so many characters of hay on both sides."""
+    _, tokenizer = smollm2()
+    text = tokenizer.decode(haystack(num_hay))
+    said, secret = NEEDLES[row]
+    wanted = f"{said} {secret}."
+    at = text.index(wanted)
+    before = text[max(0, at - num_around) : at].split(maxsplit=1)[-1]
+    after = text[at + len(wanted) :][:num_around].rsplit(maxsplit=1)[0]
+    return f"... {before.strip()} >>> {wanted} <<< {after.strip()} ..."
+
+
+def question(row: int) -> tuple[str, str]:
+    """What is asked for the needle of a row, and the right answer."""
+    said, secret = NEEDLES[row]
+    return f"Question: What was said before? Answer: {said}", secret
 
 
 def relative_error(exact: Sequence[Tensor], stored: Stored) -> float:

@@ -28,15 +28,15 @@ def draw_row_maxima(x: Float[Tensor, "T H_kv D"], title: str) -> Figure:
 
 
 def draw_needles(panels: Mapping[str, Mapping[int, Sequence[Answer]]]) -> Figure:
-    """For each way of storing a table: a column per context length, a row per needle, in bits of surprise."""
+    """For each way of storing a table: a column per context length, a row per needle; bits of the worst token."""
     figure, axes = plt.subplots(1, len(panels), figsize=(3.1 * len(panels), 3.5), facecolor="white", sharey=True)
     for axis, (title, columns) in zip(axes, panels.items(), strict=True):
         grid = [[columns[length][row].bits for length in columns] for row in range(len(DEPTHS))]
-        axis.imshow(grid, cmap="Greys", vmin=0, vmax=16, aspect="auto")
+        axis.imshow(grid, cmap="Greys", vmin=0, vmax=12, aspect="auto")
         for column, answers in enumerate(columns.values()):
             for row, answer in enumerate(answers):
                 mark = f"{answer.bits:.1f}" if answer.found else f"✗ {answer.bits:.1f}"
-                colour = INK if answer.bits < 8 else "white"
+                colour = INK if answer.bits < 6 else "white"
                 weight = "normal" if answer.found else "bold"
                 axis.text(column, row, mark, ha="center", va="center", color=colour, weight=weight)
         axis.set_xticks(range(len(columns)), [f"{length:,}" for length in columns])
@@ -45,8 +45,12 @@ def draw_needles(panels: Mapping[str, Mapping[int, Sequence[Answer]]]) -> Figure
         axis.set_title(f"{title}\n{num_found} of {len(columns) * len(DEPTHS)} found", loc="left", fontsize=10)
         axis.set_xlabel("tokens of context")
         axis.spines[:].set_color(LINE)
-    axes[0].set_ylabel("where the needle is")
-    figure.suptitle("Surprise at the needle (bits); ✗: greedy decoding would not write it", x=0.01, ha="left")
+    axes[0].set_ylabel("depth of the needle in the text")
+    figure.suptitle(
+        "Surprise at the needle's least certain token (bits); ✗: greedy decoding would not write the needle",
+        x=0.01,
+        ha="left",
+    )
     return _done(figure)
 
 

@@ -12,7 +12,7 @@ from twophase_labs.machine.pictures import COLOURS, INK, LINE
 
 
 def draw_timeline(trace: Sequence[StepTrace], names: Mapping[str, str]) -> Figure:
-    """Who computed what when, a row per request; below, the pages in use after each step.
+    """Who computed what when, a row per request; below, the blocks in use after each step.
 
     Args:
         trace: The steps to show.
@@ -60,7 +60,7 @@ def draw_timeline(trace: Sequence[StepTrace], names: Mapping[str, str]) -> Figur
     bottom.plot(times, levels, color=INK)
     bottom.fill_between(times, levels, color=LINE, alpha=0.25)
     bottom.set(
-        xlabel="time since the first step (s)", ylabel="pages in use", ylim=(0, None), xlim=(0, ends_s[-1] * 1.02)
+        xlabel="time since the first step (s)", ylabel="blocks in use", ylim=(0, None), xlim=(0, ends_s[-1] * 1.02)
     )
     bottom.yaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (top, bottom):

@@ -23,7 +23,7 @@ def draw_batching(step_s: Mapping[int, float], work: DecodeWork, machine: Machin
     axes.loglog(batches, [b / step_s[int(b)] for b in batches], "o-", color=INK, label="measured")
     if ridge is not None and ridge <= batches[-1]:
         axes.axvline(ridge, color=LINE, linewidth=1)
-        axes.annotate(f" batch {ridge}", (ridge, 0.03), xycoords=("data", "axes fraction"), color=INK)
+        axes.annotate(f" batch {ridge}", (ridge, 0.93), xycoords=("data", "axes fraction"), color=INK)
     axes.set_xticks(batches, [str(b) for b in batches])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -31,7 +31,7 @@ def draw_batching(step_s: Mapping[int, float], work: DecodeWork, machine: Machin
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="sequences in the batch", ylabel="tokens per second, all sequences")
     axes.set_title("Decode: one read of the weights serves the whole batch", loc="left")
-    axes.legend(frameon=False, loc="upper left")
+    axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     return _done(figure)
 
@@ -66,6 +66,23 @@ def draw_reuse(batches: tuple[int, ...] = (1, 2, 4)) -> Figure:
     axes.invert_yaxis()
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(length=0)
+    return _done(figure)
+
+
+def draw_closing(per_token_s: Mapping[int, float], first_s: float, arithmetic_s: float) -> Figure:
+    """Milliseconds per token against the batch, between what the lab began with and the arithmetic of a token."""
+    batches = sorted(per_token_s)
+    figure, axes = plt.subplots(figsize=(7.6, 3.6), facecolor="white")
+    axes.plot(batches, [1e3 * per_token_s[b] for b in batches], "o-", color=INK, label="with your work")
+    axes.axhline(1e3 * first_s, color=COLOURS[0], linestyle="--", label="the first cell: one sequence")
+    axes.axhline(1e3 * arithmetic_s, color=COLOURS[5], linestyle=":", linewidth=2, label="its arithmetic")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(batches, [str(b) for b in batches])
+    axes.set(xlabel="sequences in the step", ylabel="time per token (ms)")
+    axes.set_ylim(0, 1.45e3 * max(first_s, *per_token_s.values()))
+    axes.set_title("One token of SmolLM2, alone and in company", loc="left")
+    axes.legend(frameon=False, loc="upper right")
+    axes.spines[["top", "right"]].set_visible(False)
     return _done(figure)
 
 

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from twophase import LLM, SamplingParams
+from twophase_labs.decode.tiny_llama import tiny_llama
 from twophase_labs.kit import ceilings
 from twophase_labs.kit.timing import Timed
 from twophase_labs.machine.pictures import COLOURS, INK
@@ -29,22 +32,60 @@ def matmul_rate() -> float:
 
 @cache
 def open_engine() -> LLM:
-    """The engine with SmolLM2 in float32 on the CPU."""
-    return LLM(device="cpu", num_kv_blocks=64, max_num_seqs=8)
+    """The engine with SmolLM2 in float32 on the CPU, with its own cache manager and its own attention."""
+    return LLM(device="cpu", attention_backend="torch", block_size=16, num_kv_blocks=64, max_num_seqs=16)
 
 
-@cache
-def measured_step_s(num_prompt: int = 32, num_steps: int = 24) -> float:
-    """Seconds of a decode step of one sequence in the engine: the best of its steps, for others only add to it."""
-    engine = open_engine().engine
+def decode_step_s(llm: LLM, num_sequences: int = 1, num_prompt: int = 32, num_steps: int = 24) -> float:
+    """Seconds of a decode step of so many sequences: the best of `num_steps`, for other programs only add to it."""
+    engine = llm.engine
     params = SamplingParams(temperature=0, max_tokens=num_steps + 1, ignore_eos=True)
-    prompt = {"prompt_token_ids": list(range(100, 100 + num_prompt))}
-    engine.add_request("step time", prompt, params, stream=False)
-    engine.step()  # the prompt
+    for number in range(num_sequences):
+        prompt = {"prompt_token_ids": list(range(3 + number, 3 + number + num_prompt))}
+        engine.add_request(f"step time {number}", prompt, params, stream=False)
+    engine.step()  # the prompts
     step = Timed(engine.step)
     while engine.has_unfinished_requests():
         step()
     return min(step.elapsed_s)
+
+
+@cache
+def measured_step_s() -> float:
+    """Seconds of a decode step of one sequence in the engine."""
+    return decode_step_s(open_engine())
+
+
+@cache
+def thin_engine() -> LLM:
+    """The engine with a model of 30 layers, as SmolLM2 has, and hardly a weight in them."""
+    folder, _ = tiny_llama(num_layers=30)
+    return LLM(
+        folder, device="cpu", dtype="float32", attention_backend="torch", block_size=16, num_kv_blocks=64,
+        skip_tokenizer_init=True,
+    )  # fmt: skip
+
+
+def num_operations(llm: LLM) -> int:
+    """How many operations of torch one decode step calls."""
+    counter = _Counter()
+    engine = llm.engine
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    engine.add_request("count", {"prompt_token_ids": [5, 6, 7]}, params, stream=False)
+    engine.step()
+    with counter:
+        engine.step()
+    return counter.num_calls
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_calls += 1
+        return func(*args, **(kwargs or {}))
 
 
 def smollm2_step_bytes(context: int) -> int:
@@ -70,36 +111,6 @@ def draw_times(times_s: Mapping[str, float], title: str) -> Figure:
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, loc="left")
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
-
-
-def draw_step_bytes(steps: Mapping[str, tuple[float, float]]) -> Figure:
-    """For each configuration the gigabytes of weights and of K and V that one decode step reads."""
-    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.5 * len(steps)), facecolor="white")
-    widest = max(sum(pair) for pair in steps.values()) / 1e9
-    for row, (weight_bytes, kv_bytes) in enumerate(steps.values()):
-        axes.barh(row, weight_bytes / 1e9, 0.65, color=COLOURS[0], label="weights" if row == 0 else None)
-        axes.barh(
-            row,
-            kv_bytes / 1e9,
-            0.65,
-            left=weight_bytes / 1e9,
-            color=COLOURS[1],
-            hatch="///",
-            edgecolor="white",
-            linewidth=0,
-            label="K and V" if row == 0 else None,
-        )
-        text = f"{weight_bytes / 1e9:.2f} + {kv_bytes / 1e9:.2f} GB"
-        axes.text((weight_bytes + kv_bytes) / 1e9 + 0.01 * widest, row, text, va="center", color=INK)
-    axes.set_yticks(range(len(steps)), list(steps))
-    axes.set(xlabel="read from memory in one step (GB)", xlim=(0, widest * 1.25))
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("What one decode step reads", loc="left")
-    axes.legend(frameon=False, loc="lower right")
     figure.tight_layout()
     plt.close(figure)
     return figure

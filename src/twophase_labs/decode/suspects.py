@@ -1,4 +1,4 @@
-"""Five allocators and a layer with bugs that printed code really has, and what the oracles say to each."""
+"""Five allocators and a layer with bugs that printed code really has, and one story in which the oracle sees each."""
 
 import inspect
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from typing import Any
 from IPython.display import Markdown
 from torch import Tensor
 
+from twophase.core.errors import OutOfBlocksError
 from twophase_labs.decode.decoder import Decoder
-from twophase_labs.decode.histories import History
-from twophase_labs.decode.shadow import Finding, PlainTable, WatchedPool
+from twophase_labs.decode.shadow import Finding, PlainTable, ShadowKV, WatchedPool
 
 
 class ReplacesItsList(PlainTable):
@@ -39,7 +39,7 @@ class NeverRunsOut(WatchedPool):
         return super().allocate(n)
 
 
-class FreesForEverybody(WatchedPool):
+class FreesForAllOwners(WatchedPool):
     def release(self, block_id: int) -> None:
         self.ref_counts[block_id] = 0
 
@@ -63,7 +63,7 @@ SUSPECTS: dict[str, type] = {
     "table 2": SizedByThePrompt,
     "table 3": FreesWhatIsFull,
     "pool 1": NeverRunsOut,
-    "pool 2": FreesForEverybody,
+    "pool 2": FreesForAllOwners,
     "layer": DropsAResidual,
 }
 
@@ -78,16 +78,61 @@ def show_code(*names: str) -> Markdown:
     return Markdown("\n\n".join(parts))
 
 
-def examine(name: str, num_seeds: int = 50) -> str:
-    """What the shadow-KV oracle says of a suspect: the first finding over random histories."""
+# Eight blocks of four slots. Who does what, in this order; with right parts only the last event is refused.
+STORY: tuple[tuple[str, str, Any], ...] = (
+    ("A", "starts", 7),
+    ("A", "grows to", 9),
+    ("B", "shares the two full blocks of", "A"),
+    ("A", "ends", None),
+    ("C", "starts", 24),
+    ("C", "ends", None),
+    ("B", "ends", None),
+    ("D", "starts", 32),
+    ("D", "grows to", 33),
+)
+
+
+def examine(name: str, seed: int = 1) -> str:
+    """What the shadow oracle says of a suspect in `STORY`: after which event, and what."""
     suspect = SUSPECTS[name]
-    for seed in range(num_seeds):
-        is_pool = issubclass(suspect, WatchedPool)
-        pool = suspect(8, seed) if is_pool else WatchedPool(8, seed)
-        new_table: Callable[..., Any] = suspect if issubclass(suspect, PlainTable) else PlainTable
-        history = History(pool, new_table, num_blocks=8, block_size=4, seed=seed, checks_books=False)
+    pool = suspect(8, seed) if issubclass(suspect, WatchedPool) else WatchedPool(8, seed)
+    new_table: Callable[..., Any] = suspect if issubclass(suspect, PlainTable) else PlainTable
+    shadow = ShadowKV(8, 4)
+    live: dict[str, Any] = {}
+    texts: dict[str, list[int]] = {}
+    for number, (who, verb, what) in enumerate(STORY, start=1):
         try:
-            history.run(40)
+            if verb == "starts":
+                live[who], texts[who] = new_table(pool, 4), []
+            if verb in ("starts", "grows to"):
+                old = len(texts[who])
+                new_text = texts[who] + [100 * ord(who) + position for position in range(old, what)]
+                live[who].grow(what)
+                texts[who] = new_text
+                shadow.write(who, live[who], new_text, old)
+            elif verb == "ends":
+                live.pop(who).free()
+            else:
+                live[who] = new_table(pool, 4)
+                live[who].block_ids, live[who].num_tokens = list(live[what].block_ids[:2]), 8
+                texts[who] = texts[what][:8]
+                for block_id in live[who].block_ids:
+                    pool.acquire(block_id)
+            for reader, table in live.items():
+                shadow.read(reader, table, texts[reader])
+        except OutOfBlocksError:
+            num_held = len({block for table in live.values() for block in table.block_ids})
+            if number < len(STORY):
+                return f"event {number}: out of blocks, and live sequences hold {num_held} of 8"
         except Finding as finding:
-            return f"{finding} (history {seed}, event {len(history.frames)}: {history.events[-1].strip()})"
+            return f"event {number}: {finding}"
     return "nothing found"
+
+
+def tell_story() -> str:
+    """The events, one a line."""
+    lines = []
+    for number, (who, verb, what) in enumerate(STORY, start=1):
+        tokens = f" {what} tokens" if isinstance(what, int) else f" {what}" if what else ""
+        lines.append(f"{number}. {who} {verb}{' with' if verb == 'starts' else ''}{tokens}")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A Llama of two layers with random weights, in a folder, for checks that need a whole engine at once."""
+"""A narrow Llama with random weights, in a folder, for checks that need a whole engine at once."""
 
 import tempfile
 from functools import cache
@@ -14,7 +14,7 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the proces
 
 
 @cache
-def tiny_llama() -> tuple[Path, Any]:
+def tiny_llama(num_layers: int = NUM_LAYERS) -> tuple[Path, Any]:
     """Its folder, and the model itself as transformers runs it. Six heads of 16 read two KV heads.
 
     Weights are large enough for a peaky softmax, or attention could ignore Q and K unnoticed.
@@ -26,7 +26,7 @@ def tiny_llama() -> tuple[Path, Any]:
         vocab_size=VOCAB,
         hidden_size=96,
         intermediate_size=128,
-        num_hidden_layers=NUM_LAYERS,
+        num_hidden_layers=num_layers,
         num_attention_heads=6,
         num_key_value_heads=2,
         max_position_embeddings=256,

@@ -1,5 +1,6 @@
-"""Answers that prove the checks of exercises 3.5 and 3.6."""
+"""Answers that prove the checks of exercises 3.3 and 3.4."""
 
+from tests.labs.decode.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 FREE, COUNTS, DAMAGE, BACK, SHARED, DOUBLE, BOOKS = (
@@ -7,7 +8,7 @@ FREE, COUNTS, DAMAGE, BACK, SHARED, DOUBLE, BOOKS = (
     "counts owners and free blocks",
     "runs out without damage",
     "takes blocks back",
-    "keeps a block as long as somebody owns it",
+    "keeps a block as long as it has an owner",
     "refuses to free a free block",
     "keeps its books over a random history",
 )
@@ -121,6 +122,8 @@ class BlockTable:
         self.block_ids, self.num_tokens = [], 0
 
     def grow(self, num_tokens):
+        if num_tokens < self.num_tokens:
+            raise CacheStateError("smaller")
         wanted = (num_tokens + self.block_size - 1) // self.block_size
         missing = wanted - len(self.block_ids)
         if missing > 0:
@@ -148,6 +151,8 @@ class BlockTable:
         self.block_ids, self.num_tokens = [], 0
 
     def grow(self, num_tokens):
+        if num_tokens < self.num_tokens:
+            raise CacheStateError("smaller")
         new = self.pool.allocate(math.ceil(num_tokens / self.block_size) - len(self.block_ids))
         self.block_ids.extend(new)
         self.num_tokens = num_tokens
@@ -170,6 +175,8 @@ class BlockTable:
         self.block_ids, self.num_tokens = [], 0
 
     def grow(self, num_tokens):
+        if num_tokens < self.num_tokens:
+            raise CacheStateError("smaller")
         while len(self.block_ids) * self.block_size < num_tokens:
             self.block_ids += self.pool.allocate(1)
         self.num_tokens = num_tokens
@@ -210,7 +217,7 @@ REPLACES = ONE_AT_A_TIME.replace(
 )
 
 BANKS = {
-    "3.5": Bank(
+    "3.3": Bank(
         wrong=(
             Wrong("gives the same blocks again", {2: "self.free_ids[:n]"}, FREE),
             Wrong("one block, n times", {2: "n * [self.free_ids.pop()]"}, FREE),
@@ -234,7 +241,7 @@ BANKS = {
             Right("owners left, the other way round", {7: "not self.ref_counts[block_id]"}),
         ),
     ),
-    "3.6": Bank(
+    "3.4": Bank(
         wrong=(
             Wrong("rounds down", {1: "num_tokens // self.block_size"}, DEMAND),
             Wrong("always one more", {1: "num_tokens // self.block_size + 1"}, DEMAND),
@@ -257,6 +264,12 @@ BANKS = {
             ),
             Wrong("one at a time, as far as it goes", ONE_AT_A_TIME, TABLE_DAMAGE),
             Wrong("counts before it asks", COUNTS_FIRST, TABLE_DAMAGE),
+            Wrong("forgets tokens", {7: "False"}, "refuses to shrink"),
+            Wrong(
+                "refuses as many as there are",
+                {7: "num_tokens <= self.num_tokens and self.num_tokens"},
+                KEEPS,
+            ),
             Wrong("leaves the last block", {5: "self.block_ids[:-1]"}, ALL_BACK),
             Wrong("full blocks only", {5: "self.block_ids[: self.num_tokens // self.block_size]"}, ALL_BACK),
             Wrong("keeps the list", {6: "self.block_ids, 0"}, ALL_BACK),
@@ -269,3 +282,4 @@ BANKS = {
         ),
     ),
 }
+BANKS = opened_all(BANKS)

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 3.19."""
+"""Answers that prove the check of exercise 3.15."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -38,7 +38,7 @@ def ridge_batch(work, machine):
 """
 
 BANKS = {
-    "3.19": Bank(
+    "3.15": Bank(
         wrong=(
             Wrong(
                 "reads the weights for every sequence",

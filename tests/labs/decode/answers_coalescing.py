@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercise 3.13."""
+"""Answers that prove the checks of exercise 3.9."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -52,7 +52,7 @@ BOTH, WIDE, BYTES = (
 )
 
 BANKS = {
-    "3.13": Bank(
+    "3.9": Bank(
         wrong=(
             Wrong("a list of units", EVERY_ITEM, SHARED),
             Wrong("bytes divided by the unit", BYTES_DIVIDED, DISTANT),

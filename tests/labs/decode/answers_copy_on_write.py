@@ -1,5 +1,6 @@
-"""Answers that prove the check of exercise 3.16."""
+"""Answers that prove the check of exercise 3.5."""
 
+from tests.labs.decode.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 SHARES, LIST, ONLY, COPIES, LAST, DAMAGE, HISTORIES = (
@@ -105,7 +106,7 @@ def prepare_write(table):
 """
 
 BANKS = {
-    "3.16": Bank(
+    "3.5": Bank(
         wrong=(
             Wrong("copies at once", COPIES_EAGERLY, SHARES),
             Wrong("the table itself", KEEPS_THE_LENGTH, SHARES),
@@ -133,3 +134,4 @@ BANKS = {
         ),
     ),
 }
+BANKS = opened_all(BANKS)

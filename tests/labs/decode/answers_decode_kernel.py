@@ -1,5 +1,6 @@
-"""Answers that prove the checks of exercise 3.9."""
+"""Answers that prove the checks of exercise 3.8."""
 
+from tests.labs.decode.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 HEAD = """
@@ -86,13 +87,13 @@ V_BEHIND_THE_END = changed(
 )
 
 WRITES = "writes a number for every query head"
-HEADS, PAGES, STOPS = "gives every query head its KV head", "finds the pages", "stops at the last token"
+HEADS, PAGES, STOPS = "gives every query head its KV head", "finds the blocks", "stops at the last token"
 APART, WEIGHS, CARRIES = "keeps sequences apart", "weighs keys by their scores", "carries on from tile to tile"
 LARGE, UNUSED = "survives large scores", "keeps unused slots out"
 NO_RESCALE = "tl.full([BLOCK_M], 1.0, tl.float32)"
 
 BANKS = {
-    "3.9": Bank(
+    "3.8": Bank(
         wrong=(
             Wrong("dropped last token", {3: "positions < seq_len - 1"}, STOPS),
             Wrong("one past the end", {3: "positions <= seq_len"}, STOPS),
@@ -165,3 +166,4 @@ BANKS = {
         ),
     ),
 }
+BANKS = opened_all(BANKS)

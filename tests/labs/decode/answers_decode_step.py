@@ -1,5 +1,6 @@
 """Answers that prove the check of exercise 3.1."""
 
+from tests.labs.decode.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 ALLOCATES = """
@@ -124,3 +125,4 @@ BANKS = {
         ),
     ),
 }
+BANKS = opened_all(BANKS)

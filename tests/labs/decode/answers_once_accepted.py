@@ -1,5 +1,6 @@
 """Wrong answers that an earlier check accepted, and right ones that it refused."""
 
+from tests.labs.decode.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 BANKS = {
@@ -45,34 +46,7 @@ def decode_step(model, new_ids, cache):
             ),
         ),
     ),
-    "3.2": Bank(
-        wrong=(
-            Wrong(
-                "contexts in int16",
-                """
-def bytes_per_step(num_weights, bytes_per_weight, kv_bytes_per_token, contexts):
-    num_tokens = int(np.array(contexts).astype(np.int16).sum(dtype=np.int32))
-    return num_weights * bytes_per_weight, kv_bytes_per_token * num_tokens
-
-def tokens_per_second(num_bytes, num_sequences, bandwidth):
-    return num_sequences / (num_bytes / bandwidth)
-""",
-                "reads every sequence's own K and V",
-            ),
-            Wrong(
-                "contexts of at most 131,072 tokens",
-                {2: "kv_bytes_per_token * sum(min(n, 131_072) for n in contexts)"},
-                "reads every sequence's own K and V",
-            ),
-            Wrong(
-                "at most 256 sequences",
-                {2: "kv_bytes_per_token * sum(contexts[:256])"},
-                "reads every sequence's own K and V",
-            ),
-        ),
-        right=(Right("NumPy's sum", {2: "np.int64(kv_bytes_per_token) * np.sum(contexts)"}),),
-    ),
-    "3.5": Bank(
+    "3.3": Bank(
         wrong=(
             Wrong(
                 "books shared by all pools",
@@ -155,7 +129,7 @@ class BlockPool:
 class BlockPool:
     def __init__(self, num_blocks):
         self.num_blocks = num_blocks
-        self.owners = {}
+        self.ref_counts = self.owners = {}
         self.free = set(range(num_blocks))
 
     @property
@@ -219,7 +193,7 @@ class BlockPool:
             ),
         ),
     ),
-    "3.6": Bank(
+    "3.4": Bank(
         wrong=(
             Wrong(
                 "a position beyond the tokens gets a slot",
@@ -318,7 +292,7 @@ class BlockTable:
             ),
         ),
     ),
-    "3.8": Bank(
+    "3.7": Bank(
         wrong=(
             Wrong(
                 "exp without the maximum",
@@ -347,7 +321,7 @@ def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
             ),
         ),
     ),
-    "3.9": Bank(
+    "3.8": Bank(
         wrong=(
             Wrong(
                 "-1e4 for minus infinity",
@@ -370,7 +344,7 @@ def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
             ),
         ),
     ),
-    "3.13": Bank(
+    "3.9": Bank(
         wrong=(
             Wrong(
                 "divides in float32",
@@ -418,7 +392,7 @@ def units_touched(addresses, num_bytes, unit_bytes):
         ),
         right=(Right("NumPy's integers", {4: "np.int64(len(touched))"}),),
     ),
-    "3.16": Bank(
+    "3.5": Bank(
         wrong=(
             Wrong("blocks of four", {3: "table.num_tokens % 4 == 0"}, "copies a shared partial block"),
             Wrong(
@@ -448,7 +422,7 @@ def prepare_write(table):
             ),
         ),
     ),
-    "3.17": Bank(
+    "3.13": Bank(
         wrong=(
             Wrong("clamps at 1e-2", {2: "largest.clamp(min=1e-2) / q_max"}, "works for rows of any size"),
             Wrong("adds a little to the largest", {2: "(largest + 1e-5) / q_max"}, "works for rows of any size"),
@@ -460,7 +434,7 @@ def prepare_write(table):
             ),
         ),
     ),
-    "3.19": Bank(
+    "3.15": Bank(
         wrong=(
             Wrong(
                 "ZeroDivisionError when both grow alike",
@@ -493,56 +467,5 @@ def ridge_batch(work, machine):
         ),
         right=(Right("NumPy's ceil", {6: "np.ceil(work.weight_bytes / machine.bandwidth / gap)"}),),
     ),
-    "3.21": Bank(
-        wrong=(
-            Wrong(
-                "sums without the means (cancellation)",
-                """
-def fit_line(t, y):
-    t, y = np.array(t, dtype=float), np.array(y, dtype=float)
-    n = len(t)
-    b = (n * (t * y).sum() - t.sum() * y.sum()) / (n * (t * t).sum() - t.sum() ** 2)
-    return y.mean() - b * t.mean(), b
-""",
-                "keeps its digits",
-            ),
-            Wrong(
-                "in float32",
-                """
-def fit_line(t, y):
-    t, y = np.array(t, dtype=np.float32), np.array(y, dtype=np.float32)
-    dt = t - t.mean()
-    dy = y - y.mean()
-    b = (dt * dy).sum() / (dt * dt).sum()
-    a = y.mean() - b * t.mean()
-    return a, b
-""",
-                "finds a line that is there",
-            ),
-            Wrong(
-                "first 64 points",
-                """
-def fit_line(t, y):
-    t, y = np.array(t[:64], dtype=float), np.array(y[:64], dtype=float)
-    dt = t - t.mean()
-    dy = y - y.mean()
-    b = (dt * dy).sum() / (dt * dt).sum()
-    a = y.mean() - b * t.mean()
-    return a, b
-""",
-                "has the least squares",
-            ),
-        ),
-        right=(
-            Right(
-                "NumPy polynomial",
-                """
-def fit_line(t, y):
-    mean = np.mean(t)
-    b, a = np.polyfit(np.array(t, dtype=float) - mean, np.array(y, dtype=float), 1)
-    return a - b * mean, b
-""",
-            ),
-        ),
-    ),
 }
+BANKS = opened_all(BANKS)

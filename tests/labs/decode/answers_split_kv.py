@@ -1,5 +1,6 @@
 """Answers that prove the checks of exercises 3.11 and 3.12."""
 
+from tests.labs.decode.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 SPLIT_HEAD = """
@@ -52,64 +53,85 @@ WRONG_HEAD_MAP = changed(BY_BOUNDS, "qk_scale, kv_head, lo", "qk_scale, (kv_head
 MISSING_SCALE = changed(BY_BOUNDS, "v_ptr, qk_scale, kv_head", "v_ptr, 1.0, kv_head")
 NOT_DIVIDED = changed(BY_BOUNDS, "acc / tl.where(empty, 1.0, l)[:, None]", "acc")
 NO_LSE_STORED = changed(BY_BOUNDS, "    tl.store(lse_ptr + row, lse, mask=there)\n", "")
+SPLIT_BEFORE_HEAD = changed(
+    BY_BOUNDS,
+    "row_q * tl.num_programs(2) + split",
+    "(sequence * tl.num_programs(2) + split) * H + kv_head * (H // H_KV) + offs_m",
+)
+NO_ROW = changed(BY_BOUNDS, "row_q * tl.num_programs(2) + split", "row_q")
 EMPTY_WRITES_NOTHING = changed(
     changed(BY_BOUNDS, "mask=mask)\n    tl.store", "mask=mask & (hi > lo))\n    tl.store"),
     "lse, mask=there",
     "lse, mask=there & (hi > lo)",
 )
 
-MERGE = """
-@triton.jit
-def merge_splits_kernel(
-    partial_ptr, partial_lse_ptr, out_ptr, lse_ptr, num_splits,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
-):
-    row = tl.program_id(0)
-    offs_d = tl.arange(0, BLOCK_D)
-"""
 # A split after the other, as an online softmax over splits.
-SPLIT_BY_SPLIT = (
-    MERGE
-    + """
-    one = tl.arange(0, 1)
-    m = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    acc = tl.zeros([BLOCK_D], tl.float32)
-    for s in range(0, num_splits):
-        lse = tl.load(partial_lse_ptr + row * num_splits + s + one)
-        new_m = tl.maximum(m, lse)
-        safe = tl.where(new_m == float("-inf"), 0.0, new_m)
-        old, weight = tl.exp2(m - safe), tl.exp2(lse - safe)
-        mask = (offs_d < D) & (lse > float("-inf"))
-        acc = acc * old + weight * tl.load(partial_ptr + (row * num_splits + s) * D + offs_d, mask=mask, other=0.0)
-        total = total * old + weight
-        m = new_m
-    total_safe = tl.where(total == 0, 1.0, total)
-    tl.store(out_ptr + row * D + offs_d, acc / total_safe, mask=offs_d < D)
-    tl.store(lse_ptr + row + one, m + tl.log2(total_safe))
+SPLIT_BY_SPLIT = """
+def merge_splits(partial, lse):
+    out, total = torch.zeros_like(partial[:, :, 0]), torch.full_like(lse[:, :, 0], -torch.inf)
+    for s in range(lse.shape[-1]):
+        new = torch.logaddexp2(total, lse[:, :, s])
+        safe = torch.where(new.isneginf(), torch.zeros_like(new), new)
+        part = torch.where(lse[:, :, s, None] > -torch.inf, partial[:, :, s], torch.zeros_like(out))
+        out = out * torch.exp2(total - safe)[..., None] + part * torch.exp2(lse[:, :, s] - safe)[..., None]
+        total = new
+    return out, total
 """
-)
-SHARES_FIRST = (
-    MERGE
-    + """
-    offs_s = tl.arange(0, BLOCK_S)
-    lse = tl.load(partial_lse_ptr + row * num_splits + offs_s, mask=offs_s < num_splits, other=-float("inf"))
-    m = tl.maximum(tl.max(lse, axis=0), -1e30)
-    total = tl.sum(tl.exp2(lse - m), axis=0)
-    share = tl.exp2(lse - m) / tl.maximum(total, 1e-30)
-    mask = (share > 0)[:, None] & (offs_d < D)[None, :]
-    part = tl.load(partial_ptr + (row * num_splits + offs_s)[:, None] * D + offs_d[None, :], mask=mask, other=0.0)
-    tl.store(out_ptr + row * D + offs_d, tl.sum(share[:, None] * part, axis=0), mask=offs_d < D)
-    tl.store(lse_ptr + row, tl.where(total == 0, float("-inf"), m + tl.log2(tl.maximum(total, 1e-30))))
+BY_SOFTMAX = """
+def merge_splits(partial, lse):
+    ln2 = math.log(2)
+    weights = torch.softmax(lse.double() * ln2, -1).nan_to_num(0.0)
+    out = torch.einsum("bhs,bhsd->bhd", weights, partial.double().nan_to_num(0.0))
+    return out.float(), (torch.logsumexp(lse.double() * ln2, -1) / ln2).float()
 """
-)
-FIRST_SPLIT_ONLY = changed(SPLIT_BY_SPLIT, "range(0, num_splits)", "range(0, 1)")
-DROPS_THE_LAST_SPLIT = changed(SPLIT_BY_SPLIT, "range(0, num_splits)", "range(0, num_splits - 1)")
+LOOPS = """
+def merge_splits(partial, lse):
+    B, H, S, D = partial.shape
+    out, total = torch.zeros(B, H, D), torch.full((B, H), float("-inf"))
+    for b in range(B):
+        for h in range(H):
+            there = [s for s in range(S) if lse[b, h, s] > float("-inf")]
+            if there:
+                m = max(lse[b, h, s] for s in there)
+                weights = [2 ** (lse[b, h, s] - m) for s in there]
+                out[b, h] = sum(w * partial[b, h, s] for w, s in zip(weights, there)) / sum(weights)
+                total[b, h] = m + sum(weights).log2()
+    return out, total
+"""
+IN_PLACE = """
+def merge_splits(partial, lse):
+    partial[lse.isneginf()] = 0
+    m = lse.amax(-1, keepdim=True)
+    m = torch.where(m.isneginf(), 0.0, m)
+    weights = torch.exp2(lse - m)
+    total = weights.sum(-1)
+    out = (weights[..., None] * partial).sum(-2) / torch.where(total == 0, 1.0, total)[..., None]
+    return out, m[..., 0] + total.log2()
+"""
+ONE_MAXIMUM_IF_ALL_ARE_EMPTY = """
+def merge_splits(partial, lse):
+    if lse.isneginf().all():
+        return torch.zeros_like(partial[:, :, 0]), lse[:, :, 0].clone()
+    m = lse.amax(-1, keepdim=True)
+    weights = torch.exp2(lse - m)
+    total = weights.sum(-1)
+    partial = torch.where(weights[..., None] > 0, partial, 0.0)
+    return (weights[..., None] * partial).sum(-2) / total[..., None], m[..., 0] + total.log2()
+"""
 
 SHARES, PLACE, EMPTY = "shares out the keys", "stores each row in its place", "says when it has no keys"
 COUNTS, WHOLE = "counts its keys", "adds up to the whole"
-WEIGHS, LANES, SKIPS = "weighs splits by their keys", "ignores lanes without a split", "skips empty splits"
-NOTHING, MERGES = "gives nothing for nothing", "merges what attention gives"
+ROWS, WEIGHS, HEADS = (
+    "gives a row per query head",
+    "weighs splits by their keys",
+    "weighs each head's splits by themselves",
+)
+SKIPS, NOTHING, MERGES, ALONE = (
+    "skips empty splits",
+    "gives nothing for nothing",
+    "merges what attention gives",
+    "leaves its inputs alone",
+)
 
 BANKS = {
     "3.11": Bank(
@@ -137,8 +159,8 @@ BANKS = {
                 {5: "tl.log2(sum_safe) + tl.where(row_max > float('-inf'), 0.0, row_max)"},
                 WHOLE,
             ),
-            Wrong("split before head", {6: "(sequence * num_splits + split) * H + kv_head * G + offs_m"}, PLACE),
-            Wrong("no row of its own", {6: "query_rows"}, SHARES),
+            Wrong("split before head", SPLIT_BEFORE_HEAD, PLACE),
+            Wrong("no row of its own", NO_ROW, SHARES),
             Wrong("stale page: the first sequence's table", STALE_TABLE, SHARES),
             Wrong("wrong head map", WRONG_HEAD_MAP, PLACE),
             Wrong("missing scale", MISSING_SCALE, WHOLE),
@@ -155,41 +177,38 @@ BANKS = {
     ),
     "3.12": Bank(
         wrong=(
-            Wrong("a plain mean", {3: "tl.where(offs_s < num_splits, 1.0, 0.0)"}, WEIGHS),
-            Wrong("a plain sum", {3: "tl.where(offs_s < num_splits, 1.0, 0.0)", 5: "tl.sum(partial, axis=0)"}, WEIGHS),
-            Wrong("weights in base e", {3: "tl.exp(lse - m_safe)"}, WEIGHS),
-            Wrong("the LSEs as weights", {3: "tl.where(offs_s < num_splits, lse - m_safe + 1, 0.0)"}, WEIGHS),
-            Wrong("the largest split only", {3: "tl.where(lse == m, 1.0, 0.0)"}, WEIGHS),
-            Wrong("the first split only", FIRST_SPLIT_ONLY, WEIGHS),
-            Wrong("drops the last split", DROPS_THE_LAST_SPLIT, WEIGHS),
-            Wrong("not divided", {5: "tl.sum(weight[:, None] * partial, axis=0)"}, WEIGHS),
+            Wrong("a plain mean", {3: "torch.ones_like(lse)"}, WEIGHS),
+            Wrong("a plain sum", {3: "torch.ones_like(lse)", 6: "partial.sum(-2)"}, WEIGHS),
+            Wrong("weights in base e", {3: "torch.exp(lse - m)"}, WEIGHS),
+            Wrong("the LSEs as weights", {3: "(lse - m + 1).clamp(min=0)"}, WEIGHS),
+            Wrong("the largest split only", {3: "(lse == m).float()"}, WEIGHS),
+            Wrong("the first split only", {6: "partial[:, :, 0]"}, WEIGHS),
+            Wrong("not divided", {6: "(weights[..., None] * partial).sum(-2)"}, WEIGHS),
+            Wrong("divided by the number of splits", {6: "(weights[..., None] * partial).mean(-2)"}, WEIGHS),
+            Wrong("one sum for all heads", {4: "weights.sum((1, 2))[:, None].expand(lse.shape[:2])"}, HEADS),
+            Wrong("merges the elements", {6: "(weights[..., None] * partial).sum(-1)"}, ROWS),
+            Wrong("keeps the axis of the splits", {6: "weights[..., None] * partial"}, ROWS),
+            Wrong("reads what empty splits left", {5: "partial"}, SKIPS),
             Wrong(
-                "divided by the number of splits", {5: "tl.sum(weight[:, None] * partial, axis=0) / num_splits"}, WEIGHS
+                "every NaN is empty, one in 16", {5: "partial[:, :, :16]", 3: "torch.exp2(lse - m)[:, :, :16]"}, HEADS
             ),
-            Wrong(
-                "a weight for lanes that are not there",
-                {1: "tl.load(lse_ptrs, mask=offs_s < num_splits, other=0.0)"},
-                LANES,
-            ),
-            Wrong("lanes without a mask", {1: "tl.load(lse_ptrs)"}, LANES),
-            Wrong("reads what empty splits left", {4: "offs_s < num_splits"}, SKIPS),
-            Wrong("NaN from empty splits", {2: "m"}, NOTHING),
-            Wrong("LSE in base e", {6: "m + tl.log(total_safe)"}, MERGES),
-            Wrong("the largest LSE", {6: "m"}, MERGES),
-            Wrong("LSE without the maximum", {6: "tl.where(m == float('-inf'), m, tl.log2(total_safe))"}, MERGES),
-            Wrong("no maximum", {2: "0.0", 6: "tl.log2(total)"}, MERGES),
+            Wrong("NaN from empty rows", {2: "m"}, NOTHING),
+            Wrong("0 / 0 for empty rows", {6: "(weights[..., None] * partial).sum(-2) / total[..., None]"}, NOTHING),
+            Wrong("asks only whether all rows are empty", ONE_MAXIMUM_IF_ALL_ARE_EMPTY, NOTHING),
+            Wrong("an LSE of 0 for nothing", {7: "m[..., 0] + torch.where(total == 0, 1.0, total).log2()"}, NOTHING),
+            Wrong("LSE in base e", {7: "m[..., 0] + total.log()"}, MERGES),
+            Wrong("the largest LSE", {7: "lse.amax(-1)"}, MERGES),
+            Wrong("LSE without the maximum", {7: "total.log2()"}, MERGES),
+            Wrong("no maximum", {2: "torch.zeros_like(m)"}, MERGES),
+            Wrong("a maximum of at least -1e4", {2: "m.clamp(min=-1e4)"}, "survives any level of scores"),
+            Wrong("clears empty rows in place", IN_PLACE, ALONE),
         ),
         right=(
             Right("a split after the other", SPLIT_BY_SPLIT),
-            Right("shares first", SHARES_FIRST),
-            Right(
-                "masked after loading",
-                {
-                    1: "tl.load(lse_ptrs, mask=offs_s < num_splits, other=0.0) "
-                    '+ tl.where(offs_s < num_splits, 0.0, float("-inf"))'
-                },
-            ),
-            Right("a clamp for the maximum", {2: "tl.maximum(m, -1e30)"}),
+            Right("by softmax, in float64", BY_SOFTMAX),
+            Right("loops", LOOPS),
+            Right("a clamp for the maximum", {2: "m.clamp(min=-1e30)"}),
         ),
     ),
 }
+BANKS = opened_all(BANKS)

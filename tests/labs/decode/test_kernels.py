@@ -17,11 +17,11 @@ require_compiler()
 from twophase_labs.machine.judge import run_cell
 from twophase_labs.machine.kernels import tl, triton
 from twophase_labs.machine.lab import Workbook
-from twophase_labs.decode.attend_tiles import attend_tiles
-from twophase_labs.decode.launch import launch_merge_splits, launch_paged_decode, launch_paged_decode_split
+from twophase_labs.decode.attend_tiles import attend_tiles, fold_tile
+from twophase_labs.decode.launch import launch_paged_decode, launch_paged_decode_split
 
-cells = {"tl": tl, "triton": triton, "attend_tiles": attend_tiles}
-for exercise in ("3.9", "3.11", "3.12"):
+cells = {"tl": tl, "triton": triton, "attend_tiles": attend_tiles, "fold_tile": fold_tile}
+for exercise in ("3.8", "3.11"):
     run_cell(Workbook.find().lab("03").templates[exercise].filled(), cells, f"<reference {exercise}>")
 
 def empty(*shape, dtype):
@@ -32,8 +32,7 @@ def launch(dtype, heads, kv_heads, head_dim):
     tables, lens = empty(4, 16, dtype=torch.int32), empty(4, dtype=torch.int32)
     inputs = q, cache, cache, tables, lens, 0.1
     launch_paged_decode(cells["paged_decode_kernel"], *inputs)
-    partial, lse = launch_paged_decode_split(cells["paged_decode_split_kernel"], *inputs, 5)
-    launch_merge_splits(cells["merge_splits_kernel"], partial, lse)
+    launch_paged_decode_split(cells["paged_decode_split_kernel"], *inputs, 5)
 
 shapes = {"SmolLM2": (9, 3, 64), "Llama": (32, 8, 128), "odd": (5, 1, 80)}
 dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -59,7 +58,7 @@ def test_reference_kernels_compile(target, tmp_path):
     assert result.returncode == 0, result.stderr[-4000:]
     reports = json.loads(result.stdout)
     names = {kernel for kernel, *_ in reports}
-    assert names == {"paged_decode_kernel", "paged_decode_split_kernel", "merge_splits_kernel"}
+    assert names == {"paged_decode_kernel", "paged_decode_split_kernel"}
     assert [(kernel, config) for kernel, config, spill_bytes, _ in reports if spill_bytes] == []
     # Section 5 says that production keeps more tiles of K and V under way; test_aot.py has the other side.
     depths = {(kernel, config): depth for kernel, config, _, depth in reports}

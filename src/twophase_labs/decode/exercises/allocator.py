@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from twophase.core.errors import CacheStateError, OutOfBlocksError
+from twophase_labs.decode.block_pictures import draw_history
 from twophase_labs.decode.histories import History
-from twophase_labs.decode.page_pictures import draw_history
 from twophase_labs.decode.shadow import Finding, WatchedPool
 from twophase_labs.kit.weights_map import figure_png
 from twophase_labs.machine.checks import Draw, compare, integers, raises, reject
@@ -29,10 +29,20 @@ def taken_from(pool: Any, n: int, num_blocks: int) -> list[int]:
 
 
 def compare_owners(pool: Any, expected: list[int], what: str) -> None:
-    """Reject a pool whose `ref_counts` are not these. One that keeps its books in another way has none to show."""
-    got = getattr(pool, "ref_counts", None)
-    if isinstance(got, list | tuple):
-        compare(got, expected, what=what, axes=("block",))
+    """Reject a pool whose `ref_counts` are not these; a list, a dictionary or an array may hold them."""
+    counts = getattr(pool, "ref_counts", None)
+    if counts is None:
+        reject("the pool has no `ref_counts`", "the docstring names it; copy-on-write and the oracle read it")
+    compare([owners_of(counts, block) for block in range(len(expected))], expected, what=what, axes=("block",))
+
+
+def owners_of(counts: Any, block: int) -> Any:
+    try:
+        return integers([counts[block]])[0]  # type: ignore[index]
+    except (KeyError, IndexError):
+        return 0  # a dictionary of those in use
+    except TypeError:
+        reject(f"ref_counts[{block}] is {counts[block]!r}, expected a whole number")
 
 
 def gives_blocks_of_its_own(answer: Any, draw: Draw, num_blocks: int) -> None:
@@ -199,13 +209,25 @@ def grows_or_stays(answer: Any, draw: Draw, num_tokens: int) -> None:
             reject(f"a grow that ran out of blocks changed {what}: {was} became {now}")
 
 
+def refuses_to_shrink(answer: Any, draw: Draw, num_tokens: int) -> None:
+    table, pool = new_table(answer, draw, 6, 4)
+    table.grow(num_tokens)
+    before = (list(table.block_ids), table.num_tokens, pool.num_free)
+    for fewer in {num_tokens - 1, 0}:
+        raises(CacheStateError, table.grow, fewer)
+        after = (list(table.block_ids), table.num_tokens, pool.num_free)
+        compare(after[1:], before[1:], what=f"(num_tokens, free blocks) after a refused grow({fewer})")
+    table.grow(num_tokens)  # as many as there are: nothing to do
+    compare(list(table.block_ids), before[0], what=f"block_ids after growing from {num_tokens} tokens to {num_tokens}")
+
+
 def gives_every_block_back(answer: Any, draw: Draw, num_tokens: int) -> None:
     table, pool = new_table(answer, draw, 6, 4)
     table.grow(num_tokens)
     shared = table.block_ids[0]
     pool.acquire(shared)
     table.free()
-    compare(pool.num_free, 5, what="the number of free blocks (one of six is held by somebody else)")
+    compare(pool.num_free, 5, what="the number of free blocks (another sequence holds one of six)")
     compare(pool.ref_counts[shared], 1, what="the reference count of the shared block")
     compare((list(table.block_ids), table.num_tokens), ([], 0), what="(block_ids, num_tokens) after free")
     table.free()
@@ -238,19 +260,25 @@ BLOCK_SIZES = ({"block_size": 1}, {"block_size": 4}, {"block_size": 7})
 
 EXERCISES = (
     Exercise(
-        id="3.5",
+        id="3.3",
+        was="3.5",
         title="A pool of blocks",
         kind="code",
         names=("BlockPool",),
-        points=4,
+        points=5,
         minutes=10,
-        lines=6,
+        lines=16,
         difficulty=2,
         objective="hand out, share and take back fixed-size blocks",
         hints=(
-            "Play it on paper with three blocks: allocate 2, acquire one, release it twice.",
-            "A block is on the list of free ones only while nobody owns it; its count says how many do.",
-            "Test before you change anything. `release` counts down, and only at zero does the block become free.",
+            "Play it on paper with three blocks: allocate 2, acquire one, release it twice. Which two things do you "
+            "write down for the pool?",
+            "A list of free blocks, and a count of owners per block. Each method tests first and changes afterwards; "
+            "`release` counts down, and only at zero does the block become free.",
+            "def __init__(self, num_blocks):\n    self.ref_counts = [0] * num_blocks\n    self.free_ids = ...\n"
+            "def allocate(self, n):\n    if ...: raise OutOfBlocksError(...)\n    block_ids = [... for _ in range(n)]\n"
+            "    ...  # one owner each\n    return block_ids\n"
+            "def release(self, block_id):\n    if ...: raise CacheStateError(...)\n    ...  # count down; free at zero",
         ),
         checks=(
             Property(
@@ -276,7 +304,7 @@ EXERCISES = (
                 "takes blocks back", gives_back, "A block whose last owner released it is free for the next.", POOLS
             ),
             Property(
-                "keeps a block as long as somebody owns it",
+                "keeps a block as long as it has an owner",
                 keeps_what_is_shared,
                 "Every acquire adds an owner, every release takes one away. Free it at zero, not before.",
                 ({"num_owners": 2}, {"num_owners": 5}),
@@ -284,7 +312,7 @@ EXERCISES = (
             Property(
                 "refuses to free a free block",
                 refuses_a_double_free,
-                "Freed twice, a block would stand in the list twice, and later belong to two sequences.",
+                "Freed twice, a block would be in the list twice, and later belong to two sequences.",
             ),
             Property(
                 "keeps its books over a random history",
@@ -296,20 +324,25 @@ EXERCISES = (
         time_limit_s=10,
     ),
     Exercise(
-        id="3.6",
+        id="3.4",
+        was="3.6",
         checked_in="answer",
         title="A table that grows on demand",
         kind="code",
         names=("BlockTable",),
-        points=4,
+        points=5,
         minutes=8,
-        lines=5,
+        lines=15,
         difficulty=2,
         objective="map positions to slots, and grow by a block at a time",
         hints=(
-            "The example: 7 tokens, blocks of 4. How many blocks? And for 8, for 9?",
-            "Round up: `-(-num_tokens // block_size)`. Take what is missing to that number, and add it at the end.",
-            "Position p is in block p // block_size of the table, at offset p % block_size.",
+            "The picture: 7 tokens, blocks of 4. How many blocks? And for 8, for 9?",
+            "Round up: `-(-num_tokens // block_size)`. Ask the pool for the missing ones before anything of "
+            "the table changes, and add them at the end of `block_ids`.",
+            "def grow(self, num_tokens):\n    if ...: raise CacheStateError(...)\n    num_missing = ...\n"
+            "    self.block_ids = self.block_ids + self.pool.allocate(num_missing)\n    self.num_tokens = ...\n"
+            "def slot(self, position):\n    if ...: raise IndexError(...)\n    block_id = self.block_ids[...]\n"
+            "    return ...\ndef free(self):\n    ...  # release each block once, then forget them",
         ),
         checks=(
             Property(
@@ -337,6 +370,12 @@ EXERCISES = (
                 ({"num_tokens": 1}, {"num_tokens": 7}),
             ),
             Property(
+                "refuses to shrink",
+                refuses_to_shrink,
+                "`grow` with fewer tokens than there are raises CacheStateError; with as many it does nothing.",
+                ({"num_tokens": 1}, {"num_tokens": 4}, {"num_tokens": 9}),
+            ),
+            Property(
                 "gives every block back",
                 gives_every_block_back,
                 "Release each block once, the last and partial one too; then forget them, and the length.",
@@ -355,17 +394,18 @@ EXERCISES = (
             Property(
                 "has no slot for a position without a token",
                 has_no_slot_beyond,
-                "The line that raises IndexError is part of the cell: only positions below num_tokens have slots.",
+                "Only positions from 0 to num_tokens - 1 have slots, though the last block may have room for more.",
                 ({"num_tokens": 1}, {"num_tokens": 7}, {"num_tokens": 10}),
             ),
         ),
         time_limit_s=10,
     ),
     Exercise(
-        id="3.7",
+        id="3.6",
+        was="3.7",
         title="Find the bug",
         kind="matching",
-        names=("answer_3_7",),
+        names=("answer_3_6",),
         points=3,
         minutes=8,
         difficulty=2,
@@ -373,15 +413,15 @@ EXERCISES = (
         question=Matching(
             "abcdef",
             {
-                "table 1": "036821f2127afb08",
-                "table 2": "c6b7f6b7bdf344bd",
-                "table 3": "1502e3b23ac056f8",
-                "pool 1": "09fad9ff3fdefa2c",
-                "pool 2": "ebffd64b817afefc",
-                "layer": "8214b7051989422b",
+                "table 1": "713f15565eafdcf3",
+                "table 2": "b024030bbf0396aa",
+                "table 3": "d25763b24b017842",
+                "pool 1": "d4b966f8f3be8b32",
+                "pool 2": "b6e6ddee4d39c18e",
+                "layer": "ce5ee74c0be9bf00",
             },
-            hint="Give each a pool of 8 blocks of 4 slots and a sequence that grows from 7 tokens to 9; for the pools "
-            "and the third table let a second sequence share the first block, and end.",
+            hint="Walk through the nine events with each of them. The tables differ at events 2 and 4, the pools at "
+            "events 4 and 9.",
         ),
     ),
 )

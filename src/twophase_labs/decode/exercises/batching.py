@@ -4,11 +4,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from twophase_labs.decode.clocked_steps import batching_gain
 from twophase_labs.decode.decode_work import DecodeWork, Machine
 from twophase_labs.machine.checks import Draw, compare, integer, reject
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Number
 
 
 def case_of(draw: Draw, kv: str = "some") -> tuple[DecodeWork, Machine]:
@@ -118,12 +116,13 @@ def says_never(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="3.19",
+        id="3.15",
+        was="3.19",
         title="Where the weights stop mattering",
         kind="code",
         names=("step_seconds", "ridge_batch"),
         points=4,
-        minutes=12,
+        minutes=9,
         lines=5,
         difficulty=2,
         objective="find the batch at which decoding leaves the memory-bound side",
@@ -181,23 +180,5 @@ EXERCISES = (
             ),
         ),
         time_limit_s=10,
-    ),
-    Exercise(
-        id="3.20",
-        title="Sixteen at a time",
-        kind="prediction",
-        names=("guess_3_20",),
-        points=1,
-        minutes=2,
-        objective="predict what batching brings",
-        needs=("model",),
-        hints=("Below the ridge a larger batch costs almost no time; far above it, it brings no throughput.",),
-        question=Number(
-            batching_gain,
-            factor=2,
-            unit="times",
-            hint="At most 16; less, if the ridge of this machine comes before 16.",
-        ),
-        time_limit_s=60,
     ),
 )

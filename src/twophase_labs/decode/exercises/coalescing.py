@@ -1,14 +1,13 @@
-"""3.7 Neighbouring threads, neighbouring addresses."""
+"""3.9 and 3.10 Neighbouring threads, neighbouring addresses."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from twophase_labs.decode.strides import percent_of_a_full_pass
 from twophase_labs.machine.checks import Draw, compare, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Choice, Number
+from twophase_labs.machine.questions import Choice
 
 
 def naive_units(addresses: Tensor, num_bytes: int, unit_bytes: int) -> int:
@@ -57,7 +56,9 @@ def leaves_addresses_alone(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="3.13",
+        id="3.9",
+        was="3.13",
+        is_extra=True,
         title="Units of memory that an access touches",
         kind="code",
         names=("units_touched",),
@@ -118,39 +119,24 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        id="3.14",
-        title="Every sixteenth number",
-        kind="prediction",
-        names=("guess_3_14",),
-        points=1,
-        minutes=4,
-        objective="predict the time of a strided pass from the lines it touches",
-        hints=("How many numbers are in a line? How many lines does the second pass leave out?",),
-        question=Number(
-            lambda: percent_of_a_full_pass(16),
-            factor=2.5,
-            unit="percent",
-            hint="Count lines, not numbers.",
-        ),
-        time_limit_s=120,
-    ),
-    Exercise(
-        id="3.15",
+        id="3.10",
+        was="3.15",
+        is_extra=True,
         title="What a layout costs",
         kind="choice",
-        names=("answer_3_15",),
+        names=("answer_3_10",),
         points=1,
         minutes=3,
-        objective="see which accesses a layout of K makes dear",
+        objective="see which accesses a layout of K makes expensive",
         question=Choice(
             "abcd",
-            "21fa4cb7726494f9",
+            "0cd61edbbef4a3dc",
             {
-                "a": "a page of a head is one piece of 2,048 bytes in both, and all of it is read",
+                "a": "a block of a head is one piece of 2,048 bytes in both, and all of it is read",
                 "c": "one of the two takes everything that lies together, in whatever order it lies",
                 "d": "the same bytes are asked for; count the sectors that they lie in",
             },
-            hint="Where do the 64 numbers of one token lie, in each of the layouts? And all numbers of a page?",
+            hint="Where do the 64 numbers of one token lie, in each of the layouts? And all elements of a block?",
         ),
     ),
 )

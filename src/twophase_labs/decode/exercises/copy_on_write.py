@@ -1,4 +1,4 @@
-"""3.8 Copy-on-write: one text goes on in several ways."""
+"""3.5 Copy-on-write: one text goes on in several ways."""
 
 from typing import Any
 
@@ -149,14 +149,15 @@ def survives_histories(answer: Any, draw: Draw, num_blocks: int, block_size: int
 
 EXERCISES = (
     Exercise(
-        id="3.16",
+        id="3.5",
+        was="3.16",
         checked_in="answer",
         title="Fork, and copy before writing",
         kind="code",
         names=("fork", "prepare_write"),
         points=4,
-        minutes=10,
-        lines=6,
+        minutes=9,
+        lines=5,
         difficulty=3,
         objective="share what is equal, copy what becomes different",
         hints=(
@@ -198,7 +199,7 @@ EXERCISES = (
             Property(
                 "lets the last owner write in place",
                 leaves_the_last_owner,
-                "Who copies gives up its share. When all others have left, the block has one owner again.",
+                "The table that copies gives up its share. When all others have left, the block has one owner again.",
                 ({"num_owners": 2}, {"num_owners": 5}),
             ),
             Property(
@@ -209,7 +210,7 @@ EXERCISES = (
             Property(
                 "survives random histories",
                 survives_histories,
-                "The picture shows who held which block. Who wrote into a block that somebody else was reading?",
+                "The picture shows which sequence held which block. Which wrote into a block that another was reading?",
                 ({"num_blocks": 6, "block_size": 2}, {"num_blocks": 10, "block_size": 4}),
             ),
         ),

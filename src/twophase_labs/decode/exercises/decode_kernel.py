@@ -1,4 +1,4 @@
-"""3.5 The paged decode kernel."""
+"""3.8 The paged decode kernel."""
 
 from typing import Any
 
@@ -114,22 +114,24 @@ def keeps_stale_slots_out(answer: Any, draw: Draw, lengths: list[int]) -> None:
 
 EXERCISES = (
     Exercise(
-        id="3.9",
+        id="3.8",
+        was="3.9",
         title="The paged decode kernel",
         kind="kernel",
         names=("paged_decode_kernel",),
         points=6,
-        minutes=30,
-        lines=11,
+        minutes=14,
+        lines=5,
         difficulty=3,
         needs=("triton",),
         objective="read keys and values where they lie, a tile at a time, for a whole group of query heads",
         hints=(
-            "Look at the access map: is a column dark that should be white, or a row shifted? It says which blank.",
-            "Three indices are in play: the position in the sequence, the page that the table names for its block, and "
-            "the slot in that page. Only the position knows where the sequence ends.",
-            "Row `(page * H_KV + kv_head) * PAGE + slot` of the cache, D numbers wide. A mask for what is behind the "
-            "end is needed three times: for the table, for K and V, and for the scores.",
+            "Go through the prefill kernel line by line with a chunk of one token: which lines become constants, and "
+            "which rows of the tile are left?",
+            "Three indices are in play: the position in the sequence, the id that the table has for its block, and "
+            "the offset in that block. Only the position knows where the sequence ends.",
+            "Row `(page * H_KV + kv_head) * PAGE + offset` of the cache, D elements wide. `in_range` masks what is "
+            "behind the end three times: in the table, in K and V, and in the scores.",
         ),
         checks=(
             Property(
@@ -144,14 +146,14 @@ EXERCISES = (
                 "gives every query head its KV head",
                 reads_its_kv_head,
                 "Query heads `kv_head * G` to `kv_head * G + G - 1` share a KV head: neighbours. In the cache, too, "
-                "the KV head says which part of a page is read.",
+                "the KV head says which part of a block is read.",
                 ({"heads": 2, "kv_heads": 1}, {"heads": 6, "kv_heads": 3}, {"heads": 6, "kv_heads": 2}),
             ),
             Property(
-                "finds the pages",
+                "finds the blocks",
                 finds_the_pages,
                 "Each position asks the table for its own block, `positions // PAGE`, and stands at `positions % PAGE` "
-                "in the page that it gets. A tile may span several pages.",
+                "in the block that it gets. A tile may span several blocks.",
                 ({"length": 16}, {"length": 32}),
             ),
             Property(

@@ -165,20 +165,25 @@ GROWING: tuple[dict[str, Any], ...] = (
 EXERCISES = (
     Exercise(
         id="3.1",
+        was="3.1",
         title="One decode step, layer by layer",
         kind="code",
         checked_in="answer",  # its cases have a model of their own, and an answer may keep things on it
         names=("decode_step",),
-        points=4,
+        points=5,
         minutes=12,
-        lines=5,
+        lines=9,
         difficulty=2,
         time_limit_s=60,
         objective="run a real model for one token against a cache",
         hints=(
-            "Print the shapes of q, k and v inside the loop, for a prompt of 5 and then for one token.",
-            "The first new token stands at position S, the number of tokens cached. Every layer holds S of them.",
-            "`torch.cat([old_k, new_k], dim=1)`: positions are the middle axis of `[H_kv, S, D]`.",
+            "Follow the picture of the step for one layer: project, append to that layer's cache, attend, finish. Then "
+            "repeat for every layer.",
+            "The first new token has position S, the number of tokens cached; every layer's cache holds S of them, "
+            "along the middle axis of `[H_kv, S, D]`. Only the last row goes through `model.logits`.",
+            "x = model.embed(new_ids)\nfor layer, (old_k, old_v) in enumerate(cache):\n"
+            "    q, k, v = model.project(layer, x, positions)\n    k, v = ...  # old, then new, along dim=1\n"
+            "    x = model.finish(layer, x, model.attend(q, k, v))\nreturn model.logits(...)[0], ...",
         ),
         checks=(
             Property(
@@ -197,7 +202,7 @@ EXERCISES = (
             Property(
                 "is right from an empty cache",
                 starts_from_nothing,
-                "With nothing cached this is an ordinary pass. Positions start at 0, "
+                "With nothing cached this is an ordinary forward pass. Positions start at 0, "
                 "and the last row is the one that predicts.",
                 ({"length": 1}, {"length": 6}),
             ),
@@ -228,7 +233,7 @@ EXERCISES = (
             Property(
                 "leaves the given cache alone",
                 leaves_the_cache_alone,
-                "Return new tensors: somebody else may go on from the old cache, as section 8 will.",
+                "Return new tensors: another sequence may go on from the old cache.",
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""The capstone: own allocator and own decode kernel in the engine, token for token what transformers writes."""
+"""3.16 The capstone: own allocator, forks and split decode in the engine, token for token what transformers writes."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def takes_your_blocks(answer: Any, draw: Draw, block_size: int, num_blocks: int)
     if not isinstance(table, wanted["BlockTable"]):
         reject(f"a new table is a {type(table).__name__}, not your BlockTable")
     table.grow(2 * block_size + 1)
-    what = f"the number of blocks for {2 * block_size + 1} tokens in pages of {block_size}"
+    what = f"the number of blocks for {2 * block_size + 1} tokens in blocks of {block_size}"
     compare(len(table.block_ids), 3, what=what)
     compare(cache.pool.num_free, num_blocks - 3, what="the number of free blocks in the pool, with a table of 3")
     table.free()
@@ -80,7 +80,7 @@ def takes_your_blocks(answer: Any, draw: Draw, block_size: int, num_blocks: int)
 
 def decodes_with_your_kernel(answer: Any, draw: Draw) -> None:
     wanted = answer.own_engine.__globals__
-    kernel = CountedKernel(wanted["paged_decode_kernel"])
+    kernel = CountedKernel(wanted["paged_decode_split_kernel"])
     # Not patch.dict: it would take away what the interpreter adds to these globals at a kernel's first launch.
     names = [name for name, value in wanted.items() if value is kernel.kernel]  # a notebook may have more for it
     wanted.update(dict.fromkeys(names, kernel))
@@ -99,6 +99,25 @@ def decodes_with_your_kernel(answer: Any, draw: Draw) -> None:
     )
 
 
+def merges_with_your_function(answer: Any, draw: Draw) -> None:
+    wanted = answer.own_engine.__globals__
+    merge, shapes = wanted["merge_splits"], []
+
+    def noted(partial: Any, lse: Any) -> Any:
+        shapes.append(tuple(partial.shape))
+        return merge(partial, lse)
+
+    names = [name for name, value in wanted.items() if value is merge]
+    wanted.update(dict.fromkeys(names, noted))
+    try:
+        written(answer.own_engine(tiny_llama()[0], 8, 12, num_splits=3, skip_tokenizer_init=True), [[5, 6, 7]], 2)
+    finally:
+        wanted.update(dict.fromkeys(names, merge))
+    if not shapes:
+        reject("two tokens were written, and your merge_splits was never called")
+    compare(shapes[0][2], 3, what="the number of splits that were merged, with num_splits=3,")
+
+
 def matches_transformers(answer: Any, draw: Draw, lengths: tuple[int, ...], block_size: int) -> None:
     prompts = prompts_of(draw, lengths)
     llm = opened(answer, block_size, 24)
@@ -113,6 +132,29 @@ def gives_pages_back(answer: Any, draw: Draw) -> None:
         compare(llm.scheduler.cache.num_free_blocks, 12, what="the number of free blocks when all is done")
 
 
+def forks_a_prompt(answer: Any, draw: Draw) -> None:
+    """Two completions of one prompt, drawn with a seed: those that the engine's own cache and attention write."""
+    prompt = {"prompt_token_ids": prompts_of(draw, (11,))[0]}
+    params = SamplingParams(n=2, temperature=1.0, seed=draw.integer(0, 10**6), max_tokens=7, ignore_eos=True)
+    llm = opened(answer, 4, 24)
+    folder, _ = tiny_llama()
+    own = LLM(
+        folder, device="cpu", dtype="float32", attention_backend="torch", block_size=4, num_kv_blocks=24,
+        skip_tokenizer_init=True,
+    )  # fmt: skip
+    texts = []
+    for engine in (llm, own):
+        (output,) = engine.generate([prompt], params, use_tqdm=False)
+        errors = [c.error for c in output.outputs if c.finish_reason == "error"]
+        if errors:
+            reject("a request for two completions (n=2) ended with an error", str(errors[0]))
+        texts.append([list(completion.token_ids) for completion in output.outputs])
+    compare(texts[0], texts[1], what="the tokens of two completions of one prompt", axes=("completion", "token"))
+    if not getattr(llm.scheduler.cache, "num_copies", 0):
+        reject("two completions shared a block that was not full, and none was copied before it was written")
+    compare(llm.scheduler.cache.num_free_blocks, 24, what="the number of free blocks when both are done")
+
+
 def survives_a_full_pool(answer: Any, draw: Draw) -> None:
     """Two sequences that cannot both grow to the end: one is preempted and recomputed."""
     prompts = prompts_of(draw, (7, 7))
@@ -123,21 +165,23 @@ def survives_a_full_pool(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="3.23",
+        id="3.16",
+        was="3.23",
         title="Your decode in the engine",
         kind="code",
         names=("own_engine",),
         points=6,
-        minutes=15,
+        minutes=12,
         lines=5,
         difficulty=3,
-        uses=("3.5", "3.6", "3.9"),
+        uses=("3.3", "3.4", "3.5", "3.11", "3.12"),
         needs=("triton",),
-        objective="run a real engine on your own allocator and your own kernel",
+        objective="run a real engine on your own allocator, forks, split kernel and merge",
         hints=(
             "The check says which of your parts the engine does not use yet, or which token differs.",
             "All sequences share one pool; each has a table of its own over it. The block size is the engine's.",
-            "`decode` gets what `launch_paged_decode` takes, in the same order; put your kernel in front.",
+            "`launch_paged_decode_split(kernel, q, *pages, scale, num_splits)` gives `partial` and `lse`; your "
+            "`merge_splits` makes one output of them. OwnCache takes `fork` and `prepare_write` as they are.",
         ),
         checks=(
             Property(
@@ -151,7 +195,12 @@ EXERCISES = (
                 "decodes with your kernel",
                 decodes_with_your_kernel,
                 "Give OwnAttention your function: OwnAttention(spec, block_size, decode=decode); "
-                "and let it launch paged_decode_kernel once.",
+                "and let it launch paged_decode_split_kernel once.",
+            ),
+            Property(
+                "merges the splits with your function",
+                merges_with_your_function,
+                "The kernel leaves a result per split: `num_splits` of them go through `merge_splits`, once a layer.",
             ),
             Property(
                 "writes what transformers writes",
@@ -165,12 +214,17 @@ EXERCISES = (
                 ),
             ),
             Property(
-                "gives every page back",
+                "gives every block back",
                 gives_pages_back,
                 "A finished sequence frees its table; the pool must be full again.",
             ),
             Property(
-                "goes on when pages run out",
+                "forks a prompt",
+                forks_a_prompt,
+                "OwnCache(pool, new_table, block_size, fork, prepare_write): a request with n=2 calls them.",
+            ),
+            Property(
+                "goes on when blocks run out",
                 survives_a_full_pool,
                 "The scheduler preempts a sequence when grow raises OutOfBlocksError, and recomputes it later. "
                 "A table that changed before it raised is then wrong.",

@@ -1,4 +1,4 @@
-"""3.6 Split-KV: partial results and their merge."""
+"""3.11 and 3.12 Split-KV: partial results and their merge."""
 
 import math
 from typing import Any
@@ -7,22 +7,14 @@ import torch
 from torch import Tensor
 
 from twophase_labs.decode.decode_cases import AXES, DecodeCase, map_case, naive_decode, random_case, slot_order
-from twophase_labs.decode.launch import launch_merge_splits, launch_paged_decode_split
+from twophase_labs.decode.launch import launch_paged_decode_split
 from twophase_labs.kit.guarded import run_guarded
 from twophase_labs.kit.weights_map import compare_weights
-from twophase_labs.machine.checks import Draw, compare, finite
+from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Number
 
-NUM_SMS = 132  # NVIDIA H100 SXM
 TILE = 16
 ROW_AXES = ("sequence", "head", "split")
-MERGE_AXES = {
-    "partial": AXES["partial"],
-    "partial_lse": AXES["lse"],
-    "out": AXES["out"],
-    "lse": ("sequence", "head"),
-}
 
 
 def run_split_kernel(kernel: Any, case: DecodeCase, num_splits: int) -> tuple[Tensor, Tensor]:
@@ -65,7 +57,7 @@ def compare_shares(case: DecodeCase, partial: Tensor, num_splits: int) -> None:
             rows=[f"head {h}, split {s}" if several else f"split {s}" for h in range(heads) for s in range(num_splits)],
             columns=names,
             row_axis="query head and split" if several else "split",
-            column_axis="key: own pages in order, then the others",
+            column_axis="key: own blocks in order, then the others",
             bounds=range(case.page, len(order), case.page),
             title=f"sequence {sequence}" if len(case.lengths) > 1 else "weights",
         )
@@ -138,19 +130,30 @@ def merge(partial: Tensor, lse: Tensor) -> Tensor:
     return (weights[..., None] * partial.double()).sum(-2).float()
 
 
-def run_merge_kernel(kernel: Any, partial: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    def launch(**tensors: Tensor) -> object:
-        return launch_merge_splits(kernel, **tensors)
+def run_merge(answer: Any, partial: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Its two results, of the right shapes. It gets copies: what it does to its inputs is looked at on its own."""
+    got = answer.merge_splits(partial.clone(), lse.clone())
+    if not isinstance(got, tuple | list) or len(got) != 2:
+        reject("merge_splits returns two tensors, the output and its LSE", f"got {type(got).__name__}")
+    wanted = (tuple(partial.shape[:2] + partial.shape[3:]), tuple(lse.shape[:2]))
+    for what, tensor, shape in zip(("the output", "the LSE"), got, wanted, strict=True):
+        if not isinstance(tensor, Tensor):
+            reject(f"{what} should be a tensor; it is of type {type(tensor).__name__}")
+        if tuple(tensor.shape) != shape:
+            reject(
+                f"{what} has shape {list(tensor.shape)}, expected {list(shape)}",
+                f"for partial results of shape {list(partial.shape)}: sequences, heads, splits, elements",
+            )
+    return got[0].float(), got[1].float()
 
-    sequences, heads, _, dim = partial.shape
-    outputs = {"out": torch.empty(sequences, heads, dim), "lse": torch.empty(sequences, heads)}
-    got = run_guarded(launch, {"partial": partial, "partial_lse": lse}, outputs, axes=MERGE_AXES)
-    return got["out"], got["lse"]
+
+def gives_a_row_per_head(answer: Any, draw: Draw, shape: tuple[int, int, int, int]) -> None:
+    run_merge(answer, draw.normal(*shape), draw.normal(*shape[:3]))
 
 
 def compare_split_weights(answer: Any, lse: Tensor, partial: Tensor, expected: Tensor) -> None:
     heads, num_splits = lse.shape[1:]
-    got, _ = run_merge_kernel(answer.merge_splits_kernel, partial, lse)
+    got, _ = run_merge(answer, partial, lse)
     compare_weights(
         got[0, :, :num_splits],
         expected,
@@ -163,10 +166,8 @@ def compare_split_weights(answer: Any, lse: Tensor, partial: Tensor, expected: T
 
 
 def unit_rows(heads: int, num_splits: int) -> Tensor:
-    """Partial outputs [1, heads, splits, 16]: split s gives the unit vector e_s, so a merged output is the weights."""
-    partial = torch.zeros(1, heads, num_splits, 16)
-    partial[0, :, range(num_splits), range(num_splits)] = 1
-    return partial
+    """Partial outputs [1, heads, splits, splits + 3]: split s gives the unit vector e_s; an output is the weights."""
+    return torch.eye(num_splits, num_splits + 3).expand(1, heads, -1, -1).clone()
 
 
 def weighs_splits(answer: Any, draw: Draw, num_keys: list[int]) -> None:
@@ -183,7 +184,7 @@ def weighs_splits_of_every_head(answer: Any, draw: Draw, heads: int, splits: int
 
 
 def skips_empty_splits(answer: Any, draw: Draw, empty: list[int]) -> None:
-    """Nobody wrote the partial output of a split without keys: it is NaN here."""
+    """A program without keys may leave its row of partial results unwritten: it is NaN here."""
     lse, partial = 2 * draw.normal(1, 2, 5), unit_rows(2, 5)
     lse[:, :, empty], partial[:, :, empty] = -math.inf, math.nan
     expected = (lse[0].double() * math.log(2)).softmax(-1).float()
@@ -191,10 +192,14 @@ def skips_empty_splits(answer: Any, draw: Draw, empty: list[int]) -> None:
 
 
 def gives_nothing_for_nothing(answer: Any, draw: Draw, splits: int) -> None:
-    partial, lse = torch.full((1, 2, splits, 16), math.nan), torch.full((1, 2, splits), -math.inf)
-    out, total = run_merge_kernel(answer.merge_splits_kernel, partial, lse)
-    compare(out, torch.zeros(1, 2, 16), what="the output of a row without any key", axes=AXES["out"])
-    compare(total, torch.full((1, 2), -math.inf), what="the LSE of a row without any key", axes=("sequence", "head"))
+    """Of three heads the middle one has no key at all."""
+    partial, lse = draw.normal(1, 3, splits, 6), draw.normal(1, 3, splits)
+    partial[:, 1], lse[:, 1] = math.nan, -math.inf
+    expected = merge(partial.nan_to_num(), lse).nan_to_num()
+    out, total = run_merge(answer, partial, lse)
+    compare(out[:, 1], torch.zeros(1, 6), what="the output of a row without any key", axes=("sequence", "element"))
+    compare(out, expected, what="the output", axes=AXES["out"], atol=1e-4)
+    compare(total[:, 1], torch.full((1,), -math.inf), what="the LSE of a row without any key", axes=("sequence",))
 
 
 def merges_what_attention_gives(answer: Any, draw: Draw, splits: int, dim: int, spread: float) -> None:
@@ -203,7 +208,7 @@ def merges_what_attention_gives(answer: Any, draw: Draw, splits: int, dim: int, 
     partial = (scores.softmax(-1)[..., None] * values).sum(-2)
     expected = (scores.flatten(2).softmax(-1)[..., None] * values.flatten(2, 3)).sum(-2)
     lse = scores.logsumexp(-1) / math.log(2)
-    out, total = run_merge_kernel(answer.merge_splits_kernel, partial.float(), lse.float())
+    out, total = run_merge(answer, partial.float(), lse.float())
     expected_lse = (scores.flatten(2).logsumexp(-1) / math.log(2)).float()
     finite(out, "the output", AXES["out"])
     # A score of several hundred in float32 is off by 1e-5 or so, and its weight by as much.
@@ -211,30 +216,32 @@ def merges_what_attention_gives(answer: Any, draw: Draw, splits: int, dim: int, 
     compare(total, expected_lse, what="the LSE", axes=("sequence", "head"), atol=1e-3)
 
 
+def survives_any_level(answer: Any, draw: Draw, level: float) -> None:
+    """The LSEs of all splits are alike, and far from 0: the plain mean."""
+    partial, lse = draw.normal(1, 2, 4, 3), torch.full((1, 2, 4), level)
+    out, total = run_merge(answer, partial, lse)
+    what = f"the output of four splits with an LSE of {level:,} each"
+    compare(out, partial.mean(2), what=what, axes=AXES["out"], atol=1e-4)
+    compare(total, torch.full((1, 2), level + 2), what="the LSE of these four", axes=("sequence", "head"), atol=0.1)
+
+
+def leaves_partials_alone(answer: Any, draw: Draw) -> None:
+    partial, lse = draw.normal(2, 3, 4, 5), draw.normal(2, 3, 4)
+    lse[0, 1, 2], partial[0, 1, 2] = -math.inf, 7.0
+    with unchanged(partial=partial, lse=lse):
+        answer.merge_splits(partial, lse)
+
+
 EXERCISES = (
     Exercise(
-        id="3.10",
-        title="Idle multiprocessors",
-        kind="numeric",
-        names=("answer_3_10",),
-        points=1,
-        minutes=3,
-        objective="count a launch's programs against a GPU's multiprocessors",
-        question=Number(
-            lambda: 100 * (NUM_SMS - 8) / NUM_SMS,
-            rel=0.005,
-            unit="percent",
-            hint="One program per sequence and KV head, on one SM each. The length of the context makes no programs.",
-        ),
-    ),
-    Exercise(
         id="3.11",
+        was="3.11",
         title="Attention over a split of the keys",
         kind="kernel",
         names=("paged_decode_split_kernel",),
         points=4,
-        minutes=20,
-        lines=6,
+        minutes=11,
+        lines=5,
         difficulty=3,
         needs=("triton",),
         objective="divide one sequence's keys among programs, so that the parts can be merged",
@@ -298,20 +305,28 @@ EXERCISES = (
     Exercise(
         id="3.12",
         title="Merging the splits",
-        kind="kernel",
-        names=("merge_splits_kernel",),
+        kind="code",
+        names=("merge_splits",),
         points=4,
-        minutes=15,
-        lines=6,
+        minutes=9,
+        lines=7,
         difficulty=2,
-        needs=("triton",),
         objective="merge partial softmaxes exactly, empty ones included",
         hints=(
-            "Two splits of 16 and 5 keys with scores of 0: LSE 4 and 2.32. What should they weigh?",
-            "Weights are 2^(LSE - m), divided by their sum: a softmax over splits, in base 2.",
-            "-inf is a good LSE for what is not there: 2^-inf is 0. But -inf minus -inf is NaN.",
+            "Two splits of 16 and 5 keys with scores of 0: LSE 4 and 2.32. What should each weigh?",
+            "Weights are 2^(LSE - m), divided by their sum: a softmax over the splits, in base 2. -inf is a good LSE "
+            "for what is not there, since 2^-inf is 0; but -inf minus -inf is NaN, and so is 0 times NaN.",
+            "m = ...  # the largest LSE of each row; where that is -inf, 0\nweights = torch.exp2(lse - m[..., None])\n"
+            "partial = ...  # with what empty splits left replaced by 0\ntotal = ...  # 0 if every split is empty\n"
+            "out = ... / ...  # not 0 / 0\nreturn out, m + total.log2()",
         ),
         checks=(
+            Property(
+                "gives a row per query head",
+                gives_a_row_per_head,
+                "The axis of the splits goes; sequences, heads and elements stay, in any number.",
+                ({"shape": (1, 1, 1, 1)}, {"shape": (2, 3, 4, 5)}, {"shape": (3, 1, 300, 2)}),
+            ),
             Property(
                 "weighs splits by their keys",
                 weighs_splits,
@@ -319,23 +334,23 @@ EXERCISES = (
                 ({"num_keys": [16]}, {"num_keys": [16, 5]}, {"num_keys": [4, 1, 1, 2]}),
             ),
             Property(
-                "ignores lanes without a split",
+                "weighs each head's splits by themselves",
                 weighs_splits_of_every_head,
-                "Three splits are loaded into four lanes. What must the fourth hold so that it weighs nothing? "
-                "(An LSE of 0 is one key.)",
-                ({"heads": 1, "splits": 3}, {"heads": 3, "splits": 5}),
+                "Each head has weights of its own, which add up to one over the splits.",
+                ({"heads": 3, "splits": 5}, {"heads": 2, "splits": 90}),
             ),
             Property(
                 "skips empty splits",
                 skips_empty_splits,
-                "A split without keys has an LSE of -inf and weighs 0; but 0 times what happens to lie in its row may "
-                "be NaN. Don't load that row.",
+                "A split without keys has an LSE of -inf and weighs 0; but 0 times what happens to be in its row may "
+                "be NaN. Replace that row (`torch.where`) before you weigh it.",
                 ({"empty": [4]}, {"empty": [0, 3]}),
             ),
             Property(
                 "gives nothing for nothing",
                 gives_nothing_for_nothing,
-                "If every split is empty the maximum is -inf, and -inf minus -inf is NaN: subtract something finite.",
+                "If every split of a row is empty its maximum is -inf, and -inf minus -inf is NaN: subtract something "
+                "finite in that row. Its output is 0, its LSE -inf; other rows are not affected.",
                 ({"splits": 1}, {"splits": 3}),
             ),
             Property(
@@ -347,9 +362,21 @@ EXERCISES = (
                     {"splits": 1, "dim": 16, "spread": 1.0},
                     {"splits": 5, "dim": 24, "spread": 4.0},
                     {"splits": 3, "dim": 16, "spread": 300.0},
+                    {"splits": 70, "dim": 3, "spread": 2.0},
                 ),
             ),
+            Property(
+                "survives any level of scores",
+                survives_any_level,
+                "Subtract the largest LSE of each row, whatever it is: only differences count.",
+                ({"level": -100_000.0}, {"level": 100_000.0}),
+            ),
+            Property(
+                "leaves its inputs alone",
+                leaves_partials_alone,
+                "Operations ending in _, and assignments to a part of a tensor, write into the caller's.",
+            ),
         ),
-        time_limit_s=60,
+        time_limit_s=20,
     ),
 )

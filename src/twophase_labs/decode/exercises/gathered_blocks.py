@@ -1,4 +1,4 @@
-"""3.4 Paged attention by gathering pages."""
+"""3.7 Paged attention by gathering blocks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -60,18 +60,18 @@ def reads_the_right_slots(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> 
         columns += [slot for slot in range(32) if slot not in columns]
         names = []
         for slot in columns:
-            place = f"page {slot // page}, slot {slot % page}"
+            place = f"block {slot // page}, slot {slot % page}"
             if slot in own:
                 names.append(f"position {own.index(slot)} ({place})")
             else:
-                names.append(f"{place} ({'nothing written yet' if slot // page in table else 'not its page'})")
+                names.append(f"{place} ({'nothing written yet' if slot // page in table else 'not its block'})")
         compare_weights(
             got[b][:, columns],
             expected[b][:, columns],
             rows=[f"sequence {b}, {head}" for head in heads],
             columns=names,
             row_axis="query head",
-            column_axis="slot: own pages in order, then the others",
+            column_axis="slot: own blocks in order, then the others",
             bounds=range(page, 32, page),
             title=f"weights, {lengths[b]} tokens",
         )
@@ -117,7 +117,7 @@ def matches_a_walk(answer: Any, draw: Draw, lengths: tuple[int, ...], page: int,
     inputs = replace(inputs, scale=float(draw.uniform(1, low=0.1, high=0.4)))
     expected = token_by_token(inputs)
     got = answer.paged_attention(*inputs.arguments)
-    compare(got, expected, what=f"the result (pages of {page}, lengths {lengths})", axes=AXES, atol=1e-4)
+    compare(got, expected, what=f"the result (blocks of {page}, lengths {lengths})", axes=AXES, atol=1e-4)
 
 
 def leaves_its_inputs_alone(answer: Any, draw: Draw) -> None:
@@ -130,20 +130,24 @@ LENGTHS = ({"lengths": (1,)}, {"lengths": (4,)}, {"lengths": (9, 4, 6)})
 
 EXERCISES = (
     Exercise(
-        id="3.8",
-        title="Attention over gathered pages",
+        id="3.7",
+        was="3.8",
+        title="Attention over gathered blocks",
         kind="code",
         names=("paged_attention",),
         points=4,
-        minutes=12,
-        lines=5,
+        minutes=10,
+        lines=9,
         difficulty=3,
-        objective="attend to a sequence whose K and V are scattered over pages",
+        objective="attend to a sequence whose K and V are scattered over blocks",
         hints=(
-            "Print `cache[pages].shape`: which axes does a token's place consist of now?",
-            "`[pages, H_kv, PAGE, D]` has the head between the two halves of the position. "
-            "They must be neighbours before they can become one axis.",
-            "`cache[pages].transpose(0, 1).flatten(1, 2)` is `[H_kv, pages * PAGE, D]`; the last page may not be full.",
+            "For one sequence: which blocks hold its tokens, and how many of the slots in the last one?",
+            "`cache[block_ids]` is `[blocks, H_kv, PAGE, D]`: the head is between the two halves of a position. They "
+            "must be neighbours before they can become one axis; then cut at the length. A query axis for the group, "
+            "`[H_kv, G, D]`, saves copying K and V for each head.",
+            "for b, length in enumerate(seq_lens.tolist()):\n    block_ids = block_tables[b, : ...]\n"
+            "    k = k_cache[block_ids].transpose(0, 1).flatten(1, 2)[:, :length]\n    v = ...\n"
+            "    grouped = q[b].unflatten(0, (-1, group))\n    weights = ...  # [H_kv, G, length]\n    out[b] = ...",
         ),
         checks=(
             Property(
@@ -156,7 +160,7 @@ EXERCISES = (
                 "reads the right slots",
                 reads_the_right_slots,
                 "In the picture each row is a query head, each column a slot. Which columns should be dark? "
-                "Only written slots of the sequence's own pages.",
+                "Only written slots of the sequence's own blocks.",
                 LENGTHS,
             ),
             Property(
@@ -191,7 +195,7 @@ EXERCISES = (
                 "e^89 is more than float32 holds: `softmax` takes the maximum out first.",
                 ({"score": 1000}, {"score": -1000}),
             ),
-            Property("leaves its inputs alone", leaves_its_inputs_alone, "Other sequences read these pages too."),
+            Property("leaves its inputs alone", leaves_its_inputs_alone, "Other sequences read these blocks too."),
         ),
     ),
 )

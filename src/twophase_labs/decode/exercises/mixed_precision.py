@@ -1,0 +1,131 @@
+"""3.14 Mixed precision: recent tokens in fp16, older ones in int8."""
+
+from typing import Any
+
+from torch import Tensor
+
+from twophase_labs.machine.checks import Draw, compare, finite, integer, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+
+AXES = ("token", "head", "element")
+
+
+def rows(draw: Draw, tokens: int, heads: int, dim: int) -> Tensor:
+    return draw.normal(tokens, heads, dim) * draw.uniform(tokens, heads, 1, low=0.1, high=20)
+
+
+def stored(answer: Any, x: Tensor, num_recent: int) -> tuple[Tensor, Any]:
+    got = answer.store_mixed(x.clone(), num_recent)
+    if not isinstance(got, tuple | list) or len(got) != 2:
+        reject("store_mixed returns two things, what is read and the number of bytes", f"got {type(got).__name__}")
+    read = got[0]
+    if not isinstance(read, Tensor) or read.shape != x.shape:
+        shape = list(read.shape) if isinstance(read, Tensor) else type(read).__name__
+        reject(f"what is read has shape {shape}, expected that of x, {list(x.shape)}")
+    return read.float(), got[1]
+
+
+def gives_the_shape(answer: Any, draw: Draw, tokens: int, recent: int) -> None:
+    read, _ = stored(answer, rows(draw, tokens, 2, 5), recent)
+    finite(read, "what is read", AXES)
+
+
+def keeps_recent_tokens(answer: Any, draw: Draw, tokens: int, recent: int) -> None:
+    x = rows(draw, tokens, 2, 9)
+    read, _ = stored(answer, x, recent)
+    first = max(0, tokens - recent)
+    what = f"the last {min(recent, tokens)} of {tokens} tokens, rounded to fp16,"
+    compare(read[first:], x[first:].half().float(), what=what, axes=AXES)
+
+
+def rounds_older_tokens(answer: Any, draw: Draw, tokens: int, recent: int, dim: int) -> None:
+    x = rows(draw, tokens, 3, dim)
+    read, _ = stored(answer, x, recent)
+    first = max(0, tokens - recent)
+    step = x[:first].abs().amax(-1, keepdim=True) / 127
+    expected = (x[:first] / step).round() * step
+    off = (read[:first] - expected).abs() / step
+    if first and float(off.max()) > 0.01:
+        token, head, at = (off == off.max()).nonzero()[0].tolist()
+        reject(
+            f"token {token}, head {head}, element {at}: {float(x[token, head, at]):.5g} is read as "
+            f"{float(read[token, head, at]):.5g}, expected {float(expected[token, head, at]):.5g}",
+            f"{tokens} tokens, the last {recent} of them recent; older ones are in int8, a scale per token and head",
+        )
+
+
+def counts_bytes(answer: Any, draw: Draw, tokens: int, recent: int, heads: int, dim: int) -> None:
+    _, returned = stored(answer, rows(draw, tokens, heads, dim), recent)
+    num_recent = min(tokens, recent)
+    expected = 2 * num_recent * heads * dim + (tokens - num_recent) * heads * (dim + 4)
+    got = integer(returned)
+    what = f"the bytes of {tokens} tokens, {num_recent} of them recent, with {heads} heads of {dim} elements,"
+    compare(got if got is not None else returned, expected, what=what)
+
+
+def leaves_x_alone(answer: Any, draw: Draw) -> None:
+    x = rows(draw, 6, 2, 8)
+    with unchanged(x=x):
+        answer.store_mixed(x, 2)
+
+
+COUNTS = (
+    {"tokens": 5, "recent": 2},
+    {"tokens": 4, "recent": 0},
+    {"tokens": 3, "recent": 3},
+    {"tokens": 2, "recent": 9},
+)
+MANY = {"tokens": 700, "recent": 130}
+
+EXERCISES = (
+    Exercise(
+        id="3.14",
+        title="Recent tokens in fp16, older ones in int8",
+        kind="code",
+        names=("store_mixed",),
+        points=3,
+        minutes=9,
+        lines=6,
+        difficulty=2,
+        is_extra=True,
+        objective="keep the tokens that matter most at full precision, and count what that costs",
+        uses=("3.13",),
+        hints=(
+            "Five tokens, two of them recent: which rows of x go through `quantise`, which through `.half()`?",
+            "The first recent token is at `max(0, T - num_recent)`. `x[-num_recent:]` is everything if that is 0.",
+            "first = max(0, len(x) - num_recent)\ndata, scale = quantise(x[:first])\nrecent = ...\n"
+            "read = torch.cat([dequantise(data, scale), ...])\nnum_bytes = data.nbytes + ...\nreturn read, num_bytes",
+        ),
+        checks=(
+            Property(
+                "reads every token",
+                gives_the_shape,
+                "Older tokens first, recent ones behind them: as many rows as x has, also if one part is empty.",
+                COUNTS,
+            ),
+            Property(
+                "keeps recent tokens in fp16",
+                keeps_recent_tokens,
+                "The *last* num_recent tokens go through float16 and nothing else; all of them, if there are not more.",
+                (*COUNTS, MANY),
+            ),
+            Property(
+                "keeps older tokens in int8",
+                rounds_older_tokens,
+                "All tokens before the recent ones go through `quantise` and `dequantise`.",
+                tuple({**case, "dim": dim} for case, dim in zip((*COUNTS, MANY), (4, 16, 1, 8, 24), strict=True)),
+            ),
+            Property(
+                "counts the bytes",
+                counts_bytes,
+                "Recent: 2 bytes an element. Older: 1 byte an element, and 4 for a float32 scale per token and head.",
+                tuple(
+                    {**case, "heads": heads, "dim": dim}
+                    for case, heads, dim in zip((*COUNTS, MANY), (1, 3, 2, 2, 5), (2, 16, 7, 1, 64), strict=True)
+                ),
+            ),
+            Property("leaves x alone", leaves_x_alone, "Assignments to a part of x write into the caller's tensor."),
+        ),
+        time_limit_s=10,
+    ),
+)
