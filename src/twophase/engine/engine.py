@@ -213,7 +213,7 @@ class Engine:
     # -- the life of a token
 
     def step(self) -> list[RequestOutput]:
-        """Compute one token (several, where they were guessed), or a chunk of the prompt, for each scheduled sequence.
+        """Compute one token (several, where drafts were right), or a chunk of the prompt, for each scheduled sequence.
 
         Returns the requests that ended in this step, and those that stream and got a token.
         """
