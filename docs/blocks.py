@@ -15,34 +15,38 @@ from twophase import features
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "engine.md", ROOT / "docs" / "features.md")
 
-EXERCISE, MISTAKE = "1.3", {3: "False"}  # it never stops at the end token
+EXERCISE = "1.3"
+MISTAKE = """
+for _ in range(num_new):
+    next_id = model(ids[None]).logits[0, -1].argmax()
+    ids = torch.cat([ids, next_id[None]])
+return ids
+"""  # it never stops at the end token
 
-# What each lab is about, and minutes with reading and thinking, as one careful reader estimated them. Where a lab's
-# sections say their minutes, those count. The exercises' own minutes are in the labs.
-COURSE: Mapping[str, tuple[str, int]] = {
-    "00_start": ("nothing yet: what your machine can do, a first answer, its block table", 10),
-    "01_autoregression": ("the generation loop, a K/V cache, its size in bytes, memory allocation, sampling", 200),
+COURSE: Mapping[str, str] = {
+    "00_start": "nothing yet: what your machine can do, a first answer, its block table, the engine's step",
+    "01_autoregression": (
+        "the generation loop, a K/V cache, its size in bytes, a budget of memory, sampling; your loop runs in the engine"
+    ),
     "02_prefill": (
-        "attention on a real layer, a roofline, online softmax, the Triton prefill and write kernels, ragged batches, "
-        "chunked prefill; your prefill runs in the engine",
-        350,
+        "attention on a real layer, a roofline, online softmax, the Triton write and prefill kernels, chunked prefill, "
+        "fusion; your prefill runs in the engine"
     ),
     "03_decode": (
-        "a block pool and block tables, the Triton decode, split and merge kernels, copy-on-write, int8 K/V; your "
-        "allocator and your kernel run in the engine",
-        375,
+        "a block pool and block tables, copy-on-write, the Triton decode, split and merge kernels, int8 K/V; your "
+        "allocator and your kernels run in the engine"
     ),
     "04_scheduling": (
         "static, dynamic and continuous batching, chunked prefill as a policy of your own, latency metrics, "
-        "preemption, priorities, an open challenge; your policy runs in the engine",
-        325,
+        "preemption, priorities, an open challenge; your policy runs in the engine"
     ),
     "05_advanced": (
         "prefix caching and its timing channel, speculative and guided decoding, windows and sinks, 8-bit K/V, pages "
-        "and weights spread over two processes, a capacity plan",
-        400,
+        "and weights spread over two processes, a capacity plan"
     ),
 }
+# With reading and thinking, as one careful reader estimated them, of the labs whose sections do not say their minutes.
+ESTIMATED_MINUTES = {"04_scheduling": 325, "05_advanced": 400}
 
 
 def verdict() -> str:
@@ -55,7 +59,7 @@ def verdict() -> str:
 
     lab = Workbook.find().lab_of(EXERCISE)
     namespace = {"torch": torch}
-    run_cell(lab.templates[EXERCISE].filled(MISTAKE), namespace, f"<exercise {EXERCISE}>")
+    run_cell(lab.templates[EXERCISE].filled({1: MISTAKE.strip()}), namespace, f"<exercise {EXERCISE}>")
     judge = Judge(lab.exercises, references={}, num_blanks={})
     found = judge.judge(lab.exercises[EXERCISE], namespace, seed=0)
     return fenced("text", str(verdict_card(lab.exercises[EXERCISE], found, attempts=1)))
@@ -87,20 +91,19 @@ def course() -> str:
     """A row per lab, with its exercises and minutes."""
     from twophase_labs.machine.lab import Workbook
 
-    lines = ["| lab | what you build | exercises | exercises alone | with reading |", "|---|---|--:|--:|--:|"]
+    lines = ["| lab | what you build | exercises | extra | time |", "|---|---|--:|--:|--:|"]
     sums = [0, 0, 0]
     for lab in Workbook.find().labs.values():
-        what, estimated = COURSE[lab.name]
-        reading = estimated if lab.minutes is None else lab.minutes
-        numbers = len(lab.exercises), sum(each.minutes for each in lab.exercises.values()), reading
+        minutes = ESTIMATED_MINUTES[lab.name] if lab.minutes is None else lab.minutes
+        numbers = len(lab.core), len(lab.extra), minutes
         sums = [total + number for total, number in zip(sums, numbers, strict=True)]
         title = lab.name.replace("_", " ")
-        lines.append(_row(f"[{title}](labs/{lab.name}.ipynb)", what, *numbers))
+        lines.append(_row(f"[{title}](labs/{lab.name}.ipynb)", COURSE[lab.name], *numbers))
     return "\n".join([*lines, _row("", "all", *sums)])
 
 
-def _row(title: str, what: str, num_exercises: int, alone: int, reading: int) -> str:
-    return f"| {title} | {what} | {num_exercises or '–'} | {_hours(alone)} | {_hours(reading)} |"
+def _row(title: str, what: str, num_core: int, num_extra: int, minutes: int) -> str:
+    return f"| {title} | {what} | {num_core or '–'} | {num_extra or '–'} | {_hours(minutes)} |"
 
 
 def _hours(minutes: int) -> str:

@@ -20,7 +20,7 @@
 # - read swim lanes, and compute TTFT, inter-token latencies, percentiles and goodput from events;
 # - handle memory pressure, priorities and deadlines, and choose a policy by simulation.
 #
-# You need lab 1 (sections 5, 8 and 9) and the idea of chunked prefill (lab 2, section 10). No GPU.
+# You need lab 1 (sections 5, 9 and 10) and the idea of chunked prefill (lab 2, section 8). No GPU.
 
 # %% [markdown]
 # ```mermaid
@@ -1439,7 +1439,7 @@ figure = batched_matmuls.draw_times(batched_matmuls.times_s())
 # "Attention cannot be batched", it is often said. It held for Orca, which called attention once per request. Your
 # kernels of labs 2 and 3 do batch it: one launch, with `cu_query_lens` and `block_tables` to tell each program whose
 # keys to read. It is *ragged*, and batched all the same. What stays true: no two sequences share a byte of K and V
-# there, so attention gains launches from batching, and no arithmetic intensity (lab 3, section 10).
+# there, so attention gains launches from batching, and no arithmetic intensity (lab 3, section 8).
 
 # %% [markdown]
 # ## 10. The simulator
@@ -1464,7 +1464,7 @@ figure = batched_matmuls.draw_times(batched_matmuls.times_s())
 # as the cost model. So we fit one to this machine, and then find out how wrong it is on runs that it has not seen.
 
 # %% [markdown]
-# The model is a sum of what a step does times what each thing costs, as in lab 3, section 11, with more terms:
+# The model is a sum of what a step does times what each thing costs, as in lab 3, section 9, with more terms:
 #
 # $$T = c_0 + c_1\,\text{tokens} + c_2\,\text{samples} + c_3\,\text{context} + c_4\,\text{pairs}$$
 #
@@ -1551,7 +1551,7 @@ figure = prediction_pictures.draw_step_times(steps)
 # ### A machine you don't have
 #
 # The other kind of cost model needs no machine: a **roofline**, the longer of arithmetic and traffic, from data sheets
-# (lab 2, section 3), plus the all-reduces between the GPUs. Llama-3-70B on eight H100s, tensor parallel: bfloat16
+# (lab 2, section 2), plus the all-reduces between the GPUs. Llama-3-70B on eight H100s, tensor parallel: bfloat16
 # weights of 139 GB that every step reads, $2 \cdot 80 \cdot 8 \cdot 128 \cdot 2 = 327{,}680$ bytes of K and V per
 # token, eight times 3.35 TB/s.
 
