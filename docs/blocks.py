@@ -26,7 +26,7 @@ return ids
 COURSE: Mapping[str, str] = {
     "00_start": "nothing yet: what your machine can do, a first answer, its block table, the engine's step",
     "01_autoregression": (
-        "the generation loop, a K/V cache, its size in bytes, a budget of memory, sampling; your loop runs in the engine"
+        "the generation loop, a K/V cache, its bytes, a budget of memory, sampling; your loop runs in the engine"
     ),
     "02_prefill": (
         "attention on a real layer, a roofline, online softmax, the Triton write and prefill kernels, chunked prefill, "

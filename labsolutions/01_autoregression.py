@@ -278,7 +278,7 @@ check("1.2")
 #
 # `count_up`, in the examples, is called like a model and has none: after token n it predicts n + 1.
 
-# %%
+# %% tags=["setup"]
 from twophase_labs.autoregression.toy import count_up
 
 count_up(torch.tensor([[3, 4]])).logits  # [B, T, V]: a batch of one text, two positions, ten tokens
@@ -1039,8 +1039,9 @@ for num_layers in (0, 1, 10, 30):
 # step's activations, its logits and sampling buffers, for CUDA graphs, communication buffers and adapters (LoRA);
 # **headroom** that is left free on purpose; and the **cache**, which gets the rest.
 #
-# The first card below is the one of the vLLM paper's first figure, OPT-13B on an A100 of 40 GB; its split is often
-# quoted as 65 % weights, 30 % cache and 5 % others. The second is a larger card with a smaller model.
+# The first card below is that of the first figure of the [vLLM paper](https://arxiv.org/abs/2309.06180), OPT-13B on an
+# A100 of 40 GB; its split is often quoted as 65 % weights, 30 % cache and 5 % others. The second is a larger card with
+# a smaller model.
 
 # %%
 weights_gb, workspace_gb, utilisation = 16, 4, 0.9
@@ -1102,8 +1103,8 @@ for share in (0.7, 0.9, 0.92):
 # %% [markdown]
 # 128 requests are often printed for an 80 GB card, and that is 64 GiB divided by 512 MiB. A gigabyte is 7 % smaller
 # than a gibibyte; nine requests are lost in the difference. Vendors use both units, so ask the device:
-# `torch.cuda.mem_get_info()` counts bytes. A common rule is to give 70 % of the memory to the server and to reserve 30
-# %; against 90 % it costs 29 of 96 requests, so engines measure what a step needs instead.
+# `torch.cuda.mem_get_info()` counts bytes. A common rule is to give 70 % of the memory to the server and to reserve
+# 30 %. That leaves room for 67 requests where 90 % has room for 96, so engines measure what a step needs instead.
 
 # %% [markdown]
 # ### From concurrency to throughput
@@ -1488,6 +1489,7 @@ plt.show()
 # %%
 from twophase.engine import sampler
 
+print(f"TOP_P_CANDIDATES = {sampler.TOP_P_CANDIDATES}")
 show_source(sampler._top_k_top_p, first="vocab_size =")
 
 # %% [markdown]

@@ -213,7 +213,7 @@ for index in (0, 12, 29):
 
 # %% [markdown]
 # **What heads do.** The real queries and keys, rotated, give the weights of real heads. Each row shows where one token
-# looks. Three of SmolLM2's 270 heads:
+# looks. Three of SmolLM2's 30 × 9 heads:
 
 # %%
 panels = {}
@@ -366,7 +366,7 @@ pictures.draw_roofline(flops_per_s, bytes_per_s, points)
 # %% [markdown]
 # ### The same on a GPU, on paper
 #
-# An A100 with 40 GB does 312 TFLOP/s in two-byte elements, and its memory moves 1.555 TB/s (NVIDIA's data sheet). A
+# An A100-40GB does 312 TFLOP/s in two-byte elements, and its memory moves 1.555 TB/s (NVIDIA's data sheet). A
 # layer of an 8B model has a product `[L, 4096] @ [4096, 4096]` in such elements.
 
 # %% [markdown]

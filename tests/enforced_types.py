@@ -12,7 +12,7 @@ from beartype.claw import beartype_packages
 SOURCE = Path(__file__).parents[1] / "src"
 
 
-class TypeViolation(Warning):
+class TypeViolation(Warning, TypeError):
     """A value is not what the annotation says. A warning is raised as an error as long as one wants it to be."""
 
 

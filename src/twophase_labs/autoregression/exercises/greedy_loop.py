@@ -96,6 +96,7 @@ SKELETON = """In words of code:
 EXERCISES = (
     Exercise(
         id="1.3",
+        was="1.3",
         title="The greedy loop",
         kind="code",
         names=("greedy",),
