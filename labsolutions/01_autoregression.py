@@ -1471,6 +1471,7 @@ panels = {
     "min-p, 0.15": keep_min_p(logits, 0.15),
 }
 after = {name: each[0].softmax(-1) for name, each in panels.items()}
+print({name: int((each > 0).sum()) for name, each in after.items()}, "tokens left")
 draw_distributions(logits[0].softmax(-1), after, 12, tokenizer.decode)
 plt.show()
 
