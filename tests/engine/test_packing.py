@@ -17,20 +17,22 @@ def chunk(seq_id, token_ids, start, block_ids, num_samples=1):
 
 @st.composite
 def chunk_lists(draw):
+    """Arguments of `chunk`. The chunks are made later: the check of their types looks at random elements of a list,
+    and hypothesis wants a strategy to draw all that is random."""
     block_size = draw(st.sampled_from([1, 4, 16]))
     chunks = []
     for seq_id in range(draw(st.integers(1, 9))):
         start, count = draw(st.integers(0, 40)), draw(st.sampled_from([1, 1, 1, 2, 5, 17]))
         num_blocks = -(-(start + count) // block_size) + draw(st.integers(0, 2))
         block_ids = draw(st.lists(st.integers(0, 10**6), min_size=num_blocks, max_size=num_blocks))
-        chunks.append(chunk(seq_id, [draw(st.integers(0, 9)) for _ in range(count)], start, block_ids))
+        chunks.append((seq_id, [draw(st.integers(0, 9)) for _ in range(count)], start, block_ids))
     return block_size, chunks
 
 
 @given(chunk_lists())
 @settings(max_examples=100, deadline=None)
 def test_equals_a_loop_over_tokens(case):
-    block_size, chunks = case
+    block_size, chunks = case[0], [chunk(*arguments) for arguments in case[1]]
     packed = pack(chunks, block_size)
     batch = packed.view()
     tokens, positions, slots, cu = [], [], [], [0]
