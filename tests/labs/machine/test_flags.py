@@ -110,6 +110,13 @@ def test_an_edited_copy_of_the_labs_own_cell_has_what_that_had(monkeypatch):
     assert [f.what for f in flags([Cell(1, "import socket\nsocket.socket()", None)], lab)] == ["socket.socket"]
 
 
+def test_a_kernel_may_call_any_function_of_tritons():
+    lab = Workbook.find().lab("2")
+    start = "from twophase_labs.machine.kernels import tl, triton\n"
+    assert flags([Cell(1, start + "tl.dot_scaled(triton.cdiv(1, 2))", None)], lab) == []
+    assert [f.what for f in flags([Cell(1, start + "triton.runtime.os.fork()", None)], lab)] == ["os.fork"]
+
+
 @pytest.mark.parametrize("number", ["01", *(pytest.param(f"0{n}", marks=pytest.mark.full) for n in (2, 3, 4, 5))])
 def test_honest_notebooks_of_the_labs_have_none(number):
     lab = Workbook.find().lab(number)

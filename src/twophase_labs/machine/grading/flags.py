@@ -56,6 +56,11 @@ STRINGS = {
     PROCESS: r"^(?:subprocess|multiprocessing)$",
     SYSTEM: r"/proc\b",
 }
+# A lab's cells take these from the machine, and a kernel may call any function of theirs.
+TRITON = {
+    "twophase_labs.machine.kernels.tl": "triton.language",
+    "twophase_labs.machine.kernels.triton": "triton",
+}
 # Whether called or not: `run = exec`, `@eval`, `map(exec, texts)`.
 BUILTINS = frozenset("exec eval compile __import__ __builtins__ __loader__ __spec__".split())  # noqa: SIM905
 MODULE_OF = {kind: re.compile("|".join(map(translate, names.split()))) for kind, names in NAMES.items()}
@@ -112,7 +117,7 @@ def _modules(cells: Sequence[Cell]) -> dict[str, str]:
                     found[alias.asname or name] = name
             elif isinstance(node, ast.ImportFrom):
                 found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+    return {name: TRITON.get(module, module) for name, module in found.items()}
 
 
 def _names(cell: Cell, modules: Mapping[str, str]) -> set[str]:
