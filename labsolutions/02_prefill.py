@@ -1047,6 +1047,8 @@ print(f"weights read for it, if it comes alone: {4 * 134_515_008:,} bytes")
 # every layer.
 
 # %%
+from twophase_labs.prefill import prefill_pictures  # again, for where Triton's cells were not run
+
 prefill_pictures.draw_padding([3, 4, 5])
 
 # %% [markdown]
