@@ -14,8 +14,7 @@ print(answer.outputs[0].text)
 reading, *writing = llm.engine.trace
 num_read, num_written = len(answer.prompt_token_ids), len(writing)
 read_ms, write_ms = 1e3 * reading.run_s / num_read, 1e3 * sum(step.run_s for step in writing) / num_written
-print(f"read {num_read} tokens, {read_ms:.1f} ms each; wrote {num_written} tokens, {write_ms:.1f} ms each")
-print(f"a token written took {write_ms / read_ms:.0f} times as long as a token read")
+print(f"read {num_read} tokens, {read_ms:.1f} ms each; then wrote {num_written} more, {write_ms:.1f} ms each")
 
 # %% [markdown]
 # Reading and writing a token take the same weights and the same arithmetic. So why is there such a difference?
@@ -124,9 +123,10 @@ for what, found in steps.items():
 
 # %% [markdown]
 # Two things are new. B's step computes far fewer tokens than B's prompt has: the keys and values of the shared blocks
-# are there already (the step also writes one token for A). And a step that writes two tokens need not take twice as
-# long as a step that writes one, because it reads the weights once for both. Labs 1 to 3 explain the first line and the
-# third, lab 4 the last, lab 5 the second.
+# are there already (the step also writes one token for A). Per token it is slower than A's, since fewer tokens share
+# one reading of the weights. And a step that writes two tokens need not take twice as long as a step that writes one,
+# because it reads the weights once for both. Labs 1 to 3 explain the first line and the third, lab 4 the last, lab 5
+# the second.
 #
 # **Takeaway.** A step reads the weights once, however many tokens it computes: the last column is what that is worth.
 #
@@ -191,7 +191,7 @@ course_map()
 
 # %% [markdown]
 # ## 6. Glossary
-# <!-- minutes: 1 -->
+# <!-- minutes: 2 -->
 #
 # The course uses one word for one thing. Other texts use other words; the last column has some of them.
 #

@@ -46,7 +46,8 @@ print(f"writing 10 tokens: {1e3 * write_s:.1f} ms per token, {write_s / read_s:.
 # **How it works.** Think first: a wrong prediction teaches more than a correct measurement. Most code exercises have
 # blanks to fill, `____(...)`; four are *open*, and you write the whole function. Then run `check("1.3")`. If you are
 # stuck, `hint("1.3")` helps in up to three steps, and `reveal("1.3")` shows a solution. You can leave any exercise out:
-# what follows then runs with the reference's answer, and says so. *Going further* is optional, and counts as a bonus.
+# what follows then runs with the reference's answer, and says so. Checks draw their cases at random; `check("1.3",
+# seed=...)` with the seed that a verdict prints draws the same again. *Going further* is optional, and a bonus.
 
 # %% tags=["setup"]
 import math
@@ -276,7 +277,7 @@ check("1.2")
 #
 # $$x_{T} = \arg\max_{v}\; \mathrm{logits}[T-1, v]$$
 #
-# `count_up`, in the examples, is called like a model and has none: after token n it predicts n + 1.
+# `count_up`, in the examples, stands in for a model: it is called in the same way, and after token n it predicts n + 1.
 
 # %% tags=["setup"]
 from twophase_labs.autoregression.toy import count_up
@@ -373,10 +374,10 @@ pictures.draw_passes(num_prompt=1, num_new=12)
 
 # %% [markdown]
 # <!-- card 1.4 -->
-# Open: count what a generation computes. Two counts matter. *Tokens*: positions that go through the model, summed over
-# all passes. *Pairs*: of a query and a key that it looks at; the query at position p looks at the keys at 0 to p, so at
-# p + 1 of them. The first pass reads the prompt, each later pass follows one more token; the last token is chosen, but
-# never read.
+# Open: count what a generation computes. Two counts matter. *Positions* that go through the model, summed over all
+# passes. *Pairs* of a query and a key that it looks at; the query at position p looks at the keys at 0 to p, so at
+# p + 1 of them. The first pass reads the prompt, each later pass comes after one more token; the last token is chosen,
+# but never read.
 
 
 # %% tags=["exercise:1.4"]
@@ -389,7 +390,7 @@ def count_work(num_prompt, num_new, cached):
         cached: Whether positions computed in earlier passes are kept, or computed again in each pass.
 
     Returns:
-        (tokens, pairs), two whole numbers.
+        (positions, pairs), two whole numbers.
 
     >>> count_work(2, 3, cached=False)  # passes over 2, 3 and 4 positions; 3 + 6 + 10 pairs
     (9, 19)
@@ -397,13 +398,13 @@ def count_work(num_prompt, num_new, cached):
     (4, 10)
     """
     # BEGIN SOLUTION: count pass by pass
-    num_tokens = num_pairs = start = 0
+    num_positions = num_pairs = start = 0
     for length in range(num_prompt, num_prompt + num_new):
-        num_tokens += length - start
+        num_positions += length - start
         num_pairs += sum(position + 1 for position in range(start, length))
         if cached:
             start = length
-    return num_tokens, num_pairs
+    return num_positions, num_pairs
     # END SOLUTION
 
 
@@ -422,8 +423,8 @@ for T in (10, 100, 1_000):
     )
 
 # %% [markdown]
-# In formulas, from one token of prompt: without a cache $\sum_{t=1}^{T} t = T(T+1)/2$ positions, with one T, a ratio of
-# (T + 1) / 2 that has no upper end. One thing remains even with a cache: a new query still looks at *all* keys before
+# In formulas, from one token of prompt: without a cache $\sum_{t=1}^{T} t = T(T+1)/2$ positions; with one, T: a ratio of
+# (T + 1) / 2, which grows without bound. One thing remains even with a cache: a new query still looks at *all* keys before
 # it. The pairs fall from about T³/6 to T²/2, not to T. A decode step still gets slower as the text grows; lab 3
 # measures by how much.
 #
@@ -615,14 +616,14 @@ def generate(step, cache, prompt, num_new):
 check("1.7")
 
 # %% [markdown]
-# **How much is it worth?** For such a model, a batch of 10,000, a prompt of 50 tokens and 100 new ones, 3.579580 s
-# without a cache and 0.163375 s with one have been reported for an NVIDIA T4. (We found no program to go with these
-# two numbers: take them as a report.) The next cell has their ratio, and what your count says about it.
+# **How much is it worth?** A tutorial for such a toy model reports 3.58 s without a cache and 0.163 s with one, on an
+# NVIDIA T4, for a batch of 10,000, a prompt of 50 tokens and 100 new ones. (Its program is not published, so we take
+# these two numbers as a report.) The next cell has their ratio, and what your count says about it.
 
 # %%
 # NBVAL_CHECK_OUTPUT
 without, cached = count_work(PROMPT, NEW, cached=False), count_work(PROMPT, NEW, cached=True)
-print(f"reported for a T4, batch 10,000: {3.579580 / 0.163375:.1f} times")
+print(f"reported for a T4, batch 10,000: {3.58 / 0.163:.1f} times")
 print(f"positions computed: {without[0]:,} against {cached[0]:,}, {without[0] / cached[0]:.1f} times")
 print(f"query-key pairs: {without[1]:,} against {cached[1]:,}, {without[1] / cached[1]:.1f} times")
 print(f"here: batch {BATCH}, prompt {PROMPT}, {NEW} new tokens")
@@ -668,8 +669,8 @@ for _ in range(NEW):
 pictures.draw_steps({"without a cache": recomputing.elapsed_s, "with a cache": caching.elapsed_s}, PROMPT)
 
 # %% [markdown]
-# Without a cache every pass takes longer than the one before. With a cache, the first pass, the prompt's, takes as long
-# as it took before; after it a pass is short. A count of positions is a first estimate and no more. A pass over a
+# Without a cache every pass takes longer than the one before. With a cache, the first pass, over the prompt, takes as
+# long as without one; every later pass is short. A count of positions is a first estimate and no more. A pass over a
 # single token has little to multiply: it starts small operations, copies the cache (`torch.cat` makes a new one in each
 # pass) and reads it. That lowers the ratio. Large passes have another cost: their tables of scores no longer fit into
 # the processor's caches. That raises it.
@@ -699,9 +700,10 @@ for T in (10, 30, 100, 300, 1_000):
 pictures.draw_growth(curves, fit_from=100)
 
 # %% [markdown]
-# With a cache the time grows about in proportion to T. Without one it heads for T² and does not get there at once:
-# every pass has a fixed cost (Python, many small operations to start) that dominates short texts. Costs that show only
-# at scale are common in this field, which is why this workbook counts first and measures second.
+# With a cache the time grows a little faster than T, since every query still looks at all keys. Without one it heads
+# for T², which it approaches only for long texts: every pass has a fixed cost (Python, many small operations to start)
+# that dominates short ones. Costs that show only at scale are common in this field, which is why this workbook counts
+# first and measures second.
 #
 # **Takeaway.** With a cache, 50 + 100 tokens take 149 positions instead of 9,950, and the text is the same.
 
@@ -717,7 +719,7 @@ pictures.draw_growth(curves, fit_from=100)
 # %% [markdown]
 # <!-- card 1.8 -->
 # **Think first.** How many times as long as a token that is read will a token take that is written *with* a cache? If
-# the repetition was all there was to it, the answer is 1. (A factor of 2 counts as close.)
+# repetition were the whole story, the answer would be 1. (A factor of 2 counts as close.)
 
 # %% tags=["exercise:1.8"]
 guess_1_8 = 8  # SOLUTION: how many times as long
@@ -732,6 +734,7 @@ timed_step = Timed(with_cache(model))
 written = generate(timed_step, None, story[None], 11)[0]
 print("the same text as transformers writes:", torch.equal(written, transformers_greedy(model, story, 11)))
 read_s = seconds(lambda: model(story[None]), repeats=3) / len(story)
+write_s = seconds(lambda: transformers_greedy(model, story, 10, use_cache=False)) / 10  # again: machines drift
 cached_s = median(timed_step.elapsed_s[1:])  # the first step read the prompt
 measured("1.8", cached_s / read_s)
 
@@ -743,7 +746,7 @@ pictures.draw_per_token({"read": read_s, "written, no cache": write_s, "written,
 # tokens:
 
 # %%
-for num_tokens in (1, 2, 10, 40):
+for num_tokens in (1, 5, 10, 40):
     pass_s = seconds(lambda n=num_tokens: model(story[None, :n]), repeats=5)
     print(f"a pass over {num_tokens:2} tokens: {1e3 * pass_s:5.1f} ms, {1e3 * pass_s / num_tokens:5.1f} ms per token")
 
@@ -758,8 +761,8 @@ print(f"{num_weights:,} weights of {model.dtype.itemsize} bytes: {num_weights * 
 # that cost among its tokens, and a decode step pays it for one. Lab 3 shows how close to that bound a step can get,
 # and how requests that decode together share it.
 #
-# That is this workbook's subject in one picture. One large pass, busy with arithmetic; then many small ones, busy with
-# memory: **two phases of one model, two workloads**.
+# The bars above are this workbook's subject in one picture. One large pass, busy with arithmetic; then many small ones,
+# busy with memory: **two phases of one model, two workloads**.
 #
 # **What a token costs.** If the machine costs 1 dollar per hour and runs one request at a time, these times are prices:
 
@@ -767,6 +770,9 @@ print(f"{num_weights:,} weights of {model.dtype.itemsize} bytes: {num_weights * 
 for name, token_s in {"read": read_s, "written, no cache": write_s, "written, with a cache": cached_s}.items():
     dollars = 1e6 * token_s / 3600
     print(f"a million tokens {name:22} {dollars:6.2f} dollars, {token_s / read_s:5.1f} times the price of reading")
+
+# %% [markdown]
+# And the least that a decode step can take on two GPUs, the time to read all weights once:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -784,10 +790,10 @@ for card, bytes_per_s in (("A100, 40 GB", 1.555e12), ("H100 SXM", 3.35e12)):
 # %% [markdown]
 # > **In production, 2026.** No engine decodes without this cache: vLLM's
 # > [CacheConfig](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py)
-# > has settings for its size, dtype and block size, and none to go without. By roofline, reading 16 GB of weights takes
-# > an H100 4.78 ms, for a prompt of 40 tokens as for one new token: for a request alone, a gap of 40 per token. On an
-# > A100 a model of 13 billion weights needs at least 1.67 s for 100 tokens, so that "2 seconds for 100 tokens, even on
-# > an A100" is near the bound. Prices follow: in November 2026 OpenAI charged four to eight times as much for output
+# > has settings for its size, dtype and block size, and none to go without. At its memory's full speed an H100 reads 16
+# > GB of weights in 4.78 ms, for a prompt of 40 tokens as for one new token: for a single request, a written token
+# > costs as much as 40 read ones. And if a model of 13 billion weights takes 2 seconds for 100 tokens on an A100, that
+# > is near the bound, 1.67 s. Prices follow: in November 2026 OpenAI charged four to eight times as much for output
 # > tokens as for input tokens
 # > ([price list](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md),
 # > as read by a third party).
@@ -840,8 +846,8 @@ check("1.9")
 
 # %% [markdown]
 # Five models in two-byte elements. The first is read from the real file. The last two are of an older kind, 5,120 wide,
-# and all their 40 heads keep keys and values: OPT-13B has 40 layers, and one with 32 is often used as an example.
-# The lengths are the windows that models are sold with: 8 K, 128 K, a million.
+# and all their 40 heads keep keys and values: OPT-13B has 40 layers, and the last row is a textbook example of the same
+# width with 32. The first length is the window of such older models; the others are those of newer ones.
 
 # %% tags=["setup"]
 GB, GIB = 10**9, 2**30  # what a card's data sheet counts in, and what a computer counts in
@@ -871,9 +877,10 @@ for name, num_bytes in per_token.items():
     print(f"{name:14} {num_bytes:7,} bytes a token; GiB for 2 Ki, 8 Ki, 128 Ki, 1 Mi tokens: {' '.join(sizes)}")
 
 # %% [markdown]
-# Four bytes of text become 128 KiB of cache in Llama-3-8B. The 70B-style model has 320 KiB a token (327,680 bytes,
+# A token, some four bytes of English, becomes 128 KiB of cache in Llama-3-8B. The 70B-style model has 320 KiB a token (327,680 bytes,
 # often printed as 320 KB), and one conversation of 8,192 tokens takes 2.5 GiB; the older model of 32 layers needs half
-# of that for a quarter of the length (1.25 GiB, often printed as 1.25 GB): it has fewer layers, but shares nothing.
+# of that for a quarter of the length (1.25 GiB, often printed as 1.25 GB): it has fewer layers, but each of its heads
+# keeps keys and values of its own.
 #
 # Is it true? The engine's tensors can be asked. Each layer has blocks of 16 slots for K and as many for V.
 
@@ -903,7 +910,7 @@ plt.show()
 # %% [markdown]
 # The lines are straight and parallel: nothing but length counts, and a model's place is fixed by its layers and its
 # key/value heads. The number of weights is no guide: the 70B-style line lies *below* that of OPT-13B, which has a
-# fraction of its weights. The next section says how that was done.
+# fraction of its weights. The next section shows how.
 #
 # **Open the engine.** The engine computes the same in one line, and has one argument that yours has not:
 
@@ -930,8 +937,8 @@ show_source(sizes.kv_bytes_per_token)
 # > [SGLang](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md),
 # > stores K and V in the model's dtype, two bytes as a rule; `fp8_e4m3` halves your $b$. TensorRT-LLM's
 # > [KvCacheConfig](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html) has
-# > `dtype='auto'`. By roofline, reading the 2.5 GiB of one sequence of 8,192 tokens of the 70B-style model takes an
-# > H100 0.80 ms in every decode step; 52 such sequences have as many bytes as the model's 140 GB of weights.
+# > `dtype='auto'`. At its memory's full speed an H100 takes 0.80 ms in every decode step to read the 2.5 GiB of one
+# > sequence of 8,192 tokens of the 70B-style model; 52 such sequences have as many bytes as the model's 140 GB of weights.
 
 # %% [markdown]
 # ## 8. Fewer heads to remember
@@ -1059,14 +1066,14 @@ draw_budgets(cards)
 plt.show()
 
 # %% [markdown]
-# 13 billion weights of two bytes are 26 GB, and 26 of 40 is the 65 % of that picture. How little its 30 % are for such
-# a model, the exercise will tell.
+# 13 billion weights of two bytes are 26 GB, and 26 of 40 is the 65 % of that picture. The exercise shows how little its
+# 30 % is for such a model.
 
 # %% [markdown]
 # <!-- card 1.10 -->
 # How many requests of `request_bytes` each fit beside the rest? The card has `card_gb`, of which only the share
 # `utilisation` may be used at all; weights and workspace come off that. Sizes in GB are $10^9$ bytes (`GB`). Requests
-# are whole, and never fewer than none.
+# are whole (an `int`), and never fewer than none.
 #
 # ```python
 # >>> requests_that_fit(10, 4, 2 * GB)                  # 6 GB left
@@ -1128,7 +1135,7 @@ print(f"{rate:.3f} requests/s x {stay_s:.3f} s each = {rate * stay_s:.2f} inside
 # %% [markdown]
 # The two agree to the last digit: the run begins and ends empty, so every second that a request spends inside is
 # counted once on either side. Nothing was assumed about order or lengths. So the number of requests that fit in memory
-# bounds throughput: at a given stay, twice as many inside are twice as many per second. What raises the number:
+# bounds throughput: for a given stay, twice as many inside means twice as many served per second. What raises the number:
 #
 # | lever | what it changes | where |
 # |---|---|---|
@@ -1185,7 +1192,7 @@ check("1.11")
 
 # %% [markdown]
 # ## 10. In one piece
-# <!-- minutes: 5 -->
+# <!-- minutes: 7 -->
 #
 # *Needs: CPU.*
 #
@@ -1261,8 +1268,33 @@ plt.show()
 # systems found long ago: cut memory into equal *blocks*, give a sequence a block when its last one is full, and keep a
 # table of which block comes next. Lab 3 builds it.
 #
+# **What blocks are worth.** Section 9 left 12 GB for K and V beside the weights of OPT-13B. Requests of random lengths,
+# up to the model's window, fill them; before a request runs, its length is not known. Set aside for each: the whole
+# window of 2,048 tokens; or the next power of two, if the length can be predicted that well; or blocks of 16, one
+# when it is needed. (FasterTransformer and Orca did the first. The vLLM paper compares these rules in its section 6,
+# as *Orca (Max)*, *Orca (Pow2)* and *vLLM*.)
+
+# %%
+# NBVAL_CHECK_OUTPUT
+lengths = np.random.default_rng(0).exponential(500, 200).clip(16, 2048).astype(int)
+slots = {
+    "the window of 2,048": np.full(200, 2048),
+    "the next power of two": 2 ** np.ceil(np.log2(lengths)).astype(int),
+    "blocks of 16": -(-lengths // 16) * 16,
+}
+reserved_gb = {name: np.cumsum(each) * per_token["OPT-13B"] / GB for name, each in slots.items()}
+print(f"requests of {np.mean(lengths):.0f} tokens on average")
+print({name: int((gb <= 12).sum()) for name, gb in reserved_gb.items()}, "fit in 12 GB")
+
+# %%
+from twophase_labs.autoregression.memory_pictures import draw_reserved
+
+draw_reserved(reserved_gb, room_gb=12)
+plt.show()
+
+# %% [markdown]
 # **Takeaway.** Set aside in one piece, a cache that could hold every token rejects 14 of 40 requests, 4 of them with
-# enough slots free; 46 % of the slots held a token.
+# enough slots free; 46 % of the slots held a token. On a real card blocks of 16 make room for 25 requests instead of 7.
 
 # %% [markdown]
 # > **In production, 2026.** None of the three reserves a limit any more. vLLM gives K and V in blocks of 16 tokens
@@ -1299,7 +1331,7 @@ plt.show()
 
 # %% [markdown]
 # <!-- card 1.13 -->
-# Last things first: a uniform random number $u \in [0, 1)$ picks the first token whose running sum of probabilities
+# We begin at the end. A uniform random number $u \in [0, 1)$ picks the first token whose running sum of probabilities
 # exceeds $u$.
 #
 # $$\text{token} = \min\,\{\,i : p_0 + \dots + p_i > u \cdot \textstyle\sum_j p_j\,\}$$
@@ -1364,8 +1396,8 @@ def one_generator(requests, num_steps=8):
 
 
 def own_seeds(requests, num_steps=8):
-    seeds, first = [100 + request for request in requests], [0] * len(requests)
-    numbers = [torch.from_numpy(uniforms(seeds, first, [at] * len(requests))) for at in range(num_steps)]
+    seeds, completions = [100 + request for request in requests], [0] * len(requests)  # each has one completion, 0
+    numbers = [torch.from_numpy(uniforms(seeds, completions, [at] * len(requests))) for at in range(num_steps)]
     return [draw(next_probs[requests], u)[0].item() for u in numbers]
 
 
@@ -1393,7 +1425,7 @@ for opening in ("Once upon a time", "The capital of France is", "My favourite fo
     print(f"{opening:26} {num_tokens:4} tokens hold 90 %; the likeliest are {best}")
 
 # %% [markdown]
-# Once it is a single token, once ten, once hundreds; and behind them is a tail of tens of thousands of tokens that are
+# For one opening it is a single token, for another ten, for a third hundreds; and behind them is a tail of tens of thousands of tokens that are
 # nonsense one by one and likely enough together to spoil a long text. Four processors deal with this. Three are short
 # enough to read:
 #
@@ -1506,8 +1538,7 @@ show_source(sampler._top_k_top_p, first="vocab_size =")
 # </details>
 
 # %% [markdown]
-# **Real text.** The engine runs SmolLM2 and hands over logits; processors and draw are the ones above. (`complete`,
-# which ends a text at a stop token or at a limit, is an optional exercise below.)
+# **Real text.** The engine runs SmolLM2 and hands over logits; processors and draw are the ones above.
 
 # %%
 from twophase_labs.autoregression.serving import NextLogits
@@ -1520,7 +1551,9 @@ def tell(seed, temperature=1.0, k=49_152, p=1.0, share=0.0, max_tokens=28):
     next_logits, text = NextLogits(), list(prompt_tokens)
     for position in range(max_tokens):
         logits = keep_top_k(apply_temperature(next_logits(text)[None], temperature), k)
-        probs = keep_min_p(keep_top_p(logits, p), share).softmax(-1)
+        if p < 1:  # 1 would keep every token, but for rounding
+            logits = keep_top_p(logits, p)
+        probs = keep_min_p(logits, share).softmax(-1)
         text.append(int(draw(probs, torch.from_numpy(uniforms([seed], [0], [position])))))
         if text[-1] in llm.model_config.eos_token_ids:
             break
@@ -1556,7 +1589,7 @@ for name, setting in settings.items():
 # > `VLLM_BATCH_INVARIANT=1`, in beta ([batch invariance](https://docs.vllm.ai/en/v0.32.0/features/batch_invariance/));
 # > SGLang has `--enable-deterministic-inference` ([server
 # > arguments](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)).
-# > By roofline, reading 49,152 float32 logits once takes an H100 0.06 µs per row, and a batch of 256 rows 15 µs.
+# > At its memory's full speed an H100 reads 49,152 float32 logits in 0.06 µs, and those of 256 rows in 15 µs.
 
 # %% [markdown]
 # ### Going further
@@ -1630,12 +1663,15 @@ print("the same tokens as the engine's sampler:", list(engines.token_ids) == own
 # What your work changed: the time of each of these 30 passes, in the loop of section 3 and in the engine.
 
 # %%
+timed_model = Timed(model)
+greedy(timed_model, prompt_ids, 30, tokenizer.eos_token_id)  # again, so that both are timed in the same minute
 pictures.draw_steps({"your greedy loop": timed_model.elapsed_s, "your generate, in the engine": in_engine.elapsed_s}, 8)
 
 # %% [markdown]
 # **The first cell once more**, 40 tokens read and 10 written, with your loop and your attention in the engine:
 
 # %%
+write_s = seconds(lambda: transformers_greedy(model, story, 10, use_cache=False)) / 10
 once_more = Timed(engine_step)
 generate(once_more, engine_step.empty_cache(), story[None], 11)
 engine_read_s, engine_s = once_more.elapsed_s[0] / len(story), median(once_more.elapsed_s[1:])
@@ -1675,7 +1711,7 @@ show_source(ModelRunner.run, first="hidden = self._graphs", last="return self._l
 # %% [markdown]
 # <!-- card 1.16 -->
 # You hold the cache of a text of 1,000 tokens. Then token 400 is replaced by another. Which part of the cache is still
-# right, in SmolLM2 with its 30 layers, and in the toy model with its one?
+# right, in SmolLM2 with its 30 layers, and in the toy model of section 5, one attention between embedding and read-out?
 #
 # **a** all but token 400's · **b** that of tokens 0 to 399 · **c** none
 
@@ -1707,7 +1743,7 @@ check("1.17")
 # <!-- card 1.18 -->
 # Temperature 2 and then top-p 0.9, against top-p 0.9 and then temperature 2. Which keeps more tokens?
 #
-# **a** the first, or as many · **b** the second · **c** always the same, order does not matter
+# **a** the first, or both as many · **b** the second, or both as many · **c** always the same, order does not matter
 
 # %% tags=["exercise:1.18"]
 answer_1_18 = "a"  # SOLUTION: one letter
@@ -1716,8 +1752,8 @@ answer_1_18 = "a"  # SOLUTION: one letter
 check("1.18")
 
 # %% [markdown]
-# **Checkpoint.** Tick what you could explain to a colleague without looking. What you can't, is a section to go back
-# to.
+# **Checkpoint.** Tick what you could explain to a colleague without looking. For the rest, go back to the section in
+# brackets.
 #
 # - [ ] why a text's log-probability is a sum, and what the model's row of logits has to do with it (1)
 # - [ ] why training sees all positions at once and generation does not (2)

@@ -1268,7 +1268,7 @@ for size in (4096, 1024, 512, 256, 64):
 
 # %% [markdown]
 # ## 9. The paged prefill kernel
-# <!-- minutes: 20 -->
+# <!-- minutes: 22 -->
 #
 # *Needs: Triton (interpreted without a GPU).*
 #
@@ -1479,6 +1479,35 @@ busy = sum(-(-n // block_q) for n in chunks)
 print(f"programs per KV head for chunks of {chunks}: yours {yours}, production {production}; with work: {busy}")
 
 # %% [markdown]
+# ### Inside a program
+#
+# One more level lies below. A program runs on one multiprocessor as a few **warps** of 32 threads, which share its
+# tile. The two products of a tile are the work of *tensor cores*, units that multiply small matrices in one
+# instruction; each warp takes some of the rows. And loads are *asynchronous*: a warp starts the copy of a tile of K and
+# V into shared memory and goes on. How many rounds of the loop may overlap in this way is the number of **stages**. The
+# engine's choices for SmolLM2's heads in bfloat16:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+# needs: triton
+from twophase_kernels.paged_prefill import prefill_tiles
+
+for card, generation in (("A100", "ampere"), ("H100", "hopper")):
+    tile = prefill_tiles(3, 64, torch.bfloat16, "none", False, max_query_len=512, generation=generation)
+    rows = f"{tile.block_m} rows on {tile.num_warps} warps, {tile.block_m // tile.num_warps} each"
+    print(f"{card}: {rows}; tiles of {tile.block_n} keys, {tile.num_stages} stages")
+
+# %% [markdown]
+# Why more than one stage? Suppose that a tile takes three times as long to arrive as to be multiplied:
+
+# %%
+prefill_pictures.draw_pipeline(stages=(1, 3))
+
+# %% [markdown]
+# With room for one tile, the tensor cores wait for each; with room for three, loads overlap products and one another.
+# (Compiled with 3 stages, the engine's kernel has room for 3 tiles on an H100, and for 2 on an A100.) More stages would
+# hide more, and take shared memory from other programs.
+#
 # ### Which idea does what
 #
 # Three names are easily confused, because production kernels have all three ideas at once.

@@ -52,3 +52,24 @@ def draw_budgets(cards: Mapping[str, Mapping[str, float]]) -> Figure:
     axes.tick_params(axis="y", length=0)
     figure.tight_layout()
     return figure
+
+
+def draw_reserved(gb: Mapping[str, np.ndarray], room_gb: float) -> Figure:
+    """GB of K and V set aside for the first n requests, a line per rule, and how many the room suffices for."""
+    figure, axes = plt.subplots(figsize=(8, 3.6), facecolor="white")
+    most = max(int((reserved <= room_gb).sum()) for reserved in gb.values())
+    for index, (name, reserved) in enumerate(gb.items()):
+        style = ("-", "--", "-.")[index % 3]
+        axes.plot(range(1, len(reserved) + 1), reserved, style, color=COLOURS[index], linewidth=2, label=name)
+        fits = int((reserved <= room_gb).sum())
+        axes.plot(fits, room_gb, "o", color=COLOURS[index], markeredgecolor=INK)
+        axes.annotate(f"{fits}", (fits, room_gb), (0, 8), textcoords="offset points", ha="center", color=INK)
+    axes.axhline(room_gb, color=INK, linewidth=1)
+    axes.annotate(" room", (0, room_gb), (0, 4), textcoords="offset points", color=INK)
+    axes.set(xlim=(0, 1.25 * most), ylim=(0, 1.6 * room_gb))
+    axes.set(xlabel="requests in the batch", ylabel="K and V set aside (GB)")
+    axes.set_title("Memory against batch, by what is set aside for a request", loc="left")
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.spines[["right", "top"]].set_visible(False)
+    figure.tight_layout()
+    return figure

@@ -69,25 +69,26 @@ class Template:
 
     @property
     def is_open(self) -> bool:
-        """Whether all of a function, but for its signature and docstring, is the learner's to write."""
-        return self._open_function is not None
+        """Whether all of a function or class, but for its head and docstring, is the learner's to write."""
+        return self._open_definition is not None
 
     @property
     def docstring(self) -> str:
-        """Of the open function; '' if there is none."""
-        found = self._open_function
+        """Of the open function or class; '' if there is none."""
+        found = self._open_definition
         return (ast.get_docstring(found) or "") if found is not None else ""
 
     @property
-    def _open_function(self) -> ast.FunctionDef | None:
-        """The function whose body, after its docstring, is the cell's only blank."""
+    def _open_definition(self) -> ast.FunctionDef | ast.ClassDef | None:
+        """The function or class whose body, after its docstring, is the cell's only blank."""
         if len(self.blanks) != 1 or not self.blanks[0].is_block:
             return None
         source = self.filled()
         ((start, end),) = self.answer_spans()
+        end = start + len(source[start:end].rstrip())
         first, last = (source.count("\n", 0, at) + 1 for at in (start, end))
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.FunctionDef):
+        for node in ast.walk(ast.parse(source)):  # a class before its methods
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 body = node.body[ast.get_docstring(node) is not None :]
                 if body and first <= body[0].lineno and body[-1].end_lineno == last:
                     return node

@@ -65,7 +65,7 @@ def card(exercise: Exercise, is_open: bool = False) -> str:
     """The head of an exercise in markdown."""
     size = f"{exercise.lines} line{'s' * (exercise.lines != 1)}" if exercise.is_code else exercise.kind
     facts = [
-        *["open: you write the function"] * is_open,
+        *["open: you write it whole"] * is_open,
         exercise.worth + " for committing" * (exercise.kind == "prediction"),
         f"{exercise.minutes} min",
         f"about {size}" if exercise.is_code else size,

@@ -183,7 +183,7 @@ class Lab:
         return self.exercises[exercise_id]
 
     def is_open(self, exercise_id: str) -> bool:
-        """Whether the learner writes the whole function. The first edition did not tell these apart."""
+        """Whether the learner writes the whole function or class. The first edition did not tell these apart."""
         template = self.templates.get(exercise_id)
         return self.edition > 1 and template is not None and template.is_open
 

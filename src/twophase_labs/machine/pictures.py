@@ -21,13 +21,13 @@ def draw_block_tables(
         block_size: Slots per block.
         columns: Blocks per row of the pool.
     """
-    owners: dict[int, list[str]] = {}
+    owners: dict[int, list[tuple[str, int]]] = {}  # of each block, sequences and the block's number in them
     filled: dict[int, int] = {}
     for name, (block_ids, num_tokens) in tables.items():
         for logical, block in enumerate(block_ids):
             if not 0 <= block < num_blocks:
                 raise ValueError(f"{name} has block {block}, and the picture shows blocks 0 to {num_blocks - 1}")
-            owners.setdefault(block, []).append(f"{name}{logical}")
+            owners.setdefault(block, []).append((name, logical))
             filled[block] = max(filled.get(block, 0), min(block_size, num_tokens - logical * block_size))
     colour_of = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(tables)}
 
@@ -53,14 +53,14 @@ def _draw_tables(axes: Axes, tables: Mapping[str, tuple[Sequence[int], int]], co
     axes.set_xlabel("block of the sequence", fontsize=9)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
-    axes.set_title("Block tables: numbers of blocks in the pool", loc="left", fontsize=11)
+    axes.set_title("Block tables", loc="left", fontsize=11)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
 
 
 def _draw_pool(
     axes: Axes,
-    owners: Mapping[int, Sequence[str]],
+    owners: Mapping[int, Sequence[tuple[str, int]]],
     filled: Mapping[int, int],
     colour_of: Mapping[str, str],
     num_blocks: int,
@@ -70,12 +70,13 @@ def _draw_pool(
     for block in range(num_blocks):
         row, column = divmod(block, columns)
         axes.add_patch(Rectangle((column, row), 0.92, 0.86, facecolor=EMPTY, edgecolor=LINE, linewidth=0.8))
-        names = owners.get(block, [])
-        if names:
+        owned = owners.get(block, [])
+        names = [f"{name}{logical}" for name, logical in owned]
+        if owned:
             share = 0.92 * filled[block] / block_size
-            for i, name in enumerate(names):
-                height = 0.86 / len(names)
-                colour = colour_of[name.rstrip("0123456789")]
+            for i, (name, _) in enumerate(owned):
+                height = 0.86 / len(owned)
+                colour = colour_of[name]
                 axes.add_patch(Rectangle((column, row + i * height), share, height, facecolor=colour, alpha=0.75))
             text = "\n".join(", ".join(names[i : i + 2]) for i in range(0, len(names), 2))
             size = 9 if len(names) < 3 else 7.5

@@ -58,6 +58,37 @@ def draw_programs(query_lens: Sequence[int], cached: Sequence[int], block_q: int
     return _done(figure)
 
 
+def draw_pipeline(stages: Sequence[int], load: float = 3.0, product: float = 1.0, num_tiles: int = 6) -> Figure:
+    """When the tiles of K and V are on their way and when they are multiplied, with room for so many at a time.
+
+    A load takes `load`, the products of a tile take `product`. Loads overlap one another; a tile's load starts as soon
+    as there is room for it, and its products as soon as it is there and those of the tile before are done.
+    """
+    figure, panels = plt.subplots(
+        len(stages), 1, figsize=(9.5, 1.9 * len(stages)), sharex=True, facecolor="white", layout="constrained"
+    )
+    for axes, num_stages in zip(np.atleast_1d(panels), stages, strict=True):
+        ends: list[float] = []
+        for tile in range(num_tiles):
+            begin = ends[tile - num_stages] if tile >= num_stages else 0.0
+            ready = max(begin + load, ends[-1] if ends else 0.0)
+            axes.barh(tile, load, 0.8, begin, color=EMPTY, edgecolor=LINE, hatch="//")
+            axes.barh(tile, product, 0.8, ready, color=COLOURS[0], edgecolor=INK)
+            ends.append(ready + product)
+        rows = "tile" if num_stages == 1 else "tiles"
+        axes.set_title(f"room for {num_stages} {rows}: done after {ends[-1]:g}", loc="left", fontsize=10)
+        axes.set(ylabel="tile of K, V", yticks=range(num_tiles))
+        axes.invert_yaxis()
+        axes.spines[["right", "top"]].set_visible(False)
+    axes.set_xlabel("time (1 = the products of a tile)")
+    meanings = [
+        Patch(facecolor=EMPTY, edgecolor=LINE, hatch="//", label="on its way from memory"),
+        Patch(facecolor=COLOURS[0], edgecolor=INK, label="multiplied"),
+    ]
+    np.atleast_1d(panels)[-1].legend(handles=meanings, frameon=False, loc="lower right")
+    return _done(figure)
+
+
 def _cell(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
     axes.add_patch(Rectangle((x, y), 0.9, 0.9, facecolor=colour, edgecolor=LINE, alpha=0.8))
     axes.text(x + 0.45, y + 0.47, text, ha="center", va="center", fontsize=8, color=INK)

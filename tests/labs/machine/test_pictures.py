@@ -18,6 +18,16 @@ def test_shared_and_partial_blocks_are_labelled():
     plt.close(figure)
 
 
+def test_a_name_may_end_in_a_digit_and_titles_stay_apart():
+    figure = draw_block_tables({"r1": ([5, 2], 20), "r12": ([3], 1)}, num_blocks=8, block_size=16)
+    tables, pool = figure.axes
+    assert {"r10", "r11", "r120"} <= {text.get_text() for text in pool.texts}
+    figure.draw_without_rendering()
+    titles = [axes.title if axes.title.get_text() else axes._left_title for axes in (tables, pool)]
+    assert not titles[0].get_window_extent().overlaps(titles[1].get_window_extent())
+    plt.close(figure)
+
+
 def test_a_block_outside_the_picture_is_refused():
     with pytest.raises(ValueError, match="A has block 8"):
         draw_block_tables({"A": ([8], 1)}, num_blocks=8, block_size=16)

@@ -65,6 +65,8 @@ OPEN = '''def running_mean(x):
         (OPEN + "\n\n\nx = 3  # SOLUTION", False),
         ("def f(x):\n    return x  # SOLUTION", False),
         ("import math\n\n\nclass A:\n    @property\n    def f(self):\n        # BEGIN SOLUTION\n        return 1\n        # END SOLUTION", True),
+        ('class A:\n    """A."""\n\n    # BEGIN SOLUTION\n    def f(self):\n        return 1\n\n    # END SOLUTION', True),
+        ("class A:\n    def f(self):\n        # BEGIN SOLUTION\n        return 1\n        # END SOLUTION\n    x = 1", True),
         ("def f(x):\n    for i in x:\n        # BEGIN SOLUTION\n        print(i)\n        # END SOLUTION", False),
     ],
 )  # fmt: skip
@@ -150,9 +152,9 @@ def test_of_the_first_edition_nothing_is_asked():
 
 def test_the_card_of_an_open_exercise_says_so(made):
     lab = made()
-    assert card(lab.exercise("1.2"), is_open=True).split("\n")[2].startswith("*open: you write the function · 3 points")
+    assert card(lab.exercise("1.2"), is_open=True).split("\n")[2].startswith("*open: you write it whole · 3 points")
     text = "\n".join(cell.source for cell in solved_notebook(lab).cells)
-    assert text.count("*open: you write the function · ") == sum(lab.is_open(i) for i in lab.exercises)
+    assert text.count("*open: you write it whole · ") == sum(lab.is_open(i) for i in lab.exercises)
 
 
 def test_a_skeleton_is_shown_as_code():
