@@ -61,7 +61,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. A text's probability is a product
-# <!-- minutes: 10 -->
+# <!-- minutes: 11 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -356,7 +356,7 @@ pictures.draw_steps({"your loop on SmolLM2": timed_model.elapsed_s}, first_lengt
 
 # %% [markdown]
 # ## 4. Counting the waste
-# <!-- minutes: 12 -->
+# <!-- minutes: 13 -->
 #
 # *Needs: CPU.*
 #
@@ -423,9 +423,9 @@ for T in (10, 100, 1_000):
     )
 
 # %% [markdown]
-# In formulas, from one token of prompt: without a cache $\sum_{t=1}^{T} t = T(T+1)/2$ positions; with one, T: a ratio of
-# (T + 1) / 2, which grows without bound. One thing remains even with a cache: a new query still looks at *all* keys before
-# it. The pairs fall from about T³/6 to T²/2, not to T. A decode step still gets slower as the text grows; lab 3
+# In formulas, from one token of prompt: without a cache $\sum_{t=1}^{T} t = T(T+1)/2$ positions; with one, T: a ratio
+# of (T + 1) / 2, which grows without bound. One thing remains even with a cache: a new query still looks at *all* keys
+# before it. The pairs fall from about T³/6 to T²/2, not to T. A decode step still gets slower as the text grows; lab 3
 # measures by how much.
 #
 # **Takeaway.** For 100 tokens the loop without a cache computes 50.5 times as many positions as one with it, and 34.0
@@ -433,7 +433,7 @@ for T in (10, 100, 1_000):
 
 # %% [markdown]
 # ## 5. The cache
-# <!-- minutes: 36 -->
+# <!-- minutes: 42 -->
 #
 # *Needs: CPU.*
 #
@@ -709,7 +709,7 @@ pictures.draw_growth(curves, fit_from=100)
 
 # %% [markdown]
 # ## 6. The surprise again
-# <!-- minutes: 8 -->
+# <!-- minutes: 9 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -800,7 +800,7 @@ for card, bytes_per_s in (("A100, 40 GB", 1.555e12), ("H100 SXM", 3.35e12)):
 
 # %% [markdown]
 # ## 7. Bytes per token
-# <!-- minutes: 8 -->
+# <!-- minutes: 12 -->
 #
 # *Needs: CPU.*
 #
@@ -877,10 +877,10 @@ for name, num_bytes in per_token.items():
     print(f"{name:14} {num_bytes:7,} bytes a token; GiB for 2 Ki, 8 Ki, 128 Ki, 1 Mi tokens: {' '.join(sizes)}")
 
 # %% [markdown]
-# A token, some four bytes of English, becomes 128 KiB of cache in Llama-3-8B. The 70B-style model has 320 KiB a token (327,680 bytes,
-# often printed as 320 KB), and one conversation of 8,192 tokens takes 2.5 GiB; the older model of 32 layers needs half
-# of that for a quarter of the length (1.25 GiB, often printed as 1.25 GB): it has fewer layers, but each of its heads
-# keeps keys and values of its own.
+# A token, some four bytes of English, becomes 128 KiB of cache in Llama-3-8B. The 70B-style model has 320 KiB a token
+# (327,680 bytes, often printed as 320 KB), and one conversation of 8,192 tokens takes 2.5 GiB; the older model of 32
+# layers needs half of that for a quarter of the length (1.25 GiB, often printed as 1.25 GB): it has fewer layers, but
+# each of its heads keeps keys and values of its own.
 #
 # Is it true? The engine's tensors can be asked. Each layer has blocks of 16 slots for K and as many for V.
 
@@ -938,7 +938,8 @@ show_source(sizes.kv_bytes_per_token)
 # > stores K and V in the model's dtype, two bytes as a rule; `fp8_e4m3` halves your $b$. TensorRT-LLM's
 # > [KvCacheConfig](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html) has
 # > `dtype='auto'`. At its memory's full speed an H100 takes 0.80 ms in every decode step to read the 2.5 GiB of one
-# > sequence of 8,192 tokens of the 70B-style model; 52 such sequences have as many bytes as the model's 140 GB of weights.
+# > sequence of 8,192 tokens of the 70B-style model; 52 such sequences have as many bytes as the model's 140 GB of
+# > weights.
 
 # %% [markdown]
 # ## 8. Fewer heads to remember
@@ -1038,7 +1039,7 @@ for num_layers in (0, 1, 10, 30):
 
 # %% [markdown]
 # ## 9. A budget of memory
-# <!-- minutes: 10 -->
+# <!-- minutes: 13 -->
 #
 # *Needs: CPU.*
 #
@@ -1135,7 +1136,8 @@ print(f"{rate:.3f} requests/s x {stay_s:.3f} s each = {rate * stay_s:.2f} inside
 # %% [markdown]
 # The two agree to the last digit: the run begins and ends empty, so every second that a request spends inside is
 # counted once on either side. Nothing was assumed about order or lengths. So the number of requests that fit in memory
-# bounds throughput: for a given stay, twice as many inside means twice as many served per second. What raises the number:
+# bounds throughput: for a given stay, twice as many inside means twice as many served per second. What raises the
+# number:
 #
 # | lever | what it changes | where |
 # |---|---|---|
@@ -1192,7 +1194,7 @@ check("1.11")
 
 # %% [markdown]
 # ## 10. In one piece
-# <!-- minutes: 7 -->
+# <!-- minutes: 9 -->
 #
 # *Needs: CPU.*
 #
@@ -1308,7 +1310,7 @@ plt.show()
 
 # %% [markdown]
 # ## 11. From logits to a token
-# <!-- minutes: 20 -->
+# <!-- minutes: 30 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -1425,9 +1427,9 @@ for opening in ("Once upon a time", "The capital of France is", "My favourite fo
     print(f"{opening:26} {num_tokens:4} tokens hold 90 %; the likeliest are {best}")
 
 # %% [markdown]
-# For one opening it is a single token, for another ten, for a third hundreds; and behind them is a tail of tens of thousands of tokens that are
-# nonsense one by one and likely enough together to spoil a long text. Four processors deal with this. Three are short
-# enough to read:
+# For one opening it is a single token, for another ten, for a third hundreds; and behind them is a tail of tens of
+# thousands of tokens that are nonsense one by one and likely enough together to spoil a long text. Four processors deal
+# with this. Three are short enough to read:
 #
 # - **Temperature** $T > 0$ divides the logits: probabilities become proportional to $p^{1/T}$. Below 1 the likely gets
 #   likelier, above 1 all get more alike. ($T = 0$ would divide by zero; engines take it to mean *the likeliest*.)
@@ -1704,7 +1706,7 @@ show_source(ModelRunner.run, first="hidden = self._graphs", last="return self._l
 
 # %% [markdown]
 # ## 13. Knowledge check
-# <!-- minutes: 5 -->
+# <!-- minutes: 8 -->
 #
 # Three questions on what follows from this lab.
 

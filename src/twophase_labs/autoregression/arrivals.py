@@ -70,11 +70,12 @@ class Snapshot:
 
 @dataclass
 class Replay:
-    """What became of the requests. `rejected` has the state of the cache that had no room for each."""
+    """What became of the requests. For those without room, `rejected` has the cache, and `rejected_at` the step."""
 
     snapshots: list[Snapshot] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     rejected: dict[str, Snapshot] = field(default_factory=dict)
+    rejected_at: dict[str, int] = field(default_factory=dict)
 
 
 def random_requests(num_requests: int, seed: int) -> list[Arrival]:
@@ -107,6 +108,7 @@ def replay(arrivals: Sequence[Arrival], num_slots: int) -> Replay:
             start = first_fit(before.owners, arrival.max_tokens)
             if start is None:
                 result.rejected[arrival.name] = before
+                result.rejected_at[arrival.name] = step
             else:
                 running[arrival.name] = arrival
                 slots[arrival.name] = tuple(range(start, start + arrival.max_tokens))

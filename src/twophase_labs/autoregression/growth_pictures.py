@@ -45,7 +45,7 @@ def draw_visible(masks: Mapping[str, Bool[Tensor, "L S"]]) -> Figure:
         _draw_cells(axis, mask, "sees", "hidden", first_row=num_keys - num_queries)
         # All rows of the triangle keep their place, so that a panel shows which part of it is left.
         axis.set(xlabel="position of the key", ylabel="position of the query", ylim=(num_keys - 0.5, -0.5))
-        axis.set_title(title, loc="left")
+        axis.set_title(title, loc="left", fontsize=10)
     return _done(figure)
 
 
@@ -87,15 +87,17 @@ def draw_growth(curves: Mapping[str, Mapping[int, float]], fit_from: int) -> Fig
 
 def draw_steps(curves: Mapping[str, Sequence[float]], first_length: int) -> Figure:
     """Milliseconds of each pass against the length of the sequence it extends."""
-    figure, axes = _figure(1, width=7.2, height=3.6)
-    for (name, elapsed_s), colour, (marker, _) in zip(curves.items(), COLOURS, STYLES, strict=False):
+    figure, axes = _figure(1, width=8.6, height=3.6)
+    for i, ((name, elapsed_s), colour, (marker, _)) in enumerate(zip(curves.items(), COLOURS, STYLES, strict=False)):
         lengths = range(first_length, first_length + len(elapsed_s))
-        axes[0].plot(lengths, [s * 1e3 for s in elapsed_s], marker, markersize=4, color=colour, label=name)
+        # Open and larger from the second curve on, so that a point of the first shows through one at its place.
+        style = {"markersize": 4} if i == 0 else {"markersize": 6, "markerfacecolor": "none"}
+        axes[0].plot(lengths, [s * 1e3 for s in elapsed_s], marker, color=colour, label=name, **style)
     axes[0].set(xlabel="tokens in the text before the pass", ylabel="time of the pass (ms)")
     axes[0].set_ylim(bottom=0)
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_title("Time of each pass", loc="left")
-    axes[0].legend(frameon=False)
+    axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return _done(figure)
 
 

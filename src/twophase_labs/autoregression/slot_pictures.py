@@ -51,7 +51,7 @@ def holes(owners: Sequence[str | None]) -> list[tuple[int, int]]:
 
 
 def draw_replay(result: Replay, title: str) -> Figure:
-    """Slots over time: full colour holds a token, pale is held and not written, grey is free."""
+    """Slots over time, a colour per request: full where a slot holds a token, pale where it is empty."""
     names = list(dict.fromkeys(name for snapshot in result.snapshots for name in snapshot.slots))
     colour_of = {name: np.array(to_rgb(HOLDERS[i % len(HOLDERS)])) for i, name in enumerate(names)}
     num_slots = result.snapshots[0].num_slots
@@ -64,11 +64,27 @@ def draw_replay(result: Replay, title: str) -> Figure:
             image[list(slots[num_written:]), step] = pale
     figure, axes = plt.subplots(figsize=(10, 3.4), facecolor="white")
     axes.imshow(image, aspect="auto", interpolation="nearest", origin="lower")
-    axes.set(xlabel="step", ylabel="slot")
-    axes.set_title(title, loc="left")
+    above = num_slots * 1.04
+    (rejections,) = axes.plot(
+        list(result.rejected_at.values()),
+        [above] * len(result.rejected_at),
+        "x",
+        color=INK,
+        label="a request is rejected",
+    )
+    axes.set(xlabel="step", ylabel="slot", ylim=(-0.5, num_slots * 1.09))
+    axes.set_title(title, loc="left", pad=24)
     pale = 1 - UNWRITTEN * (1 - np.array(to_rgb(HOLDERS[0])))
     meanings: dict[str, Any] = {"holds a token": HOLDERS[0], "set aside, empty": pale, "free": EMPTY}
     patches = [Patch(facecolor=colour, edgecolor=LINE, label=name) for name, colour in meanings.items()]
-    axes.legend(handles=patches, frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
+    handles = [*patches, rejections]
+    axes.legend(
+        handles=handles,
+        title="a colour per request:",
+        frameon=False,
+        ncols=4,
+        loc="lower right",
+        bbox_to_anchor=(1, 0.98),
+    )
     figure.tight_layout()
     return figure
