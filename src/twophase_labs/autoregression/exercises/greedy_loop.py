@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from twophase_labs.autoregression.shapes import compare_shapes
-from twophase_labs.autoregression.toy import count_up
+from twophase_labs.autoregression.toy import Counted, count_up
 from twophase_labs.kit.models import random_llama, transformers_greedy
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
@@ -26,7 +26,14 @@ def keeps_the_prompt(answer: Any, draw: Draw, length: int, num_new: int) -> None
     compare(got[:length], ids, what="the prompt", axes=("position",))
 
 
-def picks_the_likeliest(answer: Any, draw: Draw, length: int) -> None:
+def picks_the_likeliest(answer: Any, draw: Draw, length: int, level: int = 0) -> None:
+    if level:  # beyond what exp can take, and below what it keeps
+        table = level + 100 * draw.normal(100, 100)
+        ids = draw.integers(0, 100, length)
+        got = int(answer.greedy(lambda batch, **options: Counted(table[batch]), ids.clone(), 1, NO_END)[-1])
+        if got != int(table[ids[-1]].argmax()):
+            reject(f"with logits about {level}, the first new token is {got}, expected {int(table[ids[-1]].argmax())}")
+        return
     for _ in range(3):
         model, ids = some_model(draw), draw.integers(0, 100, length)
         expected = int(transformers_greedy(model, ids, 1)[-1])
@@ -63,6 +70,34 @@ def stops_at_the_end(answer: Any, draw: Draw, length: int, at: int) -> None:
     if len(got) < len(expected):
         reject(f"the text stops {len(expected) - len(got)} short of its end token {eos_id}", *shown)
     compare(got, expected, what="the text", axes=("position",))
+
+
+def takes_one_pass_per_token(answer: Any, draw: Draw, num_new: int, ends: bool) -> None:
+    num_passes = 0
+
+    def counted(batch: Any, **options: Any) -> Counted:
+        nonlocal num_passes
+        num_passes += 1
+        return count_up(batch)
+
+    start = draw.integer(0, 9 - num_new // 2) if ends else 0
+    answer.greedy(counted, torch.tensor([start]), num_new, start + num_new // 2 if ends else NO_END)
+    num_written = num_new // 2 if ends else num_new
+    if num_passes != num_written:
+        then = ", the last of which is the end token" if ends else ""
+        reject(f"{num_passes} passes for {num_written} new tokens{then}", "each new token takes one pass, and no more")
+
+
+def keeps_nothing_between_calls(answer: Any, draw: Draw) -> None:
+    """The same prompt for two models, and for one of them again with an end token."""
+    seed, ids = draw.integer(0, NUM_SEEDS), draw.integers(0, 100, 4)
+    models = [random_llama(seed), random_llama((seed + 1) % NUM_SEEDS)]
+    end = int(transformers_greedy(models[0], ids, 2)[-1])
+    for model, eos_id in ((models[0], NO_END), (models[1], NO_END), (models[0], end), (models[0], NO_END)):
+        expected = transformers_greedy(model, ids, 5, None if eos_id == NO_END else eos_id)
+        got = answer.greedy(model, ids.clone(), 5, eos_id)
+        what = "the text, of a prompt that an earlier call had with another model or end token,"
+        compare(got, expected, what=what, axes=("position",))
 
 
 def leaves_the_prompt_alone(answer: Any, draw: Draw) -> None:
@@ -122,7 +157,14 @@ EXERCISES = (
                 "picks the likeliest next token",
                 picks_the_likeliest,
                 "Of the T rows one predicts the next token; of that row's entries, take the place of the largest.",
-                ({"length": 1}, {"length": 2}, {"length": 6}, {"length": 9}),
+                (
+                    {"length": 1},
+                    {"length": 2},
+                    {"length": 6},
+                    {"length": 9},
+                    {"length": 3, "level": 2000},
+                    {"length": 3, "level": -2000},
+                ),
             ),
             Property(
                 "matches transformers token for token",
@@ -146,6 +188,23 @@ EXERCISES = (
                 "does what its examples say",
                 does_what_its_examples_say,
                 "Follow the example with pencil and paper: after 3, 4 the model predicts 5, then 6.",
+            ),
+            Property(
+                "takes one pass per new token",
+                takes_one_pass_per_token,
+                "A pass whose token is not appended is wasted: none before the loop, none after the last token or the "
+                "end token.",
+                (
+                    {"num_new": 0, "ends": False},
+                    {"num_new": 4, "ends": False},
+                    {"num_new": 4, "ends": True},
+                    {"num_new": 8, "ends": True},
+                ),
+            ),
+            Property(
+                "starts anew in each call",
+                keeps_nothing_between_calls,
+                "Nothing may be kept between calls: the model and the end token come in as arguments.",
             ),
             Property("leaves the prompt alone", leaves_the_prompt_alone, "`torch.cat` makes a new tensor; use it."),
         ),
