@@ -291,7 +291,7 @@ def greedy(model, ids, num_new, eos_id):
     Args:
         model: `model(batch).logits` is [B, T, V] for a `batch` of token ids [B, T].
         ids: [T] token ids, T >= 1; not changed.
-        num_new: 0 or more. Each new token takes one pass, and no other pass is run.
+        num_new: 0 or more. Each new token takes one pass, and none follows the last.
         eos_id: The end token. It ends the text once the loop has appended it; in the prompt it ends nothing.
 
     Returns:

@@ -247,10 +247,11 @@ def goes_on(answer: Any, draw: Draw, num_new: int, token: int | None) -> None:
     if token is None:
         prompt = draw.integers(0, 100, 1, 2)
 
-        def count(new_ids: Tensor, num_read: Any) -> tuple[Tensor, Any]:
-            return torch.nn.functional.one_hot((new_ids + 1) % 100, 100).float(), num_read + new_ids.shape[1]
+        def count(new_ids: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+            logits = torch.nn.functional.one_hot((new_ids + 1) % 100, 100).float()
+            return logits, torch.cat([cache, new_ids], dim=1)
 
-        got = answer.generate(count, 0, prompt.clone(), num_new)
+        got = answer.generate(count, prompt[:, :0].clone(), prompt.clone(), num_new)
         counted = torch.cat([prompt, (prompt[:, -1:] + torch.arange(1, num_new + 1)) % 100], dim=1)
         compare(got, counted, what="the text", axes=("sequence", "position"))
         return

@@ -131,6 +131,12 @@ def skips_impossible_tokens(answer: Any, draw: Draw, u: float) -> None:
         reject(f"u = {u:.8g} draws token {token}, whose probability is 0", f"probabilities {probs[0].tolist()}")
 
 
+def draw_leaves_its_inputs_alone(answer: Any, draw: Draw) -> None:
+    probs, u = draw.uniform(3, 6), draw.uniform(3).double()  # rows that do not add up to 1
+    with unchanged(probs=probs, u=u):
+        answer.draw(probs, u)
+
+
 def draws_as_often_as_likely(answer: Any, draw: Draw, num_draws: int) -> None:
     # The statistic has mean 7 (8 tokens); a right answer exceeds 60 once in a thousand million runs.
     probs = draw.normal(8).softmax(-1)
@@ -345,6 +351,12 @@ EXERCISES = (
                 ({"u": 0.0}, {"u": 0.25}, {"u": 0.9999999999}),
             ),
             Property(
+                "leaves its inputs alone",
+                draw_leaves_its_inputs_alone,
+                "The sampler may need the probabilities as they were: `probs / total` makes a new tensor, "
+                "`probs /= total` does not.",
+            ),
+            Property(
                 "draws each token as often as its probability",
                 draws_as_often_as_likely,
                 "Compare the counts with probability times draws.",
@@ -387,13 +399,19 @@ EXERCISES = (
                 "keeps the likeliest token whatever p is",
                 keeps_the_best,
                 "The first token crosses p by itself: it stays, or nothing could be drawn.",
-                ({"p": 0.05}, {"p": 0.6}, {"p": 1e-9}),
+                ({"p": 0.05}, {"p": 0.6}),
             ),
             Property(
                 "keeps the tokens up to the one that crosses p",
                 keeps_the_nucleus,
                 "In the order of probability, a token stays while the sum *before* it is below p.",
                 ({"size": 4}, {"size": 15}),
+            ),
+            Property(
+                "keeps one token for a tiny p",
+                keeps_the_best,
+                "1 - p is rounded to 1: the likeliest token has to stay all the same, and no other.",
+                ({"p": 1e-9},),
             ),
             Property(
                 "survives large logits",
