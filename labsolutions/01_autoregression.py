@@ -292,7 +292,7 @@ def greedy(model, ids, num_new, eos_id):
     Args:
         model: `model(batch).logits` is [B, T, V] for a `batch` of token ids [B, T].
         ids: [T] token ids, T >= 1; not changed.
-        num_new: 0 or more.
+        num_new: 0 or more. Each new token takes one pass, and none follows the last.
         eos_id: The end token. It ends the text once the loop has appended it; in the prompt it ends nothing.
 
     Returns:
@@ -582,6 +582,8 @@ print(f"largest difference of a logit: {difference:.0e}; the cache holds {cache[
 # %% tags=["exercise:1.7"]
 def generate(step, cache, prompt, num_new):
     """Extend each text of a batch by `num_new` greedily chosen tokens, and let `step` read each token once.
+
+    The first call of `step` reads the whole prompt, each later one a single new token.
 
     Args:
         step: `step(new_ids, cache)` runs the model over `new_ids` [B, L], L >= 1, behind `cache`. It returns

@@ -21,6 +21,12 @@ EQUIVALENT = {
             "below 2**53 a quotient of whole numbers is not rounded across the next one"
         ),
     },
+    "1.14": {
+        "lowest = ordered.masked_fill(before >= p, 1.0).amin(-1, keepdim=True) -> "
+        "lowest = ordered.masked_fill(before >= p, 2.0).amin(-1, keepdim=True)": (
+            "the smallest is taken, the likeliest token is always among them, and no probability is above 1"
+        ),
+    },
     "1.15": {
         "while reason is None: -> while not reason:": ("no reason is an empty string"),
     },

@@ -1,11 +1,13 @@
 """The greedy loop, without a cache, against transformers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from twophase_labs.autoregression.shapes import compare_shapes
-from twophase_labs.autoregression.toy import count_up
+from twophase_labs.autoregression.toy import Counted, count_up
 from twophase_labs.kit.models import random_llama, transformers_greedy
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
@@ -19,6 +21,21 @@ def some_model(draw: Draw) -> Any:
     return random_llama(draw.integer(0, NUM_SEEDS))
 
 
+def is_decided(model: Any, text: Tensor, num_new: int) -> bool:
+    """Whether each of the last `num_new` tokens wins clearly, so that no rounding (with or without a cache) decides."""
+    rows = model(text[None, :-1]).logits[0, len(text) - 1 - num_new :]
+    best = rows.topk(2, -1).values
+    return bool((best[:, 0] - best[:, 1] > 1e-3).all())
+
+
+def model_and_prompt(draw: Draw, make: Callable[[], Tensor], num_new: int) -> tuple[Any, Tensor]:
+    """A model and a prompt that it continues by `num_new` tokens, none of them decided by rounding."""
+    while True:
+        model, ids = some_model(draw), make()
+        if is_decided(model, transformers_greedy(model, ids, num_new), num_new):
+            return model, ids
+
+
 def keeps_the_prompt(answer: Any, draw: Draw, length: int, num_new: int) -> None:
     ids = draw.integers(0, 100, length)
     got = answer.greedy(some_model(draw), ids.clone(), num_new, NO_END)
@@ -26,9 +43,16 @@ def keeps_the_prompt(answer: Any, draw: Draw, length: int, num_new: int) -> None
     compare(got[:length], ids, what="the prompt", axes=("position",))
 
 
-def picks_the_likeliest(answer: Any, draw: Draw, length: int) -> None:
+def picks_the_likeliest(answer: Any, draw: Draw, length: int, level: int = 0) -> None:
+    if level:  # beyond what exp can take, and below what it keeps
+        table = level + 100 * draw.normal(100, 100)
+        ids = draw.integers(0, 100, length)
+        got = int(answer.greedy(lambda batch, **options: Counted(table[batch]), ids.clone(), 1, NO_END)[-1])
+        if got != int(table[ids[-1]].argmax()):
+            reject(f"with logits about {level}, the first new token is {got}, expected {int(table[ids[-1]].argmax())}")
+        return
     for _ in range(3):
-        model, ids = some_model(draw), draw.integers(0, 100, length)
+        model, ids = model_and_prompt(draw, lambda: draw.integers(0, 100, length), 1)
         expected = int(transformers_greedy(model, ids, 1)[-1])
         got = int(answer.greedy(model, ids.clone(), 1, NO_END)[-1])
         if got != expected:
@@ -36,7 +60,7 @@ def picks_the_likeliest(answer: Any, draw: Draw, length: int) -> None:
 
 
 def matches_transformers(answer: Any, draw: Draw, length: int, num_new: int) -> None:
-    model, ids = some_model(draw), draw.integers(0, 100, length)
+    model, ids = model_and_prompt(draw, lambda: draw.integers(0, 100, length), num_new)
     expected = transformers_greedy(model, ids, num_new)
     compare(answer.greedy(model, ids.clone(), num_new, NO_END), expected, what="the text", axes=("position",))
 
@@ -46,23 +70,56 @@ def stops_at_the_end(answer: Any, draw: Draw, length: int, at: int) -> None:
 
     With `at` 0 it is a token of the prompt, with -1 the prompt's last one, that the model does not write at once.
     """
-    model, ids = some_model(draw), draw.permutation(100)[:length]
+    num_new = max(at, 0) + 6
+    model, ids = model_and_prompt(draw, lambda: draw.permutation(100)[:length], num_new)
     eos_id = int(transformers_greedy(model, ids, max(1, at))[-1])
     if at == 0:
         eos_id = next(token for token in ids.tolist() if token != eos_id)
     if at < 0:
         while eos_id == int(ids[-1]):
-            model, ids = some_model(draw), draw.permutation(100)[:length]
+            model, ids = model_and_prompt(draw, lambda: draw.permutation(100)[:length], num_new)
             eos_id = int(transformers_greedy(model, ids, 1)[-1])
         eos_id = int(ids[-1])
-    expected = transformers_greedy(model, ids, max(at, 0) + 6, eos_id)
-    got = answer.greedy(model, ids.clone(), max(at, 0) + 6, eos_id)
+    expected = transformers_greedy(model, ids, num_new, eos_id)
+    got = answer.greedy(model, ids.clone(), num_new, eos_id)
     shown = ("expected " + str(expected[length:].tolist()), "got      " + str(got[length:].tolist()))
     if len(got) > len(expected):
         reject(f"the text goes on after its end token {eos_id}", *shown)
     if len(got) < len(expected):
         reject(f"the text stops {len(expected) - len(got)} short of its end token {eos_id}", *shown)
     compare(got, expected, what="the text", axes=("position",))
+
+
+def takes_one_pass_per_token(answer: Any, draw: Draw, num_new: int, ends: bool) -> None:
+    num_passes = 0
+
+    def counted(batch: Any, **options: Any) -> Counted:
+        nonlocal num_passes
+        num_passes += 1
+        return count_up(batch)
+
+    start = draw.integer(0, 9 - num_new // 2) if ends else 0
+    answer.greedy(counted, torch.tensor([start]), num_new, start + num_new // 2 if ends else NO_END)
+    num_written = num_new // 2 if ends else num_new
+    if num_passes != num_written:
+        then = ", the last of which is the end token" if ends else ""
+        reject(f"{num_passes} passes for {num_written} new tokens{then}", "each new token takes one pass, and no more")
+
+
+def keeps_nothing_between_calls(answer: Any, draw: Draw) -> None:
+    """The same prompt for two models, and for one of them again with an end token."""
+    seed = draw.integer(0, NUM_SEEDS)
+    models = [random_llama(seed), random_llama((seed + 1) % NUM_SEEDS)]
+    while True:
+        ids = draw.integers(0, 100, 4)
+        if all(is_decided(model, transformers_greedy(model, ids, 5), 5) for model in models):
+            break
+    end = int(transformers_greedy(models[0], ids, 2)[-1])
+    for model, eos_id in ((models[0], NO_END), (models[1], NO_END), (models[0], end), (models[0], NO_END)):
+        expected = transformers_greedy(model, ids, 5, None if eos_id == NO_END else eos_id)
+        got = answer.greedy(model, ids.clone(), 5, eos_id)
+        what = "the text, of a prompt that an earlier call had with another model or end token,"
+        compare(got, expected, what=what, axes=("position",))
 
 
 def leaves_the_prompt_alone(answer: Any, draw: Draw) -> None:
@@ -122,7 +179,14 @@ EXERCISES = (
                 "picks the likeliest next token",
                 picks_the_likeliest,
                 "Of the T rows one predicts the next token; of that row's entries, take the place of the largest.",
-                ({"length": 1}, {"length": 2}, {"length": 6}, {"length": 9}),
+                (
+                    {"length": 1},
+                    {"length": 2},
+                    {"length": 6},
+                    {"length": 9},
+                    {"length": 3, "level": 2000},
+                    {"length": 3, "level": -2000},
+                ),
             ),
             Property(
                 "matches transformers token for token",
@@ -146,6 +210,21 @@ EXERCISES = (
                 "does what its examples say",
                 does_what_its_examples_say,
                 "Follow the example with pencil and paper: after 3, 4 the model predicts 5, then 6.",
+            ),
+            Property(
+                "starts anew in each call",
+                keeps_nothing_between_calls,
+                "Nothing may be kept between calls: the model and the end token come in as arguments.",
+            ),
+            Property(
+                "takes one pass per new token",
+                takes_one_pass_per_token,
+                "A pass whose token is not appended is wasted: none follows the last token or the end token.",
+                (
+                    {"num_new": 4, "ends": False},
+                    {"num_new": 4, "ends": True},
+                    {"num_new": 8, "ends": True},
+                ),
             ),
             Property("leaves the prompt alone", leaves_the_prompt_alone, "`torch.cat` makes a new tensor; use it."),
         ),

@@ -60,8 +60,9 @@ def scales_with_width(answer: Any, draw: Draw, bytes_per_value: int) -> None:
     compare(got, measured_bytes(3, 2, 32, bytes_per_value), what="the number of bytes")
 
 
-def believes_the_head_dim(answer: Any, draw: Draw) -> None:
-    head_dim, kv_heads = 8 * draw.integer(9, 20), draw.choice((1, 2, 4, 8))  # not 1024 / 16
+def believes_the_head_dim(answer: Any, draw: Draw, is_larger: bool) -> None:
+    head_dim = 8 * (draw.integer(9, 20) if is_larger else draw.integer(2, 8))  # not 1024 / 16
+    kv_heads = draw.choice((1, 2, 4, 8))
     config = {
         "num_hidden_layers": draw.integer(1, 5),
         "num_attention_heads": 16,
@@ -74,9 +75,9 @@ def believes_the_head_dim(answer: Any, draw: Draw) -> None:
         compare(answer.kv_bytes_per_token(config, 2), expected, what="the number of bytes")
 
 
-def knows_older_files(answer: Any, draw: Draw, head_dim: int) -> None:
-    """`head_dim` 16 follows from the width, and is not stated."""
-    num_heads = draw.integer(2, 9)
+def knows_older_files(answer: Any, draw: Draw, head_dim: int, max_heads: int) -> None:
+    """`head_dim` 16 follows from the width, and is not stated. No number of heads suits all cases."""
+    num_heads = draw.integer(max_heads // 2 + 1, max_heads + 1)
     config = {"num_hidden_layers": 2, "num_attention_heads": num_heads, "hidden_size": 16 * num_heads}
     if head_dim != 16:
         config["head_dim"] = head_dim
@@ -127,13 +128,19 @@ EXERCISES = (
                 "believes a head_dim that the file states",
                 believes_the_head_dim,
                 "In some models (Qwen3, Mistral Nemo) heads * head_dim is not hidden_size; then the file says so.",
+                ({"is_larger": True}, {"is_larger": False}),
             ),
             Property(
                 "reads files without num_key_value_heads",
                 knows_older_files,
                 "Without the entry every attention head has its own keys and values. "
                 "A head_dim may be stated all the same.",
-                ({"head_dim": 16}, {"head_dim": 24}),
+                (
+                    {"head_dim": 16, "max_heads": 5},
+                    {"head_dim": 16, "max_heads": 10},
+                    {"head_dim": 24, "max_heads": 40},
+                    {"head_dim": 8, "max_heads": 20},
+                ),
             ),
         ),
         time_limit_s=5,

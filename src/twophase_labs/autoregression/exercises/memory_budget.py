@@ -40,24 +40,37 @@ def lets_the_last_one_in(answer: Any, draw: Draw, num_requests: int, utilisation
     compare(got, num_requests - 1, what="the number of requests when the last one lacks a byte")
 
 
+def part_of_a_gb(draw: Draw) -> float:
+    """0.3 to 0.7: sizes are not whole GB."""
+    return draw.integer(30, 71) / 100
+
+
 def keeps_headroom(answer: Any, draw: Draw, utilisation: float) -> None:
-    left = Fraction(80 * GB) * Fraction(utilisation) - 16 * GB
-    num_requests = draw.integer(5, 90)
+    card_gb, weights_gb = draw.integer(60, 200), 16 + part_of_a_gb(draw)
+    left = Fraction(card_gb * GB) * Fraction(utilisation) - Fraction(weights_gb) * GB
+    num_requests = draw.integer(100, 200)  # of less than 1 GB: a lost part of a GB is a lost request
     request_bytes = int(left / Fraction(2 * num_requests + 1, 2))
-    got = the_call(answer, 80, 16, request_bytes, utilisation=utilisation)
+    got = the_call(answer, card_gb, weights_gb, request_bytes, utilisation=utilisation)
     compare(got, num_requests, what="the number of requests")
 
 
-def leaves_room_to_work(answer: Any, draw: Draw, workspace_gb: int) -> None:
-    left = Fraction(24 * GB) * Fraction(0.75) - (7 + workspace_gb) * GB
-    num_requests = draw.integer(5, 90)
+def leaves_room_to_work(answer: Any, draw: Draw, workspace_gb: int, utilisation: float = 0.75) -> None:
+    work_gb = workspace_gb + part_of_a_gb(draw)
+    left = Fraction(24 * GB) * Fraction(utilisation) - (7 + Fraction(work_gb)) * GB
+    num_requests = draw.integer(100, 200)
     request_bytes = int(left / Fraction(2 * num_requests + 1, 2))
-    got = the_call(answer, 24, 7, request_bytes, utilisation=0.75, workspace_gb=workspace_gb)
+    got = the_call(answer, 24, 7, request_bytes, utilisation=utilisation, workspace_gb=work_gb)
     compare(got, num_requests, what="the number of requests")
 
 
-def serves_none_without_room(answer: Any, draw: Draw, card_gb: int, weights_gb: float) -> None:
-    compare(the_call(answer, card_gb, weights_gb, 512 * 2**20), 0, what="the number of requests")
+def serves_none_without_room(
+    answer: Any, draw: Draw, card_gb: int, weights_gb: float, utilisation: float = 1.0, workspace_gb: int = 0
+) -> None:
+    got = the_call(answer, card_gb, weights_gb, 512 * 2**20, utilisation=utilisation, workspace_gb=workspace_gb)
+    what = (
+        f"the number of requests, with {weights_gb:g} + {workspace_gb} GB of {utilisation:.0%} of {card_gb} GB taken,"
+    )
+    compare(got, 0, what=what)
 
 
 EXERCISES = (
@@ -93,13 +106,13 @@ EXERCISES = (
                 "keeps the headroom",
                 keeps_headroom,
                 "`utilisation` is a share of the whole card, not of what the weights leave.",
-                ({"utilisation": 0.5}, {"utilisation": 0.875}),
+                ({"utilisation": 0.5}, {"utilisation": 0.875}, {"utilisation": 0.93}),
             ),
             Property(
                 "leaves room for the workspace",
                 leaves_room_to_work,
                 "The workspace is taken from the usable bytes, as the weights are.",
-                ({"workspace_gb": 1}, {"workspace_gb": 4}),
+                ({"workspace_gb": 1}, {"workspace_gb": 4}, {"workspace_gb": 2, "utilisation": 0.9}),
             ),
             Property(
                 "counts whole requests only",
@@ -119,6 +132,9 @@ EXERCISES = (
                     {"card_gb": 16, "weights_gb": 16},
                     {"card_gb": 80, "weights_gb": 140},
                     {"card_gb": 80, "weights_gb": 79.9},
+                    {"card_gb": 80, "weights_gb": 70, "utilisation": 0.75},
+                    {"card_gb": 80, "weights_gb": 60, "workspace_gb": 30},
+                    {"card_gb": 80, "weights_gb": 30, "utilisation": 0.5, "workspace_gb": 20},
                 ),
             ),
         ),
