@@ -44,14 +44,14 @@ def text_log_prob(logits, ids):
             Wrong(
                 "mask of -50 instead of minus infinity",
                 {3: "scores.masked_fill(~visible, -50.0)"},
-                "sees the past and itself",
+                "survives scores of any size",
             ),
             Wrong("always eight features", {1: "q @ k.mT / 8**0.5"}, "matches a loop over queries"),
-            Wrong("-1e4 for minus infinity", {3: "scores.masked_fill(~visible, -1e4)"}, "sees the past and itself"),
+            Wrong("-1e4 for minus infinity", {3: "scores.masked_fill(~visible, -1e4)"}, "survives scores of any size"),
             Wrong(
                 "exp without the maximum",
                 {4: "scores.exp() / scores.exp().sum(-1, keepdim=True)"},
-                "sees the past and itself",
+                "survives scores of any size",
             ),
             Wrong(
                 "looks back 128 keys",
@@ -219,7 +219,7 @@ def draw(probs, u):
     target = u[:, None]  # one number per row
     return (cdf <= target).sum(-1)
 """,
-                "adds in float64",
+                "takes u as a share of the last sum",
             ),
             Wrong(
                 "looks at 256 tokens",

@@ -84,7 +84,7 @@ BANKS = {
                 {1: "probs.double().sort(-1, descending=True).values.cumsum(-1)"},
                 rejected_by=CDF,
             ),
-            Wrong("u itself", {2: "u[:, None] + 0 * cdf[:, -1:]"}, rejected_by="adds in float64"),
+            Wrong("u itself", {2: "u[:, None] + 0 * cdf[:, -1:]"}, rejected_by="takes u as a share of the last sum"),
             Wrong("a share of the first sum", {2: "u[:, None] * cdf[:, :1]"}, rejected_by=CDF),
             Wrong(
                 "draws with a random number of its own",

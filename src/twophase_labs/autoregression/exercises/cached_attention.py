@@ -363,7 +363,8 @@ EXERCISES = (
         hints=(
             "Try queries of zero: all visible keys weigh the same, and the result is a mean you can check by hand.",
             "S keys stand at positions 0 to S - 1. The L queries are the last of these positions, not the first.",
-            "Query row i stands at position S - L + i and sees the keys at positions up to and including its own.",
+            "Query row i stands at position S - L + i and sees the keys up to its own: `scores.masked_fill(~visible, "
+            "-torch.inf)`, and then a softmax over the keys, the last axis.",
         ),
         checks=(
             Property(
@@ -390,9 +391,15 @@ EXERCISES = (
                 "sees the past and itself",
                 sees_the_past_and_itself,
                 "The queries are the last L of S positions: the first query stands at position S - L, "
-                "and sees its own key too. A hidden score is minus infinity: any number is larger than some visible "
-                "score.",
-                (*ATTENTION, *LEVELS),
+                "and sees its own key too.",
+                ATTENTION,
+            ),
+            Property(
+                "survives scores of any size",
+                sees_the_past_and_itself,
+                "A hidden score is minus infinity: any number is larger than some visible score. NaN: `exp` of large "
+                "scores is infinite, of small ones zero; `softmax` subtracts each row's maximum first.",
+                LEVELS,
             ),
             Property(
                 "matches a loop over queries",

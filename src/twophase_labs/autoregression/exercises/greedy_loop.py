@@ -85,8 +85,10 @@ def stops_at_the_end(answer: Any, draw: Draw, length: int, at: int) -> None:
     shown = ("expected " + str(expected[length:].tolist()), "got      " + str(got[length:].tolist()))
     if len(got) > len(expected):
         reject(f"the text goes on after its end token {eos_id}", *shown)
+    if at < 0 and len(got) < len(expected):
+        reject(f"the prompt ends with the end token {eos_id}, and that ended the text", *shown)
     if len(got) < len(expected):
-        reject(f"the text stops {len(expected) - len(got)} short of its end token {eos_id}", *shown)
+        reject(f"the text stops {len(expected) - len(got)} tokens before its end token {eos_id}", *shown)
     compare(got, expected, what="the text", axes=("position",))
 
 

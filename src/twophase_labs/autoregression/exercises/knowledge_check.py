@@ -57,7 +57,7 @@ EXERCISES = (
             "abc",
             "16cf8562bcb061b3",
             {
-                "b": "flattening moves mass to the unlikely tokens, so it takes more of them to reach 0.9",
+                "b": "flattening moves probability; from which tokens to which?",
                 "c": "the set kept depends on probabilities, and temperature changes those",
             },
             hint="Take probabilities 0.8, 0.15, 0.05 and flatten them by T = 2 on paper, before and after top-p.",

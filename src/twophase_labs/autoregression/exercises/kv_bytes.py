@@ -51,7 +51,7 @@ def counts_keys_and_values(answer: Any, draw: Draw, model: str) -> None:
     got = answer.kv_bytes_per_token(dict(config), 2)
     if isinstance(got, float) and got == int(got):
         reject(f"the number of bytes is the float {got!r}", "Bytes are counted: `//` where you divide.")
-    compare(got, expected, what="the number of bytes")
+    compare(got, expected, what=f"the number of bytes of {config}")
 
 
 def scales_with_width(answer: Any, draw: Draw, bytes_per_value: int) -> None:

@@ -12,9 +12,20 @@ GB, GIB = 10**9, 2**30
 
 def the_call(answer: Any, *args: Any, **kwargs: Any) -> int:
     got = answer.requests_that_fit(*args, **kwargs)
+    if isinstance(got, float) and got.is_integer():
+        return int(got)  # `is_whole` judges the type, so that a wrong number is told first
     if isinstance(got, float):
-        reject(f"the number of requests is the float {got!r}", "Requests are whole: `//`, `int` or `math.floor`.")
+        reject(f"the number of requests is {got!r}", "Requests are whole: round down with `//`, `int` or `math.floor`.")
     return got
+
+
+def is_whole(answer: Any, draw: Draw) -> None:
+    got = answer.requests_that_fit(10, 4, 2 * GB)
+    if isinstance(got, float):
+        reject(
+            f"the number of requests is the float {got!r}",
+            "`//` of a float is still a float: `int(...)` makes it whole.",
+        )
 
 
 def divides_what_is_left(answer: Any, draw: Draw, card_gb: int, weights_gb: int, spare: float = 0.5) -> None:
@@ -137,6 +148,7 @@ EXERCISES = (
                     {"card_gb": 80, "weights_gb": 30, "utilisation": 0.5, "workspace_gb": 20},
                 ),
             ),
+            Property("gives an int", is_whole, "Requests are counted."),
         ),
         time_limit_s=5,
     ),
