@@ -171,6 +171,7 @@ LATER = (
     {"cached": 70, "new": 3, "page": 80},
     {"cached": 4, "new": 3, "heads": (9, 3), "width": 64},
     {"cached": 2, "new": 2, "heads": (4, 4), "width": 2},
+    {"cached": 2, "new": 2, "heads": (128, 128), "width": 2},
     {"cached": 5, "new": 0},
 )
 
