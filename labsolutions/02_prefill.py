@@ -1165,8 +1165,9 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, sca
     q is [L, H, D], k and v are [L, H_kv, D], not rotated yet; query head h reads KV head h // (H // H_kv).
     `num_cached` tokens of the prompt are in the caches already, rotated; this chunk follows them. Rotate q and k with
     `theta`, write the chunk's K and V into their slots, and let each row attend to all keys up to its own position,
-    with scores q · k * scale. The caches are [N, H_kv, block_size, D] and the only things that change; slots that hold
-    no token of this prompt may hold anything, NaN too. The block table has a block for every position. L may be 0.
+    with scores q · k * scale. The caches are [N, H_kv, block_size, D]; the chunk's slots are the only things that
+    change. Other slots belong to others and may hold anything, NaN too. The block table has a block for every position.
+    L may be 0.
 
     >>> k_cache, v_cache, one = torch.zeros(2, 1, 4, 2), torch.zeros(2, 1, 4, 2), torch.ones(1, 1, 2)
     >>> prefill_chunk(one, one, 5 * one, k_cache, v_cache, torch.tensor([1, 0]), 0, 100.0, 1.0).tolist()

@@ -11,7 +11,7 @@ from twophase_labs.kit.weights_map import compare_weights
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.prefill.launch import launch_paged_prefill
-from twophase_labs.prefill.paged_oracle import TABLE_WIDTH, RaggedBatch, paged_attention, poison_unused, ragged_batch
+from twophase_labs.prefill.paged_oracle import RaggedBatch, paged_attention, poison_unused, ragged_batch
 from twophase_labs.prefill.weights import names_of_columns, names_of_rows, page_borders, weighing_batch, weights_of
 
 AXES = {
@@ -64,7 +64,9 @@ def matches_a_loop(
     head_dim: int,
     page: int,
 ) -> None:
-    width = TABLE_WIDTH + len(query_lens)  # the kernel is told how far the rows of the table are apart
+    # No entry more than the longest sequence needs: the kernel is told how far the rows of the table are apart, and
+    # behind the last entry there is no table.
+    width = max(-(-(new + old) // page) for new, old in zip(query_lens, cached, strict=True))
     batch = ragged_batch(draw, query_lens, cached, heads=heads, head_dim=head_dim, page=page, table_width=width)
     expected, _ = paged_attention(batch)
     got, _ = prefill(answer, batch)

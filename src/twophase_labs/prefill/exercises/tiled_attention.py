@@ -180,6 +180,7 @@ CASES = (
     {"length": 4, "block_q": 4, "block_k": 4},
     {"length": 7, "block_q": 4, "block_k": 3},
     {"length": 9, "block_q": 2, "block_k": 5},
+    {"length": 11, "block_q": 4, "block_k": 2},
     {"length": 5, "block_q": 8, "block_k": 16},
     {"length": 70, "block_q": 33, "block_k": 24},
     {"length": 72, "block_q": 70, "block_k": 66},
