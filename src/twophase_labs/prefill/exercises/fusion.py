@@ -1,4 +1,4 @@
-"""2.10 Fusion: the bytes of a chain of operations, apart and as one; the residual and the norm in one kernel."""
+"""2.9 Fusion: the bytes of a chain of operations, apart and as one; the residual and the norm in one kernel."""
 
 from typing import Any
 
@@ -191,6 +191,7 @@ EXERCISES = (
         minutes=8,
         lines=8,
         difficulty=2,
+        is_extra=True,
         objective="count what fusion saves",
         hints=(
             "Do the example on paper, one column per way. Apart: x, r in, h out; h in, y out. As one: x, r in; h and y "

@@ -1,4 +1,4 @@
-"""2.11 The learner's kernels in the engine."""
+"""2.10 The learner's kernels in the engine."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

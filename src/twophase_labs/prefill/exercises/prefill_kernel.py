@@ -12,7 +12,15 @@ from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.prefill.launch import launch_paged_prefill
 from twophase_labs.prefill.paged_oracle import RaggedBatch, paged_attention, poison_unused, ragged_batch
-from twophase_labs.prefill.weights import names_of_columns, names_of_rows, page_borders, weighing_batch, weights_of
+from twophase_labs.prefill.weights import (
+    names_of_blocks,
+    names_of_columns,
+    names_of_rows,
+    page_borders,
+    unused_columns,
+    weighing_batch,
+    weights_of,
+)
 
 AXES = {
     "q": ("token", "head", "dim"),
@@ -49,8 +57,10 @@ def reads_the_right_keys(
         rows=names_of_rows(batch),
         columns=names_of_columns(batch),
         row_axis="query and its head",
-        column_axis="slot, block by block and KV head by KV head",
+        column_axis="slots: their sequence, block and KV head; blue: no token there",
         bounds=page_borders(batch),
+        groups=names_of_blocks(batch),
+        unused=unused_columns(batch),
         title="weights",
     )
 
