@@ -200,6 +200,7 @@ EXERCISES = (
                 (
                     {"query_lens": (1,), "cached": (0,), "heads": (3, 1)},
                     {"query_lens": (3, 5, 1), "cached": (0, 4, 0), "heads": (6, 2)},
+                    {"query_lens": (1,) * 70, "cached": (0,) * 70, "heads": (3, 1)},
                 ),
             ),
             Property(
