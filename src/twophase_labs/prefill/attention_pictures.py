@@ -226,7 +226,7 @@ def draw_running(scores: Tensor) -> Figure:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[1].set(xlabel="key", ylabel="row_sum")
     axes[1].set_ylim(bottom=0)
-    axes[1].set_title("... the sum of 2^(score - row_max) is measured anew", loc="left")
+    axes[1].set_title("... the sum of 2^(score - row_max) shrinks", loc="left")
     return _done(figure)
 
 

@@ -207,7 +207,8 @@ EXERCISES = (
                 "writes K and V into their slots",
                 writes_its_slots,
                 "The chunk's keys, rotated by their positions in the prompt, and its values go to the slots of these "
-                "positions, and nothing else changes: the other slots, of its own blocks too, are not yours to clear.",
+                "positions, and nothing else changes: the other slots, of its own blocks too, are not yours to clear. "
+                "The caches are [N, H_kv, block_size, D]: heads before slots, so a slot is no row of a `view`.",
                 (
                     {"cached": 0, "new": 1},
                     {"cached": 0, "new": 6},

@@ -244,15 +244,15 @@ EXERCISES = (
                 ({"which": 1},),
             ),
             Property(
+                "moves nothing that is made and dropped",
+                drops_what_nobody_needs,
+                "What the chain makes and nobody needs afterwards is never written and never read.",
+            ),
+            Property(
                 "reads an input of the chain once",
                 reads_an_input_once,
                 "As one kernel the chain has x at hand after its first use.",
                 ({"which": 1},),
-            ),
-            Property(
-                "moves nothing that is made and dropped",
-                drops_what_nobody_needs,
-                "What the chain makes and nobody needs afterwards is never written and never read.",
             ),
             Property(
                 "writes what is kept",

@@ -411,9 +411,8 @@ EXERCISES = (
             Property(
                 "survives hidden keys",
                 survives_hidden_keys,
-                "A hidden key has the score -inf. As long as a row saw nothing else, row_max is -inf too: use "
-                "`max_safe` in every "
-                "difference. A row that sees nothing at all gives zeros and -inf.",
+                "A hidden key has the score -inf. As long as a row saw nothing else, row_max is -inf too: subtract 0 "
+                "instead of row_max there, in every difference. A row that sees nothing at all gives zeros and -inf.",
                 (
                     {"where": "some keys"},
                     {"where": "the first keys"},

@@ -196,7 +196,8 @@ EXERCISES = (
                 "attends for short chunks",
                 attends,
                 "The grid is (query tiles of the longest chunk, sequences, KV heads), in the order in which the "
-                "kernel reads its program ids; the scale is multiplied by log2(e).",
+                "kernel reads its program ids, all of them integers (`//`, not `/`); the scale is multiplied by "
+                "log2(e).",
                 (
                     {"query_lens": (1,), "cached": (0,), "heads": (3, 1)},
                     {"query_lens": (3, 5, 1), "cached": (0, 4, 0), "heads": (6, 2)},
@@ -219,8 +220,8 @@ EXERCISES = (
             Property(
                 "launches no program in vain",
                 covers_just_enough,
-                "A program has BLOCK_M rows, so BLOCK_M // G whole tokens; blocks of the longest chunk, rounded up: "
-                "`triton.cdiv`.",
+                "A program has BLOCK_M rows, so BLOCK_M // G whole tokens (`//`, not `/`); query tiles of the longest "
+                "chunk, rounded up: `triton.cdiv`.",
                 (
                     {"query_lens": (10, 100), "heads": (9, 3)},
                     {"query_lens": (42,), "heads": (3, 1)},

@@ -233,7 +233,7 @@ EXERCISES = (
             "Say in words where element d of head h of a token in slot 17 stands, for blocks of 4 and 3 heads.",
             "In memory come first all of block 0, in it all of head 0, in it slot 0. So a row of D elements is counted "
             "by blocks, then heads, then slots.",
-            "A mask for a block [BLOCK_H, BLOCK_D] is made of one for each axis: `a[:, None] & b[None, :]`.",
+            "A mask for a tile [BLOCK_H, BLOCK_D] is made of one for each axis: `a[:, None] & b[None, :]`.",
         ),
         checks=(
             Property(
@@ -256,7 +256,7 @@ EXERCISES = (
             Property(
                 "takes any number and size of heads",
                 takes_any_heads,
-                "Blocks are powers of two, H_KV and D need not be: what is beyond them is masked, in loads and stores.",
+                "Tiles are powers of two, H_KV and D need not be: what is beyond them is masked, in loads and stores.",
                 (
                     {"num_kv_heads": 3, "head_dim": 16, "page": 4},
                     {"num_kv_heads": 5, "head_dim": 24, "page": 6},

@@ -125,15 +125,13 @@ EXERCISES = (
         objective="attend over a paged cache, for a ragged batch of prompt chunks with grouped heads",
         hints=(
             "Do it by hand for sequence A of the picture: a chunk of 5 tokens behind 6 in the cache, G = 2, BLOCK_Q "
-            "= 2, "
-            "and the program of block 1. Which tokens, heads and positions have its rows? Row 3 is token 3 of the "
-            "chunk, "
-            "position 9.",
+            "= 2, and the program of tile 1. Which tokens, heads and positions do its rows have? Row 3 is token 3 of "
+            "the chunk, position 9.",
             "Three counts begin at different places: tokens of the chunk, rows of the flat batch, positions of the "
             "sequence. A chunk's tokens are the last chunk_len of seq_len.",
             "Skeleton: heads from kv_head * G and offs_m % G; rows as (token of the flat batch) * H + head; "
             "positions as "
-            "num_cached + tokens; block numbers (page_ids) by tl.load at positions // PAGE; slots as (block * H_KV + "
+            "num_cached + tokens; block numbers (page_ids) by tl.load at positions // PAGE; kv_rows as (block * H_KV + "
             "kv_head) * PAGE + "
             "offset; visible as in_range for columns, and key position <= row position.",
         ),
@@ -172,7 +170,7 @@ EXERCISES = (
             Property(
                 "matches attention in a loop",
                 matches_a_loop,
-                "Small batches are right. What changes here: more tiles than one, more blocks per chunk, "
+                "Small batches are right. What changes here: more key tiles than one, more query tiles per chunk, "
                 "other numbers of heads, a head size that is no power of two.",
                 (
                     {"query_lens": (1,), "cached": (0,), "heads": (1, 1), "head_dim": 16, "page": 16},
@@ -185,7 +183,7 @@ EXERCISES = (
             Property(
                 "leaves other rows alone",
                 leaves_other_rows_alone,
-                "The last block of a chunk has rows beyond its end. They must be neither loaded nor stored.",
+                "The last query tile of a chunk has rows beyond its end. They must be neither loaded nor stored.",
             ),
             Property(
                 "keeps unused slots out",

@@ -206,7 +206,7 @@ EXERCISES = (
         points=4,
         minutes=8,
         lines=4,
-        difficulty=3,
+        difficulty=2,
         objective="compute exact attention without the table of scores",
         hints=(
             "Begin with one tile that covers everything (block_q = block_k = L): it must be plain attention. Then two "
@@ -305,7 +305,8 @@ EXERCISES = (
             Property(
                 "counts the tiled way",
                 counts(1),
-                "Per query tile: its own rows in and out, and keys and values up to the end of the last tile it needs.",
+                "Per query tile: its own rows in and out, and keys and values up to the end of the last tile it needs, "
+                "but no further than L.",
                 TRAFFIC,
             ),
             Property("counts bytes", counts_in_bytes, "Elements times bytes per element, both ways."),
