@@ -167,6 +167,20 @@ def chain_traffic(steps, sizes, kept, at_hand=set()):
 """,
                 "gives the second number of the example",
             ),
+            Wrong(
+                "the first two inputs only",
+                """
+def chain_traffic(steps, sizes, kept):
+    apart, fused, at_hand = 0, 0, set()
+    for inputs, output in steps:
+        apart += sum(sizes[name] for name in set(inputs)) + sizes[output]
+        fused += sum(sizes[name] for name in set(inputs[:2]) - at_hand)
+        fused += sizes[output] if output in kept else 0
+        at_hand |= {*inputs, output}
+    return apart, fused
+""",
+                "counts any chain as one",
+            ),
         ),
         right=(
             Right("from outside", FROM_OUTSIDE),

@@ -331,6 +331,21 @@ def online_softmax(stream, M, D):
 """,
                 "survives hidden keys",
             ),
+            Wrong(
+                "the maximum begins at -1e6",
+                """
+def online_softmax(stream, M, D):
+    row_max, row_sum, acc = torch.full((M,), -1e6), torch.zeros(M), torch.zeros(M, D)
+    for s, v in stream:
+        new_max = torch.maximum(row_max, s)
+        max_safe = new_max
+        rescale, p = torch.exp2(row_max - max_safe), torch.exp2(s - max_safe)
+        row_max, row_sum, acc = new_max, row_sum * rescale + p, acc * rescale[:, None] + p[:, None] * v
+    out = acc / torch.where(row_sum == 0, 1, row_sum)[:, None]
+    return out, row_max + row_sum.log2()
+""",
+                "survives huge scores",
+            ),
         ),
         right=(
             Right(

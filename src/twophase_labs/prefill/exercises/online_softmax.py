@@ -134,8 +134,8 @@ def keeps_a_maximum_for_each(answer: Any, draw: Draw, size: int) -> None:
     compare(lse, expected[1], what=f"the LSE {what}", axes=("row",), any_dtype=True)
 
 
-def survives_huge_scores(answer: Any, draw: Draw, size: int) -> None:
-    scores, values = random_scores(draw, 3, 7)
+def survives_huge_scores(answer: Any, draw: Draw, size: int | float, keys: int = 7) -> None:
+    scores, values = random_scores(draw, 3, keys)
     scores = scores + size
     out, lse = run(answer, scores, values)
     finite(out, what=f"the mean of scores around {size}", axes=AXES)
@@ -399,7 +399,14 @@ EXERCISES = (
                 survives_huge_scores,
                 "2^129 does not fit into float32. Exponents are taken relative to the largest score so far, so none is "
                 "above 0. The maximum starts at -inf: any other number is larger than some score.",
-                ({"size": 1000}, {"size": -1000}, {"size": 20000}, {"size": -20000}),
+                (
+                    {"size": 1000},
+                    {"size": -1000},
+                    {"size": 20000},
+                    {"size": -20000},
+                    {"size": 1e30, "keys": 1},  # alone: several such would have differences beyond float32
+                    {"size": -1e30, "keys": 1},
+                ),
             ),
             Property(
                 "keeps a maximum for each query",

@@ -68,9 +68,9 @@ def leaves_the_table_alone(answer: Any, draw: Draw, block_size: int, dtype: torc
         fresh(slots, block_table=table)
 
 
-def keeps_nothing(answer: Any, draw: Draw) -> None:
+def keeps_nothing(answer: Any, draw: Draw, num_entries: int) -> None:
     """The same positions for another sequence, and for the same one after its table was changed."""
-    table = random_table(draw, 5)
+    table = random_table(draw, num_entries)
     for other, whose in ((table, "one sequence"), (table.flip(0) + 7, "another sequence, of the same length,")):
         what = f"the slot of {whose}"
         compare(answer.slot_mapping(other, 3, 18, 4), slots_by_hand(other, 3, 18, 4), what=what, axes=("token",))
@@ -214,6 +214,7 @@ EXERCISES = (
                 "keeps nothing for the next call",
                 keeps_nothing,
                 "The slots depend on what the table holds now, not on an earlier call.",
+                ({"num_entries": 5}, {"num_entries": 6}, {"num_entries": 7}),
             ),
         ),
     ),
