@@ -60,7 +60,7 @@ from twophase_labs import ____, check, hint, measured, reveal, use
 
 # %% [markdown]
 # ## 1. Attention on one real layer
-# <!-- minutes: 19 -->
+# <!-- minutes: 22 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -236,7 +236,7 @@ pictures.draw_attention_maps(panels, words, rings={"layer 17, head 4": (8, 2)}) 
 
 # %% [markdown]
 # ## 2. Arithmetic against traffic
-# <!-- minutes: 18 -->
+# <!-- minutes: 22 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -413,7 +413,7 @@ measured("2.3", f / b / ridge)
 
 # %% [markdown]
 # ## 3. What the score matrix costs
-# <!-- minutes: 6 -->
+# <!-- minutes: 5 -->
 #
 # *Needs: CPU.*
 #
@@ -463,7 +463,7 @@ for L in (2_048, 8_192, 32_768, 131_072):
 
 # %% [markdown]
 # ## 4. Softmax in one pass
-# <!-- minutes: 22 -->
+# <!-- minutes: 25 -->
 #
 # *Needs: CPU.*
 #
@@ -476,14 +476,12 @@ for L in (2_048, 8_192, 32_768, 131_072):
 # - `row_sum`, $\ell$: the sum of weights so far, each measured from $m$;
 # - `acc`: the sum of weights times values so far, measured from $m$ too.
 #
-# When a larger score comes, $m$ changes, and the two sums have to be measured anew: one multiplication each. (The
-# names are those of this project's kernels.)
+# When a larger score comes, $m$ changes, and the two sums have to be measured anew: one multiplication each.
 
 # %% [markdown]
 # **In base 2.** From here on the scores are exponents of 2: multiplied by log2(e) once, together with 1/sqrt(D), so
-# that $2^{s \log_2 e} = e^s$. The weights are the same. Kernels do it because processors raise 2 to a power in one
-# instruction. The logarithm of a row's sum of weights, $\log_2 \sum_j 2^{s_j}$, is called its **LSE** (log-sum-exp);
-# here it is base 2 as well.
+# that $2^{s \log_2 e} = e^s$. Kernels do it because processors raise 2 to a power in one instruction. The logarithm of
+# a row's sum of weights, $\log_2 \sum_j 2^{s_j}$, is called its **LSE** (log-sum-exp); here it is base 2 as well.
 
 # %% tags=["setup"]
 from twophase_labs.prefill.launch import LOG2_E
@@ -624,31 +622,29 @@ for num_parts in (2, 8, 50):
     print(f"{num_parts:3} parts: the mean differs by {(merged[0] - whole).abs().max():.0e} from one pass")
 
 # %% [markdown]
-# **Read the result.** The same mean, up to rounding. Remember it in two places: here, because it lets a kernel work
-# through the keys tile by tile; and in lab 3, where one query has thousands of keys and many programs share them. Each
-# takes a part, and your merge puts the parts together.
+# **Read the result.** The same mean, up to rounding. So a kernel can work through the keys tile by tile; and in lab 3,
+# where one query has thousands of keys, many programs take a part each, and your merge puts the parts together.
 #
 # **Takeaway.** One pass that carries D + 2 = 66 elements gives the mean over 10,000 keys, and parts of it merge in any
 # order.
 
 # %% [markdown]
 # ## 5. Attention in tiles
-# <!-- minutes: 19 -->
+# <!-- minutes: 23 -->
 #
 # *Needs: CPU.*
 #
 # One key at a time keeps memory small, and wastes the machine: it is a matrix-vector product again, far left under the
 # roof. The way out is a **tile**: some dozens of queries against some dozens of keys. Its scores are a small matrix
-# that lives only in fast memory (registers and shared memory on a GPU, the caches of a CPU), is used at once and
-# dropped. This is FlashAttention (arXiv:2205.14135).
+# that lives only in fast memory (registers and shared memory on a GPU, the caches of a CPU). This is FlashAttention
+# (arXiv:2205.14135).
 
 # %%
 pictures.draw_tiles(length=40, block_q=16, block_k=8)
 
 # %% [markdown]
-# Each row of tiles belongs to one set of queries, which carry `row_max`, `row_sum` and `acc` from left to right. Blue
-# tiles need no mask, hatched ones cross the diagonal, and dotted ones are hidden from all their queries, so nothing of
-# them is computed or loaded.
+# Each row of tiles belongs to one set of queries, which carry `row_max`, `row_sum` and `acc` from left to right. Dotted
+# tiles are hidden from all their queries, so nothing of them is loaded.
 #
 # PyTorch does not show how many bytes a tile moves, so we take a memory that counts. `memory.load("k", start, end)`
 # gives a copy of rows `[start, end)` of a tensor, `memory.store("out", start, rows)` writes some; each is noted with
@@ -694,8 +690,7 @@ def tiled_attention(memory, L, D, block_q, block_k):
 check("2.6")
 
 # %% [markdown]
-# **Exact, not approximate.** Attention that saves memory by leaving keys out exists; this is not it. For any size of
-# tile the result is the same up to rounding.
+# **Exact, not approximate.** No key is left out. For any size of tile the result is the same up to rounding.
 
 # %%
 tiled_attention = use("2.6")
@@ -793,7 +788,7 @@ pictures.draw_saved_traffic(saved)
 
 # %% [markdown]
 # ## 6. Where K and V go: slots, and a first kernel
-# <!-- minutes: 20 -->
+# <!-- minutes: 29 -->
 #
 # *Needs: CPU; Triton (interpreted without a GPU) for the kernel.*
 #
@@ -996,8 +991,8 @@ launch_kv_write(kv_write_kernel, new, -new, pool[0], pool[1], slots.to(device))
 prefill_pictures.draw_slots(pool[0, :, :, :, 0].cpu())
 
 # %% [markdown]
-# Each block holds all heads, and each head its own slots. What it costs is moving bytes and nothing else: the kernel
-# computes no number. Per token of SmolLM2 in float32:
+# Each block holds all heads, and each head its own slots. The kernel computes nothing, it moves bytes. Per token of
+# SmolLM2 in float32:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1023,8 +1018,7 @@ print(f"weights read for it, if it comes alone: {4 * 134_515_008:,} bytes")
 # *Needs: CPU.*
 #
 # PyTorch's tensors are rectangles, prompts are not. The obvious remedy is padding: make every prompt as long as the
-# longest, mask what was added, throw its results away. The cost is real: padding goes through every matrix product of
-# every layer.
+# longest, mask what was added, throw its results away. But padding goes through every matrix product of every layer.
 
 # %%
 from twophase_labs.prefill import prefill_pictures  # again, for where Triton's cells were not run
@@ -1099,7 +1093,7 @@ check("2.10")
 
 # %% [markdown]
 # ## 8. Chunked prefill
-# <!-- minutes: 17 -->
+# <!-- minutes: 21 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -1113,8 +1107,8 @@ check("2.10")
 prefill_pictures.draw_chunks(num_tokens=12, chunk=5)
 
 # %% [markdown]
-# The triangle is cut into horizontal bands. The first band is a triangle of its own. In every later one there is
-# history on the left, which all rows see, and a triangle at the right end.
+# The first band is a triangle of its own. In every later one there is history on the left, which all rows see, and a
+# triangle at the right end.
 #
 # **Think first.** Three things have to be shifted for the second band, and each is easily forgotten: where the keys
 # come from, where the mask's diagonal lies, and one more, which has happened to q and k before they come here. Which?
@@ -1236,7 +1230,7 @@ for size in (4096, 1024, 512, 256, 64):
 
 # %% [markdown]
 # ## 9. The paged prefill kernel
-# <!-- minutes: 22 -->
+# <!-- minutes: 33 -->
 #
 # *Needs: Triton (interpreted without a GPU).*
 #
@@ -1382,9 +1376,9 @@ def paged_prefill_kernel(
 check("2.12")
 
 # %% [markdown]
-# **What it reads.** The same trick as in the check, on the two sequences above: with a one-hot V per slot the output is
-# the weight of every slot. A's chunk is the lower part of a triangle, since six tokens came before; B's is a whole one.
-# Between the two there is nothing, and no work was spent to find that out.
+# **What it reads.** As in the check, on the two sequences above: with a one-hot V per slot the output is the weight of
+# every slot. A's chunk is the lower part of a triangle, since six tokens came before; B's is a whole one. Between the
+# two there is nothing, and no work was spent to find that out.
 
 # %%
 # needs: triton
@@ -1428,7 +1422,7 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="row_max =
 # the loads of K and V indirect, and Triton's software pipeliner then keeps fewer tiles under way while it waits for
 # memory. (In the compiled code for an H100: 3 tiles instead of 2; for an A100, 2 instead of 1.)
 #
-# The other differences are quick to name. `MASKED` is known at compile time, and the loop runs twice, first over the
+# The other differences: `MASKED` is known at compile time, and the loop runs twice, first over the
 # tiles below the diagonal, without comparisons. The maximum is scaled after it is taken, so that `score * scale -
 # maximum` is one fused multiply-add. `KV_FORMAT`, `WINDOW` and `NUM_SINKS` are quantised caches, sliding windows and
 # sinks (labs 3 and 5).
@@ -1641,7 +1635,7 @@ check("2.14")
 
 # %% [markdown]
 # ## 10. Capstone: your prefill in the engine
-# <!-- minutes: 15 -->
+# <!-- minutes: 18 -->
 #
 # *Needs: Triton (interpreted without a GPU), and the model.*
 #
@@ -1800,7 +1794,7 @@ prefill_pictures.draw_chunk_rates(rates, bound, flops_per_s)
 
 # %% [markdown]
 # ## 11. Knowledge check
-# <!-- minutes: 5 -->
+# <!-- minutes: 7 -->
 #
 # *Needs: nothing but thought.*
 

@@ -117,7 +117,7 @@ BANKS = {
             Wrong(
                 "writes everything",
                 edited(CHAIN, ("sizes[output] if output in kept else 0", "sizes[output]")),
-                "reads an input of the chain once",
+                "moves nothing that is made and dropped",
             ),
             Wrong(
                 "writes the last output only",
