@@ -6,7 +6,8 @@
 # lets SmolLM2 read the same 128 tokens twice: once all together, and once one by one, with a KV cache, so that
 # nothing is computed a second time. The weights are the same, and so are the multiplications and the logits.
 #
-# **Think first.** Which is faster, and by what factor?
+# **Think first.** Which is faster, and by what factor? (The cell takes about ten seconds, and half a minute where the
+# model still has to be loaded.)
 
 # %%
 import torch
@@ -25,8 +26,8 @@ for name, read in (("together", read_at_once), ("one by one", read_one_by_one)):
 # %% [markdown]
 # The count behind the last column: each token passes each weight once, for a multiplication and an addition. The
 # cache saved every multiplication that can be saved, and one by one the processor still reached only a fraction of
-# the rate that it had just shown. So it was not short of arithmetic. Keep your guess at what it was short of; section
-# 2 measures it, and section 11 repeats this cell with attention that you wrote.
+# the rate that it had just shown. So arithmetic was not what held it back. Keep your guess at what did: section 2 has
+# one part of the answer, and section 10 repeats this cell with attention that you wrote.
 
 # %% [markdown]
 # **After this lab you can**
@@ -36,7 +37,7 @@ for name, read in (("together", read_at_once), ("one by one", read_one_by_one)):
 # - compute softmax in one pass, merge parts of it, and build exact attention from tiles;
 # - write K and V into the slots of a paged cache with a Triton kernel, and read them with another;
 # - process prompts of different lengths in one batch without padding, and one long prompt in chunks;
-# - count what a fused kernel saves, and run a model with your own prefill, token for token equal to transformers.
+# - run a model with your own prefill, token for token equal to transformers.
 #
 # You need lab 1. No GPU: kernels run in Triton's interpreter without one, and are compiled where there is one, from
 # the same cells.
@@ -59,13 +60,12 @@ from twophase_labs import ____, check, hint, measured, reveal, use
 
 # %% [markdown]
 # ## 1. Attention on one real layer
-# <!-- minutes: 19 -->
+# <!-- minutes: 22 -->
 #
 # *Needs: CPU, and the model.*
 #
-# In a transformer almost everything treats each token by itself: norms, projections, the MLP. Tokens of a prompt could
-# go through these on different machines. **Attention** is the one place where they meet, so it is where reading many
-# at once becomes interesting.
+# In a transformer almost everything treats each token by itself: norms, projections, the MLP. **Attention** is the one
+# place where tokens meet, so it is where reading many at once becomes interesting.
 #
 # Each token has, in each head, three vectors of D elements. Its *query* says what it looks for, its *key* what it
 # offers, its *value* what it hands over. The score of a query and a key is their dot product over sqrt(D), so that
@@ -80,8 +80,8 @@ from twophase_labs.prefill import attention_pictures as pictures
 pictures.draw_steps_of_attention(*torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(3)))
 
 # %% [markdown]
-# Row 0 sees itself only, so it gets a weight of 1 whatever its score was. Row 4 sees all five. All rows of the
-# triangle are computed at the same time. In code, for all H heads of a prompt of L tokens:
+# Row 0 sees itself only, so it gets a weight of 1 whatever its score was. Row 4 sees all five. In code, for all H
+# heads of a prompt of L tokens:
 
 
 # %% tags=["setup"]
@@ -222,25 +222,26 @@ for index, head in ((16, 0), (17, 4), (18, 8)):
     x, _ = watch_layer(model, index, sentence)
     q, k = (rotate(each, torch.arange(len(x)), layer.theta) for each in layer_queries_keys(layer, x))
     panels[f"layer {index}, head {head}"] = head_weights(q, k, head)
-pictures.draw_attention_maps(panels, [tokenizer.decode(token) for token in sentence])
+words = [tokenizer.decode(token) for token in sentence]
+pictures.draw_attention_maps(panels, words, rings={"layer 17, head 4": (8, 2)})  # the second cat, and sat
 
 # %% [markdown]
 # **Read the result.** On the left a head that looks one token back, wherever it is: rotary positions make that
-# possible. In the middle the second *cat* looks at *sat*, the word that followed the first *cat*; such heads continue
-# patterns. On the right almost every token looks at the first one, which in practice means at nothing. Softmax has to
-# put its weights somewhere, and this is where they are parked. Such *attention sinks* come back in lab 5.
+# possible. In the middle (the ring) the second *cat* looks at *sat*, the word that followed the first *cat*; such heads
+# continue patterns. On the right almost every token looks at the first one, which in practice means at nothing. Softmax
+# has to put its weights somewhere, and this is where they are parked. Such *attention sinks* come back in lab 5.
 #
 # **Takeaway.** Attention is the only step in which tokens meet; in SmolLM2 9 query heads read 3 KV heads, so a token
 # leaves 2 · 3 · 64 = 384 elements per layer behind, and every later token needs them.
 
 # %% [markdown]
 # ## 2. Arithmetic against traffic
-# <!-- minutes: 18 -->
+# <!-- minutes: 22 -->
 #
 # *Needs: CPU, and the model.*
 #
-# Now the surprise. A processor can do so many operations per second, and its memory can deliver so many bytes per
-# second. A step needs some of each. If the two can overlap, the step takes as long as the slower of them:
+# Now the surprise. A processor does so many operations per second, and its memory delivers so many bytes per second. A
+# step needs some of each. If the two overlap, the step takes as long as the slower of them:
 #
 # $$\text{time} \ge \max\left(\frac{\text{FLOPs}}{\text{FLOP/s}},\; \frac{\text{bytes}}{\text{bytes/s}}\right)$$
 #
@@ -249,20 +250,22 @@ pictures.draw_attention_maps(panels, [tokenizer.decode(token) for token in sente
 # **memory-bound**, above it **compute-bound**.
 
 # %% [markdown]
-# **Memory is a hierarchy.** "The memory" is the slowest level that the data has to come from. The next cell copies
-# data within buffers of growing size, over and over: what fits into a cache comes from there. On the right are the
-# levels of an A100 with 40 GB, as the FlashAttention paper (arXiv:2205.14135, figure 1) gives them.
+# **Memory is a hierarchy.** "The memory" is the slowest level that the data has to come from. The next cell copies data
+# within buffers of growing size, over and over: what fits into a cache comes from there. The dashed line is one copy of
+# 256 MiB into another 256 MiB, the bandwidth that this lab computes with. On the right are the levels of an A100 with
+# 40 GB, as the FlashAttention paper (arXiv:2205.14135, figure 1) gives them.
 
 # %%
 from twophase_labs.prefill.measured_roofs import copy_rates, measure_roofs, time_attention, time_projection
 
-flops_per_s, bytes_per_s = measure_roofs()  # the one pair of roofs of this lab: measured here, used until the end
+flops_per_s, bytes_per_s = measure_roofs()  # measured here, used until the end of the lab
 pictures.draw_memory_levels(copy_rates([2**e for e in (18, 20, 22, 24, 26, 28)]), bytes_per_s)
 
 # %% [markdown]
-# Both pictures have the same shape: small memory is fast, and large memory is slow. A kernel is fast when it reads
-# each element from the large level once and does everything it can with it in a small one. On a GPU the small level is
-# shared memory and registers, and the programmer decides what goes there; section 5 does.
+# Both fall towards large memory. (Very small copies are slowed by the cost of starting them, and the largest may still
+# leave a part of their data in a cache, so they may lie above the dashed line.) A kernel is fast when it reads each
+# element from the large level once and does everything it can with it in a small one. On a GPU the small level is
+# shared memory and registers, and the programmer decides what goes there, as in section 5.
 
 # %% [markdown]
 # **Think first.** A product of `[L, 576]` with a weight matrix `[576, 1536]`. Every weight that is fetched is used
@@ -279,8 +282,8 @@ pictures.draw_memory_levels(copy_rates([2**e for e in (18, 20, 22, 24, 26, 28)])
 # $$\text{attention per layer:}\quad 4 H D \cdot \tfrac{L (L + 1)}{2}\ \text{FLOPs}, \qquad
 # 2 L (H + H_{kv}) D\ \text{elements moved}$$
 #
-# So few elements are moved if queries, keys, values and results are, and nothing else. `shape` has `num_layers`,
-# `hidden`, `num_heads`, `num_kv_heads`, `head_dim` and `vocab`. Norms and the like are left out.
+# This counts queries, keys, values and results only. `shape` has `num_layers`, `hidden`, `num_heads`, `num_kv_heads`,
+# `head_dim` and `vocab`. Norms and the like are left out.
 #
 # ```python
 # matmul_cost(1, 5, 3, bytes_per_element=2) == (30, 46)
@@ -323,8 +326,8 @@ for L in (1, 16, 128, 512, 2048, 8192):
 # %% [markdown]
 # One token has an intensity of about 2 over the bytes of an element, whatever the model: each weight is fetched, used
 # in one multiplication and one addition, and dropped. With L tokens it is used L times. **Reading a prompt together is
-# a way of using each fetched weight more than once.** That is what happened in the first cell (and 128 forward passes
-# start 128 times as many small operations, each with a fixed cost).
+# a way of using each fetched weight more than once.** That is one part of what happened in the first cell; the other is
+# that 128 forward passes start 128 times as many small operations, each with a fixed cost.
 #
 # A check from outside: PyTorch can count products by itself, while the real model runs.
 
@@ -340,14 +343,13 @@ print(f"PyTorch, all products outside attention: {products:,} FLOPs")
 print(f"your count without attention's part:     {prefill_cost(SMOLLM2, 128, 4)[0] - in_attention:,} FLOPs")
 
 # %% [markdown]
-# **This machine's two roofs.** FLOP/s from a large product of random matrices, bytes per second from a large copy,
-# both measured once, above. Under them lie the gate projection of the model in the engine's linear layer, and fused
-# attention, for different numbers of tokens. All 30 layers take their turn, so that their weights really come from
-# memory.
+# **This machine's two roofs.** FLOP/s from a large product of random matrices, bytes per second from the large copy,
+# both measured above. Under them lie the gate projection in the engine's linear layer, and fused attention, for
+# different numbers of tokens. All 30 layers take their turn, so that their weights really come from memory.
 
 # %%
 print(f"at most {flops_per_s / 1e9:.0f} GFLOP/s and {bytes_per_s / 1e9:.1f} GB/s on one thread", end="; ")
-print(f"ridge at {flops_per_s / bytes_per_s:.1f} FLOP a byte")
+print(f"ridge at {flops_per_s / bytes_per_s:.1f} FLOP per byte")
 gate = {L: matmul_cost(L, *SMOLLM2.projections["gate"], 4) for L in (1, 2, 4, 16, 64, 256)}
 points = {"gate projection": {L: (f / b, f / time_projection(model, "gate", L)) for L, (f, b) in gate.items()}}
 flops_of = {L: 4 * 9 * 64 * L * (L + 1) // 2 for L in (64, 256, 1024)}
@@ -357,11 +359,10 @@ pictures.draw_roofline(flops_per_s, bytes_per_s, points)
 
 # %% [markdown]
 # **Read the result.** The slanted roof is the memory's, the flat one the processor's. With one token the projection is
-# at the far left: no processor, however fast, would help there, and this is where writing lives. More tokens move it
+# at the far left: no processor, however fast, would help there, and this is where decode lives. More tokens move it
 # to the right, where a higher rate is possible. A roof is a bound, not a forecast: the distance to it is what an
-# implementation leaves unused. Attention also computes exponentials, which the count leaves out. And a copy reads and
-# writes: where a machine reads faster than it copies, or other programs slowed the copy down, a point may lie above
-# the slanted roof.
+# implementation leaves unused. (Attention also computes exponentials, which the count leaves out. And where a machine
+# reads faster than it copies, or other programs slowed the copy down, a point may lie above the slanted roof.)
 
 # %% [markdown]
 # ### The same on a GPU, on paper
@@ -383,44 +384,43 @@ check("2.3")
 # %%
 # NBVAL_CHECK_OUTPUT
 ridge = 312e12 / 1.555e12
-print(f"the ridge of an A100: {ridge:.1f} FLOP a byte")
+print(f"the ridge of an A100: {ridge:.1f} FLOP per byte")
 for L in (1, 64, 222, 223, 512, 4096):
     f, b = matmul_cost(L, 4096, 4096, 2)
     side = "compute-bound" if f / b > ridge else "memory-bound"
-    print(f"{L:5} tokens: {f / b:7.1f} FLOP a byte, {f / b / ridge:5.3f} of the ridge: {side}")
+    print(f"{L:5} tokens: {f / b:7.1f} FLOP per byte, {f / b / ridge:5.3f} of the ridge: {side}")
 
 # %%
 f, b = matmul_cost(512, 4096, 4096, 2)
 measured("2.3", f / b / ridge)
 
 # %% [markdown]
-# **Read the result.** 512 tokens are on the compute-bound side, and 223 are enough. Two figures that are often printed
-# differ: a ridge of 100 for this card, while 312 over 1.555 is 200; and an intensity of 512 at 512 tokens, which
-# forgets that activations move too: it is 410. A single token reaches a two-hundredth of the ridge, so 99.5 % of the
-# arithmetic that the card could do stays unused. This is why prefill and decode, the same model with the same weights,
-# are two workloads.
+# **Read the result.** 512 tokens are on the compute-bound side, and 223 are enough. Two figures often seen in print are
+# wrong: a ridge of 100 for this card, while 312 over 1.555 is 200; and an intensity of 512 at 512 tokens, which forgets
+# that activations move too: it is 410. A single token reaches a two-hundredth of the ridge, so 99.5 % of the arithmetic
+# that the card could do stays unused. This is why prefill and decode, with the same weights, are two workloads.
 #
-# **Takeaway.** Intensity grows with the tokens that share a weight: 1 FLOP a byte for a single token in two-byte
+# **Takeaway.** Intensity grows with the tokens that share a weight: 1 FLOP per byte for a single token in two-byte
 # elements, 410 for 512 of them, and an A100 needs 200 to be busy.
 #
 # > **In production, 2026.** An H100 SXM does 989 TFLOP/s in bfloat16 and moves 3.35 TB/s
-# > ([data sheet](https://www.nvidia.com/en-us/data-center/h100/)): its ridge is 295 FLOP a byte, so by roofline the
+# > ([data sheet](https://www.nvidia.com/en-us/data-center/h100/)): its ridge is 295 FLOP per byte, so by roofline the
 # > product above needs 345 tokens to be compute-bound, where an A100 needs 223. Engines therefore fill a step with
 # > many tokens: [vLLM](https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md)
 # > recommends `max_num_batched_tokens` above 8192 for throughput on large GPUs, and
 # > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/paged-attention-ifb-scheduler.html) bounds a step by
-# > `max_num_tokens`. The CPU's curve above would look the same, moved to the right.
+# > `max_num_tokens`. A GPU's curve would look like the CPU's above, moved to the right.
 
 # %% [markdown]
 # ## 3. What the score matrix costs
-# <!-- minutes: 6 -->
+# <!-- minutes: 5 -->
 #
 # *Needs: CPU.*
 #
-# The count of bytes above had a condition: *queries, keys, values and results, and nothing else*. `naive_attention`
-# does not keep it. Between its input and its output stands a score matrix with an element for every pair of tokens in
-# every head, and softmax makes a second matrix out of the first. The next cell asks torch's own allocator for the most
-# that a call held at any time, beside PyTorch's fused attention, which computes the same.
+# The bytes above were those of *queries, keys, values and results only*. `naive_attention` moves more. Between its
+# input and its output stands a score matrix with an element for every pair of tokens in every head, and softmax makes a
+# second matrix out of the first. The next cell asks torch's own allocator for the most that a call held at any time,
+# beside PyTorch's fused attention, which computes the same.
 #
 # **Think first.** The prompt doubles from 2,048 to 4,096 tokens. How many times as much memory does each take?
 
@@ -443,8 +443,9 @@ for name, peak in peaks.items():
 pictures.draw_growing(peaks, "most memory held at a time (MB)", "What attention of 2 heads needs beside its inputs")
 
 # %% [markdown]
-# Twice the prompt, four times the memory. Fused attention needs room for little more than its result, which grows with
-# L and not with its square. It never has the score matrix. What the matrix would be on a large model:
+# Twice the prompt, four times the memory. Fused attention needs room for its result, which grows with L and not with
+# its square, and for a work area of fixed size; because of the latter its factor stays below two. It never has the
+# score matrix. What the matrix would be on a large model:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -462,7 +463,7 @@ for L in (2_048, 8_192, 32_768, 131_072):
 
 # %% [markdown]
 # ## 4. Softmax in one pass
-# <!-- minutes: 22 -->
+# <!-- minutes: 25 -->
 #
 # *Needs: CPU.*
 #
@@ -475,14 +476,12 @@ for L in (2_048, 8_192, 32_768, 131_072):
 # - `row_sum`, $\ell$: the sum of weights so far, each measured from $m$;
 # - `acc`: the sum of weights times values so far, measured from $m$ too.
 #
-# When a larger score comes, $m$ changes, and the two sums have to be measured anew: one multiplication each. (The
-# names are those of this project's kernels.)
+# When a larger score comes, $m$ changes, and the two sums have to be measured anew: one multiplication each.
 
 # %% [markdown]
 # **In base 2.** From here on the scores are exponents of 2: multiplied by log2(e) once, together with 1/sqrt(D), so
-# that $2^{s \log_2 e} = e^s$. The weights are the same. Kernels do it because processors raise 2 to a power in one
-# instruction. The logarithm of a row's sum of weights, $\log_2 \sum_j 2^{s_j}$, is called its **LSE** (log-sum-exp);
-# here it is base 2 as well.
+# that $2^{s \log_2 e} = e^s$. Kernels do it because processors raise 2 to a power in one instruction. The logarithm of
+# a row's sum of weights, $\log_2 \sum_j 2^{s_j}$, is called its **LSE** (log-sum-exp); here it is base 2 as well.
 
 # %% tags=["setup"]
 from twophase_labs.prefill.launch import LOG2_E
@@ -502,8 +501,8 @@ draw = torch.Generator().manual_seed(8)
 pictures.draw_running(4 * torch.randn(30, generator=draw) + torch.linspace(0, 6, 30))
 
 # %% [markdown]
-# At each dotted line the maximum grows, and what had been collected shrinks by $2^{m_\text{old} - m_\text{new}}$.
-# Between the lines $\ell$ only grows.
+# At each dotted line the maximum grows: what had been collected shrinks by $2^{m_\text{old} - m_\text{new}}$, and the
+# new key adds its own weight, 1, so the curve may still rise there. Between the lines $\ell$ only grows.
 
 # %% [markdown]
 # <!-- card 2.4 -->
@@ -562,9 +561,9 @@ for num_keys in (10, 100, 1_000, 10_000):
 # %% [markdown]
 # ### Merging parts
 #
-# The pair (mean, LSE) is more than a result: it says all that has to be known about a set of keys. The mean of a part,
-# and with $2^{\mathrm{lse}}$ the weight that this part has as a whole. So two parts can be computed apart, by two
-# programs or at two times, and put together afterwards.
+# The pair (mean, LSE) says all that has to be known about a set of keys: their mean, and with $2^{\mathrm{lse}}$ the
+# weight that they have as a whole. So two parts can be computed apart, by two programs or at two times, and put
+# together afterwards.
 #
 # ```mermaid
 # flowchart LR
@@ -623,35 +622,33 @@ for num_parts in (2, 8, 50):
     print(f"{num_parts:3} parts: the mean differs by {(merged[0] - whole).abs().max():.0e} from one pass")
 
 # %% [markdown]
-# **Read the result.** The same mean, up to rounding. Remember it in two places: here, because it lets a kernel work
-# through the keys tile by tile; and in lab 3, where one query has thousands of keys and many programs share them. Each
-# takes a part, and your merge puts the parts together.
+# **Read the result.** The same mean, up to rounding. So a kernel can work through the keys tile by tile; and in lab 3,
+# where one query has thousands of keys, many programs take a part each, and your merge puts the parts together.
 #
 # **Takeaway.** One pass that carries D + 2 = 66 elements gives the mean over 10,000 keys, and parts of it merge in any
 # order.
 
 # %% [markdown]
 # ## 5. Attention in tiles
-# <!-- minutes: 19 -->
+# <!-- minutes: 23 -->
 #
 # *Needs: CPU.*
 #
 # One key at a time keeps memory small, and wastes the machine: it is a matrix-vector product again, far left under the
 # roof. The way out is a **tile**: some dozens of queries against some dozens of keys. Its scores are a small matrix
-# that lives only in fast memory (registers and shared memory on a GPU, the caches of a CPU), is used at once and
-# dropped. This is FlashAttention (arXiv:2205.14135).
+# that lives only in fast memory (registers and shared memory on a GPU, the caches of a CPU). This is FlashAttention
+# (arXiv:2205.14135).
 
 # %%
 pictures.draw_tiles(length=40, block_q=16, block_k=8)
 
 # %% [markdown]
-# Each row of tiles belongs to one set of queries, which carry `row_max`, `row_sum` and `acc` from left to right. Blue
-# tiles need no mask, hatched ones cross the diagonal, and dotted ones are hidden from all their queries, so nothing of
-# them is computed or loaded.
+# Each row of tiles belongs to one set of queries, which carry `row_max`, `row_sum` and `acc` from left to right. Dotted
+# tiles are hidden from all their queries, so nothing of them is loaded.
 #
-# Nothing here shows what a tile costs, so we take a memory that counts. `memory.load("k", start, end)` gives a copy of
-# rows `[start, end)` of a tensor, `memory.store("out", start, rows)` writes some; each is noted with its bytes. As
-# with slices, rows past the end are left out, so the last tile may be shorter.
+# PyTorch does not show how many bytes a tile moves, so we take a memory that counts. `memory.load("k", start, end)`
+# gives a copy of rows `[start, end)` of a tensor, `memory.store("out", start, rows)` writes some; each is noted with
+# its bytes. As with slices, rows past the end are left out, so the last tile may be shorter.
 
 # %% tags=["setup"]
 from twophase_labs.prefill.slow_memory import attention_memory, standard_attention
@@ -693,14 +690,13 @@ def tiled_attention(memory, L, D, block_q, block_k):
 check("2.6")
 
 # %% [markdown]
-# **Exact, not approximate.** Attention that saves memory by leaving keys out exists; this is not it. For any size of
-# tile the result is the same up to rounding.
+# **Exact, not approximate.** No key is left out. For any size of tile the result is the same up to rounding.
 
 # %%
 tiled_attention = use("2.6")
 q, k, v = torch.randn(3, 200, 64, generator=torch.Generator().manual_seed(7))
 expected = naive_attention(q[:, None], k[:, None], v[:, None])
-for block_q, block_k in ((200, 200), (128, 64), (17, 33), (1, 7)):
+for block_q, block_k in ((200, 200), (128, 64), (128, 16), (16, 128), (17, 33), (1, 7)):
     memory = attention_memory(q, k, v)
     tiled_attention(memory, 200, 64, block_q, block_k)
     difference = (memory.peek("out") - expected).abs().max()
@@ -708,7 +704,7 @@ for block_q, block_k in ((200, 200), (128, 64), (17, 33), (1, 7)):
 
 # %% [markdown]
 # **Think first.** The last column differs by a factor of fifty, for the same result. Which of the two sizes is it that
-# matters, and why?
+# matters (compare 128 x 16 with 16 x 128), and why?
 #
 # Now count. The **standard** way is three operations, each of which reads its inputs from slow memory and writes its
 # result there: scores from Q and K; weights from scores; results from weights and V. It computes all L · L scores,
@@ -717,7 +713,7 @@ for block_q, block_k in ((200, 200), (128, 64), (17, 33), (1, 7)):
 # %% [markdown]
 # <!-- card 2.7 -->
 # Count the bytes that cross between slow and fast memory for one causal head of L tokens, the standard way and the
-# tiled way, key tiles loaded whole.
+# tiled way. Key tiles are loaded whole; the last one ends at L.
 #
 # ```python
 # count_traffic(2, 3, block_q=1, block_k=1, bytes_per_element=1) == (24 + 16, 12 + 6 + 12)
@@ -778,30 +774,6 @@ pictures.draw_saved_traffic(saved)
 # tiling.
 
 # %% [markdown]
-# **And by the clock?** A loop in Python over tiles is no kernel: each tile pays for a dozen small operations. PyTorch's
-# fused attention has the same loop in C++.
-
-
-# %%
-def compare_times(L, block):
-    q, k, v = torch.randn(3, L, 1, 64)
-    memory = attention_memory(q[:, 0], k[:, 0], v[:, 0])
-    calls = (
-        lambda: naive_attention(q, k, v),
-        lambda: tiled_attention(memory, L, 64, block, block),
-        lambda: fused(q, k, v),
-    )
-    return [1e3 * seconds(call, repeats=2) for call in calls]
-
-
-print("    L      naive    your tiles   fused (PyTorch)")
-for L in (512, 1024, 2048, 4096):
-    print("{:5} {:7.1f} ms {:10.1f} ms {:14.1f} ms".format(L, *compare_times(L, block=256)))
-
-# %% [markdown]
-# **Play.** Other sizes for `block`: small ones pay for Python, large ones for memory. Where is the best size on this
-# machine, and is it the same for all lengths?
-#
 # **Takeaway.** Tiles give the same attention; with 256 queries a tile and D = 64, a prompt of 16,384 tokens moves
 # nearly 16 times fewer bytes than with the score matrix in memory.
 #
@@ -816,16 +788,16 @@ for L in (512, 1024, 2048, 4096):
 
 # %% [markdown]
 # ## 6. Where K and V go: slots, and a first kernel
-# <!-- minutes: 20 -->
+# <!-- minutes: 29 -->
 #
 # *Needs: CPU; Triton (interpreted without a GPU) for the kernel.*
 #
 # What remains is to write the two loops where they belong: on the processor that has the fast memory, as one kernel.
-# Before a kernel can read K and V of many sequences, they must lie somewhere that it can find. In an engine, memory
-# for keys and values is allocated in **blocks** of `block_size` tokens. They form a pool, `[N, H_kv, block_size, D]`
-# per layer, and each sequence has a **block table** with the numbers of its blocks in order. (In this lab's Triton
-# code a block is called `PAGE`, after PagedAttention, because there `BLOCK_*` means a tile.) Lab 3 hands out the
-# blocks; here they are given.
+# Before a kernel can read K and V of many sequences, it must know where they lie. In an engine, memory for keys and
+# values is allocated in **blocks** of `block_size` tokens. N of them form a pool, `[N, H_kv, block_size, D]` per layer,
+# and each sequence has a **block table** with the numbers of its blocks in order. (In this lab's Triton code a block is
+# called `PAGE`, after PagedAttention, because there `BLOCK_*` means a tile.) Lab 3 hands out the blocks; here they are
+# given.
 #
 # The place of one token is its **slot**, a number that names block and offset at once:
 #
@@ -844,7 +816,7 @@ for L in (512, 1024, 2048, 4096):
 
 # %% [markdown]
 # <!-- card 2.8 -->
-# From positions to slots, as whole tensors.
+# From positions to slots.
 
 
 # %% tags=["exercise:2.8"]
@@ -878,7 +850,7 @@ print("the next 5 tokens: ", slot_mapping(table, 6, 11, 4).tolist())
 
 # %% [markdown]
 # **The same in the engine.** Before each step, the engine computes the slots of all new tokens of all sequences at
-# once. What does it have that yours has not?
+# once. What does it have that yours lacks?
 
 # %%
 from twophase.engine.packing import pack
@@ -890,8 +862,9 @@ show_source(pack, first="owner = np.repeat", last="batch.slot_mapping.numpy()[:n
 # <details><summary>An answer</summary>
 #
 # `owner`: one array says of each token which sequence it belongs to, so that a single expression indexes the tables of
-# all of them. The last line but one fills everything with -1 first: a slot of -1 means *written nowhere*, for the
-# padding that a CUDA graph needs. Your kernel will have to respect that.
+# all of them. The second-to-last line fills everything with -1 first: a slot of -1 means *written nowhere*, for
+# padding. (A CUDA graph, a recorded sequence of kernel launches, replays with fixed shapes, so batches are padded to
+# them.) Your kernel will have to respect that.
 #
 # </details>
 
@@ -905,8 +878,9 @@ show_source(pack, first="owner = np.repeat", last="batch.slot_mapping.numpy()[:n
 print(how_kernels_run())
 
 # %% [markdown]
-# Four things make up nearly all of Triton. Here they are in the smallest kernel that needs them: the largest element of
-# each row.
+# Four things make up nearly all of a Triton kernel. Here they are in the smallest one that needs them: the largest
+# element of each row. (`tl.constexpr` marks an argument that is known when the kernel is compiled, as the size of a
+# tile must be.)
 
 
 # %%
@@ -921,8 +895,9 @@ def row_max_kernel(x_ptr, out_ptr, num_columns, BLOCK: tl.constexpr):
 
 # %% [markdown]
 # A pointer plus a tile of offsets is a tile of pointers. Where the mask is false nothing is read and `other` stands
-# there instead: leave it out, and the program reads whatever lies behind the row. Nothing warns you on a GPU; here the
-# checks do, with the program's number and the line.
+# there instead: without a mask the program reads whatever lies behind the row. Nothing warns you on a GPU; here the
+# checks do, with the program's number and the line. For a tile with two axes,
+# `(a < m)[:, None] & (b < n)[None, :]` combines masks; `and` does not.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -937,8 +912,8 @@ print(largest.tolist())
 # cache the heads of a token do not lie side by side, since the layout is `[N, H_kv, PAGE, D]`: a block has all slots of
 # head 0, then all of head 1. Attention wants it so, because a program reads one KV head and many slots.
 #
-# Two traps. H_kv need not be a power of two, and SmolLM2 has 3: the tile is 4 heads wide, and the fourth is not there.
-# And some tokens are written nowhere: an engine that pads its batch gives the padding the slot -1.
+# Two traps. H_kv need not be a power of two, and SmolLM2 has 3: the tile is 4 heads wide, and the fourth head does not
+# exist. And some tokens are written nowhere: an engine that pads its batch gives the padding the slot -1.
 
 # %% [markdown]
 # **Think first.** What would happen to the cache if the store had no mask for the heads? Which tokens would be
@@ -1016,8 +991,8 @@ launch_kv_write(kv_write_kernel, new, -new, pool[0], pool[1], slots.to(device))
 prefill_pictures.draw_slots(pool[0, :, :, :, 0].cpu())
 
 # %% [markdown]
-# Each block holds all heads, and each head its own slots. What it costs is moving bytes and nothing else: the kernel
-# computes no number. Per token of SmolLM2 in float32:
+# Each block holds all heads, and each head its own slots. The kernel computes nothing, it moves bytes. Per token of
+# SmolLM2 in float32:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1043,8 +1018,7 @@ print(f"weights read for it, if it comes alone: {4 * 134_515_008:,} bytes")
 # *Needs: CPU.*
 #
 # PyTorch's tensors are rectangles, prompts are not. The obvious remedy is padding: make every prompt as long as the
-# longest, mask what was added, throw its results away. The cost is real: padding goes through every matrix product of
-# every layer.
+# longest, mask what was added, throw its results away. But padding goes through every matrix product of every layer.
 
 # %%
 from twophase_labs.prefill import prefill_pictures  # again, for where Triton's cells were not run
@@ -1078,10 +1052,9 @@ for name, count in pairs.items():
 # Real traffic looks like the second line, not like the first: a few long prompts among many short ones. Sorting
 # prompts into batches of like length helps, and makes short ones wait; packing costs nothing.
 #
-# The second table is about attention alone. The mask makes packing *right*. It does not make it cheap: most of its
-# scores are masked. A kernel has no need of the mask between prompts. Its loop runs over one sequence's keys and ends
-# at the diagonal, and so it comes close to the last line. Hence *variable-length* attention kernels, and
-# `cu_query_lens` in the signature of all of them.
+# The second table is about attention alone. The mask makes packing *right*, not cheap: most of its scores are masked. A
+# kernel needs no mask between prompts. Its loop runs over one sequence's keys and ends at the diagonal, so it comes
+# close to the last line. Hence *variable-length* attention kernels, and `cu_query_lens` in their signatures.
 #
 # **Takeaway.** Four prompts of 30 to 1,000 tokens waste 70 % of all positions when padded, and none when packed.
 
@@ -1120,7 +1093,7 @@ check("2.10")
 
 # %% [markdown]
 # ## 8. Chunked prefill
-# <!-- minutes: 17 -->
+# <!-- minutes: 21 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -1134,8 +1107,8 @@ check("2.10")
 prefill_pictures.draw_chunks(num_tokens=12, chunk=5)
 
 # %% [markdown]
-# The triangle is cut into horizontal bands. The first band is a triangle of its own. In every later one there is
-# history on the left, which all rows see, and a triangle at the right end.
+# The first band is a triangle of its own. In every later one there is history on the left, which all rows see, and a
+# triangle at the right end.
 #
 # **Think first.** Three things have to be shifted for the second band, and each is easily forgotten: where the keys
 # come from, where the mask's diagonal lies, and one more, which has happened to q and k before they come here. Which?
@@ -1143,18 +1116,20 @@ prefill_pictures.draw_chunks(num_tokens=12, chunk=5)
 # <details><summary>The answer</summary>
 #
 # Their rotation. The first token of the second band stands at position 5, not 0, so its query and key are rotated by
-# position 5. All three shifts are the same number, `num_cached`.
+# position 5. All three follow from `num_cached`.
 #
 # </details>
 
 # %% [markdown]
 # <!-- card 2.11 -->
-# One chunk of a prompt, from q, k and v to the result. `rotate` is the one above, `slot_mapping` is yours.
+# One chunk of a prompt, from q, k and v to the result. `rotate` is the one above, `slot_mapping` is yours. Loops are
+# right but slow; section 10 times this function.
 #
 # ```python
-# prefill_chunk(q, k, v, ..., num_cached=0, ...)                 # the whole prompt at once
-# first = prefill_chunk(q[:7], k[:7], v[:7], ..., 0, ...)        # and the same
-# rest = prefill_chunk(q[7:], k[7:], v[7:], ..., 7, ...)         # in two pieces: torch.cat([first, rest])
+# whole = prefill_chunk(q, k, v, ..., num_cached=0, ...)         # the whole prompt at once
+# first = prefill_chunk(q[:7], k[:7], v[:7], ..., 0, ...)        # and in two pieces
+# rest = prefill_chunk(q[7:], k[7:], v[7:], ..., 7, ...)
+# torch.cat([first, rest]) == whole
 # ```
 
 
@@ -1165,8 +1140,9 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, sca
     q is [L, H, D], k and v are [L, H_kv, D], not rotated yet; query head h reads KV head h // (H // H_kv).
     `num_cached` tokens of the prompt are in the caches already, rotated; this chunk follows them. Rotate q and k with
     `theta`, write the chunk's K and V into their slots, and let each row attend to all keys up to its own position,
-    with scores q · k * scale. The caches are [N, H_kv, block_size, D] and the only things that change; slots that hold
-    no token of this prompt may hold anything, NaN too. The block table has a block for every position. L may be 0.
+    with scores q · k * scale. The caches are [N, H_kv, block_size, D]; the chunk's slots are the only things that
+    change. Other slots belong to others and may hold anything, NaN too. The block table has a block for every position.
+    L may be 0.
 
     >>> k_cache, v_cache, one = torch.zeros(2, 1, 4, 2), torch.zeros(2, 1, 4, 2), torch.ones(1, 1, 2)
     >>> prefill_chunk(one, one, 5 * one, k_cache, v_cache, torch.tensor([1, 0]), 0, 100.0, 1.0).tolist()
@@ -1220,20 +1196,6 @@ for size in (1, 7, 16, 64):
 # Equal up to rounding, whatever the size; chunks need not even end where blocks do. A chunk of 1 is worth a second
 # look: one query against all keys before it. That is a *decode step*. Prefill and decode are one operation at two ends
 # of a scale; lab 3 runs the prefill kernel of the next section at that end, and finds out why engines have two kernels.
-#
-# **In the engine.** The same prompt with a budget of 24, 64 and 512 tokens per step; the trace says what each step did.
-
-# %%
-# NBVAL_CHECK_OUTPUT
-from twophase import SamplingParams
-from twophase_labs.prefill.engine_runs import open_engine
-
-text = "A recipe for bread: mix flour, water, salt and yeast, knead for ten minutes, let it rise, " * 5
-for budget in (24, 64, 512):
-    llm = open_engine(budget)
-    (output,) = llm.generate([text], SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)
-    chunks = [chunk[3] for step in llm.engine.trace for chunk in step.chunks]
-    print(f"budget {budget:3}: prefill {chunks[:-5]}, then {output.outputs[0].token_ids}")
 
 # %% [markdown]
 # **What it costs.** Chunking is exact and not free. Each chunk is a forward pass of its own, which reads all weights
@@ -1250,10 +1212,10 @@ for size in (4096, 1024, 512, 256, 64):
     )
 
 # %% [markdown]
-# The keys and values are no argument: tiled attention reads them once per query tile anyway, whether the tiles come in
-# one step or in eight. What small chunks lose is intensity: at 64 tokens a weight that is read is used 64 times only,
-# which is below the ridge of an A100. So chunks should be no smaller than the latency of the other requests demands
-# (lab 4).
+# Keys and values are no argument against small chunks: tiled attention reads them once per query tile anyway, whether
+# the tiles come in one step or in eight. What small chunks lose is intensity: at 64 tokens a weight that is read is
+# used 64 times only, which is below the ridge of an A100. So chunks should be no smaller than the latency of the other
+# requests demands (lab 4).
 #
 # **Takeaway.** A prompt in chunks gives the same result as at once; 4,096 tokens in chunks of 512 read the weights 8
 # times instead of once.
@@ -1268,11 +1230,11 @@ for size in (4096, 1024, 512, 256, 64):
 
 # %% [markdown]
 # ## 9. The paged prefill kernel
-# <!-- minutes: 22 -->
+# <!-- minutes: 33 -->
 #
 # *Needs: Triton (interpreted without a GPU).*
 #
-# Tiled attention in PyTorch has the right algorithm on the wrong machine: each line is a kernel of its own, and every
+# Tiled attention in PyTorch has the right algorithm in the wrong place: each line is a kernel of its own, and every
 # intermediate goes out to slow memory and comes back. To keep a tile in registers from its first product to its last,
 # the whole loop has to be *one* kernel. You have all its pieces:
 #
@@ -1281,21 +1243,22 @@ for size in (4096, 1024, 512, 256, 64):
 # | which KV head a query head reads | 1 | `heads` |
 # | a running softmax | 4, 5 | `attend_tile` |
 # | key tiles up to the diagonal, none beyond | 5 | the loop, up to `hi` |
-# | from a position to a slot | 6 | `page_ids`, `slots` |
+# | from a position to the place of its K and V | 6 | `page_ids`, `kv_rows` |
 # | where a chunk begins in the flat batch | 7 | `rows` |
 # | the positions of a later chunk | 8 | `row_positions` |
 
 # %% [markdown]
-# The running softmax needs no second writing: this is `tiled_attention`'s inner loop, in Triton. Two things differ. A
-# mask is a value, not an index, so `visible` comes in as a tile of booleans. And a row may have seen nothing yet, as in
-# `online_softmax`, hence `max_safe`.
+# You need not write the running softmax again: this is `tiled_attention`'s inner loop, in Triton. Two things differ.
+# The mask is made by the caller and handed in as booleans, true where the key is seen. And a row may have seen nothing
+# yet, as in `online_softmax`, hence `max_safe`. (`input_precision` says how a GPU may round what it multiplies: "ieee"
+# is float32 throughout.)
 
 
 # %% tags=["setup"]
 @triton.jit
 def attend_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc):
     """The state of M query rows after N more keys: q [M, D], k and v [N, D], visible [M, N]; scores in base 2."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale  # "ieee": full float32 products
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
     scores = tl.where(visible, scores, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(scores, axis=1))
     max_safe = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -1396,10 +1359,10 @@ def paged_prefill_kernel(
         page_ids = tl.load(
             table_ptr + positions // PAGE, mask=in_range, other=0
         )  # SOLUTION: [BLOCK_N], the block of each position, from the table; 0 where not in_range
-        slots = (page_ids.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE  # SOLUTION: [BLOCK_N], rows of K
+        kv_rows = (page_ids.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE  # SOLUTION: [BLOCK_N], rows of K
         mask_kv = in_range[:, None] & (offs_d < D)[None, :]
-        k = tl.load(k_ptr + slots[:, None] * D + offs_d[None, :], mask=mask_kv, other=0.0)
-        v = tl.load(v_ptr + slots[:, None] * D + offs_d[None, :], mask=mask_kv, other=0.0)
+        k = tl.load(k_ptr + kv_rows[:, None] * D + offs_d[None, :], mask=mask_kv, other=0.0)
+        v = tl.load(v_ptr + kv_rows[:, None] * D + offs_d[None, :], mask=mask_kv, other=0.0)
         visible = in_range[None, :] & (
             positions[None, :] <= row_positions[:, None]
         )  # SOLUTION: [BLOCK_M, BLOCK_N], which row sees which key
@@ -1413,9 +1376,9 @@ def paged_prefill_kernel(
 check("2.12")
 
 # %% [markdown]
-# **What it reads.** The same trick as in the check, on the two sequences above: with a one-hot V per slot the output is
-# the weight of every slot. A's chunk is the lower part of a triangle, since six tokens came before; B's is a whole one.
-# Between the two there is nothing, and no work was spent to find that out.
+# **What it reads.** As in the check, on the two sequences above: with a one-hot V per slot the output is the weight of
+# every slot. A's chunk is the lower part of a triangle, since six tokens came before; B's is a whole one. Between the
+# two there is nothing, and no work was spent to find that out.
 
 # %%
 # needs: triton
@@ -1423,9 +1386,9 @@ paged_prefill_kernel = use("2.12")
 prefill_pictures.draw_reads(paged_prefill_kernel, query_lens=[5, 6], cached=[6, 0])
 
 # %% [markdown]
-# **Count the tiles.** A tile above the diagonal is not masked, it is never loaded: the loop ends at `hi`. Of those that
-# are loaded only the ones that meet the diagonal need a mask at all. With the 128 rows per program that this lab uses
-# and G = 3, a program has 128 // 3 = 42 tokens (two rows stay unused).
+# **Count the tiles.** A tile above the diagonal is never loaded: the loop ends at `hi`. Of those that are loaded only
+# the ones that meet the diagonal need a mask. With the 128 rows per program that this lab uses and G = 3, a program has
+# 128 // 3 = 42 tokens (two rows stay unused).
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1439,8 +1402,8 @@ for length in (64, 256, 1024, 4096):
 # %% [markdown]
 # ### Open the engine
 #
-# The engine's kernel on a GPU has the same names, the same arguments and the same loop. These are the lines of its loop
-# that stand for `attend_tile` and what you wrote around it.
+# The engine's kernel on a GPU has the same arguments, the same loop and nearly the same names (your `kv_rows` are
+# called `slots` there). These are the lines of its loop that stand for `attend_tile` and what you wrote around it.
 
 # %%
 # needs: triton
@@ -1459,24 +1422,16 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="row_max =
 # the loads of K and V indirect, and Triton's software pipeliner then keeps fewer tiles under way while it waits for
 # memory. (In the compiled code for an H100: 3 tiles instead of 2; for an A100, 2 instead of 1.)
 #
-# The other differences are quick to name. `MASKED` is known at compile time, and the loop runs twice, first over the
+# The other differences: `MASKED` is known at compile time, and the loop runs twice, first over the
 # tiles below the diagonal, without comparisons. The maximum is scaled after it is taken, so that `score * scale -
 # maximum` is one fused multiply-add. `KV_FORMAT`, `WINDOW` and `NUM_SINKS` are quantised caches, sliding windows and
 # sinks (labs 3 and 5).
 #
 # </details>
 #
-# Around the loop, the production kernel differs in its grid: it finds the sequence of a program by binary search, so
-# that it needs about as many programs as there is work, and not *longest chunk times sequences*. A program that finds
-# nothing to do still has to be started:
-
-# %%
-# NBVAL_CHECK_OUTPUT
-chunks, block_q = [2000, 30, 20, 10], 128 // 3
-yours = -(-max(chunks) // block_q) * len(chunks)
-production = sum(chunks) // block_q + len(chunks)
-busy = sum(-(-n // block_q) for n in chunks)
-print(f"programs per KV head for chunks of {chunks}: yours {yours}, production {production}; with work: {busy}")
+# Around the loop, the production kernel differs in its grid. It finds the sequence of a program by binary search, so
+# that it needs about as many programs as there is work; in yours, a batch of one long chunk and several short ones has
+# many programs that find nothing to do, and still have to be started.
 
 # %% [markdown]
 # ### Inside a program
@@ -1526,15 +1481,12 @@ prefill_pictures.draw_pipeline(stages=(1, 3))
 # differs from the engine's loop in when block numbers are loaded and in what is known at compile time.
 
 # %% [markdown]
-# ## 10. Fusion: what is never written need not be read
-# <!-- minutes: 13 -->
+# ### Going further: fusion
 #
-# *Needs: CPU; Triton (interpreted without a GPU) for the extra.*
-#
-# Between the matrix products of a layer stand small operations: adding the residual, the norm, the rotation, the gate
-# of the MLP. They have hardly any arithmetic. In PyTorch each of them is a kernel that reads its inputs from slow
-# memory and writes its result there, as standard attention did. **Fusion** makes one kernel of a chain of them:
-# intermediates stay in registers.
+# What is never written need not be read. Between the matrix products of a layer stand small operations: adding the
+# residual, the norm, the rotation, the gate of the MLP. They have hardly any arithmetic, and in PyTorch each of them
+# reads its inputs from slow memory and writes its result there, as standard attention did. **Fusion** makes one kernel
+# of a chain of them: intermediates stay in registers.
 #
 # ```mermaid
 # flowchart LR
@@ -1621,22 +1573,22 @@ for name, chain in chains_of(SMOLLM2, 4096).items():
 #
 # **Measured.** A CPU has no kernel that would keep a chain in registers unless a compiler makes one. But it has a
 # cache: run the same three operations of SiLU x up on a few rows at a time, and what is between them never reaches the
-# large memory.
+# large memory. The middle sizes should be fastest; on a busy machine run the cell again.
 
 # %%
-for num_rows in (4096, 1024, 256, 64, 16):
-    ms = 1e3 * seconds(lambda num_rows=num_rows: silu_mul_by_rows(gate, up, num_rows), repeats=4)
-    print(f"{num_rows:4} rows at a time ({num_rows * 1536 * 4 / 2**20:5.2f} MiB an array): {ms:6.1f} ms")
+sizes = (4096, 1024, 256, 64, 16)
+rounds = [{n: seconds(lambda n=n: silu_mul_by_rows(gate, up, n)) for n in sizes} for _ in range(15)]
+for n in sizes:
+    best_ms = 1e3 * min(times[n] for times in rounds)
+    print(f"{n:4} rows at a time ({n * 1536 * 4 / 2**20:5.2f} MiB an array): {best_ms:6.1f} ms")
 print(f"largest difference: {(silu_mul_by_rows(gate, up, 64) - silu_mul(gate, up)).abs().max():.0e}")
 
 # %% [markdown]
 # **Read the result.** The same operations on the same numbers. What changes with the rows is where the intermediates
-# live, and how often Python starts an operation; very few rows pay for the latter.
+# live, and how often Python starts an operation; very few rows pay for the latter. Fused, residual and norm move 2.5
+# times fewer bytes, and the gate of the MLP 2.7 times; no arithmetic is saved, only trips to memory.
 #
-# **Takeaway.** Fused, residual and norm move 2.5 times fewer bytes, and the gate of the MLP 2.7 times; no arithmetic is
-# saved, only trips to memory.
-#
-# > **In production, 2026.** Fusing is a compiler's work by now.
+# > **In production, 2026.** Today fusing is mostly left to compilers.
 # > [vLLM](https://docs.vllm.ai/en/v0.18.2/design/fusions/) compiles models with `torch.compile` and adds passes of its
 # > own, switched on by its optimization level: all-reduce with residual and RMSNorm from `-O2` (the default) on
 # > tensor-parallel Hopper and Blackwell GPUs, RoPE with the cache write on ROCm only. By roofline, on an H100: SiLU x
@@ -1644,8 +1596,6 @@ print(f"largest difference: {(silu_mul_by_rows(gate, up, 64) - silu_mul(gate, up
 # > against 105 microseconds, in each of 32 layers.
 
 # %% [markdown]
-# ### Going further
-#
 # The chain of the norm as a kernel, from an empty body: a program per row. The capstone runs it in the engine.
 
 # %% [markdown]
@@ -1684,8 +1634,8 @@ def add_rmsnorm_kernel(
 check("2.14")
 
 # %% [markdown]
-# ## 11. Capstone: your prefill in the engine
-# <!-- minutes: 15 -->
+# ## 10. Capstone: your prefill in the engine
+# <!-- minutes: 18 -->
 #
 # *Needs: Triton (interpreted without a GPU), and the model.*
 #
@@ -1751,12 +1701,14 @@ check("2.15")
 # %% [markdown]
 # **Now for real.** SmolLM2 in the engine, three prompts of different lengths in one ragged batch. All K and V of this
 # run go to your slots through your write kernel, all prompts through your prefill kernel, and all 61 norms of each step
-# through 2.14; the attention of the decode steps is the engine's own until lab 3. (Interpreted, this takes a while.)
+# through 2.14; the attention of the decode steps is the engine's own until lab 3. (Interpreted, the second cell is
+# silent for about ten seconds.)
 
 # %%
 # needs: triton
 from functools import partial
 
+from twophase import SamplingParams
 from twophase_labs.prefill.engine_runs import open_own_engine
 from twophase_labs.prefill.launch import launch_add_rmsnorm
 
@@ -1793,10 +1745,11 @@ print("calls of your functions:", llm.model.backend.num_calls)
 #
 # ### The surprise again
 #
-# The first cell let transformers read 128 tokens, together and one by one. Here is the same measurement with your
-# work: the attention of all 30 layers is your `prefill_chunk`, over your slots. The time to read the whole prompt is
-# most of the **TTFT**, the time to first token, by which prefill is judged; the share of the flat roof that it reaches
-# is called **model FLOP utilisation**, MFU (arXiv:2204.02311).
+# The first cell let transformers read 128 tokens, together and one by one. Here is the same measurement with your work:
+# the attention of all 30 layers is your `prefill_chunk`, over your slots. The time to read the whole prompt is most of
+# the **TTFT**, the time to first token, by which prefill is judged; the share of the flat roof that it reaches is
+# called **model FLOP utilisation**, MFU (arXiv:2204.02311). (The cell takes about twenty seconds, several times as long
+# if your `prefill_chunk` has loops.)
 
 # %%
 from twophase_labs.prefill.two_ways import read_in_chunks
@@ -1813,7 +1766,7 @@ for size in (128, 32, 8, 1):
     print(f"{rates[size] / flops_per_s:4.0%} of the roof; logits differ by {(logits[0] - expected).abs().max():.0e}")
 
 # %% [markdown]
-# **What it was short of.** For each chunk size your `matmul_cost` says how many FLOPs and bytes a forward pass has, and
+# **What held it back.** For each chunk size your `matmul_cost` says how many FLOPs and bytes a forward pass has, and
 # the two roofs of section 2 how fast it could be at most.
 
 # %%
@@ -1825,20 +1778,23 @@ for size in rates:
 prefill_pictures.draw_chunk_rates(rates, bound, flops_per_s)
 
 # %% [markdown]
-# **Read the result.** One by one, the bound itself is low: each weight that comes from memory is used once, so the
-# slanted roof is the limit. That is the answer to the first cell: the processor was short of bytes. With more tokens
-# at a time the bound rises to the flat roof. The distance between the bound and the measured rate is what PyTorch
-# spends on starting operations and on products that are too small for its best rate.
+# **Read the result.** Two things held back the reading of one token at a time. Its bound is far below the flat roof,
+# because each weight from memory is used once: no better program could pass that. And it stays below even this bound,
+# because 128 forward passes start 128 times as many small operations. The first is the machine's, the second the
+# program's. With more tokens at a time the bound rises to the flat roof, and each start serves more tokens. What is
+# still missing then are products too small for their best rate, and an attention that passes its scores through memory.
+# (A `prefill_chunk` with loops starts its operations again for each token or head, and stays far below the bound at
+# every size.)
 #
-# **Takeaway.** Reading a prompt together is worth what the first cell printed because each weight is fetched once for
-# 128 tokens and not 128 times; with your attention in all 30 layers the picture is the same.
+# **Takeaway.** Together, 128 tokens fetch each weight once and not 128 times, which raises the bound, and start each
+# small operation once and not 128 times, which brings the measured rate nearer to it.
 #
 # **Play.** Assign `BLOCK_N = 64` in a cell of your own and generate again: more tiles, the same tokens. Make the causal
 # mask of 2.12 `<` instead of `<=`, and look at the map that its check draws.
 
 # %% [markdown]
-# ## 12. Knowledge check
-# <!-- minutes: 5 -->
+# ## 11. Knowledge check
+# <!-- minutes: 7 -->
 #
 # *Needs: nothing but thought.*
 
@@ -1859,16 +1815,16 @@ check("2.16")
 
 # %% [markdown]
 # <!-- card 2.17 -->
-# Which mistake shows which symptom? (a) NaN, now and then, after the cache has been in use for a while, (b) fluent
-# text that ignores the prompt's last token, (c) right for a single sequence, wrong in a batch, (d) right for
-# prompts at once, wrong in chunks.
+# Each line is a mistake in the prefill kernel. What does it look like from outside? (a) not one answer ever comes out:
+# NaN from the first prompt on, (b) hours without trouble, then NaN now and then, (c) each request is fine by itself,
+# and garbled when others run beside it, (d) short prompts are fine, and those that need more than one step are garbled.
 
 # %% tags=["exercise:2.17"]
 answer_2_17 = {
-    "the last key of each row is not read": "b",  # SOLUTION: a letter
-    "every sequence reads the first row of block_tables": "c",  # SOLUTION: a letter
-    "V is loaded without a mask": "a",  # SOLUTION: a letter
-    "the mask compares keys with the row's number in its chunk": "d",  # SOLUTION: a letter
+    "`<` stands where `<=` should in `visible`": "a",  # SOLUTION: a letter
+    "`table_ptr` is `block_tables_ptr` for every program": "c",  # SOLUTION: a letter
+    "V is loaded without `mask_kv`": "b",  # SOLUTION: a letter
+    "`row_positions` is `tokens`": "d",  # SOLUTION: a letter
 }
 
 # %%
@@ -1884,7 +1840,7 @@ answer_2_18 = {
     "K and V of a sequence may lie anywhere in the pool": "b",  # SOLUTION: a letter
     "one query's keys are shared by many programs": "c",  # SOLUTION: a letter
     "a longer answer never moves K and V that are there": "b",  # SOLUTION: a letter
-    "results become a little less exact": "d",  # SOLUTION: a letter
+    "the result is an approximation": "d",  # SOLUTION: a letter
 }
 
 # %%

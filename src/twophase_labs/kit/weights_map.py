@@ -6,7 +6,8 @@ works for compiled kernels as well.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 
 import torch
 from matplotlib.axes import Axes
@@ -19,6 +20,7 @@ from twophase_labs.machine.pictures import COLOURS, INK, LINE
 
 MAX_LABELS = 24
 WRONG = COLOURS[5]
+UNUSED = COLOURS[4]
 
 
 def compare_weights(
@@ -30,6 +32,8 @@ def compare_weights(
     row_axis: str = "query",
     column_axis: str = "key",
     bounds: Sequence[int] = (),
+    groups: Sequence[str] = (),
+    unused: Collection[int] = (),
     title: str = "attention weights",
 ) -> None:
     """Reject weights that are not the expected ones, in words and with the two maps side by side.
@@ -39,6 +43,8 @@ def compare_weights(
         rows, columns: A name for each: 'head 3', 'position 16 (page 5, slot 0)'.
         row_axis, column_axis: What they are, for the picture's axes.
         bounds: Columns before which a border is drawn, as between pages.
+        groups: A name for what stands between two borders, shown in place of the columns' own.
+        unused: Columns that hold nothing; they are shaded.
         title: What is shown.
     """
     if got.shape != expected.shape:
@@ -48,11 +54,11 @@ def compare_weights(
         return
     row, column = (int(i) for i in wrong.nonzero()[0])
     one, other = float(got[row, column]), float(expected[row, column])
-    picture = figure_png(_draw(got, expected, wrong, kind, rows, columns, row_axis, column_axis, bounds, title))
+    figure = _draw(got, expected, wrong, kind, rows, columns, row_axis, column_axis, bounds, groups, unused, title)
     reject(
         f"{rows[row]} {kind} {columns[column]}",
         f"its weight is {one:.4g}, expected {other:.4g}; that is so for {int(wrong.sum())} of {wrong.numel()} weights",
-        picture=picture,
+        picture=figure_png(figure),
     )
 
 
@@ -81,6 +87,8 @@ def _draw(
     row_axis: str,
     column_axis: str,
     bounds: Sequence[int],
+    groups: Sequence[str],
+    unused: Collection[int],
     title: str,
 ) -> Figure:
     # Not pyplot: a figure in its list would be shown a second time below the notebook's cell.
@@ -95,7 +103,15 @@ def _draw(
             axes.axvline(bound - 0.5, color=LINE, linewidth=1)
         axes.set_title(f"{title}, {name}", loc="left", color=INK)
         axes.set_xlabel(column_axis)
-        _label(axes, columns, "x")
+        for column in unused:
+            axes.axvspan(column - 0.5, column + 0.5, color=UNUSED, alpha=0.35, linewidth=0)
+        if groups:
+            edges = [0, *bounds, len(columns)]
+            middles = [(first + end - 1) / 2 for first, end in pairwise(edges)]
+            axes.set_xticks(middles, groups, fontsize=7)
+            axes.tick_params(axis="x", length=0)
+        else:
+            _label(axes, columns, "x")
     left.set_ylabel(row_axis)
     _label(left, rows, "y")
     for row, column in wrong.nonzero().tolist():

@@ -66,8 +66,14 @@ def draw_turning(theta: float, width: int, positions: int, pairs: Sequence[int])
     return _done(figure)
 
 
-def draw_attention_maps(weights: Mapping[str, Tensor], tokens: Sequence[str]) -> Figure:
-    """A map [L, L] per title: which earlier token (column) gets how much of each token's (row) attention."""
+def draw_attention_maps(
+    weights: Mapping[str, Tensor], tokens: Sequence[str], rings: Mapping[str, tuple[int, int]] | None = None
+) -> Figure:
+    """A map [L, L] per title: which earlier token (column) gets how much of each token's (row) attention.
+
+    Args:
+        rings: By title (row, column) of a cell to ring.
+    """
     figure, axes = _figure(len(weights), width=4.2 * len(weights), height=4.6)
     names = [token.strip() or "·" for token in tokens]
     for axis, (title, table) in zip(axes, weights.items(), strict=True):
@@ -76,6 +82,9 @@ def draw_attention_maps(weights: Mapping[str, Tensor], tokens: Sequence[str]) ->
         axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.set(xlabel="token looked at", ylabel="token that looks")
         axis.set_title(title, loc="left")
+        if rings and title in rings:
+            row, column = rings[title]
+            axis.plot(column, row, "o", markersize=22, markerfacecolor="none", markeredgecolor=COLOURS[5], mew=2)
     figure.colorbar(image, ax=axes, label="share of attention", shrink=0.7)
     return _done(figure)
 
@@ -94,7 +103,7 @@ def draw_memory_levels(rates: Mapping[int, float], large_copy: float) -> Figure:
     figure, axes = _figure(2, width=9.6, height=3.6)
     sizes = [size / 2**20 for size in rates]
     axes[0].loglog(sizes, [rate / 1e9 for rate in rates.values()], "o-", color=COLOURS[0], label="copied over and over")
-    axes[0].axhline(large_copy / 1e9, color=COLOURS[5], linestyle="--", label="large copy: the slanted roof")
+    axes[0].axhline(large_copy / 1e9, color=COLOURS[5], linestyle="--", label="one large copy")
     axes[0].set_xticks(sizes, [f"{size:g}" for size in sizes])
     axes[0].set(xlabel="buffers in use (MiB)", ylabel="read and written (GB/s)")
     axes[0].set_title("This machine, one thread", loc="left")
@@ -137,7 +146,7 @@ def draw_roofline(
     axis.plot([ridge, highest], [flops_per_s / 1e9] * 2, color=INK, linewidth=1.5)
     axis.axvline(ridge, color=LINE, linestyle=":", linewidth=1)
     ground = axis.get_xaxis_transform()  # x in data, y from the bottom
-    axis.text(ridge * 1.06, 0.03, f"ridge: {ridge:.1f} FLOP a byte", transform=ground, color=INK, fontsize=9)
+    axis.text(ridge * 1.06, 0.03, f"ridge: {ridge:.1f} FLOP per byte", transform=ground, color=INK, fontsize=9)
     offsets = ((0, -15), (0, 9))  # one kind's numbers below its points, the other's above
     for (name, kind), colour, marker, offset in zip(points.items(), COLOURS, MARKERS, offsets, strict=False):
         xs, ys = [i for i, _ in kind.values()], [rate / 1e9 for _, rate in kind.values()]
@@ -215,9 +224,9 @@ def draw_running(scores: Tensor) -> Figure:
         for at in changed:
             axis.axvline(at, color=LINE, linestyle=":", linewidth=0.8)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes[1].set(xlabel="key", ylabel="row_sum: sum of 2^(score - row_max)")
+    axes[1].set(xlabel="key", ylabel="row_sum")
     axes[1].set_ylim(bottom=0)
-    axes[1].set_title("... the sum is measured anew", loc="left")
+    axes[1].set_title("... the sum of 2^(score - row_max) shrinks", loc="left")
     return _done(figure)
 
 

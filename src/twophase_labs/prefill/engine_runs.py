@@ -1,10 +1,9 @@
-"""The engine as lab 2 runs it: with its own attention, and with the learner's pieces in it."""
+"""The engine as lab 2 runs it, with the learner's pieces in it."""
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
@@ -15,25 +14,7 @@ from twophase.cache.kv_cache import LayerKV
 from twophase.core.batch import AttentionBatch
 from twophase_labs.kit.own_attention import OwnAttention, OwnPlan
 
-if TYPE_CHECKING:
-    from twophase import LLM
-
 BLOCK_SIZE = 16
-
-
-@cache
-def open_engine(tokens_per_step: int = 512) -> "LLM":
-    """The engine with its own attention, in float32, which computes so many tokens in a step."""
-    from twophase import LLM  # imports triton, and `twophase_labs.machine.kernels` has to come first
-
-    return LLM(
-        dtype="float32",
-        block_size=BLOCK_SIZE,
-        num_kv_blocks=64,
-        max_num_seqs=4,
-        max_num_batched_tokens=tokens_per_step,
-        enable_prefix_caching=False,
-    )
 
 
 @final

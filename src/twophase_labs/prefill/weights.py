@@ -76,3 +76,18 @@ def names_of_rows(batch: RaggedBatch) -> list[str]:
 def page_borders(batch: RaggedBatch) -> list[int]:
     num_pages, num_kv_heads, page, _ = batch.k_cache.shape
     return list(range(page, num_pages * num_kv_heads * page, page))
+
+
+def names_of_blocks(batch: RaggedBatch) -> list[str]:
+    """A name for what stands between two borders: its owner, its block, and where they begin the KV head."""
+    page, blocks = batch.k_cache.shape[2], []
+    for name in names_of_columns(batch)[::page]:
+        slot, block, head = name.split(", ")
+        owner = "free" if slot.startswith("free") else slot.split()[0]
+        blocks.append(f"{owner}\n{block}\nhead {head.removeprefix('KV head ')}")
+    return blocks
+
+
+def unused_columns(batch: RaggedBatch) -> list[int]:
+    """Columns of slots that hold no token."""
+    return [i for i, name in enumerate(names_of_columns(batch)) if " key " not in name]

@@ -326,6 +326,97 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, sca
                 ),
                 "leaves its inputs alone",
             ),
+            Wrong(
+                "clears the caches for a new prompt",
+                """
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    if num_cached == 0:
+        k_cache.zero_()
+        v_cache.zero_()
+    block_size, seq_len = k_cache.shape[2], num_cached + len(q)
+    positions = torch.arange(num_cached, seq_len)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
+    new = slot_mapping(block_table, num_cached, seq_len, block_size)
+    k_cache[new // block_size, :, new % block_size] = k
+    v_cache[new // block_size, :, new % block_size] = v
+    slots = slot_mapping(block_table, 0, seq_len, block_size)
+    keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))
+    group = q.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = torch.einsum("lhd,shd->hls", q, keys) * scale
+    visible = torch.arange(seq_len) <= positions[:, None]
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return torch.einsum("hls,shd->lhd", weights, values)
+""",
+                "writes K and V into their slots",
+            ),
+            Wrong(
+                "clears its new blocks",
+                """
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    block_size, seq_len = k_cache.shape[2], num_cached + len(q)
+    positions = torch.arange(num_cached, seq_len)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
+    new = slot_mapping(block_table, num_cached, seq_len, block_size)
+    fresh = block_table[-(-num_cached // k_cache.shape[2]) :].long()
+    k_cache[fresh], v_cache[fresh] = 0, 0
+    k_cache[new // block_size, :, new % block_size] = k
+    v_cache[new // block_size, :, new % block_size] = v
+    slots = slot_mapping(block_table, 0, seq_len, block_size)
+    keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))
+    group = q.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = torch.einsum("lhd,shd->hls", q, keys) * scale
+    visible = torch.arange(seq_len) <= positions[:, None]
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return torch.einsum("hls,shd->lhd", weights, values)
+""",
+                "writes K and V into their slots",
+            ),
+            Wrong(
+                "clears NaN from the caches",
+                """
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    k_cache.nan_to_num_()
+    v_cache.nan_to_num_()
+    block_size, seq_len = k_cache.shape[2], num_cached + len(q)
+    positions = torch.arange(num_cached, seq_len)
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
+    new = slot_mapping(block_table, num_cached, seq_len, block_size)
+    k_cache[new // block_size, :, new % block_size] = k
+    v_cache[new // block_size, :, new % block_size] = v
+    slots = slot_mapping(block_table, 0, seq_len, block_size)
+    keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))
+    group = q.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = torch.einsum("lhd,shd->hls", q, keys) * scale
+    visible = torch.arange(seq_len) <= positions[:, None]
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return torch.einsum("hls,shd->lhd", weights, values)
+""",
+                "writes K and V into their slots",
+            ),
+            Wrong(
+                "remembers earlier chunks outside of the caches",
+                """
+_past = {}
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    positions = torch.arange(num_cached, num_cached + len(q))
+    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
+    if num_cached == 0:
+        _past.clear()
+    K, V = torch.cat([_past["k"], k]) if "k" in _past else k, torch.cat([_past["v"], v]) if "v" in _past else v
+    _past.update(k=K, v=V)
+    new = slot_mapping(block_table, num_cached, num_cached + len(q), k_cache.shape[2])
+    k_cache[new // k_cache.shape[2], :, new % k_cache.shape[2]] = k
+    v_cache[new // k_cache.shape[2], :, new % k_cache.shape[2]] = v
+    g = q.shape[1] // k.shape[1]
+    s = torch.einsum("lhd,shd->hls", q, K.repeat_interleave(g, 1)) * scale
+    s = s.masked_fill(torch.arange(len(K)) > positions[:, None], -torch.inf)
+    return torch.einsum("hls,shd->lhd", s.softmax(-1), V.repeat_interleave(g, 1))
+""",
+                "sees the history",
+            ),
         ),
         right=(
             Right(
@@ -363,6 +454,52 @@ def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, sca
                     SOLVED_2_11,
                     ("positions = torch.arange(num_cached, seq_len)", "positions = num_cached + torch.arange(len(q))"),
                 ),
+            ),
+            Right(
+                "a row at a time, like decode steps",
+                """
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    size, G = k_cache.shape[2], q.shape[1] // k.shape[1]
+    result = []
+    for t in range(len(q)):
+        p = num_cached + t
+        at = torch.tensor([p])
+        block, offset = int(block_table[p // size]), p % size
+        k_cache[block, :, offset] = rotate(k[t : t + 1], at, theta)[0]
+        v_cache[block, :, offset] = v[t]
+        query = rotate(q[t : t + 1], at, theta)[0]
+        slots = slot_mapping(block_table, 0, p + 1, size).tolist()
+        K = torch.stack([k_cache[s // size, :, s % size] for s in slots])
+        V = torch.stack([v_cache[s // size, :, s % size] for s in slots])
+        heads = []
+        for h in range(q.shape[1]):
+            w = (K[:, h // G] @ query[h] * scale).softmax(0)
+            heads.append(w @ V[:, h // G])
+        result.append(torch.stack(heads))
+    return torch.stack(result) if result else torch.zeros_like(q)
+""",
+            ),
+            Right(
+                "merges history and chunk by their LSE",
+                """
+def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
+    size, G, n = k_cache.shape[2], q.shape[1] // k.shape[1], len(q)
+    at = torch.arange(num_cached, num_cached + n)
+    q, k = rotate(q, at, theta), rotate(k, at, theta)
+    for i, s in enumerate(slot_mapping(block_table, num_cached, num_cached + n, size).tolist()):
+        k_cache[s // size, :, s % size], v_cache[s // size, :, s % size] = k[i], v[i]
+    out = torch.empty_like(q)
+    old = slot_mapping(block_table, 0, num_cached, size)
+    K, V = k_cache[old // size, :, old % size], v_cache[old // size, :, old % size]
+    for h in range(q.shape[1]):
+        g = h // G
+        a = q[:, h] @ K[:, g].T * scale
+        b = (q[:, h] @ k[:, g].T * scale).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+        la, lb = a.logsumexp(1), b.logsumexp(1)
+        l = torch.logaddexp(la, lb)
+        out[:, h] = (a - l[:, None]).exp() @ V[:, g] + (b - l[:, None]).exp() @ v[:, g]
+    return out
+""",
             ),
         ),
     ),

@@ -117,7 +117,7 @@ BANKS = {
             Wrong(
                 "writes everything",
                 edited(CHAIN, ("sizes[output] if output in kept else 0", "sizes[output]")),
-                "reads an input of the chain once",
+                "moves nothing that is made and dropped",
             ),
             Wrong(
                 "writes the last output only",
@@ -141,11 +141,71 @@ BANKS = {
                 "at most 16 steps", edited(CHAIN, ("in steps:", "in steps[:16]:")), "counts any chain that runs apart"
             ),
             Wrong("the other way round", edited(CHAIN, ("return apart, fused", "return fused, apart")), EXAMPLE_A),
+            Wrong(
+                "writes what no later step reads",
+                """
+def chain_traffic(steps, sizes, kept):
+    from collections import Counter
+    apart = sum(sum(sizes[n] for n in set(i)) + sizes[o] for i, o in steps)
+    uses = Counter(n for i, _ in steps for n in i)
+    made = {o for _, o in steps}
+    return apart, sum(sizes[n] for n in uses if n not in made) + sum(sizes[o] for o in made if o in kept or o not in uses)
+""",
+                "writes what is kept",
+            ),
+            Wrong(
+                "names at hand from an earlier call",
+                """
+def chain_traffic(steps, sizes, kept, at_hand=set()):
+    apart, fused = 0, 0
+    for inputs, output in steps:
+        apart += sum(sizes[name] for name in set(inputs)) + sizes[output]
+        fused += sum(sizes[name] for name in set(inputs) - at_hand)
+        fused += sizes[output] if output in kept else 0
+        at_hand |= {*inputs, output}
+    return apart, fused
+""",
+                "gives the second number of the example",
+            ),
+            Wrong(
+                "the first two inputs only",
+                """
+def chain_traffic(steps, sizes, kept):
+    apart, fused, at_hand = 0, 0, set()
+    for inputs, output in steps:
+        apart += sum(sizes[name] for name in set(inputs)) + sizes[output]
+        fused += sum(sizes[name] for name in set(inputs[:2]) - at_hand)
+        fused += sizes[output] if output in kept else 0
+        at_hand |= {*inputs, output}
+    return apart, fused
+""",
+                "counts any chain as one",
+            ),
         ),
         right=(
             Right("from outside", FROM_OUTSIDE),
             Right("loops, lists, numpy", IN_NUMPY),
             Right("two sums", edited(CHAIN, ("return apart, fused", "return int(apart), int(fused)"))),
+            Right(
+                "matrices of steps and names",
+                """
+def chain_traffic(steps, sizes, kept):
+    import numpy as np
+    names = list(sizes)
+    size = np.array([sizes[n] for n in names])
+    reads = np.zeros((len(steps), len(names)), dtype=bool)
+    makes = np.zeros_like(reads)
+    for row, (inputs, output) in enumerate(steps):
+        for n in inputs:
+            reads[row, names.index(n)] = True
+        makes[row, names.index(output)] = True
+    keep = np.array([n in kept for n in names], dtype=bool)
+    made = makes.any(0)
+    apart = (reads * size).sum() + (makes * size).sum()
+    fused = (size * (reads.any(0) & ~made)).sum() + (size * (made & keep)).sum()
+    return int(apart), int(fused)
+""",
+            ),
         ),
     ),
     "2.14": Bank(
@@ -198,6 +258,32 @@ BANKS = {
                 edited(KERNEL, ("mean_square + eps", "mean_square + 1e-5")),
                 "adds eps under the root",
             ),
+            Wrong(
+                "overwrites the residual too",
+                """
+@triton.jit
+def add_rmsnorm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    y_ptr,
+    h_ptr,
+    eps,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row, columns = tl.program_id(0), tl.arange(0, BLOCK_N)
+    mask = columns < N
+    offs = row * N + columns
+    h = tl.load(x_ptr + offs, mask=mask, other=0.0) + tl.load(residual_ptr + offs, mask=mask, other=0.0)
+    tl.store(h_ptr + offs, h, mask=mask)
+    tl.store(residual_ptr + offs, h, mask=mask)
+    mean_square = tl.sum(h * h, axis=0) / N
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
+    tl.store(y_ptr + offs, h * tl.rsqrt(mean_square + eps) * weight, mask=mask)
+""",
+                "adds the residual",
+            ),
         ),
         right=(
             Right(
@@ -214,6 +300,31 @@ BANKS = {
                     ("    tl.store(h_ptr + offs, h, mask=mask)\n", ""),
                     ("* weight, mask=mask)\n", "* weight, mask=mask)\n    tl.store(h_ptr + offs, h, mask=mask)\n"),
                 ),
+            ),
+            Right(
+                "logarithms, and no other",
+                """
+@triton.jit
+def add_rmsnorm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    y_ptr,
+    h_ptr,
+    eps,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    x_ptr += tl.program_id(0) * N
+    residual_ptr += tl.program_id(0) * N
+    c = tl.arange(0, BLOCK_N)
+    inside = c < N
+    h = tl.where(inside, tl.load(x_ptr + c, mask=inside) + tl.load(residual_ptr + c, mask=inside), 0.0)
+    squares = tl.sum(h * h, axis=0)
+    scale = tl.exp2(-0.5 * tl.log2(squares / N + eps))
+    tl.store(h_ptr + tl.program_id(0) * N + c, h, mask=inside)
+    tl.store(y_ptr + tl.program_id(0) * N + c, h * scale * tl.load(weight_ptr + c, mask=inside), mask=inside)
+""",
             ),
         ),
     ),

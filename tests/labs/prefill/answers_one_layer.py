@@ -182,6 +182,36 @@ def layer_attention(x, layer, positions):
                 ),
                 "lets each query head read its KV head",
             ),
+            Wrong(
+                "positions made relative in place",
+                """
+def layer_attention(x, layer, positions):
+    L, D, group = len(x), layer.head_dim, layer.num_heads // layer.num_kv_heads
+    q = (x @ layer.w_q).view(L, layer.num_heads, D)
+    k = (x @ layer.w_k).view(L, layer.num_kv_heads, D)
+    v = (x @ layer.w_v).view(L, layer.num_kv_heads, D)
+    positions -= positions[0].clone()
+    q, k = rotate(q, positions, layer.theta), rotate(k, positions, layer.theta)
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    return naive_attention(q, k, v) @ layer.w_o
+""",
+                "leaves its inputs alone",
+            ),
+            Wrong(
+                "positions up to 2,047 only",
+                """
+def layer_attention(x, layer, positions):
+    L, D, group = len(x), layer.head_dim, layer.num_heads // layer.num_kv_heads
+    q = (x @ layer.w_q).view(L, layer.num_heads, D)
+    k = (x @ layer.w_k).view(L, layer.num_kv_heads, D)
+    v = (x @ layer.w_v).view(L, layer.num_kv_heads, D)
+    positions = positions.clamp(max=2047)
+    q, k = rotate(q, positions, layer.theta), rotate(k, positions, layer.theta)
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    return naive_attention(q, k, v) @ layer.w_o
+""",
+                "sees distances, not places",
+            ),
         ),
         right=(
             Right(
@@ -218,6 +248,42 @@ def layer_attention(x, layer, positions):
                         "k, v = k[:, torch.arange(layer.num_heads) // group], v[:, torch.arange(layer.num_heads) // group]",
                     ),
                 ),
+            ),
+            Right(
+                "torch's own attention",
+                """
+def layer_attention(x, layer, positions):
+    H, K, D = layer.num_heads, layer.num_kv_heads, layer.head_dim
+    q = rotate((x @ layer.w_q).unflatten(-1, (H, D)), positions, layer.theta)
+    k = rotate((x @ layer.w_k).unflatten(-1, (K, D)), positions, layer.theta)
+    v = (x @ layer.w_v).unflatten(-1, (K, D))
+    o = F.scaled_dot_product_attention(*(y.transpose(0, 1)[None] for y in (q, k, v)), is_causal=True, enable_gqa=True)
+    return o[0].transpose(0, 1).flatten(1) @ layer.w_o
+""",
+            ),
+            Right(
+                "a row at a time in NumPy",
+                """
+def layer_attention(x, layer, positions):
+    import numpy as np
+    X = x.numpy().astype(np.float64)
+    wq, wk, wv, wo = (np.asarray(w, dtype=np.float64) for w in (layer.w_q, layer.w_k, layer.w_v, layer.w_o))
+    L, H, K, D = len(X), layer.num_heads, layer.num_kv_heads, layer.head_dim
+    def turn(y, heads):
+        y = y.reshape(L, heads, D)
+        z = y[..., : D // 2] + 1j * y[..., D // 2 :]
+        z = z * np.exp(1j * positions.numpy()[:, None] * layer.theta ** (-np.arange(D // 2) / (D // 2)))[:, None]
+        return np.concatenate([z.real, z.imag], -1)
+    q, k, v = turn(X @ wq, H), turn(X @ wk, K), (X @ wv).reshape(L, K, D)
+    out = np.zeros((L, H, D))
+    for t in range(L):
+        for h in range(H):
+            g = h // (H // K)
+            s = k[: t + 1, g] @ q[t, h] / D ** 0.5
+            w = np.exp(s - s.max())
+            out[t, h] = w @ v[: t + 1, g] / w.sum()
+    return torch.tensor(out.reshape(L, H * D) @ wo, dtype=x.dtype)
+""",
             ),
         ),
     ),

@@ -283,6 +283,69 @@ def online_softmax(stream, M, D):
 """,
                 "forgets what it has read",
             ),
+            Wrong(
+                "one maximum for all queries",
+                """
+def online_softmax(stream, M, D):
+    row_max, row_sum, acc = torch.full((M,), -torch.inf), torch.zeros(M), torch.zeros(M, D)
+    for s, v in stream:
+        new_max = torch.maximum(row_max, s.max())
+        max_safe = new_max.masked_fill(new_max == -torch.inf, 0)
+        rescale, p = torch.exp2(row_max - max_safe), torch.exp2(s - max_safe)
+        row_max, row_sum, acc = new_max, row_sum * rescale + p, acc * rescale[:, None] + p[:, None] * v
+    out = acc / torch.where(row_sum == 0, 1, row_sum)[:, None]
+    return out, row_max + row_sum.log2()
+""",
+                "keeps a maximum for each query",
+            ),
+            Wrong(
+                "skips keys hidden from any query",
+                """
+def online_softmax(stream, M, D):
+    row_max, row_sum, acc = torch.full((M,), -torch.inf), torch.zeros(M), torch.zeros(M, D)
+    for s, v in stream:
+        if (s == -torch.inf).any():
+            continue
+        new_max = torch.maximum(row_max, s)
+        max_safe = new_max.masked_fill(new_max == -torch.inf, 0)
+        rescale, p = torch.exp2(row_max - max_safe), torch.exp2(s - max_safe)
+        row_max, row_sum, acc = new_max, row_sum * rescale + p, acc * rescale[:, None] + p[:, None] * v
+    out = acc / torch.where(row_sum == 0, 1, row_sum)[:, None]
+    return out, row_max + row_sum.log2()
+""",
+                "survives hidden keys",
+            ),
+            Wrong(
+                "NaN swept away at the end",
+                """
+def online_softmax(stream, M, D):
+    row_max, row_sum, acc = torch.full((M,), -torch.inf), torch.zeros(M), torch.zeros(M, D)
+    for s, v in stream:
+        new_max = torch.maximum(row_max, s)
+        max_safe = new_max
+        rescale, p = torch.exp2(row_max - max_safe), torch.exp2(s - max_safe)
+        row_max, row_sum, acc = new_max, row_sum * rescale + p, acc * rescale[:, None] + p[:, None] * v
+    out = acc / torch.where(row_sum == 0, 1, row_sum)[:, None]
+    out = out.nan_to_num(0)
+    return out, row_max + row_sum.log2()
+""",
+                "survives hidden keys",
+            ),
+            Wrong(
+                "the maximum begins at -1e6",
+                """
+def online_softmax(stream, M, D):
+    row_max, row_sum, acc = torch.full((M,), -1e6), torch.zeros(M), torch.zeros(M, D)
+    for s, v in stream:
+        new_max = torch.maximum(row_max, s)
+        max_safe = new_max
+        rescale, p = torch.exp2(row_max - max_safe), torch.exp2(s - max_safe)
+        row_max, row_sum, acc = new_max, row_sum * rescale + p, acc * rescale[:, None] + p[:, None] * v
+    out = acc / torch.where(row_sum == 0, 1, row_sum)[:, None]
+    return out, row_max + row_sum.log2()
+""",
+                "survives huge scores",
+            ),
         ),
         right=(
             Right(
@@ -335,6 +398,48 @@ def online_softmax(stream, M, D):
                     SOLVED_2_4,
                     ("new_max = torch.maximum(row_max, s)", "new_max = torch.where(s > row_max, s, row_max)"),
                 ),
+            ),
+            Right(
+                "in tiles of eight keys",
+                """
+def online_softmax(stream, M, D):
+    def fold(state, tile):
+        m, l, a = state
+        S, V = torch.stack([s for s, _ in tile], 1), torch.stack([v for _, v in tile])
+        n = torch.maximum(m, S.amax(1))
+        safe = torch.where(n == -torch.inf, 0, n)
+        P, r = torch.exp2(S - safe[:, None]), torch.exp2(m - safe)
+        return n, l * r + P.sum(1), a * r[:, None] + P @ V
+    state, tile = (torch.full((M,), -torch.inf), torch.zeros(M), torch.zeros(M, D)), []
+    for pair in stream:
+        tile.append(pair)
+        if len(tile) == 8:
+            state, tile = fold(state, tile), []
+    if tile:
+        state = fold(state, tile)
+    m, l, a = state
+    return torch.where(l[:, None] > 0, a / l[:, None], 0), m + l.log2()
+""",
+            ),
+            Right(
+                "in floats of Python",
+                """
+def online_softmax(stream, M, D):
+    import math
+    rows = [[-math.inf, 0.0, [0.0] * D] for _ in range(M)]
+    for s, v in stream:
+        v = v.tolist()
+        for row, x in zip(rows, s.tolist()):
+            if x == -math.inf:
+                continue
+            m, l, a = row
+            n = max(m, x)
+            r, p = 2.0 ** (m - n), 2.0 ** (x - n)
+            row[:] = [n, l * r + p, [r * i + p * j for i, j in zip(a, v)]]
+    out = [[i / l if l else 0.0 for i in a] for m, l, a in rows]
+    lse = [m + math.log2(l) if l else -math.inf for m, l, a in rows]
+    return torch.tensor(out).reshape(M, D), torch.tensor(lse)
+""",
             ),
         ),
     ),
@@ -431,6 +536,33 @@ def merge_halves(out_a, lse_a, out_b, lse_b):
                 ),
                 "survives empty halves",
             ),
+            Wrong(
+                "gives a part back if the other is empty",
+                """
+def merge_halves(out_a, lse_a, out_b, lse_b):
+    if (lse_b == -torch.inf).all():
+        return out_a, lse_a
+    if (lse_a == -torch.inf).all():
+        return out_b, lse_b
+    lse = torch.logaddexp2(lse_a, lse_b)
+    safe = torch.where(lse == -torch.inf, 0, lse)
+    return torch.exp2(lse_a - safe)[:, None] * out_a + torch.exp2(lse_b - safe)[:, None] * out_b, lse
+""",
+                "leaves its inputs alone",
+            ),
+            Wrong(
+                "masks the LSE it was given",
+                """
+def merge_halves(out_a, lse_a, out_b, lse_b):
+    m = torch.maximum(lse_a, lse_b)
+    lse_b.masked_fill_(lse_b == -torch.inf, -1e30)
+    m = m.masked_fill(m == -torch.inf, 0)
+    a, b = torch.exp2(lse_a - m), torch.exp2(lse_b - m)
+    t = a + b
+    return (a[:, None] * out_a + b[:, None] * out_b) / torch.where(t == 0, 1, t)[:, None], m + t.log2()
+""",
+                "leaves its inputs alone",
+            ),
         ),
         right=(
             Right(
@@ -461,6 +593,23 @@ def merge_halves(out_a, lse_a, out_b, lse_b):
                         "out = out / total.clamp_min(1e-30)[:, None]",
                     ),
                 ),
+            ),
+            Right(
+                "row by row in floats of Python",
+                """
+def merge_halves(out_a, lse_a, out_b, lse_b):
+    import math
+    outs, lses = [], []
+    for a, x, b, y in zip(out_a.tolist(), lse_a.tolist(), out_b.tolist(), lse_b.tolist()):
+        m = max(x, y)
+        if m == -math.inf:
+            outs.append([0.0] * len(a)); lses.append(m)
+            continue
+        p, q = 2.0 ** (x - m), 2.0 ** (y - m)
+        outs.append([(p * i + q * j) / (p + q) for i, j in zip(a, b)])
+        lses.append(m + math.log2(p + q))
+    return torch.tensor(outs).reshape(out_a.shape), torch.tensor(lses)
+""",
             ),
         ),
     ),

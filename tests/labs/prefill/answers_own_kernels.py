@@ -75,6 +75,11 @@ def own_prefill(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scal
 """,
                 "generates what transformers generates",
             ),
+            Wrong("tiles of 42 tokens, whatever the heads", {2: "42"}, "launches no program in vain"),
+            Wrong("as many tiles as all chunks together need", {3: "len(q)"}, "launches no program in vain"),
+            Wrong(
+                "the longest sequence for the longest chunk", {3: "int(seq_lens.max())"}, "launches no program in vain"
+            ),
         ),
         right=(
             Right(
@@ -102,8 +107,14 @@ def own_prefill(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scal
     return out
 """,
             ),
-            Right("as many blocks as all tokens need", {3: "len(q)"}),
             Right("block size by multiplication", {2: "BLOCK_M * num_kv_heads // num_heads", 1: "(k.shape[0],)"}),
+            Right(
+                "with NumPy and math.ceil",
+                {
+                    3: "int(__import__('numpy').diff(cu_query_lens.cpu().numpy()).max())",
+                    4: "(__import__('math').ceil(longest / block_q), len(cu_query_lens) - 1, num_kv_heads)",
+                },
+            ),
         ),
     ),
 }

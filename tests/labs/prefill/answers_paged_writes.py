@@ -137,6 +137,48 @@ def slot_mapping(block_table, start, end, block_size):
 """,
                 "leaves the table alone",
             ),
+            Wrong(
+                "a quotient in float32",
+                """
+def slot_mapping(block_table, start, end, block_size):
+    p = torch.arange(start, end)
+    b = (p.float() / block_size).floor().long()
+    return block_table[b].long() * block_size + p % block_size
+""",
+                "survives long sequences",
+            ),
+            Wrong(
+                "remembers slots by their positions",
+                """
+_kept = {}
+def slot_mapping(block_table, start, end, block_size):
+    key = start, end, block_size
+    if key not in _kept:
+        p = torch.arange(start, end)
+        _kept[key] = block_table[p // block_size].long() * block_size + p % block_size
+    return _kept[key]
+""",
+                "keeps nothing for the next call",
+            ),
+            Wrong(
+                "the table itself for blocks of one slot",
+                """
+def slot_mapping(block_table, start, end, block_size):
+    if block_size == 1:
+        return block_table[start:end]
+    p = torch.arange(start, end)
+    return block_table[p // block_size].long() * block_size + p % block_size
+""",
+                "starts anywhere",
+            ),
+            Wrong(
+                "floats where there is no position",
+                """
+def slot_mapping(block_table, start, end, block_size):
+    return torch.tensor([int(block_table[p // block_size]) * block_size + p % block_size for p in range(start, end)])
+""",
+                "gives an int64 per position",
+            ),
         ),
         right=(
             Right(
@@ -164,6 +206,19 @@ def slot_mapping(block_table, start, end, block_size):
                         "pages = block_table.long()[positions.div(block_size, rounding_mode='floor')]",
                     ),
                 ),
+            ),
+            Right(
+                "a block at a time",
+                """
+def slot_mapping(block_table, start, end, block_size):
+    pieces, p = [torch.empty(0, dtype=torch.long)], start
+    while p < end:
+        stop = min(end, (p // block_size + 1) * block_size)
+        base = int(block_table[p // block_size]) * block_size
+        pieces.append(torch.arange(base + p % block_size, base + p % block_size + stop - p))
+        p = stop
+    return torch.cat(pieces)
+""",
             ),
         ),
     ),
@@ -234,6 +289,74 @@ def kv_write_kernel(
 """,
                 "writes each token to its slot",
             ),
+            Wrong(
+                "leaves out zeros",
+                """
+@triton.jit
+def kv_write_kernel(
+    k_ptr,
+    v_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slot_mapping_ptr,
+    H_KV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    token = tl.program_id(0)
+    slot = tl.load(slot_mapping_ptr + token)
+    if slot < 0:
+        return
+    offs_h = tl.arange(0, BLOCK_H)
+    offs_d = tl.arange(0, BLOCK_D)
+    mask = (offs_h < H_KV)[:, None] & (offs_d < D)[None, :]
+    from_rows = token * H_KV + offs_h
+    to_rows = (slot // PAGE * H_KV + offs_h) * PAGE + slot % PAGE
+    from_offs = from_rows[:, None] * D + offs_d[None, :]
+    to_offs = to_rows[:, None] * D + offs_d[None, :]
+    k = tl.load(k_ptr + from_offs, mask=mask, other=0.0)
+    v = tl.load(v_ptr + from_offs, mask=mask, other=0.0)
+    tl.store(k_cache_ptr + to_offs, k, mask=mask)
+    old = tl.load(v_cache_ptr + to_offs, mask=mask, other=0.0)
+    tl.store(v_cache_ptr + to_offs, tl.where(v == 0, old, v), mask=mask)
+""",
+                "writes each token to its slot",
+            ),
+            Wrong(
+                "tokens without a slot go to slot 0",
+                """
+@triton.jit
+def kv_write_kernel(
+    k_ptr,
+    v_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slot_mapping_ptr,
+    H_KV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    token = tl.program_id(0)
+    slot = tl.load(slot_mapping_ptr + token)
+    slot = tl.maximum(slot, 0)
+    offs_h = tl.arange(0, BLOCK_H)
+    offs_d = tl.arange(0, BLOCK_D)
+    mask = (offs_h < H_KV)[:, None] & (offs_d < D)[None, :]
+    from_rows = token * H_KV + offs_h
+    to_rows = (slot // PAGE * H_KV + offs_h) * PAGE + slot % PAGE
+    from_offs = from_rows[:, None] * D + offs_d[None, :]
+    to_offs = to_rows[:, None] * D + offs_d[None, :]
+    k = tl.load(k_ptr + from_offs, mask=mask, other=0.0)
+    v = tl.load(v_ptr + from_offs, mask=mask, other=0.0)
+    tl.store(k_cache_ptr + to_offs, k, mask=mask)
+    tl.store(v_cache_ptr + to_offs, v, mask=mask)
+""",
+                "skips tokens without a slot",
+            ),
         ),
         right=(
             Right(
@@ -257,6 +380,37 @@ def kv_write_kernel(
             ),
             Right("written out", {4: "slot // PAGE * (H_KV * PAGE) + offs_h * PAGE + slot % PAGE"}),
             Right("the other way round", {1: "slot <= -1", 3: "offs_h + H_KV * token"}),
+            Right(
+                "no branch: the slot is part of the mask",
+                """
+@triton.jit
+def kv_write_kernel(
+    k_ptr,
+    v_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slot_mapping_ptr,
+    H_KV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    token = tl.program_id(0)
+    slot = tl.load(slot_mapping_ptr + token)
+    offs_h = tl.arange(0, BLOCK_H)
+    offs_d = tl.arange(0, BLOCK_D)
+    mask = (slot >= 0) & (offs_h < H_KV)[:, None] & (offs_d < D)[None, :]
+    from_rows = token * H_KV + offs_h
+    to_rows = (slot // PAGE * H_KV + offs_h) * PAGE + slot % PAGE
+    from_offs = from_rows[:, None] * D + offs_d[None, :]
+    to_offs = to_rows[:, None] * D + offs_d[None, :]
+    k = tl.load(k_ptr + from_offs, mask=mask, other=0.0)
+    v = tl.load(v_ptr + from_offs, mask=mask, other=0.0)
+    tl.store(k_cache_ptr + to_offs, k, mask=mask)
+    tl.store(v_cache_ptr + to_offs, v, mask=mask)
+""",
+            ),
         ),
     ),
 }

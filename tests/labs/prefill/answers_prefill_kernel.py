@@ -13,6 +13,12 @@ LSE = "gives the LSE in base 2"
 
 PAGE_IDS = "tl.load(table_ptr + positions // PAGE, mask=in_range, other=0)"
 STATE = "attend_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc)"
+NATURAL = """s = tl.where(visible, tl.dot(q, tl.trans(k), input_precision="ieee") * (qk_scale / 1.4426950408889634), -1e30)
+        m = tl.maximum(row_max, tl.max(s, axis=1))
+        p, r = tl.where(visible, tl.exp(s - m[:, None]), 0.0), tl.exp(row_max - m)
+        row_sum = row_sum * r + tl.sum(p, axis=1)
+        acc = acc * r[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        row_max = m"""
 
 BANKS = {
     "2.12": Bank(
@@ -67,6 +73,9 @@ BANKS = {
             ),
             Wrong("no scale", kernel_cell((STATE, STATE.replace("qk_scale", "1.0"))), ONE_HEAD),
             Wrong("LSE in base e", kernel_cell(("row_max + tl.log2(row_sum)", "row_max + tl.log(row_sum)")), LSE),
+            Wrong(
+                "entries behind the table", {4: "tl.load(table_ptr + positions // PAGE)"}, "matches attention in a loop"
+            ),
         ),
         right=(
             Right("32-bit slots", {5: "page_ids * (H_KV * PAGE) + kv_head * PAGE + positions % PAGE"}),
@@ -74,6 +83,13 @@ BANKS = {
             Right("a difference of positions", {6: "row_positions[:, None] - positions[None, :] >= 0"}),
             Right("heads written out", {1: "kv_head * G + (offs_m - offs_m // G * G)"}),
             Right("positions written out", {3: "seq_len - chunk_len + first_token + offs_m // G"}),
+            Right(
+                "base e within, no minus infinity",
+                kernel_cell(
+                    (f"row_max, row_sum, acc = {STATE}", NATURAL),
+                    ("row_max + tl.log2(row_sum)", "row_max * 1.4426950408889634 + tl.log2(row_sum)"),
+                ),
+            ),
         ),
     ),
 }

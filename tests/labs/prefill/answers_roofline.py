@@ -150,6 +150,44 @@ def prefill_cost(shape, num_tokens, bytes_per_element):
                 },
                 "counts the bytes of a prefill",
             ),
+            Wrong(
+                "matrices of equal sizes counted once",
+                """
+def matmul_cost(rows, inner, columns, bytes_per_element):
+    return 2 * rows * inner * columns, (rows * inner + inner * columns + rows * columns) * bytes_per_element
+
+
+def prefill_cost(shape, num_tokens, bytes_per_element):
+    pairs = num_tokens * (num_tokens + 1) // 2
+    num_flops = 4 * pairs * shape.num_heads * shape.head_dim
+    num_bytes = 2 * num_tokens * (shape.num_heads + shape.num_kv_heads) * shape.head_dim * bytes_per_element
+    for inner, columns in set(shape.projections.values()):
+        product = matmul_cost(num_tokens, inner, columns, bytes_per_element)
+        num_flops, num_bytes = num_flops + product[0], num_bytes + product[1]
+    last = matmul_cost(1, shape.hidden, shape.vocab, bytes_per_element)
+    return shape.num_layers * num_flops + last[0], shape.num_layers * num_bytes + last[1]
+""",
+                "counts the FLOPs of a prefill",
+            ),
+            Wrong(
+                "logits in each layer",
+                """
+def matmul_cost(rows, inner, columns, bytes_per_element):
+    return 2 * rows * inner * columns, (rows * inner + inner * columns + rows * columns) * bytes_per_element
+
+
+def prefill_cost(shape, num_tokens, bytes_per_element):
+    pairs = num_tokens * (num_tokens + 1) // 2
+    num_flops = 4 * pairs * shape.num_heads * shape.head_dim
+    num_bytes = 2 * num_tokens * (shape.num_heads + shape.num_kv_heads) * shape.head_dim * bytes_per_element
+    for inner, columns in shape.projections.values():
+        product = matmul_cost(num_tokens, inner, columns, bytes_per_element)
+        num_flops, num_bytes = num_flops + product[0], num_bytes + product[1]
+    last = matmul_cost(1, shape.hidden, shape.vocab, bytes_per_element)
+    return shape.num_layers * (num_flops + last[0]), shape.num_layers * (num_bytes + last[1])
+""",
+                "counts the FLOPs of a prefill",
+            ),
         ),
         right=(
             Right(
@@ -175,6 +213,29 @@ def prefill_cost(shape, num_tokens, bytes_per_element):
             ),
             Right("pairs by adding up", {3: "sum(range(num_tokens + 1))"}),
             Right("numbers factored", {2: "inner * (rows + columns) + rows * columns"}),
+            Right(
+                "counted in loops",
+                """
+def matmul_cost(rows, inner, columns, bytes_per_element):
+    flops = 0
+    for _ in range(rows):
+        flops += 2 * inner * columns
+    sizes = [(rows, inner), (inner, columns), (rows, columns)]
+    return flops, sum(a * b for a, b in sizes) * bytes_per_element
+
+
+def prefill_cost(shape, num_tokens, bytes_per_element):
+    flops, moved = matmul_cost(1, shape.hidden, shape.vocab, bytes_per_element)
+    for _ in range(shape.num_layers):
+        for i, o in shape.projections.values():
+            f, b = matmul_cost(num_tokens, i, o, bytes_per_element)
+            flops += f
+            moved += b
+        flops += sum(4 * seen for seen in range(1, num_tokens + 1)) * shape.num_heads * shape.head_dim
+        moved += 2 * num_tokens * (shape.num_heads + shape.num_kv_heads) * shape.head_dim * bytes_per_element
+    return flops, moved
+""",
+            ),
         ),
     ),
 }

@@ -196,6 +196,29 @@ def tiled_attention(memory, L, D, block_q, block_k):
                 "moves tiles, never the whole",
             ),
             Wrong("all key tiles", {1: "range(0, L, block_k)"}, "leaves out what is hidden"),
+            Wrong(
+                "a tile more where the queries end with a tile",
+                {1: "range(0, min(L, start + len(q) + 1), block_k)"},
+                "leaves out what is hidden",
+            ),
+            Wrong(
+                "collects the tiles of a row of queries",
+                """
+def tiled_attention(memory, L, D, block_q, block_k):
+    for start in range(0, L, block_q):
+        q = memory.load("q", start, start + block_q)
+        end = start + len(q)
+        ks, vs = [], []
+        for at in range(0, end, block_k):
+            ks.append(memory.load("k", at, at + block_k))
+            vs.append(memory.load("v", at, at + block_k))
+        k, v = torch.cat(ks)[:end], torch.cat(vs)[:end]
+        s = q @ k.mT / D**0.5
+        s = s.masked_fill(torch.arange(end) > torch.arange(start, end)[:, None], -torch.inf)
+        memory.store("out", start, s.softmax(-1) @ v)
+""",
+                "needs little fast memory",
+            ),
         ),
         right=(
             Right(
@@ -274,6 +297,44 @@ def tiled_attention(memory, L, D, block_q, block_k):
                     ),
                 ),
             ),
+            Right(
+                "merges means by their LSE",
+                """
+def tiled_attention(memory, L, D, block_q, block_k):
+    for start in range(0, L, block_q):
+        q = memory.load("q", start, start + block_q)
+        out, lse = torch.zeros(len(q), D), torch.full((len(q),), -torch.inf)
+        for at in range(0, start + len(q), block_k):
+            k, v = memory.load("k", at, at + block_k), memory.load("v", at, at + block_k)
+            s = q @ k.T / D**0.5
+            s[torch.arange(at, at + len(k))[None] > torch.arange(start, start + len(q))[:, None]] = -torch.inf
+            part = torch.logsumexp(s, -1)
+            both = torch.logaddexp(lse, part)
+            out = out * (lse - both).exp()[:, None] + (s - both[:, None]).exp() @ v
+            lse = both
+        memory.store("out", start, out)
+""",
+            ),
+            Right(
+                "from right to left",
+                """
+def tiled_attention(memory, L, D, block_q, block_k):
+    for start in reversed(range(0, L, block_q)):
+        q = memory.load("q", start, min(L, start + block_q)).double()
+        n = len(q)
+        m, l, a = torch.full((n, 1), -torch.inf).double(), torch.zeros(n, 1).double(), torch.zeros(n, D).double()
+        for at in reversed(range(0, start + n, block_k)):
+            k = memory.load("k", at, min(L, at + block_k)).double()
+            v = memory.load("v", at, min(L, at + block_k)).double()
+            s = q @ k.T / D**0.5
+            s = torch.where(torch.arange(at, at + len(k)) <= torch.arange(start, start + n)[:, None], s, -torch.inf)
+            new = torch.maximum(m, s.max(-1, keepdim=True).values)
+            safe = torch.where(new == -torch.inf, 0, new)
+            p, r = (s - safe).exp(), (m - safe).exp()
+            m, l, a = new, l * r + p.sum(-1, keepdim=True), a * r + p @ v
+        memory.store("out", start, (a / l).float())
+""",
+            ),
         ),
     ),
     "2.7": Bank(
@@ -328,6 +389,8 @@ def count_traffic(L, D, block_q, block_k, bytes_per_number):
                 ),
                 "counts bytes",
             ),
+            Wrong("a tile more on a boundary", {2: "min((end // block_k + 1) * block_k, L)"}, "counts the tiled way"),
+            Wrong("tiles of 64", {2: "min(-(-end // 64) * 64, L)"}, "counts the tiled way"),
         ),
         right=(
             Right(
@@ -344,6 +407,16 @@ def count_traffic(L, D, block_q, block_k, bytes_per_number):
             ),
             Right("tiles by counting", {2: "min(len(range(0, end, block_k)) * block_k, L)"}),
             Right("the standard way, line by line", {1: "(2 * L * D + L * L) + 2 * L * L + (L * L + 2 * L * D)"}),
+            Right(
+                "in NumPy",
+                """
+def count_traffic(L, D, block_q, block_k, bytes_per_element):
+    import numpy as np
+    ends = np.minimum(np.arange(0, L, block_q) + block_q, L)
+    keys = np.minimum(np.ceil(ends / block_k).astype(np.int64) * block_k, L).sum()
+    return 4 * L * (D + L) * bytes_per_element, int(2 * D * (L + keys) * bytes_per_element)
+""",
+            ),
         ),
     ),
 }

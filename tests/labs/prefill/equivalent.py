@@ -34,7 +34,32 @@ EQUIVALENT = {
         ),
     },
     "2.11": {
-        "seq_len = num_cached + len(q) -> seq_len = num_cached + len(k)": ("a chunk has as many keys as queries"),
+        "block_size, seq_len = (k_cache.shape[2], num_cached + len(q)) -> block_size, seq_len = (k_cache.shape[2], num_cached + len(k))": (
+            "a chunk has as many keys as queries"
+        ),
+        "block_size, seq_len = (k_cache.shape[2], num_cached + len(q)) -> block_size, seq_len = (k_cache.shape[2], num_cached + len(v))": (
+            "a chunk has as many values as queries"
+        ),
+    },
+    "2.12": {
+        "page_ids = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0) -> page_ids = tl.load(table_ptr + positions // PAGE, mask=in_range, other=1)": (
+            "K and V are not loaded there"
+        ),
+        "page_ids = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0) -> page_ids = tl.load(table_ptr + positions // PAGE, mask=in_range, other=-1)": (
+            "K and V are not loaded there"
+        ),
+        "slots = (page_ids.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE -> slots = (page_ids.to(tl.int32) * H_KV + kv_head) * PAGE + positions % PAGE": (
+            "differs in caches of more than 2^31 elements only, more than a check has memory for"
+        ),
+    },
+    "2.14": {
+        "mean_square = tl.sum(h * h, axis=0) / N -> mean_square = tl.sum(h * h, axis=-1) / N": "there is one axis",
+        "weight = tl.load(weight_ptr + columns, mask=mask, other=0.0) -> weight = tl.load(weight_ptr + columns, mask=mask, other=1.0)": (
+            "what is multiplied by it is not stored"
+        ),
+        "weight = tl.load(weight_ptr + columns, mask=mask, other=0.0) -> weight = tl.load(weight_ptr + columns, mask=mask, other=-1.0)": (
+            "what is multiplied by it is not stored"
+        ),
     },
     "2.15": {
         "longest = int(cu_query_lens.diff().max()) -> longest = cu_query_lens.diff().max()": (

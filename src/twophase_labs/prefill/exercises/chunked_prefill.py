@@ -1,5 +1,6 @@
 """2.8 A prompt in chunks: positions, mask, history in pages."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -80,10 +81,21 @@ def run(answer: Any, p: Prompt, caches: tuple[Tensor, Tensor], first: int, end: 
 
 
 def writes_its_slots(
-    answer: Any, draw: Draw, cached: int, new: int, page: int = 4, heads: tuple[int, int] = (6, 2), width: int = 8
+    answer: Any,
+    draw: Draw,
+    cached: int,
+    new: int,
+    page: int = 4,
+    heads: tuple[int, int] = (6, 2),
+    width: int = 8,
+    stale: float = 0.0,
 ) -> None:
+    """The whole pool after the call: in the other slots are other prompts', and in some perhaps `stale`."""
     p = prompt(draw, cached + new, heads, width)
-    caches, expected = empty_caches(p, page=page), empty_caches(p, page=page)
+    caches = (draw.normal(*empty_caches(p, page=page)[0].shape), draw.normal(*empty_caches(p, page=page)[1].shape))
+    for cache in caches:
+        cache[draw.permutation(NUM_PAGES)[:9]] += stale
+    expected = (caches[0].clone(), caches[1].clone())
     fill_history(caches, p, cached)
     fill_history(expected, p, cached + new)
     run(answer, p, caches, cached)
@@ -132,7 +144,8 @@ def works_at_any_level(answer: Any, draw: Draw, score: int) -> None:
     got = run(answer, p, empty_caches(p), 0)
     means = p.v.cumsum(0) / torch.arange(1, 6)[:, None, None]
     what = f"the mean of the visible values with all scores at {score * 6 // 8:,}"
-    compare(got, means, what=what, axes=AXES, atol=1e-3, any_dtype=True)
+    # An answer by LSE has weights of 2^(score - LSE): at 75,000 float32 rounds both to 1/128.
+    compare(got, means, what=what, axes=AXES, rtol=0.02, atol=0.02, any_dtype=True)
 
 
 def knows_the_example(answer: Any, draw: Draw) -> None:
@@ -158,6 +171,7 @@ LATER = (
     {"cached": 70, "new": 3, "page": 80},
     {"cached": 4, "new": 3, "heads": (9, 3), "width": 64},
     {"cached": 2, "new": 2, "heads": (4, 4), "width": 2},
+    {"cached": 2, "new": 2, "heads": (128, 128), "width": 2},
     {"cached": 5, "new": 0},
 )
 
@@ -193,13 +207,15 @@ EXERCISES = (
                 "writes K and V into their slots",
                 writes_its_slots,
                 "The chunk's keys, rotated by their positions in the prompt, and its values go to the slots of these "
-                "positions, and nothing else changes.",
+                "positions, and nothing else changes: the other slots, of its own blocks too, are not yours to clear. "
+                "The caches are [N, H_kv, block_size, D]: heads before slots, so a slot is no row of a `view`.",
                 (
                     {"cached": 0, "new": 1},
                     {"cached": 0, "new": 6},
                     {"cached": 4, "new": 3},
                     {"cached": 6, "new": 5},
                     LATER[4],
+                    {"cached": 5, "new": 4, "stale": math.nan},
                 ),
             ),
             Property(

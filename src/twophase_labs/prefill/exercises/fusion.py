@@ -1,4 +1,4 @@
-"""2.10 Fusion: the bytes of a chain of operations, apart and as one; the residual and the norm in one kernel."""
+"""2.9 Fusion: the bytes of a chain of operations, apart and as one; the residual and the norm in one kernel."""
 
 from typing import Any
 
@@ -64,15 +64,17 @@ def pair_chain() -> Chain:
 
 
 def some_chain(draw: Draw, num_steps: int, num_given: int) -> Chain:
-    """Random steps over random earlier names, sizes from 1 to 1,000, any of the outputs kept."""
+    """Random steps over up to five random earlier names, sizes up to 1,000 (also 0 and 1), any of the outputs kept."""
     names = [f"given_{i}" for i in range(num_given)]
     steps = []
     for i in range(num_steps):
-        inputs = tuple(draw.choice(names) for _ in range(draw.integer(1, 4))) if names else ()
+        inputs = tuple(draw.choice(names) for _ in range(draw.integer(1, 6))) if names else ()
         steps.append((inputs, f"made_{i}"))
         names.append(f"made_{i}")
     kept = {f"made_{i}" for i in range(num_steps) if draw.integer(0, 3) == 0}
-    return Chain(tuple(steps), {name: draw.integer(1, 1000) for name in names}, kept)
+    return Chain(
+        tuple(steps), {name: draw.choice((0, 1, *(draw.integer(2, 1000) for _ in range(8)))) for name in names}, kept
+    )
 
 
 def knows_the_example(answer: Any, draw: Draw, which: int) -> None:
@@ -179,7 +181,12 @@ ROWS = (
     {"num_rows": 5, "width": 576},
     {"num_rows": 2, "width": 1},
 )
-LENGTHS = ({"num_steps": 2, "num_given": 2}, {"num_steps": 5, "num_given": 3}, {"num_steps": 40, "num_given": 4})
+LENGTHS = (
+    {"num_steps": 2, "num_given": 2},
+    {"num_steps": 5, "num_given": 3},
+    {"num_steps": 40, "num_given": 4},
+    {"num_steps": 40, "num_given": 90},  # most inputs are used once
+)
 
 EXERCISES = (
     Exercise(
@@ -191,6 +198,7 @@ EXERCISES = (
         minutes=8,
         lines=8,
         difficulty=2,
+        is_extra=True,
         objective="count what fusion saves",
         hints=(
             "Do the example on paper, one column per way. Apart: x, r in, h out; h in, y out. As one: x, r in; h and y "
@@ -243,15 +251,15 @@ EXERCISES = (
                 ({"which": 1},),
             ),
             Property(
+                "moves nothing that is made and dropped",
+                drops_what_nobody_needs,
+                "What the chain makes and nobody needs afterwards is never written and never read.",
+            ),
+            Property(
                 "reads an input of the chain once",
                 reads_an_input_once,
                 "As one kernel the chain has x at hand after its first use.",
                 ({"which": 1},),
-            ),
-            Property(
-                "moves nothing that is made and dropped",
-                drops_what_nobody_needs,
-                "What the chain makes and nobody needs afterwards is never written and never read.",
             ),
             Property(
                 "writes what is kept",

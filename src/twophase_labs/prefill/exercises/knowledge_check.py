@@ -1,4 +1,4 @@
-"""2.12 Knowledge check."""
+"""2.11 Knowledge check."""
 
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.questions import Choice, Matching
@@ -26,7 +26,6 @@ EXERCISES = (
     ),
     Exercise(
         id="2.17",
-        was="2.22",
         title="From the symptom to the bug",
         kind="matching",
         names=("answer_2_17",),
@@ -36,10 +35,10 @@ EXERCISES = (
         question=Matching(
             "abcd",
             {
-                "the last key of each row is not read": "b64ae6dfced2d136",
-                "every sequence reads the first row of block_tables": "84bdf44f2f280a38",
-                "V is loaded without a mask": "75478dfecaa40817",
-                "the mask compares keys with the row's number in its chunk": "ba4ddaeee9bd9529",
+                "`<` stands where `<=` should in `visible`": "ebb9e9b0293a2fac",
+                "`table_ptr` is `block_tables_ptr` for every program": "87983691bbcf5c5f",
+                "V is loaded without `mask_kv`": "e5d1320b125d3768",
+                "`row_positions` is `tokens`": "45329fa784b9577d",
             },
             hint="For each mistake ask which inputs make it harmless: those are where it hides.",
         ),
@@ -59,7 +58,7 @@ EXERCISES = (
                 "K and V of a sequence may lie anywhere in the pool": "47556c9564a66e77",
                 "one query's keys are shared by many programs": "ca01396a722a9169",
                 "a longer answer never moves K and V that are there": "d5c424c3481dc95c",
-                "results become a little less exact": "11f0e6d9478be123",
+                "the result is an approximation": "a078773047493b8e",
             },
             hint="One of the three is about the order of the arithmetic, one about where things lie, one about who "
             "works on what.",

@@ -13,7 +13,7 @@ from twophase_labs.machine.checks import Draw, compare, finite, fresh, reject, u
 from twophase_labs.machine.exercise import Exercise, Property
 
 AXES = ("row", "feature")
-MAX_HELD = 4  # items of the stream that an answer may keep alive: those of this key and, loosely, of the last
+NUM_READ, MAX_HELD = 500, 130  # keys of a stream, and how many an answer may hold together: a tile of them, not all
 
 
 def whole_softmax(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,8 +123,19 @@ def gives_the_log_sum(answer: Any, draw: Draw, rows: int, keys: int) -> None:
     compare(run(answer, scores, values)[1], expected, what="the base-2 LSE", axes=("row",), any_dtype=True)
 
 
-def survives_huge_scores(answer: Any, draw: Draw, size: int) -> None:
+def keeps_a_maximum_for_each(answer: Any, draw: Draw, size: int) -> None:
+    """Queries whose scores are far apart: measured from the maximum of another query, all weights would be 0."""
     scores, values = random_scores(draw, 3, 7)
+    scores = scores + torch.tensor([[0.0], [size], [-size]])
+    expected = whole_softmax(scores, values)
+    out, lse = run(answer, scores, values)
+    what = f"of queries with scores around 0, {size:,} and {-size:,}"
+    compare(out, expected[0], what=f"the mean {what}", axes=AXES, rtol=2e-3, atol=2e-3, any_dtype=True)
+    compare(lse, expected[1], what=f"the LSE {what}", axes=("row",), any_dtype=True)
+
+
+def survives_huge_scores(answer: Any, draw: Draw, size: int | float, keys: int = 7) -> None:
+    scores, values = random_scores(draw, 3, keys)
     scores = scores + size
     out, lse = run(answer, scores, values)
     finite(out, what=f"the mean of scores around {size}", axes=AXES)
@@ -195,7 +206,7 @@ def forgets_copies_too(answer: Any, draw: Draw) -> None:
 
 
 def forgets(answer: Any, draw: Draw) -> None:
-    scores, values = random_scores(draw, 2, 24)
+    scores, values = random_scores(draw, 2, NUM_READ)
     stream = Stream(scores, values)
     answer.online_softmax(iter(stream), 2, values.shape[1])
     if stream.most_alive > MAX_HELD:
@@ -245,9 +256,13 @@ def sums_the_sums(answer: Any, draw: Draw, rows: int, keys: int) -> None:
         compare(merged(answer, *parts)[1], expected, what="the base-2 LSE", axes=("row",), any_dtype=True)
 
 
-def leaves_its_inputs_alone(answer: Any, draw: Draw) -> None:
+def leaves_its_inputs_alone(answer: Any, draw: Draw, empty: str) -> None:
     """A part may be merged twice: with the one before it here, with the one behind it there."""
     a, b = halves(*random_scores(draw, 3, 6), 2)
+    if empty in ("first", "both"):
+        a = (torch.zeros_like(a[0]), torch.full_like(a[1], -math.inf))
+    if empty in ("second", "both"):
+        b = (torch.zeros_like(b[0]), torch.full_like(b[1], -math.inf))
     with unchanged(out_a=a[0], lse_a=a[1], out_b=b[0], lse_b=b[1]):
         out, lse = two_tensors(answer.merge_halves(*a, *b), (3, a[0].shape[1]))
     fresh(out, out_a=a[0], out_b=b[0])
@@ -384,14 +399,27 @@ EXERCISES = (
                 survives_huge_scores,
                 "2^129 does not fit into float32. Exponents are taken relative to the largest score so far, so none is "
                 "above 0. The maximum starts at -inf: any other number is larger than some score.",
-                ({"size": 1000}, {"size": -1000}, {"size": 20000}, {"size": -20000}),
+                (
+                    {"size": 1000},
+                    {"size": -1000},
+                    {"size": 20000},
+                    {"size": -20000},
+                    {"size": 1e30, "keys": 1},  # alone: several such would have differences beyond float32
+                    {"size": -1e30, "keys": 1},
+                ),
+            ),
+            Property(
+                "keeps a maximum for each query",
+                keeps_a_maximum_for_each,
+                "row_max has an element for each query: [M]. One maximum for all leaves a query with low scores no "
+                "weight at all.",
+                ({"size": 400}, {"size": 10000}),
             ),
             Property(
                 "survives hidden keys",
                 survives_hidden_keys,
-                "A hidden key has the score -inf. As long as a row saw nothing else, row_max is -inf too: use "
-                "`max_safe` in every "
-                "difference. A row that sees nothing at all gives zeros and -inf.",
+                "A hidden key has the score -inf. As long as a row saw nothing else, row_max is -inf too: subtract 0 "
+                "instead of row_max there, in every difference. A row that sees nothing at all gives zeros and -inf.",
                 (
                     {"where": "some keys"},
                     {"where": "the first keys"},
@@ -484,7 +512,8 @@ EXERCISES = (
             Property(
                 "leaves its inputs alone",
                 leaves_its_inputs_alone,
-                "Make new tensors: a part may be merged again, with another one.",
+                "Make new tensors, also where one part is empty: a part may be merged again, with another one.",
+                ({"empty": "neither"}, {"empty": "first"}, {"empty": "second"}, {"empty": "both"}),
             ),
         ),
     ),

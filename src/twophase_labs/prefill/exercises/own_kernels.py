@@ -1,4 +1,4 @@
-"""2.11 The learner's kernels in the engine."""
+"""2.10 The learner's kernels in the engine."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -89,8 +89,10 @@ def compare_grid(grids: list[tuple[int, ...]], expected: tuple[int, ...], what: 
         reject(f"{num_programs} programs are launched in all, expected {math.prod(expected)}", what)
 
 
-def covers_just_enough(answer: Any, draw: Draw, query_lens: Sequence[int], heads: tuple[int, int]) -> None:
-    batch = ragged_batch(draw, query_lens, (0,) * len(query_lens), heads=heads, head_dim=16, page=16)
+def covers_just_enough(
+    answer: Any, draw: Draw, query_lens: Sequence[int], heads: tuple[int, int], cached: Sequence[int] = ()
+) -> None:
+    batch = ragged_batch(draw, query_lens, cached or (0,) * len(query_lens), heads=heads, head_dim=16, page=16)
     with grids_of(answer.own_prefill, "paged_prefill_kernel") as grids:
         answer.own_prefill(**{name: t.to(device) for name, t in batch.tensors.items()}, scale=batch.scale)
     block_q = BLOCK_M // (heads[0] // heads[1])
@@ -194,10 +196,12 @@ EXERCISES = (
                 "attends for short chunks",
                 attends,
                 "The grid is (query tiles of the longest chunk, sequences, KV heads), in the order in which the "
-                "kernel reads its program ids; the scale is multiplied by log2(e).",
+                "kernel reads its program ids, all of them integers (`//`, not `/`); the scale is multiplied by "
+                "log2(e).",
                 (
                     {"query_lens": (1,), "cached": (0,), "heads": (3, 1)},
                     {"query_lens": (3, 5, 1), "cached": (0, 4, 0), "heads": (6, 2)},
+                    {"query_lens": (1,) * 70, "cached": (0,) * 70, "heads": (3, 1)},
                 ),
             ),
             Property(
@@ -216,12 +220,16 @@ EXERCISES = (
             Property(
                 "launches no program in vain",
                 covers_just_enough,
-                "A program has BLOCK_M rows, so BLOCK_M // G whole tokens; blocks of the longest chunk, rounded up: "
-                "`triton.cdiv`.",
+                "A program has BLOCK_M rows, so BLOCK_M // G whole tokens (`//`, not `/`); query tiles of the longest "
+                "chunk, rounded up: `triton.cdiv`.",
                 (
                     {"query_lens": (10, 100), "heads": (9, 3)},
                     {"query_lens": (42,), "heads": (3, 1)},
                     {"query_lens": (43, 1), "heads": (3, 1)},
+                    {"query_lens": (20, 23), "heads": (6, 2)},  # together they are more than a tile
+                    {"query_lens": (3, 40), "heads": (3, 1), "cached": (60, 0)},  # so is a sequence with its history
+                    {"query_lens": (30,), "heads": (5, 1)},  # other tiles: of 25 tokens
+                    {"query_lens": (40, 40), "heads": (2, 2)},  # of 128
                 ),
             ),
             Property(

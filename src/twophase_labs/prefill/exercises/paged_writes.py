@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from twophase_labs.kit.guarded import run_guarded
-from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.checks import Draw, compare, fresh, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.prefill.launch import launch_kv_write
 
@@ -31,7 +31,7 @@ def slots_by_hand(table: Tensor, start: int, end: int, block_size: int) -> Tenso
 
 
 def random_table(draw: Draw, num_entries: int) -> Tensor:
-    return (draw.permutation(50)[:num_entries] + 1).int()
+    return (draw.permutation(max(50, num_entries))[:num_entries] + 1).int()
 
 
 def is_int64(answer: Any, draw: Draw, start: int, end: int) -> None:
@@ -60,10 +60,23 @@ def survives_large_pools(answer: Any, draw: Draw) -> None:
     compare(answer.slot_mapping(table, 0, 20, 16), expected, what="the slot", axes=("position",))
 
 
-def leaves_the_table_alone(answer: Any, draw: Draw) -> None:
-    table = random_table(draw, 3)
+def leaves_the_table_alone(answer: Any, draw: Draw, block_size: int, dtype: torch.dtype) -> None:
+    """Neither the call writes into the table nor the caller who writes into the slots, such as a -1 for padding."""
+    table = random_table(draw, 12).to(dtype)
     with unchanged(block_table=table):
-        answer.slot_mapping(table, 2, 9, 4)
+        slots = answer.slot_mapping(table, 2, 9, block_size)
+        fresh(slots, block_table=table)
+
+
+def keeps_nothing(answer: Any, draw: Draw, num_entries: int) -> None:
+    """The same positions for another sequence, and for the same one after its table was changed."""
+    table = random_table(draw, num_entries)
+    for other, whose in ((table, "one sequence"), (table.flip(0) + 7, "another sequence, of the same length,")):
+        what = f"the slot of {whose}"
+        compare(answer.slot_mapping(other, 3, 18, 4), slots_by_hand(other, 3, 18, 4), what=what, axes=("token",))
+    table += 50
+    what = "the slot after other blocks were put into the table"
+    compare(answer.slot_mapping(table, 3, 18, 4), slots_by_hand(table, 3, 18, 4), what=what, axes=("token",))
 
 
 # -- 2.9 --------------------------------------------------------------------------------------------------------------
@@ -73,7 +86,11 @@ def write_and_compare(
     answer: Any, draw: Draw, slots: Tensor, num_pages: int, num_kv_heads: int, head_dim: int, page: int
 ) -> None:
     """Both caches after the write, slot by slot; what is wrong is told in terms of tokens."""
-    k, v = draw.normal(len(slots), num_kv_heads, head_dim), draw.normal(len(slots), num_kv_heads, head_dim)
+    # A zero is a value like any other, and is written like one.
+    k, v = (
+        draw.normal(len(slots), num_kv_heads, head_dim) * (draw.uniform(len(slots), num_kv_heads, head_dim) > 0.1)
+        for _ in range(2)
+    )
     k_cache, v_cache = (draw.normal(num_pages, num_kv_heads, page, head_dim) for _ in range(2))
     inputs = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slots}
     got = run_guarded(
@@ -168,6 +185,7 @@ EXERCISES = (
                     {"start": 3, "end": 13, "block_size": 4},
                     {"start": 31, "end": 80, "block_size": 16},
                     {"start": 101, "end": 290, "block_size": 12},
+                    {"start": 2, "end": 9, "block_size": 1},
                 ),
             ),
             Property(
@@ -176,7 +194,28 @@ EXERCISES = (
                 "A block number is int32, and times the block size it may not fit any more. Convert before "
                 "multiplying.",
             ),
-            Property("leaves the table alone", leaves_the_table_alone, "Make new tensors; do not write into it."),
+            Property(
+                "survives long sequences",
+                starts_anywhere,
+                "A position divided by `/` is a float32, which is exact up to 2^24 only; `//` stays with integers.",
+                ({"start": 2**24 + 2040, "end": 2**24 + 2056, "block_size": 2048},),
+            ),
+            Property(
+                "leaves the table alone",
+                leaves_the_table_alone,
+                "Make new tensors: do not write into the table, and do not return a part of it.",
+                (
+                    {"block_size": 4, "dtype": torch.int32},
+                    {"block_size": 1, "dtype": torch.int32},
+                    {"block_size": 1, "dtype": torch.int64},
+                ),
+            ),
+            Property(
+                "keeps nothing for the next call",
+                keeps_nothing,
+                "The slots depend on what the table holds now, not on an earlier call.",
+                ({"num_entries": 5}, {"num_entries": 6}, {"num_entries": 7}),
+            ),
         ),
     ),
     Exercise(
@@ -195,7 +234,7 @@ EXERCISES = (
             "Say in words where element d of head h of a token in slot 17 stands, for blocks of 4 and 3 heads.",
             "In memory come first all of block 0, in it all of head 0, in it slot 0. So a row of D elements is counted "
             "by blocks, then heads, then slots.",
-            "A mask for a block [BLOCK_H, BLOCK_D] is made of one for each axis: `a[:, None] & b[None, :]`.",
+            "A mask for a tile [BLOCK_H, BLOCK_D] is made of one for each axis: `a[:, None] & b[None, :]`.",
         ),
         checks=(
             Property(
@@ -218,7 +257,7 @@ EXERCISES = (
             Property(
                 "takes any number and size of heads",
                 takes_any_heads,
-                "Blocks are powers of two, H_KV and D need not be: what is beyond them is masked, in loads and stores.",
+                "Tiles are powers of two, H_KV and D need not be: what is beyond them is masked, in loads and stores.",
                 (
                     {"num_kv_heads": 3, "head_dim": 16, "page": 4},
                     {"num_kv_heads": 5, "head_dim": 24, "page": 6},

@@ -11,8 +11,16 @@ from twophase_labs.kit.weights_map import compare_weights
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.prefill.launch import launch_paged_prefill
-from twophase_labs.prefill.paged_oracle import TABLE_WIDTH, RaggedBatch, paged_attention, poison_unused, ragged_batch
-from twophase_labs.prefill.weights import names_of_columns, names_of_rows, page_borders, weighing_batch, weights_of
+from twophase_labs.prefill.paged_oracle import RaggedBatch, paged_attention, poison_unused, ragged_batch
+from twophase_labs.prefill.weights import (
+    names_of_blocks,
+    names_of_columns,
+    names_of_rows,
+    page_borders,
+    unused_columns,
+    weighing_batch,
+    weights_of,
+)
 
 AXES = {
     "q": ("token", "head", "dim"),
@@ -49,8 +57,10 @@ def reads_the_right_keys(
         rows=names_of_rows(batch),
         columns=names_of_columns(batch),
         row_axis="query and its head",
-        column_axis="slot, block by block and KV head by KV head",
+        column_axis="slots: their sequence, block and KV head; blue: no token there",
         bounds=page_borders(batch),
+        groups=names_of_blocks(batch),
+        unused=unused_columns(batch),
         title="weights",
     )
 
@@ -64,7 +74,9 @@ def matches_a_loop(
     head_dim: int,
     page: int,
 ) -> None:
-    width = TABLE_WIDTH + len(query_lens)  # the kernel is told how far the rows of the table are apart
+    # No entry more than the longest sequence needs: the kernel is told how far the rows of the table are apart, and
+    # behind the last entry there is no table.
+    width = max(-(-(new + old) // page) for new, old in zip(query_lens, cached, strict=True))
     batch = ragged_batch(draw, query_lens, cached, heads=heads, head_dim=head_dim, page=page, table_width=width)
     expected, _ = paged_attention(batch)
     got, _ = prefill(answer, batch)
@@ -113,15 +125,13 @@ EXERCISES = (
         objective="attend over a paged cache, for a ragged batch of prompt chunks with grouped heads",
         hints=(
             "Do it by hand for sequence A of the picture: a chunk of 5 tokens behind 6 in the cache, G = 2, BLOCK_Q "
-            "= 2, "
-            "and the program of block 1. Which tokens, heads and positions have its rows? Row 3 is token 3 of the "
-            "chunk, "
-            "position 9.",
+            "= 2, and the program of tile 1. Which tokens, heads and positions do its rows have? Row 3 is token 3 of "
+            "the chunk, position 9.",
             "Three counts begin at different places: tokens of the chunk, rows of the flat batch, positions of the "
             "sequence. A chunk's tokens are the last chunk_len of seq_len.",
             "Skeleton: heads from kv_head * G and offs_m % G; rows as (token of the flat batch) * H + head; "
             "positions as "
-            "num_cached + tokens; block numbers (page_ids) by tl.load at positions // PAGE; slots as (block * H_KV + "
+            "num_cached + tokens; block numbers (page_ids) by tl.load at positions // PAGE; kv_rows as (block * H_KV + "
             "kv_head) * PAGE + "
             "offset; visible as in_range for columns, and key position <= row position.",
         ),
@@ -160,7 +170,7 @@ EXERCISES = (
             Property(
                 "matches attention in a loop",
                 matches_a_loop,
-                "Small batches are right. What changes here: more tiles than one, more blocks per chunk, "
+                "Small batches are right. What changes here: more key tiles than one, more query tiles per chunk, "
                 "other numbers of heads, a head size that is no power of two.",
                 (
                     {"query_lens": (1,), "cached": (0,), "heads": (1, 1), "head_dim": 16, "page": 16},
@@ -173,7 +183,7 @@ EXERCISES = (
             Property(
                 "leaves other rows alone",
                 leaves_other_rows_alone,
-                "The last block of a chunk has rows beyond its end. They must be neither loaded nor stored.",
+                "The last query tile of a chunk has rows beyond its end. They must be neither loaded nor stored.",
             ),
             Property(
                 "keeps unused slots out",

@@ -79,7 +79,8 @@ def counts_a_prefill(which: int) -> Test:
             got = pair(answer.prefill_cost(shape, num_tokens, bytes_per_element))[which]
             expected = enumerated(shape, num_tokens, bytes_per_element)[which]
             layers = f"{num_layers} layer{'s' * (num_layers != 1)}"
-            what = f"the number of {('FLOPs', 'bytes')[which]} of {num_tokens} tokens through {layers}"
+            tokens = f"{num_tokens} token{'s' * (num_tokens != 1)}"
+            what = f"the number of {('FLOPs', 'bytes')[which]} of {tokens} through {layers}"
             compare(float(got), float(expected), what=f"{what}, with elements of {bytes_per_element} bytes,")
 
     return test

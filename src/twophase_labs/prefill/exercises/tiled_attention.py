@@ -180,6 +180,7 @@ CASES = (
     {"length": 4, "block_q": 4, "block_k": 4},
     {"length": 7, "block_q": 4, "block_k": 3},
     {"length": 9, "block_q": 2, "block_k": 5},
+    {"length": 11, "block_q": 4, "block_k": 2},
     {"length": 5, "block_q": 8, "block_k": 16},
     {"length": 70, "block_q": 33, "block_k": 24},
     {"length": 72, "block_q": 70, "block_k": 66},
@@ -205,7 +206,7 @@ EXERCISES = (
         points=4,
         minutes=8,
         lines=4,
-        difficulty=3,
+        difficulty=2,
         objective="compute exact attention without the table of scores",
         hints=(
             "Begin with one tile that covers everything (block_q = block_k = L): it must be plain attention. Then two "
@@ -304,7 +305,8 @@ EXERCISES = (
             Property(
                 "counts the tiled way",
                 counts(1),
-                "Per query tile: its own rows in and out, and keys and values up to the end of the last tile it needs.",
+                "Per query tile: its own rows in and out, and keys and values up to the end of the last tile it needs, "
+                "but no further than L.",
                 TRAFFIC,
             ),
             Property("counts bytes", counts_in_bytes, "Elements times bytes per element, both ways."),
