@@ -895,8 +895,8 @@ from twophase_labs.decode.launch import launch_paged_decode, launch_paged_decode
 
 # %% [markdown]
 # <!-- card 3.8 -->
-# Turn it into the decode kernel. The online softmax is lab 2's: `fold_tile(q, k, v, visible, qk_scale, row_max, row_sum,
-# acc)` folds one tile into the state; `visible` is `[1 or BLOCK_M, BLOCK_N]`. For position $j$ of a sequence
+# Turn it into the decode kernel. The online softmax is lab 2's: `fold_tile(q, k, v, visible, qk_scale, row_max,
+# row_sum, acc)` folds one tile into the state; `visible` is `[1 or BLOCK_M, BLOCK_N]`. For position $j$ of a sequence
 #
 # $$\text{block} = \text{table}[\lfloor j / \text{PAGE} \rfloor], \qquad
 # \text{row} = (\text{block} \cdot H_{kv} + h_{kv}) \cdot \text{PAGE} + j \bmod \text{PAGE},$$
@@ -937,8 +937,8 @@ def paged_decode_kernel(
 
     offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     heads = kv_head * G + offs_m  # SOLUTION: the query head of each row, [BLOCK_M]
-    in_group = offs_m < G  # SOLUTION: the rows of the tile that hold a query, [BLOCK_M]
-    mask_q = in_group[:, None] & (offs_d < D)[None, :]
+    has_query = offs_m < G  # SOLUTION: does the row of the tile hold a query, [BLOCK_M]
+    mask_q = has_query[:, None] & (offs_d < D)[None, :]
     offs_q = (sequence * H + heads)[:, None] * D + offs_d[None, :]
     q = tl.load(q_ptr + offs_q, mask=mask_q, other=0.0)
 
@@ -1467,8 +1467,8 @@ one_scale = 100 * needle.relative_error(reading.values, needle.stored_with_one_s
 print(f"8 bits, but one scale for all tokens and heads of a layer: error of V {one_scale:.2f} %")
 
 # %% [markdown]
-# **Read the result.** Each bit less doubles the quantisation step, and with it the error. In 8 bits K and V are both off
-# by about 1 % or less.
+# **Read the result.** Each bit less doubles the quantisation step, and with it the error. In 8 bits K and V are both
+# off by about 1 % or less.
 #
 # But an error of K is not yet an error of the model. Scores are sums over 64 elements, whose errors partly cancel, and
 # a softmax that is sure of itself does not react to a little noise. What counts is what comes out.
@@ -1748,8 +1748,8 @@ step_pictures.draw_batching(steps, small_work, here, ridge_batch(small_work, her
 # %% [markdown]
 # ### A constant and a slope
 #
-# How does the time of a step grow with the context $t$? It reads the weights, which do not depend on $t$, and K and V of
-# *all* tokens before, which are proportional to it:
+# How does the time of a step grow with the context $t$? It reads the weights, which do not depend on $t$, and K and V
+# of *all* tokens before, which are proportional to it:
 #
 # $$T(t) = a + b\,t$$
 #
@@ -1975,8 +1975,8 @@ print(
 )
 
 # %% [markdown]
-# Your block tables, during the step when most blocks were in use. The two completions of one prompt share what they can;
-# a block with two colours has two owners, and from the left it is coloured as far as it is filled.
+# Your block tables, during the step when most blocks were in use. The two completions of one prompt share what they
+# can; a block with two colours has two owners, and from the left it is coloured as far as it is filled.
 
 # %%
 # needs: triton

@@ -12,7 +12,6 @@ from matplotlib.ticker import MaxNLocator
 from twophase.core.outputs import StepTrace
 from twophase_labs.machine.pictures import COLOURS, INK, LINE
 
-
 PREFILL_STYLE: dict[str, Any] = {"facecolor": COLOURS[0], "alpha": 0.8, "edgecolor": "white", "hatch": "//"}
 
 
