@@ -360,7 +360,7 @@ class BlockPool:
 
     ref_counts: for each block id the number of its owners; 0 is free.
     num_free: how many blocks are free (a property).
-    allocate(n): n free blocks, a list of their ids, each with one owner. OutOfBlocksError if fewer are free.
+    allocate(n): n free blocks, a new list of their ids, each with one owner. OutOfBlocksError if fewer are free.
     acquire(block_id): one owner more. CacheStateError if the block is free.
     release(block_id): one owner less; with the last one the block becomes free. CacheStateError if it is free already.
 
@@ -735,8 +735,8 @@ def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
     """Attention of one query per sequence, q [B, H, D], over the blocks of k_cache and v_cache [N, H_kv, PAGE, D].
 
     Row b of block_tables [B, W] has the block ids of sequence b, padded with 0, and seq_lens [B] its tokens, at least
-    one. What is in other slots may be anything, NaN too. Query head h reads KV head h // (H // H_kv). Returns
-    [B, H, D]; no input is changed.
+    one. What is in other slots may be anything, NaN too. Query head h reads KV head h // (H // H_kv). Any argument
+    may be a slice of a larger tensor. Returns a new tensor [B, H, D]; no input is changed.
 
     >>> values = torch.arange(12.0).view(3, 1, 4, 1)             # 3 blocks of 4 slots, one KV head; slot s holds s
     >>> q, tables = torch.zeros(1, 1, 1), torch.tensor([[2, 0]])
@@ -1259,7 +1259,7 @@ def merge_splits(partial, lse):
 
     Returns (out [B, H, D], LSE of all keys [B, H]). A split with an LSE of -inf had no keys: it weighs nothing, and its
     row of `partial` may hold anything, NaN too. Where all splits are empty, out is 0 and the LSE -inf. The inputs are
-    not changed.
+    not changed, and the results share no memory with them.
 
     >>> partial = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])              # one sequence, one head, two splits
     >>> out, lse = merge_splits(partial, torch.tensor([[[4.0, 2.0]]]))    # of 16 keys and of 4, with scores of 0
@@ -1410,10 +1410,10 @@ def dequantise(data, scale):
 
 
 def quantise(x, q_max=127):
-    """Rows of K or V (x is [T, H_kv, D], of any float dtype) as int8 [T, H_kv, D] and float32 scales [T, H_kv].
+    """Rows of K or V, x [T, H_kv, D], as int8 [T, H_kv, D] and float32 scales [T, H_kv].
 
-    The largest magnitude of a row becomes q_max; with 7 the numbers would fit into 4 bits. Scales are above zero, even
-    for a row of zeros. x is not changed.
+    x may be of any float dtype, and a slice of a larger tensor. The largest magnitude of a row becomes q_max; with 7
+    the numbers would fit into 4 bits. Scales are above zero, even for a row of zeros. x is not changed.
 
     >>> data, scale = quantise(torch.tensor([[[3.0, -6.35, 1.52]]]))
     >>> data, scale                       # quantisation steps of 0.05

@@ -359,7 +359,8 @@ def unchanged(**inputs: Any) -> Iterator[None]:
     for name, value in inputs.items():
         old = before[name]
         if isinstance(value, torch.Tensor):
-            same = value.shape == old.shape and torch.equal(value.nan_to_num(), old.nan_to_num())
+            same = value.shape == old.shape and torch.equal(value.isnan(), old.isnan())
+            same = same and torch.equal(value.nan_to_num(), old.nan_to_num())
         else:
             same = value == old
         if not same:

@@ -76,8 +76,8 @@ EXERCISES = (
                 "counts distant items",
                 counts_distant,
                 "An address divided by the size of a unit, rounded down, is the unit's number. Items in units of "
-                "their own: as many units as items.",
-                ({"num": 1}, {"num": 3}, {"num": 12}, {"num": 5, "apart": 2**32}),
+                "their own: as many units as items, none for none.",
+                ({"num": 0}, {"num": 1}, {"num": 3}, {"num": 12}, {"num": 5, "apart": 2**32}),
             ),
             Property(
                 "counts a shared unit once",

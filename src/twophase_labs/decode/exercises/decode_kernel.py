@@ -13,12 +13,14 @@ from twophase_labs.decode.decode_cases import (
     compare_reads,
     map_case,
     naive_decode,
+    on_device,
     random_case,
 )
 from twophase_labs.decode.launch import launch_paged_decode
 from twophase_labs.kit.guarded import run_guarded
-from twophase_labs.machine.checks import Draw, compare, finite
+from twophase_labs.machine.checks import Draw, compare, finite, reject
 from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.kernels import device
 
 OUT_AXES = AXES["out"]
 
@@ -38,6 +40,32 @@ def writes_every_row(answer: Any, draw: Draw, heads: int, kv_heads: int) -> None
 def reads_its_kv_head(answer: Any, draw: Draw, heads: int, kv_heads: int) -> None:
     case = map_case(draw, [16], heads=heads, kv_heads=kv_heads, page=16, num_pages=2)
     compare_kv_heads(case, run_kernel(answer.paged_decode_kernel, case))
+
+
+class FirstKVHead:
+    """A kernel that is launched for KV head 0 alone."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, int]) -> Any:
+        return self.kernel[grid[0], 1]
+
+
+def leaves_other_heads_alone(answer: Any, draw: Draw, heads: int, kv_heads: int) -> None:
+    """Programs run at the same time: what one writes into another's row is there by chance, and by chance is right."""
+    case = map_case(draw, [16, 9], heads=heads, kv_heads=kv_heads, page=16, num_pages=3)
+    out = torch.full_like(case.q, 7.0).to(device)
+    inputs: dict[str, Any] = {**on_device(case), "out": out, "block_n": 16}
+    launch_paged_decode(FirstKVHead(answer.paged_decode_kernel), **inputs)
+    got = out.cpu()
+    group = heads // kv_heads
+    for sequence, head in [(s, h) for s in range(2) for h in range(group, heads)]:
+        if not bool((got[sequence, head] == 7).all()):
+            reject(
+                f"the program of sequence {sequence}, KV head 0 stored into the row of query head {head}",
+                f"its group are query heads 0 to {group - 1}; the others belong to programs that run at the same time",
+            )
 
 
 def finds_the_pages(answer: Any, draw: Draw, length: int) -> None:
@@ -148,6 +176,12 @@ EXERCISES = (
                 "Query heads `kv_head * G` to `kv_head * G + G - 1` share a KV head: neighbours. In the cache, too, "
                 "the KV head says which part of a block is read.",
                 ({"heads": 2, "kv_heads": 1}, {"heads": 6, "kv_heads": 3}, {"heads": 6, "kv_heads": 2}),
+            ),
+            Property(
+                "leaves the rows of other programs alone",
+                leaves_other_heads_alone,
+                "A tile has more rows than the group has heads: only `offs_m < G` hold a query of this program.",
+                ({"heads": 2, "kv_heads": 2}, {"heads": 9, "kv_heads": 3}),
             ),
             Property(
                 "finds the blocks",

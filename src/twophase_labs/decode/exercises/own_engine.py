@@ -75,6 +75,8 @@ def takes_your_blocks(answer: Any, draw: Draw, block_size: int, num_blocks: int)
     what = f"the number of blocks for {2 * block_size + 1} tokens in blocks of {block_size}"
     compare(len(table.block_ids), 3, what=what)
     compare(cache.pool.num_free, num_blocks - 3, what="the number of free blocks in the pool, with a table of 3")
+    second = opened(answer, block_size, num_blocks).scheduler.cache
+    compare(second.num_free_blocks, num_blocks, what="the number of free blocks of a second engine, opened meanwhile,")
     table.free()
 
 
