@@ -57,7 +57,7 @@ model, tokenizer = smollm2()
 
 # %% [markdown]
 # ## 1. One step, taken apart
-# <!-- minutes: 15 -->
+# <!-- minutes: 17 -->
 #
 # In lab 1 you put a cache into a toy of one layer. A real model is the same thirty times over, with grouped heads,
 # rotated positions and a vocabulary. Here is the step for one token, with the shapes of SmolLM2.
@@ -183,7 +183,7 @@ step_time.draw_step_times({name: (list(lengths), times_s) for name, times_s in t
 
 # %% [markdown]
 # ## 2. What a step reads
-# <!-- minutes: 11 -->
+# <!-- minutes: 12 -->
 #
 # To multiply by a weight, the processor must have it, and 135 million weights of four bytes do not fit into any cache
 # close to it. So every step fetches every weight from memory, once. With one row, each weight fetched is used for two
@@ -313,7 +313,7 @@ step_time.draw_times(times_s, "What explains the time of a decode step? (SmolLM2
 
 # %% [markdown]
 # ## 3. The memory of decoding
-# <!-- minutes: 37 -->
+# <!-- minutes: 48 -->
 #
 # An engine holds the K and V of dozens of sequences that grow by one token per step, end at any time, and often begin
 # with the same text. Lab 1 showed what becomes of memory that is reserved for the longest answer. So memory is cut into
@@ -332,8 +332,8 @@ from twophase_labs.decode import block_pictures
 block_pictures.draw_growth([7, 8, 9], block_size=4)
 
 # %% [markdown]
-# The 8th token fills the last slot of block 1 and takes nothing from the pool. The 9th needs a block. A sequence never
-# holds more than three slots that it does not use: it takes blocks *on demand*.
+# The 8th token fills the last slot of block 1, and the 9th needs a block. A sequence takes blocks *on demand*, and
+# never holds more than three slots that it does not use.
 
 # %% [markdown]
 # ### The pool
@@ -350,8 +350,7 @@ from twophase.core.errors import CacheStateError, OutOfBlocksError
 
 # %% [markdown]
 # <!-- card 3.3 -->
-# Write the pool: the constructor, the property and three methods. Any way of keeping the books will do. The docstring
-# says what each call does.
+# Write the pool: the constructor, the property and three methods. Any way of keeping the books will do.
 
 
 # %% tags=["exercise:3.3"]
@@ -511,8 +510,7 @@ for block_size in (1, 16, 128):
 # ### Sharing: fork, and copy on write
 #
 # "Give me four answers to choose from": up to one point the text is the same, and so are K and V. A **fork** is a
-# second table with the same blocks, each with one owner more; it takes nothing from the pool. Then both sequences write
-# their next token.
+# second table of the same blocks, each with one owner more. Then both sequences write their next token.
 #
 # **Think first.** Ten tokens in blocks of 4: two full blocks, and one with two tokens. B is forked from A. Both write
 # their token 10, and these tokens differ. Which of the three blocks can stay shared? What has to happen to the others,
@@ -656,10 +654,10 @@ for layers in (suspects.DropsAResidual(model), parts):
     print(f"{type(layers).__name__}: {tokenizer.decode(prompt_ids)}{tokenizer.decode(logits.argmax())!r}")
 
 # %% [markdown]
-# **Read the result.** Two tables lose tokens at once. The third looks harmless: every sequence that ends takes a block
-# with it, and a test with one request never sees it. A pool that never runs out points past the tensors: an error on
-# a CPU, another request's memory on a GPU. And no oracle sees everything. The shadow watches the cache, the comparison
-# with transformers watches the rest; an engine needs both.
+# **Read the result.** Two tables lose tokens at once. With the third every sequence that ends takes a block with it,
+# which a test with one request never sees. A pool that never runs out points past the tensors: an error on a CPU,
+# another request's memory on a GPU. The shadow watches the cache, the comparison with transformers watches the rest; an
+# engine needs both.
 
 # %% [markdown]
 # ### Open the engine
@@ -698,7 +696,7 @@ show_source(EnginePool.allocate, first="if num_blocks > self.num_free")
 
 # %% [markdown]
 # ## 4. Attention over gathered blocks
-# <!-- minutes: 12 -->
+# <!-- minutes: 20 -->
 #
 # Writing into blocks is easy: one slot per token. Reading is harder, since attention wants all keys of a sequence, in
 # order. The pool is one tensor `[N, H_kv, PAGE, D]` for K and one for V in each layer, and each sequence of the batch
@@ -822,7 +820,7 @@ print(f"bytes moved: {moved / 1e6:.1f} MB; gathered {3 * moved / 1e6:.1f} MB (bl
 
 # %% [markdown]
 # ## 5. The decode kernel
-# <!-- minutes: 20 -->
+# <!-- minutes: 26 -->
 #
 # Lab 2 has a kernel that reads blocks where they are: the prefill kernel. A decode step is a prefill with a chunk of
 # one token, so why write another? Run the engine's prefill kernel on three sequences with one query each:
@@ -1116,7 +1114,7 @@ for layout in ("LNHPD", "LNPHD", "LNHDP", "NPLHD"):
 
 # %% [markdown]
 # ## 6. Split and merge
-# <!-- minutes: 22 -->
+# <!-- minutes: 34 -->
 #
 # A GPU is not one processor but many. An H100 SXM has 132 *streaming multiprocessors* (SMs). A program runs on one of
 # them and never on two, and what an SM can fetch from memory at a time is bounded. To draw the whole bandwidth of the
@@ -1372,7 +1370,7 @@ show_source(merge_splits_kernel, first="weight_sum = tl.zeros", last="out = tl.s
 
 # %% [markdown]
 # ## 7. A byte instead of two
-# <!-- minutes: 16 -->
+# <!-- minutes: 21 -->
 #
 # A decode step waits for bytes, so fewer bytes are less waiting, and they leave room for more sequences. Weights can be
 # stored in fewer bits (lab 6), and so can K and V: in **int8**, a whole number from -127 to 127 per element. What is
@@ -1642,7 +1640,7 @@ for bits, q_max in {8: 127, 4: 7, 3: 3}.items():
 
 # %% [markdown]
 # ## 8. Reading the weights for many at once
-# <!-- minutes: 12 -->
+# <!-- minutes: 17 -->
 #
 # A decode step mostly reads weights, and uses each of them for a single token. The weights do not depend on the
 # sequence. So let several sequences take their step together: the weights are read **once for all of them**. K and V
@@ -1742,16 +1740,29 @@ step_pictures.draw_batching(steps, small_work, here, ridge_batch(small_work, her
 # measured, too. If this machine was busy with something else meanwhile, a point may be above one; if all points lie far
 # below, run the cells again.)
 #
+# In one formula: a step of one sequence with $t$ tokens of context takes $T(t) = a + b\,t$. The constant $a$ is the
+# weights and the fixed price of section 2, the slope $b$ is K and V; a batch shares $a$.
+#
 # Each *sequence* gets its tokens a little later in a larger batch. Throughput against latency is the trade that a
 # scheduler makes in every step; lab 4 is about it.
 
 # %% [markdown]
-# ### A constant and a slope
+# > **In production, 2026.** The batch is limited by memory first and by a flag second: SGLang's
+# > [`--max-running-requests`](https://docs.sglang.io/advanced_features/server_arguments.html) has no fixed default, and
+# > `--mem-fraction-static` decides how much memory weights and K and V may take; vLLM reserves
+# > [`gpu_memory_utilization` =
+# > 0.92](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py) of
+# > the card by default. By roofline, an 8B model in bf16 on an H100 reads its 15 GB of weights (all but the embedding)
+# > in 4.5 ms: at most 223 tokens per second for one sequence. 64 sequences of 1,000 tokens each add 8.4 GB and 2.5 ms a
+# > step, and give about 9,160.
 #
-# How does the time of a step grow with the context $t$? It reads the weights, which do not depend on $t$, and K and V
-# of *all* tokens before, which are proportional to it:
+# **Takeaway.** For Llama-3-8B in 16 bits the arithmetic of an A100 catches up at a batch of 201 with empty contexts,
+# and never with 1,000 tokens each: batching divides the constant of a step's time, a + b t, and not its slope.
+
+# %% [markdown]
+# ### Going further: a constant and a slope, and CUDA graphs
 #
-# $$T(t) = a + b\,t$$
+# Measure $T(t) = a + b\,t$ for one sequence.
 #
 # **Think first.** For SmolLM2 in float32: weights of 538 MB, 46,080 bytes of K and V per token. At what context does
 # reading K and V take as long as reading the weights?
@@ -1779,22 +1790,8 @@ step_pictures.draw_step_time(by_context, a, b, least_a, least_b)
 #   each block once, where it is.
 
 # %% [markdown]
-# > **In production, 2026.** The batch is limited by memory first and by a flag second: SGLang's
-# > [`--max-running-requests`](https://docs.sglang.io/advanced_features/server_arguments.html) has no fixed default, and
-# > `--mem-fraction-static` decides how much memory weights and K and V may take; vLLM reserves
-# > [`gpu_memory_utilization` =
-# > 0.92](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py) of
-# > the card by default. By roofline, an 8B model in bf16 on an H100 reads its 15 GB of weights (all but the embedding)
-# > in 4.5 ms: at most 223 tokens per second for one sequence. 64 sequences of 1,000 tokens each add 8.4 GB and 2.5 ms a
-# > step, and give about 9,160.
-#
-# **Takeaway.** For Llama-3-8B in 16 bits the arithmetic of an A100 catches up at a batch of 201 with empty contexts,
-# and never with 1,000 tokens each: batching divides the constant of a step's time, a + b t, and not its slope.
-
-# %% [markdown]
-# ### Going further: the fixed price, and what a CUDA graph does about it
-#
-# Section 2 measured a step of 30 layers with hardly a weight in them. Per call that is:
+# **The fixed price, and what a CUDA graph does about it.** # Section 2 measured a step of 30 layers with hardly a
+# weight in them. Per call that is:
 
 # %%
 num_calls, fixed_s = step_time.num_operations(thin), times_s["30 layers without weights"]
@@ -1849,7 +1846,7 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
 
 # %% [markdown]
 # ## 9. Capstone: your decode phase in the engine
-# <!-- minutes: 15 -->
+# <!-- minutes: 21 -->
 #
 # You have the parts of a decode phase: a pool, block tables and forks (3.3 to 3.5), a kernel that splits the keys
 # (3.11) and a merge (3.12). The engine keeps its scheduler, its model and its prefill; memory and decode attention
@@ -2045,7 +2042,7 @@ step_pictures.draw_closing(per_token_s, step_s, arithmetic_s)
 
 # %% [markdown]
 # ## 10. Knowledge check
-# <!-- minutes: 8 -->
+# <!-- minutes: 13 -->
 #
 # Three questions over the whole lab.
 

@@ -401,4 +401,12 @@ def raises(error: type[BaseException], call: Callable[..., Any], *args: Any, **k
         got = call(*args, **kwargs)
     except error:
         return
-    reject(f"the call should raise {error.__name__}; it returned {shown(got)}")
+    reject(f"{_called(call, args)} should raise {error.__name__}; it returned {shown(got)}")
+
+
+def _called(call: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """'slot(-1)', where that is short."""
+    name = getattr(call, "__name__", "")
+    if name.isidentifier() and args and all(isinstance(arg, int | float | str) for arg in args):
+        return f"{name}({', '.join(map(shown, args))})"
+    return "the call"

@@ -351,7 +351,8 @@ EXERCISES = (
             Property(
                 "refuses to free a free block",
                 refuses_a_double_free,
-                "Freed twice, a block would be in the list twice, and later belong to two sequences.",
+                "Freed twice, a block would be in the list twice, and later belong to two sequences. And a free block has "
+                "no owner whose contents could be shared: `acquire` refuses it as well.",
             ),
             Property(
                 "keeps its books over a random history",
@@ -399,7 +400,7 @@ EXERCISES = (
             Property(
                 "keeps the blocks it has",
                 keeps_its_blocks,
-                "What was written stays where it is: new blocks come behind the old ones.",
+                "What was written stays where it is: new blocks come after the old ones.",
                 ({"lengths": (7, 8, 9)}, {"lengths": (3, 17, 17, 40)}, {"lengths": (270, 275)}),
             ),
             Property(

@@ -68,7 +68,7 @@ EXERCISES = (
         objective="compute what a warp's load moves, from its addresses",
         hints=(
             "Take one item, 4 bytes at address 30, and units of 32. Which are its first and its last byte?",
-            "The last byte of an item is `num_bytes - 1` behind its first.",
+            "The last byte of an item is `num_bytes - 1` after its first.",
             "Whole division turns a byte's address into its unit; a set keeps each unit once.",
         ),
         checks=(

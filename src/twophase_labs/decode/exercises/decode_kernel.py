@@ -126,7 +126,7 @@ def survives_any_level(answer: Any, draw: Draw, score: int) -> None:
 
 
 def keeps_stale_slots_out(answer: Any, draw: Draw, lengths: list[int]) -> None:
-    """What lies behind the last token or in other pages is NaN: a page given back is not wiped. Page 0 is all NaN."""
+    """What lies past the last token or in other pages is NaN: a page given back is not wiped. Page 0 is all NaN."""
     case = random_case(draw, lengths, heads=3, kv_heads=1, dim=16, page=4, first_page=1)
     expected, _ = naive_decode(case)
     used = {slot for sequence in range(len(lengths)) for slot in case.slots(sequence)}
@@ -159,7 +159,7 @@ EXERCISES = (
             "Three indices are in play: the position in the sequence, the id that the table has for its block, and "
             "the offset in that block. Only the position knows where the sequence ends.",
             "Row `(page * H_KV + kv_head) * PAGE + offset` of the cache, D elements wide. `in_range` masks what is "
-            "behind the end three times: in the table, in K and V, and in the scores.",
+            "past the end three times: in the table, in K and V, and in the scores.",
         ),
         checks=(
             Property(
@@ -198,7 +198,7 @@ EXERCISES = (
             Property(
                 "stops at the last token",
                 stops_at_the_last_token,
-                "Positions 0 to seq_len - 1 exist. The last tile is seldom full: what is behind the end is masked when "
+                "Positions 0 to seq_len - 1 exist. The last tile is seldom full: what is past the end is masked when "
                 "loading, and its score is set to minus infinity (a score of 0 is a weight like any other).",
                 ({"lengths": [5]}, {"lengths": [8]}, {"lengths": [1]}, {"lengths": [3, 11, 9]}),
             ),
@@ -240,7 +240,7 @@ EXERCISES = (
             Property(
                 "keeps unused slots out",
                 keeps_stale_slots_out,
-                "A weight of 0 times NaN is NaN: what a slot behind the end holds must not be loaded at all, "
+                "A weight of 0 times NaN is NaN: what a slot past the end holds must not be loaded at all, "
                 "neither from K nor from V.",
                 ({"lengths": [5]}, {"lengths": [3, 18]}),
             ),

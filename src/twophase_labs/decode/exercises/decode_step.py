@@ -61,9 +61,11 @@ def gives_one_row(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
     logits, _ = run_pieces(answer, Decoder(tiny_llama()), pieces)
     if not isinstance(logits, Tensor) or logits.shape != (60,):
         shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        num_new = len(pieces[-1])
         reject(
-            f"the logits have shape {shape}, expected [60] (the vocabulary)",
-            f"{len(pieces[-1])} new tokens; only the last of them predicts a token that is not known yet",
+            f"the logits have shape {shape}, expected [60] (the vocabulary)"
+            + (": a vector, not a matrix of one row" if shape == [1, 60] else ""),
+            f"{num_new} new token{'s' * (num_new > 1)}; only the last predicts a token that is not known yet",
         )
 
 
@@ -252,7 +254,7 @@ EXERCISES = (
             Property(
                 "goes on from one cache in two ways",
                 goes_on_in_two_ways,
-                "Each call returns tensors of its own: room kept behind the old tokens would be written by both.",
+                "Each call returns tensors of its own: room kept after the old tokens would be written by both.",
                 ({"lengths": (1, 1)}, {"lengths": (3, 2)}),
             ),
         ),

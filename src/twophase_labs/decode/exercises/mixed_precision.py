@@ -101,7 +101,7 @@ EXERCISES = (
             Property(
                 "reads every token",
                 gives_the_shape,
-                "Older tokens first, recent ones behind them: as many rows as x has, also if one part is empty.",
+                "Older tokens first, recent ones after them: as many rows as x has, also if one part is empty.",
                 COUNTS,
             ),
             Property(

@@ -236,7 +236,8 @@ def survives_any_level(answer: Any, draw: Draw, level: float) -> None:
     partial, lse = draw.normal(1, 2, 4, 3), torch.full((1, 2, 4), level)
     out, total = run_merge(answer, partial, lse)
     what = f"the output of four splits with an LSE of {level:,} each"
-    compare(out, partial.mean(2), what=what, axes=AXES["out"], atol=1e-4)
+    # An LSE of 100,000 is rounded to 0.004 when splits are merged one after another: an error of its weight of 0.3 %.
+    compare(out, partial.mean(2), what=what, axes=AXES["out"], rtol=1e-2, atol=1e-2)
     compare(total, torch.full((1, 2), level + 2), what="the LSE of these four", axes=("sequence", "head"), atol=0.1)
 
 
@@ -273,17 +274,17 @@ EXERCISES = (
         hints=(
             "Take 37 keys, tiles of 16 and 4 splits on paper: how many tiles are there, how many does a split get, and "
             "where does each split begin and end?",
-            "Splits 0, 1 and 2 have positions 0-15, 16-31 and 32-36. The fourth would begin behind the end: its loop "
+            "Splits 0, 1 and 2 have positions 0-15, 16-31 and 32-36. The fourth would begin past the end: its loop "
             "does not turn once, and `row_sum` is 0.",
-            "The row of (sequence, head, split) in [B, H, splits]: count through it as memory does, the last axis "
-            "fastest.",
+            "Without keys `row_sum` and `acc` are 0: `tl.where(row_sum == 0, ..., ...)` gives any number above 0 to divide "
+            "by. The LSE is `row_max + tl.log2(...)`: the maximum was taken out of the sum, and comes back.",
         ),
         checks=(
             Property(
                 "shares out the keys",
                 shares_out_the_keys,
                 "Tiles are counted first, the last one rounded up to a whole; then they are divided by the splits, "
-                "rounded up again. Every key is read by one split, and none behind the end.",
+                "rounded up again. Every key is read by one split, and none past the end.",
                 (
                     {"lengths": [16], "splits": 1},
                     {"lengths": [48], "splits": 3},
@@ -330,7 +331,7 @@ EXERCISES = (
             Property(
                 "keeps unused slots out",
                 keeps_unused_slots_out,
-                "`hi` is all that `attend_tiles` knows of the end: it must never be behind the last token.",
+                "`hi` is all that `attend_tiles` knows of the end: it must never be past the last token.",
             ),
         ),
         time_limit_s=60,
