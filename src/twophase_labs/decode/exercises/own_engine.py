@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from twophase import LLM, SamplingParams
+from twophase_labs.decode.decode_cases import AXES
 from twophase_labs.decode.own_cache import OwnCache
 from twophase_labs.decode.tiny_llama import NUM_LAYERS, VOCAB, tiny_llama
 from twophase_labs.kit.models import transformers_greedy
@@ -112,21 +113,35 @@ def decodes_with_your_kernel(answer: Any, draw: Draw) -> None:
 
 def merges_with_your_function(answer: Any, draw: Draw) -> None:
     wanted = answer.own_engine.__globals__
-    merge, shapes = wanted["merge_splits"], []
+    merge = wanted["merge_splits"]
+    merged: list[tuple[int, Any]] = []
+    returned: list[Any] = []
 
     def noted(partial: Any, lse: Any) -> Any:
-        shapes.append(tuple(partial.shape))
-        return merge(partial, lse)
+        out, total = merge(partial, lse)
+        merged.append((partial.shape[2], out))
+        return out, total
 
     names = [name for name, value in wanted.items() if value is merge]
     wanted.update(dict.fromkeys(names, noted))
     try:
-        written(answer.own_engine(tiny_llama()[0], 8, 12, num_splits=3, skip_tokenizer_init=True), [[5, 6, 7]], 2)
+        llm = answer.own_engine(tiny_llama()[0], 8, 12, num_splits=3, skip_tokenizer_init=True)
+        backend = llm.model.backend
+        decode = backend._decode
+
+        def watched(*inputs: Any) -> Any:
+            returned.append(decode(*inputs))
+            return returned[-1]
+
+        backend._decode = watched
+        written(llm, [[5, 6, 7]], 2)
     finally:
         wanted.update(dict.fromkeys(names, merge))
-    if not shapes:
+    if not merged:
         reject("two tokens were written, and your merge_splits was never called")
-    compare(shapes[0][2], 3, what="the number of splits that were merged, with num_splits=3,")
+    compare(merged[0][0], 3, what="the number of splits that were merged, with num_splits=3,")
+    for got, (_, out) in zip(returned, merged, strict=False):
+        compare(got, out, what="what your decode returned, beside what merge_splits gave it,", axes=AXES["out"])
 
 
 def matches_transformers(answer: Any, draw: Draw, lengths: tuple[int, ...], block_size: int) -> None:
