@@ -1488,7 +1488,7 @@ print(*needle.question(2), sep=" | the right answer: ")
 # a short wrong one.) A needle is found if greedy decoding would write it, token for token.
 #
 # **Think first.** What will int8 do? Where will 3 bits hurt first: in the short text, or in the long one? (The next
-# cell reads three texts and asks forty-five questions, XXX.)
+# cell reads three texts and asks forty-five questions. That takes about twenty seconds.)
 
 # %%
 lengths = (100, 300, 1_000)
@@ -1785,12 +1785,11 @@ step_pictures.draw_step_time(by_context, a, b, least_a, least_b)
 #
 # - **a** is the weights, and the fixed price of a step: Python, about 2,000 small calls, sampling.
 # - **b** is K and V. It is above the bound, and gathering explains a factor of three of that: this backend (plain
-#   PyTorch) copies the blocks before it attends to them. The rest
-#   is masks, a softmax and products in small pieces, which read more slowly than a copy does. A kernel like yours reads
-#   each block once, where it is.
+#   PyTorch) copies the blocks before it attends to them. The rest is masks, a softmax and products in small pieces, which
+#   read more slowly than a copy does. A kernel like yours reads each block once, where it is.
 
 # %% [markdown]
-# **The fixed price, and what a CUDA graph does about it.** # Section 2 measured a step of 30 layers with hardly a
+# **The fixed price, and what a CUDA graph does about it.** Section 2 measured a step of 30 layers with hardly a
 # weight in them. Per call that is:
 
 # %%

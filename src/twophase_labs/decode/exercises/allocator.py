@@ -351,8 +351,8 @@ EXERCISES = (
             Property(
                 "refuses to free a free block",
                 refuses_a_double_free,
-                "Freed twice, a block would be in the list twice, and later belong to two sequences. And a free block has "
-                "no owner whose contents could be shared: `acquire` refuses it as well.",
+                "Freed twice, a block would be in the list twice, and later belong to two sequences. And a free block "
+                "has no contents to share: `acquire` refuses it as well.",
             ),
             Property(
                 "keeps its books over a random history",

@@ -231,8 +231,8 @@ EXERCISES = (
             Property(
                 "writes what transformers writes",
                 matches_transformers,
-                "A wrong first token is not the decode's: was OwnAttention given the engine's block size? If only later "
-                "ones are wrong: are q, K, V, tables, lengths and the scale passed on as they came?",
+                "A wrong first token is not the decode's: was OwnAttention given the engine's block size? If only "
+                "later ones are wrong: are q, K, V, tables, lengths and the scale passed on as they came?",
                 (
                     {"lengths": (5,), "block_size": 16},
                     {"lengths": (1, 8, 13), "block_size": 8},

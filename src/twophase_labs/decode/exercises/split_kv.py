@@ -276,8 +276,8 @@ EXERCISES = (
             "where does each split begin and end?",
             "Splits 0, 1 and 2 have positions 0-15, 16-31 and 32-36. The fourth would begin past the end: its loop "
             "does not turn once, and `row_sum` is 0.",
-            "Without keys `row_sum` and `acc` are 0: `tl.where(row_sum == 0, ..., ...)` gives any number above 0 to divide "
-            "by. The LSE is `row_max + tl.log2(...)`: the maximum was taken out of the sum, and comes back.",
+            "Without keys `row_sum` and `acc` are 0: `tl.where(row_sum == 0, ..., ...)` gives any number above 0 to "
+            "divide by. The LSE is `row_max + tl.log2(...)`: the maximum was taken out of the sum, and comes back.",
         ),
         checks=(
             Property(
