@@ -22,7 +22,7 @@ print(f"one token:  {1e3 * step_s:.1f} ms, {step_s / arithmetic_s:.1f} times as 
 # %% [markdown]
 # Each of the 135 million weights is multiplied once and added once, and this machine's matrix products show how fast it
 # can do that. For most of the step the processor does something else. What? Write down what you expect. Section 2 finds
-# the missing time, and the end of section 10 repeats this measurement with your own code in the engine.
+# the missing time, and the end of section 9 repeats this measurement with your own code in the engine.
 
 # %% [markdown]
 # <!-- map -->
@@ -35,7 +35,7 @@ print(f"one token:  {1e3 * step_s:.1f} ms, {step_s / arithmetic_s:.1f} times as 
 #   without damage;
 # - test an allocator with an oracle that finds bugs which no test of shapes finds;
 # - derive a paged decode kernel from a prefill kernel, split it so that it fills a GPU, and merge the parts exactly;
-# - say what batching, int8, a longer context and a CUDA graph change in the time of a step, with numbers measured here.
+# - say what batching, int8 and a longer context change in the time of a step, with numbers measured here.
 #
 # You need labs 1 and 2, or what they are about: a K/V cache, grouped heads, the online softmax, slots. No GPU is
 # needed; Triton kernels are interpreted without one.
@@ -57,7 +57,7 @@ model, tokenizer = smollm2()
 
 # %% [markdown]
 # ## 1. One step, taken apart
-# <!-- minutes: 15 -->
+# <!-- minutes: 17 -->
 #
 # In lab 1 you put a cache into a toy of one layer. A real model is the same thirty times over, with grouped heads,
 # rotated positions and a vocabulary. Here is the step for one token, with the shapes of SmolLM2.
@@ -176,14 +176,14 @@ step_time.draw_step_times({name: (list(lengths), times_s) for name, times_s in t
 
 # %% [markdown]
 # **Read the result.** The cache pays, but compare the printed factors with the number of rows: 34 rows take nowhere
-# near 34 times as long as one. Most of a step's time does not depend on how many rows it computes.
+# near 34 times as long as one. Most of the time of a *one-row* step does not depend on how many rows it computes.
 #
 # **Takeaway.** A decode step of SmolLM2 computes 1 row in each of 30 layers, and computing 34 rows instead costs far
 # less than 34 times as much: rows are not what the step spends its time on.
 
 # %% [markdown]
 # ## 2. What a step reads
-# <!-- minutes: 11 -->
+# <!-- minutes: 12 -->
 #
 # To multiply by a weight, the processor must have it, and 135 million weights of four bytes do not fit into any cache
 # close to it. So every step fetches every weight from memory, once. With one row, each weight fetched is used for two
@@ -253,24 +253,14 @@ for name, gpu in {"A100, 40 GB": A100, "H100 SXM": H100}.items():
     print(f"ridge of {name:11} in 16 bits: {gpu.flop_rate / gpu.bandwidth:.0f} FLOP per byte")
 
 # %% [markdown]
-# (A much-copied table gives $2Btd$ operations for attention, $2tLHD_h$ bytes, and an intensity of 0.1 to 1. It counts a
-# multiplication and an addition as one, and leaves out the bytes of an element. With grouped heads the intensity is the
-# size of the group, H / H_kv, in 16 bits. And the ridge of a 40 GB A100 is 201 FLOP per byte, not 100.)
-
-# %% [markdown]
-# **This machine.** Its bandwidth is measured by copying a quarter of a gigabyte, as in lab 2. The engine reads SmolLM2
-# in float32.
-
-# %%
-num_bytes = sum(bytes_of_step(step_time.NUM_WEIGHTS, 4, 46_080, [44]))
-bandwidth = step_time.bandwidth()
-print(f"{num_bytes / 1e9:.3f} GB a step at {bandwidth / 1e9:.1f} GB/s")
-print(f"the ceiling: {bandwidth / num_bytes:.0f} tokens per second")
+# **Read the result.** Attention does one or a few operations on each byte it reads, and the ridge of either card is a
+# hundred times higher: attention in a decode step is memory-bound, too.
 
 # %% [markdown]
 # <!-- card 3.2 -->
-# **Predict.** The engine decodes one sequence on this machine, on one thread, as in the first cell. What percentage of
-# that ceiling does it reach? (A factor of 1.4 counts as close.)
+# **Predict.** On this machine the engine reads SmolLM2 in float32, 0.540 GB a step. If it did nothing but read, at the
+# speed at which one thread copies memory (lab 2 measured that), it would reach its ceiling. What percentage of the
+# ceiling does the step of the first cell reach? (A factor of 1.4 counts as close.)
 
 # %% tags=["exercise:3.2"]
 guess_3_2 = 70  # SOLUTION: percent of the ceiling
@@ -279,9 +269,19 @@ guess_3_2 = 70  # SOLUTION: percent of the ceiling
 check("3.2")
 
 # %% [markdown]
-# One part of the answer can be measured by itself: the Python code and the small operations between the products. Take
-# a model with the same 30 layers but hardly any weights in them. The engine runs the same code on it, and reads
-# nothing.
+# **This machine.** Its bandwidth is measured by copying a quarter of a gigabyte, as in lab 2.
+
+# %%
+num_bytes = sum(bytes_of_step(step_time.NUM_WEIGHTS, 4, 46_080, [44]))
+bandwidth = step_time.bandwidth()
+print(f"{num_bytes / 1e9:.3f} GB a step at {bandwidth / 1e9:.1f} GB/s")
+print(f"the ceiling: {bandwidth / num_bytes:.0f} tokens per second; the engine: {1 / step_s:.0f}")
+measured("3.2", step_time.share_of_ceiling())
+
+# %% [markdown]
+# One part of what is missing can be measured by itself: the Python code and the small operations between the products.
+# Take a model with the same 30 layers but hardly any weights in them. The engine runs the same code on it, and reads
+# next to nothing.
 
 # %%
 thin = step_time.thin_engine()
@@ -292,8 +292,6 @@ times_s = {
     "by the clock": step_s,
 }
 print(f"{step_time.num_operations(thin):,} calls of torch in a step, of either model")
-print(f"{1 / step_s:.0f} tokens per second, the ceiling is {bandwidth / num_bytes:.0f}")
-measured("3.2", step_time.share_of_ceiling())
 
 # %%
 step_time.draw_times(times_s, "What explains the time of a decode step? (SmolLM2, one sequence)")
@@ -301,32 +299,28 @@ step_time.draw_times(times_s, "What explains the time of a decode step? (SmolLM2
 # %% [markdown]
 # **Read the result.** Compare the bars. The bytes were counted before anything ran. The third bar is the fixed price of
 # a step: about 2,000 calls, each with almost nothing to do. It does not overlap with the reading, so it comes on top of
-# the second bar. What is left over after both: a product of a matrix with one row does not read quite as fast as a copy
-# does. Section 9 comes back to the third bar.
+# the second bar. What is left over after both: a product of a matrix with one row reads more slowly than a copy does.
 #
 # **Takeaway.** One step of SmolLM2 reads 0.540 GB and does 269 million operations on it, half an operation per byte;
 # bytes divided by bandwidth bound its time from below, before any measurement of the model.
 
 # %% [markdown]
 # > **In production, 2026.** The same bound is used as *memory bandwidth utilisation*: bytes of a step over its time and
-# > over the card's bandwidth. Older guides name `nvprof` for it; on compute capability 8.0 and higher [it refuses to
-# > run](https://gitlab.com/nvidia/container-images/cuda/-/issues/197), and Nsight Compute reports the DRAM throughput
-# > of each kernel instead. SGLang marks every layer for Nsight Systems with
+# > over the card's bandwidth. Nsight Compute reports the DRAM throughput of each kernel, and SGLang marks every layer
+# > for Nsight Systems with
 # > [`--enable-layerwise-nvtx-marker`](https://docs.sglang.io/advanced_features/server_arguments.html). By roofline,
-# > this step on an H100 in bf16: 0.269 GB of weights at 3.35 TB/s take 80 µs, so that the fixed price decides (section
-# > 9).
+# > this step on an H100 in bf16: 0.269 GB of weights at 3.35 TB/s take 80 µs, so the fixed price dominates.
 
 # %% [markdown]
 # ## 3. The memory of decoding
-# <!-- minutes: 37 -->
+# <!-- minutes: 48 -->
 #
-# While it decodes, an engine holds the K and V of dozens of sequences that grow by one token per step, end at any time,
-# and often begin with the same text. Lab 1 showed what becomes of memory that is reserved for the longest answer. So
-# memory is cut into **blocks** of a few slots, all of one size; a **slot** is the place of one token. A **pool** knows
-# which blocks are free, and a **block table** per sequence says which blocks hold its tokens. Together they do what an
-# operating system's page tables do, which is where the names *paged cache* and *PagedAttention* come from
-# (arXiv:2309.06180). In this course a unit of allocation is called a block; inside Triton kernels, where `BLOCK_*` is
-# the size of a tile, it is `PAGE`.
+# An engine holds the K and V of dozens of sequences that grow by one token per step, end at any time, and often begin
+# with the same text. Lab 1 showed what becomes of memory that is reserved for the longest answer. So memory is cut into
+# **blocks** of a few **slots**, each the place of one token. A **pool** knows which blocks are free, and a **block
+# table** per sequence says which blocks hold its tokens, as an operating system's page tables do: hence the names
+# *paged cache* and *PagedAttention* (arXiv:2309.06180). Inside Triton kernels, where `BLOCK_*` is the size of a tile, a
+# block is called `PAGE`.
 
 # %% [markdown]
 # **Think first.** Blocks of 4 slots, a sequence of 7 tokens. When does it need its next block: with its 8th token, with
@@ -338,15 +332,16 @@ from twophase_labs.decode import block_pictures
 block_pictures.draw_growth([7, 8, 9], block_size=4)
 
 # %% [markdown]
-# The 8th token fills the last slot of block 1 and takes nothing from the pool. The 9th needs a block. A sequence never
-# holds more than three slots that it does not use: it takes blocks *on demand*.
+# The 8th token fills the last slot of block 1, and the 9th needs a block. A sequence takes blocks *on demand*, and
+# never holds more than three slots that it does not use.
 
 # %% [markdown]
 # ### The pool
 #
 # Blocks may be shared: two sequences with the same beginning need its K and V once. So each block has a **reference
 # count**, the number of its owners, and it is free at zero. The pool can run out at any moment, in the middle of a
-# step. Then nothing may have changed, so that the engine can preempt one sequence and carry on with the others.
+# step. Then nothing may have changed, so that the engine can *preempt* a sequence (take its blocks away and compute it
+# again later) and carry on with the others.
 
 # %% tags=["setup"]
 import numpy as np
@@ -355,8 +350,7 @@ from twophase.core.errors import CacheStateError, OutOfBlocksError
 
 # %% [markdown]
 # <!-- card 3.3 -->
-# Write the pool: the constructor, the property and three methods. Any way of keeping the books will do. The docstring
-# says what each call does.
+# Write the pool: the constructor, the property and three methods. Any way of keeping the books will do.
 
 
 # %% tags=["exercise:3.3"]
@@ -365,7 +359,7 @@ class BlockPool:
 
     ref_counts: for each block id the number of its owners; 0 is free.
     num_free: how many blocks are free (a property).
-    allocate(n): n free blocks, a list of their ids, each with one owner. OutOfBlocksError if fewer are free.
+    allocate(n): n free blocks, a new list of their ids, each with one owner. OutOfBlocksError if fewer are free.
     acquire(block_id): one owner more. CacheStateError if the block is free.
     release(block_id): one owner less; with the last one the block becomes free. CacheStateError if it is free already.
 
@@ -494,17 +488,19 @@ pool = BlockPool(6)
 table, neighbour = BlockTable(pool, 4), BlockTable(pool, 4)
 for num_tokens in (7, 8, 9):
     table.grow(num_tokens)
-    print(f"{num_tokens} tokens: {len(table.block_ids)} blocks, {pool.num_free} free in the pool")
+    print(
+        f"{num_tokens} tokens: blocks {table.block_ids}; the neighbour has {neighbour.block_ids}; {pool.num_free} free"
+    )
     neighbour.grow(neighbour.num_tokens + 1)
 
 # %% [markdown]
-# **How large is a block?** Two costs pull in opposite directions: a sequence wastes half a block on average, and its
-# table has an entry per block, which every kernel has to look up. For contexts of 1 to 4,096 tokens:
+# **How large is a block?** A large one leaves more slots unused; small ones make more entries for a kernel to look up.
+# For contexts of 1 to 4,096 tokens:
 
 # %%
 # NBVAL_CHECK_OUTPUT
 contexts = range(1, 4097)
-for block_size in (1, 4, 16, 32, 128, 512):
+for block_size in (1, 16, 128):
     blocks = [-(-n // block_size) for n in contexts]
     unused = sum(n * block_size for n in blocks) - sum(contexts)
     share = unused / (sum(blocks) * block_size)
@@ -514,8 +510,7 @@ for block_size in (1, 4, 16, 32, 128, 512):
 # ### Sharing: fork, and copy on write
 #
 # "Give me four answers to choose from": up to one point the text is the same, and so are K and V. A **fork** is a
-# second table with the same blocks, each with one owner more; it takes nothing from the pool. Then both sequences write
-# their next token.
+# second table of the same blocks, each with one owner more. Then both sequences write their next token.
 #
 # **Think first.** Ten tokens in blocks of 4: two full blocks, and one with two tokens. B is forked from A. Both write
 # their token 10, and these tokens differ. Which of the three blocks can stay shared? What has to happen to the others,
@@ -525,9 +520,9 @@ for block_size in (1, 4, 16, 32, 128, 512):
 block_pictures.draw_copy_on_write()
 
 # %% [markdown]
-# Full blocks are never written again, so they stay shared. The partial one is shared until a sequence is about to write
-# into it: the first to do so takes a block of its own, copies the contents, and gives up its share. The other is then
-# the only owner of the old block and may write in place. This is **copy-on-write**.
+# Full blocks are never written again and stay shared. The partial one is shared until a sequence is about to write into
+# it: the first to do so takes a block of its own, copies the contents, and gives up its share. The other is then the
+# only owner of the old block and writes in place. This is **copy-on-write**.
 
 # %% [markdown]
 # <!-- card 3.5 -->
@@ -576,15 +571,14 @@ check("3.5")
 # %% [markdown]
 # ### How to know that it is right
 #
-# A bug in an allocator has no shape and raises no error. It lets one request's answer be computed from another
-# request's text. To find it, a *picture of the contents* is needed, and tensors of K and V are a poor one. But what
-# belongs into a slot follows from the tokens up to it, so one number can stand for all of it: slot(p) stores
-# **hash(tokens[: p + 1])**. A write stores the hash, a block copy moves it, and every *read* compares what it finds
-# with what the sequence's own tokens demand. This is a **shadow** of the cache.
+# A bug in an allocator does not show in any shape and raises no error: one request's answer is computed from another
+# request's text. To find it, compare *contents*. Tensors of K and V are poor contents for that, but what belongs in a
+# slot follows from the tokens up to it, so one number can stand for all of it: slot(p) stores **hash(tokens[: p +
+# 1])**. A write stores the hash, a block copy moves it, and every *read* compares what it finds with what the
+# sequence's own tokens demand. This is a **shadow** of the cache.
 #
 # The rest is chance: sequences start, grow, fork, share a beginning, end, in a pool that is too small for them, and
-# after each event every living sequence reads all that it has. Two hundred such histories, with your pool, tables and
-# forks:
+# after each event every living sequence reads all that it has. Two hundred such histories, with your parts:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -593,30 +587,29 @@ from collections import Counter
 from twophase_labs.decode.histories import History
 
 fork, prepare_write = use("3.5")
-counts, num_reads = Counter(), 0
-for seed in range(200):
-    forks = {"fork": fork, "prepare_write": prepare_write}
-    history = History(BlockPool(8), BlockTable, num_blocks=8, block_size=4, seed=seed, **forks)
+forks = {"fork": fork, "prepare_write": prepare_write}
+histories = [History(BlockPool(8), BlockTable, num_blocks=8, block_size=4, seed=n, **forks) for n in range(200)]
+for history in histories:
     history.run(40)
-    counts += history.counts
-    num_reads += history.shadow.num_reads
+counts = sum((history.counts for history in histories), Counter())
+num_reads = sum(history.shadow.num_reads for history in histories)
 print(f"{num_reads:,} reads, all of the right tokens; {dict(sorted(counts.items()))}")
 
 # %%
-block_pictures.draw_history(history.frames[:26], 8, "One history: which sequences hold which block")
+block_pictures.draw_history(histories[126].frames[:22], 8, "One history: which sequences hold which block")
 
 # %% [markdown]
-# **Read the result.** Blocks change hands all the time, and a sequence's blocks are wherever there was room. Every read
-# found the right tokens all the same, and more than a thousand times the pool ran out without damage. Now see the
-# oracle find something.
+# **Read the result.** Blocks change hands, and a sequence's blocks are wherever there was room. Every read found the
+# right tokens all the same, and more than a thousand times the pool ran out without damage. Now see the oracle find
+# something.
 
 # %% [markdown]
 # ### Find the bug
 #
-# Six pieces of code, all of them seen in print in one form or another. What is not shown is as it should be: the tables
-# in your 3.4, the pools in your 3.3, the layer in transformers. In a pool, a block is free when its count is zero, and
-# which free block comes next is left to chance. All go through the same story, with 8 blocks of 4 slots. After each
-# event every living sequence reads all its tokens. With right parts every read is right, and only event 9 is refused.
+# Six pieces of code, all of them seen in print in one form or another. What is not shown is as it should be. In a pool,
+# a block is free when its count is zero, and which free block comes next is left to chance. All go through the same
+# story, with 8 blocks of 4 slots. After each event every living sequence reads all its tokens. With right parts every
+# read is right, and only event 9 is refused.
 
 # %%
 from twophase_labs.decode import suspects
@@ -661,10 +654,10 @@ for layers in (suspects.DropsAResidual(model), parts):
     print(f"{type(layers).__name__}: {tokenizer.decode(prompt_ids)}{tokenizer.decode(logits.argmax())!r}")
 
 # %% [markdown]
-# **Read the result.** Two tables lose tokens at once. The third looks harmless: every sequence that ends takes a block
-# with it, and a test with one request never sees it. A pool that never runs out points behind the tensors: an error on
-# a CPU, another request's memory on a GPU. And no oracle sees everything. The shadow watches the cache, the comparison
-# with transformers watches the rest; an engine needs both.
+# **Read the result.** Two tables lose tokens at once. With the third every sequence that ends takes a block with it,
+# which a test with one request never sees. A pool that never runs out points past the tensors: an error on a CPU,
+# another request's memory on a GPU. The shadow watches the cache, the comparison with transformers watches the rest; an
+# engine needs both.
 
 # %% [markdown]
 # ### Open the engine
@@ -703,7 +696,7 @@ show_source(EnginePool.allocate, first="if num_blocks > self.num_free")
 
 # %% [markdown]
 # ## 4. Attention over gathered blocks
-# <!-- minutes: 12 -->
+# <!-- minutes: 20 -->
 #
 # Writing into blocks is easy: one slot per token. Reading is harder, since attention wants all keys of a sequence, in
 # order. The pool is one tensor `[N, H_kv, PAGE, D]` for K and one for V in each layer, and each sequence of the batch
@@ -732,7 +725,7 @@ plt.show()
 # $$\mathrm{out}_{b,h} = \sum_{p < S_b} \mathrm{softmax}_p(\text{scale} \cdot q_{b,h} \cdot k_{\mathrm{slot}(b,p)})\;
 # v_{\mathrm{slot}(b,p)}$$
 #
-# If the check is not content, look at its picture: which slots were read?
+# If the check fails, look at its picture: which slots were read?
 
 
 # %% tags=["exercise:3.7"]
@@ -740,8 +733,8 @@ def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
     """Attention of one query per sequence, q [B, H, D], over the blocks of k_cache and v_cache [N, H_kv, PAGE, D].
 
     Row b of block_tables [B, W] has the block ids of sequence b, padded with 0, and seq_lens [B] its tokens, at least
-    one. What is in other slots may be anything, NaN too. Query head h reads KV head h // (H // H_kv). Returns
-    [B, H, D]; no input is changed.
+    one. What is in other slots may be anything, NaN too. Query head h reads KV head h // (H // H_kv). Any argument
+    may be a slice of a larger tensor. Returns a new tensor [B, H, D]; no input is changed.
 
     >>> values = torch.arange(12.0).view(3, 1, 4, 1)             # 3 blocks of 4 slots, one KV head; slot s holds s
     >>> q, tables = torch.zeros(1, 1, 1), torch.tensor([[2, 0]])
@@ -814,16 +807,20 @@ row_s = seconds(contiguous.attend, repeats=9)
 paged_s = seconds(lambda: paged_attention(*wide.arguments), repeats=9)
 moved = contiguous.num_bytes
 print(f"8 sequences of 512 tokens, one layer: {moved / 1e6:.1f} MB of K and V")
-print(f"in order already: {1e6 * row_s:.0f} us; gathered from blocks first: {1e6 * paged_s:.0f} us")
+print(f"in order already: {1e6 * row_s:.0f} us; gathered first: {1e6 * paged_s:.0f} us, {paged_s / row_s:.1f} times")
 print(f"bytes moved: {moved / 1e6:.1f} MB; gathered {3 * moved / 1e6:.1f} MB (blocks read, copy written, copy read)")
 
 # %% [markdown]
+# **Read the result.** Compare the two factors, of the times and of the bytes. The bytes explain a factor of three. What
+# is above that is the price of calls and small pieces: a row of a batch at a time, in your function, instead of one
+# product for all. A loop over positions would measure Python and nothing else.
+#
 # **Takeaway.** Gathering moves every byte of K and V three times, 18.9 MB instead of 6.3 MB here, in a phase whose time
 # is the bytes it moves. Attention has to follow the block table *while* it reads: that takes a kernel.
 
 # %% [markdown]
 # ## 5. The decode kernel
-# <!-- minutes: 20 -->
+# <!-- minutes: 26 -->
 #
 # Lab 2 has a kernel that reads blocks where they are: the prefill kernel. A decode step is a prefill with a chunk of
 # one token, so why write another? Run the engine's prefill kernel on three sequences with one query each:
@@ -855,19 +852,11 @@ for chunk in (512, 42, 8, 1):
 # %% [markdown]
 # 3 rows of 128. The others are multiplied, masked and rescaled all the same, and hold registers that could hold
 # keys on their way from memory. (The engine's `prefill_tiles` shrinks its tile to 16 rows for short chunks, the least
-# that a matrix unit takes.) What else does the prefill kernel do that a single token does not need? Its first half:
-
-# %%
-# needs: triton
-from twophase_kernels.paged_prefill import paged_prefill_kernel
-from twophase_labs.kit.open_engine import show_source
-
-show_source(paged_prefill_kernel, first="block = tl.num_programs(0)", last="row_positions = num_cached")
-
-# %% [markdown]
-# Go through it with `chunk_len = 1`. The search for the sequence disappears: the grid has a program per (sequence, KV
-# head). `first_token` and `tokens` are 0. `row_positions` is the last position for every row, so that the causal mask
-# lets every key through that exists. What remains is short:
+# that a matrix unit takes.)
+#
+# A single token does without two more things. The prefill kernel searches for the sequence that its rows belong to;
+# here the grid has a program per (sequence, KV head). And it has a position per row for the causal mask; here every row
+# is the last token, and sees every key that exists. What remains is short:
 
 # %% [markdown]
 # ```mermaid
@@ -885,7 +874,7 @@ show_source(paged_prefill_kernel, first="block = tl.num_programs(0)", last="row_
 
 # %% [markdown]
 # **One tile on its way.** A sequence of 10 tokens in blocks of 4, seen by a tile of 16 positions. Each position asks
-# the table for the id of *its* block, so one tile may read from anywhere in the pool. Six positions are behind the end.
+# the table for the id of *its* block, so one tile may read from anywhere in the pool. Six positions are past the end.
 # They have no key, but they are in the tile all the same, and the kernel has to see to it that they do nothing.
 
 # %%
@@ -904,13 +893,13 @@ from twophase_labs.decode.launch import launch_paged_decode, launch_paged_decode
 
 # %% [markdown]
 # <!-- card 3.8 -->
-# Make the decode kernel of it. The online softmax is lab 2's: `fold_tile(q, k, v, visible, qk_scale, row_max, row_sum,
-# acc)` folds one tile into the state; `visible` is `[1 or BLOCK_M, BLOCK_N]`. For position $j$ of a sequence
+# Turn it into the decode kernel. The online softmax is lab 2's: `fold_tile(q, k, v, visible, qk_scale, row_max,
+# row_sum, acc)` folds one tile into the state; `visible` is `[1 or BLOCK_M, BLOCK_N]`. For position $j$ of a sequence
 #
 # $$\text{block} = \text{table}[\lfloor j / \text{PAGE} \rfloor], \qquad
 # \text{row} = (\text{block} \cdot H_{kv} + h_{kv}) \cdot \text{PAGE} + j \bmod \text{PAGE},$$
 #
-# and K of that row begins D · `row` elements behind `k_ptr`, since the cache is `[N, H_KV, PAGE, D]`.
+# and K of that row begins D · `row` elements after `k_ptr`, since the cache is `[N, H_KV, PAGE, D]`.
 #
 # ```python
 # launch_paged_decode(paged_decode_kernel, q, k_cache, v_cache, block_tables, seq_lens, scale)   # [B, H, D]
@@ -946,9 +935,8 @@ def paged_decode_kernel(
 
     offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     heads = kv_head * G + offs_m  # SOLUTION: the query head of each row, [BLOCK_M]
-    mask_q = (offs_m < G)[:, None] & (offs_d < D)[
-        None, :
-    ]  # SOLUTION `(offs_m < G)[:, None]`: the rows that hold a query
+    has_query = offs_m < G  # SOLUTION: does the row of the tile hold a query, [BLOCK_M]
+    mask_q = has_query[:, None] & (offs_d < D)[None, :]
     offs_q = (sequence * H + heads)[:, None] * D + offs_d[None, :]
     q = tl.load(q_ptr + offs_q, mask=mask_q, other=0.0)
 
@@ -1000,7 +988,7 @@ decode_pictures.draw_weights(
 # the pool, and one slot of the second. All else is white, though every slot holds something. A wrong kernel is shown to
 # you like this, with the wrong cells outlined.
 #
-# And the questions from above: 0 times NaN is NaN, so what is behind the end must not even be loaded; and a score of 0
+# And the questions from above: 0 times NaN is NaN, so what is past the end must not even be loaded; and a score of 0
 # is a score like any other, and gets a weight. That is why `in_range` stands in the kernel three times: for the table,
 # for K and V, and for the scores.
 
@@ -1126,7 +1114,7 @@ for layout in ("LNHPD", "LNPHD", "LNHDP", "NPLHD"):
 
 # %% [markdown]
 # ## 6. Split and merge
-# <!-- minutes: 22 -->
+# <!-- minutes: 34 -->
 #
 # A GPU is not one processor but many. An H100 SXM has 132 *streaming multiprocessors* (SMs). A program runs on one of
 # them and never on two, and what an SM can fetch from memory at a time is bounded. To draw the whole bandwidth of the
@@ -1172,7 +1160,8 @@ for batch, num_splits in ((1, 1), (1, 4), (1, 16), (8, 1), (8, 2), (32, 1)):
 # \cdot \text{BLOCK\_N}, \qquad \mathrm{LSE} = \log_2 \sum_j 2^{s_j} = m + \log_2 \sum_j 2^{s_j - m}$$
 #
 # The loop of 3.8 is now a function, `attend_tiles(..., lo, hi, ...)`: keys at positions [lo, hi). Without keys it
-# returns `row_max` = -inf, `row_sum` = 0 and `acc` = 0. The partial results are `[B, H, splits, D]` and `[B, H,
+# returns `row_max` = -inf, `row_sum` = 0 and `acc` = 0, so the formula gives an LSE of -inf as long as its logarithm is
+# finite. The partial results are `[B, H, splits, D]` and `[B, H,
 # splits]`:
 #
 # ```python
@@ -1207,7 +1196,7 @@ def paged_decode_split_kernel(
     seq_len = tl.load(seq_lens_ptr + sequence)
     split_len = tl.cdiv(tl.cdiv(seq_len, BLOCK_N), num_splits) * BLOCK_N  # SOLUTION: keys per split, in whole tiles
     lo = split * split_len  # SOLUTION: the first position of this split
-    hi = tl.minimum(lo + split_len, seq_len)  # SOLUTION: the position behind its last one
+    hi = tl.minimum(lo + split_len, seq_len)  # SOLUTION: the position after its last one
 
     offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     in_group = offs_m < G
@@ -1268,7 +1257,7 @@ def merge_splits(partial, lse):
 
     Returns (out [B, H, D], LSE of all keys [B, H]). A split with an LSE of -inf had no keys: it weighs nothing, and its
     row of `partial` may hold anything, NaN too. Where all splits are empty, out is 0 and the LSE -inf. The inputs are
-    not changed.
+    not changed, and the results share no memory with them.
 
     >>> partial = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])              # one sequence, one head, two splits
     >>> out, lse = merge_splits(partial, torch.tensor([[[4.0, 2.0]]]))    # of 16 keys and of 4, with scores of 0
@@ -1314,7 +1303,7 @@ for num_splits in (1, 2, 3, 6, 13):
 # %% [markdown]
 # **Read the result.** The same output for every division, with empty splits and without. But splitting is not free:
 # each split writes D + 1 elements per query head, in fp32, and the merge reads them again. For contexts as short as
-# these 13 splits move half as many bytes again as K and V. When does production split?
+# these, 13 splits move half as many bytes again as K and V. When does production split?
 
 # %%
 # needs: triton
@@ -1381,7 +1370,7 @@ show_source(merge_splits_kernel, first="weight_sum = tl.zeros", last="out = tl.s
 
 # %% [markdown]
 # ## 7. A byte instead of two
-# <!-- minutes: 16 -->
+# <!-- minutes: 21 -->
 #
 # A decode step waits for bytes, so fewer bytes are less waiting, and they leave room for more sequences. Weights can be
 # stored in fewer bits (lab 6), and so can K and V: in **int8**, a whole number from -127 to 127 per element. What is
@@ -1400,8 +1389,8 @@ needle_pictures.draw_row_maxima(reading.values[26], "V of layer 26: how large th
 
 # %% [markdown]
 # **Read the picture.** With one scale for all, a quantisation step would be 1/127 of the dashed line. Most rows are
-# less than half as large as that and would be stored twice as coarsely as they need be; the first token's, far below
-# the others, in a handful of the values that an int8 has. There is a second reason against a common scale: tokens
+# less than half as large as that and would be stored twice as coarsely as they need be. The first token's row is so
+# small that it would use only a handful of the 255 values. There is a second reason against a common scale: tokens
 # *arrive*. If the next one were larger than all before, everything would have to be stored again. A scale **per token
 # and head** is found when the token is written, and never changes.
 
@@ -1419,10 +1408,10 @@ def dequantise(data, scale):
 
 
 def quantise(x, q_max=127):
-    """Rows of K or V (x is [T, H_kv, D], of any float dtype) as int8 [T, H_kv, D] and float32 scales [T, H_kv].
+    """Rows of K or V, x [T, H_kv, D], as int8 [T, H_kv, D] and float32 scales [T, H_kv].
 
-    The largest magnitude of a row becomes q_max; with 7 the numbers would fit into 4 bits. Scales are above zero, even
-    for a row of zeros. x is not changed.
+    x may be of any float dtype, and a slice of a larger tensor. The largest magnitude of a row becomes q_max; with 7
+    the numbers would fit into 4 bits. Scales are above zero, even for a row of zeros. x is not changed.
 
     >>> data, scale = quantise(torch.tensor([[[3.0, -6.35, 1.52]]]))
     >>> data, scale                       # quantisation steps of 0.05
@@ -1476,26 +1465,8 @@ one_scale = 100 * needle.relative_error(reading.values, needle.stored_with_one_s
 print(f"8 bits, but one scale for all tokens and heads of a layer: error of V {one_scale:.2f} %")
 
 # %% [markdown]
-# **Per token or per channel?** The other axis is possible, too: a scale per *channel*, one element of a head over a
-# group of 32 tokens. It suits tensors in which a few channels are large in every token.
-
-
-# %%
-def by_channel(q_max):
-    return lambda x: needle.stored_per_channel(x, q_max)
-
-
-for bits, q_max in {8: 127, 4: 7, 3: 3}.items():
-    for name, tensors in (("K", reading.keys), ("V", reading.values)):
-        errors = [100 * needle.relative_error(tensors, way) for way in (stored(q_max), by_channel(q_max))]
-        print(f"{bits} bits, {name}: scales per token {errors[0]:5.2f} %, per channel {errors[1]:5.2f} %")
-
-# %% [markdown]
-# **Read the result.** Each bit less doubles the quantisation step, and with it the error. Scales per channel help K
-# most: at 4 bits its error falls from 20 % to 7 %, that of V from 12 % to 10 %. A few channels of K are large in every
-# token, because rotation leaves the slow ones nearly alone. That is KIVI's rule (arXiv:2402.02750) for 2 bits: keys per
-# channel, values per token. Its price is that a group has to be complete before it can be stored, so the newest tokens
-# wait in 16 bits. In 8 bits both errors are about 1 % or less, and an engine takes the simpler scheme.
+# **Read the result.** Each bit less doubles the quantisation step, and with it the error. In 8 bits K and V are both
+# off by about 1 % or less.
 #
 # But an error of K is not yet an error of the model. Scores are sums over 64 elements, whose errors partly cancel, and
 # a softmax that is sure of itself does not react to a little noise. What counts is what comes out.
@@ -1513,10 +1484,11 @@ print(*needle.question(2), sep=" | the right answer: ")
 
 # %% [markdown]
 # The measure is how *surprised* the model is by the right answer, in bits, at the token that surprises it most: 0 is
-# certainty, and each bit halves the probability. (Added up over the tokens of an answer, a long one could look worse
-# than a short one that is wrong.) A needle is found if greedy decoding would write it, token for token.
+# certainty, and each bit halves the probability. (If we added up the tokens, a long right answer could look worse than
+# a short wrong one.) A needle is found if greedy decoding would write it, token for token.
 #
-# **Think first.** What will int8 do? Where will 3 bits hurt first: in the short text, or in the long one?
+# **Think first.** What will int8 do? Where will 3 bits hurt first: in the short text, or in the long one? (The next
+# cell reads three texts and asks forty-five questions. That takes about twenty seconds.)
 
 # %%
 lengths = (100, 300, 1_000)
@@ -1528,9 +1500,10 @@ needle_pictures.draw_needles(panels)
 
 # %% [markdown]
 # **Read the result**, and believe the picture rather than this text. With int8 we have seen no needle lost and next to
-# no change in surprise, at any of these lengths. With 3 bits needles fade, and the longer texts lose more than the
-# shortest: every further key brings noise of its own into the softmax, and the right key has to stand out among more
-# wrong ones. So long contexts suffer first, and a test with short prompts says little.
+# no change in surprise, at any of these lengths. With 3 bits needles were lost in the two longer texts and none in the
+# shortest. That is what one would expect, since every further key brings noise of its own into the softmax; but fifteen
+# needles are few, and the surprise does not rise evenly with the length. What it does show: a test with short prompts
+# alone would have found nothing.
 #
 # Nor does it show more than it tested: 135 million weights, about a thousand tokens, single facts. Lab 5 builds a gate
 # from several such tests; the rule is to measure your own model, at your own lengths.
@@ -1642,8 +1615,32 @@ for name, way in {"3 bits": stored(3), "3 bits, the last 64 tokens fp16": mixed}
 # as coarse as its older part. It is a rule for chat and for writing on, not for retrieval.
 
 # %% [markdown]
+# ### Going further: per token or per channel
+#
+# The other axis is possible, too: a scale per *channel*, one element of a head over a group of 32 tokens. It suits
+# tensors in which a few channels are large in every token.
+
+
+# %%
+def by_channel(q_max):
+    return lambda x: needle.stored_per_channel(x, q_max)
+
+
+for bits, q_max in {8: 127, 4: 7, 3: 3}.items():
+    for name, tensors in (("K", reading.keys), ("V", reading.values)):
+        errors = [100 * needle.relative_error(tensors, way) for way in (stored(q_max), by_channel(q_max))]
+        print(f"{bits} bits, {name}: scales per token {errors[0]:5.2f} %, per channel {errors[1]:5.2f} %")
+
+# %% [markdown]
+# **Read the result.** Scales per channel help K
+# most: at 4 bits its error falls from 20 % to 7 %, that of V from 12 % to 10 %. A few channels of K are large in every
+# token, because rotation leaves the slow ones nearly alone. That is KIVI's rule (arXiv:2402.02750) for 2 bits: keys per
+# channel, values per token. Its price is that a group has to be complete before it can be stored, so the newest tokens
+# wait in 16 bits. In 8 bits both errors are about 1 % or less, and an engine takes the simpler scheme.
+
+# %% [markdown]
 # ## 8. Reading the weights for many at once
-# <!-- minutes: 12 -->
+# <!-- minutes: 17 -->
 #
 # A decode step mostly reads weights, and uses each of them for a single token. The weights do not depend on the
 # sequence. So let several sequences take their step together: the weights are read **once for all of them**. K and V
@@ -1740,7 +1737,11 @@ step_pictures.draw_batching(steps, small_work, here, ridge_batch(small_work, her
 # **Read the result.** On the left the points follow the roof of memory: the step waits for the same weights, whatever
 # the batch. To the right of the line they bend towards the roof of arithmetic. They stay below both: a step also makes
 # about 2,000 small calls, and a product with a few rows does not reach the rate of a large square one. (The roofs are
-# measured, too. If this machine was busy with something else meanwhile, a point may be above one.)
+# measured, too. If this machine was busy with something else meanwhile, a point may be above one; if all points lie far
+# below, run the cells again.)
+#
+# In one formula: a step of one sequence with $t$ tokens of context takes $T(t) = a + b\,t$. The constant $a$ is the
+# weights and the fixed price of section 2, the slope $b$ is K and V; a batch shares $a$.
 #
 # Each *sequence* gets its tokens a little later in a larger batch. Throughput against latency is the trade that a
 # scheduler makes in every step; lab 4 is about it.
@@ -1756,17 +1757,12 @@ step_pictures.draw_batching(steps, small_work, here, ridge_batch(small_work, her
 # > step, and give about 9,160.
 #
 # **Takeaway.** For Llama-3-8B in 16 bits the arithmetic of an A100 catches up at a batch of 201 with empty contexts,
-# and never with 1,000 tokens each: batching divides the weights, not the cache.
+# and never with 1,000 tokens each: batching divides the constant of a step's time, a + b t, and not its slope.
 
 # %% [markdown]
-# ## 9. A constant and a slope
-# <!-- minutes: 12 -->
+# ### Going further: a constant and a slope, and CUDA graphs
 #
-# It is often said that decoding with a cache takes constant time per token, or that it grows "sub-linearly". Section 2
-# says otherwise: a step reads the weights, and K and V of *all* tokens before. The first does not depend on the context
-# $t$, the second is proportional to it:
-#
-# $$T(t) = a + b\,t$$
+# Measure $T(t) = a + b\,t$ for one sequence.
 #
 # **Think first.** For SmolLM2 in float32: weights of 538 MB, 46,080 bytes of K and V per token. At what context does
 # reading K and V take as long as reading the weights?
@@ -1784,17 +1780,17 @@ print(f"a = b t at t = {a / b:,.0f} tokens; by bytes alone at {least_a / least_b
 step_pictures.draw_step_time(by_context, a, b, least_a, least_b)
 
 # %% [markdown]
-# **Read the result.** A straight line: linear in the context, not less. At short contexts the slope disappears beside
-# the constant, which is where the belief in constant time comes from.
+# **Read the result.** A straight line. At short contexts the slope disappears beside the constant, which is where the
+# belief in a constant time per token comes from.
 #
 # - **a** is the weights, and the fixed price of a step: Python, about 2,000 small calls, sampling.
-# - **b** is K and V. It is above the bound, since this backend (plain PyTorch) *gathers* the blocks first. A kernel
-#   like yours reads each block once, where it is.
+# - **b** is K and V. It is above the bound, and gathering explains a factor of three of that: this backend (plain
+#   PyTorch) copies the blocks before it attends to them. The rest is masks, a softmax and products in small pieces, which
+#   read more slowly than a copy does. A kernel like yours reads each block once, where it is.
 
 # %% [markdown]
-# ### The fixed price, and what a CUDA graph does about it
-#
-# Section 2 measured a step of 30 layers with hardly a weight in them. Per call that is:
+# **The fixed price, and what a CUDA graph does about it.** Section 2 measured a step of 30 layers with hardly a
+# weight in them. Per call that is:
 
 # %%
 num_calls, fixed_s = step_time.num_operations(thin), times_s["30 layers without weights"]
@@ -1833,7 +1829,8 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
 # <details><summary>Answer</summary>
 #
 # `sum_safe`: without a key `row_sum` is 0, and 0 / 0 is NaN. Nobody reads the padded row, but its NaN would travel
-# through every layer, and a check for NaN could no longer tell a real one. With `sum_safe` the row is 0, its LSE -inf.
+# through every layer, and a check for NaN could no longer tell a real one apart.
+# With `sum_safe` the row is 0, its LSE -inf.
 # </details>
 
 # %% [markdown]
@@ -1845,13 +1842,10 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
 # > [`DecodeCudaGraphConfig`](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/DecodeCudaGraphConfig.html)
 # > covers batches up to 128 unless told otherwise. By roofline, SmolLM2's 0.269 GB in bf16 take an H100 80 µs, 40 ns
 # > for each of this engine's 2,000 calls: without a graph, a small model on a fast GPU decodes at the speed of its CPU.
-#
-# **Takeaway.** A step takes a + b t: the slope is K and V, the constant is the weights plus the price of about 2,000
-# calls; a graph lowers the second part of the constant and nothing else.
 
 # %% [markdown]
-# ## 10. Capstone: your decode phase in the engine
-# <!-- minutes: 15 -->
+# ## 9. Capstone: your decode phase in the engine
+# <!-- minutes: 21 -->
 #
 # You have the parts of a decode phase: a pool, block tables and forks (3.3 to 3.5), a kernel that splits the keys
 # (3.11) and a merge (3.12). The engine keeps its scheduler, its model and its prefill; memory and decode attention
@@ -1901,7 +1895,7 @@ def own_engine(model, block_size, num_blocks, num_splits=2, **options):
         results = launch_paged_decode_split(paged_decode_split_kernel, *inputs, num_splits)  # SOLUTION: two tensors
         return merge_splits(*results)[0]  # SOLUTION: one output per query head
 
-    def cache(num_blocks, block_size, enable_prefix_caching):
+    def cache(num_blocks, block_size, enable_prefix_caching):  # the engine calls this with its own sizes
         blocks = BlockPool(num_blocks)  # SOLUTION: one pool for all sequences
 
         def new_table():
@@ -1977,7 +1971,8 @@ print(
 )
 
 # %% [markdown]
-# Your block tables, at the moment when most blocks were in use. The two completions of one prompt share what they can:
+# Your block tables, during the step when most blocks were in use. The two completions of one prompt share what they
+# can; a block with two colours has two owners, and from the left it is coloured as far as it is filled.
 
 # %%
 # needs: triton
@@ -1997,18 +1992,20 @@ run_pictures.draw_timeline(llm.engine.trace, names)
 # %% [markdown]
 # **Read the result.** The prefills are at the left; the second prompt did not fit into the first step beside the others
 # and was read to its end while others were already decoding. Then a chain of steps: the two phases of one model. The
-# blocks in use climb as sequences grow, a block at a time, and fall when one ends. Interpreted, a step takes longer the
-# more sequences decode in it, because programs run one after another; on a GPU they run side by side.
+# blocks in use jump when prompts are read, and fall when a sequence ends. (They are counted *after* each step, when
+# what has ended in it is free again; the tables above show the moment within a step.) Interpreted, a step takes longer
+# the more sequences decode in it, because programs run one after another; on a GPU they run side by side.
 #
-# **Play.** With `num_blocks=9` they do not all fit. The scheduler then keeps one waiting, or takes the blocks of one
-# away and computes it again later, with the same tokens at the end. Where do you see it in the timeline?
+# **Play.** With `num_blocks=6` the three requests do not fit at once. Which one waits, and where do you see it in the
+# timeline?
 
 # %% [markdown]
 # ### The first cell again, with your work in place
 #
 # The lab began with one token that took many times as long as its arithmetic. Here is the same measurement, on the same
 # engine with *your* pool, tables and forks, and your attention of 3.7 (compiled PyTorch; the interpreter's clock would
-# measure the interpreter). Your allocator is what lets more than one sequence share a step:
+# measure the interpreter). Your allocator is what lets more than one sequence share a step. (If a larger batch takes
+# *longer* per token, something else was running: run the cell again.)
 
 
 # %%
@@ -2043,15 +2040,15 @@ step_pictures.draw_closing(per_token_s, step_s, arithmetic_s)
 # products of few rows.
 
 # %% [markdown]
-# ## 11. Knowledge check
-# <!-- minutes: 8 -->
+# ## 10. Knowledge check
+# <!-- minutes: 13 -->
 #
 # Three questions over the whole lab.
 
 # %% [markdown]
 # <!-- card 3.17 -->
-# In $T(t) = a + b\,t$, what does each of these change? **a** the constant $a$ · **b** the slope $b$ · **c** both ·
-# **d** neither (or next to nothing)
+# In $T(t) = a + b\,t$ of section 8, what does each of these change? (A CUDA graph launches all kernels of a step with
+# one call.) **a** the constant $a$ · **b** the slope $b$ · **c** both · **d** neither (or next to nothing)
 
 # %% tags=["exercise:3.17"]
 answer_3_17 = {
@@ -2075,11 +2072,11 @@ check("3.17")
 
 # %% tags=["exercise:3.18"]
 answer_3_18 = {
+    "right for one KV head, wrong for several": "d",  # SOLUTION: a letter
     "right for lengths 16, 32, 48, wrong in between": "a",  # SOLUTION: a letter
+    "every split right by itself, the merged result off": "e",  # SOLUTION: a letter
     "right alone, wrong for all but the first of a batch": "b",  # SOLUTION: a letter
     "NaN for the shortest sequence only, once there are splits": "c",  # SOLUTION: a letter
-    "right for one KV head, wrong for several": "d",  # SOLUTION: a letter
-    "every split right by itself, the merged result off": "e",  # SOLUTION: a letter
 }
 
 # %%
@@ -2129,7 +2126,7 @@ check("3.19")
 # | free blocks become fewer from run to run | a table that is not freed, or freed once for two owners | 3 |
 # | one long request is slow on a large GPU | too few programs: split the keys | 6 |
 # | a larger batch brings nothing more | beyond the ridge; or long contexts, where K and V are what is read | 8 |
-# | a small model is no faster on a faster GPU | launch overhead: is the step in a graph? | 9 |
+# | a small model is no faster on a faster GPU | launch overhead: is the step in a graph? | 8 |
 # | worse answers on long prompts only | K and V in too few bits, or too few scales | 7 |
 #
 # ### What to read next

@@ -1464,7 +1464,7 @@ figure = batched_matmuls.draw_times(batched_matmuls.times_s())
 # as the cost model. So we fit one to this machine, and then find out how wrong it is on runs that it has not seen.
 
 # %% [markdown]
-# The model is a sum of what a step does times what each thing costs, as in lab 3, section 9, with more terms:
+# The model is a sum of what a step does times what each thing costs, as in lab 3, section 8, with more terms:
 #
 # $$T = c_0 + c_1\,\text{tokens} + c_2\,\text{samples} + c_3\,\text{context} + c_4\,\text{pairs}$$
 #

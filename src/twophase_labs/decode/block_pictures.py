@@ -43,7 +43,8 @@ def draw_growth(lengths: Sequence[int], block_size: int, num_blocks: int = 3) ->
 
 def draw_copy_on_write() -> Figure:
     """A of ten tokens, forked to B, before and after both have written; the block that is copied is outlined."""
-    figure, panels = plt.subplots(1, 2, figsize=(10.5, 2.5), facecolor="white")
+    figure, panels = plt.subplots(1, 2, figsize=(10.5, 2.3), facecolor="white")
+    lefts = (0.0, 4.6, 9.2, 15.2)  # of the four blocks: room for an arrow before the last
     shared, own_a, own_b = COLOURS[4], COLOURS[0], COLOURS[1]
     panel_titles = ("Just after the fork: nothing is copied", "Both have written token 10: one block is copied")
     for axes, title, is_after in zip(panels, panel_titles, (False, True), strict=True):
@@ -56,22 +57,22 @@ def draw_copy_on_write() -> Figure:
                 is_used = offset < num_tokens
                 is_new = is_after and block >= 2 and offset == 2
                 colour = (own_a if block == 2 else own_b) if is_new else shared if is_used else EMPTY
-                left = 4.6 * block + offset
+                left = lefts[block] + offset
                 axes.add_patch(Rectangle((left, 2), 0.92, 0.9, facecolor=colour, alpha=0.85))
                 if is_used:
                     position = 4 * min(block, 2) + offset
                     label = f"{position}{'AB'[block - 2] if is_new else ''}"
-                    axes.text(left + 0.46, 2.45, label, ha="center", va="center", color=INK, fontsize=9)
+                    size = 7.5 if is_new else 9
+                    axes.text(left + 0.46, 2.45, label, ha="center", va="center", color=INK, fontsize=size)
             owners = ("A, B", "A, B", "A" if is_after else "A, B", "B" if is_after else "free")[block]
             axes.text(
-                4.6 * block + 2, 3.25, f"block {block}: {owners}", ha="center", va="center", fontsize=9, color=INK
+                lefts[block] + 2, 3.25, f"block {block}: {owners}", ha="center", va="center", fontsize=9, color=INK
             )
         if is_after:
-            axes.add_patch(Rectangle((13.7, 1.85), 4.1, 1.2, facecolor="none", edgecolor=INK, linewidth=2))
-            axes.annotate(
-                "", (13.6, 2.45), (13.05, 2.45), arrowprops={"arrowstyle": "->", "color": INK, "linewidth": 2}
-            )
-        axes.set(xlim=(-0.3, 18.3), ylim=(3.6, -0.1), xticks=[], yticks=[])
+            axes.add_patch(Rectangle((15.05, 1.85), 4.2, 1.2, facecolor="none", edgecolor=INK, linewidth=2))
+            axes.annotate("", (15.0, 2.45), (13.2, 2.45), arrowprops={"arrowstyle": "->", "color": INK, "linewidth": 2})
+            axes.text(14.1, 2.15, "copy", ha="center", va="center", color=INK, fontsize=8)
+        axes.set(xlim=(-0.3, 19.4), ylim=(3.6, -0.1), xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         axes.set_title(title, loc="left", fontsize=10)
     return _done(figure)
@@ -80,8 +81,8 @@ def draw_copy_on_write() -> Figure:
 def draw_history(frames: Sequence[Mapping[str, Sequence[int]]], num_blocks: int, title: str) -> Figure:
     """Which sequences hold which block after each event: a letter and a colour for each, hatched where shared."""
     names = list(dict.fromkeys(name for frame in frames for name in frame))
-    palette = plt.get_cmap("tab20")
-    colour_of = {name: to_hex(palette(i % 20)) for i, name in enumerate(names)}
+    palette = plt.get_cmap("tab10")  # neighbours differ; more than ten sequences begin again
+    colour_of = {name: to_hex(palette(i % 10)) for i, name in enumerate(names)}
     figure, axes = plt.subplots(figsize=(10.5, 1.2 + 0.34 * num_blocks), facecolor="white")
     for at, frame in enumerate(frames):
         holders: dict[int, list[str]] = {}
@@ -95,8 +96,10 @@ def draw_history(frames: Sequence[Mapping[str, Sequence[int]]], num_blocks: int,
             axes.add_patch(
                 Rectangle((at, block), 0.96, 0.92, facecolor=colour, alpha=0.6, hatch=hatch, edgecolor="white", lw=0.4)
             )
-            size = 8 if len(held_by) < 3 else 6
-            axes.text(at + 0.48, block + 0.46, "".join(held_by), ha="center", va="center", fontsize=size, color=INK)
+            size = 9 if len(held_by) < 4 else 6.5
+            text = axes.text(at + 0.48, block + 0.46, "".join(held_by), ha="center", va="center", size=size, color=INK)
+            if hatch:
+                text.set_bbox({"facecolor": "white", "alpha": 0.6, "edgecolor": "none", "pad": 0.8})
     axes.set(xlim=(0, len(frames)), ylim=(num_blocks, -0.1), xlabel="event", ylabel="block of the pool")
     axes.set_yticks([block + 0.46 for block in range(num_blocks)], [str(block) for block in range(num_blocks)])
     axes.set_xticks([at + 0.48 for at in range(0, len(frames), 5)], [str(at + 1) for at in range(0, len(frames), 5)])

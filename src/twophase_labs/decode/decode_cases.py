@@ -32,7 +32,7 @@ class DecodeCase:
     pages: list[list[int]]
     lengths: Sequence[int]
     scale: float
-    padding: int = 0  # columns of the table behind the longest row
+    padding: int = 0  # columns of the table after the longest row
     inputs: dict[str, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -207,7 +207,7 @@ def _name(case: DecodeCase, sequence: int, kv_head: int, n: int, slot: int) -> s
     if n not in own:
         return f"{place}: not its own"
     position = own.index(n) * case.page + slot
-    return f"position {position} ({place})" if position < case.lengths[sequence] else f"{place}: behind the end"
+    return f"position {position} ({place})" if position < case.lengths[sequence] else f"{place}: past the end"
 
 
 def on_device(case: DecodeCase) -> dict[str, Tensor | float]:

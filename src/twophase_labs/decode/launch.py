@@ -5,6 +5,7 @@ A kernel is given as an argument, so that yours, the reference and a wrong one a
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,12 +40,13 @@ def launch_paged_decode(
     num_sequences, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
     out = torch.empty_like(q) if out is None else out
-    kernel[(num_sequences, num_kv_heads)](
-        q, k_cache, v_cache, block_tables, seq_lens, out, scale * LOG2_E, block_tables.stride(0),
-        H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
-        BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
-        BLOCK_N=block_n or keys_per_tile(seq_lens, k_cache),
-    )  # fmt: skip
+    with np.errstate(divide="ignore"):  # interpreted, the log2 of a row without keys would print a warning
+        kernel[(num_sequences, num_kv_heads)](
+            q, k_cache, v_cache, block_tables, seq_lens, out, scale * LOG2_E, block_tables.stride(0),
+            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
+            BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
+            BLOCK_N=block_n or keys_per_tile(seq_lens, k_cache),
+        )  # fmt: skip
     return out
 
 
@@ -74,12 +76,13 @@ def launch_paged_decode_split(
     if partial is None or lse is None:
         partial = torch.empty(num_sequences, num_heads, num_splits, head_dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(num_sequences, num_heads, num_splits, dtype=torch.float32, device=q.device)
-    kernel[(num_sequences, num_kv_heads, num_splits)](
-        q, k_cache, v_cache, block_tables, seq_lens, partial, lse, scale * LOG2_E, block_tables.stride(0),
-        H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
-        BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
-        BLOCK_N=block_n or keys_per_tile(seq_lens, k_cache, num_splits),
-    )  # fmt: skip
+    with np.errstate(divide="ignore"):
+        kernel[(num_sequences, num_kv_heads, num_splits)](
+            q, k_cache, v_cache, block_tables, seq_lens, partial, lse, scale * LOG2_E, block_tables.stride(0),
+            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
+            BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
+            BLOCK_N=block_n or keys_per_tile(seq_lens, k_cache, num_splits),
+        )  # fmt: skip
     return partial, lse
 
 

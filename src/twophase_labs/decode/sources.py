@@ -48,11 +48,4 @@ SOURCES = (
         version="1.3.0rc27",
         says="without batch_sizes or max_batch_size, a max_batch_size of 128 is used; enable_padding is False",
     ),
-    Source(
-        url="https://gitlab.com/nvidia/container-images/cuda/-/issues/197",
-        product="CUDA",
-        version="12.1",
-        says="nvprof's message: not supported on devices with compute capability 8.0 and higher; use Nsight Systems "
-        "for tracing and Nsight Compute for profiling",
-    ),
 )

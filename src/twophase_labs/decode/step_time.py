@@ -121,7 +121,7 @@ def draw_step_times(curves: Mapping[str, tuple[list[int], list[float]]]) -> Figu
     figure, axes = plt.subplots(figsize=(7.2, 3.6), facecolor="white")
     for (name, (lengths, elapsed_s)), colour, style in zip(curves.items(), COLOURS, ("o", "s"), strict=False):
         axes.plot(lengths, [1e3 * s for s in elapsed_s], style, markersize=5, color=colour, label=name)
-    axes.set(xlabel="tokens before the step", ylabel="time of the step (ms)")
+    axes.set(xlabel="tokens in the text", ylabel="time of the step (ms)")
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title("What one more token costs", loc="left")

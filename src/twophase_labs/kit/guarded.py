@@ -160,7 +160,7 @@ def _check(pointers: Any, mask: Any, regions: Sequence[Region], verb: str, progr
         return
     address = int(addresses[~inside][0])
     region = min(regions, key=lambda r: r.distance(address))
-    where = "before its start" if address < region.start else "behind its end"
+    where = "before its start" if address < region.start else "past its end"
     raise Rejected(
         f"program ({', '.join(map(str, program))}) {verb} `{region.name}` {where}: {region.describe(address)}",
         (

@@ -359,7 +359,8 @@ def unchanged(**inputs: Any) -> Iterator[None]:
     for name, value in inputs.items():
         old = before[name]
         if isinstance(value, torch.Tensor):
-            same = value.shape == old.shape and torch.equal(value.nan_to_num(), old.nan_to_num())
+            same = value.shape == old.shape and torch.equal(value.isnan(), old.isnan())
+            same = same and torch.equal(value.nan_to_num(), old.nan_to_num())
         else:
             same = value == old
         if not same:
@@ -400,4 +401,12 @@ def raises(error: type[BaseException], call: Callable[..., Any], *args: Any, **k
         got = call(*args, **kwargs)
     except error:
         return
-    reject(f"the call should raise {error.__name__}; it returned {shown(got)}")
+    reject(f"{_called(call, args)} should raise {error.__name__}; it returned {shown(got)}")
+
+
+def _called(call: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """'slot(-1)', where that is short."""
+    name = getattr(call, "__name__", "")
+    if name.isidentifier() and args and all(isinstance(arg, int | float | str) for arg in args):
+        return f"{name}({', '.join(map(shown, args))})"
+    return "the call"

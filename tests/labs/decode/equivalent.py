@@ -17,6 +17,19 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "where the sum is 0 so is what is divided"
         ),
     },
+    "3.12": {
+        "partial = torch.where(weights[..., None] > 0, partial, 0.0) -> partial = torch.where(weights[..., None] > 0, partial, 1.0)": (
+            "its weight is 0, and any number times 0 is 0"
+        ),
+        "partial = torch.where(weights[..., None] > 0, partial, 0.0) -> partial = torch.where(weights[..., None] > 0, partial, -1.0)": (
+            "its weight is 0, and any number times 0 is 0"
+        ),
+    },
+    "3.14": {
+        "return (torch.cat([dequantise(data, scale), recent.float()]), num_bytes) -> return (torch.cat([dequantise(data, scale), recent]), num_bytes)": (
+            "torch.cat of float32 and float16 is float32"
+        ),
+    },
     "3.13": {
         "return data.float() * scale[..., None] -> return data * scale[..., None]": ("int8 times float32 is float32"),
     },

@@ -18,7 +18,7 @@ def taken_from(pool: Any, n: int, num_blocks: int) -> list[int]:
     """allocate(n), whose result must be a list of n blocks of this pool."""
     returned = pool.allocate(n)
     got = integers(returned)
-    if got is None:
+    if got is None or not isinstance(returned, list):
         reject(f"allocate({n}) returned {returned!r}, expected a list of block ids")
     if len(got) != n:
         reject(f"allocate({n}) returned {len(got)} blocks: {got}")
@@ -117,10 +117,32 @@ def refuses_a_double_free(answer: Any, draw: Draw) -> None:
     compare(pool.num_free, 3, what="num_free after the other block, owned once, was released")
 
 
+def leaves_lists_to_their_owners(answer: Any, draw: Draw, num_taken: int) -> None:
+    """A table adds its next blocks to the list it got, and empties it in the end: that is the table's business."""
+    pool = answer.BlockPool(9)
+    before = taken_from(pool, num_taken, 9)
+    given = pool.allocate(3)
+    blocks = list(given)
+    given += pool.allocate(2)
+    given.reverse()
+    what = "once the caller had added to the list that allocate gave it"
+    compare(pool.num_free, 4 - num_taken, what=f"num_free, {what},")
+    compare_owners(pool, [int(b in before or b in given) for b in range(9)], f"ref_counts, {what},")
+    more = taken_from(pool, 4 - num_taken, 9)
+    if twice := set(more) & {*before, *given}:
+        reject(f"block {min(twice)} was given out twice, {what}", "Return a new list, and keep another for yourself.")
+    given.clear()
+    for block in blocks:
+        pool.release(block)
+    compare(pool.num_free, 3, what="num_free after three releases, once the caller had emptied its list,")
+
+
 def keeps_its_books(answer: Any, draw: Draw, num_blocks: int) -> None:
-    pool = answer.BlockPool(num_blocks)
+    pool, other = answer.BlockPool(num_blocks), answer.BlockPool(1)
     owned: Counter[int] = Counter()
-    for _ in range(200):
+    for number in range(200):
+        if number == 100:  # a second pool opens while the first is in use, and takes nothing from it
+            other = answer.BlockPool(num_blocks)
         in_use = sorted(block for block, count in owned.items() if count)
         event = draw.choice(("allocate", "acquire", "release", "release"))
         if event == "allocate":
@@ -138,6 +160,8 @@ def keeps_its_books(answer: Any, draw: Draw, num_blocks: int) -> None:
             owned[block] += 1 if event == "acquire" else -1
         compare_owners(pool, [owned[b] for b in range(num_blocks)], "ref_counts")
         compare(pool.num_free, num_blocks - sum(1 for c in owned.values() if c), what="num_free")
+    compare_owners(other, [0] * num_blocks, "ref_counts of a second pool, in which nothing was taken,")
+    compare(other.num_free, num_blocks, what="num_free of a second pool, in which nothing was taken,")
 
 
 # -- 3.6
@@ -161,6 +185,9 @@ def takes_blocks_on_demand(answer: Any, draw: Draw, block_size: int) -> None:
         compare(len(table.block_ids), needed, what=what)
         compare(6 - pool.num_free, needed, what="the number of blocks taken from the pool")
         compare(table.num_tokens, num_tokens, what="num_tokens")
+        if not isinstance(table.block_ids, list):
+            kind = type(table.block_ids).__name__
+            reject(f"block_ids is a {kind}, expected a list", "Copy-on-write will put another block in a place of it.")
 
 
 def keeps_its_blocks(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
@@ -213,7 +240,7 @@ def refuses_to_shrink(answer: Any, draw: Draw, num_tokens: int) -> None:
     table, pool = new_table(answer, draw, 6, 4)
     table.grow(num_tokens)
     before = (list(table.block_ids), table.num_tokens, pool.num_free)
-    for fewer in {num_tokens - 1, 0}:
+    for fewer in sorted({num_tokens - 1, 0, -1} - {num_tokens}):
         raises(CacheStateError, table.grow, fewer)
         after = (list(table.block_ids), table.num_tokens, pool.num_free)
         compare(after[1:], before[1:], what=f"(num_tokens, free blocks) after a refused grow({fewer})")
@@ -221,14 +248,26 @@ def refuses_to_shrink(answer: Any, draw: Draw, num_tokens: int) -> None:
     compare(list(table.block_ids), before[0], what=f"block_ids after growing from {num_tokens} tokens to {num_tokens}")
 
 
+class NotesReleases(WatchedPool):
+    """Knows whether it was asked: a pool with a list of free blocks does not see what is written into its counts."""
+
+    num_releases = 0
+
+    def release(self, block_id: int) -> None:
+        super().release(block_id)
+        self.num_releases += 1
+
+
 def gives_every_block_back(answer: Any, draw: Draw, num_tokens: int) -> None:
-    table, pool = new_table(answer, draw, 6, 4)
+    pool = NotesReleases(6, draw.integer(0, 10**6))
+    table = answer.BlockTable(pool, 4)
     table.grow(num_tokens)
     shared = table.block_ids[0]
     pool.acquire(shared)
     table.free()
     compare(pool.num_free, 5, what="the number of free blocks (another sequence holds one of six)")
     compare(pool.ref_counts[shared], 1, what="the reference count of the shared block")
+    compare(pool.num_releases, -(-num_tokens // 4), what=f"how often free, with {num_tokens} tokens, called release")
     compare((list(table.block_ids), table.num_tokens), ([], 0), what="(block_ids, num_tokens) after free")
     table.free()
     table.grow(1)
@@ -307,18 +346,25 @@ EXERCISES = (
                 "keeps a block as long as it has an owner",
                 keeps_what_is_shared,
                 "Every acquire adds an owner, every release takes one away. Free it at zero, not before.",
-                ({"num_owners": 2}, {"num_owners": 5}),
+                ({"num_owners": 2}, {"num_owners": 5}, {"num_owners": 300}),
             ),
             Property(
                 "refuses to free a free block",
                 refuses_a_double_free,
-                "Freed twice, a block would be in the list twice, and later belong to two sequences.",
+                "Freed twice, a block would be in the list twice, and later belong to two sequences. And a free block "
+                "has no contents to share: `acquire` refuses it as well.",
             ),
             Property(
                 "keeps its books over a random history",
                 keeps_its_books,
-                "Allocated, shared and released in any order, counts and list must agree.",
+                "Allocated, shared and released in any order, counts and list must agree; and each pool has its own.",
                 ({"num_blocks": 3}, {"num_blocks": 12}),
+            ),
+            Property(
+                "gives away its lists for good",
+                leaves_lists_to_their_owners,
+                "The list that allocate returns is the caller's, who may add to it or empty it. Keep another one.",
+                ({"num_taken": 0}, {"num_taken": 2}),
             ),
         ),
         time_limit_s=10,
@@ -354,7 +400,7 @@ EXERCISES = (
             Property(
                 "keeps the blocks it has",
                 keeps_its_blocks,
-                "What was written stays where it is: new blocks come behind the old ones.",
+                "What was written stays where it is: new blocks come after the old ones.",
                 ({"lengths": (7, 8, 9)}, {"lengths": (3, 17, 17, 40)}, {"lengths": (270, 275)}),
             ),
             Property(
@@ -373,7 +419,7 @@ EXERCISES = (
                 "refuses to shrink",
                 refuses_to_shrink,
                 "`grow` with fewer tokens than there are raises CacheStateError; with as many it does nothing.",
-                ({"num_tokens": 1}, {"num_tokens": 4}, {"num_tokens": 9}),
+                ({"num_tokens": 1}, {"num_tokens": 4}, {"num_tokens": 9}, {"num_tokens": 0}),
             ),
             Property(
                 "gives every block back",

@@ -68,7 +68,7 @@ EXERCISES = (
         objective="compute what a warp's load moves, from its addresses",
         hints=(
             "Take one item, 4 bytes at address 30, and units of 32. Which are its first and its last byte?",
-            "The last byte of an item is `num_bytes - 1` behind its first.",
+            "The last byte of an item is `num_bytes - 1` after its first.",
             "Whole division turns a byte's address into its unit; a set keeps each unit once.",
         ),
         checks=(
@@ -76,8 +76,8 @@ EXERCISES = (
                 "counts distant items",
                 counts_distant,
                 "An address divided by the size of a unit, rounded down, is the unit's number. Items in units of "
-                "their own: as many units as items.",
-                ({"num": 1}, {"num": 3}, {"num": 12}, {"num": 5, "apart": 2**32}),
+                "their own: as many units as items, none for none.",
+                ({"num": 0}, {"num": 1}, {"num": 3}, {"num": 12}, {"num": 5, "apart": 2**32}),
             ),
             Property(
                 "counts a shared unit once",

@@ -64,12 +64,18 @@ def has_its_own_list(answer: Any, draw: Draw) -> None:
 
 
 def copies_only_when_it_must(answer: Any, draw: Draw, case: str) -> None:
-    table = table_of(draw, {"empty": 0, "not shared": 6, "full": 8, "full and shared": 8}[case])
+    """There is no free block either, which must not matter."""
+    table = table_of(draw, {"empty": 0, "not shared": 6, "full": 8, "full and shared": 8}[case], num_blocks=2)
+    if case == "empty":
+        table.pool.allocate(2)
     if case == "full and shared":
         for block in table.block_ids:
             table.pool.acquire(block)
     before = books(table)
-    got = copies_of(answer, table)
+    try:
+        got = copies_of(answer, table)
+    except OutOfBlocksError:
+        reject("nothing has to be copied, and prepare_write wants a free block", f"table of {table.num_tokens} tokens")
     sentence = {
         "empty": "an empty table",
         "not shared": "6 tokens in blocks of 4 that nobody else holds",

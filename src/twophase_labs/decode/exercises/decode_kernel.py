@@ -13,12 +13,14 @@ from twophase_labs.decode.decode_cases import (
     compare_reads,
     map_case,
     naive_decode,
+    on_device,
     random_case,
 )
 from twophase_labs.decode.launch import launch_paged_decode
 from twophase_labs.kit.guarded import run_guarded
-from twophase_labs.machine.checks import Draw, compare, finite
+from twophase_labs.machine.checks import Draw, compare, finite, reject
 from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.kernels import device
 
 OUT_AXES = AXES["out"]
 
@@ -38,6 +40,32 @@ def writes_every_row(answer: Any, draw: Draw, heads: int, kv_heads: int) -> None
 def reads_its_kv_head(answer: Any, draw: Draw, heads: int, kv_heads: int) -> None:
     case = map_case(draw, [16], heads=heads, kv_heads=kv_heads, page=16, num_pages=2)
     compare_kv_heads(case, run_kernel(answer.paged_decode_kernel, case))
+
+
+class FirstKVHead:
+    """A kernel that is launched for KV head 0 alone."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, int]) -> Any:
+        return self.kernel[grid[0], 1]
+
+
+def leaves_other_heads_alone(answer: Any, draw: Draw, heads: int, kv_heads: int) -> None:
+    """Programs run at the same time: what one writes into another's row is there by chance, and by chance is right."""
+    case = map_case(draw, [16, 9], heads=heads, kv_heads=kv_heads, page=16, num_pages=3)
+    out = torch.full_like(case.q, 7.0).to(device)
+    inputs: dict[str, Any] = {**on_device(case), "out": out, "block_n": 16}
+    launch_paged_decode(FirstKVHead(answer.paged_decode_kernel), **inputs)
+    got = out.cpu()
+    group = heads // kv_heads
+    for sequence, head in [(s, h) for s in range(2) for h in range(group, heads)]:
+        if not bool((got[sequence, head] == 7).all()):
+            reject(
+                f"the program of sequence {sequence}, KV head 0 stored into the row of query head {head}",
+                f"its group are query heads 0 to {group - 1}; the others belong to programs that run at the same time",
+            )
 
 
 def finds_the_pages(answer: Any, draw: Draw, length: int) -> None:
@@ -98,7 +126,7 @@ def survives_any_level(answer: Any, draw: Draw, score: int) -> None:
 
 
 def keeps_stale_slots_out(answer: Any, draw: Draw, lengths: list[int]) -> None:
-    """What lies behind the last token or in other pages is NaN: a page given back is not wiped. Page 0 is all NaN."""
+    """What lies past the last token or in other pages is NaN: a page given back is not wiped. Page 0 is all NaN."""
     case = random_case(draw, lengths, heads=3, kv_heads=1, dim=16, page=4, first_page=1)
     expected, _ = naive_decode(case)
     used = {slot for sequence in range(len(lengths)) for slot in case.slots(sequence)}
@@ -131,7 +159,7 @@ EXERCISES = (
             "Three indices are in play: the position in the sequence, the id that the table has for its block, and "
             "the offset in that block. Only the position knows where the sequence ends.",
             "Row `(page * H_KV + kv_head) * PAGE + offset` of the cache, D elements wide. `in_range` masks what is "
-            "behind the end three times: in the table, in K and V, and in the scores.",
+            "past the end three times: in the table, in K and V, and in the scores.",
         ),
         checks=(
             Property(
@@ -150,6 +178,12 @@ EXERCISES = (
                 ({"heads": 2, "kv_heads": 1}, {"heads": 6, "kv_heads": 3}, {"heads": 6, "kv_heads": 2}),
             ),
             Property(
+                "leaves the rows of other programs alone",
+                leaves_other_heads_alone,
+                "A tile has more rows than the group has heads: only `offs_m < G` hold a query of this program.",
+                ({"heads": 2, "kv_heads": 2}, {"heads": 9, "kv_heads": 3}),
+            ),
+            Property(
                 "finds the blocks",
                 finds_the_pages,
                 "Each position asks the table for its own block, `positions // PAGE`, and stands at `positions % PAGE` "
@@ -164,7 +198,7 @@ EXERCISES = (
             Property(
                 "stops at the last token",
                 stops_at_the_last_token,
-                "Positions 0 to seq_len - 1 exist. The last tile is seldom full: what is behind the end is masked when "
+                "Positions 0 to seq_len - 1 exist. The last tile is seldom full: what is past the end is masked when "
                 "loading, and its score is set to minus infinity (a score of 0 is a weight like any other).",
                 ({"lengths": [5]}, {"lengths": [8]}, {"lengths": [1]}, {"lengths": [3, 11, 9]}),
             ),
@@ -206,7 +240,7 @@ EXERCISES = (
             Property(
                 "keeps unused slots out",
                 keeps_stale_slots_out,
-                "A weight of 0 times NaN is NaN: what a slot behind the end holds must not be loaded at all, "
+                "A weight of 0 times NaN is NaN: what a slot past the end holds must not be loaded at all, "
                 "neither from K nor from V.",
                 ({"lengths": [5]}, {"lengths": [3, 18]}),
             ),

@@ -61,9 +61,11 @@ def gives_one_row(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
     logits, _ = run_pieces(answer, Decoder(tiny_llama()), pieces)
     if not isinstance(logits, Tensor) or logits.shape != (60,):
         shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        num_new = len(pieces[-1])
         reject(
-            f"the logits have shape {shape}, expected [60] (the vocabulary)",
-            f"{len(pieces[-1])} new tokens; only the last of them predicts a token that is not known yet",
+            f"the logits have shape {shape}, expected [60] (the vocabulary)"
+            + (": a vector, not a matrix of one row" if shape == [1, 60] else ""),
+            f"{num_new} new token{'s' * (num_new > 1)}; only the last predicts a token that is not known yet",
         )
 
 
@@ -154,6 +156,20 @@ def leaves_the_cache_alone(answer: Any, draw: Draw) -> None:
         reject(f"the cache that was given has {len(cache)} layers now, and had {len(before)}")
 
 
+def goes_on_in_two_ways(answer: Any, draw: Draw, lengths: tuple[int, int]) -> None:
+    """Two continuations of one text, both from its cache: they share the past and nothing else."""
+    decoder = Decoder(tiny_llama())
+    ids, (first, one, other) = text(draw, (12, *lengths))
+    _, cache = call(answer, decoder, first, decoder.empty_cache())
+    _, longer = call(answer, decoder, one, cache)
+    call(answer, decoder, other, cache)
+    _, expected = one_pass(ids[: 12 + len(one)])
+    for layer, (pair, right) in enumerate(zip(longer, expected, strict=True)):
+        for name, got, should in zip(("keys", "values"), pair, right, strict=True):
+            what = f"the first continuation's cache of {name}, layer {layer}, after a second continuation,"
+            compare(got, should, what=what, axes=KV_AXES, atol=1e-3)
+
+
 PIECES: tuple[dict[str, Any], ...] = ({"lengths": (1,)}, {"lengths": (4, 1)}, {"lengths": (7, 1, 1, 3)})
 GROWING: tuple[dict[str, Any], ...] = (
     {"lengths": (1, 1)},
@@ -234,6 +250,12 @@ EXERCISES = (
                 "leaves the given cache alone",
                 leaves_the_cache_alone,
                 "Return new tensors: another sequence may go on from the old cache.",
+            ),
+            Property(
+                "goes on from one cache in two ways",
+                goes_on_in_two_ways,
+                "Each call returns tensors of its own: room kept after the old tokens would be written by both.",
+                ({"lengths": (1, 1)}, {"lengths": (3, 2)}),
             ),
         ),
     ),

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twophase_labs.decode.lasting import lasting
 from twophase_labs.decode.paged_inputs import PagedInputs, one_hot_values, random_pages
 from twophase_labs.kit.weights_map import compare_weights
-from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
+from twophase_labs.machine.checks import Draw, compare, finite, fresh, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 
 AXES = ("sequence", "head", "feature")
@@ -91,23 +92,34 @@ def shares_the_right_heads(answer: Any, draw: Draw, group: int) -> None:
             )
 
 
-def keeps_the_unwritten_out(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
-    inputs = draw_inputs(draw, lengths)
+def fill_unwritten(inputs: PagedInputs, key: float, value: float) -> None:
+    """Put these into all slots that hold no sequence's token."""
     page = inputs.k_cache.shape[2]
-    held = {slot for b in range(len(lengths)) for slot in inputs.slots(b)}
+    held = {slot for b in range(len(inputs.q)) for slot in inputs.slots(b)}
     for slot in range(inputs.k_cache.shape[0] * page):
         if slot not in held:
-            inputs.k_cache[slot // page, :, slot % page] = torch.nan
-            inputs.v_cache[slot // page, :, slot % page] = torch.nan
+            inputs.k_cache[slot // page, :, slot % page] = key
+            inputs.v_cache[slot // page, :, slot % page] = value
+
+
+def keeps_the_unwritten_out(answer: Any, draw: Draw, lengths: tuple[int, ...], left: float = torch.nan) -> None:
+    inputs = draw_inputs(draw, lengths)
+    expected = token_by_token(inputs)
+    fill_unwritten(inputs, left, left)
     got = answer.paged_attention(*inputs.arguments)
-    finite(got, what="the result, with NaN in slots that hold no token,", axes=AXES)
+    finite(got, what=f"the result, with {left} in slots that hold no token,", axes=AXES)
+    compare(got, expected, what=f"the result, with {left} in slots that hold no token,", axes=AXES, atol=1e-4)
 
 
 def survives_any_score(answer: Any, draw: Draw, score: int) -> None:
-    """All scores alike, far from 0: the result is the plain mean of the values."""
+    """All scores alike, far from 0: the result is the plain mean of the values. What is unwritten scores the opposite.
+
+    A mask that takes some constant from the scores of hidden keys lets those in that are far above the others.
+    """
     inputs = draw_inputs(draw, (6, 9))
     q = torch.full_like(inputs.q, score / inputs.q.shape[-1])
     inputs = replace(inputs, q=q, k_cache=torch.ones_like(inputs.k_cache), scale=1.0)
+    fill_unwritten(inputs, -1.0, 100.0)
     what = f"the result with all scores at {score:,}"
     compare(answer.paged_attention(*inputs.arguments), token_by_token(inputs), what=what, axes=AXES, atol=1e-4)
 
@@ -120,10 +132,27 @@ def matches_a_walk(answer: Any, draw: Draw, lengths: tuple[int, ...], page: int,
     compare(got, expected, what=f"the result (blocks of {page}, lengths {lengths})", axes=AXES, atol=1e-4)
 
 
+def reads_any_strides(answer: Any, draw: Draw) -> None:
+    """q as a slice of the projections, K and V as two halves of one tensor, the tables as columns of a wider one."""
+    inputs = draw_inputs(draw, (6, 9, 1))
+    wide = torch.cat([inputs.q, inputs.q.flip(0)], 1)
+    both = torch.stack([inputs.k_cache, inputs.v_cache], 3)
+    tables = torch.cat([inputs.block_tables, inputs.block_tables.flip(0)], 1)
+    q, tables = wide[:, : inputs.q.shape[1]], tables[:, : inputs.block_tables.shape[1]]
+    sliced = replace(inputs, q=q, k_cache=both[:, :, :, 0], v_cache=both[:, :, :, 1], block_tables=tables)
+    what = "the result for arguments that are slices of larger tensors"
+    compare(answer.paged_attention(*sliced.arguments), token_by_token(inputs), what=what, axes=AXES, atol=1e-4)
+
+
 def leaves_its_inputs_alone(answer: Any, draw: Draw) -> None:
-    inputs = draw_inputs(draw, (5, 9))
-    with unchanged(q=inputs.q, k_cache=inputs.k_cache, v_cache=inputs.v_cache, block_tables=inputs.block_tables):
-        answer.paged_attention(*inputs.arguments)
+    inputs, others = (draw_inputs(draw, (5, 9)) for _ in range(2))
+    fill_unwritten(inputs, torch.nan, torch.inf)
+    kept = {name: getattr(inputs, name) for name in ("q", "k_cache", "v_cache", "block_tables", "seq_lens")}
+    with unchanged(**kept):
+        got = answer.paged_attention(*inputs.arguments)
+    fresh(got, **kept)
+    with lasting(out=got):
+        answer.paged_attention(*others.arguments)
 
 
 LENGTHS = ({"lengths": (1,)}, {"lengths": (4,)}, {"lengths": (9, 4, 6)})
@@ -173,7 +202,7 @@ EXERCISES = (
                 "keeps unwritten slots out",
                 keeps_the_unwritten_out,
                 "A weight of zero is not enough: 0 times NaN is NaN. Cut what was gathered to the sequence's length.",
-                ({"lengths": (1,)}, {"lengths": (7, 13, 4)}),
+                ({"lengths": (1,)}, {"lengths": (7, 13, 4)}, {"lengths": (7, 2), "left": torch.inf}),
             ),
             Property(
                 "matches a walk over the slots",
@@ -187,15 +216,26 @@ EXERCISES = (
                     {"lengths": (70, 3), "page": 1, "group": 2},
                     {"lengths": (90,), "page": 80, "group": 1},
                     {"lengths": (3,), "page": 4, "group": 40},
+                    {"lengths": (700,), "page": 64, "group": 1},
                 ),
             ),
             Property(
                 "survives any score",
                 survives_any_score,
-                "e^89 is more than float32 holds: `softmax` takes the maximum out first.",
-                ({"score": 1000}, {"score": -1000}),
+                "e^89 is more than float32 holds: `softmax` takes the maximum out first. And a key that is hidden is "
+                "left out, or scores minus infinity: no other number is low enough.",
+                ({"score": 1000}, {"score": -1000}, {"score": -100_000}),
             ),
-            Property("leaves its inputs alone", leaves_its_inputs_alone, "Other sequences read these blocks too."),
+            Property(
+                "takes slices of larger tensors",
+                reads_any_strides,
+                "`view` needs an order in memory that a slice has not: `reshape` or `flatten` copy where they must.",
+            ),
+            Property(
+                "leaves its inputs alone",
+                leaves_its_inputs_alone,
+                "Other sequences read these blocks too, and the output of the layer before is still in use.",
+            ),
         ),
     ),
 )

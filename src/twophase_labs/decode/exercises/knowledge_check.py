@@ -38,11 +38,11 @@ EXERCISES = (
         question=Matching(
             "abcde",
             {
+                "right for one KV head, wrong for several": "744beccdf779e058",
                 "right for lengths 16, 32, 48, wrong in between": "ffc4f9e73d9a7749",
+                "every split right by itself, the merged result off": "fe743bf0f1216c8e",
                 "right alone, wrong for all but the first of a batch": "4ee62f873b2f4414",
                 "NaN for the shortest sequence only, once there are splits": "c9b810bcfccb15c7",
-                "right for one KV head, wrong for several": "744beccdf779e058",
-                "every split right by itself, the merged result off": "fe743bf0f1216c8e",
             },
             hint="Ask of each: which loop, index or mask is exercised in the wrong case and not in the right one?",
         ),

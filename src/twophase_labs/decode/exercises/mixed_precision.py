@@ -74,6 +74,7 @@ COUNTS = (
     {"tokens": 4, "recent": 0},
     {"tokens": 3, "recent": 3},
     {"tokens": 2, "recent": 9},
+    {"tokens": 5, "recent": 7},
 )
 MANY = {"tokens": 700, "recent": 130}
 
@@ -100,7 +101,7 @@ EXERCISES = (
             Property(
                 "reads every token",
                 gives_the_shape,
-                "Older tokens first, recent ones behind them: as many rows as x has, also if one part is empty.",
+                "Older tokens first, recent ones after them: as many rows as x has, also if one part is empty.",
                 COUNTS,
             ),
             Property(
@@ -113,7 +114,7 @@ EXERCISES = (
                 "keeps older tokens in int8",
                 rounds_older_tokens,
                 "All tokens before the recent ones go through `quantise` and `dequantise`.",
-                tuple({**case, "dim": dim} for case, dim in zip((*COUNTS, MANY), (4, 16, 1, 8, 24), strict=True)),
+                tuple({**case, "dim": dim} for case, dim in zip((*COUNTS, MANY), (4, 16, 1, 8, 3, 24), strict=True)),
             ),
             Property(
                 "counts the bytes",
@@ -121,7 +122,7 @@ EXERCISES = (
                 "Recent: 2 bytes an element. Older: 1 byte an element, and 4 for a float32 scale per token and head.",
                 tuple(
                     {**case, "heads": heads, "dim": dim}
-                    for case, heads, dim in zip((*COUNTS, MANY), (1, 3, 2, 2, 5), (2, 16, 7, 1, 64), strict=True)
+                    for case, heads, dim in zip((*COUNTS, MANY), (1, 3, 2, 2, 4, 5), (2, 16, 7, 1, 9, 64), strict=True)
                 ),
             ),
             Property("leaves x alone", leaves_x_alone, "Assignments to a part of x write into the caller's tensor."),

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from twophase import LLM, SamplingParams
+from twophase_labs.decode.decode_cases import AXES
 from twophase_labs.decode.own_cache import OwnCache
 from twophase_labs.decode.tiny_llama import NUM_LAYERS, VOCAB, tiny_llama
 from twophase_labs.kit.models import transformers_greedy
@@ -47,6 +48,8 @@ def written(llm: LLM, prompts: list[list[int]], num_new: int) -> list[list[int]]
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
     for number, output in enumerate(outputs):
         (completion,) = output.outputs
+        if completion.finish_reason == "error" and "a tuple" in str(completion.error):
+            reject("`decode` returned a pair", "`merge_splits` gives (out, LSE), and the engine wants out alone.")
         if completion.finish_reason == "error":
             reject(f"sequence {number}, of {len(prompts[number])} tokens, ended with an error: {completion.error}")
     return [list(output.outputs[0].token_ids) for output in outputs]
@@ -57,6 +60,13 @@ def expected_of(prompts: list[list[int]], num_new: int) -> list[list[int]]:
     # The model's end token is nothing special here: as many tokens as asked for.
     whole = [transformers_greedy(model, torch.tensor(ids), num_new, eos_id=VOCAB) for ids in prompts]
     return [ids[-num_new:].tolist() for ids in whole]
+
+
+def compare_tokens(got: list[list[int]], expected: list[list[int]], name: str = "sequence") -> None:
+    for number, (tokens, right) in enumerate(zip(got, expected, strict=True)):
+        compare(len(tokens), len(right), what=f"the number of tokens of {name} {number}")
+        for at, (one, other) in enumerate(zip(tokens, right, strict=True)):
+            compare(one, other, what=f"token {at} of {name} {number}")
 
 
 def takes_your_blocks(answer: Any, draw: Draw, block_size: int, num_blocks: int) -> None:
@@ -75,6 +85,8 @@ def takes_your_blocks(answer: Any, draw: Draw, block_size: int, num_blocks: int)
     what = f"the number of blocks for {2 * block_size + 1} tokens in blocks of {block_size}"
     compare(len(table.block_ids), 3, what=what)
     compare(cache.pool.num_free, num_blocks - 3, what="the number of free blocks in the pool, with a table of 3")
+    second = opened(answer, block_size, num_blocks).scheduler.cache
+    compare(second.num_free_blocks, num_blocks, what="the number of free blocks of a second engine, opened meanwhile,")
     table.free()
 
 
@@ -101,28 +113,42 @@ def decodes_with_your_kernel(answer: Any, draw: Draw) -> None:
 
 def merges_with_your_function(answer: Any, draw: Draw) -> None:
     wanted = answer.own_engine.__globals__
-    merge, shapes = wanted["merge_splits"], []
+    merge = wanted["merge_splits"]
+    merged: list[tuple[int, Any]] = []
+    returned: list[Any] = []
 
     def noted(partial: Any, lse: Any) -> Any:
-        shapes.append(tuple(partial.shape))
-        return merge(partial, lse)
+        out, total = merge(partial, lse)
+        merged.append((partial.shape[2], out))
+        return out, total
 
     names = [name for name, value in wanted.items() if value is merge]
     wanted.update(dict.fromkeys(names, noted))
     try:
-        written(answer.own_engine(tiny_llama()[0], 8, 12, num_splits=3, skip_tokenizer_init=True), [[5, 6, 7]], 2)
+        llm = answer.own_engine(tiny_llama()[0], 8, 12, num_splits=3, skip_tokenizer_init=True)
+        backend = llm.model.backend
+        decode = backend._decode
+
+        def watched(*inputs: Any) -> Any:
+            returned.append(decode(*inputs))
+            return returned[-1]
+
+        backend._decode = watched
+        written(llm, [[5, 6, 7]], 2)
     finally:
         wanted.update(dict.fromkeys(names, merge))
-    if not shapes:
+    if not merged:
         reject("two tokens were written, and your merge_splits was never called")
-    compare(shapes[0][2], 3, what="the number of splits that were merged, with num_splits=3,")
+    compare(merged[0][0], 3, what="the number of splits that were merged, with num_splits=3,")
+    for got, (_, out) in zip(returned, merged, strict=False):
+        compare(got, out, what="what your decode returned, beside what merge_splits gave it,", axes=AXES["out"])
 
 
 def matches_transformers(answer: Any, draw: Draw, lengths: tuple[int, ...], block_size: int) -> None:
     prompts = prompts_of(draw, lengths)
     llm = opened(answer, block_size, 24)
     got = written(llm, prompts, 5)
-    compare(got, expected_of(prompts, 5), what="the tokens written", axes=("sequence", "token"))
+    compare_tokens(got, expected_of(prompts, 5))
 
 
 def gives_pages_back(answer: Any, draw: Draw) -> None:
@@ -149,7 +175,7 @@ def forks_a_prompt(answer: Any, draw: Draw) -> None:
         if errors:
             reject("a request for two completions (n=2) ended with an error", str(errors[0]))
         texts.append([list(completion.token_ids) for completion in output.outputs])
-    compare(texts[0], texts[1], what="the tokens of two completions of one prompt", axes=("completion", "token"))
+    compare_tokens(texts[0], texts[1], "completion")
     if not getattr(llm.scheduler.cache, "num_copies", 0):
         reject("two completions shared a block that was not full, and none was copied before it was written")
     compare(llm.scheduler.cache.num_free_blocks, 24, what="the number of free blocks when both are done")
@@ -160,7 +186,7 @@ def survives_a_full_pool(answer: Any, draw: Draw) -> None:
     prompts = prompts_of(draw, (7, 7))
     llm = opened(answer, 4, 6)
     got = written(llm, prompts, 8)
-    compare(got, expected_of(prompts, 8), what="the tokens written", axes=("sequence", "token"))
+    compare_tokens(got, expected_of(prompts, 8))
 
 
 EXERCISES = (
@@ -180,7 +206,7 @@ EXERCISES = (
         hints=(
             "The check says which of your parts the engine does not use yet, or which token differs.",
             "All sequences share one pool; each has a table of its own over it. The block size is the engine's.",
-            "`launch_paged_decode_split(kernel, q, *pages, scale, num_splits)` gives `partial` and `lse`; your "
+            "`launch_paged_decode_split(kernel, *inputs, num_splits)` gives `partial` and `lse`; your "
             "`merge_splits` makes one output of them. OwnCache takes `fork` and `prepare_write` as they are.",
         ),
         checks=(
@@ -205,8 +231,8 @@ EXERCISES = (
             Property(
                 "writes what transformers writes",
                 matches_transformers,
-                "If the first token is right and the second is not, it is the decode: are q, K, V, tables, lengths "
-                "and the scale passed on as they came?",
+                "A wrong first token is not the decode's: was OwnAttention given the engine's block size? If only "
+                "later ones are wrong: are q, K, V, tables, lengths and the scale passed on as they came?",
                 (
                     {"lengths": (5,), "block_size": 16},
                     {"lengths": (1, 8, 13), "block_size": 8},

@@ -7,19 +7,20 @@ import torch
 from torch import Tensor
 
 from twophase_labs.decode.decode_cases import AXES, DecodeCase, map_case, naive_decode, random_case, slot_order
+from twophase_labs.decode.lasting import lasting
 from twophase_labs.decode.launch import launch_paged_decode_split
 from twophase_labs.kit.guarded import run_guarded
 from twophase_labs.kit.weights_map import compare_weights
-from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
+from twophase_labs.machine.checks import Draw, compare, finite, fresh, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 
 TILE = 16
 ROW_AXES = ("sequence", "head", "split")
 
 
-def run_split_kernel(kernel: Any, case: DecodeCase, num_splits: int) -> tuple[Tensor, Tensor]:
+def run_split_kernel(kernel: Any, case: DecodeCase, num_splits: int, tile: int = TILE) -> tuple[Tensor, Tensor]:
     def launch(**tensors: Tensor) -> object:
-        return launch_paged_decode_split(kernel, **tensors, scale=case.scale, num_splits=num_splits, block_n=TILE)
+        return launch_paged_decode_split(kernel, **tensors, scale=case.scale, num_splits=num_splits, block_n=tile)
 
     sequences, heads, dim = case.q.shape
     outputs = {
@@ -30,15 +31,15 @@ def run_split_kernel(kernel: Any, case: DecodeCase, num_splits: int) -> tuple[Te
     return got["partial"], got["lse"]
 
 
-def shares(length: int, num_splits: int) -> list[range]:
+def shares(length: int, num_splits: int, tile: int = TILE) -> list[range]:
     """The positions of each split, dealt out tile by tile."""
-    tiles = [range(start, min(start + TILE, length)) for start in range(0, length, TILE)]
+    tiles = [range(start, min(start + tile, length)) for start in range(0, length, tile)]
     per_split = math.ceil(len(tiles) / num_splits)
     dealt = [tiles[i * per_split : (i + 1) * per_split] for i in range(num_splits)]
     return [range(mine[0].start, mine[-1].stop) if mine else range(0) for mine in dealt]
 
 
-def compare_shares(case: DecodeCase, partial: Tensor, num_splits: int) -> None:
+def compare_shares(case: DecodeCase, partial: Tensor, num_splits: int, tile: int = TILE) -> None:
     """Reject partial outputs of `map_case` (its queries 0) unless each split read its share, with a map."""
     heads = case.q.shape[1]
     group = heads // case.k_cache.shape[1]
@@ -47,7 +48,7 @@ def compare_shares(case: DecodeCase, partial: Tensor, num_splits: int) -> None:
         expected = torch.zeros(heads, num_splits, len(order))
         for head in range(heads):
             first = head // group * len(order) * group // heads  # the columns of its KV head
-            for split, positions in enumerate(shares(length, num_splits)):
+            for split, positions in enumerate(shares(length, num_splits, tile)):
                 for position in positions:
                     expected[head, split, first + position] = 1 / len(positions)
         several = heads > 1
@@ -63,10 +64,10 @@ def compare_shares(case: DecodeCase, partial: Tensor, num_splits: int) -> None:
         )
 
 
-def shares_out_the_keys(answer: Any, draw: Draw, lengths: list[int], splits: int) -> None:
+def shares_out_the_keys(answer: Any, draw: Draw, lengths: list[int], splits: int, tile: int = TILE) -> None:
     num_pages = sum(-(-n // 8) for n in lengths) + 1
     case = map_case(draw, lengths, heads=1, kv_heads=1, page=8, num_pages=num_pages)
-    compare_shares(case, run_split_kernel(answer.paged_decode_split_kernel, case, splits)[0], splits)
+    compare_shares(case, run_split_kernel(answer.paged_decode_split_kernel, case, splits, tile)[0], splits, tile)
 
 
 def stores_each_row_in_its_place(answer: Any, draw: Draw) -> None:
@@ -105,6 +106,20 @@ def adds_up_to_the_whole(answer: Any, draw: Draw, lengths: list[int], heads: int
     compare(logsumexp2(partial_lse).float(), lse, what=what, axes=("sequence", "head"), atol=1e-4)
     merged = merge(partial, partial_lse)
     compare(merged, out, what="the output of all splits together", axes=AXES["out"], atol=1e-4)
+
+
+def keeps_the_level(answer: Any, draw: Draw, score: int) -> None:
+    """All scores alike, far from 0: the LSE is that far from 0, and the outputs are plain means."""
+    case = random_case(draw, [21, 40], heads=3, kv_heads=1, dim=16, page=8)
+    case.q.fill_(score / 16 / case.scale)
+    case.k_cache.fill_(1.0)
+    out, lse = naive_decode(case)
+    partial, partial_lse = run_split_kernel(answer.paged_decode_split_kernel, case, 2)
+    finite(partial_lse[1], f"an LSE, with all scores at {score:,},", ("head", "split"))
+    what = f"the LSE of all splits together, with all scores at {score:,},"
+    compare(logsumexp2(partial_lse).float(), lse, what=what, axes=("sequence", "head"), atol=0.1)
+    what = f"the output of all splits together, with all scores at {score:,},"
+    compare(merge(partial, partial_lse), out, what=what, axes=AXES["out"], rtol=1e-2, atol=1e-2)
 
 
 def keeps_unused_slots_out(answer: Any, draw: Draw) -> None:
@@ -183,10 +198,10 @@ def weighs_splits_of_every_head(answer: Any, draw: Draw, heads: int, splits: int
     compare_split_weights(answer, lse, unit_rows(heads, splits), expected)
 
 
-def skips_empty_splits(answer: Any, draw: Draw, empty: list[int]) -> None:
-    """A program without keys may leave its row of partial results unwritten: it is NaN here."""
+def skips_empty_splits(answer: Any, draw: Draw, empty: list[int], left: float = math.nan) -> None:
+    """A program without keys may leave its row of partial results unwritten: anything may be `left` there."""
     lse, partial = 2 * draw.normal(1, 2, 5), unit_rows(2, 5)
-    lse[:, :, empty], partial[:, :, empty] = -math.inf, math.nan
+    lse[:, :, empty], partial[:, :, empty] = -math.inf, left
     expected = (lse[0].double() * math.log(2)).softmax(-1).float()
     compare_split_weights(answer, lse, partial, expected)
 
@@ -194,8 +209,8 @@ def skips_empty_splits(answer: Any, draw: Draw, empty: list[int]) -> None:
 def gives_nothing_for_nothing(answer: Any, draw: Draw, splits: int) -> None:
     """Of three heads the middle one has no key at all."""
     partial, lse = draw.normal(1, 3, splits, 6), draw.normal(1, 3, splits)
-    partial[:, 1], lse[:, 1] = math.nan, -math.inf
-    expected = merge(partial.nan_to_num(), lse).nan_to_num()
+    partial[:, 1], lse[:, 1] = draw.choice((math.nan, math.inf)), -math.inf
+    expected = merge(partial.nan_to_num(0, 0), lse).nan_to_num()
     out, total = run_merge(answer, partial, lse)
     compare(out[:, 1], torch.zeros(1, 6), what="the output of a row without any key", axes=("sequence", "element"))
     compare(out, expected, what="the output", axes=AXES["out"], atol=1e-4)
@@ -221,7 +236,8 @@ def survives_any_level(answer: Any, draw: Draw, level: float) -> None:
     partial, lse = draw.normal(1, 2, 4, 3), torch.full((1, 2, 4), level)
     out, total = run_merge(answer, partial, lse)
     what = f"the output of four splits with an LSE of {level:,} each"
-    compare(out, partial.mean(2), what=what, axes=AXES["out"], atol=1e-4)
+    # An LSE of 100,000 is rounded to 0.004 when splits are merged one after another: an error of its weight of 0.3 %.
+    compare(out, partial.mean(2), what=what, axes=AXES["out"], rtol=1e-2, atol=1e-2)
     compare(total, torch.full((1, 2), level + 2), what="the LSE of these four", axes=("sequence", "head"), atol=0.1)
 
 
@@ -230,6 +246,16 @@ def leaves_partials_alone(answer: Any, draw: Draw) -> None:
     lse[0, 1, 2], partial[0, 1, 2] = -math.inf, 7.0
     with unchanged(partial=partial, lse=lse):
         answer.merge_splits(partial, lse)
+
+
+def gives_results_of_its_own(answer: Any, draw: Draw, splits: int) -> None:
+    """An engine writes the next layer's partial results over these, and the merged output must not follow."""
+    partial, lse = draw.normal(2, 3, splits, 5), draw.normal(2, 3, splits)
+    out, total = answer.merge_splits(partial, lse)
+    for result in (out, total):
+        fresh(result, partial=partial, lse=lse)
+    with lasting(out=out, lse=total):
+        answer.merge_splits(draw.normal(2, 3, splits, 5), draw.normal(2, 3, splits))
 
 
 EXERCISES = (
@@ -248,23 +274,24 @@ EXERCISES = (
         hints=(
             "Take 37 keys, tiles of 16 and 4 splits on paper: how many tiles are there, how many does a split get, and "
             "where does each split begin and end?",
-            "Splits 0, 1 and 2 have positions 0-15, 16-31 and 32-36. The fourth would begin behind the end: its loop "
+            "Splits 0, 1 and 2 have positions 0-15, 16-31 and 32-36. The fourth would begin past the end: its loop "
             "does not turn once, and `row_sum` is 0.",
-            "The row of (sequence, head, split) in [B, H, splits]: count through it as memory does, the last axis "
-            "fastest.",
+            "Without keys `row_sum` and `acc` are 0: `tl.where(row_sum == 0, ..., ...)` gives any number above 0 to "
+            "divide by. The LSE is `row_max + tl.log2(...)`: the maximum was taken out of the sum, and comes back.",
         ),
         checks=(
             Property(
                 "shares out the keys",
                 shares_out_the_keys,
                 "Tiles are counted first, the last one rounded up to a whole; then they are divided by the splits, "
-                "rounded up again. Every key is read by one split, and none behind the end.",
+                "rounded up again. Every key is read by one split, and none past the end.",
                 (
                     {"lengths": [16], "splits": 1},
                     {"lengths": [48], "splits": 3},
                     {"lengths": [70], "splits": 2},
                     {"lengths": [40, 56], "splits": 2},
                     {"lengths": [150], "splits": 5},
+                    {"lengths": [70], "splits": 2, "tile": 32},
                 ),
             ),
             Property(
@@ -295,9 +322,16 @@ EXERCISES = (
                 ),
             ),
             Property(
+                "keeps the level of the scores",
+                keeps_the_level,
+                "2 to the power of several hundred is no float: the maximum stays outside of the logarithm, and is "
+                "added to it.",
+                ({"score": 300}, {"score": -300}),
+            ),
+            Property(
                 "keeps unused slots out",
                 keeps_unused_slots_out,
-                "`hi` is all that `attend_tiles` knows of the end: it must never be behind the last token.",
+                "`hi` is all that `attend_tiles` knows of the end: it must never be past the last token.",
             ),
         ),
         time_limit_s=60,
@@ -343,8 +377,8 @@ EXERCISES = (
                 "skips empty splits",
                 skips_empty_splits,
                 "A split without keys has an LSE of -inf and weighs 0; but 0 times what happens to be in its row may "
-                "be NaN. Replace that row (`torch.where`) before you weigh it.",
-                ({"empty": [4]}, {"empty": [0, 3]}),
+                "be NaN, and 0 times infinity is. Replace that row (`torch.where`) before you weigh it.",
+                ({"empty": [4]}, {"empty": [0, 3]}, {"empty": [1, 2], "left": math.inf}),
             ),
             Property(
                 "gives nothing for nothing",
@@ -375,6 +409,13 @@ EXERCISES = (
                 "leaves its inputs alone",
                 leaves_partials_alone,
                 "Operations ending in _, and assignments to a part of a tensor, write into the caller's.",
+            ),
+            Property(
+                "gives results of its own",
+                gives_results_of_its_own,
+                "A slice of an argument is the caller's memory, also where one split leaves nothing to merge: "
+                "`.clone()` it. And make new tensors in each call.",
+                ({"splits": 1}, {"splits": 3}),
             ),
         ),
         time_limit_s=20,
