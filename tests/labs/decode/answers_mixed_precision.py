@@ -71,7 +71,6 @@ BANKS = {
         right=(
             Right("a token at a time", TOKEN_BY_TOKEN),
             Right("both ways, then chosen", BOTH_WAYS),
-            Right("a start far below zero is the start", {1: "len(x) - num_recent"}),
             Right("by a count", {4: "x[:first].numel() + 4 * first * x.shape[1] + 2 * x[first:].numel()"}),
         ),
     ),

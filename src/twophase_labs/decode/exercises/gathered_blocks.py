@@ -124,8 +124,8 @@ def survives_any_score(answer: Any, draw: Draw, score: int) -> None:
     compare(answer.paged_attention(*inputs.arguments), token_by_token(inputs), what=what, axes=AXES, atol=1e-4)
 
 
-def matches_a_walk(answer: Any, draw: Draw, lengths: tuple[int, ...], page: int, group: int) -> None:
-    inputs = draw_inputs(draw, lengths, page=page, group=group)
+def matches_a_walk(answer: Any, draw: Draw, lengths: tuple[int, ...], page: int, group: int, kv_heads: int = 2) -> None:
+    inputs = draw_inputs(draw, lengths, page=page, group=group, num_kv_heads=kv_heads)
     inputs = replace(inputs, scale=float(draw.uniform(1, low=0.1, high=0.4)))
     expected = token_by_token(inputs)
     got = answer.paged_attention(*inputs.arguments)
@@ -217,6 +217,7 @@ EXERCISES = (
                     {"lengths": (90,), "page": 80, "group": 1},
                     {"lengths": (3,), "page": 4, "group": 40},
                     {"lengths": (700,), "page": 64, "group": 1},
+                    {"lengths": (3,), "page": 2, "group": 2, "kv_heads": 70},
                 ),
             ),
             Property(
