@@ -1390,7 +1390,7 @@ needle_pictures.draw_row_maxima(reading.values[26], "V of layer 26: how large th
 # %% [markdown]
 # **Read the picture.** With one scale for all, a quantisation step would be 1/127 of the dashed line. Most rows are
 # less than half as large as that and would be stored twice as coarsely as they need be. The first token's row is so
-# small that it would use only a handful of the 255 values. There is a second reason against a common scale: tokens
+# small that it would use only a handful of int8's values. There is a second reason against a common scale: tokens
 # *arrive*. If the next one were larger than all before, everything would have to be stored again. A scale **per token
 # and head** is found when the token is written, and never changes.
 
