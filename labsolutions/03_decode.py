@@ -1785,8 +1785,8 @@ step_pictures.draw_step_time(by_context, a, b, least_a, least_b)
 #
 # - **a** is the weights, and the fixed price of a step: Python, about 2,000 small calls, sampling.
 # - **b** is K and V. It is above the bound, and gathering explains a factor of three of that: this backend (plain
-#   PyTorch) copies the blocks before it attends to them. The rest is masks, a softmax and products in small pieces, which
-#   read more slowly than a copy does. A kernel like yours reads each block once, where it is.
+#   PyTorch) copies the blocks before it attends to them. The rest is masks, a softmax and products in small pieces,
+#   which read more slowly than a copy does. A kernel like yours reads each block once, where it is.
 
 # %% [markdown]
 # **The fixed price, and what a CUDA graph does about it.** Section 2 measured a step of 30 layers with hardly a
