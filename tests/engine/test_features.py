@@ -194,7 +194,7 @@ def test_the_table_by_hand(folder):
     ("name", "old", "new"),
     [
         ("own windows do not count", "return model_has_window and", "return False and"),
-        ("foreign caches free", "and _has_own_cache(config)", ""),
+        ("foreign caches free", "and has_own_cache(config)", ""),
         ("ready-made ones free", "not _is_ready_made(config) and", ""),
         ("sinks alone", "or config.num_attention_sinks", ""),
         ("only options count", "name in also or", ""),
