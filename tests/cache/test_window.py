@@ -167,7 +167,7 @@ def test_what_is_to_come_is_bounded_whatever_the_length(new_cache):
     assert cache.num_blocks_to_come(table, 900) == 1
     fork = cache.fork(table)
     assert cache.num_blocks_to_come(table, 900) == 4, "blocks that others hold too do not come back"
-    assert cache.num_tokens_within(table, 900, 0) == 4 * (3 + 4 - 1), "one is for the copy of the shared last block"
+    assert cache.num_tokens_within(table, 4) == 4 * (3 + 4 - 1), "one is for the copy of the shared last block"
     cache.close(fork)
     cache.grow(table, 40)
     assert cache.num_blocks_to_come(table, 900) == 0, "more than needed for small chunks"

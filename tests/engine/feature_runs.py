@@ -66,6 +66,11 @@ def examples_of(name: str, folder) -> tuple[dict, ...]:
     return tuple(dict(example) for example in FEATURES[name].examples)
 
 
+def folder_for(names, folder):
+    """The model to run a set of features with: of layers of different kinds if that is one of them."""
+    return folder / "mixed" if "mixed" in names else folder
+
+
 def options_of(rng: Random, names, folder) -> dict:
     options: dict = {"max_num_batched_tokens": LONGEST if "whole_prompts" in names else rng.choice([8, 24])}
     for name in names:
@@ -117,7 +122,7 @@ def check_prompt_logprobs(output, expected) -> None:
 def check_features(names, seed: int, folder) -> None:
     """A random history with these features on: every request gets what it gets alone, twice, and no block is lost."""
     rng = Random(seed)
-    is_slow = "triton" in names
+    folder, is_slow = folder_for(names, folder), "triton" in names
     options, requests = options_of(rng, names, folder), draw_requests(rng, names, 3 if is_slow else 6)
     shaping = {name: options[name] for name in SHAPING if name in options}
     alone = LLM(folder, **COMMON, **shaping, enable_prefix_caching=False)

@@ -1,7 +1,7 @@
 """The K/V tensors: pages of `block_size` slots, one pair per layer, plain or quantised."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -40,7 +40,7 @@ class LayerKV:
     v: Shaped[Tensor, "N H_kv page D"]
     k_scale: Float[Tensor, "N H_kv page"] | None = None
     v_scale: Float[Tensor, "N H_kv page"] | None = None
-    group: int = 0
+    group: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,19 +281,26 @@ class CacheManager:
         num_own = (sum(ref_counts[block_id] == 1 for block_id in held if block_id != FREED) for held in local)
         return [min(num_needed, max(0, most - own)) for own in num_own]
 
-    def num_tokens_within(self, table: BlockTable, num_tokens: int, num_spare: int) -> int:
-        """Tokens that a table can have room for at once, on its way to `num_tokens`: in the blocks that are to come
-        (`num_blocks_to_come`), with a window before any comes back, and `num_spare` free ones more.
+    def num_blocks_at_once(self, table: BlockTable, num_tokens: int, num_spare: int) -> int:
+        """Of the blocks to come on the way to `num_tokens`, those that a table can take before any comes back; and with
+        them as many more as `num_spare` free ones allow, which are not to come.
+
+        Worked example: a group that sees all keys has 10 blocks to come, and one that sees a window 3, while a place
+        takes one of each. With 2 spare ones that is 5 places, so 10 blocks: 8 of them were to come.
 
         Raises:
             CacheStateError: As `num_blocks_needed`.
         """
-        num_each = self.num_blocks_needed(table, num_tokens) // self.num_groups
-        if self.window is not None:
-            to_come = self._num_local_to_come(table, num_each)
-            num_each = min(to_come) + num_spare // len(to_come)  # where all keys are seen, all blocks are to come
-        num_held = len(table.block_ids) // self.num_groups
-        return (num_held + num_each - self._must_copy_tail(table)) * self.block_size
+        num_needed = self.num_blocks_needed(table, num_tokens)
+        if self.window is None:
+            return num_needed
+        to_come = self._num_local_to_come(table, num_needed // self.num_groups)
+        return (min(to_come) + num_spare // len(to_come)) * self.num_groups
+
+    def num_tokens_within(self, table: BlockTable, num_blocks: int) -> int:
+        """Tokens that the table has room for once it took so many free blocks, as many of each group."""
+        num_each = (len(table.block_ids) + num_blocks) // self.num_groups
+        return (num_each - self._must_copy_tail(table)) * self.block_size
 
     def num_blocks_to_restore(self, num_tokens: int) -> int:
         """Free blocks that `restore` takes."""

@@ -313,7 +313,7 @@ def disaggregated(
             "twophase.parallel.launch.run_local."
         )
     config = configured(config, options | dict(prefill_options or {}) if rank else options)
-    is_mixed = load_config(resolve_model(model)).is_mixed
+    is_mixed = load_config(resolve_model(str(model))).is_mixed
     check_pairs(config, also=("disaggregated", *(("mixed",) if is_mixed else ())))
     if config.cache_factory is None:
         # A model's own window is a matter of attention alone here: this cache frees nothing before a sequence ends.

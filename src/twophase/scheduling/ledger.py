@@ -238,7 +238,8 @@ class BlockLedger:
             if sequence.is_decoding:  # then its own blocks were not promised
                 num_spare -= self._num_to_come(sequence)
             whole = max(len(sequence.token_ids), table.num_tokens)
-            end = min(start + num_tokens, self.cache.num_tokens_within(table, whole, max(0, num_spare)))
+            num_blocks = self.cache.num_blocks_at_once(table, whole, max(0, num_spare))
+            end = min(start + num_tokens, self.cache.num_tokens_within(table, num_blocks))
             self.grow(sequence, max(end, table.num_tokens))
         self._forget_promises()
         return end - start
