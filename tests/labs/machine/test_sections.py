@@ -12,7 +12,7 @@ from twophase_labs.machine.sections import sections
 
 ADDED = {
     "# <!-- card 1.1 -->\n": "# ## 1. Means of `x` (running)\n# <!-- minutes: 14 -->\n#\n# <!-- card 1.1 -->\n",
-    "# <!-- card 1.4 -->\n": "# Still 1.\n#\n# ## 2. Cost\n#\n# <!-- minutes: 6 -->\n#\n# <!-- card 1.4 -->\n",
+    "# <!-- card 1.4 -->\n": "# Still 1.\n#\n# ## 2. Cost\n#\n# <!-- minutes: 6 + 9 -->\n#\n# <!-- card 1.4 -->\n",
 }
 
 
@@ -38,7 +38,8 @@ def test_what_is_in_which_section(second):
     assert (cost.minutes, cost.exercises) == (6, ("1.4", "1.5", "1.6", "1.7", "1.8"))
     assert "Still 1." in means.prose, "what precedes a heading in its cell belongs to the section before"
     assert "Still 1." not in cost.prose
-    assert second.minutes == 20
+    assert (means.extra_minutes, cost.extra_minutes) == (0, 9)
+    assert (second.minutes, second.extra_minutes) == (20, 9), "what is optional is counted apart"
 
 
 def test_a_heading_in_a_fence_is_no_heading():
@@ -54,12 +55,13 @@ def test_the_map(second):
 | section | minutes | exercises | extra |
 | --- | ---: | --- | --- |
 | [1. Means of `x` (running)](#1.-Means-of-x-%28running%29) | 14 | 1.1, 1.3 | 1.2 |
-| [2. Cost](#2.-Cost) | 6 | 1.4, 1.5, 1.6, 1.7, 1.8 |  |
-| **total** | **20** | **7 exercises, {points} points** | **1, {extra} extra points** |"""
+| [2. Cost](#2.-Cost) | 6 + 9 | 1.4, 1.5, 1.6, 1.7, 1.8 |  |
+| **total** | **20 + 9** | **7 exercises, {points} points** | **1, {extra} extra points** |"""
     assert section_map(second) == expected
     text = "\n".join(cell.source for cell in learner_notebook(second).cells)
     assert expected in text
     assert "## 1. Means of `x` (running)\n*14 minutes*\n" in text
+    assert "*6 minutes*, and 9 for *Going further*\n" in text
     assert "<!--" not in text
 
 
