@@ -66,7 +66,7 @@ class Region:
         names = self.axes if len(self.axes) == len(self.shape) else tuple(f"axis {i}" for i in range(len(self.shape)))
         inner = [] if len(self.shape) == 1 else [int(i) for i in np.unravel_index(rest, self.shape[1:])]
         place = ", ".join(f"{name} {i}" for name, i in zip(names, [outer, *inner], strict=True))
-        return f"{place}; {names[0]} goes from 0 to {self.shape[0] - 1}"
+        return f"{place}; the last {names[0]} is {self.shape[0] - 1}"
 
 
 def run_guarded(

@@ -59,6 +59,8 @@ def _with_cards(markdown: str, lab: Lab) -> str:
             line = glossary.as_markdown()
         elif minutes:
             further = f", and {minutes['extra']} for *Going further*" if minutes["extra"] else ""
+            if minutes["opening"]:
+                continue
             line = f"*{minutes['core']} minute{'s' * (minutes['core'] != '1')}*{further}"
         lines.append(line)
     return "\n".join(lines)
@@ -96,7 +98,10 @@ def section_map(lab: Lab) -> str:
     """The sections of a lab as a markdown table: how long each takes and which exercises are in it."""
     has_exercises, has_extra = bool(lab.exercises), bool(lab.extra)
     rows = [["section", "minutes", "exercises", "extra"], ["---", "---:", "---", "---"]]
-    for section in lab.sections[1:]:
+    opening, *sections = lab.sections
+    if opening.minutes:
+        rows.append(["the first cell", _minutes(opening), "", ""])
+    for section in sections:
         found = [lab.exercise(i) for i in section.exercises]
         core, extra = ([e.id for e in found if e.is_extra == is_extra] for is_extra in (False, True))
         rows.append([section.link, _minutes(section), ", ".join(core), ", ".join(extra)])

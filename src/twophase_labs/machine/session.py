@@ -207,9 +207,8 @@ def hint(exercise: str) -> Card:
     lines = [(f"hint {number}", words) for number, (words, _) in enumerate(hints, start=1)]
     code = "\n\n".join(code for _, code in hints if code)
     rest = len(found.hints) - shown
-    lines.append(
-        ("then", f"{rest} more to come" if rest else f'`reveal("{exercise}")` shows the solution, and is recorded')
-    )
+    then = f"{rest} more to come" if rest else f'`reveal("{exercise}")` shows the solution; the report will say so'
+    lines.insert(len(lines) - bool(code), ("then", then))  # code stands last on the card, below the hint it belongs to
     return note_card(f"{exercise} {found.title}: hint {shown} of {len(found.hints)}", lines, code)
 
 
