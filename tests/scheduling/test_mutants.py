@@ -112,8 +112,8 @@ def bad_arrival():
 MUTANTS = [
     scheduler_mutant(
         "drafts take promised blocks",
-        "num_spare = self.num_spare_blocks",
-        "num_spare = self.cache.num_free_blocks",
+        "num_spare = self.num_spare_blocks\n",
+        "num_spare = self.cache.num_free_blocks\n",
         crowded_window,
         module="ledger",
     ),
@@ -225,8 +225,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "the last partial block is not saved",
-        "block_ids[: -(-num_computed // self.cache.block_size)]",
-        "block_ids[: num_computed // self.cache.block_size]",
+        "num_written = -(-num_computed // self.cache.block_size)",
+        "num_written = num_computed // self.cache.block_size",
         SWAPPING.test_a_victim_comes_back_with_what_it_had,
         module="ledger",
     ),
@@ -512,7 +512,7 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "no room to grow kept",
-        "num_kept += self._num_growing + (0 if is_owner else self._num_growing_of(sequence))",
+        "num_kept += num_growing * self.cache.num_groups",
         "pass",
         test_timelines.test_an_old_sequence_is_let_in_only_if_running_ones_keep_room_to_grow,
         module="ledger",
