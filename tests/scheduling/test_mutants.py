@@ -56,6 +56,15 @@ def worst_case():
         )
 
 
+def groups_of_layers():
+    for case in ((30, 11, 1, 16), (30, 11, 2, 25)):
+        test_admission.test_the_worst_case_of_groups_of_layers(*case)
+    test_admission.test_a_prompt_that_is_written_at_once_needs_its_blocks_in_all_groups()
+    test_admission.test_a_newcomer_leaves_a_block_of_each_group_to_those_who_grow()
+    test_admission.test_a_prefill_leaves_the_others_what_they_were_promised()
+    test_pressure.test_groups_of_layers_with_windows_and_without(24)
+
+
 def dropped_steps():
     for stage in ("planned", "written"):
         test_failures.test_dropped_steps_change_no_output(stage, 2)
@@ -509,6 +518,41 @@ MUTANTS = [
         "for completion, token in zip(completions, tokens, strict=True):",
         "for completion, token in zip(completions, tokens[:1] * len(completions), strict=True):",
         test_timelines.test_completions_fork_when_the_prompt_is_done,
+    ),
+    scheduler_mutant(
+        "room to grow in one group",
+        "num_kept += num_growing * self.cache.num_groups",
+        "num_kept += num_growing",
+        groups_of_layers,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "one group is saved",
+        "self.cache.block_size) * self.cache.num_groups\n            self._swap_out",
+        "self.cache.block_size)\n            self._swap_out",
+        groups_of_layers,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "a prefill takes what others were promised",
+        "num_blocks_at_once(table, whole, max(0, num_spare))",
+        "num_blocks_at_once(table, whole, self.cache.num_free_blocks)",
+        groups_of_layers,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "all groups see a window",
+        "None if is_full else window,",
+        "window,",
+        groups_of_layers,
+        module="admission",
+    ),
+    scheduler_mutant(
+        "blocks of one group are counted",
+        "num_needed += num_in_group",
+        "num_needed = num_in_group",
+        groups_of_layers,
+        module="admission",
     ),
     scheduler_mutant(
         "no room to grow kept",
