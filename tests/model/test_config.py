@@ -266,7 +266,7 @@ def check_layer_types(tmp_path):
         mixed = module.load_config(write(tmp_path, **QWEN, max_window_layers=1))
         assert (mixed.sliding_window, mixed.layer_types) == (8, (FULL, SLIDING))
         assert module.load_config(write(tmp_path, **QWEN, layer_types=[SLIDING, FULL])).sees_all == (False, True)
-        for wrong in (["chunked_attention"] * 2, ["sliding_attention"], "sliding_attention"):
+        for wrong in (["chunked_attention"] * 2, ["sliding_attention"], "sliding_attention", 5):
             with pytest.raises(ModelFolderError, match="layer_types must be 2 times one of"):
                 module.load_config(write(tmp_path, **QWEN, layer_types=wrong))
 
