@@ -801,10 +801,10 @@ for T in (10, 30, 100, 300, 1_000):
 pictures.draw_growth(curves, fit_from=100)
 
 # %% [markdown]
-# With a cache the time grows a little faster than T, since every query still looks at all keys. Without one it heads
-# for T², which it approaches only for long texts: every pass has a fixed cost (Python, many small operations to start)
-# that dominates short ones. Costs that show only at scale are common in this field, which is why this workbook counts
-# first and measures second.
+# With a cache the time grows about in proportion to T: a query looks at all keys, but for such short texts and so small
+# a model that is little of its work. Without one it heads for T², which it approaches only for long texts: every pass
+# has a fixed cost (Python, many small operations to start) that dominates short ones. Costs that show only at scale are
+# common in this field, which is why this workbook counts first and measures second.
 
 # %% [markdown]
 # ## 7. Bytes per token

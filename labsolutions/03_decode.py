@@ -1595,8 +1595,8 @@ def store_mixed(x, num_recent):
 check("3.14")
 
 # %% [markdown]
-# Is it worth it? Five needles, at depths of 10 to 90 %, in a text of 354 tokens: four of them are older than the last
-# 64 tokens, the fifth is among them. With the older part in 3 bits:
+# Is it worth it? Five needles, at depths of 10 to 90 %, in the text of the middle column above: four of them are older
+# than the last 64 tokens, the fifth is among them. With the older part in 3 bits:
 
 # %%
 store_mixed = use("3.14")

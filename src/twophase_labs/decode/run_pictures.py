@@ -56,7 +56,7 @@ def draw_timeline(trace: Sequence[StepTrace], names: Mapping[str, str]) -> Figur
     if most_at_once > 1:
         handles.append(Patch(**_decode_style(2), label="decode, two completions"))
     top.legend(handles=handles, frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1.0), fontsize=9)
-    top.set_title("The run, step by step", loc="left")
+    top.set_title("The run, step by step", loc="left", pad=24)
 
     levels = [step.blocks_in_use for step in trace]
     bottom.stairs(levels, range(len(trace) + 1), color=LINE, alpha=0.25, fill=True)
