@@ -76,7 +76,7 @@ def draw_speeds(tokens_per_s: Mapping[str, Mapping[str, float]]) -> Figure:
     axes.axhline(1, color=LINE, linewidth=0.8, linestyle="--")
     axes.set(xticks=range(len(tokens_per_s)), ylabel="speed, without drafts = 1", ylim=(0, None))
     axes.set_xticklabels(list(tokens_per_s))
-    axes.set_title("Where guessing wins, and where it loses", loc="left")
+    axes.set_title("Where drafting wins, and where it loses", loc="left")
     axes.legend(frameon=False, fontsize=9)
     axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()

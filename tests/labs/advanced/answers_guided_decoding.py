@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 5.10 and 5.11."""
+"""Answers that prove the checks of exercises 5.8 and 5.11."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -140,7 +140,7 @@ def generate_guided(next_logits, machine, texts, end_id, max_tokens, choose):
 """
 
 BANKS = {
-    "5.10": Bank(
+    "5.8": Bank(
         wrong=(
             Wrong("never moves", {1: "machine.edges[state].get(char) and state"}, rejected_by=READS),
             Wrong("always from the start", {1: "machine.edges[machine.start].get(char)"}, rejected_by=READS),
@@ -177,23 +177,5 @@ BANKS = {
             Wrong("reads nothing well", {2: "advance(machine, state, text) is not None"}, rejected_by=EMPTY),
         ),
         right=(Right("recursively", RECURSIVE), Right("from the machine's side", WALKS_A_TRIE)),
-    ),
-    "5.11": Bank(
-        wrong=(
-            Wrong("no mask", {1: "next_logits(ids)"}, rejected_by=HIDES),
-            Wrong("zero is no wall", {1: "next_logits(ids) * mask"}, rejected_by=HIDES),
-            Wrong("the mask upside down", {1: "next_logits(ids).masked_fill(mask, -math.inf)"}, rejected_by=HIDES),
-            Wrong("a penalty", {1: "next_logits(ids) - 100 * (~mask).float()"}, rejected_by=HIDES),
-            Wrong("chooses first", CHOOSES_FIRST, rejected_by=HIDES),
-            Wrong("forgets the model", {1: "torch.zeros(len(texts)).masked_fill(~mask, -math.inf)"}, rejected_by=KEEPS),
-            Wrong("sharpens", {1: "(next_logits(ids) * 2).masked_fill(~mask, -math.inf)"}, rejected_by=KEEPS),
-            Wrong("from the start again", {2: "advance(machine, machine.start, texts[token_id])"}, rejected_by=PLACE),
-            Wrong("the last character alone", {2: "advance(machine, state, texts[token_id][0])"}, rejected_by=PLACE),
-            Wrong("the last token alone", {1: "next_logits(ids[-1:]).masked_fill(~mask, -math.inf)"}, rejected_by=ASKS),
-            Wrong("the end is part of it", KEEPS_THE_END, rejected_by=FORM),
-            Wrong("never says length", STOPS_EARLY, rejected_by=CUT),
-            Wrong("cut is stopped", {3: '"stop"'}, rejected_by=CUT),
-        ),
-        right=(Right("the state from the text", FROM_THE_TEXT), Right("a bias", ADDS_A_BIAS)),
     ),
 }

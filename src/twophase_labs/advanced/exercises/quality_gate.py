@@ -1,4 +1,4 @@
-"""5.16 and 5.17: a quality gate for K and V in fewer bits."""
+"""and 5.17: a quality gate for K and V in fewer bits."""
 
 import math
 from typing import Any
@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from twophase_labs.advanced import gate_caches
 from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Number
 
 
 def probabilities(logits: torch.Tensor) -> np.ndarray:
@@ -123,7 +121,8 @@ def survives_impossible(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="5.16",
+        id="5.12",
+        was="5.16",
         title="Perplexity and divergence",
         kind="code",
         names=("surprises", "perplexity", "divergences"),
@@ -191,22 +190,5 @@ EXERCISES = (
             ),
         ),
         time_limit_s=10,
-    ),
-    Exercise(
-        id="5.17",
-        title="Eight bits, shared out differently",
-        kind="prediction",
-        names=("guess_5_17",),
-        points=1,
-        minutes=3,
-        needs=("model",),
-        objective="relate a format's rounding to the model's drift",
-        question=Number(
-            gate_caches.times_as_far,
-            factor=2,
-            unit="times",
-            hint="Compare the size of typical rounding errors first; then remember the square.",
-        ),
-        time_limit_s=120,
     ),
 )
