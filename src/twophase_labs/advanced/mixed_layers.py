@@ -49,6 +49,7 @@ def engine(layers: Sequence[str], window: int, block_size: int, num_blocks: int 
         skip_tokenizer_init=True,
         block_size=block_size,
         num_kv_blocks=num_blocks,
+        max_num_seqs=1,
         max_num_batched_tokens=2 * block_size,
         device="cpu",
     )
@@ -56,7 +57,7 @@ def engine(layers: Sequence[str], window: int, block_size: int, num_blocks: int 
 
 def blocks_held(llm: LLM, num_prompt: int, num_tokens: int) -> dict[int, dict[str, int]]:
     """One request from its prompt to so many tokens: at some lengths, the blocks in use of each kind of layer."""
-    params = SamplingParams(temperature=0, max_tokens=num_tokens - num_prompt + 1, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=num_tokens - num_prompt + 2, ignore_eos=True)
     llm.engine.add_request("one", {"prompt_token_ids": [3 + i % (VOCAB - 3) for i in range(num_prompt)]}, params)
     held = {}
     while llm.engine.has_unfinished_requests():
