@@ -842,7 +842,7 @@ for name, answers in {"without a mask": free, "guided": guided}.items():
 
 # %% [markdown]
 # ## 4. Windows, sinks, and what is forgotten
-# <!-- minutes: 24 + 8 -->
+# <!-- minutes: 30 + 6 -->
 #
 # A conversation that goes on all day, a log that is read as it grows: the K and V of a sequence grow with it, and in
 # the end one sequence fills the pool. Let a query see only a **window** of the last W keys, and give back the blocks
@@ -974,6 +974,76 @@ window_pictures.draw_memory(distances, bits, window=256, guess_bits=5 * math.log
 # over a text shows you that.
 
 # %% [markdown]
+# ### Heavy hitters
+#
+# A window keeps what is new, whatever it is worth. H2O (arXiv:2306.14048) keeps what *got attention*: each key has a
+# score, the attention that all queries so far have given it, and when the cache is full the key with the lowest score
+# goes, unless it is one of the newest, which had no time to earn any.
+
+# %% [markdown]
+# <!-- card 5.11 -->
+# Write the rule for one head.
+
+
+# %% tags=["exercise:5.11"]
+def heavy_hitters(weights, budget, num_recent):
+    """The positions that a cache of `budget` slots holds after the last token, as a list in order.
+
+    `weights` `[T, T]` has a row per query with its attention to each position, 0 for later ones. Tokens come one after
+    the other. Token t takes a slot; then each key that is held, t included, adds row t's attention to its score; then,
+    if more than `budget` are held, the key with the lowest score is dropped, of equal ones the oldest. The `num_recent`
+    newest positions are never dropped; num_recent is at most `budget`. `weights` is not changed.
+
+    >>> weights = torch.tensor([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.75, 0, 0.25, 0], [0.5, 0.25, 0, 0.25]])
+    >>> heavy_hitters(weights, budget=2, num_recent=1)
+    [0, 3]
+    >>> heavy_hitters(weights, budget=2, num_recent=2)  # a window
+    [2, 3]
+    """
+    # BEGIN SOLUTION: score, then drop the lightest
+    scores, held = [0.0] * len(weights), []
+    for query, row in enumerate(weights.tolist()):
+        held.append(query)
+        for key in held:
+            scores[key] += row[key]
+        if len(held) > budget:
+            may_go = held[: len(held) - num_recent]
+            held.remove(min(may_go, key=lambda key: scores[key]))
+    return held
+    # END SOLUTION
+
+
+# %%
+check("5.11")
+
+# %% [markdown]
+# **On SmolLM2.** 160 tokens are read and 48 keys kept, in each head of four layers. Then 64 more tokens come. Of the
+# attention that these give to what was read: what share finds its key?
+
+# %%
+from twophase_labs.advanced import heavy_attention
+
+heavy_hitters = use("5.11")
+weights, num_read, budget = heavy_attention.attention_weights(224), 160, 48
+keeps = {
+    "window": lambda read: range(num_read - budget, num_read),
+    "window and 4 sinks": lambda read: [*range(4), *range(num_read - budget + 4, num_read)],
+    "heavy hitters, half of them recent": lambda read: heavy_hitters(read, budget, budget // 2),
+}
+shares = {name: heavy_attention.shares_kept(weights, num_read, keep) for name, keep in keeps.items()}
+for name, each in shares.items():
+    print(f"{name:35} {100 * float(each.mean()):.0f} % of the attention, {100 * float(each.min()):.0f} % in one head")
+
+# %%
+heavy_attention.draw_shares(shares)
+
+# %% [markdown]
+# **Read the result.** Most of what a window loses are the sinks, as before; the heavy hitters hold them without being
+# told, and some other keys that each head comes back to. The price: every head keeps other positions, so blocks are no
+# longer shared or freed as a whole, and the scores need the attention weights, which FlashAttention never writes down.
+# And a key that gets its attention only from the last question was dropped long before.
+
+# %% [markdown]
 # ### Layers of different kinds
 #
 # Models of today do not choose between the two. Gemma 3 (arXiv:2503.19786) has five layers with a window of 1,024 for
@@ -1000,7 +1070,7 @@ for num_tokens, held in mixed_layers.blocks_held(llm_mixed, num_prompt=24, num_t
 # %% [markdown]
 # ### Going further
 #
-# <!-- card 5.11 -->
+# <!-- card 5.12 -->
 # The mask that goes with the window: True where a query sees a key. `queries` and `keys` are tensors of *positions*
 # that broadcast, such as `[L, 1]` and `[S]`. Positions, not rows and columns: the cache has gaps now.
 #
@@ -1010,7 +1080,7 @@ for num_tokens, held in mixed_layers.blocks_held(llm_mixed, num_prompt=24, num_t
 # ```
 
 
-# %% tags=["exercise:5.11"]
+# %% tags=["exercise:5.12"]
 def visible(queries, keys, window, num_sinks):
     is_past = keys <= queries  # SOLUTION: not after the query
     in_window = keys > queries - window  # SOLUTION: not before its window
@@ -1019,7 +1089,7 @@ def visible(queries, keys, window, num_sinks):
 
 
 # %%
-check("5.11")
+check("5.12")
 
 # %% [markdown]
 # ## 5. A gate for fewer bits
@@ -1046,13 +1116,13 @@ check("5.11")
 # **Think first.** A quantised cache has a *lower* perplexity than the exact one. Is it better?
 
 # %% [markdown]
-# <!-- card 5.12 -->
+# <!-- card 5.13 -->
 # All three from logits. `surprises` takes logits `[T, V]` and the tokens that came, `[T]`, and gives `[T]`, in nats;
 # `perplexity` is one number; `divergences` takes the logits of before and after and gives `[T]`. A token that is
 # impossible on both sides (a logit of -inf, as under a mask) counts 0.
 
 
-# %% tags=["exercise:5.12"]
+# %% tags=["exercise:5.13"]
 def surprises(logits, targets):
     log_probs = logits.log_softmax(-1)
     return -log_probs[torch.arange(len(targets)), targets]  # SOLUTION: minus each target's log-probability
@@ -1070,7 +1140,7 @@ def divergences(before, after):
 
 
 # %%
-check("5.12")
+check("5.13")
 
 # %% [markdown]
 # **The caches.** The real engine reads the same 321 tokens with four of them: float32, the two 8-bit formats, and one
@@ -1084,7 +1154,7 @@ check("5.12")
 # %%
 from twophase_labs.advanced import gate_caches, gate_pictures
 
-surprises, perplexity, divergences = use("5.12")
+surprises, perplexity, divergences = use("5.13")
 targets, before = gate_caches.targets(), gate_caches.logits_with("float32")
 drift = {name: divergences(before, gate_caches.logits_with(name)) for name in ("int8", "fp8_e4m3", "3 bits")}
 print(f"before    perplexity {perplexity(before, targets):.2f}")
@@ -1161,7 +1231,6 @@ for name in gate_caches.FORMATS:
 # %%
 from twophase_labs.advanced import own_engine
 
-token_mask, verify = use("5.8")[1], use("5.6")
 guidance = own_engine.own_guidance(advance, token_mask)
 print(f"{len(CITY_RECORD.edges)} masks, compiled in {guidance.compile_all(own_engine.RECORD):.1f} s")
 mine = {"store": (PrefixStore, block_hashes), "draft": ngram_draft, "verify": verify, "mask": guidance}
@@ -1234,12 +1303,12 @@ for name, question in (("first", 20_000), ("second", 30_000)):
 # Three questions over the whole lab.
 
 # %% [markdown]
-# <!-- card 5.13 -->
+# <!-- card 5.14 -->
 # Which technique first? **a** prefix caching · **b** n-gram drafts · **c** guided decoding · **d** a window with sinks
 # · **e** a draft model
 
-# %% tags=["exercise:5.13"]
-answer_5_13 = {
+# %% tags=["exercise:5.14"]
+answer_5_14 = {
     "ten thousand requests, all beginning with the same 3,000 tokens of instructions": "a",  # SOLUTION: a letter
     "one client, alone on the GPU, waits for an edit that repeats most of a file": "b",  # SOLUTION: a letter
     "answers are read by a program, and a missing bracket costs a retry": "c",  # SOLUTION: a letter
@@ -1248,10 +1317,10 @@ answer_5_13 = {
 }
 
 # %%
-check("5.13")
+check("5.14")
 
 # %% [markdown]
-# <!-- card 5.14 -->
+# <!-- card 5.15 -->
 # Temperature 0.8, and a drafter whose drafts are nearly always wrong, with rejection sampling. What becomes of the
 # text?
 # (a) It follows the drafter wherever the target is unsure,
@@ -1259,19 +1328,19 @@ check("5.13")
 # (c) it comes from a mixture of both distributions,
 # (d) it has the distribution it would have without a drafter, and comes later.
 
-# %% tags=["exercise:5.14"]
-answer_5_14 = "d"  # SOLUTION: one letter
+# %% tags=["exercise:5.15"]
+answer_5_15 = "d"  # SOLUTION: one letter
 
 # %%
-check("5.14")
+check("5.15")
 
 # %% [markdown]
-# <!-- card 5.15 -->
+# <!-- card 5.16 -->
 # What is behind it? **a** K and V of rejected drafts left in the cache · **b** a prefix cache without salts · **c** a
 # window without sinks · **d** `max_tokens` · **e** a replacement drawn from p instead of from what is left of p
 
-# %% tags=["exercise:5.15"]
-answer_5_15 = {
+# %% tags=["exercise:5.16"]
+answer_5_16 = {
     "greedy text changes when drafts are switched on": "a",  # SOLUTION: a letter
     "one tenant's first tokens are faster right after another one asked the same": "b",  # SOLUTION: a letter
     "fluent answers turn into noise some thousand tokens on": "c",  # SOLUTION: a letter
@@ -1280,7 +1349,7 @@ answer_5_15 = {
 }
 
 # %%
-check("5.15")
+check("5.16")
 
 # %% [markdown]
 # ### Principles

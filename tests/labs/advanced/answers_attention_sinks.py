@@ -109,7 +109,7 @@ BANKS = opened_all(
             ),
             right=(Right("token by token", BY_TOKENS), Right("as two ranges", AS_RANGES)),
         ),
-        "5.11": Bank(
+        "5.12": Bank(
             wrong=(
                 Wrong("sees the future", {1: "keys == keys"}, rejected_by=FUTURE),
                 Wrong("sinks from everywhere", {4: "is_past & in_window | is_sink"}, rejected_by=FUTURE),

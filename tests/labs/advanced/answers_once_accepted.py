@@ -395,14 +395,14 @@ def kept_blocks(num_tokens, block_size, window, num_sinks):
                 ),
             ),
         ),
-        "5.11": Bank(
+        "5.12": Bank(
             wrong=(
                 Wrong(
                     "windows of at most 4096", {2: "keys > queries - min(window, 4096)"}, "sees as far as the window"
                 ),
             ),
         ),
-        "5.12": Bank(
+        "5.13": Bank(
             wrong=(
                 Wrong(
                     "what became impossible counts 0",

@@ -35,7 +35,7 @@ EQUIVALENT = {
             "every block is at or after one that is below 0"
         ),
     },
-    "5.12": {
+    "5.13": {
         "return -log_probs[torch.arange(len(targets)), targets] -> return -log_probs[torch.arange(len(log_probs)), targets]": (
             "there is a target for each row"
         ),

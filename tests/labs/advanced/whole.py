@@ -47,9 +47,27 @@ def kept_blocks(num_tokens, block_size, window, num_sinks):
             kept.append(i)
     return kept
 """
+HEAVY_HITTERS = """
+def heavy_hitters(weights, budget, num_recent):
+    scores, held = [0.0] * len(weights), []
+    for query, row in enumerate(weights.tolist()):
+        held.append(query)
+        for key in held:
+            scores[key] += ⟦1:row[key]⟧
+        if ⟦2:len(held) > budget⟧:
+            may_go = ⟦3:held[: len(held) - num_recent]⟧
+            held.remove(⟦4:min(may_go, key=lambda key: scores[key])⟧)
+    return ⟦5:held⟧
+"""
 
-TEMPLATES = {"recover": RECOVER, "ngram_draft": NGRAM_DRAFT, "verify": VERIFY, "kept_blocks": KEPT_BLOCKS}
-OPEN = {"5.4": "recover", "5.5": "ngram_draft", "5.6": "verify", "5.10": "kept_blocks"}
+TEMPLATES = {
+    "recover": RECOVER,
+    "ngram_draft": NGRAM_DRAFT,
+    "verify": VERIFY,
+    "kept_blocks": KEPT_BLOCKS,
+    "heavy_hitters": HEAVY_HITTERS,
+}
+OPEN = {"5.4": "recover", "5.5": "ngram_draft", "5.6": "verify", "5.10": "kept_blocks", "5.11": "heavy_hitters"}
 
 
 def opened_all(banks: Mapping[str, Bank]) -> dict[str, Bank]:

@@ -226,7 +226,7 @@ EXERCISES = (
         time_limit_s=10,
     ),
     Exercise(
-        id="5.11",
+        id="5.12",
         was="5.14",
         title="What a token sees",
         kind="code",
