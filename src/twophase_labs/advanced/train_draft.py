@@ -47,9 +47,7 @@ def folder_of_draft() -> Path:
 
 def prompts() -> tuple[list[str], list[str]]:
     """Of the domain: to train on, and held out."""
-    all_prompts = [
-        f"Write a story about a {who} {where} who finds {what}." for who, where, what in product(WHO, WHERE, WHAT)
-    ]
+    all_prompts = [f"Write a story about a {who} {where} and {what}." for who, where, what in product(WHO, WHERE, WHAT)]
     random.Random(0).shuffle(all_prompts)
     return all_prompts[:NUM_ANSWERS], all_prompts[NUM_ANSWERS : NUM_ANSWERS + NUM_HELD_OUT]
 
