@@ -79,7 +79,7 @@ class OwnPrefixes(CacheManager):
         self.num_hit_tokens = self.num_queried_tokens = self.num_queries = self.most_in_use = 0
         self._users: Counter[int] = Counter()
         self._pending: set[Any] = set()
-        self._tables: list[StoreTable] = []
+        self._opened: list[StoreTable] = []
 
     @property
     def num_free_blocks(self) -> int:
@@ -99,7 +99,7 @@ class OwnPrefixes(CacheManager):
             self.num_queries += 1
             self.num_queried_tokens += len(token_ids)
             self.num_hit_tokens += table.num_cached_tokens
-        self._tables.append(table)
+        self._opened.append(table)
         return table
 
     def grow(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:
@@ -156,13 +156,13 @@ class OwnPrefixes(CacheManager):
         self._require_open(table)
         # A name that is still pending stays so: what it names was never computed.
         self._drop(table.block_ids, table.names[: len(table.block_ids)])
-        self._tables.remove(table)
+        self._opened.remove(table)
         table.block_ids, table.num_tokens = [], 0
 
     def stats(self) -> CacheStats:
         num_in_use = len(self._users)
         filled: dict[int, int] = {}
-        for table in self._tables:
+        for table in self._opened:
             for index, block_id in enumerate(table.block_ids):
                 here = min(self.block_size, max(0, table.num_tokens - index * self.block_size))
                 filled[block_id] = max(filled.get(block_id, 0), here)
@@ -180,7 +180,7 @@ class OwnPrefixes(CacheManager):
         )
 
     def _require_open(self, table: Any) -> None:
-        if not any(table is other for other in self._tables):
+        if not any(table is other for other in self._opened):
             raise CacheStateError("This block table is not open in this cache: closed already, or of another cache.")
 
 
@@ -480,10 +480,10 @@ def serve(llm: LLM, requests: Sequence[Asked], every: int = 3) -> Served:
 def draw_ways(served: Mapping[str, Served]) -> Figure:
     """Tokens per second, mean time to first token and blocks at most, a panel each, a bar for each way."""
     figure, panels = plt.subplots(1, 3, figsize=(10.5, 0.9 + 0.42 * len(served)), facecolor="white", sharey=True)
-    columns = (
+    columns: tuple[tuple[str, list[float], str], ...] = (
         ("tokens per second", [one.tokens_per_s for one in served.values()], "{:.1f}"),
         ("mean time to first token (ms)", [1e3 * one.ttft_s for one in served.values()], "{:.0f}"),
-        ("most blocks in use", [one.most_blocks for one in served.values()], "{:.0f}"),
+        ("most blocks in use", [float(one.most_blocks) for one in served.values()], "{:.0f}"),
     )
     for axes, (label, values, form), colour in zip(panels, columns, COLOURS, strict=False):
         bars = axes.barh(list(served), values, 0.7, color=colour, edgecolor=INK, linewidth=0.5)
