@@ -116,7 +116,8 @@ class EngineConfig:
             `AttentionBackend`, or a function that makes one for the model's `AttentionSpec`.
         block_size: Tokens per K/V block, a power of two.
         num_kv_blocks: Blocks in the pool. None takes `kv_memory_fraction` of the memory that is free once the weights
-            are loaded, and never more than `max_num_seqs` sequences of `max_model_len` could use.
+            are loaded, and never more than `max_num_seqs` sequences of `max_model_len` could use. If layers are of
+            different kinds, a block serves one group of them.
         kv_memory_fraction: Share of the free memory for the pool, in (0, 1]. None is 0.9 on CUDA, and on a CPU 0.25,
             at most 2 GiB.
         max_num_seqs: Sequences that run at once.

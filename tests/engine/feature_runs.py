@@ -29,8 +29,8 @@ COMMON = {
     "max_model_len": LONGEST,
     "num_kv_blocks": 34,
 }
-# What an output may depend on: the engine that serves each request alone has them too.
-SHAPING = ("sliding_window", "num_attention_sinks", "kv_cache_dtype", "skip_tokenizer_init")
+# What an output may depend on, and room for it: the engine that serves each request alone has them too.
+SHAPING = ("num_kv_blocks", "sliding_window", "num_attention_sinks", "kv_cache_dtype", "skip_tokenizer_init")
 
 
 class RandomDrafter:
@@ -66,10 +66,17 @@ def examples_of(name: str, folder) -> tuple[dict, ...]:
     return tuple(dict(example) for example in FEATURES[name].examples)
 
 
+def folder_for(names, folder):
+    """The model to run a set of features with: of layers of different kinds if that is one of them."""
+    return folder / "mixed" if "mixed" in names else folder
+
+
 def options_of(rng: Random, names, folder) -> dict:
     options: dict = {"max_num_batched_tokens": LONGEST if "whole_prompts" in names else rng.choice([8, 24])}
     for name in names:
         options |= rng.choice(examples_of(name, folder))
+    if "mixed" in names:
+        options["num_kv_blocks"] = 60  # three completions, each with blocks in three groups of layers
     return options
 
 
@@ -117,10 +124,10 @@ def check_prompt_logprobs(output, expected) -> None:
 def check_features(names, seed: int, folder) -> None:
     """A random history with these features on: every request gets what it gets alone, twice, and no block is lost."""
     rng = Random(seed)
-    is_slow = "triton" in names
+    folder, is_slow = folder_for(names, folder), "triton" in names
     options, requests = options_of(rng, names, folder), draw_requests(rng, names, 3 if is_slow else 6)
     shaping = {name: options[name] for name in SHAPING if name in options}
-    alone = LLM(folder, **COMMON, **shaping, enable_prefix_caching=False)
+    alone = LLM(folder, **(COMMON | shaping), enable_prefix_caching=False)
     expected = [alone.generate(*request, use_tqdm=False)[0] for request in requests]
     prompts, params = [prompt for prompt, _ in requests], [each for _, each in requests]
     with patch("twophase.engine.speculation.logger.warning") as complain, opened(names, options, folder) as generate:

@@ -56,6 +56,15 @@ def worst_case():
         )
 
 
+def groups_of_layers():
+    for case in ((30, 11, 1, 16), (30, 11, 2, 25)):
+        test_admission.test_the_worst_case_of_groups_of_layers(*case)
+    test_admission.test_a_prompt_that_is_written_at_once_needs_its_blocks_in_all_groups()
+    test_admission.test_a_newcomer_leaves_a_block_of_each_group_to_those_who_grow()
+    test_admission.test_a_prefill_leaves_the_others_what_they_were_promised()
+    test_pressure.test_groups_of_layers_with_windows_and_without(24)
+
+
 def dropped_steps():
     for stage in ("planned", "written"):
         test_failures.test_dropped_steps_change_no_output(stage, 2)
@@ -112,8 +121,8 @@ def bad_arrival():
 MUTANTS = [
     scheduler_mutant(
         "drafts take promised blocks",
-        "num_spare = self.num_spare_blocks",
-        "num_spare = self.cache.num_free_blocks",
+        "num_spare = self.num_spare_blocks\n",
+        "num_spare = self.cache.num_free_blocks\n",
         crowded_window,
         module="ledger",
     ),
@@ -225,8 +234,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "the last partial block is not saved",
-        "block_ids[: -(-num_computed // self.cache.block_size)]",
-        "block_ids[: num_computed // self.cache.block_size]",
+        "num_written = -(-num_computed // self.cache.block_size)",
+        "num_written = num_computed // self.cache.block_size",
         SWAPPING.test_a_victim_comes_back_with_what_it_had,
         module="ledger",
     ),
@@ -511,8 +520,43 @@ MUTANTS = [
         test_timelines.test_completions_fork_when_the_prompt_is_done,
     ),
     scheduler_mutant(
+        "room to grow in one group",
+        "num_kept += num_growing * self.cache.num_groups",
+        "num_kept += num_growing",
+        groups_of_layers,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "one group is saved",
+        "self.cache.block_size) * self.cache.num_groups\n            self._swap_out",
+        "self.cache.block_size)\n            self._swap_out",
+        groups_of_layers,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "a prefill takes what others were promised",
+        "num_blocks_at_once(table, whole, max(0, num_spare))",
+        "num_blocks_at_once(table, whole, self.cache.num_free_blocks)",
+        groups_of_layers,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "all groups see a window",
+        "None if is_full else window,",
+        "window,",
+        groups_of_layers,
+        module="admission",
+    ),
+    scheduler_mutant(
+        "blocks of one group are counted",
+        "num_needed += num_in_group",
+        "num_needed = num_in_group",
+        groups_of_layers,
+        module="admission",
+    ),
+    scheduler_mutant(
         "no room to grow kept",
-        "num_kept += self._num_growing + (0 if is_owner else self._num_growing_of(sequence))",
+        "num_kept += num_growing * self.cache.num_groups",
         "pass",
         test_timelines.test_an_old_sequence_is_let_in_only_if_running_ones_keep_room_to_grow,
         module="ledger",

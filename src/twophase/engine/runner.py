@@ -78,9 +78,10 @@ class ModelRunner:
     @torch.inference_mode()
     def copy_blocks(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy]) -> None:
         """Do the copies that these chunks need, before anything is written."""
-        # A copy's target is the block that its sequence's chunk writes first.
-        block_size = self.kv_cache.spec.block_size
-        first_written = {chunk.block_ids[chunk.start // block_size] for chunk in chunks}
+        # A copy's target is the block that its sequence's chunk writes first, one in each group of layers.
+        block_size, num_groups = self.kv_cache.spec.block_size, self.kv_cache.num_groups
+        starts = ((chunk, chunk.start // block_size * num_groups) for chunk in chunks)
+        first_written = {block for chunk, first in starts for block in chunk.block_ids[first : first + num_groups]}
         self.kv_cache.copy_blocks([copy for copy in copies if copy.target in first_written])
 
     @torch.inference_mode()
@@ -103,7 +104,9 @@ class ModelRunner:
         hidden = self._graphs.run(chunks) if self._graphs is not None and self.watch is None else None
         if hidden is None:
             is_on_gpu = self.kv_cache.device.type == "cuda"
-            packed = pack(chunks, self.kv_cache.spec.block_size, pin_memory=is_on_gpu).to(self.kv_cache.device)
+            cache = self.kv_cache
+            packed = pack(chunks, cache.spec.block_size, num_groups=cache.num_groups, pin_memory=is_on_gpu)
+            packed = packed.to(cache.device)
             plan = self.model.backend.plan(packed.view())
             with nullcontext() if self.watch is None else self.watch(chunks) as after_layer:
                 hidden = self.model.forward(packed.token_ids, plan, self.kv_cache, after_layer)

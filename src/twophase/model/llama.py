@@ -1,10 +1,11 @@
-"""The Llama family's forward pass over paged K/V: Llama, SmolLM2, Mistral, Qwen2 and Qwen3.
+"""The Llama family's forward pass over paged K/V: Llama, SmolLM2, Mistral, Qwen2, Qwen3 and Gemma 3.
 
 Plain functions over frozen weights. The batch is one flat row of tokens; only attention knows sequences apart.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twophase.attention.interface import AttentionBackend, AttentionSpec
+from twophase.attention.mixed_backend import MixedBackend
+from twophase.attention.torch_backend import rms_norm
+from twophase.cache.groups import LayerGroups, group_layers
 from twophase.cache.kv_cache import KVCache, LayerKV
 from twophase.model.config import ModelConfig
 from twophase.model.rope import rope_tables
@@ -20,14 +24,28 @@ from twophase.model.weights import LayerWeights, ModelWeights
 
 
 def attention_spec(config: ModelConfig) -> AttentionSpec:
-    """What a backend must compute for this model; scores are scaled by 1 / sqrt(D) (arXiv:1706.03762, equation 1)."""
+    """What a backend must compute for this model's layers, of a mixed model for those that see a window.
+
+    Scores are scaled by 1 / sqrt(D) (arXiv:1706.03762, equation 1), unless the model says otherwise.
+    """
     return AttentionSpec(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        scale=config.head_dim**-0.5,
+        scale=config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
         window=config.sliding_window,
     )
+
+
+def layer_groups(config: ModelConfig) -> LayerGroups | None:
+    """Which layers share blocks; None: all do."""
+    return group_layers(config.sees_all) if config.is_mixed else None
+
+
+def model_backend(config: ModelConfig, make: Callable[[AttentionSpec], AttentionBackend]) -> AttentionBackend:
+    """What `make` makes for the model's layers; of a mixed model, for both kinds of them together."""
+    spec, groups = attention_spec(config), layer_groups(config)
+    return make(spec) if groups is None else MixedBackend(make(replace(spec, window=None)), make(spec), groups.sees_all)
 
 
 class LlamaModel:
@@ -36,7 +54,7 @@ class LlamaModel:
     Args:
         config: What the model is.
         weights: Its weights, on the device it runs on.
-        backend: Attention made for `attention_spec(config)`.
+        backend: What computes attention for this model: see `model_backend`.
         max_model_len: Positions to prepare RoPE for; the model's own limit if None.
         sum_over_ranks: Adds up, in place, what this and other processes computed: the weights are a part of the model,
             cut so that each block's output is a partial sum (twophase.parallel.sharding). None: they are all of it.
@@ -55,7 +73,15 @@ class LlamaModel:
         self.backend = backend
         self.device = weights.embed.device
         self._sum = sum_over_ranks or _already_whole
-        self.cos, self.sin = rope_tables(config, max_model_len or config.max_position_embeddings, self.device)
+        num_positions = max_model_len or config.max_position_embeddings
+        self.cos, self.sin = rope_tables(config.rope, config.head_dim, num_positions, self.device)
+        full = local = self.cos, self.sin
+        if config.local_rope is not None:
+            local = rope_tables(config.local_rope, config.head_dim, num_positions, self.device)
+        self._rope_of_layer = [full if sees_all else local for sees_all in config.sees_all]
+        # Rounded to the dtype of the activations, as the model was trained: in bf16, sqrt(1152) is 34.0.
+        self._embed_scale = torch.tensor(config.embed_scale, dtype=weights.dtype).item()
+        self._gated = backend.silu_mul if config.activation == "silu" else gelu_mul
 
     def forward(
         self,
@@ -72,30 +98,50 @@ class LlamaModel:
         weights, backend, eps = self.weights, self.backend, self.config.rms_norm_eps
         with _current(token_ids.device):
             x = F.embedding(token_ids, weights.embed).to(weights.dtype)
+            if self._embed_scale != 1:
+                x = x * self._embed_scale
             residual = None
             for number, (layer, kv) in enumerate(zip(weights.layers, kv_cache.layers, strict=True)):
                 x, residual = backend.rmsnorm(x, residual, layer.input_norm, eps)
-                x = self._attention(x, layer, kv, plan)
+                x = self._attention(x, layer, kv, plan, *self._rope_of_layer[number])
+                if layer.attention_output_norm is not None:
+                    x, _ = backend.rmsnorm(x, None, layer.attention_output_norm, eps)
                 if after_layer is not None:
                     after_layer(number)
                 x, residual = backend.rmsnorm(x, residual, layer.post_attention_norm, eps)
-                x = self._sum(layer.down(backend.silu_mul(layer.gate_up(x))))
+                x = self._sum(layer.down(self._gated(layer.gate_up(x))))
+                if layer.mlp_output_norm is not None:
+                    x, _ = backend.rmsnorm(x, None, layer.mlp_output_norm, eps)
             return backend.rmsnorm(x, residual, weights.final_norm, eps)[0]
 
     def logits(self, hidden: Float[Tensor, "R N"]) -> Float[Tensor, "R V"]:
         """fp32 logits of the rows given: choose those to be sampled from what `forward` returned."""
         return self.weights.lm_head(hidden).float()
 
-    def _attention(self, x: Float[Tensor, "T N"], layer: LayerWeights, kv: LayerKV, plan: Any) -> Float[Tensor, "T N"]:
+    def _attention(
+        self,
+        x: Float[Tensor, "T N"],
+        layer: LayerWeights,
+        kv: LayerKV,
+        plan: Any,
+        cos: Float[Tensor, "P D_half"],
+        sin: Float[Tensor, "P D_half"],
+    ) -> Float[Tensor, "T N"]:
         config = self.config
         # [T, (H + 2 H_kv) D] seen as heads; q, k, v are views of it.
         heads = layer.qkv(x).view(x.shape[0], -1, config.head_dim)
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = F.rms_norm(q, (config.head_dim,), layer.q_norm, config.rms_norm_eps)
-            k = F.rms_norm(k, (config.head_dim,), layer.k_norm, config.rms_norm_eps)
-        q = self.backend.write(q, k, v, self.cos, self.sin, kv, plan)
+            q = rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        q = self.backend.write(q, k, v, cos, sin, kv, plan)
         return self._sum(layer.o(self.backend.attend(q, kv, plan).flatten(1)))
+
+
+def gelu_mul(gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
+    """gelu(gate) * up, for gate and up side by side (GEGLU, arXiv:2002.05202), by the approximation with tanh."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:

@@ -30,6 +30,7 @@ class LayerWeights:
 
     Attributes:
         input_norm, post_attention_norm: [N], RMSNorm gains before attention and before the MLP.
+        attention_output_norm, mlp_output_norm: [N], gains after them (Gemma), else None.
         qkv: N -> (H + 2 H_kv) D: queries, then keys, then values.
         q_norm, k_norm: [D], gains per head (Qwen3), else None.
         o: H D -> N.
@@ -45,6 +46,8 @@ class LayerWeights:
     post_attention_norm: Float[Tensor, "N"]
     gate_up: Linear
     down: Linear
+    attention_output_norm: Float[Tensor, "N"] | None = None
+    mlp_output_norm: Float[Tensor, "N"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class ModelWeights:
     """All weights of a model.
 
     Attributes:
-        dtype: Of activations and of every weight but `embed`.
+        dtype: Of activations and of every weight but `embed`, and gains with an offset: these are in fp32.
         embed: [V, N]. Keeps the file's dtype where that is the smaller one: only the rows of a step's tokens are read,
             and widening them then is as exact as widening them all before.
         layers: In order.
@@ -84,7 +87,7 @@ def load_weights(
             dtype that is not a plain float. Names the file and the tensor.
     """
     files = TensorFiles(folder, expected_shapes(config))
-    loader = _Loader(files, dtype, device, cut)
+    loader = _Loader(files, dtype, device, cut, config.norm_offset)
     embed = loader.tensor(EMBED, min(dtype, files.dtype_of(EMBED), key=lambda each: each.itemsize))
     if config.tie_word_embeddings and embed.dtype == dtype:
         lm_head = make_linear(cut(EMBED, embed))  # the same memory, but where a CPU wants a layout of its own
@@ -94,7 +97,7 @@ def load_weights(
         dtype=dtype,
         embed=embed,
         layers=tuple(_load_layer(loader, config, f"model.layers.{layer}.") for layer in range(config.num_layers)),
-        final_norm=loader.tensor("model.norm.weight"),
+        final_norm=loader.gain("model.norm"),
         lm_head=lm_head,
     )
 
@@ -113,6 +116,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "mlp.down_proj": (n, i, config.mlp_bias),
     }
     norms = {"input_layernorm": n, "post_attention_layernorm": n}
+    if config.has_output_norms:
+        norms |= {"pre_feedforward_layernorm": n, "post_feedforward_layernorm": n}
     if config.qk_norm:
         norms |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
     shapes: dict[str, tuple[int, ...]] = {EMBED: (config.vocab_size, n), "model.norm.weight": (n,)}
@@ -130,15 +135,18 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _load_layer(loader: "_Loader", config: ModelConfig, prefix: str) -> LayerWeights:
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    has_outputs = config.has_output_norms
     return LayerWeights(
-        input_norm=loader.tensor(f"{prefix}input_layernorm.weight"),
+        input_norm=loader.gain(f"{prefix}input_layernorm"),
         qkv=loader.linear(f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj"),
-        q_norm=loader.tensor(f"{attention}q_norm.weight") if config.qk_norm else None,
-        k_norm=loader.tensor(f"{attention}k_norm.weight") if config.qk_norm else None,
+        q_norm=loader.gain(f"{attention}q_norm") if config.qk_norm else None,
+        k_norm=loader.gain(f"{attention}k_norm") if config.qk_norm else None,
         o=loader.linear(f"{attention}o_proj"),
-        post_attention_norm=loader.tensor(f"{prefix}post_attention_layernorm.weight"),
+        post_attention_norm=loader.gain(f"{prefix}{'pre_feedforward' if has_outputs else 'post_attention'}_layernorm"),
         gate_up=loader.linear(f"{mlp}gate_proj", f"{mlp}up_proj"),
         down=loader.linear(f"{mlp}down_proj"),
+        attention_output_norm=loader.gain(f"{prefix}post_attention_layernorm") if has_outputs else None,
+        mlp_output_norm=loader.gain(f"{prefix}post_feedforward_layernorm") if has_outputs else None,
     )
 
 
@@ -151,14 +159,22 @@ class _Loader:
         dtype: torch.dtype,
         device: torch.device,
         cut: Callable[[str, Tensor], Tensor],
+        norm_offset: float = 0.0,
     ) -> None:
         self._files = files
+        self._norm_offset = norm_offset
         self._cut = cut
         self._dtype = dtype
         self._device = device
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         return self._files.read(name).to(self._device, dtype or self._dtype, copy=True)
+
+    def gain(self, name: str) -> Tensor:
+        """What a norm multiplies by."""
+        if not self._norm_offset:
+            return self.tensor(f"{name}.weight")
+        return self.tensor(f"{name}.weight", torch.float32).add_(self._norm_offset)
 
     def linear(self, *names: str) -> Linear:
         """Several linear layers of the same input, stacked into one."""

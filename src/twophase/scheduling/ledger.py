@@ -99,7 +99,8 @@ class BlockLedger:
     @property
     def num_slots(self) -> int | float:
         """Of the pool, if a sequence may be longer than that: with a window."""
-        return math.inf if self.cache.window is None else self.cache.num_blocks * self.cache.block_size
+        cache = self.cache
+        return math.inf if cache.window is None else cache.num_blocks // cache.num_groups * cache.block_size
 
     def _num_to_come(self, sequence: Sequence) -> int:
         """Blocks that a prefill may still need."""
@@ -107,9 +108,9 @@ class BlockLedger:
         return self.cache.num_blocks_to_come(table, max(len(sequence.token_ids), table.num_tokens))
 
     def _num_kept_free(self, sequence: Sequence) -> int:
-        """Blocks a newcomer must leave free: one for each sequence that may outgrow its last block, so that none is
-        preempted within the next block_size steps, and the watermark. Alone, it need not leave any: `check_request` saw
-        to it that the pool is large enough for one."""
+        """Blocks a newcomer must leave free: one (of each group of layers) for each sequence that may outgrow its last
+        one, so that none is preempted within the next block_size steps, and the watermark. Alone, it need not leave
+        any: `check_request` saw to it that the pool is large enough for one."""
         is_owner = sequence.table is not None
         if len(self._owners) == is_owner:
             return 0
@@ -117,7 +118,8 @@ class BlockLedger:
         if self.config.reserve_growth:
             if self._num_growing is None:
                 self._num_growing = sum(map(self._num_growing_of, self._owners))
-            num_kept += self._num_growing + (0 if is_owner else self._num_growing_of(sequence))
+            num_growing = self._num_growing + (0 if is_owner else self._num_growing_of(sequence))
+            num_kept += num_growing * self.cache.num_groups
         return num_kept
 
     def _num_growing_of(self, sequence: Sequence) -> int:
@@ -194,7 +196,7 @@ class BlockLedger:
         if self._num_growing is not None:
             self._num_growing += self._num_growing_of(sequence)
         if sequence.num_swapped_tokens > num_cached:
-            num_hit = num_cached // self.cache.block_size
+            num_hit = num_cached // self.cache.block_size * self.cache.num_groups
             self.moves.swaps_in += _block_swaps(table.block_ids[num_hit:], sequence.host_blocks[num_hit:])
             sequence.num_computed_tokens = sequence.num_swapped_tokens
         if sequence.host_blocks:
@@ -231,9 +233,12 @@ class BlockLedger:
         if self.cache.window is None or not num_tokens:
             return num_tokens
         with blamed_on(sequence):
-            start, table, num_own = sequence.num_computed_tokens, sequence.open_table, self._num_to_come(sequence)
-            num_unpromised = self.num_spare_blocks + (0 if sequence.is_decoding else num_own)  # to others
-            num_blocks = max(num_own, num_unpromised - self._num_kept_free(sequence))
+            start, table = sequence.num_computed_tokens, sequence.open_table
+            num_spare = self.num_spare_blocks - self._num_kept_free(sequence)
+            if sequence.is_decoding:  # then its own blocks were not promised
+                num_spare -= self._num_to_come(sequence)
+            whole = max(len(sequence.token_ids), table.num_tokens)
+            num_blocks = self.cache.num_blocks_at_once(table, whole, max(0, num_spare))
             end = min(start + num_tokens, self.cache.num_tokens_within(table, num_blocks))
             self.grow(sequence, max(end, table.num_tokens))
         self._forget_promises()
@@ -272,7 +277,8 @@ class BlockLedger:
 
     def note_received(self, sequence: Sequence) -> None:
         """The K and V of an arriving sequence are in its blocks."""
-        self.received += sequence.open_table.block_ids[sequence.num_cached_tokens // self.cache.block_size :]
+        num_hit = sequence.num_cached_tokens // self.cache.block_size * self.cache.num_groups
+        self.received += sequence.open_table.block_ids[num_hit:]
         self._forget_counts()
 
     def hold(self, sequence: Sequence) -> BlockTable:
@@ -301,7 +307,8 @@ class BlockLedger:
         with blamed_on(victim):
             self._close(victim)
         if may_swap and self.swap_pool is not None and not victim.host_blocks:
-            self._swap_out(victim, block_ids[: -(-num_computed // self.cache.block_size)], num_computed, self.swap_pool)
+            num_written = -(-num_computed // self.cache.block_size) * self.cache.num_groups
+            self._swap_out(victim, block_ids[:num_written], num_computed, self.swap_pool)
 
     def _close(self, sequence: Sequence) -> None:
         self.cache.close(sequence.open_table)

@@ -118,6 +118,11 @@ def model_shape(name: str) -> ModelShape:
         config = load_config(resolve_model(name))
     except ModelFolderError as error:
         raise ConfigError(f"the model shapes known by name are {', '.join(MODELS)}; {error}") from error
+    if config.is_mixed:
+        raise ConfigError(
+            f"{name} has layers that see all keys and layers that see a window, and this arithmetic knows one kind of "
+            f"layer: a token takes blocks for as long as its layers see it, which differs. Choose another model."
+        )
     return ModelShape(
         name,
         config.hidden_size,

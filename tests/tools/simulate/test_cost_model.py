@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.model.tiny import make_folder
 from twophase.core.errors import ConfigError
 from twophase.core.outputs import StepTrace
 from twophase.core.plan import ScheduledChunk, StepPlan
@@ -100,6 +101,12 @@ def test_published_sizes():
 def test_shape_from_a_folder(tiny_folder):
     shape = model_shape(str(tiny_folder))
     assert (shape.hidden_size, shape.num_layers, shape.num_kv_heads) == (48, 2, 2)
+
+
+def test_layers_of_different_kinds_are_refused(tmp_path):
+    folder, _ = make_folder("gemma3", tmp_path)
+    with pytest.raises(ConfigError, match="layers that see all keys and layers that see a window"):
+        model_shape(str(folder))
 
 
 @pytest.mark.parametrize("call", [lambda: hardware_named("z80"), lambda: model_shape("nobody's")])
