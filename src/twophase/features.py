@@ -106,6 +106,16 @@ def _policy(name: str, **parameters: int | float) -> Feature:
     )
 
 
+def _admission(name: str) -> Feature:
+    return Feature(
+        f"admission: {name}",
+        f"admission={name!r}",
+        lambda config, _: config.admission == name,
+        examples=({"admission": name},),
+        group="admission",
+    )
+
+
 def _kv_format(name: str) -> Feature:
     option = f"kv_cache_dtype={name!r}"
     examples = ({"kv_cache_dtype": name},)
@@ -146,6 +156,9 @@ FEATURES: Mapping[str, Feature] = {
         lambda config, _: config.preemption_mode == "swap",
         examples=({"preemption_mode": "swap"}, {"preemption_mode": "swap", "num_swap_blocks": 3}),
     ),
+    "optimistic": _admission("optimistic"),
+    "reserve": _admission("reserve"),
+    "estimate": _admission("estimate"),
     "watermark": Feature(
         "admission watermark",
         "admission_watermark",

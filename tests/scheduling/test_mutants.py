@@ -4,6 +4,7 @@ from types import ModuleType
 
 import pytest
 
+import twophase.scheduling.ledger as ledger_module
 import twophase.scheduling.scheduler as scheduler_module
 from tests.mutation import KillTable, Mutant
 from tests.scheduling import (
@@ -16,6 +17,7 @@ from tests.scheduling import (
     test_ranks,
     test_sequence,
     test_timelines,
+    test_ways_of_admission,
 )
 from tests.scheduling.harness import Harness
 from twophase.scheduling.policies import ChunkedPrefillPolicy, DynamicPolicy, PriorityPolicy
@@ -31,7 +33,7 @@ def running(*tests):
             if module.__name__.startswith(SCHEDULER):
                 patch.setattr(Harness, "module", module)
             else:
-                for user in (scheduler_module, test_policies):
+                for user in (scheduler_module, ledger_module, test_policies, test_ways_of_admission):
                     for name, value in list(vars(user).items()):
                         if getattr(value, "__module__", "").startswith("twophase.scheduling.") and hasattr(
                             module, name
@@ -107,6 +109,23 @@ def bad_priority():
 
 def bad_arrival():
     test_ranks.check_refused_and_forgotten(DynamicPolicy(2, 1.0), {"arrival_s": float("nan")})
+
+
+WAYS = test_ways_of_admission
+ESTIMATE = WAYS.TestEstimate()
+
+
+def reserved_histories():
+    WAYS.play_reserved(range(12))
+
+
+def exact_worst_case():
+    for max_tokens, num_blocks in WAYS.WORST_CASES:
+        WAYS.check_worst_case(max_tokens, num_blocks)
+
+
+def learns():
+    ESTIMATE.test_with_short_answers_it_lets_in_more_than_the_worst_case_would("estimate")
 
 
 MUTANTS = [
@@ -259,8 +278,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "the watermark is ignored",
-        "num_kept = math.ceil(self.config.watermark * self.cache.num_blocks)",
-        "num_kept = 0",
+        "return math.ceil(self.config.watermark * self.cache.num_blocks) + self._num_to_grow + own",
+        "return self._num_to_grow + own",
         test_policies.TestAdmission().test_without_a_reserve_a_crowded_pool_thrashes,
         module="ledger",
     ),
@@ -512,8 +531,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "no room to grow kept",
-        "num_kept += self._num_growing + (0 if is_owner else self._num_growing_of(sequence))",
-        "pass",
+        "return math.ceil(self.config.watermark * self.cache.num_blocks) + self._num_to_grow + own",
+        "return math.ceil(self.config.watermark * self.cache.num_blocks)",
         test_timelines.test_an_old_sequence_is_let_in_only_if_running_ones_keep_room_to_grow,
         module="ledger",
     ),
@@ -522,7 +541,110 @@ MUTANTS = [
         "may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots",
         "may_grow = True",
         test_timelines.test_one_token_requests_need_no_room_to_grow,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "the worst case is one token short",
+        "table, sequence.max_num_tokens - 1)",
+        "table, sequence.max_num_tokens - 2)",
+        exact_worst_case,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "the worst case counts the token that is never written",
+        "table, sequence.max_num_tokens - 1)",
+        "table, sequence.max_num_tokens)",
+        exact_worst_case,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "completions that will part count as one",
+        "return sequence.num_completions * num_each",
+        "return num_each",
+        reserved_histories,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "the block that completions share is not copied",
+        "- num_now // cache.block_size",
+        "- -(-num_now // cache.block_size)",
+        WAYS.test_reserve_counts_each_completion,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "a window bounds nothing",
+        "            num_each = min(num_each, cache.window.max_blocks(cache.block_size))\n",
+        "            pass\n",
+        WAYS.test_with_a_window_no_more_is_reserved_than_it_holds,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "what is taken at once is reserved besides",
+        "else num_to_come - cache.num_blocks_to_come(table, num_now)",
+        "else num_to_come",
+        exact_worst_case,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "the newcomer's own growth is left out",
+        "own = 0 if is_owner else self._growth(sequence, table)",
+        "own = 0",
+        exact_worst_case,
         module="ledger",
+    ),
+    scheduler_mutant(
+        "who was let in is not counted any more",
+        "            self._num_to_grow += self._growth(sequence, table)\n",
+        "            pass\n",
+        exact_worst_case,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "the counts outlive what they count",
+        "        self._num_to_grow = None\n        self._num_promised = 0\n",
+        "        self._num_promised = 0\n",
+        WAYS.test_what_one_gives_back_another_may_have,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "the estimate starts from the first end",
+        "before = max_tokens if self.mean is None else self.mean",
+        "before = num_tokens if self.mean is None else self.mean",
+        ESTIMATE.test_the_average_by_hand,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "the estimate never forgets",
+        "DECAY * before + (1 - self.DECAY) * num_tokens",
+        "DECAY * before + (1 - self.DECAY) * before",
+        learns,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "more is expected than is allowed",
+        "min(max_tokens, math.ceil(self.mean))",
+        "math.ceil(self.mean)",
+        ESTIMATE.test_the_average_by_hand,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "one that outlives the estimate is left nothing",
+        "return max(one_block_each(sequence, table), num_blocks_up_to(cache, sequence, table, num_tokens))",
+        "return num_blocks_up_to(cache, sequence, table, num_tokens)",
+        ESTIMATE.test_one_that_outlives_the_estimate_is_left_a_block,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "aborted ones teach lengths",
+        'if reason in ("stop", "length"):',
+        "if reason is not None:",
+        ESTIMATE.test_it_learns_from_what_ends_by_itself_and_from_nothing_else,
+    ),
+    scheduler_mutant(
+        "what the engine ends teaches nothing",
+        "        self._retire(sequence)\n        self._note_length(sequence, reason)\n",
+        "        self._retire(sequence)\n",
+        ESTIMATE.test_it_learns_from_what_ends_by_itself_and_from_nothing_else,
     ),
     scheduler_mutant(
         "one alone must keep room to grow",

@@ -43,6 +43,7 @@ def random_harness(rng: random.Random, **options) -> Harness:
             "watermark": rng.choice([0, 0, 0.1]),
             **({"num_swap_blocks": rng.randint(1, 40)} if rng.random() < 0.5 else {}),
             "max_drafts": rng.choice([0, 0, 2, 5]),
+            "admission": rng.choice([*["optimistic"] * 6, "reserve", "estimate"]),
         }
         | options
     )
@@ -155,6 +156,7 @@ def play_all(seeds: range, disturbed: float) -> Counter:
         events["block swapped out"] += harness.num_swapped_out
         events["block swapped in"] += harness.num_swapped_in
         events[type(harness.scheduler.policy).__name__] += 10
+        events[harness.config.admission] += 10
         events["fork"] += sum(index > 0 for _, index in harness.ends)
         events["stop"] += sum(reason == "stop" for reason, _ in harness.ends.values())
     return events

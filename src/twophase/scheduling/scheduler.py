@@ -269,6 +269,7 @@ class Scheduler:
         if sequence is None:
             return []
         self._retire(sequence)
+        self._note_length(sequence, reason)
         indices = range(sequence.index, sequence.index + sequence.num_completions)
         request_id = sequence.request.request_id
         return [SequenceUpdate(seq_id, request_id, index, (), reason, stop_reason, error) for index in indices]
@@ -327,8 +328,15 @@ class Scheduler:
         if reason is not None:
             self._retire(sequence)  # first, as it may raise
         sequence.token_ids.append(token.token_id)
+        self._note_length(sequence, reason)
         request_id = sequence.request.request_id
         return SequenceUpdate(sequence.seq_id, request_id, sequence.index, run, reason, stop_reason)
+
+    def _note_length(self, sequence: Sequence, reason: FinishReason | None) -> None:
+        """What admission can learn from a completion that ended by itself."""
+        if reason in ("stop", "length"):
+            num_prompt = sequence.num_prompt_tokens
+            self.ledger.output_lengths.note(len(sequence.token_ids) - num_prompt, sequence.max_num_tokens - num_prompt)
 
     # -- state
 

@@ -7,6 +7,7 @@ import pytest
 from tests.tools.simulate.runs import make_scheduler, random_requests, request
 from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import SampledToken
+from twophase.scheduling.config import ADMISSIONS
 from twophase.scheduling.fast_forward import num_repeats, repeat_decodes, repeated_sequences
 from twophase.scheduling.ledger import Refusal
 from twophase.scheduling.policies import (
@@ -71,6 +72,7 @@ def test_random_workloads_run_alike(seed):
         "reserve_growth": rng.random() < 0.5,
         "watermark": rng.choice([0.0, 0.1]),
     }
+    options["admission"] = ADMISSIONS[seed // len(POLICIES) % 3]
     if rng.random() < 0.3:
         options |= {"enable_chunked_prefill": False, "budget": 64}
     options |= swaps
