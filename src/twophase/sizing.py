@@ -45,7 +45,7 @@ def limits_of(config: EngineConfig, model: ModelConfig, device: torch.device) ->
         max_model_len,
         config.enable_chunked_prefill,
         watermark=config.admission_watermark,
-        admission=config.admission,  # type: ignore[arg-type]  # one of the names: its rule
+        admission=config.admission,
     )
 
 

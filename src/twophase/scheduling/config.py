@@ -43,7 +43,7 @@ class SchedulerConfig:
     watermark: int | float = 0.0
     preemption: Literal["recompute", "swap"] = "recompute"
     num_swap_blocks: int = 0
-    admission: Literal["optimistic", "reserve", "estimate"] = "optimistic"
+    admission: str = "optimistic"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
