@@ -17,6 +17,7 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.engine._interrupts import Uninterrupted
 from twophase.engine.prompts import Prompt
 from twophase.model.prepare import DEFAULT_MODEL
+from twophase.plan_file import read_plan
 
 PROGRESS_DELAY_S = 2.0  # short batches need no progress bar
 
@@ -65,6 +66,22 @@ class LLM:
         self._close = weakref.finalize(self, self.runner.close)  # at the latest when the interpreter ends
         self._ids = itertools.count()
         self._latest: dict[str, RequestOutput | None] = {}  # of the requests that someone is waiting for
+
+    @classmethod
+    def from_plan(cls, path: str | Path, *, model: str | Path | None = None, **options: Any) -> "LLM":
+        """Open the engine of a plan: the file of `twophase plan`, with the section that its `--write` puts there.
+
+        Args:
+            path: Of the file.
+            model: In place of the plan's; None: the plan's.
+            options: In place of the plan's own: the fields of `EngineConfig`.
+
+        Raises:
+            ConfigError: The file has no such section, or it is not that of the plan above it, or breaks a rule.
+            ModelFolderError, TypeError, BackendUnavailableError, PeerLostError, SystemExit: As `LLM`.
+        """
+        planned = read_plan(Path(path))
+        return cls(planned.model if model is None else model, planned.config, **options)
 
     def close(self) -> None:
         """Let the other processes of a tensor-parallel model go; requests fail from then on. May be called again."""

@@ -1,5 +1,5 @@
 """Which sequences run, and which blocks they have; no tensors.
 
 Public: `scheduler`, `config`, `sequence`, `admission` (validation of requests), `policy`, `policies`, `named_policies`,
-`step` (one being planned), `ledger` (of blocks), `fast_forward` (for simulations).
+`step` (one being planned), `ledger` (of blocks), `growth` (what it leaves them), `fast_forward` (to simulate).
 """
