@@ -150,6 +150,8 @@ FEATURES: Mapping[str, Feature] = {
     "static": _policy("static", batch_size=3),
     "dynamic": _policy("dynamic", batch_size=3, timeout_s=0),
     "deadline": _policy("deadline", max_tokens=9),
+    "rotating": _policy("rotating", chunk_tokens=3),
+    "fair": _policy("fair", max_tokens=9),
     "swap": Feature(
         "preemption by swapping",
         "preemption_mode='swap'",

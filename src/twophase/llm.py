@@ -109,7 +109,7 @@ class LLM:
         Args:
             prompts: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, one or several; several may also be lists of
                 token ids, [[ids], [ids]]. A mapping may have a "cache_salt" besides: prefixes are shared only with
-                requests of the same one.
+                requests of the same one; and a "tenant", for `FairPolicy`.
             sampling_params: For all of them, or one for each.
             use_tqdm: Show a progress bar when it takes longer than two seconds.
 

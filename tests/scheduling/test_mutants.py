@@ -4,6 +4,7 @@ from types import ModuleType
 
 import pytest
 
+import twophase.scheduling._queues as queues_module
 import twophase.scheduling.ledger as ledger_module
 import twophase.scheduling.scheduler as scheduler_module
 from tests.mutation import KillTable, Mutant
@@ -16,6 +17,7 @@ from tests.scheduling import (
     test_pressure,
     test_ranks,
     test_sequence,
+    test_shares,
     test_timelines,
     test_ways_of_admission,
 )
@@ -23,6 +25,7 @@ from tests.scheduling.harness import Harness
 from twophase.scheduling.policies import ChunkedPrefillPolicy, DynamicPolicy, PriorityPolicy
 
 SCHEDULER = "twophase.scheduling.scheduler"
+USERS = (scheduler_module, ledger_module, queues_module, test_policies, test_shares, test_ways_of_admission)
 
 
 def running(*tests):
@@ -33,7 +36,7 @@ def running(*tests):
             if module.__name__.startswith(SCHEDULER):
                 patch.setattr(Harness, "module", module)
             else:
-                for user in (scheduler_module, ledger_module, test_policies, test_ways_of_admission):
+                for user in USERS:
                     for name, value in list(vars(user).items()):
                         if getattr(value, "__module__", "").startswith("twophase.scheduling.") and hasattr(
                             module, name
@@ -126,6 +129,13 @@ def exact_worst_case():
 
 def learns():
     ESTIMATE.test_with_short_answers_it_lets_in_more_than_the_worst_case_would("estimate")
+
+
+ROTATING, FAIR = test_shares.TestRotating(), test_shares.TestFair()
+
+
+def fair_shares():
+    FAIR.test_as_long_as_two_wait_they_are_served_alike(1)
 
 
 MUTANTS = [
@@ -544,6 +554,103 @@ MUTANTS = [
         module="growth",
     ),
     scheduler_mutant(
+        "turns go by rank",
+        "lambda turn: turn[0].last_turn",
+        "lambda turn: turn[0].rank",
+        ROTATING.test_three_prompts_take_turns_of_two_a_step,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "newcomers take turns by age",
+        "is_closed = not step.admit(next(by_rank), self.chunk_tokens)",
+        "is_closed = not step.admit(sequence, self.chunk_tokens)",
+        ROTATING.test_newcomers_take_their_turns_by_rank,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "the small pass over the large",
+        "            elif not is_closed:\n",
+        "            else:\n",
+        ROTATING.test_one_that_does_not_fit_is_not_passed_over,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "a turn is no whole prompt",
+        "return self._plan_chunk(sequence, max_tokens if may_split else None)",
+        "return self._plan_chunk(sequence, max_tokens)",
+        ROTATING.test_without_chunks_a_turn_is_a_prompt,
+        module="step",
+    ),
+    scheduler_mutant(
+        "newcomers come first",
+        "        self._take_turn(sequence)\n        self._next_seq_id += 1\n",
+        "        self._next_seq_id += 1\n",
+        ROTATING.test_a_newcomer_goes_behind_those_who_wait_for_their_turn,
+    ),
+    scheduler_mutant(
+        "the tenant served most is next",
+        "tenant = min(of_tenant, key",
+        "tenant = max(of_tenant, key",
+        fair_shares,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "a tenant's next one passes over another's",
+        "            if not step.admit(of_tenant[tenant].popleft()):\n                return\n",
+        "            step.admit(of_tenant[tenant].popleft())\n",
+        FAIR.test_a_request_that_does_not_fit_is_not_passed_over,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "idleness is saved up",
+        "self._counters[tenant] = max(self[tenant], least)",
+        "pass",
+        FAIR.test_idleness_is_not_saved_up,
+        module="tenants",
+    ),
+    scheduler_mutant(
+        "a counter falls",
+        "max(self[tenant], least)",
+        "least",
+        FAIR.test_a_counter_never_falls,
+        module="tenants",
+    ),
+    scheduler_mutant(
+        "nobody is the measure of an empty queue",
+        "default=self[self._last]",
+        "default=0",
+        FAIR.test_after_an_empty_queue_the_last_who_waited_is_the_measure,
+        module="tenants",
+    ),
+    scheduler_mutant(
+        "what was found is charged",
+        "sequence.num_prompt_tokens - sequence.num_cached_tokens)",
+        "sequence.num_prompt_tokens)",
+        FAIR.test_only_what_is_computed_is_charged_and_only_once,
+        module="tenants",
+    ),
+    scheduler_mutant(
+        "preempted prompts are charged again",
+        "        if sequence.num_preemptions == 0:\n            self._charge",
+        "        if True:\n            self._charge",
+        FAIR.test_only_what_is_computed_is_charged_and_only_once,
+        module="tenants",
+    ),
+    scheduler_mutant(
+        "output is free",
+        "self._charge(sequence, OUTPUT_WEIGHT * num_tokens)",
+        "pass",
+        FAIR.test_only_what_is_computed_is_charged_and_only_once,
+        module="tenants",
+    ),
+    scheduler_mutant(
+        "whoever waited once waits for ever",
+        "            del self._num_waiting[tenant]\n",
+        "            pass\n",
+        FAIR.test_the_queue_of_tenants_follows_the_queue,
+        module="tenants",
+    ),
+    scheduler_mutant(
         "the worst case is one token short",
         "table, sequence.max_num_tokens - 1)",
         "table, sequence.max_num_tokens - 2)",
@@ -561,7 +668,7 @@ MUTANTS = [
         "completions that will part count as one",
         "return sequence.num_completions * num_each",
         "return num_each",
-        reserved_histories,
+        WAYS.test_reserve_counts_each_completion,
         module="growth",
     ),
     scheduler_mutant(
@@ -655,15 +762,15 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "prefills are always chunked",
-        "may_split = is_too_long or (self._ledger.config.enable_chunked_prefill and not whole)",
-        "may_split = True",
+        "return is_too_long or (self._ledger.config.enable_chunked_prefill and not whole)",
+        "return True",
         test_timelines.test_without_chunks_a_long_head_holds_up_the_queue,
         module="step",
     ),
     scheduler_mutant(
         "what outgrew the budget is stuck",
-        "may_split = is_too_long or (",
-        "may_split = (",
+        "return is_too_long or (",
+        "return (",
         test_timelines.test_without_chunks_what_outgrew_the_budget_still_comes_back,
         module="step",
     ),
@@ -745,8 +852,8 @@ MUTANTS = [
         Mutant(
             "aborted ones come back",
             "twophase.scheduling._queues",
-            "        with_blocks.get(sequence.status, waits_in).remove(sequence)\n",
-            "        with_blocks.get(sequence.status, waits_in[:]).remove(sequence)\n",
+            "        queue.remove(sequence)\n",
+            "        queue[:].remove(sequence)\n",
             through="twophase.scheduling.step",
         ),
         running(aborts, some_histories),

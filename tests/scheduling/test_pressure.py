@@ -16,8 +16,10 @@ from twophase.scheduling.policies import (
     ContinuousPolicy,
     DeadlinePolicy,
     DynamicPolicy,
+    FairPolicy,
     PrefillFirstPolicy,
     PriorityPolicy,
+    RotatingPolicy,
     StaticPolicy,
 )
 
@@ -32,7 +34,7 @@ def random_harness(rng: random.Random, **options) -> Harness:
     return Harness(
         **{
             "block_size": block_size,
-            "num_blocks": rng.randint(36, 64) // block_size,
+            "num_blocks": rng.randint(36, 48) // block_size,
             "max_num_seqs": max_num_seqs,
             "budget": max_num_seqs + rng.randint(0, 12),
             "max_model_len": rng.randint(12, 36),
@@ -66,6 +68,8 @@ def random_policy(rng: random.Random):
             StaticPolicy(batch_size=rng.randint(1, 4)),
             DynamicPolicy(batch_size=rng.randint(1, 4), timeout_s=rng.choice([0, 2.5, 7])),
             DeadlinePolicy(max_tokens=rng.choice([None, 5])),
+            RotatingPolicy(chunk_tokens=rng.randint(1, 5), max_tokens=rng.choice([None, 9])),
+            FairPolicy(max_tokens=rng.choice([None, 7])),
         ]
     )
 
@@ -84,6 +88,7 @@ def random_request(rng: random.Random, request_id: str, step_no: int, max_tokens
         arrival_s=float(step_no),
         eos=[EOS],
         ttft_slo_s=rng.choice([None, 3, 30]),
+        tenant=rng.choice(["", "a", "b"]),
         stop_token_ids=rng.choice([(), (), (), (5,)]),
         ignore_eos=rng.random() < 0.75,
     )

@@ -18,7 +18,15 @@ from twophase.engine.drafters import DraftRequest
 from twophase.engine.guidance import Guidance, Guide
 from twophase.engine.metrics import EngineStats, StatLogger, StepTimes, TraceChunk
 from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
-from twophase.engine.prompts import Prompt, TextCodec, cache_salt_of, check_params, compile_grammar, token_ids_of
+from twophase.engine.prompts import (
+    Prompt,
+    TextCodec,
+    cache_salt_of,
+    check_params,
+    compile_grammar,
+    tenant_of,
+    token_ids_of,
+)
 from twophase.engine.rejection import accepted_run
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import Runner
@@ -98,6 +106,7 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
         arrival_s: int | float | None = None,
         ttft_slo_s: int | float | None = None,
         stream: bool = True,
@@ -107,8 +116,10 @@ class Engine:
 
         Args:
             request_id: Unique among the unfinished requests.
-            prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" if wanted.
-            priority, cache_salt, ttft_slo_s: See `Request`. The prompt's own cache_salt counts if none is given here.
+            prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" and
+                a "tenant" if wanted.
+            priority, cache_salt, tenant, ttft_slo_s: See `Request`. The prompt's own salt and tenant count if none is
+                given here.
             arrival_s: When it came, on the engine's clock; now if None.
             stream: Report its progress after every step, instead of its end alone.
             is_prefilled_elsewhere: Another engine computes its prompt: it waits for `reserve`, then for `adopt`.
@@ -130,6 +141,7 @@ class Engine:
             priority=priority,
             cache_salt=cache_salt_of(prompt) if isinstance(cache_salt, str) and not cache_salt else cache_salt,
             ttft_slo_s=ttft_slo_s,
+            tenant=tenant_of(prompt) if isinstance(tenant, str) and not tenant else tenant,
         )
         with Uninterrupted():
             # Before the state, which has a part for each of the n completions: only now is n known to be possible.
