@@ -13,7 +13,6 @@ from typing import Any, final
 from twophase.core.errors import ConfigError
 from twophase.core.rules import FLAG, Rule, apply_rules, number, whole_number
 from twophase.core.speculative import SpeculativeConfig
-from twophase.scheduling.config import ADMISSIONS
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_TRACE_STEPS = 10_000
@@ -23,6 +22,7 @@ BACKENDS = ("auto", "torch", "triton")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3")
 FULL_HITS = ("recompute_block", "recompute_token")
+ADMISSIONS = ("optimistic", "reserve", "estimate")
 PREEMPTION_MODES = ("recompute", "swap")
 
 

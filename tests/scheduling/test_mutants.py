@@ -118,10 +118,6 @@ WAYS = test_ways_of_admission
 ESTIMATE = WAYS.TestEstimate()
 
 
-def reserved_histories():
-    WAYS.play_reserved(range(12))
-
-
 def exact_worst_case():
     for max_tokens, num_blocks in WAYS.WORST_CASES:
         WAYS.check_worst_case(max_tokens, num_blocks)

@@ -9,9 +9,9 @@ import pytest
 from tests.scheduling.harness import EOS, Harness, make_request, outputs_alone
 from tests.scheduling.test_pressure import play, random_window
 from twophase.cache.window import SlidingWindow
-from twophase.config import EngineConfig
+from twophase.config import ADMISSIONS, EngineConfig
 from twophase.core.errors import ConfigError
-from twophase.scheduling.config import ADMISSIONS, SchedulerConfig
+from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.growth import OutputLengths
 from twophase.scheduling.ledger import Refusal
 from twophase.scheduling.step import StepBuilder

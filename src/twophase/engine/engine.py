@@ -152,6 +152,7 @@ class Engine:
                 self._scheduler.abort(request_id)
                 raise
             self._requests[request_id] = state
+            self._stat_logger.waiting.add(request.arrival_s, state)
             # Only now: a request that was refused draws no seed, so it does not change those of the others.
             state.seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
 
@@ -443,7 +444,7 @@ class Engine:
         return tuple(self._stat_logger.steps)
 
     def stats(self) -> EngineStats:
-        return self._stat_logger.stats(self._scheduler)
+        return self._stat_logger.stats(self._scheduler, self._clock())
 
     def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
         """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked).

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from twophase.config import ADMISSIONS
 from twophase.core.errors import ConfigError
-
-ADMISSIONS = ("optimistic", "reserve", "estimate")
 
 
 @dataclass(frozen=True, slots=True)

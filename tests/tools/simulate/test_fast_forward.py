@@ -5,9 +5,9 @@ import random
 import pytest
 
 from tests.tools.simulate.runs import make_scheduler, random_requests, request
+from twophase.config import ADMISSIONS
 from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import SampledToken
-from twophase.scheduling.config import ADMISSIONS
 from twophase.scheduling.fast_forward import num_repeats, repeat_decodes, repeated_sequences
 from twophase.scheduling.ledger import Refusal
 from twophase.scheduling.policies import (
