@@ -334,11 +334,12 @@ class Scheduler:
         if reason is not None:
             self._retire(sequence)  # first, as it may raise
         sequence.token_ids.append(token.token_id)
-        self._note_length(sequence, reason)
+        if reason is not None:
+            self._note_length(sequence, reason)
         request_id = sequence.request.request_id
         return SequenceUpdate(sequence.seq_id, request_id, sequence.index, run, reason, stop_reason)
 
-    def _note_length(self, sequence: Sequence, reason: FinishReason | None) -> None:
+    def _note_length(self, sequence: Sequence, reason: FinishReason) -> None:
         """What admission can learn from a completion that ended by itself."""
         if reason in ("stop", "length"):
             num_prompt = sequence.num_prompt_tokens

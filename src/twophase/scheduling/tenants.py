@@ -1,5 +1,6 @@
 """What tenants were served, counted so that it can be shared out: virtual token counters (VTC, arXiv:2401.00588)."""
 
+from collections import defaultdict
 from typing import final
 
 from twophase.scheduling.sequence import Sequence
@@ -21,7 +22,7 @@ class TenantCounters:
     """
 
     def __init__(self) -> None:
-        self._counters: dict[str, int] = {}
+        self._counters: dict[str, int] = defaultdict(int)
         self._num_waiting: dict[str, int] = {}  # sequences, of tenants with any
         self._last = ""  # to stop waiting
 
@@ -48,12 +49,8 @@ class TenantCounters:
     def charge_prompt(self, sequence: Sequence) -> None:
         """Its prompt is computed, but for what was found in the cache. What a preemption costs is nobody's fault."""
         if sequence.num_preemptions == 0:
-            self._charge(sequence, sequence.num_prompt_tokens - sequence.num_cached_tokens)
+            self._counters[sequence.request.tenant] += sequence.num_prompt_tokens - sequence.num_cached_tokens
 
     def charge_output(self, sequence: Sequence, num_tokens: int) -> None:
         """So many tokens were generated."""
-        self._charge(sequence, OUTPUT_WEIGHT * num_tokens)
-
-    def _charge(self, sequence: Sequence, amount: int) -> None:
-        tenant = sequence.request.tenant
-        self._counters[tenant] = self[tenant] + amount
+        self._counters[sequence.request.tenant] += OUTPUT_WEIGHT * num_tokens
