@@ -106,6 +106,16 @@ def _policy(name: str, **parameters: int | float) -> Feature:
     )
 
 
+def _admission(name: str) -> Feature:
+    return Feature(
+        f"admission: {name}",
+        f"admission={name!r}",
+        lambda config, _: config.admission == name,
+        examples=({"admission": name},),
+        group="admission",
+    )
+
+
 def _kv_format(name: str) -> Feature:
     option = f"kv_cache_dtype={name!r}"
     examples = ({"kv_cache_dtype": name},)
@@ -140,12 +150,17 @@ FEATURES: Mapping[str, Feature] = {
     "static": _policy("static", batch_size=3),
     "dynamic": _policy("dynamic", batch_size=3, timeout_s=0),
     "deadline": _policy("deadline", max_tokens=9),
+    "rotating": _policy("rotating", chunk_tokens=3),
+    "fair": _policy("fair", max_tokens=9),
     "swap": Feature(
         "preemption by swapping",
         "preemption_mode='swap'",
         lambda config, _: config.preemption_mode == "swap",
         examples=({"preemption_mode": "swap"}, {"preemption_mode": "swap", "num_swap_blocks": 3}),
     ),
+    "optimistic": _admission("optimistic"),
+    "reserve": _admission("reserve"),
+    "estimate": _admission("estimate"),
     "watermark": Feature(
         "admission watermark",
         "admission_watermark",

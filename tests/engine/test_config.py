@@ -39,6 +39,7 @@ BAD = {
     "use_cuda_graphs": ["False"],
     "max_trace_steps": [-1, 1.5],
     "policy": ["priority", PriorityPolicy],
+    "admission": ["Reserve", None],
     "preemption_mode": ["Swap", None],
     "num_swap_blocks": [0, 1.5],
     "admission_watermark": [1, -0.1, float("nan"), None],

@@ -121,7 +121,7 @@ def test_values_of_one_option_are_never_both_on(pair, folder):
 @pytest.mark.parametrize("name", FEATURES)
 def test_an_example_switches_its_feature_on_and_is_no_default(name, folder):
     feature, default = FEATURES[name], configured(None, {})
-    assert feature.is_on(default, False) == (name in ("prefix_block", "priority"))
+    assert feature.is_on(default, False) == (name in ("prefix_block", "priority", "optimistic"))
     if feature.request is None and name not in ("disaggregated", "mixed"):  # which no option switches on
         for example in examples_of(name, folder):
             config = configured(None, example)

@@ -7,6 +7,7 @@ from typing import Any, final
 
 from twophase.core.errors import ConfigError, ModelFolderError
 from twophase.core.sizes import ROW_ALIGNMENT_BYTES, SCALE_BYTES
+from twophase.plan_file import split
 from twophase_tools.capacity import kinds
 from twophase_tools.capacity.yaml_file import Key, YamlFile, read_text
 from twophase_tools.load.slo import Slo
@@ -48,6 +49,7 @@ class PlanConfig:
     """A deployment: one engine on `tensor_parallel_size` GPUs.
 
     Attributes:
+        model: As the file names it.
         shape: The model, with the bytes of its weights and of its cache.
         model_window: Keys that a query of this model sees; None: all.
         gpu_memory_utilization: Share of a GPU's memory that may be used, in (0, 1].
@@ -58,6 +60,7 @@ class PlanConfig:
     """
 
     name: str
+    model: str
     shape: ModelShape
     model_window: int | None
     dtype: str
@@ -147,7 +150,8 @@ def read_config(path: Path) -> PlanConfig:
 def parse_config(source: str, name: str = "config.yaml", folder: Path = Path()) -> PlanConfig:
     """As `read_config`, from text; a model's folder is looked for from `folder` on."""
     file = YamlFile(name)
-    values = file.read(source, KEYS)
+    plan, _ = split(source, name)  # what was written from it before is the engine's
+    values = file.read(plan, KEYS)
     file.raise_complaints()
     shape, window, longest = _model(file, values["model"], folder)
     file.raise_complaints()
@@ -170,6 +174,7 @@ def parse_config(source: str, name: str = "config.yaml", folder: Path = Path()) 
 
 
 _AS_THEY_ARE = (
+    "model",
     "dtype",
     "kv_cache_dtype",
     "tensor_parallel_size",

@@ -22,6 +22,7 @@ WORDS = {
     "sliding_window": ("12", 12),
     "num_attention_sinks": ("2", 2),
     "policy": ("chunked:max_tokens=5", ChunkedPrefillPolicy(5)),
+    "admission": ("reserve", "reserve"),
     "tensor_parallel_size": ("2", 2),
     "kv_cache_dtype": ("int8", "int8"),
 }
