@@ -44,7 +44,7 @@ def name_of(pair):
 
 # The rest, and Triton, which is interpreted where there is no GPU, runs with --full.
 SAMPLE = [*random.Random(0).sample(FAST, 16), ("tensor_parallel", "swap"), ("ngram", "window")]
-SAMPLE += [("mixed", name) for name in ("int8", "tensor_parallel", "own_drafter", "prompt_logprobs")]
+SAMPLE += [("mixed", name) for name in ("int8", "tensor_parallel", "own_drafter", "prompt_logprobs", "reserve", "fair")]
 SAMPLE += [
     ("prompt_logprobs", name) for name in ("prefix_token", "swap", "several", "tensor_parallel", "disaggregated")
 ]

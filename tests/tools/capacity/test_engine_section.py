@@ -127,6 +127,19 @@ def test_options_and_model_can_be_put_in_place_of_the_plans(tmp_path):
     assert llm.scheduler.config.max_num_seqs == 8
 
 
+def test_a_model_of_mixed_layers_has_no_plan_and_may_take_the_place_of_one_that_has(tmp_path):
+    path, _ = written_plan(tmp_path)
+    mixed, _ = make_folder("gemma3", tmp_path / "mixed", eos_token_id=None)
+    with pytest.raises(
+        ConfigError, match=r"config\.yaml:1: model .*layers that see all keys and layers that see a win"
+    ):
+        parse_config(text(**SMALL | {"model": "mixed"}), folder=tmp_path)
+    llm = LLM.from_plan(path, model=mixed, device="cpu", skip_tokenizer_init=True, admission="reserve")
+    assert llm.scheduler.cache.num_groups > 1
+    (output,) = llm.generate([[7, 8, 9]], SamplingParams(max_tokens=40, temperature=0, ignore_eos=True), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 40
+
+
 def test_the_example_names_its_model_as_the_engine_does(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")
