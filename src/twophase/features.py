@@ -182,6 +182,12 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "int8": _kv_format("int8"),
     "fp8": _kv_format("fp8_e4m3"),
+    "expert_parallel": Feature(
+        "expert parallel",
+        "enable_expert_parallel",
+        lambda config, _: config.enable_expert_parallel and config.tensor_parallel_size > 1,
+        examples=({"enable_expert_parallel": True, "tensor_parallel_size": 2},),
+    ),
     "tensor_parallel": Feature(
         "tensor parallel",
         "tensor_parallel_size",
@@ -211,6 +217,11 @@ FEATURES: Mapping[str, Feature] = {
 }
 
 _TEXT_NEEDED = Refused("it is about text, and without a tokenizer there is none", when="request")
+_ONE_RANK = Refused("disaggregation has one rank per engine")
+_ALL_HEADS = Refused(
+    "a ready-made attention backend was made for all heads of the model, and each rank has some of them; pass a name, "
+    "or a function that makes one for the AttentionSpec that it is given"
+)
 _REFUSALS: Mapping[tuple[str, str], Refused] = {
     ("prefix_token", "window"): Refused(
         "a hit has just the blocks for a query behind it, and the window has freed the others. Use "
@@ -226,11 +237,10 @@ _REFUSALS: Mapping[tuple[str, str], Refused] = {
     ("prefix_token", "disaggregated"): Refused(
         "all pages of a prompt are sent into blocks of their own, and a recomputed token is written into shared ones"
     ),
-    ("tensor_parallel", "disaggregated"): Refused("disaggregation has one rank per engine"),
-    ("tensor_parallel", "ready_made"): Refused(
-        "a ready-made attention backend was made for all heads of the model, and each rank has some of them; pass a "
-        "name, or a function that makes one for the AttentionSpec that it is given"
-    ),
+    ("tensor_parallel", "disaggregated"): _ONE_RANK,
+    ("expert_parallel", "disaggregated"): _ONE_RANK,
+    ("tensor_parallel", "ready_made"): _ALL_HEADS,
+    ("expert_parallel", "ready_made"): _ALL_HEADS,
     ("draft_model", "own_drafter"): Refused("both guess; give one of them"),
     ("stop", "no_tokenizer"): _TEXT_NEEDED,
     ("guided", "no_tokenizer"): _TEXT_NEEDED,

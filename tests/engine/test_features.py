@@ -35,38 +35,53 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def sparse_folder(tmp_path_factory):
+    """The like with experts, for what is about them."""
+    path = tmp_path_factory.mktemp("sparse")
+    tokenizer = byte_level()
+    make_folder("qwen3-moe", path, vocab_size=tokenizer.vocab_size, eos_token_id=tokenizer.end_id)
+    tokenizer.tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+def check_with(names, seed, folder, sparse_folder):
+    check_features(names, seed, sparse_folder if "expert_parallel" in names else folder)
+
+
 def name_of(pair):
     return "+".join(pair)
 
 
 # The rest, and Triton, which is interpreted where there is no GPU, runs with --full.
 SAMPLE = [*random.Random(0).sample(FAST, 16), ("tensor_parallel", "swap"), ("ngram", "window")]
+SAMPLE += [("expert_parallel", name) for name in ("swap", "ngram", "int8")]
 SAMPLE += [
     ("prompt_logprobs", name) for name in ("prefix_token", "swap", "several", "tensor_parallel", "disaggregated")
 ]
 
 
 @pytest.mark.parametrize("pair", SAMPLE, ids=name_of)
-def test_some_pairs_work(pair, folder):
-    check_features(pair, seed=1, folder=folder)
+def test_some_pairs_work(pair, folder, sparse_folder):
+    check_with(pair, 1, folder, sparse_folder)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("pair", WORKING, ids=name_of)
-def test_all_pairs_work(pair, folder):
+def test_all_pairs_work(pair, folder, sparse_folder):
     for seed in (2, 3) if not SLOW & set(pair) else (2,):
-        check_features(pair, seed, folder)
+        check_with(pair, seed, folder, sparse_folder)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(60))
-def test_random_triples_work(seed, folder):
+def test_random_triples_work(seed, folder, sparse_folder):
     rng = random.Random(seed)
     while True:
         names = tuple(rng.sample([name for name in FEATURES if name not in SLOW], 3))
         if all(isinstance(TABLE[pair], Works) for pair in combinations(names, 2)):
             break
-    check_features(names, seed, folder)
+    check_with(names, seed, folder, sparse_folder)
 
 
 @pytest.mark.parametrize("pair", REFUSED["start"], ids=name_of)
@@ -164,6 +179,7 @@ def check_table(module, folder):
     ready = examples_of("ready_made", folder)[0]
     drafter = examples_of("draft_model", folder)[0] | examples_of("own_drafter", folder)[0]
     token, window, ranks = {"full_hit": "recompute_token"}, {"sliding_window": 8}, {"tensor_parallel_size": 2}
+    whole = {"enable_expert_parallel": True}
     for options, arguments, other in [
         (token | window, {}, "sliding_window"),
         (token, {"model_has_window": True}, "sliding_window"),
@@ -171,6 +187,8 @@ def check_table(module, folder):
         (window, {"also": ("disaggregated",)}, "disaggregation"),
         ({"num_attention_sinks": 2}, {"also": ("disaggregated",)}, "disaggregation"),
         (ranks, {"also": ("disaggregated",)}, "disaggregation"),
+        (whole | ranks, {"also": ("disaggregated",)}, "enable_expert_parallel"),
+        (whole | ranks | ready, {}, "enable_expert_parallel"),
         (window | ready, {}, "ready-made"),
         (ranks | ready, {}, "ready-made"),
         (drafter, {}, "both guess"),
@@ -182,6 +200,7 @@ def check_table(module, folder):
     module.check_pairs(configured(None, token | ready), model_has_window=True)
     module.check_pairs(configured(None, token | {"cache_factory": len}), model_has_window=True)
     module.check_pairs(configured(None, window | ranks | {"kv_cache_dtype": "int8"}))
+    module.check_pairs(configured(None, whole | ready))  # one rank has all experts, and all heads
     module.check_pairs(configured(None, {}), also=("disaggregated",), model_has_window=False)
 
 
@@ -198,7 +217,12 @@ def test_the_table_by_hand(folder):
         ("ready-made ones free", "not _is_ready_made(config) and", ""),
         ("sinks alone", "or config.num_attention_sinks", ""),
         ("only options count", "name in also or", ""),
-        ("one rank", "config.tensor_parallel_size > 1", "config.tensor_parallel_size > 2"),
+        (
+            "experts of one rank",
+            "config.enable_expert_parallel and config.tensor_parallel_size > 1",
+            "config.enable_expert_parallel",
+        ),
+        ("one rank", "_: config.tensor_parallel_size > 1", "_: config.tensor_parallel_size > 2"),
         ("one direction", "or _REFUSALS.get((other, one)) or WORKS", "or WORKS"),
     ],
     ids=lambda value: value if len(value) < 26 and " " in value and "config" not in value else "",

@@ -13,6 +13,16 @@ RopeType = Literal["default", "linear", "llama3"]
 DEFAULT_ROPE_THETA = 10_000.0
 MAX_INT = 2**53  # no size of a model comes near
 LAYER_TYPES = ("full_attention", "sliding_attention")
+# What other mixtures of experts may ask for, and the values that mean nothing here.
+NO_OTHER_MIXTURE: dict[str, tuple[Any, ...]] = {
+    "scoring_func": ("softmax",),
+    "routed_scaling_factor": (1,),
+    "n_group": (0, 1),
+    "topk_group": (0, 1),
+    "n_shared_experts": (0,),
+    "num_shared_experts": (0,),
+    "shared_expert_intermediate_size": (0,),
+}
 MISTRAL_DEFAULT_WINDOW = 4096  # what transformers takes when a Mistral config.json does not say
 
 
@@ -37,6 +47,25 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of experts: in some layers the MLP is one of several, which a router chooses for each token.
+
+    Attributes:
+        num_experts: E, in each of these layers.
+        num_experts_per_tok: K, those that a token goes through.
+        intermediate_size: Of one expert.
+        norm_topk_prob: Whether the probabilities of a token's K experts are divided by their sum.
+        sparse_layers: The numbers of the layers that have experts; the others have one MLP.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    norm_topk_prob: bool
+    sparse_layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything the forward pass and the cache need to know about a model.
 
@@ -47,6 +76,7 @@ class ModelConfig:
         qkv_bias, o_bias, mlp_bias: Which linear layers add a bias.
         qk_norm: Queries and keys are RMS-normalised per head before RoPE (Qwen3).
         sliding_window: Keys a query sees, itself included; None: all.
+        experts: Of a mixture of experts; None: every layer has one MLP, of `intermediate_size`.
         dtype: What the weights were saved in, as torch names it; None if the file does not say.
         bos_token_id: Begin of text; None if there is none.
         eos_token_ids: Tokens that end a text; what generation_config.json says goes before config.json.
@@ -69,6 +99,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+    experts: ExpertsConfig | None = None
     dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
@@ -81,14 +112,17 @@ class Family:
     Attributes:
         qkv_bias, o_bias: Fixed by the architecture; None: config.json's `attention_bias` decides.
         mlp_bias: Whether config.json's `mlp_bias` is read.
-        window: Where a sliding window is configured: nowhere, in `sliding_window`, or behind `use_sliding_window`.
+        window: Where a sliding window is configured: nowhere, in `sliding_window`, there if at all ('given'), behind
+            `use_sliding_window`, or behind that for all layers alike ('switched_for_all').
+        experts: Whose keys say what the experts are; None: there are none.
     """
 
     qkv_bias: bool | None = False
     o_bias: bool | None = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    window: Literal["none", "always", "switched"] = "none"
+    window: Literal["none", "always", "given", "switched", "switched_for_all"] = "none"
+    experts: Literal["mixtral", "qwen3_moe"] | None = None
 
 
 FAMILIES = {
@@ -96,6 +130,10 @@ FAMILIES = {
     "MistralForCausalLM": Family(window="always"),
     "Qwen2ForCausalLM": Family(qkv_bias=True, window="switched"),
     "Qwen3ForCausalLM": Family(qkv_bias=None, o_bias=None, qk_norm=True, window="switched"),
+    "MixtralForCausalLM": Family(window="given", experts="mixtral"),
+    "Qwen3MoeForCausalLM": Family(
+        qkv_bias=None, o_bias=None, qk_norm=True, window="switched_for_all", experts="qwen3_moe"
+    ),
 }
 
 
@@ -131,6 +169,7 @@ def load_config(folder: Path) -> ModelConfig:
         mlp_bias=family.mlp_bias and file.flag("mlp_bias"),
         qk_norm=family.qk_norm,
         sliding_window=_sliding_window(file, family),
+        experts=_experts(file, family),
         dtype=_dtype(file),
         bos_token_id=file.token_ids("bos_token_id")[0] if file.token_ids("bos_token_id") else None,
         eos_token_ids=_eos_token_ids(folder, file),
@@ -281,8 +320,12 @@ def _rope(file: _ConfigFile) -> RopeConfig:
 
 
 def _sliding_window(file: _ConfigFile, family: Family) -> int | None:
-    if family.window == "none" or (family.window == "switched" and not file.flag("use_sliding_window")):
+    if family.window == "none" or (family.window.startswith("switched") and not file.flag("use_sliding_window")):
         return None
+    if family.window == "given":
+        return None if file.values.get("sliding_window") is None else file.positive_int("sliding_window")
+    if family.window == "switched_for_all":
+        return _window_of_all_layers(file)
     if family.window == "always":
         if "sliding_window" in file.values and file.values["sliding_window"] is None:
             return None
@@ -299,6 +342,58 @@ def _sliding_window(file: _ConfigFile, family: Family) -> int | None:
             f"{', '.join(LAYER_TYPES)}; found {_summary(layer_types)}."
         )
     return None if kind == "full_attention" else file.positive_int("sliding_window")
+
+
+def _window_of_all_layers(file: _ConfigFile) -> int:
+    """transformers gives it to every layer of this family, and did not always: so no key may say otherwise."""
+    if file.whole_number("max_window_layers", default=0) or file.values.get("layer_types") is not None:
+        raise file.error(
+            "a sliding window is supported for all layers of this architecture or for none, so with use_sliding_window "
+            "max_window_layers must be 0 and layer_types absent."
+        )
+    return file.positive_int("sliding_window")
+
+
+def _experts(file: _ConfigFile, family: Family) -> ExpertsConfig | None:
+    if family.experts is None:
+        return None
+    num_layers = file.positive_int("num_hidden_layers")
+    if family.experts == "mixtral":
+        intermediate_size, norm_topk_prob = file.positive_int("intermediate_size"), True
+        sparse_layers = tuple(range(num_layers))
+    else:
+        intermediate_size, norm_topk_prob = file.positive_int("moe_intermediate_size"), file.flag("norm_topk_prob")
+        sparse_layers = _sparse_layers(file, num_layers)
+    num_experts, num_experts_per_tok = _num_experts(file), file.positive_int("num_experts_per_tok")
+    if num_experts_per_tok > num_experts:
+        raise file.error(f"num_experts_per_tok {num_experts_per_tok} is more than the {num_experts} experts there are.")
+    for key, harmless in NO_OTHER_MIXTURE.items():
+        if file.values.get(key) not in (None, *harmless):
+            raise file.error(
+                f"{key} {shown(file.values[key])} is not supported: a router's softmax over all experts chooses a "
+                f"token's, there is one group of them, and none is shared by all tokens."
+            )
+    if not sparse_layers:
+        return None
+    return ExpertsConfig(num_experts, num_experts_per_tok, intermediate_size, norm_topk_prob, sparse_layers)
+
+
+def _num_experts(file: _ConfigFile) -> int:
+    """Under the name of the hub's files or under that of transformers 5, which may stand side by side."""
+    names = [key for key in ("num_experts", "num_local_experts") if file.values.get(key) is not None]
+    counts = {file.positive_int(key) for key in names or ["num_experts"]}
+    if len(counts) > 1:
+        raise file.error("num_experts and num_local_experts are two names of one number; found two numbers.")
+    return counts.pop()
+
+
+def _sparse_layers(file: _ConfigFile, num_layers: int) -> tuple[int, ...]:
+    """Every `decoder_sparse_step`-th layer, but for those in `mlp_only_layers`."""
+    step = file.positive_int("decoder_sparse_step", default=1)
+    dense = file.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise file.error(f"'mlp_only_layers' must be a list of layers' numbers, found {shown(dense)}.")
+    return tuple(layer for layer in range(num_layers) if (layer + 1) % step == 0 and layer not in dense)
 
 
 def _summary(values: Any) -> str:

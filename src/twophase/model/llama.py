@@ -1,10 +1,11 @@
-"""The Llama family's forward pass over paged K/V: Llama, SmolLM2, Mistral, Qwen2 and Qwen3.
+"""The Llama family's forward pass over paged K/V: Llama, SmolLM2, Mistral, Qwen2 and Qwen3, Mixtral and Qwen3-MoE.
 
 Plain functions over frozen weights. The batch is one flat row of tokens; only attention knows sequences apart.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.cache.kv_cache import KVCache, LayerKV
 from twophase.model.config import ModelConfig
+from twophase.model.experts import DispatchExperts, SparseMLP, mix_experts
 from twophase.model.rope import rope_tables
 from twophase.model.weights import LayerWeights, ModelWeights
 
@@ -40,7 +42,15 @@ class LlamaModel:
         max_model_len: Positions to prepare RoPE for; the model's own limit if None.
         sum_over_ranks: Adds up, in place, what this and other processes computed: the weights are a part of the model,
             cut so that each block's output is a partial sum (twophase.parallel.sharding). None: they are all of it.
+        dispatch_experts: Has each token's experts computed by the processes that hold them, where each process holds
+            some experts whole (twophase.parallel.expert_parallel). None: every expert is here, or a part of each.
+
+    Attributes:
+        watch_experts: Called in each layer that has experts, with the layer's number and how many tokens each expert of
+            this process computes (int64 [E], on the model's device). None: no call. See `ExpertLoad`.
     """
+
+    watch_experts: Callable[[int, Int[Tensor, "E"]], None] | None = None
 
     def __init__(
         self,
@@ -49,13 +59,21 @@ class LlamaModel:
         backend: AttentionBackend,
         max_model_len: int | None = None,
         sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
+        dispatch_experts: DispatchExperts | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
         self.backend = backend
         self.device = weights.embed.device
         self._sum = sum_over_ranks or _already_whole
+        self._dispatch_experts = dispatch_experts
         self.cos, self.sin = rope_tables(config, max_model_len or config.max_position_embeddings, self.device)
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a CUDA graph can hold the forward pass: nothing in it is decided by the host."""
+        sparse = [layer.mlp for layer in self.weights.layers if isinstance(layer.mlp, SparseMLP)]
+        return all(mlp.gate_up.stacked is not None and mlp.down.stacked is not None for mlp in sparse)
 
     def forward(
         self,
@@ -79,7 +97,7 @@ class LlamaModel:
                 if after_layer is not None:
                     after_layer(number)
                 x, residual = backend.rmsnorm(x, residual, layer.post_attention_norm, eps)
-                x = self._sum(layer.down(backend.silu_mul(layer.gate_up(x))))
+                x = self._mlp(x, layer, number)
             return backend.rmsnorm(x, residual, weights.final_norm, eps)[0]
 
     def logits(self, hidden: Float[Tensor, "R N"]) -> Float[Tensor, "R V"]:
@@ -96,6 +114,24 @@ class LlamaModel:
             k = F.rms_norm(k, (config.head_dim,), layer.k_norm, config.rms_norm_eps)
         q = self.backend.write(q, k, v, self.cos, self.sin, kv, plan)
         return self._sum(layer.o(self.backend.attend(q, kv, plan).flatten(1)))
+
+    def _mlp(self, x: Float[Tensor, "T N"], layer: LayerWeights, number: int) -> Float[Tensor, "T N"]:
+        if not isinstance(layer.mlp, SparseMLP):
+            return self._sum(layer.mlp.down(self.backend.silu_mul(layer.mlp.gate_up(x))))
+        assert self.config.experts is not None
+        mix = partial(mix_experts, router=layer.mlp.router, config=self.config.experts)
+        compute = partial(self._experts, layer.mlp, number)
+        if self._dispatch_experts is not None:
+            return self._dispatch_experts(x, mix, compute)
+        return self._sum(mix(x, compute))
+
+    def _experts(
+        self, mlp: SparseMLP, number: int, rows: Float[Tensor, "P N"], counts: Int[Tensor, "E"]
+    ) -> Float[Tensor, "P N"]:
+        """Every expert's MLP over its own rows: `counts[e]` of them for expert e, one expert after the other."""
+        if self.watch_experts is not None:
+            self.watch_experts(number, counts)
+        return mlp.down(self.backend.silu_mul(mlp.gate_up(rows, counts)), counts)
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
