@@ -40,6 +40,7 @@ print(f"writing 10 tokens: {1e3 * write_s:.1f} ms per token, {write_s / read_s:.
 # You need PyTorch and a rough idea of a transformer. No GPU: every section runs on a CPU.
 
 # %% [markdown]
+# <!-- opening minutes: 5 -->
 # <!-- map -->
 
 # %% [markdown]
@@ -47,7 +48,8 @@ print(f"writing 10 tokens: {1e3 * write_s:.1f} ms per token, {write_s / read_s:.
 # blanks to fill, `____(...)`; four are *open*, and you write the whole function. Then run `check("1.3")`. If you are
 # stuck, `hint("1.3")` helps in up to three steps, and `reveal("1.3")` shows a solution. You can leave any exercise out:
 # what follows then runs with the reference's answer, and says so. Checks draw their cases at random; `check("1.3",
-# seed=...)` with the seed that a verdict prints draws the same again. *Going further* is optional, and a bonus.
+# seed=...)` with the seed that a verdict prints draws the same again. (`# NBVAL_CHECK_OUTPUT` in a cell is a mark for
+# this workbook's own tests.) *Going further* is optional, and a bonus.
 
 # %% tags=["setup"]
 import math
@@ -139,10 +141,10 @@ for at in (4, 8, 12):  # Paris, the second "capital", cheese
     print(f"{tokenizer.decode(ids[at + 1]).strip():8} {float(-shares[at]) / math.log(2):4.1f} bits")
 
 # %% [markdown]
-# *Paris* costs next to nothing: the model knows. The second *capital* is much cheaper than the first, since half a
-# sentence has set the pattern. And *cheese* is not what it had in mind. Seen this way a language model is a machine
-# that is surprised, and training makes it less so. Generation is the same table read the other way: pick a token that
-# surprises little, append it, go on.
+# The second *is* costs least, and *Paris* next to nothing too: the model knows. The second *capital* is much cheaper
+# than the first, since half a sentence has set the pattern. And *cheese* is not what it had in mind. Seen this way a
+# language model is a machine that is surprised, and training makes it less so. Generation is the same table read the
+# other way: pick a token that surprises little, append it, go on.
 #
 # **Takeaway.** The log-probability of a text of T tokens is a sum of T - 1 terms; here *Paris* costs 0.4 bits and
 # *cheese* 34.2.
@@ -227,7 +229,7 @@ print(f"200 rows: {1e3 * one_s:.1f} ms in one pass, {1e3 * many_s:.0f} ms in 200
 # | `score` | the log-probability of a given text of 1,000 tokens |
 # | `write` | write 1,000 tokens after a prompt of one token |
 # | `write 8` | write 8 different answers to that prompt, 1,000 tokens each |
-# | `verify 5` | five draft tokens are given; find out which of them greedy decoding would have written |
+# | `verify 5` | five tokens are proposed as a continuation; find out which of them greedy decoding would have written |
 #
 # Options: **a** 1 pass · **b** 5 passes · **c** 1,000 passes · **d** 8,000 passes
 
@@ -292,7 +294,7 @@ def greedy(model, ids, num_new, eos_id):
     Args:
         model: `model(batch).logits` is [B, T, V] for a `batch` of token ids [B, T].
         ids: [T] token ids, T >= 1; not changed.
-        num_new: 0 or more. Each new token takes one pass, and none follows the last.
+        num_new: 0 or more. Each new token takes one pass, and no pass follows the last.
         eos_id: The end token. It ends the text once the loop has appended it; in the prompt it ends nothing.
 
     Returns:
@@ -352,7 +354,7 @@ pictures.draw_steps({"your loop on SmolLM2": timed_model.elapsed_s}, first_lengt
 # > and `--generation-config auto`, the default, takes what the model's own `generation_config.json` says instead
 # > ([model.py](https://github.com/vllm-project/vllm/blob/0052a5b818980ce8a0477706aaf9f75bd5af72cd/vllm/config/model.py)).
 # > So the same request may be sampled differently for two models: for a comparison token for token set `temperature=0`,
-# > and do not rely on defaults. Nor is every engine's `max_tokens` large: vLLM's is 16.
+# > and do not rely on defaults. A default of `max_tokens` can be small, too: vLLM's is 16.
 
 # %% [markdown]
 # ## 4. Counting the waste
@@ -433,7 +435,7 @@ for T in (10, 100, 1_000):
 
 # %% [markdown]
 # ## 5. The cache
-# <!-- minutes: 42 -->
+# <!-- minutes: 40 -->
 #
 # *Needs: CPU.*
 #
@@ -486,7 +488,7 @@ pictures.draw_visible(
 # \qquad p_i = S - L + i$$
 #
 # ```python
-# attend(q, k, v)[:, -1:] == attend(q[:, -1:], k, v)                  # the last query alone gets the same result
+# attend(q, k, v)[:, -1:] == attend(q[:, -1:], k, v)                  # up to rounding: the last query alone
 # attend(q, k, torch.ones_like(v)) == torch.ones_like(q)              # weights add up to one
 # ```
 
@@ -532,7 +534,7 @@ recompute(ToyModel(), torch.tensor([[3, 1, 4, 1, 5]])).shape
 # One pass over `new_ids` (`[B, L]`) behind a cache of S tokens. Return the logits of the new tokens, and the cache of
 # S + L.
 #
-# $$K \leftarrow [K;\; x W_K], \qquad V \leftarrow [V;\; x W_V], \qquad x = E[\text{new ids}] + P[S], P[S+1], \dots$$
+# $$K \leftarrow [K;\; x W_K], \qquad V \leftarrow [V;\; x W_V], \qquad x = E[\text{new ids}] + P[S : S + L]$$
 #
 # `toy.embed(ids, start)`, `toy.project(x)` and `toy.logits(x, attended)` are there; `attend` is yours.
 #
@@ -576,7 +578,8 @@ print(f"largest difference of a logit: {difference:.0e}; the cache holds {cache[
 # <!-- card 1.7 -->
 # Open: greedy generation with a cache. The first pass reads the prompt (*prefill*), each later one a single token
 # (*decode*). The loop knows no model: it is given a function `step(new_ids, cache)`, so that the same loop can write
-# with the toy model, with SmolLM2, and in section 12 with a real engine.
+# with the toy model, with SmolLM2, and in section 12 with a real engine. (For the toy model that is your `step` with
+# `toy` filled in: `partial` does so, in the cell after the check.)
 
 
 # %% tags=["exercise:1.7"]
@@ -618,9 +621,9 @@ def generate(step, cache, prompt, num_new):
 check("1.7")
 
 # %% [markdown]
-# **How much is it worth?** A tutorial for such a toy model reports 3.58 s without a cache and 0.163 s with one, on an
-# NVIDIA T4, for a batch of 10,000, a prompt of 50 tokens and 100 new ones. (Its program is not published, so we take
-# these two numbers as a report.) The next cell has their ratio, and what your count says about it.
+# **How much is it worth?** One published tutorial for such a toy model reports 3.58 s without a cache and 0.163 s with
+# one, on an NVIDIA T4, for a batch of 10,000, a prompt of 50 tokens and 100 new ones. (Its program is not published, so
+# we take these two numbers as a report.) The next cell has their ratio, and what your count says about it.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -658,7 +661,7 @@ print(f"without a cache {without_s:.3f} s, with a cache {with_s:.3f} s, {without
 # %% [markdown]
 # **Where it comes from.** The same run, pass by pass. It is an experiment to play with: replace `prompts` by
 # `torch.randint(0, 100, (1, 50))` in the first line, or by another length. With a single sequence, what is left of the
-# advantage?
+# advantage? Compare the two curves at the left and at the right end.
 
 # %%
 ids = prompts
@@ -675,48 +678,26 @@ pictures.draw_steps({"without a cache": recomputing.elapsed_s, "with a cache": c
 # long as without one; every later pass is short. A count of positions is a first estimate and no more. A pass over a
 # single token has little to multiply: it starts small operations, copies the cache (`torch.cat` makes a new one in each
 # pass) and reads it. That lowers the ratio. Large passes have another cost: their tables of scores no longer fit into
-# the processor's caches. That raises it.
+# the processor's caches. That raises it. Should yours come near the tutorial's, it is chance: another machine, another
+# batch.
 
 # %% [markdown]
-# **By the clock.** Both loops are yours and equally bare, and the model is the small random one, which has no end
-# token. `with_cache` lets transformers keep K and V, and makes of its model a `step`:
-
-# %%
-from twophase_labs.autoregression.toy import with_cache
-
-show_source(with_cache)
-
-# %% [markdown]
-# **Think first.** If the time follows a power law, t = a·T^b, it is a straight line on two logarithmic axes, and its
-# slope is the exponent b. Which slope for which loop? Will short texts lie on the line too?
-
-# %%
-start = torch.zeros(1, dtype=torch.long)
-curves = {"without a cache": {}, "with a cache": {}}
-wider = random_llama(width=128)
-generate(with_cache(wider), None, start[None], 3)  # the first call prepares things
-for T in (10, 30, 100, 300, 1_000):
-    repeats = max(1, 300 // T)  # short times are the noisy ones
-    curves["without a cache"][T] = seconds(lambda T=T: greedy(wider, start, T, eos_id=-1), repeats)
-    curves["with a cache"][T] = seconds(lambda T=T: generate(with_cache(wider), None, start[None], T), repeats)
-pictures.draw_growth(curves, fit_from=100)
-
-# %% [markdown]
-# With a cache the time grows a little faster than T, since every query still looks at all keys. Without one it heads
-# for T², which it approaches only for long texts: every pass has a fixed cost (Python, many small operations to start)
-# that dominates short ones. Costs that show only at scale are common in this field, which is why this workbook counts
-# first and measures second.
-#
 # **Takeaway.** With a cache, 50 + 100 tokens take 149 positions instead of 9,950, and the text is the same.
 
 # %% [markdown]
 # ## 6. The surprise again
-# <!-- minutes: 9 -->
+# <!-- minutes: 9 + 4 -->
 #
 # *Needs: CPU, and the model.*
 #
 # Back to SmolLM2, to the same 40 tokens, and to a written token that took so much longer than one that was read. Your
 # `generate` now writes with a cache: after the first pass, a pass computes one position instead of the whole text.
+# `with_cache` lets transformers keep K and V, and makes of its model a `step`:
+
+# %%
+from twophase_labs.autoregression.toy import with_cache
+
+show_source(with_cache)
 
 # %% [markdown]
 # <!-- card 1.8 -->
@@ -733,7 +714,7 @@ check("1.8")
 from statistics import median
 
 timed_step = Timed(with_cache(model))
-written = generate(timed_step, None, story[None], 11)[0]
+written = generate(timed_step, None, story[None], 11)[0]  # 11: the last token needs no step of its own
 print("the same text as transformers writes:", torch.equal(written, transformers_greedy(model, story, 11)))
 read_s = seconds(lambda: model(story[None]), repeats=3) / len(story)
 write_s = seconds(lambda: transformers_greedy(model, story, 10, use_cache=False)) / 10  # again: machines drift
@@ -760,8 +741,8 @@ print(f"{num_weights:,} weights of {model.dtype.itemsize} bytes: {num_weights * 
 # %% [markdown]
 # Compare the first line with the last: one token instead of forty does not make a pass forty times shorter. Each pass
 # goes through all the weights of the model, once, whether for one token or for forty. So a pass over a prompt shares
-# that cost among its tokens, and a decode step pays it for one. Lab 3 shows how close to that bound a step can get,
-# and how requests that decode together share it.
+# that cost among its tokens, and a decode step pays it for one. Lab 3 shows how close a step can get to the time of one
+# pass over the weights, and how requests that decode together share it.
 #
 # The bars above are this workbook's subject in one picture. One large pass, busy with arithmetic; then many small ones,
 # busy with memory: **two phases of one model, two workloads**.
@@ -794,11 +775,36 @@ for card, bytes_per_s in (("A100, 40 GB", 1.555e12), ("H100 SXM", 3.35e12)):
 # > [CacheConfig](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py)
 # > has settings for its size, dtype and block size, and none to go without. At its memory's full speed an H100 reads 16
 # > GB of weights in 4.78 ms, for a prompt of 40 tokens as for one new token: for a single request, a written token
-# > costs as much as 40 read ones. And if a model of 13 billion weights takes 2 seconds for 100 tokens on an A100, that
-# > is near the bound, 1.67 s. Prices follow: in November 2026 OpenAI charged four to eight times as much for output
-# > tokens as for input tokens
-# > ([price list](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md),
+# > costs as much as 40 read ones. A figure often quoted, 2 seconds for 100 tokens of a model of 13 billion weights on
+# > an A100, is near the bound, 1.67 s. Prices follow: in November 2026 OpenAI charged four to eight times as much for
+# > output tokens as for input tokens ([price
+# > list](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md),
 # > as read by a third party).
+
+# %% [markdown]
+# ### Going further: growth by the clock
+#
+# Now the time of both loops as the text grows. The model is section 2's random one, made wider, which has no end token.
+#
+# **Think first.** If the time follows a power law, t = a·T^b, it is a straight line on two logarithmic axes, and its
+# slope is the exponent b. Which slope for which loop? Will short texts lie on the line too?
+
+# %%
+start = torch.zeros(1, dtype=torch.long)
+curves = {"without a cache": {}, "with a cache": {}}
+wider = random_llama(width=128)
+generate(with_cache(wider), None, start[None], 3)  # the first call is slower: it sets things up
+for T in (10, 30, 100, 300, 1_000):
+    repeats = max(2, 300 // T)  # short times are the noisiest
+    curves["without a cache"][T] = seconds(lambda T=T: greedy(wider, start, T, eos_id=-1), repeats)
+    curves["with a cache"][T] = seconds(lambda T=T: generate(with_cache(wider), None, start[None], T), repeats)
+pictures.draw_growth(curves, fit_from=100)
+
+# %% [markdown]
+# With a cache the time grows about in proportion to T: a query looks at all keys, but for such short texts and so small
+# a model that is little of its work. Without one it heads for T², which it approaches only for long texts: every pass
+# has a fixed cost (Python, many small operations to start) that dominates short ones. Costs that show only at scale are
+# common in this field, which is why this workbook counts first and measures second.
 
 # %% [markdown]
 # ## 7. Bytes per token
@@ -849,7 +855,7 @@ check("1.9")
 # %% [markdown]
 # Five models in two-byte elements. The first is read from the real file. The last two are of an older kind, 5,120 wide,
 # and all their 40 heads keep keys and values: OPT-13B has 40 layers, and the last row is a textbook example of the same
-# width with 32. The first length is the window of such older models; the others are those of newer ones.
+# width with 32 layers. The first length is the window of such older models; the others are those of newer ones.
 
 # %% tags=["setup"]
 GB, GIB = 10**9, 2**30  # what a card's data sheet counts in, and what a computer counts in
@@ -865,7 +871,7 @@ MODELS = {
     "Llama-3-8B": llama,
     "70B-style": llama | {"num_hidden_layers": 80, "num_attention_heads": 64, "hidden_size": 8192},
     "OPT-13B": {"num_hidden_layers": 40, "num_attention_heads": 40, "hidden_size": 5120},
-    "32 layers, MHA": {"num_hidden_layers": 32, "num_attention_heads": 40, "hidden_size": 5120},
+    "textbook, 32 layers": {"num_hidden_layers": 32, "num_attention_heads": 40, "hidden_size": 5120},
 }
 
 # %%
@@ -884,7 +890,7 @@ for name, num_bytes in per_token.items():
 # layers needs half of that for a quarter of the length (1.25 GiB, often printed as 1.25 GB): it has fewer layers, but
 # each of its heads keeps keys and values of its own.
 #
-# Is it true? The engine's tensors can be asked. Each layer has blocks of 16 slots for K and as many for V.
+# Does it hold? Ask the engine's own tensors. Each layer has blocks of 16 slots for K and as many for V.
 
 # %%
 kv_cache = open_engine().kv_cache
@@ -1003,9 +1009,9 @@ for name, kv_head in maps.items():
     print(f"{name:10} heads read {[kv_head(head, 9, 3) for head in range(9)]}: The capital of France is{answer}")
 
 # %% [markdown]
-# No error, no warning, and nothing that a test of shapes would notice: compare the two lists, most heads read keys
-# they were not trained with, and the model is lost. Whenever you write attention for grouped heads, test it against
-# something that knows the map.
+# No error, no warning, and nothing that a test of shapes would notice. Compare the two lists: six of the nine heads
+# read keys they were not trained with, and the model is lost. Whenever you write attention for grouped heads, test it
+# against something that knows the map.
 #
 # **What sharing costs.** Fewer heads also hold less. How much less? Take SmolLM2's three key/value heads and put their
 # mean in the place of each: multi-query attention, in one layer, in ten, in all. `text_log_prob` of section 1 is the
@@ -1041,7 +1047,7 @@ for num_layers in (0, 1, 10, 30):
 
 # %% [markdown]
 # ## 9. A budget of memory
-# <!-- minutes: 13 -->
+# <!-- minutes: 13 + 2 -->
 #
 # *Needs: CPU.*
 #
@@ -1075,8 +1081,8 @@ plt.show()
 # %% [markdown]
 # <!-- card 1.10 -->
 # How many requests of `request_bytes` each fit beside the rest? The card has `card_gb`, of which only the share
-# `utilisation` may be used at all; weights and workspace come off that. Sizes in GB are $10^9$ bytes (`GB`). Requests
-# are whole (an `int`), and never fewer than none.
+# `utilisation` may be used at all; weights and workspace come off that. Sizes in GB are $10^9$ bytes (`GB`). Return
+# a whole number (an `int`), never below 0.
 #
 # ```python
 # >>> requests_that_fit(10, 4, 2 * GB)                  # 6 GB left
@@ -1137,9 +1143,9 @@ print(f"{rate:.3f} requests/s x {stay_s:.3f} s each = {rate * stay_s:.2f} inside
 
 # %% [markdown]
 # The two agree to the last digit: the run begins and ends empty, so every second that a request spends inside is
-# counted once on either side. Nothing was assumed about order or lengths. So the number of requests that fit in memory
-# bounds throughput: for a given stay, twice as many inside means twice as many served per second. What raises the
-# number:
+# counted once on either side. Nothing was assumed about order or lengths. The law holds for any boundary. Drawn around
+# the requests that run, and hold memory, it says that the number of requests that fit bounds throughput: for a given
+# stay, twice as many inside means twice as many served per second. What raises the number:
 #
 # | lever | what it changes | where |
 # |---|---|---|
@@ -1200,11 +1206,11 @@ check("1.11")
 #
 # *Needs: CPU.*
 #
-# A request comes with a prompt and a limit, `max_tokens`; where between the two it will end is not known. The first
-# engines kept K and V of a request in one tensor, so they set aside the whole limit, in one piece, when the request
-# came. We replay that: 40 requests with random prompts, limits and lengths, in a small cache of 100 slots, one slot per
-# token. A request that finds no free piece of its length is rejected. (A real engine lets it wait; rejecting is easier
-# to count.)
+# A request comes with a prompt and a limit on its whole length, `max_length`; where it will end is not known. (An
+# engine's `max_tokens` counts the new tokens only.) The first engines kept K and V of a request in one tensor, so they
+# set aside the whole limit, in one piece, when the request came. We replay that: 40 requests with random prompts,
+# limits and lengths, in a small cache of 100 slots, one slot per token. A request that finds no free piece as long as
+# its limit is rejected. (A real engine lets it wait; rejecting is easier to count.)
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1213,16 +1219,18 @@ from dataclasses import replace
 from twophase_labs.autoregression.arrivals import random_requests, replay
 
 arrivals = random_requests(40, seed=5)
-limits = [arrival.max_tokens for arrival in arrivals]
+limits = [arrival.max_length for arrival in arrivals]
 unbounded = replay(arrivals, num_slots=10_000)
 print(f"limits of {min(limits)} to {max(limits)} tokens, {np.mean(limits):.0f} on average")
 peak = max(snapshot.num_written for snapshot in unbounded.snapshots)
 print(f"if nothing were rejected, at most {peak} tokens would be stored at once")
+aside = [snapshot.num_held for snapshot in unbounded.snapshots]
+print(f"and {np.mean(aside):.0f} slots would be set aside on average, {max(aside)} at most")
 
 # %% [markdown]
 # <!-- card 1.12 -->
-# So 100 slots are enough for every token that is ever written. How many of the 40 requests will be rejected? (Give or
-# take 3.)
+# So at every moment 100 slots could hold all the tokens stored then. How many of the 40 requests will be rejected?
+# (Give or take 3.)
 
 # %% tags=["exercise:1.12"]
 guess_1_12 = 14  # SOLUTION: requests
@@ -1232,13 +1240,13 @@ check("1.12")
 
 # %%
 in_one_piece = replay(arrivals, num_slots=100)
-limit_of = {arrival.name: arrival.max_tokens for arrival in arrivals}
+limit_of = {arrival.name: arrival.max_length for arrival in arrivals}
 unlucky = [name for name, cache in in_one_piece.rejected.items() if cache.num_free >= limit_of[name]]
 measured("1.12", len(in_one_piece.rejected))
 
 # %%
 # NBVAL_CHECK_OUTPUT
-exact = replay([replace(arrival, max_tokens=arrival.num_tokens) for arrival in arrivals], num_slots=100)
+exact = replay([replace(arrival, max_length=arrival.num_tokens) for arrival in arrivals], num_slots=100)
 held, stored = (sum(getattr(s, name) for s in in_one_piece.snapshots) for name in ("num_held", "num_written"))
 print(f"{len(arrivals)} requests, {len(in_one_piece.finished)} served, {len(in_one_piece.rejected)} rejected")
 print(f"of these, {len(unlucky)} with enough slots free: {', '.join(unlucky)}")
@@ -1246,13 +1254,13 @@ print(f"of all slots that were set aside, {stored / held:.0%} held a token")
 print(f"with limits that fit each request exactly, {len(exact.rejected)} is rejected")
 
 # %% [markdown]
-# The whole run, one column per step. (Such pictures are often drawn by hand, and then a request that reserves 2,048
-# slots sits in slots 0 to 511. This one is what the allocator did.)
+# (With exact limits one is still rejected, for its whole length is set aside when it comes, not as it grows.) The whole
+# run, one column per step:
 
 # %%
 from twophase_labs.autoregression.slot_pictures import draw_replay, draw_slots
 
-draw_replay(in_one_piece, "Set aside in one piece")
+draw_replay(in_one_piece, "Set aside in one piece, a colour per request", fragmented=unlucky)
 plt.show()
 
 # %% [markdown]
@@ -1298,10 +1306,12 @@ plt.show()
 
 # %% [markdown]
 # **Takeaway.** Set aside in one piece, a cache that could hold every token rejects 14 of 40 requests, 4 of them with
-# enough slots free; 46 % of the slots held a token. On a real card blocks of 16 make room for 25 requests instead of 7.
+# enough slots free; 46 % of the slots held a token. In the 12 GB that OPT-13B leaves on
+# its card, blocks of 16 make room for 25 requests instead of 7.
 
 # %% [markdown]
-# > **In production, 2026.** None of the three reserves a limit any more. vLLM gives K and V in blocks of 16 tokens
+# > **In production, 2026.** vLLM, TensorRT-LLM and SGLang no longer reserve a limit. vLLM gives K and V in blocks of 16
+# > tokens
 # > ([cache.py](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py)),
 # > TensorRT-LLM in blocks of 32 (`tokens_per_block`,
 # > [KvCacheConfig](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html)), SGLang token
@@ -1312,7 +1322,7 @@ plt.show()
 
 # %% [markdown]
 # ## 11. From logits to a token
-# <!-- minutes: 30 -->
+# <!-- minutes: 30 + 8 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -1330,7 +1340,7 @@ plt.show()
 #     E -- no --> L
 # ```
 #
-# A batch has a row per sequence, so all of them work on `[rows, V]`, each row by itself. A token that is out gets the
+# A batch has a row per sequence, so all of them work on `[rows, V]`, each row by itself. A dropped token gets the
 # logit $-\infty$, which softmax turns into probability 0.
 
 # %% [markdown]
@@ -1362,7 +1372,8 @@ check("1.13")
 
 # %% [markdown]
 # Does it draw what it should? The distribution is known exactly. Over many draws, a count strays from *probability
-# times draws* by a known standard deviation, and by more than two of them in one case out of twenty.
+# times draws* by a known standard deviation, and by more than two of them in one case out of twenty: one of twelve
+# outside the band is nothing unusual.
 
 # %%
 from twophase_labs.autoregression.sampling_pictures import draw_distributions, draw_residuals
@@ -1380,39 +1391,6 @@ expected = probs.double() * len(u)
 chi_square = float(((counts - expected) ** 2 / expected).sum())
 freedom = len(probs) - 1
 print(f"chi-square {chi_square:.1f} with {freedom} degrees of freedom; about {freedom} is what chance gives")
-
-# %% [markdown]
-# ### A seed for each request
-#
-# A client that sends a seed wants the same answer tomorrow. But tomorrow other requests are in the batch. With one
-# generator for all, every neighbour takes numbers away; with a number that depends on nothing but *(seed, position)*,
-# neighbours have no influence. This engine computes such numbers with Philox, a generator without a state.
-
-# %%
-from twophase.engine.philox import uniforms
-
-next_probs = torch.randn(3, 50, generator=torch.Generator().manual_seed(6)).softmax(-1)  # of three requests
-
-
-def one_generator(requests, num_steps=8):
-    generator = torch.Generator().manual_seed(1)
-    return [torch.multinomial(next_probs[requests], 1, generator=generator)[0].item() for _ in range(num_steps)]
-
-
-def own_seeds(requests, num_steps=8):
-    seeds, completions = [100 + request for request in requests], [0] * len(requests)  # each has one completion, 0
-    numbers = [torch.from_numpy(uniforms(seeds, completions, [at] * len(requests))) for at in range(num_steps)]
-    return [draw(next_probs[requests], u)[0].item() for u in numbers]
-
-
-# %%
-# NBVAL_CHECK_OUTPUT
-for name, sampler in (("one generator", one_generator), ("own seeds", own_seeds)):
-    print(f"{name:13} alone      {sampler([0])}")
-    print(f"{'':13} in company {sampler([0, 1, 2])}")
-
-# %% [markdown]
-# The first request's tokens, alone and with two others. Only numbers without a state are the same both times.
 
 # %% [markdown]
 # ### Shaping the distribution
@@ -1433,10 +1411,10 @@ for opening in ("Once upon a time", "The capital of France is", "My favourite fo
 # thousands of tokens that are nonsense one by one and likely enough together to spoil a long text. Four processors deal
 # with this. Three are short enough to read:
 #
-# - **Temperature** $T > 0$ divides the logits: probabilities become proportional to $p^{1/T}$. Below 1 the likely gets
-#   likelier, above 1 all get more alike. ($T = 0$ would divide by zero; engines take it to mean *the likeliest*.)
+# - **Temperature** $T > 0$ divides the logits: probabilities become proportional to $p^{1/T}$. Below 1 likely tokens
+# get likelier, above 1 all become more alike. ($T = 0$ would divide by zero; engines take it to mean *the likeliest*.)
 # - **Top-k** (arXiv:1805.04833) keeps the $k$ likeliest, whatever their probability, and what is exactly as likely as
-#   the $k$-th, so that the result does not depend on how a device sorts equals.
+#   the $k$-th, so that the result does not depend on how a device sorts ties.
 # - **Min-p** (arXiv:2407.01082) keeps what is at least `share` times as likely as the likeliest: no counting, no
 #   sorting.
 
@@ -1542,9 +1520,12 @@ show_source(sampler._top_k_top_p, first="vocab_size =")
 # </details>
 
 # %% [markdown]
-# **Real text.** The engine runs SmolLM2 and hands over logits; processors and draw are the ones above.
+# **Real text.** The engine runs SmolLM2 and hands over logits; processors and draw are the ones above. The random
+# numbers are the engine's: `uniforms(seeds, completions, positions)` has one for each row, which depends on nothing but
+# the request's seed, which of its completions it is for, and the position.
 
 # %%
+from twophase.engine.philox import uniforms
 from twophase_labs.autoregression.serving import NextLogits
 
 llm = open_engine()
@@ -1588,15 +1569,47 @@ for name, setting in settings.items():
 # > **In production, 2026.** vLLM's own defaults change nothing: temperature 1, `top_p=1`, `top_k=0`, `min_p=0`,
 # > `seed=None`
 # > ([sampling_params.py](https://github.com/vllm-project/vllm/blob/00388f6573ccfcffad607b8c9ecdf341a4669ceb/vllm/sampling_params.py)).
-# > A seed alone does not make an answer repeatable, because other batches add up in other orders: vLLM does not
-# > guarantee it by default ([reproducibility](https://docs.vllm.ai/en/latest/usage/reproducibility/)), and offers
-# > `VLLM_BATCH_INVARIANT=1`, in beta ([batch invariance](https://docs.vllm.ai/en/v0.32.0/features/batch_invariance/));
-# > SGLang has `--enable-deterministic-inference` ([server
+# > A seed alone does not make an answer repeatable, because a different batch changes the order in which floats are
+# > added: vLLM does not guarantee it by default
+# > ([reproducibility](https://docs.vllm.ai/en/latest/usage/reproducibility/)), and offers `VLLM_BATCH_INVARIANT=1`, in
+# > beta ([batch invariance](https://docs.vllm.ai/en/v0.32.0/features/batch_invariance/)); SGLang has
+# > `--enable-deterministic-inference` ([server
 # > arguments](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)).
 # > At its memory's full speed an H100 reads 49,152 float32 logits in 0.06 µs, and those of 256 rows in 15 µs.
 
 # %% [markdown]
-# ### Going further
+# ### Going further: a seed for each request
+#
+# A client that sends a seed wants the same answer tomorrow. But tomorrow other requests are in the batch. With one
+# generator for all, every neighbour takes numbers away; with a number that depends on nothing but seed, completion and
+# position, neighbours have no influence. This engine computes such numbers with Philox, a generator without a state.
+
+# %%
+next_probs = torch.randn(3, 50, generator=torch.Generator().manual_seed(6)).softmax(-1)  # of three requests
+
+
+def one_generator(requests, num_steps=8):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.multinomial(next_probs[requests], 1, generator=generator)[0].item() for _ in range(num_steps)]
+
+
+def own_seeds(requests, num_steps=8):
+    seeds, completions = [100 + request for request in requests], [0] * len(requests)  # each has one completion, 0
+    numbers = [torch.from_numpy(uniforms(seeds, completions, [at] * len(requests))) for at in range(num_steps)]
+    return [draw(next_probs[requests], u)[0].item() for u in numbers]
+
+
+# %%
+# NBVAL_CHECK_OUTPUT
+for name, way in (("one generator", one_generator), ("own seeds", own_seeds)):
+    print(f"{name:13} alone      {way([0])}")
+    print(f"{'':13} in company {way([0, 1, 2])}")
+
+# %% [markdown]
+# The first request's tokens, alone and with two others. Only numbers without a state are the same both times.
+
+# %% [markdown]
+# ### Going further: when to stop
 #
 # <!-- card 1.15 -->
 # The loop that ends. `next_token(ids)` gives the next token of the text so far. The text ends with a token of
@@ -1630,7 +1643,7 @@ check("1.15")
 
 # %% [markdown]
 # ## 12. Your pieces in the engine
-# <!-- minutes: 5 -->
+# <!-- minutes: 6 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -1676,21 +1689,27 @@ pictures.draw_steps({"your greedy loop": timed_model.elapsed_s, "your generate, 
 
 # %%
 write_s = seconds(lambda: transformers_greedy(model, story, 10, use_cache=False)) / 10
-once_more = Timed(engine_step)
-generate(once_more, engine_step.empty_cache(), story[None], 11)
-engine_read_s, engine_s = once_more.elapsed_s[0] / len(story), median(once_more.elapsed_s[1:])
+reads = []
+for _ in range(3):
+    once_more = Timed(engine_step)
+    generate(once_more, engine_step.empty_cache(), story[None], 11)
+    reads.append(once_more.elapsed_s[0])
+engine_read_s, engine_s = median(reads) / len(story), median(once_more.elapsed_s[1:])
 pictures.draw_per_token(
     {"read, in the engine": engine_read_s, "written at first, no cache": write_s, "written now": engine_s}
 )
 
 # %% [markdown]
+# Writing takes a fraction of what it took at first: the repetition is gone. A gap remains, for each step reads all
+# weights for one token (section 6). It is lab 3's subject. (These times vary on a busy machine: run the cell again.)
+#
 # **Open the engine.** Your `step` took a cache and found out by its length where the new tokens stand. This is what the
 # engine's runner does with what `EngineStep` hands it:
 
 # %%
 from twophase.engine.runner import ModelRunner
 
-show_source(ModelRunner.run, first="hidden = self._graphs", last="return self._logits")
+show_source(ModelRunner.run, first="packed = pack", last="hidden = self.model")
 
 # %% [markdown]
 # `chunks` may belong to many sequences. Where is the cache in these lines, and why is no `torch.cat` needed?
@@ -1779,7 +1798,8 @@ check("1.18")
 # | slower with every token | the cache is not used: the whole text is computed again | 3, 4 |
 # | out of memory with half the requests expected | K or V forgotten; GB for GiB; no workspace | 7, 9 |
 # | requests rejected, memory free | reservations for `max_tokens`; fragmentation | 10 |
-# | the answer never ends | stop ids missing (an instruct model has its own); limit counted from the prompt | 11 |
+# | the answer never ends | stop ids missing (an instruct model has its own) | 11 |
+# | the answer is cut short, or has one token | the limit counts the prompt too | 11 |
 # | same seed, different text | one generator shared by the batch | 11 |
 # | `nan` or an error while sampling | every token dropped: top-p without the token that reaches p | 11 |
 

@@ -24,7 +24,8 @@ for name, read in (("together", read_at_once), ("one by one", read_one_by_one)):
     print(f"{name:10}: {ms:5.1f} ms a token, {2 * num_weights / ms / 1e6:6.1f} GFLOP/s")
 
 # %% [markdown]
-# The count behind the last column: each token passes each weight once, for a multiplication and an addition. The
+# The count behind the last column: each token passes each weight once, for a multiplication and an addition. (Every
+# token gets its row of logits here.) The
 # cache saved every multiplication that can be saved, and one by one the processor still reached only a fraction of
 # the rate that it had just shown. So arithmetic was not what held it back. Keep your guess at what did: section 2 has
 # one part of the answer, and section 10 repeats this cell with attention that you wrote.
@@ -42,6 +43,7 @@ for name, read in (("together", read_at_once), ("one by one", read_one_by_one)):
 # You need lab 1. No GPU: kernels run in Triton's interpreter without one, and are compiled where there is one, from
 # the same cells.
 #
+# <!-- opening minutes: 5 -->
 # <!-- map -->
 #
 # **How it works.** Think first, fill the blanks `____(...)` or write the function, run `check("2.1")`. `hint("2.1")`
@@ -68,9 +70,9 @@ from twophase_labs import ____, check, hint, measured, reveal, use
 # place where tokens meet, so it is where reading many at once becomes interesting.
 #
 # Each token has, in each head, three vectors of D elements. Its *query* says what it looks for, its *key* what it
-# offers, its *value* what it hands over. The score of a query and a key is their dot product over sqrt(D), so that
-# its spread does not grow with D; a softmax turns the scores of a query into weights; the result is the weighted mean
-# of the values.
+# offers, its *value* what it hands over. The score of a query and a key is their dot product over sqrt(D), so that the
+# spread of the scores does not grow with D; a softmax turns the scores of a query into weights; the result is the
+# weighted mean of the values.
 #
 # **The steps on numbers.** Five tokens, one head. Rows are queries, columns are keys, and everything in a row belongs
 # to one token.
@@ -138,9 +140,9 @@ for start in (100, 5_000):
 print(f"not rotated at all: by {(q[:, 0] @ k[:, 0].mT - scores_at(0)).abs().max():.0f}")
 
 # %% [markdown]
-# None changes, but for the rounding of larger angles in float32: a query at position p and a key at position s, turned
-# by p and by s, meet at an angle of p - s. So a key can be rotated once, stored, and used by every query that comes
-# later. This is why rotary positions and a KV cache fit together.
+# None changes, apart from the rounding of larger angles in float32: a query at position p and a key at position s,
+# turned by p and by s, meet at an angle of p - s. So a key can be rotated once, stored, and used by every query that
+# comes later. This is why rotary positions and a KV cache fit together.
 #
 # **Grouped heads.** SmolLM2 has 9 query heads and 3 key/value heads: G = 3, and query head h reads KV head h // 3, the
 # map of lab 1. Positions go to queries and keys, not to values.
@@ -227,16 +229,17 @@ pictures.draw_attention_maps(panels, words, rings={"layer 17, head 4": (8, 2)}) 
 
 # %% [markdown]
 # **Read the result.** On the left a head that looks one token back, wherever it is: rotary positions make that
-# possible. In the middle (the ring) the second *cat* looks at *sat*, the word that followed the first *cat*; such heads
-# continue patterns. On the right almost every token looks at the first one, which in practice means at nothing. Softmax
-# has to put its weights somewhere, and this is where they are parked. Such *attention sinks* come back in lab 5.
+# possible. In the middle (the ring) the second *cat* looks at *sat*, the word that followed the first *cat*; such
+# *induction heads* continue patterns. On the right almost every token looks at the first one, which in practice means
+# at nothing. Softmax has to put its weights somewhere, and this is where they are parked. Such *attention sinks* come
+# back in lab 5.
 #
 # **Takeaway.** Attention is the only step in which tokens meet; in SmolLM2 9 query heads read 3 KV heads, so a token
 # leaves 2 · 3 · 64 = 384 elements per layer behind, and every later token needs them.
 
 # %% [markdown]
 # ## 2. Arithmetic against traffic
-# <!-- minutes: 22 -->
+# <!-- minutes: 24 -->
 #
 # *Needs: CPU, and the model.*
 #
@@ -252,8 +255,8 @@ pictures.draw_attention_maps(panels, words, rings={"layer 17, head 4": (8, 2)}) 
 # %% [markdown]
 # **Memory is a hierarchy.** "The memory" is the slowest level that the data has to come from. The next cell copies data
 # within buffers of growing size, over and over: what fits into a cache comes from there. The dashed line is one copy of
-# 256 MiB into another 256 MiB, the bandwidth that this lab computes with. On the right are the levels of an A100 with
-# 40 GB, as the FlashAttention paper (arXiv:2205.14135, figure 1) gives them.
+# 256 MiB into another 256 MiB, the bandwidth used in this lab's calculations. On the right are the levels of an A100
+# with 40 GB, as the FlashAttention paper (arXiv:2205.14135, figure 1) gives them.
 
 # %%
 from twophase_labs.prefill.measured_roofs import copy_rates, measure_roofs, time_attention, time_projection
@@ -339,8 +342,8 @@ with FlopCounterMode(display=False) as counter:
     model(text_ids(tokenizer, 128)[None], logits_to_keep=1)
 products = sum(count for kind, count in counter.get_flop_counts()["Global"].items() if "attention" not in str(kind))
 in_attention = 30 * 4 * 9 * 64 * 128 * 129 // 2
-print(f"PyTorch, all products outside attention: {products:,} FLOPs")
-print(f"your count without attention's part:     {prefill_cost(SMOLLM2, 128, 4)[0] - in_attention:,} FLOPs")
+print(f"PyTorch, all products outside attention: {products:,.0f} FLOPs")
+print(f"your count without attention's part:     {prefill_cost(SMOLLM2, 128, 4)[0] - in_attention:,.0f} FLOPs")
 
 # %% [markdown]
 # **This machine's two roofs.** FLOP/s from a large product of random matrices, bytes per second from the large copy,
@@ -359,7 +362,8 @@ pictures.draw_roofline(flops_per_s, bytes_per_s, points)
 
 # %% [markdown]
 # **Read the result.** The slanted roof is the memory's, the flat one the processor's. With one token the projection is
-# at the far left: no processor, however fast, would help there, and this is where decode lives. More tokens move it
+# at the far left: no faster processor would lift its roof, and this is where decode lives. (Where the point
+# lies well below that roof, starting the operation costs time, too: section 10.) More tokens move it
 # to the right, where a higher rate is possible. A roof is a bound, not a forecast: the distance to it is what an
 # implementation leaves unused. (Attention also computes exponentials, which the count leaves out. And where a machine
 # reads faster than it copies, or other programs slowed the copy down, a point may lie above the slanted roof.)
@@ -373,7 +377,7 @@ pictures.draw_roofline(flops_per_s, bytes_per_s, points)
 # %% [markdown]
 # <!-- card 2.3 -->
 # **Think first.** A prompt of L = 512 tokens. How many times the A100's ridge is the intensity of that product? Below
-# 1 the GPU waits for its memory, above 1 for its arithmetic. (Within 30 % counts as close.)
+# 1 the GPU waits for its memory, above 1 for its arithmetic. (Within 20 % counts as close.)
 
 # %% tags=["exercise:2.3"]
 guess_2_3 = 2  # SOLUTION: times the ridge
@@ -481,7 +485,7 @@ for L in (2_048, 8_192, 32_768, 131_072):
 # %% [markdown]
 # **In base 2.** From here on the scores are exponents of 2: multiplied by log2(e) once, together with 1/sqrt(D), so
 # that $2^{s \log_2 e} = e^s$. Kernels do it because processors raise 2 to a power in one instruction. The logarithm of
-# a row's sum of weights, $\log_2 \sum_j 2^{s_j}$, is called its **LSE** (log-sum-exp); here it is base 2 as well.
+# a row's sum of weights, $\log_2 \sum_j 2^{s_j}$, is called its **LSE** (log-sum-exp), here in base 2.
 
 # %% tags=["setup"]
 from twophase_labs.prefill.launch import LOG2_E
@@ -512,7 +516,7 @@ pictures.draw_running(4 * torch.randn(30, generator=draw) + torch.linspace(0, 6,
 # \mathrm{acc}' = \mathrm{acc} \cdot 2^{m - m'} + 2^{s - m'} v$$
 #
 # The result is the mean $\mathrm{acc} / \ell$ and the LSE, $m + \log_2 \ell$. A hidden key has the score -inf, and
-# -inf less -inf is NaN: as long as a row has seen nothing else, something finite has to be subtracted.
+# -inf minus -inf is NaN: as long as a row has seen nothing else, something finite has to be subtracted.
 
 
 # %% tags=["exercise:2.4"]
@@ -630,7 +634,7 @@ for num_parts in (2, 8, 50):
 
 # %% [markdown]
 # ## 5. Attention in tiles
-# <!-- minutes: 23 -->
+# <!-- minutes: 24 -->
 #
 # *Needs: CPU.*
 #
@@ -648,16 +652,17 @@ pictures.draw_tiles(length=40, block_q=16, block_k=8)
 #
 # PyTorch does not show how many bytes a tile moves, so we take a memory that counts. `memory.load("k", start, end)`
 # gives a copy of rows `[start, end)` of a tensor, `memory.store("out", start, rows)` writes some; each is noted with
-# its bytes. As with slices, rows past the end are left out, so the last tile may be shorter.
+# its bytes. As with slices, rows past the end are left out, so the last tile may be shorter, and a
+# tile that begins past the end is empty.
 
 # %% tags=["setup"]
 from twophase_labs.prefill.slow_memory import attention_memory, standard_attention
 
 # %% [markdown]
 # <!-- card 2.6 -->
-# Exact causal attention of one head, with `q`, `k`, `v` (`[L, D]`) and `out` in slow memory. The running softmax is
-# the one of 2.4, with a tile in place of a key: the maximum and the sum run over the tile's columns, and `p @ v`
-# stands for `p * v`. What is left is the tiles: load at most `block_q` queries and `block_k` keys at a time, each
+# Exact causal attention of one head, with `q`, `k`, `v` (`[L, D]`) and `out` in slow memory. The running softmax is the
+# one of 2.4, given below, with a tile in place of a key: the maximum and the sum run over the tile's columns, and `p @
+# v` stands for `p * v`. What is left is the tiles: load at most `block_q` queries and `block_k` keys at a time, each
 # query tile once, and no key tile that is hidden from the whole query tile.
 #
 # Every query sees key 0, which is in the first tile, so $m$ is finite from then on.
@@ -775,7 +780,7 @@ pictures.draw_saved_traffic(saved)
 
 # %% [markdown]
 # **Takeaway.** Tiles give the same attention; with 256 queries a tile and D = 64, a prompt of 16,384 tokens moves
-# nearly 16 times fewer bytes than with the score matrix in memory.
+# 15 times fewer bytes than with the score matrix in memory.
 #
 # > **In production, 2026.** Tiled attention is the default everywhere.
 # > [vLLM](https://github.com/vllm-project/vllm/blob/001394336840495fb529a33f71767ecbfdc88372/docs/design/attention_backends.md)
@@ -816,7 +821,7 @@ pictures.draw_saved_traffic(saved)
 
 # %% [markdown]
 # <!-- card 2.8 -->
-# From positions to slots.
+# Give the slot of each position by the formula above; the docstring says which integer types.
 
 
 # %% tags=["exercise:2.8"]
@@ -912,8 +917,9 @@ print(largest.tolist())
 # cache the heads of a token do not lie side by side, since the layout is `[N, H_kv, PAGE, D]`: a block has all slots of
 # head 0, then all of head 1. Attention wants it so, because a program reads one KV head and many slots.
 #
-# Two traps. H_kv need not be a power of two, and SmolLM2 has 3: the tile is 4 heads wide, and the fourth head does not
-# exist. And some tokens are written nowhere: an engine that pads its batch gives the padding the slot -1.
+# Two traps. H_kv need not be a power of two, nor need D, and SmolLM2 has 3 KV heads: the tile is 4 heads wide, and the
+# fourth head does not exist. And some tokens are written nowhere: an engine that pads its batch gives the padding the
+# slot -1.
 
 # %% [markdown]
 # **Think first.** What would happen to the cache if the store had no mask for the heads? Which tokens would be
@@ -1001,8 +1007,8 @@ print(f"written per token: {30 * bytes_per_layer:,} bytes in 30 layers (and as m
 print(f"weights read for it, if it comes alone: {4 * 134_515_008:,} bytes")
 
 # %% [markdown]
-# **Takeaway.** A position becomes a slot by one division; a token's K and V are 46,080 bytes in SmolLM2, four
-# orders of magnitude less than the weights that it needs.
+# **Takeaway.** A position becomes a slot by one division and one look-up; a token's K and V are 46,080 bytes in
+# SmolLM2, four orders of magnitude less than the weights that it needs.
 #
 # > **In production, 2026.** [vLLM](https://docs.vllm.ai/en/v0.29.0/api/vllm/config/cache/) has blocks of 16 tokens by
 # > default (`--block-size`), [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html)
@@ -1013,7 +1019,7 @@ print(f"weights read for it, if it comes alone: {4 * 134_515_008:,} bytes")
 
 # %% [markdown]
 # ## 7. Ragged batches: no padding
-# <!-- minutes: 5 -->
+# <!-- minutes: 5 + 9 -->
 #
 # *Needs: CPU.*
 #
@@ -1050,7 +1056,7 @@ for name, count in pairs.items():
 
 # %% [markdown]
 # Real traffic looks like the second line, not like the first: a few long prompts among many short ones. Sorting
-# prompts into batches of like length helps, and makes short ones wait; packing costs nothing.
+# prompts into batches of similar length helps, and makes short ones wait; packing costs nothing.
 #
 # The second table is about attention alone. The mask makes packing *right*, not cheap: most of its scores are masked. A
 # kernel needs no mask between prompts. Its loop runs over one sequence's keys and ends at the diagonal, so it comes
@@ -1111,7 +1117,7 @@ prefill_pictures.draw_chunks(num_tokens=12, chunk=5)
 # triangle at the right end.
 #
 # **Think first.** Three things have to be shifted for the second band, and each is easily forgotten: where the keys
-# come from, where the mask's diagonal lies, and one more, which has happened to q and k before they come here. Which?
+# come from, where the mask's diagonal lies, and one more, which is done to q and k before they are multiplied. Which?
 #
 # <details><summary>The answer</summary>
 #
@@ -1214,8 +1220,8 @@ for size in (4096, 1024, 512, 256, 64):
 # %% [markdown]
 # Keys and values are no argument against small chunks: tiled attention reads them once per query tile anyway, whether
 # the tiles come in one step or in eight. What small chunks lose is intensity: at 64 tokens a weight that is read is
-# used 64 times only, which is below the ridge of an A100. So chunks should be no smaller than the latency of the other
-# requests demands (lab 4).
+# used 64 times only, which is below the ridge of an A100. So make chunks as large as the latency of the other
+# requests allows (lab 4).
 #
 # **Takeaway.** A prompt in chunks gives the same result as at once; 4,096 tokens in chunks of 512 read the weights 8
 # times instead of once.
@@ -1230,7 +1236,7 @@ for size in (4096, 1024, 512, 256, 64):
 
 # %% [markdown]
 # ## 9. The paged prefill kernel
-# <!-- minutes: 33 -->
+# <!-- minutes: 34 + 25 -->
 #
 # *Needs: Triton (interpreted without a GPU).*
 #
@@ -1299,7 +1305,7 @@ prefill_pictures.draw_programs(query_lens=[5, 6], cached=[6, 0], block_q=2)
 # $$(\text{block} \cdot H_{kv} + \text{kv head}) \cdot \text{PAGE} + \text{offset},
 # \qquad \text{block} = \text{table}[\lfloor \text{position} / \text{PAGE} \rfloor]$$
 #
-# The check draws a map of what your kernel reads: one-hot values turn its output into its weights.
+# When it fails, the check draws a map of what your kernel reads: one-hot values turn its output into its weights.
 #
 # ```python
 # a prompt of one token          # attends to itself: out is v of its slot
@@ -1422,7 +1428,8 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="row_max =
 # the loads of K and V indirect, and Triton's software pipeliner then keeps fewer tiles under way while it waits for
 # memory. (In the compiled code for an H100: 3 tiles instead of 2; for an A100, 2 instead of 1.)
 #
-# The other differences: `MASKED` is known at compile time, and the loop runs twice, first over the
+# The other differences: block numbers become int64 before they are multiplied, for a cache may hold more than 2^31
+# elements (those of this lab do not). `MASKED` is known at compile time, and the loop runs twice, first over the
 # tiles below the diagonal, without comparisons. The maximum is scaled after it is taken, so that `score * scale -
 # maximum` is one fused multiply-add. `KV_FORMAT`, `WINDOW` and `NUM_SINKS` are quantised caches, sliding windows and
 # sinks (labs 3 and 5).
@@ -1453,7 +1460,9 @@ for card, generation in (("A100", "ampere"), ("H100", "hopper")):
     print(f"{card}: {rows}; tiles of {tile.block_n} keys, {tile.num_stages} stages")
 
 # %% [markdown]
-# Why more than one stage? Suppose that a tile takes three times as long to arrive as to be multiplied:
+# (The tile is the same on both cards; the compiler makes different use of it, see above.) Why more than one stage?
+# Suppose that a tile arrives three units of time after it was asked for, its *latency*, that its products take one, and
+# that the memory can work on several requests at once. (If bandwidth were the limit, no number of stages would help.)
 
 # %%
 prefill_pictures.draw_pipeline(stages=(1, 3))
@@ -1701,8 +1710,8 @@ check("2.15")
 # %% [markdown]
 # **Now for real.** SmolLM2 in the engine, three prompts of different lengths in one ragged batch. All K and V of this
 # run go to your slots through your write kernel, all prompts through your prefill kernel, and all 61 norms of each step
-# through 2.14; the attention of the decode steps is the engine's own until lab 3. (Interpreted, the second cell is
-# silent for about ten seconds.)
+# through 2.14 (or the reference's); the attention of the decode steps is the engine's own until lab 3. (Interpreted,
+# the second cell is silent for about ten seconds.)
 
 # %%
 # needs: triton
@@ -1805,7 +1814,7 @@ prefill_pictures.draw_chunk_rates(rates, bound, flops_per_s)
 # (a) never,
 # (b) if the largest score of each row is in the first tile,
 # (c) if all scores are positive,
-# (d) if the rows are short enough for one block of the cache.
+# (d) if the number of keys is a multiple of the tile.
 
 # %% tags=["exercise:2.16"]
 answer_2_16 = "b"  # SOLUTION: one letter
@@ -1839,7 +1848,7 @@ answer_2_18 = {
     "the score matrix is never in slow memory": "a",  # SOLUTION: a letter
     "K and V of a sequence may lie anywhere in the pool": "b",  # SOLUTION: a letter
     "one query's keys are shared by many programs": "c",  # SOLUTION: a letter
-    "a longer answer never moves K and V that are there": "b",  # SOLUTION: a letter
+    "as an answer grows, stored K and V are never moved": "b",  # SOLUTION: a letter
     "the result is an approximation": "d",  # SOLUTION: a letter
 }
 
@@ -1873,6 +1882,6 @@ check("2.18")
 # - Sarathi-Serve, arXiv:2403.02310: chunked prefill, and what it does for the requests that wait.
 # - FlashInfer, arXiv:2501.01005: ragged, paged attention kernels for serving.
 # - RoFormer, arXiv:2104.09864: RoPE. PaLM, arXiv:2204.02311, appendix B: model FLOP utilisation.
-# - Triton's own tutorials, *Fused Attention* above all.
+# - Triton's own tutorials, especially *Fused Attention*.
 #
 # Lab 3 looks at the second phase: one token at a time. [03_decode.ipynb](03_decode.ipynb)

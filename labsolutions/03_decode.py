@@ -20,11 +20,13 @@ print(f"arithmetic: {2 * step_time.NUM_WEIGHTS / 1e6:.0f} million operations, {1
 print(f"one token:  {1e3 * step_s:.1f} ms, {step_s / arithmetic_s:.1f} times as long")
 
 # %% [markdown]
-# Each of the 135 million weights is multiplied once and added once, and this machine's matrix products show how fast it
-# can do that. For most of the step the processor does something else. What? Write down what you expect. Section 2 finds
-# the missing time, and the end of section 9 repeats this measurement with your own code in the engine.
+# Each of the 135 million weights takes part in one multiplication and one addition, and this machine's matrix products
+# show how fast it can do that. For most of the step the processor does something else. What? Write down what you
+# expect. Section 2 finds the missing time, and the end of section 9 repeats this measurement with your own code in the
+# engine.
 
 # %% [markdown]
+# <!-- opening minutes: 4 -->
 # <!-- map -->
 
 # %% [markdown]
@@ -57,7 +59,7 @@ model, tokenizer = smollm2()
 
 # %% [markdown]
 # ## 1. One step, taken apart
-# <!-- minutes: 17 -->
+# <!-- minutes: 18 -->
 #
 # In lab 1 you put a cache into a toy of one layer. A real model is the same thirty times over, with grouped heads,
 # rotated positions and a vocabulary. Here is the step for one token, with the shapes of SmolLM2.
@@ -232,8 +234,8 @@ print(f"70B in bf16 at 3.35 TB/s: at most {3.35e12 / (2 * 70e9):.0f} tokens per 
 # batching pays, the second is why it stops paying (section 8).
 #
 # The last line is the limit for one sequence on one of the fastest memories there are, and no kernel changes it. Four
-# things do: fewer bytes per weight (lab 6), more cards that read at once (lab 7), more tokens per forward pass
-# (speculation, lab 5), more sequences per read (this lab).
+# things do: fewer bytes per weight, more cards that read at once, more tokens per forward pass (speculation, lab 5),
+# and more sequences per read (this lab).
 
 # %% [markdown]
 # **How many operations per byte?** Attention multiplies and adds H · D elements for every key, once for the scores and
@@ -259,8 +261,8 @@ for name, gpu in {"A100, 40 GB": A100, "H100 SXM": H100}.items():
 # %% [markdown]
 # <!-- card 3.2 -->
 # **Predict.** On this machine the engine reads SmolLM2 in float32, 0.540 GB a step. If it did nothing but read, at the
-# speed at which one thread copies memory (lab 2 measured that), it would reach its ceiling. What percentage of the
-# ceiling does the step of the first cell reach? (A factor of 1.4 counts as close.)
+# speed at which one thread copies memory (some tens of GB per second, as lab 2 measured), it would reach its ceiling.
+# What percentage of the ceiling does the step of the first cell reach? (A factor of 1.4 counts as close.)
 
 # %% tags=["exercise:3.2"]
 guess_3_2 = 70  # SOLUTION: percent of the ceiling
@@ -313,7 +315,7 @@ step_time.draw_times(times_s, "What explains the time of a decode step? (SmolLM2
 
 # %% [markdown]
 # ## 3. The memory of decoding
-# <!-- minutes: 48 -->
+# <!-- minutes: 52 -->
 #
 # An engine holds the K and V of dozens of sequences that grow by one token per step, end at any time, and often begin
 # with the same text. Lab 1 showed what becomes of memory that is reserved for the longest answer. So memory is cut into
@@ -350,7 +352,7 @@ from twophase.core.errors import CacheStateError, OutOfBlocksError
 
 # %% [markdown]
 # <!-- card 3.3 -->
-# Write the pool: the constructor, the property and three methods. Any way of keeping the books will do.
+# Write the pool: the constructor, the property and three methods. How you keep track is up to you.
 
 
 # %% tags=["exercise:3.3"]
@@ -433,8 +435,8 @@ class BlockTable:
     pool, block_size: as given.
     block_ids: a list, in the order of the tokens, of as many blocks as num_tokens need.
     num_tokens: tokens that have a slot.
-    grow(num_tokens): room for num_tokens tokens in all; the blocks it has stay where they are. CacheStateError if there
-        are more already, and the pool's OutOfBlocksError goes through.
+    grow(num_tokens): room for num_tokens tokens in all; the blocks it has stay where they are. CacheStateError if it
+        already holds more tokens, and the pool's OutOfBlocksError goes through.
     slot(position): the slot of the token there. IndexError if no token is.
     free(): gives every block back; the table is empty again and can be used again.
 
@@ -558,7 +560,7 @@ def prepare_write(table):
         return []
     shared = table.block_ids[-1]
     (own,) = table.pool.allocate(1)  # raises before anything has changed
-    # BEGIN SOLUTION: one owner less for the shared block, and the own one in its place
+    # BEGIN SOLUTION: one owner less for the shared block, and the own one in its place (two lines)
     table.pool.release(shared)
     table.block_ids[-1] = own
     # END SOLUTION
@@ -621,7 +623,7 @@ suspects.show_code("table 1", "table 2", "table 3", "pool 1", "pool 2", "layer")
 # <!-- card 3.6 -->
 # What is the *first* thing that goes wrong? Each letter once.
 #
-# - **a** event 2: at A's position 0 stands A's own position 8
+# - **a** event 2: where A looks for its position 0, it finds its own position 8
 # - **b** all nine events are in order; only the model's logits are wrong
 # - **c** event 5: B reads a token that C has just written
 # - **d** event 2: A's old tokens are gone; where it looks for position 0 nothing was ever written
@@ -662,7 +664,7 @@ for layers in (suspects.DropsAResidual(model), parts):
 # %% [markdown]
 # ### Open the engine
 #
-# The engine's pool has your two parts, a list of free blocks and counts of owners, and a third:
+# The engine's pool has two parts, as yours may have, a list of free blocks and counts of owners, and a third:
 
 # %%
 from twophase.cache.block_pool import BlockPool as EnginePool
@@ -696,7 +698,7 @@ show_source(EnginePool.allocate, first="if num_blocks > self.num_free")
 
 # %% [markdown]
 # ## 4. Attention over gathered blocks
-# <!-- minutes: 20 -->
+# <!-- minutes: 21 -->
 #
 # Writing into blocks is easy: one slot per token. Reading is harder, since attention wants all keys of a sequence, in
 # order. The pool is one tensor `[N, H_kv, PAGE, D]` for K and one for V in each layer, and each sequence of the batch
@@ -725,7 +727,7 @@ plt.show()
 # $$\mathrm{out}_{b,h} = \sum_{p < S_b} \mathrm{softmax}_p(\text{scale} \cdot q_{b,h} \cdot k_{\mathrm{slot}(b,p)})\;
 # v_{\mathrm{slot}(b,p)}$$
 #
-# If the check fails, look at its picture: which slots were read?
+# If the check shows a picture, look at it: which slots were read?
 
 
 # %% tags=["exercise:3.7"]
@@ -811,16 +813,17 @@ print(f"in order already: {1e6 * row_s:.0f} us; gathered first: {1e6 * paged_s:.
 print(f"bytes moved: {moved / 1e6:.1f} MB; gathered {3 * moved / 1e6:.1f} MB (blocks read, copy written, copy read)")
 
 # %% [markdown]
-# **Read the result.** Compare the two factors, of the times and of the bytes. The bytes explain a factor of three. What
-# is above that is the price of calls and small pieces: a row of a batch at a time, in your function, instead of one
-# product for all. A loop over positions would measure Python and nothing else.
+# **Read the result.** Compare the two factors, of the times and of the bytes. One gather is three passes over the
+# bytes; code that then transposes the gathered blocks into one axis copies once more, and makes it five. The rest is
+# mostly the indexing itself, which copies many small rows more slowly than one long one. (A loop over positions would
+# measure Python and nothing else.)
 #
-# **Takeaway.** Gathering moves every byte of K and V three times, 18.9 MB instead of 6.3 MB here, in a phase whose time
-# is the bytes it moves. Attention has to follow the block table *while* it reads: that takes a kernel.
+# **Takeaway.** Gathering moves every byte of K and V at least three times, 18.9 MB instead of 6.3 MB here, in a phase
+# whose time is the bytes it moves. Attention has to follow the block table *while* it reads: that takes a kernel.
 
 # %% [markdown]
 # ## 5. The decode kernel
-# <!-- minutes: 26 -->
+# <!-- minutes: 27 + 16 -->
 #
 # Lab 2 has a kernel that reads blocks where they are: the prefill kernel. A decode step is a prefill with a chunk of
 # one token, so why write another? Run the engine's prefill kernel on three sequences with one query each:
@@ -893,8 +896,9 @@ from twophase_labs.decode.launch import launch_paged_decode, launch_paged_decode
 
 # %% [markdown]
 # <!-- card 3.8 -->
-# Turn it into the decode kernel. The online softmax is lab 2's: `fold_tile(q, k, v, visible, qk_scale, row_max,
-# row_sum, acc)` folds one tile into the state; `visible` is `[1 or BLOCK_M, BLOCK_N]`. For position $j$ of a sequence
+# The skeleton below is lab 2's prefill kernel without the search and the causal mask; fill in what is left. The online
+# softmax is lab 2's, too: `fold_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc)` folds one tile into the state;
+# `visible` is `[1 or BLOCK_M, BLOCK_N]`. For position $j$ of a sequence
 #
 # $$\text{block} = \text{table}[\lfloor j / \text{PAGE} \rfloor], \qquad
 # \text{row} = (\text{block} \cdot H_{kv} + h_{kv}) \cdot \text{PAGE} + j \bmod \text{PAGE},$$
@@ -1105,16 +1109,17 @@ for layout in ("LNHPD", "LNPHD", "LNHDP", "NPLHD"):
     print(f"{layout}    {counts[0]:13} {counts[1]:15} {counts[2]:23} {apart:34,}")
 
 # %% [markdown]
-# **Read the result.** (P is the slot in the block.) A head's block is 64 sectors in any layout. The differences are in
+# **Read the result.** (P: the slot within a block.) A head's block is 64 sectors in any layout. The differences are in
 # the parts: in `LNHDP` one token's K is scattered over 64 sectors where 4 would do, and every step writes one token per
-# sequence, head and layer. A cache per token (`NPLHD`) touches no more sectors either. What it loses are long runs: a
-# layer's step jumps by 11,520 bytes from slot to slot, where `LNHPD` reads 16 slots of 128 bytes without a jump, which
-# is what prefetchers and copy engines are made for. It gains when a whole token moves at once, for instance to another
-# machine. This engine, whose programs read one head of one layer each, keeps a tensor `[N, H_kv, PAGE, D]` per layer.
+# sequence, head and layer. It is kind only to 32 lanes that each read one element of 32 tokens: 2 sectors instead of
+# 32. A cache per token (`NPLHD`) touches no more sectors either. What it loses are long runs: a layer's step jumps by
+# 11,520 bytes from slot to slot, where `LNHPD` reads 16 slots of 128 bytes without a jump, which is what prefetchers
+# and copy engines are made for. It gains when a whole token moves at once, for instance to another machine. This
+# engine, whose programs read one head of one layer each, keeps a tensor `[N, H_kv, PAGE, D]` per layer.
 
 # %% [markdown]
 # ## 6. Split and merge
-# <!-- minutes: 34 -->
+# <!-- minutes: 35 -->
 #
 # A GPU is not one processor but many. An H100 SXM has 132 *streaming multiprocessors* (SMs). A program runs on one of
 # them and never on two, and what an SM can fetch from memory at a time is bounded. To draw the whole bandwidth of the
@@ -1160,9 +1165,8 @@ for batch, num_splits in ((1, 1), (1, 4), (1, 16), (8, 1), (8, 2), (32, 1)):
 # \cdot \text{BLOCK\_N}, \qquad \mathrm{LSE} = \log_2 \sum_j 2^{s_j} = m + \log_2 \sum_j 2^{s_j - m}$$
 #
 # The loop of 3.8 is now a function, `attend_tiles(..., lo, hi, ...)`: keys at positions [lo, hi). Without keys it
-# returns `row_max` = -inf, `row_sum` = 0 and `acc` = 0, so the formula gives an LSE of -inf as long as its logarithm is
-# finite. The partial results are `[B, H, splits, D]` and `[B, H,
-# splits]`:
+# returns `row_max` = -inf, `row_sum` = 0 and `acc` = 0, so if you replace a sum of 0 by any positive number before the
+# logarithm, m = -inf alone makes the LSE -inf. The partial results are `[B, H, splits, D]` and `[B, H, splits]`:
 #
 # ```python
 # partial, lse = launch_paged_decode_split(kernel, q, k_cache, v_cache, block_tables, seq_lens, scale, num_splits=4)
@@ -1370,10 +1374,10 @@ show_source(merge_splits_kernel, first="weight_sum = tl.zeros", last="out = tl.s
 
 # %% [markdown]
 # ## 7. A byte instead of two
-# <!-- minutes: 21 -->
+# <!-- minutes: 21 + 14 -->
 #
 # A decode step waits for bytes, so fewer bytes are less waiting, and they leave room for more sequences. Weights can be
-# stored in fewer bits (lab 6), and so can K and V: in **int8**, a whole number from -127 to 127 per element. What is
+# stored in fewer bits, and so can K and V: in **int8**, a whole number from -127 to 127 per element. What is
 # lost is precision, and this section measures how much.
 #
 # An int8 is a number of *quantisation steps*; the size of one, the **scale**, is stored beside it. One scale for how
@@ -1389,10 +1393,10 @@ needle_pictures.draw_row_maxima(reading.values[26], "V of layer 26: how large th
 
 # %% [markdown]
 # **Read the picture.** With one scale for all, a quantisation step would be 1/127 of the dashed line. Most rows are
-# less than half as large as that and would be stored twice as coarsely as they need be. The first token's row is so
-# small that it would use only a handful of int8's values. There is a second reason against a common scale: tokens
-# *arrive*. If the next one were larger than all before, everything would have to be stored again. A scale **per token
-# and head** is found when the token is written, and never changes.
+# less than half as large as that and would be stored at least twice as coarsely as they need be. The first token's row
+# (far left) is so small that it would use only a handful of int8's values. There is a second reason against a common
+# scale: tokens *arrive*. If the next one were larger than all before, everything would have to be stored again. A scale
+# **per token and head** is found when the token is written, and never changes.
 
 # %% [markdown]
 # <!-- card 3.13 -->
@@ -1466,7 +1470,9 @@ print(f"8 bits, but one scale for all tokens and heads of a layer: error of V {o
 
 # %% [markdown]
 # **Read the result.** Each bit less doubles the quantisation step, and with it the error. In 8 bits K and V are both
-# off by about 1 % or less.
+# off by about 1 % or less. (An error that is uniform over a step has a root mean square of step / √12: 0.29 of 1/127 of
+# the largest element is 0.23 % of it, and 0.9 % of an element a quarter as large.) The last line is the one scale for
+# all of the picture above: the error of V about doubles.
 #
 # But an error of K is not yet an error of the model. Scores are sums over 64 elements, whose errors partly cancel, and
 # a softmax that is sure of itself does not react to a little noise. What counts is what comes out.
@@ -1534,8 +1540,8 @@ print(f"{int((data != engines_data).sum())} of {data.numel():,} numbers differ, 
 # <details><summary>Answer</summary>
 #
 # No: absmax / (absmax / 127) is 127 up to the last bits of a float32, and rounds to 127. The engine's product does,
-# too; the clamp costs nothing and holds whatever the rounding of a GPU's division. The numbers that differ lie between
-# two quantisation steps to the last bit, and may be rounded either way.
+# too; the clamp costs nothing and holds however a GPU rounds its division. The numbers that differ lie halfway between
+# two quantisation steps, up to the last bit, and may be rounded either way.
 # </details>
 
 # %% [markdown]
@@ -1589,8 +1595,8 @@ def store_mixed(x, num_recent):
 check("3.14")
 
 # %% [markdown]
-# Is it worth it? Needles are far from the end, so they are in the part that is quantised. With the older part in 3 bits
-# the damage shows, and so does how little the recent 64 tokens can repair:
+# Is it worth it? Five needles, at depths of 10 to 90 %, in the text of the middle column above: four of them are older
+# than the last 64 tokens, the fifth is among them. With the older part in 3 bits:
 
 # %%
 store_mixed = use("3.14")
@@ -1606,13 +1612,13 @@ def mixed(x, num_recent=64):
 
 for name, way in {"3 bits": stored(3), "3 bits, the last 64 tokens fp16": mixed}.items():
     answers = needle.ask(needle.read(300), way)
-    print(
-        f"{name:32} {sum(a.found for a in answers)} of 5 needles, worst token {max(a.bits for a in answers):.1f} bits"
-    )
+    bits = ", ".join(f"{a.bits:.1f}" for a in answers)
+    print(f"{name:32} {sum(a.found for a in answers)} of 5 needles; surprise by depth, in bits: {bits}")
 
 # %% [markdown]
-# For what is *near* the end, the question and the text being written, the cache is exact; for facts from far back it is
-# as coarse as its older part. It is a rule for chat and for writing on, not for retrieval.
+# For the four older needles little changes. The fifth is stored exactly now, and its surprise falls; that it is still
+# not found shows that exact keys compete with noisy ones in the same softmax. So recent tokens in fp16 help what is
+# near the end, in chat and in continuing a text, and do little for facts from far back.
 
 # %% [markdown]
 # ### Going further: per token or per channel
@@ -1640,7 +1646,7 @@ for bits, q_max in {8: 127, 4: 7, 3: 3}.items():
 
 # %% [markdown]
 # ## 8. Reading the weights for many at once
-# <!-- minutes: 17 -->
+# <!-- minutes: 18 + 9 -->
 #
 # A decode step mostly reads weights, and uses each of them for a single token. The weights do not depend on the
 # sequence. So let several sequences take their step together: the weights are read **once for all of them**. K and V
@@ -1684,7 +1690,7 @@ def step_seconds(work, machine, batch):
 
 def ridge_batch(work, machine):
     one_token, one_context = work.flops / machine.flop_rate, work.kv_bytes / machine.bandwidth  # seconds of each
-    gap = one_token - one_context  # SOLUTION: by how much more a sequence adds to the arithmetic than to the moving
+    gap = one_token - one_context  # SOLUTION: seconds of arithmetic less of moving, of one more sequence
     if gap <= 0:  # SOLUTION: does the arithmetic never catch up?
         return None
     return math.ceil(work.weight_bytes / machine.bandwidth / gap)  # SOLUTION: the smallest batch where it has
@@ -1784,9 +1790,9 @@ step_pictures.draw_step_time(by_context, a, b, least_a, least_b)
 # belief in a constant time per token comes from.
 #
 # - **a** is the weights, and the fixed price of a step: Python, about 2,000 small calls, sampling.
-# - **b** is K and V. It is above the bound, and gathering explains a factor of three of that: this backend (plain
-#   PyTorch) copies the blocks before it attends to them. The rest is masks, a softmax and products in small pieces,
-#   which read more slowly than a copy does. A kernel like yours reads each block once, where it is.
+# - **b** is K and V. It is above the bound, and gathering explains a factor of at least three of that: this backend
+#   (plain PyTorch) copies the blocks before it attends to them. The rest is masks, a softmax and products in small
+#   pieces, which read more slowly than a copy does. A kernel like yours reads each block once, where it is.
 
 # %% [markdown]
 # **The fixed price, and what a CUDA graph does about it.** Section 2 measured a step of 30 layers with hardly a
@@ -1845,7 +1851,7 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
 
 # %% [markdown]
 # ## 9. Capstone: your decode phase in the engine
-# <!-- minutes: 21 -->
+# <!-- minutes: 23 -->
 #
 # You have the parts of a decode phase: a pool, block tables and forks (3.3 to 3.5), a kernel that splits the keys
 # (3.11) and a merge (3.12). The engine keeps its scheduler, its model and its prefill; memory and decode attention
@@ -1878,8 +1884,9 @@ from twophase_labs.kit.own_attention import OwnAttention
 
 # %% [markdown]
 # <!-- card 3.16 -->
-# Open an engine on your parts. `decode` gets what the engine has, `q` `[B, H, D]`, K and V, `block_tables`, `seq_lens`
-# and the scale, and returns `[B, H, D]`. `cache` is called once, when the engine opens.
+# Open an engine on your parts. `decode` (with `launch_paged_decode_split` and your 3.11 and 3.12) gets what the engine
+# has, `q` `[B, H, D]`, K and V, `block_tables`, `seq_lens` and the scale, and returns `[B, H, D]`. `cache` is called
+# once, when the engine opens.
 #
 # ```python
 # llm = own_engine(DEFAULT_MODEL, block_size=8, num_blocks=16)
@@ -1947,8 +1954,9 @@ for prompt, output in zip(requests, outputs, strict=True):
 # NBVAL_CHECK_OUTPUT
 # needs: triton
 for (prompt, params), output in list(zip(requests.items(), outputs, strict=True))[:2]:
-    ids = tokenizer(prompt, return_tensors="pt").input_ids[0]
-    theirs = transformers_greedy(model, ids, params.max_tokens, eos_id=model.config.vocab_size)[len(ids) :].tolist()
+    their_prompt = tokenizer(prompt, return_tensors="pt").input_ids[0]
+    theirs = transformers_greedy(model, their_prompt, params.max_tokens, eos_id=model.config.vocab_size)
+    theirs = theirs[len(their_prompt) :].tolist()
     print(list(output.outputs[0].token_ids) == theirs, theirs)
 prompt, params = list(requests.items())[2]
 (theirs,) = step_time.open_engine().generate([prompt], params, use_tqdm=False)
@@ -1979,8 +1987,7 @@ print(
 figure = draw_block_tables(llm.scheduler.cache.fullest, num_blocks=16, block_size=8)
 
 # %% [markdown]
-# And the run in time, drawn from its own trace. Every step is one column: everything in one column was computed
-# together, in one batch.
+# And the run, step by step, drawn from its own trace: everything in one column was computed together, in one batch.
 
 # %%
 # needs: triton
@@ -1990,11 +1997,10 @@ names = {output.request_id: f"{len(output.prompt_token_ids)} tokens, n={len(outp
 run_pictures.draw_timeline(llm.engine.trace, names)
 
 # %% [markdown]
-# **Read the result.** The prefills are at the left; the second prompt did not fit into the first step beside the others
-# and was read to its end while others were already decoding. Then a chain of steps: the two phases of one model. The
-# blocks in use jump when prompts are read, and fall when a sequence ends. (They are counted *after* each step, when
-# what has ended in it is free again; the tables above show the moment within a step.) Interpreted, a step takes longer
-# the more sequences decode in it, because programs run one after another; on a GPU they run side by side.
+# **Read the result.** The prefills are at the left. The second prompt did not fit whole beside the first, nor the third
+# beside the rest of the second; both were finished while others were already decoding. Then a chain of steps: the two
+# phases of one model. The blocks in use jump when prompts are read, and fall when a sequence ends. (They are counted
+# *after* each step, when what has ended in it is free again; the tables above show the moment within a step.)
 #
 # **Play.** With `num_blocks=6` the three requests do not fit at once. Which one waits, and where do you see it in the
 # timeline?
@@ -2003,9 +2009,9 @@ run_pictures.draw_timeline(llm.engine.trace, names)
 # ### The first cell again, with your work in place
 #
 # The lab began with one token that took many times as long as its arithmetic. Here is the same measurement, on the same
-# engine with *your* pool, tables and forks, and your attention of 3.7 (compiled PyTorch; the interpreter's clock would
+# engine with *your* pool, tables and forks, and your attention of 3.7 (plain PyTorch, for the interpreter's clock would
 # measure the interpreter). Your allocator is what lets more than one sequence share a step. (If a larger batch takes
-# *longer* per token, something else was running: run the cell again.)
+# *longer* per token, or your batch of 1 much longer than the first cell's, something else was running: run it again.)
 
 
 # %%
@@ -2041,7 +2047,7 @@ step_pictures.draw_closing(per_token_s, step_s, arithmetic_s)
 
 # %% [markdown]
 # ## 10. Knowledge check
-# <!-- minutes: 13 -->
+# <!-- minutes: 14 -->
 #
 # Three questions over the whole lab.
 
@@ -2066,9 +2072,9 @@ check("3.17")
 # %% [markdown]
 # <!-- card 3.18 -->
 # A decode kernel with blocks of 16, and what its tests say. Which bug is it? **a** no mask on the tail of the last
-# block · **b** the row of the block table, or its stride · **c** an empty split is not guarded: minus infinity less
-# minus infinity · **d** the head stride of the cache, or `h % H_kv` for `h // G` · **e** LSE in another base than
-# the merge takes it for
+# block · **b** the row of the block table, or its stride · **c** an empty split is not guarded: minus infinity minus
+# minus infinity is NaN · **d** the head stride of the cache, or `h % H_kv` for `h // G` · **e** LSE in another base
+# than the merge takes it for
 
 # %% tags=["exercise:3.18"]
 answer_3_18 = {

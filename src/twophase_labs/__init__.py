@@ -18,9 +18,9 @@ A lab is three things: the notebook's source, the exercises with their checks, t
 load a model through a cached function of your lab's package, for the notebook's check runs them once more),
 `exercise:1.3` (exactly one cell per exercise, and only it defines the exercise's names), `solution` (only in
 labsolutions). In markdown, a line `<!-- card 1.3 -->` becomes the exercise's title, points, minutes and size.
-`<!-- minutes: 14 -->` under a `## ` heading says how long the section takes, reading and thinking included, and
-`<!-- map -->` becomes the table of the sections (of the exercises, in a lab without minutes). `<!-- glossary -->`
-becomes the table of terms. No magics.
+`<!-- minutes: 14 -->` under a `## ` heading says how long the section takes, reading and thinking included (`14 + 8`: 8
+for *Going further*), and `<!-- map -->` becomes the table of the sections (of the exercises, in a lab without minutes).
+`<!-- glossary -->` becomes the table of terms. No magics.
 
     # %% tags=["setup"]
     import torch

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request. `max_tokens` bounds prompt and output together; where it really ends, only the replay knows.
+    """One request. `max_length` bounds prompt and output together; where it really ends, only the replay knows.
 
     Attributes:
         step: When it arrives.
         num_prompt: Tokens written when it is admitted.
         num_tokens: Tokens it has in the end; one is written per step.
-        max_tokens: What is set aside for it.
+        max_length: What is set aside for it.
     """
 
     name: str
     step: int
     num_prompt: int
     num_tokens: int
-    max_tokens: int
+    max_length: int
 
 
 def first_fit(owners: Sequence[str | None], length: int) -> int | None:
@@ -83,15 +83,15 @@ def random_requests(num_requests: int, seed: int) -> list[Arrival]:
     draw = random.Random(seed)
     arrivals, step = [], 0
     for number in range(num_requests):
-        num_prompt, max_tokens = draw.randint(3, 10), draw.randint(16, 40)
-        num_output = min(1 + int(draw.expovariate(1 / 9)), max_tokens - num_prompt)
-        arrivals.append(Arrival(f"r{number}", step, num_prompt, num_prompt + num_output, max_tokens))
+        num_prompt, max_length = draw.randint(3, 10), draw.randint(16, 40)
+        num_output = min(1 + int(draw.expovariate(1 / 9)), max_length - num_prompt)
+        arrivals.append(Arrival(f"r{number}", step, num_prompt, num_prompt + num_output, max_length))
         step += draw.randint(1, 4)
     return arrivals
 
 
 def replay(arrivals: Sequence[Arrival], num_slots: int) -> Replay:
-    """Serve the requests step by step; one that finds no `max_tokens` free slots in one piece is rejected."""
+    """Serve the requests step by step; one that finds no `max_length` free slots in one piece is rejected."""
     result = Replay()
     running: dict[str, Arrival] = {}
     slots: dict[str, tuple[int, ...]] = {}
@@ -105,13 +105,13 @@ def replay(arrivals: Sequence[Arrival], num_slots: int) -> Replay:
                 written[name] += 1
         for arrival in (a for a in arrivals if a.step == step):
             before = Snapshot(num_slots, dict(slots), dict(written))
-            start = first_fit(before.owners, arrival.max_tokens)
+            start = first_fit(before.owners, arrival.max_length)
             if start is None:
                 result.rejected[arrival.name] = before
                 result.rejected_at[arrival.name] = step
             else:
                 running[arrival.name] = arrival
-                slots[arrival.name] = tuple(range(start, start + arrival.max_tokens))
+                slots[arrival.name] = tuple(range(start, start + arrival.max_length))
                 written[arrival.name] = arrival.num_prompt
         result.snapshots.append(Snapshot(num_slots, dict(slots), dict(written)))
     return result

@@ -76,7 +76,7 @@ def draw_growth(curves: Mapping[str, Mapping[int, float]], fit_from: int) -> Fig
         fitted = {length: s for length, s in times.items() if length >= fit_from}
         slope = fitted_exponent(fitted)
         axes[0].loglog(list(times), list(times.values()), marker, color=colour, label=f"{name}: exponent {slope:.2f}")
-        ends = np.array([min(times), max(times)])
+        ends = np.array([fit_from, max(times)])
         middle = np.exp([np.mean(np.log(list(fitted))), np.mean(np.log(list(fitted.values())))])
         axes[0].loglog(ends, middle[1] * (ends / middle[0]) ** slope, line, color=colour, linewidth=1)
     axes[0].set(xlabel="tokens written, T", ylabel="time (s)")
@@ -111,7 +111,7 @@ def draw_per_token(per_token_s: Mapping[str, float]) -> Figure:
         times = "" if row == 0 else f", {value / milliseconds[0]:.1f} times as long"
         axes[0].text(value, row, f" {value:.1f} ms{times}", va="center", color=INK)
     axes[0].set(yticks=rows, yticklabels=list(per_token_s), xlabel="time per token (ms)")
-    axes[0].set_xlim(0, 1.45 * max(milliseconds))
+    axes[0].set_xlim(0, 1.6 * max(milliseconds))
     axes[0].invert_yaxis()
     axes[0].set_title("Time per token, read and written", loc="left")
     return _done(figure)

@@ -62,8 +62,8 @@ def draw_reserved(gb: Mapping[str, np.ndarray], room_gb: float) -> Figure:
         style = ("-", "--", "-.")[index % 3]
         axes.plot(range(1, len(reserved) + 1), reserved, style, color=COLOURS[index], linewidth=2, label=name)
         fits = int((reserved <= room_gb).sum())
-        axes.plot(fits, room_gb, "o", color=COLOURS[index], markeredgecolor=INK)
-        axes.annotate(f"{fits}", (fits, room_gb), (0, 8), textcoords="offset points", ha="center", color=INK)
+        axes.plot(fits, reserved[fits - 1], "o", color=COLOURS[index], markeredgecolor=INK)
+        axes.annotate(f"{fits}", (fits, room_gb), (0, 5), textcoords="offset points", ha="center", color=INK)
     axes.axhline(room_gb, color=INK, linewidth=1)
     axes.annotate(" room", (0, room_gb), (0, 4), textcoords="offset points", color=INK)
     axes.set(xlim=(0, 1.25 * most), ylim=(0, 1.6 * room_gb))

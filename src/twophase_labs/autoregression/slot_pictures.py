@@ -1,6 +1,6 @@
 """Pictures of a replayed cache: who holds which slot, when, and what the holes look like."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -50,8 +50,11 @@ def holes(owners: Sequence[str | None]) -> list[tuple[int, int]]:
     return found
 
 
-def draw_replay(result: Replay, title: str) -> Figure:
-    """Slots over time, a colour per request: full where a slot holds a token, pale where it is empty."""
+def draw_replay(result: Replay, title: str, fragmented: Collection[str] = ()) -> Figure:
+    """Slots over time, a colour per request: full where a slot holds a token, pale where it is empty.
+
+    Above them the rejections; those in `fragmented` found enough free slots, but not in one piece.
+    """
     names = list(dict.fromkeys(name for snapshot in result.snapshots for name in snapshot.slots))
     colour_of = {name: np.array(to_rgb(HOLDERS[i % len(HOLDERS)])) for i, name in enumerate(names)}
     num_slots = result.snapshots[0].num_slots
@@ -65,24 +68,20 @@ def draw_replay(result: Replay, title: str) -> Figure:
     figure, axes = plt.subplots(figsize=(10, 3.4), facecolor="white")
     axes.imshow(image, aspect="auto", interpolation="nearest", origin="lower")
     above = num_slots * 1.04
-    (rejections,) = axes.plot(
-        list(result.rejected_at.values()),
-        [above] * len(result.rejected_at),
-        "x",
-        color=INK,
-        label="a request is rejected",
-    )
+    rejections = []
+    for marker, label, is_fragmented in (("x", "rejected", False), ("D", "rejected, enough slots free", True)):
+        steps = [step for name, step in result.rejected_at.items() if (name in fragmented) == is_fragmented]
+        rejections += axes.plot(steps, [above] * len(steps), marker, color=INK, markersize=5, label=label)
     axes.set(xlabel="step", ylabel="slot", ylim=(-0.5, num_slots * 1.09))
     axes.set_title(title, loc="left", pad=24)
     pale = 1 - UNWRITTEN * (1 - np.array(to_rgb(HOLDERS[0])))
     meanings: dict[str, Any] = {"holds a token": HOLDERS[0], "set aside, empty": pale, "free": EMPTY}
     patches = [Patch(facecolor=colour, edgecolor=LINE, label=name) for name, colour in meanings.items()]
-    handles = [*patches, rejections]
+    handles = [*patches, *rejections]
     axes.legend(
         handles=handles,
-        title="a colour per request:",
         frameon=False,
-        ncols=4,
+        ncols=5,
         loc="lower right",
         bbox_to_anchor=(1, 0.98),
     )

@@ -66,7 +66,7 @@ class Region:
         names = self.axes if len(self.axes) == len(self.shape) else tuple(f"axis {i}" for i in range(len(self.shape)))
         inner = [] if len(self.shape) == 1 else [int(i) for i in np.unravel_index(rest, self.shape[1:])]
         place = ", ".join(f"{name} {i}" for name, i in zip(names, [outer, *inner], strict=True))
-        return f"{place}; {names[0]} goes from 0 to {self.shape[0] - 1}"
+        return f"{place}; the last {names[0]} is {self.shape[0] - 1}"
 
 
 def run_guarded(
@@ -125,7 +125,10 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @contextmanager
 def _watching(regions: Sequence[Region]) -> Iterator[None]:
-    """Look at each load and store of interpreted kernels before it happens; compiled ones cannot be watched."""
+    """Look at each load and store of interpreted kernels before it happens; compiled ones cannot be watched.
+
+    A masked load without `other` leaves undefined what is masked, where the interpreter has zeros: here it is NaN.
+    """
     if device.type != "cpu":
         yield
         return
@@ -134,9 +137,9 @@ def _watching(regions: Sequence[Region]) -> Iterator[None]:
 
     load, store = builder.create_masked_load, builder.create_masked_store
 
-    def checked_load(pointers: Any, mask: Any, *rest: Any) -> Any:
+    def checked_load(pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
         _check(pointers, mask, regions, "reads", builder.grid_idx)
-        return load(pointers, mask, *rest)
+        return load(pointers, mask, _undefined(pointers) if other is None else other, *rest)
 
     def checked_store(pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
         _check(pointers, mask, regions, "writes", builder.grid_idx)
@@ -147,6 +150,19 @@ def _watching(regions: Sequence[Region]) -> Iterator[None]:
         yield
     finally:
         del builder.create_masked_load, builder.create_masked_store
+
+
+def _undefined(pointers: Any) -> Any:
+    """NaN for each element behind the pointers; None, the interpreter's zeros, for whole numbers."""
+    from triton.runtime.interpreter import TensorHandle, _get_np_dtype
+
+    element = pointers.get_element_ty()
+    if not element.is_floating():
+        return None
+    stored = _get_np_dtype(element)
+    if stored.kind == "f":
+        return TensorHandle(np.full_like(pointers.data, np.nan, dtype=stored), element)
+    return TensorHandle(np.full_like(pointers.data, -1, dtype=np.int64).astype(stored), element)  # all bits set: a NaN
 
 
 def _check(pointers: Any, mask: Any, regions: Sequence[Region], verb: str, program: Sequence[int]) -> None:

@@ -21,6 +21,7 @@ from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.lab import PACKAGE, SOLUTION_TAG, Lab, Workbook, WorkbookError, exercise_of, tags
 from twophase_labs.machine.notebooks import NotebookNode, nbformat
 from twophase_labs.machine.progress import DIRECTORY_VARIABLE
+from twophase_labs.machine.sections import MINUTES, Section
 
 CELL_TIMEOUT_S = 180
 
@@ -49,14 +50,18 @@ def _with_cards(markdown: str, lab: Lab) -> str:
     lines = []
     for line in markdown.split("\n"):
         words = line.removeprefix("<!--").removesuffix("-->").split() if line.startswith("<!--") else []
+        minutes = MINUTES.fullmatch(line)
         if words[:1] == ["card"]:
             line = card(lab.exercise(words[1]), lab.is_open(words[1]))
         elif words == ["map"]:
             line = section_map(lab) if lab.edition > 1 else exercise_map(lab)
         elif words == ["glossary"]:
             line = glossary.as_markdown()
-        elif words[:1] == ["minutes:"]:
-            line = f"*{words[1]} minute{'s' * (words[1] != '1')}*"
+        elif minutes:
+            further = f", and {minutes['extra']} for *Going further*" if minutes["extra"] else ""
+            if minutes["opening"]:
+                continue
+            line = f"*{minutes['core']} minute{'s' * (minutes['core'] != '1')}*{further}"
         lines.append(line)
     return "\n".join(lines)
 
@@ -93,15 +98,22 @@ def section_map(lab: Lab) -> str:
     """The sections of a lab as a markdown table: how long each takes and which exercises are in it."""
     has_exercises, has_extra = bool(lab.exercises), bool(lab.extra)
     rows = [["section", "minutes", "exercises", "extra"], ["---", "---:", "---", "---"]]
-    for section in lab.sections[1:]:
+    opening, *sections = lab.sections
+    if opening.minutes:
+        rows.append(["the first cell", _minutes(opening), "", ""])
+    for section in sections:
         found = [lab.exercise(i) for i in section.exercises]
         core, extra = ([e.id for e in found if e.is_extra == is_extra] for is_extra in (False, True))
-        rows.append([section.link, str(section.minutes or ""), ", ".join(core), ", ".join(extra)])
+        rows.append([section.link, _minutes(section), ", ".join(core), ", ".join(extra)])
     points = f"{len(lab.core)} exercises, {sum(e.points for e in lab.core)} points"
     extra_points = f"{len(lab.extra)}, {sum(e.points for e in lab.extra)} extra points"
-    rows.append([f"**{cell}**" for cell in ("total", str(lab.minutes), points, extra_points)])
+    rows.append([f"**{cell}**" for cell in ("total", _minutes(lab), points, extra_points)])
     num_columns = 2 + has_exercises + has_extra
     return "\n".join(f"| {' | '.join(row[:num_columns])} |" for row in rows)
+
+
+def _minutes(of: Lab | Section) -> str:
+    return f"{of.minutes or ''}{f' + {of.extra_minutes}' * bool(of.extra_minutes)}"
 
 
 def execute(notebook: NotebookNode, folder: Path, workbook: Workbook) -> NotebookNode:

@@ -154,9 +154,13 @@ class Lab:
 
     @property
     def minutes(self) -> int | None:
-        """Of all its sections, reading and thinking included; None if they do not say."""
+        """Of all its sections, reading and thinking included, without what is optional; None if they do not say."""
         known = [section.minutes for section in self.sections if section.minutes is not None]
         return sum(known) if known else None
+
+    @property
+    def extra_minutes(self) -> int:
+        return sum(section.extra_minutes for section in self.sections)
 
     @cached_property
     def templates(self) -> Mapping[str, Template]:

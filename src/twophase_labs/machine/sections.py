@@ -1,8 +1,9 @@
 """A lab by its sections: what stands under each `## ` heading, how long it takes, which exercises are in it.
 
 In the source `<!-- minutes: 14 -->` stands under a heading: reading, thinking, exercises and running, all of it. The
-notebook shows it as '14 minutes'. A lab whose sections say their minutes is of the second edition, and keeps its rules
-(second_edition.py).
+notebook shows it as '14 minutes'. What is optional is counted apart: `<!-- minutes: 14 + 8 -->`. What stands before
+the first heading says `<!-- opening minutes: 5 -->`, for the map alone. A lab whose sections say their minutes is of
+the second edition, and keeps its rules (second_edition.py).
 """
 
 import re
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
-MINUTES = re.compile(r"^<!-- minutes: (\d+) -->$", re.MULTILINE)
+MINUTES = re.compile(r"^<!-- (?P<opening>opening )?minutes: (?P<core>\d+)(?: \+ (?P<extra>\d+))? -->$", re.MULTILINE)
 HEADING = re.compile(r"## (?P<title>.+?)\s*$")
 IN_LINKS = "-.,:;!?'&=+@/~"
 FENCE = re.compile(r"\s*(```|~~~)")
@@ -36,8 +37,15 @@ class Section:
 
     @property
     def minutes(self) -> int | None:
+        """Without what is optional; None if the section does not say."""
         found = MINUTES.search(self.prose)
-        return int(found[1]) if found else None
+        return int(found["core"]) if found else None
+
+    @property
+    def extra_minutes(self) -> int:
+        """Of what stands under 'Going further'."""
+        found = MINUTES.search(self.prose)
+        return int(found["extra"] or 0) if found else 0
 
     @property
     def prose(self) -> str:

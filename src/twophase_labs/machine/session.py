@@ -207,9 +207,8 @@ def hint(exercise: str) -> Card:
     lines = [(f"hint {number}", words) for number, (words, _) in enumerate(hints, start=1)]
     code = "\n\n".join(code for _, code in hints if code)
     rest = len(found.hints) - shown
-    lines.append(
-        ("then", f"{rest} more to come" if rest else f'`reveal("{exercise}")` shows the solution, and is recorded')
-    )
+    then = f"{rest} more to come" if rest else f'`reveal("{exercise}")` shows the solution; the report will say so'
+    lines.insert(len(lines) - bool(code), ("then", then))  # code stands last on the card, below the hint it belongs to
     return note_card(f"{exercise} {found.title}: hint {shown} of {len(found.hints)}", lines, code)
 
 
@@ -245,7 +244,9 @@ def use(exercise: str) -> Any:
         print(f"yours: {', '.join(found.names)} (exercise {exercise})")
         own = tuple(namespace[name] for name in found.names)
         return own if len(own) > 1 else own[0]
-    print(f"reference: {', '.join(found.names)} (exercise {broken[0]} does not pass yet)")
+    is_skipped = session.lab.exercise(broken[0]).is_extra and not session.progress.of(broken[0]).get("attempts")
+    why = "is optional and not tried" if is_skipped else "does not pass yet"
+    print(f"reference: {', '.join(found.names)} (exercise {broken[0]} {why})")
     return session.hand_out(found)
 
 

@@ -155,7 +155,7 @@ def draw_roofline(
             text = f"{num_tokens:,}"
             box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"}
             axis.annotate(
-                text, (x, y), offset, textcoords="offset points", fontsize=8, ha="center", color=INK, bbox=box
+                text, (x, y), offset, textcoords="offset points", fontsize=8, ha="center", color=colour, bbox=box
             )
     axis.set_xscale("log")
     axis.set_yscale("log")
@@ -226,7 +226,7 @@ def draw_running(scores: Tensor) -> Figure:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[1].set(xlabel="key", ylabel="row_sum")
     axes[1].set_ylim(bottom=0)
-    axes[1].set_title("... the sum of 2^(score - row_max) shrinks", loc="left")
+    axes[1].set_title("... what row_sum has collected shrinks", loc="left")
     return _done(figure)
 
 

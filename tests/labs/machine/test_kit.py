@@ -63,7 +63,7 @@ class TestGuarded:
     def test_a_read_behind_the_end_is_named_by_program_line_and_element(self):
         error = rejection(read="(row + 1) * ROW + offs")
         if device.type == "cpu":
-            assert str(error) == ("program (2, 0, 0) reads `x` past its end: row 3, column 0; row goes from 0 to 2")
+            assert str(error) == ("program (2, 0, 0) reads `x` past its end: row 3, column 0; the last row is 2")
             assert error.details[0].startswith("line 6 of the cell: x = tl.load(")
             assert "3 of this access's 3 elements" in error.details[1]
 

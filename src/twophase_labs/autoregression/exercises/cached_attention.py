@@ -78,7 +78,7 @@ def sees_the_past_and_itself(answer: Any, draw: Draw, new: int, cached: int, sco
         k = torch.ones_like(k)
     q = torch.full_like(q, score / math.sqrt(q.shape[2]))
     means = v.cumsum(1) / torch.arange(1, v.shape[1] + 1)[:, None]
-    what = "the plain mean of the visible values"
+    what = "with all scores equal the result should be the plain mean of the visible values; it"
     # exp(score - logsumexp) is right, too, and as exact as a score of this size can be.
     rtol, atol = (2e-2, 2e-3) if score else (None, 1e-4)
     axes = ("sequence", "query", "feature")
@@ -384,7 +384,7 @@ EXERCISES = (
                 "hides the future",
                 hides_the_future,
                 "A later key must not reach an earlier query: its score is set to minus infinity before the softmax, "
-                "and before a maximum is taken. NaN: a maximum that is not the query's own.",
+                "and before a maximum is taken. Subtract each query's own maximum: with another, `exp` can overflow.",
                 ({"new": 2}, {"new": 5}, {"new": 2, "far": True}, {"new": 5, "far": True}),
             ),
             Property(
@@ -444,7 +444,8 @@ EXERCISES = (
             Property(
                 "starts from an empty cache",
                 starts_from_nothing,
-                "With nothing cached this is the pass without a cache. What do queries, keys and values come from?",
+                "With nothing cached this is the pass without a cache. Two things decide it: at which position the "
+                "first new token stands (the tokens in the cache, not the texts), and what q, k and v are made from.",
                 ({"length": 1}, {"length": 6}),
             ),
             Property(
@@ -501,7 +502,8 @@ EXERCISES = (
             Property(
                 "continues the prompt",
                 continues_the_prompt,
-                "One column of tokens joins per pass, behind the prompt: shapes [B, T], [B, T + 1], ...",
+                "The text grows by one column per pass, behind the prompt. Feed [B, T] first, then one column [B, 1] "
+                "each time.",
                 ({"length": 4, "num_new": 0}, *TEXTS),
             ),
             Property(

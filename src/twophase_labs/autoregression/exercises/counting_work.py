@@ -27,7 +27,7 @@ def returns_two_counts(answer: Any, draw: Draw, cached: bool) -> None:
 
 def counts(which: int, cached: bool) -> Test:
     """The test of one of the two counts in one of the two modes."""
-    what = f"the number of {('tokens', 'query-key pairs')[which]} {'with' if cached else 'without'} a cache"
+    what = f"the number of {('positions', 'query-key pairs')[which]} {'with' if cached else 'without'} a cache"
 
     def test(answer: Any, draw: Draw, num_prompt: int, num_new: int) -> None:
         expected = enumerated(num_prompt, num_new, cached)[which]
@@ -38,12 +38,12 @@ def counts(which: int, cached: bool) -> Test:
 
 
 SKELETON = """In words of code:
-    tokens = pairs = 0
+    positions = pairs = 0
     for length in the text's length before each pass, num_prompt to num_prompt + num_new - 1:
         start = the first position that this pass computes
-        tokens += how many positions it computes
+        positions += how many positions it computes
         pairs += p + 1 for each of these positions p
-    return tokens, pairs"""
+    return positions, pairs"""
 
 CASES = (
     {"num_prompt": 1, "num_new": 0},
@@ -81,13 +81,13 @@ EXERCISES = (
             Property(
                 "returns two counts",
                 returns_two_counts,
-                "Return tokens and pairs, in this order.",
+                "Return positions and pairs, in this order.",
                 ({"cached": False}, {"cached": True}),
             ),
             Property(
                 "counts tokens without a cache",
                 counts(0, cached=False),
-                "Without a cache every pass starts at position 0 and computes the whole text so far.",
+                "There are num_new passes. Without a cache each starts at position 0 and computes the text so far.",
                 CASES,
             ),
             Property(

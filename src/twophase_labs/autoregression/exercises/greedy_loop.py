@@ -88,7 +88,8 @@ def stops_at_the_end(answer: Any, draw: Draw, length: int, at: int) -> None:
     if at < 0 and len(got) < len(expected):
         reject(f"the prompt ends with the end token {eos_id}, and that ended the text", *shown)
     if len(got) < len(expected):
-        reject(f"the text stops {len(expected) - len(got)} tokens before its end token {eos_id}", *shown)
+        missing = len(expected) - len(got)
+        reject(f"the text stops {missing} token{'s' * (missing != 1)} before its end token {eos_id}", *shown)
     compare(got, expected, what="the text", axes=("position",))
 
 

@@ -398,7 +398,8 @@ EXERCISES = (
         hints=(
             "Probabilities 0.5, 0.3, 0.2 and p = 0.6: which tokens stay? And which with p = 0.05?",
             "Put each row's probabilities in descending order. A token stays while the likelier ones before it do not "
-            "reach p yet: so the one with which the sum reaches p stays, and the likeliest always does.",
+            "reach p yet: so the one with which the sum reaches p stays, and the likeliest always does. The sort's "
+            "indices say where in the vocabulary each decision belongs: `scatter` takes them back.",
             SKELETON,
         ),
         checks=(

@@ -160,7 +160,8 @@ EXERCISES = (
             Property(
                 "finds the batch where they meet",
                 crosses_over_there,
-                "The smallest whole batch whose arithmetic takes at least as long as its bytes: round up.",
+                "The smallest whole batch whose arithmetic takes at least as long as its bytes: round up. If it is far "
+                "off, check the units: weights / bandwidth is in seconds, and so is what a sequence adds.",
                 tuple({"kv": kv, "beyond": beyond} for kv in ("none", "some") for beyond in (0.25, 0.75)),
             ),
             Property(

@@ -74,7 +74,7 @@ def reads_the_right_slots(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> 
             row_axis="query head",
             column_axis="slot: own blocks in order, then the others",
             bounds=range(page, 32, page),
-            title=f"weights, {lengths[b]} tokens",
+            title=f"weights, {lengths[b]} token{'s' * (lengths[b] != 1)}",
         )
 
 

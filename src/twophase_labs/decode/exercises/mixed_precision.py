@@ -113,7 +113,8 @@ EXERCISES = (
             Property(
                 "keeps older tokens in int8",
                 rounds_older_tokens,
-                "All tokens before the recent ones go through `quantise` and `dequantise`.",
+                "All tokens before the recent ones go through `quantise` and `dequantise`. (With num_recent = 0, "
+                "`x[:-0]` is empty: cut at T - num_recent.)",
                 tuple({**case, "dim": dim} for case, dim in zip((*COUNTS, MANY), (4, 16, 1, 8, 3, 24), strict=True)),
             ),
             Property(

@@ -57,7 +57,7 @@ EXERCISES = (
                 "the score matrix is never in slow memory": "8a7cd7eaef89cb64",
                 "K and V of a sequence may lie anywhere in the pool": "47556c9564a66e77",
                 "one query's keys are shared by many programs": "ca01396a722a9169",
-                "a longer answer never moves K and V that are there": "d5c424c3481dc95c",
+                "as an answer grows, stored K and V are never moved": "93ae4995db4060e3",
                 "the result is an approximation": "a078773047493b8e",
             },
             hint="One of the three is about the order of the arithmetic, one about where things lie, one about who "

@@ -406,6 +406,7 @@ EXERCISES = (
                     {"size": -20000},
                     {"size": 1e30, "keys": 1},  # alone: several such would have differences beyond float32
                     {"size": -1e30, "keys": 1},
+                    {"size": -1e35, "keys": 1},
                 ),
             ),
             Property(

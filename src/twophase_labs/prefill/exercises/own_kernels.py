@@ -57,17 +57,19 @@ def relayed_engine() -> tuple[Any, SimpleNamespace]:
 
 @contextmanager
 def grids_of(function: Callable[..., Any], kernel: str) -> Iterator[list[tuple[int, ...]]]:
-    """The grids over which `function` launches the kernel it knows by this name."""
+    """The grids over which `function` launches the kernel it knows by this name; nothing is launched.
+
+    A kernel on a wrong grid would read and write anywhere.
+    """
     grids: list[tuple[int, ...]] = []
     names = getattr(function, "__globals__", {})
     real: Any = names.get(kernel)
 
     class Watched:
         def __getitem__(self, grid: Any) -> Callable[..., Any]:
-            def launch(*args: Any, **kwargs: Any) -> Any:
+            def launch(*args: Any, **kwargs: Any) -> None:
                 shape = grid(kwargs) if callable(grid) else grid
                 grids.append(tuple(shape) if isinstance(shape, tuple | list) else (shape,))
-                return real[grid](*args, **kwargs)
 
             return launch
 
@@ -193,11 +195,26 @@ EXERCISES = (
                 ({"num_tokens": 1, "num_kv_heads": 3}, {"num_tokens": 13, "num_kv_heads": 3}),
             ),
             Property(
+                "launches the right grid",
+                covers_just_enough,
+                "The grid is (query tiles of the longest chunk, sequences, KV heads), in the order in which the kernel "
+                "reads its program ids. A program has BLOCK_M rows, so BLOCK_M // G whole tokens (`//`, not `/`); the "
+                "number of tiles is rounded up: `triton.cdiv`.",
+                (
+                    {"query_lens": (10, 100), "heads": (9, 3)},
+                    {"query_lens": (42,), "heads": (3, 1)},
+                    {"query_lens": (43, 1), "heads": (3, 1)},
+                    {"query_lens": (20, 23), "heads": (6, 2)},  # together they are more than a tile
+                    {"query_lens": (3, 40), "heads": (3, 1), "cached": (60, 0)},  # so is a sequence with its history
+                    {"query_lens": (30,), "heads": (5, 1)},  # other tiles: of 25 tokens
+                    {"query_lens": (40, 40), "heads": (2, 2)},  # of 128
+                ),
+            ),
+            Property(
                 "attends for short chunks",
                 attends,
-                "The grid is (query tiles of the longest chunk, sequences, KV heads), in the order in which the "
-                "kernel reads its program ids, all of them integers (`//`, not `/`); the scale is multiplied by "
-                "log2(e).",
+                "The grid is right. The arguments come in the order of the kernel's parameters; the scale is "
+                "multiplied by log2(e).",
                 (
                     {"query_lens": (1,), "cached": (0,), "heads": (3, 1)},
                     {"query_lens": (3, 5, 1), "cached": (0, 4, 0), "heads": (6, 2)},
@@ -216,21 +233,6 @@ EXERCISES = (
                 attends,
                 "Not every model scales by 1 / sqrt(D); use the argument.",
                 ({"query_lens": (4,), "cached": (0,), "heads": (3, 1), "scale": 0.1},),
-            ),
-            Property(
-                "launches no program in vain",
-                covers_just_enough,
-                "A program has BLOCK_M rows, so BLOCK_M // G whole tokens (`//`, not `/`); query tiles of the longest "
-                "chunk, rounded up: `triton.cdiv`.",
-                (
-                    {"query_lens": (10, 100), "heads": (9, 3)},
-                    {"query_lens": (42,), "heads": (3, 1)},
-                    {"query_lens": (43, 1), "heads": (3, 1)},
-                    {"query_lens": (20, 23), "heads": (6, 2)},  # together they are more than a tile
-                    {"query_lens": (3, 40), "heads": (3, 1), "cached": (60, 0)},  # so is a sequence with its history
-                    {"query_lens": (30,), "heads": (5, 1)},  # other tiles: of 25 tokens
-                    {"query_lens": (40, 40), "heads": (2, 2)},  # of 128
-                ),
             ),
             Property(
                 "writes each token once", writes_once, "The grid of the write kernel is (n,).", ({"num_tokens": 13},)

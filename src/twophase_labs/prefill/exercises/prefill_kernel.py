@@ -140,8 +140,8 @@ EXERCISES = (
                 "reads the right slots of one head",
                 reads_the_right_keys,
                 "One sequence, one head, no history. Position p is in entry p // PAGE of the table, at offset p % "
-                "PAGE; "
-                "a row sees keys up to its own position.",
+                "PAGE; a row sees keys up to its own position. A read past q's end comes from `heads` (with one head "
+                "every row's is 0) or from `rows`.",
                 (
                     {"query_lens": (4,), "cached": (0,), "heads": (1, 1)},
                     {"query_lens": (6,), "cached": (0,), "heads": (1, 1)},
@@ -171,7 +171,8 @@ EXERCISES = (
                 "matches attention in a loop",
                 matches_a_loop,
                 "Small batches are right. What changes here: more key tiles than one, more query tiles per chunk, "
-                "other numbers of heads, a head size that is no power of two.",
+                "other numbers of heads, a head size that is no power of two. (Rows of the second query tile begin at "
+                "first_token.)",
                 (
                     {"query_lens": (1,), "cached": (0,), "heads": (1, 1), "head_dim": 16, "page": 16},
                     {"query_lens": (7, 1, 12), "cached": (0, 20, 9), "heads": (6, 2), "head_dim": 16, "page": 4},

@@ -22,9 +22,23 @@ def tiles(draw: Draw, length: int) -> tuple[Tensor, Tensor, Tensor]:
 def run(answer: Any, q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int) -> SlowMemory:
     memory = attention_memory(q.clone(), k.clone(), v.clone())
     memory.peek = no_peeking  # type: ignore[method-assign]
-    answer.tiled_attention(memory, len(q), q.shape[1], block_q, block_k)
+    try:
+        answer.tiled_attention(memory, len(q), q.shape[1], block_q, block_k)
+    except (IndexError, RuntimeError):
+        _blame_an_empty_tile(memory, len(q))
+        raise
     del memory.peek
     return memory
+
+
+def _blame_an_empty_tile(memory: SlowMemory, length: int) -> None:
+    """What fails after a load past the end is a line that was given."""
+    last = memory.transfers[-1] if memory.transfers else None
+    if last and last.kind == "load" and last.name in ("k", "v") and last.start >= length:
+        reject(
+            f"a key tile that begins at {last.start} is loaded, and there are {length} keys: it is empty",
+            "the last tile begins before the end of the query tile's own rows",
+        )
 
 
 def no_peeking(name: str) -> Tensor:
@@ -46,6 +60,7 @@ def stores_every_row(answer: Any, draw: Draw, length: int, block_q: int, block_k
 
 def averages(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
     q, k, v = tiles(draw, length)
+    q = q / 16  # soft weights, so that their sum is far from 1
     out = output(answer, q, k, torch.ones_like(v), block_q, block_k)
     compare(out, torch.ones_like(v), what="the mean of values that are all 1", axes=AXES)
 
@@ -211,8 +226,8 @@ EXERCISES = (
         hints=(
             "Begin with one tile that covers everything (block_q = block_k = L): it must be plain attention. Then two "
             "key tiles.",
-            "It is exercise 2.4 with a tile in place of a key: the maximum over the tile's columns, the sum over them, "
-            "and `p @ v` in place of `p * v`.",
+            "Blank 2: which two factors turn q · k into an exponent of 2? Blank 3 has a row per query of the tile and "
+            "a column per key of *this* tile, `len(k)` of them. Blank 4: what is left to do with acc?",
             "Positions: query row i of the tile stands at start + i, key column j at at + j. The last key tile that a "
             "query tile needs is the one that holds its own last token.",
         ),
@@ -226,8 +241,8 @@ EXERCISES = (
             Property(
                 "averages the values",
                 averages,
-                "row_sum and acc take the same weights and the same rescaling. NaN here is 0 / 0: a row whose earlier "
-                "tiles got lost.",
+                "The mean is acc / row_sum: is the division in what you store? NaN is 0 / 0: a query that sees no "
+                "key, not even its own; look at which keys are hidden, and where the last key tile begins.",
                 CASES,
             ),
             Property(
@@ -266,7 +281,7 @@ EXERCISES = (
             Property(
                 "leaves out what is hidden",
                 leaves_out_hidden_tiles,
-                "A key tile that begins behind the query tile's last token is hidden from all of it: do not load it. "
+                "A key tile that begins after the query tile's last token is hidden from all of it: do not load it. "
                 "And each query tile is loaded once.",
                 CASES,
             ),
