@@ -53,8 +53,9 @@ class BlockLedger:
     a SequenceFault while a step is planned: by `admit`, `grow_for_*`, `preempt`, `roll_back`.
 
     - `admit` gives a sequence blocks for all the tokens it has, so that a prefill, once begun, needs no more; and it
-      leaves free what the sequences with blocks may still take: by the optimistic rule a block for each that may grow,
-      so that none is preempted right after another was let in (see `SchedulerConfig.admission` and growth.py).
+      leaves free what the sequences with blocks may still take: by the optimistic rule a block (of each group of
+      layers) for each that may grow, so that none is preempted right after another was let in (see
+      `SchedulerConfig.admission` and growth.py).
     - With a sliding window a prefill takes its blocks chunk by chunk, for it frees some as it goes. What it may still
       need for the smallest chunks (`CacheManager.num_blocks_to_come`) is *promised* to it: neither an admission nor a
       decode takes it. Promised blocks are as good as taken, so a prefill, once begun, still needs no more, and what
