@@ -60,7 +60,11 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     """
     target = _check(model, config)
     group = TensorParallelGroup.join(
-        target.model_config, config.tensor_parallel_size, target.device, config.peer_timeout_s
+        target.model_config,
+        config.tensor_parallel_size,
+        target.device,
+        config.peer_timeout_s,
+        config.enable_expert_parallel,
     )
     target = replace(target, device=group.device)
     loaded = _load(target, config, group)
@@ -150,8 +154,10 @@ def _load(target: _Target, config: EngineConfig, group: TensorParallelGroup) -> 
     shard = group.shard
     backend = _backend(target, config, shard.config)
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(target.folder)
-    weights = load_weights(target.folder, target.model_config, target.dtype, target.device, shard.cut)
-    model = LlamaModel(shard.config, weights, backend, target.limits.max_model_len, group.sum_over_ranks)
+    weights = load_weights(target.folder, target.model_config, target.dtype, target.device, shard.cut, shard.experts)
+    model = LlamaModel(
+        shard.config, weights, backend, target.limits.max_model_len, group.sum_over_ranks, group.dispatch_experts
+    )
     draft = None
     if config.draft_model is not None and group.is_driver:
         draft = _load_draft(config.draft_model, target, config, tokenizer)

@@ -106,6 +106,16 @@ def _policy(name: str, **parameters: int | float) -> Feature:
     )
 
 
+def _admission(name: str) -> Feature:
+    return Feature(
+        f"admission: {name}",
+        f"admission={name!r}",
+        lambda config, _: config.admission == name,
+        examples=({"admission": name},),
+        group="admission",
+    )
+
+
 def _kv_format(name: str) -> Feature:
     option = f"kv_cache_dtype={name!r}"
     examples = ({"kv_cache_dtype": name},)
@@ -140,12 +150,17 @@ FEATURES: Mapping[str, Feature] = {
     "static": _policy("static", batch_size=3),
     "dynamic": _policy("dynamic", batch_size=3, timeout_s=0),
     "deadline": _policy("deadline", max_tokens=9),
+    "rotating": _policy("rotating", chunk_tokens=3),
+    "fair": _policy("fair", max_tokens=9),
     "swap": Feature(
         "preemption by swapping",
         "preemption_mode='swap'",
         lambda config, _: config.preemption_mode == "swap",
         examples=({"preemption_mode": "swap"}, {"preemption_mode": "swap", "num_swap_blocks": 3}),
     ),
+    "optimistic": _admission("optimistic"),
+    "reserve": _admission("reserve"),
+    "estimate": _admission("estimate"),
     "watermark": Feature(
         "admission watermark",
         "admission_watermark",
@@ -183,6 +198,12 @@ FEATURES: Mapping[str, Feature] = {
     "mixed": Feature("layers of different kinds", "a model with layers that see all keys and others that see a window"),
     "int8": _kv_format("int8"),
     "fp8": _kv_format("fp8_e4m3"),
+    "expert_parallel": Feature(
+        "expert parallel",
+        "enable_expert_parallel",
+        lambda config, _: config.enable_expert_parallel and config.tensor_parallel_size > 1,
+        examples=({"enable_expert_parallel": True, "tensor_parallel_size": 2},),
+    ),
     "tensor_parallel": Feature(
         "tensor parallel",
         "tensor_parallel_size",
@@ -212,6 +233,11 @@ FEATURES: Mapping[str, Feature] = {
 }
 
 _TEXT_NEEDED = Refused("it is about text, and without a tokenizer there is none", when="request")
+_ONE_RANK = Refused("disaggregation has one rank per engine")
+_ALL_HEADS = Refused(
+    "a ready-made attention backend was made for all heads of the model, and each rank has some of them; pass a name, "
+    "or a function that makes one for the AttentionSpec that it is given"
+)
 _REFUSALS: Mapping[tuple[str, str], Refused] = {
     ("prefix_token", "window"): Refused(
         "a hit has just the blocks for a query behind it, and the window has freed the others. Use "
@@ -244,11 +270,13 @@ _REFUSALS: Mapping[tuple[str, str], Refused] = {
     ("mixed", "disaggregated"): Refused(
         "all pages of a prompt are sent into blocks of their own, and sliding layers free some of them on the way"
     ),
-    ("tensor_parallel", "disaggregated"): Refused("disaggregation has one rank per engine"),
-    ("tensor_parallel", "ready_made"): Refused(
-        "a ready-made attention backend was made for all heads of the model, and each rank has some of them; pass a "
-        "name, or a function that makes one for the AttentionSpec that it is given"
+    ("mixed", "expert_parallel"): Refused(
+        "a model with such layers has no experts to share out: of the architectures that are read none has both"
     ),
+    ("tensor_parallel", "disaggregated"): _ONE_RANK,
+    ("expert_parallel", "disaggregated"): _ONE_RANK,
+    ("tensor_parallel", "ready_made"): _ALL_HEADS,
+    ("expert_parallel", "ready_made"): _ALL_HEADS,
     ("draft_model", "own_drafter"): Refused("both guess; give one of them"),
     ("stop", "no_tokenizer"): _TEXT_NEEDED,
     ("guided", "no_tokenizer"): _TEXT_NEEDED,

@@ -46,6 +46,7 @@ def limits_of(config: EngineConfig, model: ModelConfig, device: torch.device) ->
         max_model_len,
         config.enable_chunked_prefill,
         watermark=config.admission_watermark,
+        admission=config.admission,
     )
 
 

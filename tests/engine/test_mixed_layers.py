@@ -24,6 +24,7 @@ POLICY_OPTIONS = {
     "dynamic": {"batch_size": 3, "timeout_s": 0},
     "chunked": {"max_tokens": 9},
     "deadline": {"max_tokens": 9},
+    "rotating": {"chunk_tokens": 3},
 }
 
 

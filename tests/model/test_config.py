@@ -54,7 +54,9 @@ def test_what_transformers_writes_is_what_it_means(family, tmp_path):
     ours = load_config(tmp_path)
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    types = getattr(theirs, "layer_types", None) or ["sliding_attention" if ours.sliding_window else "full_attention"]
+    types = getattr(theirs, "layer_types", None)
+    if types is None:
+        types = ["full_attention" if getattr(theirs, "sliding_window", None) is None else "sliding_attention"]
     for kind in types:
         per_kind = theirs.model_type == "gemma3_text"
         rope = theirs.rope_parameters[kind] if per_kind else theirs.rope_parameters
@@ -62,12 +64,16 @@ def test_what_transformers_writes_is_what_it_means(family, tmp_path):
         found = ours.local_rope if is_other else ours.rope
         assert (found.theta, found.rope_type) == (rope["rope_theta"], rope["rope_type"])
         assert found.factor == rope.get("factor", 1.0)
-    assert ours.qk_norm == (theirs.model_type in ("qwen3", "gemma3_text"))
-    if theirs.model_type != "llama":
-        assert ours.sliding_window == (theirs.sliding_window if "sliding_attention" in types else None)
-        assert ours.is_mixed == (len(set(types)) > 1)
-        if ours.is_mixed:
-            assert ours.sees_all == tuple(kind == "full_attention" for kind in types)
+    assert ours.qk_norm == theirs.model_type.startswith(("qwen3", "gemma3"))
+    assert ours.sliding_window == (theirs.sliding_window if "sliding_attention" in types else None)
+    assert ours.is_mixed == (len(set(types)) > 1)
+    if ours.is_mixed:
+        assert ours.sees_all == tuple(kind == "full_attention" for kind in types)
+    assert (ours.experts is not None) == (theirs.model_type in ("mixtral", "qwen3_moe"))
+    if ours.experts is not None:
+        assert ours.experts.num_experts == theirs.num_local_experts
+        assert ours.experts.num_experts_per_tok == theirs.num_experts_per_tok
+        assert ours.experts.norm_topk_prob == getattr(theirs, "norm_topk_prob", True)
 
 
 @pytest.mark.parametrize("type_key", ["rope_type", "type"])
@@ -162,8 +168,60 @@ def test_where_each_family_keeps_its_window(changes, window, tmp_path):
     assert load_config(write(tmp_path, **changes)).sliding_window == window
 
 
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_hidden_layers": 6,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+SWITCHED = {"use_sliding_window": True, "sliding_window": 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sparse_layers", "window"),
+    [
+        (MIXTRAL, (0, 1), None),
+        (MIXTRAL | {"sliding_window": None}, (0, 1), None),
+        (MIXTRAL | {"sliding_window": 8}, (0, 1), 8),
+        (QWEN3_MOE, (0, 1, 2, 3, 4, 5), None),
+        (QWEN3_MOE | {"decoder_sparse_step": 2}, (1, 3, 5), None),
+        (QWEN3_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [0, 3]}, (1, 5), None),
+        (QWEN3_MOE | {"num_local_experts": 4, "scoring_func": "softmax", "n_shared_experts": 0}, (0, 1, 2, 3, 4, 5), None),
+        (QWEN3_MOE | {"sliding_window": 8, "max_window_layers": 6}, (0, 1, 2, 3, 4, 5), None),
+        (QWEN3_MOE | SWITCHED, (0, 1, 2, 3, 4, 5), 8),
+    ],
+)  # fmt: skip
+def test_which_layers_have_experts(changes, sparse_layers, window, tmp_path):
+    config = load_config(write(tmp_path, **changes))
+    assert config.experts.sparse_layers == sparse_layers
+    assert config.sliding_window == window
+    assert config.experts.intermediate_size == changes.get("moe_intermediate_size", 80)
+
+
+def test_a_mixture_whose_layers_are_all_dense_is_none(tmp_path):
+    assert load_config(write(tmp_path, **QWEN3_MOE, decoder_sparse_step=7)).experts is None
+
+
 QWEN = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8}
 REFUSED = {
+    "more experts per token than experts": (
+        MIXTRAL | {"num_experts_per_tok": 5},
+        r"num_experts_per_tok 5 is more than the 4",
+    ),
+    "no number of experts": (MIXTRAL | {"num_local_experts": ABSENT}, r"'num_experts' is missing"),
+    "no experts": (QWEN3_MOE | {"num_experts": 0}, r"'num_experts' must be a whole number >= 1, found 0"),
+    "two numbers of experts": (QWEN3_MOE | {"num_local_experts": 5}, r"two names of one number"),
+    "a text of layers": (QWEN3_MOE | {"mlp_only_layers": "0"}, r"'mlp_only_layers' must be a list of layers' numbers"),
+    "no size of experts": (QWEN3_MOE | {"moe_intermediate_size": ABSENT}, r"'moe_intermediate_size' is missing"),
+    "never sparse": (QWEN3_MOE | {"decoder_sparse_step": 0}, r"'decoder_sparse_step' must be a whole number >= 1"),
+    "number for normalised": (QWEN3_MOE | {"norm_topk_prob": 1}, r"'norm_topk_prob' must be true or false"),
+    "shared experts": (QWEN3_MOE | {"n_shared_experts": 1}, r"n_shared_experts 1 is not supported"),
+    "sigmoid router": (MIXTRAL | {"scoring_func": "sigmoid"}, r"scoring_func 'sigmoid' is not supported"),
+    "groups of experts": (QWEN3_MOE | {"n_group": 2}, r"n_group 2 is not supported"),
+    "window of some sparse layers": (QWEN3_MOE | SWITCHED | {"max_window_layers": 3}, r"max_window_layers must be 0"),
+    "kinds of sparse layers": (QWEN3_MOE | SWITCHED | {"layer_types": ["full_attention"] * 6}, r"layer_types absent"),
     "unknown architecture": ({"architectures": ["GPT2LMHeadModel"]}, r"GPT2LMHeadModel.*Supported: LlamaForCausalLM"),
     "no architecture": ({"architectures": ABSENT}, r"architectures None.*Supported"),
     "missing value": ({"hidden_size": ABSENT}, r"'hidden_size' is missing"),

@@ -58,7 +58,7 @@ def test_logits_and_greedy_tokens_equal_transformers(family, seed, tmp_path):
         rows = pages.run([(seq, tokens[seq][-1:]) for seq in range(len(tokens))])
 
 
-@pytest.mark.parametrize("family", ["smollm2", "mistral", "qwen3", "qwen2-mixed", "gemma3"])
+@pytest.mark.parametrize("family", ["smollm2", "mistral", "qwen3", "qwen2-mixed", "gemma3", "mixtral", "qwen3-moe"])
 def test_a_prompt_in_chunks_gives_the_same_logits(family, tmp_path):
     folder, oracle = make_folder(family, tmp_path)
     prompt = random_prompts(3)[-1]

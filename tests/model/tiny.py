@@ -9,9 +9,11 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 SIZES: dict[str, Any] = {
@@ -71,6 +73,21 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "gemma3": (Gemma3TextConfig, GEMMA3),
     "gemma3-sliding": (Gemma3TextConfig, GEMMA3 | {"layer_types": ["sliding_attention"] * 6}),
     "gemma3-full": (Gemma3TextConfig, GEMMA3 | {"layer_types": ["full_attention"] * 6, "tie_word_embeddings": False}),
+}
+
+QWEN3_MOE = {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+FAMILIES |= {
+    "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral-window": (MixtralConfig, {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": WINDOW}),
+    "qwen3-moe": (Qwen3MoeConfig, QWEN3_MOE | {"norm_topk_prob": True}),
+    "qwen3-moe-some-dense": (
+        Qwen3MoeConfig,
+        QWEN3_MOE | {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3], "attention_bias": True},
+    ),
+    "qwen3-moe-window": (
+        Qwen3MoeConfig,
+        QWEN3_MOE | {"use_sliding_window": True, "sliding_window": WINDOW, "tie_word_embeddings": True},
+    ),
 }
 
 

@@ -15,10 +15,24 @@ from twophase.core.plan import SampledToken, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.policies import ChunkedPrefillPolicy, ContinuousPolicy, DeadlinePolicy, PriorityPolicy
+from twophase.scheduling.policies import (
+    ChunkedPrefillPolicy,
+    ContinuousPolicy,
+    DeadlinePolicy,
+    FairPolicy,
+    PriorityPolicy,
+    RotatingPolicy,
+)
 from twophase.scheduling.policy import Policy
 
-DECODES_NEVER_WAIT = (PriorityPolicy, ChunkedPrefillPolicy, ContinuousPolicy, DeadlinePolicy)
+DECODES_NEVER_WAIT = (
+    PriorityPolicy,
+    ChunkedPrefillPolicy,
+    ContinuousPolicy,
+    DeadlinePolicy,
+    RotatingPolicy,
+    FairPolicy,
+)
 VOCAB_SIZE = 17
 EOS = 0
 
@@ -55,6 +69,7 @@ def make_request(
     salt="",
     arrival_s=0.0,
     ttft_slo_s=None,
+    tenant="",
     eos=(),
     **params,
 ):
@@ -71,6 +86,7 @@ def make_request(
         priority=priority,
         cache_salt=salt,
         ttft_slo_s=ttft_slo_s,
+        tenant=tenant,
     )
 
 

@@ -16,8 +16,10 @@ from twophase.scheduling.policies import (
     ContinuousPolicy,
     DeadlinePolicy,
     DynamicPolicy,
+    FairPolicy,
     PrefillFirstPolicy,
     PriorityPolicy,
+    RotatingPolicy,
     StaticPolicy,
 )
 
@@ -32,7 +34,7 @@ def random_harness(rng: random.Random, **options) -> Harness:
     return Harness(
         **{
             "block_size": block_size,
-            "num_blocks": rng.randint(36, 64) // block_size,
+            "num_blocks": rng.randint(36, 48) // block_size,
             "max_num_seqs": max_num_seqs,
             "budget": max_num_seqs + rng.randint(0, 12),
             "max_model_len": rng.randint(12, 36),
@@ -43,6 +45,7 @@ def random_harness(rng: random.Random, **options) -> Harness:
             "watermark": rng.choice([0, 0, 0.1]),
             **({"num_swap_blocks": rng.randint(1, 40)} if rng.random() < 0.5 else {}),
             "max_drafts": rng.choice([0, 0, 2, 5]),
+            "admission": rng.choice([*["optimistic"] * 6, "reserve", "estimate"]),
         }
         | options
     )
@@ -74,6 +77,8 @@ def random_policy(rng: random.Random):
             StaticPolicy(batch_size=rng.randint(1, 4)),
             DynamicPolicy(batch_size=rng.randint(1, 4), timeout_s=rng.choice([0, 2.5, 7])),
             DeadlinePolicy(max_tokens=rng.choice([None, 5])),
+            RotatingPolicy(chunk_tokens=rng.randint(1, 5), max_tokens=rng.choice([None, 9])),
+            FairPolicy(max_tokens=rng.choice([None, 7])),
         ]
     )
 
@@ -92,6 +97,7 @@ def random_request(rng: random.Random, request_id: str, step_no: int, max_tokens
         arrival_s=float(step_no),
         eos=[EOS],
         ttft_slo_s=rng.choice([None, 3, 30]),
+        tenant=rng.choice(["", "a", "b"]),
         stop_token_ids=rng.choice([(), (), (), (5,)]),
         ignore_eos=rng.random() < 0.75,
     )
@@ -164,6 +170,7 @@ def play_all(seeds: range, disturbed: float) -> Counter:
         events["block swapped out"] += harness.num_swapped_out
         events["block swapped in"] += harness.num_swapped_in
         events[type(harness.scheduler.policy).__name__] += 10
+        events[harness.config.admission] += 10
         events["fork"] += sum(index > 0 for _, index in harness.ends)
         events["stop"] += sum(reason == "stop" for reason, _ in harness.ends.values())
     return events

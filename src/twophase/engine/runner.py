@@ -46,7 +46,8 @@ class ModelRunner:
 
     Attributes:
         watch: Called with the chunks of a run; what its context manager gives is called with the number of each layer
-            as soon as the layer's K and V are in pages. None: no call. Runs that are watched use no CUDA graphs.
+            as soon as the layer's K and V are in pages. None: no call. Runs that are watched use no CUDA graphs, and
+            neither do those of a model whose experts are watched.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class ModelRunner:
         self._swap_space = SwapSpace(kv_cache, num_swap_blocks) if num_swap_blocks else None
         self._graphs: DecodeGraphs | None = None
         if kv_cache.device.type == "cuda" and use_cuda_graphs:
-            if model.backend.name == "triton":
+            if not model.can_be_captured:
+                logger.info("which experts multiply which rows is decided by the host: decodes run eagerly")
+            elif model.backend.name == "triton":
                 self._graphs = DecodeGraphs(model, kv_cache, max_model_len)
             else:
                 logger.info("attention backend %r cannot be captured: decodes run eagerly", model.backend.name)
@@ -101,7 +104,8 @@ class ModelRunner:
 
         Running a chunk again, alone or in other company, is harmless: it writes the same K and V into the same slots.
         """
-        hidden = self._graphs.run(chunks) if self._graphs is not None and self.watch is None else None
+        is_watched = self.watch is not None or self.model.watch_experts is not None
+        hidden = self._graphs.run(chunks) if self._graphs is not None and not is_watched else None
         if hidden is None:
             is_on_gpu = self.kv_cache.device.type == "cuda"
             cache = self.kv_cache

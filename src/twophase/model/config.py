@@ -15,6 +15,16 @@ Activation = Literal["silu", "gelu_tanh"]
 DEFAULT_ROPE_THETA = 10_000.0
 MAX_INT = 2**53  # no size of a model comes near
 LAYER_TYPES = ("full_attention", "sliding_attention")
+# What other mixtures of experts may ask for, and the values that mean nothing here.
+NO_OTHER_MIXTURE: dict[str, tuple[Any, ...]] = {
+    "scoring_func": ("softmax",),
+    "routed_scaling_factor": (1,),
+    "n_group": (0, 1),
+    "topk_group": (0, 1),
+    "n_shared_experts": (0,),
+    "num_shared_experts": (0,),
+    "shared_expert_intermediate_size": (0,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,25 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of experts: in some layers the MLP is one of several, which a router chooses for each token.
+
+    Attributes:
+        num_experts: E, in each of these layers.
+        num_experts_per_tok: K, those that a token goes through.
+        intermediate_size: Of one expert.
+        norm_topk_prob: Whether the probabilities of a token's K experts are divided by their sum.
+        sparse_layers: The numbers of the layers that have experts; the others have one MLP.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    norm_topk_prob: bool
+    sparse_layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything the forward pass and the cache need to know about a model.
 
@@ -56,6 +85,7 @@ class ModelConfig:
         norm_offset: Added to the gains of the norms: Gemma stores by how much they differ from 1.
         has_output_norms: What attention and MLP give is normalised too, before it is added to the residual (Gemma).
         embed_scale: Factor on the embeddings.
+        experts: Of a mixture of experts; None: every layer has one MLP, of `intermediate_size`.
         dtype: What the weights were saved in, as torch names it; None if the file does not say.
         bos_token_id: Begin of text; None if there is none.
         eos_token_ids: Tokens that end a text; what generation_config.json says goes before config.json.
@@ -85,6 +115,7 @@ class ModelConfig:
     norm_offset: float = 0.0
     has_output_norms: bool = False
     embed_scale: float = 1.0
+    experts: ExpertsConfig | None = None
     dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
@@ -108,20 +139,23 @@ class Family:
     Attributes:
         qkv_bias, o_bias: Fixed by the architecture; None: config.json's `attention_bias` decides.
         mlp_bias: Whether config.json's `mlp_bias` is read.
-        window: Where a sliding window is configured: nowhere, in `sliding_window`, behind `use_sliding_window`, or in
-            `sliding_window` for all layers but each sixth.
+        window: Where a sliding window is configured: nowhere, in `sliding_window` if at all ('given'), behind
+            `use_sliding_window`, behind that for all layers alike ('switched_for_all'), or in `sliding_window` for all
+            layers but each sixth ('interleaved').
         is_gemma: Norms by 1 + gain, and after attention and MLP too, GELU, scaled embeddings and RoPE per kind of layer
             (Gemma 3, arXiv:2503.19786).
         defaults: What transformers takes where config.json does not say.
+        experts: Whose keys say what the experts are; None: there are none.
     """
 
     qkv_bias: bool | None = False
     o_bias: bool | None = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    window: Literal["none", "always", "switched", "interleaved"] = "none"
+    window: Literal["none", "given", "switched", "switched_for_all", "interleaved"] = "none"
     is_gemma: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    experts: Literal["mixtral", "qwen3_moe"] | None = None
 
 
 GEMMA3_DEFAULTS = {
@@ -137,11 +171,15 @@ GEMMA3_DEFAULTS = {
 
 FAMILIES = {
     "LlamaForCausalLM": Family(qkv_bias=None, o_bias=None, mlp_bias=True),  # SmolLM2 too
-    "MistralForCausalLM": Family(window="always", defaults={"sliding_window": 4096}),
+    "MistralForCausalLM": Family(window="given", defaults={"sliding_window": 4096}),
     "Qwen2ForCausalLM": Family(qkv_bias=True, window="switched"),
     "Qwen3ForCausalLM": Family(qkv_bias=None, o_bias=None, qk_norm=True, window="switched"),
     "Gemma3ForCausalLM": Family(
         qkv_bias=None, o_bias=None, qk_norm=True, window="interleaved", is_gemma=True, defaults=GEMMA3_DEFAULTS
+    ),
+    "MixtralForCausalLM": Family(window="given", experts="mixtral"),
+    "Qwen3MoeForCausalLM": Family(
+        qkv_bias=None, o_bias=None, qk_norm=True, window="switched_for_all", experts="qwen3_moe"
     ),
 }
 
@@ -188,6 +226,7 @@ def load_config(folder: Path) -> ModelConfig:
         norm_offset=1.0 if family.is_gemma else 0.0,
         has_output_norms=family.is_gemma,
         embed_scale=hidden_size**0.5 if family.is_gemma else 1.0,
+        experts=_experts(file, family),
         dtype=_dtype(file),
         bos_token_id=file.token_ids("bos_token_id")[0] if file.token_ids("bos_token_id") else None,
         eos_token_ids=_eos_token_ids(folder, file),
@@ -369,10 +408,13 @@ def _layer_types(file: _ConfigFile, family: Family) -> tuple[str, ...]:
     """The kind of attention of each layer."""
     num_layers = file.positive_int("num_hidden_layers")
     full, sliding = LAYER_TYPES
-    if family.window == "none" or (family.window == "switched" and not file.flag("use_sliding_window")):
+    if family.window == "none" or (family.window.startswith("switched") and not file.flag("use_sliding_window")):
         return (full,) * num_layers
-    if family.window == "always":
-        return (full if file.values["sliding_window"] is None else sliding,) * num_layers
+    if family.window == "given":
+        return (full if file.values.get("sliding_window") is None else sliding,) * num_layers
+    if family.window == "switched_for_all":
+        _check_all_layers_alike(file)
+        return (sliding,) * num_layers
     if family.window == "switched":
         num_full = file.whole_number("max_window_layers", default=28)  # the first layers, which see everything
         default = [full if layer < num_full else sliding for layer in range(num_layers)]
@@ -393,6 +435,57 @@ def _layer_types(file: _ConfigFile, family: Family) -> tuple[str, ...]:
 
 def _sliding_window(file: _ConfigFile, layer_types: tuple[str, ...]) -> int | None:
     return file.positive_int("sliding_window") if "sliding_attention" in layer_types else None
+
+
+def _check_all_layers_alike(file: _ConfigFile) -> None:
+    """transformers gives every layer of this family the window, and did not always: so no key may say otherwise."""
+    if file.whole_number("max_window_layers", default=0) or file.values.get("layer_types") is not None:
+        raise file.error(
+            "a sliding window is supported for all layers of this architecture or for none, so with use_sliding_window "
+            "max_window_layers must be 0 and layer_types absent."
+        )
+
+
+def _experts(file: _ConfigFile, family: Family) -> ExpertsConfig | None:
+    if family.experts is None:
+        return None
+    num_layers = file.positive_int("num_hidden_layers")
+    if family.experts == "mixtral":
+        intermediate_size, norm_topk_prob = file.positive_int("intermediate_size"), True
+        sparse_layers = tuple(range(num_layers))
+    else:
+        intermediate_size, norm_topk_prob = file.positive_int("moe_intermediate_size"), file.flag("norm_topk_prob")
+        sparse_layers = _sparse_layers(file, num_layers)
+    num_experts, num_experts_per_tok = _num_experts(file), file.positive_int("num_experts_per_tok")
+    if num_experts_per_tok > num_experts:
+        raise file.error(f"num_experts_per_tok {num_experts_per_tok} is more than the {num_experts} experts there are.")
+    for key, harmless in NO_OTHER_MIXTURE.items():
+        if file.values.get(key) not in (None, *harmless):
+            raise file.error(
+                f"{key} {shown(file.values[key])} is not supported: a router's softmax over all experts chooses a "
+                f"token's, there is one group of them, and none is shared by all tokens."
+            )
+    if not sparse_layers:
+        return None
+    return ExpertsConfig(num_experts, num_experts_per_tok, intermediate_size, norm_topk_prob, sparse_layers)
+
+
+def _num_experts(file: _ConfigFile) -> int:
+    """Under the name of the hub's files or under that of transformers 5, which may stand side by side."""
+    names = [key for key in ("num_experts", "num_local_experts") if file.values.get(key) is not None]
+    counts = {file.positive_int(key) for key in names or ["num_experts"]}
+    if len(counts) > 1:
+        raise file.error("num_experts and num_local_experts are two names of one number; found two numbers.")
+    return counts.pop()
+
+
+def _sparse_layers(file: _ConfigFile, num_layers: int) -> tuple[int, ...]:
+    """Every `decoder_sparse_step`-th layer, but for those in `mlp_only_layers`."""
+    step = file.positive_int("decoder_sparse_step", default=1)
+    dense = file.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise file.error(f"'mlp_only_layers' must be a list of layers' numbers, found {shown(dense)}.")
+    return tuple(layer for layer in range(num_layers) if (layer + 1) % step == 0 and layer not in dense)
 
 
 def _summary(values: Any) -> str:

@@ -1,4 +1,4 @@
-"""The Llama family's forward pass over paged K/V: Llama, SmolLM2, Mistral, Qwen2, Qwen3 and Gemma 3.
+"""The Llama family's forward pass over paged K/V: Llama, SmolLM2, Mistral, Qwen2, Qwen3, Gemma 3, Mixtral, Qwen3-MoE.
 
 Plain functions over frozen weights. The batch is one flat row of tokens; only attention knows sequences apart.
 """
@@ -6,6 +6,7 @@ Plain functions over frozen weights. The batch is one flat row of tokens; only a
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from twophase.attention.torch_backend import rms_norm
 from twophase.cache.groups import LayerGroups, group_layers
 from twophase.cache.kv_cache import KVCache, LayerKV
 from twophase.model.config import ModelConfig
+from twophase.model.experts import DispatchExperts, SparseMLP, mix_experts
 from twophase.model.rope import rope_tables
 from twophase.model.weights import LayerWeights, ModelWeights
 
@@ -58,7 +60,15 @@ class LlamaModel:
         max_model_len: Positions to prepare RoPE for; the model's own limit if None.
         sum_over_ranks: Adds up, in place, what this and other processes computed: the weights are a part of the model,
             cut so that each block's output is a partial sum (twophase.parallel.sharding). None: they are all of it.
+        dispatch_experts: Has each token's experts computed by the processes that hold them, where each process holds
+            some experts whole (twophase.parallel.expert_parallel). None: every expert is here, or a part of each.
+
+    Attributes:
+        watch_experts: Called in each layer that has experts, with the layer's number and how many tokens each expert of
+            this process computes (int64 [E], on the model's device). None: no call. See `ExpertLoad`.
     """
+
+    watch_experts: Callable[[int, Int[Tensor, "E"]], None] | None = None
 
     def __init__(
         self,
@@ -67,12 +77,14 @@ class LlamaModel:
         backend: AttentionBackend,
         max_model_len: int | None = None,
         sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
+        dispatch_experts: DispatchExperts | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
         self.backend = backend
         self.device = weights.embed.device
         self._sum = sum_over_ranks or _already_whole
+        self._dispatch_experts = dispatch_experts
         num_positions = max_model_len or config.max_position_embeddings
         self.cos, self.sin = rope_tables(config.rope, config.head_dim, num_positions, self.device)
         full = local = self.cos, self.sin
@@ -82,6 +94,12 @@ class LlamaModel:
         # Rounded to the dtype of the activations, as the model was trained: in bf16, sqrt(1152) is 34.0.
         self._embed_scale = torch.tensor(config.embed_scale, dtype=weights.dtype).item()
         self._gated = backend.silu_mul if config.activation == "silu" else gelu_mul
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a CUDA graph can hold the forward pass: nothing in it is decided by the host."""
+        sparse = [layer.mlp for layer in self.weights.layers if isinstance(layer.mlp, SparseMLP)]
+        return all(mlp.gate_up.stacked is not None and mlp.down.stacked is not None for mlp in sparse)
 
     def forward(
         self,
@@ -109,7 +127,7 @@ class LlamaModel:
                 if after_layer is not None:
                     after_layer(number)
                 x, residual = backend.rmsnorm(x, residual, layer.post_attention_norm, eps)
-                x = self._sum(layer.down(self._gated(layer.gate_up(x))))
+                x = self._mlp(x, layer, number)
                 if layer.mlp_output_norm is not None:
                     x, _ = backend.rmsnorm(x, None, layer.mlp_output_norm, eps)
             return backend.rmsnorm(x, residual, weights.final_norm, eps)[0]
@@ -136,6 +154,24 @@ class LlamaModel:
             k = rms_norm(k, layer.k_norm, config.rms_norm_eps)
         q = self.backend.write(q, k, v, cos, sin, kv, plan)
         return self._sum(layer.o(self.backend.attend(q, kv, plan).flatten(1)))
+
+    def _mlp(self, x: Float[Tensor, "T N"], layer: LayerWeights, number: int) -> Float[Tensor, "T N"]:
+        if not isinstance(layer.mlp, SparseMLP):
+            return self._sum(layer.mlp.down(self._gated(layer.mlp.gate_up(x))))
+        assert self.config.experts is not None
+        mix = partial(mix_experts, router=layer.mlp.router, config=self.config.experts)
+        compute = partial(self._experts, layer.mlp, number)
+        if self._dispatch_experts is not None:
+            return self._dispatch_experts(x, mix, compute)
+        return self._sum(mix(x, compute))
+
+    def _experts(
+        self, mlp: SparseMLP, number: int, rows: Float[Tensor, "P N"], counts: Int[Tensor, "E"]
+    ) -> Float[Tensor, "P N"]:
+        """Every expert's MLP over its own rows: `counts[e]` of them for expert e, one expert after the other."""
+        if self.watch_experts is not None:
+            self.watch_experts(number, counts)
+        return mlp.down(self._gated(mlp.gate_up(rows, counts)), counts)
 
 
 def gelu_mul(gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
