@@ -574,7 +574,7 @@ show_source(rejection.accepted_run)
 # there), plus v for verifying each, which the paper takes for free and you have just measured.
 
 # %% [markdown]
-# <!-- card 5.7 -->
+# <!-- card 5.8 -->
 # Expected tokens of a pass; the speed-up, which is tokens of a pass over its cost; and the best number of drafts from 0
 # to `most`. 0 drafts is a plain step: speed-up 1.
 #
@@ -585,7 +585,7 @@ show_source(rejection.accepted_run)
 # ```
 
 
-# %% tags=["exercise:5.7"]
+# %% tags=["exercise:5.8"]
 def expected_tokens(alpha, num_draft):
     if alpha == 1:
         return num_draft + 1
@@ -602,10 +602,10 @@ def best_num_draft(alpha, draft_cost, verify_cost=0.0, most=16):
 
 
 # %%
-check("5.7")
+check("5.8")
 
 # %%
-_, speed_up_of, best = use("5.7")
+_, speed_up_of, best = use("5.8")
 verify_costs = {}
 for name, times_s in passes_s.items():
     verify_costs[name] = max(0.0, (times_s[8] / times_s[0] - 1) / 8)
@@ -693,7 +693,7 @@ print(f"foretold {foretold:.1f} times as fast, measured {got:.1f}")
 from twophase_labs.advanced.guided_machine import CITY_RECORD, PRICE
 
 # %% [markdown]
-# <!-- card 5.8 -->
+# <!-- card 5.9 -->
 # `machine.edges[state]` is a dict from a character to the state after it, and `machine.accepting` the set of states in
 # which the text is complete. `advance` reads a text from some state on. `token_mask` says of each token, `texts` being
 # their texts, whether it may come next; the token `end_id` ends the answer.
@@ -706,7 +706,7 @@ from twophase_labs.advanced.guided_machine import CITY_RECORD, PRICE
 # ```
 
 
-# %% tags=["exercise:5.8"]
+# %% tags=["exercise:5.9"]
 def advance(machine, state, text):
     """The state after `text`, or None if it cannot be read from here."""
     for char in text:
@@ -725,7 +725,7 @@ def token_mask(machine, state, texts, end_id):
 
 
 # %%
-check("5.8")
+check("5.9")
 
 # %% [markdown]
 # On SmolLM2's vocabulary, with a form that is less trivial: `{"city": "`, letters, `", "inhabitants": `, a number
@@ -735,7 +735,7 @@ check("5.8")
 # NBVAL_CHECK_OUTPUT
 from twophase_labs.advanced import guided_answers, guided_model, guided_pictures
 
-advance, token_mask = use("5.8")
+advance, token_mask = use("5.9")
 texts, end_id = guided_model.token_texts(), guided_model.end_id()
 for so_far in (
     "",
@@ -773,25 +773,79 @@ guided_pictures.draw_choices([*(texts[i] for i in ids[:-1]), "(end)"], num_allow
 # tokens, all of them beginnings of the same text. Where only one *text* is possible, nothing needs to be asked of the
 # model: the whole piece can be appended at once, as drafts that are always accepted (section 2).
 #
-# **What it costs.** A mask of yours goes through the whole vocabulary in Python. Outlines (arXiv:2307.09702) computes
-# the mask of every state beforehand: an index, quick to look up, slow to build. llguidance, which this engine uses,
-# walks through the vocabulary as a *trie*, so that all tokens that begin with an impossible character are ruled out at
-# once; xgrammar (arXiv:2411.15100) does some of each.
+# ### What a mask costs
+#
+# Your mask reads the text of every token, again in each state. Outlines (arXiv:2307.09702) computes the masks of all
+# states beforehand: an index that is quick to look up and slow to build. llguidance, which this engine uses, keeps the
+# vocabulary as a **trie**: tokens with the same beginning share a path, so one character that cannot stand there rules
+# out all tokens behind it. xgrammar (arXiv:2411.15100) does some of each.
+
+# %% tags=["setup"]
+from twophase_labs.advanced.guided_machine import trie_of
+
+# %% [markdown]
+# <!-- card 5.10 -->
+# Write the walk.
+
+
+# %% tags=["exercise:5.10"]
+def allowed_ids(machine, state, node):
+    """The ids of all tokens that can be read, as a list in any order, each once.
+
+    `node` is a node of a trie: `node.token_ids` lists the tokens whose text ends there, `node.children` is a dict from
+    a character to the node below. The machine has read the text up to `node` and is in `state`. A child's own children
+    are looked at only if the machine can read its character. The trie is not changed.
+
+    >>> trie = trie_of(["5", "50", ".5", "5.", " dollars", "", "5"])  # a token without text is not in it
+    >>> sorted(allowed_ids(PRICE, 1, trie))
+    [0, 1, 2, 3, 6]
+    >>> sorted(allowed_ids(PRICE, 2, trie))
+    [0, 1, 6]
+    """
+    # BEGIN SOLUTION: go down the trie and along the edges together
+    found, to_visit = [], [(node, state)]
+    while to_visit:
+        here, at = to_visit.pop()
+        found += here.token_ids
+        for char, child in here.children.items():
+            if char in machine.edges[at]:
+                to_visit.append((child, machine.edges[at][char]))
+    return found
+    # END SOLUTION
+
+
+# %%
+check("5.10")
+
+# %% [markdown]
+# Both of yours and the library's, in the state before the city's name, where most tokens are allowed, and in the first
+# state, where few are. Then an index: the masks of all states of the form, made before the first token.
 
 # %%
 import time
 
-num_states = len(CITY_RECORD.edges)
+allowed_ids, trie = use("5.10"), trie_of(texts)
+for name, so_far in (("the city's name", '{"city": "'), ("the first state", "")):
+    state = advance(CITY_RECORD, 0, so_far)
+    start_s = time.perf_counter()
+    flat = token_mask(CITY_RECORD, state, texts, end_id)
+    flat_s = time.perf_counter() - start_s
+    walked = allowed_ids(CITY_RECORD, state, trie)
+    walk_s = time.perf_counter() - start_s - flat_s
+    same = sorted(walked) == flat.nonzero().flatten().tolist()
+    print(f"{name:16} all tokens {1e3 * flat_s:6.1f} ms, the trie {1e3 * walk_s:6.2f} ms; the same tokens: {same}")
 start_s = time.perf_counter()
-token_mask(CITY_RECORD, CITY_RECORD.start, texts, end_id)
-yours_s = time.perf_counter() - start_s
-library_s = guided_answers.library_mask_s()
-print(f"a mask over {len(texts):,} tokens: yours {1e3 * yours_s:.1f} ms, llguidance {1e3 * library_s:.3f} ms")
-print(f"an index of all {num_states} states, made beforehand: {num_states * yours_s:.1f} s before the first token")
+index = {state: allowed_ids(CITY_RECORD, state, trie) for state in CITY_RECORD.edges}
+index_s = time.perf_counter() - start_s
+print(f"llguidance takes {1e3 * guided_answers.library_mask_s():.3f} ms for a mask")
+print(
+    f"an index of {len(index)} states: {1e3 * index_s:.0f} ms by the trie; by whole masks {len(index) * flat_s:.1f} s"
+)
 
 # %% [markdown]
-# A compiled index pays if many requests use one form, and its making is a part of the first request's TTFT. A form that
-# each request brings along wants masks on demand.
+# **Read the result.** The trie pays most where the form allows least. An index costs once per form what is printed
+# above: it pays if many requests use one form, and is part of the first one's TTFT. A form that each request brings
+# along wants masks on demand.
 #
 # **Valid is not true.** The mask knows the form and nothing of Lima. Worse, it *hides* failure: a model that has no
 # idea, and would have said so, must fill in something.
@@ -815,22 +869,22 @@ for name, params in {"free": SamplingParams(temperature=0, max_tokens=30), "guid
 # %% [markdown]
 # ### Going further
 #
-# <!-- card 5.9 -->
+# <!-- card 5.11 -->
 # **Predict.** Twelve cities, one record each, sampled with temperature 0.8 and *without* a mask. The prompt shows a
 # complete record of another city. A program then checks each answer with `json` and `jsonschema`: four keys and no
 # others, a whole number, one to three languages. How many of the twelve are valid? (Within 3 counts as close.)
 
-# %% tags=["exercise:5.9"]
-guess_5_9 = 4  # SOLUTION: valid answers, of 12
+# %% tags=["exercise:5.11"]
+guess_5_11 = 4  # SOLUTION: valid answers, of 12
 
 # %%
-check("5.9")
+check("5.11")
 
 # %%
 free = guided_answers.ask(guided=False)
 for output, problem in list(zip(free.outputs, free.problems, strict=True))[:3]:
     print(output.text[:110], "\n   ", problem[:90] or "valid")
-measured("5.9", free.num_valid)
+measured("5.11", free.num_valid)
 guided = guided_answers.ask(guided=True)
 for name, answers in {"without a mask": free, "guided": guided}.items():
     each = f"{answers.num_tokens / answers.num_valid:.0f}" if answers.num_valid else "infinitely many"
@@ -865,11 +919,11 @@ window_pictures.draw_sequence((5, 10, 13), block_size=4, window=6, num_sinks=2)
 # look useless; in a moment you will see what they are for.
 
 # %% [markdown]
-# <!-- card 5.10 -->
+# <!-- card 5.12 -->
 # Which blocks must stay?
 
 
-# %% tags=["exercise:5.10"]
+# %% tags=["exercise:5.12"]
 def kept_blocks(num_tokens, block_size, window, num_sinks):
     """The blocks of a sequence that must be kept, as a list of indices in order.
 
@@ -893,11 +947,11 @@ def kept_blocks(num_tokens, block_size, window, num_sinks):
 
 
 # %%
-check("5.10")
+check("5.12")
 
 # %%
 # NBVAL_CHECK_OUTPUT
-kept_blocks = use("5.10")
+kept_blocks = use("5.12")
 for num_tokens in (100, 500, 2_000, 8_000, 100_000):
     held = kept_blocks(num_tokens, block_size=16, window=256, num_sinks=4)
     print(f"{num_tokens:>7,} tokens: {len(held)} blocks of {-(-num_tokens // 16):,} are held, first {held[:3]}")
@@ -981,11 +1035,11 @@ window_pictures.draw_memory(distances, bits, window=256, guess_bits=5 * math.log
 # goes, unless it is one of the newest, which had no time to earn any.
 
 # %% [markdown]
-# <!-- card 5.11 -->
+# <!-- card 5.13 -->
 # Write the rule for one head.
 
 
-# %% tags=["exercise:5.11"]
+# %% tags=["exercise:5.13"]
 def heavy_hitters(weights, budget, num_recent):
     """The positions that a cache of `budget` slots holds after the last token, as a list in order.
 
@@ -1014,7 +1068,7 @@ def heavy_hitters(weights, budget, num_recent):
 
 
 # %%
-check("5.11")
+check("5.13")
 
 # %% [markdown]
 # **On SmolLM2.** 160 tokens are read and 48 keys kept, in each head of four layers. Then 64 more tokens come. Of the
@@ -1023,7 +1077,7 @@ check("5.11")
 # %%
 from twophase_labs.advanced import heavy_attention
 
-heavy_hitters = use("5.11")
+heavy_hitters = use("5.13")
 weights, num_read, budget = heavy_attention.attention_weights(224), 160, 48
 keeps = {
     "window": lambda read: range(num_read - budget, num_read),
@@ -1070,7 +1124,7 @@ for num_tokens, held in mixed_layers.blocks_held(llm_mixed, num_prompt=24, num_t
 # %% [markdown]
 # ### Going further
 #
-# <!-- card 5.12 -->
+# <!-- card 5.14 -->
 # The mask that goes with the window: True where a query sees a key. `queries` and `keys` are tensors of *positions*
 # that broadcast, such as `[L, 1]` and `[S]`. Positions, not rows and columns: the cache has gaps now.
 #
@@ -1080,7 +1134,7 @@ for num_tokens, held in mixed_layers.blocks_held(llm_mixed, num_prompt=24, num_t
 # ```
 
 
-# %% tags=["exercise:5.12"]
+# %% tags=["exercise:5.14"]
 def visible(queries, keys, window, num_sinks):
     is_past = keys <= queries  # SOLUTION: not after the query
     in_window = keys > queries - window  # SOLUTION: not before its window
@@ -1089,7 +1143,7 @@ def visible(queries, keys, window, num_sinks):
 
 
 # %%
-check("5.12")
+check("5.14")
 
 # %% [markdown]
 # ## 5. A gate for fewer bits
@@ -1116,13 +1170,13 @@ check("5.12")
 # **Think first.** A quantised cache has a *lower* perplexity than the exact one. Is it better?
 
 # %% [markdown]
-# <!-- card 5.13 -->
+# <!-- card 5.15 -->
 # All three from logits. `surprises` takes logits `[T, V]` and the tokens that came, `[T]`, and gives `[T]`, in nats;
 # `perplexity` is one number; `divergences` takes the logits of before and after and gives `[T]`. A token that is
 # impossible on both sides (a logit of -inf, as under a mask) counts 0.
 
 
-# %% tags=["exercise:5.13"]
+# %% tags=["exercise:5.15"]
 def surprises(logits, targets):
     log_probs = logits.log_softmax(-1)
     return -log_probs[torch.arange(len(targets)), targets]  # SOLUTION: minus each target's log-probability
@@ -1140,7 +1194,7 @@ def divergences(before, after):
 
 
 # %%
-check("5.13")
+check("5.15")
 
 # %% [markdown]
 # **The caches.** The real engine reads the same 321 tokens with four of them: float32, the two 8-bit formats, and one
@@ -1154,7 +1208,7 @@ check("5.13")
 # %%
 from twophase_labs.advanced import gate_caches, gate_pictures
 
-surprises, perplexity, divergences = use("5.13")
+surprises, perplexity, divergences = use("5.15")
 targets, before = gate_caches.targets(), gate_caches.logits_with("float32")
 drift = {name: divergences(before, gate_caches.logits_with(name)) for name in ("int8", "fp8_e4m3", "3 bits")}
 print(f"before    perplexity {perplexity(before, targets):.2f}")
@@ -1303,12 +1357,12 @@ for name, question in (("first", 20_000), ("second", 30_000)):
 # Three questions over the whole lab.
 
 # %% [markdown]
-# <!-- card 5.14 -->
+# <!-- card 5.18 -->
 # Which technique first? **a** prefix caching · **b** n-gram drafts · **c** guided decoding · **d** a window with sinks
 # · **e** a draft model
 
-# %% tags=["exercise:5.14"]
-answer_5_14 = {
+# %% tags=["exercise:5.18"]
+answer_5_18 = {
     "ten thousand requests, all beginning with the same 3,000 tokens of instructions": "a",  # SOLUTION: a letter
     "one client, alone on the GPU, waits for an edit that repeats most of a file": "b",  # SOLUTION: a letter
     "answers are read by a program, and a missing bracket costs a retry": "c",  # SOLUTION: a letter
@@ -1317,10 +1371,10 @@ answer_5_14 = {
 }
 
 # %%
-check("5.14")
+check("5.18")
 
 # %% [markdown]
-# <!-- card 5.15 -->
+# <!-- card 5.19 -->
 # Temperature 0.8, and a drafter whose drafts are nearly always wrong, with rejection sampling. What becomes of the
 # text?
 # (a) It follows the drafter wherever the target is unsure,
@@ -1328,19 +1382,19 @@ check("5.14")
 # (c) it comes from a mixture of both distributions,
 # (d) it has the distribution it would have without a drafter, and comes later.
 
-# %% tags=["exercise:5.15"]
-answer_5_15 = "d"  # SOLUTION: one letter
+# %% tags=["exercise:5.19"]
+answer_5_19 = "d"  # SOLUTION: one letter
 
 # %%
-check("5.15")
+check("5.19")
 
 # %% [markdown]
-# <!-- card 5.16 -->
+# <!-- card 5.20 -->
 # What is behind it? **a** K and V of rejected drafts left in the cache · **b** a prefix cache without salts · **c** a
 # window without sinks · **d** `max_tokens` · **e** a replacement drawn from p instead of from what is left of p
 
-# %% tags=["exercise:5.16"]
-answer_5_16 = {
+# %% tags=["exercise:5.20"]
+answer_5_20 = {
     "greedy text changes when drafts are switched on": "a",  # SOLUTION: a letter
     "one tenant's first tokens are faster right after another one asked the same": "b",  # SOLUTION: a letter
     "fluent answers turn into noise some thousand tokens on": "c",  # SOLUTION: a letter
@@ -1349,7 +1403,7 @@ answer_5_16 = {
 }
 
 # %%
-check("5.16")
+check("5.20")
 
 # %% [markdown]
 # ### Principles

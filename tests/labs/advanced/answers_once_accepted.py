@@ -217,7 +217,7 @@ def verify(draft, p, q, chance):
                 ),
             ),
         ),
-        "5.7": Bank(
+        "5.8": Bank(
             wrong=(
                 Wrong(
                     "a default of most = 8",
@@ -256,7 +256,7 @@ def best_num_draft(alpha, draft_cost, verify_cost=0.0, most=8):
                 ),
             ),
         ),
-        "5.8": Bank(
+        "5.9": Bank(
             wrong=(
                 Wrong(
                     "state 0 counts as a dead end",
@@ -342,7 +342,7 @@ def token_mask(machine, state, texts, end_id):
                 ),
             ),
         ),
-        "5.10": Bank(
+        "5.12": Bank(
             wrong=(
                 Wrong(
                     "block sizes that are powers of two",
@@ -395,14 +395,14 @@ def kept_blocks(num_tokens, block_size, window, num_sinks):
                 ),
             ),
         ),
-        "5.12": Bank(
+        "5.14": Bank(
             wrong=(
                 Wrong(
                     "windows of at most 4096", {2: "keys > queries - min(window, 4096)"}, "sees as far as the window"
                 ),
             ),
         ),
-        "5.13": Bank(
+        "5.15": Bank(
             wrong=(
                 Wrong(
                     "what became impossible counts 0",

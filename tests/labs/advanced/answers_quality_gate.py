@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 5.13."""
+"""Answers that prove the check of exercise 5.15."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -61,7 +61,7 @@ def divergences(before, after):
 """
 
 BANKS = {
-    "5.13": Bank(
+    "5.15": Bank(
         wrong=(
             Wrong("at the likeliest token", {1: "-log_probs.amax(-1)"}, rejected_by=SURPRISE),
             Wrong("the sign", {1: "log_probs[torch.arange(len(targets)), targets]"}, rejected_by=SURPRISE),

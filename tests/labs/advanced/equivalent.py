@@ -24,7 +24,7 @@ EQUIVALENT = {
         ),
         "if chance.uniform() >= keep: -> if chance.uniform() > keep:": ("they are equal once in 2**53 draws"),
     },
-    "5.10": {
+    "5.12": {
         "num_sink_blocks = -(-num_sinks // block_size) -> num_sink_blocks = -(-num_sinks / block_size)": (
             "a whole number is below a quotient exactly if it is below the next whole number"
         ),
@@ -35,7 +35,7 @@ EQUIVALENT = {
             "every block is at or after one that is below 0"
         ),
     },
-    "5.13": {
+    "5.15": {
         "return -log_probs[torch.arange(len(targets)), targets] -> return -log_probs[torch.arange(len(log_probs)), targets]": (
             "there is a target for each row"
         ),

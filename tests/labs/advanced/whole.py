@@ -35,6 +35,17 @@ def verify(draft, p, q, chance):
         tokens.append(token)
     return [*tokens, chance.draw(⟦3:p[len(draft)]⟧)]
 """
+ALLOWED_IDS = """
+def allowed_ids(machine, state, node):
+    found, to_visit = [], [(node, state)]
+    while to_visit:
+        here, at = to_visit.pop()
+        found += ⟦1:here.token_ids⟧
+        for char, child in here.children.items():
+            if ⟦2:char in machine.edges[at]⟧:
+                to_visit.append((child, ⟦3:machine.edges[at][char]⟧))
+    return ⟦4:found⟧
+"""
 KEPT_BLOCKS = """
 def kept_blocks(num_tokens, block_size, window, num_sinks):
     num_blocks = -(-num_tokens // block_size)
@@ -64,10 +75,18 @@ TEMPLATES = {
     "recover": RECOVER,
     "ngram_draft": NGRAM_DRAFT,
     "verify": VERIFY,
+    "allowed_ids": ALLOWED_IDS,
     "kept_blocks": KEPT_BLOCKS,
     "heavy_hitters": HEAVY_HITTERS,
 }
-OPEN = {"5.4": "recover", "5.5": "ngram_draft", "5.6": "verify", "5.10": "kept_blocks", "5.11": "heavy_hitters"}
+OPEN = {
+    "5.4": "recover",
+    "5.5": "ngram_draft",
+    "5.6": "verify",
+    "5.10": "allowed_ids",
+    "5.12": "kept_blocks",
+    "5.13": "heavy_hitters",
+}
 
 
 def opened_all(banks: Mapping[str, Bank]) -> dict[str, Bank]:

@@ -172,7 +172,7 @@ def takes_rows(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="5.10",
+        id="5.12",
         was="5.13",
         title="Blocks that no query reads any more",
         kind="code",
@@ -226,7 +226,7 @@ EXERCISES = (
         time_limit_s=10,
     ),
     Exercise(
-        id="5.12",
+        id="5.14",
         was="5.14",
         title="What a token sees",
         kind="code",

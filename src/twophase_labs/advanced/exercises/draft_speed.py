@@ -89,7 +89,7 @@ def switches_off(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="5.7",
+        id="5.8",
         was="5.8",
         title="What a draft is worth",
         kind="code",

@@ -106,7 +106,7 @@ def agrees(answer: Any, draw: Draw, num_tokens: int) -> None:
 
 EXERCISES = (
     Exercise(
-        id="5.11",
+        id="5.13",
         title="Keep what gets attention",
         kind="code",
         names=("heavy_hitters",),

@@ -121,7 +121,7 @@ def survives_impossible(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="5.13",
+        id="5.15",
         was="5.16",
         title="Perplexity and divergence",
         kind="code",
