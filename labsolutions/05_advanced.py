@@ -566,6 +566,49 @@ show_source(rejection.accepted_run)
 # </details>
 
 # %% [markdown]
+# ### A small model as the drafter
+#
+# A lookup has nothing to say about a text that repeats nothing. A small model has: it writes the next tokens as the
+# large one would, only worse. Its drafts are *drawn*, so there is a q, and your rule needs it.
+
+# %% [markdown]
+# <!-- card 5.7 -->
+# Write the drafter.
+
+
+# %% tags=["exercise:5.7"]
+def draft_with_model(next_probs, token_ids, num_draft, chance):
+    """Draft `num_draft` tokens, at least 1, and say what each was drawn from: a pair (drafts, q).
+
+    `next_probs(text)` runs the small model on a list of token ids and returns its probabilities for the next token, an
+    array [V]. It is called once per draft. Each draft is drawn by `chance.draw(row)`, behind the text and the drafts
+    before it. `drafts` is a list, `q` an array [num_draft, V] with the row of each. `token_ids` is not changed.
+
+    >>> def next_probs(text):  # certain that token n is followed by n + 1
+    ...     return np.eye(5)[(text[-1] + 1) % 5]
+    >>> drafts, q = draft_with_model(next_probs, [0, 2], 3, Chance(0))
+    >>> drafts
+    [3, 4, 0]
+    >>> q.shape, q[1].tolist()
+    ((3, 5), [0.0, 0.0, 0.0, 0.0, 1.0])
+    """
+    # BEGIN SOLUTION: one behind the other, with its row
+    drafts, q = [], []
+    for _ in range(num_draft):
+        row = next_probs(token_ids + drafts)
+        drafts.append(chance.draw(row))
+        q.append(row)
+    return drafts, np.stack(q)
+    # END SOLUTION
+
+
+# %%
+check("5.7")
+
+# %% [markdown]
+# What happens at the next section's end: SmolLM2's first two layers become a draft model for its other twenty-eight.
+
+# %% [markdown]
 # ### What it is worth
 #
 # If each draft is right with probability alpha, independently of the others, then a pass with k drafts yields

@@ -196,16 +196,24 @@ class VerifyingRunner:
 
     Args:
         temperature_of: Of a sequence, by its id.
+        rows_of: The rows q that drafts of a sequence were drawn from; None: drafts are a lookup's, which says one token
+            with certainty.
 
     Attributes:
         num_runs: Runs of drafts that were verified.
     """
 
     def __init__(
-        self, runner: Runner, verify: Verify, temperature_of: Callable[[int], float], chance: Chance | None = None
+        self,
+        runner: Runner,
+        verify: Verify,
+        temperature_of: Callable[[int], float],
+        chance: Chance | None = None,
+        rows_of: Callable[[int, Sequence[int]], np.ndarray] | None = None,
     ) -> None:
         self.runner = runner
         self.num_runs = 0
+        self._rows_of = rows_of
         self._verify, self._temperature_of = verify, temperature_of
         self._chance = chance or Chance(0)
 
@@ -231,8 +239,11 @@ class VerifyingRunner:
             if chunk.num_drafts:
                 rows, draft = logits[start:end], list(chunk.draft_ids)
                 p = _probabilities(rows, self._temperature_of(chunk.seq_id))
-                q = np.zeros_like(p[:-1])
-                q[np.arange(len(draft)), draft] = 1.0  # a lookup says one token, with certainty
+                if self._rows_of is None:
+                    q = np.zeros_like(p[:-1])
+                    q[np.arange(len(draft)), draft] = 1.0
+                else:
+                    q = self._rows_of(chunk.seq_id, draft)
                 for row, token in zip(rows, self._verify(draft, p, q, self._chance), strict=False):
                     row[token] = row.max() + CERTAIN
                 self.num_runs += 1

@@ -7,7 +7,7 @@ import pytest
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.solved import run_reference
 
-WHOLE = ("recover", "ngram_draft", "verify", "kept_blocks", "heavy_hitters")
+WHOLE = ("recover", "ngram_draft", "verify", "draft_with_model", "allowed_ids", "kept_blocks", "heavy_hitters")
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,15 @@ def verify(draft, p, q, chance):
         tokens.append(token)
     return [*tokens, chance.draw(⟦3:p[len(draft)]⟧)]
 """
+DRAFT_WITH_MODEL = """
+def draft_with_model(next_probs, token_ids, num_draft, chance):
+    drafts, q = [], []
+    for _ in range(num_draft):
+        row = next_probs(⟦1:token_ids + drafts⟧)
+        drafts.append(⟦2:chance.draw(row)⟧)
+        q.append(⟦3:row⟧)
+    return drafts, ⟦4:np.stack(q)⟧
+"""
 ALLOWED_IDS = """
 def allowed_ids(machine, state, node):
     found, to_visit = [], [(node, state)]
@@ -75,6 +84,7 @@ TEMPLATES = {
     "recover": RECOVER,
     "ngram_draft": NGRAM_DRAFT,
     "verify": VERIFY,
+    "draft_with_model": DRAFT_WITH_MODEL,
     "allowed_ids": ALLOWED_IDS,
     "kept_blocks": KEPT_BLOCKS,
     "heavy_hitters": HEAVY_HITTERS,
@@ -83,6 +93,7 @@ OPEN = {
     "5.4": "recover",
     "5.5": "ngram_draft",
     "5.6": "verify",
+    "5.7": "draft_with_model",
     "5.10": "allowed_ids",
     "5.12": "kept_blocks",
     "5.13": "heavy_hitters",

@@ -317,6 +317,7 @@ EXERCISES = (
     ),
     Exercise(
         id="5.10",
+        checked_in="answer",
         title="A mask from a trie",
         kind="code",
         names=("allowed_ids",),
