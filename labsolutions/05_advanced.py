@@ -370,6 +370,16 @@ for title, victim, stranger in (("one cache for all", "", ""), ("a salt per tena
 # (arXiv:2502.07776) found caches shared between clients at seven providers. The cure is one argument of a request. What
 # it costs is the sharing *between* tenants: those who trust each other may have the same salt.
 #
+# > **In production, 2026.** Prefix caching is on by default: [`enable_prefix_caching` is True in
+# > vLLM](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py), with
+# > SHA-256 for the names and [`cache_salt` for tenants](https://docs.vllm.ai/en/latest/design/prefix_caching/);
+# > [`enable_block_reuse` is True in
+# > TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html). SGLang keeps a
+# > radix tree of tokens where you keep a chain of hashes; its flag is the one that [switches it off,
+# > `--disable-radix-cache`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md).
+# > By roofline: 480 tokens of an 8B model are 7.7 TFLOP, 7.8 ms on an H100 at 989 TFLOP/s in bf16. The 16 tokens that
+# > are left take 4.8 ms, one read of 16 GB of weights at 3.35 TB/s: a hit this short saves more energy than time.
+#
 # **Takeaway.** With 480 of 496 tokens a hit, a prefill computes 16 tokens, and the same clock that shows the saving
 # picks one of 64 prompts in 12 requests unless tenants have salts.
 
@@ -606,9 +616,6 @@ def draft_with_model(next_probs, token_ids, num_draft, chance):
 check("5.7")
 
 # %% [markdown]
-# What happens at the next section's end: SmolLM2's first two layers become a draft model for its other twenty-eight.
-
-# %% [markdown]
 # ### What it is worth
 #
 # If each draft is right with probability alpha, independently of the others, then a pass with k drafts yields
@@ -702,8 +709,69 @@ print(f"{copies['without'].num_passes} steps become {copy.num_passes}; of the dr
 print(f"foretold {foretold:.1f} times as fast, measured {got:.1f}")
 
 # %% [markdown]
-# **Takeaway.** A copy comes in the number of steps printed above, with the same tokens: drafts trade idle arithmetic
-# for fewer reads of the weights, so they pay below the ridge and where texts repeat themselves.
+# ### A real pair
+#
+# The draft model for SmolLM2 is made of SmolLM2: a copy of its first 2 of 30 layers, trained for some minutes on this
+# machine to give the probabilities of the whole (`advanced/train_draft.py`). It learned from 160 stories that SmolLM2
+# wrote, and its output matrix has rows only for the tokens that occur in them. The file is kept in the cache folder.
+#
+# **Think first.** It is asked for stories that were not among the 160, greedily and at temperature 1; for answers that
+# are no stories; and for eight stories at once. Where does it win?
+
+# %%
+from twophase_labs.advanced import draft_pair, train_draft
+
+draft_with_model = use("5.7")
+small = draft_pair.open_draft()
+pair, tales = (small, draft_with_model, verify), draft_pair.held_out()
+print(f"the draft model: {small.num_weights / 1e6:.1f} million weights, rows for {len(small.network.types):,} tokens")
+cases = {
+    "stories, temperature 0": (tales[:3], 0, {}),
+    "stories, temperature 1": (tales[:3], 1, {}),
+    "other questions": (train_draft.OUTSIDE[:2], 0, {}),
+    "eight stories at once": (tales[:8], 0, {"num_tokens": 16, "together": True}),
+}
+pairs = {}
+for title, (asked, temperature, options) in cases.items():
+    without = draft_pair.run(asked, temperature, **options)
+    drafted = draft_pair.run(asked, temperature, drafting=pair, num_drafts=3, **options)
+    pairs[title] = without, drafted
+    same = "same tokens" if without.outputs == drafted.outputs else "other tokens"
+    print(
+        f"{title:23} {drafted.acceptance:4.0%} of the drafts right, {without.num_steps:3} steps become "
+        f"{drafted.num_steps:3}, {drafted.tokens_per_s / without.tokens_per_s:.2f} times as fast; {same}"
+    )
+
+# %%
+draft_pictures.draw_pairs(pairs)
+
+# %% [markdown]
+# **Read the result.** At temperature 1 the tokens differ, and must: other random numbers draw them, from the same
+# distribution. Drafts are right most often where the draft model was trained and where nothing is left to chance. On
+# other questions it lacks the words as well as the practice, and what its few hits save goes into the misses. Eight
+# sequences are this CPU's hard case once more: every draft that is verified costs, and the draft model here serves one
+# sequence after the other. How much should one sequence gain?
+
+# %%
+without, drafted = pairs["stories, temperature 0"]
+step_s = without.decode_s / without.num_steps
+cost = drafted.draft_s / step_s
+foretold = speed_up_of(drafted.acceptance, 3, cost, verify_costs["one sequence"])
+print(f"a draft takes {1e3 * drafted.draft_s:.1f} ms, {cost:.0%} of a step of {1e3 * step_s:.0f} ms")
+print(f"stories: foretold {foretold:.2f} times as fast, measured {drafted.tokens_per_s / without.tokens_per_s:.2f}")
+
+# %% [markdown]
+# > **In production, 2026.** Drafts are off by default: SGLang's
+# > [`--speculative-algorithm`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
+# > is unset, and offers your two ways, `NGRAM` and `STANDALONE` (a draft model), besides `EAGLE` and `EAGLE3`, small
+# > heads that draft from the large model's own hidden states. `--speculative-token-map` gives a draft model a small
+# > vocabulary, as ours has. `--speculative-accept-threshold-single` and `-acc` are 1.0, which is your exact rule; a
+# > lower value is "good enough", with its shifted shares. By roofline: see the table printed above; on an H100 four
+# > drafts per sequence are free up to dozens of sequences.
+#
+# **Takeaway.** A copy comes in the number of steps printed above, with the same tokens, and a story with a small
+# model's drafts likewise: drafts trade idle arithmetic for fewer reads of the weights, so they pay below the ridge, and
+# only on texts that the drafter can foresee.
 
 # %% [markdown]
 # ## 3. Guided decoding: only what a program can read
@@ -905,6 +973,14 @@ for name, params in {"free": SamplingParams(temperature=0, max_tokens=30), "guid
 # %% [markdown]
 # So give the form a way out: a choice "unknown", a key that may be null. And give the model room to think before the
 # form begins; a mask that asks for the result first forbids the reasoning that would have led to it.
+#
+# > **In production, 2026.** Structured outputs need no flag, only a schema in the request. vLLM's [`backend` is
+# > `auto`](https://docs.vllm.ai/en/v0.12.0/api/vllm/config/structured_outputs/): it picks among xgrammar, guidance
+# > (llguidance, as here), outlines and lm-format-enforcer by what the request asks for. SGLang offers
+# > [`--grammar-backend`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
+# > with xgrammar, outlines and llguidance. By roofline the GPU hardly notices: a mask of 128,256 bits is 16 KB, so 64
+# > sequences bring 1 MB, 0.3 µs of an H100's bandwidth. What costs is the walk on the CPU, in each step and for each
+# > sequence.
 #
 # **Takeaway.** Of 49,152 tokens the form leaves a handful in most states; a mask costs the engine a fraction of a
 # millisecond, buys a valid form with certainty, and says nothing about whether the content is true.
@@ -1160,6 +1236,14 @@ for num_tokens, held in mixed_layers.blocks_held(llm_mixed, num_prompt=24, num_t
 # **Read the result.** Only the blocks of the full layers grow with the text; each windowed group stays at what your
 # `kept_blocks` says. The model still reaches its whole past, through a third of its layers.
 #
+# > **In production, 2026.** No engine puts a window on a model that was trained without: [`max_attention_window` and
+# > `sink_token_length` are None in
+# > TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html). Models with
+# > layers of both kinds are common (gpt-oss, Gemma 2 and 3, Ministral), and vLLM's [hybrid K/V cache
+# > manager](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/) allocates slots per kind of layer, as the
+# > cell above does. By roofline: 100,000 tokens of an 8B model hold 13.1 GB of K and V in bf16, 3.9 ms of every step at
+# > 3.35 TB/s; with a window of 1,024 in five of six layers it is 2.3 GB and 0.7 ms.
+#
 # **Takeaway.** A window bounds a sequence of any length to the blocks printed above, four sinks keep its perplexity,
 # and what stood one token beyond the window is gone; layers of different kinds pay for the whole past in a few layers
 # only.
@@ -1280,10 +1364,10 @@ for name, values in drift.items():
         print(f"{name:9} {'pass' if verdict.passed else 'FAIL'}  {verdict.name:19} {verdict.text}")
 
 # %% [markdown]
-# The 3-bit cache is caught by every line. Where a line of an 8-bit format fails, look at its interval: it holds the
-# bound, so 321 tokens neither prove nor refute it, and the gate must read on. An interval shrinks with the square root
-# of the tokens read: half as wide takes four times the text. `twophase bench quality` reads 2,500 tokens, asks for
-# needles and for records, and exits with 1 when the gate fails, so a build can depend on it.
+# The 3-bit cache is caught by every line. Where a line of an 8-bit format fails, look at its interval. If it holds the
+# bound, 321 tokens neither prove nor refute it, and the gate must read on ("Going further" does). An interval shrinks
+# with the square root of the tokens read: half as wide takes four times the text. `twophase bench quality` reads 2,500
+# tokens, asks for needles and for records, and exits with 1 when the gate fails, so a build can depend on it.
 #
 # **Tasks.** What would a client notice? A fact from 150 tokens ago (section 4), and an order that is to become a record
 # under a JSON Schema (section 3): "Order 4471: 3 lamps for Mrs Ferreira, to be sent to Porto."
@@ -1297,16 +1381,76 @@ for name in gate_caches.FORMATS:
 # comma too many. A gate that counted valid records would have let it through. So compare the fields, and without the
 # mask also the form: what guides an output hides what is wrong with it.
 #
+# > **In production, 2026.** 8 bits are a choice, not the default: [`cache_dtype` is
+# > `auto`](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py) in
+# > vLLM, the model's own type, and so is [`dtype` in
+# > TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html). vLLM's `fp8`
+# > has [one scale per tensor, or calibrated ones per
+# > head](https://docs.vllm.ai/en/v0.25.0/features/quantization/quantized_kvcache/); `int8_per_token_head` and
+# > `fp8_per_token_head` scale row by row, as here. By roofline: 64 sequences of 4,096 tokens of an 8B model hold 34 GB
+# > of K and V in bf16, 10.3 ms of each step on an H100 beside 4.8 ms for the weights; 8 bits save 5.1 ms.
+#
 # **Takeaway.** 321 tokens tell int8 from fp8 and both from 3 bits by their mean KL, while perplexity and the count of
 # valid records do not; a bound that lies inside the interval asks for more text, not for another bound.
+
+# %% [markdown]
+# ### Going further
+#
+# <!-- card 5.16 -->
+# A gate with three answers. `values` is a tensor of means, one per stretch of 64 tokens, of something of which less is
+# better. The interval of their mean is mean ± z · std / √n. `"pass"` if all of it is at most `limit`, `"FAIL"` if all
+# of it is above, else `"read on"`; so also with fewer than two values.
+#
+# ```python
+# >>> decide(torch.tensor([0.01, 0.03]), limit=0.5, z=1.96), decide(torch.tensor([0.01, 0.03]), limit=0.02, z=1.96)
+# ('pass', 'read on')
+# ```
+
+
+# %% tags=["exercise:5.16"]
+def decide(values, limit, z):
+    if len(values) < 2:
+        return "read on"
+    mean, margin = (
+        values.mean(),
+        z * values.std() / math.sqrt(len(values)),
+    )  # SOLUTION `z * values.std() / math.sqrt(len(values))`: half the interval's width
+    if mean + margin <= limit:  # SOLUTION: is all of it within the limit?
+        return "pass"
+    if mean - margin > limit:  # SOLUTION: is none of it?
+        return "FAIL"
+    return "read on"
+
+
+# %%
+check("5.16")
+
+# %% [markdown]
+# The gate reads 5 stretches, then 10, then 20, and stops where it can decide. Three looks are three chances to be wrong
+# by luck, so each gets a third of the 5 %: z is 2.39 instead of 1.96 (Bonferroni).
+
+# %%
+decide = use("5.16")
+for name in ("int8", "fp8_e4m3"):
+    for measure, limit in gate_caches.LIMITS.items():
+        for num in (5, 10, 20):
+            values = gate_caches.drift_by_stretch(name, num)[measure]
+            verdict = decide(values, limit, z=2.39)
+            if verdict != "read on":
+                break
+        print(f"{name:9} {measure:28} {float(values.mean()):.4f}, limit {limit:.4f}: {verdict}, {64 * num:5,} tokens")
+
+# %% [markdown]
+# **Read the result.** What is clear is decided by the first look. A line that still says "read on" is not a failure of
+# the format and not a pass: nothing is known yet, and a build that needs an answer must bring more text.
 
 # %% [markdown]
 # ## 6. Capstone: your parts in one engine
 # <!-- minutes: 20 -->
 #
-# You have a prefix store and its names (5.1, 5.2), a drafter and a verifier (5.5, 5.6), and masks (5.8). Here they
-# serve one workload together, in the real engine. Six requests begin with the same handbook. Three ask for a record
-# under a form, three for a function that the handbook contains; a new one comes every third step.
+# You have a prefix store and its names (5.1, 5.2), a drafter and a verifier (5.5, 5.6), and masks (5.9, 5.10). Here
+# they serve one workload together, in the real engine. Six requests begin with the same handbook. Three ask for a
+# record under a form, three for a function that the handbook contains; a new one comes every third step.
 
 # %% [markdown]
 # ```mermaid
@@ -1317,20 +1461,73 @@ for name in gate_caches.FORMATS:
 #     N --> M["model<br/>(the engine's)"]
 #     P -->|"block tables"| M
 #     M -->|"a row of logits<br/>per draft, and one"| V["your verify"]
-#     V --> K["your token_mask"]
+#     V --> K["your masks"]
 #     K --> T["tokens"] --> S
 # ```
 #
-# The adapters are in `advanced/own_engine.py`. One of them had to settle something that your store leaves open: a block
-# gets its name when it is handed out, and its contents a step later. In between the name is *pending*, and no other
-# request asks for it. The masks are compiled beforehand, as an index of all states.
+# The adapters are in `advanced/own_engine.py`. Two questions arise only where the parts meet. A block gets its name
+# when the store hands it out, and its contents a step later; in between the name is *pending*. Which blocks of a new
+# prompt may be looked up? And the drafter knows nothing of the form. How many of its drafts may stay in a run?
+
+# %% [markdown]
+# <!-- card 5.17 -->
+# `names_to_ask` gives those names of a prompt, the first ones, whose blocks may be hits: none that is in the set
+# `pending`, none behind one, and no block that holds the prompt's last token, because the engine needs the logits of
+# that token. `num_allowed` says how many of the drafts, the first ones, the form lets through from `state`; `advance`
+# is yours of 5.9, `texts` the texts of all tokens. A token without text ends an answer, so it ends a run as well.
+#
+# ```python
+# >>> names_to_ask(["a", "b", "c"], num_tokens=12, block_size=4, pending={"z"})
+# ['a', 'b']
+# >>> names_to_ask(["a", "b", "c"], num_tokens=13, block_size=4, pending={"b"})
+# ['a']
+# >>> num_allowed(advance, PRICE, 0, [0, 1, 0, 2], texts=["5", ".5", "x"])
+# 3
+# ```
+
+
+# %% tags=["exercise:5.17"]
+def names_to_ask(names, num_tokens, block_size, pending):
+    num_whole = (num_tokens - 1) // block_size  # SOLUTION: blocks in front of the last token
+    ready = []
+    for name in names[:num_whole]:
+        if name in pending:  # SOLUTION: does the usable prefix end here?
+            break
+        ready.append(name)
+    return ready
+
+
+def num_allowed(advance, machine, state, drafts, texts):
+    for number, draft in enumerate(drafts):
+        state = advance(machine, state, texts[draft])  # SOLUTION: where the form is behind this draft
+        if texts[draft] == "" or state is None:  # SOLUTION: does the run end in front of this draft?
+            return number
+    return len(drafts)
+
+
+# %%
+check("5.17")
+
+# %% [markdown]
+# The masks of all states are made beforehand, by your walk over the trie.
 
 # %%
 from twophase_labs.advanced import own_engine
 
-guidance = own_engine.own_guidance(advance, token_mask)
+names_to_ask, num_allowed = use("5.17")
+
+
+def mask_by_trie(machine, state, texts, end_id):
+    mask = torch.zeros(len(texts), dtype=torch.bool)
+    mask[allowed_ids(machine, state, trie)] = True
+    mask[end_id] = state in machine.accepting
+    return mask
+
+
+guidance = own_engine.own_guidance(advance, mask_by_trie, num_allowed)
 print(f"{len(CITY_RECORD.edges)} masks, compiled in {guidance.compile_all(own_engine.RECORD):.1f} s")
-mine = {"store": (PrefixStore, block_hashes), "draft": ngram_draft, "verify": verify, "mask": guidance}
+store = PrefixStore, block_hashes, names_to_ask
+mine = {"store": store, "draft": ngram_draft, "verify": verify, "mask": guidance}
 
 
 def unverified(draft, p, q, chance):
@@ -1382,7 +1579,7 @@ own_engine.draw_ways({"the plain engine": plain, **served})
 # The same document, the same two questions, and this time your store and your names decide what is computed.
 
 # %%
-yours = own_engine.open_engine(store=(PrefixStore, block_hashes))
+yours = own_engine.open_engine(store=store)
 first_token(yours, prompt_of(100, 64))  # a warm-up
 for name, question in (("first", 20_000), ("second", 30_000)):
     metrics = first_token(yours, document + prompt_of(question, QUESTION))

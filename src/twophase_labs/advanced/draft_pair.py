@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, final
 
 import numpy as np
@@ -40,7 +41,8 @@ class SmallModel:
         self.vocab_size = int(network.body.embed_tokens.num_embeddings)
         self.num_weights = sum(value.numel() for name, value in network.own_state().items() if name != "types")
         self._types = network.types.numpy()
-        self._past, self._ids = DynamicCache(), [0][:0]
+        self._past = DynamicCache()
+        self._ids: list[int] = []
 
     def next_probs(self, temperature: float) -> NextProbs:
         """A function from a text, at least one token, to the probabilities `[V]` of the token after it. At temperature
@@ -65,7 +67,7 @@ class SmallModel:
                 break
             num_same += 1
         if num_same < len(self._ids):
-            self._past.crop(num_same)
+            self._past.crop(num_same - len(self._ids))  # below 0: as many are removed at the end
         new = list(token_ids[num_same:])
         hidden = self.network(torch.tensor([new]), past_key_values=self._past, use_cache=True)
         self._ids = list(token_ids)
@@ -133,37 +135,50 @@ class PairRun:
         return self.num_accepted / self.num_looked_at if self.num_looked_at else 0.0
 
 
+@cache
+def _engine() -> LLM:
+    return LLM(num_kv_blocks=256, max_num_seqs=8, enable_prefix_caching=False, max_trace_steps=None)
+
+
 def run(
     asked: Sequence[str],
     temperature: float,
     *,
     drafting: tuple[SmallModel, DraftWithModel, Verify] | None = None,
     num_drafts: int = 4,
-    num_tokens: int = 40,
+    num_tokens: int = 32,
     together: bool = False,
     seed: int = 0,
 ) -> PairRun:
     """Answer these prompts, one by one or all `together`, with drafts of a small model or without."""
-    llm = LLM(num_kv_blocks=256, max_num_seqs=8, enable_prefix_caching=False, max_trace_steps=None)
+    llm = _engine()
     engine: Any = llm.engine
-    drafter = None
+    first_step, runner, drafter = engine.stats().num_steps, engine._runner, None
     if drafting is not None:
         model, draft, verify = drafting
         drafter = ModelDrafter(model, draft, temperature, Chance(seed))
         engine.speculator = Speculator(drafter, num_drafts, None)
         engine._runner = VerifyingRunner(
-            engine._runner, verify, lambda _: temperature, Chance(seed + 1), rows_of=drafter.rows_of
+            runner, verify, lambda _: temperature, Chance(seed + 1), rows_of=drafter.rows_of
         )
     params = SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=seed, ignore_eos=True)
     groups = [list(asked)] if together else [[one] for one in asked]
     outputs: list[tuple[int, ...]] = []
-    for group in groups:
-        answers = llm.chat([[{"role": "user", "content": one}] for one in group], params, use_tqdm=False)
-        outputs += [tuple(answer.outputs[0].token_ids) for answer in answers]
-    steps = [step for step in engine.trace if step.num_decodes + step.num_verifying == len(step.chunks)]
+    speculator = engine.speculator
+    try:
+        for group in groups:
+            answers = llm.chat([[{"role": "user", "content": one}] for one in group], params, use_tqdm=False)
+            outputs += [tuple(answer.outputs[0].token_ids) for answer in answers]
+    finally:
+        engine.speculator, engine._runner = None, runner
+    steps = [
+        step
+        for step in engine.trace
+        if step.step >= first_step and step.num_decodes + step.num_verifying == len(step.chunks)
+    ]
     num_drafted = num_looked_at = num_accepted = 0
-    if engine.speculator is not None:
-        drafted, accepted = engine.speculator.num_drafted, engine.speculator.num_accepted
+    if speculator is not None:
+        drafted, accepted = speculator.num_drafted, speculator.num_accepted
         num_drafted, num_accepted = sum(drafted.values()), sum(accepted.values())
         # A draft is looked at if those before it were right.
         num_looked_at = drafted[0] + sum(min(accepted[i], drafted[i + 1]) for i in range(num_drafts - 1))

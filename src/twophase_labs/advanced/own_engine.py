@@ -8,7 +8,7 @@ OwnGuidance      masks of your `token_mask`, for forms that are given as machine
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -40,6 +40,8 @@ Hashes = Callable[[Sequence[int], int, str], Names]
 Verify = Callable[[list[int], np.ndarray, np.ndarray, Chance], list[int]]
 Advance = Callable[[Machine, int, str], int | None]
 TokenMask = Callable[[Machine, int, Sequence[str], int], Tensor]
+NamesToAsk = Callable[[Names, int, int, Set[Any]], Names]
+NumAllowed = Callable[[Advance, Machine, int, Sequence[int], Sequence[str]], int]
 CERTAIN = 1e4  # added to a logit, leaves no chance to any other
 
 # -- blocks
@@ -70,10 +72,12 @@ class OwnPrefixes(CacheManager):
     Args:
         store: Like `PrefixStore(num_blocks)`, all of it free.
         hashes: Names of the full blocks of a prompt, like `block_hashes`.
+        names_to_ask: Which of them may be looked up; it gets the names, the number of tokens, the block size and the
+            set of names that are pending.
     """
 
-    def __init__(self, store: Any, hashes: Hashes, num_blocks: int, block_size: int) -> None:
-        self.store, self.hashes = store, hashes
+    def __init__(self, store: Any, hashes: Hashes, names_to_ask: NamesToAsk, num_blocks: int, block_size: int) -> None:
+        self.store, self.hashes, self.names_to_ask = store, hashes, names_to_ask
         self.num_blocks, self.block_size = num_blocks, block_size
         self.enable_prefix_caching = True
         self.num_hit_tokens = self.num_queried_tokens = self.num_queries = self.most_in_use = 0
@@ -86,11 +90,8 @@ class OwnPrefixes(CacheManager):
         return self.num_blocks - len(self._users)
 
     def open(self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: object = None) -> Any:
-        # The last token is computed in any case, so its block is not looked up.
-        num_findable = max(0, len(token_ids) - 1) // self.block_size
-        names = list(self.hashes(list(token_ids), self.block_size, salt))[:num_findable]
-        num_ready = next((i for i, name in enumerate(names) if name in self._pending), len(names))
-        names = names[:num_ready]
+        all_names = list(self.hashes(list(token_ids), self.block_size, salt))
+        names = list(self.names_to_ask(all_names, len(token_ids), self.block_size, frozenset(self._pending)))
         hits = list(self.store.lookup(names))
         block_ids, _ = self.store.open(names[: len(hits)], len(hits))
         self._hold(block_ids)
@@ -276,11 +277,13 @@ class OwnGuidance:
         self,
         advance: Advance,
         token_mask: TokenMask,
+        num_allowed: NumAllowed,
         machines: Mapping[str, Machine],
         texts: Sequence[str],
         end_ids: Sequence[int],
     ) -> None:
         self.advance, self.token_mask, self.machines = advance, token_mask, machines
+        self.num_allowed = num_allowed
         self.texts, self.end_ids = texts, list(end_ids)
         self.num_masks = 0
         self._masks: dict[tuple[str, int], UInt32[np.ndarray, W]] = {}
@@ -338,12 +341,11 @@ class OwnGrammar:
 
     def num_allowed(self, token_ids: Sequence[int], num_prompt_tokens: int, drafts: Sequence[int]) -> int:
         """How many of these drafts, the first ones, may come one after the other."""
-        so_far = list(token_ids[num_prompt_tokens:])
-        for number, draft in enumerate(drafts):
-            so_far.append(draft)
-            if draft in self.guidance.end_ids or self._state(so_far) is None:
-                return number
-        return len(drafts)
+        state = self._state(token_ids[num_prompt_tokens:])
+        if state is None:
+            return 0
+        machine = self.guidance.machines[self.regex]
+        return self.guidance.num_allowed(self.guidance.advance, machine, state, drafts, self.guidance.texts)
 
 
 # -- all together
@@ -391,14 +393,14 @@ def workload(guided: bool = True) -> tuple[Asked, ...]:
     )
 
 
-def own_guidance(advance: Advance, token_mask: TokenMask) -> OwnGuidance:
+def own_guidance(advance: Advance, token_mask: TokenMask, num_allowed: NumAllowed) -> OwnGuidance:
     """The forms of the workload, for SmolLM2."""
-    return OwnGuidance(advance, token_mask, MACHINES, token_texts(), [end_id()])
+    return OwnGuidance(advance, token_mask, num_allowed, MACHINES, token_texts(), [end_id()])
 
 
 def open_engine(
     *,
-    store: tuple[Callable[[int], Any], Hashes] | None = None,
+    store: tuple[Callable[[int], Any], Hashes, NamesToAsk] | None = None,
     draft: Callable[[list[int], int], list[int]] | None = None,
     verify: Verify | None = None,
     mask: OwnGuidance | None = None,
@@ -409,14 +411,14 @@ def open_engine(
     """An engine with these parts of a learner's; each that is None is left out.
 
     Args:
-        store: `PrefixStore` and `block_hashes`. Left out: no prefix is shared.
+        store: `PrefixStore`, `block_hashes` and `names_to_ask`. Left out: no prefix is shared.
         draft, verify: `ngram_draft`, `verify`. Drafts without `verify` go by the engine's own rule.
         mask: See `own_guidance`. Left out: the engine's own library.
     """
     cache: dict[str, Any] = {"enable_prefix_caching": False}
     if store is not None:
-        make_store, hashes = store
-        cache = {"cache_factory": lambda num, size, _: OwnPrefixes(make_store(num), hashes, num, size)}
+        make_store, hashes, names_to_ask = store
+        cache = {"cache_factory": lambda num, size, _: OwnPrefixes(make_store(num), hashes, names_to_ask, num, size)}
     llm = LLM(model, device="cpu", num_kv_blocks=num_blocks, max_num_seqs=8, max_trace_steps=None, **cache, **options)
     engine: Any = llm.engine
     if draft is not None:

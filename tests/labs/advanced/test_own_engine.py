@@ -46,7 +46,7 @@ def test_the_tokens_are_those_of_the_engine(solved, seed, num_blocks):
     options = OPTIONS | {"num_blocks": num_blocks}
     plain = serve(open_engine(model=folder, **options), requests(seed))
     parts = {
-        "store": (solved["PrefixStore"], solved["block_hashes"]),
+        "store": (solved["PrefixStore"], solved["block_hashes"], solved["names_to_ask"]),
         "draft": solved["ngram_draft"],
         "verify": solved["verify"],
     }
@@ -114,9 +114,8 @@ def test_masks_are_those_of_the_library(solved):
     params = SamplingParams(temperature=0, structured_outputs=StructuredOutputs(regex=RECORD))
     theirs = Guidance(llm.tokenizer.to_json, llm.model_config.eos_token_ids).compile(params)
     ends = [guided_model.end_id(), *sorted(llm.model_config.eos_token_ids - {guided_model.end_id()})]
-    own = OwnGuidance(solved["advance"], solved["token_mask"], MACHINES, guided_model.token_texts(), ends).compile(
-        params
-    )
+    parts = solved["advance"], solved["token_mask"], solved["num_allowed"]
+    own = OwnGuidance(*parts, MACHINES, guided_model.token_texts(), ends).compile(params)
     for text in (
         "",
         '{"city": "',
