@@ -213,6 +213,26 @@ print("of 500 requests, both found the same number of blocks for", sum(one == ot
 print("blocks found: the engine", sum(one for one, _ in found), "and you", sum(other for _, other in found))
 
 # %% [markdown]
+# **Open the engine.** This is what happens in it when a request ends:
+
+# %%
+from twophase.cache.manager import CacheManager
+from twophase_labs.kit.open_engine import show_source
+
+show_source(CacheManager.close)
+
+# %% [markdown]
+# **One difference.** Your `close` is given the hashes, and the engine's is not: it *publishes* a block as soon as its K
+# and V are computed, while the request goes on. Which request benefits from that?
+#
+# <details><summary>Answer</summary>
+#
+# One that comes while the first is still running: in your store, too, a name is found from the moment the block is
+# handed out, which is even too early (the capstone has to deal with that). An engine that named blocks only in `close`
+# would share nothing among requests that overlap in time, and under load most do.
+# </details>
+
+# %% [markdown]
 # ### What it saves
 #
 # A prompt of 480 + 16 tokens, of which 480 are remembered. Lab 2 said what a prompt costs: nearly all of it is in
@@ -385,7 +405,7 @@ for title, victim, stranger in (("one cache for all", "", ""), ("a salt per tena
 
 # %% [markdown]
 # ## 2. Drafts: propose cheaply, then verify
-# <!-- minutes: 40 -->
+# <!-- minutes: 48 -->
 #
 # Lab 3 ended with a waste. A decode step reads all the weights to compute one token, and the arithmetic units wait for
 # memory. With eight sequences in the step it takes hardly longer. But what if there is only one sequence, and its
@@ -560,7 +580,6 @@ for name, way in (("the exact rule", verify), ("draws from p", from_the_model), 
 
 # %%
 from twophase.engine import rejection
-from twophase_labs.kit.open_engine import show_source
 
 show_source(rejection.accepted_run)
 
@@ -775,7 +794,7 @@ print(f"stories: foretold {foretold:.2f} times as fast, measured {drafted.tokens
 
 # %% [markdown]
 # ## 3. Guided decoding: only what a program can read
-# <!-- minutes: 18 + 6 -->
+# <!-- minutes: 24 + 4 -->
 #
 # A program that reads a model's answer wants JSON with certain keys, a date, one of four words. It can ask for it in
 # the prompt, check, and ask again when the answer has a comma too many. Or it can make a wrong answer impossible: in
@@ -868,16 +887,16 @@ for so_far in (
 
 # %%
 next_logits = guided_model.next_logits_after(guided_model.record_prompt("Lima"))
-state, ids, num_allowed = CITY_RECORD.start, [], []
+state, ids, how_many = CITY_RECORD.start, [], []
 while not ids or ids[-1] != end_id:
     mask = token_mask(CITY_RECORD, state, texts, end_id)
-    num_allowed.append(int(mask.sum()))
+    how_many.append(int(mask.sum()))
     ids.append(int(next_logits(ids).masked_fill(~mask, -math.inf).argmax()))
     state = advance(CITY_RECORD, state, texts[ids[-1]])
 print("".join(texts[i] for i in ids[:-1]))
 
 # %%
-guided_pictures.draw_choices([*(texts[i] for i in ids[:-1]), "(end)"], num_allowed, len(texts))
+guided_pictures.draw_choices([*(texts[i] for i in ids[:-1]), "(end)"], how_many, len(texts))
 
 # %% [markdown]
 # **Read the result.** The model decided little: a name and a number. For everything else the form allowed a few
@@ -1015,7 +1034,7 @@ for name, answers in {"without a mask": free, "guided": guided}.items():
 
 # %% [markdown]
 # ## 4. Windows, sinks, and what is forgotten
-# <!-- minutes: 30 + 6 -->
+# <!-- minutes: 20 + 20 -->
 #
 # A conversation that goes on all day, a log that is read as it grows: the K and V of a sequence grow with it, and in
 # the end one sequence fills the pool. Let a query see only a **window** of the last W keys, and give back the blocks
@@ -1074,6 +1093,23 @@ kept_blocks = use("5.12")
 for num_tokens in (100, 500, 2_000, 8_000, 100_000):
     held = kept_blocks(num_tokens, block_size=16, window=256, num_sinks=4)
     print(f"{num_tokens:>7,} tokens: {len(held)} blocks of {-(-num_tokens // 16):,} are held, first {held[:3]}")
+
+# %% [markdown]
+# **Open the engine.** It asks the other way round, which blocks no query will see any more:
+
+# %%
+from twophase.cache.window import SlidingWindow
+
+show_source(SlidingWindow.freed_blocks)
+
+# %% [markdown]
+# **One difference.** Yours gives a list, and this a single range. Why is there never more than one gap?
+#
+# <details><summary>Answer</summary>
+#
+# The sinks are the first tokens, and the window ends at the newest. What neither sees lies in one piece between them.
+# A rule that keeps scattered keys ("Going further") could not be a range.
+# </details>
 
 # %% [markdown]
 # **Into the engine.** Its cache manager gives back what your `kept_blocks` leaves out. The pool has 11 blocks for a
@@ -1147,11 +1183,43 @@ window_pictures.draw_memory(distances, bits, window=256, guess_bits=5 * math.log
 # over a text shows you that.
 
 # %% [markdown]
-# ### Heavy hitters
+# ### Layers of different kinds
 #
-# A window keeps what is new, whatever it is worth. H2O (arXiv:2306.14048) keeps what *got attention*: each key has a
-# score, the attention that all queries so far have given it, and when the cache is full the key with the lowest score
-# goes, unless it is one of the newest, which had no time to earn any.
+# Models of today do not choose between the two. Gemma 3 (arXiv:2503.19786) has five layers with a window of 1,024 for
+# each layer that sees everything. The engine keeps a table entry per *group* of layers in each place, and gives back
+# those of the windowed groups. Here is a small random model with two windowed layers for each full one, while it reads
+# and writes 96 tokens in blocks of 8, with a window of 16:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.advanced import mixed_layers
+
+llm_mixed = mixed_layers.engine(layers=("sliding", "sliding", "full"), window=16, block_size=8)
+for num_tokens, held in mixed_layers.blocks_held(llm_mixed, num_prompt=24, num_tokens=96).items():
+    print(f"{num_tokens:3} tokens: " + ", ".join(f"{kind} {number:2} blocks" for kind, number in held.items()))
+
+# %% [markdown]
+# **Read the result.** Only the blocks of the full layers grow with the text; each windowed group stays at what your
+# `kept_blocks` says. The model still reaches its whole past, through a third of its layers.
+#
+# > **In production, 2026.** No engine puts a window on a model that was trained without: [`max_attention_window` and
+# > `sink_token_length` are None in
+# > TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html). Models with
+# > layers of both kinds are common (gpt-oss, Gemma 2 and 3, Ministral), and vLLM's [hybrid K/V cache
+# > manager](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/) allocates slots per kind of layer, as the
+# > cell above does. By roofline: 100,000 tokens of an 8B model hold 13.1 GB of K and V in bf16, 3.9 ms of every step at
+# > 3.35 TB/s; with a window of 1,024 in five of six layers it is 2.3 GB and 0.7 ms.
+#
+# **Takeaway.** A window bounds a sequence of any length to the blocks printed above, four sinks keep its perplexity,
+# and what stood one token beyond the window is gone; layers of different kinds pay for the whole past in a few layers
+# only.
+
+# %% [markdown]
+# ### Going further
+#
+# **Heavy hitters.** A window keeps what is new, whatever it is worth. H2O (arXiv:2306.14048) keeps what *got
+# attention*: each key has a score, the attention that all queries so far have given it, and when the cache is full the
+# key with the lowest score goes, unless it is one of the newest, which had no time to earn any.
 
 # %% [markdown]
 # <!-- card 5.13 -->
@@ -1217,40 +1285,6 @@ heavy_attention.draw_shares(shares)
 # And a key that gets its attention only from the last question was dropped long before.
 
 # %% [markdown]
-# ### Layers of different kinds
-#
-# Models of today do not choose between the two. Gemma 3 (arXiv:2503.19786) has five layers with a window of 1,024 for
-# each layer that sees everything. The engine keeps a table entry per *group* of layers in each place, and gives back
-# those of the windowed groups. Here is a small random model with two windowed layers for each full one, while it reads
-# and writes 96 tokens in blocks of 8, with a window of 16:
-
-# %%
-# NBVAL_CHECK_OUTPUT
-from twophase_labs.advanced import mixed_layers
-
-llm_mixed = mixed_layers.engine(layers=("sliding", "sliding", "full"), window=16, block_size=8)
-for num_tokens, held in mixed_layers.blocks_held(llm_mixed, num_prompt=24, num_tokens=96).items():
-    print(f"{num_tokens:3} tokens: " + ", ".join(f"{kind} {number:2} blocks" for kind, number in held.items()))
-
-# %% [markdown]
-# **Read the result.** Only the blocks of the full layers grow with the text; each windowed group stays at what your
-# `kept_blocks` says. The model still reaches its whole past, through a third of its layers.
-#
-# > **In production, 2026.** No engine puts a window on a model that was trained without: [`max_attention_window` and
-# > `sink_token_length` are None in
-# > TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html). Models with
-# > layers of both kinds are common (gpt-oss, Gemma 2 and 3, Ministral), and vLLM's [hybrid K/V cache
-# > manager](https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/) allocates slots per kind of layer, as the
-# > cell above does. By roofline: 100,000 tokens of an 8B model hold 13.1 GB of K and V in bf16, 3.9 ms of every step at
-# > 3.35 TB/s; with a window of 1,024 in five of six layers it is 2.3 GB and 0.7 ms.
-#
-# **Takeaway.** A window bounds a sequence of any length to the blocks printed above, four sinks keep its perplexity,
-# and what stood one token beyond the window is gone; layers of different kinds pay for the whole past in a few layers
-# only.
-
-# %% [markdown]
-# ### Going further
-#
 # <!-- card 5.14 -->
 # The mask that goes with the window: True where a query sees a key. `queries` and `keys` are tensors of *positions*
 # that broadcast, such as `[L, 1]` and `[S]`. Positions, not rows and columns: the cache has gaps now.
@@ -1274,7 +1308,7 @@ check("5.14")
 
 # %% [markdown]
 # ## 5. A gate for fewer bits
-# <!-- minutes: 20 -->
+# <!-- minutes: 19 + 8 -->
 #
 # Lab 3 stored K and V in int8: nearly four times as many tokens as in float32 in the same memory, twice as many as in
 # 16 bits. In the engine that is one argument, `kv_cache_dtype="int8"`; and there is `"fp8_e4m3"`. What decides whether
@@ -1446,7 +1480,7 @@ for name in ("int8", "fp8_e4m3"):
 
 # %% [markdown]
 # ## 6. Capstone: your parts in one engine
-# <!-- minutes: 20 -->
+# <!-- minutes: 18 -->
 #
 # You have a prefix store and its names (5.1, 5.2), a drafter and a verifier (5.5, 5.6), and masks (5.9, 5.10). Here
 # they serve one workload together, in the real engine. Six requests begin with the same handbook. Three ask for a
@@ -1515,16 +1549,7 @@ check("5.17")
 from twophase_labs.advanced import own_engine
 
 names_to_ask, num_allowed = use("5.17")
-
-
-def mask_by_trie(machine, state, texts, end_id):
-    mask = torch.zeros(len(texts), dtype=torch.bool)
-    mask[allowed_ids(machine, state, trie)] = True
-    mask[end_id] = state in machine.accepting
-    return mask
-
-
-guidance = own_engine.own_guidance(advance, mask_by_trie, num_allowed)
+guidance = own_engine.own_guidance(advance, allowed_ids, num_allowed)
 print(f"{len(CITY_RECORD.edges)} masks, compiled in {guidance.compile_all(own_engine.RECORD):.1f} s")
 store = PrefixStore, block_hashes, names_to_ask
 mine = {"store": store, "draft": ngram_draft, "verify": verify, "mask": guidance}

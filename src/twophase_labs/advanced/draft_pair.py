@@ -44,7 +44,7 @@ class SmallModel:
         self._past = DynamicCache()
         self._ids: list[int] = []
 
-    def next_probs(self, temperature: float) -> NextProbs:
+    def next_probs(self, temperature: int | float) -> NextProbs:
         """A function from a text, at least one token, to the probabilities `[V]` of the token after it. At temperature
         0 all of it is on the likeliest token."""
 
@@ -78,7 +78,7 @@ class SmallModel:
 class ModelDrafter:
     """A learner's `draft_with_model` as the engine asks for drafts; the rows q of a run are kept for its verifier."""
 
-    def __init__(self, model: SmallModel, draft: DraftWithModel, temperature: float, chance: Chance) -> None:
+    def __init__(self, model: SmallModel, draft: DraftWithModel, temperature: int | float, chance: Chance) -> None:
         self.seconds: list[float] = []  # per draft
         self._next_probs, self._draft, self._chance = model.next_probs(temperature), draft, chance
         self._latest: dict[int, tuple[list[int], np.ndarray]] = {}
@@ -142,7 +142,7 @@ def _engine() -> LLM:
 
 def run(
     asked: Sequence[str],
-    temperature: float,
+    temperature: int | float,
     *,
     drafting: tuple[SmallModel, DraftWithModel, Verify] | None = None,
     num_drafts: int = 4,

@@ -32,7 +32,7 @@ from twophase.engine.speculation import Speculator
 from twophase.model.prepare import DEFAULT_MODEL
 from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.draft_engine import NUM_DRAFTS, PROGRAM, OwnDrafter
-from twophase_labs.advanced.guided_machine import CITY_RECORD, Machine
+from twophase_labs.advanced.guided_machine import CITY_RECORD, Machine, TrieNode, trie_of
 from twophase_labs.advanced.guided_model import end_id, token_texts
 
 Names = list[Any]
@@ -41,6 +41,7 @@ Verify = Callable[[list[int], np.ndarray, np.ndarray, Chance], list[int]]
 Advance = Callable[[Machine, int, str], int | None]
 TokenMask = Callable[[Machine, int, Sequence[str], int], Tensor]
 NamesToAsk = Callable[[Names, int, int, Set[Any]], Names]
+AllowedIds = Callable[[Machine, int, TrieNode], list[int]]
 NumAllowed = Callable[[Advance, Machine, int, Sequence[int], Sequence[str]], int]
 CERTAIN = 1e4  # added to a logit, leaves no chance to any other
 
@@ -393,9 +394,17 @@ def workload(guided: bool = True) -> tuple[Asked, ...]:
     )
 
 
-def own_guidance(advance: Advance, token_mask: TokenMask, num_allowed: NumAllowed) -> OwnGuidance:
-    """The forms of the workload, for SmolLM2."""
-    return OwnGuidance(advance, token_mask, num_allowed, MACHINES, token_texts(), [end_id()])
+def own_guidance(advance: Advance, allowed_ids: AllowedIds, num_allowed: NumAllowed) -> OwnGuidance:
+    """The forms of the workload, for SmolLM2, with masks from a walk over its vocabulary's trie."""
+    trie = trie_of(token_texts())
+
+    def mask_of(machine: Machine, state: int, texts: Sequence[str], end: int) -> Tensor:
+        mask = torch.zeros(len(texts), dtype=torch.bool)
+        mask[allowed_ids(machine, state, trie)] = True
+        mask[end] = state in machine.accepting
+        return mask
+
+    return OwnGuidance(advance, mask_of, num_allowed, MACHINES, token_texts(), [end_id()])
 
 
 def open_engine(

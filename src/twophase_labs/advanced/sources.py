@@ -10,14 +10,14 @@ SOURCES = (
         url=f"{VLLM}/vllm/config/cache.py",
         product="vLLM",
         version="main, commit 002f10e",
-        says="enable_prefix_caching is True; prefix_caching_hash_algo is sha256; cache_dtype is 'auto', the model's own; "
-        "int8_per_token_head and fp8_per_token_head are among the others",
+        says="enable_prefix_caching is True; prefix_caching_hash_algo is sha256; cache_dtype is 'auto', "
+        "the model's own; int8_per_token_head and fp8_per_token_head are among the others",
     ),
     Source(
         url="https://docs.vllm.ai/en/latest/design/prefix_caching/",
         product="vLLM",
         version="latest, 2026",
-        says="blocks are named by a hash of the tokens before and in them; a request's cache_salt enters its first block",
+        says="a block's name is a hash of the tokens before and in it; a request's cache_salt enters the first one",
     ),
     Source(
         url="https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html",
@@ -29,7 +29,7 @@ SOURCES = (
         url=f"{SGLANG}/docs/advanced_features/server_arguments.md",
         product="SGLang",
         version="main, commit 004813e",
-        says="--disable-radix-cache is off; --speculative-algorithm is None, of EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM; "
+        says="--disable-radix-cache is off; --speculative-algorithm is None, or EAGLE, EAGLE3, STANDALONE, NGRAM; "
         "--speculative-accept-threshold-single and -acc are 1.0; --speculative-token-map is a draft model's small "
         "vocabulary; --grammar-backend takes xgrammar, outlines, llguidance",
     ),
@@ -37,7 +37,7 @@ SOURCES = (
         url="https://docs.vllm.ai/en/v0.12.0/api/vllm/config/structured_outputs/",
         product="vLLM",
         version="0.12.0",
-        says="backend is 'auto', of xgrammar, guidance, outlines, lm-format-enforcer, chosen by what the request asks for",
+        says="backend is 'auto': xgrammar, guidance, outlines or lm-format-enforcer, by what the request asks for",
     ),
     Source(
         url="https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/",

@@ -228,6 +228,7 @@ EXERCISES = (
     Exercise(
         id="5.14",
         was="5.14",
+        is_extra=True,
         title="What a token sees",
         kind="code",
         names=("visible",),

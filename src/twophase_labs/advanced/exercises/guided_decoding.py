@@ -322,7 +322,7 @@ EXERCISES = (
         kind="code",
         names=("allowed_ids",),
         points=3,
-        minutes=9,
+        minutes=7,
         lines=8,
         difficulty=2,
         objective="rule out all tokens that share a beginning at once",
@@ -371,6 +371,7 @@ EXERCISES = (
     Exercise(
         id="5.11",
         was="5.12",
+        is_extra=True,
         title="How many would have been thrown away",
         kind="prediction",
         names=("guess_5_11",),

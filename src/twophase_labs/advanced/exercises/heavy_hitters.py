@@ -107,6 +107,7 @@ def agrees(answer: Any, draw: Draw, num_tokens: int) -> None:
 EXERCISES = (
     Exercise(
         id="5.13",
+        is_extra=True,
         title="Keep what gets attention",
         kind="code",
         names=("heavy_hitters",),
