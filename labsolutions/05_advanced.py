@@ -87,7 +87,7 @@ figure = prefix_pictures.draw_chains(rows)
 
 # %% [markdown]
 # Blocks of four tokens here, and the first digits of the engine's own hashes. Ann and Ben share what is framed. Cem's
-# second block reads the same as theirs and has another name: its K and V are others, because one word before it is.
+# second block reads the same as theirs and has another name: its K and V differ, because an earlier word differs.
 # A block that is not full has no name: its owner will write to it.
 #
 # **Think first.** What if the name of a block were made of its own tokens alone? What would the model do then?
@@ -123,9 +123,9 @@ def block_hashes(token_ids, block_size, salt=""):
 check("5.1")
 
 # %% [markdown]
-# Why not Python's `hash`? It is made for dictionaries, not for strangers: a client that can compute it can look for a
-# text that has the same hash as another's, and is answered with the wrong K and V. vLLM had this (CVE-2025-25183). This
-# engine takes a digest that cannot be steered, and compares the tokens themselves at every hit all the same.
+# Why not Python's `hash`? It is made for dictionaries, not for untrusted input: a client that can compute it can
+# construct a text with the same hash as another client's, and be served the wrong K and V. vLLM had this weakness
+# (CVE-2025-25183). This engine uses a cryptographic digest, and still compares the tokens themselves at every hit.
 
 # %% [markdown]
 # ### Find, share, overwrite
@@ -180,7 +180,7 @@ class PrefixStore:
         while len(blocks) < num_blocks:
             block, old = self.free.popitem(last=False)  # SOLUTION `last=False`: which end of `free`?
             if old is not None:
-                self.block_of.pop(old)  # SOLUTION: nobody may find its old contents
+                self.block_of.pop(old)  # SOLUTION: its old contents must not be found any more
             self.num_users[block] = 1
             blocks.append(block)
         self.block_of.update(zip(hashes, blocks, strict=False))  # found by any request with the same prefix from now on
@@ -295,8 +295,7 @@ for day in (1, 2, 3):
 #
 # Many companies use one service, and so share an engine and its prefix cache. One of them has the system prompt below.
 # A stranger, who may also send requests, knows the text, for it is a common template, and knows what may stand in its
-# three gaps. That makes 64 prompts. The stranger never sees a token of the others. But first tokens come sooner, or
-# later.
+# three gaps. That makes 64 prompts. The stranger never sees a token of the others, only how long a first token takes.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -375,7 +374,7 @@ figure = prefix_pictures.draw_probes(runs, (WHO, WHAT, WHEN), prefix_tenants.SEC
 # %% [markdown]
 # **Read the result.** On the left three short bars give a prompt away, and 12 requests are enough for 64 prompts,
 # since a prefix is found *part by part*: a combination lock of which each wheel clicks by itself. On the right nothing
-# clicks; the shortest bar of a part (orange) is the work of chance. The counts say the same without a clock:
+# clicks; the shortest bar of a part (orange) is chance. The counts say the same without a clock:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -388,7 +387,7 @@ for title, victim, stranger in (("one cache for all", "", ""), ("a salt per tena
 # %% [markdown]
 # This has been done to public services: arXiv:2409.20002 reads prompts of others token by token, and an audit
 # (arXiv:2502.07776) found caches shared between clients at seven providers. The cure is one argument of a request. What
-# it costs is the sharing *between* tenants: those who trust each other may have the same salt.
+# it costs is the sharing *between* tenants: tenants that trust each other may share a salt.
 #
 # > **In production, 2026.** Prefix caching is on by default: [`enable_prefix_caching` is True in
 # > vLLM](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py), with
@@ -397,8 +396,8 @@ for title, victim, stranger in (("one cache for all", "", ""), ("a salt per tena
 # > TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html). SGLang keeps a
 # > radix tree of tokens where you keep a chain of hashes; its flag is the one that [switches it off,
 # > `--disable-radix-cache`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md).
-# > By roofline: 480 tokens of an 8B model are 7.7 TFLOP, 7.8 ms on an H100 at 989 TFLOP/s in bf16. The 16 tokens that
-# > are left take 4.8 ms, one read of 16 GB of weights at 3.35 TB/s: a hit this short saves more energy than time.
+# > By roofline, an 8B model in bf16 on an H100 (989 TFLOP/s, 3.35 TB/s): 496 tokens are 7.9 TFLOP, 8.0 ms; the 16 that
+# > are left take 4.8 ms, one read of 16 GB of weights. So long documents gain more than this one.
 #
 # **Takeaway.** With 480 of 496 tokens a hit, a prefill computes 16 tokens, and the same clock that shows the saving
 # picks one of 64 prompts in 12 requests unless tenants have salts.
@@ -407,16 +406,15 @@ for title, victim, stranger in (("one cache for all", "", ""), ("a salt per tena
 # ## 2. Drafts: propose cheaply, then verify
 # <!-- minutes: 48 -->
 #
-# Lab 3 ended with a waste. A decode step reads all the weights to compute one token, and the arithmetic units wait for
-# memory. With eight sequences in the step it takes hardly longer. But what if there is only one sequence, and its
-# client is in a hurry? Its tokens come one after the other: the next cannot be computed before this one is there.
+# Lab 3 ended with idle arithmetic. A decode step reads all the weights to compute one token, and the arithmetic units
+# wait for memory. With eight sequences in the step it takes hardly longer. But what if there is only one sequence, and
+# its client is in a hurry? Its tokens come one after the other: the next cannot be computed before this one is there.
 #
 # Unless the next tokens are proposed cheaply, as **drafts** for the model to verify. Say the text is `def area(width,`
 # and the drafts of the next four tokens are ` height):` and so on. Put the newest token *and the four drafts* into one
 # step, as a chunk of a prompt. The model then says what it would have drawn after each of them. If it would have drawn
 # the first draft, then what it says after that draft counts too; and so on until a draft is wrong. A step yields as
-# many tokens as there were right drafts, *plus one*, for what the model says behind the last right one is right in any
-# case.
+# many tokens as there were right drafts, *plus one*: what the model says behind the last right draft is always right.
 
 # %%
 from twophase_labs.advanced import draft_engine, draft_pictures
@@ -443,8 +441,8 @@ for num_seqs in (1, 8, 32, 128):
     print(f"{num_seqs:3} sequences: {1e3 * pass_s[0]:.1f} ms a step, with 4 drafts each {factor:.2f} times as long")
 
 # %% [markdown]
-# **Read the result.** By roofline (weights only), four drafts are free on an H100 up to dozens of sequences, and cost
-# nothing but arithmetic that would have waited. At 128 sequences they do not fit under the ridge any more.
+# **Read the result.** By roofline (weights only), four drafts are free on an H100 up to dozens of sequences: they
+# use arithmetic that would be idle otherwise. At 128 sequences they do not fit under the ridge any more.
 
 # %% [markdown]
 # ### A drafter without a model
@@ -492,11 +490,11 @@ check("5.5")
 # %% [markdown]
 # ### When is a draft right?
 #
-# Greedily that is plain: when it is the token with the highest logit. But a model at temperature 1 has no right token.
-# It has a distribution p, and "right" must mean: **the tokens that come out are distributed as if there had been no
-# drafts**. Say the drafter has drawn its token from a distribution q of its own. In the picture, what should be done
-# with a token that the drafter says more often than the model? And where do the model's tokens come from that the
-# drafter says too seldom?
+# In greedy decoding that is plain: when it is the token with the highest logit. But a model at temperature 1 has no
+# right token. It has a distribution p, and "right" must mean: **the tokens that come out are distributed as if there
+# had been no drafts**. Say the drafter has drawn its token from a distribution q of its own. In the picture, what
+# should be done with a token that the drafter says more often than the model? And where do the tokens come from that
+# the drafter says too rarely?
 
 # %%
 p_picture = np.array([0.36, 0.22, 0.18, 0.12, 0.08, 0.04])
@@ -722,17 +720,18 @@ figure = draft_pictures.draw_speeds(speeds)
 # %%
 copy = copies["always"]
 alpha = copy.num_accepted / (copy.num_accepted + copy.num_refuted)
-foretold = speed_up_of(alpha, draft_engine.NUM_DRAFTS, 0, verify_costs["one sequence"])
+predicted = speed_up_of(alpha, draft_engine.NUM_DRAFTS, 0, verify_costs["one sequence"])
 got = speeds["copying, one request"]["always"] / speeds["copying, one request"]["without"]
 print(f"{copies['without'].num_passes} steps become {copy.num_passes}; of the drafts looked at {alpha:.0%} were right")
-print(f"foretold {foretold:.1f} times as fast, measured {got:.1f}")
+print(f"predicted {predicted:.1f} times as fast, measured {got:.1f}")
 
 # %% [markdown]
 # ### A real pair
 #
 # The draft model for SmolLM2 is made of SmolLM2: a copy of its first 2 of 30 layers, trained for some minutes on this
 # machine to give the probabilities of the whole (`advanced/train_draft.py`). It learned from 160 stories that SmolLM2
-# wrote, and its output matrix has rows only for the tokens that occur in them. The file is kept in the cache folder.
+# wrote, and its output matrix has rows only for the tokens that occur in them. The file is kept in the cache folder; if
+# it is not there yet, the next cell trains it first.
 #
 # **Think first.** It is asked for stories that were not among the 160, greedily and at temperature 1; for answers that
 # are no stories; and for eight stories at once. Where does it win?
@@ -775,9 +774,9 @@ draft_pictures.draw_pairs(pairs)
 without, drafted = pairs["stories, temperature 0"]
 step_s = without.decode_s / without.num_steps
 cost = drafted.draft_s / step_s
-foretold = speed_up_of(drafted.acceptance, 3, cost, verify_costs["one sequence"])
+predicted = speed_up_of(drafted.acceptance, 3, cost, verify_costs["one sequence"])
 print(f"a draft takes {1e3 * drafted.draft_s:.1f} ms, {cost:.0%} of a step of {1e3 * step_s:.0f} ms")
-print(f"stories: foretold {foretold:.2f} times as fast, measured {drafted.tokens_per_s / without.tokens_per_s:.2f}")
+print(f"stories: predicted {predicted:.2f} times as fast, measured {drafted.tokens_per_s / without.tokens_per_s:.2f}")
 
 # %% [markdown]
 # > **In production, 2026.** Drafts are off by default: SGLang's
@@ -797,9 +796,9 @@ print(f"stories: foretold {foretold:.2f} times as fast, measured {drafted.tokens
 # <!-- minutes: 24 + 4 -->
 #
 # A program that reads a model's answer wants JSON with certain keys, a date, one of four words. It can ask for it in
-# the prompt, check, and ask again when the answer has a comma too many. Or it can make a wrong answer impossible: in
-# each step, before a token is chosen, everything is taken out after which the answer could no longer become what was
-# asked for. The model chooses among what is left. This is **guided** (or constrained) **decoding**.
+# the prompt, check, and ask again when the answer has an extra comma. Or it can make a wrong answer impossible: in each
+# step, before a token is chosen, every token is taken out after which no valid answer could follow any more. The model
+# chooses among what is left. This is **guided** (or constrained) **decoding**.
 #
 # A form can be written as a *finite-state machine*: states, and for each state the characters that may come and where
 # they lead. This one reads prices such as `7`, `12` and `12.50`; in a state with a double border the text may end.
@@ -1138,10 +1137,10 @@ print(f"as LLM(sliding_window=64, num_attention_sinks=4): {torch.allclose(mine.l
 window_pictures.draw_share_of_first(window_engine.share_of_first_key())
 
 # %% [markdown]
-# It has nothing to say, and gets a great part of all attention. The softmax makes weights that sum to 1; a head that
-# finds nothing of interest must put its weight *somewhere*, and the first token is the only one that every query has
-# seen in training. It serves as a **sink** (StreamingLLM, arXiv:2309.17453). With a window and no sinks, that place is
-# taken away, and the weight must go to tokens that do mean something.
+# The word says little, and yet it gets a large part of all attention. The softmax makes weights that sum to 1; a head
+# that finds nothing of interest must put its weight *somewhere*, and the first token is the only one that every query
+# has seen in training. It serves as a **sink** (StreamingLLM, arXiv:2309.17453). With a window and no sinks, that place
+# is taken away, and the weight must go to tokens that do mean something.
 #
 # **Think first.** A text that the model has never seen, a window of 64 and no sinks. By which factor is the perplexity
 # of the tokens after the 64th larger than when everything is seen?
@@ -1185,7 +1184,7 @@ window_pictures.draw_memory(distances, bits, window=256, guess_bits=5 * math.log
 # %% [markdown]
 # ### Layers of different kinds
 #
-# Models of today do not choose between the two. Gemma 3 (arXiv:2503.19786) has five layers with a window of 1,024 for
+# Recent models have both. Gemma 3 (arXiv:2503.19786) has five layers with a window of 1,024 for
 # each layer that sees everything. The engine keeps a table entry per *group* of layers in each place, and gives back
 # those of the windowed groups. Here is a small random model with two windowed layers for each full one, while it reads
 # and writes 96 tokens in blocks of 8, with a window of 16:
@@ -1202,7 +1201,7 @@ for num_tokens, held in mixed_layers.blocks_held(llm_mixed, num_prompt=24, num_t
 # **Read the result.** Only the blocks of the full layers grow with the text; each windowed group stays at what your
 # `kept_blocks` says. The model still reaches its whole past, through a third of its layers.
 #
-# > **In production, 2026.** No engine puts a window on a model that was trained without: [`max_attention_window` and
+# > **In production, 2026.** A window on a model that was trained without one is opt-in: [`max_attention_window` and
 # > `sink_token_length` are None in
 # > TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html). Models with
 # > layers of both kinds are common (gpt-oss, Gemma 2 and 3, Ministral), and vLLM's [hybrid K/V cache
@@ -1279,10 +1278,10 @@ for name, each in shares.items():
 heavy_attention.draw_shares(shares)
 
 # %% [markdown]
-# **Read the result.** Most of what a window loses are the sinks, as before; the heavy hitters hold them without being
-# told, and some other keys that each head comes back to. The price: every head keeps other positions, so blocks are no
-# longer shared or freed as a whole, and the scores need the attention weights, which FlashAttention never writes down.
-# And a key that gets its attention only from the last question was dropped long before.
+# **Read the result.** Most of what a window loses is the attention on the sinks, as before; the heavy hitters hold them
+# without being told, and some other keys that each head comes back to. The price: every head keeps other positions, so
+# blocks are no longer shared or freed as a whole, and the scores need the attention weights, which FlashAttention never
+# writes down. And a key that gets its attention only from the last question was dropped long before.
 
 # %% [markdown]
 # <!-- card 5.14 -->

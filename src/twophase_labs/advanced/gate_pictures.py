@@ -21,12 +21,13 @@ def draw_divergences(divergences: Mapping[str, Float[Tensor, " n"]], bound: floa
         axes.plot(stretches, [row + 0.22] * len(stretches), "|", color=LINE, markersize=10, markeredgewidth=1.5)
         axes.errorbar(found.mean, row, xerr=found.margin, fmt="o", color=colour, ecolor=colour, capsize=4, markersize=7)
         axes.annotate(
-            f"{found.mean:.2g} \u00b1 {found.margin:.1g}", (found.mean, row), (0, -17), textcoords="offset points",
+            f"{found.mean:.2g} \u00b1 {found.margin:.2g}", (found.mean, row), (0, 7), textcoords="offset points",
             ha="center", fontsize=9, color=INK,
         )  # fmt: skip
     axes.axvline(bound, color=INK, linestyle="--", linewidth=1)
-    axes.text(bound * 1.08, -0.45, f"the gate\u2019s bound: {bound:g}", fontsize=9, color=INK)
+    axes.text(bound * 1.08, len(divergences) - 0.5, f"the gate\u2019s bound: {bound:g}", fontsize=9, color=INK)
     axes.set(xscale="log", xlabel="KL(before || after), mean per token (nats)", ylim=(len(divergences) - 0.4, -0.7))
+    axes.margins(x=0.12)
     axes.set_yticks(range(len(divergences)), list(divergences))
     axes.set_title("Mean drift and its 95 % interval; grey: stretches of 64 tokens", loc="left")
     axes.spines[["right", "top"]].set_visible(False)

@@ -81,6 +81,8 @@ class DraftNetwork(nn.Module):
         types: Token ids that get a row, K of them.
     """
 
+    types: Tensor
+
     def __init__(self, large: Any, types: Int[Tensor, " K"], num_layers: int = NUM_LAYERS) -> None:
         super().__init__()
         config = large.config.__class__.from_dict(large.config.to_dict() | {"num_hidden_layers": num_layers})
