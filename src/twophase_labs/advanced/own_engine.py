@@ -6,6 +6,7 @@ VerifyingRunner  the engine's runner; what your `verify` decides on a run of dra
 OwnGuidance      masks of your `token_mask`, for forms that are given as machines
 """
 
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -424,6 +425,7 @@ def open_engine(
         draft, verify: `ngram_draft`, `verify`. Drafts without `verify` go by the engine's own rule.
         mask: See `own_guidance`. Left out: the engine's own library.
     """
+    gc.collect()  # an engine refers to itself in circles, so one that is no longer used still holds its weights
     cache: dict[str, Any] = {"enable_prefix_caching": False}
     if store is not None:
         make_store, hashes, names_to_ask = store

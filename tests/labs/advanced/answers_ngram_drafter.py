@@ -57,6 +57,19 @@ def ngram_draft(token_ids, num_draft, longest=3, shortest=1):
             best_length, best_end = length, end
     return [] if best_end is None else token_ids[best_end : best_end + num_draft]
 """
+BY_WINDOWS = """
+def ngram_draft(token_ids, num_draft, longest=3, shortest=1):
+    tokens, num = tuple(token_ids), len(token_ids)
+    found = (
+        end
+        for n in reversed(range(shortest, longest + 1))
+        if n < num
+        for end in reversed(range(n, num))
+        if tokens[end - n : end] == tokens[num - n :]
+    )
+    end = next(found, num)
+    return list(tokens[end : end + num_draft])
+"""
 
 BANKS = opened_all(
     {
@@ -79,6 +92,7 @@ BANKS = opened_all(
             right=(
                 Right("a dictionary of n-grams", BY_DICTIONARY),
                 Right("the best place by score", BY_SCORE),
+                Right("all windows of each length, last first", BY_WINDOWS),
             ),
         ),
     }

@@ -75,6 +75,15 @@ def verify(draft, p, q, chance):
         left[left < 0] = 0
     return draft[:num_accepted] + [chance.draw(left)]
 """
+RECURSIVELY = """
+def verify(draft, p, q, chance):
+    if not draft:
+        return [chance.draw(p[0])]
+    token = draft[0]
+    if chance.uniform() * q[0, token] < p[0, token]:
+        return [token] + verify(draft[1:], p[1:], q[1:], chance)
+    return [chance.draw(np.where(p[0] > q[0], p[0] - q[0], 0.0))]
+"""
 
 BANKS = opened_all(
     {
@@ -107,6 +116,7 @@ BANKS = opened_all(
             right=(
                 Right("without dividing", IN_LOGS),
                 Right("first how many, then the token", COUNT_FIRST),
+                Right("one draft, then the others", RECURSIVELY),
             ),
         ),
     }
