@@ -98,7 +98,7 @@ def drift_by_stretch(name: str, num_stretches: int) -> dict[str, Float[Tensor, "
     found: dict[str, list[Tensor]] = {measure: [] for measure in LIMITS}
     num_read = 0
     for before, after in zip(step_logits(open_cache("float32"), ids), step_logits(open_cache(name), ids), strict=True):
-        wanted = torch.tensor(ids[num_read + 1 : num_read + 1 + len(before)])
+        wanted = torch.tensor(ids[num_read + 1 : num_read + 1 + len(before)], dtype=torch.long)
         num_read += len(before)
         log_p, log_q = before[: len(wanted)].log_softmax(-1), after[: len(wanted)].log_softmax(-1)
         places = torch.arange(len(wanted))
