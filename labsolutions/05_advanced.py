@@ -720,10 +720,10 @@ figure = draft_pictures.draw_speeds(speeds)
 # %%
 copy = copies["always"]
 alpha = copy.num_accepted / (copy.num_accepted + copy.num_refuted)
-predicted = speed_up_of(alpha, draft_engine.NUM_DRAFTS, 0, verify_costs["one sequence"])
+foretold = speed_up_of(alpha, draft_engine.NUM_DRAFTS, 0, verify_costs["one sequence"])
 got = speeds["copying, one request"]["always"] / speeds["copying, one request"]["without"]
 print(f"{copies['without'].num_passes} steps become {copy.num_passes}; of the drafts looked at {alpha:.0%} were right")
-print(f"predicted {predicted:.1f} times as fast, measured {got:.1f}")
+print(f"foretold {foretold:.1f} times as fast, measured {got:.1f}")
 
 # %% [markdown]
 # ### A real pair
