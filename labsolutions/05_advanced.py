@@ -1552,6 +1552,13 @@ guidance = own_engine.own_guidance(advance, allowed_ids, num_allowed)
 print(f"{len(CITY_RECORD.edges)} masks, compiled in {guidance.compile_all(own_engine.RECORD):.1f} s")
 store = PrefixStore, block_hashes, names_to_ask
 mine = {"store": store, "draft": ngram_draft, "verify": verify, "mask": guidance}
+plain = own_engine.serve(own_engine.open_engine(), own_engine.workload())
+
+# %% [markdown]
+# `plain` is what the engine does with parts of its own. Now yours: all of them, and each left out in turn.
+
+
+# %%
 
 
 def unverified(draft, p, q, chance):
@@ -1565,7 +1572,6 @@ ways = {
     "drafts not verified": mine | {"verify": unverified},
     "no form": mine | {"mask": None},
 }
-plain = own_engine.serve(own_engine.open_engine(), own_engine.workload())
 served = {}
 for way, parts_in in ways.items():
     requests = own_engine.workload(guided=way != "no form")
