@@ -1444,10 +1444,8 @@ for name in gate_caches.FORMATS:
 def decide(values, limit, z):
     if len(values) < 2:
         return "read on"
-    mean, margin = (
-        values.mean(),
-        z * values.std() / math.sqrt(len(values)),
-    )  # SOLUTION `z * values.std() / math.sqrt(len(values))`: half the interval's width
+    mean = values.mean()
+    margin = z * values.std() / math.sqrt(len(values))  # SOLUTION: half the interval's width
     if mean + margin <= limit:  # SOLUTION: is all of it within the limit?
         return "pass"
     if mean - margin > limit:  # SOLUTION: is none of it?
