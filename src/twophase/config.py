@@ -22,6 +22,7 @@ BACKENDS = ("auto", "torch", "triton")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3")
 FULL_HITS = ("recompute_block", "recompute_token")
+ADMISSIONS = ("optimistic", "reserve", "estimate")
 PREEMPTION_MODES = ("recompute", "swap")
 
 
@@ -87,6 +88,7 @@ RULES: Mapping[str, Rule] = {
     "use_cuda_graphs": FLAG,
     "max_trace_steps": _unless_none(whole_number(0)),
     "policy": _unless_none(_kept("a scheduling policy (twophase.scheduling.policies), or None", _has("rank", "plan"))),
+    "admission": _one_of(*ADMISSIONS),
     "preemption_mode": _kept("'recompute' or 'swap'", lambda value: value in PREEMPTION_MODES),
     "num_swap_blocks": _unless_none(whole_number(1)),
     "admission_watermark": number("a share of the pool in [0, 1)", lambda x: 0 <= x < 1),
@@ -97,6 +99,7 @@ RULES: Mapping[str, Rule] = {
         _kept("a drafter (twophase.engine.drafters.Drafter), or None", _has("note_plan", "propose", "forget"))
     ),
     "tensor_parallel_size": whole_number(1),
+    "enable_expert_parallel": FLAG,
     "peer_timeout_s": number("a positive number of seconds", lambda x: x > 0),
     "cache_factory": _unless_none(_kept("a function that makes a cache manager, or None", callable)),
     "scheduler_factory": _unless_none(_kept("a function that makes a scheduler, or None", callable)),
@@ -116,7 +119,8 @@ class EngineConfig:
             `AttentionBackend`, or a function that makes one for the model's `AttentionSpec`.
         block_size: Tokens per K/V block, a power of two.
         num_kv_blocks: Blocks in the pool. None takes `kv_memory_fraction` of the memory that is free once the weights
-            are loaded, and never more than `max_num_seqs` sequences of `max_model_len` could use.
+            are loaded, and never more than `max_num_seqs` sequences of `max_model_len` could use. If layers are of
+            different kinds, a block serves one group of them.
         kv_memory_fraction: Share of the free memory for the pool, in (0, 1]. None is 0.9 on CUDA, and on a CPU 0.25,
             at most 2 GiB.
         max_num_seqs: Sequences that run at once.
@@ -139,6 +143,9 @@ class EngineConfig:
         use_cuda_graphs: Replay decode steps as CUDA graphs where that is possible.
         max_trace_steps: Steps kept in `engine.trace`; None keeps all.
         policy: What goes into a step, and in which order (twophase.scheduling.policies); None: `PriorityPolicy`.
+        admission: What letting a request in leaves free for those that run: 'optimistic', 'reserve' or 'estimate'. A
+            block each; their worst case, so that none is ever preempted for want of a block; or what they need if
+            they become as long as those that ended (see `SchedulerConfig`).
         preemption_mode: What becomes of the K/V of a request that must make room: 'recompute' drops them, 'swap' saves
             them in host memory.
         num_swap_blocks: Blocks of host memory for that; None: as many as the pool has, and at most a quarter of the
@@ -150,6 +157,8 @@ class EngineConfig:
         tensor_parallel_size: Processes that share the model. All are started by torchrun and run the line that makes
             the LLM; only rank 0 gets beyond it (see twophase.parallel.tensor_parallel). Close the LLM, or use it in
             a `with` block, to let the other processes go.
+        enable_expert_parallel: Share out whole experts among these processes, in place of a part of each. Each gets as
+            many as the others; attention is shared as ever.
         peer_timeout_s: Seconds that one of them may be silent in the middle of a step.
         cache_factory: Makes the cache manager from (num_blocks, block_size, enable_prefix_caching), and `full_hit` by
             name where it is not the default; None: `CacheManager`. A cache of your own frees no blocks outside a
@@ -181,12 +190,14 @@ class EngineConfig:
     use_cuda_graphs: bool = True
     max_trace_steps: int | None = DEFAULT_TRACE_STEPS
     policy: Any = None  # Policy | None
+    admission: str = "optimistic"
     preemption_mode: str = "recompute"
     num_swap_blocks: int | None = None
     admission_watermark: float | int = 0.0
     speculative_config: SpeculativeConfig | None = None
     drafter: Any = None  # Drafter | None
     tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     peer_timeout_s: float | int = DEFAULT_STEP_TIMEOUT_S
     cache_factory: Callable[..., Any] | None = None
     scheduler_factory: Callable[..., Any] | None = None

@@ -17,6 +17,7 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.engine._interrupts import Uninterrupted
 from twophase.engine.prompts import Prompt
 from twophase.model.prepare import DEFAULT_MODEL
+from twophase.plan_file import read_plan
 
 PROGRESS_DELAY_S = 2.0  # short batches need no progress bar
 
@@ -66,6 +67,22 @@ class LLM:
         self._ids = itertools.count()
         self._latest: dict[str, RequestOutput | None] = {}  # of the requests that someone is waiting for
 
+    @classmethod
+    def from_plan(cls, path: str | Path, *, model: str | Path | None = None, **options: Any) -> "LLM":
+        """Open the engine of a plan: the file of `twophase plan`, with the section that its `--write` puts there.
+
+        Args:
+            path: Of the file.
+            model: In place of the plan's; None: the plan's.
+            options: In place of the plan's own: the fields of `EngineConfig`.
+
+        Raises:
+            ConfigError: The file has no such section, or it is not that of the plan above it, or breaks a rule.
+            ModelFolderError, TypeError, BackendUnavailableError, PeerLostError, SystemExit: As `LLM`.
+        """
+        planned = read_plan(Path(path))
+        return cls(planned.model if model is None else model, planned.config, **options)
+
     def close(self) -> None:
         """Let the other processes of a tensor-parallel model go; requests fail from then on. May be called again."""
         self._close()
@@ -92,7 +109,7 @@ class LLM:
         Args:
             prompts: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, one or several; several may also be lists of
                 token ids, [[ids], [ids]]. A mapping may have a "cache_salt" besides: prefixes are shared only with
-                requests of the same one.
+                requests of the same one; and a "tenant", for `FairPolicy`.
             sampling_params: For all of them, or one for each.
             use_tqdm: Show a progress bar when it takes longer than two seconds.
 

@@ -38,6 +38,7 @@ BAD_OPTIONS = [
     *(({"ttft_slo_s": bad}, "ttft_slo_s must be a finite number of seconds >= 0, or None, got") for bad in (NAN, INF, -1, "1", True, 10**400)),
     *(({"arrival_s": bad}, "arrival_s must be a finite number of seconds, got") for bad in (NAN, -INF, "1", [0], 1j)),
     *(({"cache_salt": bad}, "cache_salt must be text") for bad in (None, 5, b"x", "\ud800")),
+    *(({"tenant": bad}, "tenant must be text") for bad in (None, 5, b"x", "\ud800")),
     *(({"request_id": bad}, "request_id must be text") for bad in (None, 5, [], "\udfff")),
 ]  # fmt: skip
 

@@ -8,7 +8,7 @@ from tests.engine.faults import Broken
 from twophase import LLM
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.cache.swap_space import SwapSpace
-from twophase.core.errors import ConfigError, PolicyError
+from twophase.core.errors import ConfigError, InvalidRequestError, PolicyError
 from twophase.core.plan import BlockSwap
 from twophase.core.sampling_params import SamplingParams
 from twophase.scheduling.policies import (
@@ -16,7 +16,9 @@ from twophase.scheduling.policies import (
     ContinuousPolicy,
     DeadlinePolicy,
     DynamicPolicy,
+    FairPolicy,
     PrefillFirstPolicy,
+    RotatingPolicy,
     StaticPolicy,
 )
 from twophase.scheduling.policy import Policy
@@ -32,6 +34,8 @@ POLICIES = [
     StaticPolicy(batch_size=3),
     DynamicPolicy(batch_size=9, timeout_s=0),
     DeadlinePolicy(),
+    RotatingPolicy(chunk_tokens=4, max_tokens=12),
+    FairPolicy(),
 ]
 
 
@@ -159,3 +163,32 @@ class TestLLM:
     def test_options_that_cannot_work_are_refused(self, tiny_folder, options, said):
         with pytest.raises(ConfigError, match=said):
             LLM(tiny_folder, num_kv_blocks=32, **options)
+
+
+class TestTenants:
+    def order(self, llm, prompts) -> str:
+        """Of the requests that ended, the first letter of whose they are."""
+        before = len(llm.engine.trace)
+        llm.generate(prompts, SamplingParams(max_tokens=3, temperature=0, ignore_eos=True), use_tqdm=False)
+        ends = [int(request_id) % len(prompts) for step in llm.engine.trace[before:] for request_id, _ in step.finished]
+        return "".join(prompts[index]["tenant"][0] for index in ends)
+
+    def test_a_prompt_says_whose_it_is(self, tiny_folder):
+        prompts = [{"prompt_token_ids": [5, 6, i], "tenant": "busy"} for i in range(6)]
+        prompts += [{"prompt": "Hello", "tenant": "calm", "cache_salt": "c"} for _ in range(2)]
+        options = {"num_kv_blocks": 32, "max_num_seqs": 1, "device": "cpu"}
+        assert self.order(LLM(tiny_folder, **options), prompts) == "bbbbbbcc"
+        assert self.order(LLM(tiny_folder, policy=FairPolicy(), **options), prompts).index("c") < 3
+
+    def test_what_is_said_beside_the_prompt_counts_first(self, tiny_model):
+        engine = make_engine(tiny_model, policy=FairPolicy())
+        engine.add_request("a", {"prompt_token_ids": [5], "tenant": "prompt's"}, PARAMS, tenant="given")
+        engine.add_request("b", {"prompt_token_ids": [5], "tenant": "prompt's"}, PARAMS)
+        sequences = engine._scheduler.sequences.values()
+        assert [sequence.request.tenant for sequence in sequences] == ["given", "prompt's"]
+
+    @pytest.mark.unchecked_types
+    def test_a_tenant_is_text(self, tiny_model):
+        engine = make_engine(tiny_model)
+        with pytest.raises(InvalidRequestError, match="tenant must be text"):
+            engine.add_request("a", {"prompt_token_ids": [5], "tenant": 5}, PARAMS)

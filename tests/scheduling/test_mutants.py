@@ -4,6 +4,8 @@ from types import ModuleType
 
 import pytest
 
+import twophase.scheduling._queues as queues_module
+import twophase.scheduling.ledger as ledger_module
 import twophase.scheduling.scheduler as scheduler_module
 from tests.mutation import KillTable, Mutant
 from tests.scheduling import (
@@ -15,12 +17,15 @@ from tests.scheduling import (
     test_pressure,
     test_ranks,
     test_sequence,
+    test_shares,
     test_timelines,
+    test_ways_of_admission,
 )
 from tests.scheduling.harness import Harness
 from twophase.scheduling.policies import ChunkedPrefillPolicy, DynamicPolicy, PriorityPolicy
 
 SCHEDULER = "twophase.scheduling.scheduler"
+USERS = (scheduler_module, ledger_module, queues_module, test_policies, test_shares, test_ways_of_admission)
 
 
 def running(*tests):
@@ -31,7 +36,7 @@ def running(*tests):
             if module.__name__.startswith(SCHEDULER):
                 patch.setattr(Harness, "module", module)
             else:
-                for user in (scheduler_module, test_policies):
+                for user in USERS:
                     for name, value in list(vars(user).items()):
                         if getattr(value, "__module__", "").startswith("twophase.scheduling.") and hasattr(
                             module, name
@@ -54,6 +59,15 @@ def worst_case():
         test_admission.test_a_pool_of_just_the_worst_case_serves_and_one_block_less_is_refused(
             n=n, prompt_len=prompt_len, max_tokens=max_tokens
         )
+
+
+def groups_of_layers():
+    for case in ((30, 11, 1, 16), (30, 11, 2, 25)):
+        test_admission.test_the_worst_case_of_groups_of_layers(*case)
+    test_admission.test_a_prompt_that_is_written_at_once_needs_its_blocks_in_all_groups()
+    test_admission.test_a_newcomer_leaves_a_block_of_each_group_to_those_who_grow()
+    test_admission.test_a_prefill_leaves_the_others_what_they_were_promised()
+    test_pressure.test_groups_of_layers_with_windows_and_without(24)
 
 
 def dropped_steps():
@@ -109,11 +123,36 @@ def bad_arrival():
     test_ranks.check_refused_and_forgotten(DynamicPolicy(2, 1.0), {"arrival_s": float("nan")})
 
 
+WAYS = test_ways_of_admission
+ESTIMATE = WAYS.TestEstimate()
+
+
+def exact_worst_case():
+    for max_tokens, num_blocks in WAYS.WORST_CASES:
+        WAYS.check_worst_case(max_tokens, num_blocks)
+
+
+def groups_reserved():
+    for n in (1, 3):
+        WAYS.test_with_groups_of_layers_each_kind_is_reserved_what_it_holds(n)
+
+
+def learns():
+    ESTIMATE.test_with_short_answers_it_lets_in_more_than_the_worst_case_would("estimate")
+
+
+ROTATING, FAIR = test_shares.TestRotating(), test_shares.TestFair()
+
+
+def fair_shares():
+    FAIR.test_as_long_as_two_wait_they_are_served_alike(1)
+
+
 MUTANTS = [
     scheduler_mutant(
         "drafts take promised blocks",
-        "num_spare = self.num_spare_blocks",
-        "num_spare = self.cache.num_free_blocks",
+        "num_spare = self.num_spare_blocks\n",
+        "num_spare = self.cache.num_free_blocks\n",
         crowded_window,
         module="ledger",
     ),
@@ -225,8 +264,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "the last partial block is not saved",
-        "block_ids[: -(-num_computed // self.cache.block_size)]",
-        "block_ids[: num_computed // self.cache.block_size]",
+        "num_written = -(-num_computed // self.cache.block_size)",
+        "num_written = num_computed // self.cache.block_size",
         SWAPPING.test_a_victim_comes_back_with_what_it_had,
         module="ledger",
     ),
@@ -259,8 +298,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "the watermark is ignored",
-        "num_kept = math.ceil(self.config.watermark * self.cache.num_blocks)",
-        "num_kept = 0",
+        "return math.ceil(self.config.watermark * self.cache.num_blocks) + self._num_to_grow + own",
+        "return self._num_to_grow + own",
         test_policies.TestAdmission().test_without_a_reserve_a_crowded_pool_thrashes,
         module="ledger",
     ),
@@ -511,9 +550,44 @@ MUTANTS = [
         test_timelines.test_completions_fork_when_the_prompt_is_done,
     ),
     scheduler_mutant(
+        "room to grow in one group",
+        "num_growing(cache, sequence) * cache.num_groups if",
+        "num_growing(cache, sequence) if",
+        groups_of_layers,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "one group is saved",
+        "self.cache.block_size) * self.cache.num_groups\n            self._swap_out",
+        "self.cache.block_size)\n            self._swap_out",
+        groups_of_layers,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "a prefill takes what others were promised",
+        "num_blocks_at_once(table, whole, max(0, num_spare))",
+        "num_blocks_at_once(table, whole, self.cache.num_free_blocks)",
+        groups_of_layers,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "all groups see a window",
+        "None if is_full else window,",
+        "window,",
+        groups_of_layers,
+        module="admission",
+    ),
+    scheduler_mutant(
+        "blocks of one group are counted",
+        "num_needed += num_in_group",
+        "num_needed = num_in_group",
+        groups_of_layers,
+        module="admission",
+    ),
+    scheduler_mutant(
         "no room to grow kept",
-        "num_kept += self._num_growing + (0 if is_owner else self._num_growing_of(sequence))",
-        "pass",
+        "return math.ceil(self.config.watermark * self.cache.num_blocks) + self._num_to_grow + own",
+        "return math.ceil(self.config.watermark * self.cache.num_blocks)",
         test_timelines.test_an_old_sequence_is_let_in_only_if_running_ones_keep_room_to_grow,
         module="ledger",
     ),
@@ -522,7 +596,228 @@ MUTANTS = [
         "may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots",
         "may_grow = True",
         test_timelines.test_one_token_requests_need_no_room_to_grow,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "turns go by rank",
+        "lambda turn: turn[0].last_turn",
+        "lambda turn: turn[0].rank",
+        ROTATING.test_three_prompts_take_turns_of_two_a_step,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "newcomers take turns by age",
+        "is_closed = not step.admit(next(by_rank), self.chunk_tokens)",
+        "is_closed = not step.admit(sequence, self.chunk_tokens)",
+        ROTATING.test_newcomers_take_their_turns_by_rank,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "the small pass over the large",
+        "            elif not is_closed:\n",
+        "            else:\n",
+        ROTATING.test_one_that_does_not_fit_is_not_passed_over,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "a turn is no whole prompt",
+        "return self._plan_chunk(sequence, max_tokens if may_split else None)",
+        "return self._plan_chunk(sequence, max_tokens)",
+        ROTATING.test_without_chunks_a_turn_is_a_prompt,
+        module="step",
+    ),
+    scheduler_mutant(
+        "newcomers come first",
+        "        self._take_turn(sequence)\n        self._next_seq_id += 1\n",
+        "        self._next_seq_id += 1\n",
+        ROTATING.test_a_newcomer_goes_behind_those_who_wait_for_their_turn,
+    ),
+    scheduler_mutant(
+        "the tenant served most is next",
+        "tenant = min(of_tenant, key",
+        "tenant = max(of_tenant, key",
+        fair_shares,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "a tenant's next one passes over another's",
+        "            if not step.admit(of_tenant[tenant].popleft()):\n                return\n",
+        "            step.admit(of_tenant[tenant].popleft())\n",
+        FAIR.test_a_request_that_does_not_fit_is_not_passed_over,
+        module="policies",
+    ),
+    scheduler_mutant(
+        "idleness is saved up",
+        "self._counters[tenant] = max(self[tenant], least)",
+        "pass",
+        FAIR.test_idleness_is_not_saved_up,
+        module="tenants",
+    ),
+    scheduler_mutant(
+        "a counter falls",
+        "max(self[tenant], least)",
+        "least",
+        FAIR.test_a_counter_never_falls,
+        module="tenants",
+    ),
+    scheduler_mutant(
+        "nobody is the measure of an empty queue",
+        "default=self[self._last]",
+        "default=0",
+        FAIR.test_after_an_empty_queue_the_last_who_waited_is_the_measure,
+        module="tenants",
+    ),
+    scheduler_mutant(
+        "what was found is charged",
+        "+= sequence.num_prompt_tokens - sequence.num_cached_tokens",
+        "+= sequence.num_prompt_tokens",
+        FAIR.test_only_what_is_computed_is_charged_and_only_once,
+        module="tenants",
+    ),
+    scheduler_mutant(
+        "preempted prompts are charged again",
+        "        if sequence.num_preemptions == 0:\n            self._counters[sequence",
+        "        if True:\n            self._counters[sequence",
+        FAIR.test_only_what_is_computed_is_charged_and_only_once,
+        module="tenants",
+    ),
+    scheduler_mutant(
+        "output is free",
+        "self._counters[sequence.request.tenant] += OUTPUT_WEIGHT * num_tokens",
+        "pass",
+        FAIR.test_only_what_is_computed_is_charged_and_only_once,
+        module="tenants",
+    ),
+    scheduler_mutant(
+        "whoever waited once waits for ever",
+        "            del self._num_waiting[tenant]\n",
+        "            pass\n",
+        FAIR.test_the_queue_of_tenants_follows_the_queue,
+        module="tenants",
+    ),
+    scheduler_mutant(
+        "the worst case is one token short",
+        "table, sequence.max_num_tokens - 1)",
+        "table, sequence.max_num_tokens - 2)",
+        exact_worst_case,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "the worst case counts the token that is never written",
+        "table, sequence.max_num_tokens - 1)",
+        "table, sequence.max_num_tokens)",
+        exact_worst_case,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "completions that will part count as one",
+        "return sequence.num_completions * num_of_one",
+        "return num_of_one",
+        WAYS.test_reserve_counts_each_completion,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "the block that completions share is not copied",
+        "- num_now // cache.block_size",
+        "- -(-num_now // cache.block_size)",
+        WAYS.test_reserve_counts_each_completion,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "a window bounds nothing",
+        "min(num_each, cache.window.max_blocks(cache.block_size))",
+        "num_each",
+        WAYS.test_with_a_window_no_more_is_reserved_than_it_holds,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "completions hold a window in all groups",
+        "cache.sees_all.count(True) * num_each",
+        "cache.sees_all.count(True) * in_window",
+        groups_reserved,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "completions hold all keys in all groups",
+        "cache.sees_all.count(False) * in_window",
+        "cache.sees_all.count(False) * num_each",
+        groups_reserved,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "the worst case is that of one group",
+        "num_of_one = cache.sees_all.count(True) * num_each + cache.sees_all.count(False) * in_window",
+        "num_of_one = in_window",
+        groups_reserved,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "what is taken at once is reserved besides",
+        "else num_to_come - cache.num_blocks_to_come(table, num_now)",
+        "else num_to_come",
+        exact_worst_case,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "the newcomer's own growth is left out",
+        "own = 0 if is_owner else self._growth(sequence, table)",
+        "own = 0",
+        exact_worst_case,
         module="ledger",
+    ),
+    scheduler_mutant(
+        "who was let in is not counted any more",
+        "            self._num_to_grow += self._growth(sequence, table)\n",
+        "            pass\n",
+        exact_worst_case,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "the counts outlive what they count",
+        "        self._num_to_grow = None\n        self._num_promised = 0\n",
+        "        self._num_promised = 0\n",
+        WAYS.test_what_one_gives_back_another_may_have,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "the estimate starts from the first end",
+        "before = max_tokens if self.mean is None else self.mean",
+        "before = num_tokens if self.mean is None else self.mean",
+        ESTIMATE.test_the_average_by_hand,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "the estimate never forgets",
+        "DECAY * before + (1 - self.DECAY) * num_tokens",
+        "DECAY * before + (1 - self.DECAY) * before",
+        learns,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "more is expected than is allowed",
+        "min(max_tokens, math.ceil(self.mean))",
+        "math.ceil(self.mean)",
+        ESTIMATE.test_the_average_by_hand,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "one that outlives the estimate is left nothing",
+        "return max(one_block_each(sequence, table), num_blocks_up_to(cache, sequence, table, num_tokens))",
+        "return num_blocks_up_to(cache, sequence, table, num_tokens)",
+        ESTIMATE.test_one_that_outlives_the_estimate_is_left_a_block,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "aborted ones teach lengths",
+        'if reason in ("stop", "length"):',
+        "if True:",
+        ESTIMATE.test_it_learns_from_what_ends_by_itself_and_from_nothing_else,
+    ),
+    scheduler_mutant(
+        "what the engine ends teaches nothing",
+        "        self._retire(sequence)\n        self._note_length(sequence, reason)\n",
+        "        self._retire(sequence)\n",
+        ESTIMATE.test_it_learns_from_what_ends_by_itself_and_from_nothing_else,
     ),
     scheduler_mutant(
         "one alone must keep room to grow",
@@ -533,15 +828,15 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "prefills are always chunked",
-        "may_split = is_too_long or (self._ledger.config.enable_chunked_prefill and not whole)",
-        "may_split = True",
+        "return is_too_long or (self._ledger.config.enable_chunked_prefill and not whole)",
+        "return True",
         test_timelines.test_without_chunks_a_long_head_holds_up_the_queue,
         module="step",
     ),
     scheduler_mutant(
         "what outgrew the budget is stuck",
-        "may_split = is_too_long or (",
-        "may_split = (",
+        "return is_too_long or (",
+        "return (",
         test_timelines.test_without_chunks_what_outgrew_the_budget_still_comes_back,
         module="step",
     ),
@@ -623,8 +918,8 @@ MUTANTS = [
         Mutant(
             "aborted ones come back",
             "twophase.scheduling._queues",
-            "        with_blocks.get(sequence.status, waits_in).remove(sequence)\n",
-            "        with_blocks.get(sequence.status, waits_in[:]).remove(sequence)\n",
+            "        queue.remove(sequence)\n",
+            "        queue[:].remove(sequence)\n",
             through="twophase.scheduling.step",
         ),
         running(aborts, some_histories),

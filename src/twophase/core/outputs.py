@@ -110,6 +110,10 @@ class StepTrace:
         slots_in_use: Slots of the blocks in use that a token was given, after the step; None where it is not counted.
         num_verifying: Chunks after the decodes that are decodes with drafts behind their token.
         num_draft_tokens, num_accepted_tokens: Drafts in them, and those that the model confirmed.
+        prefix_cache_queries, prefix_cache_hits: Tokens of the prompts that were let in since the step before, and those
+            of them that were found in the cache.
+        queue_age_s: How long the oldest request that was never scheduled has waited, at the end of the step; None:
+            nobody waits, or nobody counts.
     """
 
     step: int
@@ -132,6 +136,14 @@ class StepTrace:
     num_verifying: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    queue_age_s: float | None = None
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the pool's blocks that a sequence holds, after the step; vLLM's kv_cache_usage_perc."""
+        return self.blocks_in_use / (self.blocks_in_use + self.blocks_cached + self.blocks_free)
 
     @property
     def num_decode_tokens(self) -> int:

@@ -10,6 +10,7 @@ RULES = {
     "arrival_s": number("a finite number of seconds"),
     "priority": whole_number(note="(lower runs first)"),
     "cache_salt": TEXT,
+    "tenant": TEXT,
     "ttft_slo_s": optional(number("a finite number of seconds >= 0", lambda x: x >= 0)),
 }
 
@@ -27,6 +28,7 @@ class Request:
         prompt: The text it came from, or None when token ids were given.
         priority: Lower runs first; ties go by arrival.
         cache_salt: Requests share prefix-cache blocks only with requests of the same salt.
+        tenant: Whose it is, for policies that share the engine fairly. See `FairPolicy`.
         ttft_slo_s: Its first token is wanted that many seconds after arrival; None: no wish. See `DeadlinePolicy`.
 
     Raises:
@@ -43,6 +45,7 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     ttft_slo_s: int | float | None = None
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         apply_rules(self, RULES)

@@ -18,7 +18,15 @@ from twophase.engine.drafters import DraftRequest
 from twophase.engine.guidance import Guidance, Guide
 from twophase.engine.metrics import EngineStats, StatLogger, StepTimes, TraceChunk
 from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
-from twophase.engine.prompts import Prompt, TextCodec, cache_salt_of, check_params, compile_grammar, token_ids_of
+from twophase.engine.prompts import (
+    Prompt,
+    TextCodec,
+    cache_salt_of,
+    check_params,
+    compile_grammar,
+    tenant_of,
+    token_ids_of,
+)
 from twophase.engine.rejection import accepted_run
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import Runner
@@ -98,6 +106,7 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
         arrival_s: int | float | None = None,
         ttft_slo_s: int | float | None = None,
         stream: bool = True,
@@ -107,8 +116,10 @@ class Engine:
 
         Args:
             request_id: Unique among the unfinished requests.
-            prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" if wanted.
-            priority, cache_salt, ttft_slo_s: See `Request`. The prompt's own cache_salt counts if none is given here.
+            prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" and
+                a "tenant" if wanted.
+            priority, cache_salt, tenant, ttft_slo_s: See `Request`. The prompt's own salt and tenant count if none is
+                given here.
             arrival_s: When it came, on the engine's clock; now if None.
             stream: Report its progress after every step, instead of its end alone.
             is_prefilled_elsewhere: Another engine computes its prompt: it waits for `reserve`, then for `adopt`.
@@ -130,6 +141,7 @@ class Engine:
             priority=priority,
             cache_salt=cache_salt_of(prompt) if isinstance(cache_salt, str) and not cache_salt else cache_salt,
             ttft_slo_s=ttft_slo_s,
+            tenant=tenant_of(prompt) if isinstance(tenant, str) and not tenant else tenant,
         )
         with Uninterrupted():
             # Before the state, which has a part for each of the n completions: only now is n known to be possible.
@@ -140,6 +152,7 @@ class Engine:
                 self._scheduler.abort(request_id)
                 raise
             self._requests[request_id] = state
+            self._stat_logger.waiting.add(request.arrival_s, state)
             # Only now: a request that was refused draws no seed, so it does not change those of the others.
             state.seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
 
@@ -431,7 +444,7 @@ class Engine:
         return tuple(self._stat_logger.steps)
 
     def stats(self) -> EngineStats:
-        return self._stat_logger.stats(self._scheduler)
+        return self._stat_logger.stats(self._scheduler, self._clock())
 
     def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
         """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked).

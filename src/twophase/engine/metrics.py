@@ -1,8 +1,12 @@
 """The engine's statistics: a trace of steps, and counts over its life. What happened to a request is in its output."""
 
+import heapq
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final, runtime_checkable
+
+import numpy as np
 
 from twophase.cache.manager import CacheStats
 from twophase.core.outputs import FinishReason, StepTrace
@@ -10,6 +14,63 @@ from twophase.core.plan import StepPlan
 from twophase.scheduling.scheduler import Scheduler
 
 TraceChunk = tuple[str, int, int, int]  # request id, completion index, start position, tokens
+
+
+@runtime_checkable
+class Waiting(Protocol):
+    """A request that is not scheduled yet, ended or not: `RequestState`, or what a simulation has in its place."""
+
+    @property
+    def first_scheduled_s(self) -> float | int | None: ...
+    @property
+    def finished_s(self) -> float | int | None: ...
+
+
+@final
+class WaitingRequests:
+    """Requests that were never scheduled, oldest first. Adding one and looking at the oldest take logarithmic time: who
+    left is dropped when it comes to the front.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float | int, int, Waiting]] = []  # the number decides between equal arrivals
+        self._num_added = 0
+
+    def add(self, arrival_s: float | int, request: Waiting) -> None:
+        heapq.heappush(self._heap, (arrival_s, self._num_added, request))
+        self._num_added += 1
+
+    def oldest_s(self, now_s: float | int) -> float | None:
+        """How long the oldest has waited; None: nobody waits."""
+        while self._heap and _has_left(self._heap[0][2]):
+            heapq.heappop(self._heap)
+        return max(0.0, float(now_s - self._heap[0][0])) if self._heap else None
+
+    def ages_s(self, now_s: float | int) -> Iterator[float]:
+        """How long each has waited."""
+        return (max(0.0, float(now_s - arrival_s)) for arrival_s, _, request in self._heap if not _has_left(request))
+
+
+def _has_left(request: Waiting) -> bool:
+    return request.first_scheduled_s is not None or request.finished_s is not None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAge:
+    """How long requests that were never scheduled have waited: the oldest, and percentiles (linear) over all."""
+
+    oldest_s: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+
+    @classmethod
+    def of(cls, waiting: WaitingRequests, now_s: float | int) -> "QueueAge | None":
+        """None: nobody waits."""
+        ages_s = list(waiting.ages_s(now_s))
+        if not ages_s:
+            return None
+        return cls(max(ages_s), *(float(age_s) for age_s in np.percentile(ages_s, (50, 90, 99))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +85,8 @@ class EngineStats:
         num_preemptions: Times a sequence lost its blocks.
         num_finished, num_aborted, num_failed: Completions by how they ended: 'stop' or 'length', 'abort', 'error'.
         num_draft_tokens, num_accepted_tokens: Tokens guessed and verified, and those that the model confirmed.
+        kv_cache_usage_peak: Share of the blocks in use after the step that had most of them.
+        queue_age: Of the requests that wait now and were never scheduled; None: nobody does.
     """
 
     num_steps: int
@@ -39,6 +102,19 @@ class EngineStats:
     cache: CacheStats
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    kv_cache_usage_peak: float = 0.0
+    queue_age: QueueAge | None = None
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the blocks that a sequence holds now; vLLM's kv_cache_usage_perc."""
+        return self.cache.num_in_use / self.cache.num_blocks
+
+    @property
+    def prefix_cache_hit_rate(self) -> float:
+        """Share of the tokens looked up that were in the prefix cache (vLLM's prefix_cache_hits over
+        prefix_cache_queries); 0 before the first."""
+        return self.cache.hit_rate
 
     @property
     def acceptance_rate(self) -> float:
@@ -68,6 +144,9 @@ class StatLogger:
         self._num_preemptions = 0
         self._num_draft_tokens = 0
         self._num_accepted_tokens = 0
+        self._usage_peak = 0.0
+        self._hits_before = (0, 0)  # looked up and found, before the step
+        self.waiting = WaitingRequests()
         self._num_ended: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
 
     def note_end(self, reason: FinishReason) -> None:
@@ -87,6 +166,9 @@ class StatLogger:
         """`drafts`: how many the step verified, and how many were confirmed."""
         num_draft_tokens, num_accepted_tokens = drafts
         cache = scheduler.cache.stats()
+        num_looked_up, num_found = self._hits_before
+        self._hits_before = (cache.num_queried_tokens, cache.num_hit_tokens)
+        self._usage_peak = max(self._usage_peak, cache.num_in_use / cache.num_blocks)
         self.steps.append(
             StepTrace(
                 step=self._num_steps,
@@ -109,6 +191,9 @@ class StatLogger:
                 num_verifying=plan.num_verifying,
                 num_draft_tokens=num_draft_tokens,
                 num_accepted_tokens=num_accepted_tokens,
+                prefix_cache_queries=cache.num_queried_tokens - num_looked_up,
+                prefix_cache_hits=cache.num_hit_tokens - num_found,
+                queue_age_s=self.waiting.oldest_s(end_s),
             )
         )
         self._num_steps += 1
@@ -118,7 +203,7 @@ class StatLogger:
         self._num_draft_tokens += num_draft_tokens
         self._num_accepted_tokens += num_accepted_tokens
 
-    def stats(self, scheduler: Scheduler) -> EngineStats:
+    def stats(self, scheduler: Scheduler, now_s: float) -> EngineStats:
         ended = self._num_ended
         return EngineStats(
             num_steps=self._num_steps,
@@ -134,4 +219,6 @@ class StatLogger:
             cache=scheduler.cache.stats(),
             num_draft_tokens=self._num_draft_tokens,
             num_accepted_tokens=self._num_accepted_tokens,
+            kv_cache_usage_peak=self._usage_peak,
+            queue_age=QueueAge.of(self.waiting, now_s),
         )

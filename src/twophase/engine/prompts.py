@@ -27,7 +27,7 @@ def token_ids_of(prompt: Prompt, codec: TextCodec | None, vocab_size: int) -> tu
         InvalidRequestError: It is neither text nor a list nor a mapping with one of "prompt" and "prompt_token_ids", it
             is text and there is no tokenizer, it is empty, or an id is not in the vocabulary.
     """
-    if isinstance(prompt, Mapping) and set(prompt) - {"cache_salt"} == {"prompt"}:
+    if isinstance(prompt, Mapping) and set(prompt) - {"cache_salt", "tenant"} == {"prompt"}:
         prompt = checked('prompt["prompt"]', prompt["prompt"], TEXT)
     if isinstance(prompt, str):
         if codec is None:
@@ -39,19 +39,28 @@ def token_ids_of(prompt: Prompt, codec: TextCodec | None, vocab_size: int) -> tu
         return _checked_ids(codec.encode(text), vocab_size, f"the text {shown(text)}"), text
     if isinstance(prompt, list | tuple):
         prompt = {"prompt_token_ids": prompt}
-    if not isinstance(prompt, Mapping) or set(prompt) - {"cache_salt"} != {"prompt_token_ids"}:
+    if not isinstance(prompt, Mapping) or set(prompt) - {"cache_salt", "tenant"} != {"prompt_token_ids"}:
         got = f"a mapping with keys {sorted(map(str, prompt))}" if isinstance(prompt, Mapping) else shown(prompt)
         raise InvalidRequestError(f"a prompt is text or {{'prompt_token_ids': [...]}} or a list of ids, got {got}.")
     return _checked_ids(prompt["prompt_token_ids"], vocab_size, "an empty list of ids"), None
 
 
 def cache_salt_of(prompt: Prompt) -> str:
-    """The salt in a prompt, as vLLM has it there; none is "".
+    """The prompt's own salt, as `Request.cache_salt`; "" if it has none.
 
     Raises:
         InvalidRequestError: It is no text.
     """
-    return checked("cache_salt", prompt.get("cache_salt", ""), TEXT) if isinstance(prompt, Mapping) else ""
+    return _text_beside(prompt, "cache_salt")
+
+
+def tenant_of(prompt: Prompt) -> str:
+    """Whose the prompt says it is, as `Request.tenant`; raises as `cache_salt_of`."""
+    return _text_beside(prompt, "tenant")
+
+
+def _text_beside(prompt: Prompt, name: str) -> str:
+    return checked(name, prompt.get(name, ""), TEXT) if isinstance(prompt, Mapping) else ""
 
 
 def _checked_ids(given: Any, vocab_size: int, source: str) -> tuple[int, ...]:

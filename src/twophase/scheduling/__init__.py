@@ -1,5 +1,6 @@
 """Which sequences run, and which blocks they have; no tensors.
 
 Public: `scheduler`, `config`, `sequence`, `admission` (validation of requests), `policy`, `policies`, `named_policies`,
-`step` (one being planned), `ledger` (of blocks), `fast_forward` (for simulations).
+`step` (one being planned), `ledger` (of blocks), `growth` (what admission leaves them), `tenants` (what they were
+served), `fast_forward` (to simulate).
 """

@@ -7,6 +7,7 @@ from typing import final
 from sortedcontainers import SortedKeyList
 
 from twophase.scheduling.sequence import Sequence, SequenceStatus
+from twophase.scheduling.tenants import TenantCounters
 
 _RANK = attrgetter("rank")
 
@@ -21,6 +22,7 @@ class SequenceQueues:
         preempted: Ids of those that lost their blocks and that no plan has told of yet.
         expected: Sequences whose prompt is computed elsewhere, without blocks, by rank.
         arriving: Those among them that have blocks and a place; the K and V are on their way.
+        tenants: What each tenant was served.
     """
 
     def __init__(self) -> None:
@@ -29,12 +31,13 @@ class SequenceQueues:
         self.preempted: list[int] = []
         self.expected: list[Sequence] = []
         self.arriving: list[Sequence] = []
+        self.tenants = TenantCounters()
 
     def add(self, sequence: Sequence, is_prefilled_elsewhere: bool) -> None:
         if is_prefilled_elsewhere:
             bisect.insort(self.expected, sequence, key=_RANK)
         else:
-            self.waiting.add(sequence)
+            self._wait(sequence)
 
     def arrive(self, sequence: Sequence) -> None:
         """An expected sequence has blocks, to be filled from elsewhere."""
@@ -45,6 +48,7 @@ class SequenceQueues:
     def start(self, sequence: Sequence) -> None:
         """A waiting sequence was let in, or the K and V of an arriving one are there."""
         self.remove(sequence)
+        self.tenants.charge_prompt(sequence)
         self.run(sequence)
 
     def run(self, sequence: Sequence) -> None:
@@ -57,11 +61,18 @@ class SequenceQueues:
         self.remove(victim)
         victim.become(SequenceStatus.PREEMPTED)
         victim.num_preemptions += 1
-        self.waiting.add(victim)
+        self._wait(victim)
         self.preempted.append(victim.seq_id)
 
     def remove(self, sequence: Sequence) -> None:
         """Out of the queue that it is in."""
         waits_in = self.expected if sequence in self.expected else self.waiting
         with_blocks = {SequenceStatus.RUNNING: self.running, SequenceStatus.ARRIVING: self.arriving}
-        with_blocks.get(sequence.status, waits_in).remove(sequence)
+        queue = with_blocks.get(sequence.status, waits_in)
+        queue.remove(sequence)
+        if queue is self.waiting:
+            self.tenants.end_waiting(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        self.waiting.add(sequence)
+        self.tenants.begin_waiting(sequence)

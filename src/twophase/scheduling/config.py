@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from twophase.config import ADMISSIONS
 from twophase.core.errors import ConfigError
 
 
@@ -17,16 +18,21 @@ class SchedulerConfig:
         max_model_len: Prompt and output tokens of one sequence together.
         enable_chunked_prefill: Spread a prompt over several steps. Without it a prompt is computed in one step, and
             one that does not fit beside the running decodes holds up the queue until they end.
-        reserve_growth: Admission leaves a free block for each sequence that may outgrow its last one, so that none
-            is preempted right after someone was let in. Off, a crowded pool thrashes; see lab 4.
+        admission: What letting a request in leaves to those that run, and to itself, to grow into. 'optimistic': a
+            block each (of each group of layers), and whoever then finds none makes the last one give up its own.
+            'reserve': the worst case, prompt and `max_tokens`, so that none is ever preempted for want of a block.
+            'estimate': as many as for an output as long as those that ended (growth.OutputLengths), and a block each
+            beyond it.
+        reserve_growth: Of 'optimistic' and 'estimate': that block for each sequence that may outgrow its last one, so
+            that none is preempted right after someone was let in. Off, a crowded pool thrashes; see lab 4.
         watermark: Besides, admission leaves this share of the pool free, in [0, 1). None running: it need not.
         preemption: What becomes of the K/V of a preempted sequence: 'recompute' drops them, 'swap' saves them in host
             memory, as long as there is room for all of them.
         num_swap_blocks: Blocks of host memory for 'swap'.
 
     Raises:
-        ConfigError: a limit below 1, a token budget below `max_num_seqs`, a watermark outside of [0, 1), or swapping
-            without host blocks.
+        ConfigError: a limit below 1, a token budget below `max_num_seqs`, a watermark outside of [0, 1), an unknown
+            way of admission, or swapping without host blocks.
     """
 
     max_num_seqs: int
@@ -37,6 +43,7 @@ class SchedulerConfig:
     watermark: int | float = 0.0
     preemption: Literal["recompute", "swap"] = "recompute"
     num_swap_blocks: int = 0
+    admission: str = "optimistic"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -49,6 +56,8 @@ class SchedulerConfig:
             )
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark must be a share of the pool in [0, 1), got {self.watermark}.")
+        if self.admission not in ADMISSIONS:
+            raise ConfigError(f"admission must be one of {', '.join(ADMISSIONS)}, got {self.admission!r:.100}.")
         if self.preemption not in ("recompute", "swap"):
             raise ConfigError(f"preemption must be 'recompute' or 'swap', got {self.preemption!r}.")
         if (self.preemption == "swap") != (self.num_swap_blocks > 0):

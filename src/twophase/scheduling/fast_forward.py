@@ -55,7 +55,9 @@ def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: boo
     if not isinstance(scheduler.policy, REPEATING_POLICIES) or not all(chunk.num_samples for chunk in plan.chunks):
         return []
     is_all_decodes = plan.num_decodes == len(plan.chunks) and not plan.preempted
-    if scheduler.num_waiting and not (is_undisturbed and is_all_decodes and _refuses_again(scheduler)):
+    # (A block that was copied is one that nobody need be left any more to copy: there may be more room than before.)
+    is_refused_again = is_undisturbed and is_all_decodes and not plan.copies and _refuses_again(scheduler)
+    if scheduler.num_waiting and not is_refused_again:
         return []
     alive = scheduler.sequences
     sequences = [alive[chunk.seq_id] for chunk in plan.chunks if chunk.seq_id in alive]

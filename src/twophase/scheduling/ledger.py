@@ -14,6 +14,7 @@ from twophase.cache.window import FREED
 from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import BlockCopy, BlockSwap
 from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.growth import OutputLengths, growth_rule
 from twophase.scheduling.sequence import Sequence, SequenceFault, blamed_on
 
 
@@ -52,8 +53,9 @@ class BlockLedger:
     a SequenceFault while a step is planned: by `admit`, `grow_for_*`, `preempt`, `roll_back`.
 
     - `admit` gives a sequence blocks for all the tokens it has, so that a prefill, once begun, needs no more; and it
-      leaves a free block for each sequence that may still grow (see `_num_kept_free`), so that none is preempted right
-      after another was let in.
+      leaves free what the sequences with blocks may still take: by the optimistic rule a block (of each group of
+      layers) for each that may grow, so that none is preempted right after another was let in (see
+      `SchedulerConfig.admission` and growth.py).
     - With a sliding window a prefill takes its blocks chunk by chunk, for it frees some as it goes. What it may still
       need for the smallest chunks (`CacheManager.num_blocks_to_come`) is *promised* to it: neither an admission nor a
       decode takes it. Promised blocks are as good as taken, so a prefill, once begun, still needs no more, and what
@@ -68,6 +70,7 @@ class BlockLedger:
         received: Blocks that were filled from elsewhere, and no step has been done since.
         held: Tables that keep blocks for another engine, which still copies them.
         swap_pool: The blocks of host memory; None without swapping.
+        output_lengths: Of the completions that ended; the scheduler notes them.
     """
 
     def __init__(self, config: SchedulerConfig, cache: CacheManager) -> None:
@@ -78,8 +81,10 @@ class BlockLedger:
         self.received: list[int] = []
         self.held: list[BlockTable] = []
         self.swap_pool = BlockPool(config.num_swap_blocks) if config.num_swap_blocks else None
+        self.output_lengths = OutputLengths()
+        self._growth = growth_rule(config, cache, self.output_lengths)
         self._owners: set[Sequence] = set()  # running and arriving: those with a table
-        self._num_growing: int | None = None  # completions of all owners that may grow
+        self._num_to_grow: int | None = None  # blocks that all owners may still take
         self._num_promised: int | None = None
         self._forget_counts()
 
@@ -99,44 +104,36 @@ class BlockLedger:
     @property
     def num_slots(self) -> int | float:
         """Of the pool, if a sequence may be longer than that: with a window."""
-        return math.inf if self.cache.window is None else self.cache.num_blocks * self.cache.block_size
+        cache = self.cache
+        return math.inf if cache.window is None else cache.num_blocks // cache.num_groups * cache.block_size
 
     def _num_to_come(self, sequence: Sequence) -> int:
         """Blocks that a prefill may still need."""
         table = sequence.open_table
         return self.cache.num_blocks_to_come(table, max(len(sequence.token_ids), table.num_tokens))
 
-    def _num_kept_free(self, sequence: Sequence) -> int:
-        """Blocks a newcomer must leave free: one for each sequence that may outgrow its last block, so that none is
-        preempted within the next block_size steps, and the watermark. Alone, it need not leave any: `check_request` saw
-        to it that the pool is large enough for one."""
+    def _num_kept_free(self, sequence: Sequence, table: BlockTable) -> int:
+        """Blocks a newcomer must leave free: those that sequences with blocks, and itself, may still take by the rule
+        of admission (growth.py), and the watermark. Alone, it need not leave any: `check_request` saw to it that the
+        pool is large enough for one."""
         is_owner = sequence.table is not None
         if len(self._owners) == is_owner:
             return 0
-        num_kept = math.ceil(self.config.watermark * self.cache.num_blocks)
-        if self.config.reserve_growth:
-            if self._num_growing is None:
-                self._num_growing = sum(map(self._num_growing_of, self._owners))
-            num_kept += self._num_growing + (0 if is_owner else self._num_growing_of(sequence))
-        return num_kept
-
-    def _num_growing_of(self, sequence: Sequence) -> int:
-        """Completions of a sequence that may still need blocks beyond those that it has, or takes when it is let in."""
-        block_size = self.cache.block_size
-        num_slots = -(-len(sequence.token_ids) // block_size) * block_size
-        may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots
-        if not may_grow and sequence.table is not None and sequence.is_decoding:
-            # It grows in this step, if its decode is not planned yet: into a new block, or a copy of a shared one.
-            may_grow = self.cache.num_blocks_needed(sequence.table, len(sequence.token_ids)) > 0
-        return sequence.num_completions if may_grow else 0
+        if self._num_to_grow is None:
+            self._num_to_grow = sum(self._growth(owner, owner.open_table) for owner in self._owners)
+        own = 0 if is_owner else self._growth(sequence, table)
+        return math.ceil(self.config.watermark * self.cache.num_blocks) + self._num_to_grow + own
 
     def _forget_counts(self) -> None:
         """Sequences grew, came or went: count anew when needed."""
-        self._num_growing = None
-        self._forget_promises()
+        self._num_to_grow = None
+        self._num_promised = 0
+        self._forget_shares()
 
-    def _forget_promises(self) -> None:
-        self._num_promised = 0 if self.cache.window is None else None
+    def _forget_shares(self) -> None:
+        """Other blocks are shared than before: with a window, others come back when they leave it."""
+        if self.cache.window is not None:
+            self._num_to_grow = self._num_promised = None
 
     # -- taking
 
@@ -157,7 +154,7 @@ class BlockLedger:
                     # that ends before it, those that it sees might not fit into the pool.
                     self.cache.close(table)
                     table = self.cache.open((), salt, count_in_stats=False)
-                self._forget_promises()  # others' blocks that were hit do not come back to them
+                self._forget_shares()  # others' blocks that were hit do not come back to them
                 refusal = self._refusal(sequence, table, max_uncomputed)
                 if refusal is not None:
                     self.cache.close(table)
@@ -168,7 +165,7 @@ class BlockLedger:
             except BaseException:
                 self.cache.close(table)
                 raise
-        self._forget_promises()
+        self._forget_shares()
         if refusal is None:
             self._enter(sequence, table)
         return refusal
@@ -180,7 +177,7 @@ class BlockLedger:
             if num_tokens - max(table.num_cached_tokens, sequence.num_swapped_tokens) > max_uncomputed:
                 return Refusal.BUDGET
             num_blocks_of = self.cache.num_blocks_needed  # all at once
-        num_wanted = num_blocks_of(table, num_tokens) + self._num_kept_free(sequence)
+        num_wanted = num_blocks_of(table, num_tokens) + self._num_kept_free(sequence, table)
         return Refusal.BLOCKS if num_wanted > self.num_spare_blocks else None
 
     def _enter(self, sequence: Sequence, table: BlockTable) -> None:
@@ -191,10 +188,10 @@ class BlockLedger:
             sequence.num_cached_tokens = num_cached
         self._owners.add(sequence)
         self.num_places_taken += sequence.num_completions
-        if self._num_growing is not None:
-            self._num_growing += self._num_growing_of(sequence)
+        if self._num_to_grow is not None:
+            self._num_to_grow += self._growth(sequence, table)
         if sequence.num_swapped_tokens > num_cached:
-            num_hit = num_cached // self.cache.block_size
+            num_hit = num_cached // self.cache.block_size * self.cache.num_groups
             self.moves.swaps_in += _block_swaps(table.block_ids[num_hit:], sequence.host_blocks[num_hit:])
             sequence.num_computed_tokens = sequence.num_swapped_tokens
         if sequence.host_blocks:
@@ -231,12 +228,15 @@ class BlockLedger:
         if self.cache.window is None or not num_tokens:
             return num_tokens
         with blamed_on(sequence):
-            start, table, num_own = sequence.num_computed_tokens, sequence.open_table, self._num_to_come(sequence)
-            num_unpromised = self.num_spare_blocks + (0 if sequence.is_decoding else num_own)  # to others
-            num_blocks = max(num_own, num_unpromised - self._num_kept_free(sequence))
+            start, table = sequence.num_computed_tokens, sequence.open_table
+            num_spare = self.num_spare_blocks - self._num_kept_free(sequence, table)
+            if sequence.is_decoding:  # then its own blocks were not promised
+                num_spare -= self._num_to_come(sequence)
+            whole = max(len(sequence.token_ids), table.num_tokens)
+            num_blocks = self.cache.num_blocks_at_once(table, whole, max(0, num_spare))
             end = min(start + num_tokens, self.cache.num_tokens_within(table, num_blocks))
             self.grow(sequence, max(end, table.num_tokens))
-        self._forget_promises()
+        self._forget_shares()
         return end - start
 
     def grow_for_drafts(self, sequence: Sequence, max_drafts: int) -> int:
@@ -272,7 +272,8 @@ class BlockLedger:
 
     def note_received(self, sequence: Sequence) -> None:
         """The K and V of an arriving sequence are in its blocks."""
-        self.received += sequence.open_table.block_ids[sequence.num_cached_tokens // self.cache.block_size :]
+        num_hit = sequence.num_cached_tokens // self.cache.block_size * self.cache.num_groups
+        self.received += sequence.open_table.block_ids[num_hit:]
         self._forget_counts()
 
     def hold(self, sequence: Sequence) -> BlockTable:
@@ -301,7 +302,8 @@ class BlockLedger:
         with blamed_on(victim):
             self._close(victim)
         if may_swap and self.swap_pool is not None and not victim.host_blocks:
-            self._swap_out(victim, block_ids[: -(-num_computed // self.cache.block_size)], num_computed, self.swap_pool)
+            num_written = -(-num_computed // self.cache.block_size) * self.cache.num_groups
+            self._swap_out(victim, block_ids[:num_written], num_computed, self.swap_pool)
 
     def _close(self, sequence: Sequence) -> None:
         self.cache.close(sequence.open_table)

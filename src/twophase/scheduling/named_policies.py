@@ -9,8 +9,10 @@ from twophase.scheduling.policies import (
     ContinuousPolicy,
     DeadlinePolicy,
     DynamicPolicy,
+    FairPolicy,
     PrefillFirstPolicy,
     PriorityPolicy,
+    RotatingPolicy,
     StaticPolicy,
 )
 from twophase.scheduling.policy import Policy
@@ -25,6 +27,8 @@ POLICIES: Mapping[str, type] = {
     "static": StaticPolicy,
     "dynamic": DynamicPolicy,
     "deadline": DeadlinePolicy,
+    "rotating": RotatingPolicy,
+    "fair": FairPolicy,
 }
 
 

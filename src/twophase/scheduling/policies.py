@@ -1,7 +1,9 @@
 """The scheduling policies. Each is an order and a composition of the step; blocks and budgets are the scheduler's."""
 
 import math
+from collections import defaultdict, deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, final
 
 from twophase.core.errors import ConfigError
@@ -28,6 +30,14 @@ def decodes_first(step: Step, max_tokens: int | None = None) -> None:
 
     `max_tokens` bounds the tokens of the step, decodes and drafts included; decodes are never held back.
     """
+    decodes_and_begun(step, max_tokens)
+    for sequence in step.waiting:
+        if not step.admit(sequence):
+            break
+
+
+def decodes_and_begun(step: Step, max_tokens: int | None = None) -> None:
+    """All of `decodes_first` but the newcomers."""
     prefills = []
     for sequence in step.running:
         if sequence.is_decoding:
@@ -38,9 +48,6 @@ def decodes_first(step: Step, max_tokens: int | None = None) -> None:
         step.limit(max_tokens)
     for sequence in prefills:
         step.prefill(sequence)
-    for sequence in step.waiting:
-        if not step.admit(sequence):
-            break
 
 
 def run_batch(step: Step) -> None:
@@ -238,6 +245,90 @@ class DeadlinePolicy(Policy):
 
     def plan(self, step: Step) -> None:
         decodes_first(step, self.max_tokens)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RotatingPolicy(Policy):
+    """Decodes first, and prompts by turns: each gets a chunk and goes behind the others (round-robin), newcomers too.
+
+    By order of arrival a short prompt waits until all of a long one before it is computed, chunked or not: chunks keep
+    decodes from waiting, and a prompt behind another gains nothing. By turns it waits for a chunk of each. The price:
+    prompts that began together also end together, each later than it could have.
+
+    Without chunked prefill a turn is a whole prompt.
+
+    Attributes:
+        chunk_tokens: Of a prompt's turn. The last ones of a step share what its budget leaves.
+        max_tokens: Of a step, as in `ChunkedPrefillPolicy`; None: the scheduler's budget.
+    """
+
+    chunk_tokens: int
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_positive("chunk_tokens", self.chunk_tokens)
+        if self.max_tokens is not None:
+            _require_positive("max_tokens", self.max_tokens)
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        return by_priority(sequence)
+
+    def plan(self, step: Step) -> None:
+        begun = []
+        for sequence in step.running:
+            if sequence.is_decoding:
+                step.decode(sequence)
+            else:
+                begun.append(sequence)
+        begun = [sequence for sequence in begun if sequence.table is not None]  # and not preempted for a decode
+        if self.max_tokens is not None:
+            step.limit(self.max_tokens)
+        # As many newcomers as may get a turn. Their turns come by age, and they take them by rank.
+        newcomers = list(islice(step.waiting, 1 + step.budget // self.chunk_tokens))
+        turns = [(sequence, sequence.table is not None) for sequence in (*begun, *newcomers)]
+        by_rank = iter(newcomers)
+        is_closed = False
+        for sequence, is_begun in sorted(turns, key=lambda turn: turn[0].last_turn):
+            if is_begun:
+                step.prefill(sequence, self.chunk_tokens)
+            elif not is_closed:
+                is_closed = not step.admit(next(by_rank), self.chunk_tokens)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FairPolicy(Policy):
+    """Decodes first, then the prompts begun; newcomers are let in from the tenant that was served least, by virtual
+    token counters (VTC, arXiv:2401.00588; see `TenantCounters`). So a tenant with many requests takes none of the share
+    of one with few, and what a tenant leaves is the others'. Among one tenant's requests priority and arrival decide.
+
+    Attributes:
+        max_tokens: Of a step, as in `ChunkedPrefillPolicy`; None: the scheduler's budget.
+    """
+
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _require_positive("max_tokens", self.max_tokens)
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        return by_priority(sequence)
+
+    def plan(self, step: Step) -> None:
+        decodes_and_begun(step, self.max_tokens)
+        if not (step.budget and step.num_free_places):
+            return
+        of_tenant: dict[str, deque[Sequence]] = defaultdict(deque)
+        for sequence in step.waiting:
+            of_tenant[sequence.request.tenant].append(sequence)
+        while of_tenant:
+            tenant = min(of_tenant, key=lambda tenant: (step.served(tenant), of_tenant[tenant][0].rank))
+            if not step.admit(of_tenant[tenant].popleft()):
+                return
+            if not of_tenant[tenant]:
+                del of_tenant[tenant]
 
 
 def _require_positive(name: str, value: int) -> None:

@@ -52,6 +52,10 @@ class Step(Protocol):
         """The waiting sequences, best rank first; those let in meanwhile are passed over."""
         ...
 
+    def served(self, tenant: str) -> int:
+        """A tenant's counter: see `TenantCounters`."""
+        ...
+
     def refusal_of(self, sequence: Sequence) -> Refusal:
         """Why a waiting sequence is not let in by this step so far; POLICY if it was not asked for."""
         ...

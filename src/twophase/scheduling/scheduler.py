@@ -77,6 +77,7 @@ class Scheduler:
         self._plan: StepPlan | None = None  # handed out, not confirmed
         self._step: StepBuilder | None = None  # what it was made with
         self._num_stalled_steps = 0
+        self._num_turns = 0  # chunks of prompts computed, and requests added
 
     @property
     def config(self) -> SchedulerConfig:
@@ -110,11 +111,13 @@ class Scheduler:
             InvalidRequestError: It could never be served as asked (with the numbers), or the policy cannot rank it;
                 nothing has changed.
         """
-        check_request(request, self.config, self.cache.num_blocks, self.cache.block_size, self.cache.window)
+        cache = self.cache
+        check_request(request, self.config, cache.num_blocks, cache.block_size, cache.window, cache.sees_all)
         if request.request_id in self._seq_ids_of:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by an unfinished request.")
         sequence = Sequence.of_request(self._next_seq_id, request, self.config.max_model_len)
         sequence.rank = usable_rank(self.policy, sequence)
+        self._take_turn(sequence)
         self._next_seq_id += 1
         self._queues.add(sequence, is_prefilled_elsewhere)
         self._register(sequence)
@@ -217,6 +220,9 @@ class Scheduler:
         step, self._plan, self._step = self._step, None, None
         assert step is not None
         self._num_stalled_steps = self._num_stalled_steps + 1 if step.lets_decodes_stand else 0
+        for chunk in plan.chunks[plan.num_decodes + plan.num_verifying :]:
+            if chunk.seq_id in self.sequences:
+                self._take_turn(self.sequences[chunk.seq_id])
         self.ledger.commit()
         updates: list[SequenceUpdate] = []
         for chunk in plan.chunks:
@@ -269,6 +275,7 @@ class Scheduler:
         if sequence is None:
             return []
         self._retire(sequence)
+        self._note_length(sequence, reason)
         indices = range(sequence.index, sequence.index + sequence.num_completions)
         request_id = sequence.request.request_id
         return [SequenceUpdate(seq_id, request_id, index, (), reason, stop_reason, error) for index in indices]
@@ -317,6 +324,7 @@ class Scheduler:
         reason: FinishReason | None = None
         stop_reason = None
         token = run[-1]
+        self._queues.tenants.charge_output(sequence, len(run))
         if token.token_id in sequence.stop_token_ids:
             reason = "stop"
             request = sequence.request
@@ -327,10 +335,22 @@ class Scheduler:
         if reason is not None:
             self._retire(sequence)  # first, as it may raise
         sequence.token_ids.append(token.token_id)
+        if reason is not None:
+            self._note_length(sequence, reason)
         request_id = sequence.request.request_id
         return SequenceUpdate(sequence.seq_id, request_id, sequence.index, run, reason, stop_reason)
 
+    def _note_length(self, sequence: Sequence, reason: FinishReason) -> None:
+        """What admission can learn from a completion that ended by itself."""
+        if reason in ("stop", "length"):
+            num_prompt = sequence.num_prompt_tokens
+            self.ledger.output_lengths.note(len(sequence.token_ids) - num_prompt, sequence.max_num_tokens - num_prompt)
+
     # -- state
+
+    def _take_turn(self, sequence: Sequence) -> None:
+        self._num_turns += 1
+        sequence.last_turn = self._num_turns
 
     def _register(self, sequence: Sequence) -> None:
         self.sequences[sequence.seq_id] = sequence

@@ -67,6 +67,9 @@ class StepBuilder:
             yield sequence
             position = self._queues.waiting.bisect_key_right(sequence.rank)
 
+    def served(self, tenant: str) -> int:
+        return self._queues.tenants[tenant]
+
     def refusal_of(self, sequence: Sequence) -> Refusal:
         return self._refusals.get(sequence.seq_id, Refusal.POLICY)
 
@@ -102,12 +105,13 @@ class StepBuilder:
         self._require_unplanned(sequence)
         if sequence.table is not None:
             raise PolicyError(f"a policy let in sequence {sequence.seq_id}, which is running already.")
-        refusal = self._admit(sequence, max_tokens, whole)
+        may_split = self._may_split(sequence, whole)
+        refusal = self._admit(sequence, max_tokens, may_split)
         if refusal is not None:
             self._refusals[sequence.seq_id] = refusal
             return 0
         self._queues.start(sequence)
-        return self._plan_chunk(sequence, max_tokens)
+        return self._plan_chunk(sequence, max_tokens if may_split else None)
 
     def limit(self, max_tokens: int) -> None:
         self._max_tokens = min(self._max_tokens, max_tokens)
@@ -119,14 +123,17 @@ class StepBuilder:
 
     # -- the rules
 
-    def _admit(self, sequence: Sequence, max_tokens: int | None, whole: bool) -> Refusal | None:
+    def _may_split(self, sequence: Sequence, whole: bool) -> bool:
+        """In chunks, as configured; so is one that outgrew the budget or, with a window, the pool: it could never go
+        on."""
+        is_too_long = len(sequence.token_ids) > min(self._max_tokens, self._ledger.num_slots)
+        return is_too_long or (self._ledger.config.enable_chunked_prefill and not whole)
+
+    def _admit(self, sequence: Sequence, max_tokens: int | None, may_split: bool) -> Refusal | None:
         if max_tokens is not None and max_tokens < 1:
             return Refusal.POLICY
         if not self.budget:
             return Refusal.BUDGET
-        # In chunks, as configured; so is one that outgrew the budget or, with a window, the pool: it could never go on.
-        is_too_long = len(sequence.token_ids) > min(self._max_tokens, self._ledger.num_slots)
-        may_split = is_too_long or (self._ledger.config.enable_chunked_prefill and not whole)
         return self._ledger.admit(sequence, None if may_split else self.budget)
 
     def _has_blocks(self, sequence: Sequence) -> bool:

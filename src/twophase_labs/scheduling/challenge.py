@@ -73,9 +73,9 @@ class Entry:
     smooth: float
 
 
-def entry(name: str, make_policy: Any, limits: Mapping[str, Any] | None = None) -> Entry:
+def entry(name: str, make_policy: Any, limits: Mapping[str, Any] | None = None, seeds: Sequence[int] = SEEDS) -> Entry:
     """`make_policy()` is asked for a fresh policy for every run."""
-    runs = [serve(make_policy(), limits, seed) for seed in SEEDS]
+    runs = [serve(make_policy(), limits, seed) for seed in seeds]
     spans_s = [end - start for start, end in map(window_of, runs)]
     return Entry(
         name,

@@ -277,6 +277,7 @@ def bench_serve(
         "block size": BLOCK_SIZE,
         "KV blocks": llm.scheduler.cache.num_blocks,
         "policy": repr(llm.scheduler.policy),
+        "admission": config.admission,
         "preemption": config.preemption_mode,
         "max seqs": limits.max_num_seqs,
         "max batched tokens": limits.max_num_batched_tokens,

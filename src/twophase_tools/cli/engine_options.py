@@ -7,11 +7,11 @@ from twophase.config import BACKENDS, DEFAULTS, EngineConfig, help_for
 from twophase_tools.cli.arguments import text, whole
 
 FLAGS = {"attention_backend": "--backend", "num_attention_sinks": "--attention-sinks"}  # of all others: their names
-METAVARS = {"sliding_window": "W", "num_attention_sinks": "S", "policy": "NAME"}
+METAVARS = {"sliding_window": "W", "num_attention_sinks": "S", "policy": "NAME", "admission": "NAME"}
 MOST_RANKS = 4096
 POLICY_HELP = (
     "priority (default), chunked:max_tokens=N, continuous, prefill-first, static:batch_size=N, "
-    "dynamic:batch_size=N,timeout_s=N, deadline"
+    "dynamic:batch_size=N,timeout_s=N, deadline, rotating:chunk_tokens=N, fair"
 )
 _PREFIX = "engine."  # of where the parsed options are; a request has a seed, too
 
@@ -63,6 +63,8 @@ def _kind(name: str) -> dict[str, Any]:
         return {"choices": BACKENDS}
     if name == "tensor_parallel_size":
         return {"type": whole(most=MOST_RANKS), "metavar": "N"}
+    if annotation == "<class 'bool'>":
+        return {"action": "store_true"}
     if "int" in annotation:
         return {"type": whole(), "metavar": METAVARS.get(name, "N")}
     return {"type": text, "metavar": METAVARS.get(name, name.upper())}

@@ -14,6 +14,9 @@ def add_parser(subparsers: Any) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="the file; --example prints one")
     source.add_argument("--example", action="store_true", help="print a file to start from")
+    parser.add_argument(
+        "--write", action="store_true", help="put the engine's options into the file, for LLM.from_plan to open"
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable results")
     parser.set_defaults(run=run)
 
@@ -24,13 +27,19 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: A file that cannot be used; names each line and the likely fix.
     """
+    from twophase.core.errors import ConfigError
     from twophase_tools.capacity.config import EXAMPLE, read_config
+    from twophase_tools.capacity.engine_section import write_engine
     from twophase_tools.capacity.plan import Plan
     from twophase_tools.capacity.report import to_dict, to_text
 
     if args.example:
+        if args.write:
+            raise ConfigError("--example prints a file, and --write changes one; give a file's name with --write.")
         print(EXAMPLE.read_text(encoding="utf-8"), end="")
         return 0
     plan = Plan(read_config(args.config))
+    if args.write:
+        write_engine(args.config, plan)
     print(json.dumps(to_dict(plan), indent=2, allow_nan=False) if args.json else to_text(plan))
     return 0

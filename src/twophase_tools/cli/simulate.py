@@ -53,7 +53,7 @@ def add_parser(subparsers: Any) -> None:
         "--replicas", type=whole(most=MOST_REPLICAS), default=1, metavar="N", help="engines (default 1)"
     )
     engine.add_argument("--router", default="least-outstanding", metavar="NAME", help="or round-robin")
-    add_engine_options(engine, "policy", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens")
+    add_engine_options(engine, "policy", "admission", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens")
     parser.add_argument("--calibrate", action="store_true", help="measure this machine anew")
     parser.add_argument("--validate", action="store_true", help="predicted against measured, on this machine")
     parser.add_argument(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from twophase.core.outputs import StepTrace
 from twophase_tools.load.records import RequestRecord
-from twophase_tools.load.steps import num_blocks, num_tokens
+from twophase_tools.load.steps import num_tokens
 
 # Three buckets per decade, from a millisecond to a quarter of an hour; and powers of two for counts.
 SECONDS = tuple(mantissa * 10.0**exponent for exponent in range(-3, 3) for mantissa in (1, 2.5, 5))
@@ -98,8 +98,13 @@ def _gauges(steps: Sequence[StepTrace]) -> Iterator[tuple[Metric, float | int]]:
     last = steps[-1]
     yield Metric("twophase:num_requests_waiting", "gauge", "Sequences waiting for a place or blocks."), last.num_waiting
     yield Metric("twophase:num_requests_running", "gauge", "Sequences that hold blocks."), last.num_running
-    usage = last.blocks_in_use / num_blocks(last)
-    yield Metric("twophase:kv_cache_usage_perc", "gauge", "Share of the KV blocks in use, 1 is all."), usage
+    usage = Metric("twophase:kv_cache_usage_perc", "gauge", "Share of the KV blocks in use, 1 is all.")
+    yield usage, last.kv_cache_usage
+    # vLLM has neither of these.
+    peak = Metric("twophase:kv_cache_usage_perc_peak", "gauge", "The largest share of the KV blocks after any step.")
+    yield peak, max(step.kv_cache_usage for step in steps)
+    oldest = Metric("twophase:queue_age_seconds", "gauge", "How long the oldest request in the queue has waited.")
+    yield oldest, last.queue_age_s or 0.0
 
 
 Sample = tuple[str, Labels, float | int]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from twophase_tools.load.latency import Percentiles
 from twophase_tools.load.records import RequestRecord
 
 
@@ -55,15 +56,22 @@ class QueueSummary:
         depth_mean: Over time; by Little's law the arrival rate times the mean wait. None when no time passed.
         depth_max: At any moment.
         age_max_s: The longest anyone waited, those included who wait still; None when nobody waited at all.
+        ages: The age of the oldest in the queue at the moments given, where there was one; None: there never was.
     """
 
     depth_mean: float | None
     depth_max: int
     age_max_s: float | None
+    ages: Percentiles | None = None
 
     @classmethod
-    def of(cls, records: Sequence[RequestRecord], window: tuple[float | int, float | int]) -> "QueueSummary":
-        """Of requests that arrived within `window`, [start, end]."""
+    def of(
+        cls,
+        records: Sequence[RequestRecord],
+        window: tuple[float | int, float | int],
+        times_s: Sequence[float | int] = (),
+    ) -> "QueueSummary":
+        """Of requests that arrived within `window`, [start, end]; `times_s`, which must not decrease, tell the ages."""
         start_s, end_s = window
         stays = [(record.arrival_s, min(left_queue_s(record), end_s)) for record in records]
         stays = [(arrival_s, left_s) for arrival_s, left_s in stays if left_s > arrival_s]
@@ -74,4 +82,5 @@ class QueueSummary:
             depth_mean=math.fsum(waits_s) / (end_s - start_s) if end_s > start_s else None,
             depth_max=max(accumulate(change for _, change in changes), default=0),
             age_max_s=float(max(waits_s)) if waits_s else None,
+            ages=Percentiles.of(state.age_s for state in queue_states(records, times_s)),
         )

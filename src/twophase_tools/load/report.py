@@ -9,7 +9,7 @@ from twophase_tools.load.latency import Goodput, Latencies, Percentiles, rate
 from twophase_tools.load.queue import QueueSummary
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.slo import Slo
-from twophase_tools.load.steps import StepSummary
+from twophase_tools.load.steps import StepSummary, end_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class ServingReport:
             latencies=Latencies.of(records),
             slo=slo,
             goodput=Goodput.of(records, slo, end_s - start_s),
-            queue=QueueSummary.of(records, (start_s, end_s)),
+            queue=QueueSummary.of(records, (start_s, end_s), [end_of(step) for step in steps]),
             steps=StepSummary.of(steps, block_size),
         )
 
@@ -132,6 +132,7 @@ class ServingReport:
     def _latency_lines(self) -> list[str]:
         rows = (
             ("in queue", self.latencies.queue),
+            *([("oldest there", self.queue.ages)] if self.queue.ages is not None else []),
             ("TTFT", self.latencies.ttft),
             ("ITL", self.latencies.itl),
             ("TPOT", self.latencies.tpot),
@@ -157,7 +158,8 @@ class ServingReport:
             f"computed     {steps.num_prefill_tokens:,} prefill and {steps.num_decode_tokens:,} decode tokens, "
             f"{steps.num_recomputed_tokens:,} of them again after {steps.num_preemptions:,} preemptions",
             f"blocks       {steps.blocks_in_use_mean:.1f} of {steps.num_blocks:,} in use on average, "
-            f"{steps.blocks_in_use_max:,} at most{wasted}{swapped}",
+            f"{steps.blocks_in_use_max:,} at most ({_share(steps.kv_cache_usage_mean)} and "
+            f"{_share(steps.kv_cache_usage_max)}){wasted}{swapped}",
         ]
 
 

@@ -60,6 +60,7 @@ class StepSummary:
         waiting_mean, waiting_max: Sequences that wait inside the engine, preempted ones included (see also `queue`).
         num_blocks: In the pool.
         blocks_in_use_mean, blocks_in_use_max: Blocks that a sequence holds.
+        kv_cache_usage_mean, kv_cache_usage_max: The same as shares of the pool.
         fragmentation_mean: Share of their slots that no token was given, while any block was in use; None: not known.
     """
 
@@ -77,6 +78,8 @@ class StepSummary:
     num_blocks: int
     blocks_in_use_mean: float
     blocks_in_use_max: int
+    kv_cache_usage_mean: float
+    kv_cache_usage_max: float
     fragmentation_mean: float | None
 
     @classmethod
@@ -107,6 +110,8 @@ class StepSummary:
             num_blocks=num_blocks(steps[-1]),
             blocks_in_use_mean=mean_over_time([step.blocks_in_use for step in steps], weights_s),
             blocks_in_use_max=max(step.blocks_in_use for step in steps),
+            kv_cache_usage_mean=mean_over_time([step.kv_cache_usage for step in steps], weights_s),
+            kv_cache_usage_max=max(step.kv_cache_usage for step in steps),
             fragmentation_mean=mean_over_time(*zip(*wasted, strict=True)) if wasted else None,
         )
 

@@ -19,6 +19,7 @@ from twophase.core.errors import InvalidRequestError, TwophaseError
 from twophase.core.outputs import StepTrace
 from twophase.core.plan import SampledToken, StepPlan
 from twophase.core.request import Request
+from twophase.engine.metrics import WaitingRequests
 from twophase.scheduling.fast_forward import num_repeats, repeat_decodes, repeated_sequences
 from twophase.scheduling.scheduler import Scheduler, SequenceUpdate
 from twophase.scheduling.sequence import Sequence as SchedulerSequence
@@ -76,6 +77,8 @@ class Replica:
         self.now_s: float | int = 0.0
         self._num_steps = 0
         self._progress: dict[str, RequestProgress] = {}
+        self._waiting = WaitingRequests()
+        self._hits_before = (0, 0)  # tokens looked up in the prefix cache and found there, before the step
         self._stretch: _Stretch | None = None
         self._last_plan: StepPlan | None = None
         self._is_undisturbed = False  # nothing was added or ended since the last plan was made
@@ -95,7 +98,9 @@ class Replica:
         """
         self._settle(request.arrival_s)
         self._scheduler.add(request)
-        self._progress[request.request_id] = RequestProgress.start(request)
+        progress = self._progress[request.request_id] = RequestProgress.start(request)
+        if self._observer.wants_details:
+            self._waiting.add(request.arrival_s, progress)
         if self._wake_s is not None or len(self._progress) == 1:
             self.now_s = max(self.now_s, request.arrival_s)
         self._wake_s = None
@@ -232,6 +237,8 @@ class Replica:
     ) -> None:
         """`num_slots_pending`: slots that a stretch has not handed out yet, though the step would have."""
         cache = self._scheduler.cache.stats()
+        num_looked_up, num_found = self._hits_before
+        self._hits_before = (cache.num_queried_tokens, cache.num_hit_tokens)
         self._observer.note_step(
             StepTrace(
                 step=step,
@@ -251,6 +258,9 @@ class Replica:
                 blocks_swapped_out=len(plan.swaps_out),
                 blocks_swapped_in=len(plan.swaps_in),
                 slots_in_use=cache.num_slots_in_use + num_slots_pending,
+                prefix_cache_queries=cache.num_queried_tokens - num_looked_up,
+                prefix_cache_hits=cache.num_hit_tokens - num_found,
+                queue_age_s=self._waiting.oldest_s(start_s + cost.total_s),
             )
         )
 

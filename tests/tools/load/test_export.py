@@ -208,6 +208,8 @@ def test_counters_and_gauges():
         "twophase:num_requests_waiting": 2,
         "twophase:num_requests_running": 2,
         "twophase:kv_cache_usage_perc": 0.5,
+        "twophase:kv_cache_usage_perc_peak": 0.5,
+        "twophase:queue_age_seconds": 0.0,
         "twophase:request_success": 1,
     }
     assert samples(found["twophase:request_success"]) == {
@@ -217,6 +219,11 @@ def test_counters_and_gauges():
         ("twophase:request_success_total", "finished_reason=error"): 0,
     }
     assert "twophase:kv_cache_usage_perc" not in families(prometheus.to_prometheus(RECORDS))
+    # The last step's state, and the peak of all; the queue's age as the engine noted it.
+    late = [*STEPS[:3], dataclasses.replace(STEPS[3], queue_age_s=35.0)]
+    found = families(prometheus.to_prometheus(RECORDS, late, "m"))
+    names = ("kv_cache_usage_perc", "kv_cache_usage_perc_peak", "queue_age_seconds")
+    assert [found[f"twophase:{name}"].samples[0].value for name in names] == [0.3, 0.5, 35.0]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,23 @@ def test_the_queue_by_hand():
     assert queue.QueueSummary.of([], (0, 0)) == queue.QueueSummary(None, 0, None)
 
 
+def test_the_age_of_the_oldest_when_a_step_ends():
+    """B since 4, at 10; C since 12, at 20, 30 and 50; D since 15, at 60; nobody at 70."""
+    found = queue.QueueSummary.of(RECORDS, (0, 80), [10, 20, 30, 50, 60, 70]).ages
+    assert (found.count, found.p50, found.max, found.mean) == (5, 18, 45, (6 + 8 + 18 + 38 + 45) / 5)
+    text = report.ServingReport.of(RECORDS, STEPS).to_text()
+    assert "oldest there   18.0000   42.2000" in text
+    assert "oldest there" not in report.ServingReport.of(RECORDS).to_text()
+
+
+def test_block_use_is_a_share_of_the_pool():
+    found = steps.StepSummary.of(STEPS, BLOCK_SIZE)
+    assert [step.kv_cache_usage for step in STEPS] == [0.2, 0.5, 0.5, 0.3, 0, 0]
+    assert found.kv_cache_usage_mean == pytest.approx(found.blocks_in_use_mean / 10)
+    assert found.kv_cache_usage_max == 0.5
+    assert "5 at most (33.3 % and 50.0 %)" in report.ServingReport.of(RECORDS, STEPS).to_text()
+
+
 def test_the_queue_of_those_who_wait_still_ends_with_the_window():
     waiting = RequestRecord("w", 10, None, (), None, 1)
     assert queue.QueueSummary.of([waiting], (0, 30)) == queue.QueueSummary(20 / 30, 1, 20.0)
@@ -105,7 +122,7 @@ def test_a_report_by_hand():
     assert found.cache_hit_rate == 2 / 17
     assert (found.goodput.num_met, found.goodput.requests_per_s) == (2, 2 / 80)
     assert found.steps == steps.StepSummary.of(STEPS, BLOCK_SIZE)
-    assert found.queue == queue.QueueSummary.of(RECORDS, (0, 80))
+    assert found.queue == queue.QueueSummary.of(RECORDS, (0, 80), [10, 20, 30, 50, 60, 70])
 
 
 def test_without_a_window_it_is_from_the_first_arrival_to_the_last_event():

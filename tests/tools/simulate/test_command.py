@@ -19,6 +19,22 @@ def test_a_named_gpu(twophase):
     assert "60% of the peak" in out
 
 
+def test_admission_by_name(twophase):
+    """A pool of a few requests: who reserves the worst case keeps all that it lets in, and takes longer."""
+    options = ("--hardware", "h100", "--workload", "benchmark-pressure", "--requests", 40, "--num-kv-blocks", 200)
+    found = {}
+    for name in ("optimistic", "reserve", "estimate"):
+        code, out, _ = twophase("simulate", *options, "--admission", name, "--json")
+        assert code == 0
+        found[name] = json.loads(out)
+        assert found[name]["num_requests"] == 40
+    assert found["optimistic"]["num_preemptions"] > found["reserve"]["num_preemptions"] == 0
+    assert found["optimistic"]["elapsed_s"] < found["estimate"]["elapsed_s"] < found["reserve"]["elapsed_s"]
+    code, _, err = twophase("simulate", *options, "--admission", "reserved")
+    assert code == 2
+    assert "optimistic, reserve, estimate" in err
+
+
 def test_json(twophase):
     options = ("--hardware", "mi300x", "--model", "llama-3-70b", "--tensor-parallel", 8, "--rate", 5, "--requests", 40)
     code, out, _ = twophase("simulate", *options, "--day", 0.5, "--json")

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from tests.tools.simulate.runs import make_scheduler, random_requests, request
+from twophase.config import ADMISSIONS
 from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import SampledToken
 from twophase.scheduling.fast_forward import num_repeats, repeat_decodes, repeated_sequences
@@ -14,8 +15,10 @@ from twophase.scheduling.policies import (
     ContinuousPolicy,
     DeadlinePolicy,
     DynamicPolicy,
+    FairPolicy,
     PrefillFirstPolicy,
     PriorityPolicy,
+    RotatingPolicy,
     StaticPolicy,
 )
 from twophase_tools.simulate.cost_model import LinearCostModel
@@ -31,6 +34,8 @@ POLICIES = (
     StaticPolicy(3),
     DynamicPolicy(3, 0.3),
     DeadlinePolicy(),
+    RotatingPolicy(3),
+    FairPolicy(),
 )
 COSTS = LinearCostModel(0.01, 0.001, 0.0003, 0.00007, 0.00001, 0.0001, 0.00003, 0.0002, 0.00005)
 
@@ -53,7 +58,7 @@ def state_of(scheduler):
     return rows, cache.stats(), cache._pool.cached_blocks(), list(cache._pool._blank)
 
 
-@pytest.mark.parametrize("seed", range(27))
+@pytest.mark.parametrize("seed", range(33))
 def test_random_workloads_run_alike(seed):
     """Pressure, sharing, forks, priorities: times and traces are equal to the last bit, and so is what is left."""
     rng = random.Random(seed)
@@ -71,6 +76,7 @@ def test_random_workloads_run_alike(seed):
         "reserve_growth": rng.random() < 0.5,
         "watermark": rng.choice([0.0, 0.1]),
     }
+    options["admission"] = ADMISSIONS[seed // len(POLICIES) % 3]
     if rng.random() < 0.3:
         options |= {"enable_chunked_prefill": False, "budget": 64}
     options |= swaps

@@ -12,7 +12,7 @@ from tests.tools.simulate.test_fast_forward import COSTS, POLICIES, state_of
 LEAP = "twophase.scheduling.fast_forward"
 
 MUTANTS = [
-    Mutant("an arrival disturbs nobody", LEAP, "if scheduler.num_waiting and not (is_undisturbed and is_all_decodes and _refuses_again(scheduler)):", "if False:"),
+    Mutant("an arrival disturbs nobody", LEAP, "if scheduler.num_waiting and not is_refused_again:", "if False:"),
     Mutant("prefills repeat", LEAP, " or not all(chunk.num_samples for chunk in plan.chunks):", ":"),
     Mutant("some may be left out", LEAP, "if len(sequences) < scheduler.num_running:", "if not sequences:"),
     Mutant("places not taken by rank", LEAP, "        sequences.sort(key=_RANK)", "        sequences.reverse()"),

@@ -1,0 +1,230 @@
+"""Who gets what of the engine: prompts by turns, and tenants by what they were served."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from tests.scheduling.harness import Harness, make_request
+from twophase.core.errors import ConfigError
+from twophase.scheduling.policies import ChunkedPrefillPolicy, FairPolicy, RotatingPolicy
+from twophase.scheduling.tenants import OUTPUT_WEIGHT
+
+
+def chunks_of(harness: Harness, name: str) -> list[tuple[int, int]]:
+    """(step, tokens) of each."""
+    return [(step, tokens) for step, who, tokens in harness.log if who == name]
+
+
+class TestRotating:
+    def play(self, policy, *requests, **options):
+        harness = Harness(policy=policy, **{"budget": 8, "prefix_caching": False} | options)
+        harness.add(*requests)
+        harness.run().check_outputs()
+        return harness
+
+    def test_the_convoy_both_ways(self):
+        """A prompt of 4 behind one of 40, 8 tokens a step: it waits for all of the long one, or for nothing."""
+        prompts = make_request("long", 40, 1), make_request("short", 4, 1)
+        first_come = self.play(ChunkedPrefillPolicy(8), *prompts)
+        by_turns = self.play(RotatingPolicy(4, max_tokens=8), *prompts)
+        assert chunks_of(first_come, "short") == [(5, 4)]
+        assert chunks_of(by_turns, "short") == [(0, 4)]
+        assert chunks_of(first_come, "long")[-1][0] == 4
+        assert chunks_of(by_turns, "long")[-1] == (9, 4), "alone, it still has one chunk in a turn"
+
+    def test_the_price(self):
+        """Two equal prompts: by arrival the first is done half way, by turns both are done at the end."""
+        prompts = make_request("a", 16, 1), make_request("b", 16, 1)
+        first_come = self.play(ChunkedPrefillPolicy(8), *prompts)
+        by_turns = self.play(RotatingPolicy(4), *prompts)
+        assert [chunks_of(first_come, name)[-1][0] for name in "ab"] == [1, 3]
+        assert [chunks_of(by_turns, name)[-1][0] for name in "ab"] == [3, 3]
+
+    def test_three_prompts_take_turns_of_two_a_step(self):
+        harness = self.play(RotatingPolicy(4), *(make_request(name, 12, 1) for name in "abc"))
+        turns = [(step, who) for step, who, _ in harness.log]
+        assert turns == [
+            (0, "a"), (0, "b"),
+            (1, "c"), (1, "a"),
+            (2, "b"), (2, "c"),
+            (3, "a"), (3, "b"),
+            (4, "c"),
+        ]  # fmt: skip
+
+    def test_a_newcomer_goes_behind_those_who_wait_for_their_turn(self):
+        harness = Harness(policy=RotatingPolicy(4), budget=4, prefix_caching=False)
+        harness.add(make_request("a", 12, 1), make_request("b", 12, 1))
+        harness.step()
+        harness.add(make_request("c", 4, 1))
+        harness.run().check_outputs()
+        assert [who for _, who, _ in harness.log] == ["a", "b", "a", "c", "b", "a", "b"]
+
+    def test_newcomers_take_their_turns_by_rank(self):
+        harness = Harness(policy=RotatingPolicy(4), budget=4, prefix_caching=False)
+        harness.add(make_request("a", 12, 1))
+        harness.step()
+        harness.add(make_request("late", 4, 1), make_request("urgent", 4, 1, priority=-1))
+        harness.run().check_outputs()
+        assert [who for _, who, _ in harness.log] == ["a", "a", "urgent", "late", "a"]
+
+    def test_one_that_does_not_fit_is_not_passed_over(self):
+        """b needs five blocks of the six, of which a has two; c, which would fit, waits behind it."""
+        harness = Harness(policy=RotatingPolicy(4), num_blocks=6, prefix_caching=False)
+        harness.add(make_request("a", 6, 3), make_request("b", 18, 1), make_request("c", 2, 1))
+        harness.run().check_outputs()
+        assert chunks_of(harness, "c")[0][0] >= chunks_of(harness, "b")[0][0]
+
+    def test_decodes_wait_for_no_prompt_and_steps_are_short(self):
+        harness = self.play(
+            RotatingPolicy(2, max_tokens=6), *(make_request(name, 9, 9) for name in "abcd"), budget=32
+        )  # the harness checks that all decodes go first
+        assert max(Counter(step for step, _, tokens in harness.log for _ in range(tokens)).values()) == 6
+
+    def test_without_chunks_a_turn_is_a_prompt(self):
+        harness = self.play(RotatingPolicy(4), make_request("a", 8, 1), make_request("b", 7, 1), chunked=False)
+        assert harness.log == [(0, "a", 8), (1, "b", 7)]
+
+    def test_a_turn_that_was_dropped_is_no_turn(self):
+        harness = Harness(policy=RotatingPolicy(4), budget=4, prefix_caching=False)
+        harness.add(make_request("a", 8, 1), make_request("b", 8, 1))
+        harness.step()
+        for _ in range(3):
+            assert [harness.name(chunk.seq_id) for chunk in harness.schedule().chunks] == ["b"]
+        harness.run().check_outputs()
+        assert [who for _, who, _ in harness.log] == ["a", "b", "a", "b"]
+
+    @pytest.mark.parametrize("options", [{"chunk_tokens": 0}, {"chunk_tokens": 4, "max_tokens": 0}])
+    def test_numbers_that_make_no_sense(self, options):
+        with pytest.raises(ConfigError, match="must be at least 1, got 0"):
+            RotatingPolicy(**options)
+
+
+class TestFair:
+    def served(self, harness: Harness, *tenants: str) -> list[int]:
+        return [harness.scheduler._queues.tenants[tenant] for tenant in tenants]
+
+    def waiting(self, harness: Harness) -> set[str]:
+        return {sequence.request.tenant for sequence in harness.scheduler._queues.waiting}
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_as_long_as_two_wait_they_are_served_alike(self, seed):
+        """One has four times as many requests, and asks first. The bound is the paper's: twice the larger of a prompt
+        and of what is generated for all that runs."""
+        rng = random.Random(seed)
+        places, longest_prompt, longest_output = 4, 12, 10
+        harness = Harness(policy=FairPolicy(), max_num_seqs=places, budget=32, prefix_caching=False)
+        tenants = ["busy"] * 80 + ["calm"] * 20
+        for number, tenant in enumerate(tenants):
+            prompt, output = rng.randint(1, longest_prompt), rng.randint(1, longest_output)
+            harness.add(make_request(f"r{number}", prompt, output, tenant=tenant))
+        bound = 2 * max(longest_prompt, OUTPUT_WEIGHT * places * (longest_prompt + longest_output))
+        num_both = 0
+        while self.waiting(harness) == {"busy", "calm"}:
+            harness.step()
+            busy, calm = self.served(harness, "busy", "calm")
+            assert abs(busy - calm) <= bound
+            num_both += 1
+        assert num_both > 20
+        assert min(self.served(harness, "busy", "calm")) > 2 * bound / 3, "it went on for long enough to tell"
+        harness.run().check_outputs()
+
+    def test_first_come_first_served_is_not_fair(self):
+        """The negative control: by arrival the calm tenant gets nothing until the busy one's requests are done."""
+        for policy, share in ((None, 0), (FairPolicy(), 4)):
+            harness = Harness(policy=policy, max_num_seqs=1, prefix_caching=False)
+            harness.add(*(make_request(f"x{i}", 4, 4, tenant="busy") for i in range(12)))
+            harness.add(*(make_request(f"y{i}", 4, 4, tenant="calm") for i in range(4)))
+            while len(harness.ends) < 8:
+                harness.step()
+            assert sum(name.startswith("y") for name, _ in harness.ends) == share
+
+    def test_what_one_leaves_is_the_others(self):
+        harness = Harness(policy=FairPolicy(), max_num_seqs=2, prefix_caching=False)
+        harness.add(*(make_request(f"x{i}", 4, 4, tenant="busy") for i in range(6)))
+        harness.add(make_request("y", 4, 4, tenant="calm"))
+        while harness.scheduler.has_unfinished:
+            num_unfinished = len(harness.scheduler.sequences)
+            assert len(harness.step().chunks) == min(2, num_unfinished)
+        harness.run().check_outputs()
+
+    def test_idleness_is_not_saved_up(self):
+        """b comes when a has had much. It is lifted to a's counter: they take turns, and a is not shut out."""
+        harness = Harness(policy=FairPolicy(), max_num_seqs=1, prefix_caching=False)
+        harness.add(*(make_request(f"a{i}", 4, 4, tenant="a") for i in range(20)))
+        while len(harness.ends) < 8:
+            harness.step()
+        before = self.served(harness, "a")[0]
+        harness.add(*(make_request(f"b{i}", 4, 4, tenant="b") for i in range(6)))
+        assert self.served(harness, "b") == [before] == self.served(harness, "a")
+        while len(harness.ends) < 16:
+            harness.step()
+        ended = [name[0] for name, _ in harness.ends][8:]
+        assert Counter(ended) == {"a": 4, "b": 4}
+        harness.run().check_outputs()
+
+    def test_after_an_empty_queue_the_last_who_waited_is_the_measure(self):
+        harness = Harness(policy=FairPolicy(), prefix_caching=False)
+        harness.add(make_request("a", 4, 4, tenant="a"))
+        harness.run()
+        assert self.served(harness, "a", "b") == [4 + 4 * OUTPUT_WEIGHT, 0]
+        harness.add(make_request("b", 4, 1, tenant="b"))
+        assert self.served(harness, "a", "b") == [12, 12]
+        harness.run()
+        harness.add(make_request("a2", 4, 1, tenant="a"))  # a counter never falls, and is lifted to b's
+        assert self.served(harness, "a", "b") == [18, 18]
+
+    def test_a_counter_never_falls(self):
+        harness = Harness(policy=FairPolicy(), max_num_seqs=1, prefix_caching=False)
+        harness.add(make_request("a0", 4, 8, tenant="a"))
+        harness.run()
+        before = self.served(harness, "a")
+        harness.add(make_request("b0", 4, 8, tenant="b"))
+        harness.scheduler._queues.tenants._counters["b"] = 3  # a tenant who waits and was served less
+        harness.add(make_request("a1", 4, 8, tenant="a"))
+        assert self.served(harness, "a") == before
+
+    def test_only_what_is_computed_is_charged_and_only_once(self):
+        harness = Harness(policy=FairPolicy(), num_blocks=64)
+        harness.add(make_request("a", range(50, 59), 2, tenant="a"))
+        harness.run()
+        assert self.served(harness, "a") == [9 + 2 * OUTPUT_WEIGHT]
+        harness.add(make_request("a2", range(50, 59), 2, n=2, tenant="a"))
+        harness.run()
+        assert self.served(harness, "a") == [9 + 2 * OUTPUT_WEIGHT + 1 + 4 * OUTPUT_WEIGHT], "8 were found"
+        crowded = Harness(policy=FairPolicy(), num_blocks=4, prefix_caching=False)
+        crowded.add(make_request("a", 4, 12, tenant="a"), make_request("b", 3, 12, tenant="b"))
+        crowded.run().check_outputs()
+        assert crowded.preempted
+        assert self.served(crowded, "a", "b") == [4 + 12 * OUTPUT_WEIGHT, 3 + 12 * OUTPUT_WEIGHT]
+
+    def test_the_queue_of_tenants_follows_the_queue(self):
+        """Whoever ends while it waits, waits no more."""
+        harness = Harness(policy=FairPolicy(), max_num_seqs=1)
+        tenants = harness.scheduler._queues.tenants
+        harness.add(*(make_request(name, 3, 9, tenant=name) for name in "abc"))
+        harness.step()
+        assert set(tenants._num_waiting) == {"b", "c"}
+        harness.take(harness.scheduler.abort("b"))
+        assert set(tenants._num_waiting) == {"c"}
+        harness.run()
+        assert tenants._num_waiting == {}
+
+    def test_within_a_tenant_priority_decides(self):
+        harness = Harness(policy=FairPolicy(), max_num_seqs=1, prefix_caching=False)
+        harness.add(make_request("late", 4, 1, tenant="a"), make_request("urgent", 4, 1, tenant="a", priority=-1))
+        harness.run()
+        assert [name for name, _ in harness.ends] == ["urgent", "late"]
+
+    def test_a_request_that_does_not_fit_is_not_passed_over(self):
+        """b's turn has come, its prompt does not fit beside a's; a's next one, which would, waits with it."""
+        harness = Harness(policy=FairPolicy(), num_blocks=6, prefix_caching=False)
+        harness.add(make_request("a0", 6, 9, tenant="a"))
+        harness.step()
+        harness.add(make_request("b0", 18, 1, tenant="b"), make_request("a1", 2, 1, tenant="a"))
+        harness.run().check_outputs()
+        assert next(name for name, _ in harness.ends) == "a0"
+
+    def test_numbers_that_make_no_sense(self):
+        with pytest.raises(ConfigError, match="max_tokens must be at least 1, got 0"):
+            FairPolicy(max_tokens=0)
