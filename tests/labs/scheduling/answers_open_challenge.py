@@ -1,5 +1,6 @@
-"""Answers that prove the check of exercise 4.23."""
+"""Answers that prove the check of exercise 4.14."""
 
+from tests.labs.scheduling.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 BOUNDED_DEFAULT = """
@@ -144,18 +145,18 @@ my_limits = {"max_num_seqs": 40, "max_num_batched_tokens": 300}
 """
 
 BANKS = {
-    "4.23": Bank(
+    "4.14": Bank(
         wrong=(
-            Wrong("more pages than there are", {9: '{"num_blocks": 5000}'}, rejected_by="keeps to the limits"),
-            Wrong("more seats than there are", {9: '{"max_num_seqs": 256}'}, rejected_by="keeps to the limits"),
+            Wrong("more blocks than there are", {9: '{"num_blocks": 5000}'}, rejected_by="keeps to the limits"),
+            Wrong("more places than there are", {9: '{"max_num_seqs": 256}'}, rejected_by="keeps to the limits"),
             Wrong("no policy at all", NO_POLICY, rejected_by="keeps to the limits"),
-            Wrong("lets nobody in", NEVER_PREFILLS, rejected_by="serves everyone"),
-            Wrong("decodes twice", TWICE, rejected_by="serves everyone"),
+            Wrong("lets nothing in", NEVER_PREFILLS, rejected_by="serves every request"),
+            Wrong("decodes twice", TWICE, rejected_by="serves every request"),
             Wrong("small chunks alone", BOUNDED_DEFAULT, rejected_by="beats the default policy"),
             Wrong("prefills first", PROMPTS_ONLY, rejected_by="beats the default policy"),
-            Wrong("waits for company", WAITS, rejected_by="serves everyone"),
-            Wrong("last come, first served", LAST_COME_FIRST, rejected_by="keeps enough promises"),
-            Wrong("guesses the length of answers", READS_THE_FUTURE, rejected_by="keeps enough promises"),
+            Wrong("waits for company", WAITS, rejected_by="serves every request"),
+            Wrong("last come, first served", LAST_COME_FIRST, rejected_by="meets enough SLOs"),
+            Wrong("guesses the length of answers", READS_THE_FUTURE, rejected_by="meets enough SLOs"),
             Wrong("the oldest first", {6: "(sequence.request.arrival_s,)"}, rejected_by="beats the default policy"),
             Wrong(
                 "late ones first",
@@ -166,9 +167,11 @@ BANKS = {
         right=(
             Right("length as a priority", AGED_LENGTH),
             Right(
-                "a smaller margin, and fewer seats",
+                "a smaller margin, and fewer places",
                 {1: "0.95 * slo.tpot_s", 9: '{"max_num_seqs": 48, "watermark": 0.02}'},
             ),
         ),
     ),
 }
+
+BANKS = opened_all(BANKS)

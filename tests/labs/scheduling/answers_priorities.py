@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 4.18."""
+"""Answers that prove the check of exercise 4.12."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -15,7 +15,7 @@ def aged_rank(priority, arrival_s, number, patience_s):
 """
 
 BANKS = {
-    "4.18": Bank(
+    "4.12": Bank(
         wrong=(
             Wrong(
                 "larger is better", {1: "(-priority, arrival_s, number)"}, rejected_by="serves better priorities first"

@@ -1,10 +1,9 @@
-"""Priorities that age, and convoys."""
+"""4.12 Priorities that age."""
 
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, reject
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Choice
 
 Asked = tuple[int, float, int]  # priority, arrival, number
 
@@ -74,7 +73,8 @@ def bounded(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="4.18",
+        id="4.12",
+        was="4.18",
         title="Priorities that age",
         kind="code",
         names=("aged_rank",),
@@ -121,24 +121,5 @@ EXERCISES = (
             ),
         ),
         time_limit_s=10,
-    ),
-    Exercise(
-        id="4.19",
-        title="Behind a long prompt",
-        kind="choice",
-        names=("answer_4_19",),
-        points=1,
-        minutes=2,
-        objective="tell what chunks solve from what order solves",
-        question=Choice(
-            "abcd",
-            "8a7cb5281e0de559",
-            {
-                "a": "every chunk still belongs to the long prompt, and more of them cost more steps",
-                "b": "the long prompt is done sooner, but until then it still has every step to itself",
-                "c": "seats and pages are there; what is short is the budget of each step",
-            },
-            hint="Who gets the prefill tokens of each step, as long as the long prompt is not done?",
-        ),
     ),
 )
