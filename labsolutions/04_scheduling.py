@@ -408,10 +408,9 @@ def plan_in_chunks(running, waiting, budget):
             batch.append((job, num_tokens))
             budget -= num_tokens
     while waiting and budget > 0:
-        job = waiting.popleft()
-        running.append(job)
-        num_tokens = min(job.num_to_compute, budget)
-        batch.append((job, num_tokens))
+        running.append(waiting.popleft())
+        num_tokens = min(running[-1].num_to_compute, budget)
+        batch.append((running[-1], num_tokens))
         budget -= num_tokens
     return batch
     # END SOLUTION
@@ -428,33 +427,16 @@ logs = {
 }
 place_pictures.draw_steps(logs, 50)
 
-# %% tags=["setup"]
-from twophase.core.errors import PolicyError
-from twophase.scheduling.policies import by_priority
-from twophase.scheduling.policy import Policy
-
 # %% [markdown]
 # **And the engine?** It treats the two causes of such a silence separately. A request that could never be served is
 # refused on arrival, with the numbers. And a policy that plans nothing while a request is unfinished, and does not say
-# what it waits for, is stopped. Here is the rule from above as a policy of the real scheduler:
+# what it waits for, is stopped. `WholePrompts` is the rule from above in the real scheduler:
 
 
 # %%
 # NBVAL_CHECK_OUTPUT
-class WholePrompts(Policy):
-    def rank(self, sequence):
-        return by_priority(sequence)  # the package's: in order of arrival
-
-    def plan(self, step):
-        for sequence in step.running:
-            step.decode(sequence)
-        for sequence in step.waiting:
-            if sequence.num_prompt_tokens > step.budget or not step.admit(sequence):
-                break
-
-    def __repr__(self):
-        return "WholePrompts()"
-
+from twophase.core.errors import PolicyError
+from twophase_labs.scheduling.gated import WholePrompts
 
 try:
     play(WholePrompts(), [TimedRequest("A", 0, 100, 3)], StepCost(1.0), max_num_seqs=8, token_budget=50)
@@ -526,6 +508,7 @@ place_pictures.draw_steps({"two steps, by what they compute": composition}, 32)
 # goes to the queue.
 
 # %% tags=["setup"]
+from twophase.scheduling.policy import Policy
 from twophase_labs.scheduling.virtual import steps_of
 
 # %% [markdown]
@@ -1514,7 +1497,7 @@ for name, cost, scale in zip(names, costs, (1, 1, 1, 1000, 1000), strict=True):
 # What the engine's own policies reach, and yours of 4.5:
 
 # %% tags=["setup"]
-from twophase.scheduling.policies import PrefillFirstPolicy, decodes_and_begun, decodes_first
+from twophase.scheduling.policies import PrefillFirstPolicy, by_priority, decodes_and_begun, decodes_first
 from twophase_labs.scheduling import challenge
 
 # %%
@@ -1583,8 +1566,8 @@ class Challenger(Policy):
         def urgency(sequence):
             return (self.is_late(sequence, step.now_s), sequence.num_uncomputed_tokens)
 
-        for sequence in decoding:
-            step.decode(sequence)
+        for one in decoding:
+            step.decode(one)
         room = self.room_beside(decoding)
         for sequence in sorted([*begun, *step.waiting], key=urgency):
             if room < 1:
