@@ -64,5 +64,13 @@ def ttfts(records: Sequence[RequestRecord]) -> list[float]:
 
 
 def rush(policy: Policy) -> SimulationResult:
-    """The minute of rush and the one after it, with a prefix cache: records and the trace of every step."""
-    return simulate(requests(), make_scheduler(LIMITS, policy, enable_prefix_caching=True), COST)
+    """The minute of rush and the one after it, with a prefix cache: records and the trace of every step.
+
+    All prompts begin with the same 16 tokens, and differ from then on.
+    """
+    found = requests()
+    asked = [
+        replace(one, prompt_token_ids=(0,) * 16 + tuple(range(100 + number, 84 + number + len(one.prompt_token_ids))))
+        for number, one in enumerate(found)
+    ]
+    return simulate(asked, make_scheduler(LIMITS, policy, enable_prefix_caching=True), COST)
