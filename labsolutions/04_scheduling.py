@@ -70,9 +70,9 @@ torch.set_num_threads(1)
 # **Think first.** A request is preempted in the middle of its answer, and later gets blocks again. Is its next state
 # *decoding* or *prefill*? What will it compute?
 
-# %% [markdown] Three requests of 20 prompt tokens and 40 answer tokens, in a pool of six blocks of 16 slots: two of
-# them fit at first, but not to their ends. `WatchedScheduler` is the engine's own scheduler and tells every change of
-# state.
+# %% [markdown]
+# Three requests of 20 prompt tokens and 40 answer tokens, in a pool of six blocks of 16 slots: two of them fit at
+# first, but not to their ends. `WatchedScheduler` is the engine's own scheduler and tells every change of state.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -262,8 +262,9 @@ iteration_level = use("4.2")
 together = {"static": static, "continuous": iteration_level([0] * 8, lengths, 4)}
 place_pictures.draw_places(together, 4)
 
-# %% [markdown] **Your function against the real scheduler**, in the simulator, where a step takes one second. 24
-# requests with prompts of one token arrive over time; there are four places, and the policies are the engine's own.
+# %% [markdown]
+# **Your function against the real scheduler**, in the simulator, where a step takes one second. 24 requests with
+# prompts of one token arrive over time; there are four places, and the policies are the engine's own.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -591,10 +592,11 @@ from twophase_tools.load.pictures import draw_batch_composition
 draw_batch_composition([replace(step, step=number) for number, step in enumerate(steps)], token_budget=24)
 plt.show()
 
-# %% [markdown] **Read the result.** Steps are full, up to the line, as long as there are prompts. Decodes lie at the
-# bottom of each; there are more of them while prompts get done faster than answers, and fewer when answers end. The
-# default policy would have computed all six prompts in one long first step. `LLM(policy=DecodesFirst(24))` starts an
-# engine with your policy.
+# %% [markdown]
+# **Read the result.** Steps are full, up to the line, as long as there are prompts. Decodes lie at the bottom of each;
+# there are more of them while prompts get done faster than answers, and fewer when answers end. The default policy
+# would have computed all six prompts in one long first step. `LLM(policy=DecodesFirst(24))` starts an engine with your
+# policy.
 
 # %% [markdown]
 # ### Your policy beside the engine's, and beside vLLM's
@@ -622,9 +624,9 @@ show_source(decodes_and_begun)
 # It knows no decodes and no prefills: each request has a number of tokens computed and a number that it should have,
 # and gets the difference, or what is left of the budget. First the running requests, in order; those in the middle of
 # an answer need one token each, and a prefill that is begun takes what it can. Only then the waiting ones, as long as
-# there is budget. When a block is missing, the running request of lowest priority is preempted, or the last one. Your
-# 4.4 is this loop; your 4.5 differs where a begun prefill stands *before* a decode in `running`: vLLM's takes the
-# budget first.
+# there is budget and none was preempted in this step. When a block is missing, the running request of lowest priority
+# is preempted, or the last one. Your 4.4 is this loop; your 4.5 differs where a begun prefill stands *before* a decode
+# in `running`: vLLM's takes the budget first.
 
 # %% [markdown]
 # **Takeaway.** A policy is about 20 lines: with a bound of 24 tokens, no step of the run above had more, and all six
@@ -667,7 +669,7 @@ plt.show()
 # %% [markdown]
 # **Read the result.** In the second lane A's prefill ends at 310 ms, and B's at 340; B came at 50, so it waited 290 ms.
 # (The clock's 340 is often printed in its place.) Chunks by arrival did nothing for B: the rest of A's prompt comes
-# before B's, in one piece or in seven, and each further step costs 10 ms. **Chunks do not shorten a queue.** They bound
+# before B's, in one piece or in six, and each further step costs 10 ms. **Chunks do not shorten a queue.** They bound
 # the time between two decisions, and so the gap of every sequence that is already writing.
 #
 # In the last lane the policy decides otherwise at these moments: each prompt gets a chunk of 25 tokens and goes behind
@@ -814,10 +816,10 @@ for name, (document, *questions) in by_order.items():
 fairness_pictures.draw_convoy(by_order)
 plt.show()
 
-# %% [markdown] **Read the result.** By arrival, the questions wait behind the document like cars behind a lorry, and
-# all get their first tokens when it is done: a **convoy**. Smaller chunks make it longer. By turns it is gone. So the
-# claim is true of chunks that take turns, and false of chunks alone. What do turns cost? Four prompts of the same
-# length:
+# %% [markdown]
+# **Read the result.** By arrival, the questions wait behind the document like cars behind a lorry, and all get their
+# first tokens when it is done: a **convoy**. Smaller chunks make it longer. By turns it is gone. So the claim is true
+# of chunks that take turns, and false of chunks alone. What do turns cost? Four prompts of the same length:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -830,6 +832,16 @@ for name, policy in {"by arrival": DecodesFirst(256), "by turns": RotatingPolicy
 # Prompts that began together end together, each as late as the last one could have been. Turns help short prompts among
 # long ones, and nothing else.
 #
+# > **In production, 2026.** vLLM's [V1
+# > engine](https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md)
+# > always chunks, decodes first; `max_num_batched_tokens` bounds the step, and more than 8,192 is recommended for
+# > throughput. SGLang separates the phases unless
+# > [`--enable-mixed-chunk`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
+# > is set: prefill steps and decode steps take turns, and its `--schedule-policy` is `fcfs`. None of them rotates
+# > prompts by default. By roofline, a chunk of 8,192 tokens of an 8B model in bf16 is 131 TFLOP, 0.13 s at an H100's
+# > 989 TFLOP/s: that is the gap that such a step makes; one of 512 tokens takes 8.3 ms.
+
+# %% [markdown]
 # **Takeaway.** Behind a prompt of 12,000 tokens in chunks of 256, questions wait 1.22 s on average by arrival, 3.12 s
 # with chunks of 64, and 0.13 s by turns; four equal prompts wait 1.34 s each by turns, and 0.87 s on average by
 # arrival.
@@ -904,8 +916,9 @@ print("TTFT equal:", all(mine[r.request_id]["ttft_s"] == r.ttft_s for r in chunk
 print("gaps equal:", all(tuple(mine[r.request_id]["itls_s"]) == r.itls_s for r in chunked.records))
 print("TPOT equal:", all(abs(mine[r.request_id]["tpot_s"] - r.tpot_s) < 1e-9 for r in chunked.records))
 
-# %% [markdown] **Where does the time go?** TTFT is queue + prefill, and over a network a few terms more (lab 8). A
-# decode's gap is one step: planning, the forward pass with sampling, and bookkeeping. The trace has a time for each:
+# %% [markdown]
+# **Where does the time go?** TTFT is queue + prefill, and over a network a few terms more (lab 8). A decode's gap is
+# one step: planning, the forward pass with sampling, and bookkeeping. The trace has a time for each:
 
 # %%
 for name, run in list(real.items())[1:]:
@@ -932,8 +945,9 @@ for name, run in list(real.items())[1:]:
         f"{name:27} the answer's gaps: mean {np.mean(gaps_ms):4.0f}  p50 {p50:4.0f}  p95 {p95:4.0f}  p99 {p99:5.0f} ms"
     )
 
-# %% [markdown] Between the answer's first token and its last nearly the same work is done under both policies, so the
-# means, its TPOT, are close. p99 tells them apart.
+# %% [markdown]
+# Between the answer's first token and its last nearly the same work is done under both policies, so the means, its
+# TPOT, are close. p99 tells them apart.
 
 # %% [markdown]
 # ### Goodput against load
@@ -982,7 +996,8 @@ plt.show()
 # full load the goodput *falls* while the throughput still rises: the machine works at answers that come too late. The
 # best operating point is the top of the goodput.
 
-# %% [markdown] **Takeaway.** At 80 % of its capacity this engine meets the SLO of 9.1 requests per second, its most; at
+# %% [markdown]
+# **Takeaway.** At 80 % of its capacity this engine meets the SLO of 9.1 requests per second, its most; at
 # 100 % it completes 10.9 per second and meets the SLO of 2.7.
 
 # %% [markdown]
@@ -1011,8 +1026,9 @@ plt.show()
 # ```
 #
 # One order decides both: the best rank is served first, the worst loses first. So the best one always goes on, and one
-# by one all of them do. Other rules exist: SGLang retracts the requests with the fewest output tokens, and keeps
-# headroom so that it happens rarely. Any rule needs an argument why every request ends.
+# by one all of them do. Other rules exist: SGLang
+# [retracts](https://github.com/sgl-project/sglang/blob/fd3907ee4618e96b73ee94d9a836db78efb5d046/python/sglang/srt/managers/schedule_batch.py)
+# the requests with the fewest output tokens, of these the longest prompts first. Any rule needs an argument why every request ends.
 
 # %% tags=["setup"]
 from twophase_labs.scheduling.memory import Held, Machine, Running
@@ -1103,12 +1119,13 @@ for name, run in runs.items():
 draw_swim_lanes(runs["recompute"].records, runs["recompute"].steps, title="Nine blocks for six requests: recompute")
 plt.show()
 
-# %% [markdown] **Read the result.** The same tokens, all three times. Red is a request without blocks: it waits, and
-# then an orange step reads its prompt *and what it had already written*. Greedy decoding is a function of the tokens
-# before. For sampled answers the engine draws from a generator that depends on seed and position alone, so a repeated
-# step draws again what it drew. But a recomputed token comes from a step of another composition, and where that changes
-# a sum's rounding, two nearly equal logits could change places. In float32 on this backend that does not happen here;
-# in 16 bits expect "the same, up to the rounding of another batch".
+# %% [markdown]
+# **Read the result.** The same tokens, all three times. Red is a request without blocks: it waits, and then an orange
+# step reads its prompt *and what it had already written*. Greedy decoding is a function of the tokens before. For
+# sampled answers the engine draws from a generator that depends on seed and position alone, so a repeated step draws
+# again what it drew. But a recomputed token comes from a step of another composition, and where that changes a sum's
+# rounding, two nearly equal logits could change places. In float32 on this backend that does not happen here; in 16
+# bits expect "the same, up to the rounding of another batch".
 
 # %% [markdown]
 # ### Thrashing, and three ways to admit
@@ -1195,12 +1212,20 @@ for admission in ("optimistic", "reserve", "estimate"):
     )
     print(f"{run.batch:4.1f} sequences in a step, done after {run.elapsed_s:.0f} s")
 
-# %% [markdown] **Read the result.** Reserving never preempts, and leaves most of the pool empty. The optimist fills it
-# and pays with repeated work; an estimate is in between. Which is best depends on how far `max_tokens` is from what is
-# written, and on what a recomputed token costs: a number to measure, not to copy.
+# %% [markdown]
+# **Read the result.** Reserving never preempts, and leaves most of the pool empty. The optimist fills it and pays with
+# repeated work; an estimate is in between. Which is best depends on how far `max_tokens` is from what is written, and
+# on what a recomputed token costs: a number to measure, not to copy.
 
 # %% [markdown]
-# > **In production, 2026.** BOX7
+# > **In production, 2026.** The three engines differ. vLLM admits for what a request has now, and [recomputes preempted
+# > requests](https://docs.vllm.ai/en/v0.17.1/configuration/optimization/). TensorRT-LLM reserves: its
+# > `capacity_scheduler_policy` is
+# > [`GUARANTEED_NO_EVICT`](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/SchedulerConfig.html) by
+# > default. SGLang estimates, and retracts when it was wrong;
+# > [`--schedule-conservativeness`](https://docs.sglang.io/advanced_features/hyperparameter_tuning.html) scales the
+# > estimate and is 1.0. By roofline, recomputing 1,000 tokens of an 8B model in bf16 on an H100 is 16 TFLOP, 16 ms at a
+# > peak of 989 TFLOP/s, as long as 3.6 decode steps that read 15 GB.
 
 # %% [markdown]
 # **Takeaway.** With answers of unknown length, reserving for the worst case runs 2.9 sequences a step and takes 89 s
@@ -1385,9 +1410,20 @@ for time_s in (5, 20, 40, 60, 80, 100):
     print(f"{time_s:3} s {last.queue_age_s or 0:9.1f} s {last.num_waiting:9}", end=" ")
     print(f"{last.kv_cache_usage:11.0%} {hits / queries:17.0%}")
 
-# %% [markdown] **Read the result.** Block use says that the engine is busy, not that it is late. The number waiting
-# says how many, not how long. The queue age shows the starvation while it happens: it grows by a second each second.
+# %% [markdown]
+# **Read the result.** Block use says that the engine is busy, not that it is late. The number waiting says how many,
+# not how long. The queue age shows the starvation while it happens: it grows by a second each second.
 #
+# > **In production, 2026.** vLLM has `vllm:kv_cache_usage_perc` for the block use, `vllm:prefix_cache_hits` and
+# > `vllm:prefix_cache_queries` for the hit rate, and
+# > [`vllm:request_queue_time_seconds`](https://github.com/vllm-project/vllm/blob/0328b592a3d35f9b4dc5549d2a3fb8d1531c8e5f/docs/design/metrics.md),
+# > a histogram that knows a wait when it is over: what still waits is not in it. Order is by arrival in all three
+# > engines; vLLM's `policy` and SGLang's
+# > [`--enable-priority-scheduling`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
+# > switch to strict priorities. By roofline nothing changes here on an H100: a step becomes shorter, and the order of a
+# > queue does not depend on it.
+
+# %% [markdown]
 # **Takeaway.** Ageing with a patience of 5 s cuts the batch job's longest wait from 58.9 s to 12.5 s, and raises the
 # chats' from 5.9 s to 7.7 s; fair shares cut the modest tenant's mean wait from 18.3 s to 0.7 s.
 
@@ -1417,10 +1453,11 @@ steps = [step for run in measured_here.runs.values() for step in prediction.step
 prediction_pictures.draw_step_times(steps)
 plt.show()
 
-# %% [markdown] **Read the result.** Dots on the line are steps predicted well; the table says what the queue makes of
-# the rest. Times per token are averages of many steps, so errors cancel. First tokens depend on how a queue built up,
-# where a small error of every step adds up, near saturation most of all. `twophase simulate --validate` prints such a
-# table at length.
+# %% [markdown]
+# **Read the result.** Dots on the line are steps predicted well; the table says what the queue makes of the rest. Times
+# per token are averages of many steps, so errors cancel. First tokens depend on how a queue built up, where a small
+# error of every step adds up, near saturation most of all. `twophase simulate --validate` prints such a table at
+# length.
 #
 # **Takeaway.** Decisions are exact and times are not: print the error beside every prediction, measured on a run that
 # the fit has not seen, as the cell above does for 5 figures.
@@ -1477,9 +1514,10 @@ names = ("per step", "per token", "per sample", "per 1,000 keys of context", "pe
 for name, cost, scale in zip(names, costs, (1, 1, 1, 1000, 1000), strict=True):
     print(f"{name:26}{1e3 * cost * scale:8.3f} ms")
 
-# %% [markdown] The cost per step is what you know from lab 3, reading the weights: everything in the step shares it,
-# which is the case for batching. Where two things go together in all probes, a fit can give the cost to either: don't
-# read much into a zero.
+# %% [markdown]
+# The cost per step is what you know from lab 3, reading the weights: everything in the step shares it, which is the
+# case for batching. Where two things go together in all probes, a fit can give the cost to either: don't read much into
+# a zero.
 
 # %% [markdown]
 # ## 10. The challenge
@@ -1600,10 +1638,10 @@ compared = {
 }
 figure = draw_percentile_curves(compared, slo=challenge.SLO)
 
-# %% [markdown] **Read the result.** The curves are of the first of the three traffics; the dashed line is the SLO. A
-# policy that knows its SLO keeps most of the first curve below, and lets the end of it, the hopeless and the long, go
-# far up. That is what the score leaves out: requests that are late anyway wait longest. A service needs an order for
-# them, too.
+# %% [markdown]
+# **Read the result.** The curves are of the first of the three traffics; the dashed line is the SLO. A policy that
+# knows its SLO keeps most of the first curve below, and lets the end of it, the hopeless and the long, go far up. That
+# is what the score leaves out: requests that are late anyway wait longest. A service needs an order for them, too.
 #
 # The rest is open: the margin of a step, a better estimate of which request is late (what of the queue before it?),
 # documents that wait until a burst is over, admission. Save your class in a file, and `twophase challenge run
