@@ -837,9 +837,9 @@ for name, policy in {"by arrival": DecodesFirst(256), "by turns": RotatingPolicy
 # > always chunks, decodes first; `max_num_batched_tokens` bounds the step, and more than 8,192 is recommended for
 # > throughput. SGLang separates the phases unless
 # > [`--enable-mixed-chunk`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
-# > is set: prefill steps and decode steps take turns, and its `--schedule-policy` is `fcfs`. None of them rotates
-# > prompts by default. By roofline, a chunk of 8,192 tokens of an 8B model in bf16 is 131 TFLOP, 0.13 s at an H100's
-# > 989 TFLOP/s: that is the gap that such a step makes; one of 512 tokens takes 8.3 ms.
+# > is set: a step is either prefill or decodes, and its `--schedule-policy` is `fcfs`. None of them rotates prompts by
+# > default. By roofline, a chunk of 8,192 tokens of an 8B model in bf16 is 131 TFLOP, 0.13 s at an H100's 989 TFLOP/s:
+# > that is the gap that such a step makes; one of 512 tokens takes 8.3 ms.
 
 # %% [markdown]
 # **Takeaway.** Behind a prompt of 12,000 tokens in chunks of 256, questions wait 1.22 s on average by arrival, 3.12 s
@@ -1028,7 +1028,8 @@ plt.show()
 # One order decides both: the best rank is served first, the worst loses first. So the best one always goes on, and one
 # by one all of them do. Other rules exist: SGLang
 # [retracts](https://github.com/sgl-project/sglang/blob/fd3907ee4618e96b73ee94d9a836db78efb5d046/python/sglang/srt/managers/schedule_batch.py)
-# the requests with the fewest output tokens, of these the longest prompts first. Any rule needs an argument why every request ends.
+# the requests with the fewest output tokens, of these the longest prompts first. Any rule needs an argument why every
+# request ends.
 
 # %% tags=["setup"]
 from twophase_labs.scheduling.memory import Held, Machine, Running
