@@ -71,8 +71,8 @@ torch.set_num_threads(1)
 # *decoding* or *prefill*? What will it compute?
 
 # %% [markdown]
-# Three requests of 20 prompt tokens and 40 answer tokens, in a pool of six blocks of 16 slots: two of them fit at
-# first, but not to their ends. `WatchedScheduler` is the engine's own scheduler and tells every change of state.
+# Three requests of 20 prompt tokens and 40 answer tokens, in a pool of six blocks: two of them fit at first, but not
+# to their ends. `WatchedScheduler` is the engine's own scheduler and tells every change of state.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -153,8 +153,8 @@ plt.show()
 #
 # Answers of a language model are not equally long. Count with the simplest model: each request at work gets one token a
 # step, prompts are so short that reading one is part of the first step, and a step takes equally long however many
-# requests are in it (nearly true below lab 3's ridge). There are `num_places` sequence places, as many as the engine's
-# `max_num_seqs`.
+# requests are in it (lab 3 measured how far that is true). There are `num_places` sequence places, as many as the
+# engine's `max_num_seqs`.
 
 
 # %% tags=["setup"]
@@ -468,7 +468,7 @@ except PolicyError as error:
 # | `step.admit(sequence, max_tokens)` | let a waiting one in, with its first chunk | its tokens; 0: there is no room |
 #
 # A move that does not fit plans less, or nothing: with `max_tokens` of 0 or less, `prefill` and `admit` do nothing and
-# return 0. One that makes no sense, like planning a sequence twice, raises `PolicyError`.
+# return 0. One that makes no sense, like planning a sequence again in the same step, raises `PolicyError`.
 
 # %% [markdown]
 # ### Open the engine
@@ -826,7 +826,8 @@ plt.show()
 alike = [TimedRequest(str(number), 0.0, 1200, 8) for number in range(4)]
 for name, policy in {"by arrival": DecodesFirst(256), "by turns": RotatingPolicy(64, 256)}.items():
     ttfts = [record.ttft_s for record in play(policy, alike, StepCost(0.020, 0.0002)).records]
-    print(f"{name:11} first tokens after {', '.join(f'{ttft_s:.2f}' for ttft_s in ttfts)} s")
+    told = ", ".join(f"{ttft_s:.2f}" for ttft_s in ttfts)
+    print(f"{name:11} first tokens after {told} s, mean {statistics.mean(ttfts):.2f} s")
 
 # %% [markdown]
 # Prompts that began together end together, each as late as the last one could have been. Turns help short prompts among
@@ -1004,7 +1005,7 @@ plt.show()
 # ## 7. When the blocks run out
 # <!-- minutes: 22 + 12 -->
 #
-# No scheduler knows how long an answer becomes. An engine that reserved blocks for the longest one would leave most of
+# No scheduler knows how long an answer becomes. An engine that reserved blocks for the longest one would leave many of
 # them empty (lab 1 counted that). One that admits a request for what it has *now* must expect that sometimes all of
 # them grow at once. Then a decode needs a block and none is free.
 #
@@ -1237,8 +1238,9 @@ for admission in ("optimistic", "reserve", "estimate"):
 # ### Going further: offload, or recompute
 #
 # An agent waits for a tool and its K and V are not needed for seconds; a preempted request waits for a block. Is it
-# cheaper to copy them to host memory and back, or to compute them again? 1,000 tokens of an 8-billion-parameter model
-# are 131 MB each way, or 16 TFLOP.
+# cheaper to copy them to host memory and back, or to compute them again? 1,000 tokens of Llama-3-8B have
+# $1{,}000 \cdot 131{,}072 = 131$ million bytes of K and V, to be moved each way, or take
+# $1{,}000 \cdot 2 \cdot 8 \cdot 10^9 = 16 \cdot 10^{12}$ operations.
 
 # %% [markdown]
 # <!-- card 4.11 -->
@@ -1786,8 +1788,9 @@ check("4.17")
 #
 # ### What to read next
 #
-# - Orca, OSDI 2022: iteration-level scheduling and selective batching. (Its 36.9 times over FasterTransformer, for
-#   GPT-3 175B, is often printed as vLLM's; vLLM's paper claims 2 to 4 times over FasterTransformer and Orca.)
+# - Orca, OSDI 2022: iteration-level scheduling and selective batching. Its 36.9 times over FasterTransformer, for GPT-3
+#   175B, is often printed as vLLM's, whose paper (arXiv:2309.06180) claims 2 to 4 times over FasterTransformer and
+#   Orca.
 # - PagedAttention, arXiv:2309.06180: preemption by swapping and recomputing, section 4.5.
 # - Sarathi-Serve, arXiv:2403.02310: chunks and stall-free batches.
 # - DistServe, arXiv:2401.09670: goodput, and prefill and decode on machines of their own.

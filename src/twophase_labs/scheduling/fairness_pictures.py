@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from twophase.core.colours import COLOURS, EMPTY, INK
-from twophase_labs.scheduling.classes import RUSH_S, of_class
+from twophase_labs.scheduling.classes import RUSH_S, of_class, ttfts
 from twophase_tools.load.records import RequestRecord
 
 BLUE, ORANGE, GREEN, _, _, VERMILION, _ = COLOURS
@@ -14,20 +14,24 @@ STYLES = ((VERMILION, "o"), (BLUE, "s"), (GREEN, "^"), (ORANGE, "D"))
 
 
 def draw_waits(runs: Mapping[str, Sequence[RequestRecord]]) -> Figure:
-    """Time to first token against arrival: the batch job's requests, and the others'."""
-    figure, axes = plt.subplots(1, 2, figsize=(10.5, 3.8), facecolor="white", sharey=True)
-    for panel, name, title in zip(axes, ("batch", "person"), ("The batch job", "Chats"), strict=True):
-        panel.axvspan(0, RUSH_S, color=EMPTY, zorder=0)
-        panel.text(RUSH_S / 2, 0.97, "rush", transform=panel.get_xaxis_transform(), ha="center", va="top", color=INK)
-        for (label, records), (colour, marker) in zip(runs.items(), STYLES, strict=False):
-            mine = of_class(records, name)
-            x, y = [record.arrival_s for record in mine], [record.ttft_s for record in mine]
-            panel.plot(x, y, marker, color=colour, markersize=4, alpha=0.8, label=label)
-        panel.set(xlabel="arrival (s)")
-        panel.set_title(title, loc="left")
+    """Time to first token: of the batch job's requests by their arrival, of the chats by percentile."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8), facecolor="white", sharey=True)
+    left.axvspan(0, RUSH_S, color=EMPTY, zorder=0)
+    left.text(2, 0.03, "rush", transform=left.get_xaxis_transform(), color=INK)
+    for (label, records), (colour, marker), style in zip(runs.items(), STYLES, ("-", "--", "-."), strict=False):
+        batch = of_class(records, "batch")
+        x, y = [record.arrival_s for record in batch], [record.ttft_s or 0.0 for record in batch]
+        left.plot(x, y, marker, color=colour, markersize=4, alpha=0.8, label=label)
+        waits = sorted(ttfts(of_class(records, "person")))
+        shares = [100 * number / (len(waits) - 1) for number in range(len(waits))]
+        right.plot(shares, waits, style, color=colour, label=label)
+    left.set(xlabel="arrival (s)", ylabel="time to first token (s)")
+    left.set_title("The batch job", loc="left")
+    right.set(xlabel="percentile of the chats")
+    right.set_title("Chats", loc="left")
+    right.legend(frameon=False, loc="upper left")
+    for panel in (left, right):
         panel.spines[["right", "top"]].set_visible(False)
-    axes[0].set_ylabel("time to first token (s)")
-    axes[0].legend(frameon=False, loc="upper right")
     figure.tight_layout()
     return figure
 

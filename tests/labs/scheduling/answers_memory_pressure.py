@@ -19,6 +19,20 @@ def plan_decodes(running, num_free):
             preempted.append(order[last].name)
     return decoding, preempted
 """
+BY_DEQUE = """
+from collections import deque
+
+
+def plan_decodes(running, num_free):
+    left = deque(sorted(running, key=lambda one: one[1]))
+    names = {True: [], False: []}
+    while left:
+        fits = left[0].num_needed <= num_free
+        one = left.popleft() if fits else left.pop()
+        num_free += -one.num_needed if fits else one.num_own
+        names[fits] += [one.name]
+    return [names[True], names[False]]
+"""
 BY_SETS = """
 def plan_decodes(running, num_free):
     planned, lost = [], []
@@ -117,7 +131,11 @@ BANKS = {
             Wrong("takes from those planned already", TAKES_PLANNED, rejected_by="lets the worst yield itself"),
             Wrong("one victim is enough", ONE_VICTIM, rejected_by="takes as many as it needs"),
         ),
-        right=(Right("two indices", BY_INDEX), Right("the maximum of those left", BY_SETS)),
+        right=(
+            Right("two indices", BY_INDEX),
+            Right("the maximum of those left", BY_SETS),
+            Right("a deque", BY_DEQUE),
+        ),
     ),
     "4.11": Bank(
         wrong=(

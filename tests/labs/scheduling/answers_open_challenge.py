@@ -144,6 +144,28 @@ class Challenger(Policy):
 my_limits = {"max_num_seqs": 40, "max_num_batched_tokens": 300}
 """
 
+TWO_QUEUES = """
+class Challenger(Policy):
+    def __init__(self, cost, slo):
+        self.cost, self.slo = cost, slo
+        self.max_tokens = int((0.8 * slo.tpot_s - cost.per_step_s) / cost.per_token_s)
+
+    def rank(self, sequence):
+        return (sequence.request.arrival_s, sequence.arrival_order, sequence.index)
+
+    def plan(self, step):
+        decodes_and_begun(step, self.max_tokens)
+        last_s = step.now_s - 0.8 * self.slo.ttft_s
+        waiting = sorted(step.waiting, key=lambda one: one.num_prompt_tokens)
+        in_time = [one for one in waiting if one.request.arrival_s > last_s]
+        for sequence in in_time + [one for one in waiting if one not in in_time]:
+            if not step.budget or not step.admit(sequence):
+                break
+
+
+my_limits = {"max_num_seqs": 64}
+"""
+
 BANKS = {
     "4.14": Bank(
         wrong=(
@@ -166,6 +188,7 @@ BANKS = {
         ),
         right=(
             Right("length as a priority", AGED_LENGTH),
+            Right("the package's moves, and two queues", TWO_QUEUES),
             Right(
                 "a smaller margin, and fewer places",
                 {1: "0.95 * slo.tpot_s", 9: '{"max_num_seqs": 48, "watermark": 0.02}'},

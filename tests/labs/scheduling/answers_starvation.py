@@ -129,6 +129,20 @@ def plan_in_chunks(running, waiting, budget):
         position += 1
     return batch
 """
+ADMITS_FIRST = """
+def plan_in_chunks(running, waiting, budget):
+    left = budget - sum(job.num_to_compute for job in running)
+    while waiting and left > 0:
+        running.append(waiting.popleft())
+        left -= running[-1].num_to_compute
+    batch = []
+    for job in running:
+        chunk = min(budget, job.num_to_compute)
+        budget -= chunk
+        if chunk > 0:
+            batch.append([job, chunk])
+    return batch
+"""
 BY_LEFT = """
 def plan_in_chunks(running, waiting, budget):
     left, batch = budget, []
@@ -168,6 +182,7 @@ BANKS = {
         right=(
             Right("one loop", ONE_LOOP),
             Right("with a helper", BY_LEFT),
+            Right("admits first, then plans all", ADMITS_FIRST),
         ),
     ),
 }
