@@ -668,7 +668,7 @@ plt.show()
 
 # %% [markdown]
 # **Read the result.** In the second lane A's prefill ends at 310 ms, and B's at 340; B came at 50, so it waited 290 ms.
-# (The clock's 340 is often printed in its place.) Chunks by arrival did nothing for B: the rest of A's prompt comes
+# Chunks by arrival did nothing for B: the rest of A's prompt comes
 # before B's, in one piece or in six, and each further step costs 10 ms. **Chunks do not shorten a queue.** They bound
 # the time between two decisions, and so the gap of every sequence that is already writing.
 #
@@ -781,7 +781,8 @@ for max_tokens in (8, 16, CHUNK, 64, 128):
 # ### Convoys
 #
 # "Chunked prefill cures the convoy" is often claimed. A prompt of 12,000 tokens is being read, at most 256 tokens a
-# step, decodes first. A short question of 60 tokens comes behind it every half second.
+# step, decodes first. A short question comes behind it every half
+# second.
 
 # %% [markdown]
 # <!-- card 4.7 -->
@@ -838,9 +839,9 @@ for name, policy in {"by arrival": DecodesFirst(256), "by turns": RotatingPolicy
 # > always chunks, decodes first; `max_num_batched_tokens` bounds the step, and more than 8,192 is recommended for
 # > throughput. SGLang separates the phases unless
 # > [`--enable-mixed-chunk`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
-# > is set: a step is either prefill or decodes, and its `--schedule-policy` is `fcfs`. None of them rotates prompts by
-# > default. By roofline, a chunk of 8,192 tokens of an 8B model in bf16 is 131 TFLOP, 0.13 s at an H100's 989 TFLOP/s:
-# > that is the gap that such a step makes; one of 512 tokens takes 8.3 ms.
+# > is set: a step is either prefill or decodes, and its `--schedule-policy` is `fcfs`.  By roofline, a chunk of 8,192
+# > tokens of an 8B model in bf16 is 131 TFLOP, 0.13 s at an H100's 989 TFLOP/s: that is the gap that such a step makes;
+# > one of 512 tokens takes 8.3 ms.
 
 # %% [markdown]
 # **Takeaway.** Behind a prompt of 12,000 tokens in chunks of 256, questions wait 1.22 s on average by arrival, 3.12 s
@@ -1089,8 +1090,8 @@ show_source(StepBuilder.decode)
 #
 # <details><summary>Answer</summary>
 #
-# It was preempted a moment ago, for a decode planned earlier in the same walk. The list does not change under the
-# policy's feet; the move does nothing.
+# It was preempted a moment ago, for a decode planned earlier in the same walk. The list that the policy walks over
+# stays as it was; the move does nothing.
 # </details>
 
 # %% [markdown]
@@ -1134,8 +1135,8 @@ plt.show()
 #
 # Preemption rescues an engine that let in too many. It can also become most of what the engine does: a request is let
 # in because a few blocks are free, an older one needs one of them at the next step, and the newcomer's prefill was in
-# vain. In the simulator: 64 requests at once, 16 tokens each, that write 240, in a pool of 1,024 slots. With nothing
-# repeated, $64 \cdot 255 = 16{,}320$ tokens would be computed.
+# vain. In the simulator: 64 requests at once, of 16 prompt tokens and 240 to
+# write, in a pool of 1,024 slots. With nothing repeated, $64 \cdot (16 + 240 - 1) = 16{,}320$ tokens would be computed.
 #
 # The cure is at admission. **Headroom**: one free block for each sequence that may outgrow its last one, so that none
 # is preempted within the next few steps because of the newcomer. And a **watermark**: a share of the pool that stays
@@ -1214,10 +1215,9 @@ for admission in ("optimistic", "reserve", "estimate"):
     )
     print(f"{run.batch:4.1f} sequences in a step, done after {run.elapsed_s:.0f} s")
 
-# %% [markdown]
-# **Read the result.** Reserving never preempts, and leaves most of the pool empty. The optimist fills it and pays with
-# repeated work; an estimate is in between. Which is best depends on how far `max_tokens` is from what is written, and
-# on what a recomputed token costs: a number to measure, not to copy.
+# %% [markdown] **Read the result.** Reserving never preempts, and leaves most of the pool empty. Optimistic admission
+# fills it and pays with repeated work; an estimate is in between. Which is best depends on how far `max_tokens` is from
+# what is written, and on what a recomputed token costs: a number to measure, not to copy.
 
 # %% [markdown]
 # > **In production, 2026.** The three engines differ. vLLM admits for what a request has now, and [recomputes preempted
@@ -1641,10 +1641,9 @@ compared = {
 }
 figure = draw_percentile_curves(compared, slo=challenge.SLO)
 
-# %% [markdown]
-# **Read the result.** The curves are of the first of the three traffics; the dashed line is the SLO. A policy that
-# knows its SLO keeps most of the first curve below, and lets the end of it, the hopeless and the long, go far up. That
-# is what the score leaves out: requests that are late anyway wait longest. A service needs an order for them, too.
+# %% [markdown] **Read the result.** The curves are of the first of the three traffics; the dashed line is the SLO. A
+# policy that knows its SLO keeps most of the first curve below, and lets the end of it, requests that are late anyway,
+# go far up. That is what the score leaves out: such requests wait longest. A service needs an order for them, too.
 #
 # The rest is open: the margin of a step, a better estimate of which request is late (what of the queue before it?),
 # documents that wait until a burst is over, admission. Save your class in a file, and `twophase challenge run
@@ -1719,7 +1718,7 @@ answer_4_15 = {
     "nothing appears for a long time, then it goes fast": "a",  # SOLUTION: a letter
     "the text stops in mid-sentence, now and then, and goes on": "c",  # SOLUTION: a letter
     "the text comes evenly, but slower than one reads": "b",  # SOLUTION: a letter
-    "the machine is busy, and hardly any request meets its SLO": "e",  # SOLUTION: a letter
+    "the machine is busy, and hardly anybody gets what was promised": "e",  # SOLUTION: a letter
     "a night's batch of a million summaries takes until noon": "d",  # SOLUTION: a letter
 }
 
@@ -1737,7 +1736,7 @@ answer_4_16 = {
     "many more tokens computed than requested": "b",  # SOLUTION: a letter
     "first tokens of a class stop for as long as another one is busy": "c",  # SOLUTION: a letter
     "short prompts get their first tokens in a bunch, after a long one's": "d",  # SOLUTION: a letter
-    "throughput as ever, and hardly any SLO met": "e",  # SOLUTION: a letter
+    "throughput as ever, and hardly any promise kept": "e",  # SOLUTION: a letter
 }
 
 # %%
