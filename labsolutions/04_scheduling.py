@@ -1215,9 +1215,10 @@ for admission in ("optimistic", "reserve", "estimate"):
     )
     print(f"{run.batch:4.1f} sequences in a step, done after {run.elapsed_s:.0f} s")
 
-# %% [markdown] **Read the result.** Reserving never preempts, and leaves most of the pool empty. Optimistic admission
-# fills it and pays with repeated work; an estimate is in between. Which is best depends on how far `max_tokens` is from
-# what is written, and on what a recomputed token costs: a number to measure, not to copy.
+# %% [markdown]
+# **Read the result.** Reserving never preempts, and leaves most of the pool empty. Optimistic admission fills it and
+# pays with repeated work; an estimate is in between. Which is best depends on how far `max_tokens` is from what is
+# written, and on what a recomputed token costs: a number to measure, not to copy.
 
 # %% [markdown]
 # > **In production, 2026.** The three engines differ. vLLM admits for what a request has now, and [recomputes preempted
@@ -1641,9 +1642,10 @@ compared = {
 }
 figure = draw_percentile_curves(compared, slo=challenge.SLO)
 
-# %% [markdown] **Read the result.** The curves are of the first of the three traffics; the dashed line is the SLO. A
-# policy that knows its SLO keeps most of the first curve below, and lets the end of it, requests that are late anyway,
-# go far up. That is what the score leaves out: such requests wait longest. A service needs an order for them, too.
+# %% [markdown]
+# **Read the result.** The curves are of the first of the three traffics; the dashed line is the SLO. A policy that
+# knows its SLO keeps most of the first curve below, and lets the end of it, requests that are late anyway, go far up.
+# That is what the score leaves out: such requests wait longest. A service needs an order for them, too.
 #
 # The rest is open: the margin of a step, a better estimate of which request is late (what of the queue before it?),
 # documents that wait until a burst is over, admission. Save your class in a file, and `twophase challenge run
