@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from twophase.core.colours import COLOURS, LINE
 
-_, ORANGE, GREEN, *_ = COLOURS
+BLUE, ORANGE, GREEN, *_ = COLOURS
 
 
 def draw_goodput(offered: Sequence[float], completed: Sequence[float], good: Sequence[float]) -> Figure:
