@@ -8,12 +8,14 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from twophase.attention.interface import AttentionBackend
+from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.attention.select import make_backend
+from twophase.cache.groups import LayerGroups
 from twophase.cache.kv_cache import KVCache, KVCacheSpec, spec_from_option
 from twophase.cache.manager import CacheManager
 from twophase.cache.window import SlidingWindow
 from twophase.config import EngineConfig
+from twophase.core.errors import ConfigError
 from twophase.engine.draft_model import DraftModelDrafter, open_draft_model
 from twophase.engine.drafters import Drafter, NgramDrafter
 from twophase.engine.engine import Engine
@@ -22,9 +24,9 @@ from twophase.engine.runner import ModelRunner, Runner
 from twophase.engine.speculation import Speculator
 from twophase.engine.speculation_gate import SpeculationGate
 from twophase.engine.window import resolve_window, windowed_cache
-from twophase.features import check_pairs
+from twophase.features import check_pairs, has_own_cache
 from twophase.model.config import ModelConfig, load_config
-from twophase.model.llama import LlamaModel, attention_spec
+from twophase.model.llama import LlamaModel, layer_groups, model_backend
 from twophase.model.load import resolve_device, resolve_dtype
 from twophase.model.prepare import resolve_model
 from twophase.model.tokenizer import Tokenizer
@@ -58,7 +60,11 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     """
     target = _check(model, config)
     group = TensorParallelGroup.join(
-        target.model_config, config.tensor_parallel_size, target.device, config.peer_timeout_s
+        target.model_config,
+        config.tensor_parallel_size,
+        target.device,
+        config.peer_timeout_s,
+        config.enable_expert_parallel,
     )
     target = replace(target, device=group.device)
     loaded = _load(target, config, group)
@@ -75,6 +81,8 @@ class _Target:
 
     Attributes:
         model_config: Of the whole model.
+        window: What queries see; of a mixed model, those of its sliding layers.
+        groups: The layers of a mixed model.
         spec: Of the whole model's cache.
     """
 
@@ -84,6 +92,7 @@ class _Target:
     dtype: torch.dtype
     limits: SchedulerConfig
     window: SlidingWindow | None
+    groups: LayerGroups | None
     spec: KVCacheSpec
 
 
@@ -93,17 +102,29 @@ def _check(model: str, config: EngineConfig) -> _Target:
     folder = resolve_model(model)
     model_config = load_config(folder)
     dtype = resolve_dtype(config.dtype, model_config, device)
-    check_pairs(config, model_has_window=model_config.sliding_window is not None)
+    is_mixed = model_config.is_mixed
+    check_pairs(
+        config,
+        model_has_window=model_config.sliding_window is not None and not is_mixed,
+        also=("mixed",) if is_mixed else (),
+    )
+    if is_mixed and not has_own_cache(config):
+        raise ConfigError(
+            "cache_factory makes a cache for layers of one kind, and this model has some that see all keys and some "
+            "that see a window: leave it out."
+        )
     window = resolve_window(model_config, config.sliding_window, config.num_attention_sinks, config.attention_backend)
     limits = limits_of(config, model_config, device)
     check_rope_tables(model_config, limits.max_model_len)
-    return _Target(folder, model_config, device, dtype, limits, window, _kv_spec(model_config, config, dtype))
+    groups, spec = layer_groups(model_config), _kv_spec(model_config, config, dtype)
+    return _Target(folder, model_config, device, dtype, limits, window, groups, spec)
 
 
 def _kv_spec(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> KVCacheSpec:
+    groups = layer_groups(model)
     return spec_from_option(
         config.kv_cache_dtype,
-        num_layers=model.num_layers,
+        num_layers=model.num_layers if groups is None else groups.size,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         block_size=config.block_size,
@@ -133,8 +154,10 @@ def _load(target: _Target, config: EngineConfig, group: TensorParallelGroup) -> 
     shard = group.shard
     backend = _backend(target, config, shard.config)
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(target.folder)
-    weights = load_weights(target.folder, target.model_config, target.dtype, target.device, shard.cut)
-    model = LlamaModel(shard.config, weights, backend, target.limits.max_model_len, group.sum_over_ranks)
+    weights = load_weights(target.folder, target.model_config, target.dtype, target.device, shard.cut, shard.experts)
+    model = LlamaModel(
+        shard.config, weights, backend, target.limits.max_model_len, group.sum_over_ranks, group.dispatch_experts
+    )
     draft = None
     if config.draft_model is not None and group.is_driver:
         draft = _load_draft(config.draft_model, target, config, tokenizer)
@@ -145,12 +168,16 @@ def _backend(target: _Target, config: EngineConfig, shard: ModelConfig) -> Atten
     choice = config.attention_backend
     if isinstance(choice, AttentionBackend):
         return choice
-    spec = attention_spec(shard)
-    if target.window is not None:
-        spec = replace(spec, window=target.window.window, num_sinks=target.window.num_sinks)
-    if isinstance(choice, str):
-        return make_backend(choice, spec, device=target.device, dtype=target.dtype, block_size=config.block_size)
-    return choice(spec)
+
+    def make(spec: AttentionSpec) -> AttentionBackend:
+        if target.window is not None and not shard.is_mixed:
+            spec = replace(spec, window=target.window.window, num_sinks=target.window.num_sinks)
+        if isinstance(choice, str):
+            return make_backend(choice, spec, device=target.device, dtype=target.dtype, block_size=config.block_size)
+        backend: AttentionBackend = choice(spec)
+        return backend
+
+    return model_backend(shard, make)
 
 
 def _load_draft(name: str, target: _Target, config: EngineConfig, tokenizer: Tokenizer | None) -> _Draft:
@@ -185,6 +212,7 @@ def _num_blocks(target: _Target, config: EngineConfig, group: TensorParallelGrou
         target.window,
         0 if loaded.draft is None else loaded.draft.spec.bytes_per_block,
         step_bytes(group.shard.config, target.limits, target.dtype) if is_on_gpu else 0,
+        (False,) if target.groups is None else target.groups.sees_all,
     )
 
 
@@ -197,13 +225,13 @@ def _build(
     """The cache, the runner, the scheduler and the engine. On other ranks than 0: serve, and exit."""
     spec = _kv_spec(group.shard.config, config, target.dtype)
     limits = with_swap_space(target.limits, config, spec, num_blocks)
-    kv_cache = KVCache(spec, num_blocks, target.device)
+    kv_cache = KVCache(spec, num_blocks, target.device, groups=target.groups)
     use_cuda_graphs = config.use_cuda_graphs and group.peers is None
     runner = group.run(
         ModelRunner(loaded.model, kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks)
     )
     make_scheduler = config.scheduler_factory or partial(Scheduler, policy=config.policy)
-    scheduler = make_scheduler(limits, _cache_factory(config, target.window)(num_blocks))
+    scheduler = make_scheduler(limits, _cache_factory(config, target)(num_blocks))
     eos_token_ids = target.model_config.eos_token_ids
     tokenizer = loaded.tokenizer
     engine = Engine(
@@ -220,11 +248,11 @@ def _build(
     return Parts(target.folder, target.model_config, tokenizer, loaded.model, kv_cache, runner, scheduler, engine)
 
 
-def _cache_factory(config: EngineConfig, window: SlidingWindow | None) -> Callable[[int], Any]:
+def _cache_factory(config: EngineConfig, target: _Target) -> Callable[[int], Any]:
     """Makes the cache manager from its number of blocks."""
     make = config.cache_factory
     if make is None or make is CacheManager:
-        make = windowed_cache(window)
+        make = windowed_cache(target.window, target.groups)
     if config.full_hit != "recompute_block":
         make = partial(make, full_hit=config.full_hit)
     return lambda num_blocks: make(num_blocks, config.block_size, config.enable_prefix_caching)

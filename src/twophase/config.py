@@ -99,6 +99,7 @@ RULES: Mapping[str, Rule] = {
         _kept("a drafter (twophase.engine.drafters.Drafter), or None", _has("note_plan", "propose", "forget"))
     ),
     "tensor_parallel_size": whole_number(1),
+    "enable_expert_parallel": FLAG,
     "peer_timeout_s": number("a positive number of seconds", lambda x: x > 0),
     "cache_factory": _unless_none(_kept("a function that makes a cache manager, or None", callable)),
     "scheduler_factory": _unless_none(_kept("a function that makes a scheduler, or None", callable)),
@@ -118,7 +119,8 @@ class EngineConfig:
             `AttentionBackend`, or a function that makes one for the model's `AttentionSpec`.
         block_size: Tokens per K/V block, a power of two.
         num_kv_blocks: Blocks in the pool. None takes `kv_memory_fraction` of the memory that is free once the weights
-            are loaded, and never more than `max_num_seqs` sequences of `max_model_len` could use.
+            are loaded, and never more than `max_num_seqs` sequences of `max_model_len` could use. If layers are of
+            different kinds, a block serves one group of them.
         kv_memory_fraction: Share of the free memory for the pool, in (0, 1]. None is 0.9 on CUDA, and on a CPU 0.25,
             at most 2 GiB.
         max_num_seqs: Sequences that run at once.
@@ -155,6 +157,8 @@ class EngineConfig:
         tensor_parallel_size: Processes that share the model. All are started by torchrun and run the line that makes
             the LLM; only rank 0 gets beyond it (see twophase.parallel.tensor_parallel). Close the LLM, or use it in
             a `with` block, to let the other processes go.
+        enable_expert_parallel: Share out whole experts among these processes, in place of a part of each. Each gets as
+            many as the others; attention is shared as ever.
         peer_timeout_s: Seconds that one of them may be silent in the middle of a step.
         cache_factory: Makes the cache manager from (num_blocks, block_size, enable_prefix_caching), and `full_hit` by
             name where it is not the default; None: `CacheManager`. A cache of your own frees no blocks outside a
@@ -193,6 +197,7 @@ class EngineConfig:
     speculative_config: SpeculativeConfig | None = None
     drafter: Any = None  # Drafter | None
     tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     peer_timeout_s: float | int = DEFAULT_STEP_TIMEOUT_S
     cache_factory: Callable[..., Any] | None = None
     scheduler_factory: Callable[..., Any] | None = None

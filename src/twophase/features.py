@@ -74,10 +74,10 @@ def _has_window(config: EngineConfig, model_has_window: bool) -> bool:
     """Whether blocks are freed behind a window: one asked for, or the model's own where the cache is ours."""
     if config.sliding_window is not None or config.num_attention_sinks:
         return True
-    return model_has_window and not _is_ready_made(config) and _has_own_cache(config)
+    return model_has_window and not _is_ready_made(config) and has_own_cache(config)
 
 
-def _has_own_cache(config: EngineConfig) -> bool:
+def has_own_cache(config: EngineConfig) -> bool:
     from twophase.cache.manager import CacheManager
 
     return config.cache_factory is None or config.cache_factory is CacheManager
@@ -195,8 +195,15 @@ FEATURES: Mapping[str, Feature] = {
         _has_window,
         examples=({"sliding_window": 12}, {"sliding_window": 12, "num_attention_sinks": 3}),
     ),
+    "mixed": Feature("layers of different kinds", "a model with layers that see all keys and others that see a window"),
     "int8": _kv_format("int8"),
     "fp8": _kv_format("fp8_e4m3"),
+    "expert_parallel": Feature(
+        "expert parallel",
+        "enable_expert_parallel",
+        lambda config, _: config.enable_expert_parallel and config.tensor_parallel_size > 1,
+        examples=({"enable_expert_parallel": True, "tensor_parallel_size": 2},),
+    ),
     "tensor_parallel": Feature(
         "tensor parallel",
         "tensor_parallel_size",
@@ -226,6 +233,11 @@ FEATURES: Mapping[str, Feature] = {
 }
 
 _TEXT_NEEDED = Refused("it is about text, and without a tokenizer there is none", when="request")
+_ONE_RANK = Refused("disaggregation has one rank per engine")
+_ALL_HEADS = Refused(
+    "a ready-made attention backend was made for all heads of the model, and each rank has some of them; pass a name, "
+    "or a function that makes one for the AttentionSpec that it is given"
+)
 _REFUSALS: Mapping[tuple[str, str], Refused] = {
     ("prefix_token", "window"): Refused(
         "a hit has just the blocks for a query behind it, and the window has freed the others. Use "
@@ -241,11 +253,30 @@ _REFUSALS: Mapping[tuple[str, str], Refused] = {
     ("prefix_token", "disaggregated"): Refused(
         "all pages of a prompt are sent into blocks of their own, and a recomputed token is written into shared ones"
     ),
-    ("tensor_parallel", "disaggregated"): Refused("disaggregation has one rank per engine"),
-    ("tensor_parallel", "ready_made"): Refused(
-        "a ready-made attention backend was made for all heads of the model, and each rank has some of them; pass a "
-        "name, or a function that makes one for the AttentionSpec that it is given"
+    ("prefix_token", "mixed"): Refused(
+        "a hit has just the blocks for a query behind it, and the sliding layers have freed the others. Use "
+        "full_hit='recompute_block', the default"
     ),
+    ("window", "mixed"): Refused(
+        "the window of its sliding layers is part of the model, and the other layers have none"
+    ),
+    ("mixed", "ready_made"): Refused(
+        "a ready-made attention backend was made for one kind of layer; pass a name, or a function that makes one for "
+        "the AttentionSpec that it is given"
+    ),
+    ("draft_model", "mixed"): Refused(
+        "a draft model uses the blocks of the model it guesses for, and here they belong to groups of its layers"
+    ),
+    ("mixed", "disaggregated"): Refused(
+        "all pages of a prompt are sent into blocks of their own, and sliding layers free some of them on the way"
+    ),
+    ("mixed", "expert_parallel"): Refused(
+        "a model with such layers has no experts to share out: of the architectures that are read none has both"
+    ),
+    ("tensor_parallel", "disaggregated"): _ONE_RANK,
+    ("expert_parallel", "disaggregated"): _ONE_RANK,
+    ("tensor_parallel", "ready_made"): _ALL_HEADS,
+    ("expert_parallel", "ready_made"): _ALL_HEADS,
     ("draft_model", "own_drafter"): Refused("both guess; give one of them"),
     ("stop", "no_tokenizer"): _TEXT_NEEDED,
     ("guided", "no_tokenizer"): _TEXT_NEEDED,

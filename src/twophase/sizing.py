@@ -1,6 +1,7 @@
 """How much memory things take, in bytes, and how many blocks fit: the same arithmetic for the engine, which has just
 loaded its weights, and for the planner, which has loaded nothing."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -51,7 +52,8 @@ def limits_of(config: EngineConfig, model: ModelConfig, device: torch.device) ->
 
 def rope_table_bytes(model: ModelConfig, num_positions: int) -> int:
     """Of angles, sines and cosines together: fp32, a number for each pair of a head (see model/rope.py)."""
-    return 3 * 4 * num_positions * (model.head_dim // 2)
+    num_tables = 1 if model.local_rope is None else 2
+    return num_tables * 3 * 4 * num_positions * (model.head_dim // 2)
 
 
 def check_rope_tables(model: ModelConfig, num_positions: int) -> None:
@@ -86,19 +88,23 @@ def default_num_blocks(
     window: SlidingWindow | None = None,
     draft_bytes_per_block: int = 0,
     reserved_bytes: int = 0,
+    sees_all: Sequence[bool] = (False,),
 ) -> int:
     """Blocks in a pool whose size was not given: a fraction of free memory, and no more than could ever be used.
 
     With a window that is what each sequence keeps, and a step's tokens, which are written before blocks are freed.
+    Groups of layers have blocks of their own.
 
     Args:
         draft_bytes_per_block: What a draft model's cache takes besides.
         reserved_bytes: What a step needs besides (`step_bytes`).
+        sees_all: For each group of layers, whether its queries see all keys in spite of the window.
     """
-    useful = limits.max_num_seqs * -(-limits.max_model_len // spec.block_size)
+    whole = local = limits.max_num_seqs * -(-limits.max_model_len // spec.block_size)
     if window is not None:
         kept = limits.max_num_seqs * window.max_blocks(spec.block_size)
-        useful = min(useful, kept + -(-limits.max_num_batched_tokens // spec.block_size))
+        local = min(whole, kept + -(-limits.max_num_batched_tokens // spec.block_size))
+    useful = sum(whole if is_full else local for is_full in sees_all)
     fitting = num_blocks_that_fit(spec, device, fraction or DEFAULT_KV_MEMORY_FRACTION[device.type], reserved_bytes)
     if fraction is None and device.type == "cpu":
         fitting = min(fitting, max(1, DEFAULT_CPU_KV_BYTES // spec.bytes_per_block))

@@ -46,6 +46,7 @@ class History:
     block_size: int
     window: SlidingWindow | None = None
     full_hit: str | None = None  # None: as the cache has it
+    sees_all: tuple[bool, ...] = (False,)  # each group of layers
     live: list[Live] = field(default_factory=list)
     preempted: list[Live] = field(default_factory=list)
     events: Counter = field(default_factory=Counter)
@@ -53,8 +54,10 @@ class History:
     def __post_init__(self) -> None:
         options = {} if self.window is None else {"window": self.window}
         options |= {} if self.full_hit is None else {"full_hit": self.full_hit}
+        options |= {} if len(self.sees_all) == 1 else {"sees_all": self.sees_all}
         self.cache = self.new_cache(self.num_blocks, self.block_size, **options)
-        self.shadow = ShadowKV(self.block_size, self.window)
+        self.shadow = ShadowKV(self.block_size, self.window, self.sees_all)
+        self.num_groups = len(self.sees_all)
 
     def start(self, sequence: Live) -> None:
         """Admit a sequence, new or preempted: what the cache says it holds is read at once."""
@@ -63,7 +66,7 @@ class History:
             self.preempted.remove(sequence)
         num_free = self.cache.num_free_blocks
         sequence.table = table = self.cache.open(sequence.token_ids, sequence.salt, count_in_stats=not is_resumed)
-        num_hit = len(table.block_ids) * self.block_size
+        num_hit = len(table.block_ids) // self.num_groups * self.block_size
         is_full = self.full_hit == "recompute_token" and num_hit == len(sequence.token_ids)
         assert table.num_tokens == table.num_cached_tokens + is_full == num_hit, "a hit is whole blocks"
         assert table.num_cached_tokens < len(sequence.token_ids), "a fully cached prompt must still compute a token"
@@ -148,9 +151,9 @@ class History:
         sequence.num_computed = end = start + 1 + num_accepted
         self.cache.truncate(table, end)
         assert table.num_tokens == end, "the table says what was asked for"
-        assert len(held) == -(-wanted // self.block_size), "a step's own list of blocks was changed"
+        assert len(held) == -(-wanted // self.block_size) * self.num_groups, "a step's own list of blocks was changed"
         num_more = len(table.block_ids) - num_before
-        assert num_free - self.cache.num_free_blocks <= num_more + 1, "blocks of wrong drafts were kept"
+        assert num_free - self.cache.num_free_blocks <= num_more + self.num_groups, "blocks of wrong drafts were kept"
         self.cache.publish(table, sequence.token_ids, end)
         sequence.num_confirmed = end
         self.events["verify"] += 1
@@ -171,7 +174,7 @@ class History:
                     or table.rewrites_tail
                     or any(
                         sum(block in other.table.block_ids for other in self.live) > 1
-                        for block in table.block_ids[num_tokens // self.block_size :]
+                        for block in table.block_ids[num_tokens // self.block_size * self.num_groups :]
                     )
                 ), "a cut refused without need"
         elif num_tokens < table.publish_at - self.block_size < NEVER // 2:
@@ -210,7 +213,7 @@ class History:
         """Save the blocks that are left, then preempt."""
         # Only what was confirmed is known to be there; nothing that is visible from there on was freed.
         sequence.num_saved, size = sequence.num_confirmed, self.block_size
-        block_ids = sequence.table.block_ids[: -(-sequence.num_saved // size)]
+        block_ids = sequence.table.block_ids[: -(-sequence.num_saved // size) * self.num_groups]
         sequence.saved = [
             None if block_id == FREED else [self.shadow.slots.get(block_id * size + i, 0) for i in range(size)]
             for block_id in block_ids
@@ -233,7 +236,7 @@ class History:
         check_live_tables(self.cache, [sequence.table for sequence in self.live])
         for sequence in self.live:
             self._read(sequence)
-            check_kept(sequence.table, sequence.num_confirmed, self.window)
+            check_kept(sequence.table, sequence.num_confirmed, self.window, self.sees_all)
 
     def finish(self) -> None:
         """Close everything: nothing stays in use."""
@@ -250,18 +253,22 @@ def random_history(new_cache: NewCache, seed: int, num_events: int = 50) -> Coun
     """Sequences with shared prefixes come, grow, fork, fail and go in a pool too small for them; counts events."""
     rng = random.Random(seed)
     window = rng.choice((None, SlidingWindow(rng.randint(1, 12), rng.choice((0, 0, 1, 3, 6)))))
+    sees_all = rng.choice(((False,), (False,), (True, False), (True, False, False))) if window else (False,)
     history = History(
         new_cache,
-        num_blocks=rng.randint(3, 14),
+        num_blocks=rng.randint(3, 14) * len(sees_all),
         block_size=rng.choice((1, 2, 3, 4)),
         window=window,
         full_hit="recompute_token" if window is None and seed % 2 else "recompute_block",
+        sees_all=sees_all,
     )
     documents = [[rng.randrange(3) for _ in range(24)] for _ in range(2)]
     for _ in range(num_events):
         _random_event(history, rng, documents)
         history.check()
     history.finish()
+    if len(sees_all) > 1:
+        history.events += Counter({f"{event} in groups": count for event, count in history.events.items()})
     return history.events
 
 

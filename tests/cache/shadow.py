@@ -28,11 +28,17 @@ class StaleKVError(AssertionError):
 
 
 class ShadowKV:
-    """Stands in for the K/V tensors of one cache, and for attention that sees `window`."""
+    """Stands in for the K/V tensors of one cache, and for attention that sees `window`.
 
-    def __init__(self, block_size: int, window: SlidingWindow | None = None) -> None:
+    In a group of layers that sees all keys, a slot holds another value than in one that does not.
+    """
+
+    def __init__(
+        self, block_size: int, window: SlidingWindow | None = None, sees_all: Sequence[bool] = (False,)
+    ) -> None:
         self.block_size = block_size
         self.window = window
+        self.sees_all = tuple(sees_all)
         self.slots: dict[int, int] = {}
         self.host_slots: dict[int, int] = {}
 
@@ -58,8 +64,9 @@ class ShadowKV:
     def write(self, block_ids: Sequence[int], token_ids: Sequence[int], start: int, end: int, salt: str = "") -> None:
         """Positions [start, end) of a sequence are computed."""
         values = fingerprints(token_ids[:end], salt)
-        for position in range(start, end):
-            self.slots[self._slot(block_ids, position)] = values[position]
+        for group in range(len(self.sees_all)):
+            for position in range(start, end):
+                self.slots[self._slot(block_ids, position, group)] = values[position] ^ group
 
     def read(
         self,
@@ -75,12 +82,15 @@ class ShadowKV:
             first_query: Queries are at this position and later; by default at `num_tokens`, the next to come.
         """
         first_query = num_tokens if first_query is None else first_query
-        for position, value in enumerate(fingerprints(token_ids[:num_tokens], salt)):
-            if not is_visible(position, max(position, first_query), self.window):
-                continue
-            slot = self._slot(block_ids, position)
-            if self.slots.get(slot) != value:
-                raise StaleKVError(f"position {position} of {num_tokens} reads slot {slot}, which holds other tokens")
+        for group, sees_all in enumerate(self.sees_all):
+            for position, value in enumerate(fingerprints(token_ids[:num_tokens], salt)):
+                if not is_visible(position, max(position, first_query), None if sees_all else self.window):
+                    continue
+                slot = self._slot(block_ids, position, group)
+                if self.slots.get(slot) != value ^ group:
+                    raise StaleKVError(
+                        f"position {position} of {num_tokens} reads slot {slot}, which holds other tokens"
+                    )
 
     def run(
         self,
@@ -98,8 +108,8 @@ class ShadowKV:
             end = chunk.start + len(chunk.token_ids)
             self.read(chunk.block_ids, token_ids_of(chunk.seq_id), end, salt_of(chunk.seq_id), chunk.start)
 
-    def _slot(self, block_ids: Sequence[int], position: int) -> int:
-        block_id = block_ids[position // self.block_size]
+    def _slot(self, block_ids: Sequence[int], position: int, group: int) -> int:
+        block_id = block_ids[position // self.block_size * len(self.sees_all) + group]
         if block_id == FREED:
             raise StaleKVError(f"position {position} lies in a block that was freed")
         return block_id * self.block_size + position % self.block_size
@@ -120,15 +130,21 @@ def check_findable(cache: CacheManager, shadow: ShadowKV) -> None:
     for block_id, prefix in prefixes._of_block.items():
         first = block_id * cache.block_size
         held = [shadow.slots.get(first + offset) for offset in range(cache.block_size)]
-        assert held == values_of(prefix), f"block {block_id} can be found, and holds other tokens than it says"
+        group = next(number for number, blocks in enumerate(prefix.block_ids) if block_id in blocks)
+        expected = [value ^ group for value in values_of(prefix)]
+        assert held == expected, f"block {block_id} can be found, and holds other tokens than it says"
 
 
-def check_kept(table: BlockTable, num_computed: int, window: SlidingWindow | None) -> None:
+def check_kept(
+    table: BlockTable, num_computed: int, window: SlidingWindow | None, sees_all: Sequence[bool] = (False,)
+) -> None:
     """A table holds a block if and only if a query to come sees some of it: bounded, and never too few."""
     size = table.block_size
-    for index, block_id in enumerate(table.block_ids):
+    for number, block_id in enumerate(table.block_ids):
+        index, group = divmod(number, len(sees_all))
+        seen = None if sees_all[group] else window
         positions = range(index * size, (index + 1) * size)
-        is_needed = any(p >= num_computed or is_visible(p, num_computed, window) for p in positions)
+        is_needed = any(p >= num_computed or is_visible(p, num_computed, seen) for p in positions)
         is_kept = block_id != FREED
         assert is_kept == is_needed, f"block {index} of {table} at {num_computed} tokens: {is_kept=}, {is_needed=}"
 
@@ -158,7 +174,10 @@ def snapshot(cache: CacheManager) -> Hashable:
         )
         for table in cache._tables
     }
-    findable = {(prefix.digest, prefix.token_bytes, tuple(prefix.block_ids)) for prefix in prefixes._by_digest.values()}
+    findable = {
+        (prefix.digest, prefix.token_bytes, tuple(map(tuple, prefix.block_ids)))
+        for prefix in prefixes._by_digest.values()
+    }
     return (
         tuple(pool.ref_counts),
         tuple(pool._blank),

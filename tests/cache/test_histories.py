@@ -23,6 +23,11 @@ EVERY_EVENT = (
     "verify",
     "reject",
     "cut",
+    "hit with gaps in groups",
+    "copy on write in groups",
+    "block freed in groups",
+    "swapped in in groups",
+    "reject in groups",
 )
 
 
@@ -39,7 +44,7 @@ def run_histories(new_cache: NewCache, seeds: range) -> Counter:
 
 def test_1000_random_histories_are_clean():
     events = run_histories(plain_manager_class(), range(1000))
-    assert all(events[event] > 40 for event in EVERY_EVENT), f"the histories exercise too little: {events}"
+    assert all(events[event] > 30 for event in EVERY_EVENT), f"the histories exercise too little: {events}"
 
 
 def test_random_histories_with_types_checked_are_clean():

@@ -7,14 +7,15 @@ from types import ModuleType
 
 import pytest
 
-from tests.cache import test_full_hit, test_invariants, test_kv_cache, test_manager, test_window
+from tests.cache import test_full_hit, test_groups, test_invariants, test_kv_cache, test_manager, test_window
 from tests.cache.histories import random_history
 from tests.cache.plain import plain_manager_class
 from tests.mutation import KillTable, Mutant, is_killed
 from twophase.cache.manager import CacheManager
 
-POOL, PREFIX, TABLE, MANAGER, TENSORS, WINDOW = (
-    f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "block_table", "manager", "kv_cache", "window")
+POOL, PREFIX, TABLE, MANAGER, TENSORS, WINDOW, GROUPS = (
+    f"twophase.cache.{name}"
+    for name in ("block_pool", "prefix_cache", "block_table", "manager", "kv_cache", "window", "groups")
 )
 
 # name, module, old, new
@@ -73,23 +74,23 @@ BOOKKEEPING_MUTANTS = [
     ("lookup stops one block early", PREFIX, "for index in range(max_blocks):", "for index in range(max_blocks - 1):"),
     # What is findable
     ("stale block kept after eviction", MANAGER, "            self._prefixes.forget(block_id)\n", "            pass\n"),
-    ("evicted block stays listed", PREFIX, "            del prefix.block_ids[block_id]\n", "            pass\n"),
-    ("twin forgotten", PREFIX, "            del prefix.block_ids[block_id]\n", "            prefix.block_ids.clear()\n"),
+    ("evicted block stays listed", PREFIX, "                held.pop(block_id, None)\n", "                pass\n"),
+    ("twin forgotten", PREFIX, "                held.pop(block_id, None)\n", "                held.clear()\n"),
     ("reset keeps the contents", PREFIX, "        self._of_block.clear()", "        pass"),
     ("reset keeps the free order", MANAGER, "        self._pool.blank_all()\n", ""),
     ("publish before written", MANAGER, "while table.publish_at <= num_computed:", "while table.publish_at <= table.num_tokens:"),
     ("partial block published", MANAGER, "while table.publish_at <= num_computed:", "while table.publish_at <= num_computed + 1:"),
     ("every second block published", MANAGER, "table.publish_at = end + self.block_size", "table.publish_at = end + 2 * self.block_size"),
     ("publish waits a token too long", MANAGER, "if num_computed < table.publish_at and", "if num_computed <= table.publish_at and"),
-    ("neighbour block published", MANAGER, "block_id = table.block_ids[start // self.block_size]", "block_id = table.block_ids[start // self.block_size - 1]"),
+    ("neighbour block published", MANAGER, "first = start // self.block_size * self.num_groups", "first = max(0, start // self.block_size - 1) * self.num_groups"),
     # Copy on write
     ("copy on write skipped", MANAGER, "return writes_tail and self._pool.ref_counts[table.block_ids[-1]] > 1", "return False"),
     ("copy on write skipped when the slot fits", MANAGER, "            and self._pool.ref_counts[block_ids[-1]] == 1\n", ""),
     ("full block copied too", MANAGER, "return writes_tail and", "return bool(table.block_ids) and"),
-    ("copy not announced", MANAGER, "copies = (BlockCopy(source=shared_id, target=own_id),)", "copies = ()"),
-    ("copied backwards", MANAGER, "BlockCopy(source=shared_id, target=own_id)", "BlockCopy(source=own_id, target=shared_id)"),
+    ("copy not announced", MANAGER, "copies = tuple(map(BlockCopy, shared_ids, own_ids))", "copies = ()"),
+    ("copied backwards", MANAGER, "map(BlockCopy, shared_ids, own_ids)", "map(BlockCopy, own_ids, shared_ids)"),
     ("copied block keeps its reference", MANAGER, "            self._pool.release(shared_id, is_cached=False)", "            pass"),
-    ("table keeps the shared block", MANAGER, "            table.block_ids[-1] = own_id\n", ""),
+    ("table keeps the shared block", MANAGER, "table.block_ids[-self.num_groups :], new_ids = own_ids, new_ids", "new_ids = new_ids"),
     # Windows
     ("freed a block too early", WINDOW, "(num_tokens + 1 - self.window) // block_size", "(num_tokens + 2 - self.window) // block_size"),
     ("freed too late", WINDOW, "(num_tokens + 1 - self.window) // block_size", "(num_tokens - self.window) // block_size"),
@@ -103,34 +104,52 @@ BOOKKEEPING_MUTANTS = [
     ("a fork frees again", MANAGER, "        fork.first_kept, fork.free_at = table.first_kept, table.free_at\n", ""),
     ("a fork never frees", MANAGER, "fork.first_kept, fork.free_at = table.first_kept, table.free_at", "fork.first_kept = table.first_kept"),
     ("a hit frees again", MANAGER, "self._note_freed(table, self.window.freed_blocks(num_cached, self.block_size).stop)", "self._note_freed(table, self.window.freed_blocks(0, self.block_size).stop)"),
-    ("a hit takes all", PREFIX, "FREED if i in unseen else next", "next"),
-    ("a hit needs no sinks", PREFIX, "num_leading >= min(unseen.start, len(chain)) and ", ""),
-    ("a hit needs no window", PREFIX, " and num_trailing >= len(chain) - unseen.stop", ""),
-    ("a gap ends the lookup", PREFIX, "            chain.append(found)\n", "            chain.append(found)\n            if not found.block_ids:\n                break\n"),
+    ("a hit takes all", PREFIX, "FREED if i in unseen_by[group] else next", "next"),
+    ("a hit needs no sinks", PREFIX, "                is_usable &= num_leading[group] >= min(unseen.start, len(chain))\n", ""),
+    ("a hit needs no window", PREFIX, "                is_usable &= num_trailing[group] >= len(chain) - unseen.stop\n", ""),
+    ("a gap ends the lookup", PREFIX, "            chain.append(found)\n", "            chain.append(found)\n            if not found.block_ids[-1]:\n                break\n"),
     ("freed slots still counted", MANAGER, "self._release(block_id, self.block_size)  # what", "self._release(block_id, 0)  # what"),
     ("shared blocks are promised to come back", MANAGER, "sum(ref_counts[block_id] == 1 for", "sum(ref_counts[block_id] > 0 for"),
-    ("the copy of a shared block is forgotten", MANAGER, "num_blocks - self._must_copy_tail(table)) * ", "num_blocks) * "),
-    ("restored with all that was freed", MANAGER, "new_ids = iter(self._take(self.num_blocks_to_restore(num_tokens)))\n        unseen = range(0) if", "new_ids = iter(self._take(-(-num_tokens // self.block_size)))\n        unseen = range(0) if True or"),
+    ("the copy of a shared block is forgotten", MANAGER, "(num_each - self._must_copy_tail(table)) * ", "num_each * "),
+    ("restored with all that was freed", MANAGER, "new_ids = iter(self._take(self.num_blocks_to_restore(num_tokens)))\n        unseen, num_blocks = self._unseen(num_tokens), ", "new_ids = iter(self._take(-(-num_tokens // self.block_size) * self.num_groups))\n        unseen, num_blocks = range(0), "),
     ("restored blocks stay findable as what they were", MANAGER, "        block_ids = self._pool.allocate(num_blocks)\n        for block_id in block_ids:\n            self._prefixes.forget(block_id)\n", "        block_ids = self._pool.allocate(num_blocks)\n"),
-    ("restored slots uncounted", MANAGER, "        self._num_slots_in_use += num_tokens - len(unseen) * self.block_size\n", ""),
+    ("restored slots uncounted", MANAGER, "        self._num_slots_in_use -= len(unseen) * self.block_size * self.sees_all.count(False)\n", ""),
     ("restored over what was there", MANAGER, "        if table.block_ids:\n            raise CacheStateError(f\"Tokens", "        if False:\n            raise CacheStateError(f\"Tokens"),
     # Giving slots back
     ("cut keeps its blocks", MANAGER, "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=False)\n", ""),
-    ("cut keeps an empty block", MANAGER, "num_kept = -(-num_tokens // self.block_size)\n        for", "num_kept = num_tokens // self.block_size + 1\n        for"),
-    ("cut takes the partial block too", MANAGER, "num_kept = -(-num_tokens // self.block_size)\n        for", "num_kept = num_tokens // self.block_size\n        for"),
+    ("cut keeps an empty block", MANAGER, "num_kept = -(-num_tokens // self.block_size) * self.num_groups\n        for", "num_kept = (num_tokens // self.block_size + 1) * self.num_groups\n        for"),
+    ("cut takes the partial block too", MANAGER, "num_kept = -(-num_tokens // self.block_size) * self.num_groups\n        for", "num_kept = num_tokens // self.block_size * self.num_groups\n        for"),
     ("cut of what others read", MANAGER, "self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:", "block_id in self._prefixes:"),
     ("cut of what was published", MANAGER, "self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:", "self._pool.ref_counts[block_id] > 1:"),
-    ("cut overlooks the block it goes through", MANAGER, "for block_id in table.block_ids[num_tokens // self.block_size :]:", "for block_id in table.block_ids[-(-num_tokens // self.block_size) :]:"),
+    ("cut overlooks the block it goes through", MANAGER, "for block_id in table.block_ids[num_tokens // self.block_size * self.num_groups :]:", "for block_id in table.block_ids[-(-num_tokens // self.block_size) * self.num_groups :]:"),
     ("cut blocks stay findable", MANAGER, "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=False)", "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=True)"),
-    ("cut slots stay counted", MANAGER, "        self._num_slots_in_use -= table.num_tokens - num_tokens\n", ""),
+    ("cut slots stay counted", MANAGER, "        self._num_slots_in_use -= (table.num_tokens - num_tokens) * self.num_groups\n", ""),
     ("cut beyond the end", MANAGER, "if not 0 <= num_tokens <= table.num_tokens:", "if num_tokens < 0:"),
     ("cut in the step's own list", MANAGER, "        table.block_ids, table.num_tokens = table.block_ids[:num_kept], num_tokens", "        del table.block_ids[num_kept:]\n        table.num_tokens = num_tokens"),
     # Statistics
-    ("copied slots uncounted", MANAGER, "self._num_slots_in_use += self._num_tail_slots(table)", "pass"),
+    ("copied slots uncounted", MANAGER, "self._num_slots_in_use += self._num_tail_slots(table) * self.num_groups", "pass"),
     ("slots of a hit uncounted", MANAGER, "                self._num_slots_in_use += self.block_size\n", "                pass\n"),
-    ("partial block freed as full", MANAGER, "num_slots = self._num_tail_slots(table)", "num_slots = self.block_size"),
-    ("copied tail counted as partial", MANAGER, "return table.num_tokens - max(0, len(table.block_ids) - 1) * self.block_size", "return table.num_tokens % self.block_size"),
+    ("partial block freed as full", MANAGER, "chain(repeat(self._num_tail_slots(table), self.num_groups), repeat(self.block_size))", "repeat(self.block_size)"),
+    ("copied tail counted as partial", MANAGER, "return table.num_tokens - max(0, len(table.block_ids) // self.num_groups - 1) * self.block_size", "return table.num_tokens % self.block_size"),
     ("retried request counted again", MANAGER, "            table.num_uncounted_tokens = 0\n", ""),
+    # Groups of layers
+    ("layers that see all keys free too", MANAGER, "groups = [group for group, sees_all in enumerate(self.sees_all) if not sees_all]", "groups = list(range(self.num_groups))"),
+    ("only the first sliding group frees", MANAGER, "for group, sees_all in enumerate(self.sees_all) if not sees_all]\n        return [", "for group, sees_all in enumerate(self.sees_all) if not sees_all][:1]\n        return ["),
+    ("freed in the neighbour's place", MANAGER, "place * self.num_groups + group for place", "(place + 1) * self.num_groups + group - self.num_groups * (place > 0) for place"),
+    ("the tail of one group is copied", MANAGER, "shared_ids, own_ids = table.block_ids[-self.num_groups :], new_ids[: self.num_groups]", "shared_ids, own_ids = table.block_ids[-1:], new_ids[:1]"),
+    ("copies of one group are announced", MANAGER, "self._must_copy_tail(table)) * self.num_groups", "self._must_copy_tail(table))"),
+    ("a window is promised to all", MANAGER, "sum(self.sees_all) * num_each + sum", "sum(self.sees_all) * min(num_each, self.window.max_blocks(self.block_size)) + sum"),
+    ("all is promised to sliding layers", MANAGER, "return [min(num_needed, max(0, most - own)) for own in num_own]", "return [num_needed for _ in num_own]"),
+    ("spare blocks go to one group", MANAGER, "num_spare // len(to_come)", "num_spare"),
+    ("a chunk as large as the whole promise", MANAGER, "return (min(to_come) + num_spare", "return (self.num_blocks_to_come(table, num_tokens) // self.num_groups + num_spare"),
+    ("a hit looks at the window alone", PREFIX, "if self.window is None or self.sees_all[group]:", "if self.window is None:"),
+    ("a hit looks at one group", PREFIX, "is_usable &= num_leading[group] >=", "is_usable = num_leading[group] >="),
+    ("blocks of a group are published", MANAGER, "block_ids = table.block_ids[first : first + self.num_groups]", "block_ids = table.block_ids[first : first + 1] * self.num_groups"),
+    ("all groups' blocks come back", MANAGER, "FREED if index in unseen and not sees_all else", "FREED if index in unseen else"),
+    ("slots of one group", MANAGER, "self._num_slots_in_use += num_new * self.num_groups", "self._num_slots_in_use += num_new"),
+    ("every kind is full", MANAGER, 'kinds = ["sliding" if self.window is not None and not sees_all', 'kinds = ["sliding" if False'),
+    ("the slot of another group", TABLE, "self.block_size * self.num_groups + group]", "self.block_size * self.num_groups]"),
+    ("another group's blocks", TABLE, "self.block_ids[group :: self.num_groups]", "self.block_ids[:: self.num_groups]"),
     ("request counted before it ran", MANAGER, "        self._tables.add(table)\n        return table\n", "        self._tables.add(table)\n        self._count_query(table)\n        return table\n"),
 ]  # fmt: skip
 
@@ -148,14 +167,25 @@ TENSOR_MUTANTS = [
     ("chained copies read too early", "origin_of[target] = origin_of.get(source, source)", "origin_of[target] = source"),
     ("scales not in the size", "else SCALE_BYTES\n", "else 0\n"),
     ("K alone in the size", "value_bytes, scale_bytes)\n", "value_bytes, scale_bytes) // 2\n"),
-    ("layers share one tensor", "(tensor[layer] for tensor in storage)", "(tensor[0] for tensor in storage)"),
+    ("layers share one tensor", "(tensor[place] for tensor in storage)", "(tensor[0] for tensor in storage)"),
+    ("groups have the pages of one", "group=group) for", "group=0) for"),
+    ("groups are stored one after the other", "else groups.places", "else [(g, g * groups.size + p) for g, p in groups.places]"),
     ("K and V share one tensor", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory) for _ in range(2)]", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory)] * 2"),
+]  # fmt: skip
+
+
+GROUP_MUTANTS = [
+    ("the smallest groups", "range(max(counts), 0, -1)", "range(1, max(counts) + 1)"),
+    ("no padding", "MOST_PADDING = 1 / 8", "MOST_PADDING = 0"),
+    ("any padding", "<= most)", "<= 10 * most)"),
+    ("sliding groups go first", "group if is_full else num_full + group", "num_full + group if is_full else group"),
+    ("places counted over all layers", "sum(other == is_full for other in sees_all[:layer])", "layer"),
 ]  # fmt: skip
 
 
 def named_checks() -> list[Callable]:
     """The tests of one argument, `new_cache`: each rule by its name."""
-    modules = (test_invariants, test_manager, test_full_hit, test_window)
+    modules = (test_invariants, test_manager, test_full_hit, test_window, test_groups)
     tests = [test for module in modules for test in vars(module).values()]
     return [
         test for test in tests if inspect.isfunction(test) and list(inspect.signature(test).parameters) == ["new_cache"]
@@ -184,6 +214,7 @@ def check_tensors(variant: ModuleType) -> None:
         for copies in test_kv_cache.COPY_CASES:
             run_named(test_kv_cache.check_copies, variant, copies, kv_format, name="check_copies")
         run_named(test_kv_cache.check_layout, variant, kv_format, name="check_layout")
+    run_named(test_groups.check_pages, variant, name="check_pages")
 
 
 def run_named(check: Callable, *args, name: str) -> None:
@@ -214,6 +245,12 @@ def test_tensor_mutants_are_killed(mutant):
     KillTable.record(mutant, check_tensors)
 
 
+@pytest.mark.mutants
+@pytest.mark.parametrize("mutant", [Mutant(n, GROUPS, *r) for n, *r in GROUP_MUTANTS], ids=lambda mutant: mutant.name)
+def test_group_mutants_are_killed(mutant):
+    KillTable.record(mutant, test_groups.check_groups)
+
+
 @pytest.mark.parametrize(
     ("module", "check"),
     [
@@ -224,6 +261,7 @@ def test_tensor_mutants_are_killed(mutant):
         (TABLE, check_bookkeeping),
         (TABLE, check_table),
         (TENSORS, check_tensors),
+        (GROUPS, test_groups.check_groups),
     ],
 )
 def test_a_mutant_that_changes_nothing_survives(module, check):

@@ -4,11 +4,12 @@ import torch
 
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.cache.manager import CacheManager
+from twophase.cache.window import SlidingWindow
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.engine import Engine
 from twophase.engine.runner import ModelRunner
-from twophase.model.llama import LlamaModel
+from twophase.model.llama import LlamaModel, layer_groups
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 
@@ -34,13 +35,19 @@ def make_engine(
     **options,
 ) -> Engine:
     config = model.config
-    spec = KVCacheSpec(config.num_layers, config.num_kv_heads, config.head_dim, block_size, torch.float32)
-    kv_cache = KVCache(spec, num_blocks, model.device)
+    groups = layer_groups(config)
+    num_layers, options_of_cache = config.num_layers, {}
+    if groups is not None:
+        num_layers = groups.size
+        options_of_cache = {"window": SlidingWindow(config.sliding_window), "sees_all": groups.sees_all}
+    spec = KVCacheSpec(num_layers, config.num_kv_heads, config.head_dim, block_size, torch.float32)
+    kv_cache = KVCache(spec, num_blocks, model.device, groups=groups)
     preemption = "swap" if num_swap_blocks else "recompute"
     limits = SchedulerConfig(
         max_num_seqs, budget, max_model_len, chunked, preemption=preemption, num_swap_blocks=num_swap_blocks
     )
-    scheduler = Scheduler(limits, CacheManager(num_blocks, block_size, prefix_caching), policy)
+    cache = CacheManager(num_blocks, block_size, prefix_caching, **options_of_cache)
+    scheduler = Scheduler(limits, cache, policy)
     runner = ModelRunner(model, kv_cache, max_model_len, num_swap_blocks=num_swap_blocks)
     return engine_class(runner, scheduler, vocab_size=config.vocab_size, codec=codec, eos_token_ids=eos, **options)
 

@@ -1,15 +1,14 @@
 """Engines with any features on, in one process: what the feature table is executed with."""
 
-import queue
 import threading
 from contextlib import ExitStack, contextmanager
 from random import Random
 from unittest.mock import patch
 
 import numpy as np
-import torch
 
 from tests.engine.engines import check_idle
+from tests.parallel.thread_peers import ThreadPeers, lines_between
 from tests.parallel.two_engines import TwoEngines
 from twophase import LLM, SamplingParams, SpeculativeConfig, assembly
 from twophase.attention.torch_backend import TorchBackend
@@ -18,7 +17,6 @@ from twophase.features import FEATURES
 from twophase.model.config import load_config
 from twophase.model.llama import attention_spec
 from twophase.parallel import tensor_parallel
-from twophase.parallel.peers import Peers
 
 BLOCK_SIZE, LONGEST = 4, 64
 COMMON = {
@@ -29,8 +27,8 @@ COMMON = {
     "max_model_len": LONGEST,
     "num_kv_blocks": 34,
 }
-# What an output may depend on: the engine that serves each request alone has them too.
-SHAPING = ("sliding_window", "num_attention_sinks", "kv_cache_dtype", "skip_tokenizer_init")
+# What an output may depend on, and room for it: the engine that serves each request alone has them too.
+SHAPING = ("num_kv_blocks", "sliding_window", "num_attention_sinks", "kv_cache_dtype", "skip_tokenizer_init")
 
 
 class RandomDrafter:
@@ -66,10 +64,19 @@ def examples_of(name: str, folder) -> tuple[dict, ...]:
     return tuple(dict(example) for example in FEATURES[name].examples)
 
 
+def folder_for(names, folder):
+    """The model to run a set of features with: of layers of different kinds, or with experts, if they are about that."""
+    if "mixed" in names:
+        return folder / "mixed"
+    return folder / "sparse" if "expert_parallel" in names else folder
+
+
 def options_of(rng: Random, names, folder) -> dict:
     options: dict = {"max_num_batched_tokens": LONGEST if "whole_prompts" in names else rng.choice([8, 24])}
     for name in names:
         options |= rng.choice(examples_of(name, folder))
+    if "mixed" in names:
+        options["num_kv_blocks"] = 60  # three completions, each with blocks in three groups of layers
     return options
 
 
@@ -117,10 +124,10 @@ def check_prompt_logprobs(output, expected) -> None:
 def check_features(names, seed: int, folder) -> None:
     """A random history with these features on: every request gets what it gets alone, twice, and no block is lost."""
     rng = Random(seed)
-    is_slow = "triton" in names
+    folder, is_slow = folder_for(names, folder), "triton" in names
     options, requests = options_of(rng, names, folder), draw_requests(rng, names, 3 if is_slow else 6)
     shaping = {name: options[name] for name in SHAPING if name in options}
-    alone = LLM(folder, **COMMON, **shaping, enable_prefix_caching=False)
+    alone = LLM(folder, **(COMMON | shaping), enable_prefix_caching=False)
     expected = [alone.generate(*request, use_tqdm=False)[0] for request in requests]
     prompts, params = [prompt for prompt, _ in requests], [each for _, each in requests]
     with patch("twophase.engine.speculation.logger.warning") as complain, opened(names, options, folder) as generate:
@@ -140,7 +147,7 @@ def opened(names, options, folder):
         pair = TwoEngines(folder, **(COMMON | {"skip_tokenizer_init": False} | options))
         yield pair.generate
         return
-    ranks = ranks_in_threads() if "tensor_parallel" in names else ExitStack()
+    ranks = ranks_in_threads() if {"tensor_parallel", "expert_parallel"} & set(names) else ExitStack()
     with ranks, LLM(folder, **(COMMON | options)) as llm:
 
         def generate(prompts, params):
@@ -155,52 +162,6 @@ def opened(names, options, folder):
 # -- two ranks of a tensor-parallel model, in two threads
 
 
-class ThreadPeers(Peers):
-    """What `TensorParallelGroup` and its runner need of `Peers`, over queues."""
-
-    def __init__(self, rank: int, lines: dict, barrier: threading.Barrier) -> None:
-        self.rank, self.world_size, self.device = rank, 2, torch.device("cpu")
-        self.traffic = {}
-        self._lines, self._barrier = lines, barrier
-
-    def meet(self, what):
-        self._barrier.wait()
-
-    def all_reduce(self, tensor, what):
-        other = 1 - self.rank
-        self._lines[self.rank, other].put(tensor.clone())
-        theirs = self._lines[other, self.rank].get(timeout=60)
-        parts = [tensor.clone(), theirs] if self.rank == 0 else [theirs, tensor.clone()]
-        tensor.copy_(parts[0] + parts[1])
-
-    def call(self, message, dst, what):
-        self._lines[self.rank, dst].put(message.clone())
-
-    def wait_for_call(self, message, src, what):
-        message.copy_(self._lines[src, self.rank].get(timeout=60))
-
-    def send(self, tensor, dst, what):
-        self.call(tensor, dst, what)
-
-    def recv(self, tensor, src, what):
-        self.wait_for_call(tensor, src, what)
-
-    def check(self):
-        pass
-
-    def leave(self, why):
-        self._barrier.abort()
-
-    def close(self):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-
 def with_lock(method, lock):
     def call(*args, **kwargs):
         with lock:
@@ -212,17 +173,16 @@ def with_lock(method, lock):
 @contextmanager
 def ranks_in_threads():
     """LLM(tensor_parallel_size=2) has its second rank in a thread of this process."""
-    lines = {(0, 1): queue.Queue(), (1, 0): queue.Queue()}
+    lines = lines_between(2)
     barrier = threading.Barrier(2, timeout=60)
     assemble, join = assembly.assemble, tensor_parallel.TensorParallelGroup.join
     here, workers, failures = threading.local(), [], []
 
-    def join_in_threads(config, size, device, timeout_s):
+    def join_in_threads(config, size, device, timeout_s, has_whole_experts):
         if size == 1:
-            return join(config, size, device, timeout_s)
-        return tensor_parallel.TensorParallelGroup(
-            config, device, ThreadPeers(getattr(here, "rank", 0), lines, barrier)
-        )
+            return join(config, size, device, timeout_s, has_whole_experts)
+        peers = ThreadPeers(getattr(here, "rank", 0), lines, barrier)
+        return tensor_parallel.TensorParallelGroup(config, device, peers, has_whole_experts)
 
     def serve(model, config):
         here.rank = 1

@@ -22,7 +22,7 @@ def greedy(oracle, prompt, num_tokens=NUM_TOKENS) -> list[int]:
     return oracle.generate(ids, attention_mask=mask, do_sample=False, **new)[0, ids.shape[1] :].tolist()
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", "mistral", "qwen3", "mixtral", "qwen3-moe-some-dense"])
 def case(request, tmp_path_factory):
     """A model, and what transformers generates with it."""
     folder, oracle = make_folder(request.param, tmp_path_factory.mktemp(request.param), eos_token_id=None)

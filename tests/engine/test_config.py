@@ -46,6 +46,7 @@ BAD = {
     "speculative_config": ["ngram", {"method": "ngram"}],
     "drafter": ["ngram", SimpleNamespace(propose=len)],
     "tensor_parallel_size": [0, 1.5],
+    "enable_expert_parallel": [1, None, "yes"],
     "peer_timeout_s": [0, -1, float("inf"), None],
     "cache_factory": [5],
     "scheduler_factory": [5],

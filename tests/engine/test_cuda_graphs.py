@@ -112,9 +112,9 @@ class PlayedGraphs:
         graphs._forward = captured_forward
 
 
-@pytest.fixture(scope="module")
-def cpu_model(tmp_path_factory):
-    folder, _ = make_folder("llama", tmp_path_factory.mktemp("played"))
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def cpu_model(request, tmp_path_factory):
+    folder, _ = make_folder(request.param, tmp_path_factory.mktemp("played"))
     options = {"dtype": torch.float32, "device": torch.device("cpu"), "attention_backend": "torch"}
     return load_model(folder, block_size=BLOCK_SIZE, **options)
 
@@ -129,7 +129,7 @@ def with_references(model, monkeypatch):
         "silu_mul": silu_mul.silu_mul_reference,
     }.items():
         monkeypatch.setattr(triton_backend, name, reference)
-    return with_backend(model, triton_backend.TritonBackend(model.backend.spec))
+    return with_backend(model, llama.model_backend(model.config, triton_backend.TritonBackend))
 
 
 def check_played_graphs(module, model, expected):
@@ -180,6 +180,16 @@ def test_graph_mutants_are_killed(name, old, new, cpu_model, eager_tokens):
     KillTable.record(Mutant(name, "twophase.engine.cuda_graphs", old, new), check)
 
 
+@pytest.mark.mutants
+@pytest.mark.parametrize("cpu_model", ["gemma3"], indirect=True)
+def test_a_graph_for_the_tables_of_all_groups_is_noticed(cpu_model, eager_tokens):
+    check = functools.partial(check_played_graphs, model=cpu_model, expected=eager_tokens)
+    mutant = Mutant(
+        "all groups", "twophase.engine.cuda_graphs", "for chunk in chunks) // num_groups", "for chunk in chunks)"
+    )
+    KillTable.record(mutant, check)
+
+
 def check_device_is_current(module, model):
     """Triton launches on the current device, so the tokens' device is the current one in all that a backend does."""
     entered = []
@@ -208,6 +218,7 @@ def check_device_is_current(module, model):
 
 
 @pytest.mark.mutants
+@pytest.mark.parametrize("cpu_model", ["llama"], indirect=True)
 def test_a_models_device_is_current_while_it_runs(cpu_model, monkeypatch):
     monkeypatch.setattr(llama, "_current", llama._current)  # put back afterwards
     check_device_is_current(llama, cpu_model)

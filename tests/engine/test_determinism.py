@@ -7,10 +7,13 @@ token leads by more, drawn ones because the uniforms do not depend on any of thi
 """
 
 import pytest
+import torch
 
-from tests.engine.engines import make_engine, prompt_of, run, tokens_of
+from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of, run, tokens_of
+from tests.model.tiny import make_folder
 from tests.mutation import KillTable
 from twophase.core.sampling_params import SamplingParams
+from twophase.model.load import load_model
 
 # fp32 rounding (6e-8) over two layers of sums of ~80 terms of size ~10: measured up to 5e-6, so ten times that.
 TOLERANCE = 5e-5
@@ -75,6 +78,20 @@ def check_rung(model, rung, params) -> float:
         differences += [abs(ours.logprob - theirs.logprob), *(abs(x - by_id[i]) for i, x in ours.top if i in by_id)]
     assert max(differences) <= RUNGS[rung], f"log-probabilities differ by {max(differences):.2e}"
     return max(differences)
+
+
+@pytest.fixture(scope="module")
+def sparse_model(tmp_path_factory):
+    folder, _ = make_folder("qwen3-moe", tmp_path_factory.mktemp("sparse"), eos_token_id=None)
+    options = {"dtype": torch.float32, "device": torch.device("cpu"), "attention_backend": "torch"}
+    return load_model(folder, block_size=BLOCK_SIZE, **options)
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("rung", RUNGS, ids=[rung.__name__ for rung in RUNGS])
+def test_rung_of_a_mixture_of_experts(sparse_model, rung, params):
+    """An expert multiplies other rows at once in other company; routes are the same, and so are tokens."""
+    check_rung(sparse_model, rung, params)
 
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from tests.engine.feature_runs import COMMON, check_features, draw_requests, examples_of
+from tests.engine.feature_runs import COMMON, check_features, draw_requests, examples_of, folder_for
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
@@ -27,11 +27,16 @@ FAST = [pair for pair in WORKING if not SLOW & set(pair)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A random model with a tokenizer, and heads wide enough for int8 pages."""
+    """A random model with a tokenizer, and heads wide enough for int8 pages; below it one of layers of different kinds,
+    and one with experts."""
     path = tmp_path_factory.mktemp("features")
     tokenizer = byte_level()
-    make_folder("llama-wide-heads", path, vocab_size=tokenizer.vocab_size, eos_token_id=tokenizer.end_id)
-    tokenizer.tokenizer.save(str(path / "tokenizer.json"))
+    sizes = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.end_id}
+    make_folder("llama-wide-heads", path, **sizes)
+    make_folder("gemma3", path / "mixed", **sizes, head_dim=16)
+    make_folder("qwen3-moe", path / "sparse", **sizes)
+    for each in (path, path / "mixed", path / "sparse"):
+        tokenizer.tokenizer.save(str(each / "tokenizer.json"))
     return path
 
 
@@ -41,6 +46,8 @@ def name_of(pair):
 
 # The rest, and Triton, which is interpreted where there is no GPU, runs with --full.
 SAMPLE = [*random.Random(0).sample(FAST, 16), ("tensor_parallel", "swap"), ("ngram", "window")]
+SAMPLE += [("mixed", name) for name in ("int8", "tensor_parallel", "own_drafter", "prompt_logprobs", "reserve", "fair")]
+SAMPLE += [("expert_parallel", name) for name in ("swap", "ngram", "int8")]
 SAMPLE += [
     ("prompt_logprobs", name) for name in ("prefix_token", "swap", "several", "tensor_parallel", "disaggregated")
 ]
@@ -78,7 +85,7 @@ def test_refused_before_a_weight_is_read(pair, folder, monkeypatch):
     for first in examples_of(pair[0], folder):
         for second in examples_of(pair[1], folder):
             with pytest.raises(ConfigError) as caught:
-                open_both(pair, COMMON | first | second, folder, monkeypatch)
+                open_both(pair, COMMON | first | second, folder_for(pair, folder), monkeypatch)
             assert all(FEATURES[name].option in str(caught.value) for name in pair)
 
 
@@ -118,7 +125,7 @@ def test_values_of_one_option_are_never_both_on(pair, folder):
 def test_an_example_switches_its_feature_on_and_is_no_default(name, folder):
     feature, default = FEATURES[name], configured(None, {})
     assert feature.is_on(default, False) == (name in ("prefix_block", "priority", "optimistic"))
-    if feature.request is None and name != "disaggregated":
+    if feature.request is None and name not in ("disaggregated", "mixed"):  # which no option switches on
         for example in examples_of(name, folder):
             config = configured(None, example)
             assert feature.is_on(config, False), example
@@ -164,13 +171,18 @@ def check_table(module, folder):
     ready = examples_of("ready_made", folder)[0]
     drafter = examples_of("draft_model", folder)[0] | examples_of("own_drafter", folder)[0]
     token, window, ranks = {"full_hit": "recompute_token"}, {"sliding_window": 8}, {"tensor_parallel_size": 2}
+    whole = {"enable_expert_parallel": True}
     for options, arguments, other in [
         (token | window, {}, "sliding_window"),
         (token, {"model_has_window": True}, "sliding_window"),
         (token, {"also": ("disaggregated",)}, "disaggregation"),
         (window, {"also": ("disaggregated",)}, "disaggregation"),
+        (window, {"also": ("mixed",)}, "layers that see all keys"),
+        (token, {"also": ("mixed",)}, "layers that see all keys"),
         ({"num_attention_sinks": 2}, {"also": ("disaggregated",)}, "disaggregation"),
         (ranks, {"also": ("disaggregated",)}, "disaggregation"),
+        (whole | ranks, {"also": ("disaggregated",)}, "enable_expert_parallel"),
+        (whole | ranks | ready, {}, "enable_expert_parallel"),
         (window | ready, {}, "ready-made"),
         (ranks | ready, {}, "ready-made"),
         (drafter, {}, "both guess"),
@@ -182,6 +194,7 @@ def check_table(module, folder):
     module.check_pairs(configured(None, token | ready), model_has_window=True)
     module.check_pairs(configured(None, token | {"cache_factory": len}), model_has_window=True)
     module.check_pairs(configured(None, window | ranks | {"kv_cache_dtype": "int8"}))
+    module.check_pairs(configured(None, whole | ready))  # one rank has all experts, and all heads
     module.check_pairs(configured(None, {}), also=("disaggregated",), model_has_window=False)
 
 
@@ -194,11 +207,16 @@ def test_the_table_by_hand(folder):
     ("name", "old", "new"),
     [
         ("own windows do not count", "return model_has_window and", "return False and"),
-        ("foreign caches free", "and _has_own_cache(config)", ""),
+        ("foreign caches free", "and has_own_cache(config)", ""),
         ("ready-made ones free", "not _is_ready_made(config) and", ""),
         ("sinks alone", "or config.num_attention_sinks", ""),
         ("only options count", "name in also or", ""),
-        ("one rank", "config.tensor_parallel_size > 1", "config.tensor_parallel_size > 2"),
+        (
+            "experts of one rank",
+            "config.enable_expert_parallel and config.tensor_parallel_size > 1",
+            "config.enable_expert_parallel",
+        ),
+        ("one rank", "_: config.tensor_parallel_size > 1", "_: config.tensor_parallel_size > 2"),
         ("one direction", "or _REFUSALS.get((other, one)) or WORKS", "or WORKS"),
     ],
     ids=lambda value: value if len(value) < 26 and " " in value and "config" not in value else "",

@@ -90,9 +90,13 @@ def test_a_context_whose_rotary_tables_fit_into_no_memory_is_refused(config, mon
 
 def check_sizes(module):
     """The worked example of `activation_bytes`, and a token's K and V with their scales."""
-    shape = SimpleNamespace(hidden_size=8, intermediate_size=16, num_heads=1, num_kv_heads=1, head_dim=4, vocab_size=10)
+    sizes_of = {"hidden_size": 8, "intermediate_size": 16, "num_heads": 1, "num_kv_heads": 1, "head_dim": 4}
+    shape = SimpleNamespace(**sizes_of, vocab_size=10, experts=None)
     assert module.activation_bytes(shape, 5, 100, 2) == 880 + 16_000
     assert module.activation_bytes(shape, 5, 2, 2) == 880 + 64 * 160, "prompts may be scored"
+    # Two of four experts of 6: per token 2 (18 + 40) values of 2 bytes, and 2 * 8 + 2 * 4 of 4 bytes.
+    shape.experts = SimpleNamespace(num_experts=4, num_experts_per_tok=2, intermediate_size=6)
+    assert module.activation_bytes(shape, 5, 100, 2) == 880 + 5 * (232 + 96) + 16_000
     assert module.kv_bytes_per_token(3, 2, 16, 1, 4) == 2 * 3 * 2 * (16 + 4)
 
 
@@ -104,8 +108,10 @@ def test_sizes_by_hand():
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("no logits", "* value_bytes + logits", "* value_bytes"),
+        ("no logits", "4 * in_float32) + logits", "4 * in_float32)"),
         ("two arrays of the MLP", "+ 3 * shape.intermediate_size", "+ 2 * shape.intermediate_size"),
+        ("one expert for a token", "k = shape.experts.num_experts_per_tok", "k = 1"),
+        ("experts' values of half size", "4 * in_float32", "value_bytes * in_float32"),
         ("q forgotten", "(2 * shape.num_heads +", "(shape.num_heads +"),
         ("one scale for a token", "(head_dim * value_bytes + scale_bytes)", "head_dim * value_bytes + scale_bytes"),
     ],

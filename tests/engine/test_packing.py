@@ -1,12 +1,16 @@
 """A packed batch holds what a loop over tokens would put there; padding rows write and read nothing."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of
+from tests.mutation import KillTable, Mutant
 from twophase.core.plan import ScheduledChunk
+from twophase.engine import packing
 from twophase.engine.cuda_graphs import padded_batch_size, padded_context
 from twophase.engine.packing import TABLE_COLUMNS, pack
 
@@ -32,7 +36,11 @@ def chunk_lists(draw):
 @given(chunk_lists())
 @settings(max_examples=100, deadline=None)
 def test_equals_a_loop_over_tokens(case):
-    block_size, chunks = case[0], [chunk(*arguments) for arguments in case[1]]
+    check_packing(packing, case)
+
+
+def check_packing(module, case):
+    pack, block_size, chunks = module.pack, case[0], [chunk(*arguments) for arguments in case[1]]
     packed = pack(chunks, block_size)
     batch = packed.view()
     tokens, positions, slots, cu = [], [], [], [0]
@@ -54,15 +62,60 @@ def test_equals_a_loop_over_tokens(case):
         assert row == [*c.block_ids, *[0] * (len(row) - len(c.block_ids))]
     lengths = [len(c.token_ids) for c in chunks]
     assert batch.num_decodes == next((i for i, length in enumerate(lengths) if length > 1), len(lengths))
+    check_groups(module, block_size, chunks, batch)
+
+
+def check_groups(module, block_size, chunks, alone):
+    """Each of three groups has the batch that it would have alone, but for its blocks."""
+    assert alone.groups == ()
+    tables = [[[3 * block + group for block in c.block_ids] for c in chunks] for group in range(3)]
+    together = [
+        c._replace(block_ids=[block for place in zip(*(table[i] for table in tables), strict=True) for block in place])
+        for i, c in enumerate(chunks)
+    ]
+    padding = {"num_rows": len(chunks) + 2} if all(len(c.token_ids) == 1 for c in chunks) else {}
+    batch = module.pack(together, block_size, num_groups=3, **padding).view()
+    assert len(batch.groups) == 3
+    for group, table in enumerate(tables):
+        own = [c._replace(block_ids=blocks) for c, blocks in zip(chunks, table, strict=True)]
+        expected, found = module.pack(own, block_size, **padding).view(), batch.groups[group]
+        for field in dataclasses.fields(expected):
+            one, two = getattr(expected, field.name), getattr(found, field.name)
+            assert torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two, field.name
+
+
+GROUP_CASES = [(4, [(0, [1], 5, [7, 9]), (1, [2, 3, 4], 2, [1, 2]), (2, [5], 0, [3])]), (1, [(0, [4], 1, [5, 6])])]
+GROUP_MUTANTS = [
+    ("every group has the first one's blocks", "block_ids[:, group]", "block_ids[:, 0]"),
+    ("slots of the first group", "slots_start, tables_start = (2 + group) * stride", "slots_start, tables_start = 2 * stride"),
+    ("tables of the first group", "group * num_seqs * self.num_columns\n", "0\n"),
+    ("lengths among the tables", "lens_start = self.num_groups * num_seqs", "lens_start = num_seqs"),
+    ("tables one after the other", "reshape(-1, num_groups)", "reshape(num_groups, -1).T"),
+    ("tables as long as all groups'", "len(chunk.block_ids) // num_groups", "len(chunk.block_ids)"),
+    ("padding writes in other groups", "        part.slot_mapping.numpy()[:] = -1\n", "        batch.slot_mapping.numpy()[:] = -1\n"),
+]  # fmt: skip
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(("name", "old", "new"), GROUP_MUTANTS, ids=[row[0] for row in GROUP_MUTANTS])
+def test_group_mutants_are_killed(name, old, new):
+    def check(module):
+        for case in GROUP_CASES:
+            check_packing(module, case)
+
+    check(packing)
+    KillTable.record(Mutant(name, "twophase.engine.packing", old, new), check)
 
 
 @pytest.mark.parametrize("num_seqs", [1, 2, 3, 5, 8])
 def test_every_array_is_aligned_to_16_bytes(num_seqs):
     chunks = [chunk(i, [1] * (i + 1), i, list(range(9))) for i in range(num_seqs)]
-    packed = pack(chunks, 4)
+    packed = pack([c._replace(block_ids=[*range(18)]) for c in chunks], 4, num_groups=2)
     batch = packed.view()
     base = {torch.int64: packed.longs.data_ptr(), torch.int32: packed.ints.data_ptr()}
-    for array in (batch.positions, batch.slot_mapping, batch.block_tables, batch.seq_lens, batch.cu_query_lens):
+    second = batch.groups[1]
+    arrays = (batch.positions, batch.slot_mapping, batch.block_tables, batch.seq_lens, batch.cu_query_lens)
+    for array in (*arrays, second.slot_mapping, second.block_tables):
         assert (array.data_ptr() - base[array.dtype]) % 16 == 0
 
 

@@ -37,6 +37,8 @@ CONFIG_KEYS = (
     "rope_theta", "rope_scaling", "tie_word_embeddings", "attention_bias", "mlp_bias", "sliding_window",
     "use_sliding_window", "max_window_layers", "layer_types", "hidden_act", "eos_token_id", "dtype", "torch_dtype",
     "quantization_config", "auto_map", "num_local_experts",
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step",
+    "mlp_only_layers",
 )  # fmt: skip
 OPTIONS = {"max_model_len": None, "num_kv_blocks": 64, "max_num_seqs": 2, "block_size": 4}
 

@@ -1,52 +1,55 @@
 """Runs our model step by step over hand-laid pages, without scheduler and engine."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.batch import AttentionBatch
-from twophase.model.llama import LlamaModel
+from twophase.model.llama import LlamaModel, layer_groups
 
 BLOCK_SIZE = 4
 
 
 class Pages:
-    """Gives each of a few sequences its own scattered blocks, and runs chunks of their tokens."""
+    """Gives each of a few sequences its own scattered blocks (in each group of layers), and runs chunks of their tokens."""
 
     def __init__(self, model: LlamaModel, num_seqs: int, max_tokens: int = 64) -> None:
         self.model = model
         blocks_per_seq = -(-max_tokens // BLOCK_SIZE)
-        order = torch.randperm(num_seqs * blocks_per_seq, generator=torch.Generator().manual_seed(1))
-        self.tables = order.view(num_seqs, blocks_per_seq)
-        self.num_written = [0] * num_seqs
         config = model.config
-        spec = KVCacheSpec(
-            config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, model.weights.dtype, "none"
-        )
-        self.cache = KVCache(spec, order.numel(), torch.device("cpu"))
+        groups = layer_groups(config)
+        num_groups, num_layers = (1, config.num_layers) if groups is None else (groups.num_groups, groups.size)
+        order = torch.randperm(num_groups * num_seqs * blocks_per_seq, generator=torch.Generator().manual_seed(1))
+        self.tables = order.view(num_groups, num_seqs, blocks_per_seq)
+        self.num_written = [0] * num_seqs
+        spec = KVCacheSpec(num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, model.weights.dtype, "none")
+        self.cache = KVCache(spec, order.numel(), torch.device("cpu"), groups=groups)
 
     def run(self, chunks: Sequence[tuple[int, Sequence[int]]]) -> list[torch.Tensor]:
         """(sequence, tokens) pairs, decodes (one token) first; returns each chunk's logits [L, V]."""
         token_ids = torch.tensor([token for _, tokens in chunks for token in tokens])
         with torch.inference_mode():
-            plan = self.model.backend.plan(self._batch(chunks))
+            batches = tuple(self._batch(chunks, tables) for tables in self.tables)
+            for seq, tokens in chunks:
+                self.num_written[seq] += len(tokens)
+            plan = self.model.backend.plan(replace(batches[0], groups=batches if len(batches) > 1 else ()))
             logits = self.model.logits(self.model.forward(token_ids, plan, self.cache))
         return list(logits.split([len(tokens) for _, tokens in chunks]))
 
-    def _batch(self, chunks: Sequence[tuple[int, Sequence[int]]]) -> AttentionBatch:
+    def _batch(self, chunks: Sequence[tuple[int, Sequence[int]]], tables_of: torch.Tensor) -> AttentionBatch:
         positions, slots, seq_lens = [], [], []
         for seq, tokens in chunks:
             start = self.num_written[seq]
-            self.num_written[seq] = start + len(tokens)
             seq_lens.append(start + len(tokens))
             for position in range(start, start + len(tokens)):
                 positions.append(position)
-                slots.append(int(self.tables[seq, position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE)
+                slots.append(int(tables_of[seq, position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE)
         query_lens = [len(tokens) for _, tokens in chunks]
-        width = -(-self.tables.shape[1] // 16) * 16
+        width = -(-tables_of.shape[1] // 16) * 16
         tables = torch.zeros(len(chunks), width, dtype=torch.int32)
-        tables[:, : self.tables.shape[1]] = self.tables[[seq for seq, _ in chunks]]
+        tables[:, : tables_of.shape[1]] = tables_of[[seq for seq, _ in chunks]]
         return AttentionBatch(
             positions=torch.tensor(positions),
             slot_mapping=torch.tensor(slots),

@@ -7,6 +7,7 @@ import pytest
 from tests.model.tiny import FAMILIES, make_model
 from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ModelFolderError
+from twophase.model import config as config_module
 from twophase.model.config import RopeConfig, load_config
 
 LLAMA = {
@@ -48,17 +49,31 @@ def test_a_plain_llama(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_transformers_writes_is_what_it_means(family, tmp_path):
     theirs = make_model(family).config
-    theirs.architectures = [f"{type(theirs).__name__.removesuffix('Config')}ForCausalLM"]
+    theirs.architectures = [f"{type(theirs).__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"]
     theirs.save_pretrained(tmp_path)
     ours = load_config(tmp_path)
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
-    assert ours.rope.rope_type == theirs.rope_parameters["rope_type"]
-    assert ours.rope.factor == theirs.rope_parameters.get("factor", 1.0)
-    assert ours.qk_norm == (theirs.model_type == "qwen3")
-    if theirs.model_type != "llama":
-        assert ours.sliding_window == theirs.sliding_window
+    types = getattr(theirs, "layer_types", None)
+    if types is None:
+        types = ["full_attention" if getattr(theirs, "sliding_window", None) is None else "sliding_attention"]
+    for kind in types:
+        per_kind = theirs.model_type == "gemma3_text"
+        rope = theirs.rope_parameters[kind] if per_kind else theirs.rope_parameters
+        is_other = ours.local_rope is not None and kind == "sliding_attention"
+        found = ours.local_rope if is_other else ours.rope
+        assert (found.theta, found.rope_type) == (rope["rope_theta"], rope["rope_type"])
+        assert found.factor == rope.get("factor", 1.0)
+    assert ours.qk_norm == theirs.model_type.startswith(("qwen3", "gemma3"))
+    assert ours.sliding_window == (theirs.sliding_window if "sliding_attention" in types else None)
+    assert ours.is_mixed == (len(set(types)) > 1)
+    if ours.is_mixed:
+        assert ours.sees_all == tuple(kind == "full_attention" for kind in types)
+    assert (ours.experts is not None) == (theirs.model_type in ("mixtral", "qwen3_moe"))
+    if ours.experts is not None:
+        assert ours.experts.num_experts == theirs.num_local_experts
+        assert ours.experts.num_experts_per_tok == theirs.num_experts_per_tok
+        assert ours.experts.norm_topk_prob == getattr(theirs, "norm_topk_prob", True)
 
 
 @pytest.mark.parametrize("type_key", ["rope_type", "type"])
@@ -67,6 +82,51 @@ def test_older_and_newer_rope_forms_agree(type_key, tmp_path):
     older = load_config(write(tmp_path, rope_theta=5e5, rope_scaling=scaling)).rope
     newer = load_config(write(tmp_path, rope_parameters=LLAMA3 | {"rope_theta": 5e5})).rope
     assert older == newer == RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 8192)
+
+
+GEMMA = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_hidden_layers": 7,
+    "head_dim": 8,
+    "sliding_window": 8,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "sliding_window_pattern": 3,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "query_pre_attn_scalar": 16,
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def check_gemma(tmp_path):
+    """The form of the hub's older files, and what transformers takes where a file does not say."""
+
+    def check(module) -> None:
+        config = module.load_config(write(tmp_path, **GEMMA))
+        assert config.layer_types == (SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL, SLIDING)
+        assert config.sees_all == (False, False, True, False, False, True, False)
+        assert config.rope == module.RopeConfig(1e6, "linear", 8.0)
+        assert config.local_rope == module.RopeConfig(1e4)
+        assert (config.attention_scale, config.embed_scale, config.norm_offset) == (0.25, 48**0.5, 1)
+        assert (config.tie_word_embeddings, config.sliding_window, config.has_output_norms) == (True, 8, True)
+        silent = ("head_dim", "sliding_window", "rope_theta", "rope_local_base_freq", "rope_scaling")
+        silent += ("sliding_window_pattern", "query_pre_attn_scalar", "hidden_activation")
+        default = module.load_config(write(tmp_path, **(GEMMA | dict.fromkeys(silent, ABSENT))))
+        assert default.layer_types == (*[SLIDING] * 5, FULL, SLIDING)
+        assert (default.rope, default.local_rope) == (module.RopeConfig(1e6), module.RopeConfig(1e4))
+        assert (default.head_dim, default.attention_scale, default.sliding_window) == (256, 1 / 16, 4096)
+        one_kind = module.load_config(write(tmp_path, **(GEMMA | {"num_hidden_layers": 2})))
+        assert (one_kind.layer_types, one_kind.sliding_window) == ((), 8)
+        assert (one_kind.rope, one_kind.local_rope) == (module.RopeConfig(1e4), None), "all layers are sliding"
+
+    return check
+
+
+def test_older_gemma_files(tmp_path):
+    check_gemma(tmp_path)(config_module)
 
 
 def test_generation_config_decides_what_ends_a_text(tmp_path):
@@ -108,8 +168,60 @@ def test_where_each_family_keeps_its_window(changes, window, tmp_path):
     assert load_config(write(tmp_path, **changes)).sliding_window == window
 
 
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_hidden_layers": 6,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+SWITCHED = {"use_sliding_window": True, "sliding_window": 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sparse_layers", "window"),
+    [
+        (MIXTRAL, (0, 1), None),
+        (MIXTRAL | {"sliding_window": None}, (0, 1), None),
+        (MIXTRAL | {"sliding_window": 8}, (0, 1), 8),
+        (QWEN3_MOE, (0, 1, 2, 3, 4, 5), None),
+        (QWEN3_MOE | {"decoder_sparse_step": 2}, (1, 3, 5), None),
+        (QWEN3_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [0, 3]}, (1, 5), None),
+        (QWEN3_MOE | {"num_local_experts": 4, "scoring_func": "softmax", "n_shared_experts": 0}, (0, 1, 2, 3, 4, 5), None),
+        (QWEN3_MOE | {"sliding_window": 8, "max_window_layers": 6}, (0, 1, 2, 3, 4, 5), None),
+        (QWEN3_MOE | SWITCHED, (0, 1, 2, 3, 4, 5), 8),
+    ],
+)  # fmt: skip
+def test_which_layers_have_experts(changes, sparse_layers, window, tmp_path):
+    config = load_config(write(tmp_path, **changes))
+    assert config.experts.sparse_layers == sparse_layers
+    assert config.sliding_window == window
+    assert config.experts.intermediate_size == changes.get("moe_intermediate_size", 80)
+
+
+def test_a_mixture_whose_layers_are_all_dense_is_none(tmp_path):
+    assert load_config(write(tmp_path, **QWEN3_MOE, decoder_sparse_step=7)).experts is None
+
+
 QWEN = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8}
 REFUSED = {
+    "more experts per token than experts": (
+        MIXTRAL | {"num_experts_per_tok": 5},
+        r"num_experts_per_tok 5 is more than the 4",
+    ),
+    "no number of experts": (MIXTRAL | {"num_local_experts": ABSENT}, r"'num_experts' is missing"),
+    "no experts": (QWEN3_MOE | {"num_experts": 0}, r"'num_experts' must be a whole number >= 1, found 0"),
+    "two numbers of experts": (QWEN3_MOE | {"num_local_experts": 5}, r"two names of one number"),
+    "a text of layers": (QWEN3_MOE | {"mlp_only_layers": "0"}, r"'mlp_only_layers' must be a list of layers' numbers"),
+    "no size of experts": (QWEN3_MOE | {"moe_intermediate_size": ABSENT}, r"'moe_intermediate_size' is missing"),
+    "never sparse": (QWEN3_MOE | {"decoder_sparse_step": 0}, r"'decoder_sparse_step' must be a whole number >= 1"),
+    "number for normalised": (QWEN3_MOE | {"norm_topk_prob": 1}, r"'norm_topk_prob' must be true or false"),
+    "shared experts": (QWEN3_MOE | {"n_shared_experts": 1}, r"n_shared_experts 1 is not supported"),
+    "sigmoid router": (MIXTRAL | {"scoring_func": "sigmoid"}, r"scoring_func 'sigmoid' is not supported"),
+    "groups of experts": (QWEN3_MOE | {"n_group": 2}, r"n_group 2 is not supported"),
+    "window of some sparse layers": (QWEN3_MOE | SWITCHED | {"max_window_layers": 3}, r"max_window_layers must be 0"),
+    "kinds of sparse layers": (QWEN3_MOE | SWITCHED | {"layer_types": ["full_attention"] * 6}, r"layer_types absent"),
     "unknown architecture": ({"architectures": ["GPT2LMHeadModel"]}, r"GPT2LMHeadModel.*Supported: LlamaForCausalLM"),
     "no architecture": ({"architectures": ABSENT}, r"architectures None.*Supported"),
     "missing value": ({"hidden_size": ABSENT}, r"'hidden_size' is missing"),
@@ -150,15 +262,22 @@ REFUSED = {
     "partial": ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor"),
     "per layer": ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, r"one set of RoPE parameters"),
     "bad eos": ({"eos_token_id": "</s>"}, r"'eos_token_id' must be a token id"),
-    "mixed layers": (
-        {
-            "architectures": ["Qwen2ForCausalLM"],
-            "use_sliding_window": True,
-            "sliding_window": 8,
-            "max_window_layers": 1,
-        },
-        r"same kind of attention.*full_attention.*sliding_attention",
+    "mixed layers without a window": (
+        {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1},
+        r"'sliding_window' is missing",
     ),
+    "soft-capped scores": (GEMMA | {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping 50.0 is not supported"),
+    "soft-capped logits": (GEMMA | {"final_logit_softcapping": 30.0}, r"final_logit_softcapping 30.0 is not"),
+    "attention both ways": (GEMMA | {"use_bidirectional_attention": True}, r"use_bidirectional_attention True is not"),
+    "another GELU": (GEMMA | {"hidden_activation": "gelu"}, r"'gelu' is not supported; supported: 'gelu_pytorch_tanh'"),
+    "Gemma with yarn": (GEMMA | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, r"'yarn' is not supported"),
+    "RoPE for all alike": (
+        GEMMA | {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        r"rope_parameters must .*full_attention.*sliding_attention.*found \{'rope_type'",
+    ),
+    "no pattern": (GEMMA | {"sliding_window_pattern": 0}, r"'sliding_window_pattern' must be a whole number >= 1"),
+    "chunked layers of Gemma": (GEMMA | {"layer_types": ["chunked_attention"] * 7}, r"layer_types must be 7 times"),
+    "gpt-oss": ({"architectures": ["GptOssForCausalLM"]}, r"GptOssForCausalLM.*is not supported"),
 }
 
 
@@ -200,21 +319,39 @@ def test_json_nested_beyond_reason(tmp_path):
 def check_layer_types(tmp_path):
     def check(module) -> None:
         for kind, window in (("full_attention", None), ("sliding_attention", 8)):
-            assert module.load_config(write(tmp_path, **QWEN, layer_types=[kind] * 2)).sliding_window == window
-        for wrong in (["chunked_attention"] * 2, ["sliding_attention"], "sliding_attention"):
-            with pytest.raises(ModelFolderError, match="same kind of attention"):
+            config = module.load_config(write(tmp_path, **QWEN, layer_types=[kind] * 2))
+            assert (config.sliding_window, config.is_mixed) == (window, False)
+        mixed = module.load_config(write(tmp_path, **QWEN, max_window_layers=1))
+        assert (mixed.sliding_window, mixed.layer_types) == (8, (FULL, SLIDING))
+        assert module.load_config(write(tmp_path, **QWEN, layer_types=[SLIDING, FULL])).sees_all == (False, True)
+        for wrong in (["chunked_attention"] * 2, ["sliding_attention"], "sliding_attention", 5):
+            with pytest.raises(ModelFolderError, match="layer_types must be 2 times one of"):
                 module.load_config(write(tmp_path, **QWEN, layer_types=wrong))
 
     return check
 
 
 MUTANTS = [
-    ("unknown attention loads as sliding", "if kind not in LAYER_TYPES or layer_types", "if layer_types"),
-    ("too few layer types", "or layer_types != [kind] * num_layers:", "or len(set(layer_types)) != 1:"),
+    ("unknown attention loads as sliding", "or any(kind not in LAYER_TYPES for kind in layer_types)", ""),
+    ("too few layer types", "        or len(layer_types) != num_layers\n", ""),
+    ("layer types as text are read", "not isinstance(layer_types, list)", "False"),
+    ("one full layer too many", "if layer < num_full else", "if layer <= num_full else"),
+    ("the file's layer types are ignored", 'file.values.get("layer_types") or default', "default"),
+    ("the first of a pattern is full", "if (layer + 1) % pattern else full", "if layer % pattern else full"),
+    ("bases the wrong way round", '("rope_theta", "rope_local_base_freq")', '("rope_local_base_freq", "rope_theta")'),
+    ("sliding layers are scaled too", '"sliding_attention": {}}', '"sliding_attention": parameters}'),
+    ("sliding layers alone turn as full ones", 'full if layer_types[0] == "full_attention" else local', "full"),
+    ("scores by the width of a head", '"query_pre_attn_scalar") ** -0.5', '"head_dim") ** -0.5'),
+    ("embeddings as they are", "hidden_size**0.5 if family.is_gemma else 1.0", "1.0"),
+    ("weights of its own", '    "tie_word_embeddings": True,\n', ""),
 ]
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants(mutant, tmp_path):
-    KillTable.record(Mutant(mutant[0], "twophase.model.config", *mutant[1:]), check_layer_types(tmp_path))
+    def check(module) -> None:
+        check_layer_types(tmp_path)(module)
+        check_gemma(tmp_path)(module)
+
+    KillTable.record(Mutant(mutant[0], "twophase.model.config", *mutant[1:]), check)

@@ -1,11 +1,18 @@
 """Every family equals transformers on the same random folder: logits, and greedy tokens one by one."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from tests.model.paged import Pages
 from tests.model.tiny import FAMILIES, SIZES, make_folder
+from tests.mutation import KillTable, Mutant, is_killed
+from twophase.attention.select import make_backend
+from twophase.model.config import load_config
+from twophase.model.llama import LlamaModel, model_backend
 from twophase.model.load import load_model
+from twophase.model.weights import load_weights
 
 # fp32 against fp32, another order of summation: logits are of size 10, so 1e-4 is 1e-5 of them.
 LOGITS_TOLERANCE = 1e-4
@@ -51,7 +58,7 @@ def test_logits_and_greedy_tokens_equal_transformers(family, seed, tmp_path):
         rows = pages.run([(seq, tokens[seq][-1:]) for seq in range(len(tokens))])
 
 
-@pytest.mark.parametrize("family", ["smollm2", "mistral", "qwen3"])
+@pytest.mark.parametrize("family", ["smollm2", "mistral", "qwen3", "qwen2-mixed", "gemma3", "mixtral", "qwen3-moe"])
 def test_a_prompt_in_chunks_gives_the_same_logits(family, tmp_path):
     folder, oracle = make_folder(family, tmp_path)
     prompt = random_prompts(3)[-1]
@@ -69,6 +76,78 @@ def test_this_oracle_sees_a_wrong_scale(tmp_path):
     pages = Pages(open_folder(folder), 1)
     with pytest.raises(AssertionError, match="is off by"):
         assert_logits_equal(pages.run([(0, prompt)])[0], oracle_logits(oracle, prompt), "wrong scale")
+
+
+MUTANTS = [
+    ("bases swapped", "llama", "full if sees_all else local for", "local if sees_all else full for"),
+    ("one base for all", "llama", "full if sees_all else local for", "full for"),
+    ("a window everywhere", "llama", "make(replace(spec, window=None))", "make(spec)"),
+    ("a window nowhere", "llama", "make(spec), groups.sees_all", "make(replace(spec, window=None)), groups.sees_all"),
+    ("a key too many", "llama", "window=config.sliding_window,", "window=config.sliding_window + 1,"),
+    ("a key too few", "llama", "window=config.sliding_window,", "window=config.sliding_window - 1,"),
+    ("scores by the width of a head", "llama", "if config.attention_scale is None else", "if True else"),
+    ("embeddings not scaled", "llama", "x = x * self._embed_scale", "pass"),
+    ("attention not normalised", "llama", "if layer.attention_output_norm is not None:", "if False:"),
+    ("MLP not normalised", "llama", "if layer.mlp_output_norm is not None:", "if False:"),
+    ("SiLU", "llama", 'backend.silu_mul if config.activation == "silu" else gelu_mul', "backend.silu_mul"),
+    ("GELU without its approximation", "llama", 'approximate="tanh"', 'approximate="none"'),
+    ("norms without the one", "weights", ".add_(self._norm_offset)", ""),
+    ("norms the wrong way round", "weights", "'pre_feedforward' if has_outputs", "'post_feedforward' if has_outputs"),
+    ("kinds swapped", "mixed_backend", "full if is_full else local", "local if is_full else full"),
+    ("written by another group's table", "mixed_backend", "cos, sin, kv, plan[kv.group])", "cos, sin, kv, plan[0])"),
+    ("read by another group's table", "mixed_backend", "attend(q, kv, plan[kv.group])", "attend(q, kv, plan[-1])"),
+    ("the first group's kind", "mixed_backend", "tuple(backend.plan(part)", "tuple(self.of_group[0].plan(part)"),
+]
+PACKAGES = {"llama": "model", "weights": "model", "mixed_backend": "attention"}
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory):
+    return make_folder("gemma3", tmp_path_factory.mktemp("gemma"))
+
+
+def check_gemma(variant, gemma):
+    folder, oracle = gemma
+    config, dtype, device = load_config(folder), torch.float32, torch.device("cpu")
+    own = {name: getattr(variant, name, original) for name, original in PARTS.items()}
+    weights = own["load_weights"](folder, config, dtype, device)
+    make = partial(make_backend, "torch", device=device, dtype=dtype, block_size=4)
+    model = own["LlamaModel"](config, weights, own["model_backend"](config, make))
+    prompt = random_prompts(3)[-1]
+    pages = Pages(model, 1)
+    rows = [pages.run([(0, prompt[start:end])])[0] for start, end in ((0, 9), (9, 10), (10, len(prompt)))]
+    assert_logits_equal(torch.cat(rows), oracle_logits(oracle, prompt), "Gemma")
+
+
+PARTS = {"LlamaModel": LlamaModel, "model_backend": model_backend, "load_weights": load_weights}
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize("row", MUTANTS, ids=[row[0] for row in MUTANTS])
+def test_mutants_are_killed(row, gemma):
+    name, module, *change = row
+    through = "twophase.model.llama" if module == "mixed_backend" else None
+    mutant = Mutant(name, f"twophase.{PACKAGES[module]}.{module}", *change, through=through)
+    KillTable.record(mutant, partial(check_gemma, gemma=gemma))
+
+
+@pytest.mark.parametrize("module", ["llama", "weights"])
+def test_a_mutant_that_changes_nothing_survives(module, gemma):
+    nothing = Mutant("nothing", f"twophase.model.{module}", "import torch\n", "import torch  # as ever\n")
+    assert is_killed(nothing, partial(check_gemma, gemma=gemma)) is None
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llama"])
+def test_bfloat16_equals_transformers_in_bfloat16(family, tmp_path):
+    """Both round at each step, in places of their own; a scale or a gain rounded in the wrong place adds to it."""
+    folder, oracle = make_folder(family, tmp_path)
+    prompt = random_prompts(0)[-1]
+    exact, rounded = oracle_logits(oracle, prompt), oracle_logits(oracle.bfloat16(), prompt).float()
+    model = load_model(
+        folder, dtype=torch.bfloat16, device=torch.device("cpu"), attention_backend="torch", block_size=4
+    )
+    ours = Pages(model, 1).run([(0, prompt)])[0]
+    assert (ours - exact).std() < 1.5 * (rounded - exact).std()
 
 
 def test_sharded_weights_load_like_a_single_file(tmp_path):

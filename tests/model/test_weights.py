@@ -53,7 +53,7 @@ def test_fused_weights_are_the_parts_side_by_side(folder, monkeypatch):
     parts = [stored[f"{attention}.{name}_proj.weight"] for name in "qkv"]
     assert torch.equal(layer.qkv.weight, torch.cat(parts))
     mlp = [stored[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
-    assert torch.equal(layer.gate_up.weight, torch.cat(mlp))
+    assert torch.equal(layer.mlp.gate_up.weight, torch.cat(mlp))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

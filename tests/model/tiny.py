@@ -4,7 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 131,
@@ -29,6 +39,17 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 WINDOW = 12
+MIXED = {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
+GEMMA3 = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": WINDOW,
+    "query_pre_attn_scalar": 12,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    },
+}
 
 FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "llama": (LlamaConfig, {}),
@@ -47,6 +68,26 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "qwen2-window": (Qwen2Config, {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0}),
     "qwen3": (Qwen3Config, {"head_dim": 16}),
     "qwen3-tied": (Qwen3Config, {"tie_word_embeddings": True, "attention_bias": True}),
+    "qwen2-mixed": (Qwen2Config, MIXED),
+    "qwen3-mixed": (Qwen3Config, MIXED | {"layer_types": ["full_attention", *["sliding_attention"] * 3]}),
+    "gemma3": (Gemma3TextConfig, GEMMA3),
+    "gemma3-sliding": (Gemma3TextConfig, GEMMA3 | {"layer_types": ["sliding_attention"] * 6}),
+    "gemma3-full": (Gemma3TextConfig, GEMMA3 | {"layer_types": ["full_attention"] * 6, "tie_word_embeddings": False}),
+}
+
+QWEN3_MOE = {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+FAMILIES |= {
+    "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral-window": (MixtralConfig, {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": WINDOW}),
+    "qwen3-moe": (Qwen3MoeConfig, QWEN3_MOE | {"norm_topk_prob": True}),
+    "qwen3-moe-some-dense": (
+        Qwen3MoeConfig,
+        QWEN3_MOE | {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3], "attention_bias": True},
+    ),
+    "qwen3-moe-window": (
+        Qwen3MoeConfig,
+        QWEN3_MOE | {"use_sliding_window": True, "sliding_window": WINDOW, "tie_word_embeddings": True},
+    ),
 }
 
 

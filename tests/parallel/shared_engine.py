@@ -16,18 +16,18 @@ from twophase import LLM, SamplingParams
 from twophase.parallel.peers import Peers
 
 
-def lose_rank(folder: Path, how: str, after: int) -> None:
-    """This process dies, or falls silent, in the middle of a step: at its all-reduce number `after`."""
-    original, calls = Peers.all_reduce, []
+def lose_rank(folder: Path, how: str, after: int, method: str = "all_reduce") -> None:
+    """This process dies, or falls silent, in the middle of a step: at its all-reduce number `after`, say."""
+    original, calls = getattr(Peers, method), []
 
-    def all_reduce(self, tensor, what):
-        calls.append(what)
+    def call(self, *args):
+        calls.append(args)
         if len(calls) == after:
             (folder / "lost_at").write_text(str(time.time()))
             os.kill(os.getpid(), getattr(signal, how))
-        original(self, tensor, what)
+        original(self, *args)
 
-    Peers.all_reduce = all_reduce
+    setattr(Peers, method, call)
 
 
 def serve(llm: LLM, batches) -> list:
@@ -65,6 +65,7 @@ def main(job: dict) -> int:
         print(json.dumps({
             "results": results, "stats": stats_of(llm), "noticed_at": noticed_at,
             "num_all_reduces": sums.num_calls, "all_reduce_bytes": sums.num_bytes,
+            "traffic": {name: [each.num_calls, each.num_bytes] for name, each in llm.runner.traffic.items()},
         }))  # fmt: skip
     return 5 if job["lose"] else 0
 

@@ -12,6 +12,7 @@ from twophase.core.errors import ConfigError
 from twophase.core.plan import ScheduledChunk
 from twophase.model.config import load_config
 from twophase.parallel import sharding
+from twophase.parallel.expert_parallel import ExpertParallel
 from twophase.parallel.sharding import Shard, share
 
 # A prompt and a later decode of it, beside another prompt: attention reads pages of both kinds.
@@ -19,6 +20,7 @@ TOKENS = list(range(3, 20))
 STEPS = [
     [ScheduledChunk(0, TOKENS[:9], 0, [1, 2, 3], 1)],
     [ScheduledChunk(0, TOKENS[9:10], 9, [1, 2, 3], 1), ScheduledChunk(1, TOKENS[4:17], 0, [5, 4, 7, 6], 1)],
+    [ScheduledChunk(0, TOKENS[10:11], 10, [1, 2, 3], 1)],
 ]
 # Sums over ranks are taken in another order than inside of one matrix product. Logits here are of the order of 10.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
@@ -30,13 +32,15 @@ CASES = [
     pytest.param("qwen2", 2, {}, id="qkv biases"),
     pytest.param("qwen3", 2, {}, id="q and k norms"),
     pytest.param("llama-wide-heads", 4, {}, id="no GQA, 2+2+1+1 heads of 16"),
+    pytest.param("mixtral", 2, {}, id="experts, each cut, 48+32"),
+    pytest.param("qwen3-moe-some-dense", 2, {}, id="experts cut, dense layers too"),
     pytest.param("mistral", 2, {"intermediate_size": 33}, id="a window, an odd MLP, an odd vocabulary"),
 ]
 
 
-def check_logits(folder, world_size: int, module: ModuleType = sharding) -> None:
+def check_logits(folder, world_size: int, module: ModuleType = sharding, dispatcher: type | None = None) -> None:
     whole = whole_runner(folder)
-    for step, logits in zip(STEPS, sharded_logits(folder, world_size, STEPS, module), strict=True):
+    for step, logits in zip(STEPS, sharded_logits(folder, world_size, STEPS, module, dispatcher), strict=True):
         torch.testing.assert_close(logits, whole.run(step), **TOLERANCE)
 
 
@@ -44,6 +48,22 @@ def check_logits(folder, world_size: int, module: ModuleType = sharding) -> None
 def test_ranks_together_compute_what_one_computes_alone(family, world_size, changes, tmp_path):
     folder, _ = make_folder(family, tmp_path, **changes)
     check_logits(folder, world_size)
+
+
+WHOLE_EXPERTS = [
+    pytest.param("mixtral", 2, {}, id="two experts each"),
+    pytest.param("qwen3-moe", 2, {}, id="a router that normalises"),
+    pytest.param("qwen3-moe-some-dense", 2, {}, id="dense layers are cut, experts are not"),
+    pytest.param(
+        "qwen3-moe", 3, {"num_key_value_heads": 3}, id="three ranks, and a step that leaves one without tokens"
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "world_size", "changes"), WHOLE_EXPERTS)
+def test_ranks_of_whole_experts_compute_what_one_computes_alone(family, world_size, changes, tmp_path):
+    folder, _ = make_folder(family, tmp_path, **changes)
+    check_logits(folder, world_size, dispatcher=ExpertParallel)
 
 
 @pytest.mark.parametrize("total", [1, 3, 8, 131])

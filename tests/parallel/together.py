@@ -7,6 +7,7 @@ from types import ModuleType
 
 import torch
 
+from tests.parallel.thread_peers import ThreadPeers, lines_between
 from twophase.attention.select import make_backend
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.plan import ScheduledChunk
@@ -44,15 +45,24 @@ def whole_runner(folder: Path) -> ModelRunner:
 
 
 def sharded_logits(
-    folder: Path, world_size: int, steps: list[list[ScheduledChunk]], module: ModuleType = sharding
+    folder: Path,
+    world_size: int,
+    steps: list[list[ScheduledChunk]],
+    module: ModuleType = sharding,
+    dispatcher: type | None = None,
 ) -> list[torch.Tensor]:
-    """The logits of each step, computed by `world_size` ranks that share the model as `module` says."""
+    """The logits of each step, computed by `world_size` ranks that share the model as `module` says.
+
+    `dispatcher` is `ExpertParallel` if each rank is to have whole experts.
+    """
     config = load_config(folder)
-    sums = ThreadSum(world_size)
+    sums, lines = ThreadSum(world_size), lines_between(world_size)
 
     def rank_logits(rank: int) -> list[torch.Tensor]:
-        shard = module.Shard(config, rank, world_size)
-        runner = _runner(shard.config, load_weights(folder, config, torch.float32, CPU, shard.cut), sums.of(rank))
+        shard = module.Shard(config, rank, world_size, dispatcher is not None)
+        weights = load_weights(folder, config, torch.float32, CPU, shard.cut, shard.experts)
+        dispatch = dispatcher and dispatcher(ThreadPeers(rank, lines, sums.barrier))
+        runner = _runner(shard.config, weights, sums.of(rank), dispatch)
         try:
             return [runner.run(chunks) for chunks in steps]
         except BaseException:
@@ -65,7 +75,7 @@ def sharded_logits(
     return [torch.cat(parts, dim=1) for parts in zip(*by_rank, strict=True)]
 
 
-def _runner(config: ModelConfig, weights, add) -> ModelRunner:
+def _runner(config: ModelConfig, weights, add, dispatch=None) -> ModelRunner:
     backend = make_backend("torch", attention_spec(config), device=CPU, dtype=torch.float32, block_size=BLOCK_SIZE)
     spec = KVCacheSpec(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, torch.float32)
-    return ModelRunner(LlamaModel(config, weights, backend, 64, add), KVCache(spec, 16, CPU), 64)
+    return ModelRunner(LlamaModel(config, weights, backend, 64, add, dispatch), KVCache(spec, 16, CPU), 64)

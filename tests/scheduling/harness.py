@@ -115,13 +115,14 @@ class Harness:
         step_s: float = 1.0,
         max_drafts: int = 0,
         full_hit: str = "recompute_block",
+        sees_all: tuple[bool, ...] = (False,),
         **limits,
     ) -> None:
         if "num_swap_blocks" in limits:
             limits["preemption"] = "swap"
         self.config = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked, **limits)
-        self.cache = cache or CacheManager(num_blocks, block_size, prefix_caching, window, full_hit)
-        self.shadow = ShadowKV(block_size, window)
+        self.cache = cache or CacheManager(num_blocks, block_size, prefix_caching, window, full_hit, sees_all)
+        self.shadow = ShadowKV(block_size, window, sees_all)
         self.scheduler = self.module.Scheduler(self.config, self.cache, policy)
         self.fault_class = self.module.SequenceFault
         self.step_no = 0
@@ -284,7 +285,7 @@ class Harness:
         check_findable(self.cache, self.shadow)
         for sequence in running:
             self.num_freed += sequence.table.block_ids.count(FREED) > 0
-            check_kept(sequence.table, sequence.num_computed_tokens, self.cache.window)
+            check_kept(sequence.table, sequence.num_computed_tokens, self.cache.window, self.cache.sees_all)
         if self.cache.window is not None:
             self.check_promises([sequence for sequence in running if not sequence.is_decoding])
         held = [block for sequence in sequences for block in sequence.host_blocks if block != FREED]
@@ -296,10 +297,12 @@ class Harness:
         ref_counts, block_size = self.cache._pool.ref_counts, self.cache.block_size
         promised = []
         for sequence in prefills:
-            block_ids = sequence.table.block_ids
-            num_own = sum(ref_counts[block_id] == 1 for block_id in block_ids if block_id != FREED)
-            num_more = -(-len(sequence.token_ids) // block_size) - len(block_ids)
-            promised.append(max(0, min(num_more, self.cache.window.max_blocks(block_size) - num_own)))
+            for group, sees_all in enumerate(self.cache.sees_all):
+                block_ids = sequence.table.of_group(group)
+                num_own = sum(ref_counts[block_id] == 1 for block_id in block_ids if block_id != FREED)
+                num_more = -(-len(sequence.token_ids) // block_size) - len(block_ids)
+                most = num_more if sees_all else self.cache.window.max_blocks(block_size) - num_own
+                promised.append(max(0, min(num_more, most)))
         assert sum(promised) <= self.cache.num_free_blocks, f"{promised} promised of {self.cache.num_free_blocks}"
 
     def check_outputs(self, *, but: frozenset[str] = frozenset()) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.scheduling.harness import Harness, make_request
+from twophase.cache.window import SlidingWindow
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.scheduling.admission import num_blocks_at_most
 from twophase.scheduling.config import SchedulerConfig
@@ -78,3 +79,56 @@ def test_limits_below_one(name):
 def test_budget_must_hold_a_decode_for_every_place():
     with pytest.raises(ConfigError, match="got 3 < 4"):
         SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=3, max_model_len=16)
+
+
+GROUPS = {"window": SlidingWindow(6), "sees_all": (True, False, False), "max_model_len": 64}
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "max_tokens", "n", "num_blocks"),
+    [
+        (1, 1, 1, 3),  # one of each group
+        (30, 11, 1, 10 + 2 * 3),  # 40 slots where all keys are seen; windows of 6 lie in 3 blocks at most
+        (30, 11, 2, (7 + 2 * 3) + 2 * 2 * 3),  # the 7 full blocks of the prompt are shared where all keys are seen
+        (5, 4, 1, 2 + 2 * 2),
+    ],
+)
+def test_the_worst_case_of_groups_of_layers(prompt_len, max_tokens, n, num_blocks):
+    request = make_request("a", prompt_len, max_tokens, n=n)
+    harness = Harness(num_blocks=num_blocks, **GROUPS)
+    harness.add(request)
+    harness.run().check_outputs()
+    assert harness.preempted == [], "what was counted is enough"
+    with pytest.raises(InvalidRequestError, match=rf"may need {num_blocks} KV .* 3 groups of layers\), and the pool"):
+        Harness(num_blocks=num_blocks - 1, **GROUPS).add(request)
+
+
+def test_a_prompt_that_is_written_at_once_needs_its_blocks_in_all_groups():
+    request = make_request("a", 30, 1)
+    with pytest.raises(InvalidRequestError, match=r"may need 24 KV blocks"):
+        Harness(num_blocks=23, chunked=False, budget=40, **GROUPS).add(request)
+    harness = Harness(num_blocks=24, chunked=False, budget=40, **GROUPS)
+    harness.add(request)
+    harness.run().check_outputs()
+
+
+def test_a_newcomer_leaves_a_block_of_each_group_to_those_who_grow():
+    """The first has 2 groups' blocks and may need another pair; so may the second, behind the pair of its prompt."""
+    for num_blocks, both_at_once in ((8, True), (7, False)):
+        harness = Harness(num_blocks=num_blocks, window=SlidingWindow(9), sees_all=(True, False))
+        harness.add(make_request("a", 4, 3), make_request("b", 4, 3))
+        harness.run().check_outputs()
+        assert ((0, "b", 4) in harness.log) == both_at_once, num_blocks
+        assert not harness.preempted
+
+
+def test_a_prefill_leaves_the_others_what_they_were_promised():
+    """Three prompts of 5 blocks, each promised 5 where all keys are seen and 3 elsewhere: there are no more."""
+    options = {"num_blocks": 24, "reserve_growth": False, "max_model_len": 64}
+    harness = Harness(window=SlidingWindow(6), sees_all=(True, False), **options)
+    harness.add(*(make_request(name, 20, 1) for name in "abc"))
+    ledger, sequences = harness.scheduler.ledger, list(harness.scheduler.sequences.values())
+    assert [ledger.admit(sequence) for sequence in sequences] == [None] * 3
+    assert ledger.num_spare_blocks == 0
+    assert [ledger.grow_for_chunk(sequence, 20) for sequence in sequences] == [12] * 3
+    assert harness.cache.num_free_blocks == 3 * 2, "what all three still need, where all keys are seen"

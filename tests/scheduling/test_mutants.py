@@ -61,6 +61,15 @@ def worst_case():
         )
 
 
+def groups_of_layers():
+    for case in ((30, 11, 1, 16), (30, 11, 2, 25)):
+        test_admission.test_the_worst_case_of_groups_of_layers(*case)
+    test_admission.test_a_prompt_that_is_written_at_once_needs_its_blocks_in_all_groups()
+    test_admission.test_a_newcomer_leaves_a_block_of_each_group_to_those_who_grow()
+    test_admission.test_a_prefill_leaves_the_others_what_they_were_promised()
+    test_pressure.test_groups_of_layers_with_windows_and_without(24)
+
+
 def dropped_steps():
     for stage in ("planned", "written"):
         test_failures.test_dropped_steps_change_no_output(stage, 2)
@@ -123,6 +132,11 @@ def exact_worst_case():
         WAYS.check_worst_case(max_tokens, num_blocks)
 
 
+def groups_reserved():
+    for n in (1, 3):
+        WAYS.test_with_groups_of_layers_each_kind_is_reserved_what_it_holds(n)
+
+
 def learns():
     ESTIMATE.test_with_short_answers_it_lets_in_more_than_the_worst_case_would("estimate")
 
@@ -137,8 +151,8 @@ def fair_shares():
 MUTANTS = [
     scheduler_mutant(
         "drafts take promised blocks",
-        "num_spare = self.num_spare_blocks",
-        "num_spare = self.cache.num_free_blocks",
+        "num_spare = self.num_spare_blocks\n",
+        "num_spare = self.cache.num_free_blocks\n",
         crowded_window,
         module="ledger",
     ),
@@ -250,8 +264,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "the last partial block is not saved",
-        "block_ids[: -(-num_computed // self.cache.block_size)]",
-        "block_ids[: num_computed // self.cache.block_size]",
+        "num_written = -(-num_computed // self.cache.block_size)",
+        "num_written = num_computed // self.cache.block_size",
         SWAPPING.test_a_victim_comes_back_with_what_it_had,
         module="ledger",
     ),
@@ -536,6 +550,41 @@ MUTANTS = [
         test_timelines.test_completions_fork_when_the_prompt_is_done,
     ),
     scheduler_mutant(
+        "room to grow in one group",
+        "num_growing(cache, sequence) * cache.num_groups if",
+        "num_growing(cache, sequence) if",
+        groups_of_layers,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "one group is saved",
+        "self.cache.block_size) * self.cache.num_groups\n            self._swap_out",
+        "self.cache.block_size)\n            self._swap_out",
+        groups_of_layers,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "a prefill takes what others were promised",
+        "num_blocks_at_once(table, whole, max(0, num_spare))",
+        "num_blocks_at_once(table, whole, self.cache.num_free_blocks)",
+        groups_of_layers,
+        module="ledger",
+    ),
+    scheduler_mutant(
+        "all groups see a window",
+        "None if is_full else window,",
+        "window,",
+        groups_of_layers,
+        module="admission",
+    ),
+    scheduler_mutant(
+        "blocks of one group are counted",
+        "num_needed += num_in_group",
+        "num_needed = num_in_group",
+        groups_of_layers,
+        module="admission",
+    ),
+    scheduler_mutant(
         "no room to grow kept",
         "return math.ceil(self.config.watermark * self.cache.num_blocks) + self._num_to_grow + own",
         "return math.ceil(self.config.watermark * self.cache.num_blocks)",
@@ -662,8 +711,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "completions that will part count as one",
-        "return sequence.num_completions * num_each",
-        "return num_each",
+        "return sequence.num_completions * num_of_one",
+        "return num_of_one",
         WAYS.test_reserve_counts_each_completion,
         module="growth",
     ),
@@ -676,9 +725,30 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "a window bounds nothing",
-        "            num_each = min(num_each, cache.window.max_blocks(cache.block_size))\n",
-        "            pass\n",
+        "min(num_each, cache.window.max_blocks(cache.block_size))",
+        "num_each",
         WAYS.test_with_a_window_no_more_is_reserved_than_it_holds,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "completions hold a window in all groups",
+        "cache.sees_all.count(True) * num_each",
+        "cache.sees_all.count(True) * in_window",
+        groups_reserved,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "completions hold all keys in all groups",
+        "cache.sees_all.count(False) * in_window",
+        "cache.sees_all.count(False) * num_each",
+        groups_reserved,
+        module="growth",
+    ),
+    scheduler_mutant(
+        "the worst case is that of one group",
+        "num_of_one = cache.sees_all.count(True) * num_each + cache.sees_all.count(False) * in_window",
+        "num_of_one = in_window",
+        groups_reserved,
         module="growth",
     ),
     scheduler_mutant(

@@ -58,6 +58,15 @@ def random_window(rng: random.Random, block_size: int) -> dict:
     return {"window": window, "num_blocks": num_blocks, "max_model_len": rng.randint(12, 60)}
 
 
+def random_groups(rng: random.Random, block_size: int) -> dict:
+    """Groups of layers of which some see a window, and a pool for one to a few of the longest sequences."""
+    options = random_window(rng, block_size)
+    sees_all, longest = rng.choice(((True, False), (True, False, False), (True, True, False))), rng.randint(12, 40)
+    most = -(-longest // block_size), options["window"].max_blocks(block_size)
+    num_blocks = sum(most[not is_full] for is_full in sees_all) * rng.randint(1, 3) + rng.randint(0, 6)
+    return options | {"sees_all": sees_all, "num_blocks": num_blocks, "max_model_len": longest}
+
+
 def random_policy(rng: random.Random):
     return rng.choice(
         [
@@ -171,6 +180,27 @@ def play_all(seeds: range, disturbed: float) -> Counter:
 @pytest.mark.parametrize("disturbed", [0.0, 0.15], ids=["undisturbed", "aborts, failures and dropped steps"])
 def test_outputs_are_as_if_alone(num_histories, disturbed):
     events = play_all(range(num_histories), disturbed)
+    assert min(events.values()) > num_histories // 3, f"the histories exercise too little: {events}"
+
+
+@pytest.mark.parametrize("num_histories", [40, pytest.param(300, marks=pytest.mark.full)])
+def test_groups_of_layers_with_windows_and_without(num_histories):
+    """All kinds of limits; in every second history all are let in, and some must go."""
+    events: Counter = Counter()
+    for seed in range(num_histories):
+        rng = random.Random(seed)
+        block_size = rng.choice([1, 2, 4])
+        options = random_groups(rng, block_size) | {"block_size": block_size, "full_hit": "recompute_block"}
+        if seed % 2:
+            options |= {"max_num_seqs": 6, "budget": 12, "reserve_growth": False, "watermark": 0}
+            options["num_swap_blocks"] = 80
+        harness = play(seed, 20, 0.1, **options)
+        events["preemption"] += len(harness.preempted)
+        events["block swapped in"] += harness.num_swapped_in
+        events["copy"] += harness.num_copies
+        events["block freed"] += harness.num_freed
+        events["hit"] += harness.cache.stats().num_hit_tokens > 0
+        events["draft rejected"] += harness.num_drafts - harness.num_accepted
     assert min(events.values()) > num_histories // 3, f"the histories exercise too little: {events}"
 
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.scheduling.harness import EOS, Harness, make_request, outputs_alone
-from tests.scheduling.test_pressure import play, random_window
+from tests.scheduling.test_pressure import play, random_groups, random_window
 from twophase.cache.window import SlidingWindow
 from twophase.config import ADMISSIONS, EngineConfig
 from twophase.core.errors import ConfigError
@@ -58,6 +58,47 @@ def test_with_a_window_no_more_is_reserved_than_it_holds():
         )
         assert harness.cache.window.max_blocks(4) == 3
         harness.add(make_request("a", 2, 50, n=2), make_request("b", 2, 7))
+        harness.step()
+        assert any(name == "b" for _, name, _ in harness.log) == together
+        with no_preemption():
+            harness.run().check_outputs()
+
+
+def random_groups_of(seed: int) -> dict:
+    """Layers that see all keys and layers that see a window, in pools for one to a few of the longest sequences."""
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 2, 4])
+    return random_groups(rng, block_size) | {"block_size": block_size, "full_hit": "recompute_block"}
+
+
+@pytest.mark.parametrize("num_histories", [40, pytest.param(400, marks=pytest.mark.full)])
+def test_reserve_never_preempts_on_a_model_of_mixed_layers(num_histories):
+    """Prompts of one completion and of up to three. The negative control: without it they do."""
+    forks = preemptions = 0
+    for seed in range(num_histories):
+        options = random_groups_of(seed) | {"max_num_seqs": 6, "budget": 12, "watermark": 0}
+        with no_preemption():
+            harness = play(seed, 20, 0.1 * (seed % 2), admission="reserve", **options)
+        forks += sum(index > 0 for _, index in harness.ends)
+        preemptions += len(play(seed, 12, 0.0, admission="optimistic", **options).preempted)
+    assert min(forks, preemptions) > num_histories
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_with_groups_of_layers_each_kind_is_reserved_what_it_holds(n):
+    """Of 51 slots a completion of a holds 13 blocks where all keys are seen, and 3 for a window of 8, in two groups; if
+    it is to part, beside those of its prompt. b holds 2 in each group."""
+    most = 13 + 2 * 3 if n == 1 else 3 + n * (13 + 2 * 3)
+    for num_blocks, together in ((most + 6, True), (most + 5, False)):
+        harness = Harness(
+            num_blocks=num_blocks,
+            window=SlidingWindow(8),
+            sees_all=(True, False, False),
+            admission="reserve",
+            prefix_caching=False,
+            budget=16,
+        )
+        harness.add(make_request("a", 2, 50, n=n), make_request("b", 2, 7))
         harness.step()
         assert any(name == "b" for _, name, _ in harness.log) == together
         with no_preemption():

@@ -254,11 +254,16 @@ class TorchBackend(AttentionBackend):
     ) -> tuple[Float[Tensor, "T N"], Float[Tensor, "T N"]]:
         if residual is not None:
             x = residual.add_(x)
-        return F.rms_norm(x, (x.shape[-1],), weight, eps), x
+        return rms_norm(x, weight, eps), x
 
     def silu_mul(self, gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
+
+
+def rms_norm(x: Float[Tensor, "*a N"], weight: Float[Tensor, "N"], eps: float) -> Float[Tensor, "*a N"]:
+    """RMSNorm over the last dimension; gains wider than `x` are applied before its rounding, not after."""
+    return F.rms_norm(x.to(weight.dtype), (x.shape[-1],), weight, eps).to(x.dtype)
 
 
 def rotate(

@@ -1,13 +1,14 @@
 """The K/V tensors: pages of `block_size` slots, one pair per layer, plain or quantised."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from twophase.cache.groups import LayerGroups
 from twophase.cache.memory import GIB, free_memory_bytes
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
@@ -32,12 +33,14 @@ class LayerKV:
     Attributes:
         k, v: In the cache's dtype; quantised: int8, or uint8 holding e4m3fn bits.
         k_scale, v_scale: One per token and head, value = data * scale; None unless quantised.
+        group: The layer's group: block tables are that group's.
     """
 
     k: Shaped[Tensor, "N H_kv page D"]
     v: Shaped[Tensor, "N H_kv page D"]
     k_scale: Float[Tensor, "N H_kv page"] | None = None
     v_scale: Float[Tensor, "N H_kv page"] | None = None
+    group: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class KVCacheSpec:
     """What a cache stores, whatever its number of blocks.
 
     Attributes:
-        num_layers: Layers with a K and a V each.
+        num_layers: Layers with a K and a V in each block: all of the model's, or those of a group (`LayerGroups`).
         num_kv_heads, head_dim: H_kv and D.
         block_size: Slots per block; a power of two.
         dtype: What K and V are when read: stored as they are, unless `kv_format` quantises them.
@@ -89,7 +92,7 @@ class KVCacheSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """K, V and their scales, in all layers."""
+        """K, V and their scales, in `num_layers` layers."""
         scale_bytes = 0 if self.kv_format == "none" else SCALE_BYTES
         value_bytes = self.storage_dtype.itemsize
         return kv_bytes_per_token(self.num_layers, self.num_kv_heads, self.head_dim, value_bytes, scale_bytes)
@@ -136,7 +139,7 @@ def num_blocks_that_fit(spec: KVCacheSpec, device: torch.device, fraction: float
 
 
 class KVCache:
-    """`num_blocks` blocks for every layer of a model, allocated once, zeroed.
+    """`num_blocks` blocks for every layer of a model, or for the layers of any one group, allocated once, zeroed.
 
     The attention backend writes into `layers`; nothing else but `copy_blocks` changes them.
 
@@ -145,15 +148,26 @@ class KVCache:
         num_blocks: At least 1.
         device: Where.
         pin_memory: On the CPU, memory that a GPU can read and write by itself.
+        groups: Which layers share blocks, if they are of different kinds.
 
     Attributes:
         storage: K, V and their scales, [layers, num_blocks, ...] each.
+        layers: Each layer's pages. Layers that have the same place in different groups have the same pages: which
+            blocks of them are a layer's is in its group's tables.
+        num_groups: Of layers.
 
     Raises:
         ConfigError: `num_blocks` is below 1, or the memory is not there.
     """
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device, pin_memory: bool = False) -> None:
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        device: torch.device,
+        pin_memory: bool = False,
+        groups: LayerGroups | None = None,
+    ) -> None:
         if num_blocks < 1:
             raise ConfigError(f"The cache needs at least 1 block, got num_blocks={num_blocks}.")
         self.spec = spec
@@ -164,7 +178,9 @@ class KVCache:
         if spec.kv_format != "none":
             storage += [_allocate(shape[:-1], SCALE_DTYPE, device, pin_memory) for _ in range(2)]
         self.storage = storage
-        self.layers = [LayerKV(*(tensor[layer] for tensor in storage)) for layer in range(spec.num_layers)]
+        places = [(0, layer) for layer in range(spec.num_layers)] if groups is None else groups.places
+        self.num_groups = 1 if groups is None else groups.num_groups
+        self.layers = [LayerKV(*(tensor[place] for tensor in storage), group=group) for group, place in places]
 
     @property
     def num_bytes(self) -> int:

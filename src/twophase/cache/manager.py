@@ -1,8 +1,9 @@
 """The cache as the scheduler sees it: open a table, grow it, publish what is written, close it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.block_table import NEVER, BlockTable
@@ -22,7 +23,7 @@ class CacheStats:
         num_in_use: Blocks that some table holds; a shared one counts once.
         num_cached: Free blocks that a prefix hit can still find (evictable).
         num_free: Free blocks with nothing worth keeping.
-        num_slots_in_use: Slots of the blocks in use that a token was given.
+        num_slots_in_use: Slots of the blocks in use that a token was given; it has one in each group of layers.
         internal_fragmentation: Share of the slots of blocks in use that no token was given, in [0, 1).
         num_queries, num_queried_tokens, num_hit_tokens: Tables opened and grown at least once, the tokens they were
             opened with, and those found in the cache.
@@ -55,11 +56,15 @@ class CacheManager:
     takes what the next query sees and no more: holding the rest would make long prompts need long pools again, and
     to no use. So a hit needs no block that is not read either, and survives the eviction of the middle.
 
+    Layers of different kinds are in groups (`LayerGroups`). A table then has a block of each group in each place, takes
+    as many at once, and gives up those of the groups that see a window; a hit must be there in all groups.
+
     Args:
         num_blocks: Blocks in the pool, at least 1.
         block_size: Slots per block, at least 1.
         enable_prefix_caching: Whether `open` looks for blocks that hold a prefix already.
         window: Which keys queries see; None: all. Attention must see no others: their blocks are given away.
+        sees_all: For each group of layers, whether its queries see all keys in spite of the window.
         full_hit: What is recomputed of tokens that are cached to the last, as the last one's logits are needed:
             'recompute_block', their last block, so that nothing found is ever written again; or 'recompute_token',
             the last token alone, for which a block that others hold too must be copied.
@@ -69,6 +74,8 @@ class CacheManager:
     """
 
     window: SlidingWindow | None = None
+    sees_all: tuple[bool, ...] = (False,)
+    num_groups = 1
 
     def __init__(
         self,
@@ -77,6 +84,7 @@ class CacheManager:
         enable_prefix_caching: bool = True,
         window: SlidingWindow | None = None,
         full_hit: str = "recompute_block",
+        sees_all: Sequence[bool] = (False,),
     ) -> None:
         if block_size < 1:
             raise ConfigError(f"A block needs at least 1 slot, got block_size={block_size}.")
@@ -92,9 +100,11 @@ class CacheManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.window = window
+        self.sees_all = tuple(sees_all)
+        self.num_groups = len(self.sees_all)
         self.full_hit = full_hit
         self._pool = BlockPool(num_blocks)
-        self._prefixes = PrefixCache(block_size, window)
+        self._prefixes = PrefixCache(block_size, window, self.sees_all)
         self._tables: set[BlockTable] = set()
         self._num_slots_in_use = 0
         self._num_queries = 0
@@ -135,7 +145,7 @@ class CacheManager:
         for block_id in block_ids:
             if block_id != FREED and self._pool.acquire(block_id):
                 self._num_slots_in_use += self.block_size
-        num_tokens = num_cached = len(block_ids) * self.block_size
+        num_tokens = num_cached = len(block_ids) * self.block_size // self.num_groups
         rewrites_tail = num_tokens > 0 and num_tokens == len(token_ids)
         if rewrites_tail:
             # The tail is published again when it was written: a copy of it must be findable in its own right, or what
@@ -151,6 +161,7 @@ class CacheManager:
             num_cached_tokens=num_cached,
             publish_at=publish_at if self.enable_prefix_caching else NEVER,
             num_uncounted_tokens=len(token_ids) if count_in_stats else 0,
+            num_groups=self.num_groups,
         )
         table.published, table.rewrites_tail = published, rewrites_tail
         if self.window is not None:
@@ -173,12 +184,12 @@ class CacheManager:
         # The hot path, once per running sequence and step: the slot fits into a block that is this table's alone.
         if (
             num_new > 0
-            and num_tokens <= len(block_ids) * self.block_size
+            and num_tokens * self.num_groups <= len(block_ids) * self.block_size
             and self._pool.ref_counts[block_ids[-1]] == 1
             and table in self._tables
         ):
             table.num_tokens = num_tokens
-            self._num_slots_in_use += num_new
+            self._num_slots_in_use += num_new * self.num_groups
             return ()
         return self._grow_by_blocks(table, num_tokens)
 
@@ -190,13 +201,14 @@ class CacheManager:
         new_ids = self._take(num_blocks_needed)  # raises before anything has changed
         copies: tuple[BlockCopy, ...] = ()
         if copies_tail:
-            shared_id, own_id = table.block_ids[-1], new_ids.pop(0)
-            self._pool.release(shared_id, is_cached=False)  # others hold it: it does not become free
-            table.block_ids[-1] = own_id
-            self._num_slots_in_use += self._num_tail_slots(table)  # now they are held twice
-            copies = (BlockCopy(source=shared_id, target=own_id),)
+            shared_ids, own_ids = table.block_ids[-self.num_groups :], new_ids[: self.num_groups]
+            for shared_id in shared_ids:
+                self._pool.release(shared_id, is_cached=False)  # others hold it: it does not become free
+            table.block_ids[-self.num_groups :], new_ids = own_ids, new_ids[self.num_groups :]
+            self._num_slots_in_use += self._num_tail_slots(table) * self.num_groups  # now they are held twice
+            copies = tuple(map(BlockCopy, shared_ids, own_ids))
         table.block_ids += new_ids
-        self._num_slots_in_use += num_tokens - table.num_tokens
+        self._num_slots_in_use += (num_tokens - table.num_tokens) * self.num_groups
         table.num_tokens = num_tokens
         table.rewrites_tail = False
         self._count_query(table)
@@ -216,16 +228,16 @@ class CacheManager:
             raise CacheStateError(f"A table of {table.num_tokens} tokens can't be cut to {num_tokens}.")
         if num_tokens == table.num_tokens:
             return
-        for block_id in table.block_ids[num_tokens // self.block_size :]:
+        for block_id in table.block_ids[num_tokens // self.block_size * self.num_groups :]:
             if block_id == FREED or self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:
                 raise CacheStateError(
                     f"Can't cut a table of {table.num_tokens} tokens to {num_tokens}: block {block_id} left the window "
                     f"(-1), or is shared or published, so that others may read what is in it."
                 )
-        num_kept = -(-num_tokens // self.block_size)
+        num_kept = -(-num_tokens // self.block_size) * self.num_groups
         for block_id in reversed(table.block_ids[num_kept:]):
             self._pool.release(block_id, is_cached=False)
-        self._num_slots_in_use -= table.num_tokens - num_tokens
+        self._num_slots_in_use -= (table.num_tokens - num_tokens) * self.num_groups
         # A new list: a step plan may still hold the old one.
         table.block_ids, table.num_tokens = table.block_ids[:num_kept], num_tokens
 
@@ -238,9 +250,9 @@ class CacheManager:
         self._require_open(table)
         if num_tokens < table.num_tokens:
             raise CacheStateError(f"A table can't shrink: it has {table.num_tokens} tokens, asked for {num_tokens}.")
-        num_more = -(-num_tokens // self.block_size) - len(table.block_ids)
+        num_more = -(-num_tokens // self.block_size) * self.num_groups - len(table.block_ids)
         will_write = num_tokens > table.num_tokens or table.rewrites_tail
-        return num_more + (will_write and self._must_copy_tail(table))
+        return num_more + (will_write and self._must_copy_tail(table)) * self.num_groups
 
     def can_grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Whether `grow(table, num_tokens)` would find the blocks it needs."""
@@ -258,20 +270,46 @@ class CacheManager:
         num_needed = self.num_blocks_needed(table, num_tokens)
         if self.window is None:
             return num_needed
-        ref_counts = self._pool.ref_counts
-        num_own = sum(ref_counts[block_id] == 1 for block_id in table.block_ids if block_id != FREED)
-        return min(num_needed, max(0, self.window.max_blocks(self.block_size) - num_own))
+        num_each = num_needed // self.num_groups
+        return sum(self.sees_all) * num_each + sum(self._num_local_to_come(table, num_each))
+
+    def _num_local_to_come(self, table: BlockTable, num_needed: int) -> list[int]:
+        """For each group that sees a window, how many of so many blocks it takes before the first comes back."""
+        assert self.window is not None
+        ref_counts, most = self._pool.ref_counts, self.window.max_blocks(self.block_size)
+        local = (table.of_group(group) for group, sees_all in enumerate(self.sees_all) if not sees_all)
+        num_own = (sum(ref_counts[block_id] == 1 for block_id in held if block_id != FREED) for held in local)
+        return [min(num_needed, max(0, most - own)) for own in num_own]
+
+    def num_blocks_at_once(self, table: BlockTable, num_tokens: int, num_spare: int) -> int:
+        """Of the blocks to come on the way to `num_tokens`, those that a table can take before any comes back; and with
+        them as many more as `num_spare` free ones allow, which are not to come.
+
+        Worked example: a group that sees all keys has 10 blocks to come, and one that sees a window 3, while a place
+        takes one of each. With 2 spare ones that is 5 places, so 10 blocks: 8 of them were to come.
+
+        Raises:
+            CacheStateError: As `num_blocks_needed`.
+        """
+        num_needed = self.num_blocks_needed(table, num_tokens)
+        if self.window is None:
+            return num_needed
+        to_come = self._num_local_to_come(table, num_needed // self.num_groups)
+        return (min(to_come) + num_spare // len(to_come)) * self.num_groups
 
     def num_tokens_within(self, table: BlockTable, num_blocks: int) -> int:
-        """Tokens that the table has room for once it took so many free blocks."""
-        return (len(table.block_ids) + num_blocks - self._must_copy_tail(table)) * self.block_size
+        """Tokens that the table has room for once it took so many free blocks, as many of each group."""
+        num_each = (len(table.block_ids) + num_blocks) // self.num_groups
+        return (num_each - self._must_copy_tail(table)) * self.block_size
 
     def num_blocks_to_restore(self, num_tokens: int) -> int:
         """Free blocks that `restore` takes."""
         num_blocks = -(-num_tokens // self.block_size)
-        if self.window is None:
-            return num_blocks
-        return num_blocks - len(self.window.freed_blocks(num_tokens, self.block_size))
+        return num_blocks * self.num_groups - len(self._unseen(num_tokens)) * self.sees_all.count(False)
+
+    def _unseen(self, num_tokens: int) -> range:
+        """Of the blocks of a group that sees a window, those that no query from position `num_tokens` on sees."""
+        return range(0) if self.window is None else self.window.freed_blocks(num_tokens, self.block_size)
 
     def restore(self, table: BlockTable, num_tokens: int) -> None:
         """Blocks for tokens [0, num_tokens) that are written by a copy from elsewhere: none where no query to come sees
@@ -285,11 +323,15 @@ class CacheManager:
         if table.block_ids:
             raise CacheStateError(f"Tokens can be restored into an empty table; this one has {table.num_tokens}.")
         new_ids = iter(self._take(self.num_blocks_to_restore(num_tokens)))
-        unseen = range(0) if self.window is None else self.window.freed_blocks(num_tokens, self.block_size)
-        num_blocks = -(-num_tokens // self.block_size)
-        table.block_ids = [FREED if index in unseen else next(new_ids) for index in range(num_blocks)]
+        unseen, num_blocks = self._unseen(num_tokens), -(-num_tokens // self.block_size)
+        table.block_ids = [
+            FREED if index in unseen and not sees_all else next(new_ids)
+            for index in range(num_blocks)
+            for sees_all in self.sees_all
+        ]
         table.num_tokens = num_tokens
-        self._num_slots_in_use += num_tokens - len(unseen) * self.block_size
+        self._num_slots_in_use += num_tokens * self.num_groups
+        self._num_slots_in_use -= len(unseen) * self.block_size * self.sees_all.count(False)
         if self.window is not None:
             self._note_freed(table, unseen.stop)
 
@@ -318,8 +360,9 @@ class CacheManager:
     def _register_full_blocks(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
         while table.publish_at <= num_computed:
             start, end = table.publish_at - self.block_size, table.publish_at
-            block_id = table.block_ids[start // self.block_size]
-            published = self._prefixes.register(block_id, token_ids[start:end], table.published, table.salt)
+            first = start // self.block_size * self.num_groups
+            block_ids = table.block_ids[first : first + self.num_groups]
+            published = self._prefixes.register(block_ids, token_ids[start:end], table.published, table.salt)
             if published is None:  # a digest collision: what follows could not be found either
                 table.publish_at = NEVER
                 return
@@ -327,12 +370,16 @@ class CacheManager:
             table.publish_at = end + self.block_size
 
     def _free_unseen(self, table: BlockTable, num_computed: int) -> None:
-        assert self.window is not None
-        end = self.window.freed_blocks(num_computed, self.block_size).stop
-        for index in range(table.first_kept, end):
+        end = self._unseen(num_computed).stop
+        for index in self._local_blocks(range(table.first_kept, end)):
             block_id, table.block_ids[index] = table.block_ids[index], FREED
             self._release(block_id, self.block_size)  # what left the window first is evicted first
         self._note_freed(table, end)
+
+    def _local_blocks(self, places: Iterable[int]) -> list[int]:
+        """Where a table has the blocks of these places, of the groups that see a window."""
+        groups = [group for group, sees_all in enumerate(self.sees_all) if not sees_all]
+        return [place * self.num_groups + group for place in places for group in groups]
 
     def _note_freed(self, table: BlockTable, first_kept: int) -> None:
         assert self.window is not None
@@ -358,6 +405,7 @@ class CacheManager:
             num_cached_tokens=table.num_cached_tokens,
             publish_at=table.publish_at,
             num_uncounted_tokens=0,
+            num_groups=self.num_groups,
         )
         fork.published = table.published
         fork.first_kept, fork.free_at = table.first_kept, table.free_at
@@ -372,11 +420,11 @@ class CacheManager:
         """
         self._require_open(table)
         self._tables.remove(table)
-        num_slots = self._num_tail_slots(table)
+        num_slots = chain(repeat(self._num_tail_slots(table), self.num_groups), repeat(self.block_size))
         for block_id in reversed(table.block_ids):
+            in_block = next(num_slots)  # only the last block, of each group, is partial
             if block_id != FREED:
-                self._release(block_id, num_slots)
-            num_slots = self.block_size  # only the last block is partial
+                self._release(block_id, in_block)
         # A new list, not clear(): a step plan may still hold the old one.
         table.block_ids, table.num_tokens, table.num_cached_tokens = [], 0, 0
         table.published, table.publish_at = None, 0
@@ -410,6 +458,18 @@ class CacheManager:
             num_hit_tokens=self._num_hit_tokens,
         )
 
+    def num_in_use_by_kind(self) -> dict[str, int]:
+        """Blocks in use of the layers that see all keys ('full'), and of those that see a window ('sliding').
+
+        Takes time in proportion to the blocks of all tables.
+        """
+        kinds = ["sliding" if self.window is not None and not sees_all else "full" for sees_all in self.sees_all]
+        held: dict[str, set[int]] = {kind: set() for kind in ("full", "sliding")}
+        for table in self._tables:
+            for group, kind in enumerate(kinds):
+                held[kind].update(table.of_group(group))
+        return {kind: len(block_ids - {FREED}) for kind, block_ids in held.items()}
+
     def check_integrity(self) -> None:
         """Raise AssertionError with what is wrong unless all books agree. Slow; for tests."""
         self._pool.check_integrity()
@@ -421,12 +481,13 @@ class CacheManager:
         num_filled: dict[int, int] = {}
         for table in self._tables:
             num_blocks = -(-table.num_tokens // self.block_size)
+            num_blocks *= self.num_groups
             assert len(table.block_ids) == num_blocks, f"{num_blocks} blocks hold the tokens of {table}"
             self._check_freed(table)
             for index, block_id in enumerate(table.block_ids):
                 if block_id == FREED:
                     continue
-                filled = min(self.block_size, table.num_tokens - index * self.block_size)
+                filled = min(self.block_size, table.num_tokens - index // self.num_groups * self.block_size)
                 assert num_filled.setdefault(block_id, filled) == filled, f"owners of block {block_id} disagree"
         num_slots = sum(num_filled.values())
         assert self._num_slots_in_use == num_slots, f"{self._num_slots_in_use} slots counted, {num_slots} in use"
@@ -435,8 +496,8 @@ class CacheManager:
 
     def _check_freed(self, table: BlockTable) -> None:
         freed = [index for index, block_id in enumerate(table.block_ids) if block_id == FREED]
-        first = 0 if self.window is None else self.window.freed_blocks(0, self.block_size).start
-        assert freed == list(range(first, table.first_kept)), f"freed {freed} of {table}"
+        first = self._unseen(0).start
+        assert freed == self._local_blocks(range(first, table.first_kept)), f"freed {freed} of {table}"
 
     def _take(self, num_blocks: int) -> list[int]:
         """Free blocks, their old contents no longer findable. Raises OutOfBlocksError, and nothing has changed."""
@@ -456,8 +517,8 @@ class CacheManager:
         return writes_tail and self._pool.ref_counts[table.block_ids[-1]] > 1
 
     def _num_tail_slots(self, table: BlockTable) -> int:
-        """Slots of the last block that a token was given."""
-        return table.num_tokens - max(0, len(table.block_ids) - 1) * self.block_size
+        """Slots of the last block, of one group, that a token was given."""
+        return table.num_tokens - max(0, len(table.block_ids) // self.num_groups - 1) * self.block_size
 
     def _count_query(self, table: BlockTable) -> None:
         if table.num_uncounted_tokens:

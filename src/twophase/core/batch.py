@@ -26,6 +26,8 @@ class AttentionBatch:
             query of the batch sees its positions, and it must not be read.
         num_decodes: Sequences at the front with one token each.
         query_lens_host, seq_lens_host: The lengths again as Python ints, so that no backend needs a device sync.
+        groups: Of a model with layers of different kinds, the batch as each group of layers has it: with block tables
+            and slots of its own. This one is as the first group has it. Empty if all layers are of one kind.
     """
 
     positions: Int[Tensor, "T"]
@@ -36,6 +38,7 @@ class AttentionBatch:
     num_decodes: int
     query_lens_host: tuple[int, ...]
     seq_lens_host: tuple[int, ...]
+    groups: tuple["AttentionBatch", ...] = ()
 
     @property
     def num_tokens(self) -> int:

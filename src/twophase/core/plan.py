@@ -29,7 +29,8 @@ class ScheduledChunk(NamedTuple):
         token_ids: The tokens to compute, at least one.
         start: Position of the first of them.
         block_ids: The sequence's block table, with room for every computed token; read-only, valid for this step only.
-            -1 where a block left the sliding window and was freed.
+            -1 where a block left the sliding window and was freed. If layers are in groups, the blocks that the groups
+            have for the same tokens stand side by side.
         num_samples: Tokens to draw from the last position's logits: 0 for a prefill that goes on in a later step,
             1 as a rule, n when a prompt is done and its n completions fork.
         num_drafts: How many of the tokens, the last ones, are drafts: guesses that this step verifies. A token is drawn

@@ -15,6 +15,18 @@ SCORED_ROWS = 64  # prompt positions whose logits are there at the same time, be
 
 
 @runtime_checkable
+class ExpertSizes(Protocol):
+    """Of a mixture of experts."""
+
+    @property
+    def num_experts(self) -> int: ...
+    @property
+    def num_experts_per_tok(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+
+
+@runtime_checkable
 class Sizes(Protocol):
     """What a step's arrays depend on."""
 
@@ -22,6 +34,8 @@ class Sizes(Protocol):
     def hidden_size(self) -> int: ...
     @property
     def intermediate_size(self) -> int: ...
+    @property
+    def experts(self) -> ExpertSizes | None: ...
     @property
     def num_heads(self) -> int: ...
     @property
@@ -41,9 +55,11 @@ def activation_bytes(shape: Sizes, num_tokens: int, num_rows: int, value_bytes: 
     """What a step may need besides weights and K/V, added up as if nothing were freed in between.
 
     Per token the residual stream three times (old, new, normed), q, k, v, the attention's output, gate, up and their
-    product; per row that samples, `SAMPLING_COPIES` of its logits in float32, and for prompts' log-probabilities room
-    for `SCORED_ROWS` at least. What libraries take for themselves is left to the share of memory that the pool does not
-    get.
+    product. With experts, for each of a token's the same three, the hidden values that go in and come out, sorted and
+    not, twice where they travel between ranks, and weighted in float32; of the router logits and probabilities in
+    float32. Per row that samples, `SAMPLING_COPIES` of its logits in float32, and for prompts' log-probabilities room
+    for `SCORED_ROWS` at least. What libraries take for themselves is left to the share of memory that the pool does
+    not get.
 
     Worked example: hidden 8, MLP 16, one head of 4 and one K/V head, vocabulary 10, 2 bytes, 5 tokens, 100 rows:
     5 * (24 + 16 + 48) * 2 = 880 bytes, and 100 * 4 * 4 * 10 = 16,000 of logits.
@@ -55,5 +71,10 @@ def activation_bytes(shape: Sizes, num_tokens: int, num_rows: int, value_bytes: 
     """
     attention = shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
     per_token = 3 * shape.hidden_size + attention + 3 * shape.intermediate_size
+    in_float32 = 0
+    if shape.experts is not None:
+        k = shape.experts.num_experts_per_tok
+        per_token += k * (3 * shape.experts.intermediate_size + 5 * shape.hidden_size)
+        in_float32 = k * shape.hidden_size + 2 * shape.experts.num_experts
     logits = max(num_rows, SCORED_ROWS) * SAMPLING_COPIES * 4 * shape.vocab_size
-    return num_tokens * per_token * value_bytes + logits
+    return num_tokens * (per_token * value_bytes + 4 * in_float32) + logits

@@ -54,9 +54,12 @@ class DecodeGraphs:
         if self._has_failed or not is_decode or len(chunks) > MAX_GRAPH_BATCH:
             return None
         num_rows, block_size = padded_batch_size(len(chunks)), self._kv_cache.spec.block_size
-        context = padded_context(max(len(chunk.block_ids) for chunk in chunks) * block_size, self._max_model_len)
+        num_groups = self._kv_cache.num_groups
+        longest = max(len(chunk.block_ids) for chunk in chunks) // num_groups * block_size
+        context = padded_context(longest, self._max_model_len)
         num_columns = -(-context // (block_size * TABLE_COLUMNS)) * TABLE_COLUMNS
-        packed = pack(chunks, block_size, num_rows=num_rows, num_columns=num_columns, pin_memory=True)
+        shape = {"num_groups": num_groups, "num_rows": num_rows, "num_columns": num_columns}
+        packed = pack(chunks, block_size, **shape, pin_memory=True)
         captured = self._graphs.get((num_rows, context)) or self._try_capture(packed, context)
         if captured is None:
             return None

@@ -203,6 +203,11 @@ def open_draft_model(
             f"The draft model {name} has {config.max_position_embeddings} positions, and sequences may have "
             f"{max_model_len} tokens; lower max_model_len, or use another draft model."
         )
+    if config.is_mixed:
+        raise ConfigError(
+            f"The draft model {name} has layers of different kinds, which need blocks of their own; a draft model uses "
+            f"the blocks of the model it guesses for. Use a draft model whose layers all see the same keys."
+        )
     torch_dtype = resolve_dtype(dtype, config, device)
     spec = spec_from_option(
         "auto",

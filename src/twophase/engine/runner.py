@@ -46,7 +46,8 @@ class ModelRunner:
 
     Attributes:
         watch: Called with the chunks of a run; what its context manager gives is called with the number of each layer
-            as soon as the layer's K and V are in pages. None: no call. Runs that are watched use no CUDA graphs.
+            as soon as the layer's K and V are in pages. None: no call. Runs that are watched use no CUDA graphs, and
+            neither do those of a model whose experts are watched.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class ModelRunner:
         self._swap_space = SwapSpace(kv_cache, num_swap_blocks) if num_swap_blocks else None
         self._graphs: DecodeGraphs | None = None
         if kv_cache.device.type == "cuda" and use_cuda_graphs:
-            if model.backend.name == "triton":
+            if not model.can_be_captured:
+                logger.info("which experts multiply which rows is decided by the host: decodes run eagerly")
+            elif model.backend.name == "triton":
                 self._graphs = DecodeGraphs(model, kv_cache, max_model_len)
             else:
                 logger.info("attention backend %r cannot be captured: decodes run eagerly", model.backend.name)
@@ -78,9 +81,10 @@ class ModelRunner:
     @torch.inference_mode()
     def copy_blocks(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy]) -> None:
         """Do the copies that these chunks need, before anything is written."""
-        # A copy's target is the block that its sequence's chunk writes first.
-        block_size = self.kv_cache.spec.block_size
-        first_written = {chunk.block_ids[chunk.start // block_size] for chunk in chunks}
+        # A copy's target is the block that its sequence's chunk writes first, one in each group of layers.
+        block_size, num_groups = self.kv_cache.spec.block_size, self.kv_cache.num_groups
+        starts = ((chunk, chunk.start // block_size * num_groups) for chunk in chunks)
+        first_written = {block for chunk, first in starts for block in chunk.block_ids[first : first + num_groups]}
         self.kv_cache.copy_blocks([copy for copy in copies if copy.target in first_written])
 
     @torch.inference_mode()
@@ -100,10 +104,13 @@ class ModelRunner:
 
         Running a chunk again, alone or in other company, is harmless: it writes the same K and V into the same slots.
         """
-        hidden = self._graphs.run(chunks) if self._graphs is not None and self.watch is None else None
+        is_watched = self.watch is not None or self.model.watch_experts is not None
+        hidden = self._graphs.run(chunks) if self._graphs is not None and not is_watched else None
         if hidden is None:
             is_on_gpu = self.kv_cache.device.type == "cuda"
-            packed = pack(chunks, self.kv_cache.spec.block_size, pin_memory=is_on_gpu).to(self.kv_cache.device)
+            cache = self.kv_cache
+            packed = pack(chunks, cache.spec.block_size, num_groups=cache.num_groups, pin_memory=is_on_gpu)
+            packed = packed.to(cache.device)
             plan = self.model.backend.plan(packed.view())
             with nullcontext() if self.watch is None else self.watch(chunks) as after_layer:
                 hidden = self.model.forward(packed.token_ids, plan, self.kv_cache, after_layer)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from twophase.attention.interface import AttentionBackend
+from twophase.cache.groups import LayerGroups
 from twophase.cache.manager import CacheManager
 from twophase.cache.window import SlidingWindow
 from twophase.core.errors import ConfigError
@@ -38,6 +39,8 @@ def resolve_window(
     return SlidingWindow(width, num_sinks)
 
 
-def windowed_cache(window: SlidingWindow | None) -> Callable[..., CacheManager]:
-    """A cache factory like the class itself, whose caches free what leaves the window."""
-    return partial(CacheManager, window=window)
+def windowed_cache(window: SlidingWindow | None, groups: LayerGroups | None = None) -> Callable[..., CacheManager]:
+    """A cache factory like the class itself, whose caches free what leaves the window, where layers see one."""
+    if groups is None:
+        return partial(CacheManager, window=window)
+    return partial(CacheManager, window=window, sees_all=groups.sees_all)

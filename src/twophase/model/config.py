@@ -1,6 +1,7 @@
 """What a model is: read strictly from its config.json, so that no feature is ignored in silence."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -9,11 +10,21 @@ from twophase.core.errors import ModelFolderError
 from twophase.core.rules import shown
 
 RopeType = Literal["default", "linear", "llama3"]
+Activation = Literal["silu", "gelu_tanh"]
 
 DEFAULT_ROPE_THETA = 10_000.0
 MAX_INT = 2**53  # no size of a model comes near
 LAYER_TYPES = ("full_attention", "sliding_attention")
-MISTRAL_DEFAULT_WINDOW = 4096  # what transformers takes when a Mistral config.json does not say
+# What other mixtures of experts may ask for, and the values that mean nothing here.
+NO_OTHER_MIXTURE: dict[str, tuple[Any, ...]] = {
+    "scoring_func": ("softmax",),
+    "routed_scaling_factor": (1,),
+    "n_group": (0, 1),
+    "topk_group": (0, 1),
+    "n_shared_experts": (0,),
+    "num_shared_experts": (0,),
+    "shared_expert_intermediate_size": (0,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,25 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of experts: in some layers the MLP is one of several, which a router chooses for each token.
+
+    Attributes:
+        num_experts: E, in each of these layers.
+        num_experts_per_tok: K, those that a token goes through.
+        intermediate_size: Of one expert.
+        norm_topk_prob: Whether the probabilities of a token's K experts are divided by their sum.
+        sparse_layers: The numbers of the layers that have experts; the others have one MLP.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    norm_topk_prob: bool
+    sparse_layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything the forward pass and the cache need to know about a model.
 
@@ -47,6 +77,15 @@ class ModelConfig:
         qkv_bias, o_bias, mlp_bias: Which linear layers add a bias.
         qk_norm: Queries and keys are RMS-normalised per head before RoPE (Qwen3).
         sliding_window: Keys a query sees, itself included; None: all.
+        layer_types: Of each layer, if they differ: 'full_attention' sees all keys, 'sliding_attention' the window.
+            Empty: all layers are of the same kind.
+        local_rope: RoPE of the sliding layers where it is another than `rope`, which is then the full ones'.
+        attention_scale: Factor on Q.K; None: 1 / sqrt(D).
+        activation: Of the MLP's gate.
+        norm_offset: Added to the gains of the norms: Gemma stores by how much they differ from 1.
+        has_output_norms: What attention and MLP give is normalised too, before it is added to the residual (Gemma).
+        embed_scale: Factor on the embeddings.
+        experts: Of a mixture of experts; None: every layer has one MLP, of `intermediate_size`.
         dtype: What the weights were saved in, as torch names it; None if the file does not say.
         bos_token_id: Begin of text; None if there is none.
         eos_token_ids: Tokens that end a text; what generation_config.json says goes before config.json.
@@ -69,9 +108,28 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+    layer_types: tuple[str, ...] = ()
+    local_rope: RopeConfig | None = None
+    attention_scale: float | None = None
+    activation: Activation = "silu"
+    norm_offset: float = 0.0
+    has_output_norms: bool = False
+    embed_scale: float = 1.0
+    experts: ExpertsConfig | None = None
     dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some layers see all keys and others a window of them."""
+        return bool(self.layer_types)
+
+    @property
+    def sees_all(self) -> tuple[bool, ...]:
+        """For each layer, whether its queries see all keys."""
+        types = self.layer_types or ("full_attention" if self.sliding_window is None else "sliding_attention",)
+        return tuple(kind == "full_attention" for kind in types * (self.num_layers // len(types)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +139,48 @@ class Family:
     Attributes:
         qkv_bias, o_bias: Fixed by the architecture; None: config.json's `attention_bias` decides.
         mlp_bias: Whether config.json's `mlp_bias` is read.
-        window: Where a sliding window is configured: nowhere, in `sliding_window`, or behind `use_sliding_window`.
+        window: Where a sliding window is configured: nowhere, in `sliding_window` if at all ('given'), behind
+            `use_sliding_window`, behind that for all layers alike ('switched_for_all'), or in `sliding_window` for all
+            layers but each sixth ('interleaved').
+        is_gemma: Norms by 1 + gain, and after attention and MLP too, GELU, scaled embeddings and RoPE per kind of layer
+            (Gemma 3, arXiv:2503.19786).
+        defaults: What transformers takes where config.json does not say.
+        experts: Whose keys say what the experts are; None: there are none.
     """
 
     qkv_bias: bool | None = False
     o_bias: bool | None = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    window: Literal["none", "always", "switched"] = "none"
+    window: Literal["none", "given", "switched", "switched_for_all", "interleaved"] = "none"
+    is_gemma: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    experts: Literal["mixtral", "qwen3_moe"] | None = None
 
+
+GEMMA3_DEFAULTS = {
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+}
 
 FAMILIES = {
     "LlamaForCausalLM": Family(qkv_bias=None, o_bias=None, mlp_bias=True),  # SmolLM2 too
-    "MistralForCausalLM": Family(window="always"),
+    "MistralForCausalLM": Family(window="given", defaults={"sliding_window": 4096}),
     "Qwen2ForCausalLM": Family(qkv_bias=True, window="switched"),
     "Qwen3ForCausalLM": Family(qkv_bias=None, o_bias=None, qk_norm=True, window="switched"),
+    "Gemma3ForCausalLM": Family(
+        qkv_bias=None, o_bias=None, qk_norm=True, window="interleaved", is_gemma=True, defaults=GEMMA3_DEFAULTS
+    ),
+    "MixtralForCausalLM": Family(window="given", experts="mixtral"),
+    "Qwen3MoeForCausalLM": Family(
+        qkv_bias=None, o_bias=None, qk_norm=True, window="switched_for_all", experts="qwen3_moe"
+    ),
 }
 
 
@@ -109,10 +194,13 @@ def load_config(folder: Path) -> ModelConfig:
     file = _ConfigFile(_config_path(folder))
     architecture = _architecture(file)
     family = FAMILIES[architecture]
-    _refuse_unsupported(file)
+    file.values = {**family.defaults, **file.values}
+    _refuse_unsupported(file, family)
     num_heads = file.positive_int("num_attention_heads")
     hidden_size = file.positive_int("hidden_size")
     attention_bias = file.flag("attention_bias")
+    layer_types = _layer_types(file, family)
+    rope, local_rope = _ropes(file, family, layer_types)
     config = ModelConfig(
         architecture=architecture,
         vocab_size=file.positive_int("vocab_size"),
@@ -123,14 +211,22 @@ def load_config(folder: Path) -> ModelConfig:
         num_kv_heads=file.positive_int("num_key_value_heads", default=num_heads),
         head_dim=_head_dim(file, hidden_size, num_heads),
         rms_norm_eps=file.positive_number("rms_norm_eps"),
-        rope=_rope(file),
+        rope=rope,
         max_position_embeddings=file.positive_int("max_position_embeddings"),
         tie_word_embeddings=file.flag("tie_word_embeddings"),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=attention_bias if family.o_bias is None else family.o_bias,
         mlp_bias=family.mlp_bias and file.flag("mlp_bias"),
         qk_norm=family.qk_norm,
-        sliding_window=_sliding_window(file, family),
+        sliding_window=_sliding_window(file, layer_types),
+        layer_types=layer_types if len(set(layer_types)) > 1 else (),
+        local_rope=local_rope,
+        attention_scale=file.positive_number("query_pre_attn_scalar") ** -0.5 if family.is_gemma else None,
+        activation="gelu_tanh" if family.is_gemma else "silu",
+        norm_offset=1.0 if family.is_gemma else 0.0,
+        has_output_norms=family.is_gemma,
+        embed_scale=hidden_size**0.5 if family.is_gemma else 1.0,
+        experts=_experts(file, family),
         dtype=_dtype(file),
         bos_token_id=file.token_ids("bos_token_id")[0] if file.token_ids("bos_token_id") else None,
         eos_token_ids=_eos_token_ids(folder, file),
@@ -226,14 +322,18 @@ def _architecture(file: _ConfigFile) -> str:
     return str(found[0])
 
 
-def _refuse_unsupported(file: _ConfigFile) -> None:
+def _refuse_unsupported(file: _ConfigFile, family: Family) -> None:
     values = file.values
     if values.get("quantization_config") is not None:
         quantised = values["quantization_config"]
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise file.error(f"quantised weights (quant_method {method!r}) are not supported. Use the unquantised model.")
-    if values.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise file.error(f"hidden_act {values['hidden_act']!r} is not supported; supported: 'silu'.")
+    key, names = ("hidden_activation", ("gelu_pytorch_tanh",)) if family.is_gemma else ("hidden_act", ("silu", "swish"))
+    if values.get(key, names[0]) not in names:
+        raise file.error(f"{key} {values[key]!r} is not supported; supported: {names[0]!r}.")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        if values.get(key):
+            raise file.error(f"{key} {shown(values[key])} is not supported, only models without it.")
 
 
 def _head_dim(file: _ConfigFile, hidden_size: int, num_heads: int) -> int:
@@ -251,15 +351,39 @@ def _check_heads(file: _ConfigFile, config: ModelConfig) -> None:
         raise file.error(f"head_dim must be even, because RoPE rotates pairs; found {config.head_dim}.")
 
 
-def _rope(file: _ConfigFile) -> RopeConfig:
-    """Older files have `rope_theta` and `rope_scaling` (with `type` or `rope_type`), newer ones `rope_parameters`."""
+def _ropes(file: _ConfigFile, family: Family, layer_types: tuple[str, ...]) -> tuple[RopeConfig, RopeConfig | None]:
+    """RoPE of the layers that see all keys, and of the others where it differs.
+
+    Older files have `rope_theta` and `rope_scaling` (with `type` or `rope_type`), newer ones `rope_parameters`. Gemma 3
+    has two bases: in older files that of sliding layers is `rope_local_base_freq`, and their positions are not scaled;
+    in newer ones `rope_parameters` has an entry for each type of layer.
+    """
     parameters = file.values.get("rope_scaling") or file.values.get("rope_parameters") or {}
+    if not family.is_gemma:
+        return _rope(file, parameters, "rope_theta"), None
+    if file.values.get("rope_parameters") is None:
+        parameters = {"full_attention": parameters, "sliding_attention": {}}
+    if not isinstance(parameters, dict) or not set(parameters) <= set(LAYER_TYPES):
+        raise file.error(
+            f"rope_parameters must have RoPE parameters for {', '.join(LAYER_TYPES)}; found {parameters!r}."
+        )
+    full, local = (
+        _rope(file, parameters.get(kind) or {}, base)
+        for kind, base in zip(LAYER_TYPES, ("rope_theta", "rope_local_base_freq"), strict=True)
+    )
+    if len(set(layer_types)) == 1:
+        return (full if layer_types[0] == "full_attention" else local), None
+    return full, local
+
+
+def _rope(file: _ConfigFile, parameters: Any, base: str) -> RopeConfig:
+    """One set of parameters; `base` is where the file has theta if they do not."""
     if not isinstance(parameters, dict) or any(isinstance(value, dict) for value in parameters.values()):
         raise file.error(f"one set of RoPE parameters for all layers is supported, found {parameters!r}.")
     if parameters.get("partial_rotary_factor", file.values.get("partial_rotary_factor")) not in (None, 1, 1.0):
         raise file.error("partial_rotary_factor other than 1 is not supported: RoPE rotates whole heads.")
-    theta = parameters.get("rope_theta") or file.positive_number("rope_theta", default=DEFAULT_ROPE_THETA)
-    theta = file.check_positive("rope_theta", theta)
+    theta = parameters.get("rope_theta") or file.positive_number(base, default=DEFAULT_ROPE_THETA)
+    theta = file.check_positive(base, theta)
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     if rope_type == "default":
         return RopeConfig(theta)
@@ -280,25 +404,88 @@ def _rope(file: _ConfigFile) -> RopeConfig:
     return RopeConfig(theta, "llama3", number("factor"), low, high, int(number("original_max_position_embeddings")))
 
 
-def _sliding_window(file: _ConfigFile, family: Family) -> int | None:
-    if family.window == "none" or (family.window == "switched" and not file.flag("use_sliding_window")):
-        return None
-    if family.window == "always":
-        if "sliding_window" in file.values and file.values["sliding_window"] is None:
-            return None
-        return file.positive_int("sliding_window", default=MISTRAL_DEFAULT_WINDOW)
+def _layer_types(file: _ConfigFile, family: Family) -> tuple[str, ...]:
+    """The kind of attention of each layer."""
     num_layers = file.positive_int("num_hidden_layers")
-    num_full = file.whole_number("max_window_layers", default=28)  # the first layers, which see everything
-    layer_types = file.values.get("layer_types") or [
-        "full_attention" if layer < num_full else "sliding_attention" for layer in range(num_layers)
-    ]
-    kind = layer_types[0] if isinstance(layer_types, list) else layer_types
-    if kind not in LAYER_TYPES or layer_types != [kind] * num_layers:
+    full, sliding = LAYER_TYPES
+    if family.window == "none" or (family.window.startswith("switched") and not file.flag("use_sliding_window")):
+        return (full,) * num_layers
+    if family.window == "given":
+        return (full if file.values.get("sliding_window") is None else sliding,) * num_layers
+    if family.window == "switched_for_all":
+        _check_all_layers_alike(file)
+        return (sliding,) * num_layers
+    if family.window == "switched":
+        num_full = file.whole_number("max_window_layers", default=28)  # the first layers, which see everything
+        default = [full if layer < num_full else sliding for layer in range(num_layers)]
+    else:
+        pattern = file.positive_int("sliding_window_pattern")  # the last of so many layers sees everything
+        default = [sliding if (layer + 1) % pattern else full for layer in range(num_layers)]
+    layer_types = file.values.get("layer_types") or default
+    if (
+        not isinstance(layer_types, list)
+        or len(layer_types) != num_layers
+        or any(kind not in LAYER_TYPES for kind in layer_types)
+    ):
         raise file.error(
-            f"all layers must have the same kind of attention, so layer_types must be {num_layers} times one of "
-            f"{', '.join(LAYER_TYPES)}; found {_summary(layer_types)}."
+            f"layer_types must be {num_layers} times one of {', '.join(LAYER_TYPES)}; found {_summary(layer_types)}."
         )
-    return None if kind == "full_attention" else file.positive_int("sliding_window")
+    return tuple(layer_types)
+
+
+def _sliding_window(file: _ConfigFile, layer_types: tuple[str, ...]) -> int | None:
+    return file.positive_int("sliding_window") if "sliding_attention" in layer_types else None
+
+
+def _check_all_layers_alike(file: _ConfigFile) -> None:
+    """transformers gives every layer of this family the window, and did not always: so no key may say otherwise."""
+    if file.whole_number("max_window_layers", default=0) or file.values.get("layer_types") is not None:
+        raise file.error(
+            "a sliding window is supported for all layers of this architecture or for none, so with use_sliding_window "
+            "max_window_layers must be 0 and layer_types absent."
+        )
+
+
+def _experts(file: _ConfigFile, family: Family) -> ExpertsConfig | None:
+    if family.experts is None:
+        return None
+    num_layers = file.positive_int("num_hidden_layers")
+    if family.experts == "mixtral":
+        intermediate_size, norm_topk_prob = file.positive_int("intermediate_size"), True
+        sparse_layers = tuple(range(num_layers))
+    else:
+        intermediate_size, norm_topk_prob = file.positive_int("moe_intermediate_size"), file.flag("norm_topk_prob")
+        sparse_layers = _sparse_layers(file, num_layers)
+    num_experts, num_experts_per_tok = _num_experts(file), file.positive_int("num_experts_per_tok")
+    if num_experts_per_tok > num_experts:
+        raise file.error(f"num_experts_per_tok {num_experts_per_tok} is more than the {num_experts} experts there are.")
+    for key, harmless in NO_OTHER_MIXTURE.items():
+        if file.values.get(key) not in (None, *harmless):
+            raise file.error(
+                f"{key} {shown(file.values[key])} is not supported: a router's softmax over all experts chooses a "
+                f"token's, there is one group of them, and none is shared by all tokens."
+            )
+    if not sparse_layers:
+        return None
+    return ExpertsConfig(num_experts, num_experts_per_tok, intermediate_size, norm_topk_prob, sparse_layers)
+
+
+def _num_experts(file: _ConfigFile) -> int:
+    """Under the name of the hub's files or under that of transformers 5, which may stand side by side."""
+    names = [key for key in ("num_experts", "num_local_experts") if file.values.get(key) is not None]
+    counts = {file.positive_int(key) for key in names or ["num_experts"]}
+    if len(counts) > 1:
+        raise file.error("num_experts and num_local_experts are two names of one number; found two numbers.")
+    return counts.pop()
+
+
+def _sparse_layers(file: _ConfigFile, num_layers: int) -> tuple[int, ...]:
+    """Every `decoder_sparse_step`-th layer, but for those in `mlp_only_layers`."""
+    step = file.positive_int("decoder_sparse_step", default=1)
+    dense = file.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise file.error(f"'mlp_only_layers' must be a list of layers' numbers, found {shown(dense)}.")
+    return tuple(layer for layer in range(num_layers) if (layer + 1) % step == 0 and layer not in dense)
 
 
 def _summary(values: Any) -> str:

@@ -1,12 +1,15 @@
 """A linear layer whose weight lies in memory the way this machine multiplies fastest."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from twophase.core.sizes import ROW_ALIGNMENT_BYTES
 
 # oneDNN chooses the layout for a batch of this many rows. Measured for 1 to 300 rows: layouts chosen for 32 or 512 are
 # equally fast for all of them, the one chosen for 1 row is up to twice as slow beyond it.
@@ -42,6 +45,61 @@ def make_linear(weight: Float[Tensor, "O I"], bias: Float[Tensor, "O"] | None = 
     if weight.device.type == "cpu" and _can_pack(weight.dtype):
         return Linear(torch.ops.mkldnn._reorder_linear_weight(weight, PACK_FOR_ROWS), bias, is_packed=True)
     return Linear(weight, bias, is_packed=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedLinear:
+    """Several linear layers of one shape without biases, each for rows of its own.
+
+    Attributes:
+        layers: One each; views of `stacked` where there is that.
+        stacked: [E, O, I], where one launch multiplies them all, and the host need not know which rows are whose.
+    """
+
+    layers: tuple[Linear, ...]
+    stacked: Float[Tensor, "E O I"] | None
+
+    def __call__(self, x: Float[Tensor, "P I"], counts: Int[Tensor, "E"]) -> Float[Tensor, "P O"]:
+        """The first `counts[0]` rows through the first layer, and so on. A layer without rows costs nothing."""
+        if self.stacked is not None:
+            return F.grouped_mm(x, self.stacked.transpose(1, 2), offs=counts.cumsum(0, dtype=torch.int32))
+        parts = x.split(counts.tolist())
+        products = [layer(part) for layer, part in zip(self.layers, parts, strict=True) if len(part)]
+        return torch.cat(products) if products else x.new_empty(0, self.layers[0].weight.shape[0])
+
+
+def make_grouped_linear(
+    num_layers: int,
+    shape: tuple[int, int],
+    fill: Callable[[int, Tensor], object],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> GroupedLinear:
+    """`num_layers` linear layers of weights [O, I]; `fill(number, weight)` writes each, while the others are not there
+    in a second copy.
+
+    On a CPU each is packed like any other, and multiplied by itself.
+    """
+    if _can_group(dtype, device, shape):
+        stacked = torch.empty(num_layers, *shape, dtype=dtype, device=device)
+        for number, weight in enumerate(stacked):
+            fill(number, weight)
+        return GroupedLinear(tuple(Linear(weight, None, is_packed=False) for weight in stacked), stacked)
+    layers = []
+    for number in range(num_layers):
+        weight = torch.empty(shape, dtype=dtype, device=device)
+        fill(number, weight)
+        layers.append(make_linear(weight))
+    return GroupedLinear(tuple(layers), None)
+
+
+def _can_group(dtype: torch.dtype, device: torch.device, shape: tuple[int, int]) -> bool:
+    """Whether this GPU multiplies groups of rows in one launch: F.grouped_mm takes bfloat16 on compute capability 8.0
+    and later (its documentation, torch 2.13), in rows that start at multiples of 16 bytes. Not run on a GPU yet."""
+    if device.type != "cuda" or dtype != torch.bfloat16 or not hasattr(F, "grouped_mm"):
+        return False
+    is_aligned = all(size * dtype.itemsize % ROW_ALIGNMENT_BYTES == 0 for size in shape)
+    return is_aligned and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @functools.cache

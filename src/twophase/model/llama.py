@@ -1,10 +1,12 @@
-"""The Llama family's forward pass over paged K/V: Llama, SmolLM2, Mistral, Qwen2 and Qwen3.
+"""The Llama family's forward pass over paged K/V: Llama, SmolLM2, Mistral, Qwen2, Qwen3, Gemma 3, Mixtral, Qwen3-MoE.
 
 Plain functions over frozen weights. The batch is one flat row of tokens; only attention knows sequences apart.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,21 +15,39 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twophase.attention.interface import AttentionBackend, AttentionSpec
+from twophase.attention.mixed_backend import MixedBackend
+from twophase.attention.torch_backend import rms_norm
+from twophase.cache.groups import LayerGroups, group_layers
 from twophase.cache.kv_cache import KVCache, LayerKV
 from twophase.model.config import ModelConfig
+from twophase.model.experts import DispatchExperts, SparseMLP, mix_experts
 from twophase.model.rope import rope_tables
 from twophase.model.weights import LayerWeights, ModelWeights
 
 
 def attention_spec(config: ModelConfig) -> AttentionSpec:
-    """What a backend must compute for this model; scores are scaled by 1 / sqrt(D) (arXiv:1706.03762, equation 1)."""
+    """What a backend must compute for this model's layers, of a mixed model for those that see a window.
+
+    Scores are scaled by 1 / sqrt(D) (arXiv:1706.03762, equation 1), unless the model says otherwise.
+    """
     return AttentionSpec(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        scale=config.head_dim**-0.5,
+        scale=config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
         window=config.sliding_window,
     )
+
+
+def layer_groups(config: ModelConfig) -> LayerGroups | None:
+    """Which layers share blocks; None: all do."""
+    return group_layers(config.sees_all) if config.is_mixed else None
+
+
+def model_backend(config: ModelConfig, make: Callable[[AttentionSpec], AttentionBackend]) -> AttentionBackend:
+    """What `make` makes for the model's layers; of a mixed model, for both kinds of them together."""
+    spec, groups = attention_spec(config), layer_groups(config)
+    return make(spec) if groups is None else MixedBackend(make(replace(spec, window=None)), make(spec), groups.sees_all)
 
 
 class LlamaModel:
@@ -36,11 +56,19 @@ class LlamaModel:
     Args:
         config: What the model is.
         weights: Its weights, on the device it runs on.
-        backend: Attention made for `attention_spec(config)`.
+        backend: What computes attention for this model: see `model_backend`.
         max_model_len: Positions to prepare RoPE for; the model's own limit if None.
         sum_over_ranks: Adds up, in place, what this and other processes computed: the weights are a part of the model,
             cut so that each block's output is a partial sum (twophase.parallel.sharding). None: they are all of it.
+        dispatch_experts: Has each token's experts computed by the processes that hold them, where each process holds
+            some experts whole (twophase.parallel.expert_parallel). None: every expert is here, or a part of each.
+
+    Attributes:
+        watch_experts: Called in each layer that has experts, with the layer's number and how many tokens each expert of
+            this process computes (int64 [E], on the model's device). None: no call. See `ExpertLoad`.
     """
+
+    watch_experts: Callable[[int, Int[Tensor, "E"]], None] | None = None
 
     def __init__(
         self,
@@ -49,13 +77,29 @@ class LlamaModel:
         backend: AttentionBackend,
         max_model_len: int | None = None,
         sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
+        dispatch_experts: DispatchExperts | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
         self.backend = backend
         self.device = weights.embed.device
         self._sum = sum_over_ranks or _already_whole
-        self.cos, self.sin = rope_tables(config, max_model_len or config.max_position_embeddings, self.device)
+        self._dispatch_experts = dispatch_experts
+        num_positions = max_model_len or config.max_position_embeddings
+        self.cos, self.sin = rope_tables(config.rope, config.head_dim, num_positions, self.device)
+        full = local = self.cos, self.sin
+        if config.local_rope is not None:
+            local = rope_tables(config.local_rope, config.head_dim, num_positions, self.device)
+        self._rope_of_layer = [full if sees_all else local for sees_all in config.sees_all]
+        # Rounded to the dtype of the activations, as the model was trained: in bf16, sqrt(1152) is 34.0.
+        self._embed_scale = torch.tensor(config.embed_scale, dtype=weights.dtype).item()
+        self._gated = backend.silu_mul if config.activation == "silu" else gelu_mul
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a CUDA graph can hold the forward pass: nothing in it is decided by the host."""
+        sparse = [layer.mlp for layer in self.weights.layers if isinstance(layer.mlp, SparseMLP)]
+        return all(mlp.gate_up.stacked is not None and mlp.down.stacked is not None for mlp in sparse)
 
     def forward(
         self,
@@ -72,30 +116,68 @@ class LlamaModel:
         weights, backend, eps = self.weights, self.backend, self.config.rms_norm_eps
         with _current(token_ids.device):
             x = F.embedding(token_ids, weights.embed).to(weights.dtype)
+            if self._embed_scale != 1:
+                x = x * self._embed_scale
             residual = None
             for number, (layer, kv) in enumerate(zip(weights.layers, kv_cache.layers, strict=True)):
                 x, residual = backend.rmsnorm(x, residual, layer.input_norm, eps)
-                x = self._attention(x, layer, kv, plan)
+                x = self._attention(x, layer, kv, plan, *self._rope_of_layer[number])
+                if layer.attention_output_norm is not None:
+                    x, _ = backend.rmsnorm(x, None, layer.attention_output_norm, eps)
                 if after_layer is not None:
                     after_layer(number)
                 x, residual = backend.rmsnorm(x, residual, layer.post_attention_norm, eps)
-                x = self._sum(layer.down(backend.silu_mul(layer.gate_up(x))))
+                x = self._mlp(x, layer, number)
+                if layer.mlp_output_norm is not None:
+                    x, _ = backend.rmsnorm(x, None, layer.mlp_output_norm, eps)
             return backend.rmsnorm(x, residual, weights.final_norm, eps)[0]
 
     def logits(self, hidden: Float[Tensor, "R N"]) -> Float[Tensor, "R V"]:
         """fp32 logits of the rows given: choose those to be sampled from what `forward` returned."""
         return self.weights.lm_head(hidden).float()
 
-    def _attention(self, x: Float[Tensor, "T N"], layer: LayerWeights, kv: LayerKV, plan: Any) -> Float[Tensor, "T N"]:
+    def _attention(
+        self,
+        x: Float[Tensor, "T N"],
+        layer: LayerWeights,
+        kv: LayerKV,
+        plan: Any,
+        cos: Float[Tensor, "P D_half"],
+        sin: Float[Tensor, "P D_half"],
+    ) -> Float[Tensor, "T N"]:
         config = self.config
         # [T, (H + 2 H_kv) D] seen as heads; q, k, v are views of it.
         heads = layer.qkv(x).view(x.shape[0], -1, config.head_dim)
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = F.rms_norm(q, (config.head_dim,), layer.q_norm, config.rms_norm_eps)
-            k = F.rms_norm(k, (config.head_dim,), layer.k_norm, config.rms_norm_eps)
-        q = self.backend.write(q, k, v, self.cos, self.sin, kv, plan)
+            q = rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        q = self.backend.write(q, k, v, cos, sin, kv, plan)
         return self._sum(layer.o(self.backend.attend(q, kv, plan).flatten(1)))
+
+    def _mlp(self, x: Float[Tensor, "T N"], layer: LayerWeights, number: int) -> Float[Tensor, "T N"]:
+        if not isinstance(layer.mlp, SparseMLP):
+            return self._sum(layer.mlp.down(self._gated(layer.mlp.gate_up(x))))
+        assert self.config.experts is not None
+        mix = partial(mix_experts, router=layer.mlp.router, config=self.config.experts)
+        compute = partial(self._experts, layer.mlp, number)
+        if self._dispatch_experts is not None:
+            return self._dispatch_experts(x, mix, compute)
+        return self._sum(mix(x, compute))
+
+    def _experts(
+        self, mlp: SparseMLP, number: int, rows: Float[Tensor, "P N"], counts: Int[Tensor, "E"]
+    ) -> Float[Tensor, "P N"]:
+        """Every expert's MLP over its own rows: `counts[e]` of them for expert e, one expert after the other."""
+        if self.watch_experts is not None:
+            self.watch_experts(number, counts)
+        return mlp.down(self._gated(mlp.gate_up(rows, counts)), counts)
+
+
+def gelu_mul(gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
+    """gelu(gate) * up, for gate and up side by side (GEGLU, arXiv:2002.05202), by the approximation with tanh."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:

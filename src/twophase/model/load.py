@@ -1,5 +1,6 @@
 """A model folder, opened: configuration, weights and attention put together."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from twophase.attention.select import make_backend
 from twophase.core.errors import ConfigError
 from twophase.model.config import ModelConfig, load_config
-from twophase.model.llama import LlamaModel, attention_spec
+from twophase.model.llama import LlamaModel, model_backend
 from twophase.model.weights import load_weights
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -29,7 +30,8 @@ def load_model(
         ConfigError, BackendUnavailableError: No such backend, or it cannot run here.
     """
     config = load_config(folder)
-    backend = make_backend(attention_backend, attention_spec(config), device=device, dtype=dtype, block_size=block_size)
+    make = partial(make_backend, attention_backend, device=device, dtype=dtype, block_size=block_size)
+    backend = model_backend(config, make)
     return LlamaModel(config, load_weights(folder, config, dtype, device), backend, max_model_len)
 
 

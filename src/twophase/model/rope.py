@@ -6,17 +6,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twophase.model.config import ModelConfig, RopeConfig
+from twophase.model.config import RopeConfig
 
 
 def rope_tables(
-    config: ModelConfig, num_positions: int, device: torch.device
+    rope: RopeConfig, head_dim: int, num_positions: int, device: torch.device
 ) -> tuple[Float[Tensor, "P D_half"], Float[Tensor, "P D_half"]]:
     """cos and sin of position * frequency in fp32, one row per position in [0, num_positions).
 
     fp32 and not fp64: models are trained with fp32 angles, whose rounding at position 8,000 is already 5e-4 radians.
     """
-    inv_freq = inverse_frequencies(config.rope, config.head_dim)
+    inv_freq = inverse_frequencies(rope, head_dim)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), inv_freq)
     return angles.cos().to(device), angles.sin().to(device)
 

@@ -4,7 +4,7 @@ Fused: q, k and v are one matrix, gate and up another, because one large product
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,25 +16,40 @@ from torch import Tensor
 from twophase.core.errors import ModelFolderError
 from twophase.core.rules import shown
 from twophase.model.config import ModelConfig, read_json_object
-from twophase.model.linear import Linear, make_linear
+from twophase.model.experts import EXPERT_NAMES, SparseMLP, expert_shapes, is_sparse
+from twophase.model.linear import GroupedLinear, Linear, make_grouped_linear, make_linear
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+ALL_EXPERTS = slice(None)
 CURE = "Download the model again."
 
 
 @dataclass(frozen=True, slots=True)
+class DenseMLP:
+    """The MLP of every token. N hidden, I intermediate.
+
+    Attributes:
+        gate_up: N -> 2 I: gate, then up.
+        down: I -> N.
+    """
+
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. N hidden, H and H_kv heads of size D, I intermediate.
+    """One decoder layer. N hidden, H and H_kv heads of size D.
 
     Attributes:
         input_norm, post_attention_norm: [N], RMSNorm gains before attention and before the MLP.
+        attention_output_norm, mlp_output_norm: [N], gains after them (Gemma), else None.
         qkv: N -> (H + 2 H_kv) D: queries, then keys, then values.
         q_norm, k_norm: [D], gains per head (Qwen3), else None.
         o: H D -> N.
-        gate_up: N -> 2 I: gate, then up.
-        down: I -> N.
+        mlp: One MLP, or experts.
     """
 
     input_norm: Float[Tensor, "N"]
@@ -43,8 +58,9 @@ class LayerWeights:
     k_norm: Float[Tensor, "D"] | None
     o: Linear
     post_attention_norm: Float[Tensor, "N"]
-    gate_up: Linear
-    down: Linear
+    mlp: DenseMLP | SparseMLP
+    attention_output_norm: Float[Tensor, "N"] | None = None
+    mlp_output_norm: Float[Tensor, "N"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +68,7 @@ class ModelWeights:
     """All weights of a model.
 
     Attributes:
-        dtype: Of activations and of every weight but `embed`.
+        dtype: Of activations and of every weight but `embed`, and gains with an offset: these are in fp32.
         embed: [V, N]. Keeps the file's dtype where that is the smaller one: only the rows of a step's tokens are read,
             and widening them then is as exact as widening them all before.
         layers: In order.
@@ -73,18 +89,20 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     cut: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+    experts: slice = ALL_EXPERTS,
 ) -> ModelWeights:
     """Read every tensor the configuration calls for.
 
     Args:
         cut: Given the name and the whole of a linear layer's tensor, the part of it to keep.
+        experts: Which of each layer's experts to keep; nothing is read of the others.
 
     Raises:
         ModelFolderError: A file is missing or truncated; a tensor is missing, unexpected, of another shape or of a
             dtype that is not a plain float. Names the file and the tensor.
     """
     files = TensorFiles(folder, expected_shapes(config))
-    loader = _Loader(files, dtype, device, cut)
+    loader = _Loader(files, dtype, device, cut, config.norm_offset)
     embed = loader.tensor(EMBED, min(dtype, files.dtype_of(EMBED), key=lambda each: each.itemsize))
     if config.tie_word_embeddings and embed.dtype == dtype:
         lm_head = make_linear(cut(EMBED, embed))  # the same memory, but where a CPU wants a layout of its own
@@ -93,8 +111,8 @@ def load_weights(
     return ModelWeights(
         dtype=dtype,
         embed=embed,
-        layers=tuple(_load_layer(loader, config, f"model.layers.{layer}.") for layer in range(config.num_layers)),
-        final_norm=loader.tensor("model.norm.weight"),
+        layers=tuple(_load_layer(loader, config, layer, experts) for layer in range(config.num_layers)),
+        final_norm=loader.gain("model.norm"),
         lm_head=lm_head,
     )
 
@@ -108,11 +126,16 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "self_attn.k_proj": (kv_rows, n, config.qkv_bias),
         "self_attn.v_proj": (kv_rows, n, config.qkv_bias),
         "self_attn.o_proj": (n, q_rows, config.o_bias),
+    }
+    mlp = {
         "mlp.gate_proj": (i, n, config.mlp_bias),
         "mlp.up_proj": (i, n, config.mlp_bias),
         "mlp.down_proj": (n, i, config.mlp_bias),
     }
+    experts = {} if config.experts is None else {name: (*shape, False) for name, shape in expert_shapes(config).items()}
     norms = {"input_layernorm": n, "post_attention_layernorm": n}
+    if config.has_output_norms:
+        norms |= {"pre_feedforward_layernorm": n, "post_feedforward_layernorm": n}
     if config.qk_norm:
         norms |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
     shapes: dict[str, tuple[int, ...]] = {EMBED: (config.vocab_size, n), "model.norm.weight": (n,)}
@@ -121,24 +144,43 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         shapes |= {f"{prefix}{name}.weight": (size,) for name, size in norms.items()}
-        for name, (rows, columns, has_bias) in linears.items():
+        for name, (rows, columns, has_bias) in (linears | (experts if is_sparse(config, layer) else mlp)).items():
             shapes[f"{prefix}{name}.weight"] = (rows, columns)
             if has_bias:
                 shapes[f"{prefix}{name}.bias"] = (rows,)
     return shapes
 
 
-def _load_layer(loader: "_Loader", config: ModelConfig, prefix: str) -> LayerWeights:
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+def _load_layer(loader: "_Loader", config: ModelConfig, layer: int, experts: slice) -> LayerWeights:
+    prefix = f"model.layers.{layer}."
+    attention, has_outputs = f"{prefix}self_attn.", config.has_output_norms
     return LayerWeights(
-        input_norm=loader.tensor(f"{prefix}input_layernorm.weight"),
+        input_norm=loader.gain(f"{prefix}input_layernorm"),
         qkv=loader.linear(f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj"),
-        q_norm=loader.tensor(f"{attention}q_norm.weight") if config.qk_norm else None,
-        k_norm=loader.tensor(f"{attention}k_norm.weight") if config.qk_norm else None,
+        q_norm=loader.gain(f"{attention}q_norm") if config.qk_norm else None,
+        k_norm=loader.gain(f"{attention}k_norm") if config.qk_norm else None,
         o=loader.linear(f"{attention}o_proj"),
-        post_attention_norm=loader.tensor(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=loader.linear(f"{mlp}gate_proj", f"{mlp}up_proj"),
-        down=loader.linear(f"{mlp}down_proj"),
+        post_attention_norm=loader.gain(f"{prefix}{'pre_feedforward' if has_outputs else 'post_attention'}_layernorm"),
+        mlp=_load_experts(loader, config, prefix, experts) if is_sparse(config, layer) else _load_mlp(loader, prefix),
+        attention_output_norm=loader.gain(f"{prefix}post_attention_layernorm") if has_outputs else None,
+        mlp_output_norm=loader.gain(f"{prefix}post_feedforward_layernorm") if has_outputs else None,
+    )
+
+
+def _load_mlp(loader: "_Loader", prefix: str) -> DenseMLP:
+    mlp = f"{prefix}mlp."
+    return DenseMLP(loader.linear(f"{mlp}gate_proj", f"{mlp}up_proj"), loader.linear(f"{mlp}down_proj"))
+
+
+def _load_experts(loader: "_Loader", config: ModelConfig, prefix: str, experts: slice) -> SparseMLP:
+    assert config.experts is not None
+    names = EXPERT_NAMES[config.architecture]
+    block = f"{prefix}{names.block}"
+    kept = [f"{block}.experts.{expert}." for expert in range(config.experts.num_experts)[experts]]
+    return SparseMLP(
+        router=loader.linear(f"{block}.gate"),
+        gate_up=loader.grouped([(expert + names.gate, expert + names.up) for expert in kept]),
+        down=loader.grouped([(expert + names.down,) for expert in kept]),
     )
 
 
@@ -151,8 +193,10 @@ class _Loader:
         dtype: torch.dtype,
         device: torch.device,
         cut: Callable[[str, Tensor], Tensor],
+        norm_offset: float = 0.0,
     ) -> None:
         self._files = files
+        self._norm_offset = norm_offset
         self._cut = cut
         self._dtype = dtype
         self._device = device
@@ -160,19 +204,42 @@ class _Loader:
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         return self._files.read(name).to(self._device, dtype or self._dtype, copy=True)
 
+    def gain(self, name: str) -> Tensor:
+        """What a norm multiplies by."""
+        if not self._norm_offset:
+            return self.tensor(f"{name}.weight")
+        return self.tensor(f"{name}.weight", torch.float32).add_(self._norm_offset)
+
     def linear(self, *names: str) -> Linear:
         """Several linear layers of the same input, stacked into one."""
         weight = self._stacked([f"{name}.weight" for name in names])
         biases = [f"{name}.bias" for name in names if f"{name}.bias" in self._files.shapes]
         return make_linear(weight, self._stacked(biases) if biases else None)
 
+    def grouped(self, experts: Sequence[tuple[str, ...]]) -> GroupedLinear:
+        """A linear layer for each expert, each several linear layers of the same input stacked; all of one shape."""
+        parts = self._parts([f"{name}.weight" for name in experts[0]])
+        shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+
+        def fill(number: int, weight: Tensor) -> None:
+            _copy_into(weight, self._parts([f"{name}.weight" for name in experts[number]]))
+
+        return make_grouped_linear(len(experts), shape, fill, self._dtype, self._device)
+
     def _stacked(self, names: list[str]) -> Tensor:
-        parts = [self._cut(name, self._files.read(name)) for name in names]
+        parts = self._parts(names)
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         stacked = torch.empty(shape, dtype=self._dtype, device=self._device)
-        for target, part in zip(stacked.split([part.shape[0] for part in parts]), parts, strict=True):
-            target.copy_(part)  # converts and moves in one pass
+        _copy_into(stacked, parts)
         return stacked
+
+    def _parts(self, names: list[str]) -> list[Tensor]:
+        return [self._cut(name, self._files.read(name)) for name in names]
+
+
+def _copy_into(stacked: Tensor, parts: Sequence[Tensor]) -> None:
+    for target, part in zip(stacked.split([part.shape[0] for part in parts]), parts, strict=True):
+        target.copy_(part)  # converts and moves in one pass
 
 
 class TensorFiles:

@@ -32,7 +32,8 @@ from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
 from twophase.features import check_pairs
 from twophase.llm import LLM
-from twophase.model.prepare import DEFAULT_MODEL
+from twophase.model.config import load_config
+from twophase.model.prepare import DEFAULT_MODEL, resolve_model
 from twophase.parallel._channel import Channel, Inbox, Link
 from twophase.parallel._protocol import (
     AskTransfers,
@@ -312,7 +313,8 @@ def disaggregated(
             "twophase.parallel.launch.run_local."
         )
     config = configured(config, options | dict(prefill_options or {}) if rank else options)
-    check_pairs(config, also=("disaggregated",))
+    is_mixed = load_config(resolve_model(str(model))).is_mixed
+    check_pairs(config, also=("disaggregated", *(("mixed",) if is_mixed else ())))
     if config.cache_factory is None:
         # A model's own window is a matter of attention alone here: this cache frees nothing before a sequence ends.
         config = replace(config, cache_factory=partial(CacheManager))

@@ -94,8 +94,8 @@ class Peers:
         rank, local_rank, world_size: As torchrun says; 0 <= rank < world_size.
         device: Where this rank computes.
         step_timeout_s: How long a silent peer is waited for.
-        traffic: By the name of the method: 'all_reduce', 'broadcast', 'send', 'recv', 'call'. `isend` and `irecv` are
-            not in it: what they move may take its time while other things are done.
+        traffic: By the name of the method: 'all_reduce', 'all_gather', 'all_to_all', 'broadcast', 'send', 'recv',
+            'call'. `isend` and `irecv` are not in it: what they move may take its time while other things are done.
     """
 
     def __init__(
@@ -171,6 +171,33 @@ class Peers:
         """Every rank's `tensor` becomes the sum over all ranks."""
         group = self._groups[tensor.device.type]
         self._timed("all_reduce", tensor, lambda: dist.all_reduce(tensor, group=group), what)
+
+    def all_gather(self, whole: Tensor, part: Tensor, what: str) -> None:
+        """`whole` becomes every rank's `part`, one after the other; all parts are of one shape."""
+        group = self._groups[part.device.type]
+        self._timed("all_gather", part, lambda: dist.all_gather_into_tensor(whole, part, group=group), what)
+
+    def all_to_all(
+        self,
+        received: Tensor,
+        sent: Tensor,
+        what: str,
+        num_received: list[int] | None = None,
+        num_sent: list[int] | None = None,
+    ) -> None:
+        """Each rank sends each rank some rows of `sent`, in the order of the ranks, and finds in `received`, in that
+        order, what they sent to it.
+
+        Args:
+            num_received, num_sent: Rows for each rank; None: equally many.
+        """
+        group = self._groups[sent.device.type]
+        self._timed(
+            "all_to_all",
+            sent,
+            lambda: dist.all_to_all_single(received, sent, num_received, num_sent, group=group),
+            what,
+        )
 
     def broadcast(self, tensor: Tensor, src: int, what: str) -> None:
         """Every rank's `tensor` becomes that of rank `src`."""

@@ -6,6 +6,9 @@ of down. Each of the two blocks then ends in partial sums, one per rank, and add
 ranks say to each other inside of a layer. The last linear layer is cut by rows of the vocabulary; the embedding and the
 norms are small or cheap, so every rank has them whole.
 
+Experts: each is an MLP, and cut like one, while the router is whole. Or, with expert parallelism, a rank owns whole
+experts, as many as every other (see expert_parallel.py).
+
 Shares may differ by one unit: SmolLM2-135M has 3 KV heads, so two ranks hold 2 and 1 of them, with 6 and 3 query heads.
 """
 
@@ -17,6 +20,10 @@ from torch import Tensor
 from twophase.core.errors import ConfigError
 from twophase.core.sizes import MLP_UNIT
 from twophase.model.config import ModelConfig
+
+# What families call the layers of an MLP, or of an expert.
+GATES_AND_UPS = ("gate_proj", "up_proj", "w1", "w3")
+DOWNS = ("down_proj", "w2")
 
 
 def share(total: int, rank: int, world_size: int) -> slice:
@@ -35,17 +42,27 @@ class Shard:
 
     Attributes:
         whole: The model's configuration.
+        has_whole_experts: Expert parallelism: ranks share out experts, instead of cutting each.
 
     Raises:
-        ConfigError: More ranks than KV heads, or than units of the MLP.
+        ConfigError: More ranks than KV heads, or than units of an MLP; experts that ranks cannot share evenly, or none.
     """
 
     whole: ModelConfig
     rank: int
     world_size: int
+    has_whole_experts: bool = False
 
     def __post_init__(self) -> None:
-        for name, count in (("num_key_value_heads", self.whole.num_kv_heads), ("intermediate_size", self._mlp_units)):
+        experts = self.whole.experts
+        if self.has_whole_experts:
+            _check_experts(self.whole, self.world_size)
+        counts = {"num_key_value_heads": self.whole.num_kv_heads}
+        if experts is None or len(experts.sparse_layers) < self.whole.num_layers:
+            counts["intermediate_size"] = _num_units(self.whole.intermediate_size)
+        if experts is not None and not self.has_whole_experts:
+            counts["intermediate_size of experts"] = _num_units(experts.intermediate_size)
+        for name, count in counts.items():
             if count < self.world_size:
                 raise ConfigError(
                     f"tensor_parallel_size {self.world_size} leaves a rank without work: the model's {name} gives "
@@ -63,7 +80,19 @@ class Shard:
 
     @property
     def mlp(self) -> slice:
-        return _times(share(self._mlp_units, self.rank, self.world_size), self._mlp_unit)
+        return self._units_of(self.whole.intermediate_size)
+
+    @property
+    def inside_experts(self) -> slice:
+        """The part of each expert's intermediate values that this rank computes."""
+        size = 0 if self.whole.experts is None else self.whole.experts.intermediate_size
+        return slice(0, size) if self.has_whole_experts else self._units_of(size)
+
+    @property
+    def experts(self) -> slice:
+        """The experts of which this rank has something: its own, or all of them."""
+        count = 0 if self.whole.experts is None else self.whole.experts.num_experts
+        return share(count, self.rank, self.world_size) if self.has_whole_experts else slice(0, count)
 
     def vocabulary(self, rank: int) -> slice:
         """The rows of the last linear layer that rank `rank` has."""
@@ -71,20 +100,25 @@ class Shard:
 
     @property
     def config(self) -> ModelConfig:
-        """What this rank's forward pass and its cache see: a model of fewer heads and a narrower MLP."""
+        """What this rank's forward pass and its cache see: a model of fewer heads and a narrower MLP, or experts."""
+        experts = self.whole.experts
         return replace(
             self.whole,
             num_heads=_size(self.heads),
             num_kv_heads=_size(self.kv_heads),
             intermediate_size=_size(self.mlp),
+            experts=None if experts is None else replace(experts, intermediate_size=_size(self.inside_experts)),
         )
 
     def cut(self, name: str, tensor: Tensor) -> Tensor:
         """This rank's part of a linear layer's weight [O, I] or bias [O]; `name` is what the model folder calls it."""
         layer, kind = name.split(".")[-2:]
+        if layer == "gate":  # the router, whole
+            return tensor
         q, kv = (_times(each, self.whole.head_dim) for each in (self.heads, self.kv_heads))
-        rows = {"q_proj": q, "k_proj": kv, "v_proj": kv, "gate_proj": self.mlp, "up_proj": self.mlp}
-        columns = {"o_proj": q, "down_proj": self.mlp}
+        mlp = self.inside_experts if ".experts." in name else self.mlp
+        rows = {"q_proj": q, "k_proj": kv, "v_proj": kv, **dict.fromkeys(GATES_AND_UPS, mlp)}
+        columns = {"o_proj": q, **dict.fromkeys(DOWNS, mlp)}
         if layer in rows:
             return tensor[rows[layer]]
         if layer not in columns:  # lm_head, or the embedding in its place
@@ -93,13 +127,32 @@ class Shard:
             return tensor[:, columns[layer]]
         return tensor if self.rank == 0 else torch.zeros_like(tensor)  # the sum over ranks must have it once
 
-    @property
-    def _mlp_unit(self) -> int:
-        return MLP_UNIT if self.whole.intermediate_size % MLP_UNIT == 0 else 1
+    def _units_of(self, intermediate_size: int) -> slice:
+        return _times(share(_num_units(intermediate_size), self.rank, self.world_size), _unit(intermediate_size))
 
-    @property
-    def _mlp_units(self) -> int:
-        return self.whole.intermediate_size // self._mlp_unit
+
+def _unit(intermediate_size: int) -> int:
+    return 1 if intermediate_size % MLP_UNIT else MLP_UNIT
+
+
+def _num_units(intermediate_size: int) -> int:
+    return intermediate_size // _unit(intermediate_size)
+
+
+def _check_experts(config: ModelConfig, world_size: int) -> None:
+    if config.experts is None:
+        raise ConfigError(
+            f"enable_expert_parallel shares out the experts of a model, and {config.architecture} has none; "
+            f"leave it off."
+        )
+    count = config.experts.num_experts
+    if count % world_size:
+        fitting = [size for size in range(1, count + 1) if count % size == 0]
+        raise ConfigError(
+            f"enable_expert_parallel gives every rank as many experts as the others, and {count} experts cannot be "
+            f"shared evenly by tensor_parallel_size {world_size}; use one of {', '.join(map(str, fitting))} processes, "
+            f"or leave enable_expert_parallel off."
+        )
 
 
 def _times(part: slice, factor: int) -> slice:

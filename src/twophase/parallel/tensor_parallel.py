@@ -2,7 +2,8 @@
 
 Rank 0 is the engine: it schedules, samples and talks to the user. Before it computes anything it tells the others what
 (`_messages`); they wait for that in `_serve` and do the same with their own part. Inside the model the ranks meet twice
-per layer, to add up partial sums, and after it, where rank 0 collects the logits. In the script itself
+per layer, to add up partial sums, and after it, where rank 0 collects the logits. With enable_expert_parallel tokens
+travel to the ranks that hold their experts in place of the second sum (expert_parallel.py). In the script itself
 
     with LLM(model, tensor_parallel_size=2) as llm:      # started by `torchrun --nproc-per-node 2 script.py`
         print(llm.generate("..."))
@@ -32,7 +33,9 @@ from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
 from twophase.engine._interrupts import Uninterrupted
 from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
+from twophase.model.experts import DispatchExperts
 from twophase.parallel._messages import FIRST_INTS, Kind, Work, decode, encode, num_ints
+from twophase.parallel.expert_parallel import ExpertParallel
 from twophase.parallel.peers import Peers, Traffic, place
 from twophase.parallel.sharding import Shard
 
@@ -48,16 +51,27 @@ class TensorParallelGroup:
         device: Where it computes.
     """
 
-    def __init__(self, config: ModelConfig, device: torch.device, peers: Peers | None) -> None:
+    def __init__(
+        self, config: ModelConfig, device: torch.device, peers: Peers | None, has_whole_experts: bool = False
+    ) -> None:
         self.peers = peers
         self.device = device if peers is None else peers.device
-        self.shard = Shard(config, 0, 1) if peers is None else Shard(config, peers.rank, peers.world_size)
+        rank, world_size = (0, 1) if peers is None else (peers.rank, peers.world_size)
+        self.shard = Shard(config, rank, world_size, has_whole_experts)
 
     @classmethod
     def join(
-        cls, config: ModelConfig, size: int, device: torch.device, timeout_s: int | float
+        cls,
+        config: ModelConfig,
+        size: int,
+        device: torch.device,
+        timeout_s: int | float,
+        has_whole_experts: bool = False,
     ) -> "TensorParallelGroup":
         """Join the other ranks, if `size` says that there are any.
+
+        Args:
+            has_whole_experts: The ranks share out experts, instead of cutting each (see `Shard`).
 
         Raises:
             ConfigError: torchrun started another number of processes; or see `Shard`, `Peers.join`.
@@ -66,8 +80,8 @@ class TensorParallelGroup:
         if size < 1:
             raise ConfigError(f"tensor_parallel_size must be at least 1, got {size}.")
         if size == 1:
-            return cls(config, device, None)
-        Shard(config, 0, size)  # whatever is wrong with it should not cost a start of all ranks
+            return cls(config, device, None, has_whole_experts)
+        Shard(config, 0, size, has_whole_experts)  # whatever is wrong with it should not cost a start of all ranks
         _, _, world_size = place()
         if world_size != size:
             raise ConfigError(
@@ -75,7 +89,7 @@ class TensorParallelGroup:
                 f"make --nproc-per-node the same."
             )
         peers = Peers.join(device.type if device.index is None else device, step_timeout_s=timeout_s)
-        return cls(config, device, peers)
+        return cls(config, device, peers, has_whole_experts)
 
     @property
     def is_driver(self) -> bool:
@@ -85,6 +99,11 @@ class TensorParallelGroup:
     def sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None:
         """What the model does with the output of a layer that was cut by input; None: nothing is cut."""
         return None if self.peers is None else partial(_sum_over_ranks, self.peers)
+
+    @property
+    def dispatch_experts(self) -> DispatchExperts | None:
+        """How the model's experts are reached; None: each rank has all of them, or a part of each."""
+        return ExpertParallel(self.peers) if self.peers is not None and self.shard.has_whole_experts else None
 
     def smallest(self, count: int) -> int:
         """The least of the ranks' counts. The ranks meet here, however long each took to load its weights."""
@@ -133,7 +152,8 @@ class DriverRunner:
 
     @property
     def traffic(self) -> dict[str, Traffic]:
-        """What went between the ranks, as rank 0 saw it: 'all_reduce', 'call', 'send' and 'recv'."""
+        """What went between the ranks, as rank 0 saw it: 'all_reduce', 'call', 'send' and 'recv'; between experts
+        'all_to_all' and 'all_gather'."""
         return self._peers.traffic
 
     def swap_out(self, moves: Sequence[BlockSwap]) -> None:

@@ -1,6 +1,7 @@
 """Validation: a request that can never be served as asked is refused when it is added, with the numbers."""
 
 import math
+from collections.abc import Sequence as Seq
 from numbers import Real
 from typing import Any
 
@@ -13,9 +14,18 @@ from twophase.scheduling.sequence import Sequence
 
 
 def check_request(
-    request: Request, config: SchedulerConfig, num_blocks: int, block_size: int, window: SlidingWindow | None = None
+    request: Request,
+    config: SchedulerConfig,
+    num_blocks: int,
+    block_size: int,
+    window: SlidingWindow | None = None,
+    sees_all: Seq[bool] = (False,),
 ) -> None:
-    """Raises InvalidRequestError naming the rule, both values and what to change."""
+    """Raises InvalidRequestError naming the rule, both values and what to change.
+
+    Args:
+        sees_all: For each group of layers, whether its queries see all keys in spite of the window.
+    """
     num_prompt_tokens = len(request.prompt_token_ids)
     params = request.sampling_params
     if not _is_time(request.arrival_s):
@@ -41,13 +51,22 @@ def check_request(
             f"{config.max_num_batched_tokens}, got {num_prompt_tokens} tokens; set enable_chunked_prefill=True, raise "
             f"max_num_batched_tokens or shorten the prompt."
         )
-    num_needed = num_blocks_at_most(
-        num_prompt_tokens, params.max_tokens, params.n, config.max_model_len, block_size, window
-    )
-    if window is not None and not config.enable_chunked_prefill:
-        num_needed = max(num_needed, -(-num_prompt_tokens // block_size))  # all of it is written before any is freed
+    num_needed = 0
+    for is_full in sees_all:
+        num_in_group = num_blocks_at_most(
+            num_prompt_tokens,
+            params.max_tokens,
+            params.n,
+            config.max_model_len,
+            block_size,
+            None if is_full else window,
+        )
+        if not config.enable_chunked_prefill:  # all of it is written before any is freed
+            num_in_group = max(num_in_group, -(-num_prompt_tokens // block_size))
+        num_needed += num_in_group
     if num_needed > num_blocks:
         seen = "" if window is None else f", window {window.window}, sinks {window.num_sinks}"
+        seen += "" if len(sees_all) == 1 else f", {len(sees_all)} groups of layers"
         raise InvalidRequestError(
             f"the request may need {num_needed} KV blocks of {block_size} tokens (prompt {num_prompt_tokens}, "
             f"max_tokens {params.max_tokens}, max_model_len {config.max_model_len}, n {params.n}{seen}), and the pool "

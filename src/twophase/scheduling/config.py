@@ -19,9 +19,10 @@ class SchedulerConfig:
         enable_chunked_prefill: Spread a prompt over several steps. Without it a prompt is computed in one step, and
             one that does not fit beside the running decodes holds up the queue until they end.
         admission: What letting a request in leaves to those that run, and to itself, to grow into. 'optimistic': a
-            block each, and whoever then finds none makes the last one give up its own. 'reserve': the worst case,
-            prompt and `max_tokens`, so that none is ever preempted for want of a block. 'estimate': as many as for an
-            output as long as those that ended (growth.OutputLengths), and a block each beyond it.
+            block each (of each group of layers), and whoever then finds none makes the last one give up its own.
+            'reserve': the worst case, prompt and `max_tokens`, so that none is ever preempted for want of a block.
+            'estimate': as many as for an output as long as those that ended (growth.OutputLengths), and a block each
+            beyond it.
         reserve_growth: Of 'optimistic' and 'estimate': that block for each sequence that may outgrow its last one, so
             that none is preempted right after someone was let in. Off, a crowded pool thrashes; see lab 4.
         watermark: Besides, admission leaves this share of the pool free, in [0, 1). None running: it need not.

@@ -51,7 +51,7 @@ def growth_rule(config: SchedulerConfig, cache: CacheManager, lengths: OutputLen
     """
 
     def one_block_each(sequence: Sequence, table: BlockTable) -> int:
-        return num_growing(cache, sequence) if config.reserve_growth else 0
+        return num_growing(cache, sequence) * cache.num_groups if config.reserve_growth else 0
 
     def worst_case(sequence: Sequence, table: BlockTable) -> int:
         return num_blocks_up_to(cache, sequence, table, sequence.max_num_tokens - 1)
@@ -78,20 +78,20 @@ def num_growing(cache: CacheManager, sequence: Sequence) -> int:
 
 def num_blocks_up_to(cache: CacheManager, sequence: Sequence, table: BlockTable, num_tokens: int) -> int:
     """Blocks that its completions take at most until each has `num_tokens` tokens in the cache, beyond those for the
-    tokens that it has. With a window that is what each of them holds at once.
+    tokens that it has: in all groups of layers, and in those that see a window what each holds at once.
 
     Worked example, block size 4, no window: a prompt of 6 that has its 2 blocks, up to 10 tokens, 2 completions. Each
     copies the second block, or keeps it, and adds one: 2 * 2 = 4. (It is one block too many: the last of those that
-    share a block need not copy it.)
+    share a block need not copy it.) With a second group, whose window of 2 lies in 2 blocks at most: 2 * (2 + 2).
     """
     num_now = len(sequence.token_ids)
     if sequence.num_completions > 1:
         if num_tokens <= num_now:
             return 0
         num_each = -(-num_tokens // cache.block_size) - num_now // cache.block_size
-        if cache.window is not None:
-            num_each = min(num_each, cache.window.max_blocks(cache.block_size))
-        return sequence.num_completions * num_each
+        in_window = num_each if cache.window is None else min(num_each, cache.window.max_blocks(cache.block_size))
+        num_of_one = cache.sees_all.count(True) * num_each + cache.sees_all.count(False) * in_window
+        return sequence.num_completions * num_of_one
     num_now = max(num_now, table.num_tokens)
     num_to_come = cache.num_blocks_to_come(table, max(num_tokens, num_now))
     return num_to_come if sequence.is_decoding else num_to_come - cache.num_blocks_to_come(table, num_now)

@@ -53,8 +53,9 @@ class BlockLedger:
     a SequenceFault while a step is planned: by `admit`, `grow_for_*`, `preempt`, `roll_back`.
 
     - `admit` gives a sequence blocks for all the tokens it has, so that a prefill, once begun, needs no more; and it
-      leaves free what the sequences with blocks may still take: by the optimistic rule a block for each that may grow,
-      so that none is preempted right after another was let in (see `SchedulerConfig.admission` and growth.py).
+      leaves free what the sequences with blocks may still take: by the optimistic rule a block (of each group of
+      layers) for each that may grow, so that none is preempted right after another was let in (see
+      `SchedulerConfig.admission` and growth.py).
     - With a sliding window a prefill takes its blocks chunk by chunk, for it frees some as it goes. What it may still
       need for the smallest chunks (`CacheManager.num_blocks_to_come`) is *promised* to it: neither an admission nor a
       decode takes it. Promised blocks are as good as taken, so a prefill, once begun, still needs no more, and what
@@ -103,7 +104,8 @@ class BlockLedger:
     @property
     def num_slots(self) -> int | float:
         """Of the pool, if a sequence may be longer than that: with a window."""
-        return math.inf if self.cache.window is None else self.cache.num_blocks * self.cache.block_size
+        cache = self.cache
+        return math.inf if cache.window is None else cache.num_blocks // cache.num_groups * cache.block_size
 
     def _num_to_come(self, sequence: Sequence) -> int:
         """Blocks that a prefill may still need."""
@@ -189,7 +191,7 @@ class BlockLedger:
         if self._num_to_grow is not None:
             self._num_to_grow += self._growth(sequence, table)
         if sequence.num_swapped_tokens > num_cached:
-            num_hit = num_cached // self.cache.block_size
+            num_hit = num_cached // self.cache.block_size * self.cache.num_groups
             self.moves.swaps_in += _block_swaps(table.block_ids[num_hit:], sequence.host_blocks[num_hit:])
             sequence.num_computed_tokens = sequence.num_swapped_tokens
         if sequence.host_blocks:
@@ -226,9 +228,12 @@ class BlockLedger:
         if self.cache.window is None or not num_tokens:
             return num_tokens
         with blamed_on(sequence):
-            start, table, num_own = sequence.num_computed_tokens, sequence.open_table, self._num_to_come(sequence)
-            num_unpromised = self.num_spare_blocks + (0 if sequence.is_decoding else num_own)  # to others
-            num_blocks = max(num_own, num_unpromised - self._num_kept_free(sequence, table))
+            start, table = sequence.num_computed_tokens, sequence.open_table
+            num_spare = self.num_spare_blocks - self._num_kept_free(sequence, table)
+            if sequence.is_decoding:  # then its own blocks were not promised
+                num_spare -= self._num_to_come(sequence)
+            whole = max(len(sequence.token_ids), table.num_tokens)
+            num_blocks = self.cache.num_blocks_at_once(table, whole, max(0, num_spare))
             end = min(start + num_tokens, self.cache.num_tokens_within(table, num_blocks))
             self.grow(sequence, max(end, table.num_tokens))
         self._forget_shares()
@@ -267,7 +272,8 @@ class BlockLedger:
 
     def note_received(self, sequence: Sequence) -> None:
         """The K and V of an arriving sequence are in its blocks."""
-        self.received += sequence.open_table.block_ids[sequence.num_cached_tokens // self.cache.block_size :]
+        num_hit = sequence.num_cached_tokens // self.cache.block_size * self.cache.num_groups
+        self.received += sequence.open_table.block_ids[num_hit:]
         self._forget_counts()
 
     def hold(self, sequence: Sequence) -> BlockTable:
@@ -296,7 +302,8 @@ class BlockLedger:
         with blamed_on(victim):
             self._close(victim)
         if may_swap and self.swap_pool is not None and not victim.host_blocks:
-            self._swap_out(victim, block_ids[: -(-num_computed // self.cache.block_size)], num_computed, self.swap_pool)
+            num_written = -(-num_computed // self.cache.block_size) * self.cache.num_groups
+            self._swap_out(victim, block_ids[:num_written], num_computed, self.swap_pool)
 
     def _close(self, sequence: Sequence) -> None:
         self.cache.close(sequence.open_table)

@@ -111,7 +111,8 @@ class Scheduler:
             InvalidRequestError: It could never be served as asked (with the numbers), or the policy cannot rank it;
                 nothing has changed.
         """
-        check_request(request, self.config, self.cache.num_blocks, self.cache.block_size, self.cache.window)
+        cache = self.cache
+        check_request(request, self.config, cache.num_blocks, cache.block_size, cache.window, cache.sees_all)
         if request.request_id in self._seq_ids_of:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by an unfinished request.")
         sequence = Sequence.of_request(self._next_seq_id, request, self.config.max_model_len)

@@ -58,9 +58,9 @@ def _with_cards(markdown: str, lab: Lab) -> str:
         elif words == ["glossary"]:
             line = glossary.as_markdown()
         elif minutes:
-            further = f", and {minutes['extra']} for *Going further*" if minutes["extra"] else ""
             if minutes["opening"]:
-                continue
+                continue  # only the map says it
+            further = f", and {minutes['extra']} for *Going further*" if minutes["extra"] else ""
             line = f"*{minutes['core']} minute{'s' * (minutes['core'] != '1')}*{further}"
         lines.append(line)
     return "\n".join(lines)

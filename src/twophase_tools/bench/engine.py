@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 
@@ -141,7 +142,7 @@ def resolve_setup(model: str, device: str, dtype: str, backend: str, num_threads
     """What 'auto' stands for here, and the model's vocabulary size."""
     from twophase.attention.select import make_backend
     from twophase.model.config import load_config
-    from twophase.model.llama import attention_spec
+    from twophase.model.llama import model_backend
     from twophase.model.load import resolve_device, resolve_dtype
     from twophase.model.prepare import resolve_model
 
@@ -149,7 +150,8 @@ def resolve_setup(model: str, device: str, dtype: str, backend: str, num_threads
     config = load_config(folder)
     torch_device = resolve_device(device)
     torch_dtype = resolve_dtype(dtype, config, torch_device)
-    attention = make_backend(backend, attention_spec(config), device=torch_device, dtype=torch_dtype, block_size=16)
+    make = partial(make_backend, backend, device=torch_device, dtype=torch_dtype, block_size=16)
+    attention = model_backend(config, make)
     dtype_name = str(torch_dtype).removeprefix("torch.")
     return Setup(str(folder), str(torch_device), dtype_name, attention.name, num_threads), config.vocab_size
 

@@ -15,7 +15,9 @@ import torch
 from twophase.core.outputs import StepTrace
 from twophase.core.sampling_params import SamplingParams
 from twophase.llm import LLM
-from twophase.model.weights import ModelWeights
+from twophase.model.experts import SparseMLP
+from twophase.model.linear import Linear
+from twophase.model.weights import DenseMLP, ModelWeights
 from twophase.parallel.peers import Traffic
 from twophase.parallel.tensor_parallel import DriverRunner
 from twophase_tools.bench.machine import num_usable_cores, record_machine
@@ -179,9 +181,15 @@ def _add(total: Traffic, before: Traffic, after: Traffic) -> None:
     total.elapsed_s += after.elapsed_s - before.elapsed_s
 
 
+def _linears_of(mlp: DenseMLP | SparseMLP) -> Sequence[Linear]:
+    if isinstance(mlp, DenseMLP):
+        return (mlp.gate_up, mlp.down)
+    return (mlp.router, *mlp.gate_up.layers, *mlp.down.layers)
+
+
 def weight_bytes(weights: ModelWeights) -> int:
     """Of everything that a forward pass reads, norms and biases left out."""
     linears = [weights.lm_head]
     for layer in weights.layers:
-        linears += (layer.qkv, layer.o, layer.gate_up, layer.down)
+        linears += (layer.qkv, layer.o, *_linears_of(layer.mlp))
     return weights.embed.nbytes + sum(each.weight.numel() * weights.dtype.itemsize for each in linears)

@@ -137,11 +137,12 @@ def blocks_never_read(plan: Plan) -> Caution | None:
 
 
 def uneven_split(plan: Plan) -> Caution | None:
-    shape, n = plan.config.shape, plan.config.tensor_parallel_size
+    shape, n, whole = plan.config.shape, plan.config.tensor_parallel_size, plan.config.enable_expert_parallel
     counts = {
         "K/V heads": shape.num_kv_heads,
         "heads": shape.num_heads,
         "rows of the MLP": shape.intermediate_size,
+        "rows of each expert": 0 if whole or shape.experts is None else shape.experts.intermediate_size,
         "words of the vocabulary": shape.vocab_size,
     }
     for what, count in counts.items():

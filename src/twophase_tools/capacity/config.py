@@ -67,6 +67,7 @@ class PlanConfig:
     kv_cache_dtype: str
     hardware: Hardware
     tensor_parallel_size: int
+    enable_expert_parallel: bool
     gpu_memory_utilization: float
     workspace_bytes: int | None
     block_size: int
@@ -109,6 +110,7 @@ KEYS = {
     "kv_cache_dtype": Key(kinds.choice(("auto", *DTYPE_BYTES, *QUANTISED_BYTES)), default="auto"),
     "hardware": Key(kinds.choice(HARDWARE), _HARDWARE_KEYS),
     "tensor_parallel_size": Key(kinds.whole(1, most=4096), default=1),
+    "enable_expert_parallel": Key(kinds.flag, default=False),
     "gpu_memory_utilization": Key(kinds.share, default=0.9),
     "workspace": Key(kinds.size, default=None),
     "block_size": Key(kinds.power_of_two, default=16),
@@ -178,6 +180,7 @@ _AS_THEY_ARE = (
     "dtype",
     "kv_cache_dtype",
     "tensor_parallel_size",
+    "enable_expert_parallel",
     "gpu_memory_utilization",
     "block_size",
     "max_model_len",
@@ -242,6 +245,7 @@ def _check(file: YamlFile, values: Mapping[str, Any], shape: ModelShape, longest
     hardware = values["hardware"]
     if not isinstance(hardware, str) and values["tensor_parallel_size"] > 1 and hardware["link_bytes_per_s"] is None:
         file.complain("hardware", "needs link_bytes_per_s, bytes/s in one direction, for tensor_parallel_size above 1")
+    _check_experts(file, values, shape)
     stored = values["kv_cache_dtype"] if values["kv_cache_dtype"] != "auto" else values["dtype"]
     row_bytes = shape.head_dim * (DTYPE_BYTES | QUANTISED_BYTES)[stored]
     if row_bytes % ROW_ALIGNMENT_BYTES:
@@ -250,6 +254,20 @@ def _check(file: YamlFile, values: Mapping[str, Any], shape: ModelShape, longest
             f"{stored} makes rows of {shape.head_dim} values {row_bytes} bytes long, and kernels need multiples of "
             f"{ROW_ALIGNMENT_BYTES}; take a wider dtype",
             "model",
+        )
+
+
+def _check_experts(file: YamlFile, values: Mapping[str, Any], shape: ModelShape) -> None:
+    if not values["enable_expert_parallel"]:
+        return
+    count, num_gpus = 0 if shape.experts is None else shape.experts.num_experts, values["tensor_parallel_size"]
+    if not count:
+        file.complain("enable_expert_parallel", f"shares out experts, and {shape.name} has none")
+    elif count % num_gpus:
+        file.complain(
+            "enable_expert_parallel",
+            f"gives each GPU as many experts as the others, and {num_gpus} cannot share {count} evenly",
+            "tensor_parallel_size",
         )
 
 

@@ -41,6 +41,8 @@ def engine_options(plan: Plan) -> dict[str, Any]:
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
     }
+    if config.enable_expert_parallel:
+        options["enable_expert_parallel"] = True
     if config.chunk_size is not None:
         options["policy"] = f"chunked:max_tokens={config.chunk_size}"
     if config.eviction is not None:

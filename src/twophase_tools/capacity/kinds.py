@@ -120,6 +120,10 @@ def choice(options: Iterable[str]) -> Kind:
     return parse
 
 
+def flag(scalar: Scalar) -> bool:
+    return bool(choice(("true", "false"))(scalar) == "true")
+
+
 def one_of(names: Iterable[str]) -> str:
     listed = tuple(names)
     return listed[0] if len(listed) == 1 else f"one of {', '.join(listed)}"

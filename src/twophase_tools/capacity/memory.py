@@ -9,8 +9,9 @@ from twophase_tools.capacity.config import Eviction, PlanConfig
 from twophase_tools.simulate.model_shapes import ModelShape
 
 
-def even_shape(shape: ModelShape, num_gpus: int) -> ModelShape:
-    """`shape` with heads, MLP and vocabulary rounded up to what `num_gpus` can share evenly.
+def even_shape(shape: ModelShape, num_gpus: int, whole_experts: bool = False) -> ModelShape:
+    """`shape` with heads, MLP, experts and vocabulary rounded up to what `num_gpus` can share evenly. Of whole experts
+    all have equally many.
 
     The GPU with most of them sets the memory and the pace, so the whole costs as much as if all had as many:
     3 K/V heads on 2 GPUs cost as 4 do.
@@ -20,33 +21,47 @@ def even_shape(shape: ModelShape, num_gpus: int) -> ModelShape:
         return -(-count // (unit * num_gpus)) * unit * num_gpus
 
     num_kv_heads, group_size = up(shape.num_kv_heads), shape.num_heads // shape.num_kv_heads
+
+    def units(intermediate_size: int) -> int:
+        return up(intermediate_size, 1 if intermediate_size % MLP_UNIT else MLP_UNIT)
+
+    experts = shape.experts
+    if experts is not None and not whole_experts:
+        experts = replace(experts, intermediate_size=units(experts.intermediate_size))
     return replace(
         shape,
         # Query heads are where their K/V head is; with more GPUs than those, each K/V head has copies.
         num_heads=num_kv_heads * group_size if num_gpus <= shape.num_kv_heads else up(shape.num_heads),
         num_kv_heads=num_kv_heads,
-        intermediate_size=up(shape.intermediate_size, 1 if shape.intermediate_size % MLP_UNIT else MLP_UNIT),
+        intermediate_size=units(shape.intermediate_size),
+        experts=experts,
         vocab_size=up(shape.vocab_size),
     )
 
 
-def weight_bytes(shape: ModelShape, num_gpus: int) -> int:
+def weight_bytes(shape: ModelShape, num_gpus: int, whole_experts: bool = False) -> int:
     """What a GPU has to store, as the engine does: its share of the layers, the whole embedding and all norms. Biases
     are not counted: they are one in ten thousand."""
-    even = replace(even_shape(shape, num_gpus), vocab_size=shape.vocab_size)
-    norms = (2 * shape.num_layers + 1) * shape.hidden_size
+    even = replace(even_shape(shape, num_gpus, whole_experts), vocab_size=shape.vocab_size)
+    norms = (2 * shape.num_layers + 1) * shape.hidden_size + shape.qk_norm * 2 * shape.num_layers * shape.head_dim
     return even.memory_bytes_on(num_gpus) + norms * shape.value_bytes
 
 
-def workspace_bytes(shape: ModelShape, num_gpus: int, num_tokens: int, num_rows: int) -> int:
+def workspace_bytes(
+    shape: ModelShape, num_gpus: int, num_tokens: int, num_rows: int, whole_experts: bool = False
+) -> int:
     """What the engine keeps free on each GPU for a step of so many tokens; see `activation_bytes`. Not measured.
 
     Args:
         shape: Even (see `even_shape`).
         num_rows: That are sampled. Every GPU has all of their logits, and has room for them.
     """
+    experts = shape.experts
+    if experts is not None and not whole_experts:
+        experts = replace(experts, intermediate_size=experts.intermediate_size // num_gpus)
     rank = replace(
         shape,
+        experts=experts,
         num_heads=shape.num_heads // num_gpus,
         num_kv_heads=-(-shape.num_kv_heads // num_gpus),
         intermediate_size=shape.intermediate_size // num_gpus,
@@ -88,16 +103,17 @@ class MemoryTable:
 def memory_table(config: PlanConfig, num_gpus: int | None = None) -> MemoryTable:
     """For the config's GPUs, or another number of them."""
     n = num_gpus or config.tensor_parallel_size
-    shape, total = even_shape(config.shape, n), int(config.hardware.memory_bytes)
+    whole_experts = config.enable_expert_parallel
+    shape, total = even_shape(config.shape, n, whole_experts), int(config.hardware.memory_bytes)
     workspace = config.workspace_bytes
     if workspace is None:
         num_tokens = max(config.step_tokens, config.max_num_seqs)
         sampling = replace(shape, vocab_size=config.shape.vocab_size)  # all of the vocabulary, not the largest share
-        workspace = workspace_bytes(sampling, n, num_tokens, config.max_num_seqs)
+        workspace = workspace_bytes(sampling, n, num_tokens, config.max_num_seqs, whole_experts)
     return MemoryTable(
         total_bytes=total,
         headroom_bytes=total - int(total * config.gpu_memory_utilization),
-        weight_bytes=weight_bytes(config.shape, n),
+        weight_bytes=weight_bytes(config.shape, n, whole_experts),
         workspace_bytes=workspace,
         kv_bytes_per_token=shape.kv_bytes_per_token // n,
         block_size=config.block_size,

@@ -53,7 +53,7 @@ class WorkloadCost:
     @classmethod
     def of(cls, config: PlanConfig) -> "WorkloadCost":
         n = config.tensor_parallel_size
-        shape = even_shape(config.shape, n)
+        shape = even_shape(config.shape, n, config.enable_expert_parallel)
         cost_model = RooflineCostModel(config.hardware, shape, n, config.assumptions, config.block_size)
         return cls(cost_model, config.workload, config.num_visible)
 
@@ -126,9 +126,10 @@ class WorkloadCost:
             )
 
         one = StepLoad(1, 1, 1, self.mean_context, 0, 0)
-        weights = self.cost_model.shape.weight_bytes
-        compute_s, kv_s = seconds(self.cost_model.flops(one), self.cost_model.bytes(one) - weights)
-        _, weights_s = seconds(0, weights)
+        shape = self.cost_model.shape
+        kv_bytes = (self.mean_context + 1) * shape.kv_bytes_per_token
+        compute_s, kv_s = seconds(self.cost_model.flops(one), kv_bytes)
+        _, weights_s = seconds(0, shape.weight_bytes)  # of experts: all, which a large batch reads
         return weights_s / (compute_s - kv_s) if compute_s > kv_s else None
 
 

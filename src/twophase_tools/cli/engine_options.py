@@ -63,6 +63,8 @@ def _kind(name: str) -> dict[str, Any]:
         return {"choices": BACKENDS}
     if name == "tensor_parallel_size":
         return {"type": whole(most=MOST_RANKS), "metavar": "N"}
+    if annotation == "<class 'bool'>":
+        return {"action": "store_true"}
     if "int" in annotation:
         return {"type": whole(), "metavar": METAVARS.get(name, "N")}
     return {"type": text, "metavar": METAVARS.get(name, name.upper())}

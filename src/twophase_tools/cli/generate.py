@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     config = _config(args)
     num_ranks = 2 if args.disaggregate else config.tensor_parallel_size
     if num_ranks > 1 and not is_rank():
-        check_shares(args.model, config.tensor_parallel_size)
+        check_shares(args.model, config.tensor_parallel_size, config.enable_expert_parallel)
         return run_in_ranks(args, num_ranks)
     text = _read_prompt(args.prompt) if num_ranks == 1 or os.environ["RANK"] == "0" else ""
     with _open(args, config) as llm:

@@ -125,7 +125,7 @@ def _add_generate(add_command: AddCommand) -> None:
     )
     generate.add_argument("--chat", action="store_true", help="send it as a user's message through the chat template")
     _add_model_options(generate)
-    add_engine_options(generate, "tensor_parallel_size")
+    add_engine_options(generate, "tensor_parallel_size", "enable_expert_parallel")
     generate.add_argument(
         "--disaggregate",
         action="store_true",

@@ -25,7 +25,7 @@ def run_in_ranks(args: argparse.Namespace, num_ranks: int) -> int:
     return exit_code_of(run_local("twophase_tools", num_ranks, args.argv, math.inf, show_ranks=(0,), check=False))
 
 
-def check_shares(model: str, num_ranks: int) -> None:
+def check_shares(model: str, num_ranks: int, has_whole_experts: bool = False) -> None:
     """To be asked before processes are started: has each a share of the model?
 
     Raises:
@@ -35,7 +35,7 @@ def check_shares(model: str, num_ranks: int) -> None:
     from twophase.model.prepare import resolve_model
     from twophase.parallel.sharding import Shard
 
-    Shard(load_config(resolve_model(model)), 0, num_ranks)
+    Shard(load_config(resolve_model(model)), 0, num_ranks, has_whole_experts)
 
 
 def exit_code_of(ranks: "Sequence[RankResult]") -> int:

@@ -144,8 +144,9 @@ class RooflineCostModel(CostModel):
         swaps = swapped blocks * bytes per block / (n * host bandwidth)
         all-reduces = 2 * layers * (latency + 2 (n - 1) / n * tokens * hidden * bytes / (link bandwidth * efficiency))
 
-    In the dtypes of `shape`, at bfloat16's peak. Left out: activations between kernels, the imbalance of real kernels,
-    and the host's work that overlaps with the GPU's.
+    Of a mixture of experts, FLOPs count a token's own experts, and bytes those that any token of the step has
+    (`ModelShape.read_layer_params`). In the dtypes of `shape`, at bfloat16's peak. Left out: activations
+    between kernels, the imbalance of real kernels and of experts, and the host's work that overlaps with the GPU's.
     """
 
     hardware: Hardware
@@ -194,14 +195,15 @@ class RooflineCostModel(CostModel):
     def flops(self, load: StepLoad) -> Any:
         """A product of an m x k and a k x n matrix takes 2 m k n operations."""
         shape = self.shape
-        products = 2 * (shape.layer_params * load.num_tokens + shape.output_params * load.num_samples)
+        products = 2 * (shape.active_layer_params * load.num_tokens + shape.output_params * load.num_samples)
         # q k^T and p v: 2 D operations each for a query, a key and a head.
         num_pairs = load.decode_context + load.prefill_pairs
         return products + 4 * shape.num_heads * shape.head_dim * shape.num_layers * num_pairs
 
     def bytes(self, load: StepLoad) -> Any:
         num_keys = load.decode_context + load.prefill_context + load.num_tokens
-        return self.shape.weight_bytes + num_keys * self.shape.kv_bytes_per_token
+        num_params = self.shape.read_layer_params(load.num_tokens) + self.shape.output_params
+        return self.shape.value_bytes * num_params + num_keys * self.shape.kv_bytes_per_token
 
     def all_reduce_s(self, num_tokens: int | float) -> float | int:
         """A ring moves 2 (n - 1) / n of the data over each link (Patarasuk and Yuan, 2009)."""

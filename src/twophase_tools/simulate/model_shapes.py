@@ -1,9 +1,11 @@
 """What models ask of the hardware: weights, and bytes of K/V per token."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from twophase.core.errors import ConfigError, ModelFolderError
 from twophase.core.sizes import kv_bytes_per_token
+from twophase.model.config import ExpertsConfig
 
 BFLOAT16_BYTES = 2
 
@@ -17,6 +19,8 @@ class ModelShape:
         kv_value_bytes, kv_scale_bytes: Of a value in the cache, and of the scale that a token's values of one head
             share when they are quantised.
         max_position_embeddings: The longest context, in tokens.
+        qk_norm: Whether each layer has gains for the heads of its queries and keys.
+        experts: Of a mixture of experts; `intermediate_size` is then of the layers that have one MLP, if any.
     """
 
     name: str
@@ -33,12 +37,45 @@ class ModelShape:
     kv_value_bytes: int = BFLOAT16_BYTES
     kv_scale_bytes: int = 0
     max_position_embeddings: int = 8192
+    qk_norm: bool = False
+    experts: ExpertsConfig | None = None
 
     @property
     def layer_params(self) -> int:
-        """Weights of all layers' products: q, k, v, o, gate, up, down; not the norms, which are one in ten thousand."""
-        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
-        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+        """Weights of all layers' products: q, k, v, o, gate, up, down, all experts; not the norms, which are one in ten
+        thousand, nor the routers."""
+        return self._layer_params(0 if self.experts is None else self.experts.num_experts)
+
+    @property
+    def active_layer_params(self) -> int:
+        """Those that a token is multiplied by: of the experts, its own, and the routers."""
+        k = 0 if self.experts is None else self.experts.num_experts_per_tok
+        return self._layer_params(k) + self.router_params
+
+    @property
+    def router_params(self) -> int:
+        """Weights of all layers' routers. Every GPU has them whole."""
+        return 0 if self.experts is None else self._num_sparse_layers * self.hidden_size * self.experts.num_experts
+
+    def read_layer_params(self, num_tokens: int | float) -> float | int:
+        """Those that a step of so many tokens reads, if each chooses its K of E experts at random: an expert is read
+        unless no token chooses it, so E (1 - (1 - K / E)^tokens) of them are."""
+        if self.experts is None:
+            return self.layer_params
+        e, k = self.experts.num_experts, self.experts.num_experts_per_tok
+        return self._layer_params(e * (1 - (1 - k / e) ** num_tokens)) + self.router_params
+
+    @property
+    def _num_sparse_layers(self) -> int:
+        return 0 if self.experts is None else len(self.experts.sparse_layers)
+
+    def _layer_params(self, num_experts: float | int) -> Any:
+        """With so many experts in each layer that has any."""
+        attention = self.num_layers * 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+        rows: float | int = (self.num_layers - self._num_sparse_layers) * self.intermediate_size
+        if self.experts is not None:
+            rows += self._num_sparse_layers * num_experts * self.experts.intermediate_size
+        return attention + 3 * self.hidden_size * rows
 
     @property
     def output_params(self) -> int:
@@ -47,8 +84,9 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Weights that every step reads. An embedding table of its own is not among them: a step reads a few rows."""
-        return self.value_bytes * (self.layer_params + self.output_params)
+        """Weights that a step of many tokens reads. An embedding table of its own is not among them: a step reads a few
+        rows."""
+        return self.value_bytes * (self.layer_params + self.router_params + self.output_params)
 
     @property
     def memory_bytes(self) -> int:
@@ -57,14 +95,15 @@ class ModelShape:
 
     def memory_bytes_on(self, num_gpus: int) -> int:
         """Weights that each of `num_gpus` must store, as the engine does: its share of the layers and of the output
-        projection, and the whole embedding, whose rows a tied output projection uses where they are.
+        projection, and the whole embedding, whose rows a tied output projection uses where they are, and routers.
 
         Worked example: hidden 8, MLP 16, vocabulary 10, 960 weights in the layers, on 2 GPUs: 480 + 80, and 40 if the
         output projection has weights of its own; 2 bytes each.
         """
         output_params = 0 if self.tie_word_embeddings else self.hidden_size * -(-self.vocab_size // num_gpus)
         embed_params = self.vocab_size * self.hidden_size
-        return self.value_bytes * (-(-self.layer_params // num_gpus) + embed_params + output_params)
+        whole_params = self.router_params + embed_params
+        return self.value_bytes * (-(-self.layer_params // num_gpus) + whole_params + output_params)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -118,6 +157,11 @@ def model_shape(name: str) -> ModelShape:
         config = load_config(resolve_model(name))
     except ModelFolderError as error:
         raise ConfigError(f"the model shapes known by name are {', '.join(MODELS)}; {error}") from error
+    if config.is_mixed:
+        raise ConfigError(
+            f"{name} has layers that see all keys and layers that see a window, and this arithmetic knows one kind of "
+            f"layer: a token takes blocks for as long as its layers see it, which differs. Choose another model."
+        )
     return ModelShape(
         name,
         config.hidden_size,
@@ -130,4 +174,6 @@ def model_shape(name: str) -> ModelShape:
         config.tie_word_embeddings,
         "its config.json",
         max_position_embeddings=config.max_position_embeddings,
+        qk_norm=config.qk_norm,
+        experts=config.experts,
     )

@@ -95,7 +95,7 @@ BANKS = {
             Wrong(
                 "the scale twice", {4: "data.float() / scale[..., None]"}, rejected_by="is off by half a step at most"
             ),
-            Wrong("scales in half precision", HALF, rejected_by="takes half precision"),
+            Wrong("scales in half precision", HALF, rejected_by="works for rows of any size"),
             Wrong("divides in place", IN_PLACE, rejected_by="leaves its inputs alone"),
         ),
         right=(

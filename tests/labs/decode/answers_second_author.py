@@ -353,29 +353,6 @@ def prepare_write(table):
     table.block_ids[-1] = own
     return [(shared, own)]
 """
-REMEMBERS_COPIED_TABLES_3_5 = """
-def fork(table):
-    twin = type(table)(table.pool, table.block_size)
-    for block_id in table.block_ids:
-        table.pool.acquire(block_id)
-    twin.block_ids = list(table.block_ids)
-    twin.num_tokens = table.num_tokens
-    return twin
-DONE = set()
-
-def prepare_write(table):
-    if id(table) in DONE:
-        return []
-    is_new = table.num_tokens % table.block_size == 0
-    if is_new or table.pool.ref_counts[table.block_ids[-1]] == 1:
-        return []
-    shared = table.block_ids[-1]
-    own, = table.pool.allocate(1)
-    table.pool.release(shared)
-    table.block_ids[-1] = own
-    DONE.add(id(table))
-    return [(shared, own)]
-"""
 BY_INDEX_OF_THE_BLOCK_3_5 = """
 def fork(table):
     other = type(table)(table.pool, table.block_size)
@@ -907,11 +884,6 @@ BANKS = {
                 CLASS_LEVEL_COUNTS_RESET_BY_EACH_NEW_POOL_3_3,
                 rejected_by="keeps its books over a random history",
             ),
-            Wrong(
-                "returns the list that it keeps",
-                RETURNS_THE_LIST_THAT_IT_KEEPS_3_3,
-                rejected_by="gives away its lists for good",
-            ),
             Wrong("returns a tuple", RETURNS_A_TUPLE_3_3, rejected_by="gives out blocks that are free"),
             Wrong("counts in bytes", COUNTS_IN_BYTES_3_3, rejected_by="keeps a block as long as it has an owner"),
         ),
@@ -928,7 +900,6 @@ BANKS = {
     "3.5": Bank(
         wrong=(
             Wrong("needs a free block always", NEEDS_A_FREE_BLOCK_ALWAYS_3_5, rejected_by="copies only when it must"),
-            Wrong("remembers copied tables", REMEMBERS_COPIED_TABLES_3_5, rejected_by="copies a shared partial block"),
         ),
         right=(Right("by index of the block", BY_INDEX_OF_THE_BLOCK_3_5),),
     ),
@@ -938,7 +909,6 @@ BANKS = {
             Wrong("takes 100 from hidden scores", TAKES_100_FROM_HIDDEN_SCORES_3_7, rejected_by="survives any score"),
             Wrong("cleans the caller's cache", CLEANS_THE_CALLER_S_CACHE_3_7, rejected_by="leaves its inputs alone"),
             Wrong("attends to the last 256", ATTENDS_TO_THE_LAST_256_3_7, rejected_by="matches a walk over the slots"),
-            Wrong("an output kept by shape", AN_OUTPUT_KEPT_BY_SHAPE_3_7, rejected_by="leaves its inputs alone"),
         ),
         right=(
             Right("numpy", NUMPY_3_7),
@@ -972,7 +942,6 @@ BANKS = {
                 A_SINGLE_SPLIT_HANDED_THROUGH_3_12,
                 rejected_by="gives results of its own",
             ),
-            Wrong("an output kept by shape", AN_OUTPUT_KEPT_BY_SHAPE_3_12, rejected_by="gives results of its own"),
         ),
         right=(Right("numpy", NUMPY_3_12),),
     ),

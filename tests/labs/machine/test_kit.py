@@ -33,11 +33,11 @@ def copy_kernel(x_ptr, y_ptr, n, ROW: tl.constexpr):
 RIGHT = {"read": "row * ROW + offs", "write": "row * ROW + offs", "mask": "offs < n", "extra": "x = x * 1.0"}
 
 
-def copy_with(**changes):
+def copy_with(dtype=torch.float32, **changes):
     """Run a copy kernel, with parts exchanged, over 3 rows of 4 of which 3 columns are wanted."""
     namespace = {"triton": triton, "tl": tl}
     run_cell(COPY.format(**{**RIGHT, **changes}), namespace, "<exercise 2.13>")
-    x = torch.arange(12.0).reshape(3, 4)
+    x = torch.arange(12.0).reshape(3, 4).to(dtype)
 
     def launch(x, y):
         namespace["copy_kernel"][(3,)](x, y, 3, ROW=4)
@@ -73,6 +73,16 @@ class TestGuarded:
 
     def test_a_masked_off_lane_is_no_access(self):
         copy_with(read="(row + 100 * (offs // 3)) * ROW + offs")
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+    def test_what_a_masked_load_without_other_leaves_out_is_nan(self, dtype):
+        if device.type == "cpu":  # on a GPU it is whatever was there
+            load = "x = tl.load(x_ptr + row * ROW + offs, mask=offs < n - 1{})"
+            x, after = copy_with(dtype, extra=load.format(""))
+            assert torch.equal(after["y"][:, :2], x[:, :2].float())
+            assert after["y"][:, 2].isnan().all()
+            _, after = copy_with(dtype, extra=load.format(", other=0.0"))
+            assert (after["y"][:, 2] == 0).all()
 
     @pytest.mark.parametrize("write", ["(row + 1) * ROW + offs", "row * ROW + offs - 1"])
     def test_a_write_outside_is_refused(self, write):

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -115,6 +116,17 @@ def test_use_of_an_answer_that_calls_an_empty_one(notebook, capsys):
     assert repr(notebook.ask('check("1.3")')).startswith("✓ 1.3")
     notebook.ask('use("1.3")')(torch.ones(2))  # the learner's own would meet the blank of 1.1
     assert capsys.readouterr().out == "reference: centred (exercise 1.1 does not pass yet)\n"
+
+
+def test_use_of_an_optional_answer_says_whether_it_was_tried(notebook, capsys, monkeypatch):
+    monkeypatch.setitem(LAB.exercises, "1.1", replace(LAB.exercises["1.1"], is_extra=True))
+    notebook.run(shipped("1.1"))
+    notebook.ask('use("1.1")')
+    assert capsys.readouterr().out == "reference: running_mean (exercise 1.1 is optional and not tried)\n"
+    notebook.run("def running_mean(x):\n    return x")
+    notebook.ask('check("1.1")')
+    notebook.ask('use("1.1")')
+    assert "exercise 1.1 does not pass yet" in capsys.readouterr().out
 
 
 def test_use_and_reference(notebook, capsys):

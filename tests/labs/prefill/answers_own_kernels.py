@@ -107,10 +107,10 @@ def own_prefill(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scal
             ),
             Right("block size by multiplication", {2: "BLOCK_M * num_kv_heads // num_heads", 1: "(k.shape[0],)"}),
             Right(
-                "with NumPy and math.ceil",
+                "with NumPy and a plain quotient",
                 {
-                    3: "int(__import__('numpy').diff(cu_query_lens.cpu().numpy()).max())",
-                    4: "(__import__('math').ceil(longest / block_q), len(cu_query_lens) - 1, num_kv_heads)",
+                    3: "int((cu_query_lens.cpu().numpy()[1:] - cu_query_lens.cpu().numpy()[:-1]).max())",
+                    4: "(int((longest + block_q - 1) / block_q), len(cu_query_lens) - 1, num_kv_heads)",
                 },
             ),
         ),

@@ -90,6 +90,7 @@ def tiled_attention(memory, L, D, block_q, block_k):
 """,
                 "stores every row once",
             ),
+            Wrong("a key tile past the end", {1: "range(0, start + block_q, block_k)"}, "stores every row once"),
             Wrong("forgets to divide", {4: "acc"}, "averages the values"),
             Wrong(
                 "sums without rescaling",

@@ -34,6 +34,7 @@ CASES = {
     "chunks": ("llama-wide-heads", {"chunk_size": 16}),
     "int8": ("llama-wide-heads", {"kv_cache_dtype": "int8", "block_size": 8}),
     "the model's own window": ("mistral", {}),
+    "experts": ("qwen3-moe", {}),
     "a window and sinks": ("llama-wide-heads", {"eviction": "{window: 12, sinks: 2}"}),
 }
 
@@ -125,6 +126,28 @@ def test_options_and_model_can_be_put_in_place_of_the_plans(tmp_path):
     assert llm.model_dir == other
     assert (llm.scheduler.cache.num_blocks, llm.scheduler.cache.block_size) == (40, 8)
     assert llm.scheduler.config.max_num_seqs == 8
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_experts_are_shared_out_as_planned(whole, tmp_path):
+    hardware = "{memory: 6 MB, flops_per_s: 1e12, bytes_per_s: 1e11, link_bytes_per_s: 1e10}"
+    options = {"tensor_parallel_size": 2, "hardware": hardware, "enable_expert_parallel": str(whole).lower()}
+    path, _ = written_plan(tmp_path, "qwen3-moe", **options)
+    planned = plan_file.read_plan(path).config
+    assert (planned.tensor_parallel_size, planned.enable_expert_parallel) == (2, whole)
+
+
+def test_a_model_of_mixed_layers_has_no_plan_and_may_take_the_place_of_one_that_has(tmp_path):
+    path, _ = written_plan(tmp_path)
+    mixed, _ = make_folder("gemma3", tmp_path / "mixed", eos_token_id=None)
+    with pytest.raises(
+        ConfigError, match=r"config\.yaml:1: model .*layers that see all keys and layers that see a win"
+    ):
+        parse_config(text(**SMALL | {"model": "mixed"}), folder=tmp_path)
+    llm = LLM.from_plan(path, model=mixed, device="cpu", skip_tokenizer_init=True, admission="reserve")
+    assert llm.scheduler.cache.num_groups > 1
+    (output,) = llm.generate([[7, 8, 9]], SamplingParams(max_tokens=40, temperature=0, ignore_eos=True), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 40
 
 
 def test_the_example_names_its_model_as_the_engine_does(tmp_path):

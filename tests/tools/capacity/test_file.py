@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tests.model.tiny import make_folder
 from tests.tools.capacity.plans import BASE, plan, text
 from twophase.core.errors import ConfigError
 from twophase_tools.capacity.config import EXAMPLE, KEYS, parse_config, read_config
@@ -19,6 +20,8 @@ MISTAKES = [
     ({"qqq": 8}, 5, "unknown key qqq; known are model, dtype,"),
     ({"workload": "{rates: 1, rate: 1, prompt_tokens: 9, output_tokens: 9}"}, 4, "unknown key workload.rates; did you mean rate?"),
     ({"model": None}, 1, "model is missing"),
+    ({"enable_expert_parallel": "yes"}, 5, "enable_expert_parallel must be one of true, false, got yes"),
+    ({"enable_expert_parallel": "true"}, 5, "enable_expert_parallel shares out experts, and Llama-3-8B has none"),
     ({"workload": "{rate: 1, prompt_tokens: 1}"}, 4, "workload.output_tokens is missing"),
     ({"slo": "\n  ttft_s: 1\n  ttft_s: 2"}, 7, "slo.ttft_s stands here a second time, first in line 6; remove one."),
     ({"[1, 2]": 3}, 5, "a key must be a word"),
@@ -135,6 +138,14 @@ def test_all_mistakes_at_once_in_the_order_of_lines():
 def test_positions_of_the_model(tiny_folder):
     with pytest.raises(ConfigError, match=r"a.yaml:3: max_model_len must not exceed the model's \d+ positions"):
         parse_config(text(model=tiny_folder, max_model_len=10**8), "a.yaml")
+
+
+def test_experts_that_gpus_cannot_share_evenly(tmp_path):
+    make_folder("mixtral", tmp_path, num_key_value_heads=6)
+    options = {"model": tmp_path, "max_model_len": 64, "workload": "{rate: 1, prompt_tokens: 8, output_tokens: 8}"}
+    with pytest.raises(ConfigError, match=r"enable_expert_parallel gives each GPU as many .* 3 cannot share 4 evenly"):
+        parse_config(text(**options, tensor_parallel_size=3, enable_expert_parallel="true"))
+    assert parse_config(text(**options, tensor_parallel_size=2, enable_expert_parallel="true")).enable_expert_parallel
 
 
 def test_rows_that_kernels_cannot_load(tmp_path):

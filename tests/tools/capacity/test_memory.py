@@ -151,17 +151,19 @@ def test_a_folder(tiny_folder):
     assert dataclasses.replace(relative.shape, name="") == dataclasses.replace(config.shape, name="")
 
 
-def check_bytes_held(tmp_path, memory=memory, family="smollm2", num_ranks=2, dtype="bfloat16") -> None:
+def check_bytes_held(
+    tmp_path, memory=memory, family="smollm2", num_ranks=2, dtype="bfloat16", whole_experts=False
+) -> None:
     """The oracle is a loaded model, as on a GPU: each tensor's memory counted once. Rank 0 is the fullest."""
     folder, _ = make_folder(family, tmp_path, intermediate_size=80, vocab_size=131)
     config = load_config(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("twophase.model.linear._can_pack", lambda dtype: False)
-        cut = Shard(config, 0, num_ranks).cut
-        weights = load_weights(folder, config, getattr(torch, dtype), torch.device("cpu"), cut)
+        shard = Shard(config, 0, num_ranks, whole_experts)
+        weights = load_weights(folder, config, getattr(torch, dtype), torch.device("cpu"), shard.cut, shard.experts)
     held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(weights)}
     shape = dataclasses.replace(model_shape(str(folder)), value_bytes=DTYPE_BYTES[dtype])
-    assert memory.weight_bytes(shape, num_ranks) == sum(held.values())
+    assert memory.weight_bytes(shape, num_ranks, whole_experts) == sum(held.values())
 
 
 def tensors_in(part):
@@ -181,21 +183,42 @@ def test_an_engine_holds_as_many_bytes_of_weights(family, num_ranks, dtype, tmp_
     check_bytes_held(tmp_path, memory, family, num_ranks, dtype)
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe", "qwen3-moe-window"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("whole_experts", [False, True], ids=["cut", "whole"])
+def test_an_engine_holds_as_many_bytes_of_experts(family, num_ranks, whole_experts, tmp_path):
+    """Experts of 80 rows, five units: two ranks hold 48 and 32 of them, or three whole experts each."""
+    check_bytes_held(tmp_path, memory, family, num_ranks, "float32", whole_experts)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("whole_experts", [False, True], ids=["cut", "whole"])
+def test_a_plan_has_the_bytes_of_a_loaded_engine_with_experts(num_ranks, whole_experts, tmp_path, monkeypatch):
+    check_plan_against_engine("qwen3-moe-some-dense", num_ranks, "auto", tmp_path, monkeypatch, whole_experts)
+
+
 @pytest.mark.parametrize("family", ["smollm2", "llama"], ids=["tied", "untied"])
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("kv", ["auto", "int8"])
 def test_a_plan_has_the_bytes_of_a_loaded_engine(family, num_ranks, kv, tmp_path, monkeypatch):
+    check_plan_against_engine(family, num_ranks, kv, tmp_path, monkeypatch)
+
+
+def check_plan_against_engine(family, num_ranks, kv, tmp_path, monkeypatch, whole_experts=False) -> None:
     """Weights, K/V and what a step is given: rank 0 of a real engine, which is the fullest, against the plan."""
     monkeypatch.setattr("twophase.model.linear._can_pack", lambda dtype: False)
     sizes = {"head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 3, "max_position_embeddings": 64}
+    if whole_experts or family.startswith("qwen3-moe"):
+        sizes |= {"attention_bias": False}  # biases are not counted
     folder, _ = make_folder(family, tmp_path, intermediate_size=80, vocab_size=131, **sizes)
     table = plan(
         model=folder, dtype="float32", kv_cache_dtype=kv, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=32,
-        tensor_parallel_size=num_ranks, workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}",
+        tensor_parallel_size=num_ranks, enable_expert_parallel=str(whole_experts).lower(), workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}",
     ).memory  # fmt: skip
     ranks = ranks_in_threads() if num_ranks > 1 else nullcontext()
     options = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "kv_cache_dtype": kv, "skip_tokenizer_init": True}
-    with ranks, LLM(folder, device="cpu", num_kv_blocks=5, tensor_parallel_size=num_ranks, **options) as llm:
+    options |= {"tensor_parallel_size": num_ranks, "enable_expert_parallel": whole_experts}
+    with ranks, LLM(folder, device="cpu", num_kv_blocks=5, **options) as llm:
         held = {
             each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(llm.model.weights)
         }

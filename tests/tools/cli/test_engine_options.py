@@ -25,6 +25,7 @@ WORDS = {
     "admission": ("reserve", "reserve"),
     "tensor_parallel_size": ("2", 2),
     "kv_cache_dtype": ("int8", "int8"),
+    "enable_expert_parallel": (None, True),
 }
 
 
@@ -36,7 +37,8 @@ def test_any_option_of_the_engine_can_be_a_flag(name):
     assert engine_config(parser.parse_args([])) == EngineConfig()
     word, value = WORDS[name]
     flag = {"attention_backend": "--backend", "num_attention_sinks": "--attention-sinks"}.get(name)
-    given = parser.parse_args([flag or f"--{name.replace('_', '-')}", word])
+    words = [flag or f"--{name.replace('_', '-')}", word]
+    given = parser.parse_args([each for each in words if each is not None])
     assert engine_options(given) == {name: value}
     assert engine_config(given) == EngineConfig(**{name: value})
     assert len(parser.format_help()) > 60

@@ -7,9 +7,11 @@ import random
 import numpy as np
 import pytest
 
+from tests.model.tiny import make_folder
 from twophase.core.errors import ConfigError
 from twophase.core.outputs import StepTrace
 from twophase.core.plan import ScheduledChunk, StepPlan
+from twophase.model.config import ExpertsConfig
 from twophase_tools.simulate.calibrate import Calibration, StepSample, fit_cost_model, samples_of
 from twophase_tools.simulate.cost_model import Assumptions, LinearCostModel, RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE, Hardware, hardware_named
@@ -71,6 +73,25 @@ def test_roofline_by_hand():
     assert RooflineCostModel(TOY_GPU, TOY, 1, half).run_s(few) == pytest.approx(2 * model.run_s(few))
 
 
+def test_experts_by_hand():
+    """TOY, whose second layer has 4 experts of 3 rows, two for a token, in place of the MLP."""
+    sparse = dataclasses.replace(TOY, experts=ExpertsConfig(4, 2, 3, True, (1,)))
+    n = sparse.hidden_size
+    attention = 2 * 2 * n * sparse.head_dim * (sparse.num_heads + sparse.num_kv_heads)
+    fixed = attention + 3 * n * sparse.intermediate_size
+    router, expert = 4 * n, 3 * n * 3
+    assert sparse.layer_params == fixed + 4 * expert
+    assert sparse.active_layer_params == fixed + router + 2 * expert
+    # Two tokens miss an expert with a chance of a quarter; a thousand miss none.
+    assert [sparse.read_layer_params(t) - fixed - router for t in (1, 2, 1000)] == [2 * expert, 3 * expert, 4 * expert]
+    assert sparse.memory_bytes_on(2) == 2 * (sparse.layer_params // 2 + router + 10 * n)  # routers are whole, as rows
+    model = RooflineCostModel(TOY_GPU, sparse, 1, IDEAL, block_size=4)
+    one, two = (StepLoad(t, 0, 1, 0, 0, 0) for t in (1, 2))
+    assert model.flops(two) == 2 * 2 * sparse.active_layer_params
+    assert model.bytes(two) - model.bytes(one) == sparse.value_bytes * expert + sparse.kv_bytes_per_token
+    assert TOY.read_layer_params(1) == TOY.layer_params == TOY.active_layer_params
+
+
 def test_tensor_parallel_by_hand():
     shape = dataclasses.replace(TOY, num_kv_heads=2)
     alone, split = (RooflineCostModel(TOY_GPU, shape, n, IDEAL) for n in (1, 2))
@@ -100,6 +121,12 @@ def test_published_sizes():
 def test_shape_from_a_folder(tiny_folder):
     shape = model_shape(str(tiny_folder))
     assert (shape.hidden_size, shape.num_layers, shape.num_kv_heads) == (48, 2, 2)
+
+
+def test_layers_of_different_kinds_are_refused(tmp_path):
+    folder, _ = make_folder("gemma3", tmp_path)
+    with pytest.raises(ConfigError, match="layers that see all keys and layers that see a window"):
+        model_shape(str(folder))
 
 
 @pytest.mark.parametrize("call", [lambda: hardware_named("z80"), lambda: model_shape("nobody's")])

@@ -1,0 +1,52 @@
+"""Attention of a model whose layers are of different kinds: a backend for each kind, a plan for each group."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+from jaxtyping import Float
+from torch import Tensor
+
+from twophase.attention.interface import AttentionBackend
+from twophase.cache.kv_cache import LayerKV
+from twophase.core.batch import AttentionBatch
+
+
+@final
+class MixedBackend(AttentionBackend):
+    """Hands each layer to the backend of its kind, with its group's block tables; its pages tell the group.
+
+    Args:
+        full: For the layers that see all keys.
+        local: For those that see a window.
+        sees_all: For each group, which of the two it is.
+    """
+
+    def __init__(self, full: AttentionBackend, local: AttentionBackend, sees_all: Sequence[bool]) -> None:
+        self.name = full.name
+        self.of_group = tuple(full if is_full else local for is_full in sees_all)
+
+    def plan(self, batch: AttentionBatch) -> tuple[Any, ...]:
+        return tuple(backend.plan(part) for backend, part in zip(self.of_group, batch.groups, strict=True))
+
+    def write(
+        self,
+        q: Float[Tensor, "T H D"],
+        k: Float[Tensor, "T H_kv D"],
+        v: Float[Tensor, "T H_kv D"],
+        cos: Float[Tensor, "P D/2"],
+        sin: Float[Tensor, "P D/2"],
+        kv: LayerKV,
+        plan: Any,
+    ) -> Float[Tensor, "T H D"]:
+        return self.of_group[kv.group].write(q, k, v, cos, sin, kv, plan[kv.group])
+
+    def attend(self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: Any) -> Float[Tensor, "T H D"]:
+        return self.of_group[kv.group].attend(q, kv, plan[kv.group])
+
+    def rmsnorm(
+        self, x: Float[Tensor, "T N"], residual: Float[Tensor, "T N"] | None, weight: Float[Tensor, "N"], eps: float
+    ) -> tuple[Float[Tensor, "T N"], Float[Tensor, "T N"]]:
+        return self.of_group[0].rmsnorm(x, residual, weight, eps)
+
+    def silu_mul(self, gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
+        return self.of_group[0].silu_mul(gate_up)

@@ -1,0 +1,197 @@
+"""Layers of different kinds in the cache: which layers share blocks, and blocks of each group. Run on mutants as well."""
+
+import pytest
+import torch
+
+from tests.cache.histories import NewCache
+from tests.cache.plain import plain_manager_class
+from tests.cache.shadow import snapshot
+from tests.cache.test_invariants import computed
+from twophase.cache import groups as groups_module
+from twophase.cache.kv_cache import KVCache, KVCacheSpec
+from twophase.cache.manager import CacheManager
+from twophase.cache.window import FREED, SlidingWindow
+from twophase.core.errors import OutOfBlocksError
+
+SEES_ALL = (True, False, False)
+
+
+@pytest.fixture(params=["typed", "plain"])
+def new_cache(request) -> NewCache:
+    return CacheManager if request.param == "typed" else plain_manager_class()
+
+
+def gemma(num_layers: int) -> list[bool]:
+    return [layer % 6 == 5 for layer in range(num_layers)]
+
+
+def check_groups(module) -> None:
+    """Sizes by hand, and places by the definition."""
+    for sees_all, size, num_groups in [
+        (gemma(26), 4, 1 + 6),  # Gemma 3 1B: 4 and 22 layers
+        (gemma(34), 6, 1 + 5),  # 4B: 5 and 29
+        (gemma(48), 10, 1 + 4),  # 12B: 8 and 40
+        ([False, True] * 12, 12, 2),  # gpt-oss 20B
+        (
+            [True] * 13 + [False] * 12,
+            13,
+            2,
+        ),
+        ([True] * 28 + [False] * 4, 7, 4 + 1),
+        ([True, False, False], 1, 3),
+        ([True] * 7 + [False], 1, 8),
+    ]:
+        groups = module.group_layers(sees_all)
+        assert (groups.size, groups.num_groups) == (size, num_groups), sees_all
+        assert list(groups.sees_all) == sorted(groups.sees_all, reverse=True), "those that see all keys go first"
+        assert len(set(groups.places)) == len(groups.places) == len(sees_all), "each layer has a place of its own"
+        for (group, place), is_full in zip(groups.places, sees_all, strict=True):
+            assert place in range(size)
+            assert groups.sees_all[group] == is_full
+        assert size * num_groups <= len(sees_all) * 9 / 8
+
+
+def test_which_layers_share_blocks():
+    check_groups(groups_module)
+
+
+def check_pages(variant) -> None:
+    """Layers of one group have pages of their own; those of one place in two groups have the same ones."""
+    groups = groups_module.group_layers([False, True, False, True, False, False])
+    spec = KVCacheSpec(groups.size, 2, 8, 4, torch.float32)
+    cache = variant.KVCache(spec, 5, torch.device("cpu"), groups=groups)
+    assert (groups.size, cache.num_groups, len(cache.layers)) == (2, 3, 6)
+    assert [layer.group for layer in cache.layers] == [1, 0, 1, 0, 2, 2]
+    starts = [layer.k.data_ptr() for layer in cache.layers]
+    assert starts[0] == starts[1] == starts[4]
+    assert starts[2] == starts[3] == starts[5] != starts[0]
+    assert cache.num_bytes == 5 * spec.bytes_per_block == sum(tensor.nbytes for tensor in cache.storage)
+
+
+def test_pages_of_groups():
+    from twophase.cache import kv_cache
+
+    check_pages(kv_cache)
+    assert KVCache(KVCacheSpec(3, 2, 8, 4, torch.float32), 5, torch.device("cpu")).num_groups == 1
+
+
+def test_a_place_takes_a_block_of_each_group(new_cache):
+    cache = new_cache(12, 4, window=SlidingWindow(6), sees_all=SEES_ALL)
+    table = cache.open([1] * 9)
+    assert cache.num_blocks_needed(table, 9) == 9
+    cache.grow(table, 9)
+    assert len(set(table.block_ids)) == 9
+    assert [table.of_group(group) for group in range(3)] == [table.block_ids[group::3] for group in range(3)]
+    assert [table.slot_of(5, group) for group in range(3)] == [4 * table.block_ids[3 + g] + 1 for g in range(3)]
+    assert cache.num_in_use_by_kind() == {"full": 3, "sliding": 6}
+    assert (cache.stats().num_slots_in_use, cache.stats().num_in_use) == (27, 9)
+    before = snapshot(cache)
+    with pytest.raises(OutOfBlocksError):
+        cache.grow(table, 17)
+    assert snapshot(cache) == before
+    cache.grow(table, 11)
+    cache.truncate(table, 8)
+    assert cache.num_in_use_by_kind() == {"full": 2, "sliding": 4}
+
+
+def test_only_groups_that_see_a_window_free(new_cache):
+    cache = new_cache(40, 4, window=SlidingWindow(6), sees_all=SEES_ALL)
+    table = computed(cache, list(range(17)))
+    assert [block_id == FREED for block_id in table.of_group(0)] == [False] * 5
+    for group in (1, 2):
+        assert [block_id == FREED for block_id in table.of_group(group)] == [True] * 3 + [False] * 2
+    assert cache.num_in_use_by_kind() == {"full": 5, "sliding": 4}
+    fork = cache.fork(table)
+    assert cache.num_in_use_by_kind() == {"full": 5, "sliding": 4}, "shared blocks count once"
+    copies = cache.grow(fork, 18)
+    assert [copy.source for copy in copies] == table.block_ids[-3:], "the tail of each group is copied"
+    assert [copy.target for copy in copies] == fork.block_ids[-3:]
+    cache.check_integrity()
+    cache.close(fork)
+    cache.close(table)
+    assert cache.num_in_use_by_kind() == {"full": 0, "sliding": 0}
+
+
+def test_what_is_to_come_is_all_for_one_kind_and_a_window_for_the_other(new_cache):
+    window = SlidingWindow(6)
+    cache = new_cache(100, 4, window=window, sees_all=SEES_ALL)
+    most = window.max_blocks(4)
+    assert most == 3
+    table = cache.open([1] * 80)
+    assert cache.num_blocks_to_come(table, 80) == 20 + 2 * most
+    assert cache.num_blocks_to_come(table, 8) == 2 + 2 * 2
+    assert cache.num_blocks_at_once(table, 80, 0) == 3 * most
+    assert cache.num_blocks_at_once(table, 80, 5) == 3 * (most + 2), "two groups share five spare blocks"
+    cache.grow(table, 6)
+    assert cache.num_blocks_to_come(table, 80) == 18 + 2 * (most - 2)
+    assert cache.num_tokens_within(table, cache.num_blocks_at_once(table, 80, 0)) == 4 * 3
+    fork = cache.fork(table)
+    assert cache.num_blocks_needed(table, 7) == 3, "copies of the tails"
+    assert cache.num_blocks_to_come(table, 80) == 19 + 2 * most
+    assert cache.num_tokens_within(table, 9) == 4 * (2 + 3 - 1)
+    cache.close(fork)
+
+
+def test_what_was_promised_is_never_exceeded(new_cache):
+    """Chunk by chunk, each as large as the promise allows: free blocks cover what is still to come, to the end."""
+    for width, size in ((1, 1), (5, 4), (6, 4), (13, 4), (40, 4)):
+        window = SlidingWindow(width)
+        whole = [i % 3 for i in range(90)]
+        probe = new_cache(1000, size, window=window, sees_all=SEES_ALL)
+        num_blocks = probe.num_blocks_to_come(probe.open(whole), 90)
+        cache = new_cache(num_blocks, size, False, window=window, sees_all=SEES_ALL)
+        table, num_computed = cache.open(whole), 0
+        while num_computed < 90:
+            assert cache.num_blocks_to_come(table, max(90, table.num_tokens)) <= cache.num_free_blocks
+            end = min(90, cache.num_tokens_within(table, cache.num_blocks_at_once(table, 90, 0)))
+            assert end > num_computed, f"stuck at {num_computed} with {window} in blocks of {size}"
+            cache.grow(table, max(end, table.num_tokens))
+            assert cache.num_blocks_to_come(table, 90) <= cache.num_free_blocks, "promises hold within a step too"
+            cache.publish(table, whole, end)
+            num_computed = end
+        cache.check_integrity()
+
+
+def test_a_hit_is_there_in_every_group(new_cache):
+    token_ids = list(range(20))
+    # With which blocks (group, index) forgotten how many tokens are hit: all keys in group 0, the last four in group 1.
+    for lacking, num_hit in ((), 20), (((1, 0), (1, 7)), 20), (((0, 0),), 0), (((0, 9),), 18), (((1, 9),), 18):
+        cache = new_cache(40, 2, window=SlidingWindow(4), sees_all=(True, False))
+        cache.close(computed(cache, token_ids))
+        by_index = {}
+        prefixes = cache._prefixes
+        for block_id, prefix in list(prefixes._of_block.items()):
+            group = next(g for g, held in enumerate(prefix.block_ids) if block_id in held)
+            by_index[group, memoryview(prefix.token_bytes).cast("q")[0] // 2] = block_id
+        for each in lacking:
+            prefixes.forget(by_index[each])
+        hit, _ = prefixes.lookup([*token_ids, 99], "", 10)
+        assert len(hit) == num_hit, f"2 blocks for 2 tokens each, without {lacking}"
+        unseen = max(0, num_hit - 3) // 2
+        assert [index for index, block_id in enumerate(hit) if block_id == FREED] == [2 * i + 1 for i in range(unseen)]
+
+
+def test_what_one_kind_frees_serves_the_other(new_cache):
+    """One pool: two long sequences end up with more blocks of one kind than an even share would be."""
+    cache = new_cache(24, 2, False, window=SlidingWindow(2), sees_all=(True, False))
+    token_ids = [1] * 40
+    table = cache.open(token_ids)
+    for n in range(1, 41):
+        cache.grow(table, n)
+        cache.publish(table, token_ids, n)
+    assert cache.num_in_use_by_kind() == {"full": 20, "sliding": 1}
+    cache.check_integrity()
+
+
+def test_only_what_each_group_sees_comes_back_from_elsewhere(new_cache):
+    cache = new_cache(12, 4, window=SlidingWindow(6), sees_all=SEES_ALL)
+    table = cache.open(())
+    assert cache.num_blocks_to_restore(20) == 5 + 2 * 2
+    cache.restore(table, 20)
+    assert table.of_group(0).count(FREED) == 0
+    assert [[block_id == FREED for block_id in table.of_group(g)] for g in (1, 2)] == [[True] * 3 + [False] * 2] * 2
+    assert (cache.stats().num_in_use, cache.stats().num_slots_in_use) == (9, 20 + 2 * 8)
+    cache.check_integrity()
+    cache.publish(table, [3] * 20, 20)
+    cache.close(table)
+    assert cache.open([3] * 22).num_cached_tokens == 20
