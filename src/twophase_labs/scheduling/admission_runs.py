@@ -1,4 +1,4 @@
-"""One pool that is too small, and answers of lengths that nobody knows: what comes of each way to admit."""
+"""One pool that is too small, and answers of unknown lengths: what comes of each way to admit."""
 
 import random
 from collections.abc import Mapping

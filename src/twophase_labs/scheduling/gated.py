@@ -1,4 +1,4 @@
-"""Policies with one part left open: who is let in, or who goes first."""
+"""Policies with one part left open: which request is admitted, or which goes first."""
 
 from collections.abc import Callable
 from typing import Any, final

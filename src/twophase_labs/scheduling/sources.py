@@ -51,8 +51,9 @@ SOURCES = (
         url=f"{SGLANG}/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md",
         product="SGLang",
         version="commit 004813e",
-        says="--enable-mixed-chunk is off; --schedule-policy is fcfs; --schedule-conservativeness is 1.0, more if "
-        "requests are retracted often; --enable-priority-scheduling is off",
+        says="--enable-mixed-chunk is off; --schedule-policy is fcfs, of lpm, random, fcfs, dfs-weight, lof, priority, "
+        "routing-key; --schedule-conservativeness is 1.0, more if requests are retracted often; "
+        "--enable-priority-scheduling and --disable-overlap-schedule are off; --max-queued-requests is None",
     ),
     Source(
         url="https://docs.sglang.io/advanced_features/hyperparameter_tuning.html",
@@ -66,5 +67,63 @@ SOURCES = (
         product="SGLang",
         version="main, commit fd3907e",
         says="retract_decode takes the requests with the fewest output tokens first, of these the longest prompts",
+    ),
+    Source(
+        url=f"{VLLM}/1f8758d584e8f599219d75adf658e182ed809a43/vllm/config/scheduler.py",
+        product="vLLM",
+        version="commit 1f8758d",
+        says="policy is 'fcfs' or 'priority', by default fcfs; scheduler_cls takes a class, whose interface is not "
+        "public; enable_chunked_prefill is True; without it max_num_batched_tokens below max_model_len is a ValueError",
+    ),
+    Source(
+        url="https://github.com/vllm-project/vllm/pull/31998",
+        product="vLLM",
+        version="0.14.0",
+        says="async scheduling, on by default since 0.14, is on with EAGLE and MTP drafts as well",
+    ),
+    Source(
+        url=f"{VLLM}/def9ce85ba1079af970a58ed3d42dd861ae35d58/vllm/benchmarks/serve.py",
+        product="vLLM",
+        version="commit def9ce8",
+        says="--request-rate, --percentile-metrics ttft,tpot,itl and --metric-percentiles 99 by default; --goodput "
+        "takes KEY:VALUE pairs in milliseconds for ttft, tpot and e2el",
+    ),
+    Source(
+        url="https://docs.vllm.ai/en/stable/features/per_request_metrics/",
+        product="vLLM",
+        version="stable documentation of 2026",
+        says="with --enable-per-request-metrics: time_to_first_token_ms counts from when the request was scheduled; "
+        "queue_time_ms is another field",
+    ),
+    Source(
+        url=f"{SGLANG}/0229689b6730cccb5b7f0d4eeef06d7de423b6e1/docs/developer_guide/bench_serving.md",
+        product="SGLang",
+        version="commit 0229689",
+        says="bench_serving prints TTFT, ITL and TPOT; --request-rate with Poisson arrivals",
+    ),
+    Source(
+        url=f"{TENSORRT_LLM}/llm-api/reference/TorchLlmArgs.html",
+        product="TensorRT-LLM",
+        version="documentation of 2026",
+        says="enable_chunked_prefill is False by default",
+    ),
+    Source(
+        url=f"{TENSORRT_LLM}/features/paged-attention-ifb-scheduler.html",
+        product="TensorRT-LLM",
+        version="documentation of 2026",
+        says="decodes are scheduled first; max_num_tokens is 8192; chunked context lets max_num_tokens be below the "
+        "longest prompt, and is recommended always",
+    ),
+    Source(
+        url=f"{TENSORRT_LLM}/features/overlap-scheduler.html",
+        product="TensorRT-LLM",
+        version="documentation of 2026",
+        says="the CPU's work of a step overlaps the GPU's of the next; on by default",
+    ),
+    Source(
+        url=f"{SGLANG}/d51c1c21d1ac07cd5d1de9ead6c99087d8428e79/python/sglang/srt/managers/scheduler.py",
+        product="SGLang",
+        version="commit d51c1c2",
+        says="a step runs a new prefill batch if there is one, and decodes otherwise",
     ),
 )

@@ -316,7 +316,7 @@ def aged_rank(priority, arrival_s, number, patience_s):
                 "lets the number decide ties",
             ),
             Wrong(
-                "ten levels at most", {2: "arrival_s + min(priority, 10) * patience_s"}, "lets those who waited pass"
+                "ten levels at most", {2: "arrival_s + min(priority, 10) * patience_s"}, "lets those that waited pass"
             ),
             Wrong("ties by arrival", {3: "(seems_s, arrival_s, number)"}, "lets the number decide ties"),
         ),

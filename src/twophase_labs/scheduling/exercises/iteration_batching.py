@@ -11,14 +11,14 @@ Spans = list[tuple[int, int]]
 
 
 def iteration_oracle(arrivals: list[int], lengths: list[int], num_places: int) -> Spans:
-    """Slots as a list of the iterations at which they become free: a request takes the first that is."""
+    """Places as a list of the steps in which they become free: a request takes the first that is."""
     free_from = [0] * num_places
     spans: Spans = []
     for arrival, length in zip(arrivals, lengths, strict=True):
-        slot = min(range(num_places), key=free_from.__getitem__)
-        first = max(arrival, free_from[slot], spans[-1][0] if spans else 0)
+        place = min(range(num_places), key=free_from.__getitem__)
+        first = max(arrival, free_from[place], spans[-1][0] if spans else 0)
         spans.append((first, first + length))
-        free_from[slot] = first + length
+        free_from[place] = first + length
     return spans
 
 
@@ -48,7 +48,7 @@ def told(function: Any, oracle: Any, arrivals: list[int], lengths: list[int], nu
     compare(len(got), len(expected), what="the number of spans")
 
 
-def fills_a_free_slot(answer: Any, draw: Draw, num_places: int) -> None:
+def fills_a_free_place(answer: Any, draw: Draw, num_places: int) -> None:
     _, lengths = workload(draw, 3 * num_places + 1, 0)
     told(answer.iteration_level, iteration_oracle, [0] * len(lengths), lengths, num_places)
 
@@ -136,7 +136,7 @@ EXERCISES = (
             ),
             Property(
                 "fills a place as soon as it is free",
-                fills_a_free_slot,
+                fills_a_free_place,
                 "A request that ends in a step leaves its place to the next one in the queue, for the very next step.",
                 ({"num_places": 1}, {"num_places": 3}),
             ),

@@ -59,11 +59,11 @@ EXERCISES = (
             "abcd",
             "59f64003be4996b6",
             {
-                "a": "everybody then waits equally long: too long",
+                "a": "every request then waits equally long: too long",
                 "c": "throughput rises a little, and tokens of every answer get slower",
                 "d": "more run at once, and each of them more slowly; the queue only moves",
             },
-            hint="Not all promises can be kept. Which order keeps the most of them?",
+            hint="Not all requests can meet their SLO. Which order lets the most of them meet it?",
         ),
     ),
 )

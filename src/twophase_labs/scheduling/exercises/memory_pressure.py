@@ -1,4 +1,4 @@
-"""Memory pressure: who loses its blocks, how they come back, and whom to let in so that it seldom happens."""
+"""Memory pressure: which sequence loses its blocks, how they come back, and what to admit so that it seldom happens."""
 
 import math
 from typing import Any
@@ -36,10 +36,10 @@ def require_plan(answer: Any, running: list[Running], num_free: int) -> None:
     with unchanged(running=theirs):
         got = answer.plan_decodes(theirs, num_free)
     if not isinstance(got, tuple | list) or len(got) != 2:
-        reject("plan_decodes returns two lists: who decodes, and who is preempted")
-    for what, one, other in zip(("decodes", "is preempted"), got, expected, strict=True):
+        reject("plan_decodes returns two lists of names: those that decode, and those that are preempted")
+    for what, one, other in zip(("those that decode", "those preempted"), got, expected, strict=True):
         if list(one) != other:
-            reject(f"who {what}: {list(one)}, expected {other}", f"{num_free} free blocks", *map(str, in_order))
+            reject(f"{what}: {list(one)}, expected {other}", f"{num_free} free blocks", *map(str, in_order))
 
 
 def crowd(draw: Draw, num: int) -> list[Running]:
@@ -275,9 +275,9 @@ EXERCISES = (
         minutes=10,
         lines=4,
         difficulty=2,
-        objective="preempt by one order, so that nobody is taken away for someone who would be next",
+        objective="serve and preempt by one order",
         hints=(
-            "`left` is in order of rank: who goes on is taken from its front, who loses from its end.",
+            "`left` is in order of rank: take the next to decode from its front, and a victim from its end.",
             "The sequence that asks stands at the front of `left` itself. If it is also the last, it loses its own.",
             "left = sorted(running, key=...)        # best rank first\n"
             "decoding, preempted = [], []\n"
@@ -294,7 +294,7 @@ EXERCISES = (
             Property(
                 "lets all go on while there is room",
                 room_for_all,
-                "With enough free blocks all decode, in order of rank, and nobody is preempted.",
+                "With enough free blocks all decode, in order of rank, and none is preempted.",
                 ({"num": 1}, {"num": 6}),
             ),
             Property(
@@ -310,7 +310,7 @@ EXERCISES = (
             Property(
                 "goes on with the blocks set free",
                 freed_blocks_are_used,
-                "A victim's own blocks are free for all that ask after, not only for the one who asked; each of "
+                "A victim's own blocks are free for all that ask after, not only for the one that asked; each of "
                 "them once.",
                 ({"num_own": 3}, {"num_own": 2}),
             ),
@@ -343,7 +343,7 @@ EXERCISES = (
             "Three numbers: blocks the newcomer needs now, blocks to keep, blocks free.",
             "A sequence grows beyond its blocks if it may ever *write* more tokens than they have slots; the last "
             "token it samples is never written.",
-            "The newcomer may grow as well, so it is counted among those who do.",
+            "The newcomer may grow as well, so it is counted among those that do.",
         ),
         checks=(
             Property(

@@ -42,7 +42,7 @@ def of_one(answer: Any, draw: Draw, key: str) -> None:
     events += [(t, "A", "token") for t in (12.0, 12.5, 14.0)] + [(14.0, "A", "end")]
     expected = {"ttft_s": 2.0, "itls_s": [0.5, 1.5], "tpot_s": 1.0}
     got = latency(answer, events)
-    compare(set(got) == {"A"}, True, what="having A, and nobody else, in the result")
+    compare(set(got) == {"A"}, True, what="having A, and no other request, in the result")
     value = got["A"][key]
     compare(list(value) if key == "itls_s" else value, expected[key], what=f"{key} of A")
 

@@ -74,7 +74,7 @@ def reaches_the_goal(answer: Any, draw: Draw) -> None:
     got = scores(answer)
     if mean(got) < challenge.GOAL:
         reject(
-            f"your score is {mean(got):.0f} %, and {challenge.GOAL} % are wanted",
+            f"your score is {mean(got):.0f} %, and the goal is {challenge.GOAL} %",
             f"on the traffics of the board: {', '.join(f'{one:.0f} %' for one in got)}",
         )
 
@@ -142,7 +142,7 @@ EXERCISES = (
             Property(
                 "beats the default policy",
                 beats_the_default,
-                "On the same traffic, more requests must meet both SLOs. Look which of the two you miss.",
+                "On the same traffic, more requests must meet both SLOs. See which of the two you miss.",
             ),
             Property(
                 "meets enough SLOs",

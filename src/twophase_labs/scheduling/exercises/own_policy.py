@@ -228,7 +228,7 @@ EXERCISES = (
         difficulty=3,
         objective="write a scheduling policy that runs in the engine",
         hints=(
-            "Three groups in this order: those who decode, those whose prefill is begun, those who wait. "
+            "Three groups in this order: those that decode, those whose prefill has begun, those that wait. "
             "`room` is what the step has left for each.",
             "`step.prefill` and `step.admit` take the most tokens a chunk may have and return how many they planned.",
             "class DecodesFirst(Policy):\n"

@@ -98,12 +98,13 @@ EXERCISES = (
             Property(
                 "serves equals by arrival",
                 equals_by_arrival,
-                "With the same priority, who came first; at the same moment, the smaller number. No two are alike.",
+                "With the same priority the one that came first; at the same moment the smaller number. No keys are "
+                "equal.",
                 ({"patience_s": None}, {"patience_s": 10.0}),
             ),
             Property("is strict without ageing", strict_for_ever, "patience_s None: waiting counts for nothing."),
             Property(
-                "lets those who waited pass",
+                "lets those that waited pass",
                 ages,
                 "A level is worth patience_s seconds of waiting: more patience, slower ageing.",
                 ({"num_levels": 2}, {"num_levels": 5}, {"num_levels": 200}),
@@ -117,7 +118,7 @@ EXERCISES = (
             Property(
                 "bounds by how much one is overtaken",
                 bounded,
-                "Three levels and a patience of 10 s: nobody who comes more than 30 s later goes first.",
+                "Three levels and a patience of 10 s: no request that comes more than 30 s later goes first.",
             ),
         ),
         time_limit_s=10,

@@ -133,10 +133,10 @@ EXERCISES = (
             "698fb2f6360934d9",
             because={
                 "a": "`budget` is a number that each call gets anew; look at what step 3 is called with.",
-                "c": "finished jobs do leave `running`, after every step; and here nobody ever gets that far.",
-                "d": "decodes cost one token each, but in this queue nobody decodes when it gets stuck.",
+                "c": "finished jobs do leave `running`, after every step; and here no job ever gets that far.",
+                "d": "decodes cost one token each, but no job decodes when this queue gets stuck.",
             },
-            hint="Play step 0 by hand: which line decides, and will anything that it looks at be different in step 1?",
+            hint="Run step 0 by hand: which line decides, and will anything that it looks at be different in step 1?",
         ),
     ),
     Exercise(
@@ -149,7 +149,7 @@ EXERCISES = (
         minutes=10,
         lines=5,
         difficulty=2,
-        objective="plan steps in which everybody gets on, whatever the lengths",
+        objective="plan steps in which every job makes progress, whatever the lengths",
         hints=(
             "Nothing says that a prompt must be computed in one step: lab 2 did it in chunks.",
             "Each job gets as much as it has to compute and as the budget has left, whichever is smaller.",
@@ -214,7 +214,7 @@ EXERCISES = (
                     {"num": 40, "budget": 300},
                 ),
             ),
-            Property("gives what the card says", knows_the_example, "Play the three steps of the example by hand."),
+            Property("gives what the card says", knows_the_example, "Run the three steps of the example by hand."),
         ),
         time_limit_s=10,
     ),

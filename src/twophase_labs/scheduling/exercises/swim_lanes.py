@@ -49,7 +49,7 @@ EXERCISES = (
                 "b": "the long prompt is done sooner, but until then it still has every step to itself",
                 "c": "sequence places and blocks are there; what is short is the budget of each step",
             },
-            hint="Who gets the prefill tokens of each step, as long as the long prompt is not done?",
+            hint="Which request gets the prefill tokens of each step, as long as the long prompt is not done?",
         ),
     ),
 )
