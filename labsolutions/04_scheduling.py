@@ -483,7 +483,7 @@ except PolicyError as error:
 # | `step.admit(sequence, max_tokens)` | admit a waiting one, with its first chunk | its tokens; 0: there is no room |
 #
 # A move that does not fit plans less, or nothing: with `max_tokens` of 0 or less, `prefill` and `admit` do nothing and
-# return 0. A move that makes no sense, such as planning a sequence twice in a step, raises `PolicyError`.
+# return 0. A move that makes no sense, such as planning a sequence again in the same step, raises `PolicyError`.
 
 # %% [markdown]
 # ### Open the engine
@@ -862,8 +862,8 @@ for name, policy in {"by arrival": DecodesFirst(256), "by turns": RotatingPolicy
 # > always chunks, decodes first; `max_num_batched_tokens` bounds the step, and more than 8,192 is recommended for
 # > throughput. SGLang separates the phases unless
 # > [`--enable-mixed-chunk`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
-# > is set: a step is either prefill or decodes, and
-# > [prefill goes first](https://github.com/sgl-project/sglang/blob/d51c1c21d1ac07cd5d1de9ead6c99087d8428e79/python/sglang/srt/managers/scheduler.py).
+# > is set: a step is either prefill or decodes, and [prefill goes
+# > first](https://github.com/sgl-project/sglang/blob/d51c1c21d1ac07cd5d1de9ead6c99087d8428e79/python/sglang/srt/managers/scheduler.py).
 # > By roofline, a chunk of 8,192 tokens of an 8B model in bf16 is 131 TFLOP, 0.13 s at an H100's 989 TFLOP/s: that is
 # > the gap that such a step makes; one of 512 tokens takes 8.3 ms.
 
@@ -972,8 +972,7 @@ for name, run in list(real.items())[1:]:
     )
 
 # %% [markdown]
-# Between the answer's first token and its last, nearly the same work is done under both policies, so the mean gap, its
-# TPOT, says little about the difference. p99 shows it.
+# Neither the mean nor the median shows the long gap, which is one of 39. p99 does.
 
 # %% [markdown]
 # ### Goodput against load
@@ -1035,8 +1034,8 @@ plt.show()
 # > in 60 ms, which is how many a step may have under the SLO of this section.
 
 # %% [markdown]
-# **Takeaway.** This engine meets the SLO of most requests at 80 % of its capacity, 9.1 per second; at 100 % it
-# completes 10.9 per second, and meets the SLO of 2.7.
+# **Takeaway.** The goodput of this engine is largest at 80 % of its capacity, 9.1 requests per second; at 100 % it
+# completes 10.9 per second, of which 2.7 meet the SLO.
 
 # %% [markdown]
 # ## 7. When the blocks run out
@@ -1456,8 +1455,8 @@ for time_s in (5, 20, 40, 60, 80, 100):
 
 # %% [markdown]
 # **Read the result.** Block use says that the engine is busy, not that it is late. The number waiting says how many
-# requests wait, not how long. The queue age shows the starvation while it happens: during the rush it grows by a second
-# each second.
+# requests wait, not how long. The queue age shows the starvation while it happens: between 40 and 60 s it grows by a
+# second each second.
 #
 # > **In production, 2026.** vLLM has `vllm:kv_cache_usage_perc` for the block use, `vllm:prefix_cache_hits` and
 # > `vllm:prefix_cache_queries` for the hit rate, and
@@ -1683,11 +1682,12 @@ compared = {
     "yours": challenge.serve(Challenger(challenge.COST, challenge.SLO), limits),
 }
 figure = draw_percentile_curves(compared, slo=challenge.SLO)
+figure.suptitle("Latencies of 400 requests, by percentile", x=0.01, ha="left")
 
 # %% [markdown]
-# **Read the result.** The curves show the first of the three traffics; the dashed lines are the SLOs. A policy that
-# knows its SLO keeps most of the TTFTs below the line, and lets the rest, requests that are late anyway, become very
-# late. The score leaves that out. A real service needs an order for the late requests, too.
+# **Read the result.** The curves show the first of the three traffics; the line across the first panel is the SLO of
+# the TTFT. A policy that knows its SLO keeps most of the TTFTs below the line, and lets the rest, requests that are
+# late anyway, become very late. The score leaves that out. A real service needs an order for the late requests, too.
 #
 # There is more to try: the margin of a step, a better estimate of which request will be late (how long is the queue
 # before it?), documents that wait until a burst is over, admission. Save your class in a file, and `twophase challenge

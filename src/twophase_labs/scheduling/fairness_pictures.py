@@ -15,9 +15,9 @@ STYLES = ((VERMILION, "o"), (BLUE, "s"), (GREEN, "^"), (ORANGE, "D"))
 
 def draw_waits(runs: Mapping[str, Sequence[RequestRecord]]) -> Figure:
     """Time to first token: of the batch job's requests by their arrival, of the chats by percentile."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8), facecolor="white", sharey=True)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8), facecolor="white")
     left.axvspan(0, RUSH_S, color=EMPTY, zorder=0)
-    left.text(2, 0.03, "rush", transform=left.get_xaxis_transform(), color=INK)
+    left.text(58, 0.93, "rush", transform=left.get_xaxis_transform(), color=INK, ha="right")
     for (label, records), (colour, marker), style in zip(runs.items(), STYLES, ("-", "--", "-."), strict=False):
         batch = of_class(records, "batch")
         x, y = [record.arrival_s for record in batch], [record.ttft_s or 0.0 for record in batch]
@@ -27,8 +27,8 @@ def draw_waits(runs: Mapping[str, Sequence[RequestRecord]]) -> Figure:
         right.plot(shares, waits, style, color=colour, label=label)
     left.set(xlabel="arrival (s)", ylabel="time to first token (s)")
     left.set_title("The batch job", loc="left")
-    right.set(xlabel="percentile of the chats")
-    right.set_title("Chats", loc="left")
+    right.set(xlabel="percentile of the chats", ylabel="time to first token (s)")
+    right.set_title("Chats, on a larger scale", loc="left")
     right.legend(frameon=False, loc="upper left")
     for panel in (left, right):
         panel.spines[["right", "top"]].set_visible(False)
