@@ -37,15 +37,25 @@ def test_two_processes_generate_what_one_does_with_int8_pages(smollm2_folder):
     assert int8 / plain == pytest.approx((64 + 4) / (4 * 64))  # a byte instead of four, and a scale per row
 
 
+def test_pages_that_cannot_be_written_are_sent_again(folder):
+    """Two real processes; a layer of the second transfer cannot be written."""
+    _, (front, worker) = run(folder, "spoil", 3, timeout_s=60)
+    assert [(line["num_resent"], line["num_recomputed"], line["is_equal"], line["in_use"]) for line in front] == [
+        (1, 0, True, 0)
+    ]
+    assert [(line["in_use"], line["held"], line["error"]) for line in worker] == [(0, 0, None)]
+
+
 @pytest.mark.parametrize("number", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.full)])
 class TestLoss:
     def test_of_the_prefill_side(self, folder, number):
-        """What has its pages goes on; what waits for them ends with an error; nothing stays behind."""
+        """What has its pages goes on, what waits for them is computed by the survivor, with an engine's tokens; nothing
+        stays behind."""
         results, (front, worker) = run(folder, "lose", 1, number, timeout_s=60, check=False)
         (end,) = front
-        (short, _), (long, error) = end["ends"]
-        assert (short, long, end["in_use"]) == ("length", "error", 0)
-        assert error.startswith("PeerLostError: rank 1 was lost")
+        assert (end["ends"], end["in_use"]) == (["length", "length"], 0)
+        assert (end["num_recomputed"], end["is_equal"]) == (1, True)
+        assert end["refusal"].startswith("rank 1 was lost")
         assert end["time"] - worker[0]["time"] < LIMIT_S
         assert results[1].exit_code in (-9, None)  # killed, or ended by the launcher
 

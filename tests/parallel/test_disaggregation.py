@@ -1,6 +1,7 @@
 """Prefill and decode apart, in one process: the tokens of a single engine, the same pages, and never a block too many."""
 
 import random
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from tests.engine.engines import prompt_of
 from tests.engine.faults import FaultyBackend, Suspect
+from tests.parallel import two_engines
 from tests.parallel.two_engines import OPTIONS, TwoEngines
 from twophase import LLM, SamplingParams
 from twophase.attention.torch_backend import TorchBackend
@@ -106,7 +108,7 @@ class TestPages:
 
         def compare(message):
             if isinstance(message, Done):
-                here = engines.engine._receiver._block_ids[message.request_id]
+                here = engines.engine._receiver._incoming[message.request_id].block_ids
                 there = engines.worker._outgoing[message.request_id].table.block_ids
                 assert list(here) != there
                 for left, right in zip(engines.decode.kv_cache.storage, engines.prefill.kv_cache.storage, strict=True):
@@ -293,7 +295,7 @@ class TestTrouble:
     def test_pages_on_their_way_to_freed_blocks_are_dropped(self, folder):
         engines = TwoEngines(folder)
         engines.engine.add_request("0", prompt_of(0, 15), GREEDY)
-        block_ids = list(engines.engine._receiver._block_ids["0"])
+        block_ids = list(engines.engine._receiver._incoming["0"].block_ids)
 
         def abort(message):
             if isinstance(message, Pages):
@@ -317,27 +319,29 @@ class TestTrouble:
         outputs = engines.generate(prompts, GREEDY)
         assert outputs[1].outputs[0].finish_reason == "error"
         assert "planted" in outputs[1].outputs[0].error
+        assert engines.engine.recoveries.num_resent == 0  # nothing was missing
         reference = expected(folder, prompts, GREEDY)
         assert completions([outputs[0], outputs[2]]) == completions([reference[0], reference[2]])
 
-    def test_a_lost_worker_ends_what_waits_for_pages_and_nothing_else(self, folder):
-        prompts = prompts_of([15, 40])
-        engines = TwoEngines(folder, prefill={"max_num_batched_tokens": 16})
+    @pytest.mark.parametrize("num_turns", range(5))
+    def test_a_lost_worker_loses_no_request(self, folder, num_turns):
+        """Wherever it is lost: what has its pages goes on, the other prompts are computed here, and nothing stays."""
+        prompts = prompts_of([15, 40, 9])
+        engines = TwoEngines(folder, decode={"num_kv_blocks": 24}, prefill={"max_num_batched_tokens": 16})
         for i, prompt in enumerate(prompts):
             engines.engine.add_request(str(i), prompt, GREEDY)
-        for _ in range(2):  # the first prompt is here, the second on its way
+        for _ in range(num_turns):
             engines.turn()
-        error = PeerLostError((1,), "a sign of life", 8.0, "Connection closed by peer")
-        engines.front.put(error)
-        outputs = {}
-        for _ in range(50):
-            outputs |= {output.request_id: output for output in engines.engine.step()}
-        assert outputs["0"].outputs == expected(folder, prompts[:1], GREEDY)[0].outputs
-        assert outputs["1"].outputs[0].finish_reason == "error"
-        assert "PeerLostError: rank 1 was lost" in outputs["1"].outputs[0].error
+        num_waiting = len(engines.engine._rank_of)
+        engines.front.put(LOSS)
+        outputs = alone_until_the_end(engines)
+        assert completions([outputs[str(i)] for i in range(3)]) == completions(expected(folder, prompts, GREEDY))
+        assert engines.engine.recoveries.num_recomputed == num_waiting
+        assert num_turns or num_waiting == 3
         assert engines.decode.engine.stats().cache.num_in_use == 0
+        engines.decode.scheduler.cache.check_integrity()
         with pytest.raises(PeerLostError, match="rank 1"):
-            engines.engine.add_request("2", prompts[0], GREEDY)
+            engines.engine.add_request("4", prompts[0], GREEDY)
         with pytest.raises(PeerLostError, match="rank 1"):
             engines.engine.take_transfers()
 
@@ -359,7 +363,128 @@ class TestTrouble:
         play(folder, seed)
 
 
-def play(folder, seed, num_requests=14):
+LOSS = PeerLostError((1,), "a sign of life", 8.0, "Connection closed by peer")
+
+
+def alone_until_the_end(engines, max_steps=200):
+    """The decode side's steps, without a worker; each request's last output."""
+    outputs = dict(engines.outputs)
+    for _ in range(max_steps):
+        if not engines.engine.has_unfinished_requests():
+            return outputs
+        outputs |= {output.request_id: output for output in engines.engine.step()}
+    raise AssertionError(f"not finished after {max_steps} steps")
+
+
+def lose_first(num_layers):
+    """A line that loses the first so many layers' pages."""
+    lost = []
+
+    def loses(pages, layer):
+        lost.append((pages, layer))
+        return len(lost) <= num_layers
+
+    return loses
+
+
+class TestTransfersThatFail:
+    """Pages that do not come, or cannot be written, in the middle of a transfer: the tokens are those of one engine."""
+
+    @pytest.mark.parametrize("name", PARAMS)
+    @pytest.mark.parametrize(("num_lost", "num_recomputed"), [(1, 0), (10**6, 7)])
+    def test_tokens_are_those_of_a_single_engine(self, folder, name, num_lost, num_recomputed):
+        """A layer that is lost is sent again; a line that loses everything leaves all prompts to the decode side."""
+        prompts, params = prompts_of(), PARAMS[name]
+        engines = TwoEngines(folder, prefill={"max_num_batched_tokens": 64, "seed": 1})
+        engines.to_decode.loses = lose_first(num_lost)
+        assert completions(engines.generate(prompts, params)) == completions(expected(folder, prompts, params))
+        recoveries = engines.engine.recoveries
+        assert recoveries.num_recomputed == num_recomputed
+        assert recoveries.num_resent >= max(1, num_recomputed)
+
+    def test_only_what_is_missing_is_sent_again(self, folder):
+        """23 tokens in chunks of 10: blocks 0-1, 2-4 and 5. The second transfer loses its second layer: from block 2
+        on all is sent again, and both sides hold the same bits."""
+        engines = TwoEngines(folder, prefill={"max_num_batched_tokens": 10, "max_num_seqs": 1})
+        engines.to_decode.loses = lambda pages, layer: (
+            layer == 1 and pages.ranges[0].first_block == 2 and is_first(pages)
+        )
+        seen = []
+
+        def is_first(pages):
+            seen.append(pages)
+            return len(seen) == 1
+
+        outputs = engines.generate([prompt_of(0, 23)], GREEDY)
+        sent = [said.ranges for said in engines.to_decode.said if isinstance(said, Pages)]
+        assert [(each.first_block, each.num_blocks) for (each,) in sent] == [(0, 2), (2, 3), (5, 1), (2, 4)]
+        assert [said.first_block for said in engines.to_prefill.said if isinstance(said, Grant)] == [2]
+        assert (engines.engine.recoveries.num_resent, engines.engine.recoveries.num_recomputed) == (1, 0)
+        assert completions(outputs) == completions(expected(folder, [prompt_of(0, 23)], GREEDY))
+
+    def test_a_known_prefix_is_not_missed(self, folder):
+        engines = TwoEngines(folder)
+        prompt = prompt_of(0, 18)
+        engines.generate([prompt], GREEDY)
+        engines.generate([prompt], GREEDY)
+        assert engines.engine.recoveries.num_resent == 0
+
+    def test_pages_that_cannot_be_written_are_missing(self, folder, monkeypatch):
+        """torch has no memory for a copy, twice: the second layer's pages, and again when they are sent once more."""
+        pages = sys.modules[two_engines.KVReceiver.__module__]  # or a mutant of it
+        real, calls = pages.unpack_layer, []
+
+        def unpack_layer(*args):
+            calls.append(args[1])
+            if len(calls) in (2, 4):
+                raise RuntimeError("out of memory")
+            real(*args)
+
+        monkeypatch.setattr(pages, "unpack_layer", unpack_layer)
+        engines = TwoEngines(folder)
+        outputs = engines.generate([prompt_of(0, 9)], GREEDY)
+        assert (engines.engine.recoveries.num_resent, engines.engine.recoveries.num_recomputed) == (1, 1)
+        assert calls == [0, 1, 0, 1]
+        assert completions(outputs) == completions(expected(folder, [prompt_of(0, 9)], GREEDY))
+        assert isinstance(engines.to_prefill.said[-1], Cancel)
+
+    def test_logprobs_of_the_prompt_are_those_of_the_engine_that_computed_it(self, folder):
+        params = replace(GREEDY, prompt_logprobs=2, logprobs=2)
+        engines = TwoEngines(folder)
+        engines.to_decode.loses = lambda pages, layer: True
+        (ours,), (theirs,) = engines.generate([prompt_of(0, 9)], params), expected(folder, [prompt_of(0, 9)], params)
+        assert len(ours.prompt_logprobs) == 9
+        for here, there in zip(ours.prompt_logprobs[1:], theirs.prompt_logprobs[1:], strict=True):
+            assert here.logprob == pytest.approx(there.logprob, abs=1e-4)
+
+    def test_a_small_pool_computes_them_one_after_the_other(self, folder):
+        prompts = prompts_of([15, 14, 13, 16])
+        engines = TwoEngines(folder, decode={"num_kv_blocks": 7}, prefill={"num_kv_blocks": 12})
+        engines.to_decode.loses = lambda pages, layer: True
+        assert completions(engines.generate(prompts, GREEDY)) == completions(expected(folder, prompts, GREEDY))
+        assert engines.engine.recoveries.num_recomputed == 4
+
+    @pytest.mark.parametrize("num_turns", [1, 2, 3])
+    def test_abort_in_the_middle_of_a_recovery(self, folder, num_turns):
+        prompts = prompts_of([15, 14])
+        engines = TwoEngines(folder)
+        engines.to_decode.loses = lambda pages, layer: True
+        for i, prompt in enumerate(prompts):
+            engines.engine.add_request(str(i), prompt, GREEDY)
+        for _ in range(num_turns):
+            engines.turn()
+        assert engines.engine.abort("0").outputs[0].finish_reason == "abort"
+        assert engines.finish()["1"].outputs == expected(folder, prompts, GREEDY)[1].outputs
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_random_lives(self, folder, seed):
+        """A line that loses one layer in five."""
+        rng = random.Random(seed)
+        recoveries = play(folder, seed, loses=lambda pages, layer: rng.random() < 0.2)
+        assert recoveries.num_resent > 0
+
+
+def play(folder, seed, num_requests=14, loses=None):
     """Random pools, prompts, arrivals, aborts: the tokens of a single engine, and nothing left."""
     rng = random.Random(seed)
     prompts = prompts_of([rng.randint(1, 30) for _ in range(num_requests)])
@@ -370,6 +495,7 @@ def play(folder, seed, num_requests=14):
         decode={"num_kv_blocks": rng.randint(11, 24), "max_num_seqs": rng.randint(2, 8)},
         prefill={"num_kv_blocks": rng.randint(8, 24), "max_num_batched_tokens": rng.randint(8, 40), "max_num_seqs": 8},
     )
+    engines.to_decode.loses = loses or engines.to_decode.loses
     aborted = set()
     for i, prompt in enumerate(prompts):
         engines.engine.add_request(str(i), prompt, params)
@@ -387,6 +513,7 @@ def play(folder, seed, num_requests=14):
             assert outputs[str(i)].outputs == each.outputs
     said = engines.to_prefill.said
     assert sum(isinstance(each, Received | Cancel) for each in said) >= sum(isinstance(each, Submit) for each in said)
+    return engines.engine.recoveries
 
 
 def test_what_a_transfer_hides():

@@ -12,6 +12,7 @@ PAGES = tests.TestPages()
 ROOM = tests.TestRoom()
 TROUBLE = tests.TestTrouble()
 EQUAL = tests.TestEqualTokens()
+FAILS = tests.TestTransfersThatFail()
 NAMES = ("PrefillWorker", "DecodeEngine", "KVReceiver", "TransferClock")
 
 
@@ -36,6 +37,15 @@ def orphans(folder):
     TROUBLE.test_a_worker_without_its_decode_side_frees_everything(folder, 2)
 
 
+def lost_pages(folder, num_lost):
+    FAILS.test_tokens_are_those_of_a_single_engine(folder, "greedy", num_lost, 0 if num_lost == 1 else 7)
+
+
+def unwritten(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        FAILS.test_pages_that_cannot_be_written_are_missing(folder, patch)
+
+
 WORKER, ENGINE, PAGE, CLOCK = "prefill_worker", "disaggregation", "pages", "_transfers"
 
 # name, module, old, new, check
@@ -46,10 +56,18 @@ MUTANTS = [
     ("a broken run counts as sent", WORKER, "        try:\n            yield send_layer\n        finally:", "        for each in ranges:\n            self._outgoing[each.request_id].num_sent = each.first_block + each.num_blocks\n        try:\n            yield send_layer\n        finally:", broken),
     ("known blocks travel again", ENGINE, "each.num_cached_tokens // block_size for each", "0 for each", PAGES.test_known_prefixes_do_not_travel),
     ("seeds stay at home", ENGINE, "replace(state.request.sampling_params, seed=state.seed)", "state.request.sampling_params", lambda folder: EQUAL.test_as_a_single_engine(folder, "unseeded")),
-    ("pages of an aborted request are written", ENGINE, "            self._receiver.forget(request_id)  # before", "            pass  # before", TROUBLE.test_pages_on_their_way_to_freed_blocks_are_dropped),
-    ("the worker is not told", ENGINE, "self._links[rank].send(Cancel(request_id))", "pass", lambda folder: TROUBLE.test_abort_leaves_nothing_wherever_it_comes(folder, 1, 64)),
-    ("a loss is kept quiet", ENGINE, "self._fail(request_id, f\"{type(error).__name__}: {error}\")", "pass", TROUBLE.test_a_lost_worker_ends_what_waits_for_pages_and_nothing_else),
-    ("a loss ends everything", ENGINE, "for request_id in list(self._rank_of):", "for request_id in list(self._engine._requests):", TROUBLE.test_a_lost_worker_ends_what_waits_for_pages_and_nothing_else),
+    ("pages of an aborted request are written", ENGINE, "        self._receiver.forget(request_id)  # before", "        pass  # before", TROUBLE.test_pages_on_their_way_to_freed_blocks_are_dropped),
+    ("the worker is not told", ENGINE, "        if request_id in self._rank_of:\n            self._links[self._rank_of[request_id]].send(Cancel(request_id))\n", "        if request_id in self._rank_of:\n", lambda folder: TROUBLE.test_abort_leaves_nothing_wherever_it_comes(folder, 1, 64)),
+    ("what waits for a lost worker waits on", ENGINE, "for request_id in list(self._rank_of):", "for request_id in ():", lambda folder: TROUBLE.test_a_lost_worker_loses_no_request(folder, 1)),
+    ("a loss starts everything anew", ENGINE, "for request_id in list(self._rank_of):", "for request_id in list(self._engine._requests):", lambda folder: TROUBLE.test_a_lost_worker_loses_no_request(folder, 2)),
+    ("holes are not looked for", ENGINE, "if first_missing is not None:", "if False:", lambda folder: lost_pages(folder, 1)),
+    ("nothing is sent again", ENGINE, "self._grant({request_id: first_missing})", "pass", lambda folder: lost_pages(folder, 1)),
+    ("all is sent again", ENGINE, "self._grant({request_id: first_missing})", "self._grant({request_id: 0})", FAILS.test_only_what_is_missing_is_sent_again),
+    ("it is sent again for ever", ENGINE, "if self._num_resends[request_id] < MAX_RESENDS:", "if True:", lambda folder: lost_pages(folder, 10**6)),
+    ("the worker of a prompt computed here keeps it", ENGINE, "            self._links[self._rank_of[request_id]].send(Cancel(request_id))\n            self._compute_here(request_id)", "            self._compute_here(request_id)", lambda folder: lost_pages(folder, 10**6)),
+    ("pages are noted before they are written", PAGE, "                    unpack_layer(self._kv_cache, layer, buffer, targets)\n                    for written in filled:\n                        written.fill_(True)", "                    for written in filled:\n                        written.fill_(True)\n                    unpack_layer(self._kv_cache, layer, buffer, targets)", unwritten),
+    ("a hit is missed", PAGE, "written[:, :first_block] = True", "pass", FAILS.test_a_known_prefix_is_not_missed),
+    ("one layer is enough", PAGE, ".written.all(dim=0)", ".written.any(dim=0)", lambda folder: lost_pages(folder, 1)),
     ("blocks go where they came from", PAGE, "targets = torch.tensor([block_ids[row] for row in rows]", "targets = torch.tensor([row for row in rows]", same_bits),
     ("the scales stay behind", PAGE, "return [tensor[layer] for tensor in kv_cache.storage]", "return [tensor[layer] for tensor in kv_cache.storage[:2]]", same_bits),
     ("the worker leaves its blocks", WORKER, "for request_id in list(self._outgoing):", "for request_id in ():", orphans),

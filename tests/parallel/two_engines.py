@@ -45,6 +45,7 @@ class DirectLine(Link):
         self.said = []
         self.pages, self.layer = Pages(()), 0
         self.before: Callable[[object], None] = lambda message: None
+        self.loses: Callable[[Pages, int], bool] = lambda pages, layer: False
 
     def send(self, message) -> None:
         self.before(message)
@@ -56,7 +57,8 @@ class DirectLine(Link):
 
     def send_layer(self, buffer, noted) -> None:
         assert buffer.numel() == self.receiver.num_bytes(self.pages)
-        self.receiver.receive(self.pages, self.layer, buffer)
+        if not self.loses(self.pages, self.layer):
+            self.receiver.receive(self.pages, self.layer, buffer)
         self.said.append(self.layer)
         self.layer += 1
         noted(0.0, 1.0)
@@ -116,4 +118,5 @@ class TwoEngines:
             queues = scheduler._queues
             assert [queues.arriving, queues.expected, scheduler.ledger.held] == [[], [], []]
         assert not self.worker._outgoing
-        assert not self.engine._receiver._block_ids
+        assert not self.engine._receiver._incoming
+        assert not self.engine._num_resends

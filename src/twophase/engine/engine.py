@@ -210,6 +210,11 @@ class Engine:
             state.prompt_logprobs = None if prompt_logprobs is None else list(prompt_logprobs)
             self._report(self._scheduler.adopt(request_id, tokens))
 
+    def compute_here(self, request_id: str) -> None:
+        """Pages that another engine was to fill will not come: compute the prompt here."""
+        with Uninterrupted():
+            self._scheduler.compute_here(request_id)
+
     def state_of(self, request_id: str) -> RequestState:
         """What is known of an unfinished request; read-only."""
         return self._requests[request_id]

@@ -11,10 +11,10 @@ engine and a K/V pool.
 """
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -54,15 +54,37 @@ from twophase.parallel.peers import DEFAULT_STARTUP_TIMEOUT_S, DEFAULT_STEP_TIME
 from twophase.parallel.prefill_worker import MAX_TRANSFERS, PrefillWorker
 from twophase.scheduling.admission import check_request
 
+MAX_RESENDS = 1  # of a prompt's pages; when some are missing again, the prompt is computed here
 IDLE_S = 0.05  # how long one step may wait for pages when there is nothing to decode; a message ends it at once
+
+
+@dataclass(slots=True)
+class Recoveries:
+    """What became of transfers that failed. Only the `DecodeEngine` changes it.
+
+    Attributes:
+        num_resent: Prompts of which pages were sent again; twice is counted twice.
+        num_recomputed: Prompts that were computed on the decode side in the end.
+    """
+
+    num_resent: int = 0
+    num_recomputed: int = 0
 
 
 @final
 class DecodeEngine:
     """An `Engine` whose prompts are computed by prefill workers; an `LLM` uses it as its own. Not thread-safe.
 
-    When a worker is lost, the requests whose pages were not all here end with finish reason 'error', which names the
-    peer, and their blocks are freed; the others go on. New requests are refused then, with the `PeerLostError`.
+    A transfer that fails is recovered, and the tokens are those that would have come without it. Pages that are
+    missing when all have been sent are sent once more, from the first missing block on. If that fails too, or the
+    worker is lost, the prompt is computed here, as an engine alone would; the blocks reserved for it are freed.
+    After a loss new requests are refused, with the `PeerLostError`: there is nobody to compute their prompts, and
+    computing all of them here would hold up every decode. (vLLM's `kv_load_failure_policy` is this choice: 'recompute',
+    or by default 'fail', which ends such requests.)
+
+    Attributes:
+        lost: Why there is no worker any more.
+        recoveries: What became of transfers that failed.
 
     Args:
         llm: The model, with the engine that decodes.
@@ -83,6 +105,8 @@ class DecodeEngine:
         self._receiver = receiver
         self._turns = itertools.cycle(links)
         self._rank_of: dict[str, int] = {}  # of requests whose pages are not all here
+        self._num_resends: Counter[str] = Counter()  # of those
+        self.recoveries = Recoveries()
         self._prefills: deque[Done] = deque(maxlen=MAX_TRANSFERS)
         self._answers: list[Transfers] = []
         self._has_computed = False  # in the latest step
@@ -227,10 +251,11 @@ class DecodeEngine:
     def _reserve(self) -> dict[str, int]:
         """Blocks for prompts, as far as there is room: the first block that has to come, by request id."""
         reservations = self._engine.reserve()
-        for each in reservations:
-            self._receiver.expect(each.request_id, each.block_ids)
         block_size = self._scheduler.cache.block_size
-        return {each.request_id: each.num_cached_tokens // block_size for each in reservations}
+        first_blocks = {each.request_id: each.num_cached_tokens // block_size for each in reservations}
+        for each in reservations:
+            self._receiver.expect(each.request_id, each.block_ids, first_blocks[each.request_id])
+        return first_blocks
 
     def _grant(self, first_blocks: Mapping[str, int]) -> None:
         for request_id, first_block in first_blocks.items():
@@ -238,10 +263,14 @@ class DecodeEngine:
 
     def _cancel(self, request_id: str) -> None:
         """If it is being computed elsewhere: not any more."""
-        rank = self._rank_of.pop(request_id, None)
-        if rank is not None:
-            self._links[rank].send(Cancel(request_id))
-            self._receiver.forget(request_id)  # before its blocks are another's
+        if request_id in self._rank_of:
+            self._links[self._rank_of[request_id]].send(Cancel(request_id))
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        """No pages are waited for any more."""
+        del self._rank_of[request_id], self._num_resends[request_id]
+        self._receiver.forget(request_id)  # before its blocks are another's
 
     def _listen(self, timeout_s: int | float) -> None:
         item = self._inbox.take(timeout_s)
@@ -259,9 +288,13 @@ class DecodeEngine:
                 self._answers.append(message)
 
     def _adopt(self, done: Done) -> None:
-        """The receiving thread hands on a message only when all pages before it are in their blocks."""
-        self._receiver.forget(done.request_id)
-        self._links[self._rank_of.pop(done.request_id)].send(Received(done.request_id))
+        """The receiving thread hands on a message only when it is through with all pages before it."""
+        first_missing = self._receiver.first_missing(done.request_id)
+        if first_missing is not None:
+            self._recover(done.request_id, first_missing)
+            return
+        self._links[self._rank_of[done.request_id]].send(Received(done.request_id))
+        self._forget(done.request_id)
         state = self._engine.state_of(done.request_id)
         self._prefills.append(done)
         first_scheduled_s = state.request.arrival_s + done.queue_s
@@ -269,16 +302,30 @@ class DecodeEngine:
             done.request_id, done.tokens, first_scheduled_s, done.num_cached_tokens, done.prompt_logprobs
         )
 
+    def _recover(self, request_id: str, first_missing: int) -> None:
+        """The worker keeps a prompt's blocks until it hears that all are here: a new grant makes it send them again."""
+        if self._num_resends[request_id] < MAX_RESENDS:
+            self._num_resends[request_id] += 1
+            self.recoveries.num_resent += 1
+            self._grant({request_id: first_missing})
+        else:
+            self._links[self._rank_of[request_id]].send(Cancel(request_id))
+            self._compute_here(request_id)
+
+    def _compute_here(self, request_id: str) -> None:
+        self._forget(request_id)
+        self._engine.compute_here(request_id)
+        self.recoveries.num_recomputed += 1
+
     def _fail(self, request_id: str, error: str) -> None:
-        del self._rank_of[request_id]
-        self._receiver.forget(request_id)
+        self._forget(request_id)
         self._engine.fail_request(request_id, error)
 
     def _lose(self, error: PeerLostError) -> None:
         """Torch's process group ends with its first lost member, so all workers are lost."""
         self.lost = error
         for request_id in list(self._rank_of):
-            self._fail(request_id, f"{type(error).__name__}: {error}")
+            self._compute_here(request_id)
 
 
 @contextmanager
@@ -303,8 +350,8 @@ def disaggregated(
 
     Raises:
         ConfigError: Not started by torchrun, or with fewer than two processes; or as `LLM`.
-        PeerLostError: In a prefill rank: rank 0 is gone. In rank 0: a peer did not come. (One that is lost later ends
-            requests, not the block; see `DecodeEngine`.)
+        PeerLostError: In a prefill rank: rank 0 is gone. In rank 0: a peer did not come. (One that is lost later does
+            not end the block, and no request that it had; see `DecodeEngine`.)
     """
     rank, local_rank, world_size = place()
     if world_size < 2:

@@ -7,10 +7,11 @@ sent, and a block may have another number there.
 
 import threading
 from collections.abc import Sequence
-from typing import final
+from contextlib import suppress
+from typing import NamedTuple, final
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
@@ -62,9 +63,23 @@ def _parts(kv_cache: KVCache, layer: int, buffer: Tensor, num_blocks: int) -> li
     return parts
 
 
+class _Incoming(NamedTuple):
+    """A prompt on its way in.
+
+    Attributes:
+        written: For each layer and each block of the prompt, whether its pages are there.
+    """
+
+    block_ids: tuple[int, ...]
+    written: Bool[Tensor, "layers blocks"]
+
+
 @final
 class KVReceiver:
     """Writes arriving pages into the blocks reserved for them: in the receiving thread, while the engine computes.
+
+    It notes what it has written: pages that did not come, or could not be written, are missing when all have been sent
+    (`first_missing`), and can be sent again.
 
     That is safe without locking the cache: a block that was reserved for a prompt is read and written by nothing else
     until the prompt is adopted, or forgotten. After `forget` has returned, none of its blocks is written any more.
@@ -72,30 +87,47 @@ class KVReceiver:
 
     def __init__(self, kv_cache: KVCache) -> None:
         self._kv_cache = kv_cache
-        self._block_ids: dict[str, tuple[int, ...]] = {}
+        self._incoming: dict[str, _Incoming] = {}
         self._lock = threading.Lock()
 
-    def expect(self, request_id: str, block_ids: Sequence[int]) -> None:
-        """The blocks of a request's prompt, in order."""
+    def expect(self, request_id: str, block_ids: Sequence[int], first_block: int) -> None:
+        """The blocks of a request's prompt, in order; those before the `first_block`-th are filled already."""
+        written = torch.zeros(self._kv_cache.spec.num_layers, len(block_ids), dtype=torch.bool)
+        written[:, :first_block] = True
         with self._lock:
-            self._block_ids[request_id] = tuple(block_ids)
+            self._incoming[request_id] = _Incoming(tuple(block_ids), written)
+
+    def first_missing(self, request_id: str) -> int | None:
+        """The first block of an expected prompt of which a layer has not been written; None: all are there."""
+        with self._lock:
+            is_there = self._incoming[request_id].written.all(dim=0)
+        return None if is_there.all() else int(is_there.logical_not().nonzero()[0])
 
     def forget(self, request_id: str) -> None:
         """Whatever still comes for this request is dropped."""
         with self._lock:
-            self._block_ids.pop(request_id, None)
+            self._incoming.pop(request_id, None)
 
     def num_bytes(self, pages: Pages) -> int:
         """Of each of the buffers that `pages` announces."""
         return layer_bytes(self._kv_cache.spec, sum(each.num_blocks for each in pages.ranges))
 
     def receive(self, pages: Pages, layer: int, buffer: UInt8[Tensor, "n"]) -> None:
-        """Write a layer's buffer into the blocks of its prompts."""
+        """Write a layer's buffer into the blocks of its prompts. If torch cannot (no memory for a copy, say), its pages
+        are missing, and that is all."""
         with self._lock:
             targets: list[int | None] = []
+            filled: list[Tensor] = []
             for each in pages.ranges:
-                block_ids = self._block_ids.get(each.request_id)
+                incoming = self._incoming.get(each.request_id)
+                if incoming is None:
+                    targets += [None] * each.num_blocks
+                    continue
                 end = each.first_block + each.num_blocks
-                targets += [None] * each.num_blocks if block_ids is None else block_ids[each.first_block : end]
-            if any(target is not None for target in targets):
-                unpack_layer(self._kv_cache, layer, buffer, targets)
+                targets += incoming.block_ids[each.first_block : end]
+                filled.append(incoming.written[layer, each.first_block : end])
+            if filled:
+                with suppress(RuntimeError):
+                    unpack_layer(self._kv_cache, layer, buffer, targets)
+                    for written in filled:
+                        written.fill_(True)

@@ -45,6 +45,13 @@ class SequenceQueues:
         sequence.become(SequenceStatus.ARRIVING)
         self.arriving.append(sequence)
 
+    def give_up(self, sequence: Sequence) -> None:
+        """What an expected or arriving sequence waits for will not come: it waits like the others."""
+        self.remove(sequence)
+        if sequence.status is SequenceStatus.ARRIVING:
+            sequence.become(SequenceStatus.WAITING)
+        self._wait(sequence)
+
     def start(self, sequence: Sequence) -> None:
         """A waiting sequence was let in, or the K and V of an arriving one are there."""
         self.remove(sequence)

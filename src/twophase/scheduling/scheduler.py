@@ -123,7 +123,8 @@ class Scheduler:
         self._register(sequence)
         return sequence.seq_id
 
-    # -- prompts computed by another engine: add -> reserve -> adopt here, ledger.hold -> ledger.release there
+    # -- prompts computed by another engine: add -> reserve -> adopt here, ledger.hold -> ledger.release there;
+    #    when that fails: add -> reserve, if it came to that -> compute_here
 
     def reserve(self) -> Sequence | None:
         """Give the first expected sequence blocks for its prompt and a place; None if there is none or it does not fit.
@@ -151,6 +152,13 @@ class Scheduler:
         self._queues.start(sequence)
         prompt, block_ids = sequence.token_ids, sequence.open_table.block_ids
         return self._settle(ScheduledChunk(sequence.seq_id, prompt, 0, block_ids, len(tokens)), tokens)
+
+    def compute_here(self, request_id: str) -> None:
+        """The K and V of an expected or arriving sequence will not come: its prompt is computed here, when its turn
+        comes. Blocks that were reserved for it are free again, so nothing may write into them any more."""
+        sequence = self.sequences[self._seq_ids_of[request_id][0]]
+        self.ledger.free(sequence)
+        self._queues.give_up(sequence)
 
     def schedule(self, now_s: int | float = 0.0) -> StepPlan:
         """Plan the next step. A plan not confirmed by `update` is dropped.

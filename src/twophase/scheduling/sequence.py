@@ -25,7 +25,7 @@ class SequenceStatus(enum.Enum):
 # Every legal step, and no other; anything unfinished may end (abort, error).
 _NEXT_STATUS = {
     SequenceStatus.WAITING: {SequenceStatus.ARRIVING, SequenceStatus.RUNNING, SequenceStatus.FINISHED},
-    SequenceStatus.ARRIVING: {SequenceStatus.RUNNING, SequenceStatus.FINISHED},
+    SequenceStatus.ARRIVING: {SequenceStatus.WAITING, SequenceStatus.RUNNING, SequenceStatus.FINISHED},
     SequenceStatus.RUNNING: {SequenceStatus.PREEMPTED, SequenceStatus.FINISHED},
     SequenceStatus.PREEMPTED: {SequenceStatus.RUNNING, SequenceStatus.FINISHED},
     SequenceStatus.FINISHED: set(),

@@ -5,8 +5,10 @@ units                        GB and GiB told apart
 config, example.yaml         what a plan is made from
 memory                       bytes of weights, workspace and K/V on one GPU; blocks; requests that fit
 workload_cost, steady_state  what a mean request costs by roofline, and many of them at once, by Little's law
+pools                        prefill and decode on engines of their own: how many of each
 cautions                     what should make one think again, with the number that says so
 plan, report                 all of it together, as text and as JSON
+simulation                   the same engines under a simulated clock
 """
 
-__all__ = ["cautions", "config", "memory", "plan", "report"]
+__all__ = ["cautions", "config", "memory", "plan", "pools", "report", "simulation"]

@@ -4,14 +4,15 @@ A file that gets here can be planned; these are about whether it should be run. 
 returns its caution, or None.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from twophase_tools.capacity.memory import fit, memory_table
 from twophase_tools.capacity.plan import Plan
+from twophase_tools.capacity.pools import CROWDED, Pool
 from twophase_tools.capacity.units import in_both
 
-CROWDED = 0.8  # utilisation from which on queues grow long: in the simplest one, M/D/1, a wait of two services
 MOST_GPUS = 4096
 
 
@@ -254,6 +255,72 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+def _pools_of(plan: Plan) -> list[tuple[str, Pool, float | None, int | None]]:
+    """Name, pool, requests per second of an engine, and number of engines."""
+    pools = plan.pools
+    assert pools is not None
+    return [
+        ("prefill", pools.prefill, pools.prefills_per_s, pools.num_prefill),
+        ("decode", pools.decode, pools.decodes_per_s, pools.num_decode),
+    ]
+
+
+def pool_without_room(plan: Plan) -> Caution | None:
+    for name, pool, _, _ in _pools_of(plan):
+        if not pool.max_requests:
+            table, wanted = pool.memory, pool.fits.num_blocks
+            reason = (
+                f"an engine of the {name} pool, {pool.config.tensor_parallel_size} x {pool.config.hardware.name}, has "
+                f"{table.num_blocks:,} blocks for K/V, and a request of mean length takes {wanted:,}"
+            )
+            return Caution("pool-without-room", f"pools.{name}.tensor_parallel_size", reason, table.num_blocks, wanted)
+    return None
+
+
+def pool_overloaded(plan: Plan) -> Caution | None:
+    rate = plan.config.workload.rate
+    for name, _, each_per_s, num_engines in _pools_of(plan):
+        if each_per_s is not None and num_engines is not None and rate > num_engines * each_per_s:
+            needed = math.ceil(rate / (CROWDED * each_per_s))
+            reason = (
+                f"{rate:g} requests/s arrive, and {num_engines} engines of the {name} pool take at most "
+                f"{num_engines * each_per_s:.3g}: the queue grows for ever; {needed:,} would run at {CROWDED:.0%}"
+            )
+            return Caution("pool-overloaded", f"pools.{name}.engines", reason, rate, num_engines * each_per_s)
+    return None
+
+
+def pools_miss_promise(plan: Plan) -> Caution | None:
+    pools, slo = plan.pools, plan.config.slo
+    assert pools is not None
+    if slo is None:
+        return None
+    found = (
+        ("decode", "TPOT", "tpot_s", pools.tpot_s, slo.tpot_s),
+        ("prefill", "TTFT", "ttft_s", pools.ttft_s, slo.ttft_s),
+    )
+    for name, what, key, value_s, limit_s in found:
+        if limit_s is not None and value_s is not None and value_s > limit_s:
+            reason = f"the mean {what} is {value_s:.4g} s with the {name} pool as given, and {limit_s:g} s are promised"
+            return Caution("pools-miss-promise", f"slo.{key}", reason, value_s, limit_s)
+    for name, pool, each_per_s, num_engines in reversed(_pools_of(plan)):
+        if pool.max_requests and each_per_s is not None and num_engines is None:
+            limit_s = slo.tpot_s if name == "decode" else slo.ttft_s
+            reason = f"no number of engines in the {name} pool keeps {slo.to_text()}"
+            return Caution("pools-miss-promise", "slo", reason, 0, limit_s or 0)
+    return None
+
+
+POOL_RULES: tuple[Rule, ...] = (
+    pool_without_room,
+    pool_overloaded,
+    pools_miss_promise,
+    chunk_beyond_budget,
+    peak_of_another_dtype,
+)
+
+
 def cautions_of(plan: Plan) -> list[Caution]:
-    """All that apply, the gravest first."""
-    return [caution for rule in RULES if (caution := rule(plan)) is not None]
+    """All that apply, the gravest first; with pools, those of the pools."""
+    rules = RULES if plan.config.pools is None else POOL_RULES
+    return [caution for rule in rules if (caution := rule(plan)) is not None]

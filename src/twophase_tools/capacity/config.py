@@ -43,12 +43,40 @@ class Workload:
         return self.prompt_tokens + self.output_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """Engines of one kind.
+
+    Attributes:
+        num_engines: None: to be proposed.
+    """
+
+    hardware: Hardware
+    tensor_parallel_size: int
+    num_engines: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolsConfig:
+    """Prefill and decode apart.
+
+    Attributes:
+        link_bytes_per_s, link_latency_s: From an engine of the prefill pool to one of the decode pool.
+    """
+
+    prefill: PoolConfig
+    decode: PoolConfig
+    link_bytes_per_s: float
+    link_latency_s: float
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """A deployment: one engine on `tensor_parallel_size` GPUs.
+    """A deployment: one engine on `tensor_parallel_size` GPUs, or pools of them.
 
     Attributes:
+        pools: None: engines compute prompts and decode.
         model: As the file names it.
         shape: The model, with the bytes of its weights and of its cache.
         model_window: Keys that a query of this model sees; None: all.
@@ -79,6 +107,7 @@ class PlanConfig:
     workload: Workload
     slo: Slo | None
     assumptions: Assumptions
+    pools: PoolsConfig | None
     lines: Mapping[str, int]
 
     @property
@@ -103,6 +132,12 @@ _HARDWARE_KEYS = {
 }
 
 _ASSUMPTION_KINDS = {"compute_efficiency": kinds.share, "bandwidth_efficiency": kinds.share}
+
+_POOL_KEYS = {
+    "hardware": Key(kinds.choice(HARDWARE), _HARDWARE_KEYS, default=None),
+    "tensor_parallel_size": Key(kinds.whole(0, most=4096), default=1),
+    "engines": Key(kinds.whole(0, most=10_000), default=None),
+}
 
 KEYS = {
     "model": Key(kinds.text),
@@ -132,6 +167,15 @@ KEYS = {
     ),
     "slo": Key(
         keys={"ttft_s": Key(kinds.number(0), default=None), "tpot_s": Key(kinds.number(0), default=None)}, default=None
+    ),
+    "pools": Key(
+        keys={
+            "prefill": Key(keys=_POOL_KEYS),
+            "decode": Key(keys=_POOL_KEYS),
+            "link_bytes_per_s": Key(kinds.number_from(1)),
+            "link_latency_s": Key(kinds.number_from(0, most=1e6), default=0.0),
+        },
+        default=None,
     ),
     "assumptions": Key(
         keys={
@@ -170,6 +214,7 @@ def parse_config(source: str, name: str = "config.yaml", folder: Path = Path()) 
         workload=Workload(**values["workload"]),
         slo=None if slo is None else Slo(**slo),
         assumptions=Assumptions(**(values["assumptions"] or {})),
+        pools=_pools(values),
         lines=file.lines,
         **{key: values[key] for key in _AS_THEY_ARE},
     )
@@ -246,6 +291,7 @@ def _check(file: YamlFile, values: Mapping[str, Any], shape: ModelShape, longest
     if not isinstance(hardware, str) and values["tensor_parallel_size"] > 1 and hardware["link_bytes_per_s"] is None:
         file.complain("hardware", "needs link_bytes_per_s, bytes/s in one direction, for tensor_parallel_size above 1")
     _check_experts(file, values, shape)
+    _check_pools(file, values, shape)
     stored = values["kv_cache_dtype"] if values["kv_cache_dtype"] != "auto" else values["dtype"]
     row_bytes = shape.head_dim * (DTYPE_BYTES | QUANTISED_BYTES)[stored]
     if row_bytes % ROW_ALIGNMENT_BYTES:
@@ -269,6 +315,41 @@ def _check_experts(file: YamlFile, values: Mapping[str, Any], shape: ModelShape)
             f"gives each GPU as many experts as the others, and {num_gpus} cannot share {count} evenly",
             "tensor_parallel_size",
         )
+
+
+def _check_pools(file: YamlFile, values: Mapping[str, Any], shape: ModelShape) -> None:
+    if values["pools"] is None:
+        return
+    for name in ("prefill", "decode"):
+        key, pool = f"pools.{name}", values["pools"][name]
+        num_gpus = pool["tensor_parallel_size"]
+        for part in ("engines", "tensor_parallel_size"):
+            if pool[part] == 0:
+                file.complain(f"{key}.{part}", "leaves this pool without GPUs; it needs at least 1")
+        hardware = values["hardware"] if pool["hardware"] is None else pool["hardware"]
+        if not isinstance(hardware, str) and num_gpus > 1 and hardware["link_bytes_per_s"] is None:
+            rule = "needs link_bytes_per_s, bytes/s in one direction, for tensor_parallel_size above 1"
+            file.complain(f"{key}.hardware", rule, key)
+        count = 0 if shape.experts is None else shape.experts.num_experts
+        if values["enable_expert_parallel"] and num_gpus and count % num_gpus:
+            rule = f"gives each GPU as many experts as the others, and {num_gpus} cannot share {count} evenly"
+            file.complain(f"{key}.tensor_parallel_size", rule, key)
+    if not isinstance(values["eviction"], str):
+        file.complain("pools", "send all of a prompt's K and V, and eviction frees some of them on the way; remove one")
+
+
+def _pools(values: Mapping[str, Any]) -> PoolsConfig | None:
+    pools = values["pools"]
+    if pools is None:
+        return None
+
+    def pool(of: Mapping[str, Any]) -> PoolConfig:
+        hardware = _hardware(values["hardware"] if of["hardware"] is None else of["hardware"])
+        return PoolConfig(hardware, of["tensor_parallel_size"], of["engines"])
+
+    return PoolsConfig(
+        pool(pools["prefill"]), pool(pools["decode"]), pools["link_bytes_per_s"], pools["link_latency_s"]
+    )
 
 
 def _with_bytes(shape: ModelShape, dtype: str, kv_cache_dtype: str) -> ModelShape:

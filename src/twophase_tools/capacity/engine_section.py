@@ -22,9 +22,14 @@ def engine_options(plan: Plan) -> dict[str, Any]:
     """The model, and the options of an engine that holds what the plan says: as many blocks of as many bytes.
 
     Raises:
-        ConfigError: Not even one request of mean length fits.
+        ConfigError: Not even one request of mean length fits, or the plan has pools.
     """
     config, table = plan.config, plan.memory
+    if config.pools is not None:
+        raise ConfigError(
+            f"{config.name}: one engine can be written, and pools have two kinds of them; `twophase simulate --plan` "
+            f"runs them. Remove the key pools for an engine that does both."
+        )
     if not plan.max_requests:
         raise ConfigError(
             f"{config.name}: no engine can be written for a plan in which no request fits: the pool has "

@@ -6,6 +6,7 @@ from typing import final
 
 from twophase_tools.capacity.config import PlanConfig
 from twophase_tools.capacity.memory import Fit, MemoryTable, fit, memory_table
+from twophase_tools.capacity.pools import PoolsPlan
 from twophase_tools.capacity.steady_state import Server, SteadyState
 from twophase_tools.capacity.workload_cost import WorkloadCost
 from twophase_tools.simulate.step_load import StepLoad
@@ -69,6 +70,11 @@ class Plan:
         """The highest load within the SLO; None: there is no SLO, or no such load."""
         slo = self.config.slo
         return None if self.server is None or slo is None else self.server.within(slo)
+
+    @cached_property
+    def pools(self) -> PoolsPlan | None:
+        """Prefill and decode apart, where the config has pools."""
+        return None if self.config.pools is None else PoolsPlan(self.config, self.config.pools)
 
     @property
     def utilisation(self) -> float | None:

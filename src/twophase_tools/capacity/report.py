@@ -1,5 +1,6 @@
 """A plan as text, and as plain data for JSON."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -7,13 +8,14 @@ from typing import Any
 from twophase_tools.capacity.cautions import Caution, cautions_of
 from twophase_tools.capacity.memory import Fit
 from twophase_tools.capacity.plan import Plan
+from twophase_tools.capacity.pools import CROWDED, Pool
 from twophase_tools.capacity.steady_state import SteadyState
 from twophase_tools.capacity.units import GB, GIB, in_both
 
 
 def to_text(plan: Plan) -> str:
-    sections = (_about(plan), _memory(plan), _fits(plan), _times(plan), _warnings(plan))
-    return "\n\n".join("\n".join(lines) for lines in sections)
+    sections = (_about(plan), _memory(plan), _fits(plan), _times(plan), _pools(plan), _warnings(plan))
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
 def _about(plan: Plan) -> list[str]:
@@ -107,6 +109,45 @@ def _row(name: str, state: SteadyState, output_tokens: int) -> str:
     )
 
 
+def _pools(plan: Plan) -> list[str]:
+    pools = plan.pools
+    if pools is None:
+        return []
+    config, link = plan.config, pools.pools
+    rows = (
+        ("prefill", pools.prefill, pools.prefills_per_s, pools.num_prefill),
+        ("decode", pools.decode, pools.decodes_per_s, pools.num_decode),
+    )
+    lines = ["prefill and decode apart, by roofline, not measured (the above: one engine that does both)"]
+    for name, pool, each_per_s, num_engines in rows:
+        gpus = f"{pool.config.tensor_parallel_size} x {pool.config.hardware.name}"
+        if each_per_s is None:
+            lines.append(f"{name:8} engines of {gpus}: not even one request fits")
+            continue
+        count = "no number of" if num_engines is None else f"{num_engines:,}"
+        how = "as given" if pool.given is not None else "proposed"
+        use = pools.utilisation(each_per_s, num_engines)
+        lines.append(
+            f"{name:8}{count:>6} engines of {gpus}, {how}: at most {each_per_s:.4g} requests/s each"
+            + ("" if use is None else f", utilisation {use:.2f}")
+        )
+    num_bytes = config.workload.prompt_tokens * config.shape.kv_bytes_per_token
+    speed = f"{pools.transfer_s * 1e3:,.2f} ms at {link.link_bytes_per_s / GB:g} GB/s"
+    lines.append(f"K/V of a prompt: {in_both(num_bytes)}, {speed}")
+    if pools.ttft_s is not None and pools.tpot_s is not None:
+        lines.append(
+            f"together at {config.workload.rate:g} requests/s on {pools.num_gpus} GPUs: TTFT "
+            f"{pools.ttft_s * 1e3:,.1f} ms, TPOT {pools.tpot_s * 1e3:,.1f} ms; `twophase simulate --plan` plays it out"
+        )
+    if plan.saturated is not None:
+        num_mixed = math.ceil(config.workload.rate / (CROWDED * plan.saturated.requests_per_s))
+        lines.append(
+            f"engines that do both, of {config.tensor_parallel_size} x {config.hardware.name}: {num_mixed:,} would "
+            f"run at {CROWDED:.0%} at most"
+        )
+    return lines
+
+
 def _warnings(plan: Plan) -> list[str]:
     cautions = cautions_of(plan)
     return [f"warnings: {len(cautions)}", *_warning_lines(plan, cautions)] if cautions else ["no warnings"]
@@ -145,9 +186,36 @@ def to_dict(plan: Plan) -> dict[str, Any]:
                 ("at_most", plan.saturated),
             )
         },
+        "pools": _pools_to_dict(plan),
         "limited_by": plan.limited_by,
         "utilisation": plan.utilisation,
         "ridge_batch": plan.ridge_batch,
         "assumptions": asdict(config.assumptions),
         "warnings": [asdict(caution) | {"line": line_of(plan, caution.key)} for caution in cautions_of(plan)],
+    }
+
+
+def _pools_to_dict(plan: Plan) -> dict[str, Any] | None:
+    pools = plan.pools
+    if pools is None:
+        return None
+
+    def of(pool: Pool, each_per_s: float | None, num_engines: int | None) -> dict[str, Any]:
+        return {
+            "hardware": asdict(pool.config.hardware),
+            "tensor_parallel_size": pool.config.tensor_parallel_size,
+            "num_engines": num_engines,
+            "is_given": pool.given is not None,
+            "max_requests": pool.max_requests,
+            "requests_per_s": each_per_s if each_per_s is None or math.isfinite(each_per_s) else None,
+            "utilisation": pools.utilisation(each_per_s, num_engines),
+        }
+
+    return {
+        "prefill": of(pools.prefill, pools.prefills_per_s, pools.num_prefill),
+        "decode": of(pools.decode, pools.decodes_per_s, pools.num_decode),
+        "transfer_s": pools.transfer_s,
+        "ttft_s": pools.ttft_s,
+        "tpot_s": pools.tpot_s,
+        "num_gpus": pools.num_gpus,
     }

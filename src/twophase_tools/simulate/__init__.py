@@ -4,22 +4,28 @@ hardware, model_shapes       what a GPU can do at most, and what a model asks of
 step_load, cost_model        what a step computes, and how long that takes: measured, or by roofline
 nnls, calibrate              fitting the cost model to this machine
 traffic                      requests that come by the clock
-limits, simulator, fleet     one engine, and many behind a router
+limits, simulator            one engine
+routers, fleet, autoscale    many behind a router, which come and go
+pools                        prefill and decode in pools of their own
 progress, observers          what becomes of a request, and what is kept of a run
-histogram                    percentiles in constant memory
+histogram, fleet_report      percentiles in constant memory; a run engine by engine
 validate                     predicted against measured
 """
 
 __all__ = [
+    "autoscale",
     "calibrate",
     "cost_model",
     "fleet",
+    "fleet_report",
     "hardware",
     "limits",
     "model_shapes",
     "nnls",
     "observers",
+    "pools",
     "progress",
+    "routers",
     "simulator",
     "step_load",
     "traffic",

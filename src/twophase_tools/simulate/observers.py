@@ -7,6 +7,7 @@ from typing import Any, final
 
 from twophase.core.outputs import StepTrace
 from twophase_tools.load.records import RequestRecord
+from twophase_tools.load.slo import Slo
 from twophase_tools.simulate.histogram import RELATIVE_ERROR, Histogram
 from twophase_tools.simulate.progress import RequestProgress
 
@@ -59,16 +60,20 @@ class Tally(Observer):
     """Keeps histograms and counts: as large after a million requests as after one.
 
     Attributes:
+        slo: What each request was promised; None: nothing.
+        num_kept: Requests that kept it.
         num_cached_tokens: Of prompts: found in the prefix cache.
         ttft, tpot, latency: Of requests, in seconds. `itl`: of the gaps between tokens.
         last_end_s: When the last request ended.
     """
 
+    slo: Slo | None = None
     ttft: Histogram = field(default_factory=Histogram)
     tpot: Histogram = field(default_factory=Histogram)
     itl: Histogram = field(default_factory=Histogram)
     latency: Histogram = field(default_factory=Histogram)
     num_requests: int = 0
+    num_kept: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
@@ -90,6 +95,8 @@ class Tally(Observer):
         self.num_cached_tokens += progress.num_cached_tokens
         self.num_output_tokens += progress.num_output_tokens
         self.num_preemptions += progress.num_preemptions
+        if self.slo is not None:
+            self.num_kept += self.slo.is_met(progress.ttft_s, progress.tpot_s)
         self.first_arrival_s = min(self.first_arrival_s, request.arrival_s)
         if progress.finished_s is not None:
             self.last_end_s = max(self.last_end_s, progress.finished_s)
@@ -108,6 +115,25 @@ class Tally(Observer):
     def output_tokens_per_s(self) -> float | None:
         return self.num_output_tokens / self.elapsed_s if self.elapsed_s else None
 
+    @property
+    def goodput_per_s(self) -> float | None:
+        """Requests per second that kept the SLO; None without one."""
+        return None if self.slo is None or not self.elapsed_s else self.num_kept / self.elapsed_s
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompts' tokens that were in the prefix cache."""
+        return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    def merge(self, other: "Tally") -> None:
+        """Count what `other`, of the same SLO, has counted, too."""
+        for name in ("ttft", "tpot", "itl", "latency"):
+            getattr(self, name).merge(getattr(other, name))
+        for name in ("requests", "kept", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions"):
+            setattr(self, f"num_{name}", getattr(self, f"num_{name}") + getattr(other, f"num_{name}"))
+        self.first_arrival_s = min(self.first_arrival_s, other.first_arrival_s)
+        self.last_end_s = max(self.last_end_s, other.last_end_s)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, seconds and counts; percentiles to within 1 %."""
         latencies = {}
@@ -123,6 +149,9 @@ class Tally(Observer):
             "num_preemptions": self.num_preemptions,
             "elapsed_s": self.elapsed_s,
             "output_tokens_per_s": self.output_tokens_per_s,
+            "hit_rate": self.hit_rate,
+            "num_kept": None if self.slo is None else self.num_kept,
+            "goodput_per_s": self.goodput_per_s,
             **latencies,
         }
 
@@ -140,4 +169,9 @@ class Tally(Observer):
                 values = [histogram.percentile(percent) for percent in (50, 90, 99)]
                 row = [*values, histogram.max, histogram.mean]
                 lines.append(f"{name:<12}" + "".join(f"{value:>12.4g}" for value in row))
+        if self.slo is not None and self.num_requests:
+            lines.append(
+                f"goodput {self.goodput_per_s or 0:.4g} requests/s: {self.num_kept / self.num_requests:.1%} kept "
+                f"{self.slo.to_text()}"
+            )
         return "\n".join([*lines, f"Percentiles are within {RELATIVE_ERROR:.0%}."])

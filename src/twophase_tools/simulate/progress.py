@@ -1,6 +1,6 @@
 """What a simulation remembers about a request until its last completion has ended."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from twophase.core.outputs import FinishReason
 from twophase.core.request import Request
@@ -22,6 +22,7 @@ class RequestProgress:
 
     Attributes:
         num_unfinished: Completions that go on, those not forked yet included.
+        begun_elsewhere_s: When another engine began with its prompt, if one did.
         token_times_s: When each token of completion 0 was there; stays empty unless an observer wants them.
     """
 
@@ -34,11 +35,20 @@ class RequestProgress:
     token_times_s: list[float | int] = field(default_factory=list)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    begun_elsewhere_s: float | int | None = None
 
     @classmethod
     def start(cls, request: Request) -> "RequestProgress":
         n = request.sampling_params.n
         return cls(request, tuple(CompletionProgress() for _ in range(n)), n)
+
+    def go_on(self, request: Request) -> "RequestProgress":
+        """The life of `request` on another engine, which gets the K and V of the prompt that this one computed; it
+        counts from the arrival here."""
+        later = RequestProgress.start(replace(request, arrival_s=self.request.arrival_s))
+        later.begun_elsewhere_s, later.num_cached_tokens = self.first_scheduled_s, self.num_cached_tokens
+        later.num_preemptions = self.num_preemptions
+        return later
 
     @property
     def num_output_tokens(self) -> int:

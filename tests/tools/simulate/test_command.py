@@ -73,6 +73,32 @@ def test_measured_is_calibrated_once(twophase, tiny_folder, tmp_path, monkeypatc
     assert "not a calibration" in err
 
 
+@pytest.mark.parametrize(
+    "router", ["round-robin", "least-tokens", "prefix:weight=2", "hash", "length:limit_tokens=200"]
+)
+def test_routers_by_name(twophase, router):
+    options = ("--hardware", "h100", "--workload", "shared-prefix", "--requests", 60, "--rate", 20, "--replicas", 3)
+    code, out, _ = twophase("simulate", *options, "--router", router, "--slo-ttft", 0.5, "--json")
+    result = json.loads(out)
+    assert (code, result["num_requests"]) == (0, 60)
+    (fleet,) = result["fleets"]
+    assert sum(engine["num_requests"] for engine in fleet["engines"]) == 60
+    assert result["goodput_per_s"] > 0
+    code, out, _ = twophase("simulate", *options, "--router", router)
+    assert (code, "engine 2" in out, "times the mean number of tokens" in out) == (0, True, True)
+
+
+def test_autoscaling(twophase):
+    options = ("--hardware", "h100", "--workload", "chat", "--requests", 1500, "--rate", 40, "--json")
+    scaling = ("--autoscale", "requests=4", "--max-replicas", 5, "--startup", 10)
+    code, out, _ = twophase("simulate", *options, *scaling)
+    (fleet,) = json.loads(out)["fleets"]
+    assert code == 0
+    assert 1 < len(fleet["engines"]) <= 5
+    assert fleet["scaling"][0]["num_wanted"] > 1
+    assert fleet["engines"][1]["ready_s"] == fleet["engines"][1]["start_s"] + 10
+
+
 def test_a_shared_prefix_is_shared(twophase):
     """As in the engine: without it, prompts would take as long as all their tokens."""
     options = ("simulate", "--hardware", "h100", "--workload", "shared-prefix", "--requests", 40, "--json")
@@ -101,6 +127,15 @@ def test_a_folder_has_its_own_context_limit(twophase, tiny_folder, tmp_path):
         (("--hardware", "h100", "--tensor-parallel", 3), "key/value heads"),
         (("--hardware", "h100", "--replicas", 0), "--replicas"),
         (("--hardware", "h100", "--router", "x"), "least-outstanding"),
+        (("--hardware", "h100", "--router", "prefix:weight=-1"), "from 0 to"),
+        (("--hardware", "h100", "--autoscale", "kv=0.5"), "--max-replicas"),
+        (("--hardware", "h100", "--autoscale", "disk=0.5", "--max-replicas", 3), "queue-age=SECONDS"),
+        (("--hardware", "h100", "--autoscale", "kv=0.5", "--max-replicas", 3, "--replicas", 4), "least <= most"),
+        (("--hardware", "h100", "--autoscale", "kv=0.5", "--max-replicas", 3, "--startup", -1), "startup_s"),
+        (("--hardware", "h100", "--max-replicas", 3), "--max-replicas goes with --autoscale"),
+        (("--hardware", "h100", "--startup", 3), "--startup goes with --autoscale"),
+        (("--hardware", "h100", "--slo-ttft", 0), "positive number of seconds"),
+        (("--plan", "/nowhere/plan.yaml"), "cannot be read"),
         (("--hardware", "h100", "--rate", -1), "arrival rate"),
         (("--hardware", "h100", "--requests", 0), "at least 1"),
         (("--hardware", "h100", "--max-num-batched-tokens", 4), "max_num_batched_tokens"),

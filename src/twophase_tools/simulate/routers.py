@@ -1,0 +1,282 @@
+"""Which engine gets a request: in turn, by load, by what its cache holds, by the length of the prompt.
+
+A router sees what a front end can know: the requests, and counts that engines report. It does not know how many tokens
+a request will generate. Write your own as a subclass of `Router` with a method `choose`.
+"""
+
+import abc
+import bisect
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import final
+
+from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
+from twophase.core.errors import ConfigError
+from twophase.core.request import Request
+from twophase.scheduling.named_policies import MOST
+from twophase_tools.simulate.simulator import Replica
+
+
+class Router(abc.ABC):
+    """Sends each request to one of the engines that take requests; `request.arrival_s` is the present time.
+
+    Attributes:
+        looks_at_replicas: Whether it asks them anything; if so, all are brought up to the time of each arrival.
+    """
+
+    looks_at_replicas: bool = True
+
+    @abc.abstractmethod
+    def choose(self, replicas: Sequence[Replica], request: Request) -> int:
+        """Index of the replica that gets it. Replicas may have come and gone since the last call."""
+
+
+@final
+class RoundRobin(Router):
+    """Each in turn, whatever they do."""
+
+    looks_at_replicas = False
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, replicas: Sequence[Replica], request: Request) -> int:
+        chosen = self._next % len(replicas)
+        self._next = chosen + 1
+        return chosen
+
+
+@final
+class LeastOutstanding(Router):
+    """Whoever has the fewest unfinished requests; among equals, each in turn."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, replicas: Sequence[Replica], request: Request) -> int:
+        chosen = _least([replica.num_outstanding(request.arrival_s) for replica in replicas], self._next)
+        self._next = chosen + 1
+        return chosen
+
+
+@final
+class LeastTokens(Router):
+    """Whoever has the fewest tokens in unfinished requests, queued or running; among equals, each in turn.
+
+    A prompt of 8,000 tokens is no more than one request to `LeastOutstanding`.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, replicas: Sequence[Replica], request: Request) -> int:
+        chosen = _least([replica.num_outstanding_tokens(request.arrival_s) for replica in replicas], self._next)
+        self._next = chosen + 1
+        return chosen
+
+
+@final
+class PrefixAware(Router):
+    """The engine for which hits and load together cost least, in tokens:
+
+        cost = weight * (tokens of the prompt that it would have to compute) + tokens of its unfinished requests
+
+    This is the cost of NVIDIA Dynamo's KV router (in blocks there: `overlap_score_weight * prefill_blocks +
+    decode_blocks`). Weight 0 is `LeastTokens`; a large one follows the prefix whatever the load.
+
+    What an engine holds is guessed, as SGLang's router does without events from its workers: every full block that was
+    sent to an engine is taken to be there, until `index_share` of its slots would be exceeded; then the blocks
+    used longest ago are forgotten. So the guess errs where the engine evicts in another order.
+
+    Args:
+        weight: Of a token to be computed against one that is loaded, at least 0.
+        block_size: Tokens that are hit together.
+        index_share: Of an engine's K/V slots, in (0, 1].
+    """
+
+    def __init__(self, weight: int | float = 1.0, block_size: int | float = 16, index_share: int | float = 1.0) -> None:
+        if not 0 <= weight <= MOST:
+            raise ConfigError(f"the weight of a hit must be a number from 0 to {MOST:g}, got {weight}.")
+        if block_size < 1 or int(block_size) != block_size:
+            raise ConfigError(f"block_size must be a whole number of at least 1 token, got {block_size}.")
+        if not 0 < index_share <= 1:
+            raise ConfigError(f"index_share is a share of an engine's K/V slots, in (0, 1], got {index_share}.")
+        self._weight = weight
+        self._block_size = int(block_size)
+        self._index_share = index_share
+        self._sent: dict[Replica, OrderedDict[bytes, None]] = {}  # digests of blocks, the latest used last
+        self._next = 0
+
+    def choose(self, replicas: Sequence[Replica], request: Request) -> int:
+        digests = self._digests(request)
+        self._sent = {replica: self._sent.get(replica, OrderedDict()) for replica in replicas}
+        num_tokens = len(request.prompt_token_ids)
+        costs = []
+        for replica in replicas:
+            num_to_compute = num_tokens - self._num_hit(replica, digests) * self._block_size
+            costs.append(self._weight * num_to_compute + replica.num_outstanding_tokens(request.arrival_s))
+        chosen = _least(costs, self._next)
+        self._next = chosen + 1
+        self._note(replicas[chosen], digests)
+        return chosen
+
+    def _digests(self, request: Request) -> list[bytes]:
+        """Of each full block and all before it, as in an engine's prefix cache; the last token is always computed."""
+        digest, digests = salt_digest(request.cache_salt), []
+        prompt, size = request.prompt_token_ids, self._block_size
+        for end in range(size, len(prompt), size):
+            digest = block_digest(digest, tokens_to_bytes(prompt[end - size : end]))
+            digests.append(digest)
+        return digests
+
+    def _num_hit(self, replica: Replica, digests: Sequence[bytes]) -> int:
+        sent = self._sent[replica]
+        return next((i for i, digest in enumerate(digests) if digest not in sent), len(digests))
+
+    def _note(self, replica: Replica, digests: Sequence[bytes]) -> None:
+        sent = self._sent[replica]
+        for digest in reversed(digests):  # a block outlives those that continue it
+            sent[digest] = None
+            sent.move_to_end(digest)
+        while len(sent) > self._index_share * replica.capacity_tokens / self._block_size:
+            sent.popitem(last=False)
+
+
+@final
+class ConsistentHash(Router):
+    """By the hash of the prompt's beginning, but never to an engine with far more than its share of requests.
+
+    Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, arXiv:1608.01350): each engine has
+    `NUM_POINTS` points on a ring, and a request goes to the first point after its own whose engine has fewer than
+    `load_bound` times the mean of unfinished requests, this one included. When an engine comes or goes, only the keys
+    next to its points move. It needs no index of blocks; what it cannot see is a prefix shorter than `num_tokens`.
+
+    Args:
+        num_tokens: Of the prompt's beginning that are hashed, at least 1.
+        load_bound: Above 1; a large one follows the hash whatever the load.
+    """
+
+    NUM_POINTS = 64
+
+    def __init__(self, num_tokens: int | float = 256, load_bound: int | float = 1.25) -> None:
+        if num_tokens < 1 or int(num_tokens) != num_tokens:
+            raise ConfigError(f"num_tokens to be hashed must be a whole number of at least 1, got {num_tokens}.")
+        if not 1 < load_bound <= MOST:
+            raise ConfigError(f"load_bound must be above 1, or no engine may have the mean load, got {load_bound}.")
+        self._num_tokens = int(num_tokens)
+        self._load_bound = load_bound
+        self._names: dict[Replica, int] = {}  # in the order in which they were first seen
+        self._num_seen = 0
+        self._ring: list[tuple[int, int]] = []  # (point, name)
+
+    def choose(self, replicas: Sequence[Replica], request: Request) -> int:
+        if list(self._names) != list(replicas):
+            self._rebuild(replicas)
+        counts = [replica.num_outstanding(request.arrival_s) for replica in replicas]
+        most = math.ceil(self._load_bound * (sum(counts) + 1) / len(replicas))
+        index_of = {name: i for i, name in enumerate(self._names.values())}
+        key = _point(request.cache_salt, *request.prompt_token_ids[: self._num_tokens])
+        start = bisect.bisect_left(self._ring, (key, 0))
+        around = (self._ring[(start + i) % len(self._ring)][1] for i in range(len(self._ring)))
+        return next(index_of[name] for name in around if counts[index_of[name]] < most)
+
+    def _rebuild(self, replicas: Sequence[Replica]) -> None:
+        known = self._names
+        self._names = {}
+        for replica in replicas:
+            name = known.get(replica)
+            if name is None:
+                name, self._num_seen = self._num_seen, self._num_seen + 1
+            self._names[replica] = name
+        self._ring = sorted((_point(name, i), name) for name in self._names.values() for i in range(self.NUM_POINTS))
+
+
+@final
+class ByLength(Router):
+    """Long prompts to engines of their own, so that short ones never wait behind them.
+
+    Args:
+        limit_tokens: A prompt of more is long.
+        num_long: The last so many engines take the long ones, at least 1; the others the short ones.
+        router: Makes the router of each side; None: `LeastTokens`.
+    """
+
+    def __init__(
+        self,
+        limit_tokens: int | float = 4096,
+        num_long: int | float = 1,
+        router: Callable[[], Router] | None = None,
+    ) -> None:
+        if num_long < 1 or int(num_long) != num_long:
+            raise ConfigError(f"num_long must be a whole number of engines, at least 1, got {num_long}.")
+        if not limit_tokens >= 0:
+            raise ConfigError(f"limit_tokens must be a number of at least 0, got {limit_tokens}.")
+        self._limit_tokens = limit_tokens
+        self._num_long = int(num_long)
+        make = LeastTokens if router is None else router
+        self._short, self._long = make(), make()
+
+    def choose(self, replicas: Sequence[Replica], request: Request) -> int:
+        num_short = len(replicas) - self._num_long
+        if num_short < 1:
+            raise ConfigError(
+                f"{self._num_long} engines for long prompts leave none of {len(replicas)} for the short ones; lower "
+                f"num_long, or add engines."
+            )
+        if len(request.prompt_token_ids) > self._limit_tokens:
+            return num_short + self._long.choose(replicas[num_short:], request)
+        return self._short.choose(replicas[:num_short], request)
+
+
+def _least(costs: Sequence[int | float], first: int) -> int:
+    """Index of the least cost; among equals the first from `first` on, in turn."""
+    count, least = len(costs), min(costs)
+    return next(i % count for i in range(first, first + count) if costs[i % count] == least)
+
+
+def _point(*numbers: int | str) -> int:
+    """A place on the ring, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "big")
+
+
+# By name: the class, and the parameters that a command line may set.
+ROUTERS: dict[str, tuple[Callable[..., Router], tuple[str, ...]]] = {
+    "round-robin": (RoundRobin, ()),
+    "least-outstanding": (LeastOutstanding, ()),
+    "least-tokens": (LeastTokens, ()),
+    "prefix": (PrefixAware, ("weight", "block_size", "index_share")),
+    "hash": (ConsistentHash, ("num_tokens", "load_bound")),
+    "length": (ByLength, ("limit_tokens", "num_long")),
+}
+
+
+def router_named(text: str) -> Router:
+    """A fresh router: 'name', or 'name:parameter=number,...'.
+
+    Raises:
+        ConfigError: No such router or parameter, or a value that is not allowed.
+    """
+    name, _, rest = text.partition(":")
+    if name not in ROUTERS:
+        raise ConfigError(f"the routers are {', '.join(map(usage, ROUTERS))}, got {text!r}.")
+    make, names = ROUTERS[name]
+    values: dict[str, float] = {}
+    for part in filter(None, rest.split(",")):
+        key, _, number = part.partition("=")
+        if key not in names:
+            raise ConfigError(f"router {name!r} has no parameter {key!r}: write {usage(name)}.")
+        try:
+            values[key] = float(number)
+        except ValueError:
+            raise ConfigError(f"{key} of router {name!r} must be a number, got {number!r}.") from None
+        if not abs(values[key]) <= MOST:
+            raise ConfigError(f"{key} of router {name!r} must be a number of at most {MOST:g}, got {number!r}.")
+    return make(**values)
+
+
+def usage(name: str) -> str:
+    """'prefix:weight=N,...'."""
+    parameters = ",".join(f"{parameter}=N" for parameter in ROUTERS[name][1])
+    return f"{name}:{parameters}" if parameters else name

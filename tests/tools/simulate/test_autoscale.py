@@ -1,0 +1,217 @@
+"""Engines that come and go: by hand, and under a load that rises and falls."""
+
+import functools
+
+import pytest
+
+from tests.tools.simulate.runs import make_scheduler, request
+from twophase.core.errors import ConfigError
+from twophase_tools.simulate.autoscale import (
+    FleetState,
+    QueueAge,
+    Scaler,
+    ScalingPolicy,
+    TargetUtilisation,
+    policy_named,
+)
+from twophase_tools.simulate.cost_model import LinearCostModel
+from twophase_tools.simulate.fleet import Fleet, LeastOutstanding, run_fleet
+from twophase_tools.simulate.fleet_report import FleetReport, Tallies
+from twophase_tools.simulate.simulator import Replica
+
+SECOND = LinearCostModel(1.0)
+
+
+class Script(ScalingPolicy):
+    """Wants these numbers, one at each look, then the last one."""
+
+    def __init__(self, *wanted):
+        self.wanted, self.seen = list(wanted), []
+
+    def num_wanted(self, state):
+        self.seen.append(state)
+        return self.wanted.pop(0) if len(self.wanted) > 1 else self.wanted[0]
+
+
+def fleet_of(policy, count=1, slots=4, **options):
+    tallies = Tallies()
+
+    def make():
+        return Replica(make_scheduler(max_num_seqs=slots), SECOND, tallies.new())
+
+    options = {"most": 9, "startup_s": 5, "period_s": 10, "down_after_s": 0} | options
+    return Fleet([make() for _ in range(count)], LeastOutstanding(), Scaler(policy, make, **options)), tallies
+
+
+def state(**changes):
+    values = {"time_s": 0.0, "num_ready": 4, "num_starting": 0, "num_draining": 0, "num_outstanding": 40}
+    values |= {"num_tokens": 600, "capacity_tokens": 1000, "busy_share": 0.5, "queue_age_s": 0.0}
+    return FleetState(**(values | changes))
+
+
+def test_an_engine_takes_requests_when_it_has_started():
+    """Ordered at 10 s, ready at 15 s: what comes at 14 s joins the first engine, what comes at 16 s the second."""
+    fleet, tallies = fleet_of(Script(2))
+    for name, arrival_s in (("a", 9), ("b", 14), ("c", 16)):
+        fleet.serve(request(name, arrival_s, 4, 20))
+    fleet.finish()
+    assert [tally.num_requests for tally in tallies.each] == [2, 1]
+    assert [(life.start_s, life.ready_s, life.end_s) for life in fleet.lives] == [(0, 0, None), (10, 15, None)]
+    assert fleet.engine_s(40) == 40 + 30
+
+
+def test_an_engine_drains_before_it_leaves():
+    """Two engines with a request each until 25 s; at 10 s one is to go: it serves on, gets nothing, leaves at 30 s."""
+    fleet, tallies = fleet_of(Script(1), count=2)
+    for name, arrival_s in (("a", 0), ("b", 5), ("c", 12), ("d", 14)):
+        fleet.serve(request(name, arrival_s, 4, 21))
+    fleet.finish()
+    assert [tally.num_requests for tally in tallies.each] == [3, 1]  # b has fewer tokens at 10 s
+    assert [life.end_s for life in fleet.lives] == [None, 30]
+    assert tallies.each[1].last_end_s == 26
+
+
+def test_one_that_drains_is_taken_back_before_one_is_started():
+    fleet, _ = fleet_of(Script(1, 2), count=2)
+    for name, arrival_s in (("a", 0), ("b", 1), ("c", 21)):
+        fleet.serve(request(name, arrival_s, 4, 40))
+    fleet.finish()
+    assert len(fleet.lives) == 2
+    assert [life.end_s for life in fleet.lives] == [None, None]
+
+
+def test_one_that_starts_is_given_up_first():
+    fleet, _ = fleet_of(Script(3, 1), startup_s=100)
+    fleet.serve(request("a", 0, 4, 30))
+    fleet.finish()
+    assert [(life.start_s, life.end_s) for life in fleet.lives] == [(0, None), (10, 20), (10, 20)]
+    assert fleet.engine_s(30) == 30 + 10 + 10
+
+
+def test_fewer_only_when_it_was_wanted_for_long():
+    """Never fewer than the largest number wanted in the last 25 s; more at once."""
+    fleet, _ = fleet_of(Script(4, 3, 2, 1, 1, 1, 5, 1), count=4, startup_s=0, down_after_s=25)
+    fleet.serve(request("a", 0, 4, 60))
+    fleet.serve(request("b", 60, 4, 20))
+    fleet.finish()
+    assert [wanted for _, wanted in fleet.states] == [4, 4, 4, 3, 2, 1, 5, 5]
+
+
+def test_what_a_policy_sees():
+    """At 10 s: two places taken since 0 s, a third request waits since 4 s; 3 prompts of 4 and 10 outputs of two."""
+    policy = Script(1)
+    fleet, _ = fleet_of(policy, slots=2)
+    for arrival_s in (0, 0, 4):
+        fleet.serve(request(f"{arrival_s}{len(policy.seen)}{id(object())}", arrival_s, 4, 30))
+    fleet.run_until(10)
+    (seen,) = policy.seen
+    assert (seen.num_outstanding, seen.num_tokens, seen.capacity_tokens) == (3, 12 + 20, 256)
+    assert (seen.queue_age_s, seen.busy_share) == (6.0, 1.0)
+    assert (seen.kv_share, seen.requests_per_engine) == (32 / 256, 3)
+
+
+def test_busy_is_that_of_the_latest_period():
+    """A request until 5 s, and another from 30 s on: busy for half of the first period, not at all in the next two."""
+    policy = Script(1)
+    fleet, _ = fleet_of(policy)
+    fleet.serve(request("a", 0, 4, 5))
+    fleet.serve(request("b", 30, 4, 12))
+    fleet.finish()
+    assert [seen.busy_share for seen in policy.seen] == [0.5, 0, 0, 1, 0.2]
+
+
+def test_limits_are_kept():
+    fleet, _ = fleet_of(Script(9, 0), count=2, least=2, most=3)
+    fleet.serve(request("a", 0, 4, 25))
+    fleet.finish()
+    assert [wanted for _, wanted in fleet.states] == [3, 2, 2]
+
+
+def test_target_utilisation_by_hand():
+    assert TargetUtilisation(0.4).num_wanted(state()) == 6  # 4 * 0.6 / 0.4
+    assert TargetUtilisation(0.56).num_wanted(state(num_starting=1)) == 5  # 0.6 is near enough
+    assert TargetUtilisation(0.56, tolerance=0).num_wanted(state(num_starting=1)) == 5  # 4.28
+    assert TargetUtilisation(20, "requests").num_wanted(state()) == 2
+    assert TargetUtilisation(0.25, "busy").num_wanted(state()) == 8
+
+
+def test_queue_age_by_hand():
+    policy = QueueAge(0.5, room=0.5)
+    assert policy.num_wanted(state(queue_age_s=0.6)) == 5
+    assert policy.num_wanted(state(queue_age_s=0.6, num_starting=1)) == 5  # help is on its way
+    assert policy.num_wanted(state(queue_age_s=0.4)) == 4
+    assert policy.num_wanted(state()) == 4  # three would be at 0.8
+    assert policy.num_wanted(state(num_tokens=300)) == 3  # at 0.4
+    assert policy.num_wanted(state(num_tokens=0, num_ready=1)) == 1
+
+
+def nothing() -> Replica:
+    raise AssertionError("no engine is wanted")
+
+
+def surge():
+    """A request each 10 s, and for 160 s in between one a second; each of 20 steps."""
+    times = [*range(0, 100, 10), *range(100, 260), *range(260, 900, 10)]
+    return [request(f"r{i}", time_s, 4, 20) for i, time_s in enumerate(times)]
+
+
+@functools.cache
+def run_surge(count, rule):
+    tallies = Tallies()
+
+    def make():
+        return Replica(make_scheduler(max_num_seqs=4, num_blocks=24), SECOND, tallies.new())
+
+    scaler = None
+    if rule is not None:
+        scaler = Scaler(policy_named(rule), make, most=8, startup_s=20, period_s=10, down_after_s=60)
+    fleet = run_fleet(surge(), [make() for _ in range(count)], LeastOutstanding(), scaler)
+    total = tallies.total
+    assert total.num_requests == len(surge())
+    return total.latency.mean, FleetReport("fleet", fleet, tallies, total.last_end_s)
+
+
+@pytest.mark.parametrize("rule", ["requests=3", "kv=0.25", "queue-age=1"])
+def test_a_surge_is_met_and_paid_for_only_while_it_lasts(rule):
+    """Against one engine, far shorter waits; against as many as the peak needs all the time, far fewer
+    engine-seconds."""
+    (alone_s, _), (always_s, always) = run_surge(1, None), run_surge(8, None)
+    scaled_s, report = run_surge(1, rule)
+    assert always_s < scaled_s < 0.25 * alone_s
+    assert report.engine_s < 0.6 * always.engine_s
+    states = report.fleet.states
+    assert max(seen.num_ready for seen, _ in states) > 3
+    assert states[-1][0].num_ready == 1
+    assert len(report.to_dict()["scaling"]) == len(states)
+    assert "1 to " in report.to_text()
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: Scaler(QueueAge(1), nothing, most=0), "1 <= least <= most"),
+        (lambda: Scaler(QueueAge(1), nothing, least=3, most=2), "1 <= least <= most"),
+        (lambda: Scaler(QueueAge(1), nothing, most=2, startup_s=-1), "startup_s must be"),
+        (lambda: Scaler(QueueAge(1), nothing, most=2, down_after_s=float("nan")), "down_after_s must be"),
+        (lambda: Scaler(QueueAge(1), nothing, most=2, period_s=0), "period_s must be"),
+        (lambda: QueueAge(0), "above 0"),
+        (lambda: QueueAge(1, room=2), r"in \(0, 1\]"),
+        (lambda: TargetUtilisation(0), "above 0"),
+        (lambda: TargetUtilisation(1, "disk"), "one of kv, requests, busy"),
+        (lambda: TargetUtilisation(1, tolerance=1), r"in \[0, 1\)"),
+        (lambda: policy_named("disk=3"), "queue-age=SECONDS"),
+        (lambda: policy_named("kv"), "must be a number"),
+        (lambda: policy_named("kv=nan"), "above 0"),
+        (lambda: fleet_of(QueueAge(1), count=3, most=2), "cannot begin with 3"),
+    ],
+)
+def test_bad_rules(make, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        make()
+
+
+def test_a_policy_must_want_a_whole_number():
+    fleet, _ = fleet_of(Script(1.5))
+    fleet.serve(request("a", 0, 4, 30))
+    with pytest.raises(ConfigError, match=r"Script must want a whole number of engines, got 1\.5"):
+        fleet.finish()

@@ -1,0 +1,178 @@
+"""Prefill and decode in pools: times by hand, nothing lost, and unequal hardware where it helps."""
+
+import random
+
+import pytest
+
+from tests.tools.simulate.runs import make_scheduler, random_requests, request
+from twophase.core.errors import ConfigError
+from twophase_tools.simulate.cost_model import LinearCostModel
+from twophase_tools.simulate.fleet import Fleet, LeastOutstanding, RoundRobin
+from twophase_tools.simulate.observers import Recorder, Tally
+from twophase_tools.simulate.pools import Link, run_pools
+from twophase_tools.simulate.simulator import Replica
+
+SECOND = LinearCostModel(1.0)
+SLOW, FAST = LinearCostModel(4.0), LinearCostModel(1.0)
+PROMPT_WORK = LinearCostModel(0.01, per_token_s=0.01)
+
+
+def pool(count=1, cost_model=SECOND, observer=Recorder, router=RoundRobin, **options):
+    return Fleet([Replica(make_scheduler(**options), cost_model, observer()) for _ in range(count)], router())
+
+
+def records_of(fleet):
+    records = [record for life in fleet.lives for record in life.replica.observer.records]
+    return {record.request_id: record for record in records}
+
+
+def test_times_by_hand():
+    """Prompt until 1 s, 8 tokens of 10 bytes at 40 bytes/s and half a second of latency until 3.5 s; then the first
+    token is handed out, and each of the others takes a second."""
+    prefill, decode = pool(), pool()
+    run_pools([request("a", 0, 8, 4)], prefill, decode, Link(40, 10, latency_s=0.5))
+    record = records_of(decode)["a"]
+    assert record.token_times_s == (3.5, 4.5, 5.5, 6.5)
+    assert (record.arrival_s, record.first_scheduled_s, record.finished_s, record.ttft_s) == (0, 0, 6.5, 3.5)
+    assert records_of(prefill)["a"].finished_s == 1.0
+
+
+def test_prompts_share_a_sender_s_link():
+    """Two prompts done at 1 s by one engine: the second is sent when the first has left, latencies overlap. By two
+    engines: at once."""
+    requests = [request("a", 0, 4, 1), request("b", 0, 4, 1)]
+    link = Link(4, 1, latency_s=2)
+    for count, second_s in ((1, 5.0), (2, 4.0)):
+        decode = pool()
+        run_pools(requests, pool(count), decode, link)
+        ends = sorted(record.finished_s for record in records_of(decode).values())
+        assert ends == [4.0, second_s]
+
+
+def test_who_arrives_first_goes_on_first():
+    """At a byte per second: a, done at 1 s, arrives at 9 s, and b, done at 2.5 s on another engine, at 3.5 s."""
+    requests = [request("a", 0, 8, 1), request("b", 1.5, 1, 1), request("c", 2, 1, 1)]
+    decode = pool()
+    run_pools(requests, pool(2), decode, Link(1, 1))
+    ends = {name: record.finished_s for name, record in records_of(decode).items()}
+    assert ends == {"a": 9, "b": 3.5, "c": 10}  # c's K and V leave when a's have left
+
+
+def test_a_step_under_way_ends_before_a_newcomer_goes_on():
+    """The decode engine is in a step from 2 to 3 s when b's K and V arrive at 2.5 s."""
+    decode = pool()
+    run_pools([request("a", 0, 4, 5), request("b", 1.4, 4, 2)], pool(), decode, Link(4e9, 1, latency_s=0.1))
+    assert records_of(decode)["a"].token_times_s == pytest.approx((1.1, 2.1, 3.1, 4.1, 5.1))
+    assert records_of(decode)["b"].token_times_s == pytest.approx((3.1, 4.1))
+
+
+def test_a_full_decode_pool_lets_them_wait():
+    """One place: b's first token is handed out when a has ended. It counts as waiting from its K and V's arrival on."""
+    decode = pool(max_num_seqs=1)
+    replica = decode.lives[0].replica
+    run_pools([request("a", 0, 4, 4), request("b", 0, 4, 2)], pool(), decode, Link(4e9, 1))
+    assert records_of(decode)["b"].token_times_s == pytest.approx((4.0, 5.0))
+    assert replica.num_outstanding(9) == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("fast_forward", [True, False])
+def test_nothing_is_lost_and_nothing_stays(seed, fast_forward):
+    """Random requests, forks among them, through small pools: every token, and every block free."""
+    requests = random_requests(random.Random(seed), 40, 0.5, 40)
+
+    def make(blocks, places):
+        scheduler = make_scheduler(num_blocks=blocks, max_num_seqs=places, budget=16)
+        return scheduler, Replica(scheduler, SECOND, Recorder(), fast_forward=fast_forward)
+
+    sides = [[make(40, 4) for _ in range(2)], [make(24, 4) for _ in range(2)]]
+    prefill, decode = (Fleet([replica for _, replica in side], LeastOutstanding()) for side in sides)
+    run_pools(requests, prefill, decode, Link(50, 1, latency_s=0.1))
+    records = records_of(decode)
+    assert len(records) == 40
+    for each in requests:
+        params, record = each.sampling_params, records[each.request_id]
+        assert record.num_output_tokens == params.n * params.max_tokens
+        assert record.finish_reason == "length"
+        assert record.token_times_s[0] > record.first_scheduled_s >= each.arrival_s
+        assert list(record.token_times_s) == sorted(record.token_times_s)
+    for scheduler, _ in (*sides[0], *sides[1]):
+        assert (scheduler.has_unfinished, scheduler.cache.stats().num_in_use) == (False, 0)
+        scheduler.cache.check_integrity()
+
+
+def test_leaps_change_nothing():
+    def run(fast_forward):
+        requests = random_requests(random.Random(7), 40, 0.5, 40)
+        fleets = [
+            Fleet(
+                [
+                    Replica(make_scheduler(num_blocks=24, budget=16), SECOND, Recorder(), fast_forward=fast_forward)
+                    for _ in range(2)
+                ],
+                LeastOutstanding(),
+            )
+            for _ in range(2)
+        ]
+        run_pools(requests, *fleets, Link(50, 1, latency_s=0.1))
+        return [records_of(fleet) for fleet in fleets]
+
+    assert run(True) == run(False)
+
+
+def test_decodes_never_wait_for_prompts():
+    """What pools are for: the longest gap between tokens beside prompts of 60 tokens."""
+    requests = [request(f"r{i}", i * 0.2, 4 if i % 3 else 60, 20) for i in range(40)]
+
+    def longest_gap_s(run):
+        tally = Tally()
+        run(tally)
+        assert tally.num_requests == 40
+        return tally.itl.max
+
+    def replica(tally):
+        return Replica(make_scheduler(budget=64, max_num_seqs=16, num_blocks=256), PROMPT_WORK, tally)
+
+    def mixed(tally):
+        fleet = Fleet([replica(tally), replica(tally)], RoundRobin())
+        for each in requests:
+            fleet.serve(each)
+        fleet.finish()
+
+    def apart(tally):
+        run_pools(
+            requests, Fleet([replica(Tally())], RoundRobin()), Fleet([replica(tally)], RoundRobin()), Link(1e9, 1)
+        )
+
+    assert longest_gap_s(apart) < 0.5 * longest_gap_s(mixed)
+
+
+def test_unequal_hardware():
+    """The decode pool's speed sets the time between tokens, the prefill pool's the time to the first one."""
+    times = {}
+    for name, here, there in (("fast first", FAST, SLOW), ("fast last", SLOW, FAST)):
+        decode = pool(cost_model=there)
+        run_pools([request("a", 0, 8, 5)], pool(cost_model=here), decode, Link(8, 1))
+        times[name] = records_of(decode)["a"].token_times_s
+    assert times["fast first"] == (2, 6, 10, 14, 18)
+    assert times["fast last"] == (5, 6, 7, 8, 9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((0, 1), "bytes per second above 0"),
+        ((float("inf"), 1), "bytes per second above 0"),
+        ((1, 0), "at least 1 byte"),
+        ((1, 1, -1), "latency must be"),
+        ((1, 1, float("nan")), "latency must be"),
+    ],
+)
+def test_bad_links(arguments, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        Link(*arguments)
+
+
+def test_a_pool_without_engines():
+    with pytest.raises(ConfigError, match="at least 1 replica"):
+        Fleet([], RoundRobin())

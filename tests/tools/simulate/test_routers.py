@@ -1,0 +1,267 @@
+"""Routers by hand, and what each is for: hits, load, length. What they ask a replica holds with and without leaps."""
+
+import random
+
+import pytest
+
+from tests.tools.simulate.runs import make_scheduler, random_requests, request
+from twophase.core.errors import ConfigError
+from twophase_tools.simulate.cost_model import LinearCostModel
+from twophase_tools.simulate.fleet import run_fleet
+from twophase_tools.simulate.fleet_report import FleetReport, Tallies
+from twophase_tools.simulate.observers import Recorder, Tally
+from twophase_tools.simulate.routers import (
+    ROUTERS,
+    ByLength,
+    ConsistentHash,
+    LeastOutstanding,
+    LeastTokens,
+    PrefixAware,
+    RoundRobin,
+    Router,
+    router_named,
+    usage,
+)
+from twophase_tools.simulate.simulator import Replica
+
+SECOND = LinearCostModel(1.0)
+PER_TOKEN = LinearCostModel(0.01, per_token_s=0.01)
+
+
+def replicas_of(count, cost_model=SECOND, **options):
+    return [Replica(make_scheduler(**options), cost_model, Recorder()) for _ in range(count)]
+
+
+def served_by(router, requests, count=2, cost_model=SECOND, **options):
+    replicas = replicas_of(count, cost_model, **options)
+    run_fleet(requests, replicas, router)
+    return [sorted(record.request_id for record in replica.observer.records) for replica in replicas]
+
+
+class TestWhatAReplicaTells:
+    def test_tokens_by_hand(self):
+        """A prompt of 5 and 3 outputs, one step a second: 5 tokens until 1 s, then one more a second, 0 from 3 s on."""
+        (replica,) = replicas_of(1)
+        replica.submit(request("a", 0, 5, 3))
+        for time_s, expected in ((0.5, 5), (1.0, 6), (1.5, 6), (2.0, 7), (2.5, 7), (3.5, 0)):
+            replica.run_until(time_s)
+            assert replica.num_outstanding_tokens(time_s) == expected, time_s
+
+    def test_busy_and_queue_by_hand(self):
+        """One place: b waits from 1 s until a ends at 3 s, and is done at 4 s."""
+        (replica,) = replicas_of(1, max_num_seqs=1)
+        replica.submit(request("a", 0, 5, 3))
+        replica.run_until(1.0)
+        replica.submit(request("b", 1.0, 5, 1))
+        for time_s, busy_s, age_s in ((1.5, 1.5, 0.5), (2.5, 2.5, 1.5), (3.5, 3.5, 0.0), (9.0, 4.0, 0.0)):
+            replica.run_until(time_s)
+            assert (replica.busy_s(time_s), replica.queue_age_s(time_s)) == (busy_s, age_s)
+        assert replica.capacity_tokens == 64 * 4
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_leaps_change_nothing_of_it(self, seed):
+        rng = random.Random(seed)
+        requests = random_requests(rng, 30, 0.2, 40)
+        told = []
+        for fast_forward in (False, True):
+            replica = Replica(
+                make_scheduler(num_blocks=40, max_num_seqs=5, budget=16), SECOND, Tally(), fast_forward=fast_forward
+            )
+            told.append([])
+            for each in requests:
+                for time_s in (each.arrival_s - 0.25, each.arrival_s):
+                    if time_s > 0:
+                        replica.run_until(time_s)
+                        told[-1].append(
+                            (
+                                replica.num_outstanding(time_s),
+                                replica.num_outstanding_tokens(time_s),
+                                replica.queue_age_s(time_s),
+                                pytest.approx(replica.busy_s(time_s)),
+                            )
+                        )
+                replica.submit(each)
+            replica.run_until(float("inf"))
+            assert replica.num_outstanding_tokens(1e9) == 0
+        assert told[0] == told[1]
+        assert len({tokens for _, tokens, _, _ in told[0]}) > 10
+
+
+def test_least_tokens_counts_tokens():
+    """Two short requests on one engine weigh less than a long one on the other."""
+    requests = [request("long", 0, 40, 2), *(request(f"s{i}", 0.1 + i / 10, 4, 2) for i in range(3))]
+    assert served_by(LeastTokens(), requests) == [["long"], ["s0", "s1", "s2"]]
+    assert served_by(LeastOutstanding(), requests) == [["long", "s1"], ["s0", "s2"]]
+
+
+class TestPrefixAware:
+    def conversations(self, count=3, turns=6):
+        """Each turn continues its own conversation, the order is mixed, and nothing overlaps in time."""
+        histories = {i: list(range(1000 * i, 1000 * i + 20)) for i in range(count)}
+        rng, requests = random.Random(0), []
+        for turn in range(turns * count):
+            who = rng.randrange(count)
+            histories[who] += range(90_000 + 8 * turn, 90_000 + 8 * turn + 8)
+            requests.append(request(f"{who}-{turn}", 100.0 * turn, histories[who][:60], 1))
+        return requests
+
+    def hits(self, router, requests, count=3):
+        replicas = replicas_of(count, num_blocks=128)
+        run_fleet(requests, replicas, router)
+        records = [record for replica in replicas for record in replica.observer.records]
+        return sum(record.num_cached_tokens for record in records)
+
+    def test_conversations_stay_where_they_are(self):
+        """Every turn after a conversation's first hits all full blocks before it, as on a single engine."""
+        requests = self.conversations()
+        router = PrefixAware(block_size=4)
+        assert self.hits(router, requests) == self.hits(RoundRobin(), requests, count=1)
+        assert self.hits(RoundRobin(), requests) < 0.8 * self.hits(router, requests)
+
+    def test_load_outweighs_a_hit(self):
+        """20 tokens are cached on the first engine, which is busy with 60: a hit is worth moving only if it weighs 3."""
+        prefix = tuple(range(20))
+        requests = [request("a", 0, prefix, 1), request("b", 50, 60, 4), request("c", 50.5, (*prefix, 5, 6), 1)]
+        # b goes to the second engine by turns; so that it meets the prefix, the first one is given it again.
+        requests.insert(1, request("d", 20, (*range(500, 504),), 1))
+        assert served_by(PrefixAware(1, block_size=4), requests, budget=64)[1] == ["c", "d"]
+        assert served_by(PrefixAware(4, block_size=4), requests, budget=64)[0] == ["a", "b", "c"]
+
+    def test_salts_are_kept_apart(self):
+        from dataclasses import replace
+
+        prompt = tuple(range(24))
+        salted = [replace(request(str(i), 100.0 * i, prompt, 1), cache_salt=salt) for i, salt in enumerate("xyxy")]
+        assert served_by(PrefixAware(block_size=4), salted) == [["0", "2"], ["1", "3"]]
+
+    def test_what_was_sent_long_ago_is_forgotten(self):
+        """An index of 4 blocks an engine: the last request, whose prompt is that of the first, finds nothing, and goes by
+        turns."""
+        router = PrefixAware(block_size=4, index_share=1 / 16)
+        requests = [
+            request(str(i), 100.0 * i, tuple(range(base, base + 17)), 1) for i, base in enumerate((0, 50, 100, 150, 0))
+        ]
+        requests = [*requests[:3], requests[-1]]
+        assert served_by(router, requests) == [["0", "2"], ["1", "4"]]
+        assert [len(sent) for sent in router._sent.values()] == [4, 4]
+        roomy = PrefixAware(block_size=4)
+        assert served_by(roomy, [*requests[:2], requests[-1]]) == [["0", "4"], ["1"]]
+
+    def test_an_engine_that_left_is_forgotten(self):
+        router = PrefixAware(block_size=4)
+        first, second = replicas_of(2)
+        prompt = request("a", 0, 24, 1)
+        assert [router.choose([first, second], prompt), router.choose([second], prompt)] == [0, 0]
+        assert list(router._sent) == [second]
+
+
+class TestConsistentHash:
+    def test_one_prefix_one_engine_until_it_is_full(self):
+        """With the mean of 2 requests and a bound of 1.5, an engine has 3 at most."""
+        requests = [request(str(i), i / 100, tuple(range(20)), 20) for i in range(6)]
+        sizes = sorted(len(served) for served in served_by(ConsistentHash(16, 1.5), requests, count=3))
+        assert sizes == [0, 3, 3]
+        assert sorted(map(len, served_by(ConsistentHash(16, 1e6), requests, count=3))) == [0, 0, 6]
+
+    def test_when_an_engine_comes_few_prefixes_move(self):
+        router, replicas = ConsistentHash(16, 1e6), replicas_of(5)
+        prompts = [request(str(i), 0, tuple(range(100 * i, 100 * i + 20)), 1) for i in range(200)]
+        before = [router.choose(replicas[:4], each) for each in prompts]
+        after = [router.choose(replicas, each) for each in prompts]
+        assert {new for old, new in zip(before, after, strict=True) if old != new} == {4}
+        assert 10 <= after.count(4) <= 80  # about 200 / 5
+        again = [router.choose(replicas[:4], each) for each in prompts]
+        assert again == before
+        assert min(before.count(i) for i in range(4)) > 20
+
+    def test_the_rest_of_the_prompt_does_not_matter(self):
+        router, replicas = ConsistentHash(16, 1e6), replicas_of(8)
+        ways = {router.choose(replicas, request(str(i), 0, (*range(16), 1000 + i), 1)) for i in range(20)}
+        assert len(ways) == 1
+
+
+def test_short_prompts_do_not_wait_behind_long_ones():
+    """A long prompt of 60 tokens takes 60 steps' time; a short one beside it must not feel it."""
+    requests = [request(f"{'L' if i % 4 == 0 else 's'}{i}", i * 0.15, 60 if i % 4 == 0 else 4, 2) for i in range(30)]
+
+    def slowest_short(router):
+        replicas = replicas_of(3, PER_TOKEN, budget=64)
+        run_fleet(requests, replicas, router)
+        records = [record for replica in replicas for record in replica.observer.records if record.request_id[0] == "s"]
+        return max(record.ttft_s for record in records)
+
+    apart = ByLength(30, num_long=1)
+    assert slowest_short(apart) < 0.15 < slowest_short(RoundRobin())
+    short, also_short, long = served_by(ByLength(30), requests, 3)
+    assert {name[0] for name in short + also_short} == {"s"}
+    assert {name[0] for name in long} == {"L"}
+
+
+class First(Router):
+    """A router as a learner writes it."""
+
+    def choose(self, replicas, request):
+        return 0
+
+
+def test_a_router_of_your_own():
+    requests = [request(str(i), i, 4, 1) for i in range(3)]
+    assert served_by(First(), requests) == [["0", "1", "2"], []]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("random", "round-robin, least-outstanding, least-tokens, prefix:weight=N"),
+        ("prefix:width=3", "no parameter 'width': write prefix:weight=N"),
+        ("prefix:weight=x", "must be a number, got 'x'"),
+        ("prefix:weight=-1", "from 0 to"),
+        ("prefix:weight=nan", "at most 1e"),
+        ("prefix:block_size=0.5", "whole number of at least 1"),
+        ("prefix:index_share=2", "in (0, 1]"),
+        ("hash:num_tokens=0", "at least 1"),
+        ("hash:load_bound=1", "above 1"),
+        ("length:num_long=0", "at least 1"),
+        ("length:limit_tokens=-1", "at least 0"),
+        ("round-robin:x=1", "no parameter 'x'"),
+    ],
+)
+def test_bad_names(text, complaint):
+    with pytest.raises(ConfigError) as caught:
+        router_named(text)
+    assert complaint in str(caught.value)
+
+
+def test_names():
+    assert {name: type(router_named(name)) for name in ROUTERS} == {name: make for name, (make, _) in ROUTERS.items()}
+    assert router_named("length:limit_tokens=10,num_long=2")._num_long == 2
+    assert usage("hash") == "hash:num_tokens=N,load_bound=N"
+
+
+def test_no_engine_left_for_short_prompts():
+    with pytest.raises(ConfigError, match="2 engines for long prompts leave none of 2"):
+        served_by(ByLength(10, num_long=2), [request("a", 0, 4, 1)])
+
+
+def test_the_report_adds_up():
+    from twophase_tools.load.slo import Slo
+
+    tallies = Tallies(Slo(ttft_s=1.5))
+    replicas = [Replica(make_scheduler(max_num_seqs=1, budget=8), SECOND, tallies.new()) for _ in range(2)]
+    # In turn: a and c on the first engine, where c waits for a; b on the second.
+    fleet = run_fleet(
+        [request(*each) for each in (("a", 0, 4, 2), ("b", 0, 4, 2), ("c", 0, 4, 1))], replicas, RoundRobin()
+    )
+    total = tallies.total
+    assert (total.num_requests, total.num_kept, total.num_prompt_tokens, total.num_output_tokens) == (3, 2, 12, 5)
+    assert (total.elapsed_s, total.goodput_per_s) == (3.0, 2 / 3)
+    assert [tally.num_kept for tally in tallies.each] == [1, 1]
+    assert tallies.balance == pytest.approx(11 / 8.5)
+    assert total.ttft.max == 3.0
+    report = FleetReport("fleet", fleet, tallies, total.last_end_s)
+    assert report.engine_s == 6.0
+    text = report.to_text()
+    assert "engine 0" in text
+    assert "50.0%" in text  # of the first engine's promises
+    assert "67%" in text  # the second was busy for 2 of 3 seconds
+    assert report.to_dict()["engines"][1]["num_requests"] == 1
