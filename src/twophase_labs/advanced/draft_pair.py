@@ -17,8 +17,7 @@ from twophase.engine.drafters import DraftRequest
 from twophase.engine.speculation import Speculator
 from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.own_engine import Verify, VerifyingRunner
-from twophase_labs.advanced.train_draft import DraftNetwork, answers_of, file_of_draft, load, make, prompts
-from twophase_labs.kit.models import smollm2
+from twophase_labs.advanced.train_draft import DraftNetwork, file_of_draft, load, make, prompts
 
 NextProbs = Callable[[list[int]], np.ndarray]
 DraftWithModel = Callable[[NextProbs, list[int], int, Chance], tuple[list[int], np.ndarray]]
@@ -191,24 +190,6 @@ def run(
         sum(step.schedule_s + step.run_s + step.update_s for step in steps),
         statistics.median(drafter.seconds) if drafter is not None and drafter.seconds else 0.0,
     )
-
-
-@torch.inference_mode()
-def agreement(network: DraftNetwork, asked: Sequence[str]) -> tuple[float, float]:
-    """Over greedy answers of SmolLM2: at which share of the places both have the same likeliest token, and the mean of
-    sum(min(p, q)), which is what drafts at temperature 1 are accepted with."""
-    large, _ = smollm2()
-    num_same, overlap, num_places = 0, 0.0, 0
-    for prompt, answer in answers_of(LLM(num_kv_blocks=256, max_num_seqs=16), asked):
-        ids = torch.tensor([[*prompt, *answer]])
-        places = slice(len(prompt) - 1, len(prompt) + len(answer) - 1)
-        p = large(ids).logits[0, places].softmax(-1)
-        q = torch.zeros_like(p)
-        q[:, network.types] = network.head(network(ids)[0, places]).softmax(-1)
-        num_same += int((p.argmax(-1) == q.argmax(-1)).sum())
-        overlap += float(torch.minimum(p, q).sum())
-        num_places += len(answer)
-    return num_same / num_places, overlap / num_places
 
 
 def held_out() -> list[str]:

@@ -11,6 +11,7 @@ is and is not stored again.
 """
 
 import argparse
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -161,7 +162,7 @@ def make(file: Path, num_answers: int = NUM_ANSWERS, num_epochs: int = NUM_EPOCH
     network = DraftNetwork(large, types)
     loss = train(network, batches_of(large, examples, types), num_epochs)
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".new")
+    unfinished = file.with_suffix(f".{os.getpid()}")  # another process may be making it, too
     save_file({name: value.contiguous() for name, value in network.own_state().items()}, unfinished)
     unfinished.rename(file)
     return loss
@@ -181,6 +182,24 @@ def load(file: Path) -> DraftNetwork:
     return network.eval().requires_grad_(False)
 
 
+@torch.inference_mode()
+def agreement(network: DraftNetwork, asked: Sequence[str]) -> tuple[float, float]:
+    """Over greedy answers of SmolLM2: at which share of the places both have the same likeliest token, and the mean of
+    sum(min(p, q)), which is what drafts at temperature 1 are accepted with."""
+    large, _ = smollm2()
+    num_same, overlap, num_places = 0, 0.0, 0
+    for prompt, answer in answers_of(LLM(num_kv_blocks=256, max_num_seqs=16), asked):
+        ids = torch.tensor([[*prompt, *answer]])
+        places = slice(len(prompt) - 1, len(prompt) + len(answer) - 1)
+        p = large(ids).logits[0, places].softmax(-1)
+        q = torch.zeros_like(p)
+        q[:, network.types] = network.head(network(ids)[0, places]).softmax(-1)
+        num_same += int((p.argmax(-1) == q.argmax(-1)).sum())
+        overlap += float(torch.minimum(p, q).sum())
+        num_places += len(answer)
+    return num_same / num_places, overlap / num_places
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Train the draft model of lab 5.")
     parser.add_argument("--file", type=Path, default=None, help="where to write it; default: the cache folder")
@@ -192,8 +211,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     elapsed_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     print(f"{file}: {elapsed_s:.0f} s, {cpu_s:.0f} s of CPU; a loss of {loss:.2f} nats per token at the end")
     if args.is_tried:
-        from twophase_labs.advanced.draft_pair import agreement
-
         for name, asked in {"held-out stories": prompts()[1], "other questions": OUTSIDE}.items():
             share, overlap = agreement(load(file), asked)
             print(
