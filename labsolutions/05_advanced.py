@@ -761,7 +761,7 @@ for title, (asked, temperature, options) in cases.items():
     )
 
 # %%
-draft_pictures.draw_pairs(pairs)
+figure = draft_pictures.draw_pairs(pairs)
 
 # %% [markdown]
 # **Read the result.** At temperature 1 the tokens differ, and must: other random numbers draw them, from the same
@@ -895,7 +895,7 @@ while not ids or ids[-1] != end_id:
 print("".join(texts[i] for i in ids[:-1]))
 
 # %%
-guided_pictures.draw_choices([*(texts[i] for i in ids[:-1]), "(end)"], how_many, len(texts))
+figure = guided_pictures.draw_choices([*(texts[i] for i in ids[:-1]), "(end)"], how_many, len(texts))
 
 # %% [markdown]
 # **Read the result.** The model decided little: a name and a number. For everything else the form allowed a few
@@ -1049,7 +1049,7 @@ for name, answers in {"without a mask": free, "guided": guided}.items():
 # %%
 from twophase_labs.advanced import window_engine, window_pictures
 
-window_pictures.draw_sequence((5, 10, 13), block_size=4, window=6, num_sinks=2)
+figure = window_pictures.draw_sequence((5, 10, 13), block_size=4, window=6, num_sinks=2)
 
 # %% [markdown]
 # Two of the tokens are coloured differently: **sinks**, the first tokens of the text, that always stay visible. They
@@ -1134,7 +1134,7 @@ print(f"as LLM(sliding_window=64, num_attention_sinks=4): {torch.allclose(mine.l
 # word "The".
 
 # %%
-window_pictures.draw_share_of_first(window_engine.share_of_first_key())
+figure = window_pictures.draw_share_of_first(window_engine.share_of_first_key())
 
 # %% [markdown]
 # The word says little, and yet it gets a large part of all attention. The softmax makes weights that sum to 1; a head
@@ -1156,7 +1156,7 @@ for name, reading in readings.items():
     print(f"{name:16} at most {max(reading.pages):>3} blocks, perplexity {reading.perplexity(window):.1f}")
 
 # %%
-window_pictures.draw_readings(readings, window=window)
+figure = window_pictures.draw_readings(readings, window=window)
 
 # %% [markdown]
 # **Read the result.** The damage is done when the first token leaves the window, and four keys undo most of it. What is
@@ -1173,7 +1173,7 @@ tellers = {
     "window of 256 and 4 sinks": window_engine.engine(sliding_window=256, num_attention_sinks=4),
 }
 bits = {name: [window_engine.surprise_at_fact(llm, far) for far in distances] for name, llm in tellers.items()}
-window_pictures.draw_memory(distances, bits, window=256, guess_bits=5 * math.log2(10))
+figure = window_pictures.draw_memory(distances, bits, window=256, guess_bits=5 * math.log2(10))
 
 # %% [markdown]
 # **Read the result.** Within the window the number is remembered as well as ever; a step beyond, it is gone, and the
@@ -1275,7 +1275,7 @@ for name, each in shares.items():
     print(f"{name:35} {100 * float(each.mean()):.0f} % of the attention, {100 * float(each.min()):.0f} % in one head")
 
 # %%
-heavy_attention.draw_shares(shares)
+figure = heavy_attention.draw_shares(shares)
 
 # %% [markdown]
 # **Read the result.** Most of what a window loses is the attention on the sinks, as before; the heavy hitters hold them
@@ -1377,7 +1377,7 @@ for name, values in drift.items():
     print(f"{name:9} perplexity {after:.2f}, mean KL {float(values.mean()):.5f}")
 
 # %%
-gate_pictures.draw_divergences(drift, bound=0.02)
+figure = gate_pictures.draw_divergences(drift, bound=0.02)
 
 # %% [markdown]
 # **Read the result.** Look at perplexity alone: the two 8-bit formats can hardly be told from the exact cache, and one
@@ -1590,7 +1590,7 @@ for way, one in {"the plain engine": plain, **served}.items():
     )
 
 # %%
-own_engine.draw_ways({"the plain engine": plain, **served})
+figure = own_engine.draw_ways({"the plain engine": plain, **served})
 
 # %% [markdown]
 # **Read the result.** Each part does one thing. Without the store every request computes the handbook itself and holds
