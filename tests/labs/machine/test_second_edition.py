@@ -26,10 +26,10 @@ def test_a_lab_keeps_them(number):
 
 @pytest.mark.parametrize("number", sorted(WORKBOOK.labs))
 def test_a_picture_is_shown_once(number):
-    """A cell that ends with a figure shows it twice: as what it drew, and as its value."""
+    """A cell that draws a figure and ends with it shows it twice: as what it drew, and as its value."""
     for cell in nbformat.read(WORKBOOK.lab(number).source.with_suffix(".ipynb"), as_version=4).cells:
-        shown = [output for output in cell.get("outputs", []) if "image/png" in output.get("data", {})]
-        assert [output.output_type for output in shown] == ["display_data"] * len(shown), cell.source
+        shown = {output.output_type for output in cell.get("outputs", []) if "image/png" in output.get("data", {})}
+        assert len(shown) <= 1, cell.source
 
 
 def doctested(lab):
