@@ -8,7 +8,7 @@
 #   make labs                           rebuild the notebooks from labsolutions/*.py
 #   make pictures                       redraw the README's pictures and tables
 #   make docs                           the site: the course and the API reference, in build/docs/index.html
-#   make lint                           ruff, mypy
+#   make lint                           ruff, mypy, and whether each mutant's text is still in its module
 #
 # Each target makes .venv and the model by itself; when that is done already it takes about a second.
 
@@ -71,10 +71,11 @@ bench: model
 labs: model
 	$(BIN)/python -m twophase_labs.machine.build
 
-lint: .venv/.installed
+lint: model
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(TESTS) --full -m mutants --only-planted --quiet
 
 pictures: model
 	$(BIN)/python -m docs.generate

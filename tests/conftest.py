@@ -25,9 +25,11 @@ from tests.mutation import KillTable  # noqa: E402
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="also run what is marked 'full' (alone: -m full)")
+    parser.addoption("--only-planted", action="store_true", help="of mutants: only look whether their text is there")
 
 
 def pytest_configure(config):
+    KillTable.only_planted = config.getoption("--only-planted")
     # The notebooks' and the command line's child processes should not fight the workers for two cores.
     if os.environ.get("PYTEST_XDIST_WORKER"):
         import torch

@@ -50,15 +50,23 @@ class Mutant:
         finally:
             sys.modules[self.module] = original
 
-    def _load_mutated(self) -> ModuleType:
-        """Import the mutated source under a name of its own."""
+    def source(self) -> str:
+        """The module's text with the bug in it.
+
+        Raises:
+            ValueError: `old` is no longer there, or there more than once.
+        """
         path = Path(importlib.util.find_spec(self.module).origin)
         source = path.read_text()
         if source.count(self.old) != 1:
             raise ValueError(f"mutant {self.name!r}: {self.old!r} occurs {source.count(self.old)} times in {path.name}")
+        return source.replace(self.old, self.new)
+
+    def _load_mutated(self) -> ModuleType:
+        """Import the mutated source under a name of its own."""
+        mutated = self.source()
         name = f"{self.module}__mutant_{self.name.replace(' ', '_')}"
-        filename = f"<mutant {self.name} of {path.name}>"
-        mutated = source.replace(self.old, self.new)
+        filename = f"<mutant {self.name} of {self.module}>"
         # Triton reads a kernel's source through linecache.
         linecache.cache[filename] = (len(mutated), None, mutated.splitlines(keepends=True), filename)
         return _execute(name, self.module, mutated, filename)
@@ -91,13 +99,20 @@ def is_killed(mutant: Mutant, check: Callable[[ModuleType], None]) -> str | None
 
 
 class KillTable:
-    """Collected over a test session and printed at its end (see conftest.py)."""
+    """Collected over a test session and printed at its end (see conftest.py).
+
+    With `only_planted` each mutant's place is looked up and none is run.
+    """
 
     rows: ClassVar[list[tuple[str, str, str | None]]] = []
+    only_planted: ClassVar[bool] = False
 
     @classmethod
     def record(cls, mutant: Mutant, check: Callable[[ModuleType], None]) -> None:
         """Run the mutant, add a row, and fail if it survived."""
+        if cls.only_planted:
+            mutant.source()
+            return
         how = is_killed(mutant, check)
         cls.rows.append((mutant.module, mutant.name, how))
         assert how is not None, f"mutant survived: {mutant.name} in {mutant.module}"
