@@ -12,7 +12,7 @@ from twophase.cache.block_pool import BlockPool
 from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
 from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
-from twophase.core.errors import CacheStateError, ConfigError
+from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
 
 
 @pytest.fixture(params=["typed", "plain"])
@@ -110,6 +110,21 @@ def test_a_retried_request_counts_once(new_cache):
     stats = cache.stats()
     assert (stats.num_queries, stats.num_queried_tokens, stats.num_hit_tokens) == (2, 9, 4)
     assert stats.hit_rate == pytest.approx(4 / 9)
+
+
+def test_only_contents_that_could_be_found_count_as_evicted(new_cache):
+    cache = new_cache(4, 2)
+    cache.close(computed(cache, [1, 2, 3, 4]))  # two blocks stay findable, two are blank
+    table = computed(cache, [5, 6, 7, 8])
+    assert cache.stats().num_evicted == 0, "blank blocks hold nothing to evict"
+    with pytest.raises(OutOfBlocksError):
+        cache.grow(table, 10)
+    assert cache.stats().num_evicted == 0, "a refusal evicts nothing"
+    cache.grow(table, 5)
+    assert (cache.stats().num_evicted, cache.stats().num_cached) == (1, 1)
+    cache.close(table)
+    cache.reset_prefix_cache()
+    assert cache.stats().num_evicted == 1, "a reset makes no room for others"
 
 
 def test_an_empty_prompt_opens_an_empty_table(new_cache):

@@ -25,6 +25,8 @@ BOOKKEEPING_MUTANTS = [
     ("hit takes no reference", MANAGER, "if block_id != FREED and self._pool.acquire(block_id):", "if True:"),
     ("hit block stays on the free list", POOL, "            del self._cached[block_id]\n", ""),
     ("block freed while still shared", POOL, "if self.ref_counts[block_id] > 0:", "if False:"),
+    ("blank blocks count as evicted", POOL, "max(0, num_blocks - self.num_blank)", "num_blocks"),
+    ("evictions uncounted", MANAGER, "            num_evicted=self._pool.num_evicted,\n", ""),
     ("release does not count", POOL, "        self.ref_counts[block_id] -= 1\n", ""),
     ("allocated block has no owner", POOL, "self.ref_counts[block_id] = 1", "self.ref_counts[block_id] = 0"),
     ("fork without refcount", MANAGER, "                self._pool.acquire(block_id)\n        fork =", "                pass\n        fork ="),

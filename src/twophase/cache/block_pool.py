@@ -26,6 +26,7 @@ class BlockPool:
             raise ConfigError(f"A block pool needs at least 1 block, got num_blocks={num_blocks}.")
         self.num_blocks = num_blocks
         self.ref_counts = [0] * num_blocks
+        self.num_evicted = 0  # blocks whose contents a prefix hit could have found, taken for others
         self._blank = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 is on top
         self._cached: OrderedDict[int, None] = OrderedDict()  # first = evicted next
 
@@ -57,6 +58,7 @@ class BlockPool:
                 f"{num_blocks} blocks wanted, {self.num_free} of {self.num_blocks} free. Free or preempt a sequence, "
                 f"or give the cache more blocks (num_kv_blocks)."
             )
+        self.num_evicted += max(0, num_blocks - self.num_blank)
         block_ids = []
         for _ in range(num_blocks):
             block_id = self._blank.pop() if self._blank else self._cached.popitem(last=False)[0]

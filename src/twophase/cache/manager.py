@@ -27,6 +27,7 @@ class CacheStats:
         internal_fragmentation: Share of the slots of blocks in use that no token was given, in [0, 1).
         num_queries, num_queried_tokens, num_hit_tokens: Tables opened and grown at least once, the tokens they were
             opened with, and those found in the cache.
+        num_evicted: Times the contents of a cached block were given up because another table needed the block.
     """
 
     num_blocks: int
@@ -38,6 +39,7 @@ class CacheStats:
     num_queries: int
     num_queried_tokens: int
     num_hit_tokens: int
+    num_evicted: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -456,6 +458,7 @@ class CacheManager:
             num_queries=self._num_queries,
             num_queried_tokens=self._num_queried_tokens,
             num_hit_tokens=self._num_hit_tokens,
+            num_evicted=self._pool.num_evicted,
         )
 
     def num_in_use_by_kind(self) -> dict[str, int]:

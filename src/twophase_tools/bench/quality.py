@@ -123,9 +123,7 @@ class QualityReport:
 
     def to_text(self) -> str:
         lines = [line for report in self.formats for line in (*report.to_lines(), "")]
-        about = (
-            f"{self.model}, {self.num_tokens:,} tokens of prose; before: {self.bytes_per_token_before:,} bytes/token"
-        )
+        about = f"{self.model}, {self.num_tokens:,} tokens of text; before: {self.bytes_per_token_before:,} bytes/token"
         return "\n".join([*lines, about, self.machine.to_text()])
 
     def to_dict(self) -> dict[str, object]:
@@ -146,6 +144,7 @@ def bench_quality(
     kv_cache_dtypes: Sequence[str],
     bounds: Bounds | None = None,
     *,
+    text: str | None = None,
     num_tokens: int | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> QualityReport:
@@ -153,10 +152,11 @@ def bench_quality(
 
     Args:
         open_llm: The model with a cache of the given kv_cache_dtype; room for `DECODE_BATCH` sequences at least.
-        num_tokens: Of the prose; None takes all.
+        text: What is read with both caches; None: the prose that comes with this package.
+        num_tokens: Of the text; None takes all.
 
     Raises:
-        ConfigError: No format, or too little text to estimate anything.
+        ConfigError: No format, too little text to estimate anything, or more than the model or the pool can hold.
     """
     if not kv_cache_dtypes:
         raise ConfigError("--kv-cache-dtype needs at least one format to judge, such as int8.")
@@ -164,7 +164,13 @@ def bench_quality(
         raise ConfigError(f"--tokens must be at least {4 * STRETCH}, or no error can be estimated; got {num_tokens}.")
     before = open_llm("auto")
     assert before.tokenizer is not None
-    token_ids = before.tokenizer.encode(prose())[:num_tokens]
+    token_ids = before.tokenizer.encode(prose() if text is None else text)[:num_tokens]
+    most = min(before.scheduler.config.max_model_len, before.kv_cache.num_blocks * before.kv_cache.spec.block_size) - 1
+    if not 4 * STRETCH <= len(token_ids) <= most:
+        raise ConfigError(
+            f"the text must have {4 * STRETCH} to {most:,} tokens (fewer give no estimate, more do not fit), and has "
+            f"{len(token_ids):,}; --tokens takes its beginning."
+        )
     say("unquantised: needles and JSON")
     answers = answer(before)
     reports = []
@@ -204,7 +210,7 @@ def judge(
     say: Callable[[str], None] = lambda line: None,
 ) -> FormatReport:
     """One format; `answers` are what the unquantised cache answered."""
-    say(f"{name}: {len(token_ids):,} tokens of prose, with both caches")
+    say(f"{name}: {len(token_ids):,} tokens of text, with both caches")
     drift = measure_drift(before, after, token_ids)
     say(f"{name}: needles and JSON")
     verdicts = (*drift_verdicts(drift, bounds), *answer_verdicts(answers, answer(after), bounds))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from twophase.core.errors import ConfigError
+from twophase_tools.cli.arguments import read_text
 from twophase_tools.cli.engine_options import engine_config, engine_options
 from twophase_tools.cli.generate import speculative_config
 from twophase_tools.cli.ranks import check_shares, is_rank, run_in_ranks
@@ -127,7 +128,8 @@ def _quality(args: argparse.Namespace) -> int:
         equal_fields=args.min_equal_fields,
     )
     opener = open_model(args.model, **_machine(args))
-    report = bench_quality(opener, args.kv_cache_dtype, bounds, num_tokens=args.tokens, say=_say)
+    text = None if args.text is None else read_text("--text", args.text)
+    report = bench_quality(opener, args.kv_cache_dtype, bounds, text=text, num_tokens=args.tokens, say=_say)
     print(to_json(report) if args.json else report.to_text())
     return 0 if report.passed else 1
 

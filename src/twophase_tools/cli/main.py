@@ -255,7 +255,8 @@ def _add_quality_options(quality: argparse.ArgumentParser) -> None:
         metavar="FORMAT",
         help="what to judge: int8, fp8_e4m3, bfloat16 ... (default: int8 fp8_e4m3)",
     )
-    quality.add_argument("--tokens", type=whole(1), metavar="N", help="tokens of prose (default: all, about 2,500)")
+    quality.add_argument("--text", metavar="FILE", help="what to read (default: 2,500 tokens of prose); take your own")
+    quality.add_argument("--tokens", type=whole(1), metavar="N", help="of the text, from its beginning (default: all)")
     bounds = quality.add_argument_group("bounds; means count with their 95 %% confidence limit")
     bounds.add_argument(
         "--max-perplexity-ratio",

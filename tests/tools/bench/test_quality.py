@@ -2,6 +2,7 @@
 
 import json
 import math
+from unittest.mock import Mock
 
 import jsonschema
 import numpy as np
@@ -295,6 +296,24 @@ def test_a_broken_cache_is_still_json(twophase, wide_folder, monkeypatch):  # no
         quality.bench_quality(lambda name: None, ["int8"], num_tokens=255)
     exit_code, out, err = quick_command(twophase, wide_folder, monkeypatch, "--kv-cache-dtype", "int8", "--json")
     assert (exit_code, json.loads(out)["passed"]) == (1, False), err
+
+
+def test_the_command_reads_a_text_of_the_users(twophase, wide_folder, monkeypatch, tmp_path):  # noqa: F811
+    path = tmp_path / "own.txt"
+    options = ("--kv-cache-dtype", "int8", "--text", path, "--json")
+    for content, says in ((None, "--text must name a file that can be read"), ("too short", "must have 256 to 511")):
+        if content is not None:
+            path.write_text(content, encoding="utf-8")
+        exit_code, _, err = quick_command(twophase, wide_folder, monkeypatch, *options)
+        assert exit_code == 2
+        assert says in err
+    path.write_text("def f(x):\n    return x\n" * 100, encoding="utf-8")
+    spy = Mock(wraps=quality.measure_drift)
+    monkeypatch.setattr(quality, "measure_drift", spy)
+    _, out, err = quick_command(twophase, wide_folder, monkeypatch, *options)
+    assert json.loads(out)["num_tokens"] == 256, err
+    before, _, token_ids = spy.call_args.args
+    assert before.tokenizer.decode(token_ids).startswith("def f(x):\n    return x\ndef f(x)")
 
 
 def test_no_format_is_refused():
