@@ -256,7 +256,8 @@ for name, gpu in {"A100, 40 GB": A100, "H100 SXM": H100}.items():
 
 # %% [markdown]
 # **Read the result.** Attention does one or a few operations on each byte it reads, and the ridge of either card is a
-# hundred times higher: attention in a decode step is memory-bound, too.
+# hundred times higher: attention in a decode step is memory-bound, too. (Formulas in print that give a tenth leave out
+# the 2 of a multiply and an add, or count keys and forget that one has several bytes.)
 
 # %% [markdown]
 # <!-- card 3.2 -->
@@ -507,6 +508,10 @@ for block_size in (1, 16, 128):
     unused = sum(n * block_size for n in blocks) - sum(contexts)
     share = unused / (sum(blocks) * block_size)
     print(f"block size {block_size:3}: {share:5.1%} of the slots held are unused, up to {max(blocks):5,} entries")
+
+# %% [markdown]
+# A rule of thumb makes a block as large as the kernel's tile. The kernel of section 5 does not need that: each position
+# of a tile asks the table for its own block.
 
 # %% [markdown]
 # ### Sharing: fork, and copy on write
@@ -2143,6 +2148,6 @@ check("3.19")
 # - Fast Transformer Decoding: One Write-Head is All You Need, arXiv:1911.02150: why decode waits for memory.
 # - Efficiently Scaling Transformer Inference, arXiv:2211.05102: batch, context and bytes for large models.
 # - KIVI, arXiv:2402.02750, and KVQuant, arXiv:2401.18079: K and V in 2 to 4 bits, and why keys want other scales than
-#   values.
+#   values. GEAR, arXiv:2403.05527: the error of few bits kept as a small matrix.
 #
 # Lab 4 puts both phases into one engine and asks which may go first. [04_scheduling.ipynb](04_scheduling.ipynb)
