@@ -197,7 +197,7 @@ for name, bytes_per_s in links.items():
 # %% [markdown]
 # **Read the result.** At 400 Gbit/s a layer is sent in a fraction of the time that the next one takes to compute, and
 # less than a millisecond is left over. At 10 Gbit/s the link, not the GPU, is what computes the first token's time. The
-# limit lies where sending a layer takes as long as computing one: here that is 18 GB/s, about 150 Gbit/s.
+# limit lies where sending a layer takes as long as computing one: here that is 11 GB/s, about 90 Gbit/s.
 
 # %% [markdown]
 # ### Two processes, for real
@@ -649,8 +649,8 @@ for num_chunks in (1, 2, 4, 8, 16, 32, 64):
 # > inside one. By roofline a border of Llama-3-70B carries 16 KiB per token in bf16: 2 µs for a batch of 6 at 400
 # > Gbit/s, while an all-reduce across servers would be paid 160 times per step.
 #
-# **Takeaway.** Four stages idle 75 % of the time with one chunk and 16 % with 16; the time of an 8,192-token prompt
-# falls from 1 to 16 chunks and rises again at 64.
+# **Takeaway.** Four stages idle 75 % of the time with one chunk and 17 % with 16; the time of an 8,192-token prompt
+# falls up to 32 chunks and rises again at 64.
 
 # %% [markdown]
 # ## 5. Experts on several machines
@@ -786,7 +786,9 @@ def dispatch(x, experts, num_experts, n):
 def combine(returned, order, weights):
     sorted_rows = torch.cat(list(returned))
     rows = torch.empty_like(sorted_rows)
-    rows[order] = sorted_rows  # SOLUTION: every row back where it was before the sorting
+    # BEGIN SOLUTION: every row back where it was before the sorting
+    rows[order] = sorted_rows
+    # END SOLUTION
     return (rows.view(*weights.shape, rows.shape[1]) * weights[..., None]).sum(
         1
     )  # SOLUTION: a token's k rows, weighted and added
@@ -854,7 +856,7 @@ show_source(ExpertParallel._dispatch_and_combine)
 # > [EPLB](https://docs.vllm.ai/en/v0.12.0/api/vllm/config/parallel/) has 0 redundant experts by default and rearranges
 # > every 3,000 steps. In SGLang, `--moe-a2a-backend` is
 # > [`none`](https://docs.sglang.io/advanced_features/expert_parallelism.html) unless given. By roofline, 82 of 128
-# > experts read at batch 16 are 64 % of the expert weights for 12 % of the work of a full batch of 128.
+# > experts read at batch 16 are 64 % of the expert weights for an eighth of the work of a batch of 128.
 #
 # **Takeaway.** Two of 16 experts for one token, but 10 of 16 for a batch of eight, and three all-to-alls per layer; the
 # fullest rank, not the mean, decides how long a layer takes.
@@ -950,16 +952,22 @@ for weight in (0.0, 1.0, 4.0):
 # where it was. The prefix is what matters here: a hit saves a second engine's worth of prefill and the room for a
 # second copy.
 #
-# **By length.** A prompt of 14,000 tokens delays every short one behind it. The engine's `ByLength` router gives long
-# prompts engines of their own. Is that better than the least load? Documents, a few of them very long, on eight
-# engines:
+# **By length.** A prompt of 20,000 tokens holds up every decode that shares its steps. The simulator's `ByLength`
+# router sends long prompts to engines of their own. Requests of many lengths, on eight engines without chunks (8,192
+# tokens in a step), once by the least load and once with four engines for prompts above 4,000 tokens:
 
 # %%
 # NBVAL_CHECK_OUTPUT
 from twophase_tools.simulate.routers import ByLength, LeastTokens
 
-for router in (LeastTokens(), ByLength(limit_tokens=6000, num_long=4)):
-    print(fleets.serve(fleets.MANY_LENGTHS, router, num_engines=4 * 2).line)
+for router in (LeastTokens(), ByLength(limit_tokens=4000, num_long=4)):
+    outcome = fleets.serve(fleets.MANY_LENGTHS, router, num_engines=8, max_tokens=8192)
+    print(f"{outcome.line}; ITL p99 {1e3 * (outcome.total.itl.percentile(99) or 0):.0f} ms")
+
+# %% [markdown]
+# **Read the result.** The tail of the ITL falls to less than half, because most decodes no longer share steps with long
+# prompts. The price is in the other columns: two smaller pools balance worse than one, and a few more first tokens come
+# late. Chunks (lab 4) are the other cure for the same tail.
 
 # %% [markdown]
 # ### Open the engine
@@ -1130,7 +1138,8 @@ fleet_pictures.draw_scaling(runs[:2])
 # %% [markdown]
 # **Read the result.** Without patience, the fleet gives up engines in every quiet moment of the rise and has to start
 # them again, 15 s late each time. With a minute of it the engines stay, for more engine-seconds than without and fewer
-# than a fleet sized for the peak. What no rule can avoid is the first 15 s of a rise.
+# than a fleet sized for the peak. Four engines all the time cost less here, and are late for one request in seven: the
+# quiet parts of this traffic are short, those of a day are long. What no rule can avoid is the first 15 s of a rise.
 #
 # **Open the engine.** The same rule, in the simulator:
 
@@ -1184,8 +1193,7 @@ fleet_pictures.draw_fleets([in_turn, by_weight[0.0], by_weight[4.0]])
 # Sending a prompt where its beginning lies makes four caches out of four copies of one. The last line is the engine's
 # own `PrefixAware`, which also forgets.
 #
-# **Fewer engines, then?** Your router with your autoscaling, on the same 400 requests, from one engine on (10 s to
-# start):
+# **How many engines, then?** Your router on the same 400 requests, with fewer of them:
 
 # %%
 # NBVAL_CHECK_OUTPUT

@@ -55,7 +55,7 @@ def draw_scaling(runs: Sequence[Scaled]) -> Figure:
             axes.set_ylim(0, None)
     panels[0, 0].set_ylabel("engines")
     panels[1, 0].set_ylabel("oldest wait in s")
-    panels[0, 0].legend(frameon=False, fontsize=8, loc="lower right")
+    panels[0, -1].legend(frameon=False, fontsize=8, loc="lower center")
     figure.tight_layout()
     plt.close(figure)
     return figure

@@ -1,4 +1,4 @@
-"""Time per token of one user, on paper: what tensor parallelism divides, and what it adds."""
+"""Time per token of one sequence, on paper: what tensor parallelism divides, and what it adds."""
 
 from twophase_tools.simulate.cost_model import RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE

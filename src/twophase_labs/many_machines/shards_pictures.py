@@ -21,7 +21,7 @@ def draw_mlp_cut() -> Figure:
     for rank in range(2):
         colour, hatch = RANK_COLOURS[rank], HATCHES[rank]
         axes.add_patch(Rectangle((5.4, 0.4 + 1.5 * rank), 0.35, 1.5, facecolor=colour, hatch=hatch, edgecolor=INK))
-    axes.text(5.57, 0.2, "inner numbers", ha="center", va="bottom", fontsize=9, color=INK)
+    axes.text(5.57, 0.2, "inner elements", ha="center", va="bottom", fontsize=9, color=INK)
     axes.text(5.95, 1.9, "silu(gate x) · (up x):\neach is whole\non one rank", va="center", fontsize=9, color=INK)
     _matrix(axes, 8.3, 0.9, 3.0, 2.0, "down", by_rows=False)
     for rank in range(2):
@@ -62,7 +62,7 @@ def draw_heads(num_heads: int, num_kv_heads: int, num_ranks: int) -> Figure:
         rank = next(r for r in range(num_ranks) if kv < (r + 1) * base + min(r + 1, extra))
         look: dict[str, Any] = {"facecolor": RANK_COLOURS[rank], "hatch": HATCHES[rank], "edgecolor": "white"}
         axes.add_patch(Rectangle((kv * group + 0.05, 1.1), group - 0.1, 0.8, **look))
-        axes.text((kv + 0.5) * group, 1.5, f"K/V head {kv}", ha="center", va="center", fontsize=9, color=INK,
+        axes.text((kv + 0.5) * group, 1.5, f"KV head {kv}", ha="center", va="center", fontsize=9, color=INK,
                   bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1.5})  # fmt: skip
         for head in range(kv * group, (kv + 1) * group):
             axes.add_patch(Rectangle((head + 0.05, 0.1), 0.9, 0.8, **look))
@@ -91,7 +91,7 @@ def draw_time_per_token(times_ms: Mapping[str, Mapping[int, tuple[float, float]]
         axes.bar(labels, talk, bottom=work, color=COLOURS[1], edgecolor=INK, hatch="//", label="all-reduces", width=0.7)
         for at, (a, b) in enumerate(times.values()):
             axes.text(at, a + b, f"{a + b:.1f}", ha="center", va="bottom", fontsize=8, color=INK)
-        axes.set(xlabel="GPUs", ylabel="ms per token, one user")
+        axes.set(xlabel="GPUs", ylabel="ms per token, one sequence")
         axes.set_ylim(0, 1.15 * max(a + b for a, b in times.values()))
         axes.set_title(name, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)

@@ -104,8 +104,9 @@ def a_layer(index: int = 1, num_tokens: int = 48) -> Layer:
     """What goes into a layer's experts when transformers reads a prompt, and what it makes of it."""
     from transformers import MixtralForCausalLM
 
+    path = folder()
     with quiet():
-        model = MixtralForCausalLM.from_pretrained(folder(), dtype=torch.float32).eval()
+        model = MixtralForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     seen: dict[str, Tensor] = {}
 
     def note(module: Any, inputs: Any, output: Any) -> None:

@@ -165,13 +165,11 @@ BANKS = {
             Wrong(
                 "one index for all routers",
                 edited(
-                    (
-                        "        self.sent = [set() for _ in range(num_engines)]\n",
-                        "        self.sent = SENT.setdefault(num_engines, [set() for _ in range(num_engines)])\n",
-                    ),
-                    ("class PrefixRouter:\n", "SENT = {}\n\n\nclass PrefixRouter:\n"),
+                    ("        self.sent = [set() for _ in range(num_engines)]\n", ""),
+                    ("class PrefixRouter:\n", "class PrefixRouter:\n    sent = [set() for _ in range(100)]\n\n"),
+                    ("zip(self.sent, loads, strict=True)", "zip(self.sent, loads)"),
                 ),
-                LOAD,
+                APART,
             ),
         ),
         right=(

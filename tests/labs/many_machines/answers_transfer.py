@@ -164,8 +164,8 @@ class Transfer:
 BANKS = {
     "7.3": Bank(
         wrong=(
-            Wrong("layer 0 stands for all", edited(("range(self.num_layers)", "range(1)")), WHOLE),
-            Wrong("any layer is enough", edited(("if any((layer", "if all((layer")), WHOLE),
+            Wrong("layer 0 stands for all", edited(("range(self.num_layers)", "range(1)")), HOLE),
+            Wrong("any layer is enough", edited(("if any((layer", "if all((layer")), HOLE),
             Wrong(
                 "the last hole", edited(("in range(self.num_blocks):", "in reversed(range(self.num_blocks)):")), WHOLE
             ),
@@ -179,7 +179,7 @@ BANKS = {
                 edited(("first_block + num_blocks)}", "first_block + 1)}")),
                 COUNTS,
             ),
-            Wrong("counts messages, not blocks", edited(("first_block + num_blocks)}", "self.num_blocks)}")), WHOLE),
+            Wrong("counts messages, not blocks", edited(("first_block + num_blocks)}", "self.num_blocks)}")), HOLE),
             Wrong("asks without end", edited(("and self.num_resends < self.max_resends", "")), AGAIN),
             Wrong("asks once, whatever it is told", edited(("< self.max_resends", "< 1")), AGAIN),
             Wrong("asks once too often", edited(("< self.max_resends", "<= self.max_resends")), AGAIN),
@@ -228,7 +228,7 @@ BANKS = {
                     ("self.here |= {", "self.here.update({"),
                     ("first_block + num_blocks)}", "first_block + num_blocks)})"),
                 ),
-                WHOLE,
+                HOLE,
             ),
         ),
         right=(

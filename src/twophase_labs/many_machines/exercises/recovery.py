@@ -43,7 +43,8 @@ def adopts_what_is_whole(answer: Any, draw: Draw, num_layers: int, num_blocks: i
 def finds_the_first_hole(answer: Any, draw: Draw, num_layers: int, num_blocks: int) -> None:
     """Random holes; the lowest block that any layer lacks is what counts."""
     for _ in range(3):
-        holes = {(draw.integer(0, num_layers), draw.integer(0, num_blocks)) for _ in range(2)}
+        low = draw.integer(0, num_blocks - 1)
+        holes = {(num_layers - 1, low), (0, draw.integer(low + 1, num_blocks))}
         transfer = answer.Transfer(num_layers, num_blocks)
         for layer in range(num_layers):
             for block in range(num_blocks):

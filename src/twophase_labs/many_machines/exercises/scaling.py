@@ -41,8 +41,8 @@ def follows(answer: Any, target: float, down_after_s: float, looks: list[Look], 
 def grows_in_proportion(answer: Any, draw: Draw) -> None:
     for _ in range(4):
         target = draw.integer(4, 40)
-        num_engines = draw.integer(1, 9)
-        load = target * draw.choice([1.5, 2.25, 3.0, 1.25])
+        num_engines = draw.integer(2, 9)
+        load = target * draw.choice([2.0, 3.0])
         follows(answer, target, 0.0, [(15.0, num_engines, load)])
 
 
@@ -83,7 +83,7 @@ def any_day(answer: Any, draw: Draw, num_looks: int) -> None:
 
 def policies_are_apart(answer: Any, draw: Draw) -> None:
     answer.Scaling(10.0, 300.0, 0.1).num_wanted(0.0, 9, 30.0)
-    follows(answer, 10.0, 300.0, [(15.0, 4, 2.0)])
+    follows(answer, 10.0, 300.0, [(15.0, 4, 5.0)])
 
 
 def best_split() -> int:
@@ -132,6 +132,7 @@ EXERCISES = (
                 grows_in_proportion,
                 "num_engines * load is the whole load; each engine should carry `target` of it.",
             ),
+            Property("keeps policies apart", policies_are_apart, "Each Scaling has a memory of its own."),
             Property(
                 "rounds up",
                 rounds_up,
@@ -166,7 +167,6 @@ EXERCISES = (
                 "Keep the numbers wanted, not the numbers answered.",
                 ({"num_looks": 6}, {"num_looks": 40}),
             ),
-            Property("keeps policies apart", policies_are_apart, "Each Scaling has a memory of its own."),
         ),
         time_limit_s=10,
     ),
