@@ -1,6 +1,6 @@
-"""Prompts read by one process, answers written by another; what it took, as a line of JSON.
+"""Prompts computed in one process, decoded in another; what it took, as a line of JSON.
 
-run_local("twophase_labs.many_machines.apart_ranks", 2)       rank 0 writes, rank 1 reads prompts
+run_local("twophase_labs.many_machines.apart_ranks", 2)       rank 0 decodes, rank 1 computes prompts
 """
 
 import json
@@ -43,7 +43,7 @@ def main() -> None:
     from twophase.parallel.disaggregation import disaggregated  # which only ranks need
 
     torch.set_num_threads(1)
-    with disaggregated(**OPTIONS) as llm:
+    with disaggregated(**OPTIONS, step_timeout_s=120, startup_timeout_s=300) as llm:
         if llm is not None:
             print(json.dumps({"token_ids": answers(llm), "transfer": watch_transfer(llm)}))
 
