@@ -17,8 +17,8 @@ print(in_turn.line)
 print(other_rule.line)
 
 # %% [markdown]
-# The engines, the requests and their times of arrival are the same in both lines. With each engine in turn the load is
-# spread as evenly as it can be, and most requests miss their SLO (a first token within 0.5 s, 30 ms per token). What
+# The engines, the requests and their times of arrival are the same in both lines. In the first line each engine gets as
+# many requests as any other, and most requests miss their SLO (a first token within 0.5 s, 30 ms per token). What
 # does the other rule know? Write down what you expect. Section 6 builds the rule, and section 9 repeats this
 # measurement with yours.
 
@@ -158,7 +158,7 @@ def arrival_times(compute_s, transfer_s, latency_s):
     byte sent to the last byte received; meanwhile the next layer can already be sent.
 
     >>> arrival_times([3.0, 3.0, 3.0], [1.0, 1.0, 1.0], 0.5)      # a fast link: only the last layer is waited for
-    [4.5, 7.6, 10.5]
+    [4.5, 7.5, 10.5]
     >>> arrival_times([1.0, 1.0], [4.0, 4.0], 0.0)                # a slow one: layer 1 waits for layer 0 to leave
     [5.0, 9.0]
     """
@@ -196,8 +196,8 @@ for name, bytes_per_s in links.items():
 
 # %% [markdown]
 # **Read the result.** At 400 Gbit/s a layer is sent in a fraction of the time that the next one takes to compute, and
-# less than a millisecond is left over. At 10 Gbit/s the link, not the GPU, is what computes the first token's time. The
-# limit lies where sending a layer takes as long as computing one: here that is 11 GB/s, about 90 Gbit/s.
+# less than a millisecond is left over. At 10 Gbit/s the link, not the GPU, sets the time of the first token. The limit
+# lies where sending a layer takes as long as computing one: here that is 11 GB/s, about 90 Gbit/s.
 
 # %% [markdown]
 # ### Two processes, for real
@@ -404,8 +404,8 @@ show_source(DecodeEngine._recover)
 # > Llama-3-70B takes 52 ms to send again at 400 Gbit/s and 236 ms to compute again on eight H100s, which then also hold
 # > up every decode on the engine that computes it.
 #
-# **Takeaway.** With one resend and then recomputation, 3 of 3 prompts give the tokens of one engine alone, although a
-# message of two of them was lost; a single unnoticed hole would have changed the text without an error.
+# **Takeaway.** With one resend and then recomputation, 3 of 3 prompts give the tokens of one engine alone, although
+# messages of two of them were lost: one was sent again, the other prompt was computed again.
 
 # %% [markdown]
 # ## 3. One layer on several machines

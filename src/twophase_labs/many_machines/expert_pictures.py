@@ -1,6 +1,7 @@
 """Pictures of experts: which a step reads, where rows travel, and how uneven it is."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -40,7 +41,7 @@ def draw_all_to_all() -> Figure:
         axes.text(x + 0.8, -0.35, name, ha="center", va="bottom", fontsize=10, color=INK)
     filled = [0, 0]
     for home, token, rank in sends:
-        look = {"facecolor": RANK_COLOURS[home], "hatch": HATCHES[home], "edgecolor": INK}
+        look: dict[str, Any] = {"facecolor": RANK_COLOURS[home], "hatch": HATCHES[home], "edgecolor": INK}
         y = 2.3 * home + 0.55 * token
         there = 2.3 * rank + 0.5 * filled[rank]
         filled[rank] += 1

@@ -116,7 +116,7 @@ def a_layer(index: int = 1, num_tokens: int = 48) -> Layer:
     handle = model.model.layers[index].mlp.register_forward_hook(note)
     model(torch.tensor([prompts(1, num_tokens)[0]["prompt_token_ids"]]))
     handle.remove()
-    sparse = engine().model.weights.layers[index].mlp
+    sparse: Any = engine().model.weights.layers[index].mlp
 
     def expert(number: int) -> Any:
         def compute(rows: Tensor) -> Tensor:
