@@ -8,6 +8,7 @@ from twophase.scheduling.sequence import Sequence, SequenceStatus
 LEGAL = {
     ("waiting", "running"),
     ("waiting", "arriving"),
+    ("arriving", "waiting"),
     ("arriving", "running"),
     ("arriving", "finished"),
     ("running", "preempted"),

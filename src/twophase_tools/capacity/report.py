@@ -140,10 +140,10 @@ def _pools(plan: Plan) -> list[str]:
             f"{pools.ttft_s * 1e3:,.1f} ms, TPOT {pools.tpot_s * 1e3:,.1f} ms; `twophase simulate --plan` plays it out"
         )
     if plan.saturated is not None:
-        count = math.ceil(config.workload.rate / (CROWDED * plan.saturated.requests_per_s))
+        num_mixed = math.ceil(config.workload.rate / (CROWDED * plan.saturated.requests_per_s))
         lines.append(
-            f"engines that do both, of {config.tensor_parallel_size} x {config.hardware.name}: {count:,} would run at "
-            f"{CROWDED:.0%} at most"
+            f"engines that do both, of {config.tensor_parallel_size} x {config.hardware.name}: {num_mixed:,} would "
+            f"run at {CROWDED:.0%} at most"
         )
     return lines
 

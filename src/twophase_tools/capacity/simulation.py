@@ -44,8 +44,8 @@ def workload_of(config: PlanConfig, load: Load | None = None) -> RandomWorkload:
     """Poisson arrivals at the plan's rate, all requests of its mean length; `load` may say how many and how fast."""
     load, mean = load or Load(), config.workload
     num_requests = DEFAULT_REQUESTS if load.num_requests is None else load.num_requests
-    lengths = [UniformLengths(count, count) for count in (mean.prompt_tokens, mean.output_tokens)]
-    return RandomWorkload("plan", num_requests, load.arrivals(mean.rate), *lengths, seed=load.seed)
+    prompts, outputs = (UniformLengths(count, count) for count in (mean.prompt_tokens, mean.output_tokens))
+    return RandomWorkload("plan", num_requests, load.arrivals(mean.rate), prompts, outputs, seed=load.seed)
 
 
 def run_plan(

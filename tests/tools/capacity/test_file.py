@@ -146,6 +146,9 @@ def test_experts_that_gpus_cannot_share_evenly(tmp_path):
     with pytest.raises(ConfigError, match=r"enable_expert_parallel gives each GPU as many .* 3 cannot share 4 evenly"):
         parse_config(text(**options, tensor_parallel_size=3, enable_expert_parallel="true"))
     assert parse_config(text(**options, tensor_parallel_size=2, enable_expert_parallel="true")).enable_expert_parallel
+    pools = "{prefill: {tensor_parallel_size: 2}, decode: {tensor_parallel_size: 3}, link_bytes_per_s: 1e9}"
+    with pytest.raises(ConfigError, match=r"pools.decode.tensor_parallel_size gives each .* 3 cannot share 4 evenly"):
+        parse_config(text(**options, enable_expert_parallel="true", pools=pools))
 
 
 def test_rows_that_kernels_cannot_load(tmp_path):

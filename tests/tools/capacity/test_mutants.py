@@ -312,7 +312,7 @@ MUTANTS = [
         ("odd splits are fine", "        if count % n:", "        if False:"),
         ("never overloaded", "rate <= most.requests_per_s:", "rate <= 2 * most.requests_per_s:"),
         ("crowded beyond the limit", "CROWDED < utilisation <= 1:", "CROWDED < utilisation:"),
-        ("crowded early", "CROWDED = 0.8", "CROWDED = 0.7"),
+        ("crowded early", "not CROWDED < utilisation <= 1:", "not 0.7 < utilisation <= 1:"),
         ("impossible and missed", " or state.keeps(slo) or not alone.keeps(slo):", " or state.keeps(slo):"),
         ("links never matter", "share <= 0.5:", "share <= 0.99:"),
     ),

@@ -110,6 +110,23 @@ def test_what_a_policy_sees():
     assert (seen.kv_share, seen.requests_per_engine) == (32 / 256, 3)
 
 
+def test_busy_is_that_of_the_latest_period():
+    """A request until 5 s, and another from 30 s on: busy for half of the first period, not at all in the next two."""
+    policy = Script(1)
+    fleet, _ = fleet_of(policy)
+    fleet.serve(request("a", 0, 4, 5))
+    fleet.serve(request("b", 30, 4, 12))
+    fleet.finish()
+    assert [seen.busy_share for seen in policy.seen] == [0.5, 0, 0, 1, 0.2]
+
+
+def test_limits_are_kept():
+    fleet, _ = fleet_of(Script(9, 0), count=2, least=2, most=3)
+    fleet.serve(request("a", 0, 4, 25))
+    fleet.finish()
+    assert [wanted for _, wanted in fleet.states] == [3, 2, 2]
+
+
 def test_target_utilisation_by_hand():
     assert TargetUtilisation(0.4).num_wanted(state()) == 6  # 4 * 0.6 / 0.4
     assert TargetUtilisation(0.56).num_wanted(state(num_starting=1)) == 5  # 0.6 is near enough

@@ -49,6 +49,15 @@ def test_prompts_share_a_sender_s_link():
         assert ends == [4.0, second_s]
 
 
+def test_who_arrives_first_goes_on_first():
+    """At a byte per second: a, done at 1 s, arrives at 9 s, and b, done at 2.5 s on another engine, at 3.5 s."""
+    requests = [request("a", 0, 8, 1), request("b", 1.5, 1, 1), request("c", 2, 1, 1)]
+    decode = pool()
+    run_pools(requests, pool(2), decode, Link(1, 1))
+    ends = {name: record.finished_s for name, record in records_of(decode).items()}
+    assert ends == {"a": 9, "b": 3.5, "c": 10}  # c's K and V leave when a's have left
+
+
 def test_a_step_under_way_ends_before_a_newcomer_goes_on():
     """The decode engine is in a step from 2 to 3 s when b's K and V arrive at 2.5 s."""
     decode = pool()
