@@ -41,16 +41,16 @@ COURSE: Mapping[str, str] = {
         "preemption, priorities, an open challenge; your policy runs in the engine"
     ),
     "05_advanced": (
-        "prefix caching and its timing channel, speculative and guided decoding, windows and sinks, 8-bit K/V, pages "
-        "and weights spread over two processes, a capacity plan"
+        "prefix caching and its timing channel, drafts and their verification, guided decoding, windows and heavy "
+        "hitters, a gate for 8-bit K/V; your store, drafter, verifier and mask run in the engine"
     ),
     "07_many_machines": (
-        "a hand-over of K and V that survives lost messages, tensor and pipeline parallelism, a mixture of experts over "
-        "ranks, a router, an autoscaler; your pieces run in two processes and in simulated fleets"
+        "a hand-over of K and V that survives lost messages, tensor and pipeline parallelism, a mixture of experts "
+        "over ranks, a router, an autoscaler; your pieces run in two processes and in simulated fleets"
     ),
 }
 # With reading and thinking, as one careful reader estimated them, of the labs whose sections do not say their minutes.
-ESTIMATED_MINUTES = {"04_scheduling": 325, "05_advanced": 400}
+ESTIMATED_MINUTES = {"04_scheduling": 325}
 
 
 def verdict() -> str:

@@ -861,7 +861,7 @@ print("the next 5 tokens: ", slot_mapping(table, 6, 11, 4).tolist())
 from twophase.engine.packing import pack
 from twophase_labs.kit.open_engine import show_source
 
-show_source(pack, first="owner = np.repeat", last="batch.slot_mapping.numpy()[:num_tokens] = slots")
+show_source(pack, first="owner = np.repeat", last="part.slot_mapping.numpy()[:num_tokens] = slots")
 
 # %% [markdown]
 # <details><summary>An answer</summary>
@@ -869,7 +869,8 @@ show_source(pack, first="owner = np.repeat", last="batch.slot_mapping.numpy()[:n
 # `owner`: one array says of each token which sequence it belongs to, so that a single expression indexes the tables of
 # all of them. The second-to-last line fills everything with -1 first: a slot of -1 means *written nowhere*, for
 # padding. (A CUDA graph, a recorded sequence of kernel launches, replays with fixed shapes, so batches are padded to
-# them.) Your kernel will have to respect that.
+# them.) Your kernel will have to respect that. The loop is for models with layers of different kinds, some of which
+# keep a window of the text only: each kind has block tables of its own. SmolLM2 has one kind, and the loop runs once.
 #
 # </details>
 

@@ -5,7 +5,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 from tests.enforced_types import TypeViolation, unchecked_types
-from twophase.attention.torch_backend import write_rows
+from twophase.attention.torch_backend import rotate, write_rows
 from twophase.core.sampling_params import SamplingParams
 from twophase.scheduling.admission import check_request
 
@@ -21,6 +21,8 @@ def test_what_is_wrong_is_noticed(name_shapes):
             write(torch.arange(2), torch.ones(2, 2))  # an axis is missing
         with pytest.raises(TypeCheckError):
             write(torch.ones(2), torch.ones(2, 1, 2))  # rows are integers
+        with pytest.raises(TypeCheckError):
+            rotate(torch.ones(3, 1, 4), torch.ones(2, 1, 4), torch.ones(3, 1, 4))  # two positions for three tokens
         write(torch.arange(2), torch.ones(2, 1, 2))
     else:
         with pytest.raises(TypeViolation):

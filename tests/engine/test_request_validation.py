@@ -269,7 +269,7 @@ MUTANTS = [
     ("half surrogates", "core.rules", "    value.encode()\n", "", "text"),
     ("ids from a set", "engine.prompts", "tuple(items_of(given))", "tuple(given)", "prompts"),
     ("ids beyond the vocabulary", "engine.prompts", "0 <= token_id < vocab_size", "0 <= token_id", "prompts"),
-    ("salt of any type", "engine.prompts", 'checked("cache_salt", prompt.get("cache_salt", ""), TEXT)', 'prompt.get("cache_salt", "")', "prompts"),
+    ("salt of any type", "engine.prompts", 'checked(name, prompt.get(name, ""), TEXT)', 'prompt.get(name, "")', "prompts"),
 ]  # fmt: skip
 
 

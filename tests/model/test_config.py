@@ -226,6 +226,12 @@ REFUSED = {
     "no architecture": ({"architectures": ABSENT}, r"architectures None.*Supported"),
     "missing value": ({"hidden_size": ABSENT}, r"'hidden_size' is missing"),
     "zero": ({"num_hidden_layers": 0}, r"'num_hidden_layers' must be a whole number >= 1, found 0"),
+    "a billion layers": (
+        {"num_hidden_layers": 10**9},
+        r"'num_hidden_layers' must be at most 10,000, found 1,000,000,000",
+    ),
+    "a billion sparse layers": (MIXTRAL | {"num_hidden_layers": 10**9}, r"'num_hidden_layers' must be at most 10,000"),
+    "a billion experts": (MIXTRAL | {"num_local_experts": 10**9}, r"number of experts must be at most 100,000"),
     "text for a number": ({"vocab_size": "many"}, r"'vocab_size' must be a whole number.*'many'"),
     "true for a number": ({"vocab_size": True}, r"'vocab_size' must be a whole number"),
     "number for a flag": ({"attention_bias": 1}, r"'attention_bias' must be true or false"),

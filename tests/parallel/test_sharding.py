@@ -105,7 +105,7 @@ MUTANTS = [
     ("values are cut like queries", '"v_proj": kv', '"v_proj": slice(kv.start, kv.stop) if kv.start == 0 else q'),
     ("query heads are dealt round", "self.whole.num_heads // self.whole.num_kv_heads)", "1)"),
     ("the last linear layer's shares overlap", "tensor[self.vocabulary(self.rank)]", "tensor[self.vocabulary(0)]"),
-    ("down is cut like up", '"down_proj": self.mlp', '"down_proj": _times(share(self._mlp_units, 0, self.world_size), self._mlp_unit)'),
+    ("down is cut like up", "**dict.fromkeys(DOWNS, mlp)", "**dict.fromkeys(DOWNS, slice(0, _size(mlp)))"),
 ]  # fmt: skip
 
 

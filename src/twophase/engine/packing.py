@@ -104,6 +104,7 @@ def pack(
         pin_memory,
     )
     batch = packed.view()
+
     has_block = np.arange(columns) < num_blocks[:, None]
     num_ids = int(num_blocks.sum()) * num_groups
     block_ids = _array(chain.from_iterable(c.block_ids for c in chunks), num_ids).reshape(-1, num_groups)

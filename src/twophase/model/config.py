@@ -14,6 +14,8 @@ Activation = Literal["silu", "gelu_tanh"]
 
 DEFAULT_ROPE_THETA = 10_000.0
 MAX_INT = 2**53  # no size of a model comes near
+# Layers and experts are listed one by one before the weights are looked at: nonsense must not fill the memory first.
+MAX_LAYERS, MAX_EXPERTS = 10_000, 100_000
 LAYER_TYPES = ("full_attention", "sliding_attention")
 # What other mixtures of experts may ask for, and the values that mean nothing here.
 NO_OTHER_MIXTURE: dict[str, tuple[Any, ...]] = {
@@ -206,7 +208,7 @@ def load_config(folder: Path) -> ModelConfig:
         vocab_size=file.positive_int("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=file.positive_int("intermediate_size"),
-        num_layers=file.positive_int("num_hidden_layers"),
+        num_layers=file.num_layers(),
         num_heads=num_heads,
         num_kv_heads=file.positive_int("num_key_value_heads", default=num_heads),
         head_dim=_head_dim(file, hidden_size, num_heads),
@@ -247,6 +249,12 @@ class _ConfigFile:
 
     def positive_int(self, key: str, default: int | None = None) -> int:
         return self.whole_number(key, default, at_least=1)
+
+    def num_layers(self) -> int:
+        number = self.positive_int("num_hidden_layers")
+        if number > MAX_LAYERS:
+            raise self.error(f"'num_hidden_layers' must be at most {MAX_LAYERS:,}, found {number:,}.")
+        return number
 
     def whole_number(self, key: str, default: int | None = None, at_least: int = 0) -> int:
         value = self._value(key, default)
@@ -406,7 +414,7 @@ def _rope(file: _ConfigFile, parameters: Any, base: str) -> RopeConfig:
 
 def _layer_types(file: _ConfigFile, family: Family) -> tuple[str, ...]:
     """The kind of attention of each layer."""
-    num_layers = file.positive_int("num_hidden_layers")
+    num_layers = file.num_layers()
     full, sliding = LAYER_TYPES
     if family.window == "none" or (family.window.startswith("switched") and not file.flag("use_sliding_window")):
         return (full,) * num_layers
@@ -449,7 +457,7 @@ def _check_all_layers_alike(file: _ConfigFile) -> None:
 def _experts(file: _ConfigFile, family: Family) -> ExpertsConfig | None:
     if family.experts is None:
         return None
-    num_layers = file.positive_int("num_hidden_layers")
+    num_layers = file.num_layers()
     if family.experts == "mixtral":
         intermediate_size, norm_topk_prob = file.positive_int("intermediate_size"), True
         sparse_layers = tuple(range(num_layers))
@@ -476,7 +484,10 @@ def _num_experts(file: _ConfigFile) -> int:
     counts = {file.positive_int(key) for key in names or ["num_experts"]}
     if len(counts) > 1:
         raise file.error("num_experts and num_local_experts are two names of one number; found two numbers.")
-    return counts.pop()
+    count = counts.pop()
+    if count > MAX_EXPERTS:
+        raise file.error(f"the number of experts must be at most {MAX_EXPERTS:,}, found {count:,}.")
+    return count
 
 
 def _sparse_layers(file: _ConfigFile, num_layers: int) -> tuple[int, ...]:

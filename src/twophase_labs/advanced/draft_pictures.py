@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from twophase.core.colours import COLOURS, INK, LINE
+from twophase_labs.advanced.draft_pair import PairRun
 
 BLUE, ORANGE, GREEN, _, SKY, VERMILION, _ = COLOURS
 STYLES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (VERMILION, "D"))
@@ -76,8 +77,31 @@ def draw_speeds(tokens_per_s: Mapping[str, Mapping[str, float]]) -> Figure:
     axes.axhline(1, color=LINE, linewidth=0.8, linestyle="--")
     axes.set(xticks=range(len(tokens_per_s)), ylabel="speed, without drafts = 1", ylim=(0, None))
     axes.set_xticklabels(list(tokens_per_s))
-    axes.set_title("Where guessing wins, and where it loses", loc="left")
+    axes.set_title("Where drafting wins, and where it loses", loc="left")
     axes.legend(frameon=False, fontsize=9)
     axes.spines[["right", "top"]].set_visible(False)
+    figure.tight_layout()
+    return figure
+
+
+def draw_pairs(pairs: Mapping[str, tuple[PairRun, PairRun]]) -> Figure:
+    """Share of right drafts, and speed relative to the run without drafts, a bar for each workload."""
+    figure, panels = plt.subplots(1, 2, figsize=(9.5, 1.2 + 0.42 * len(pairs)), facecolor="white", sharey=True)
+    columns = (
+        ("drafts looked at that were right (%)", [100 * drafted.acceptance for _, drafted in pairs.values()], "{:.0f}"),
+        (
+            "speed, without drafts = 1",
+            [one.tokens_per_s / plain.tokens_per_s for plain, one in pairs.values()],
+            "{:.2f}",
+        ),
+    )
+    for axes, (label, values, form), colour in zip(panels, columns, (BLUE, ORANGE), strict=True):
+        bars = axes.barh(list(pairs), values, 0.7, color=colour, edgecolor=INK, linewidth=0.5)
+        axes.bar_label(bars, [f" {form.format(value)}" for value in values], fontsize=9, color=INK)
+        axes.set(xlabel=label, xlim=(0, 1.2 * max(*values, 1e-9)))
+        axes.spines[["right", "top"]].set_visible(False)
+    panels[1].axvline(1, color=INK, linewidth=0.8, linestyle="--")
+    panels[0].invert_yaxis()
+    panels[0].set_title("A draft model in its domain, and outside", loc="left")
     figure.tight_layout()
     return figure

@@ -1,5 +1,6 @@
 """The engine with K and V in several formats, read against one text."""
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -14,7 +15,7 @@ from twophase.attention.torch_backend import TorchBackend
 from twophase_labs.advanced.window_engine import BLOCK_SIZE, engine, surprise_at_fact, text_ids
 from twophase_tools.bench import quality_tasks
 from twophase_tools.bench.perplexity import step_logits
-from twophase_tools.bench.quality import Bounds, Drift, Verdict, drift_verdicts, estimate
+from twophase_tools.bench.quality import STRETCH, Bounds, Drift, Verdict, drift_verdicts, estimate
 
 NUM_TOKENS = 321  # so that five whole stretches of 64 are predicted
 FACT_DISTANCE = 150
@@ -81,6 +82,37 @@ def verdicts_of(rises: Tensor, divergences: Tensor, is_same: Tensor) -> Sequence
     """What the engine's gate says of these measures, position by position, within its own bounds."""
     drift = Drift(*(estimate(values.double()) for values in (rises, divergences, is_same)))
     return tuple(drift_verdicts(drift, Bounds()))
+
+
+LIMITS = {
+    "log of the perplexity ratio": math.log(Bounds().perplexity_ratio),
+    "mean KL": float(Bounds().mean_kl),
+    "another top token": 1 - float(Bounds().top1_agreement),
+}
+
+
+@cache
+def drift_by_stretch(name: str, num_stretches: int) -> dict[str, Float[Tensor, " n"]]:
+    """What `LIMITS` bound, as means of stretches of 64 tokens, of which each counts as one observation."""
+    ids = text_ids()[: num_stretches * STRETCH + 1]
+    found: dict[str, list[Tensor]] = {measure: [] for measure in LIMITS}
+    num_read = 0
+    for before, after in zip(step_logits(open_cache("float32"), ids), step_logits(open_cache(name), ids), strict=True):
+        wanted = torch.tensor(ids[num_read + 1 : num_read + 1 + len(before)], dtype=torch.long)
+        num_read += len(before)
+        log_p, log_q = before[: len(wanted)].log_softmax(-1), after[: len(wanted)].log_softmax(-1)
+        places = torch.arange(len(wanted))
+        values = (
+            log_p[places, wanted] - log_q[places, wanted],
+            (log_p.exp() * (log_p - log_q)).sum(-1),
+            (log_p.argmax(-1) != log_q.argmax(-1)).float(),
+        )
+        for measure, value in zip(LIMITS, values, strict=True):
+            found[measure].append(value)
+    return {
+        measure: torch.cat(values)[: num_stretches * STRETCH].view(-1, STRETCH).mean(1)
+        for measure, values in found.items()
+    }
 
 
 def times_as_far() -> float:

@@ -7,24 +7,29 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from twophase.core.colours import COLOURS, INK
-
-MARKERS = ("o", "s", "^")
+from twophase.core.colours import COLOURS, INK, LINE
+from twophase_tools.bench.quality import estimate
 
 
 def draw_divergences(divergences: Mapping[str, Float[Tensor, " n"]], bound: float) -> Figure:
-    """The divergence at each position of a text, a colour for each format, and the bound of its mean."""
-    figure, axes = plt.subplots(figsize=(10, 3.8), facecolor="white")
-    for (name, values), colour, marker in zip(
-        divergences.items(), (COLOURS[0], COLOURS[1], COLOURS[5]), MARKERS, strict=False
+    """The mean divergence of each format with its 95 % interval, the means of its stretches, and the bound."""
+    figure, axes = plt.subplots(figsize=(8.5, 0.9 + 0.62 * len(divergences)), facecolor="white")
+    for row, (values, colour) in enumerate(
+        zip(divergences.values(), (COLOURS[0], COLOURS[1], COLOURS[5]), strict=False)
     ):
-        label = f"{name}: mean {float(values.mean()):.2g}"
-        axes.plot(values.clamp(min=1e-6), marker, markersize=3, color=colour, alpha=0.7, linestyle="", label=label)
-    axes.axhline(bound, color=INK, linestyle="--", linewidth=1)
-    axes.text(len(values), bound * 1.15, f"the gate's bound of the mean: {bound:g}", ha="right", va="bottom", color=INK)
-    axes.set(yscale="log", xlabel="position in the text (tokens)", ylabel="KL(before || after) in nats")
-    axes.set_title("Drift at each position", loc="left")
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+        found, stretches = estimate(values.double()), values[: len(values) // 64 * 64].view(-1, 64).mean(1)
+        axes.plot(stretches, [row + 0.22] * len(stretches), "|", color=LINE, markersize=10, markeredgewidth=1.5)
+        axes.errorbar(found.mean, row, xerr=found.margin, fmt="o", color=colour, ecolor=colour, capsize=4, markersize=7)
+        axes.annotate(
+            f"{found.mean:.2g} \u00b1 {found.margin:.2g}", (found.mean, row), (0, 7), textcoords="offset points",
+            ha="center", fontsize=9, color=INK,
+        )  # fmt: skip
+    axes.axvline(bound, color=INK, linestyle="--", linewidth=1)
+    axes.text(bound * 1.08, len(divergences) - 0.5, f"the gate\u2019s bound: {bound:g}", fontsize=9, color=INK)
+    axes.set(xscale="log", xlabel="KL(before || after), mean per token (nats)", ylim=(len(divergences) - 0.4, -0.7))
+    axes.margins(x=0.12)
+    axes.set_yticks(range(len(divergences)), list(divergences))
+    axes.set_title("Mean drift and its 95 % interval; grey: stretches of 64 tokens", loc="left")
     axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()
     return figure

@@ -1,7 +1,7 @@
-"""Finite-state machines over characters, for texts of a fixed form."""
+"""Finite-state machines over characters, for texts of a fixed form, and vocabularies as tries."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 
@@ -59,6 +59,33 @@ def _join(outgoing: dict[str, int], characters: str, target: int) -> None:
         if character in outgoing:
             raise ValueError(f"{character!r} could belong to either of two pieces")
         outgoing[character] = target
+
+
+@dataclass(slots=True)
+class TrieNode:
+    """A beginning that tokens of a vocabulary share. The root is the empty beginning.
+
+    Attributes:
+        token_ids: Tokens whose whole text it is.
+        children: Next character -> the node of the beginning that is longer by it.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    children: "dict[str, TrieNode]" = field(default_factory=dict)
+
+
+def trie_of(texts: Sequence[str]) -> TrieNode:
+    """The trie of a vocabulary; tokens without text are left out."""
+    root = TrieNode()
+    for token_id, text in enumerate(texts):
+        node = root
+        for character in text:
+            if character not in node.children:
+                node.children[character] = TrieNode()
+            node = node.children[character]
+        if text:
+            node.token_ids.append(token_id)
+    return root
 
 
 # A price: 7, 12, 12.50; the machine in the lab's drawing.

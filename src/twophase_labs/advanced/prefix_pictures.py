@@ -53,7 +53,7 @@ def draw_first_tokens(computed: Sequence[int], seconds: Sequence[float], num_tok
     axes.plot(computed, [1000 * one for one in seconds], "o-", color=BLUE)
     floor_ms = 1000 * min(seconds)
     axes.axhline(floor_ms, color=LINE, linewidth=0.8, linestyle="--")
-    axes.annotate("hardly any step is shorter", (num_tokens, floor_ms), (0, 4),
+    axes.annotate("floor: one read of the weights", (num_tokens, floor_ms), (0, 4),
                   textcoords="offset points", ha="right", fontsize=9, color=INK)  # fmt: skip
     axes.set(xlabel=f"tokens computed of {num_tokens}", ylabel="time to first token (ms)", ylim=(0, None))
     axes.set_title("What is found need not be computed", loc="left")

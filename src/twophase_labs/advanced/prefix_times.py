@@ -1,4 +1,4 @@
-"""What a document and a question cost on this machine: the notebook measures it before the prediction 5.4."""
+"""What a document and a question cost on this machine: the notebook measures it before the prediction 5.3."""
 
 from functools import cache
 

@@ -82,7 +82,7 @@ def draw_readings(readings: Mapping[str, Reading], window: int, num_bins: int = 
         axes.axvline(window, color=LINE, linestyle=":")
         axes.set(xlabel="tokens read", xlim=(0, None), ylim=(0, None))
         axes.spines[["right", "top"]].set_visible(False)
-    left.set(ylabel="pages in use")
+    left.set(ylabel="blocks in use")
     left.set_title("What it holds", loc="left")
     right.set(ylabel="perplexity of the last stretch")
     right.set_title("What it understands (dotted: the window is full)", loc="left", fontsize=11)

@@ -1,13 +1,12 @@
-"""The challenge's rules: an imagined machine, its traffic, what was promised, and the score."""
+"""The challenge's rules: an imagined machine, its traffic, its SLO, and the score."""
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 from twophase.core.errors import ConfigError
-from twophase.scheduling.policies import PriorityPolicy
 from twophase.scheduling.policy import Policy
 from twophase_labs.scheduling.hidden_lengths import MAX_OUTPUT_TOKENS, play
 from twophase_tools.load.arrivals import Bursty
@@ -48,7 +47,7 @@ def limits_of(limits: Mapping[str, Any]) -> dict[str, Any]:
     if odd:
         raise ConfigError(f"the limits that you may set are {', '.join(LIMITS)}; {odd[0]} is none of them.")
     if limits.get("max_num_seqs", 1) > LIMITS["max_num_seqs"]:
-        raise ConfigError(f"the machine has {LIMITS['max_num_seqs']} seats, got {limits['max_num_seqs']}.")
+        raise ConfigError(f"the machine has {LIMITS['max_num_seqs']} sequence places, got {limits['max_num_seqs']}.")
     return POOL | LIMITS | dict(limits)
 
 
@@ -58,7 +57,7 @@ def serve(policy: Policy, limits: Mapping[str, Any] | None = None, seed: int = 0
 
 
 def score(records: Sequence[RequestRecord], slo: Slo = SLO) -> float:
-    """Requests that kept both promises, in per cent of all."""
+    """Requests that met both SLOs, in per cent of all."""
     return 100 * sum(bool(record.meets(slo)) for record in records) / len(records)
 
 
@@ -93,35 +92,3 @@ def board(entries: Sequence[Entry]) -> str:
         parts = f"{one.goodput_per_s:8.1f}/s{one.in_time:12.0f}%{one.smooth:11.0f}%"
         lines.append(f"{place:2}  {one.name:26}{one.score:5.0f}%{parts}")
     return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """The challenge on another machine: its promises, and traffic that keeps it as busy."""
-
-    slo: Slo
-    requests: list[TimedRequest]
-
-    @property
-    def tighter(self) -> Slo:
-        """The promises less a tenth: what to aim at with a cost model that may be wrong."""
-        return Slo(ttft_s=0.9 * (self.slo.ttft_s or 0.0), tpot_s=0.9 * (self.slo.tpot_s or 0.0))
-
-
-def scaled(cost: LinearCostModel, limits: Mapping[str, Any], num_requests: int = 40) -> Scaled:
-    """For a machine whose steps and tokens cost this much: shorter prompts and answers, promises that a decode step
-    leaves room for, and arrivals slightly faster than it can serve."""
-    share = max(0.02, min(1.0, 0.0093 * cost.per_step_s / cost.per_token_s))  # a document is a few steps' worth
-    some = [
-        replace(
-            one,
-            num_prompt_tokens=max(4, round(share * one.num_prompt_tokens)),
-            num_output_tokens=one.num_output_tokens // 3 + 2,
-        )
-        for one in traffic(0, num_requests)
-    ]
-    burst = play([replace(one, arrival_s=0.0) for one in some], PriorityPolicy(), limits, cost)
-    start_s, end_s = window_of(burst)
-    faster = 0.95 * (end_s - start_s) / some[-1].arrival_s
-    slo = Slo(ttft_s=75 * cost.per_step_s, tpot_s=3.5 * cost.per_step_s)
-    return Scaled(slo, [replace(one, arrival_s=faster * one.arrival_s) for one in some])

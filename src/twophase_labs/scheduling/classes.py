@@ -11,7 +11,7 @@ from twophase.scheduling.policy import Policy
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.simulate.cost_model import LinearCostModel
 from twophase_tools.simulate.limits import make_scheduler
-from twophase_tools.simulate.simulator import simulate
+from twophase_tools.simulate.simulator import SimulationResult, simulate
 
 COST = LinearCostModel(per_step_s=0.02, per_token_s=0.5e-3, per_context_s=0.5e-6)
 LIMITS: dict[str, Any] = {
@@ -61,3 +61,16 @@ def of_class(records: Sequence[RequestRecord], name: str) -> list[RequestRecord]
 
 def ttfts(records: Sequence[RequestRecord]) -> list[float]:
     return [float(record.ttft_s) for record in records if record.ttft_s is not None]
+
+
+def rush(policy: Policy) -> SimulationResult:
+    """The minute of rush and the one after it, with a prefix cache: records and the trace of every step.
+
+    All prompts begin with the same 16 tokens, and differ from then on.
+    """
+    found = requests()
+    asked = [
+        replace(one, prompt_token_ids=(0,) * 16 + tuple(range(100 + number, 84 + number + len(one.prompt_token_ids))))
+        for number, one in enumerate(found)
+    ]
+    return simulate(asked, make_scheduler(LIMITS, policy, enable_prefix_caching=True), COST)

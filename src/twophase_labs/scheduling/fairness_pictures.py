@@ -1,4 +1,4 @@
-"""Pictures of who waits for whom."""
+"""Pictures of requests that wait for others."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,41 +6,44 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from twophase.core.colours import COLOURS, EMPTY, INK
-from twophase_labs.scheduling.classes import RUSH_S, of_class
+from twophase_labs.scheduling.classes import RUSH_S, of_class, ttfts
 from twophase_tools.load.records import RequestRecord
 
 BLUE, ORANGE, GREEN, _, _, VERMILION, _ = COLOURS
-STYLES = ((VERMILION, "o"), (BLUE, "s"), (GREEN, "^"))
+STYLES = ((VERMILION, "o"), (BLUE, "s"), (GREEN, "^"), (ORANGE, "D"))
 
 
 def draw_waits(runs: Mapping[str, Sequence[RequestRecord]]) -> Figure:
-    """Time to first token against arrival: the batch job's requests, and everybody else's."""
-    figure, axes = plt.subplots(1, 2, figsize=(10.5, 3.8), facecolor="white", sharey=True)
-    for panel, name, title in zip(axes, ("batch", "person"), ("The batch job", "People"), strict=True):
-        panel.axvspan(0, RUSH_S, color=EMPTY, zorder=0)
-        panel.text(RUSH_S / 2, 0.97, "rush", transform=panel.get_xaxis_transform(), ha="center", va="top", color=INK)
-        for (label, records), (colour, marker) in zip(runs.items(), STYLES, strict=False):
-            mine = of_class(records, name)
-            x, y = [record.arrival_s for record in mine], [record.ttft_s for record in mine]
-            panel.plot(x, y, marker, color=colour, markersize=4, alpha=0.8, label=label)
-        panel.set(xlabel="arrival (s)")
-        panel.set_title(title, loc="left")
+    """Time to first token: of the batch job's requests by their arrival, of the chats by percentile."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8), facecolor="white")
+    left.axvspan(0, RUSH_S, color=EMPTY, zorder=0)
+    left.text(58, 0.93, "rush", transform=left.get_xaxis_transform(), color=INK, ha="right")
+    for (label, records), (colour, marker), style in zip(runs.items(), STYLES, ("-", "--", "-."), strict=False):
+        batch = of_class(records, "batch")
+        x, y = [record.arrival_s for record in batch], [record.ttft_s or 0.0 for record in batch]
+        left.plot(x, y, marker, color=colour, markersize=4, alpha=0.8, label=label)
+        waits = sorted(ttfts(of_class(records, "person")))
+        shares = [100 * number / (len(waits) - 1) for number in range(len(waits))]
+        right.plot(shares, waits, style, color=colour, label=label)
+    left.set(xlabel="arrival (s)", ylabel="time to first token (s)")
+    left.set_title("The batch job", loc="left")
+    right.set(xlabel="percentile of the chats", ylabel="time to first token (s)")
+    right.set_title("Chats, on a larger scale", loc="left")
+    right.legend(frameon=False, loc="upper left")
+    for panel in (left, right):
         panel.spines[["right", "top"]].set_visible(False)
-    axes[0].set_ylabel("time to first token (s)")
-    axes[0].legend(frameon=False, loc="upper right")
     figure.tight_layout()
     return figure
 
 
 def draw_convoy(runs: Mapping[str, Sequence[RequestRecord]]) -> Figure:
-    """Time to first token of each request of the convoy, in order of arrival; the first is the document."""
+    """Time to first token of each question of the convoy, by arrival."""
     figure, axes = plt.subplots(figsize=(9, 3.4), facecolor="white")
-    for (label, records), (colour, marker) in zip(runs.items(), STYLES, strict=False):
-        x, y = [record.arrival_s for record in records], [record.ttft_s or 0.0 for record in records]
-        axes.plot(x[1:], y[1:], marker, color=colour, markersize=5, label=f"questions, {label}")
-        axes.plot(x[:1], y[:1], marker, color=colour, markersize=11, fillstyle="none", label=f"document, {label}")
-    axes.set(xlabel="arrival (s)", ylabel="time to first token (s)", ylim=(0, None))
-    axes.set_title("Who stands behind a long prompt", loc="left")
+    for (label, (_, *questions)), (colour, marker) in zip(runs.items(), STYLES, strict=False):
+        x, y = [record.arrival_s for record in questions], [record.ttft_s or 0.0 for record in questions]
+        axes.plot(x, y, marker, color=colour, markersize=5, alpha=0.8, label=label)
+    axes.set(xlabel="arrival (s)", ylabel="time to first token (s)", ylim=(-0.2, None))
+    axes.set_title("Questions behind a document of 12,000 tokens", loc="left")
     axes.legend(frameon=False, fontsize=9)
     axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()

@@ -1,4 +1,4 @@
-"""Policies with one part left open: who is let in, or who goes first."""
+"""Policies with one part left open: which request is admitted, or which goes first."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -70,22 +70,18 @@ class RankedPolicy(Policy):
 
 
 @final
-class ShortPromptsFirst(Policy):
-    """Decodes first; then prompts, begun or not, by arrival plus `patience_s` for each token: length is a priority."""
-
-    def __init__(self, patience_s: float) -> None:
-        self.patience_s = patience_s
+class WholePrompts(Policy):
+    """The deadlock of section 3: a waiting prompt is let in when all of it fits the step, and nothing passes it."""
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        request = sequence.request
-        waits_s = self.patience_s * len(request.prompt_token_ids)
-        return (request.arrival_s + waits_s, sequence.arrival_order, sequence.index)
+        return by_priority(sequence)
 
     def plan(self, step: Step) -> None:
-        begun = [sequence for sequence in step.running if not sequence.is_decoding]
         for sequence in step.running:
-            if sequence.is_decoding:
-                step.decode(sequence)
-        for sequence in sorted([*begun, *step.waiting], key=lambda sequence: sequence.rank):
-            if not (step.prefill(sequence) if sequence in begun else step.admit(sequence)):
+            step.decode(sequence)
+        for sequence in step.waiting:
+            if sequence.num_prompt_tokens > step.budget or not step.admit(sequence):
                 break
+
+    def __repr__(self) -> str:
+        return "WholePrompts()"

@@ -57,7 +57,7 @@ class _Life:
 
 def play(
     workload: Iterable[TimedRequest],
-    policy: Policy,
+    policy: Policy | None,
     limits: Mapping[str, Any],
     cost: CostModel,
     ttft_slo_s: float | None = None,

@@ -9,10 +9,6 @@ from twophase.scheduling.sequence import Sequence as Scheduled
 from twophase.scheduling.sequence import SequenceStatus
 
 
-class IllegalTransition(Exception):
-    """A request was to go from one state to another, and there is no such way."""
-
-
 def state_of(sequence: Scheduled) -> str:
     """The state's name as in section 1: the engine keeps 'running', and what it runs follows from the counts."""
     if sequence.status is SequenceStatus.RUNNING:

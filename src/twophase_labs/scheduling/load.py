@@ -6,11 +6,11 @@ from twophase_tools.load.arrivals import Poisson
 from twophase_tools.load.lengths import UniformLengths
 from twophase_tools.load.workloads import RandomWorkload, TimedRequest
 
-NUM_DRAWN, NUM_SLOTS, LONGEST = 400, 8, 200
+NUM_DRAWN, NUM_PLACES, LONGEST = 400, 8, 200
 
 
 def drawn_lengths() -> list[int]:
-    """The lengths of the prediction 4.3: 400 answers, any length from 1 to 200 tokens equally likely."""
+    """The lengths of the prediction 4.1: 400 answers, any length from 1 to 200 tokens equally likely."""
     rng = random.Random("4.3")
     return [rng.randint(1, LONGEST) for _ in range(NUM_DRAWN)]
 

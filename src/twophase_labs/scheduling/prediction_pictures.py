@@ -6,8 +6,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from twophase.core.colours import COLOURS, INK, LINE
-from twophase_labs.scheduling.paper_machine import TPOT_SLO_S, TTFT_SLO_S, Day
+from twophase.core.colours import COLOURS, INK
 
 BLUE, ORANGE, GREEN, *_ = COLOURS
 TICKS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
@@ -34,28 +33,5 @@ def draw_step_times(steps: Sequence[tuple[float, float, bool]]) -> Figure:
     axes.legend(frameon=False, loc="upper left")
     axes.grid(alpha=0.3)
     axes.spines[["right", "top"]].set_visible(False)
-    figure.tight_layout()
-    return figure
-
-
-def draw_load_curve(days: Sequence[Day]) -> Figure:
-    """Latency tails and goodput against the offered load."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8), facecolor="white")
-    rates = [day.rate_per_s for day in days]
-    left.plot(rates, [1e3 * day.ttft_p90_s for day in days], "o-", color=BLUE, label="TTFT p90")
-    left.plot(rates, [1e3 * day.tpot_p90_s for day in days], "s--", color=ORANGE, label="TPOT p90")
-    for slo_s, colour in ((TTFT_SLO_S, BLUE), (TPOT_SLO_S, ORANGE)):
-        left.axhline(1e3 * slo_s, color=colour, linewidth=1, linestyle=":")
-    left.set(yscale="log", ylabel="time (ms); dotted: the promise", xlabel="requests per second, offered")
-    left.legend(frameon=False)
-    left.set_title("The tails bend upwards", loc="left")
-    right.plot(rates, rates, color=LINE, linestyle=":", label="offered")
-    right.plot(rates, [day.requests_per_s for day in days], "s--", color=ORANGE, label="completed")
-    right.plot(rates, [day.goodput_per_s for day in days], "o-", color=GREEN, label="goodput: within the promise")
-    right.set(ylabel="requests per second", xlabel="requests per second, offered", ylim=(0, None))
-    right.legend(frameon=False)
-    right.set_title("Goodput has a peak", loc="left")
-    for axes in (left, right):
-        axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()
     return figure

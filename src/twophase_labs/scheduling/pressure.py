@@ -22,8 +22,8 @@ CROWDED: dict[str, Any] = {
     "block_size": 16,
 }
 NO_HEADROOM: dict[str, Any] = CROWDED | {"reserve_growth": False}
-# A machine whose steps take 20 ms and 1 ms more for each token: the order of size of a CPU.
-COST = LinearCostModel(per_step_s=0.02, per_token_s=1e-3, per_context_s=2e-6)
+# A machine whose steps take 20 ms and 3 ms more for each token: the order of size of one CPU thread.
+COST = LinearCostModel(per_step_s=0.02, per_token_s=3e-3, per_context_s=2e-6)
 TOKENS_NEEDED = NUM_REQUESTS * (PROMPT_TOKENS + OUTPUT_TOKENS - 1)
 
 

@@ -11,7 +11,7 @@ from twophase_tools.bench.serve import ServingRun, serve
 from twophase_tools.load.workloads import TimedRequest
 
 POOL_BLOCKS = 256
-WRITER_TOKENS, NUM_READERS, READER_PROMPT = 40, 5, 112
+ANSWER_TOKENS, NUM_PROMPTS, PROMPT_TOKENS = 40, 5, 112
 CHUNK = 32  # tokens of a step under the chunked policy of the lanes
 
 
@@ -42,22 +42,22 @@ class Pace:
 @cache
 def pace() -> Pace:
     """Measured on the engine: a prompt of 112 tokens and seven decodes, the best of two after a warm-up."""
-    probe = TimedRequest("probe", 0.0, READER_PROMPT, 8)
+    probe = TimedRequest("probe", 0.0, PROMPT_TOKENS, 8)
     run_on_engine(None, [replace(probe, num_prompt_tokens=16)])
     records = [run_on_engine(None, [probe]).records[0] for _ in range(2)]
     ttft_s = min(record.token_times_s[0] - record.arrival_s for record in records)
-    return Pace(ttft_s / READER_PROMPT, min(gap_s for record in records for gap_s in record.itls_s))
+    return Pace(ttft_s / PROMPT_TOKENS, min(gap_s for record in records for gap_s in record.itls_s))
 
 
-def writer_and_readers(here: Pace) -> list[TimedRequest]:
+def answer_and_prompts(here: Pace) -> list[TimedRequest]:
     """One request that writes, and five with long prompts that come, on any machine, faster than they can be read.
 
-    The first comes when the writer has some tokens; then one comes each time that half a prompt could be read.
+    The first comes when the answer has some tokens; then one comes each time that half a prompt could be read.
     """
-    writer = TimedRequest("writer", 0.0, 16, WRITER_TOKENS)
+    answer = TimedRequest("answer", 0.0, 16, ANSWER_TOKENS)
     first_s = 16 * here.prompt_token_s + 8 * here.decode_s
-    gap_s = 0.5 * READER_PROMPT * here.prompt_token_s
-    readers = [
-        TimedRequest(f"reader {number}", first_s + number * gap_s, READER_PROMPT, 4) for number in range(NUM_READERS)
+    gap_s = 0.5 * PROMPT_TOKENS * here.prompt_token_s
+    prompts = [
+        TimedRequest(f"prompt {number}", first_s + number * gap_s, PROMPT_TOKENS, 4) for number in range(NUM_PROMPTS)
     ]
-    return [writer, *readers]
+    return [answer, *prompts]

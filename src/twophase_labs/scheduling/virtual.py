@@ -119,6 +119,16 @@ def play(
     return VirtualRun(records, tuple(steps))
 
 
+def steps_of(policy: Policy, **jobs: tuple[int, int]) -> list[dict[str, int]]:
+    """Tokens of each step, by request: `steps_of(policy, A=(10, 3))` for one with a prompt of 10 and 3 tokens to write.
+
+    All come at once, in the order given, and there is room for all of them.
+    """
+    requests = [TimedRequest(name, 0.0, *lengths) for name, lengths in jobs.items()]
+    steps = play(policy, requests, StepCost(step_s=1.0)).steps
+    return [{name: num_tokens for name, _, _, num_tokens in step.chunks} for step in steps]
+
+
 def _request(timed: TimedRequest) -> Request:
     params = SamplingParams(temperature=0.0, max_tokens=timed.num_output_tokens, ignore_eos=True)
     return Request(timed.request_id, (0,) * timed.num_prompt_tokens, params, arrival_s=timed.arrival_s)

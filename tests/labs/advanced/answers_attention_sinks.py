@@ -1,5 +1,6 @@
-"""Answers that prove the checks of exercises 5.13 and 5.14."""
+"""Answers that prove the checks of exercises 5.12 and 5.14."""
 
+from tests.labs.advanced.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 SHORT, WINDOW, SINKS, GIVES, ORDER = (
@@ -77,51 +78,57 @@ def visible(queries, keys, window, num_sinks):
     return (k <= q) & ((k > q - window) | (k < num_sinks))
 """
 
-BANKS = {
-    "5.13": Bank(
-        wrong=(
-            Wrong(
-                "negative positions",
-                {2: "num_tokens + 1 - window", 3: "first_seen // block_size % num_blocks"},
-                rejected_by=SHORT,
+BANKS = opened_all(
+    {
+        "5.12": Bank(
+            wrong=(
+                Wrong(
+                    "negative positions",
+                    {2: "num_tokens + 1 - window", 3: "first_seen // block_size % num_blocks"},
+                    rejected_by=SHORT,
+                ),
+                Wrong(
+                    "forgets the sequence that is shorter", {2: "num_tokens + 1 - min(window, 8)"}, rejected_by=SHORT
+                ),
+                Wrong("one token too soon", {2: "max(0, num_tokens + 2 - window)"}, rejected_by=WINDOW),
+                Wrong("the next whole block", {3: "-(-first_seen // block_size)"}, rejected_by=WINDOW),
+                Wrong(
+                    "the window in whole blocks",
+                    {3: "max(0, num_blocks - -(-window // block_size))"},
+                    rejected_by=WINDOW,
+                ),
+                Wrong("gives up the page to write into", WITHOUT_A_TAIL, rejected_by=WINDOW),
+                Wrong("no sinks", {1: "0"}, rejected_by=SINKS),
+                Wrong("sinks rounded down", {1: "num_sinks // block_size"}, rejected_by=SINKS),
+                Wrong("one block of sinks", {1: "min(num_sinks, 1)"}, rejected_by=SINKS),
+                Wrong("a block for each sink", {1: "num_sinks"}, rejected_by=GIVES),
+                Wrong("one token too late", {2: "max(0, num_tokens - window)"}, rejected_by=GIVES),
+                Wrong("a block to spare", {3: "max(0, first_seen // block_size - 1)"}, rejected_by=GIVES),
+                Wrong("keeps everything", {4: "True"}, rejected_by=GIVES),
+                Wrong("names a block twice", TWICE, rejected_by=ORDER),
             ),
-            Wrong("forgets the sequence that is shorter", {2: "num_tokens + 1 - min(window, 8)"}, rejected_by=SHORT),
-            Wrong("one token too soon", {2: "max(0, num_tokens + 2 - window)"}, rejected_by=WINDOW),
-            Wrong("the next whole block", {3: "-(-first_seen // block_size)"}, rejected_by=WINDOW),
-            Wrong(
-                "the window in whole blocks", {3: "max(0, num_blocks - -(-window // block_size))"}, rejected_by=WINDOW
-            ),
-            Wrong("gives up the page to write into", WITHOUT_A_TAIL, rejected_by=WINDOW),
-            Wrong("no sinks", {1: "0"}, rejected_by=SINKS),
-            Wrong("sinks rounded down", {1: "num_sinks // block_size"}, rejected_by=SINKS),
-            Wrong("one block of sinks", {1: "min(num_sinks, 1)"}, rejected_by=SINKS),
-            Wrong("a block for each sink", {1: "num_sinks"}, rejected_by=GIVES),
-            Wrong("one token too late", {2: "max(0, num_tokens - window)"}, rejected_by=GIVES),
-            Wrong("a block to spare", {3: "max(0, first_seen // block_size - 1)"}, rejected_by=GIVES),
-            Wrong("keeps everything", {4: "True"}, rejected_by=GIVES),
-            Wrong("names a block twice", TWICE, rejected_by=ORDER),
+            right=(Right("token by token", BY_TOKENS), Right("as two ranges", AS_RANGES)),
         ),
-        right=(Right("token by token", BY_TOKENS), Right("as two ranges", AS_RANGES)),
-    ),
-    "5.14": Bank(
-        wrong=(
-            Wrong("sees the future", {1: "keys == keys"}, rejected_by=FUTURE),
-            Wrong("sinks from everywhere", {4: "is_past & in_window | is_sink"}, rejected_by=FUTURE),
-            Wrong("not even itself", {1: "keys < queries"}, rejected_by=ITSELF),
-            Wrong("one key too many", {2: "keys >= queries - window"}, rejected_by=ITSELF),
-            Wrong("one key too few", {2: "keys > queries - window + 1"}, rejected_by=ITSELF),
-            Wrong("a mask to add", ADDS, rejected_by=FUTURE),
-            Wrong("no sinks", {4: "is_past & in_window"}, rejected_by=SEES),
-            Wrong("one sink too many", {3: "keys <= num_sinks"}, rejected_by=SEES),
-            Wrong(
-                "sinks must be in the window",
-                {4: "is_past & in_window & ((num_sinks == 0) | is_sink)"},
-                rejected_by=SEES,
+        "5.14": Bank(
+            wrong=(
+                Wrong("sees the future", {1: "keys == keys"}, rejected_by=FUTURE),
+                Wrong("sinks from everywhere", {4: "is_past & in_window | is_sink"}, rejected_by=FUTURE),
+                Wrong("not even itself", {1: "keys < queries"}, rejected_by=ITSELF),
+                Wrong("one key too many", {2: "keys >= queries - window"}, rejected_by=ITSELF),
+                Wrong("one key too few", {2: "keys > queries - window + 1"}, rejected_by=ITSELF),
+                Wrong("a mask to add", ADDS, rejected_by=FUTURE),
+                Wrong("no sinks", {4: "is_past & in_window"}, rejected_by=SEES),
+                Wrong("one sink too many", {3: "keys <= num_sinks"}, rejected_by=SEES),
+                Wrong(
+                    "sinks must be in the window",
+                    {4: "is_past & in_window & ((num_sinks == 0) | is_sink)"},
+                    rejected_by=SEES,
+                ),
+                Wrong("by row and column", BY_INDEX, rejected_by=POSITIONS),
+                Wrong("the first columns are sinks", COLUMNS_ARE_KEYS, rejected_by=POSITIONS),
+                Wrong("one sequence alone", ONE_SEQUENCE, rejected_by=ROWS),
             ),
-            Wrong("by row and column", BY_INDEX, rejected_by=POSITIONS),
-            Wrong("the first columns are sinks", COLUMNS_ARE_KEYS, rejected_by=POSITIONS),
-            Wrong("one sequence alone", ONE_SEQUENCE, rejected_by=ROWS),
+            right=(Right("by distance", DISTANCES), Right("by the first key", BY_WHERE)),
         ),
-        right=(Right("by distance", DISTANCES), Right("by the first key", BY_WHERE)),
-    ),
-}
+    }
+)

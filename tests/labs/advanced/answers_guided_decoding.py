@@ -1,5 +1,6 @@
-"""Answers that prove the checks of exercises 5.10 and 5.11."""
+"""Answers that prove the checks of exercises 5.9 and 5.10."""
 
+from tests.labs.advanced.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 READS, STUCK, SINGLE, SEVERAL, END, EMPTY = (
@@ -10,13 +11,12 @@ READS, STUCK, SINGLE, SEVERAL, END, EMPTY = (
     "lets the end come where the text is complete",
     "never allows a token without text",
 )
-HIDES, KEEPS, PLACE, ASKS, FORM, CUT = (
-    "hides what cannot come",
-    "leaves the other logits alone",
-    "moves the machine along",
-    "asks the model with the answer so far",
-    "ends with a text of the form",
-    "says when it was cut",
+SMALL, FINDS, BELOW, FURTHER, LEAVES = (
+    "takes small tries",
+    "finds what can be read, and nothing else",
+    "starts at the node it is given",
+    "goes no further than the machine reads",
+    "leaves the trie as it is",
 )
 RECURSIVE = """
 def advance(machine, state, text):
@@ -74,126 +74,151 @@ def token_mask(machine, state, texts, end_id):
     mask[end_id] = state in machine.accepting
     return mask
 """
-CHOOSES_FIRST = """
-def generate_guided(next_logits, machine, texts, end_id, max_tokens, choose):
-    state, ids = machine.start, []
-    while len(ids) < max_tokens:
-        token_id = choose(next_logits(ids))
-        if not token_mask(machine, state, texts, end_id)[token_id]:
-            continue
-        if token_id == end_id:
-            return ids, "stop"
-        ids.append(token_id)
-        state = advance(machine, state, texts[token_id])
-    return ids, "length"
+LOOKS_EVERYWHERE = """
+def advance(machine, state, text):
+    for char in text:
+        state = None if state is None else machine.edges[state].get(char)
+    return state
+
+
+def allowed_ids(machine, state, node):
+    def below(here):
+        yield "", here.token_ids
+        for char, child in here.children.items():
+            yield from ((char + text, ids) for text, ids in below(child))
+
+    return [one for text, ids in below(node) for one in ids if advance(machine, state, text) is not None]
 """
-KEEPS_THE_END = """
-def generate_guided(next_logits, machine, texts, end_id, max_tokens, choose):
-    state, ids = machine.start, []
-    while len(ids) < max_tokens:
-        mask = token_mask(machine, state, texts, end_id)
-        token_id = choose(next_logits(ids).masked_fill(~mask, -math.inf))
-        ids.append(token_id)
-        if token_id == end_id:
-            return ids, "stop"
-        state = advance(machine, state, texts[token_id])
-    return ids, "length"
+FILLS_THE_ROOT = """
+def allowed_ids(machine, state, node):
+    found = node.token_ids
+    for char, child in node.children.items():
+        if char in machine.edges[state]:
+            found += allowed_ids(machine, machine.edges[state][char], child)
+    return found
 """
-STOPS_EARLY = """
-def generate_guided(next_logits, machine, texts, end_id, max_tokens, choose):
-    state, ids = machine.start, []
-    while len(ids) < max_tokens:
-        mask = token_mask(machine, state, texts, end_id)
-        token_id = choose(next_logits(ids).masked_fill(~mask, -math.inf))
-        if token_id == end_id:
-            return ids, "stop"
-        ids.append(token_id)
-        state = advance(machine, state, texts[token_id])
-    return ids, "stop"
+SHARED_LIST = """
+def allowed_ids(machine, state, node, found=[]):
+    found += node.token_ids
+    for char, child in node.children.items():
+        if char in machine.edges[state]:
+            allowed_ids(machine, machine.edges[state][char], child, found)
+    return found
 """
-FROM_THE_TEXT = """
-def generate_guided(next_logits, machine, texts, end_id, max_tokens, choose):
-    ids = []
-    for _ in range(max_tokens):
-        state = advance(machine, machine.start, "".join(texts[i] for i in ids))
-        mask = token_mask(machine, state, texts, end_id)
-        logits = torch.where(mask, next_logits(ids), torch.tensor(-math.inf))
-        token_id = choose(logits)
-        if token_id == end_id:
-            return ids, "stop"
-        ids = [*ids, token_id]
-    return ids, "length"
+ONE_LEVEL = """
+def allowed_ids(machine, state, node):
+    return [one for char, child in node.children.items() if char in machine.edges[state] for one in child.token_ids]
 """
-ADDS_A_BIAS = """
-def generate_guided(next_logits, machine, texts, end_id, max_tokens, choose):
-    ids, state, reason = [], machine.start, "length"
-    while len(ids) < max_tokens and reason == "length":
-        bias = torch.full((len(texts),), -math.inf)
-        bias[token_mask(machine, state, texts, end_id)] = 0
-        token_id = choose(next_logits(ids) + bias)
-        if token_id == end_id:
-            reason = "stop"
-        else:
-            ids.append(token_id)
-            state = advance(machine, state, texts[token_id])
-    return ids, reason
+WALKS_RECURSIVELY = """
+def advance(machine, state, text):
+    for char in text:
+        state = None if state is None else machine.edges[state].get(char)
+    return state
+
+
+def allowed_ids(machine, state, node):
+    found = list(node.token_ids)
+    for char, child in node.children.items():
+        after = advance(machine, state, char)
+        if after is not None:
+            found.extend(allowed_ids(machine, after, child))
+    return found
+"""
+FROM_THE_EDGES = """
+def allowed_ids(machine, state, node):
+    level, found = [(state, node)], set()
+    while level:
+        for _, here in level:
+            found |= set(here.token_ids)
+        level = [
+            (after, here.children[char])
+            for at, here in level
+            for char, after in machine.edges[at].items()
+            if char in here.children
+        ]
+    return list(found)
+"""
+GENERATES = """
+def allowed_ids(machine, state, node):
+    def walk(at, here):
+        yield from here.token_ids
+        for char in machine.edges[at].keys() & here.children.keys():
+            yield from walk(machine.edges[at][char], here.children[char])
+
+    return list(walk(state, node))
 """
 
-BANKS = {
-    "5.10": Bank(
-        wrong=(
-            Wrong("never moves", {1: "machine.edges[state].get(char) and state"}, rejected_by=READS),
-            Wrong("always from the start", {1: "machine.edges[machine.start].get(char)"}, rejected_by=READS),
-            Wrong("stays where it is stuck", {1: "machine.edges[state].get(char, state)"}, rejected_by=STUCK),
-            Wrong("knows no way out", {1: "machine.edges[state][char]"}, rejected_by=STUCK),
-            Wrong("gives up late", GIVES_UP_LATE, rejected_by=STUCK),
-            Wrong(
-                "from the start of the form",
-                {2: 'text != "" and advance(machine, machine.start, text) is not None'},
-                rejected_by=SINGLE,
+BANKS = opened_all(
+    {
+        "5.9": Bank(
+            wrong=(
+                Wrong("never moves", {1: "machine.edges[state].get(char) and state"}, rejected_by=READS),
+                Wrong("always from the start", {1: "machine.edges[machine.start].get(char)"}, rejected_by=READS),
+                Wrong("stays where it is stuck", {1: "machine.edges[state].get(char, state)"}, rejected_by=STUCK),
+                Wrong("knows no way out", {1: "machine.edges[state][char]"}, rejected_by=STUCK),
+                Wrong("gives up late", GIVES_UP_LATE, rejected_by=STUCK),
+                Wrong(
+                    "from the start of the form",
+                    {2: 'text != "" and advance(machine, machine.start, text) is not None'},
+                    rejected_by=SINGLE,
+                ),
+                Wrong(
+                    "only what completes it",
+                    {2: 'text != "" and advance(machine, state, text) in machine.accepting'},
+                    rejected_by=SINGLE,
+                ),
+                Wrong(
+                    "state 0 counts as nowhere",
+                    {2: 'text == "" or not advance(machine, state, text)'},
+                    rejected_by=SINGLE,
+                ),
+                Wrong(
+                    "the first character alone",
+                    {2: 'text != "" and text[0] in machine.edges[state]'},
+                    rejected_by=SEVERAL,
+                ),
+                Wrong(
+                    "tokens of one character",
+                    {2: "len(text) == 1 and advance(machine, state, text) is not None"},
+                    rejected_by=SEVERAL,
+                ),
+                Wrong("may always end", {3: "True"}, rejected_by=END),
+                Wrong("may never end", {3: "False"}, rejected_by=END),
+                Wrong(
+                    "may end where its text fits",
+                    {3: "bool(mask[end_id]) or state in machine.accepting"},
+                    rejected_by=END,
+                ),
+                Wrong("may end where nothing else comes", {3: "not mask.any()"}, rejected_by=END),
+                Wrong("reads nothing well", {2: "advance(machine, state, text) is not None"}, rejected_by=EMPTY),
             ),
-            Wrong(
-                "only what completes it",
-                {2: 'text != "" and advance(machine, state, text) in machine.accepting'},
-                rejected_by=SINGLE,
-            ),
-            Wrong(
-                "state 0 counts as nowhere", {2: 'text == "" or not advance(machine, state, text)'}, rejected_by=SINGLE
-            ),
-            Wrong(
-                "the first character alone", {2: 'text != "" and text[0] in machine.edges[state]'}, rejected_by=SEVERAL
-            ),
-            Wrong(
-                "tokens of one character",
-                {2: "len(text) == 1 and advance(machine, state, text) is not None"},
-                rejected_by=SEVERAL,
-            ),
-            Wrong("may always end", {3: "True"}, rejected_by=END),
-            Wrong("may never end", {3: "False"}, rejected_by=END),
-            Wrong(
-                "may end where its text fits", {3: "bool(mask[end_id]) or state in machine.accepting"}, rejected_by=END
-            ),
-            Wrong("may end where nothing else comes", {3: "not mask.any()"}, rejected_by=END),
-            Wrong("reads nothing well", {2: "advance(machine, state, text) is not None"}, rejected_by=EMPTY),
+            right=(Right("recursively", RECURSIVE), Right("from the machine's side", WALKS_A_TRIE)),
         ),
-        right=(Right("recursively", RECURSIVE), Right("from the machine's side", WALKS_A_TRIE)),
-    ),
-    "5.11": Bank(
-        wrong=(
-            Wrong("no mask", {1: "next_logits(ids)"}, rejected_by=HIDES),
-            Wrong("zero is no wall", {1: "next_logits(ids) * mask"}, rejected_by=HIDES),
-            Wrong("the mask upside down", {1: "next_logits(ids).masked_fill(mask, -math.inf)"}, rejected_by=HIDES),
-            Wrong("a penalty", {1: "next_logits(ids) - 100 * (~mask).float()"}, rejected_by=HIDES),
-            Wrong("chooses first", CHOOSES_FIRST, rejected_by=HIDES),
-            Wrong("forgets the model", {1: "torch.zeros(len(texts)).masked_fill(~mask, -math.inf)"}, rejected_by=KEEPS),
-            Wrong("sharpens", {1: "(next_logits(ids) * 2).masked_fill(~mask, -math.inf)"}, rejected_by=KEEPS),
-            Wrong("from the start again", {2: "advance(machine, machine.start, texts[token_id])"}, rejected_by=PLACE),
-            Wrong("the last character alone", {2: "advance(machine, state, texts[token_id][0])"}, rejected_by=PLACE),
-            Wrong("the last token alone", {1: "next_logits(ids[-1:]).masked_fill(~mask, -math.inf)"}, rejected_by=ASKS),
-            Wrong("the end is part of it", KEEPS_THE_END, rejected_by=FORM),
-            Wrong("never says length", STOPS_EARLY, rejected_by=CUT),
-            Wrong("cut is stopped", {3: '"stop"'}, rejected_by=CUT),
+        "5.10": Bank(
+            wrong=(
+                Wrong("all tokens", {2: "True", 3: "machine.edges[at].get(char, at)"}, SMALL),
+                Wrong("never moves the machine", {3: "at"}, FINDS),
+                Wrong("back to the start at each character", {3: "machine.edges[machine.start].get(char, at)"}, FINDS),
+                Wrong(
+                    "only tokens that complete the form",
+                    {1: "here.token_ids if at in machine.accepting else []"},
+                    SMALL,
+                ),
+                Wrong("one token of each text", {1: "here.token_ids[:1]"}, SMALL),
+                Wrong("tokens at the leaves alone", {1: "[] if here.children else here.token_ids"}, SMALL),
+                Wrong("tokens of one character", ONE_LEVEL, SMALL),
+                Wrong("the text instead of the token", {1: "[here] if here.token_ids else []"}, SMALL),
+                Wrong("not the node's own tokens", {1: "here.token_ids if here is not node else []"}, BELOW),
+                Wrong("looks everywhere", LOOKS_EVERYWHERE, FURTHER),
+                Wrong("collects in the root's list", FILLS_THE_ROOT, LEAVES),
+                Wrong("one list for all calls", SHARED_LIST, SMALL),
+                Wrong("gives a set", {4: "set(found)"}, SMALL),
+            ),
+            right=(
+                Right("recursively", WALKS_RECURSIVELY),
+                Right("level by level, from the edges", FROM_THE_EDGES),
+                Right("a generator", GENERATES),
+            ),
         ),
-        right=(Right("the state from the text", FROM_THE_TEXT), Right("a bias", ADDS_A_BIAS)),
-    ),
-}
+    }
+)

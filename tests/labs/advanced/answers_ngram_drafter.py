@@ -1,9 +1,10 @@
-"""Answers that prove the check of exercise 5.6."""
+"""Answers that prove the check of exercise 5.5."""
 
+from tests.labs.advanced.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 FOLLOWED, NOTHING, ITSELF, LONGEST, LATEST = (
-    "guesses what followed before",
+    "drafts what followed before",
     "says nothing where nothing repeats",
     "does not find itself",
     "prefers the longest agreement",
@@ -56,27 +57,43 @@ def ngram_draft(token_ids, num_draft, longest=3, shortest=1):
             best_length, best_end = length, end
     return [] if best_end is None else token_ids[best_end : best_end + num_draft]
 """
+BY_WINDOWS = """
+def ngram_draft(token_ids, num_draft, longest=3, shortest=1):
+    tokens, num = tuple(token_ids), len(token_ids)
+    found = (
+        end
+        for n in reversed(range(shortest, longest + 1))
+        if n < num
+        for end in reversed(range(n, num))
+        if tokens[end - n : end] == tokens[num - n :]
+    )
+    end = next(found, num)
+    return list(tokens[end : end + num_draft])
+"""
 
-BANKS = {
-    "5.6": Bank(
-        wrong=(
-            Wrong("includes what was looked up", {3: "token_ids[start : start + num_draft]"}, FOLLOWED),
-            Wrong("one place too far", {3: "token_ids[start + n + 1 : start + n + 1 + num_draft]"}, FOLLOWED),
-            Wrong("finds itself", {2: "range(len(token_ids) - n, -1, -1)"}, FOLLOWED),
-            Wrong("forgets the first place", {2: "range(len(token_ids) - n - 1, 0, -1)"}, FOLLOWED),
-            Wrong("says something in any case", REPEATS_ITSELF, NOTHING),
-            Wrong("ignores the shortest", {1: "range(longest, 0, -1)"}, NOTHING),
-            Wrong("no overlap with the end", NO_OVERLAP, ITSELF),
-            Wrong("the shortest first", {1: "range(shortest, longest + 1)"}, LONGEST),
-            Wrong("the longest only", {1: "range(longest, longest - 1, -1)"}, FOLLOWED),
-            Wrong("the earliest place", {2: "range(len(token_ids) - n)"}, LATEST),
-            Wrong("all that followed", {3: "token_ids[start + n :]"}, FOLLOWED),
-            Wrong("one more than wanted", {3: "token_ids[start + n : start + n + num_draft + 1]"}, FOLLOWED),
-            Wrong("tokens in any order", IN_THE_TEXT, FOLLOWED),
+BANKS = opened_all(
+    {
+        "5.5": Bank(
+            wrong=(
+                Wrong("includes what was looked up", {3: "token_ids[start : start + num_draft]"}, FOLLOWED),
+                Wrong("one place too far", {3: "token_ids[start + n + 1 : start + n + 1 + num_draft]"}, FOLLOWED),
+                Wrong("finds itself", {2: "range(len(token_ids) - n, -1, -1)"}, FOLLOWED),
+                Wrong("forgets the first place", {2: "range(len(token_ids) - n - 1, 0, -1)"}, FOLLOWED),
+                Wrong("says something in any case", REPEATS_ITSELF, NOTHING),
+                Wrong("ignores the shortest", {1: "range(longest, 0, -1)"}, NOTHING),
+                Wrong("no overlap with the end", NO_OVERLAP, ITSELF),
+                Wrong("the shortest first", {1: "range(shortest, longest + 1)"}, LONGEST),
+                Wrong("the longest only", {1: "range(longest, longest - 1, -1)"}, FOLLOWED),
+                Wrong("the earliest place", {2: "range(len(token_ids) - n)"}, LATEST),
+                Wrong("all that followed", {3: "token_ids[start + n :]"}, FOLLOWED),
+                Wrong("one more than wanted", {3: "token_ids[start + n : start + n + num_draft + 1]"}, FOLLOWED),
+                Wrong("tokens in any order", IN_THE_TEXT, FOLLOWED),
+            ),
+            right=(
+                Right("a dictionary of n-grams", BY_DICTIONARY),
+                Right("the best place by score", BY_SCORE),
+                Right("all windows of each length, last first", BY_WINDOWS),
+            ),
         ),
-        right=(
-            Right("a dictionary of n-grams", BY_DICTIONARY),
-            Right("the best place by score", BY_SCORE),
-        ),
-    ),
-}
+    }
+)

@@ -1,20 +1,24 @@
 """Wrong answers that an earlier check accepted, and right ones that it refused."""
 
+from tests.labs.advanced.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-BANKS = {
-    "5.1": Bank(
-        wrong=(
-            Wrong(
-                "a non-ASCII salt is ignored", {2: 'digest(salt.encode("ascii", "ignore"))'}, "is the chain of the card"
+BANKS = opened_all(
+    {
+        "5.1": Bank(
+            wrong=(
+                Wrong(
+                    "a non-ASCII salt is ignored",
+                    {2: 'digest(salt.encode("ascii", "ignore"))'},
+                    "is the chain of the card",
+                ),
             ),
         ),
-    ),
-    "5.2": Bank(
-        wrong=(
-            Wrong(
-                "close lengthens the caller's list of hashes",
-                """
+        "5.2": Bank(
+            wrong=(
+                Wrong(
+                    "close lengthens the caller's list of hashes",
+                    """
 class PrefixStore:
     def __init__(self, num_blocks):
         self.num_users = [0] * num_blocks
@@ -54,11 +58,11 @@ class PrefixStore:
                 self.free[block] = name
                 self.free.move_to_end(block, last=name is not None)
 """,
-                "agrees with a plain store for long",
-            ),
-            Wrong(
-                "one pool of names for all stores",
-                """
+                    "agrees with a plain store for long",
+                ),
+                Wrong(
+                    "one pool of names for all stores",
+                    """
 class PrefixStore:
     def __init__(self, num_blocks):
         self.num_users = [0] * num_blocks
@@ -98,11 +102,11 @@ class PrefixStore:
                 self.free[block] = name
                 self.free.move_to_end(block, last=name is not None)
 """,
-                "shares a block with whoever needs it",
-            ),
-            Wrong(
-                "prefixes of at most 64 blocks",
-                """
+                    "shares a block with each request that needs it",
+                ),
+                Wrong(
+                    "prefixes of at most 64 blocks",
+                    """
 class PrefixStore:
     def __init__(self, num_blocks):
         self.num_users = [0] * num_blocks
@@ -141,22 +145,22 @@ class PrefixStore:
                 self.free[block] = name
                 self.free.move_to_end(block, last=name is not None)
 """,
-                "finds long prefixes",
+                    "finds long prefixes",
+                ),
             ),
         ),
-    ),
-    "5.5": Bank(
-        wrong=(
-            Wrong(
-                "at most 16 options",
-                {1: "[ask(known + option) for option in options[:16]]"},
-                "finds a prompt of one part",
+        "5.4": Bank(
+            wrong=(
+                Wrong(
+                    "at most 16 options",
+                    {1: "[ask(known + option) for option in options[:16]]"},
+                    "finds a prompt of one part",
+                ),
             ),
-        ),
-        right=(
-            Right(
-                "NumPy's argmin",
-                """
+            right=(
+                Right(
+                    "NumPy's argmin",
+                    """
 def recover(ask, parts):
     known, found = [], []
     for options in parts:
@@ -166,34 +170,36 @@ def recover(ask, parts):
         known = known + options[pick]
     return found
 """,
+                ),
             ),
         ),
-    ),
-    "5.6": Bank(
-        wrong=(
-            Wrong(
-                "looks back 64 tokens only",
-                {2: "range(len(token_ids) - n - 1, max(-1, len(token_ids) - n - 65), -1)"},
-                "looks all the way back",
+        "5.5": Bank(
+            wrong=(
+                Wrong(
+                    "looks back 64 tokens only",
+                    {2: "range(len(token_ids) - n - 1, max(-1, len(token_ids) - n - 65), -1)"},
+                    "looks all the way back",
+                ),
+                Wrong(
+                    "at most 8 drafts",
+                    {3: "token_ids[start + n : start + n + min(num_draft, 8)]"},
+                    "looks all the way back",
+                ),
+                Wrong(
+                    "texts of at most 256 tokens",
+                    {2: "range(len(token_ids) - n - 1, max(-1, len(token_ids) - 257), -1)"},
+                    "looks all the way back",
+                ),
+                Wrong(
+                    "agreements of at most 8", {1: "range(min(longest, 8), shortest - 1, -1)"}, "looks all the way back"
+                ),
             ),
-            Wrong(
-                "at most 8 drafts",
-                {3: "token_ids[start + n : start + n + min(num_draft, 8)]"},
-                "looks all the way back",
-            ),
-            Wrong(
-                "texts of at most 256 tokens",
-                {2: "range(len(token_ids) - n - 1, max(-1, len(token_ids) - 257), -1)"},
-                "looks all the way back",
-            ),
-            Wrong("agreements of at most 8", {1: "range(min(longest, 8), shortest - 1, -1)"}, "looks all the way back"),
         ),
-    ),
-    "5.7": Bank(
-        wrong=(
-            Wrong(
-                "looks at three drafts",
-                """
+        "5.6": Bank(
+            wrong=(
+                Wrong(
+                    "looks at three drafts",
+                    """
 def verify(draft, p, q, chance):
     tokens = []
     for i, token in enumerate(draft[:3]):
@@ -204,16 +210,18 @@ def verify(draft, p, q, chance):
         tokens.append(token)
     return [*tokens, chance.draw(p[len(draft)])]
 """,
-                "accepts a draft that says the same",
+                    "accepts a draft that says the same",
+                ),
+                Wrong(
+                    "writes into p", {2: "np.clip(np.subtract(p[i], q[i], out=p[i]), 0, None)"}, "keeps drafts in front"
+                ),
             ),
-            Wrong("writes into p", {2: "np.clip(np.subtract(p[i], q[i], out=p[i]), 0, None)"}, "keeps drafts in front"),
         ),
-    ),
-    "5.8": Bank(
-        wrong=(
-            Wrong(
-                "a default of most = 8",
-                """
+        "5.8": Bank(
+            wrong=(
+                Wrong(
+                    "a default of most = 8",
+                    """
 def expected_tokens(alpha, num_draft):
     if alpha == 1:
         return num_draft + 1
@@ -228,31 +236,31 @@ def speed_up(alpha, num_draft, draft_cost, verify_cost=0.0):
 def best_num_draft(alpha, draft_cost, verify_cost=0.0, most=8):
     return max(range(most + 1), key=lambda k: speed_up(alpha, k, draft_cost, verify_cost))
 """,
-                "goes as far as it may",
+                    "goes as far as it may",
+                ),
+                Wrong(
+                    "at most 16 drafts",
+                    {4: "max(range(min(most, 16) + 1), key=lambda k: speed_up(alpha, k, draft_cost, verify_cost))"},
+                    "goes as far as it may",
+                ),
+                Wrong(
+                    "never all of them",
+                    {4: "max(range(max(1, most)), key=lambda k: speed_up(alpha, k, draft_cost, verify_cost))"},
+                    "chooses the best number",
+                ),
             ),
-            Wrong(
-                "at most 16 drafts",
-                {4: "max(range(min(most, 16) + 1), key=lambda k: speed_up(alpha, k, draft_cost, verify_cost))"},
-                "goes as far as it may",
-            ),
-            Wrong(
-                "never all of them",
-                {4: "max(range(max(1, most)), key=lambda k: speed_up(alpha, k, draft_cost, verify_cost))"},
-                "chooses the best number",
+            right=(
+                Right(
+                    "NumPy's argmax",
+                    {4: "np.argmax([speed_up(alpha, k, draft_cost, verify_cost) for k in range(most + 1)])"},
+                ),
             ),
         ),
-        right=(
-            Right(
-                "NumPy's argmax",
-                {4: "np.argmax([speed_up(alpha, k, draft_cost, verify_cost) for k in range(most + 1)])"},
-            ),
-        ),
-    ),
-    "5.10": Bank(
-        wrong=(
-            Wrong(
-                "state 0 counts as a dead end",
-                """
+        "5.9": Bank(
+            wrong=(
+                Wrong(
+                    "state 0 counts as a dead end",
+                    """
 def advance(machine, state, text):
     for char in text:
         state = machine.edges[state].get(char)
@@ -267,11 +275,11 @@ def token_mask(machine, state, texts, end_id):
     mask[end_id] = state in machine.accepting
     return mask
 """,
-                "takes 0 for a state like any other",
-            ),
-            Wrong(
-                "remembers masks by state",
-                """
+                    "takes 0 for a state like any other",
+                ),
+                Wrong(
+                    "remembers masks by state",
+                    """
 _masks = {}
 def advance(machine, state, text):
     for char in text:
@@ -290,11 +298,11 @@ def token_mask(machine, state, texts, end_id):
         _masks[key] = mask
     return _masks[key]
 """,
-                "knows one machine from another",
-            ),
-            Wrong(
-                "state 0 cannot be complete",
-                """
+                    "knows one machine from another",
+                ),
+                Wrong(
+                    "state 0 cannot be complete",
+                    """
 def advance(machine, state, text):
     for char in text:
         state = machine.edges[state].get(char)
@@ -310,11 +318,11 @@ def token_mask(machine, state, texts, end_id):
     mask[end_id] = bool(state) and state in machine.accepting
     return mask
 """,
-                "knows one machine from another",
-            ),
-            Wrong(
-                "texts of at most 64 characters",
-                """
+                    "knows one machine from another",
+                ),
+                Wrong(
+                    "texts of at most 64 characters",
+                    """
 def advance(machine, state, text):
     for char in text[:64]:
         state = machine.edges[state].get(char)
@@ -330,75 +338,15 @@ def token_mask(machine, state, texts, end_id):
     mask[end_id] = state in machine.accepting
     return mask
 """,
-                "knows one machine from another",
+                    "knows one machine from another",
+                ),
             ),
         ),
-    ),
-    "5.11": Bank(
-        wrong=(
-            Wrong(
-                "max_tokens = 0 writes one",
-                """
-def generate_guided(next_logits, machine, texts, end_id, max_tokens, choose):
-    state, ids = machine.start, []
-    while True:
-        mask = token_mask(machine, state, texts, end_id)
-        token_id = choose(next_logits(ids).masked_fill(~mask, -math.inf))
-        if token_id == end_id:
-            return ids, "stop"
-        ids.append(token_id)
-        state = advance(machine, state, texts[token_id])
-        if len(ids) >= max_tokens:
-            return ids, "length"
-""",
-                "says when it was cut",
-            ),
-            Wrong(
-                "starts in state 0",
-                """
-def generate_guided(next_logits, machine, texts, end_id, max_tokens, choose):
-    state, ids = 0, []
-    while len(ids) < max_tokens:
-        mask = token_mask(machine, state, texts, end_id)
-        logits = next_logits(ids).masked_fill(~mask, -math.inf)
-        token_id = choose(logits)
-        if token_id == end_id:
-            return ids, "stop"
-        ids.append(token_id)
-        state = advance(machine, state, texts[token_id])
-    return ids, "length"
-""",
-                "starts in the machine's first state",
-            ),
-            Wrong(
-                "masks the model's logits in place",
-                {1: "next_logits(ids).masked_fill_(~mask, -math.inf)"},
-                "says when it was cut",
-            ),
-            Wrong(
-                "at most 128 tokens",
-                """
-def generate_guided(next_logits, machine, texts, end_id, max_tokens, choose):
-    state, ids = machine.start, []
-    while len(ids) < min(max_tokens, 128):
-        mask = token_mask(machine, state, texts, end_id)
-        logits = next_logits(ids).masked_fill(~mask, -math.inf)
-        token_id = choose(logits)
-        if token_id == end_id:
-            return ids, "stop"
-        ids.append(token_id)
-        state = advance(machine, state, texts[token_id])
-    return ids, "length"
-""",
-                "says when it was cut",
-            ),
-        ),
-    ),
-    "5.13": Bank(
-        wrong=(
-            Wrong(
-                "block sizes that are powers of two",
-                """
+        "5.12": Bank(
+            wrong=(
+                Wrong(
+                    "block sizes that are powers of two",
+                    """
 def kept_blocks(num_tokens, block_size, window, num_sinks):
     num_blocks = -(-num_tokens // block_size)
     num_sink_blocks = -(-num_sinks // block_size)
@@ -410,11 +358,11 @@ def kept_blocks(num_tokens, block_size, window, num_sinks):
             kept.append(i)
     return kept
 """,
-                "keeps what the next token sees",
-            ),
-            Wrong(
-                "at most 64 blocks",
-                """
+                    "keeps what the next token sees",
+                ),
+                Wrong(
+                    "at most 64 blocks",
+                    """
 def kept_blocks(num_tokens, block_size, window, num_sinks):
     num_blocks = -(-num_tokens // block_size)
     num_sink_blocks = -(-num_sinks // block_size)
@@ -426,13 +374,13 @@ def kept_blocks(num_tokens, block_size, window, num_sinks):
             kept.append(i)
     return kept
 """,
-                "keeps what the next token sees",
+                    "keeps what the next token sees",
+                ),
             ),
-        ),
-        right=(
-            Right(
-                "NumPy's integers",
-                """
+            right=(
+                Right(
+                    "NumPy's integers",
+                    """
 def kept_blocks(num_tokens, block_size, window, num_sinks):
     num_blocks = -(-num_tokens // block_size)
     num_sink_blocks = -(-num_sinks // block_size)
@@ -444,212 +392,40 @@ def kept_blocks(num_tokens, block_size, window, num_sinks):
             kept.append(np.int64(i))
     return kept
 """,
+                ),
             ),
         ),
-    ),
-    "5.14": Bank(
-        wrong=(
-            Wrong("windows of at most 4096", {2: "keys > queries - min(window, 4096)"}, "sees as far as the window"),
-        ),
-    ),
-    "5.16": Bank(
-        wrong=(
-            Wrong(
-                "what became impossible counts 0",
-                {4: "(p * (log_p - log_q)).nan_to_num(0, posinf=0, neginf=0)"},
-                "tells what became impossible",
-            ),
-            Wrong(
-                "perplexity capped at 1e4",
-                {2: "surprises(logits, targets).mean().clamp(max=9.2).exp().item()"},
-                "counts equal choices",
-            ),
-            Wrong(
-                "surprises capped at 100",
-                {1: "-log_probs[torch.arange(len(targets)), targets].clamp(min=-20)"},
-                "measures any surprise",
-            ),
-            Wrong(
-                "nothing is infinite",
-                {4: "torch.where((p > 0) & log_q.isfinite(), p * (log_p - log_q), 0)"},
-                "tells what became impossible",
+        "5.14": Bank(
+            wrong=(
+                Wrong(
+                    "windows of at most 4096", {2: "keys > queries - min(window, 4096)"}, "sees as far as the window"
+                ),
             ),
         ),
-        right=(Right("a tensor of one element", {2: "surprises(logits, targets).mean().exp()"}),),
-    ),
-    "5.22": Bank(
-        wrong=(
-            Wrong(
-                "at least one head for every rank",
-                """
-def kv_heads_of(rank, n, num_kv_heads):
-    base = max(1, num_kv_heads // n)
-    extra = num_kv_heads - base * n
-    first = rank * base + min(rank, extra)
-    return range(first, first + base + (rank < extra))
-
-def split_attention(w, n):
-    group, d = w.num_heads // w.num_kv_heads, w.head_dim
-    shards = []
-    for rank in range(n):
-        kv = kv_heads_of(rank, n, w.num_kv_heads)
-        kv_rows = slice(kv.start * d, kv.stop * d)
-        q_rows = slice(kv.start * group * d, kv.stop * group * d)
-        q, k, v, o = w.q[q_rows], w.k[kv_rows], w.v[kv_rows], w.o[:, q_rows]
-        shards.append(AttentionWeights(q, k, v, o, len(kv) * group, len(kv), d, w.theta))
-    return shards
-""",
-                "deals out the K/V heads",
+        "5.15": Bank(
+            wrong=(
+                Wrong(
+                    "what became impossible counts 0",
+                    {4: "(p * (log_p - log_q)).nan_to_num(0, posinf=0, neginf=0)"},
+                    "tells what became impossible",
+                ),
+                Wrong(
+                    "perplexity capped at 1e4",
+                    {2: "surprises(logits, targets).mean().clamp(max=9.2).exp().item()"},
+                    "counts equal choices",
+                ),
+                Wrong(
+                    "surprises capped at 100",
+                    {1: "-log_probs[torch.arange(len(targets)), targets].clamp(min=-20)"},
+                    "measures any surprise",
+                ),
+                Wrong(
+                    "nothing is infinite",
+                    {4: "torch.where((p > 0) & log_q.isfinite(), p * (log_p - log_q), 0)"},
+                    "tells what became impossible",
+                ),
             ),
-            Wrong(
-                "the default base",
-                """
-def kv_heads_of(rank, n, num_kv_heads):
-    base, extra = divmod(num_kv_heads, n)
-    first = rank * base + min(rank, extra)
-    return range(first, first + base + (rank < extra))
-
-
-def split_attention(w, n):
-    group, d = w.num_heads // w.num_kv_heads, w.head_dim
-    shards = []
-    for rank in range(n):
-        kv = kv_heads_of(rank, n, w.num_kv_heads)
-        kv_rows = slice(kv.start * d, kv.stop * d)
-        q_rows = slice(kv.start * group * d, kv.stop * group * d)
-        o = w.o[:, q_rows]
-        q, k, v = w.q[q_rows], w.k[kv_rows], w.v[kv_rows]
-        shards.append(AttentionWeights(q, k, v, o, len(kv) * group, len(kv), d))
-    return shards
-""",
-                "cuts the weights at heads",
-            ),
-            Wrong(
-                "heads of four numbers",
-                """
-def kv_heads_of(rank, n, num_kv_heads):
-    base, extra = divmod(num_kv_heads, n)
-    first = rank * base + min(rank, extra)
-    return range(first, first + base + (rank < extra))
-
-
-def split_attention(w, n):
-    group, d = w.num_heads // w.num_kv_heads, 4
-    shards = []
-    for rank in range(n):
-        kv = kv_heads_of(rank, n, w.num_kv_heads)
-        kv_rows = slice(kv.start * d, kv.stop * d)
-        q_rows = slice(kv.start * group * d, kv.stop * group * d)
-        o = w.o[:, q_rows]
-        q, k, v = w.q[q_rows], w.k[kv_rows], w.v[kv_rows]
-        shards.append(AttentionWeights(q, k, v, o, len(kv) * group, len(kv), d, w.theta))
-    return shards
-""",
-                "cuts the weights at heads",
-            ),
+            right=(Right("a tensor of one element", {2: "surprises(logits, targets).mean().exp()"}),),
         ),
-    ),
-    "5.24": Bank(
-        wrong=(
-            Wrong(
-                "the bubble from the first start on",
-                """
-def run_pipeline(seconds):
-    spans = []
-    for stage, row in enumerate(seconds):
-        free, spans_here = 0.0, []
-        for chunk, length in enumerate(row):
-            there = spans[stage - 1][chunk][1] if stage else 0.0
-            start = max(free, there)
-            free = start + length
-            spans_here.append((start, free))
-        spans.append(spans_here)
-    return spans
-
-
-def bubble_share(spans):
-    makespan = max(end for row in spans for _, end in row) - min(start for row in spans for start, _ in row)
-    worked = sum(end - start for row in spans for start, end in row)
-    return 1 - worked / (len(spans) * makespan)
-""",
-                "finds the share of any timetable",
-            ),
-            Wrong(
-                "whole seconds",
-                """
-def run_pipeline(seconds):
-    spans = []
-    for stage, row in enumerate(seconds):
-        free, spans_here = 0.0, []
-        for chunk, length in enumerate(row):
-            there = spans[stage - 1][chunk][1] if stage else 0.0
-            start = float(int(max(free, there)))
-            free = start + length
-            spans_here.append((start, free))
-        spans.append(spans_here)
-    return spans
-
-
-def bubble_share(spans):
-    makespan = max(end for row in spans for _, end in row)
-    worked = sum(end - start for row in spans for start, end in row)
-    return 1 - worked / (len(spans) * makespan)
-""",
-                "plays any pipeline",
-            ),
-            Wrong(
-                "at most 64 chunks",
-                """
-def run_pipeline(seconds):
-    spans = []
-    for stage, row in enumerate(seconds):
-        free, spans_here = 0.0, []
-        for chunk, length in enumerate(row[:64]):
-            there = spans[stage - 1][chunk][1] if stage else 0.0
-            start = max(free, there)
-            free = start + length
-            spans_here.append((start, free))
-        spans.append(spans_here)
-    return spans
-
-
-def bubble_share(spans):
-    makespan = max(end for row in spans for _, end in row)
-    worked = sum(end - start for row in spans for start, end in row)
-    return 1 - worked / (len(spans) * makespan)
-""",
-                "plays any pipeline",
-            ),
-            Wrong(
-                "a stage of no length takes no place", {2: "max(free, there) if length else 0.0"}, "plays any pipeline"
-            ),
-        ),
-    ),
-    "5.26": Bank(
-        wrong=(
-            Wrong(
-                "rounds up",
-                {4: "max(0, math.ceil(left / (d.block_size * kv_bytes_per_token(d))))"},
-                "fills what is left with blocks",
-            ),
-            Wrong(
-                "rounds to the nearest",
-                {4: "max(0, round(left / (d.block_size * kv_bytes_per_token(d))))"},
-                "fills what is left with blocks",
-            ),
-            Wrong(
-                "one block too few",
-                {4: "max(0, int((left - 1) // (d.block_size * kv_bytes_per_token(d))))"},
-                "rounds down what fits",
-            ),
-            Wrong(
-                "requests rounded to the nearest",
-                {6: "min(d.max_num_seqs, round(num_blocks(d) / blocks_each))"},
-                "gives each request whole blocks",
-            ),
-        ),
-        right=(
-            Right("NumPy's floor", {4: "max(0, np.int64(np.floor(left / (d.block_size * kv_bytes_per_token(d)))))"}),
-        ),
-    ),
-}
+    }
+)

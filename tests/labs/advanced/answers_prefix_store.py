@@ -4,8 +4,8 @@ from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 LONGEST, SHARES, KEEPS, FORGETS, OLDEST, ENDS = (
     "finds the longest known prefix",
-    "shares a block with whoever needs it",
-    "keeps what somebody reads",
+    "shares a block with each request that needs it",
+    "keeps what a request reads",
     "forgets what it overwrites",
     "overwrites the least recently used",
     "overwrites the end of a prefix before its beginning",

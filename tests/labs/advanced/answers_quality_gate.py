@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 5.16."""
+"""Answers that prove the check of exercises 5.15 and 5.16."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -60,8 +60,46 @@ def divergences(before, after):
     return torch.where(p > 0, p * (p / q).log(), 0).sum(-1)
 """
 
+CLEAR, WITHIN, WIDTH, TWO, EQUAL = (
+    "decides where it is clear",
+    "reads on while the interval holds the limit",
+    "makes the interval as wide as z says",
+    "does not decide from fewer than two",
+    "lets the mean decide where all are equal",
+)
+WITHIN_OR_WIDTH = WIDTH
+ONE_VALUE = """
+def decide(values, limit, z):
+    mean = values.mean().item()
+    margin = z * values.std().item() / len(values) ** 0.5 if len(values) > 1 else 0.0
+    if mean + margin <= limit:
+        return "pass"
+    return "FAIL" if mean - margin > limit else "read on"
+"""
+BY_NUMPY = """
+def decide(values, limit, z):
+    values = np.asarray(values, dtype=np.float64)
+    if values.size < 2:
+        return "read on"
+    error = z * values.std(ddof=1) / np.sqrt(values.size)
+    if values.mean() + error <= limit:
+        return "pass"
+    if values.mean() - error > limit:
+        return "FAIL"
+    return "read on"
+"""
+FROM_THE_ENDS = """
+def decide(values, limit, z):
+    if len(values) <= 1:
+        return "read on"
+    var, mean = torch.var_mean(values)
+    margin = z * (var / len(values)).sqrt()
+    low, high = (mean - margin).item(), (mean + margin).item()
+    return "read on" if low <= limit < high else "pass" if high <= limit else "FAIL"
+"""
+
 BANKS = {
-    "5.16": Bank(
+    "5.15": Bank(
         wrong=(
             Wrong("at the likeliest token", {1: "-log_probs.amax(-1)"}, rejected_by=SURPRISE),
             Wrong("the sign", {1: "log_probs[torch.arange(len(targets)), targets]"}, rejected_by=SURPRISE),
@@ -91,6 +129,26 @@ BANKS = {
             Right("a tensor", {2: "surprises(logits, targets).mean().exp()"}),
             Right("by the library", BY_LIBRARY),
             Right("row by row", BY_ROWS),
+        ),
+    ),
+    "5.16": Bank(
+        wrong=(
+            Wrong("two verdicts", {2: "mean + margin <= limit or mean <= limit"}, WITHIN),
+            Wrong("fails what is not proved", {3: "True"}, WITHIN),
+            Wrong("the wrong ends", {2: "mean - margin <= limit", 3: "mean + margin > limit"}, WITHIN),
+            Wrong("the other way round", {2: "mean - margin > limit", 3: "mean + margin <= limit"}, CLEAR),
+            Wrong("the spread of single values", {1: "z * values.std()"}, WITHIN_OR_WIDTH),
+            Wrong("the variance", {1: "z * values.var() / math.sqrt(len(values))"}, WITHIN_OR_WIDTH),
+            Wrong("divides by n, not its root", {1: "z * values.std() / len(values)"}, WITHIN),
+            Wrong("n in the spread", {1: "z * values.std(unbiased=False) / math.sqrt(len(values))"}, WIDTH),
+            Wrong("always 1.96", {1: "1.96 * values.std() / math.sqrt(len(values))"}, WIDTH),
+            Wrong("just kept is not kept", {2: "mean + margin < limit"}, EQUAL),
+            Wrong("just kept fails", {2: "mean + margin < limit", 3: "mean - margin >= limit"}, EQUAL),
+            Wrong("decides from one", ONE_VALUE, TWO),
+        ),
+        right=(
+            Right("by numpy", BY_NUMPY),
+            Right("from the ends", FROM_THE_ENDS),
         ),
     ),
 }

@@ -1,5 +1,6 @@
-"""Answers that prove the check of exercise 5.5."""
+"""Answers that prove the check of exercise 5.4."""
 
+from tests.labs.advanced.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 ONE, ALL, ASKS, LENGTH, MACHINE = (
@@ -62,30 +63,36 @@ def recover(ask, parts):
     return [pick, *recover(lambda rest: ask(parts[0][pick] + rest), parts[1:])]
 """
 
-BANKS = {
-    "5.5": Bank(
-        wrong=(
-            Wrong(
-                "a warm-up first, as benchmarks do",
-                {1: "[[ask(known + option) for option in options] for _ in range(2)][1]"},
-                ONE,
+BANKS = opened_all(
+    {
+        "5.4": Bank(
+            wrong=(
+                Wrong(
+                    "a warm-up first, as benchmarks do",
+                    {1: "[[ask(known + option) for option in options] for _ in range(2)][1]"},
+                    ONE,
+                ),
+                Wrong(
+                    "the best of three", {1: "[min(ask(known + option) for _ in range(3)) for option in options]"}, ONE
+                ),
+                Wrong("the slowest", {2: "times.index(max(times))"}, ONE),
+                Wrong("each part alone", {1: "[ask(option) for option in options]"}, ALL),
+                Wrong("remembers nothing", {3: "[]"}, ALL),
+                Wrong("remembers the last part only", {3: "options[pick]"}, ALL),
+                Wrong("behind the first option of each part", {3: "known + options[0]"}, ALL),
+                Wrong("asks for pairs", PAIRS, ALL),
+                Wrong(
+                    "twice each, and takes the first",
+                    {1: "[(ask(known + o), ask(known + o))[0] for o in options]"},
+                    ASKS,
+                ),
+                Wrong("cuts the parts to whole blocks", WHOLE_BLOCKS, LENGTH),
+                Wrong("a number of seconds", FIXED_LIMIT, MACHINE),
             ),
-            Wrong("the best of three", {1: "[min(ask(known + option) for _ in range(3)) for option in options]"}, ONE),
-            Wrong("the slowest", {2: "times.index(max(times))"}, ONE),
-            Wrong("each part alone", {1: "[ask(option) for option in options]"}, ALL),
-            Wrong("remembers nothing", {3: "[]"}, ALL),
-            Wrong("remembers the last part only", {3: "options[pick]"}, ALL),
-            Wrong("behind the first option of each part", {3: "known + options[0]"}, ALL),
-            Wrong("asks for pairs", PAIRS, ALL),
-            Wrong(
-                "twice each, and takes the first", {1: "[(ask(known + o), ask(known + o))[0] for o in options]"}, ASKS
+            right=(
+                Right("one loop", BY_ELIMINATION),
+                Right("part by part, recursively", RECURSIVE),
             ),
-            Wrong("cuts the parts to whole blocks", WHOLE_BLOCKS, LENGTH),
-            Wrong("a number of seconds", FIXED_LIMIT, MACHINE),
         ),
-        right=(
-            Right("one loop", BY_ELIMINATION),
-            Right("part by part, recursively", RECURSIVE),
-        ),
-    ),
-}
+    }
+)

@@ -1,5 +1,6 @@
-"""Answers that prove the check of exercise 5.7."""
+"""Answers that prove the check of exercise 5.6."""
 
+from tests.labs.advanced.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 FRONT, OWN, IMPOSSIBLE, CHANCE, BONUS, DISTRIBUTION, OFTEN = (
@@ -74,33 +75,49 @@ def verify(draft, p, q, chance):
         left[left < 0] = 0
     return draft[:num_accepted] + [chance.draw(left)]
 """
+RECURSIVELY = """
+def verify(draft, p, q, chance):
+    if not draft:
+        return [chance.draw(p[0])]
+    token = draft[0]
+    if chance.uniform() * q[0, token] < p[0, token]:
+        return [token] + verify(draft[1:], p[1:], q[1:], chance)
+    return [chance.draw(np.where(p[0] > q[0], p[0] - q[0], 0.0))]
+"""
 
-BANKS = {
-    "5.7": Bank(
-        wrong=(
-            Wrong("goes on behind a rejection", GOES_ON, FRONT),
-            Wrong("accepts what the draft found likely", {1: "q[i, token]"}, OWN),
-            Wrong("accepts with the model's probability", {1: "p[i, token]"}, OWN),
-            Wrong(
-                "accepts only what the model says more often", {1: "float(p[i, token] >= q[i, token])"}, DISTRIBUTION
+BANKS = opened_all(
+    {
+        "5.6": Bank(
+            wrong=(
+                Wrong("goes on behind a rejection", GOES_ON, FRONT),
+                Wrong("accepts what the draft found likely", {1: "q[i, token]"}, OWN),
+                Wrong("accepts with the model's probability", {1: "p[i, token]"}, OWN),
+                Wrong(
+                    "accepts only what the model says more often",
+                    {1: "float(p[i, token] >= q[i, token])"},
+                    DISTRIBUTION,
+                ),
+                Wrong("accepts everything", {1: "1"}, IMPOSSIBLE),
+                Wrong("upside down", {1: "min(1, q[i, token] / max(p[i, token], 1e-9))"}, IMPOSSIBLE),
+                Wrong("draws from the model after a rejection", {2: "p[i]"}, DISTRIBUTION),
+                Wrong("draws from the draft after a rejection", {2: "q[i]"}, IMPOSSIBLE),
+                Wrong("the distance, not the surplus", {2: "np.abs(p[i] - q[i])"}, IMPOSSIBLE),
+                Wrong(
+                    "anything but the rejected one",
+                    {2: "np.where(np.arange(len(p[i])) == token, 0, p[i])"},
+                    DISTRIBUTION,
+                ),
+                Wrong("the likeliest after a rejection", LIKELIEST, DISTRIBUTION),
+                Wrong("the last row of the drafts", {3: "p[len(draft) - 1]"}, BONUS),
+                Wrong("one random number for all", ONE_NUMBER, DISTRIBUTION),
+                Wrong("exact, and hardly any faster: does not look at the draft", IGNORES, CHANCE),
+                Wrong("exact, and slower than need be: draws and compares", BY_AGREEMENT, OWN),
             ),
-            Wrong("accepts everything", {1: "1"}, IMPOSSIBLE),
-            Wrong("upside down", {1: "min(1, q[i, token] / max(p[i, token], 1e-9))"}, IMPOSSIBLE),
-            Wrong("draws from the model after a rejection", {2: "p[i]"}, DISTRIBUTION),
-            Wrong("draws from the draft after a rejection", {2: "q[i]"}, IMPOSSIBLE),
-            Wrong("the distance, not the surplus", {2: "np.abs(p[i] - q[i])"}, IMPOSSIBLE),
-            Wrong(
-                "anything but the rejected one", {2: "np.where(np.arange(len(p[i])) == token, 0, p[i])"}, DISTRIBUTION
+            right=(
+                Right("without dividing", IN_LOGS),
+                Right("first how many, then the token", COUNT_FIRST),
+                Right("one draft, then the others", RECURSIVELY),
             ),
-            Wrong("the likeliest after a rejection", LIKELIEST, DISTRIBUTION),
-            Wrong("the last row of the drafts", {3: "p[len(draft) - 1]"}, BONUS),
-            Wrong("one random number for all", ONE_NUMBER, DISTRIBUTION),
-            Wrong("exact, and hardly any faster: does not look at the draft", IGNORES, CHANCE),
-            Wrong("exact, and slower than need be: draws and compares", BY_AGREEMENT, OWN),
         ),
-        right=(
-            Right("without dividing", IN_LOGS),
-            Right("first how many, then the token", COUNT_FIRST),
-        ),
-    ),
-}
+    }
+)

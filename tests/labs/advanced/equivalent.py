@@ -7,12 +7,12 @@ EQUIVALENT = {
             "a hash is never empty, and None counts as False"
         ),
     },
-    "5.6": {
+    "5.5": {
         "for start in range(len(token_ids) - n - 1, -1, -1): -> for start in range(len(token_ids) - n - 1, -1 - 1, -1):": (
             "from -1 on there are fewer than n tokens, which equal no n tokens"
         ),
     },
-    "5.7": {
+    "5.6": {
         "keep = min(1, p[i, token] / q[i, token]) -> keep = p[i, token] / q[i, token]": (
             "a number in [0, 1) is below 1 and whatever is above it"
         ),
@@ -24,7 +24,7 @@ EQUIVALENT = {
         ),
         "if chance.uniform() >= keep: -> if chance.uniform() > keep:": ("they are equal once in 2**53 draws"),
     },
-    "5.13": {
+    "5.12": {
         "num_sink_blocks = -(-num_sinks // block_size) -> num_sink_blocks = -(-num_sinks / block_size)": (
             "a whole number is below a quotient exactly if it is below the next whole number"
         ),
@@ -35,21 +35,9 @@ EQUIVALENT = {
             "every block is at or after one that is below 0"
         ),
     },
-    "5.16": {
+    "5.15": {
         "return -log_probs[torch.arange(len(targets)), targets] -> return -log_probs[torch.arange(len(log_probs)), targets]": (
             "there is a target for each row"
         ),
-    },
-    "5.21": {
-        "total = torch.stack(list(parts)).sum(0) -> total = torch.stack(parts).sum(0)": ("`stack` takes any sequence"),
-    },
-    "5.24": {
-        "there = spans[stage - 1][chunk][1] if stage else 0.0 -> there = spans[stage - 1][chunk][1] if spans else 0.0": (
-            "there are spans as soon as a stage is done"
-        ),
-        "there = spans[stage - 1][chunk][1] if stage else 0.0 -> there = spans[stage - 1][chunk][1] if stage else -1.0": (
-            "the stage is free at 0 at the earliest"
-        ),
-        "free, spans_here = (0.0, []) -> free, spans_here = (-1.0, [])": ("a chunk is there at 0 at the earliest"),
     },
 }

@@ -14,7 +14,6 @@ from twophase.engine.sampler import SampleRow
 from twophase_labs.advanced.draft_chance import Chance, counts_at, run_passes
 from twophase_labs.advanced.draft_engine import OwnDrafter, never_right
 from twophase_labs.advanced.exercises.draft_speed import counted
-from twophase_labs.advanced.exercises.prefix_savings import gigabytes_saved
 from twophase_labs.advanced.prefix_history import BLOCK_SIZE, made_up_prompt
 from twophase_labs.advanced.prefix_service import BLOCK, PaperService
 
@@ -63,10 +62,6 @@ def test_expected_tokens_counted_by_outcome() -> None:
     assert counted(0.5, 2) == pytest.approx(1.75)
     assert counted(1.0, 4) == 5
     assert counted(0.0, 4) == 1
-
-
-def test_saved_gigabytes() -> None:
-    assert gigabytes_saved() == pytest.approx(31.352, abs=0.001)
 
 
 def test_a_drafter_of_a_function() -> None:

@@ -6,6 +6,11 @@ EQUIVALENT = {
             "`gather` takes as many rows as there are tokens, and these come first"
         ),
     },
+    "1.3": {
+        "next_id = model(ids[None]).logits[0, -1].argmax() -> next_id = model(ids[None]).logits[-1, -1].argmax()": (
+            "the only text of the batch is the first and the last"
+        ),
+    },
     "1.5": {
         "scores = q @ k.mT / q.shape[-1] ** 0.5 -> scores = q @ k.mT / v.shape[-1] ** 0.5": (
             "queries and values are of one width in this exercise"

@@ -4,6 +4,7 @@ import doctest
 from dataclasses import replace
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from tests.labs.demo import LAB as FIRST
@@ -21,6 +22,14 @@ SECOND = [number for number, lab in WORKBOOK.labs.items() if lab.edition > 1]
 @pytest.mark.parametrize("number", SECOND)
 def test_a_lab_keeps_them(number):
     assert second_edition.problems(WORKBOOK.lab(number)) == []
+
+
+@pytest.mark.parametrize("number", sorted(WORKBOOK.labs))
+def test_a_picture_is_shown_once(number):
+    """A cell that draws a figure and ends with it shows it twice: as what it drew, and as its value."""
+    for cell in nbformat.read(WORKBOOK.lab(number).source.with_suffix(".ipynb"), as_version=4).cells:
+        shown = {output.output_type for output in cell.get("outputs", []) if "image/png" in output.get("data", {})}
+        assert len(shown) <= 1, cell.source
 
 
 def doctested(lab):

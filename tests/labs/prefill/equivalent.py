@@ -48,7 +48,7 @@ EQUIVALENT = {
         "page_ids = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0) -> page_ids = tl.load(table_ptr + positions // PAGE, mask=in_range, other=-1)": (
             "K and V are not loaded there"
         ),
-        "slots = (page_ids.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE -> slots = (page_ids.to(tl.int32) * H_KV + kv_head) * PAGE + positions % PAGE": (
+        "kv_rows = (page_ids.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE -> kv_rows = (page_ids.to(tl.int32) * H_KV + kv_head) * PAGE + positions % PAGE": (
             "differs in caches of more than 2^31 elements only, more than a check has memory for"
         ),
     },

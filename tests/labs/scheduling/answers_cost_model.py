@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 4.21."""
+"""Answers that prove the check of exercise 4.13."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -46,7 +46,7 @@ def fit_costs(records):
 """
 
 BANKS = {
-    "4.21": Bank(
+    "4.13": Bank(
         wrong=(
             Wrong(
                 "through the origin",

@@ -1,5 +1,6 @@
-"""Answers that prove the checks of exercises 4.14, 4.15 and 4.17."""
+"""Answers that prove the checks of exercises 4.9 to 4.11."""
 
+from tests.labs.scheduling.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 BY_INDEX = """
@@ -17,6 +18,20 @@ def plan_decodes(running, num_free):
             num_free += order[last].num_own
             preempted.append(order[last].name)
     return decoding, preempted
+"""
+BY_DEQUE = """
+from collections import deque
+
+
+def plan_decodes(running, num_free):
+    left = deque(sorted(running, key=lambda one: one[1]))
+    names = {True: [], False: []}
+    while left:
+        fits = left[0].num_needed <= num_free
+        one = left.popleft() if fits else left.pop()
+        num_free += -one.num_needed if fits else one.num_own
+        names[fits] += [one.name]
+    return [names[True], names[False]]
 """
 BY_SETS = """
 def plan_decodes(running, num_free):
@@ -95,13 +110,13 @@ def can_admit(newcomer, running, num_free, num_blocks, block_size, watermark):
 """
 
 BANKS = {
-    "4.14": Bank(
+    "4.9": Bank(
         wrong=(
             Wrong("takes from the best rank", {2: "left.pop(0)"}, rejected_by="takes from the worst rank"),
             Wrong(
                 "keeps the order they came in",
                 {1: "list(running)"},
-                rejected_by="lets everyone go on while there is room",
+                rejected_by="lets all go on while there is room",
             ),
             Wrong(
                 "takes from who has most",
@@ -113,12 +128,16 @@ BANKS = {
                 "every victim frees one more", {3: "victim.num_own + 1"}, rejected_by="goes on with the blocks set free"
             ),
             Wrong("nobody pays for the block", {4: "0"}, rejected_by="goes on with the blocks set free"),
-            Wrong("takes from those planned already", TAKES_PLANNED, rejected_by="lets the worst yield by itself"),
+            Wrong("takes from those planned already", TAKES_PLANNED, rejected_by="lets the worst yield itself"),
             Wrong("one victim is enough", ONE_VICTIM, rejected_by="takes as many as it needs"),
         ),
-        right=(Right("two indices", BY_INDEX), Right("the maximum of those left", BY_SETS)),
+        right=(
+            Right("two indices", BY_INDEX),
+            Right("the maximum of those left", BY_SETS),
+            Right("a deque", BY_DEQUE),
+        ),
     ),
-    "4.15": Bank(
+    "4.11": Bank(
         wrong=(
             Wrong(
                 "tokens, not blocks",
@@ -162,7 +181,7 @@ BANKS = {
             ),
         ),
     ),
-    "4.17": Bank(
+    "4.10": Bank(
         wrong=(
             Wrong(
                 "rounds the blocks down", {1: "num_tokens // block_size"}, rejected_by="counts the newcomer's blocks"
@@ -172,7 +191,7 @@ BANKS = {
                 {2: "True"},
                 rejected_by="counts the newcomer's blocks",
             ),
-            Wrong("nobody grows", {2: "False"}, rejected_by="leaves a block for everyone who may grow"),
+            Wrong("nobody grows", {2: "False"}, rejected_by="leaves a block for each that may grow"),
             Wrong(
                 "writes the last token",
                 {2: "one.max_num_tokens > block_size * blocks_of(one.num_tokens)"},
@@ -181,7 +200,7 @@ BANKS = {
             Wrong(
                 "forgets that the newcomer grows",
                 {4: "sum(may_grow(one) for one in running)"},
-                rejected_by="leaves a block for everyone who may grow",
+                rejected_by="leaves a block for each that may grow",
             ),
             Wrong(
                 "watermark of the free blocks",
@@ -206,3 +225,5 @@ BANKS = {
         ),
     ),
 }
+
+BANKS = opened_all(BANKS)

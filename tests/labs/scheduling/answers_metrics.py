@@ -1,5 +1,6 @@
-"""Answers that prove the checks of exercises 4.10 and 4.11."""
+"""Answers that prove the checks of exercise 4.8."""
 
+from tests.labs.scheduling.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 ARRIVAL, GAP, DIVIDES, SINGLE, WITHOUT, APART = (
@@ -9,15 +10,6 @@ ARRIVAL, GAP, DIVIDES, SINGLE, WITHOUT, APART = (
     "copes with a single token",
     "keeps requests without a token",
     "keeps requests apart",
-)
-FOUR, NUMPY, NONSENSE, BOTH, UNSERVED, ONE_TOKEN, RATE = (
-    "finds a percentile of four values",
-    "agrees with numpy",
-    "refuses what is no percentage",
-    "wants both limits kept",
-    "counts the unserved as broken promises",
-    "has nothing against a single token",
-    "is a rate",
 )
 ONE_POT = """
 def latencies(events):
@@ -61,76 +53,8 @@ def latencies(events):
             result[name]["tpot_s"] = statistics.fmean(gaps)
     return result
 """
-GOODPUT = """
-def goodput(requests, max_ttft_s, max_tpot_s, window_s):
-    kept = 0
-    for request in requests:
-        if request["ttft_s"] is None or request["ttft_s"] > max_ttft_s:
-            continue
-        if request["tpot_s"] is None or request["tpot_s"] <= max_tpot_s:
-            kept += 1
-    return kept / window_s
-"""
-NUMPYS = f"""
-import numpy
-
-
-def percentile(values, percent):
-    if percent < 0 or percent > 100:
-        raise ValueError(percent)
-    return float(numpy.quantile(numpy.array(values), percent / 100))
-
-{GOODPUT}
-"""
-NEAREST = f"""
-import math
-
-
-def percentile(values, percent):
-    if not 0 <= percent <= 100:
-        raise ValueError(percent)
-    in_order = sorted(values)
-    return in_order[max(0, math.ceil(len(in_order) * percent / 100) - 1)]
-
-{GOODPUT}
-"""
-SORTS_IN_PLACE = f"""
-def percentile(values, percent):
-    if not 0 <= percent <= 100:
-        raise ValueError(percent)
-    values.sort()
-    position = (len(values) - 1) * percent / 100
-    below = int(position)
-    above = min(below + 1, len(values) - 1)
-    return values[below] + (position - below) * (values[above] - values[below])
-
-{GOODPUT}
-"""
-REFUSES_NOTHING = f"""
-def percentile(values, percent):
-    in_order = sorted(values)
-    position = (len(in_order) - 1) * min(100, max(0, percent)) / 100
-    below = int(position)
-    above = min(below + 1, len(in_order) - 1)
-    return in_order[below] + (position - below) * (in_order[above] - in_order[below])
-
-{GOODPUT}
-"""
-INTERPOLATES_OTHERWISE = f"""
-def percentile(values, percent):
-    if not 0 <= percent <= 100:
-        raise ValueError(percent)
-    in_order = sorted(values)
-    position = (len(in_order) - 1) * percent / 100
-    below, above = int(position), min(int(position) + 1, len(in_order) - 1)
-    share = position % 1
-    return (1 - share) * in_order[below] + share * in_order[above]
-
-{GOODPUT}
-"""
-
 BANKS = {
-    "4.10": Bank(
+    "4.8": Bank(
         wrong=(
             Wrong("from the start of the run", {1: "tokens[0] if tokens else None"}, ARRIVAL),
             Wrong("from the first event to the last token", {1: "tokens[-1] - arrived_s if tokens else None"}, ARRIVAL),
@@ -157,29 +81,6 @@ BANKS = {
             ),
         ),
     ),
-    "4.11": Bank(
-        wrong=(
-            Wrong("does not sort", {1: "list(values)"}, NUMPY),
-            Wrong("n instead of n - 1", {2: "min(len(in_order) - 1, len(in_order) * percent / 100)"}, FOUR),
-            Wrong("a share instead of per cent", {2: "(len(in_order) - 1) * percent"}, FOUR),
-            Wrong("takes the lower one", {3: "in_order[below]"}, FOUR),
-            Wrong("always the middle between two", {3: "(in_order[below] + in_order[above]) / 2"}, FOUR),
-            Wrong("the nearest rank", NEAREST, FOUR),
-            Wrong("sorts the caller's list", SORTS_IN_PLACE, NUMPY),
-            Wrong("refuses nothing", REFUSES_NOTHING, NONSENSE),
-            Wrong("only the first token", {5: "True"}, BOTH),
-            Wrong("only the gaps", {4: "ttft_s is not None"}, BOTH),
-            Wrong("strictly below", {4: "ttft_s is not None and ttft_s < max_ttft_s"}, BOTH),
-            Wrong("the limits exchanged", {4: "ttft_s is not None and ttft_s <= max_tpot_s"}, BOTH),
-            Wrong("no token is no violation", {4: "ttft_s is None or ttft_s <= max_ttft_s"}, UNSERVED),
-            Wrong("needs two tokens", {5: "tpot_s is not None and tpot_s <= max_tpot_s"}, ONE_TOKEN),
-            Wrong("a share instead of a rate", {6: "kept / len(requests)"}, BOTH),
-            Wrong("a count", {6: "kept"}, BOTH),
-            Wrong("of ten seconds, always", {6: "kept / 10"}, RATE),
-        ),
-        right=(
-            Right("numpy's quantile", NUMPYS),
-            Right("weights of both neighbours", INTERPOLATES_OTHERWISE),
-        ),
-    ),
 }
+
+BANKS = opened_all(BANKS)

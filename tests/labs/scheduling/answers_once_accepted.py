@@ -1,121 +1,21 @@
 """Wrong answers that an earlier check accepted, and right ones that it refused."""
 
+from tests.labs.scheduling.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 BANKS = {
-    "4.1": Bank(
-        wrong=(
-            Wrong(
-                "an unknown state is a KeyError",
-                """
-LEGAL = {
-    "waiting": {"prefill", "finished"},
-    "prefill": {"decoding", "preempted", "finished"},
-    "decoding": {"preempted", "finished"},
-    "preempted": {"prefill", "finished"},
-    "finished": set(),
-}
-WAYS = {(a, b): b in LEGAL[a] for a in LEGAL for b in LEGAL}
-
-class Life:
-    def __init__(self):
-        self.states = ["waiting"]
-
-    def become(self, state):
-        if not WAYS[self.states[-1], state]:
-            raise IllegalTransition(f"a request cannot go from {self.states[-1]} to {state}")
-        self.states.append(state)
-""",
-                "refuses everything else",
-            ),
-            Wrong(
-                "substrings pass",
-                """
-LEGAL = {
-    "waiting": {"prefill", "finished"},
-    "prefill": {"decoding", "preempted", "finished"},
-    "decoding": {"preempted", "finished"},
-    "preempted": {"prefill", "finished"},
-    "finished": set(),
-}
-
-class Life:
-    def __init__(self):
-        self.states = ["waiting"]
-
-    def become(self, state):
-        if not any(state in legal for legal in LEGAL[self.states[-1]]):
-            raise IllegalTransition("no")
-        self.states.append(state)
-""",
-                "refuses everything else",
-            ),
-            Wrong(
-                "LEGAL says other things than Life does",
-                """
-LEGAL = {"waiting": set(), "prefill": set(), "decoding": set(), "preempted": set(), "finished": set()}
-NEXT = {
-    "waiting": {"prefill", "finished"},
-    "prefill": {"decoding", "preempted", "finished"},
-    "decoding": {"preempted", "finished"},
-    "preempted": {"prefill", "finished"},
-    "finished": set(),
-}
-
-class Life:
-    def __init__(self):
-        self.states = ["waiting"]
-
-    def become(self, state):
-        if state not in NEXT[self.states[-1]]:
-            raise IllegalTransition("no")
-        self.states.append(state)
-""",
-                "says which states may follow",
-            ),
-        ),
-    ),
     "4.2": Bank(
-        wrong=(
-            Wrong("batches of at most 32", {1: "min(num_slots, num_there, 32)"}, "takes those who are there"),
-            Wrong(
-                "looks at the first 16 in the queue",
-                """
-def static_batching(arrivals, lengths, num_slots):
-    queue = deque(zip(arrivals, lengths, strict=True))
-    spans, now = [], 0
-    while queue:
-        now = max(now, queue[0][0])
-        num_there = sum(arrival <= now for arrival, _ in list(queue)[:16])
-        size = min(num_slots, num_there)
-        batch = [queue.popleft()[1] for _ in range(size)]
-        spans += [(now, now + length) for length in batch]
-        now += max(batch)
-    return spans
-
-
-def slot_use(spans, num_slots):
-    start, stop = min(first for first, _ in spans), max(end for _, end in spans)
-    tokens = sum(end - first for first, end in spans)
-    possible = num_slots * (stop - start)
-    return tokens / possible
-""",
-                "takes those who are there",
-            ),
-        ),
-    ),
-    "4.4": Bank(
         wrong=(
             Wrong(
                 "an idle clock stands still",
                 """
-def iteration_level(arrivals, lengths, num_slots):
+def iteration_level(arrivals, lengths, num_places):
     waiting = deque(range(len(lengths)))
     tokens_left = {}
     first, spans, now = {}, {}, 0
     while waiting or tokens_left:
         num_there = sum(arrivals[request] <= now for request in list(waiting)[:16])
-        num_free = num_slots - len(tokens_left)
+        num_free = num_places - len(tokens_left)
         for _ in range(min(num_free, num_there)):
             request = waiting.popleft()
             tokens_left[request] = lengths[request]
@@ -137,7 +37,7 @@ def iteration_level(arrivals, lengths, num_slots):
             ),
         ),
     ),
-    "4.6": Bank(
+    "4.4": Bank(
         wrong=(
             Wrong(
                 "never more than 64 tokens to one job",
@@ -181,7 +81,7 @@ def plan_in_chunks(running, waiting, budget):
             ),
         ),
     ),
-    "4.7": Bank(
+    "4.5": Bank(
         wrong=(
             Wrong(
                 "a prefill gets a token even without room",
@@ -192,11 +92,14 @@ def plan_in_chunks(running, waiting, budget):
             Wrong("chunks of at most 64", {4: "step.prefill(sequence, min(room, 64))"}, "uses what is left of a step"),
         ),
     ),
-    "4.10": Bank(
+    "4.8": Bank(
         wrong=(
             Wrong(
                 "an arrival at 0.0 counts as none",
                 """
+from itertools import pairwise
+
+
 def latencies(events):
     arrived, tokens_of = {}, {}
     for time_s, name, what in events:
@@ -218,6 +121,9 @@ def latencies(events):
             Wrong(
                 "a gap of 0.0 counts as none",
                 """
+from itertools import pairwise
+
+
 def latencies(events):
     arrived, tokens_of = {}, {}
     for time_s, name, what in events:
@@ -239,6 +145,9 @@ def latencies(events):
             Wrong(
                 "tokens at 0.0 are lost",
                 """
+from itertools import pairwise
+
+
 def latencies(events):
     arrived, tokens_of = {}, {}
     for time_s, name, what in events:
@@ -260,6 +169,9 @@ def latencies(events):
             Wrong(
                 "at most 128 tokens",
                 """
+from itertools import pairwise
+
+
 def latencies(events):
     arrived, tokens_of = {}, {}
     for time_s, name, what in events:
@@ -283,6 +195,9 @@ def latencies(events):
             Right(
                 "NumPy's means",
                 """
+from itertools import pairwise
+
+
 def latencies(events):
     arrived, tokens_of = {}, {}
     for time_s, name, what in events:
@@ -302,105 +217,7 @@ def latencies(events):
             ),
         ),
     ),
-    "4.11": Bank(
-        wrong=(
-            Wrong(
-                "a first token at once (0.0) counts as none",
-                """
-def percentile(values, percent):
-    if not 0 <= percent <= 100:
-        raise ValueError(f"a percentile is in 0 to 100, got {percent}")
-    in_order = sorted(values)
-    position = (len(in_order) - 1) * percent / 100
-    below = int(position)
-    above = min(below + 1, len(in_order) - 1)
-    return in_order[below] + (position - below) * (in_order[above] - in_order[below])
-
-
-def goodput(requests, max_ttft_s, max_tpot_s, window_s):
-    kept = 0
-    for request in requests:
-        ttft_s, tpot_s = request["ttft_s"], request["tpot_s"]
-        is_soon = bool(ttft_s) and ttft_s <= max_ttft_s
-        is_smooth = tpot_s is None or tpot_s <= max_tpot_s
-        kept += is_soon and is_smooth
-    return kept / window_s
-""",
-                "wants both limits kept",
-            ),
-            Wrong(
-                "refuses 100.0001 only from 101 on",
-                """
-def percentile(values, percent):
-    if not -1 < percent < 101:
-        raise ValueError(f"a percentile is in 0 to 100, got {percent}")
-    in_order = sorted(values)
-    position = (len(in_order) - 1) * percent / 100
-    below = int(position)
-    above = min(below + 1, len(in_order) - 1)
-    return in_order[below] + (position - below) * (in_order[above] - in_order[below])
-
-
-def goodput(requests, max_ttft_s, max_tpot_s, window_s):
-    kept = 0
-    for request in requests:
-        ttft_s, tpot_s = request["ttft_s"], request["tpot_s"]
-        is_soon = ttft_s is not None and ttft_s <= max_ttft_s
-        is_smooth = tpot_s is None or tpot_s <= max_tpot_s
-        kept += is_soon and is_smooth
-    return kept / window_s
-""",
-                "refuses what is no percentage",
-            ),
-            Wrong(
-                "a gap of 0.0 counts as none",
-                {5: "tpot_s is None or 0 < tpot_s <= max_tpot_s"},
-                "wants both limits kept",
-            ),
-            Wrong("the first 1,000 values", {1: "sorted(values[:1000])"}, "agrees with numpy"),
-            Wrong(
-                "whole percents",
-                """
-def percentile(values, percent):
-    if not 0 <= int(percent) <= 100:
-        raise ValueError(f"a percentile is in 0 to 100, got {percent}")
-    in_order = sorted(values)
-    position = (len(in_order) - 1) * percent / 100
-    below = int(position)
-    above = min(below + 1, len(in_order) - 1)
-    return in_order[below] + (position - below) * (in_order[above] - in_order[below])
-
-
-def goodput(requests, max_ttft_s, max_tpot_s, window_s):
-    kept = 0
-    for request in requests:
-        ttft_s, tpot_s = request["ttft_s"], request["tpot_s"]
-        is_soon = ttft_s is not None and ttft_s <= max_ttft_s
-        is_smooth = tpot_s is None or tpot_s <= max_tpot_s
-        kept += is_soon and is_smooth
-    return kept / window_s
-""",
-                "refuses what is no percentage",
-            ),
-        ),
-        right=(
-            Right(
-                "NumPy's percentile",
-                """
-def percentile(values, percent):
-    return np.percentile(values, percent)
-
-def goodput(requests, max_ttft_s, max_tpot_s, window_s):
-    def keeps(request):
-        ttft_s, tpot_s = request["ttft_s"], request["tpot_s"]
-        return ttft_s is not None and ttft_s <= max_ttft_s and (tpot_s is None or tpot_s <= max_tpot_s)
-
-    return np.float64(sum(map(keeps, requests))) / window_s
-""",
-            ),
-        ),
-    ),
-    "4.14": Bank(
+    "4.9": Bank(
         wrong=(
             Wrong(
                 "sorts the caller's list",
@@ -420,11 +237,11 @@ def plan_decodes(running, num_free):
             decoding.append(sequence.name)
     return decoding, preempted
 """,
-                "lets everyone go on while there is room",
+                "lets all go on while there is room",
             ),
         ),
     ),
-    "4.15": Bank(
+    "4.11": Bank(
         wrong=(
             Wrong(
                 "swaps on a tie",
@@ -459,7 +276,7 @@ def cheaper_way(num_tokens, num_host_free, machine):
         ),
         right=(Right("NumPy's ceil", {1: "np.ceil(num_tokens / machine.block_size)"}),),
     ),
-    "4.17": Bank(
+    "4.10": Bank(
         wrong=(
             Wrong(
                 "no growth for whoever is a block short of 64",
@@ -474,7 +291,7 @@ def cheaper_way(num_tokens, num_host_free, machine):
             ),
         ),
     ),
-    "4.18": Bank(
+    "4.12": Bank(
         wrong=(
             Wrong(
                 "ties by priority, not by number",
@@ -499,12 +316,12 @@ def aged_rank(priority, arrival_s, number, patience_s):
                 "lets the number decide ties",
             ),
             Wrong(
-                "ten levels at most", {2: "arrival_s + min(priority, 10) * patience_s"}, "lets those who waited pass"
+                "ten levels at most", {2: "arrival_s + min(priority, 10) * patience_s"}, "lets those that waited pass"
             ),
             Wrong("ties by arrival", {3: "(seems_s, arrival_s, number)"}, "lets the number decide ties"),
         ),
     ),
-    "4.21": Bank(
+    "4.13": Bank(
         wrong=(
             Wrong(
                 "drops all negatives at once",
@@ -547,3 +364,5 @@ def fit_costs(records):
         ),
     ),
 }
+
+BANKS = opened_all(BANKS)

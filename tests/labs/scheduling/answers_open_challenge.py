@@ -1,5 +1,6 @@
-"""Answers that prove the check of exercise 4.23."""
+"""Answers that prove the check of exercise 4.14."""
 
+from tests.labs.scheduling.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 BOUNDED_DEFAULT = """
@@ -143,19 +144,41 @@ class Challenger(Policy):
 my_limits = {"max_num_seqs": 40, "max_num_batched_tokens": 300}
 """
 
+TWO_QUEUES = """
+class Challenger(Policy):
+    def __init__(self, cost, slo):
+        self.cost, self.slo = cost, slo
+        self.max_tokens = int((0.8 * slo.tpot_s - cost.per_step_s) / cost.per_token_s)
+
+    def rank(self, sequence):
+        return (sequence.request.arrival_s, sequence.arrival_order, sequence.index)
+
+    def plan(self, step):
+        decodes_and_begun(step, self.max_tokens)
+        last_s = step.now_s - 0.8 * self.slo.ttft_s
+        waiting = sorted(step.waiting, key=lambda one: one.num_prompt_tokens)
+        in_time = [one for one in waiting if one.request.arrival_s > last_s]
+        for sequence in in_time + [one for one in waiting if one not in in_time]:
+            if not step.budget or not step.admit(sequence):
+                break
+
+
+my_limits = {"max_num_seqs": 64}
+"""
+
 BANKS = {
-    "4.23": Bank(
+    "4.14": Bank(
         wrong=(
-            Wrong("more pages than there are", {9: '{"num_blocks": 5000}'}, rejected_by="keeps to the limits"),
-            Wrong("more seats than there are", {9: '{"max_num_seqs": 256}'}, rejected_by="keeps to the limits"),
+            Wrong("more blocks than there are", {9: '{"num_blocks": 5000}'}, rejected_by="keeps to the limits"),
+            Wrong("more places than there are", {9: '{"max_num_seqs": 256}'}, rejected_by="keeps to the limits"),
             Wrong("no policy at all", NO_POLICY, rejected_by="keeps to the limits"),
-            Wrong("lets nobody in", NEVER_PREFILLS, rejected_by="serves everyone"),
-            Wrong("decodes twice", TWICE, rejected_by="serves everyone"),
+            Wrong("lets nothing in", NEVER_PREFILLS, rejected_by="serves every request"),
+            Wrong("decodes twice", TWICE, rejected_by="serves every request"),
             Wrong("small chunks alone", BOUNDED_DEFAULT, rejected_by="beats the default policy"),
             Wrong("prefills first", PROMPTS_ONLY, rejected_by="beats the default policy"),
-            Wrong("waits for company", WAITS, rejected_by="serves everyone"),
-            Wrong("last come, first served", LAST_COME_FIRST, rejected_by="keeps enough promises"),
-            Wrong("guesses the length of answers", READS_THE_FUTURE, rejected_by="keeps enough promises"),
+            Wrong("waits for company", WAITS, rejected_by="serves every request"),
+            Wrong("last come, first served", LAST_COME_FIRST, rejected_by="meets enough SLOs"),
+            Wrong("guesses the length of answers", READS_THE_FUTURE, rejected_by="meets enough SLOs"),
             Wrong("the oldest first", {6: "(sequence.request.arrival_s,)"}, rejected_by="beats the default policy"),
             Wrong(
                 "late ones first",
@@ -165,10 +188,13 @@ BANKS = {
         ),
         right=(
             Right("length as a priority", AGED_LENGTH),
+            Right("the package's moves, and two queues", TWO_QUEUES),
             Right(
-                "a smaller margin, and fewer seats",
+                "a smaller margin, and fewer places",
                 {1: "0.95 * slo.tpot_s", 9: '{"max_num_seqs": 48, "watermark": 0.02}'},
             ),
         ),
     ),
 }
+
+BANKS = opened_all(BANKS)

@@ -1,5 +1,6 @@
-"""Answers that prove the check of exercise 4.7."""
+"""Answers that prove the check of exercise 4.5."""
 
+from tests.labs.scheduling.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 ONE, BOUND, DECODES, BACK, ORDER, HEAD, FILLS = (
@@ -8,7 +9,7 @@ ONE, BOUND, DECODES, BACK, ORDER, HEAD, FILLS = (
     "decodes in every step",
     "never holds decodes back",
     "serves in the order of arrival",
-    "lets nobody past the head of the queue",
+    "lets nothing past the head of the queue",
     "uses what is left of a step",
 )
 START = """
@@ -141,7 +142,7 @@ class DecodesFirst(Policy):
 """
 
 BANKS = {
-    "4.7": Bank(
+    "4.5": Bank(
         wrong=(
             Wrong("takes prefills for decodes", {2: "not sequence.is_decoding"}, ONE),
             Wrong("decodes nobody", {3: "False"}, ONE),
@@ -176,3 +177,5 @@ BANKS = {
         ),
     ),
 }
+
+BANKS = opened_all(BANKS)

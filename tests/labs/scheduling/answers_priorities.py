@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 4.18."""
+"""Answers that prove the check of exercise 4.12."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -15,7 +15,7 @@ def aged_rank(priority, arrival_s, number, patience_s):
 """
 
 BANKS = {
-    "4.18": Bank(
+    "4.12": Bank(
         wrong=(
             Wrong(
                 "larger is better", {1: "(-priority, arrival_s, number)"}, rejected_by="serves better priorities first"
@@ -29,12 +29,12 @@ BANKS = {
             Wrong(
                 "ages by default", {1: "(arrival_s + 60 * priority, number)"}, rejected_by="is strict without ageing"
             ),
-            Wrong("never ages", {3: "(priority, arrival_s, number)"}, rejected_by="lets those who waited pass"),
-            Wrong("a second is a level", {2: "arrival_s + priority"}, rejected_by="lets those who waited pass"),
+            Wrong("never ages", {3: "(priority, arrival_s, number)"}, rejected_by="lets those that waited pass"),
+            Wrong("a second is a level", {2: "arrival_s + priority"}, rejected_by="lets those that waited pass"),
             Wrong(
                 "more patience, faster ageing",
                 {2: "arrival_s * patience_s + priority"},
-                rejected_by="lets those who waited pass",
+                rejected_by="lets those that waited pass",
             ),
             Wrong(
                 "ages the wrong way", {2: "priority * patience_s - arrival_s"}, rejected_by="serves equals by arrival"

@@ -1,5 +1,6 @@
-"""Answers that prove the check of exercise 4.6."""
+"""Answers that prove the check of exercise 4.4."""
 
+from tests.labs.scheduling.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 ENDS, BEHIND, BUDGET, DECODES, OVERTAKES, ROOM = (
@@ -7,7 +8,7 @@ ENDS, BEHIND, BUDGET, DECODES, OVERTAKES, ROOM = (
     "serves those behind it",
     "keeps the budget",
     "gives every decode its token",
-    "lets nobody overtake",
+    "lets nothing overtake",
     "leaves no room unused",
 )
 FAMOUS = """
@@ -128,6 +129,20 @@ def plan_in_chunks(running, waiting, budget):
         position += 1
     return batch
 """
+ADMITS_FIRST = """
+def plan_in_chunks(running, waiting, budget):
+    left = budget - sum(job.num_to_compute for job in running)
+    while waiting and left > 0:
+        running.append(waiting.popleft())
+        left -= running[-1].num_to_compute
+    batch = []
+    for job in running:
+        chunk = min(budget, job.num_to_compute)
+        budget -= chunk
+        if chunk > 0:
+            batch.append([job, chunk])
+    return batch
+"""
 BY_LEFT = """
 def plan_in_chunks(running, waiting, budget):
     left, batch = budget, []
@@ -148,7 +163,7 @@ def plan_in_chunks(running, waiting, budget):
 """
 
 BANKS = {
-    "4.6": Bank(
+    "4.4": Bank(
         wrong=(
             Wrong("the famous one", FAMOUS, ENDS),
             Wrong("skips the head", SKIPS_THE_HEAD, ENDS),
@@ -167,6 +182,9 @@ BANKS = {
         right=(
             Right("one loop", ONE_LOOP),
             Right("with a helper", BY_LEFT),
+            Right("admits first, then plans all", ADMITS_FIRST),
         ),
     ),
 }
+
+BANKS = opened_all(BANKS)

@@ -1,13 +1,11 @@
-"""5.13 to 5.15: sliding windows and attention sinks."""
+"""sliding windows and attention sinks."""
 
 from typing import Any
 
 import torch
 
-from twophase_labs.advanced import window_engine
 from twophase_labs.machine.checks import Draw, compare, integers, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Number
 
 
 def is_seen(query: int, key: int, window: int, num_sinks: int) -> bool:
@@ -174,19 +172,21 @@ def takes_rows(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="5.13",
-        title="Pages that nobody reads any more",
+        id="5.12",
+        was="5.13",
+        title="Blocks that no query reads any more",
         kind="code",
         names=("kept_blocks",),
         points=3,
         minutes=8,
         lines=4,
         difficulty=2,
-        objective="bound a sequence's memory without giving up a page that is still read",
+        objective="bound a sequence's memory without giving up a block that is still read",
         hints=(
             "Ask what the *next* token sees: it stands at position num_tokens, because positions count from 0.",
             "A window of 1 is the token itself. So the first key the next token sees is at num_tokens + 1 - window.",
-            "A block goes only when its last key is out of sight; so find the block of the first key that is seen.",
+            "num_sink_blocks = ...  # rounded up\nfirst_seen = ...  # the first position in the next window\n"
+            "first_block = first_seen // block_size\nreturn [i for i in range(...) if ...]",
         ),
         checks=(
             Property(
@@ -227,6 +227,8 @@ EXERCISES = (
     ),
     Exercise(
         id="5.14",
+        was="5.14",
+        is_extra=True,
         title="What a token sees",
         kind="code",
         names=("visible",),
@@ -272,22 +274,5 @@ EXERCISES = (
             ),
         ),
         time_limit_s=10,
-    ),
-    Exercise(
-        id="5.15",
-        title="Four tokens that carry nothing",
-        kind="prediction",
-        names=("guess_5_15",),
-        points=1,
-        minutes=3,
-        needs=("model",),
-        objective="expect what a model loses with its first tokens",
-        question=Number(
-            window_engine.rise_without_sinks,
-            factor=1.4,
-            unit="times",
-            hint="1 would mean that the first tokens do not matter; the drawing says how much attention they get.",
-        ),
-        time_limit_s=120,
     ),
 )

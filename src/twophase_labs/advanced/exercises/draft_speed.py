@@ -1,12 +1,10 @@
-"""5.2 Speculative decoding: what it can gain, and whether it does."""
+"""Speculative decoding: what it can gain, and whether it does."""
 
 from fractions import Fraction
 from typing import Any
 
-from twophase_labs.advanced.draft_engine import passes_for_copying
 from twophase_labs.machine.checks import Draw, compare, integer, reject
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Number
 
 
 def counted(alpha: float, num_draft: int) -> float:
@@ -92,14 +90,15 @@ def switches_off(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="5.8",
-        title="What a guess is worth",
+        was="5.8",
+        title="What a draft is worth",
         kind="code",
         names=("expected_tokens", "speed_up", "best_num_draft"),
         points=2,
         minutes=9,
         lines=4,
         difficulty=2,
-        objective="compute the speed-up from acceptance and costs, and when to guess nothing",
+        objective="compute the speed-up from acceptance and costs, and when to draft nothing",
         hints=(
             "A pass yields 1 token for sure, a second one with probability alpha, a third with alpha squared, ...",
             "Without drafts, so many tokens would take as many steps. With drafts they take one pass, which costs "
@@ -148,24 +147,5 @@ EXERCISES = (
             ),
         ),
         time_limit_s=10,
-    ),
-    Exercise(
-        id="5.9",
-        title="Passes for a copy",
-        kind="prediction",
-        names=("guess_5_9",),
-        points=1,
-        minutes=4,
-        objective="predict what lookup gains on a text that repeats",
-        needs=("model",),
-        time_limit_s=120,
-        hints=("Each pass yields at most five tokens. Where does a lookup go wrong: at the start, at what changes.",),
-        question=Number(
-            passes_for_copying,
-            factor=1.4,
-            unit="passes",
-            hint="If every draft were right, a fifth of the tokens. The answer's first tokens have nothing to look up, "
-            "and where the answer leaves its model a guess fails.",
-        ),
     ),
 )

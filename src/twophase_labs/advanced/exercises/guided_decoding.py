@@ -1,14 +1,12 @@
-"""5.10 to 5.12: guided decoding."""
+"""Guided decoding: masks over tokens, and the walk over a trie that makes them cheap."""
 
-import math
-import re
 from itertools import product
 from typing import Any
 
 import torch
 
 from twophase_labs.advanced import guided_answers
-from twophase_labs.advanced.guided_machine import DIGITS, PRICE, Machine, Piece, chain, literal
+from twophase_labs.advanced.guided_machine import PRICE, Machine, Piece, TrieNode, chain, literal, trie_of
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.machine.questions import Number
@@ -154,155 +152,105 @@ def masks_the_empty(answer: Any, draw: Draw) -> None:
     for prefix in ("", "7", "12."):
         got = mask_of(answer, PRICE, state_after(PRICE, prefix), texts, 4)
         if bool(got[0]) or bool(got[2]):
-            reject(f"after {prefix!r} a token without text is allowed", "The model could write it for ever.")
+            reject(f"after {prefix!r} a token without text is allowed", "The model could write it without end.")
 
 
-class Toy:
-    """A model of nothing: logits that depend on how many tokens there are and on the last one, and what it was asked.
-
-    The vocabulary is of single characters and pairs, so that every form can be written; the end token is number 3.
-    """
-
-    def __init__(self, draw: Draw, form: str, end_bonus: float = 0.0) -> None:
-        pieces, self.regex = FORMS[form]
-        self.machine, self.language = chain(*pieces), language_of(pieces)
-        characters = sorted({character for text in self.language for character in text})
-        pairs = sorted({text[i : i + 2] for text in self.language for i in range(len(text) - 1)})
-        self.texts = ["x", "", "?", "</s>", *characters, *pairs]
-        self.end_id = 3
-        self.asked: list[list[int]] = []
-        self.chosen_from: list[torch.Tensor] = []
-        self._by_length = draw.normal(40, len(self.texts)) * 3
-        self._by_last = draw.normal(len(self.texts), len(self.texts)) * 3
-        self._end_bonus = end_bonus
-
-    def next_logits(self, ids: Any) -> torch.Tensor:
-        self.asked.append(list(ids))
-        logits = self._by_length[len(ids)] + (self._by_last[ids[-1]] if ids else 0)
-        logits[self.end_id] += self._end_bonus
-        return logits
-
-    def choose(self, logits: torch.Tensor) -> int:
-        self.chosen_from.append(logits.clone())
-        return int(logits.argmax())
-
-    def allowed(self, ids: list[int]) -> list[bool]:
-        prefix = "".join(self.texts[i] for i in ids)
-        allowed = [t != "" and any(text.startswith(prefix + t) for text in self.language) for t in self.texts]
-        allowed[self.end_id] = prefix in self.language
-        return allowed
-
-    def run(self, answer: Any, max_tokens: int = 30) -> tuple[list[int], str]:
-        got = answer.generate_guided(self.next_logits, self.machine, self.texts, self.end_id, max_tokens, self.choose)
-        if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], list)):
-            reject(f"the result is the list of ids and 'stop' or 'length'; got {got!r}")
-        return got
-
-    def spelt(self, ids: list[int]) -> str:
-        return "".join(self.texts[i] for i in ids)
+def drawn_trie(draw: Draw, form: str) -> tuple[Machine, set[str], list[str]]:
+    """A machine, its language, and token texts with doubles and empty ones among them."""
+    language = language_of(FORMS[form][0])
+    texts = [*tokens_for(draw, language)[:-1], "", ""]
+    texts += [draw.choice(texts), draw.choice(texts)]
+    return chain(*FORMS[form][0]), language, [texts[i] for i in draw.permutation(len(texts))]
 
 
-def hides_forbidden(answer: Any, draw: Draw, form: str) -> None:
-    toy = Toy(draw, form)
-    toy.run(answer, max_tokens=1)
-    if not toy.chosen_from:
-        reject("`choose` was never called")
-    logits = toy.chosen_from[0]
-    compare(list(logits.shape), [len(toy.texts)], what="the shape of what `choose` gets")
-    for token, (value, allowed) in enumerate(zip(logits.tolist(), toy.allowed([]), strict=True)):
-        if not allowed and value != -math.inf:
-            reject(f"at the start {toy.texts[token]!r} is impossible, and `choose` sees the logit {value:.3g} for it")
-    if all(value == -math.inf for value in logits.tolist()):
-        reject("at the start every token is -inf: nothing is left to choose from")
+def require_ids(answer: Any, machine: Machine, state: int, texts: list[str], node: Any, what: str) -> list[int]:
+    got = answer.allowed_ids(machine, state, node)
+    if not isinstance(got, list) or not all(isinstance(one, int) for one in got):
+        reject(f"{what}: the result is {got!r:.80}, expected a list of token ids")
+    if len(set(got)) < len(got):
+        reject(f"{what}: {[texts[one] for one in sorted(got)]!r:.200} has a token twice")
+    return got
 
 
-def keeps_possible(answer: Any, draw: Draw, form: str) -> None:
-    toy = Toy(draw, form)
-    toy.run(answer, max_tokens=1)
-    if not toy.asked:
-        reject("`next_logits` was never called")
-    clean = toy.next_logits(toy.asked[0])
-    for token, allowed in enumerate(toy.allowed([])):
-        if allowed and not math.isclose(float(toy.chosen_from[0][token]), float(clean[token]), abs_tol=1e-5):
-            reject(
-                f"at the start {toy.texts[token]!r} is possible; its logit is {float(clean[token]):.4g}, and `choose` "
-                f"sees {float(toy.chosen_from[0][token]):.4g}",
-                "The model's taste among possible tokens must stay as it is.",
-            )
+def finds_readable(answer: Any, draw: Draw, form: str) -> None:
+    for _ in range(8):
+        machine, language, texts = drawn_trie(draw, form)
+        prefix = drawn_prefix(draw, language)
+        got = require_ids(answer, machine, state_after(machine, prefix), texts, trie_of(texts), f"after {prefix!r}")
+        for token_id, token in enumerate(texts):
+            allowed = token != "" and any(text.startswith(prefix + token) for text in language)
+            if allowed != (token_id in got):
+                told = "is missing" if allowed else "should not be there"
+                reject(f"after {prefix!r} the token {token!r} (id {token_id}) {told}")
 
 
-def asks_with_answer(answer: Any, draw: Draw, form: str) -> None:
-    toy = Toy(draw, form)
-    ids, _ = toy.run(answer)
-    for number, asked in enumerate(toy.asked):
-        compare(asked, ids[:number], what=f"what `next_logits` is given in step {number}")
+def takes_small_tries(answer: Any, draw: Draw) -> None:
+    for texts, state, expected in (
+        ([], 0, []),
+        (["", ""], 0, []),
+        (["7"], 0, [0]),
+        (["7"], 4, []),
+        (["7", "7", "7"], 1, [0, 1, 2]),
+        (["x", ".5", "5", "."], 1, [1, 2, 3]),
+    ):
+        got = require_ids(answer, PRICE, state, texts, trie_of(texts), f"tokens {texts}, state {state}")
+        compare(sorted(got), expected, what=f"the ids of {texts} in state {state}")
 
 
-def keeps_the_place(answer: Any, draw: Draw, form: str) -> None:
-    for _ in range(6):
-        toy = Toy(draw, form)
-        ids, _ = toy.run(answer)
-        for number, logits in enumerate(toy.chosen_from):
-            got = [value != -math.inf for value in logits.tolist()]
-            for token, (one, other) in enumerate(zip(got, toy.allowed(ids[:number]), strict=True)):
-                if one != other:
-                    reject(
-                        f"after {toy.spelt(ids[:number])!r} the token {toy.texts[token]!r} is "
-                        f"{'possible' if one else 'impossible'}; it should not be"
-                    )
+def starts_below(answer: Any, draw: Draw) -> None:
+    """From an inner node the text before it counts no more."""
+    texts = ["12", "1.", "1.5", "1", "13", "2"]
+    node = trie_of(texts).children["1"]
+    got = require_ids(answer, PRICE, 1, texts, node, "from the node '1' of the trie, in state 1")
+    compare(sorted(got), [0, 1, 2, 3, 4], what="the ids below the node '1', in state 1")
 
 
-def ends_in_form(answer: Any, draw: Draw, form: str) -> None:
-    for _ in range(6):
-        toy = Toy(draw, form)
-        ids, reason = toy.run(answer)
-        if toy.end_id in ids:
-            reject("the end token is among the ids; it ends the answer and is no part of it")
-        compare(reason, "stop", what="the reason")
-        if not re.fullmatch(toy.regex, toy.spelt(ids)):
-            reject(f"the answer is {toy.spelt(ids)!r}, which is not of the form {toy.regex}")
+class WatchedNode:
+    """A node like TrieNode that notes when its children are asked for."""
+
+    def __init__(self, node: TrieNode, seen: set[str], beginning: str = "") -> None:
+        self.token_ids = list(node.token_ids)
+        self._seen, self._beginning = seen, beginning
+        self._children = {char: WatchedNode(child, seen, beginning + char) for char, child in node.children.items()}
+
+    @property
+    def children(self) -> "dict[str, WatchedNode]":
+        self._seen.add(self._beginning)
+        return self._children
 
 
-def starts_at_the_start(answer: Any, draw: Draw) -> None:
-    """A machine whose first state is not 0, and that comes through state 0 later."""
-    got = answer.generate_guided(
-        lambda ids: torch.tensor([0.0, 0.0, -5.0 if len(ids) < 5 else 5.0]),
-        LOOPS["from 2"],
-        ["a", "b", "</s>"],
-        2,
-        9,
-        lambda logits: int(logits.argmax()),
-    )
-    compare(list(got[0]), [0, 1, 0, 1, 0], what="the ids of an answer of a machine that starts in state 2")
-    compare(got[1], "stop", what="the reason")
+def goes_no_further(answer: Any, draw: Draw) -> None:
+    """Behind a character that cannot stand there nothing is looked at."""
+    texts = ["xylophone", "5", "50", "5x5x5", ".50", "x", "99999"]
+    seen: set[str] = set()
+    got = require_ids(answer, PRICE, 0, texts, WatchedNode(trie_of(texts), seen), "at the start of a price")
+    compare(sorted(got), [1, 2, 6], what="the ids at the start of a price")
+    late = sorted(beginning for beginning in seen if "x" in beginning or beginning.startswith("."))
+    if late:
+        reject(f"the walk looked for children of {late[0]!r}, and no price begins so")
 
 
-def says_when_cut(answer: Any, draw: Draw, max_tokens: int, length: int = 12) -> None:
-    machine = chain(Piece(DIGITS, length, length))
-    toy = Toy(draw, "a name")
-    toy.machine, toy.texts = machine, [*DIGITS, "</s>"]
-    toy.end_id = 10
-    asked: list[int] = []
-
-    models_own = torch.arange(11.0)
-
-    def next_logits(ids: Any) -> torch.Tensor:
-        asked.append(len(ids))
-        return models_own
-
-    with unchanged(next_logits=models_own, texts=toy.texts):
-        got = answer.generate_guided(
-            next_logits, machine, toy.texts, 10, max_tokens, lambda logits: int(logits.argmax())
-        )
-    compare(list(got[0]), [9] * min(length, max_tokens), what=f"the ids with max_tokens={max_tokens}")
-    compare(got[1], "stop" if max_tokens > length else "length", what=f"the reason with max_tokens={max_tokens}")
+def leaves_the_trie(answer: Any, draw: Draw) -> None:
+    texts = [f"{number:02}" for number in range(10, 20)] + ["1", ".", "1.", "1.5", "1.50"]
+    texts = [texts[i] for i in draw.permutation(len(texts))]
+    trie = trie_of(texts)
+    first = require_ids(answer, PRICE, 0, texts, trie, "the first time")
+    if trie != trie_of(texts):
+        reject("the call changed the trie", "All forms share it: collect ids in a list of your own.")
+    kept = list(first)
+    first.clear()
+    if trie != trie_of(texts):
+        reject("emptying the list that was returned emptied one of the trie's", "Return a list of your own.")
+    again = require_ids(answer, PRICE, 0, texts, trie, "the second time")
+    compare(sorted(again), sorted(kept), what="the ids when it is asked again")
 
 
 ALL_FORMS = tuple({"form": form} for form in FORMS)
 
 EXERCISES = (
     Exercise(
-        id="5.10",
+        id="5.9",
+        was="5.10",
         title="Which tokens may come next",
         kind="code",
         names=("advance", "token_mask"),
@@ -368,80 +316,65 @@ EXERCISES = (
         time_limit_s=10,
     ),
     Exercise(
-        id="5.11",
+        id="5.10",
         checked_in="answer",
-        title="Writing under a mask",
+        title="A mask from a trie",
         kind="code",
-        names=("generate_guided",),
-        points=2,
-        minutes=8,
-        lines=3,
+        names=("allowed_ids",),
+        points=3,
+        minutes=7,
+        lines=8,
         difficulty=2,
-        uses=("5.10",),
-        objective="generate so that an output that stops has the form asked for",
+        objective="rule out all tokens that share a beginning at once",
         hints=(
-            "Three things happen in each step: the impossible is taken out, a token is chosen, the machine moves on.",
-            "A token is impossible if its probability is 0, so its logit is -inf before `choose` sees it.",
-            "`logits.masked_fill(~mask, -math.inf)`; then `advance` from the present state through the token's text.",
+            "Walk through the trie and the machine at the same time: going down by a character in the trie is going "
+            "along an edge of the machine.",
+            "Where the machine has no edge for a child's character, skip the child, and with it all that is below. "
+            "Each node you do reach gives its `token_ids`.",
+            "found, to_visit = [], [(node, state)]\nwhile to_visit:\n    here, at = to_visit.pop()\n"
+            "    found += ...\n    for char, child in here.children.items():\n        if char in machine.edges[at]:\n"
+            "            to_visit.append((child, ...))\nreturn found",
         ),
         checks=(
             Property(
-                "hides what cannot come",
-                hides_forbidden,
-                "exp(-inf) is 0. Any other value, 0 included, is a logit like others and may win.",
+                "takes small tries",
+                takes_small_tries,
+                "Every id of a text that can be read belongs to it, also if several tokens have that text, once each; "
+                "no tokens, an empty list.",
+            ),
+            Property(
+                "finds what can be read, and nothing else",
+                finds_readable,
+                "A token may come if each of its characters leads on; it need not reach an accepting state.",
                 ALL_FORMS,
             ),
             Property(
-                "leaves the other logits alone",
-                keeps_possible,
-                "Only forbidden entries change. The rest is the model's, to be chosen from as ever.",
-                ALL_FORMS,
+                "starts at the node it is given",
+                starts_below,
+                "`state` is where the machine stands at this node: the text before it has been read. The node's own "
+                "tokens belong to it.",
             ),
             Property(
-                "moves the machine along",
-                keeps_the_place,
-                "The state must be the one after all tokens so far: from the present one, through the new token's "
-                "whole text.",
-                ALL_FORMS,
+                "goes no further than the machine reads",
+                goes_no_further,
+                "Look at `children` of a node only if the machine has read the node's text: that is what makes it "
+                "cheap.",
             ),
             Property(
-                "asks the model with the answer so far",
-                asks_with_answer,
-                "`next_logits(ids)` is given the ids of the answer, each step one more.",
-                ALL_FORMS,
-            ),
-            Property(
-                "ends with a text of the form",
-                ends_in_form,
-                "The end token is possible only where the text is complete; when it is chosen, the reason is 'stop'.",
-                ALL_FORMS,
-            ),
-            Property(
-                "says when it was cut",
-                says_when_cut,
-                "At max_tokens the answer may be incomplete. It must not look as if it had stopped by itself.",
-                (
-                    {"max_tokens": 20},
-                    {"max_tokens": 70, "length": 80},
-                    {"max_tokens": 5},
-                    {"max_tokens": 12},
-                    {"max_tokens": 0},
-                    {"max_tokens": 200, "length": 150},
-                ),
-            ),
-            Property(
-                "starts in the machine's first state",
-                starts_at_the_start,
-                "`machine.start` is where it begins, whatever its number; and 0 is a state like others.",
+                "leaves the trie as it is",
+                leaves_the_trie,
+                "The list is the caller's to change, so none of the trie's own lists may be handed out.",
             ),
         ),
         time_limit_s=10,
     ),
     Exercise(
-        id="5.12",
+        id="5.11",
+        was="5.12",
+        is_extra=True,
         title="How many would have been thrown away",
         kind="prediction",
-        names=("guess_5_12",),
+        names=("guess_5_11",),
         points=1,
         minutes=3,
         needs=("model",),

@@ -1,4 +1,4 @@
-"""5.2 Speculative decoding: guesses from the text itself."""
+"""Speculative decoding: drafts from the text itself."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ def drafted(answer: Any, token_ids: list[int], num_draft: int, longest: int = 3,
     with unchanged(token_ids=token_ids):
         got = answer.ngram_draft(token_ids, num_draft, longest, shortest)
     if not isinstance(got, list):
-        reject(f"the draft is {got!r:.80}, expected a list of token ids; an empty one where there is nothing to guess")
+        reject(f"the draft is {got!r:.80}, expected a list of token ids; an empty one where nothing is found")
     return got
 
 
@@ -91,8 +91,9 @@ def agrees_everywhere(answer: Any, draw: Draw, alphabet: int, most: int = 24) ->
 
 EXERCISES = (
     Exercise(
-        id="5.6",
-        title="Guess what comes, from what came",
+        id="5.5",
+        was="5.6",
+        title="Draft what comes, from what came",
         kind="code",
         names=("ngram_draft",),
         points=2,
@@ -100,21 +101,22 @@ EXERCISES = (
         lines=3,
         objective="draft tokens by looking up the newest ones in the text so far",
         hints=(
-            "Take the newest n tokens. Have they stood next to each other before? Then guess what followed.",
+            "Take the newest n tokens. Have they stood next to each other before? Then draft what followed.",
             "Try n = longest first, then shorter ones; for each n the latest earlier place first.",
-            "A place where the n tokens start can be at most len(token_ids) - n - 1: at len(token_ids) - n the newest "
-            "tokens would find themselves, with nothing behind them.",
+            "for n in ...:  # longest first\n    newest = token_ids[-n:]\n"
+            "    for start in range(len(token_ids) - n - 1, ...):  # not len - n: there the newest find themselves\n"
+            "        if token_ids[start : start + n] == newest:\n            return ...\nreturn []",
         ),
         checks=(
             Property(
-                "guesses what followed before",
+                "drafts what followed before",
                 guesses_what_followed,
-                "The guess begins right behind the place that was found, and goes on in the text's order.",
+                "The draft begins right behind the place that was found, and goes on in the text's order.",
             ),
             Property(
                 "says nothing where nothing repeats",
                 says_nothing,
-                "No place for any n down to `shortest`: an empty list. A guess that is wrong costs time.",
+                "No place for any n down to `shortest`: an empty list. A draft that is wrong costs time.",
             ),
             Property(
                 "does not find itself",

@@ -1,4 +1,4 @@
-"""5.1 Prefix caching: a hash chain over full blocks."""
+"""Prefix caching: a hash chain over full blocks."""
 
 from typing import Any
 
@@ -118,6 +118,7 @@ def reads_each_token_once(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="5.1",
+        was="5.1",
         checked_in="answer",
         title="A name for everything up to here",
         kind="code",

@@ -1,4 +1,4 @@
-"""5.1 Prefix caching: the memory it saves, and the time."""
+"""Prefix caching: the time it saves."""
 
 from functools import cache
 
@@ -6,11 +6,6 @@ from twophase_labs.advanced.prefix_service import first_token, forget_prefixes, 
 from twophase_labs.advanced.prefix_times import DOCUMENT, QUESTION, prompt_of
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.questions import Number
-
-
-def gigabytes_saved() -> float:
-    """All users but one find the shared tokens there; a token is K and V, 32 layers, 4,096 wide, 2 bytes."""
-    return (300 - 1) * 200 * 2 * 32 * 4096 * 2 / 1e9
 
 
 @cache
@@ -28,26 +23,10 @@ def times_faster() -> float:
 EXERCISES = (
     Exercise(
         id="5.3",
-        title="300 users, one prefix",
-        kind="numeric",
-        names=("answer_5_3",),
-        points=1,
-        minutes=3,
-        objective="compute what sharing saves from a model's shape",
-        hints=("How many bytes has a token? K and V, in every layer, as wide as the model, two bytes a number.",),
-        question=Number(
-            gigabytes_saved,
-            rel=0.01,
-            unit="GB",
-            hint="Somebody has to hold the shared tokens: how many of the 300 need not? And a GB is 10^9 bytes here; "
-            "with half a MB per token you'd be 5 % off.",
-        ),
-    ),
-    Exercise(
-        id="5.4",
+        was="5.4",
         title="How much sooner",
         kind="prediction",
-        names=("guess_5_4",),
+        names=("guess_5_3",),
         points=1,
         minutes=3,
         objective="predict a time to first token from what is left to compute",

@@ -1,4 +1,4 @@
-"""5.1 Prefix caching: a store of blocks, lookup by prefix, and the order in which they are overwritten."""
+"""Prefix caching: a store of blocks, lookup by prefix, and the order in which they are overwritten."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -218,6 +218,7 @@ def agrees_for_long(answer: Any, draw: Draw, num_blocks: int, num_events: int) -
 EXERCISES = (
     Exercise(
         id="5.2",
+        was="5.2",
         title="Find, share, overwrite",
         kind="code",
         names=("PrefixStore",),
@@ -239,12 +240,12 @@ EXERCISES = (
                 "be found by accident.",
             ),
             Property(
-                "shares a block with whoever needs it",
+                "shares a block with each request that needs it",
                 shares_blocks,
                 "A hit costs no new block: only another user of one that is there.",
             ),
             Property(
-                "keeps what somebody reads",
+                "keeps what a request reads",
                 keeps_what_is_read,
                 "A block that is hit must leave `free` before new ones are taken from it; and it comes back only when "
                 "its last user has gone.",

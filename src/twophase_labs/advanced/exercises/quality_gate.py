@@ -1,4 +1,4 @@
-"""5.16 and 5.17: a quality gate for K and V in fewer bits."""
+"""A quality gate for K and V in fewer bits: its measures, and what it may say after so many tokens."""
 
 import math
 from typing import Any
@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from twophase_labs.advanced import gate_caches
 from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Number
 
 
 def probabilities(logits: torch.Tensor) -> np.ndarray:
@@ -121,9 +119,81 @@ def survives_impossible(answer: Any, draw: Draw) -> None:
     compare(got, right_divergences(before, after), what="the divergence", axes=("position",))
 
 
+SAYS = ("pass", "FAIL", "read on")
+
+
+def right_verdict(values: list[float], limit: float, z: float) -> str:
+    """The oracle, in float64 and with plain loops."""
+    if len(values) < 2:
+        return "read on"
+    mean = sum(values) / len(values)
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    margin = z * math.sqrt(variance / len(values))
+    return "pass" if mean + margin <= limit else "FAIL" if mean - margin > limit else "read on"
+
+
+def expect_verdict(answer: Any, values: torch.Tensor, limit: float, z: float, why: str = "") -> None:
+    with unchanged(values=values):
+        got = answer.decide(values, limit, z)
+    expected = right_verdict(values.double().tolist(), limit, z)
+    if got not in SAYS or got != expected:
+        told = (
+            f"mean {float(values.mean()):.4g} of {len(values)} values, limit {limit:.4g}, z={z:g}"
+            if len(values)
+            else "no values"
+        )
+        reject(f"{told}: the verdict is {got!r}, expected {expected!r}" + why, f"values {values.tolist()!s:.300}")
+
+
+def drawn_values(draw: Draw, num: int, scale: float = 1.0) -> torch.Tensor:
+    return (draw.normal(num) * scale + 3 * scale).double()
+
+
+def decides_clear_cases(answer: Any, draw: Draw) -> None:
+    for num in (2, 5, 20):
+        scale = draw.random.choice((0.01, 1.0, 50.0))
+        values = drawn_values(draw, num, scale)
+        spread = float(values.std()) + scale
+        mean = float(values.mean())
+        for limit in (mean + 40 * spread, mean - 40 * spread):
+            expect_verdict(answer, values, limit, 1.96)
+
+
+def reads_on_within(answer: Any, draw: Draw) -> None:
+    for num in (3, 8, 30):
+        values = drawn_values(draw, num)
+        margin = 1.96 * float(values.std()) / math.sqrt(num)
+        for part in (-0.6, 0.0, 0.6):
+            expect_verdict(answer, values, float(values.mean()) + part * margin, 1.96)
+
+
+def has_the_right_width(answer: Any, draw: Draw, z: float) -> None:
+    """The limit a little inside and a little outside either end of the interval."""
+    for num in (2, 4, 12, 40):
+        values = drawn_values(draw, num)
+        margin = z * float(values.std()) / math.sqrt(num)
+        for part in (-1.03, -0.97, 0.97, 1.03):
+            expect_verdict(answer, values, float(values.mean()) + part * margin, z)
+
+
+def needs_two(answer: Any, draw: Draw) -> None:
+    for num in (0, 1):
+        values = drawn_values(draw, num)
+        for limit in (-100.0, 100.0):
+            expect_verdict(answer, values, limit, 1.96, "; of fewer than two values the spread is not known")
+
+
+def knows_equal_values(answer: Any, draw: Draw) -> None:
+    """No spread at all: the mean decides, and a limit that is just kept is kept."""
+    for num in (2, 7):
+        for value, limit in ((0.25, 0.5), (0.5, 0.25), (0.5, 0.5), (0.0, 0.0)):
+            expect_verdict(answer, torch.full((num,), value, dtype=torch.float64), limit, 1.96)
+
+
 EXERCISES = (
     Exercise(
-        id="5.16",
+        id="5.15",
+        was="5.16",
         title="Perplexity and divergence",
         kind="code",
         names=("surprises", "perplexity", "divergences"),
@@ -193,20 +263,47 @@ EXERCISES = (
         time_limit_s=10,
     ),
     Exercise(
-        id="5.17",
-        title="Eight bits, shared out differently",
-        kind="prediction",
-        names=("guess_5_17",),
-        points=1,
-        minutes=3,
-        needs=("model",),
-        objective="relate a format's rounding to the model's drift",
-        question=Number(
-            gate_caches.times_as_far,
-            factor=2,
-            unit="times",
-            hint="Compare the size of typical rounding errors first; then remember the square.",
+        id="5.16",
+        title="Enough text to decide",
+        kind="code",
+        names=("decide",),
+        is_extra=True,
+        points=2,
+        minutes=7,
+        lines=4,
+        difficulty=2,
+        objective="tell 'not kept' from 'not known yet'",
+        hints=(
+            "The interval is the mean plus and minus z standard errors.",
+            "The standard error is `values.std()` over the square root of how many there are; torch's std divides by "
+            "n - 1, as it should.",
+            "The upper end decides whether it passes, the lower end whether it fails. With fewer than two values there "
+            "is no spread, so: read on.",
         ),
-        time_limit_s=120,
+        checks=(
+            Property(
+                "decides where it is clear",
+                decides_clear_cases,
+                "Small values are good: an interval all below the limit passes, one all above it fails.",
+            ),
+            Property(
+                "reads on while the interval holds the limit",
+                reads_on_within,
+                "A limit between the two ends is neither proved nor refuted.",
+            ),
+            Property(
+                "makes the interval as wide as z says",
+                has_the_right_width,
+                "Half its width is z * std / sqrt(n), with n - 1 in the standard deviation.",
+                ({"z": 1.96}, {"z": 2.5}, {"z": 1.0}),
+            ),
+            Property("does not decide from fewer than two", needs_two, "One value has no spread: read on."),
+            Property(
+                "lets the mean decide where all are equal",
+                knows_equal_values,
+                "The margin is 0 then; at most the limit is within the limit.",
+            ),
+        ),
+        time_limit_s=10,
     ),
 )

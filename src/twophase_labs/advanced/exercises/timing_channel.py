@@ -1,4 +1,4 @@
-"""5.1 Prefix caching: what a clock tells a stranger."""
+"""Prefix caching: what a clock tells a stranger."""
 
 from collections.abc import Callable
 from typing import Any
@@ -66,7 +66,8 @@ def with_noise(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="5.5",
+        id="5.4",
+        was="5.5",
         title="Read a stranger's prompt with a clock",
         kind="code",
         names=("recover",),
@@ -74,14 +75,14 @@ EXERCISES = (
         minutes=8,
         lines=3,
         difficulty=2,
-        objective="see shared state as a channel: whoever can measure it can read it",
+        objective="see shared state as a channel: what can be measured can be read",
         hints=(
             "Begin with the first part: one of its options is the beginning of what the engine has seen, and a prompt "
             "of known blocks is fast.",
             "By asking for a prompt you put it into the cache: there is no second first time. No warm-up, no best of "
             "three; one question for each option.",
-            "A block is known *behind its past*. So ask for an option of the second part behind the first part that "
-            "you found, and so on.",
+            "known, found = [], []\nfor options in parts:\n    times = ...  # one request per option, behind `known`\n"
+            "    pick = ...  # of the shortest time\n    found.append(pick)\n    known = ...\nreturn found",
         ),
         checks=(
             Property(

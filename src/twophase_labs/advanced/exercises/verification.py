@@ -1,4 +1,4 @@
-"""5.2 Speculative decoding: verification that leaves the distribution as it is."""
+"""Speculative decoding: verification that leaves the distribution as it is."""
 
 import math
 from typing import Any
@@ -153,7 +153,8 @@ PLACES = tuple(
 
 EXERCISES = (
     Exercise(
-        id="5.7",
+        id="5.6",
+        was="5.7",
         checked_in="answer",
         title="Accept, or draw from what is left",
         kind="code",
@@ -167,8 +168,9 @@ EXERCISES = (
             "A token that the draft says less often than the model may always be kept. One that it says twice as often "
             "as the model may be kept every second time.",
             "So keep it with probability min(1, p/q). What is missing from p then is where p is larger than q.",
-            "After a rejection draw from max(p - q, 0) and stop: what follows was guessed behind a wrong token. If "
-            "nothing is rejected, the pass has one more row of p.",
+            "tokens = []\nfor i, token in enumerate(draft):\n    if chance.uniform() >= ...:  # not kept\n"
+            "        return [*tokens, chance.draw(...)]  # from what p has more of\n    tokens.append(token)\n"
+            "return [*tokens, chance.draw(...)]  # the row behind the last",
         ),
         checks=(
             Property(

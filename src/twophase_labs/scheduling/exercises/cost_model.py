@@ -1,4 +1,4 @@
-"""A cost model fitted to steps, and one from data sheets."""
+"""4.13 A cost model fitted to steps."""
 
 import math
 from typing import Any
@@ -7,8 +7,6 @@ import numpy as np
 
 from twophase_labs.machine.checks import Draw, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Number
-from twophase_labs.scheduling.paper_machine import NUM_GPUS, decode_load, llama_70b
 from twophase_labs.scheduling.prediction import StepRecord
 from twophase_tools.simulate.nnls import nnls
 
@@ -126,19 +124,11 @@ def leaves_out_the_right_ones(answer: Any, draw: Draw, seed: int) -> None:
     compare_with_best(answer, records_of(fixed, costs, 16, 0.3))
 
 
-def tokens_per_s_at_most() -> float:
-    model = llama_70b()
-    num_bytes = model.shape.weight_bytes + 128 * 2000 * model.shape.kv_bytes_per_token
-    return 128 / (num_bytes / (NUM_GPUS * model.hardware.bytes_per_s))
-
-
-def roofline_s() -> float:
-    return float(llama_70b().run_s(decode_load(128, 2000)))
-
-
 EXERCISES = (
     Exercise(
-        id="4.21",
+        id="4.13",
+        was="4.21",
+        is_extra=True,
         title="Fit a cost model",
         kind="code",
         names=("fit_costs",),
@@ -180,21 +170,5 @@ EXERCISES = (
             ),
         ),
         time_limit_s=15,
-    ),
-    Exercise(
-        id="4.22",
-        title="A bound for 70B on eight H100s",
-        kind="numeric",
-        names=("answer_4_22",),
-        points=2,
-        minutes=4,
-        objective="bound the throughput of a large deployment by bytes",
-        question=Number(
-            tokens_per_s_at_most,
-            rel=0.03,
-            unit="tokens/s",
-            hint="Bytes of one step: the weights once, K and V of every sequence. Divide by eight bandwidths; a step "
-            "gives 128 tokens.",
-        ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Memory pressure: who loses its blocks, how they come back, and whom to let in so that it seldom happens."""
+"""Memory pressure: which sequence loses its blocks, how they come back, and what to admit so that it seldom happens."""
 
 import math
 from typing import Any
@@ -12,12 +12,10 @@ from twophase.scheduling.policy import Policy, Step
 from twophase.scheduling.sequence import Sequence
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Number
 from twophase_labs.scheduling.memory import Held, Machine, Running, gpu
-from twophase_labs.scheduling.pressure import NO_HEADROOM, under_pressure
 from twophase_tools.simulate.limits import make_scheduler
 
-# -- 4.14
+# -- 4.9
 
 
 def by_definition(order: list[Running], num_free: int) -> tuple[list[str], list[str]]:
@@ -38,10 +36,10 @@ def require_plan(answer: Any, running: list[Running], num_free: int) -> None:
     with unchanged(running=theirs):
         got = answer.plan_decodes(theirs, num_free)
     if not isinstance(got, tuple | list) or len(got) != 2:
-        reject("plan_decodes returns two lists: who decodes, and who is preempted")
-    for what, one, other in zip(("decodes", "is preempted"), got, expected, strict=True):
+        reject("plan_decodes returns two lists of names: those that decode, and those that are preempted")
+    for what, one, other in zip(("those that decode", "those preempted"), got, expected, strict=True):
         if list(one) != other:
-            reject(f"who {what}: {list(one)}, expected {other}", f"{num_free} free blocks", *map(str, in_order))
+            reject(f"{what}: {list(one)}, expected {other}", f"{num_free} free blocks", *map(str, in_order))
 
 
 def crowd(draw: Draw, num: int) -> list[Running]:
@@ -81,7 +79,7 @@ def any_crowd(answer: Any, draw: Draw, num: int) -> None:
         require_plan(answer, crowd(draw, num), draw.integer(0, 3))
 
 
-# -- 4.15
+# -- 4.11
 
 
 def machine(draw: Draw) -> Machine:
@@ -133,14 +131,7 @@ def knows_the_example(answer: Any, draw: Draw) -> None:
     compare(answer.cheaper_way(20, num_host_free=8, machine=here), "recompute", what="the card's cheaper way")
 
 
-# -- 4.16
-
-
-def computed_per_needed() -> float:
-    return under_pressure(NO_HEADROOM).times_needed
-
-
-# -- 4.17
+# -- 4.10
 
 
 class DecodesFirst(Policy):
@@ -275,7 +266,8 @@ def alone_it_may_have_all(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="4.14",
+        id="4.9",
+        was="4.14",
         title="Who loses its blocks?",
         kind="code",
         names=("plan_decodes",),
@@ -283,17 +275,26 @@ EXERCISES = (
         minutes=10,
         lines=4,
         difficulty=2,
-        objective="preempt by one order, so that nobody is taken away for someone who would be next",
+        objective="serve and preempt by one order",
         hints=(
-            "`left` is in order of rank: who goes on is taken from its front, who loses from its end.",
+            "`left` is in order of rank: take the next to decode from its front, and a victim from its end.",
             "The sequence that asks stands at the front of `left` itself. If it is also the last, it loses its own.",
-            "A victim's own blocks are free from then on; shared ones are somebody else's too.",
+            "left = sorted(running, key=...)        # best rank first\n"
+            "decoding, preempted = [], []\n"
+            "while left:\n"
+            "    if ...:                            # the first of them finds the blocks it needs\n"
+            "        sequence = left.pop(0)\n"
+            "        ...\n"
+            "    else:\n"
+            "        victim = left.pop()            # the worst rank; it may be the one that asks\n"
+            "        ...\n"
+            "return decoding, preempted",
         ),
         checks=(
             Property(
-                "lets everyone go on while there is room",
+                "lets all go on while there is room",
                 room_for_all,
-                "With enough free blocks all decode, in order of rank, and nobody is preempted.",
+                "With enough free blocks all decode, in order of rank, and none is preempted.",
                 ({"num": 1}, {"num": 6}),
             ),
             Property(
@@ -302,14 +303,14 @@ EXERCISES = (
                 "Neither the one with the most blocks nor the last in the list: the one with the largest rank.",
             ),
             Property(
-                "lets the worst yield by itself",
+                "lets the worst yield itself",
                 the_worst_yields_itself,
                 "A is planned already and keeps its blocks. B asks, and B is the worst that is left.",
             ),
             Property(
                 "goes on with the blocks set free",
                 freed_blocks_are_used,
-                "A victim's own blocks are free for everyone who asks after, not only for the one who asked; each of "
+                "A victim's own blocks are free for all that ask after, not only for the one that asked; each of "
                 "them once.",
                 ({"num_own": 3}, {"num_own": 2}),
             ),
@@ -328,7 +329,62 @@ EXERCISES = (
         time_limit_s=10,
     ),
     Exercise(
-        id="4.15",
+        id="4.10",
+        was="4.17",
+        title="Room for a newcomer?",
+        kind="code",
+        names=("can_admit",),
+        points=3,
+        minutes=10,
+        lines=4,
+        difficulty=2,
+        objective="admit with headroom and a watermark",
+        hints=(
+            "Three numbers: blocks the newcomer needs now, blocks to keep, blocks free.",
+            "A sequence grows beyond its blocks if it may ever *write* more tokens than they have slots; the last "
+            "token it samples is never written.",
+            "The newcomer may grow as well, so it is counted among those that do.",
+        ),
+        checks=(
+            Property(
+                "counts the newcomer's blocks",
+                counts_its_blocks,
+                "As many as hold all the tokens it has now, rounded up; exactly that many free ones are enough.",
+            ),
+            Property(
+                "leaves a block for each that may grow",
+                leaves_room_to_grow,
+                "Count the running sequences and the newcomer for which max_num_tokens - 1 exceeds their slots.",
+            ),
+            Property(
+                "keeps the watermark",
+                keeps_the_watermark,
+                "A share of all the blocks of the pool, rounded up, stays free besides.",
+            ),
+            Property(
+                "gives all to one that is alone",
+                alone_it_may_have_all,
+                "With nothing running nothing is kept: otherwise a long prompt could never begin.",
+            ),
+            Property(
+                "decides as the engine's scheduler",
+                many_times,
+                "Write the inequality down with all its terms, and compare.",
+                ({"num_running": 1, "watermark": 0.0}, {"num_running": 5, "watermark": 0.15}),
+            ),
+            Property(
+                "holds for any block size and length",
+                holds_for_any_block,
+                "Every sequence may grow, however long it is: compare its slots with max_num_tokens - 1.",
+                ({"block_size": 16}, {"block_size": 5}),
+            ),
+        ),
+        time_limit_s=15,
+    ),
+    Exercise(
+        id="4.11",
+        was="4.15",
+        is_extra=True,
         title="Swap or recompute",
         kind="code",
         names=("swap_s", "recompute_s", "cheaper_way"),
@@ -378,73 +434,5 @@ EXERCISES = (
             Property("gives what the card says", knows_the_example, "Do the example by hand: two blocks, both ways."),
         ),
         time_limit_s=10,
-    ),
-    Exercise(
-        id="4.16",
-        title="How much is computed twice?",
-        kind="prediction",
-        names=("answer_4_16",),
-        points=1,
-        minutes=2,
-        objective="expect what an overfull pool costs",
-        question=Number(
-            computed_per_needed,
-            factor=1.2,
-            unit="tokens computed per token needed",
-            hint="Each sequence outgrows a block every 16 steps, and there is no spare one: how often does one of the "
-            "youngest lose all it has?",
-        ),
-    ),
-    Exercise(
-        id="4.17",
-        title="Whom to let in",
-        kind="code",
-        names=("can_admit",),
-        points=3,
-        minutes=10,
-        lines=4,
-        difficulty=2,
-        objective="admit with headroom and a watermark",
-        hints=(
-            "Three numbers: blocks the newcomer needs now, blocks to keep, blocks free.",
-            "A sequence grows beyond its blocks if it may ever *write* more tokens than they have slots; the last "
-            "token it samples is never written.",
-            "The newcomer may grow as well, so it is counted among those who do.",
-        ),
-        checks=(
-            Property(
-                "counts the newcomer's blocks",
-                counts_its_blocks,
-                "As many as hold all the tokens it has now, rounded up; exactly that many free ones are enough.",
-            ),
-            Property(
-                "leaves a block for everyone who may grow",
-                leaves_room_to_grow,
-                "Count the running sequences and the newcomer for which max_num_tokens - 1 exceeds their slots.",
-            ),
-            Property(
-                "keeps the watermark",
-                keeps_the_watermark,
-                "A share of all the blocks of the pool, rounded up, stays free besides.",
-            ),
-            Property(
-                "gives all to one that is alone",
-                alone_it_may_have_all,
-                "With nobody running nothing is kept: otherwise a long prompt would wait for ever.",
-            ),
-            Property(
-                "decides as the engine's scheduler",
-                many_times,
-                "Write the inequality down with all its terms, and compare.",
-                ({"num_running": 1, "watermark": 0.0}, {"num_running": 5, "watermark": 0.15}),
-            ),
-            Property(
-                "holds for any block size and length",
-                holds_for_any_block,
-                "Every sequence may grow, however long it is: compare its slots with max_num_tokens - 1.",
-                ({"block_size": 16}, {"block_size": 5}),
-            ),
-        ),
-        time_limit_s=15,
     ),
 )

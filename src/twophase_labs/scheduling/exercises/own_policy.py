@@ -1,4 +1,4 @@
-"""4.4 A policy of one's own: decodes first, prefills in chunks, a bound on every step."""
+"""4.5 A policy of one's own: decodes first, prefills in chunks, a bound on every step."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -216,7 +216,8 @@ def survives_pressure(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="4.7",
+        id="4.5",
+        was="4.7",
         checked_in="answer",
         title="Decodes first, prefills in chunks",
         kind="code",
@@ -227,10 +228,25 @@ EXERCISES = (
         difficulty=3,
         objective="write a scheduling policy that runs in the engine",
         hints=(
-            "Three groups in this order: those who decode, those whose prefill is begun, those who wait. "
+            "Three groups in this order: those that decode, those whose prefill has begun, those that wait. "
             "`room` is what the step has left for each.",
             "`step.prefill` and `step.admit` take the most tokens a chunk may have and return how many they planned.",
-            "When `step.admit` returns 0 the head of the queue did not fit; trying the next one would let it overtake.",
+            "class DecodesFirst(Policy):\n"
+            "    def __init__(self, max_tokens):\n"
+            "        self.max_tokens = max_tokens\n"
+            "\n"
+            "    def rank(self, sequence):\n"
+            "        return ...                       # by arrival; and its completions by index\n"
+            "\n"
+            "    def plan(self, step):\n"
+            "        room, prefills = self.max_tokens, []\n"
+            "        for sequence in step.running:\n"
+            "            ...                          # decode it, and count that; or note it as a prefill\n"
+            "        for sequence in prefills:\n"
+            "            room -= ...                  # `step.prefill` tells how many tokens it planned\n"
+            "        for sequence in step.waiting:\n"
+            "            ...                          # `step.admit` likewise; after a 0, stop: nothing overtakes the "
+            "head",
         ),
         checks=(
             Property(
@@ -265,14 +281,14 @@ EXERCISES = (
                 ({"num": 3}, {"num": 8}),
             ),
             Property(
-                "lets nobody past the head of the queue",
+                "lets nothing past the head of the queue",
                 keeps_the_head_first,
-                "The head needs more blocks than are free. If smaller ones slip past it, it may wait for ever.",
+                "The head needs more blocks than are free. If smaller ones slip past it, it may never be served.",
             ),
             Property(
                 "uses what is left of a step",
                 fills_the_step,
-                "With room left and somebody waiting, the step takes more: prefills that are begun first, then "
+                "With room left and a request waiting, the step takes more: prefills that are begun first, then "
                 "newcomers, several if they are short.",
                 (
                     {"num": 2, "spread": 0},

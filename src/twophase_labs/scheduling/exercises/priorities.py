@@ -1,10 +1,9 @@
-"""Priorities that age, and convoys."""
+"""4.12 Priorities that age."""
 
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, reject
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Choice
 
 Asked = tuple[int, float, int]  # priority, arrival, number
 
@@ -74,7 +73,8 @@ def bounded(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="4.18",
+        id="4.12",
+        was="4.18",
         title="Priorities that age",
         kind="code",
         names=("aged_rank",),
@@ -98,12 +98,13 @@ EXERCISES = (
             Property(
                 "serves equals by arrival",
                 equals_by_arrival,
-                "With the same priority, who came first; at the same moment, the smaller number. No two are alike.",
+                "With the same priority the one that came first; at the same moment the smaller number. No keys are "
+                "equal.",
                 ({"patience_s": None}, {"patience_s": 10.0}),
             ),
             Property("is strict without ageing", strict_for_ever, "patience_s None: waiting counts for nothing."),
             Property(
-                "lets those who waited pass",
+                "lets those that waited pass",
                 ages,
                 "A level is worth patience_s seconds of waiting: more patience, slower ageing.",
                 ({"num_levels": 2}, {"num_levels": 5}, {"num_levels": 200}),
@@ -117,28 +118,9 @@ EXERCISES = (
             Property(
                 "bounds by how much one is overtaken",
                 bounded,
-                "Three levels and a patience of 10 s: nobody who comes more than 30 s later goes first.",
+                "Three levels and a patience of 10 s: no request that comes more than 30 s later goes first.",
             ),
         ),
         time_limit_s=10,
-    ),
-    Exercise(
-        id="4.19",
-        title="Behind a long prompt",
-        kind="choice",
-        names=("answer_4_19",),
-        points=1,
-        minutes=2,
-        objective="tell what chunks solve from what order solves",
-        question=Choice(
-            "abcd",
-            "8a7cb5281e0de559",
-            {
-                "a": "every chunk still belongs to the long prompt, and more of them cost more steps",
-                "b": "the long prompt is done sooner, but until then it still has every step to itself",
-                "c": "seats and pages are there; what is short is the budget of each step",
-            },
-            hint="Who gets the prefill tokens of each step, as long as the long prompt is not done?",
-        ),
     ),
 )

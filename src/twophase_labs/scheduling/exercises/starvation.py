@@ -1,4 +1,4 @@
-"""4.3 A scheduler that waits for ever, and its repair."""
+"""4.3 and 4.4 A scheduler that waits for ever, and its repair."""
 
 from collections import deque
 from itertools import pairwise
@@ -26,8 +26,7 @@ def watched(answer: Any, jobs: list[Job], budget: int, queue: list[Job] | None =
         if empty == MAX_EMPTY:
             unfinished = [job.name for job in jobs if not job.is_finished]
             reject(
-                f"{MAX_EMPTY} empty steps in a row, and {', '.join(unfinished)} not finished: this would go on for "
-                f"ever",
+                f"{MAX_EMPTY} empty steps in a row, and {', '.join(unfinished)} not finished: this would never end",
                 f"budget {budget}; prompt + output of each: {what}",
             )
         return list(got)
@@ -121,26 +120,28 @@ def nobody_overtakes(answer: Any, draw: Draw, num: int, budget: int) -> None:
 
 EXERCISES = (
     Exercise(
-        id="4.5",
+        id="4.3",
+        was="4.5",
         title="Find the deadlock",
         kind="choice",
-        names=("answer_4_5",),
+        names=("answer_4_3",),
         points=1,
         minutes=4,
         objective="read a scheduler for what can never happen",
         question=Choice(
             "abcd",
-            "364b9c8172ab9520",
+            "698fb2f6360934d9",
             because={
                 "a": "`budget` is a number that each call gets anew; look at what step 3 is called with.",
-                "c": "finished jobs do leave `running`, after every step; and here nobody ever gets that far.",
-                "d": "decodes cost one token each, but in this queue nobody decodes when it gets stuck.",
+                "c": "finished jobs do leave `running`, after every step; and here no job ever gets that far.",
+                "d": "decodes cost one token each, but no job decodes when this queue gets stuck.",
             },
-            hint="Play step 0 by hand: which line decides, and will anything that it looks at be different in step 1?",
+            hint="Run step 0 by hand: which line decides, and will anything that it looks at be different in step 1?",
         ),
     ),
     Exercise(
-        id="4.6",
+        id="4.4",
+        was="4.6",
         title="Repair it",
         kind="code",
         names=("plan_in_chunks",),
@@ -148,11 +149,20 @@ EXERCISES = (
         minutes=10,
         lines=5,
         difficulty=2,
-        objective="plan steps in which everybody gets on, whatever the lengths",
+        objective="plan steps in which every job makes progress, whatever the lengths",
         hints=(
             "Nothing says that a prompt must be computed in one step: lab 2 did it in chunks.",
             "Each job gets as much as it has to compute and as the budget has left, whichever is smaller.",
-            "A prompt that is begun stays in `running`; the next step goes on with it there.",
+            "batch = []\n"
+            "for job in running:\n"
+            "    num_tokens = ...             # what it could compute, or what is left of the budget\n"
+            "    if num_tokens:\n"
+            "        ...                      # into the batch, and off the budget\n"
+            "while waiting and ...:           # is there anything left for the head of the queue?\n"
+            "    job = waiting.popleft()\n"
+            "    running.append(job)          # it stays there; the next step goes on with it\n"
+            "    ...\n"
+            "return batch",
         ),
         checks=(
             Property(
@@ -182,21 +192,21 @@ EXERCISES = (
             Property(
                 "gives every decode its token",
                 decodes_every_step,
-                "Who runs already comes before who waits; with a budget at least as large as the number of jobs there "
-                "is always a token for each.",
+                "Jobs that run come before those that wait; with a budget at least as large as the number of jobs "
+                "there is always a token for each.",
                 ({"num": 3, "budget": 8}, {"num": 8, "budget": 12}),
             ),
             Property(
-                "lets nobody overtake",
+                "lets nothing overtake",
                 nobody_overtakes,
-                "The head of the queue is begun first. Skipping it is kind to those behind it, until one day somebody "
-                "is always behind it.",
+                "The head of the queue is begun first. Skipping it serves those behind it, until there is always one "
+                "behind it.",
                 ({"num": 3, "budget": 8}, {"num": 8, "budget": 12}),
             ),
             Property(
                 "leaves no room unused",
                 wastes_nothing,
-                "As long as there is budget and somebody with tokens to compute, the step is not full.",
+                "As long as there is budget and a job with tokens to compute, the step is not full.",
                 (
                     {"num": 3, "budget": 8},
                     {"num": 8, "budget": 12},
@@ -204,7 +214,7 @@ EXERCISES = (
                     {"num": 40, "budget": 300},
                 ),
             ),
-            Property("gives what the card says", knows_the_example, "Play the three steps of the example by hand."),
+            Property("gives what the card says", knows_the_example, "Run the three steps of the example by hand."),
         ),
         time_limit_s=10,
     ),

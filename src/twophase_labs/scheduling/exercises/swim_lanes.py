@@ -1,38 +1,23 @@
-"""4.5 Swim lanes: what three policies do to a first token, and to the tokens after it."""
+"""4.6 and 4.7 Swim lanes: what an order does to a first token, and to the tokens after it."""
 
 from twophase_labs.machine.exercise import Exercise
-from twophase_labs.machine.questions import Number
-from twophase_labs.scheduling.real_engine import CHUNK, NUM_READERS, READER_PROMPT, pace
+from twophase_labs.machine.questions import Choice, Number
+from twophase_labs.scheduling.real_engine import CHUNK, NUM_PROMPTS, PROMPT_TOKENS, pace
 
 
 def pause_in_steps() -> float:
     """All prompts, over a chunk and a decode, at this machine's pace."""
     here = pace()
-    return NUM_READERS * READER_PROMPT * here.prompt_token_s / (CHUNK * here.prompt_token_s + here.decode_s)
+    return NUM_PROMPTS * PROMPT_TOKENS * here.prompt_token_s / (CHUNK * here.prompt_token_s + here.decode_s)
 
 
 EXERCISES = (
     Exercise(
-        id="4.8",
-        title="The first token of B",
-        kind="numeric",
-        names=("answer_4_8",),
-        points=1,
-        minutes=3,
-        objective="read a time to first token off a timeline",
-        hints=("Draw the time axis: A's prefill is one step, and nothing begins before it is over.",),
-        question=Number(
-            lambda: (300 + 20) - 50,
-            rel=0,
-            unit="ms",
-            hint="When does B's first token appear on the clock? And since when has B been waiting for it?",
-        ),
-    ),
-    Exercise(
-        id="4.9",
-        title="How long the writer stands still",
+        id="4.6",
+        was="4.9",
+        title="How long the answer stands still",
         kind="prediction",
-        names=("guess_4_9",),
+        names=("guess_4_6",),
         points=1,
         minutes=3,
         objective="predict a stall from token counts",
@@ -43,8 +28,28 @@ EXERCISES = (
             pause_in_steps,
             factor=2,
             unit="times",
-            hint="Under one policy all five prompts lie between two tokens of the writer; under the other, a chunk and "
+            hint="Under one policy all five prompts lie between two tokens of the answer; under the other, a chunk and "
             "what a step with a decode costs in any case.",
+        ),
+    ),
+    Exercise(
+        id="4.7",
+        was="4.19",
+        title="Behind a long prompt",
+        kind="choice",
+        names=("answer_4_7",),
+        points=1,
+        minutes=2,
+        objective="tell what chunks solve from what order solves",
+        question=Choice(
+            "abcd",
+            "19d7ec43a6bd8112",
+            {
+                "a": "every chunk still belongs to the long prompt, and more of them cost more steps",
+                "b": "the long prompt is done sooner, but until then it still has every step to itself",
+                "c": "sequence places and blocks are there; what is short is the budget of each step",
+            },
+            hint="Which request gets the prefill tokens of each step, as long as the long prompt is not done?",
         ),
     ),
 )

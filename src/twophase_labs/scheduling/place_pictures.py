@@ -1,4 +1,4 @@
-"""Pictures of slots, queues and budgets."""
+"""Pictures of sequence places, queues and budgets."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,40 +15,40 @@ Spans = Sequence[tuple[int, int]]
 ORANGE, SKY, VERMILION = COLOURS[1], COLOURS[4], COLOURS[5]
 
 
-def slots_of(spans: Spans) -> list[int]:
-    """Which slot each request sits in: the lowest that is free when it starts."""
+def places_of(spans: Spans) -> list[int]:
+    """Which place each request has: the lowest that is free when it starts."""
     free_from: list[int] = []
-    slots = [0] * len(spans)
+    places = [0] * len(spans)
     for request, (first, end) in sorted(enumerate(spans), key=lambda item: (item[1][0], item[0])):
-        slot = next((slot for slot, free in enumerate(free_from) if free <= first), len(free_from))
-        free_from[slot : slot + 1] = [end]
-        slots[request] = slot
-    return slots
+        place = next((place for place, free in enumerate(free_from) if free <= first), len(free_from))
+        free_from[place : place + 1] = [end]
+        places[request] = place
+    return places
 
 
-def draw_slots(runs: Mapping[str, Spans], num_slots: int) -> Figure:
-    """A row per slot, a box per request from its first to its last iteration; what is left grey gave no token."""
+def draw_places(runs: Mapping[str, Spans], num_places: int) -> Figure:
+    """A row per place, a box per request from its first to its last step; what is left grey gave no token."""
     figure, panels = plt.subplots(
-        len(runs), 1, figsize=(10, 0.9 + len(runs) * (0.7 + 0.3 * num_slots)), sharex=True, squeeze=False,
+        len(runs), 1, figsize=(10, 0.9 + len(runs) * (0.7 + 0.3 * num_places)), sharex=True, squeeze=False,
         facecolor="white",
     )  # fmt: skip
     for axes, (name, spans) in zip(panels[:, 0], runs.items(), strict=True):
         start, end = min(first for first, _ in spans), max(end for _, end in spans)
-        axes.barh(range(num_slots), end - start, 0.8, left=start, color=EMPTY, edgecolor=LINE, linewidth=0.5)
-        for request, (slot, (first, last)) in enumerate(zip(slots_of(spans), spans, strict=True)):
-            axes.barh(slot, last - first, 0.8, left=first, color=SKY, edgecolor="white")
-            axes.text((first + last) / 2, slot, str(request), ha="center", va="center", fontsize=8, color=INK)
-        axes.set(ylim=(num_slots - 0.4, -0.6), yticks=range(num_slots), ylabel="slot")
+        axes.barh(range(num_places), end - start, 0.8, left=start, color=EMPTY, edgecolor=LINE, linewidth=0.5)
+        for request, (place, (first, last)) in enumerate(zip(places_of(spans), spans, strict=True)):
+            axes.barh(place, last - first, 0.8, left=first, color=SKY, edgecolor="white")
+            axes.text((first + last) / 2, place, str(request), ha="center", va="center", fontsize=8, color=INK)
+        axes.set(ylim=(num_places - 0.4, -0.6), yticks=range(num_places), ylabel="place")
         axes.set_title(name, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].legend(
         handles=[
-            Patch(facecolor=SKY, label="a request: a token in each iteration"),
+            Patch(facecolor=SKY, label="a request: a token in each step"),
             Patch(facecolor=EMPTY, edgecolor=LINE, label="no token"),
         ],
         frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1), fontsize=8,
     )  # fmt: skip
-    panels[-1, 0].set_xlabel("iteration")
+    panels[-1, 0].set_xlabel("step")
     figure.tight_layout()
     plt.close(figure)
     return figure

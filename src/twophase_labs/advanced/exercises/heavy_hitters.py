@@ -1,0 +1,178 @@
+"""Heavy hitters: a cache that keeps the keys which got most attention (H2O)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase_labs.machine.checks import Draw, compare, integers, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+
+
+def weights_of(draw: Draw, num_tokens: int) -> Tensor:
+    """Rows over the past. Multiples of 1/64, so that sums are exact in any order; ties are common."""
+    counts = draw.integers(0, 9, num_tokens, num_tokens).tril().double()
+    return (counts / 64).float()
+
+
+def plain(weights: Tensor, budget: int, num_recent: int) -> list[int]:
+    """The oracle: looks through all positions each time, and adds up columns anew."""
+    rows = weights.double().tolist()
+    gone: set[int] = set()
+    for query in range(len(rows)):
+        held = [key for key in range(query + 1) if key not in gone]
+        if len(held) > budget:
+            candidates = [key for key in held if key <= query - num_recent]
+            sums = {key: sum(rows[t][key] for t in range(key, query + 1)) for key in candidates}
+            gone.add(min(candidates, key=lambda key: (sums[key], key)))
+    return [key for key in range(len(rows)) if key not in gone]
+
+
+def expect(answer: Any, weights: Tensor, budget: int, num_recent: int) -> None:
+    with unchanged(weights=weights):
+        got = answer.heavy_hitters(weights, budget, num_recent)
+    if not isinstance(got, list):
+        reject(f"the result is {got!r:.80}, expected a list of positions")
+    what = f"what is kept of {len(weights)} tokens (budget={budget}, num_recent={num_recent})"
+    compare(integers(got), plain(weights, budget, num_recent), what=what, axes=("place",))
+
+
+def keeps_what_fits(answer: Any, draw: Draw) -> None:
+    for num_tokens, budget in ((1, 1), (3, 3), (4, 9), (0, 2)):
+        expect(answer, weights_of(draw, num_tokens), budget, draw.integer(0, budget + 1))
+    expect(answer, torch.diag(torch.arange(1.0, 5.0) / 8), 4, 1)  # newer ones are heavier
+
+
+def keeps_to_the_budget(answer: Any, draw: Draw) -> None:
+    for _ in range(6):
+        budget = draw.integer(1, 6)
+        weights = weights_of(draw, budget + draw.integer(1, 8))
+        got = answer.heavy_hitters(weights, budget, draw.integer(0, budget + 1))
+        if not isinstance(got, list) or len(got) != budget:
+            reject(f"of {len(weights)} tokens {got!r:.80} is kept, expected a list of {budget} positions")
+
+
+def is_a_window(answer: Any, draw: Draw) -> None:
+    for budget in (1, 2, 5):
+        expect(answer, weights_of(draw, 12), budget, budget)
+
+
+def drops_the_lightest(answer: Any, draw: Draw) -> None:
+    """One eviction, at the last token, with clear sums."""
+    for order in ([2, 1, 0], [1, 2, 0, 3], draw.permutation(draw.integer(2, 7)).tolist()):
+        num_tokens = len(order) + 1
+        weights = torch.zeros(num_tokens, num_tokens)
+        weights[-1, : num_tokens - 1] = torch.tensor([1.0 + place for place in order]) / 64
+        expect(answer, weights, num_tokens - 1, 1)
+
+
+def adds_up(answer: Any, draw: Draw) -> None:
+    """What an early query gave counts as much as what the last one gives."""
+    weights = torch.zeros(4, 4)
+    weights[1, 0], weights[3, 1], weights[3, 2], weights[2, 2] = 0.75, 0.25, 0.125, 0.25
+    expect(answer, weights, 3, 1)
+    weights = torch.zeros(5, 5)
+    weights[1:4, 0], weights[4, 1:4] = 0.125, torch.tensor([0.25, 0.5, 0.5])
+    expect(answer, weights, 4, 1)
+
+
+def protects_the_newest(answer: Any, draw: Draw) -> None:
+    weights = torch.zeros(8, 8)
+    weights[:, 0] = 0.5
+    for num_recent in (0, 1, 3, 4):
+        expect(answer, weights, 4, num_recent)
+
+
+def never_brings_back(answer: Any, draw: Draw) -> None:
+    """A key that is dropped early, and would be the heaviest at the end."""
+    weights = torch.zeros(6, 6)
+    weights[:, 0] = 0.25
+    weights[4:, 1] = 0.75  # too late
+    weights[2:, 2], weights[3:, 3] = 0.125, 0.0625
+    expect(answer, weights, 3, 1)
+    expect(answer, weights, 2, 1)
+
+
+def drops_the_older_of_equals(answer: Any, draw: Draw) -> None:
+    expect(answer, torch.zeros(7, 7), 3, 1)
+    expect(answer, torch.zeros(7, 7), 3, 0)
+
+
+def agrees(answer: Any, draw: Draw, num_tokens: int) -> None:
+    for _ in range(8 if num_tokens < 50 else 1):
+        budget = draw.integer(1, max(2, num_tokens // 2))
+        expect(answer, weights_of(draw, num_tokens), budget, draw.integer(0, budget + 1))
+
+
+EXERCISES = (
+    Exercise(
+        id="5.13",
+        is_extra=True,
+        title="Keep what gets attention",
+        kind="code",
+        names=("heavy_hitters",),
+        points=3,
+        minutes=10,
+        lines=8,
+        difficulty=2,
+        objective="evict by accumulated attention, and see what that rule keeps that a window does not",
+        hints=(
+            "Go through the queries in order. Each one brings a key of its own, then adds its row to the scores of the "
+            "keys that are held, and only then one key may have to go.",
+            "Hold the positions in a list, oldest first. All but its last `num_recent` may go; the one with the "
+            "smallest score does, the older of two equal ones.",
+            "scores, held = [0.0] * len(weights), []\nfor query, row in enumerate(weights.tolist()):\n"
+            "    held.append(query)\n    for key in held:\n        scores[key] += ...\n    if len(held) > budget:\n"
+            "        may_go = held[: ...]\n        held.remove(min(may_go, key=...))\nreturn held",
+        ),
+        checks=(
+            Property(
+                "keeps all that fits",
+                keeps_what_fits,
+                "As long as no more than `budget` tokens are there, none goes.",
+            ),
+            Property(
+                "keeps to the budget",
+                keeps_to_the_budget,
+                "After each token at most `budget` are held, the newest included; the recent ones are a part of them.",
+            ),
+            Property(
+                "is a window where all are recent",
+                is_a_window,
+                "With num_recent = budget the one that goes is always the oldest.",
+            ),
+            Property(
+                "drops the key with the least attention",
+                drops_the_lightest,
+                "Compare the scores of those that may go after the newest query has given its attention.",
+            ),
+            Property(
+                "adds up over all queries",
+                adds_up,
+                "A key's score is what all queries so far gave it, from its own on, not what the last one gave.",
+            ),
+            Property(
+                "protects the newest",
+                protects_the_newest,
+                "The `num_recent` newest never go, however little attention they had time to get; all others may.",
+            ),
+            Property(
+                "never brings a key back",
+                never_brings_back,
+                "What was dropped is overwritten. So decide token by token, not once at the end.",
+            ),
+            Property(
+                "drops the older of two equal ones",
+                drops_the_older_of_equals,
+                "Of equal scores the lower position goes.",
+            ),
+            Property(
+                "agrees with a plain cache",
+                agrees,
+                "Some mixture goes wrong; the details name the place.",
+                ({"num_tokens": 6}, {"num_tokens": 20}, {"num_tokens": 120}),
+            ),
+        ),
+        time_limit_s=15,
+    ),
+)

@@ -1,0 +1,134 @@
+"""Parts of a learner's in the engine: the same tokens as without them, whatever the pool, the drafts and the chance."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from twophase import LLM, SamplingParams, StructuredOutputs
+from twophase.core.plan import ScheduledChunk
+from twophase.engine.guidance import Guidance
+from twophase_labs.advanced import guided_model
+from twophase_labs.advanced.draft_chance import Chance
+from twophase_labs.advanced.own_engine import MACHINES, RECORD, Asked, OwnGuidance, VerifyingRunner, open_engine, serve
+from twophase_labs.decode.tiny_llama import VOCAB, tiny_llama
+from twophase_labs.machine.lab import Workbook
+from twophase_labs.machine.solved import run_reference
+
+OPTIONS = {"skip_tokenizer_init": True, "block_size": 4, "max_num_batched_tokens": 32, "num_blocks": 40}
+
+
+@pytest.fixture(scope="module")
+def solved():
+    return run_reference(Workbook.find().lab("05"))
+
+
+def requests(seed: int, temperature: float = 0) -> list[Asked]:
+    """Prompts with common beginnings, and repetitions to draft from."""
+    chance = random.Random(seed)
+    heads = [[chance.randrange(3, VOCAB) for _ in range(12)] for _ in range(2)]
+    asked = []
+    for number in range(7):
+        tail = [chance.randrange(3, VOCAB) for _ in range(chance.randrange(1, 9))]
+        params = SamplingParams(
+            temperature=temperature, max_tokens=chance.randrange(3, 14), ignore_eos=True, seed=number
+        )
+        prompt = {"prompt_token_ids": [*chance.choice(heads), *tail, *tail]}
+        asked.append(Asked(prompt, params))
+    return asked
+
+
+@pytest.mark.parametrize("num_blocks", [16, 40])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_tokens_are_those_of_the_engine(solved, seed, num_blocks):
+    folder, _ = tiny_llama()
+    options = OPTIONS | {"num_blocks": num_blocks}
+    plain = serve(open_engine(model=folder, **options), requests(seed))
+    parts = {
+        "store": (solved["PrefixStore"], solved["block_hashes"], solved["names_to_ask"]),
+        "draft": solved["ngram_draft"],
+        "verify": solved["verify"],
+    }
+    llm = open_engine(model=folder, **parts, **options)
+    served = serve(llm, requests(seed))
+    assert [output.outputs[0].error for output in served.outputs.values()] == 7 * [None]
+    assert served.token_ids == plain.token_ids
+    assert served.num_hit_tokens > 0
+    assert served.num_drafts > 0
+    assert llm.engine._runner.num_runs > 0
+    assert llm.scheduler.cache.stats().num_in_use == 0
+
+
+def test_drafts_that_nobody_verifies_change_the_tokens(solved):
+    folder, _ = tiny_llama()
+    plain = serve(open_engine(model=folder, **OPTIONS), requests(0))
+
+    def blind(draft, p, q, chance):
+        return [*draft, int(p[-1].argmax())]
+
+    served = serve(open_engine(model=folder, draft=solved["ngram_draft"], verify=blind, **OPTIONS), requests(0))
+    assert served.token_ids != plain.token_ids
+    assert served.num_accepted == served.num_drafts > 0
+
+
+class FixedRunner:
+    def __init__(self, logits):
+        self.logits = logits
+
+    def run(self, chunks, score=None):
+        return self.logits
+
+    def swap_out(self, moves): ...
+    def copy_blocks(self, chunks, copies): ...
+    def swap_in(self, chunks, moves): ...
+    def close(self): ...
+
+
+def test_rows_of_a_run_are_certain_of_what_was_verified():
+    chunks = [ScheduledChunk(1, (3,), 2, [0], 1), ScheduledChunk(2, (3, 5, 7), 2, [0], 1, num_drafts=2)]
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    seen = []
+
+    def verify(draft, p, q, chance):
+        seen.append((draft, p, q))
+        return [5, 8]
+
+    runner = VerifyingRunner(FixedRunner(logits), verify, lambda seq_id: 0.5, Chance(0))
+    got = runner.run(chunks)
+    assert torch.equal(got[[0, 3]], logits[[0, 3]])
+    assert got[1:3].softmax(-1).argmax(-1).tolist() == [5, 8]
+    assert bool((got[1:3].softmax(-1).amax(-1) == 1).all())
+    ((draft, p, q),) = seen
+    assert draft == [5, 7]
+    assert np.allclose(p, (logits[1:].double() / 0.5).softmax(-1).numpy())
+    assert q.argmax(1).tolist() == [5, 7]
+
+
+def _bits(words):
+    return np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)
+
+
+def test_masks_are_those_of_the_library(solved):
+    llm = LLM(num_kv_blocks=16)
+    params = SamplingParams(temperature=0, structured_outputs=StructuredOutputs(regex=RECORD))
+    theirs = Guidance(llm.tokenizer.to_json, llm.model_config.eos_token_ids).compile(params)
+    ends = [guided_model.end_id(), *sorted(llm.model_config.eos_token_ids - {guided_model.end_id()})]
+    parts = solved["advance"], solved["token_mask"], solved["num_allowed"]
+    own = OwnGuidance(*parts, MACHINES, guided_model.token_texts(), ends).compile(params)
+    for text in (
+        "",
+        '{"city": "',
+        '{"city": "Lima',
+        '{"city": "Lima", "inhabitants": 9',
+        '{"city": "Lima", "inhabitants": 9}',
+    ):
+        ids = llm.tokenizer.encode(text) if text else []
+        mine, library = (_bits(form.allowed_after(ids, 0)) for form in (own, theirs.guide()))
+        assert not (library & ~mine).any(), text
+        # Where one text alone is possible, the library insists on the tokenizer's own way to cut it.
+        assert library.sum() == 1 or (mine == library).all(), text
+        drafts = llm.tokenizer.encode("Lima, 12")
+        assert own.num_allowed(ids, 0, drafts) == theirs.guide().num_allowed(ids, 0, drafts)
+    assert own.accepts('{"city": "Lima", "inhabitants": 9}')
+    assert not own.accepts('{"city": "Lima"')
