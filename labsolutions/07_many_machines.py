@@ -433,9 +433,10 @@ shards_pictures.draw_mlp_cut()
 # %% [markdown]
 # <!-- card 7.4 -->
 # Weights are stored as in PyTorch, `[out, in]`, and used as `x @ w.T`: gate and up `[width, hidden]`, down
-# `[hidden, width]`. `split_mlp` gives a list of n shards (gate, up, down), as even as possible; `mlp_part` what one
-# rank computes; `all_reduce` gets a tensor of each rank and returns one for each; `mlp_block` what every rank has
-# after the whole block, $x + \mathrm{MLP}(x)$. (The norm is left out: every rank computes it for itself.)
+# `[hidden, width]`. `split_mlp` returns n shards (gate, up, down), as even as possible. `mlp_part` returns what one
+# rank computes. `all_reduce` takes a tensor from each rank and returns one to each, in memory of its own. `mlp_block`
+# returns what each rank has after the whole block, $x + \mathrm{MLP}(x)$. (The norm is left out: every rank computes it
+# for itself.)
 
 
 # %% tags=["exercise:7.4"]
@@ -452,7 +453,7 @@ def mlp_part(x, shard):
 
 
 def all_reduce(parts):
-    total = torch.stack(list(parts)).sum(0)  # SOLUTION: what every rank is to have
+    total = torch.stack(parts).sum(0)  # SOLUTION: what every rank is to have
     return [total.clone() for _ in parts]
 
 
@@ -776,15 +777,12 @@ def dispatch(x, experts, num_experts, n):
     counts = torch.bincount(flat, minlength=num_experts).view(
         n, -1
     )  # SOLUTION: how many rows each expert gets, [n, -1]
-    return (
-        list(rows.split(counts.sum(1).tolist())),
-        counts,
-        order,
-    )  # SOLUTION `rows.split(counts.sum(1).tolist())`: one tensor of rows for each rank
+    per_rank = rows.split(counts.sum(1).tolist())  # SOLUTION: one tensor of rows for each rank
+    return per_rank, counts, order
 
 
 def combine(returned, order, weights):
-    sorted_rows = torch.cat(list(returned))
+    sorted_rows = torch.cat(returned)
     rows = torch.empty_like(sorted_rows)
     # BEGIN SOLUTION: every row back where it was before the sorting
     rows[order] = sorted_rows
@@ -1080,7 +1078,7 @@ for prefill, decode in (("h100", "h100"), ("h100", "h200"), ("h200", "h100")):
 # <!-- card 7.13 -->
 # The rule of Kubernetes' HorizontalPodAutoscaler: if `num_engines` engines carry `load` each, in whatever unit, and
 # each should carry `target`, then `ceil(num_engines * load / target)` are right, at least one. Nothing changes while
-# load / target is within `tolerance` of 1. More engines come at once; fewer only down to the *largest* number wished
+# load / target differs from 1 by at most `tolerance`. More engines come at once; fewer only down to the *largest* number wished
 # for in the last `down_after_s` seconds, this look included. `num_wanted` is called with the time and what there is
 # now.
 #

@@ -150,7 +150,7 @@ WITH_NUMPY = (
     for layer in range(len(compute_s)):
         free_s = max(done[layer], free_s) + transfer_s[layer]
         times[layer] = free_s + latency_s
-    return times.tolist()
+    return times
 """
 )
 

@@ -121,6 +121,25 @@ def combine(returned, order, weights):
         out[t] += weights[t, c] * row
     return out
 """
+WITH_NUMPY = """
+import numpy as np
+
+
+def dispatch(x, experts, num_experts, n):
+    flat = experts.numpy().ravel()
+    order = np.argsort(flat, kind="stable")
+    counts = np.bincount(flat, minlength=num_experts).reshape(n, -1)
+    rows = x[torch.from_numpy(order // experts.shape[1])]
+    ends = np.cumsum(counts.sum(1))
+    return [rows[a:b] for a, b in zip([0, *ends[:-1]], ends)], counts, order
+
+
+def combine(returned, order, weights):
+    rows = torch.cat(list(returned))
+    back = torch.zeros_like(rows)
+    back[torch.as_tensor(order)] = rows
+    return torch.einsum("tkn,tk->tn", back.view(*weights.shape, rows.shape[1]), weights)
+"""
 
 BANKS = {
     "7.8": Bank(
@@ -153,6 +172,16 @@ BANKS = {
                 edited("chosen.unique().tolist():", "[e for e in chosen.unique().tolist() if e < 64]:"),
                 SEVERAL,
             ),
+            Wrong(
+                "16 rows at most for an expert",
+                edited("        out[tokens]", "        tokens, choice = tokens[:16], choice[:16]\n        out[tokens]"),
+                SEVERAL,
+            ),
+            Wrong(
+                "weights remembered by size",
+                "kept = {}\n" + edited("logits.softmax(-1)", "kept.setdefault((*x.shape, k), logits.softmax(-1))"),
+                SEVERAL,
+            ),
             Wrong("adds x", edited("torch.zeros_like(x)", "x.clone()"), BEST),
             Wrong("writes into x", edited("torch.zeros_like(x)", "x.mul_(0)"), BEST),
         ),
@@ -181,6 +210,11 @@ BANKS = {
             Wrong("as many rows for each rank", {4: "rows.tensor_split(n)"}, SENDS),
             Wrong("rows stay sorted", {5: "rows[:] = sorted_rows"}, HOME),
             Wrong("sorted once more", {5: "rows[:] = sorted_rows[order]"}, HOME),
+            Wrong(
+                "an order remembered by its length",
+                {5: "rows[globals().setdefault('orders', {}).setdefault(len(order), order)] = sorted_rows"},
+                HOME,
+            ),
             Wrong("no weights", {6: "rows.view(*weights.shape, rows.shape[1]).sum(1)"}, HOME),
             Wrong(
                 "the mean of the weights",
@@ -195,6 +229,7 @@ BANKS = {
         ),
         right=(
             Right("with lists of pairs", OLD_ORDER),
+            Right("with numpy", WITH_NUMPY),
             Right("undone by sorting the order", {5: "rows.copy_(sorted_rows[order.argsort()])"}),
             Right("einsum", {6: "torch.einsum('tkn,tk->tn', rows.view(*weights.shape, rows.shape[1]), weights)"}),
         ),

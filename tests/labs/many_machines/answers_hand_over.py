@@ -2,7 +2,8 @@
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-ORDER, SCALES, COPY, PLACE, OTHERS, SIZES = (
+SLOTS, ORDER, SCALES, COPY, PLACE, OTHERS, SIZES = (
+    "maps positions to slots",
     "takes the tokens in their order",
     "takes the scales too",
     "takes a copy",
@@ -18,6 +19,22 @@ def slots_of(block_ids, num_tokens, block_size):
 
 def take_layer(layer, block_ids, num_tokens):
     blocks, offsets = slots_of(block_ids, num_tokens, layer.k.shape[2])
+    return [pool[blocks, :, offsets] for pool in stored(layer)]
+
+
+def put_layer(layer, block_ids, message):
+    blocks, offsets = slots_of(block_ids, len(message[0]), layer.k.shape[2])
+    for pool, rows in zip(stored(layer), message, strict=True):
+        pool[blocks, :, offsets] = rows
+"""
+PADDED_MESSAGE = """
+def slots_of(block_ids, num_tokens, block_size):
+    positions = torch.arange(num_tokens)
+    return torch.tensor(block_ids)[positions // block_size], positions % block_size
+
+
+def take_layer(layer, block_ids, num_tokens):
+    blocks, offsets = slots_of(block_ids, len(block_ids) * layer.k.shape[2], layer.k.shape[2])
     return [pool[blocks, :, offsets] for pool in stored(layer)]
 
 
@@ -120,13 +137,20 @@ def put_layer(layer, block_ids, message):
 BANKS = {
     "7.1": Bank(
         wrong=(
-            Wrong("the block number for the block", {1: "positions // block_size"}, ORDER),
-            Wrong("the table by offset", {1: "torch.tensor(block_ids)[positions % len(block_ids)]"}, ORDER),
+            Wrong("the block number for the block", {1: "positions // block_size"}, SLOTS),
+            Wrong("the table by offset", {1: "torch.tensor(block_ids)[positions % len(block_ids)]"}, SLOTS),
             Wrong(
-                "blocks sorted as in the pool", {1: "torch.tensor(sorted(block_ids))[positions // block_size]"}, ORDER
+                "blocks sorted as in the pool", {1: "torch.tensor(sorted(block_ids))[positions // block_size]"}, SLOTS
             ),
-            Wrong("the position for the offset", {2: "positions.clamp(max=block_size - 1)"}, ORDER),
-            Wrong("whole blocks", WHOLE_BLOCKS, ORDER),
+            Wrong("the position for the offset", {2: "positions.clamp(max=block_size - 1)"}, SLOTS),
+            Wrong("whole blocks", WHOLE_BLOCKS, SLOTS),
+            Wrong("padded to whole blocks in the message", PADDED_MESSAGE, ORDER),
+            Wrong(
+                "ids of blocks in a byte",
+                {1: "torch.tensor(block_ids).remainder(256)[positions // block_size]"},
+                SLOTS,
+            ),
+            Wrong("three heads at most", {3: "[pool[blocks, :3, offsets] for pool in stored(layer)]"}, ORDER),
             Wrong("no scales", {3: "[pool[blocks, :, offsets] for pool in (layer.k, layer.v)]"}, SCALES),
             Wrong("K twice", {3: "[layer.k[blocks, :, offsets] for pool in stored(layer)]"}, ORDER),
             Wrong("a view of a single block", A_VIEW, COPY),

@@ -2,7 +2,7 @@
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-LOAD, FIRST, BACK, WEIGHT, BLOCKS, DAY, APART = (
+LOAD, FIRST, BACK, WEIGHT, BLOCKS, DAY, APART, DEFAULTS, TOKENS, AGAIN, KEEPS = (
     "goes by load where nothing is shared",
     "takes the lowest index among equals",
     "goes back to its prefix, unless load outweighs it",
@@ -10,6 +10,10 @@ LOAD, FIRST, BACK, WEIGHT, BLOCKS, DAY, APART = (
     "counts whole blocks, from the beginning",
     "remembers where it sent what",
     "keeps routers apart",
+    "has a weight of 1 and blocks of 16 unless told otherwise",
+    "compares every token of a block",
+    "knows a prompt that comes again",
+    "forgets nothing",
 )
 RIGHT = """
 class PrefixRouter:
@@ -109,6 +113,27 @@ class PrefixRouter:
             self.owners.setdefault(key, set()).add(chosen)
         return chosen
 """
+OLD_PROMPTS = """
+class PrefixRouter:
+    def __init__(self, num_engines, weight=1.0, block_size=16):
+        self.prompts = [[] for _ in range(num_engines)]
+        self.weight, self.size = weight, block_size
+
+    def choose(self, prompt, loads):
+        best = None
+        for engine, load in enumerate(loads):
+            hit = 0
+            for old in self.prompts[engine]:
+                same = 0
+                while same < min(len(old), len(prompt)) and old[same] == prompt[same]:
+                    same += 1
+                hit = max(hit, same // self.size * self.size)
+            cost = self.weight * (len(prompt) - hit) + load
+            if best is None or cost < best[0]:
+                best = cost, engine
+        self.prompts[best[1]].append(list(prompt))
+        return best[1]
+"""
 
 BANKS = {
     "7.11": Bank(
@@ -171,8 +196,42 @@ BANKS = {
                 ),
                 APART,
             ),
+            Wrong(
+                "a whole weight",
+                edited(("self.block_size = weight, block_size", "self.block_size = int(weight), block_size")),
+                WEIGHT,
+            ),
+            Wrong("a default of no weight", edited(("weight=1.0", "weight=0.0")), DEFAULTS),
+            Wrong(
+                "a block's last token does not count",
+                edited(("prompt[end - self.block_size : end]", "prompt[end - self.block_size : end - 1]")),
+                BLOCKS,
+            ),
+            Wrong(
+                "a block's first token does not count",
+                edited(("prompt[end - self.block_size : end]", "prompt[end - self.block_size + 1 : end]")),
+                TOKENS,
+            ),
+            Wrong("a block's tokens in any order", edited(("tuple(prompt[", "sum(prompt[")), TOKENS),
+            Wrong("the last whole block is not counted", edited(("len(prompt) + 1, self", "len(prompt), self")), AGAIN),
+            Wrong(
+                "what is left counts as a block",
+                edited(("len(prompt) + 1, self", "len(prompt) + self.block_size, self")),
+                AGAIN,
+            ),
+            Wrong(
+                "100 blocks of an engine",
+                edited(
+                    (
+                        "        return chosen\n",
+                        "        self.sent[chosen] = set(list(self.sent[chosen])[:100])\n        return chosen\n",
+                    )
+                ),
+                KEEPS,
+            ),
         ),
         right=(
+            Right("old prompts, token by token", OLD_PROMPTS),
             Right("whole beginnings", WHOLE_BEGINNINGS),
             Right("a tree for each engine", A_TREE),
             Right("the owners of each beginning", OWNERS_BY_KEY),

@@ -2,7 +2,7 @@
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-GROWS, UP, STILL, ONE, WAITS, LARGEST, ONCE, DAY, APART = (
+GROWS, UP, STILL, ONE, WAITS, LARGEST, ONCE, DAY, APART, EDGE, DEFAULT = (
     "grows in proportion to the load",
     "rounds up",
     "keeps still near the target",
@@ -12,6 +12,8 @@ GROWS, UP, STILL, ONE, WAITS, LARGEST, ONCE, DAY, APART = (
     "grows at once",
     "is right on any day",
     "keeps policies apart",
+    "keeps still on the edge, too",
+    "has a tolerance of 0.1 unless told otherwise",
 )
 SHARED_MEMORY = """
 class Scaling:
@@ -39,6 +41,18 @@ class Scaling:
         if wish >= num_engines:
             return max(num_engines, min(n for _, n in self.recent))
         return min(num_engines, max(n for _, n in self.recent))
+"""
+NO_TOLERANCE = """
+class Scaling:
+    def __init__(self, target, down_after_s, tolerance=0.0):
+        self.target, self.down_after_s, self.tolerance = target, down_after_s, tolerance
+        self.recent = []
+
+    def num_wanted(self, now_s, num_engines, load):
+        ratio = load / self.target
+        wish = num_engines if abs(ratio - 1) <= self.tolerance else max(1, math.ceil(num_engines * ratio))
+        self.recent = [(t, n) for t, n in self.recent if t >= now_s - self.down_after_s] + [(now_s, wish)]
+        return wish if wish >= num_engines else min(num_engines, max(n for _, n in self.recent))
 """
 WITH_DEQUE = """
 from collections import deque
@@ -76,6 +90,13 @@ BANKS = {
             Wrong("still above the target only", {2: "0 <= ratio - 1 <= self.tolerance"}, STILL),
             Wrong("a fixed tolerance", {2: "abs(ratio - 1) <= 0.1"}, STILL),
             Wrong("the tolerance in units of load", {2: "abs(load - self.target) <= self.tolerance"}, STILL),
+            Wrong("not on the edge", {2: "abs(ratio - 1) < self.tolerance"}, EDGE),
+            Wrong("no tolerance unless given", NO_TOLERANCE, DEFAULT),
+            Wrong(
+                "looks of 15 s",
+                {3: "self.recent[-int(self.down_after_s // 15) :] if self.down_after_s >= 15 else []"},
+                WAITS,
+            ),
             Wrong("remembers everything", {3: "list(self.recent)"}, WAITS),
             Wrong("remembers nothing", {3: "[]"}, WAITS),
             Wrong("at once", {4: "wish"}, WAITS),

@@ -98,6 +98,11 @@ BANKS = {
                 "the residual on every rank", {5: "all_reduce([x + mlp_part(x, shard) for shard in shards])"}, RESIDUAL
             ),
             Wrong("no residual", {5: "all_reduce([mlp_part(x, shard) for shard in shards])"}, RESIDUAL),
+            Wrong(
+                "one output for all ranks",
+                {5: "[x + all_reduce([mlp_part(x, shard) for shard in shards])[0]] * len(shards)"},
+                RESIDUAL,
+            ),
             Wrong("no sum", {5: "[x + mlp_part(x, shard) for shard in shards]"}, RESIDUAL),
         ),
         right=(
@@ -124,6 +129,7 @@ BANKS = {
             Wrong("all the query heads everywhere", {4: "slice(0, w.num_heads * d)"}, CUT),
             Wrong("o by rows", {5: "w.o[q_rows]"}, CUT),
             Wrong("o not cut", {5: "w.o"}, CUT),
+            Wrong("cuts o in place", {5: "w.o[:, q_rows].mul_(0.5)"}, CUT),
             Wrong("the first columns of o", {5: "w.o[:, : len(kv) * group * d]"}, WHOLE),
             Wrong("the first rows of q", {4: "slice(0, len(kv) * group * d)"}, WHOLE),
             Wrong("the first rows of k and v", {3: "slice(0, len(kv) * d)"}, WHOLE),

@@ -2,12 +2,11 @@
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-WHOLE, HOLE, COUNTS, AGAIN, AFTER, LOST, OVER, APART = (
+WHOLE, HOLE, COUNTS, AGAIN, LOST, OVER, APART = (
     "adopts what is whole",
     "finds the first hole",
     "counts what came, block by block",
     "asks again, but not without end",
-    "adopts after a resend",
     "recomputes when the sender is lost",
     "is over once",
     "keeps transfers apart",
@@ -192,7 +191,7 @@ BANKS = {
                         '            return "resend", first',
                     )
                 ),
-                AFTER,
+                HOLE,
             ),
             Wrong(
                 "adopts when the sender is lost with everything sent",
@@ -203,6 +202,53 @@ BANKS = {
                     )
                 ),
                 LOST,
+            ),
+            Wrong(
+                "notes what it says it does not take",
+                edited(
+                    (
+                        "        if self.is_over:\n            return False\n        self.here |=",
+                        "        self.here |=",
+                    ),
+                    ("        return True\n", "        return not self.is_over\n"),
+                ),
+                OVER,
+            ),
+            Wrong(
+                "a resend that brings something is not counted",
+                edited(
+                    (
+                        "        self.here |= {",
+                        "        num_here = len(self.here)\n        self.here |= {",
+                    ),
+                    (
+                        "        return True\n",
+                        "        self.num_resends = 0 if len(self.here) > num_here else self.num_resends\n"
+                        "        return True\n",
+                    ),
+                ),
+                AGAIN,
+            ),
+            Wrong(
+                "a resend forgets what lies beyond the hole",
+                edited(
+                    (
+                        "            self.num_resends += 1\n",
+                        "            self.num_resends += 1\n            first = self.first_missing\n"
+                        "            self.here = {(layer, block) for layer, block in self.here if block < first}\n",
+                    )
+                ),
+                HOLE,
+            ),
+            Wrong(
+                "refuses what comes twice",
+                edited(
+                    (
+                        "        if self.is_over:\n            return False",
+                        "        if self.is_over or self.first_missing is None:\n            return False",
+                    )
+                ),
+                COUNTS,
             ),
             Wrong("takes late messages", edited(("            return False", "            return True")), OVER),
             Wrong(

@@ -10,6 +10,7 @@ from torch import Tensor
 from twophase_labs.machine.checks import Draw, compare, plain, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.machine.questions import Number
+from twophase_labs.many_machines.listed import listed
 
 HIDDEN = 6
 
@@ -67,10 +68,11 @@ def one_expert_each(answer: Any, draw: Draw, num_tokens: int, num_experts: int) 
 
 
 def several_experts(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, hidden: int = HIDDEN) -> None:
-    x, router, experts = inputs(draw, num_tokens, num_experts, hidden)
-    got = mixed(answer, x, router, experts, k)
     what = f"the output of {num_tokens} tokens with {k} of {num_experts} experts"
-    compare(got, oracle(x, router, experts, k), what=what, axes=("token", "dimension"))
+    for _ in range(2):  # sizes are the same, the numbers are not
+        x, router, experts = inputs(draw, num_tokens, num_experts, hidden)
+        got = mixed(answer, x, router, experts, k)
+        compare(got, oracle(x, router, experts, k), what=what, axes=("token", "dimension"))
 
 
 def reads_each_once(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int) -> None:
@@ -98,8 +100,8 @@ def leaves_others_alone(answer: Any, draw: Draw, num_experts: int) -> None:
 
 
 def routing(draw: Draw, num_tokens: int, num_experts: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """x [T, N], experts [T, K] without repetition in a row, weights [T, K]."""
-    x = draw.normal(num_tokens, HIDDEN, dtype=torch.float64)
+    """x [T, N], experts [T, K] without repetition in a row, weights [T, K]. N is K plus a few: wide where K is."""
+    x = draw.normal(num_tokens, k + draw.integer(2, 7), dtype=torch.float64)
     chosen = [draw.permutation(num_experts)[:k] for _ in range(num_tokens)]
     experts = torch.stack(chosen) if chosen else torch.zeros(0, k, dtype=torch.int64)
     weights = draw.uniform(num_tokens, k, low=0.1).double()
@@ -123,20 +125,20 @@ def counts_rows(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: i
     per_rank = num_experts // n
     flat = experts.flatten().tolist()
     expected = [[flat.count(rank * per_rank + e) for e in range(per_rank)] for rank in range(n)]
-    got = counts.tolist() if isinstance(counts, torch.Tensor) else counts
-    compare(got, expected, what="the counts", axes=("rank", "expert of the rank"))
+    compare(listed(counts), expected, what="the counts", axes=("rank", "expert of the rank"))
 
 
 def sends_rows_to_their_rank(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, n: int) -> None:
-    x, experts, _ = routing(draw, num_tokens, num_experts, k)
-    rows, _, _ = sent(answer, x, experts, num_experts, n)
     per_rank = num_experts // n
-    pairs = [(int(e), t) for t, row in enumerate(experts) for e in row]
-    pairs.sort(key=lambda pair: pair[0])  # stable: tokens of one expert in their order
-    for rank in range(n):
-        tokens = [t for e, t in pairs if e // per_rank == rank]
-        what = f"the rows for rank {rank} of {n} (experts {rank * per_rank} to {rank * per_rank + per_rank - 1})"
-        compare(rows[rank], x[tokens], what=what, axes=("row", "dimension"))
+    x, first, _ = routing(draw, num_tokens, num_experts, k)
+    for experts in (first, (first + 1) % num_experts):  # the same rows, and other choices
+        rows, _, _ = sent(answer, x, experts, num_experts, n)
+        pairs = [(int(e), t) for t, row in enumerate(experts) for e in row]
+        pairs.sort(key=lambda pair: pair[0])  # stable: tokens of one expert in their order
+        for rank in range(n):
+            tokens = [t for e, t in pairs if e // per_rank == rank]
+            what = f"the rows for rank {rank} of {n} (experts {rank * per_rank} to {rank * per_rank + per_rank - 1})"
+            compare(rows[rank], x[tokens], what=what, axes=("row", "dimension"))
 
 
 def exchange(answer: Any, x: Tensor, experts: Tensor, weights: Tensor, compute: Callable[[int, Tensor], Tensor],
@@ -153,11 +155,12 @@ def exchange(answer: Any, x: Tensor, experts: Tensor, weights: Tensor, compute: 
 
 
 def brings_rows_home(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, n: int) -> None:
-    """Experts that do nothing: each token comes back, times the sum of its weights."""
-    x, experts, weights = routing(draw, num_tokens, num_experts, k)
-    got = exchange(answer, x, experts, weights, lambda _, rows: rows.clone(), num_experts, n)
-    compare(got, x * weights.sum(1, keepdim=True), what="what comes back from experts that change nothing",
-            axes=("token", "dimension"))  # fmt: skip
+    """Experts that do nothing: each token comes back, times the sum of its weights. Twice, with other choices."""
+    for _ in range(2):
+        x, experts, weights = routing(draw, num_tokens, num_experts, k)
+        got = exchange(answer, x, experts, weights, lambda _, rows: rows.clone(), num_experts, n)
+        what = "what comes back from experts that change nothing"
+        compare(got, x * weights.sum(1, keepdim=True), what=what, axes=("token", "dimension"))
 
 
 def weighs_each_choice(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, n: int) -> None:
@@ -172,6 +175,7 @@ SHAPES = (
     {"num_tokens": 3, "num_experts": 4, "k": 2, "n": 2},
     {"num_tokens": 7, "num_experts": 6, "k": 2, "n": 3},
     {"num_tokens": 90, "num_experts": 64, "k": 8, "n": 4},
+    {"num_tokens": 4, "num_experts": 132, "k": 66, "n": 2},
     {"num_tokens": 0, "num_experts": 4, "k": 2, "n": 2},
 )
 
@@ -221,6 +225,7 @@ EXERCISES = (
                     {"num_tokens": 2, "num_experts": 3, "k": 2},
                     {"num_tokens": 9, "num_experts": 8, "k": 2},
                     {"num_tokens": 5, "num_experts": 4, "k": 4},
+                    {"num_tokens": 150, "num_experts": 3, "k": 2, "hidden": 9},
                     {"num_tokens": 40, "num_experts": 70, "k": 6, "hidden": 11},
                 ),
             ),

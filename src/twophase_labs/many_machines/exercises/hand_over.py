@@ -8,15 +8,28 @@ import torch
 from twophase.cache.kv_cache import LayerKV
 from twophase_labs.machine.checks import Draw, Rejected, compare, fresh, number, plain, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.many_machines.layer_blocks import empty_layer, place, random_blocks, stored, token_rows
+from twophase_labs.many_machines.layer_blocks import (
+    Heads,
+    empty_layer,
+    place,
+    random_blocks,
+    random_heads,
+    stored,
+    token_rows,
+)
+from twophase_labs.many_machines.listed import listed
 
-NUM_BLOCKS = 24
+NUM_BLOCKS = 300
 PARTS = ("K", "V", "the scales of K", "the scales of V")
 
 
-def a_sequence(draw: Draw, num_tokens: int, block_size: int, quantised: bool) -> tuple[LayerKV, list[int], list[Any]]:
+def a_sequence(
+    draw: Draw, num_tokens: int, block_size: int, quantised: bool, heads: Heads | None = None
+) -> tuple[LayerKV, list[int], list[Any]]:
     """A layer in which a sequence lies in random blocks; its block ids, and what each token has."""
-    layer, rows = empty_layer(NUM_BLOCKS, block_size, quantised), token_rows(draw, num_tokens, quantised)
+    heads = heads or random_heads(draw)
+    layer = empty_layer(heads, NUM_BLOCKS, block_size, quantised)
+    rows = token_rows(draw, heads, num_tokens, quantised)
     block_ids = random_blocks(draw, num_tokens, block_size, NUM_BLOCKS)
     place(layer, block_ids, rows)
     return layer, block_ids, rows
@@ -29,6 +42,19 @@ def taken(answer: Any, layer: LayerKV, block_ids: Sequence[int], num_tokens: int
     if type(message) not in (list, tuple) or not all(isinstance(part, torch.Tensor) for part in message):
         reject(f"the message is {type(message).__name__}, expected a list of tensors")
     return list(message)
+
+
+def maps_positions(answer: Any, draw: Draw, num_tokens: int, block_size: int) -> None:
+    block_ids = random_blocks(draw, num_tokens, block_size, NUM_BLOCKS)
+    theirs = list(block_ids)
+    with unchanged(block_ids=theirs):
+        found = answer.slots_of(theirs, num_tokens, block_size)
+    if type(found) not in (list, tuple) or len(found) != 2:
+        reject(f"slots_of returned {type(found).__name__}, expected two things: the blocks and the offsets")
+    blocks = [block_ids[position // block_size] for position in range(num_tokens)]
+    offsets = [position % block_size for position in range(num_tokens)]
+    for got, expected, what in zip(found, (blocks, offsets), ("block", "offset"), strict=True):
+        compare(listed(got), expected, what=f"the {what} in blocks of {block_size} {block_ids}", axes=("position",))
 
 
 def takes_tokens_in_order(answer: Any, draw: Draw, num_tokens: int, block_size: int) -> None:
@@ -63,7 +89,9 @@ def takes_a_copy(answer: Any, draw: Draw, num_tokens: int, block_size: int) -> N
 def put(
     answer: Any, draw: Draw, num_tokens: int, block_size: int, quantised: bool
 ) -> tuple[LayerKV, list[int], list[Any]]:
-    layer, rows = empty_layer(NUM_BLOCKS, block_size, quantised), token_rows(draw, num_tokens, quantised)
+    heads = random_heads(draw)
+    layer = empty_layer(heads, NUM_BLOCKS, block_size, quantised)
+    rows = token_rows(draw, heads, num_tokens, quantised)
     block_ids = random_blocks(draw, num_tokens, block_size, NUM_BLOCKS)
     theirs, message = list(block_ids), [row.clone() for row in rows]
     with unchanged(block_ids=theirs, **{f"part_{at}": part for at, part in enumerate(message)}):
@@ -86,7 +114,8 @@ def puts_them_where_the_table_says(answer: Any, draw: Draw, num_tokens: int, blo
 
 def leaves_other_slots_alone(answer: Any, draw: Draw, num_tokens: int, block_size: int, quantised: bool) -> None:
     layer, block_ids, rows = put(answer, draw, num_tokens, block_size, quantised)
-    expected = empty_layer(NUM_BLOCKS, block_size, quantised)
+    _, num_heads, _, dim = layer.k.shape
+    expected = empty_layer(Heads(num_heads, dim), NUM_BLOCKS, block_size, quantised)
     place(expected, block_ids, rows)
     for got, wanted, what in zip(stored(layer), stored(expected), PARTS, strict=False):
         axes = ("block", "KV head", "offset", "dim")[: wanted.ndim]
@@ -94,10 +123,12 @@ def leaves_other_slots_alone(answer: Any, draw: Draw, num_tokens: int, block_siz
 
 
 def between_block_sizes(answer: Any, draw: Draw, num_tokens: int, source: int, target: int, quantised: bool) -> None:
-    layer, block_ids, rows = a_sequence(draw, num_tokens, source, quantised)
-    there, other_ids = empty_layer(NUM_BLOCKS, target, quantised), random_blocks(draw, num_tokens, target, NUM_BLOCKS)
+    heads = random_heads(draw)
+    layer, block_ids, rows = a_sequence(draw, num_tokens, source, quantised, heads)
+    there = empty_layer(heads, NUM_BLOCKS, target, quantised)
+    other_ids = random_blocks(draw, num_tokens, target, NUM_BLOCKS)
     answer.put_layer(there, list(other_ids), taken(answer, layer, block_ids, num_tokens))
-    expected = empty_layer(NUM_BLOCKS, target, quantised)
+    expected = empty_layer(heads, NUM_BLOCKS, target, quantised)
     place(expected, other_ids, rows)
     for got, wanted, what in zip(stored(there), stored(expected), PARTS, strict=False):
         axes = ("block", "KV head", "offset", "dim")[: wanted.ndim]
@@ -119,7 +150,7 @@ def arrivals(compute_s: Sequence[float], transfer_s: Sequence[float], latency_s:
 
 def arrived(answer: Any, compute_s: list[float], transfer_s: list[float], latency_s: float) -> list[float]:
     with unchanged(compute_s=compute_s, transfer_s=transfer_s):
-        found = plain(answer.arrival_times(compute_s, transfer_s, latency_s))
+        found = listed(answer.arrival_times(compute_s, transfer_s, latency_s))
     if type(found) not in (list, tuple):
         reject(f"arrival_times returned {type(found).__name__}, expected a list of seconds")
     times = [number(each) for each in found]
@@ -185,6 +216,18 @@ EXERCISES = (
         ),
         checks=(
             Property(
+                "maps positions to slots",
+                maps_positions,
+                "Position p is in the sequence's block number p // block_size, which is block_ids of that, at offset "
+                "p % block_size.",
+                (
+                    {"num_tokens": 1, "block_size": 4},
+                    {"num_tokens": 6, "block_size": 4},
+                    {"num_tokens": 139, "block_size": 6},
+                    {"num_tokens": 90, "block_size": 80},
+                ),
+            ),
+            Property(
                 "takes the tokens in their order",
                 takes_tokens_in_order,
                 "The block table is in the sequence's order, the pool is not: look the block up, then the offset in "
@@ -220,6 +263,7 @@ EXERCISES = (
                     {"num_tokens": 3, "block_size": 4, "quantised": False},
                     {"num_tokens": 11, "block_size": 4, "quantised": False},
                     {"num_tokens": 11, "block_size": 4, "quantised": True},
+                    {"num_tokens": 90, "block_size": 80, "quantised": False},
                 ),
             ),
             Property(

@@ -4,6 +4,7 @@ from typing import Any
 
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.many_machines.listed import listed
 
 Spans = list[list[tuple[float, float]]]
 
@@ -29,7 +30,7 @@ def timetable(seconds: list[list[float]]) -> Spans:
 
 def played(answer: Any, seconds: list[list[float]]) -> Spans:
     with unchanged(seconds=seconds):
-        spans = answer.run_pipeline(seconds)
+        spans = listed(answer.run_pipeline(seconds))
     if not isinstance(spans, list | tuple) or len(spans) != len(seconds):
         reject(f"run_pipeline must return a list for each of the {len(seconds)} stages; it returned {spans!r}")
     for stage, row in enumerate(spans):

@@ -41,9 +41,9 @@ def adopts_what_is_whole(answer: Any, draw: Draw, num_layers: int, num_blocks: i
 
 
 def finds_the_first_hole(answer: Any, draw: Draw, num_layers: int, num_blocks: int) -> None:
-    """Random holes; the lowest block that any layer lacks is what counts."""
-    for _ in range(3):
-        low = draw.integer(0, num_blocks - 1)
+    """Random holes; the lowest block that any layer lacks is what counts. The second lowest comes next, and last
+    nothing lacks: a resend takes away nothing that is here."""
+    for low in (draw.integer(0, num_blocks - 1), draw.integer(0, num_blocks - 1), num_blocks - 2):
         holes = {(num_layers - 1, low), (0, draw.integer(low + 1, num_blocks))}
         transfer = answer.Transfer(num_layers, num_blocks)
         for layer in range(num_layers):
@@ -53,12 +53,20 @@ def finds_the_first_hole(answer: Any, draw: Draw, num_layers: int, num_blocks: i
         first = min(block for _, block in holes)
         missing(transfer, first, f"with holes (layer, block) at {sorted(holes)}")
         said(transfer.on_sent(), ("resend", first), f"the first on_sent() with holes (layer, block) at {sorted(holes)}")
+        for layer, block in sorted(holes, key=lambda hole: hole[1]):
+            missing(transfer, block, f"after a resend, with holes (layer, block) at {sorted(holes)}")
+            holes = holes - {(layer, block)}
+            received(transfer, layer, block, 1)
+        said(transfer.on_sent(), "adopt", "on_sent() after a resend that brought the two blocks missing")
 
 
 def counts_ranges(answer: Any, draw: Draw, num_blocks: int) -> None:
     """Ranges of several blocks, some of them twice; an empty one changes nothing."""
     transfer = answer.Transfer(2, num_blocks)
     cut = draw.integer(1, num_blocks)
+    late = answer.Transfer(1, num_blocks)
+    received(late, 0, 0, num_blocks - 1)
+    missing(late, num_blocks - 1, f"when {num_blocks - 1} of {num_blocks} blocks are here")
     received(transfer, 0, 0, num_blocks)
     received(transfer, 1, 0, 0)
     missing(transfer, 0, "when layer 1 has received 0 blocks")
@@ -68,15 +76,21 @@ def counts_ranges(answer: Any, draw: Draw, num_blocks: int) -> None:
     missing(transfer, cut, "when the same blocks have come a second time")
     received(transfer, 1, cut, num_blocks - cut)
     missing(transfer, None, "when all blocks are here")
+    received(transfer, 1, 0, num_blocks)
+    missing(transfer, None, "when all blocks are here, some of them twice")
 
 
 def resends_within_reason(answer: Any, draw: Draw, max_resends: int) -> None:
-    num_blocks = 4
-    transfer = answer.Transfer(2, num_blocks, max_resends)
-    received(transfer, 0, 0, num_blocks)
-    for attempt in range(max_resends):
-        said(transfer.on_sent(), ("resend", 0), f"on_sent() number {attempt + 1} of max_resends={max_resends}")
-    said(transfer.on_sent(), "recompute", f"on_sent() after {max_resends} resends, with blocks missing")
+    """With nothing new in between, and with a block more after each: a resend that brings something counts, too."""
+    for step in (0, 1):
+        num_blocks = max_resends + 2
+        transfer = answer.Transfer(2, num_blocks, max_resends)
+        received(transfer, 0, 0, num_blocks)
+        for attempt in range(max_resends):
+            what = f"on_sent() number {attempt + 1} of max_resends={max_resends}"
+            said(transfer.on_sent(), ("resend", step * attempt), what)
+            received(transfer, 1, attempt, step)
+        said(transfer.on_sent(), "recompute", f"on_sent() after {max_resends} resends, with blocks missing")
 
 
 def a_resend_can_succeed(answer: Any, draw: Draw) -> None:
@@ -107,7 +121,9 @@ def is_over_once(answer: Any, draw: Draw, end: str) -> None:
         said(transfer.on_sent(), "recompute", "on_sent() with max_resends=0 and everything missing")
     else:
         said(transfer.on_lost(), "recompute", "on_lost()")
+    lacks = None if end == "adopt" else 0
     received(transfer, 0, 0, 1, expected=False)
+    missing(transfer, lacks, f"after {end} and a late message, of which nothing is noted")
     said(transfer.on_lost(), None, f"on_lost() after {end}")
     said(transfer.on_sent(), None, f"on_sent() after {end}")
 
@@ -165,20 +181,25 @@ EXERCISES = (
             Property(
                 "finds the first hole",
                 finds_the_first_hole,
-                "The first missing block is the lowest that *some* layer lacks; all layers are sent from there.",
-                ({"num_layers": 1, "num_blocks": 2}, {"num_layers": 4, "num_blocks": 5}),
+                "The first missing block is the lowest that *some* layer lacks; all layers are sent from there. What "
+                "has come stays.",
+                (
+                    {"num_layers": 1, "num_blocks": 2},
+                    {"num_layers": 4, "num_blocks": 5},
+                    {"num_layers": 70, "num_blocks": 4},
+                ),
             ),
             Property(
                 "counts what came, block by block",
                 counts_ranges,
                 "receive(layer, first_block, num_blocks) is of the blocks first_block to first_block + num_blocks - 1; "
-                "the same block may come twice.",
-                ({"num_blocks": 2}, {"num_blocks": 7}),
+                "the same block may come twice, also when nothing is missing any more.",
+                ({"num_blocks": 2}, {"num_blocks": 7}, {"num_blocks": 90}),
             ),
             Property(
                 "asks again, but not without end",
                 resends_within_reason,
-                "Each resend counts; after max_resends of them a hole means 'recompute'.",
+                "Each resend counts, whatever it brought; after max_resends of them a hole means 'recompute'.",
                 ({"max_resends": 1}, {"max_resends": 0}, {"max_resends": 3}),
             ),
             Property(

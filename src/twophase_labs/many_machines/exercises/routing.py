@@ -23,7 +23,7 @@ class Expected:
         self.sent: Index = [set() for _ in range(num_engines)]
         self.weight, self.block_size = weight, block_size
 
-    def costs(self, prompt: list[int], loads: list[int]) -> list[float]:
+    def costs(self, prompt: list[int], loads: list[float]) -> list[float]:
         return [
             self.weight * (len(prompt) - hit(sent, prompt, self.block_size)) + load
             for sent, load in zip(self.sent, loads, strict=True)
@@ -34,7 +34,7 @@ class Expected:
         self.sent[chosen] |= {tuple(prompt[:end]) for end in ends}
 
 
-def chosen(router: Any, prompt: list[int], loads: list[int], expected: Expected, story: str = "") -> None:
+def chosen(router: Any, prompt: list[int], loads: list[float], expected: Expected, story: str = "") -> None:
     """Ask for one decision and compare it with the least cost; then both note it."""
     with unchanged(prompt=prompt, loads=loads):
         got = integer(router.choose(prompt, loads))
@@ -79,11 +79,21 @@ def goes_back_to_its_prefix(answer: Any, draw: Draw, num_blocks: int) -> None:
 
 
 def weighs_hits(answer: Any, draw: Draw, weight: float) -> None:
-    router, expected = new(answer, 2, weight, 4)
+    """On both sides of the load at which a hit of 40 tokens is worth no more, and just on it."""
     prefix = draw.integers(0, 90, 40).tolist()
-    chosen(router, [*prefix, 900], [9, 0], expected)
-    for number, load in enumerate((30, 50, 130, 170)):
-        chosen(router, [*prefix, 901 + number], [0, load], expected, f" (weight {weight:g})")
+    for load in (weight * 40 - 1, weight * 40, weight * 40 + 1, 20, 50, 100):
+        router, expected = new(answer, 2, weight, 4)
+        chosen(router, [*prefix, 900], [9, 0], expected)
+        chosen(router, [*prefix, 901], [0, load], expected, f" (weight {weight:g}, a hit of 40 tokens at engine 1)")
+
+
+def has_its_defaults(answer: Any, draw: Draw) -> None:
+    """A weight of 1 and blocks of 16 tokens: a prefix of 20 is a hit of 16."""
+    prefix = draw.integers(0, 90, 20).tolist()
+    for load in (15, 17):
+        router, expected = answer.PrefixRouter(2), Expected(2, 1.0, 16)
+        chosen(router, prefix, [1, 0], expected)
+        chosen(router, [*prefix, 99], [0, load], expected, " (of a router made with num_engines alone)")
 
 
 def only_whole_blocks_from_the_start(answer: Any, draw: Draw) -> None:
@@ -102,6 +112,40 @@ def only_whole_blocks_from_the_start(answer: Any, draw: Draw) -> None:
         router, expected = new(answer, 2, 1.0, 4)
         chosen(router, prefix, [1, 0], expected)
         chosen(router, prompt, loads, expected, f" (engine 1 has {prefix}, the prompt is {prompt})")
+
+
+def every_token_of_a_block_counts(answer: Any, draw: Draw, size: int, num_blocks: int) -> None:
+    """One token differs, anywhere in a block, or the order does: the hit ends before that block."""
+    prefix = draw.permutation(1000)[: size * num_blocks].tolist()
+    last = size * (num_blocks - 1)
+    reordered = [*prefix[:last], *prefix[last + 1 :], prefix[last]]
+    others = [[*prefix[:at], 2000, *prefix[at + 1 :]] for at in range(last, last + size)]
+    for prompt in (*others, reordered):
+        for load in (last - 1, last + 1):
+            router, expected = new(answer, 2, 1.0, size)
+            chosen(router, prefix, [1, 0], expected)
+            story = f" (block {num_blocks - 1} is not that of engine 1: {prompt[last:]}, {prefix[last:]} there)"
+            chosen(router, prompt, [0, load], expected, story)
+
+
+def sends_the_same_prompt_again(answer: Any, draw: Draw, size: int) -> None:
+    """A prompt of any length, word for word: its whole blocks are a hit, also the last one; what is left is none."""
+    for num_tokens in range(size - 1, 3 * size + 1):
+        whole = num_tokens // size * size
+        for load in {max(0, whole - 1), whole + 1}:
+            router, expected = new(answer, 2, 1.0, size)
+            prompt = draw.integers(0, 90, num_tokens).tolist()
+            chosen(router, prompt, [1, 0], expected)
+            chosen(router, prompt, [0, load], expected, f" (the same {num_tokens} tokens again, blocks of {size})")
+
+
+def forgets_nothing(answer: Any, draw: Draw, num_requests: int) -> None:
+    router, expected = new(answer, 2, 1.0, 4)
+    first = draw.integers(0, 90, 40).tolist()
+    chosen(router, first, [1, 0], expected)
+    for number in range(num_requests):
+        chosen(router, [1000 + number] * 12, [100, 0], expected)
+    chosen(router, first, [0, 39], expected, f" (it was sent to engine 1 before {num_requests} others)")
 
 
 def remembers_where_it_sent(answer: Any, draw: Draw, num_engines: int, num_requests: int) -> None:
@@ -180,12 +224,35 @@ EXERCISES = (
                 "weighs tokens to compute against load",
                 weighs_hits,
                 "cost = weight * (tokens that are no hit) + load.",
-                ({"weight": 1.0}, {"weight": 0.5}, {"weight": 4.0}, {"weight": 0.0}),
+                ({"weight": 1.0}, {"weight": 0.5}, {"weight": 4.0}, {"weight": 0.0}, {"weight": 2.75}),
+            ),
+            Property(
+                "has a weight of 1 and blocks of 16 unless told otherwise",
+                has_its_defaults,
+                "`PrefixRouter(num_engines, weight=1.0, block_size=16)`.",
             ),
             Property(
                 "counts whole blocks, from the beginning",
                 only_whole_blocks_from_the_start,
                 "A block is a hit if it and all before it were sent to that engine. Part of a block is no hit.",
+            ),
+            Property(
+                "compares every token of a block",
+                every_token_of_a_block_counts,
+                "Blocks are the same if all of their tokens are, in the same order.",
+                ({"size": 2, "num_blocks": 2}, {"size": 5, "num_blocks": 3}, {"size": 4, "num_blocks": 20}),
+            ),
+            Property(
+                "knows a prompt that comes again",
+                sends_the_same_prompt_again,
+                "All whole blocks of a prompt are noted, the last one too if it is full; tokens after it are not.",
+                ({"size": 2}, {"size": 5}),
+            ),
+            Property(
+                "forgets nothing",
+                forgets_nothing,
+                "What was sent to an engine counts, however long ago.",
+                ({"num_requests": 200},),
             ),
             Property(
                 "remembers where it sent what",

@@ -23,8 +23,11 @@ def by_the_book(target: float, down_after_s: float, looks: list[Look], tolerance
     return found
 
 
-def follows(answer: Any, target: float, down_after_s: float, looks: list[Look], tolerance: float = 0.1) -> None:
-    scaler = answer.Scaling(target, down_after_s, tolerance)
+def follows(
+    answer: Any, target: float, down_after_s: float, looks: list[Look], tolerance: float = 0.1, named: bool = True
+) -> None:
+    """Unless `named`, the tolerance is left to the default."""
+    scaler = answer.Scaling(target, down_after_s, *([tolerance] if named else []))
     expected = by_the_book(target, down_after_s, looks, tolerance)
     for number, (look, right) in enumerate(zip(looks, expected, strict=True)):
         got = integer(scaler.num_wanted(*look))
@@ -58,13 +61,25 @@ def keeps_still_near_the_target(answer: Any, draw: Draw, tolerance: float) -> No
     follows(answer, 100.0, 0.0, [(15.0, 6, 100 * (1 + tolerance * 1.5))], tolerance)
 
 
+def keeps_still_on_the_edge(answer: Any, draw: Draw) -> None:
+    """Numbers that binary fractions hold exactly, so that no rounding decides."""
+    for load in (80.0, 48.0, 80.5, 47.5):
+        follows(answer, 64.0, 0.0, [(15.0, 5, load)], 0.25)
+
+
+def has_its_default(answer: Any, draw: Draw) -> None:
+    for load in (105.0, 95.0, 118.0, 82.0):
+        follows(answer, 100.0, 0.0, [(15.0, 20, load)], named=False)
+
+
 def never_none(answer: Any, draw: Draw) -> None:
     follows(answer, 10.0, 0.0, [(15.0, draw.integer(2, 6), 0.0), (30.0, 1, 0.0)])
 
 
 def waits_before_it_shrinks(answer: Any, draw: Draw, down_after_s: float) -> None:
-    looks = [(15.0, 8, 10.0), *[(15.0 * i, 8, 5.0) for i in range(2, 12)]]
-    follows(answer, 10.0, down_after_s, looks)
+    for every_s in (15.0, 4.0):
+        looks = [(every_s, 8, 10.0), *[(every_s * i, 8, 5.0) for i in range(2, 32)]]
+        follows(answer, 10.0, down_after_s, looks)
 
 
 def shrinks_to_the_largest_recent(answer: Any, draw: Draw) -> None:
@@ -77,8 +92,13 @@ def grows_at_once(answer: Any, draw: Draw) -> None:
 
 
 def any_day(answer: Any, draw: Draw, num_looks: int) -> None:
-    looks = [(15.0 * i, draw.integer(1, 12), draw.integer(0, 300) / 10) for i in range(num_looks)]
-    follows(answer, draw.choice([5.0, 10.0, 20.0]), draw.choice([0.0, 30.0, 60.0, 300.0]), looks)
+    """Looks at any times. Loads in eighths and targets that are powers of two: what is right is no matter of rounding,
+    whichever way it is computed, and no load lies on the edge of the tolerance."""
+    now_s, looks = 0.0, []
+    for _ in range(num_looks):
+        now_s += draw.choice([1.0, 7.0, 15.0, 15.0, 40.0])
+        looks.append((now_s, draw.integer(1, 12), draw.integer(0, 240) / 8))
+    follows(answer, draw.choice([4.0, 8.0, 16.0]), draw.choice([0.0, 30.0, 60.0, 300.0]), looks)
 
 
 def policies_are_apart(answer: Any, draw: Draw) -> None:
@@ -143,6 +163,16 @@ EXERCISES = (
                 keeps_still_near_the_target,
                 "Nothing changes while load / target is within `tolerance` of 1, above or below.",
                 ({"tolerance": 0.1}, {"tolerance": 0.3}),
+            ),
+            Property(
+                "keeps still on the edge, too",
+                keeps_still_on_the_edge,
+                "Away from 1 by just the tolerance is still within it.",
+            ),
+            Property(
+                "has a tolerance of 0.1 unless told otherwise",
+                has_its_default,
+                "`Scaling(target, down_after_s, tolerance=0.1)`.",
             ),
             Property("keeps one engine", never_none, "With no load at all, one engine stays."),
             Property(

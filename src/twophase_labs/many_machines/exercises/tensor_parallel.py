@@ -93,6 +93,7 @@ def adds_the_residual_once(answer: Any, draw: Draw, width: int, n: int) -> None:
         expected = x + whole_mlp(x, *mlp)
         for rank, output in enumerate(outputs):
             compare(output, expected, what=f"the output of rank {rank} of {n}", axes=("token", "dimension"))
+            fresh(output, x=x, **{f"output of rank {other}": outputs[other] for other in range(rank)})
 
 
 # -- heads
@@ -146,7 +147,8 @@ def kv_heads_as_told(answer: Any, draw: Draw, num_kv_heads: int, n: int) -> None
 
 
 def split(answer: Any, w: AttentionWeights, n: int) -> list[AttentionWeights]:
-    shards = answer.split_attention(w, n)
+    with unchanged(q=w.q, k=w.k, v=w.v, o=w.o):
+        shards = answer.split_attention(w, n)
     if not isinstance(shards, list | tuple) or len(shards) != n:
         reject(f"split_attention for {n} ranks must return {n} AttentionWeights; it returned {type(shards).__name__}")
     for rank, shard in enumerate(shards):
@@ -227,7 +229,7 @@ EXERCISES = (
             Property(
                 "adds the residual once",
                 adds_the_residual_once,
-                "If every rank adds x before the sum, the sum has n of it.",
+                "If every rank adds x before the sum, the sum has n of it. And each rank has an output of its own.",
                 ({"width": 6, "n": 2}, {"width": 7, "n": 4}, {"width": 150, "n": 9}),
             ),
         ),
