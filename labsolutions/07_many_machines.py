@@ -323,10 +323,8 @@ class Transfer:
 
     @property
     def first_missing(self):
-        for block in range(self.num_blocks):
-            if any((layer, block) not in self.here for layer in range(self.num_layers)):
-                return block
-        return None
+        layers, blocks = range(self.num_layers), range(self.num_blocks)
+        return next((block for block in blocks if any((layer, block) not in self.here for layer in layers)), None)
 
     def receive(self, layer, first_block, num_blocks):
         if self.is_over:
@@ -774,9 +772,8 @@ def dispatch(x, experts, num_experts, n):
     flat = experts.flatten()  # entry i is choice i % K of token i // K
     order = flat.argsort(stable=True)  # SOLUTION: the entries in the order of their experts
     rows = x[order // experts.shape[1]]  # SOLUTION: the row of x for each of them
-    counts = torch.bincount(flat, minlength=num_experts).view(
-        n, -1
-    )  # SOLUTION: how many rows each expert gets, [n, -1]
+    counts = torch.bincount(flat, minlength=num_experts)  # SOLUTION: how many rows each expert gets
+    counts = counts.view(n, -1)
     per_rank = rows.split(counts.sum(1).tolist())  # SOLUTION: one tensor of rows for each rank
     return per_rank, counts, order
 
@@ -787,9 +784,8 @@ def combine(returned, order, weights):
     # BEGIN SOLUTION: every row back where it was before the sorting
     rows[order] = sorted_rows
     # END SOLUTION
-    return (rows.view(*weights.shape, rows.shape[1]) * weights[..., None]).sum(
-        1
-    )  # SOLUTION: a token's k rows, weighted and added
+    rows = rows.unflatten(0, weights.shape)  # [T, K, N]
+    return (rows * weights[..., None]).sum(1)  # SOLUTION: a token's k rows, weighted and added
 
 
 # %%
@@ -1099,8 +1095,9 @@ class Scaling:
         wish = max(1, math.ceil(num_engines * ratio))  # SOLUTION: engines that would carry the target each
         if abs(ratio - 1) <= self.tolerance:  # SOLUTION: is it near enough?
             wish = num_engines
+        first_s = now_s - self.down_after_s
         self.recent = [
-            (time_s, n) for time_s, n in self.recent if time_s >= now_s - self.down_after_s
+            (time_s, n) for time_s, n in self.recent if time_s >= first_s
         ]  # SOLUTION: those that still count
         self.recent.append((now_s, wish))
         if wish >= num_engines:

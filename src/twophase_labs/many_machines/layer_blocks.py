@@ -21,7 +21,7 @@ class Heads:
 
 
 def random_heads(draw: Draw) -> Heads:
-    return Heads(draw.integer(1, 7), draw.integer(2, 9))
+    return Heads(draw.integer(4, 9), draw.integer(2, 9))
 
 
 def empty_layer(heads: Heads, num_blocks: int, block_size: int, quantised: bool) -> LayerKV:

@@ -199,12 +199,12 @@ BANKS = {
             Wrong("choices for tokens", {2: "x[(order % experts.shape[1]).clamp(max=max(len(x) - 1, 0))]"}, SENDS),
             Wrong(
                 "only the experts up to the largest",
-                {3: "torch.bincount(flat, minlength=num_experts).clamp(max=1).view(n, -1)"},
+                {3: "torch.bincount(flat, minlength=num_experts).clamp(max=1)"},
                 COUNTS,
             ),
             Wrong(
                 "counts by rank in turn",
-                {3: "torch.bincount(flat, minlength=num_experts).view(-1, n).T.contiguous()"},
+                {3: "torch.bincount(flat, minlength=num_experts).view(-1, n).T.flatten()"},
                 COUNTS,
             ),
             Wrong("as many rows for each rank", {4: "rows.tensor_split(n)"}, SENDS),
@@ -215,15 +215,15 @@ BANKS = {
                 {5: "rows[globals().setdefault('orders', {}).setdefault(len(order), order)] = sorted_rows"},
                 HOME,
             ),
-            Wrong("no weights", {6: "rows.view(*weights.shape, rows.shape[1]).sum(1)"}, HOME),
+            Wrong("no weights", {6: "rows.sum(1)"}, HOME),
             Wrong(
                 "the mean of the weights",
-                {6: "rows.view(*weights.shape, rows.shape[1]).sum(1) * weights.mean(1, keepdim=True)"},
+                {6: "rows.sum(1) * weights.mean(1, keepdim=True)"},
                 WEIGHS,
             ),
             Wrong(
                 "the weights in sorted order",
-                {6: "(rows * weights.flatten()[order][:, None]).view(*weights.shape, rows.shape[1]).sum(1)"},
+                {6: "(rows * weights.flatten()[order].view(*weights.shape, 1)).sum(1)"},
                 HOME,
             ),
         ),
@@ -231,7 +231,7 @@ BANKS = {
             Right("with lists of pairs", OLD_ORDER),
             Right("with numpy", WITH_NUMPY),
             Right("undone by sorting the order", {5: "rows.copy_(sorted_rows[order.argsort()])"}),
-            Right("einsum", {6: "torch.einsum('tkn,tk->tn', rows.view(*weights.shape, rows.shape[1]), weights)"}),
+            Right("einsum", {6: "torch.einsum('tkn,tk->tn', rows, weights)"}),
         ),
     ),
 }

@@ -180,6 +180,12 @@ BANKS = {
                 ),
                 BLOCKS,
             ),
+            Wrong(
+                "blocks with their place for what is before them",
+                edited(("hash((key, tuple(", "hash((end, tuple(")),
+                BLOCKS,
+            ),
+            Wrong("blocks of 17 unless told otherwise", edited(("block_size=16", "block_size=17")), DEFAULTS),
             Wrong("counts blocks, not tokens", edited(("num_hit * self.block_size", "num_hit")), BACK),
             Wrong("64 blocks at most", edited(("        return keys\n", "        return keys[:64]\n")), BACK),
             Wrong(

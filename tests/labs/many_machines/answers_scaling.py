@@ -101,7 +101,7 @@ BANKS = {
             Wrong("remembers nothing", {3: "[]"}, WAITS),
             Wrong("at once", {4: "wish"}, WAITS),
             Wrong("the smallest lately", {4: "min(n for _, n in self.recent)"}, WAITS),
-            Wrong("may grow by looking back", {4: "max(n for _, n in self.recent)"}, DAY),
+            Wrong("may grow by looking back", {4: "max(n for _, n in self.recent)"}, LARGEST),
             Wrong("waits to grow", WAITS_TO_GROW, ONCE),
             Wrong("one memory for all", SHARED_MEMORY, APART),
         ),

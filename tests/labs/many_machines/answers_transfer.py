@@ -2,12 +2,13 @@
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-WHOLE, HOLE, COUNTS, AGAIN, LOST, OVER, APART = (
+WHOLE, HOLE, COUNTS, AGAIN, LOST, DEFAULT, OVER, APART = (
     "adopts what is whole",
     "finds the first hole",
     "counts what came, block by block",
     "asks again, but not without end",
     "recomputes when the sender is lost",
+    "asks once unless told otherwise",
     "is over once",
     "keeps transfers apart",
 )
@@ -181,6 +182,7 @@ BANKS = {
             Wrong("counts messages, not blocks", edited(("first_block + num_blocks)}", "self.num_blocks)}")), HOLE),
             Wrong("asks without end", edited(("and self.num_resends < self.max_resends", "")), AGAIN),
             Wrong("asks once, whatever it is told", edited(("< self.max_resends", "< 1")), AGAIN),
+            Wrong("asks twice unless told otherwise", edited(("max_resends=1", "max_resends=2")), DEFAULT),
             Wrong("asks once too often", edited(("< self.max_resends", "<= self.max_resends")), AGAIN),
             Wrong(
                 "a resend begins from nothing",

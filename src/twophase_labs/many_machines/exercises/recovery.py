@@ -93,6 +93,12 @@ def resends_within_reason(answer: Any, draw: Draw, max_resends: int) -> None:
         said(transfer.on_sent(), "recompute", f"on_sent() after {max_resends} resends, with blocks missing")
 
 
+def asks_once_by_default(answer: Any, draw: Draw) -> None:
+    transfer = answer.Transfer(2, 3)
+    said(transfer.on_sent(), ("resend", 0), "the first on_sent() of Transfer(2, 3)")
+    said(transfer.on_sent(), "recompute", "the second on_sent() of Transfer(2, 3), to which nothing has come")
+
+
 def a_resend_can_succeed(answer: Any, draw: Draw) -> None:
     hole = draw.integer(1, 5)
     transfer = answer.Transfer(3, 5)
@@ -201,6 +207,11 @@ EXERCISES = (
                 resends_within_reason,
                 "Each resend counts, whatever it brought; after max_resends of them a hole means 'recompute'.",
                 ({"max_resends": 1}, {"max_resends": 0}, {"max_resends": 3}),
+            ),
+            Property(
+                "asks once unless told otherwise",
+                asks_once_by_default,
+                "`Transfer(num_layers, num_blocks, max_resends=1)`.",
             ),
             Property(
                 "adopts after a resend",

@@ -1,5 +1,6 @@
 """7.6: which engine gets a request."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, integer, reject, unchanged
@@ -23,7 +24,7 @@ class Expected:
         self.sent: Index = [set() for _ in range(num_engines)]
         self.weight, self.block_size = weight, block_size
 
-    def costs(self, prompt: list[int], loads: list[float]) -> list[float]:
+    def costs(self, prompt: list[int], loads: Sequence[float]) -> list[float]:
         return [
             self.weight * (len(prompt) - hit(sent, prompt, self.block_size)) + load
             for sent, load in zip(self.sent, loads, strict=True)
@@ -34,7 +35,7 @@ class Expected:
         self.sent[chosen] |= {tuple(prompt[:end]) for end in ends}
 
 
-def chosen(router: Any, prompt: list[int], loads: list[float], expected: Expected, story: str = "") -> None:
+def chosen(router: Any, prompt: list[int], loads: Sequence[float], expected: Expected, story: str = "") -> None:
     """Ask for one decision and compare it with the least cost; then both note it."""
     with unchanged(prompt=prompt, loads=loads):
         got = integer(router.choose(prompt, loads))
@@ -88,9 +89,9 @@ def weighs_hits(answer: Any, draw: Draw, weight: float) -> None:
 
 
 def has_its_defaults(answer: Any, draw: Draw) -> None:
-    """A weight of 1 and blocks of 16 tokens: a prefix of 20 is a hit of 16."""
-    prefix = draw.integers(0, 90, 20).tolist()
-    for load in (15, 17):
+    """A weight of 1 and blocks of 16 tokens: a prefix of 40 is a hit of 32."""
+    prefix = draw.integers(0, 90, 40).tolist()
+    for load in (31, 33):
         router, expected = answer.PrefixRouter(2), Expected(2, 1.0, 16)
         chosen(router, prefix, [1, 0], expected)
         chosen(router, [*prefix, 99], [0, load], expected, " (of a router made with num_engines alone)")
@@ -112,6 +113,12 @@ def only_whole_blocks_from_the_start(answer: Any, draw: Draw) -> None:
         router, expected = new(answer, 2, 1.0, 4)
         chosen(router, prefix, [1, 0], expected)
         chosen(router, prompt, loads, expected, f" (engine 1 has {prefix}, the prompt is {prompt})")
+    # The first block of one prompt with the second of another.
+    router, expected = new(answer, 2, 1.0, 4)
+    for sent in (prefix[:8], [*range(200, 204), *prefix[8:]]):
+        chosen(router, sent, [100, 0], expected)
+    mixed = [*prefix[:4], *prefix[8:]]
+    chosen(router, mixed, [0, 6], expected, f" (the second block of {mixed} has come after another first one only)")
 
 
 def every_token_of_a_block_counts(answer: Any, draw: Draw, size: int, num_blocks: int) -> None:

@@ -84,6 +84,7 @@ def waits_before_it_shrinks(answer: Any, draw: Draw, down_after_s: float) -> Non
 
 def shrinks_to_the_largest_recent(answer: Any, draw: Draw) -> None:
     follows(answer, 10.0, 30.0, [(0.0, 8, 10.0), (15.0, 8, 7.0), (30.0, 8, 2.0), (45.0, 8, 4.0), (60.0, 8, 2.0)])
+    follows(answer, 10.0, 30.0, [(0.0, 8, 10.0), (15.0, 4, 5.0), (30.0, 3, 2.0)])  # some have been stopped meanwhile
 
 
 def grows_at_once(answer: Any, draw: Draw) -> None:
@@ -184,7 +185,8 @@ EXERCISES = (
             Property(
                 "shrinks to the largest number wanted lately",
                 shrinks_to_the_largest_recent,
-                "The *largest* of the recent numbers, not the latest one, and not the smallest.",
+                "The *largest* of the recent numbers, not the latest one, and not the smallest; but never more than "
+                "there are now.",
             ),
             Property(
                 "grows at once",
