@@ -132,14 +132,14 @@ for stored_as in ("float32", "int8"):
     print("  there", moved.text_there)
 
 # %% [markdown]
-# **Read the result.** The logits are not nearly equal but equal: moving copies bits, so any difference at all is a bug.
+# **Read the result.** The logits are equal, not nearly equal: moving copies bits, so any difference at all is a bug.
 # Test a hand-over like this, not by reading the text.
 
 # %% [markdown]
 # ### When is everything there?
 #
-# If layers leave while later ones are being computed, most of the transfer hides behind arithmetic. What is left is
-# for you to find out.
+# If layers leave while later ones are being computed, most of the transfer hides behind arithmetic. How much is left
+# depends on the link.
 
 # %%
 hand_over_pictures.draw_overlap(num_layers=8, compute_ms=30.0, transfer_ms=6.6)
@@ -218,7 +218,7 @@ for name, bytes_per_s in links.items():
 # ```
 #
 # Its blocks have the same size on both sides, so it copies whole ones, and a thread that does nothing else sends them.
-# The next cell starts both ranks with torchrun, a quarter of a minute or so; none is left behind.
+# The next cell starts both ranks with torchrun and waits until both have ended.
 
 # %%
 from twophase_labs.many_machines import apart
@@ -243,9 +243,9 @@ show_source(unpack_layer)
 #
 # <details><summary>Answer</summary>
 #
-# When nobody waits for that prompt any more: the request was cancelled, or its prompt is being computed here after all.
+# When that prompt is no longer waited for: the request was cancelled, or its prompt is being computed here after all.
 # Its blocks may belong to another request by now, so the bytes are read from the link and dropped. Section 2 is about
-# that.
+# such cases.
 # </details>
 
 # %% [markdown]
@@ -263,7 +263,7 @@ show_source(unpack_layer)
 # ## 2. A transfer that fails
 # <!-- minutes: 16 -->
 #
-# What makes a hand-over hard is not the bytes. A message is lost, a process dies with half a prompt sent, a cancelled
+# The hard part of a hand-over is failure: a message is lost, a process dies with half a prompt sent, a cancelled
 # prompt's blocks arrive late. Tensors of the right shape are there in every case, and a decode from them gives fluent
 # text about something else. So the receiver must know *which blocks of which layers* it has, and have a rule for what
 # to do when some are missing:
@@ -374,8 +374,8 @@ else:
     print(f"{handed.num_messages} messages, {handed.num_bytes:,} bytes")
 
 # %% [markdown]
-# **Read the result.** A lost message costs a second transfer or a second prefill, and no token. The tokens say nothing
-# about which of the three happened: that is what recovery means, and why it needs counters of its own.
+# **Read the result.** A lost message costs a second transfer or a second prefill, and no token. The tokens do not show
+# which of the three happened, so a service must count resends and recomputations to notice them.
 #
 # **Open the engine.** Its decision, with the same two steps:
 
@@ -385,8 +385,8 @@ from twophase.parallel.disaggregation import DecodeEngine
 show_source(DecodeEngine._recover)
 
 # %% [markdown]
-# **Question.** After a resend has failed, the worker is sent `Cancel`. It would end the prompt by itself sooner or
-# later. What is the message for?
+# **Question.** After a resend has failed, the worker is sent `Cancel`, although it has nothing left to compute for this
+# prompt. What is the message for?
 #
 # <details><summary>Answer</summary>
 #
@@ -505,8 +505,8 @@ if both.two is not None:
 # the last token is sampled and never computed further. The tokens are equal and the logits *nearly*: sums are added up
 # in another order. A hand-over is bit for bit; here a tolerance is right.
 #
-# An all-reduce of one token is a few kilobytes. That needs no bandwidth but a *latency*, twice a layer, which a faster
-# link does not shorten. Below, by roofline (not run here), the time per token of one sequence on H100s, with 10 µs per
+# An all-reduce of one token is a few kilobytes. Its cost is *latency*, paid twice per layer, and more bandwidth does
+# not shorten it. Below, by roofline (not run here), the time per token of one sequence on H100s, with 10 µs per
 # all-reduce.
 
 # %%
@@ -515,16 +515,16 @@ from twophase_labs.many_machines import shards_cost
 shards_pictures.draw_time_per_token(shards_cost.time_per_token())
 
 # %% [markdown]
-# **Read the result.** The part that reads is divided, the part that exchanges stays. SmolLM2 has next to nothing to
-# divide: on three GPUs its tokens come several times *slower*. Llama-3-8B on eight GPUs decodes one sequence some four
-# times as fast as on one; eight engines of one GPU each serve eight times as many sequences.
+# **Read the result.** Reading is divided among the ranks; the latency of the all-reduces is not. SmolLM2 has next to
+# nothing to divide: on three GPUs its tokens come several times *slower*. Llama-3-8B on eight GPUs decodes one sequence
+# some four times as fast as on one; eight engines of one GPU each serve eight times as many sequences.
 
 # %% [markdown]
 # > **In production, 2026.** `--tensor-parallel-size` is 1 unless given. vLLM's
 # > [guide](https://docs.vllm.ai/en/latest/serving/parallelism_scaling/) says: one GPU if the model fits; tensor
-# > parallelism as wide as the GPUs of one server; pipeline stages for several servers. That is the latency of the
-# > all-reduce speaking: inside a server it goes over NVLink. By roofline, Llama-3-70B's 141 GB on eight H100s (26.8
-# > TB/s together) are read in 5.3 ms; its 160 all-reduces at 10 µs take another 1.6 ms in every step.
+# > parallelism as wide as the GPUs of one server; pipeline stages for several servers. The reason is the latency of the
+# > all-reduce: inside a server it goes over NVLink. By roofline, Llama-3-70B's 141 GB on eight H100s (26.8 TB/s
+# > together) are read in 5.3 ms; its 160 all-reduces at 10 µs take another 1.6 ms in every step.
 #
 # **Takeaway.** Two all-reduces per layer and step: 60 for SmolLM2, 1,200 for 20 tokens; what tensor parallelism
 # divides is bytes, what it adds is 60 latencies per token.
@@ -636,10 +636,10 @@ for num_chunks in (1, 2, 4, 8, 16, 32, 64):
     print(f"{num_chunks:3} chunks: idle {stages.bubble_share(spans):4.0%}, over after {spans[-1][-1][1]:.2f} s")
 
 # %% [markdown]
-# **Read the result.** The bubble shrinks on and on; the time has a minimum, where a chunk is still large enough to be
+# **Read the result.** The bubble keeps shrinking, but the time has a minimum, where a chunk is still large enough to be
 # bound by arithmetic. In decoding, token t + 1 enters the first stage when token t has left the last: one sequence
-# keeps one stage of four busy. It takes at least as many groups of sequences as stages. A pipeline gives throughput and
-# memory; no *decode* token comes sooner through it.
+# keeps one stage of four busy; it takes at least as many groups of sequences as stages to keep all of them busy. A
+# pipeline gives throughput and memory, and makes no *decode* token faster.
 
 # %% [markdown]
 # > **In production, 2026.** `--pipeline-parallel-size` is 1 by default; vLLM's
@@ -746,7 +746,7 @@ expert_pictures.draw_touched(found, num_experts=16, num_chosen=2)
 
 # %% [markdown]
 # **Read the result.** A dense model reads all weights in every step, and a second sequence is nearly free. Here a
-# second sequence wakes experts of its own. So a mixture decodes one sequence cheaply and needs large batches before
+# second sequence needs experts of its own. So a mixture decodes one sequence cheaply and needs large batches before
 # its reads are shared as a dense model's are.
 
 # %% [markdown]
@@ -824,7 +824,7 @@ else:
     print(f"{shared.num_bytes:,} bytes sent by rank 0")
 
 # %% [markdown]
-# **Read the result.** Three per layer: one more than dispatch and combine. The engine tells you why:
+# **Read the result.** Three per layer: one more than dispatch and combine. The engine's source says why:
 
 # %%
 from twophase.parallel.expert_parallel import ExpertParallel
@@ -868,6 +868,8 @@ show_source(ExpertParallel._dispatch_and_combine)
 # NBVAL_CHECK_OUTPUT
 capacity = fleets.H100.num_blocks() * fleets.BLOCK_SIZE
 print(f"K/V slots of an engine: {capacity:,}; 96 instructions of 6,000 tokens: {96 * 6000:,}; a quarter: {24 * 6000:,}")
+hit_s = 2 * 8e9 * 6000 / (0.6 * 989.5e12)
+print(f"6,000 tokens of prefill, by roofline at 60 % of an H100's peak: {hit_s:.2f} s")
 
 # %% [markdown]
 # **Think first.** Send each request to the engine that has most of its prompt. One customer has half of all traffic.
@@ -943,8 +945,8 @@ for weight in (0.0, 1.0, 4.0):
 
 # %% [markdown]
 # **Read the result.** Weight 0 looks at the load alone: it balances better than round robin can, and the hit rate stays
-# where it was. The prefix is what matters here: a hit saves a second engine's worth of prefill and the room for a
-# second copy.
+# where it was. The prefix is what matters here: a hit saves the prefill of a whole instruction, and the room for
+# a second copy of it.
 #
 # **By length.** A prompt of 20,000 tokens holds up every decode that shares its steps. The simulator's `ByLength`
 # router sends long prompts to engines of their own. Requests of many lengths, on eight engines without chunks (8,192
@@ -980,10 +982,10 @@ show_source(EnginePrefixAware._note)
 #
 # <details><summary>Answer</summary>
 #
-# Engines evict; the router's index does not know it. More and more of what it takes for hits is gone, so requests are
+# Engines evict; the router's index does not know it. More and more of what it counts as hits is gone, so requests are
 # sent to a loaded engine for a prefix that has to be computed anyway, and the index grows without bound. The engine's
-# router forgets what was used longest ago, at the size of the engine's own pool. It still only assumes; servers that
-# report their evictions make it exact.
+# router forgets what was used longest ago, and keeps as many blocks as the engine's own pool. It still only assumes;
+# engines that report their evictions make it exact.
 # </details>
 
 # %% [markdown]
@@ -1037,8 +1039,8 @@ for chunk in (256, 8192):
 # %% [markdown]
 # Against whole prompts (8,192 tokens in a step) the pools win by far; against chunks of the right size they win nothing
 # here. **Chunked prefill is enough** as long as a chunk fits into the idle arithmetic of a decode step, and this cost
-# model lets it, perfectly. Pools pay when the two phases want different hardware. `twophase plan` proposes their sizes
-# from a file, and `twophase simulate --plan` plays them out:
+# model assumes a perfect fit. Pools pay when the two phases want different hardware. `twophase plan` proposes their
+# sizes from a file, and `twophase simulate --plan` plays them out:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1048,8 +1050,8 @@ for prefill, decode in (("h100", "h100"), ("h100", "h200"), ("h200", "h100")):
     print(unequal_pools.line(prefill, decode))
 
 # %% [markdown]
-# **Read the result.** The two cards have the same arithmetic, and the H200 1.43 times the bandwidth: it buys decodes,
-# and no prompts. Bandwidth belongs where the phase is bound by it.
+# **Read the result.** The two cards have the same arithmetic, and the H200 1.43 times the bandwidth: it makes
+# decodes faster, and no prompts. Bandwidth belongs where the phase is bound by it.
 
 # %% [markdown]
 # > **In production, 2026.** vLLM's documentation of [disaggregated
@@ -1074,9 +1076,9 @@ for prefill, decode in (("h100", "h100"), ("h100", "h200"), ("h200", "h100")):
 # <!-- card 7.13 -->
 # The rule of Kubernetes' HorizontalPodAutoscaler: if `num_engines` engines carry `load` each, in whatever unit, and
 # each should carry `target`, then `ceil(num_engines * load / target)` are right, at least one. Nothing changes while
-# load / target differs from 1 by at most `tolerance`. More engines come at once; fewer only down to the *largest* number wished
-# for in the last `down_after_s` seconds, this look included. `num_wanted` is called with the time and what there is
-# now.
+# load / target differs from 1 by at most `tolerance`. More engines come at once; fewer only down to the *largest*
+# number wished for in the last `down_after_s` seconds, this look included. `num_wanted` is called with the time and
+# what there is now.
 #
 # ```python
 # scaling = Scaling(target=10, down_after_s=30, tolerance=0.1)

@@ -7,7 +7,6 @@ ALLOWED = {
     "327,680 bytes per token": "2 * 80 layers * 8 heads * 128 * 2 bytes; 2.62 GB / 8,000 tokens in the cell above",
     "has 141 GB of weights": "the model's 70.6 billion weights in 16 bits; the memory is the data sheet's",
     "24 of the prompt and 19 more": "43 rows in the cell above, of a prompt of 24 tokens",
-    "is worth 0.16 s of an H100": "2 * 8e9 * 6,000 operations at 60 % of the data sheet's 989.5 TFLOP/s, as in the box",
     "36 requests per second, prompts of some 4,800 tokens": "says what the cell right below does",
     "the H200 1.43 times the bandwidth": "4.8 over 3.35 TB/s, of the data sheets",
 }
