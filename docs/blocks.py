@@ -44,6 +44,10 @@ COURSE: Mapping[str, str] = {
         "prefix caching and its timing channel, drafts and their verification, guided decoding, windows and heavy "
         "hitters, a gate for 8-bit K/V; your store, drafter, verifier and mask run in the engine"
     ),
+    "07_many_machines": (
+        "a hand-over of K and V that survives lost messages, tensor and pipeline parallelism, a mixture of experts "
+        "over ranks, a router, an autoscaler; your pieces run in two processes and in simulated fleets"
+    ),
 }
 # With reading and thinking, as one careful reader estimated them, of the labs whose sections do not say their minutes.
 ESTIMATED_MINUTES = {"04_scheduling": 325}

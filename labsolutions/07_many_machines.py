@@ -1,0 +1,1284 @@
+# %% [markdown]
+# # Lab 7: many machines
+#
+# One engine on one machine is not enough: there are too many requests, or the model is too large. This lab is about
+# what happens between machines: what travels, how often, how long it takes, and who decides. The first cell simulates
+# (on data sheets' numbers, with the engine's real scheduler) four H100s that serve Llama-3-8B to 96 customers, each
+# with a long instruction of its own. Only one thing differs between its two lines: the rule by which the front end
+# chooses an engine for a request.
+
+# %%
+from twophase_labs.many_machines import fleets
+from twophase_tools.simulate.routers import PrefixAware, RoundRobin
+
+in_turn = fleets.serve(fleets.ASSISTANTS, RoundRobin(), name="each engine in turn")
+other_rule = fleets.serve(fleets.ASSISTANTS, PrefixAware(weight=4.0), name="another rule")
+print(in_turn.line)
+print(other_rule.line)
+
+# %% [markdown]
+# The engines, the requests and their times of arrival are the same in both lines. In the first line each engine gets as
+# many requests as any other, and most requests miss their SLO (a first token within 0.5 s, 30 ms per token). What
+# does the other rule know? Write down what you expect. Section 6 builds the rule, and section 9 repeats this
+# measurement with yours.
+
+# %% [markdown]
+# <!-- opening minutes: 4 -->
+# <!-- map -->
+
+# %% [markdown]
+# **After this lab you can**
+#
+# - hand a prompt's K and V from one process to another, bit for bit, and say what the link must carry;
+# - recover when a part of it does not arrive, without a wrong token;
+# - split a layer over ranks (heads, MLP, experts), and count what the ranks exchange;
+# - choose an engine for a request by its prefix and its load, size prefill and decode pools, and scale a fleet.
+#
+# You need labs 1 to 5, or what they are about: blocks, prefill and decode steps, rooflines, prefix caching, SLOs. No
+# GPU is needed. Processes are real (two of them, with gloo between them); fleets of GPUs are simulated, and
+# what a GPU would do is said by roofline, from data sheets.
+#
+# **How it works.** Commit to a prediction, write the code, run `check("7.1")`. `hint("7.1")` helps in up to three
+# steps, `reveal("7.1")` shows a solution. What you leave out runs with the reference's answer, and says so.
+
+# %% tags=["setup"]
+import math
+
+import torch
+import torch.nn.functional as F
+
+from twophase_labs import ____, check, hint, measured, reference, reveal, use
+from twophase_labs.many_machines.layer_blocks import stored
+
+torch.set_num_threads(1)
+
+# %% [markdown]
+# ## 1. Prefill here, decode there
+# <!-- minutes: 22 -->
+#
+# An engine that does both phases computes prompts, which is arithmetic, and decodes, which waits for memory. Chunks
+# (lab 4) let them share a step. **Disaggregation** separates them: some engines compute prompts, others decode, and
+# each pool can be bought, configured and counted for what it does (DistServe, arXiv:2401.09670; Splitwise,
+# arXiv:2311.18677). The price is a hand-over: a prefill leaves K and V in blocks of *its* pool, and the completion is
+# decoded from blocks of another one.
+
+# %% [markdown]
+# **Think first.** The prompt lies in blocks 7, 3, 6 of one pool. The other pool has blocks 2, 9, 5 free. What must
+# travel, what must not, and which numbers mean nothing on the other side?
+
+# %%
+from twophase_labs.many_machines import hand_over_pictures
+
+hand_over_pictures.draw_hand_over(num_tokens=10, block_size=4, here=(7, 3, 6), there=(2, 9, 5))
+
+# %% [markdown]
+# A block's id is an address in one pool. What has a meaning on both sides is a token's *position* in its sequence. So
+# rows travel, in the order of positions, and each side maps positions to slots by its own block table. They travel
+# **layer by layer**: a layer's K and V are complete as soon as the layer has been computed.
+
+# %% [markdown]
+# <!-- card 7.1 -->
+# `layer` is a `LayerKV` of the engine: `layer.k[block, head, offset]` is the key of one slot. `stored(layer)` lists
+# what there is: K, V and, when quantised, the scales of both, `[block, head, offset]`. `block_ids` has as many blocks
+# as the tokens need, the last one partly full. A message is a list of tensors, a row per token. The two pools may have
+# different block sizes.
+#
+# ```python
+# slots_of([7, 3], num_tokens=6, block_size=4)   # blocks 7 7 7 7 3 3, offsets 0 1 2 3 0 1
+# take_layer(layer, [7, 3], 6)[0].shape == (6, num_kv_heads, head_dim)
+# ```
+
+
+# %% tags=["exercise:7.1"]
+def slots_of(block_ids, num_tokens, block_size):
+    """Block and offset of each position."""
+    positions = torch.arange(num_tokens)
+    blocks = torch.tensor(block_ids)[positions // block_size]  # SOLUTION: the block of each position
+    offsets = positions % block_size  # SOLUTION: its place in the block
+    return blocks, offsets
+
+
+def take_layer(layer, block_ids, num_tokens):
+    """Everything that one layer stores of a prompt, a row per token."""
+    blocks, offsets = slots_of(block_ids, num_tokens, layer.k.shape[2])
+    return [pool[blocks, :, offsets] for pool in stored(layer)]  # SOLUTION: a tensor of rows for each thing stored
+
+
+def put_layer(layer, block_ids, message):
+    """Write a message into these blocks of another pool."""
+    blocks, offsets = slots_of(block_ids, len(message[0]), layer.k.shape[2])
+    for pool, rows in zip(stored(layer), message, strict=True):
+        # BEGIN SOLUTION: write the rows into their slots
+        pool[blocks, :, offsets] = rows
+        # END SOLUTION
+
+
+# %%
+check("7.1")
+
+# %% [markdown]
+# **The real model, two pools.** SmolLM2 computes a prompt in the first pool. Your functions move its 30 layers into
+# other blocks of a second pool. Then both pools go on, each from its own blocks.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.many_machines import hand_over
+
+_, take_layer, put_layer = use("7.1")
+for stored_as in ("float32", "int8"):
+    moved = hand_over.hand_over(take_layer, put_layer, kv_cache_dtype=stored_as)
+    print(f"{stored_as}: {moved.num_bytes:,} bytes moved, largest difference of logits {moved.largest_difference:g}")
+    print("  here ", moved.text_here)
+    print("  there", moved.text_there)
+
+# %% [markdown]
+# **Read the result.** The logits are equal, not nearly equal: moving copies bits, so any difference at all is a bug.
+# Test a hand-over like this, not by reading the text.
+
+# %% [markdown]
+# ### When is everything there?
+#
+# If layers leave while later ones are being computed, most of the transfer hides behind arithmetic. How much is left
+# depends on the link.
+
+# %%
+hand_over_pictures.draw_overlap(num_layers=8, compute_ms=30.0, transfer_ms=6.6)
+
+# %% [markdown]
+# <!-- card 7.2 -->
+# Write the timetable of one prompt's layers on one link.
+
+
+# %% tags=["exercise:7.2"]
+def arrival_times(compute_s, transfer_s, latency_s):
+    """When the K and V of each layer have arrived on the other side, in seconds after the prefill began.
+
+    compute_s: seconds that each layer takes to compute, one layer after the other. transfer_s: seconds for which each
+    layer occupies the link; one layer at a time, in order, and none before it is computed. latency_s: from the last
+    byte sent to the last byte received; meanwhile the next layer can already be sent.
+
+    >>> arrival_times([3.0, 3.0, 3.0], [1.0, 1.0, 1.0], 0.5)      # a fast link: only the last layer is waited for
+    [4.5, 7.5, 10.5]
+    >>> arrival_times([1.0, 1.0], [4.0, 4.0], 0.0)                # a slow one: layer 1 waits for layer 0 to leave
+    [5.0, 9.0]
+    """
+    # BEGIN SOLUTION: a list with a time for each layer
+    computed_s = free_s = 0.0
+    times = []
+    for layer_s, send_s in zip(compute_s, transfer_s, strict=True):
+        computed_s += layer_s
+        free_s = max(computed_s, free_s) + send_s
+        times.append(free_s + latency_s)
+    return times
+    # END SOLUTION
+
+
+# %%
+check("7.2")
+
+# %% [markdown]
+# **RDMA and NVLink by numbers.** A prompt of 8,000 tokens of Llama-3-70B, computed on eight H100s, by roofline at 60 %
+# of their peak (not run here); 20 µs of latency. NVLink is the H100 data sheet's 900 GB/s, half of it in each
+# direction; the others are their line rates.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+arrival_times = use("7.2")
+num_tokens, num_layers = 8000, 80
+layer_bytes = num_tokens * 2 * 8 * 128 * 2  # K and V of 8 KV heads of 128 in 16 bits
+layer_s = 2 * 70e9 * num_tokens / num_layers / (8 * 0.6 * 989.5e12)
+print(f"{layer_bytes * num_layers / 1e9:.2f} GB; computing takes {1e3 * layer_s * num_layers:.0f} ms")
+links = {"NVLink": 450e9, "RDMA, 400 Gbit/s": 50e9, "Ethernet, 100 Gbit/s": 12.5e9, "Ethernet, 10 Gbit/s": 1.25e9}
+for name, bytes_per_s in links.items():
+    send_s = layer_bytes / bytes_per_s
+    late_s = arrival_times([layer_s] * num_layers, [send_s] * num_layers, 20e-6)[-1] - layer_s * num_layers
+    print(f"{name:21} alone {1e3 * send_s * num_layers:7.1f} ms, after the last layer {1e3 * late_s:7.1f} ms")
+
+# %% [markdown]
+# **Read the result.** At 400 Gbit/s a layer is sent in a fraction of the time that the next one takes to compute, and
+# less than a millisecond is left over. At 10 Gbit/s the link, not the GPU, sets the time of the first token. The limit
+# lies where sending a layer takes as long as computing one: here that is 11 GB/s, about 90 Gbit/s.
+
+# %% [markdown]
+# ### Two processes, for real
+#
+# The engine does it in `twophase.parallel.disaggregation`. Rank 1 computes prompts, rank 0 decodes; each has the whole
+# model, a pool and a scheduler of its own.
+
+# %% [markdown]
+# ```mermaid
+# sequenceDiagram
+#     participant D as rank 0: decode
+#     participant P as rank 1: prefill
+#     D->>P: Submit: a prompt, for which blocks are reserved here
+#     D->>P: Grant: they are now (if there was no room before)
+#     P->>D: Pages: layer 0, layer 1, ... while the next layers are computed
+#     P->>D: Done: the first token
+#     D->>P: Received: your blocks can be freed
+# ```
+#
+# Its blocks have the same size on both sides, so it copies whole ones, and a thread that does nothing else sends them.
+# The next cell starts both ranks with torchrun and waits until both have ended.
+
+# %%
+from twophase_labs.many_machines import apart
+
+moved = apart.apart()
+print(moved.lines)
+if moved.apart is not None:
+    print("the tokens are those of one engine alone:", moved.apart == moved.together)
+
+# %% [markdown]
+# **Open the engine.** This is its `put_layer`:
+
+# %%
+from twophase.parallel.pages import unpack_layer
+from twophase_labs.kit.open_engine import show_source
+
+show_source(unpack_layer)
+
+# %% [markdown]
+# **Question.** Yours writes rows of tokens, this one whole blocks, the unused slots of the last block included. It may
+# be given `None` for a block. When?
+#
+# <details><summary>Answer</summary>
+#
+# When that prompt is no longer waited for: the request was cancelled, or its prompt is being computed here after all.
+# Its blocks may belong to another request by now, so the bytes are read from the link and dropped. Section 2 is about
+# such cases.
+# </details>
+
+# %% [markdown]
+# > **In production, 2026.** vLLM's [disaggregated prefill](https://docs.vllm.ai/en/latest/features/disagg_prefill/) is
+# > still marked experimental; a *connector* moves the K and V (NIXL, LMCache, Mooncake and others), and by its
+# > documentation it tunes TTFT and ITL separately and does not raise throughput. SGLang starts engines with
+# > `--disaggregation-mode prefill` or `decode`, and its default transfer backend is
+# > [Mooncake](https://nvidia.github.io/srt-slurm/mooncake-kv-store/), over RDMA or TCP. By roofline, the 2.62 GB of
+# > 8,000 tokens take 52 ms at 400 Gbit/s, a fifth of what eight H100s need to compute them.
+#
+# **Takeaway.** A hand-over moves 327,680 bytes per token of Llama-3-70B exactly once per request, bit for bit; sent
+# layer by layer at 400 Gbit/s, all but the last layer's 0.7 ms hides behind arithmetic.
+
+# %% [markdown]
+# ## 2. A transfer that fails
+# <!-- minutes: 16 -->
+#
+# The hard part of a hand-over is failure: a message is lost, a process dies with half a prompt sent, a cancelled
+# prompt's blocks arrive late. Tensors of the right shape are there in every case, and a decode from them gives fluent
+# text about something else. So the receiver must know *which blocks of which layers* it has, and have a rule for what
+# to do when some are missing:
+#
+# 1. Ask for them again, from the first missing block on. The sender keeps its blocks until it hears that all arrived.
+# 2. After some attempts, compute the prompt here. It costs time, and it is always right.
+# 3. When the sender is lost: compute it here at once.
+
+# %% [markdown]
+# ```mermaid
+# flowchart LR
+#     W["waiting"] -->|"on_sent, nothing missing"| A["adopt:<br/>decode from these blocks"]
+#     W -->|"on_sent, a hole"| R{"resends left?"}
+#     R -->|yes| S["resend from<br/>the first hole"] --> W
+#     R -->|no| C["recompute here"]
+#     W -->|on_lost| C
+#     A -.->|"a late message"| X["dropped"]
+#     C -.->|"a late message"| X
+# ```
+
+# %% [markdown]
+# **Think first.** After 'recompute' the prompt's blocks are written by the model here. A message for these blocks
+# arrives late. What would the completion look like if it were written?
+
+# %% [markdown]
+# <!-- card 7.3 -->
+# Write the receiver's book-keeping for one prompt. How you keep track is up to you.
+
+
+# %% tags=["exercise:7.3"]
+class Transfer:
+    """`Transfer(num_layers, num_blocks, max_resends=1)`: what has arrived of one prompt, and what to do.
+
+    first_missing: a property; the lowest block (0 to num_blocks - 1) that some layer lacks, None if all are here.
+    receive(layer, first_block, num_blocks): so many blocks of a layer have come, from first_block on; they may have
+        come before. True if they may be written. False if the transfer is over: nothing is noted then.
+    on_sent(): the sender says that it has sent everything. "adopt" if nothing is missing; else ("resend", block) with
+        the first missing block, up to max_resends times; after that "recompute".
+    on_lost(): the sender is gone. "recompute", even if all blocks are here: the first token would come with on_sent.
+
+    "adopt" and "recompute" end the transfer. When it is over, on_sent and on_lost return None.
+
+    >>> transfer = Transfer(num_layers=2, num_blocks=3)
+    >>> transfer.receive(0, 0, 3), transfer.receive(1, 0, 1), transfer.first_missing
+    (True, True, 1)
+    >>> transfer.on_sent(), transfer.receive(1, 1, 2), transfer.on_sent()
+    (('resend', 1), True, 'adopt')
+    >>> transfer.receive(1, 0, 3), transfer.on_lost()
+    (False, None)
+    """
+
+    # BEGIN SOLUTION: __init__, first_missing, receive, on_sent, on_lost
+    def __init__(self, num_layers, num_blocks, max_resends=1):
+        self.num_layers, self.num_blocks, self.max_resends = num_layers, num_blocks, max_resends
+        self.here = set()  # (layer, block)
+        self.num_resends, self.is_over = 0, False
+
+    @property
+    def first_missing(self):
+        layers, blocks = range(self.num_layers), range(self.num_blocks)
+        return next((block for block in blocks if any((layer, block) not in self.here for layer in layers)), None)
+
+    def receive(self, layer, first_block, num_blocks):
+        if self.is_over:
+            return False
+        self.here |= {(layer, block) for block in range(first_block, first_block + num_blocks)}
+        return True
+
+    def on_sent(self):
+        if self.is_over:
+            return None
+        if self.first_missing is not None and self.num_resends < self.max_resends:
+            self.num_resends += 1
+            return "resend", self.first_missing
+        self.is_over = True
+        return "adopt" if self.first_missing is None else "recompute"
+
+    def on_lost(self):
+        if self.is_over:
+            return None
+        self.is_over = True
+        return "recompute"
+
+    # END SOLUTION
+
+
+# %%
+check("7.3")
+
+# %% [markdown]
+# **Your hand-over in two real processes.** Rank 1 computes three prompts with SmolLM2 and sends them with your
+# `take_layer`, each layer in two messages; rank 0 asks your `Transfer`, writes with your `put_layer`, and decodes. Your
+# cells travel to both as source. Of the second prompt one message is lost, once. Of the third, one is lost every
+# time.
+
+# %%
+from twophase_labs.many_machines import own_ranks
+
+Transfer = use("7.3")
+handed = own_ranks.in_two_processes(take_layer, put_layer, Transfer)
+if handed.apart is None:
+    print("not run here:", handed.why_not)
+else:
+    for number, (orders, tokens) in enumerate(zip(handed.orders, handed.apart, strict=True)):
+        print(
+            f"prompt {number}: {', then '.join(orders):38} tokens of one engine alone:", tokens == handed.alone[number]
+        )
+    print(f"{handed.num_messages} messages, {handed.num_bytes:,} bytes")
+
+# %% [markdown]
+# **Read the result.** A lost message costs a second transfer or a second prefill, and no token. The tokens do not show
+# which of the three happened, so a service must count resends and recomputations to notice them.
+#
+# **Open the engine.** Its decision, with the same two steps:
+
+# %%
+from twophase.parallel.disaggregation import DecodeEngine
+
+show_source(DecodeEngine._recover)
+
+# %% [markdown]
+# **Question.** After a resend has failed, the worker is sent `Cancel`, although it has nothing left to compute for this
+# prompt. What is the message for?
+#
+# <details><summary>Answer</summary>
+#
+# The worker keeps the prompt's blocks until it hears `Received`, so that they can be sent again. Without `Cancel` it
+# would keep them for as long as it runs, and have fewer blocks for other prompts each time.
+# </details>
+
+# %% [markdown]
+# > **In production, 2026.** vLLM's connectors report blocks that failed to load, and its scheduler [recomputes from the
+# > last valid block](https://github.com/vllm-project/vllm/pull/19330) on; the [example in its
+# > repository](https://docs.vllm.ai/en/latest/examples/disaggregated/kv_load_failure_recovery_offline/) plants such a
+# > failure and compares the output, as you did. By roofline a resend is the cheaper cure: a prompt of 8,000 tokens of
+# > Llama-3-70B takes 52 ms to send again at 400 Gbit/s and 236 ms to compute again on eight H100s, which then also hold
+# > up every decode on the engine that computes it.
+#
+# **Takeaway.** With one resend and then recomputation, 3 of 3 prompts give the tokens of one engine alone, although
+# messages of two of them were lost: one was sent again, the other prompt was computed again.
+
+# %% [markdown]
+# ## 3. One layer on several machines
+# <!-- minutes: 17 + 12 -->
+#
+# Llama-3-70B in bfloat16 has 141 GB of weights, and an H100 80 GB. **Tensor parallelism** cuts every layer, so that
+# each of n ranks holds an n-th of each matrix and reads an n-th in each step. More machines then make a *single* token
+# faster: lab 3's bound, bytes over bandwidth, is divided by n. The price is that the ranks must add up their results
+# several times per layer. Megatron-LM (arXiv:1909.08053) found the cuts that need the fewest such sums.
+
+# %% [markdown]
+# **Think first.** An MLP is $W_{down}\,(\mathrm{silu}(W_{gate}\,x) \cdot W_{up}\,x)$. A sum can be computed in parts
+# and added up later. Why can $W_{gate}$ not be cut so that each rank computes part of every inner element?
+
+# %%
+from twophase_labs.many_machines import shards_pictures
+
+shards_pictures.draw_mlp_cut()
+
+# %% [markdown]
+# $\mathrm{silu}(a + b)$ is not $\mathrm{silu}(a) + \mathrm{silu}(b)$. So the first two matrices are cut such that a
+# rank has *whole* inner elements, some of them; the last one such that it takes in just these. Its outputs are parts
+# of sums, and one **all-reduce** adds them up: every rank gives a tensor and gets the sum of all.
+
+# %% [markdown]
+# <!-- card 7.4 -->
+# Weights are stored as in PyTorch, `[out, in]`, and used as `x @ w.T`: gate and up `[width, hidden]`, down
+# `[hidden, width]`. `split_mlp` returns n shards (gate, up, down), as even as possible. `mlp_part` returns what one
+# rank computes. `all_reduce` takes a tensor from each rank and returns one to each, in memory of its own. `mlp_block`
+# returns what each rank has after the whole block, $x + \mathrm{MLP}(x)$. (The norm is left out: every rank computes it
+# for itself.)
+
+
+# %% tags=["exercise:7.4"]
+def split_mlp(gate, up, down, n):
+    gates, ups = gate.tensor_split(n), up.tensor_split(n)  # SOLUTION: n parts of each, along the right axis
+    downs = down.tensor_split(n, dim=1)  # SOLUTION: n parts that belong to them
+    return list(zip(gates, ups, downs, strict=True))
+
+
+def mlp_part(x, shard):
+    gate, up, down = shard
+    inner = F.silu(x @ gate.T) * (x @ up.T)  # SOLUTION: the inner elements that this rank has
+    return inner @ down.T
+
+
+def all_reduce(parts):
+    total = torch.stack(parts).sum(0)  # SOLUTION: what every rank is to have
+    return [total.clone() for _ in parts]
+
+
+def mlp_block(x, shards):
+    return [x + total for total in all_reduce([mlp_part(x, s) for s in shards])]  # SOLUTION: one output for each rank
+
+
+# %%
+check("7.4")
+
+# %% [markdown]
+# Attention is easier: a head works alone, from its own rows of $W_q$, $W_k$ and $W_v$ to its own columns of $W_o$,
+# which adds the heads up. So heads are dealt out, and again one all-reduce follows. A KV head and the query heads that
+# use it stay together. SmolLM2 has 3 KV heads; on two ranks they are dealt out 2 and 1.
+
+# %%
+shards_pictures.draw_heads(num_heads=9, num_kv_heads=3, num_ranks=2)
+
+# %% [markdown]
+# <!-- card 7.5 -->
+# **Predict.** The engine with `LLM(tensor_parallel_size=2)`: every rank holds its part of each layer and runs the same
+# steps. A prompt of 24 tokens is computed in one step, and 20 tokens come out. SmolLM2 has 30 layers. How many
+# all-reduces of activations in the layers is that?
+
+# %% tags=["exercise:7.5"]
+guess_7_5 = 1200  # SOLUTION: all-reduces
+
+# %%
+check("7.5")
+
+# %% [markdown]
+# This process generates alone, then two ranks that torchrun starts do the same.
+
+# %%
+from twophase_labs.many_machines import shards_two_processes
+
+both = shards_two_processes.side_by_side()
+print(both.table)
+measured("7.5", both.two.num_all_reduces) if both.two is not None else both.why_not
+
+# %%
+if both.two is not None:
+    one, two = both.one, both.two
+    off = max(abs(a - b) for a, b in zip(one.logprobs, two.logprobs, strict=True))
+    print("the same tokens:", one.token_ids == two.token_ids, f"| log-probabilities differ by at most {off:.0e}")
+    num_rows = two.all_reduce_bytes // (60 * 576 * 4)
+    print(f"{two.all_reduce_bytes:,} bytes handed over: {num_rows} rows of 576 floats, 60 times")
+
+# %% [markdown]
+# **Read the result.** Two per layer and step, with a row for each token of the step: 24 of the prompt and 19 more, for
+# the last token is sampled and never computed further. The tokens are equal and the logits *nearly*: sums are added up
+# in another order. A hand-over is bit for bit; here a tolerance is right.
+#
+# An all-reduce of one token is a few kilobytes. Its cost is *latency*, paid twice per layer, and more bandwidth does
+# not shorten it. Below, by roofline (not run here), the time per token of one sequence on H100s, with 10 µs per
+# all-reduce.
+
+# %%
+from twophase_labs.many_machines import shards_cost
+
+shards_pictures.draw_time_per_token(shards_cost.time_per_token())
+
+# %% [markdown]
+# **Read the result.** Reading is divided among the ranks; the latency of the all-reduces is not. SmolLM2 has next to
+# nothing to divide: on three GPUs its tokens come several times *slower*. Llama-3-8B on eight GPUs decodes one sequence
+# some four times as fast as on one; eight engines of one GPU each serve eight times as many sequences.
+
+# %% [markdown]
+# > **In production, 2026.** `--tensor-parallel-size` is 1 unless given. vLLM's
+# > [guide](https://docs.vllm.ai/en/latest/serving/parallelism_scaling/) says: one GPU if the model fits; tensor
+# > parallelism as wide as the GPUs of one server; pipeline stages for several servers. The reason is the latency of the
+# > all-reduce: inside a server it goes over NVLink. By roofline, Llama-3-70B's 141 GB on eight H100s (26.8 TB/s
+# > together) are read in 5.3 ms; its 160 all-reduces at 10 µs take another 1.6 ms in every step.
+#
+# **Takeaway.** Two all-reduces per layer and step: 60 for SmolLM2, 1,200 for 20 tokens; what tensor parallelism
+# divides is bytes, what it adds is 60 latencies per token.
+
+# %% [markdown]
+# ### Going further: heads that stay together
+
+# %% tags=["setup"]
+from twophase_labs.many_machines.shards_attention import AttentionWeights
+
+# %% [markdown]
+# <!-- card 7.6 -->
+# `kv_heads_of(rank, n, num_kv_heads)` is a range: in order, and the first ranks have one more where it does not
+# divide. `split_attention` returns for each rank the `AttentionWeights(q, k, v, o, num_heads, num_kv_heads, head_dim,
+# theta)` of its heads; the rows of a head in q, k and v, and its columns in o, lie together.
+#
+# ```python
+# [list(kv_heads_of(rank, 2, 3)) for rank in (0, 1)] == [[0, 1], [2]]
+# ```
+
+
+# %% tags=["exercise:7.6"]
+def kv_heads_of(rank, n, num_kv_heads):
+    base, extra = divmod(num_kv_heads, n)
+    first = rank * base + min(rank, extra)  # SOLUTION: how many heads the ranks before this one have
+    return range(first, first + base + (rank < extra))  # SOLUTION: this rank's heads
+
+
+def split_attention(w, n):
+    group, d = w.num_heads // w.num_kv_heads, w.head_dim
+    shards = []
+    for rank in range(n):
+        kv = kv_heads_of(rank, n, w.num_kv_heads)
+        kv_rows = slice(kv.start * d, kv.stop * d)  # SOLUTION: rows of these heads in k and v
+        q_rows = slice(kv.start * group * d, kv.stop * group * d)  # SOLUTION: rows of their query heads in q
+        o = w.o[:, q_rows]  # SOLUTION: the part of o that takes these heads in
+        q, k, v = w.q[q_rows], w.k[kv_rows], w.v[kv_rows]
+        shards.append(AttentionWeights(q, k, v, o, len(kv) * group, len(kv), d, w.theta))
+    return shards
+
+
+# %%
+check("7.6")
+
+# %% [markdown]
+# ## 4. Stages in a row
+# <!-- minutes: 13 -->
+#
+# **Pipeline parallelism** gives each machine some consecutive layers. One activation per token travels at each border
+# between stages, instead of two all-reduces per layer: a slow network will do. But a stage has nothing to do until the
+# first work arrives, and nothing more once the last has passed. That idle time is called a *bubble*.
+
+# %% [markdown]
+# **Think first.** A prompt goes through four stages as one piece. What share of the machines' time is idle? And if it
+# goes in four chunks?
+
+# %% [markdown]
+# <!-- card 7.7 -->
+# Play a pipeline: when does each stage work on each chunk?
+
+
+# %% tags=["exercise:7.7"]
+def run_pipeline(seconds):
+    """(start, end) of every chunk in every stage, in seconds: a list per stage with a pair per chunk.
+
+    seconds[stage][chunk]: how long it takes there. A stage works on one chunk at a time, in order, and starts with a
+    chunk as soon as it is free and the stage before has ended that chunk. Stage 0 can start at 0.
+
+    >>> run_pipeline([[1.0, 1.0], [1.0, 1.0]])
+    [[(0.0, 1.0), (1.0, 2.0)], [(1.0, 2.0), (2.0, 3.0)]]
+    >>> run_pipeline([[2.0, 1.0], [1.0, 4.0]])
+    [[(0.0, 2.0), (2.0, 3.0)], [(2.0, 3.0), (3.0, 7.0)]]
+    """
+    # BEGIN SOLUTION: a list of (start, end) for each stage
+    spans = []
+    for stage, row in enumerate(seconds):
+        free_s, spans_here = 0.0, []
+        for chunk, length_s in enumerate(row):
+            there_s = spans[stage - 1][chunk][1] if stage else 0.0
+            start_s = max(free_s, there_s)
+            free_s = start_s + length_s
+            spans_here.append((start_s, free_s))
+        spans.append(spans_here)
+    return spans
+    # END SOLUTION
+
+
+# %%
+check("7.7")
+
+# %%
+from twophase_labs.many_machines import pipeline_pictures
+
+run_pipeline = use("7.7")
+timetables = {f"{m} chunk{'s' * (m > 1)}": run_pipeline([[8 / m] * m] * 4) for m in (1, 4, 16)}
+pipeline_pictures.draw_pipeline(timetables)
+
+# %% [markdown]
+# For m equal chunks in p stages the idle share is $(p - 1) / (m + p - 1)$ (GPipe, arXiv:1811.06965), so the smallest
+# chunks seem best. But each chunk makes every stage read its weights once more. A prompt of 8,192 tokens of
+# Llama-3-70B on four H100s with 20 layers each, by roofline (not run here):
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.many_machines import stages
+
+for num_chunks in (1, 2, 4, 8, 16, 32, 64):
+    spans = run_pipeline(stages.stage_seconds(num_tokens=8192, num_chunks=num_chunks, num_stages=4))
+    print(f"{num_chunks:3} chunks: idle {stages.bubble_share(spans):4.0%}, over after {spans[-1][-1][1]:.2f} s")
+
+# %% [markdown]
+# **Read the result.** The bubble keeps shrinking, but the time has a minimum, where a chunk is still large enough to be
+# bound by arithmetic. In decoding, token t + 1 enters the first stage when token t has left the last: one sequence
+# keeps one stage of four busy; it takes at least as many groups of sequences as stages to keep all of them busy. A
+# pipeline gives throughput and memory, and makes no *decode* token faster.
+
+# %% [markdown]
+# > **In production, 2026.** `--pipeline-parallel-size` is 1 by default; vLLM's
+# > [guide](https://docs.vllm.ai/en/latest/serving/parallelism_scaling/) uses stages across servers, for instance
+# > `tensor_parallel_size=8` with `pipeline_parallel_size=2` on two servers of eight GPUs, and for GPUs without NVLink
+# > inside one. By roofline a border of Llama-3-70B carries 16 KiB per token in bf16: 2 µs for a batch of 6 at 400
+# > Gbit/s, while an all-reduce across servers would be paid 160 times per step.
+#
+# **Takeaway.** Four stages idle 75 % of the time with one chunk and 17 % with 16; the time of an 8,192-token prompt
+# falls up to 32 chunks and rises again at 64.
+
+# %% [markdown]
+# ## 5. Experts on several machines
+# <!-- minutes: 27 -->
+#
+# A **mixture of experts** replaces a layer's MLP by E of them, the *experts*, and a *router* that sends each token
+# through K (arXiv:1701.06538). A token costs the arithmetic of K experts, while the model has the weights of E. For
+# serving that changes the question of lab 3: which weights does a step read?
+
+# %% [markdown]
+# The router is one matrix: a logit per expert. The K largest win, and a softmax over these K gives the weights. Here is
+# a small mixture with random weights (4 layers, 16 experts, 2 per token); the real ones have the same form: Mixtral has
+# 8 experts and chooses 2, Qwen3-30B-A3B 128 and 8.
+
+# %% [markdown]
+# <!-- card 7.8 -->
+# Write the layer. Each expert is a function of rows `[n, N]`, and calling it reads its weights: call each at most once,
+# with all of its rows, and the ones that no token chose not at all.
+
+
+# %% tags=["exercise:7.8"]
+def mixture(x, router, experts, k):
+    """Each token through its k experts, added up with their weights: [T, N] from x of shape [T, N].
+
+    router: [E, N]; the logits of a token are router @ x[t]. experts: a list of E functions, [n, N] to [n, N]. The k
+    experts with the largest logits are chosen, and weighted by a softmax over these k logits. No input is changed.
+
+    >>> x, router = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.eye(2)
+    >>> mixture(x, router, [lambda rows: 10 * rows, lambda rows: -rows], k=1)
+    tensor([[10.,  0.],
+            [ 0., -1.]])
+    >>> mixture(x[:1], torch.zeros(2, 2), [lambda rows: 10 * rows, lambda rows: 20 * rows], k=2)
+    tensor([[15.,  0.]])
+    """
+    # BEGIN SOLUTION: a tensor [T, N]
+    logits, chosen = (x @ router.T).topk(k, dim=-1)
+    weights = logits.softmax(-1)
+    out = torch.zeros_like(x)
+    for e in chosen.unique().tolist():
+        tokens, choice = (chosen == e).nonzero(as_tuple=True)
+        out[tokens] += weights[tokens, choice, None] * experts[e](x[tokens])
+    return out
+    # END SOLUTION
+
+
+# %%
+check("7.8")
+
+# %% [markdown]
+# **A real layer**, that is, one in transformers' Mixtral: what goes into layer 1's mixture for a prompt of 48 tokens,
+# and what comes out, against yours with the engine's experts.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.many_machines import small_moe
+
+mixture = use("7.8")
+layer = small_moe.a_layer(index=1, num_tokens=48)
+mine = mixture(layer.x, layer.router, layer.experts, small_moe.NUM_CHOSEN)
+print(f"{len(layer.experts)} experts, {len(layer.x)} tokens:", torch.allclose(mine, layer.expected, atol=1e-6))
+
+# %% [markdown]
+# ### Which experts does a step read?
+#
+# <!-- card 7.9 -->
+# **Predict.** Eight sequences decode with this model: 8 tokens per step, each through 2 of 16 experts in each layer.
+# The weights of how many experts per layer does a step read, on average? (A factor of 1.25 counts as close.)
+
+# %% tags=["exercise:7.9"]
+guess_7_9 = 10.5  # SOLUTION: experts
+
+# %%
+check("7.9")
+
+# %%
+measured("7.9", small_moe.touched(8))
+
+# %% [markdown]
+# If tokens chose at random, an expert would stay unread with probability $(1 - K/E)^B$. Measured in the engine, beside
+# that:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+batches = (1, 2, 4, 8, 16, 32)
+found = {b: small_moe.touched(b) for b in batches}
+for b in batches:
+    print(f"batch {b:2}: {found[b]:5.2f} of 16 experts per layer; at random {16 * (1 - (1 - 2 / 16) ** b):5.2f}")
+print(f"128 experts, 8 per token (Qwen3-30B-A3B), batch 16, at random: {128 * (1 - (1 - 8 / 128) ** 16):.0f}")
+
+# %%
+from twophase_labs.many_machines import expert_pictures
+
+expert_pictures.draw_touched(found, num_experts=16, num_chosen=2)
+
+# %% [markdown]
+# **Read the result.** A dense model reads all weights in every step, and a second sequence is nearly free. Here a
+# second sequence needs experts of its own. So a mixture decodes one sequence cheaply and needs large batches before
+# its reads are shared as a dense model's are.
+
+# %% [markdown]
+# ### Rows that travel
+#
+# **Expert parallelism** puts whole experts on different ranks. Each rank routes its own tokens, and then rows travel:
+# *dispatch*, an **all-to-all** in which each rank sends each other rank the rows for its experts; the experts compute;
+# *combine*, a second all-to-all brings the rows back (GShard, arXiv:2006.16668).
+
+# %%
+expert_pictures.draw_all_to_all()
+
+# %% [markdown]
+# <!-- card 7.10 -->
+# One rank's part. `x` is `[T, N]`, `experts` `[T, K]` with the experts chosen for each token; there are `num_experts`
+# in all, and rank r of n has the experts from `r * num_experts / n` on, equally many each. `dispatch` returns the rows
+# for each rank (sorted by expert), the counts `[n, num_experts / n]`, and `order`, which `combine` needs to put what
+# has `returned` (a tensor from each rank, its rows in the order sent) back to their tokens; `weights` is `[T, K]`.
+
+
+# %% tags=["exercise:7.10"]
+def dispatch(x, experts, num_experts, n):
+    flat = experts.flatten()  # entry i is choice i % K of token i // K
+    order = flat.argsort(stable=True)  # SOLUTION: the entries in the order of their experts
+    rows = x[order // experts.shape[1]]  # SOLUTION: the row of x for each of them
+    counts = torch.bincount(flat, minlength=num_experts)  # SOLUTION: how many rows each expert gets
+    counts = counts.view(n, -1)
+    per_rank = rows.split(counts.sum(1).tolist())  # SOLUTION: one tensor of rows for each rank
+    return per_rank, counts, order
+
+
+def combine(returned, order, weights):
+    sorted_rows = torch.cat(returned)
+    rows = torch.empty_like(sorted_rows)
+    # BEGIN SOLUTION: every row back where it was before the sorting
+    rows[order] = sorted_rows
+    # END SOLUTION
+    rows = rows.unflatten(0, weights.shape)  # [T, K, N]
+    return (rows * weights[..., None]).sum(1)  # SOLUTION: a token's k rows, weighted and added
+
+
+# %%
+check("7.10")
+
+# %% [markdown]
+# **Does it balance?** The same layer with its experts on four ranks: how many rows would each rank get, when the
+# prompts of eight sequences are computed in one step? All ranks wait for the one with the most.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+dispatch, combine = use("7.10")
+chosen = (layer.x @ layer.router.T).topk(2, dim=-1).indices
+rows, counts, _ = dispatch(layer.x, chosen, num_experts=16, n=4)
+print("layer 1, one prompt of 48 tokens: rows per rank", [len(part) for part in rows])
+load = small_moe.prompt_load(8)  # [layers, experts]
+by_rank = load.view(4, 4, 4).sum(2)
+for number, row in enumerate(by_rank.tolist()):
+    print(f"layer {number}, eight prompts: rows per rank {row}, {4 * max(row) / sum(row):.2f} times the mean at most")
+
+# %%
+expert_pictures.draw_load(load, num_ranks=4)
+
+# %% [markdown]
+# **Two ranks, for real**: `LLM(tensor_parallel_size=2, enable_expert_parallel=True)` on this small mixture, against one
+# process.
+
+# %%
+shared = small_moe.in_two_processes()
+if shared.shared is None:
+    print("not run here:", shared.why_not)
+else:
+    print("the same tokens:", shared.shared == shared.alone)
+    per_step = shared.num_all_to_alls / shared.num_steps
+    print(f"{shared.num_all_to_alls} all-to-alls in {shared.num_steps} steps: {per_step / 4:.0f} a layer")
+    print(f"{shared.num_bytes:,} bytes sent by rank 0")
+
+# %% [markdown]
+# **Read the result.** Three per layer: one more than dispatch and combine. The engine's source says why:
+
+# %%
+from twophase.parallel.expert_parallel import ExpertParallel
+
+show_source(ExpertParallel._dispatch_and_combine)
+
+# %% [markdown]
+# **Question.** What would the engine have to know, or to give up, to do without the first of the three?
+#
+# <details><summary>Answer</summary>
+#
+# How many rows come from each rank. That depends on the tokens, so it must be sent first, or buffers of a fixed size
+# must be sent: a capacity per expert. Then no counts travel and a GPU need not wait for its host, but empty rows do
+# travel, and what exceeds the capacity must be dropped or sent again. Libraries for GPUs take the fixed size for decode
+# steps, where rows are few.
+# </details>
+
+# %% [markdown]
+# > **In production, 2026.** In vLLM experts are shared out with `--enable-expert-parallel`; the default
+# > `--all2all-backend` is
+# > [`allgather_reducescatter`](https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment/), with DeepEP kernels
+# > for prefill (high throughput) and decode (low latency). Its load balancer
+# > [EPLB](https://docs.vllm.ai/en/v0.12.0/api/vllm/config/parallel/) has 0 redundant experts by default and rearranges
+# > every 3,000 steps. In SGLang, `--moe-a2a-backend` is
+# > [`none`](https://docs.sglang.io/advanced_features/expert_parallelism.html) unless given. By roofline, 82 of 128
+# > experts read at batch 16 are 64 % of the expert weights for an eighth of the work of a batch of 128.
+#
+# **Takeaway.** Two of 16 experts for one token, but 10 of 16 for a batch of eight, and three all-to-alls per layer; the
+# fullest rank, not the mean, decides how long a layer takes.
+
+# %% [markdown]
+# ## 6. Which engine gets a request?
+# <!-- minutes: 19 -->
+#
+# Many engines, each with the whole model, are the simplest fleet: nothing travels but the request. Back to the first
+# cell. A prompt of 6,200 tokens of which 6,000 are in an engine's prefix cache needs 200 tokens of prefill; on any
+# other engine, 6,200. Round robin spreads the 96 instructions over all four engines: each cache has to hold all of
+# them, and they do not fit.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+capacity = fleets.H100.num_blocks() * fleets.BLOCK_SIZE
+print(f"K/V slots of an engine: {capacity:,}; 96 instructions of 6,000 tokens: {96 * 6000:,}; a quarter: {24 * 6000:,}")
+hit_s = 2 * 8e9 * 6000 / (0.6 * 989.5e12)
+print(f"6,000 tokens of prefill, by roofline at 60 % of an H100's peak: {hit_s:.2f} s")
+
+# %% [markdown]
+# **Think first.** Send each request to the engine that has most of its prompt. One customer has half of all traffic.
+# What goes wrong? And what must a rule weigh against the hit?
+
+# %% [markdown]
+# <!-- card 7.11 -->
+# Write a router that weighs both, in tokens. What an engine's cache holds, it assumes from what it has sent there.
+
+
+# %% tags=["exercise:7.11"]
+class PrefixRouter:
+    """`PrefixRouter(num_engines, weight=1.0, block_size=16)`: sends each request to the engine where it costs least.
+
+    choose(prompt, loads): the index of an engine. prompt: a list of token ids. loads: for each engine the tokens of its
+    unfinished requests. An engine's cost is
+
+        weight * (tokens of the prompt that are no hit there) + its load
+
+    and of equals the lowest index wins. A hit are the whole blocks from the prompt's beginning on, as far as each of
+    them, with everything before it, was part of a prompt sent to this engine. After each decision the whole blocks of
+    the prompt count as sent to the engine chosen.
+
+    >>> router = PrefixRouter(num_engines=2, block_size=4)
+    >>> router.choose([1, 2, 3, 4, 5, 6, 7, 8, 9], loads=[5, 3])      # no hit anywhere: the smaller load
+    1
+    >>> router.choose([1, 2, 3, 4, 5, 6, 7, 8, 0], loads=[0, 7])      # costs 9 + 0 and (9 - 8) + 7
+    1
+    >>> router.choose([1, 2, 3, 4, 5, 6, 7, 8, 0], loads=[0, 9])      # 9 and 10
+    0
+    """
+
+    # BEGIN SOLUTION: __init__(num_engines, weight, block_size), choose(prompt, loads)
+    def __init__(self, num_engines, weight=1.0, block_size=16):
+        self.weight, self.block_size = weight, block_size
+        self.sent = [set() for _ in range(num_engines)]  # of each engine: keys of blocks
+
+    def _keys(self, prompt):
+        """A key for each whole block, made of its tokens and the key before."""
+        key, keys = 0, []
+        for end in range(self.block_size, len(prompt) + 1, self.block_size):
+            key = hash((key, tuple(prompt[end - self.block_size : end])))
+            keys.append(key)
+        return keys
+
+    def choose(self, prompt, loads):
+        keys = self._keys(prompt)
+        costs = []
+        for sent, load in zip(self.sent, loads, strict=True):
+            num_hit = next((i for i, key in enumerate(keys) if key not in sent), len(keys))
+            costs.append(self.weight * (len(prompt) - num_hit * self.block_size) + load)
+        chosen = costs.index(min(costs))
+        self.sent[chosen].update(keys)
+        return chosen
+
+    # END SOLUTION
+
+
+# %%
+check("7.11")
+
+# %% [markdown]
+# **In the simulated fleet**, with three weights. (Section 9 compares it with the first cell.)
+
+# %%
+# NBVAL_CHECK_OUTPUT
+PrefixRouter = use("7.11")
+by_weight = {}
+for weight in (0.0, 1.0, 4.0):
+    router = PrefixRouter(4, weight, fleets.BLOCK_SIZE)
+    by_weight[weight] = fleets.serve(fleets.ASSISTANTS, fleets.Own(router.choose), name=f"yours, weight {weight:g}")
+    print(by_weight[weight].line)
+
+# %% [markdown]
+# **Read the result.** Weight 0 looks at the load alone: it balances better than round robin can, and the hit rate stays
+# where it was. The prefix is what matters here: a hit saves the prefill of a whole instruction, and the room for
+# a second copy of it.
+#
+# **By length.** A prompt of 20,000 tokens holds up every decode that shares its steps. The simulator's `ByLength`
+# router sends long prompts to engines of their own. Requests of many lengths, on eight engines without chunks (8,192
+# tokens in a step), once by the least load and once with four engines for prompts above 4,000 tokens:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_tools.simulate.routers import ByLength, LeastTokens
+
+for router in (LeastTokens(), ByLength(limit_tokens=4000, num_long=4)):
+    outcome = fleets.serve(fleets.MANY_LENGTHS, router, num_engines=8, max_tokens=8192)
+    print(f"{outcome.line}; ITL p99 {1e3 * (outcome.total.itl.percentile(99) or 0):.0f} ms")
+
+# %% [markdown]
+# **Read the result.** The tail of the ITL falls to less than half, because most decodes no longer share steps with long
+# prompts. The price is in the other columns: two smaller pools balance worse than one, and a few more first tokens come
+# late. Chunks (lab 4) are the other cure for the same tail.
+
+# %% [markdown]
+# ### Open the engine
+
+# %%
+from twophase_tools.simulate.routers import PrefixAware as EnginePrefixAware
+
+show_source(EnginePrefixAware.choose)
+
+# %%
+show_source(EnginePrefixAware._note)
+
+# %% [markdown]
+# **Question.** Yours remembers every block that it has ever sent. This one forgets. What goes wrong with yours in a
+# service that runs for a week?
+#
+# <details><summary>Answer</summary>
+#
+# Engines evict; the router's index does not know it. More and more of what it counts as hits is gone, so requests are
+# sent to a loaded engine for a prefix that has to be computed anyway, and the index grows without bound. The engine's
+# router forgets what was used longest ago, and keeps as many blocks as the engine's own pool. It still only assumes;
+# engines that report their evictions make it exact.
+# </details>
+
+# %% [markdown]
+# > **In production, 2026.** SGLang's gateway and vLLM's router choose by
+# > [`cache_aware`](https://docs.gpustack.ai/gpustack-operator/main/docs/modules/model-deployment/routing/) unless told
+# > otherwise: the engine with the longest shared prefix if it covers more than 0.3 of the prompt, but the least loaded
+# > one once the busiest has 64 requests and 1.5 times more than the idlest. NVIDIA Dynamo's front end is [round robin
+# > by default](https://docs.nvidia.com/dynamo/v1.1.0/components/router/llms.txt); `--router-mode kv` weighs as you do,
+# > with a weight of 1.0. By roofline, a hit of 6,000 tokens saves an H100 96 TFLOP of Llama-3-8B: 0.16 s at 60 % of its
+# > peak.
+#
+# **Takeaway.** A hit of 6,000 tokens is worth 0.16 s of an H100; weighing it against load takes the hit rate from about
+# a third to two thirds on the same four engines.
+
+# %% [markdown]
+# ## 7. Pools, planned
+# <!-- minutes: 9 -->
+#
+# Eight H100s with Llama-3-8B serve documents: 36 requests per second, prompts of some 4,800 tokens, completions of 140.
+# The SLO: the first token within a second, then 12 ms per token on average. Some engines compute prompts, the others
+# decode; K and V travel at 400 Gbit/s.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+print(fleets.costs_line())
+
+# %% [markdown]
+# <!-- card 7.12 -->
+# **Predict.** How many of the eight should compute prompts, so that as many requests as possible are within the SLO?
+
+# %% tags=["exercise:7.12"]
+guess_7_12 = 5  # SOLUTION: engines for prompts
+
+# %%
+check("7.12")
+
+# %%
+for outcome in fleets.splits().values():
+    print(outcome.line)
+measured("7.12", fleets.best_split())
+
+# %% [markdown]
+# **Read the result.** With too few engines for prompts, requests queue up without end; with too few for decodes, each
+# step has so many sequences that it takes too long. There is hardly room in between: pools have to be sized, and sized
+# again when traffic changes. The same eight engines, each doing both:
+
+# %%
+for chunk in (256, 8192):
+    print(fleets.serve(fleets.DOCUMENTS, LeastTokens(), 8, f"mixed, chunks of {chunk:,}", chunk).line)
+
+# %% [markdown]
+# Against whole prompts (8,192 tokens in a step) the pools win by far; against chunks of the right size they win nothing
+# here. **Chunked prefill is enough** as long as a chunk fits into the idle arithmetic of a decode step, and this cost
+# model assumes a perfect fit. Pools pay when the two phases want different hardware. `twophase plan` proposes their
+# sizes from a file, and `twophase simulate --plan` plays them out:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.many_machines import unequal_pools
+
+for prefill, decode in (("h100", "h100"), ("h100", "h200"), ("h200", "h100")):
+    print(unequal_pools.line(prefill, decode))
+
+# %% [markdown]
+# **Read the result.** The two cards have the same arithmetic, and the H200 1.43 times the bandwidth: it makes
+# decodes faster, and no prompts. Bandwidth belongs where the phase is bound by it.
+
+# %% [markdown]
+# > **In production, 2026.** vLLM's documentation of [disaggregated
+# > prefill](https://docs.vllm.ai/en/latest/features/disagg_prefill/) says what the last cells show: chunked prefill of
+# > the right size can do the same, and the size is hard to find; the pools are the more reliable way to hold the tail
+# > of ITL. Ray Serve's [guide](https://docs.ray.io/en/latest/serve/llm/pd-dissagregation.html) scales the two
+# > deployments separately and lets them use different nodes. By roofline, an H200 reads Llama-3-8B's 16 GB in 3.3 ms,
+# > an H100 in 4.8; both compute a prompt of 4,800 tokens in 0.13 s at 60 % of their peak.
+#
+# **Takeaway.** Five engines for prompts and three for decodes keep all requests of this traffic within the SLO; one
+# engine moved either way loses a third of them or more.
+
+# %% [markdown]
+# ## 8. As many engines as needed
+# <!-- minutes: 10 -->
+#
+# Traffic changes by the hour, and engines are paid by the second. An autoscaler looks at the fleet every few seconds
+# and decides how many engines there should be. Two things make that hard: a new engine takes time to load its weights
+# (15 s here), and a quiet moment is not a quiet hour.
+
+# %% [markdown]
+# <!-- card 7.13 -->
+# The rule of Kubernetes' HorizontalPodAutoscaler: if `num_engines` engines carry `load` each, in whatever unit, and
+# each should carry `target`, then `ceil(num_engines * load / target)` are right, at least one. Nothing changes while
+# load / target differs from 1 by at most `tolerance`. More engines come at once; fewer only down to the *largest*
+# number wished for in the last `down_after_s` seconds, this look included. `num_wanted` is called with the time and
+# what there is now.
+#
+# ```python
+# scaling = Scaling(target=10, down_after_s=30, tolerance=0.1)
+# [scaling.num_wanted(*look) for look in ((0, 2, 15), (15, 3, 4), (45, 3, 4))]     # [3, 3, 2]
+# ```
+
+
+# %% tags=["exercise:7.13"]
+class Scaling:
+    def __init__(self, target, down_after_s, tolerance=0.1):
+        self.target, self.down_after_s, self.tolerance = target, down_after_s, tolerance
+        self.recent = []  # (time, number wished for)
+
+    def num_wanted(self, now_s, num_engines, load):
+        ratio = load / self.target
+        wish = max(1, math.ceil(num_engines * ratio))  # SOLUTION: engines that would carry the target each
+        if abs(ratio - 1) <= self.tolerance:  # SOLUTION: is it near enough?
+            wish = num_engines
+        first_s = now_s - self.down_after_s
+        self.recent = [
+            (time_s, n) for time_s, n in self.recent if time_s >= first_s
+        ]  # SOLUTION: those that still count
+        self.recent.append((now_s, wish))
+        if wish >= num_engines:
+            return wish
+        return min(num_engines, max(n for _, n in self.recent))  # SOLUTION: how far down it may go
+
+
+# %%
+check("7.13")
+
+# %% [markdown]
+# **In the simulated fleet.** Engines of four H100s each with Llama-3-70B; long prompts, first 1.5 requests per second,
+# then up to 7, then 1.5 again. The target is 5 unfinished requests per engine. First without patience, then with a
+# minute of it, and two fleets of a fixed size:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+Scaling = use("7.13")
+runs = [
+    fleets.scaled(fleets.OwnScaling(Scaling(5, 0).num_wanted), "yours, no patience"),
+    fleets.scaled(fleets.OwnScaling(Scaling(5, 60).num_wanted), "yours, a minute of patience"),
+    fleets.scaled(None, "4 engines, always", num_engines=4),
+    fleets.scaled(None, "8 engines, always", num_engines=8),
+]
+for run in runs:
+    print(run.line)
+
+# %%
+from twophase_labs.many_machines import fleet_pictures
+
+fleet_pictures.draw_scaling(runs[:2])
+
+# %% [markdown]
+# **Read the result.** Without patience, the fleet gives up engines in every quiet moment of the rise and has to start
+# them again, 15 s late each time. With a minute of it the engines stay, for more engine-seconds than without and fewer
+# than a fleet sized for the peak. Four engines all the time cost less here, and are late for one request in seven: the
+# quiet parts of this traffic are short, those of a day are long. What no rule can avoid is the first 15 s of a rise.
+#
+# **Open the engine.** The same rule, in the simulator:
+
+# %%
+from twophase_tools.simulate.autoscale import Scaler
+
+show_source(Scaler.num_wanted, first="wanted = min", last="return max")
+
+# %% [markdown]
+# **Question.** Which metric should `load` be: the engines' busy share, the requests per engine, the share of K/V slots
+# in use? One of the three says nearly nothing.
+#
+# <details><summary>Answer</summary>
+#
+# The busy share: a single decoding sequence keeps an engine in steps all the time, so it is near 1 with a load of one
+# request or of fifty. Requests and tokens per engine grow with the load, also beyond what fits.
+# </details>
+
+# %% [markdown]
+# > **In production, 2026.** Kubernetes' autoscaler, by default: a [tolerance of 10 % and 300 s of
+# > patience](https://k8s-schemas-3y7.pages.dev/keda.sh/scaledobject_v1alpha1.html) before it shrinks, none before it
+# > grows; the [rule itself](https://tencentcloud.com/ind/document/product/457/39126) is the one you wrote. Custom
+# > metrics such as requests per engine are what LLM servers scale by. By roofline, an engine of four H100s loads
+# > Llama-3-70B's 141 GB at 10 GB/s (a fast local disk) in 14 s; over 10 Gbit/s, in almost two minutes.
+#
+# **Takeaway.** A minute of patience turned a fleet that gave up and restarted engines during the rise into one that
+# kept nearly all requests within the SLO, at fewer engine-seconds than eight engines that are always there.
+
+# %% [markdown]
+# ## 9. Capstone: your fleet
+# <!-- minutes: 7 -->
+#
+# All pieces of this lab are in place. Your `take_layer`, `put_layer` and `Transfer` served SmolLM2 from two processes,
+# token for token equal to one engine, with messages lost. Now your router and your scaling serve the first cell's
+# traffic.
+#
+# ### The first cell again, with your work in place
+
+# %%
+# NBVAL_CHECK_OUTPUT
+print(in_turn.line)
+print(by_weight[0.0].line)
+print(by_weight[4.0].line)
+print(other_rule.line)
+
+# %%
+fleet_pictures.draw_fleets([in_turn, by_weight[0.0], by_weight[4.0]])
+
+# %% [markdown]
+# **Read the result.** The same engines, the same requests. Balance alone changes little: the load was balanced already.
+# Sending a prompt where its beginning lies makes four caches out of four copies of one. The last line is the engine's
+# own `PrefixAware`, which also forgets.
+#
+# **How many engines, then?** Your router on the same 400 requests, with fewer of them:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+for num_engines in (2, 3, 4):
+    router = PrefixRouter(num_engines, 4.0, fleets.BLOCK_SIZE)
+    name = f"yours, {num_engines} engines"
+    print(fleets.serve(fleets.ASSISTANTS, fleets.Own(router.choose), num_engines, name).line)
+
+# %% [markdown]
+# **Takeaway.** On the same four engines, requests within the SLO go from a quarter to nine tenths by one decision per
+# request; and your router's three engines serve more of them in time than four engines in turn.
+
+# %% [markdown]
+# ## 10. Knowledge check
+# <!-- minutes: 6 -->
+#
+# Three questions over the whole lab.
+
+# %% [markdown]
+# <!-- card 7.14 -->
+# What travels between machines, and how often? **a** an activation row per token, summed over all ranks, twice per
+# layer · **b** an activation row per token, once at each border · **c** rows to the ranks that hold the MLPs chosen for
+# them, and back, in each such layer · **d** K and V of a prompt, once per request · **e** the request alone
+
+# %% tags=["exercise:7.14"]
+answer_7_14 = {
+    "tensor parallelism": "a",  # SOLUTION: a letter
+    "pipeline parallelism": "b",  # SOLUTION: a letter
+    "expert parallelism": "c",  # SOLUTION: a letter
+    "prefill and decode in pools": "d",  # SOLUTION: a letter
+    "engines behind a router": "e",  # SOLUTION: a letter
+}
+
+# %%
+check("7.14")
+
+# %% [markdown]
+# <!-- card 7.15 -->
+# Eight H100s in one server, Llama-3-8B in bf16, 200 conversations at a time that begin with one of 40 long
+# instructions. ITL is far below its SLO; too many requests miss the TTFT's. Which arrangement is the first to try?
+#
+# **a** one engine with tensor parallelism over all eight<br/>
+# **b** eight engines behind a router that weighs prefix and load<br/>
+# **c** one engine with eight pipeline stages<br/>
+# **d** four engines for prompts and four for decodes, round robin in both pools
+
+# %% tags=["exercise:7.15"]
+answer_7_15 = "b"  # SOLUTION: one letter
+
+# %%
+check("7.15")
+
+# %% [markdown]
+# <!-- card 7.16 -->
+# Which cause fits which symptom? **a** a hole in a transfer was not noticed · **b** a late message was written into
+# blocks that were in use again · **c** the router's choices are uneven, and all wait for the fullest rank · **d** the
+# front end does not look at prefixes · **e** the autoscaler has no tolerance and no patience
+
+# %% tags=["exercise:7.16"]
+answer_7_16 = {
+    "the hit rate falls when engines are added": "d",  # SOLUTION: a letter
+    "fluent text about the wrong thing, after a network error": "a",  # SOLUTION: a letter
+    "text of another request, after a network error": "b",  # SOLUTION: a letter
+    "engines start and drain every minute under a steady load": "e",  # SOLUTION: a letter
+    "one rank computes while the others wait, in every layer with experts": "c",  # SOLUTION: a letter
+}
+
+# %%
+check("7.16")
+
+# %% [markdown]
+# ### Principles
+#
+# 1. **Ask what travels, and how often.** Per layer and step it is latency that counts; per request, bandwidth.
+# 2. **A position means the same everywhere**, a block id only in its own pool.
+# 3. **Moved data is equal, summed data nearly.** Test the first bit for bit, the second with a tolerance.
+# 4. **Know what you have.** A receiver that counts blocks can recover; one that trusts shapes cannot.
+# 5. **Divide bytes, not latencies.** Tensor parallelism pays where there is much to read.
+# 6. **The fullest rank is the clock**, whether it holds experts, stages or requests.
+# 7. **A cache is worth what reaches it.** Route by prefix and load together.
+# 8. **Grow at once, shrink with patience.**
+#
+# ### What to read next
+#
+# - DistServe, arXiv:2401.09670, and Splitwise, arXiv:2311.18677: why and when to separate the phases.
+# - Mooncake, arXiv:2407.00079: a service built around moving K and V.
+# - Megatron-LM, arXiv:1909.08053, and GPipe, arXiv:1811.06965: the cuts of sections 3 and 4.
+# - DeepSeek-V3, arXiv:2412.19437, section 3.4: pools, experts and their balance in one deployment.
+# - Preble, arXiv:2407.00023: prompts scheduled by prefix and load over many engines.
+#
+# Lab 8 puts the engine behind a server and operates it.

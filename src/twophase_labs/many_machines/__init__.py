@@ -1,0 +1,1 @@
+"""Lab 7: one service on many machines."""

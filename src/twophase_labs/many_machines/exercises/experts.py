@@ -1,0 +1,309 @@
+"""7.5: a mixture of experts: who computes which row, and how rows travel between ranks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twophase_labs.machine.checks import Draw, compare, plain, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Number
+from twophase_labs.many_machines.listed import listed
+
+HIDDEN = 6
+
+
+class Expert:
+    """A small MLP that notes what it was asked to compute."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+        self.num_rows: list[int] = []
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if not isinstance(rows, torch.Tensor) or rows.ndim != 2 or rows.shape[1] != self.weight.shape[1]:
+            shape = list(rows.shape) if isinstance(rows, torch.Tensor) else rows
+            reject(f"an expert was called with {shape}, expected rows [n, {self.weight.shape[1]}]")
+        self.num_rows.append(len(rows))
+        return torch.tanh(rows @ self.weight.T)
+
+
+def make_experts(draw: Draw, num_experts: int, hidden: int = HIDDEN) -> list[Expert]:
+    return [Expert(draw.normal(hidden, hidden, dtype=torch.float64)) for _ in range(num_experts)]
+
+
+def oracle(x: Tensor, router: Tensor, experts: list[Expert], k: int) -> Tensor:
+    """Token by token, expert by expert."""
+    out = torch.zeros_like(x)
+    for t, row in enumerate(x):
+        scores = [float(each) for each in F.softmax(router @ row, -1)]
+        chosen = sorted(range(len(experts)), key=lambda e: -scores[e])[:k]
+        total = sum(scores[e] for e in chosen)
+        for e in chosen:
+            out[t] += scores[e] / total * torch.tanh(experts[e].weight @ row)
+    return out
+
+
+def inputs(draw: Draw, num_tokens: int, num_experts: int, hidden: int = HIDDEN) -> tuple[Tensor, Tensor, list[Expert]]:
+    x = draw.normal(num_tokens, hidden, dtype=torch.float64)
+    return x, draw.normal(num_experts, hidden, dtype=torch.float64), make_experts(draw, num_experts, hidden)
+
+
+def mixed(answer: Any, x: Tensor, router: Tensor, experts: list[Any], k: int) -> Tensor:
+    with unchanged(x=x, router=router):
+        got = answer.mixture(x, router, experts, k)
+    if not isinstance(got, torch.Tensor) or got.shape != x.shape:
+        shape = list(got.shape) if isinstance(got, torch.Tensor) else plain(got)
+        reject(f"mixture returned {shape}, expected a tensor of x's shape, {list(x.shape)}")
+    return got
+
+
+def one_expert_each(answer: Any, draw: Draw, num_tokens: int, num_experts: int) -> None:
+    """K = 1: the weight is 1, whatever the router's logit."""
+    x, router, experts = inputs(draw, num_tokens, num_experts)
+    got = mixed(answer, x, router, experts, 1)
+    compare(got, oracle(x, router, experts, 1), what="the output for k=1", axes=("token", "dimension"))
+
+
+def several_experts(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, hidden: int = HIDDEN) -> None:
+    what = f"the output of {num_tokens} tokens with {k} of {num_experts} experts"
+    for _ in range(2):  # sizes are the same, the numbers are not
+        x, router, experts = inputs(draw, num_tokens, num_experts, hidden)
+        got = mixed(answer, x, router, experts, k)
+        compare(got, oracle(x, router, experts, k), what=what, axes=("token", "dimension"))
+
+
+def reads_each_once(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int) -> None:
+    x, router, experts = inputs(draw, num_tokens, num_experts)
+    mixed(answer, x, router, experts, k)
+    chosen = (x @ router.T).topk(k, dim=-1).indices.flatten().tolist()
+    for number, expert in enumerate(experts):
+        if len(expert.num_rows) > 1:
+            reject(f"expert {number} was called {len(expert.num_rows)} times, for {expert.num_rows} rows; call it once")
+        if chosen.count(number) != sum(expert.num_rows):
+            reject(f"expert {number} computed {sum(expert.num_rows)} rows; {chosen.count(number)} tokens chose it")
+
+
+def leaves_others_alone(answer: Any, draw: Draw, num_experts: int) -> None:
+    """One token, or none: experts without rows are not called."""
+    for num_tokens in (1, 0):
+        x, router, experts = inputs(draw, num_tokens, num_experts)
+        mixed(answer, x, router, experts, 2)
+        called = [number for number, expert in enumerate(experts) if expert.num_rows]
+        if len(called) != 2 * num_tokens:
+            reject(f"{num_tokens} tokens with k=2: experts {called} were called, expected {2 * num_tokens} of them")
+
+
+# -- rows that travel
+
+
+def routing(draw: Draw, num_tokens: int, num_experts: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x [T, N], experts [T, K] without repetition in a row, weights [T, K]. N is K plus a few: wide where K is."""
+    x = draw.normal(num_tokens, k + draw.integer(2, 7), dtype=torch.float64)
+    chosen = [draw.permutation(num_experts)[:k] for _ in range(num_tokens)]
+    experts = torch.stack(chosen) if chosen else torch.zeros(0, k, dtype=torch.int64)
+    weights = draw.uniform(num_tokens, k, low=0.1).double()
+    return x, experts, weights
+
+
+def sent(answer: Any, x: Tensor, experts: Tensor, num_experts: int, n: int) -> tuple[list[Tensor], Tensor, Any]:
+    with unchanged(x=x, experts=experts):
+        result = answer.dispatch(x, experts, num_experts, n)
+    if not isinstance(result, tuple | list) or len(result) != 3:
+        reject("dispatch must return three things: the rows for each rank, the counts, the order")
+    rows, counts, order = result
+    if not isinstance(rows, tuple | list) or len(rows) != n:
+        reject(f"dispatch for {n} ranks must return {n} tensors of rows, one for each rank")
+    return list(rows), counts, order
+
+
+def counts_rows(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, n: int) -> None:
+    x, experts, _ = routing(draw, num_tokens, num_experts, k)
+    _, counts, _ = sent(answer, x, experts, num_experts, n)
+    per_rank = num_experts // n
+    flat = experts.flatten().tolist()
+    expected = [[flat.count(rank * per_rank + e) for e in range(per_rank)] for rank in range(n)]
+    compare(listed(counts), expected, what="the counts", axes=("rank", "expert of the rank"))
+
+
+def sends_rows_to_their_rank(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, n: int) -> None:
+    per_rank = num_experts // n
+    x, first, _ = routing(draw, num_tokens, num_experts, k)
+    for experts in (first, (first + 1) % num_experts):  # the same rows, and other choices
+        rows, _, _ = sent(answer, x, experts, num_experts, n)
+        pairs = [(int(e), t) for t, row in enumerate(experts) for e in row]
+        pairs.sort(key=lambda pair: pair[0])  # stable: tokens of one expert in their order
+        for rank in range(n):
+            tokens = [t for e, t in pairs if e // per_rank == rank]
+            what = f"the rows for rank {rank} of {n} (experts {rank * per_rank} to {rank * per_rank + per_rank - 1})"
+            compare(rows[rank], x[tokens], what=what, axes=("row", "dimension"))
+
+
+def exchange(answer: Any, x: Tensor, experts: Tensor, weights: Tensor, compute: Callable[[int, Tensor], Tensor],
+             num_experts: int, n: int) -> Tensor:  # fmt: skip
+    """There and back: each rank's experts compute the rows that came, sorted by expert."""
+    rows, counts, order = sent(answer, x, experts, num_experts, n)
+    per_rank, returned = num_experts // n, []
+    for rank, part in enumerate(rows):
+        pieces = part.split([int(count) for count in counts[rank]])
+        returned.append(torch.cat([compute(rank * per_rank + e, piece) for e, piece in enumerate(pieces)]))
+    with unchanged(weights=weights, **{f"rows of rank {rank}": part for rank, part in enumerate(returned)}):
+        got: Tensor = answer.combine(returned, order, weights)
+    return got
+
+
+def brings_rows_home(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, n: int) -> None:
+    """Experts that do nothing: each token comes back, times the sum of its weights. Twice, with other choices."""
+    for _ in range(2):
+        x, experts, weights = routing(draw, num_tokens, num_experts, k)
+        got = exchange(answer, x, experts, weights, lambda _, rows: rows.clone(), num_experts, n)
+        what = "what comes back from experts that change nothing"
+        compare(got, x * weights.sum(1, keepdim=True), what=what, axes=("token", "dimension"))
+
+
+def weighs_each_choice(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, n: int) -> None:
+    x, experts, weights = routing(draw, num_tokens, num_experts, k)
+    got = exchange(answer, x, experts, weights, lambda e, rows: (e + 1) * rows, num_experts, n)
+    factors = ((experts + 1) * weights).sum(1, keepdim=True)
+    compare(got, x * factors, what="the sum over a token's experts, each with its weight,", axes=("token", "dimension"))
+
+
+SHAPES = (
+    {"num_tokens": 1, "num_experts": 2, "k": 1, "n": 2},
+    {"num_tokens": 3, "num_experts": 4, "k": 2, "n": 2},
+    {"num_tokens": 7, "num_experts": 6, "k": 2, "n": 3},
+    {"num_tokens": 90, "num_experts": 64, "k": 8, "n": 4},
+    {"num_tokens": 4, "num_experts": 132, "k": 66, "n": 2},
+    {"num_tokens": 0, "num_experts": 4, "k": 2, "n": 2},
+)
+
+
+def experts_touched() -> float:
+    from twophase_labs.many_machines.small_moe import touched
+
+    return touched(8)
+
+
+EXERCISES = (
+    Exercise(
+        id="7.8",
+        title="A mixture of experts",
+        kind="code",
+        names=("mixture",),
+        points=4,
+        minutes=14,
+        lines=9,
+        difficulty=3,
+        objective="send each token through its own few experts, each expert's weights read once",
+        hints=(
+            "`topk` gives each token's K logits and experts. A softmax over these K alone equals the softmax over all "
+            "E, divided by the sum of the K: the rest of the denominator cancels.",
+            "Go over the experts, not over the tokens: `(chosen == e).nonzero(as_tuple=True)` gives the tokens that "
+            "chose expert e and which of their choices it was.",
+            "logits, chosen = (x @ router.T).topk(k, dim=-1)\n"
+            "weights = ...\n"
+            "out = torch.zeros_like(x)\n"
+            "for e in ...:                       # the experts that some token chose\n"
+            "    tokens, choice = (chosen == e).nonzero(as_tuple=True)\n"
+            "    out[tokens] += ...\n"
+            "return out",
+        ),
+        checks=(
+            Property(
+                "sends each token to its best expert",
+                one_expert_each,
+                "With k = 1 the weight is 1: the chosen weights are divided by their sum.",
+                ({"num_tokens": 1, "num_experts": 2}, {"num_tokens": 5, "num_experts": 4}),
+            ),
+            Property(
+                "adds up k experts with their weights",
+                several_experts,
+                "The weights of a token's k experts sum to 1, and are proportional to exp of their logits.",
+                (
+                    {"num_tokens": 2, "num_experts": 3, "k": 2},
+                    {"num_tokens": 9, "num_experts": 8, "k": 2},
+                    {"num_tokens": 5, "num_experts": 4, "k": 4},
+                    {"num_tokens": 150, "num_experts": 3, "k": 2, "hidden": 9},
+                    {"num_tokens": 40, "num_experts": 70, "k": 6, "hidden": 11},
+                ),
+            ),
+            Property(
+                "calls an expert once, with all of its rows",
+                reads_each_once,
+                "A call reads the expert's weights. One call for all tokens that chose it reads them once.",
+                ({"num_tokens": 12, "num_experts": 3, "k": 2}, {"num_tokens": 30, "num_experts": 8, "k": 2}),
+            ),
+            Property(
+                "leaves the other experts alone",
+                leaves_others_alone,
+                "An expert that no token chose is not called: its weights need not be read. No tokens: no calls.",
+                ({"num_experts": 4}, {"num_experts": 16}),
+            ),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="7.10",
+        title="Rows that travel",
+        kind="code",
+        names=("dispatch", "combine"),
+        points=3,
+        minutes=12,
+        lines=6,
+        difficulty=3,
+        objective="send each row to the rank of its expert, and bring it back to its token",
+        hints=(
+            "Flatten the [T, K] choices: entry i is choice i % K of token i // K. Sorting the entries by expert also "
+            "sorts them by rank, because a rank has consecutive experts.",
+            "`order` says which entry each sorted row was. `bincount(..., minlength=num_experts)` counts experts that "
+            "nobody chose, too.",
+            "The way back is the sorting undone: sorted row j belongs at entry order[j].",
+        ),
+        checks=(
+            Property(
+                "counts the rows of each expert",
+                counts_rows,
+                "[n, experts of a rank], all experts included: the receiver needs zeros as well.",
+                SHAPES,
+            ),
+            Property(
+                "sends rows to the rank of their expert",
+                sends_rows_to_their_rank,
+                "Rank r has the experts from r * num_experts / n on. Its rows are sorted by expert, and tokens of one "
+                "expert stay in their order.",
+                SHAPES,
+            ),
+            Property(
+                "brings every row back to its token",
+                brings_rows_home,
+                "`rows[order] = ...` puts sorted rows where they were before sorting.",
+                SHAPES,
+            ),
+            Property(
+                "adds up a token's experts, each with its weight",
+                weighs_each_choice,
+                "After `order` is undone, entry (t, c) is choice c of token t, and weights[t, c] is its weight.",
+                SHAPES,
+            ),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="7.9",
+        title="How many experts wake up?",
+        kind="prediction",
+        names=("guess_7_9",),
+        points=1,
+        minutes=3,
+        objective="expect how many experts' weights a decode step reads",
+        question=Number(
+            experts_touched,
+            factor=1.25,
+            unit="experts",
+            hint="One token leaves a given expert alone with probability 1 - 2/16. And eight tokens?",
+        ),
+        time_limit_s=60,
+    ),
+)

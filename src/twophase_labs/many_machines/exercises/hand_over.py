@@ -1,0 +1,347 @@
+"""7.1: prefill here, decode there: blocks that change hands, and when they arrive."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from twophase.cache.kv_cache import LayerKV
+from twophase_labs.machine.checks import Draw, Rejected, compare, fresh, number, plain, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.many_machines.layer_blocks import (
+    Heads,
+    empty_layer,
+    place,
+    random_blocks,
+    random_heads,
+    stored,
+    token_rows,
+)
+from twophase_labs.many_machines.listed import listed
+
+NUM_BLOCKS = 300
+PARTS = ("K", "V", "the scales of K", "the scales of V")
+
+
+def a_sequence(
+    draw: Draw, num_tokens: int, block_size: int, quantised: bool, heads: Heads | None = None
+) -> tuple[LayerKV, list[int], list[Any]]:
+    """A layer in which a sequence lies in random blocks; its block ids, and what each token has."""
+    heads = heads or random_heads(draw)
+    layer = empty_layer(heads, NUM_BLOCKS, block_size, quantised)
+    rows = token_rows(draw, heads, num_tokens, quantised)
+    block_ids = random_blocks(draw, num_tokens, block_size, NUM_BLOCKS)
+    place(layer, block_ids, rows)
+    return layer, block_ids, rows
+
+
+def taken(answer: Any, layer: LayerKV, block_ids: Sequence[int], num_tokens: int) -> list[Any]:
+    theirs = list(block_ids)
+    with unchanged(block_ids=theirs):
+        message = plain(answer.take_layer(layer, theirs, num_tokens))
+    if type(message) not in (list, tuple) or not all(isinstance(part, torch.Tensor) for part in message):
+        reject(f"the message is {type(message).__name__}, expected a list of tensors")
+    return list(message)
+
+
+def maps_positions(answer: Any, draw: Draw, num_tokens: int, block_size: int) -> None:
+    block_ids = random_blocks(draw, num_tokens, block_size, NUM_BLOCKS)
+    theirs = list(block_ids)
+    with unchanged(block_ids=theirs):
+        found = answer.slots_of(theirs, num_tokens, block_size)
+    if type(found) not in (list, tuple) or len(found) != 2:
+        reject(f"slots_of returned {type(found).__name__}, expected two things: the blocks and the offsets")
+    blocks = [block_ids[position // block_size] for position in range(num_tokens)]
+    offsets = [position % block_size for position in range(num_tokens)]
+    for got, expected, what in zip(found, (blocks, offsets), ("block", "offset"), strict=True):
+        compare(listed(got), expected, what=f"the {what} in blocks of {block_size} {block_ids}", axes=("position",))
+
+
+def takes_tokens_in_order(answer: Any, draw: Draw, num_tokens: int, block_size: int) -> None:
+    layer, block_ids, rows = a_sequence(draw, num_tokens, block_size, quantised=False)
+    with unchanged(k=layer.k, v=layer.v):
+        message = taken(answer, layer, block_ids, num_tokens)
+    where = f"{num_tokens} tokens in blocks of {block_size}: {block_ids}"
+    try:
+        for got, expected, what in zip(message, rows, PARTS, strict=False):
+            compare(got, expected, what=f"{what} of the message", axes=("token", "KV head", "dim"))
+    except Rejected as error:
+        reject(str(error), *error.details, where)
+    if len(message) < 2:
+        reject(f"the message has {len(message)} tensor, expected K and V")
+
+
+def takes_the_scales(answer: Any, draw: Draw, num_tokens: int, block_size: int) -> None:
+    layer, block_ids, rows = a_sequence(draw, num_tokens, block_size, quantised=True)
+    message = taken(answer, layer, block_ids, num_tokens)
+    if len(message) != len(rows):
+        reject(f"an int8 layer gave {len(message)} tensors, expected 4: K, V and the scales of each")
+    for got, expected, what in zip(message, rows, PARTS, strict=True):
+        compare(got, expected, what=f"{what} of the message", axes=("token", "KV head", "dim")[: expected.ndim])
+
+
+def takes_a_copy(answer: Any, draw: Draw, num_tokens: int, block_size: int) -> None:
+    layer, block_ids, _ = a_sequence(draw, num_tokens, block_size, quantised=False)
+    for part in taken(answer, layer, block_ids, num_tokens):
+        fresh(part, k=layer.k, v=layer.v)
+
+
+def put(
+    answer: Any, draw: Draw, num_tokens: int, block_size: int, quantised: bool
+) -> tuple[LayerKV, list[int], list[Any]]:
+    heads = random_heads(draw)
+    layer = empty_layer(heads, NUM_BLOCKS, block_size, quantised)
+    rows = token_rows(draw, heads, num_tokens, quantised)
+    block_ids = random_blocks(draw, num_tokens, block_size, NUM_BLOCKS)
+    theirs, message = list(block_ids), [row.clone() for row in rows]
+    with unchanged(block_ids=theirs, **{f"part_{at}": part for at, part in enumerate(message)}):
+        answer.put_layer(layer, theirs, message)
+    return layer, block_ids, rows
+
+
+def puts_them_where_the_table_says(answer: Any, draw: Draw, num_tokens: int, block_size: int, quantised: bool) -> None:
+    layer, block_ids, rows = put(answer, draw, num_tokens, block_size, quantised)
+    for blocks, values, what in zip(stored(layer), rows, PARTS, strict=False):
+        for position, value in enumerate(values):
+            block, offset = block_ids[position // block_size], position % block_size
+            compare(
+                blocks[block, :, offset],
+                value,
+                what=f"{what} of token {position} (block {block}, offset {offset}, of blocks {block_ids})",
+                axes=("KV head", "dim")[: value.ndim],
+            )
+
+
+def leaves_other_slots_alone(answer: Any, draw: Draw, num_tokens: int, block_size: int, quantised: bool) -> None:
+    layer, block_ids, rows = put(answer, draw, num_tokens, block_size, quantised)
+    _, num_heads, _, dim = layer.k.shape
+    expected = empty_layer(Heads(num_heads, dim), NUM_BLOCKS, block_size, quantised)
+    place(expected, block_ids, rows)
+    for got, wanted, what in zip(stored(layer), stored(expected), PARTS, strict=False):
+        axes = ("block", "KV head", "offset", "dim")[: wanted.ndim]
+        compare(got, wanted, what=f"the pool of {what}, {num_tokens} tokens in blocks {block_ids},", axes=axes)
+
+
+def between_block_sizes(answer: Any, draw: Draw, num_tokens: int, source: int, target: int, quantised: bool) -> None:
+    heads = random_heads(draw)
+    layer, block_ids, rows = a_sequence(draw, num_tokens, source, quantised, heads)
+    there = empty_layer(heads, NUM_BLOCKS, target, quantised)
+    other_ids = random_blocks(draw, num_tokens, target, NUM_BLOCKS)
+    answer.put_layer(there, list(other_ids), taken(answer, layer, block_ids, num_tokens))
+    expected = empty_layer(heads, NUM_BLOCKS, target, quantised)
+    place(expected, other_ids, rows)
+    for got, wanted, what in zip(stored(there), stored(expected), PARTS, strict=False):
+        axes = ("block", "KV head", "offset", "dim")[: wanted.ndim]
+        compare(got, wanted, what=f"after a hand-over from blocks of {source} to blocks of {target}, {what}", axes=axes)
+
+
+# -- when they arrive
+
+
+def arrivals(compute_s: Sequence[float], transfer_s: Sequence[float], latency_s: float) -> list[float]:
+    """An oracle: the end of the longest chain of things that must happen one after the other. Layer i's last byte
+    leaves after the computing of some layer j <= i, and the sending of j to i."""
+    ends = []
+    for i in range(len(compute_s)):
+        chains = (sum(compute_s[: j + 1]) + sum(transfer_s[j : i + 1]) for j in range(i + 1))
+        ends.append(max(chains) + latency_s)
+    return ends
+
+
+def arrived(answer: Any, compute_s: list[float], transfer_s: list[float], latency_s: float) -> list[float]:
+    with unchanged(compute_s=compute_s, transfer_s=transfer_s):
+        found = listed(answer.arrival_times(compute_s, transfer_s, latency_s))
+    if type(found) not in (list, tuple):
+        reject(f"arrival_times returned {type(found).__name__}, expected a list of seconds")
+    times = [number(each) for each in found]
+    if None in times:
+        reject(f"arrival_times returned {found}, expected a list of seconds")
+    return [float(each) for each in times if each is not None]
+
+
+def arrives(answer: Any, compute_s: list[float], transfer_s: list[float], latency_s: float) -> None:
+    got, expected = arrived(answer, compute_s, transfer_s, latency_s), arrivals(compute_s, transfer_s, latency_s)
+    where = f"computing takes {compute_s}, sending {transfer_s}, and the latency is {latency_s:g}"
+    try:
+        compare(got, expected, what="the arrival", axes=("layer",))
+    except Rejected as error:
+        reject(str(error), *error.details, where)
+
+
+def quarters(draw: Draw, low: int, high: int, count: int) -> list[float]:
+    return [draw.integer(low, high) / 4 for _ in range(count)]
+
+
+def one_layer(answer: Any, draw: Draw) -> None:
+    for _ in range(2):
+        arrives(answer, quarters(draw, 1, 20, 1), quarters(draw, 1, 20, 1), draw.integer(1, 9) / 8)
+
+
+def leaves_when_computed(answer: Any, draw: Draw, num_layers: int) -> None:
+    """A link that is free whenever a layer is ready."""
+    arrives(answer, quarters(draw, 8, 20, num_layers), quarters(draw, 1, 8, num_layers), 0.0)
+
+
+def waits_for_the_link(answer: Any, draw: Draw, num_layers: int) -> None:
+    arrives(answer, quarters(draw, 1, 4, num_layers), quarters(draw, 8, 20, num_layers), 0.0)
+
+
+def latencies_overlap(answer: Any, draw: Draw, num_layers: int) -> None:
+    arrives(answer, quarters(draw, 1, 9, num_layers), quarters(draw, 1, 9, num_layers), draw.integer(8, 40) / 4)
+
+
+def any_of_them(answer: Any, draw: Draw, num_layers: int) -> None:
+    """Some layers are there already (nothing to compute) or have nothing to send."""
+    for _ in range(3):
+        lengths = quarters(draw, 0, 9, num_layers), quarters(draw, 0, 9, num_layers)
+        arrives(answer, *lengths, draw.integer(0, 3) / 4)
+
+
+EXERCISES = (
+    Exercise(
+        id="7.1",
+        was="5.18",
+        title="Blocks change hands",
+        kind="code",
+        names=("slots_of", "take_layer", "put_layer"),
+        points=3,
+        minutes=10,
+        lines=4,
+        difficulty=2,
+        objective="move a prompt's K and V between pools whose blocks have other ids",
+        hints=(
+            "Position p is in the sequence's block number p // block_size; which block of the *pool* is that?",
+            "With two index tensors of T elements each, `pool[blocks, :, offsets]` is [T, H_kv, D]: a row per token.",
+            "The same expression on the left of an `=` writes the rows into other blocks.",
+        ),
+        checks=(
+            Property(
+                "maps positions to slots",
+                maps_positions,
+                "Position p is in the sequence's block number p // block_size, which is block_ids of that, at offset "
+                "p % block_size.",
+                (
+                    {"num_tokens": 1, "block_size": 4},
+                    {"num_tokens": 6, "block_size": 4},
+                    {"num_tokens": 139, "block_size": 6},
+                    {"num_tokens": 90, "block_size": 80},
+                ),
+            ),
+            Property(
+                "takes the tokens in their order",
+                takes_tokens_in_order,
+                "The block table is in the sequence's order, the pool is not: look the block up, then the offset in "
+                "it. And the last block may hold fewer tokens than fit.",
+                (
+                    {"num_tokens": 1, "block_size": 4},
+                    {"num_tokens": 4, "block_size": 4},
+                    {"num_tokens": 10, "block_size": 4},
+                    {"num_tokens": 23, "block_size": 2},
+                    {"num_tokens": 139, "block_size": 6},
+                    {"num_tokens": 90, "block_size": 80},
+                ),
+            ),
+            Property(
+                "takes the scales too",
+                takes_the_scales,
+                "An int8 layer is worth nothing without its scales, one per token and head; see `stored(layer)`.",
+                ({"num_tokens": 3, "block_size": 4}, {"num_tokens": 9, "block_size": 4}),
+            ),
+            Property(
+                "takes a copy",
+                takes_a_copy,
+                "The blocks are free as soon as they are taken, and the next prompt is written over them; a view would "
+                "show that, in the middle of the transfer.",
+                ({"num_tokens": 4, "block_size": 4},),
+            ),
+            Property(
+                "puts them where the table says",
+                puts_them_where_the_table_says,
+                "The blocks there have ids of their own; position p goes to block_ids[p // block_size], offset p % "
+                "block_size.",
+                (
+                    {"num_tokens": 3, "block_size": 4, "quantised": False},
+                    {"num_tokens": 11, "block_size": 4, "quantised": False},
+                    {"num_tokens": 11, "block_size": 4, "quantised": True},
+                    {"num_tokens": 90, "block_size": 80, "quantised": False},
+                ),
+            ),
+            Property(
+                "leaves all other slots alone",
+                leaves_other_slots_alone,
+                "The other blocks belong to other requests, and the rest of the last block must stay as it was.",
+                (
+                    {"num_tokens": 6, "block_size": 4, "quantised": False},
+                    {"num_tokens": 13, "block_size": 8, "quantised": True},
+                ),
+            ),
+            Property(
+                "goes between pools of different blocks",
+                between_block_sizes,
+                "What travels is tokens, so neither side needs to know the other's block size: each looks at its own "
+                "`layer.k.shape`.",
+                (
+                    {"num_tokens": 10, "source": 4, "target": 4, "quantised": False},
+                    {"num_tokens": 10, "source": 8, "target": 2, "quantised": False},
+                    {"num_tokens": 13, "source": 2, "target": 8, "quantised": True},
+                    {"num_tokens": 100, "source": 12, "target": 5, "quantised": False},
+                ),
+            ),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="7.2",
+        title="When everything is there",
+        kind="code",
+        names=("arrival_times",),
+        points=3,
+        minutes=10,
+        lines=8,
+        difficulty=2,
+        objective="overlap a transfer with the arithmetic that produces it",
+        hints=(
+            "A layer can leave when two things are true: it has been computed, and the layer before it has left.",
+            "Two running times are enough: when the layer is computed, and when the link is free. The latency comes on "
+            "top of each arrival, and keeps the link from nothing.",
+            "computed_s = free_s = 0.0\n"
+            "for layer_s, send_s in zip(compute_s, transfer_s):\n"
+            "    computed_s = ...            # when this layer is computed\n"
+            "    free_s = max(..., ...) + ...  # when its last byte has left\n"
+            "    times.append(...)",
+        ),
+        checks=(
+            Property(
+                "computes, sends, and waits for the latency",
+                one_layer,
+                "One layer takes its computing, its sending and the latency, one after the other.",
+            ),
+            Property(
+                "sends a layer as soon as it is computed",
+                leaves_when_computed,
+                "Layer i is computed when layers 0 to i are; nothing waits for the layers after it.",
+                ({"num_layers": 2}, {"num_layers": 6}, {"num_layers": 70}),
+            ),
+            Property(
+                "has one layer on the link at a time",
+                waits_for_the_link,
+                "Where sending takes longer than computing, a layer waits until the one before it has left.",
+                ({"num_layers": 2}, {"num_layers": 6}, {"num_layers": 70}),
+            ),
+            Property(
+                "adds the latency to arrivals only",
+                latencies_overlap,
+                "While the last bytes of one layer travel, the next can leave: the latency delays every arrival, and "
+                "occupies no link.",
+                ({"num_layers": 2}, {"num_layers": 5}),
+            ),
+            Property(
+                "is right for any layers",
+                any_of_them,
+                "No layers: an empty list. A layer may take no time to compute (its tokens were a hit) or to send.",
+                ({"num_layers": 0}, {"num_layers": 1}, {"num_layers": 5}, {"num_layers": 40}),
+            ),
+        ),
+        time_limit_s=10,
+    ),
+)

@@ -1,0 +1,313 @@
+"""7.3: one layer on several machines: tensor parallelism."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twophase_labs.machine.checks import Draw, compare, finite, fresh, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Number
+from twophase_labs.many_machines.shards_attention import AttentionWeights, attend
+from twophase_tools.simulate.model_shapes import MODELS
+
+HIDDEN = 12
+NUM_STEPS = 20  # of the run in the notebook: a step for the prompt, and one for each token after the first
+
+
+def random_mlp(draw: Draw, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """gate and up [width, hidden], down [hidden, width], in float64."""
+    return tuple(
+        draw.normal(*shape, dtype=torch.float64) / 3 for shape in ((width, HIDDEN), (width, HIDDEN), (HIDDEN, width))
+    )  # type: ignore[return-value]
+
+
+def whole_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+def shards_of(answer: Any, mlp: tuple[Tensor, Tensor, Tensor], n: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    shards = answer.split_mlp(*mlp, n)
+    if not isinstance(shards, list | tuple) or len(shards) != n:
+        reject(f"split_mlp for {n} ranks returned {len(shards) if isinstance(shards, list | tuple) else shards!r}")
+    for rank, shard in enumerate(shards):
+        if len(shard) != 3 or not all(isinstance(part, torch.Tensor) for part in shard):
+            reject(f"the shard of rank {rank} is not three tensors (gate, up, down)")
+    return list(shards)
+
+
+def shares_the_weights(answer: Any, draw: Draw, width: int, n: int) -> None:
+    mlp = random_mlp(draw, width)
+    shards = shards_of(answer, mlp, n)
+    for index, name in enumerate(("gate", "up", "down")):
+        held = sum(shard[index].numel() for shard in shards)
+        if held != mlp[index].numel():
+            shapes = ", ".join(str(list(shard[index].shape)) for shard in shards)
+            reject(f"all ranks together hold {held} weights of {name}, which has {mlp[index].numel()}", shapes)
+    sizes = [shard[0].numel() // HIDDEN for shard in shards]
+    if max(sizes) - min(sizes) > 1:
+        reject(f"the ranks hold {sizes} of the {width} rows of gate; they may differ by one")
+
+
+def sums_to_the_whole(answer: Any, draw: Draw, width: int, n: int) -> None:
+    mlp, x = random_mlp(draw, width), draw.normal(5, HIDDEN, dtype=torch.float64)
+    parts = [answer.mlp_part(x, shard) for shard in shards_of(answer, mlp, n)]
+    for rank, part in enumerate(parts):
+        if not isinstance(part, torch.Tensor) or part.shape != x.shape:
+            shape = list(part.shape) if isinstance(part, torch.Tensor) else part
+            reject(f"the part of rank {rank} has shape {shape}, expected that of x, {list(x.shape)}")
+    compare(
+        torch.stack(parts).sum(0), whole_mlp(x, *mlp), what=f"the sum of the {n} parts", axes=("token", "dimension")
+    )
+
+
+def reduces(answer: Any, draw: Draw, n: int) -> None:
+    for _ in range(2):
+        reduces_once(answer, draw, n)
+
+
+def reduces_once(answer: Any, draw: Draw, n: int) -> None:
+    parts = [draw.normal(3, 4) for _ in range(n)]
+    expected = torch.stack(parts).double().sum(0).float()
+    with unchanged(**{f"part_{rank}": part for rank, part in enumerate(parts)}):
+        totals = answer.all_reduce(parts)
+    if not isinstance(totals, list | tuple) or len(totals) != n:
+        reject(f"all_reduce of {n} parts must return {n} tensors, one for each rank; it returned {type(totals)}")
+    for rank, total in enumerate(totals):
+        compare(total, expected, what=f"what rank {rank} gets", axes=("token", "dimension"))
+        fresh(total, **{f"part of rank {other}": parts[other] for other in range(n)})
+    for rank, total in enumerate(totals[1:], start=1):
+        if total.data_ptr() == totals[0].data_ptr():
+            reject(f"ranks 0 and {rank} got the same tensor; on two machines there are two")
+
+
+def adds_the_residual_once(answer: Any, draw: Draw, width: int, n: int) -> None:
+    for _ in range(2):  # weights and inputs of one shape, and of other numbers
+        mlp, x = random_mlp(draw, width), 10 * draw.normal(4, HIDDEN, dtype=torch.float64)
+        with unchanged(x=x):
+            outputs = answer.mlp_block(x, shards_of(answer, mlp, n))
+        if len(outputs) != n:
+            reject(f"mlp_block on {n} ranks must return {n} tensors, one for each; it returned {len(outputs)}")
+        expected = x + whole_mlp(x, *mlp)
+        for rank, output in enumerate(outputs):
+            compare(output, expected, what=f"the output of rank {rank} of {n}", axes=("token", "dimension"))
+            fresh(output, x=x, **{f"output of rank {other}": outputs[other] for other in range(rank)})
+
+
+# -- heads
+
+
+def random_attention(draw: Draw, num_heads: int, num_kv_heads: int) -> AttentionWeights:
+    """Its head size and the base of its rotation are its own, and no shard's to choose."""
+    head_dim, theta = 2 + 2 * (num_heads % 4), 50.0 + num_heads
+
+    def weight(rows: int, columns: int) -> Tensor:
+        return draw.normal(rows, columns, dtype=torch.float64) / 2
+
+    q, kv = num_heads * head_dim, num_kv_heads * head_dim
+    return AttentionWeights(
+        weight(q, HIDDEN),
+        weight(kv, HIDDEN),
+        weight(kv, HIDDEN),
+        weight(HIDDEN, q),
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        theta,
+    )
+
+
+def attention_oracle(x: Tensor, w: AttentionWeights) -> Tensor:
+    """Head by head, query by query."""
+    from twophase_labs.many_machines.shards_attention import rotate
+
+    d = w.head_dim
+    total = torch.zeros(len(x), w.o.shape[0], dtype=x.dtype)
+    for head in range(w.num_heads):
+        kv = head * w.num_kv_heads // w.num_heads
+        q = rotate((x @ w.q[head * d : (head + 1) * d].T)[None], w.theta)[0]
+        k = rotate((x @ w.k[kv * d : (kv + 1) * d].T)[None], w.theta)[0]
+        v = x @ w.v[kv * d : (kv + 1) * d].T
+        for t in range(len(x)):
+            weights = (k[: t + 1] @ q[t] / d**0.5).softmax(0)
+            total[t] += w.o[:, head * d : (head + 1) * d] @ (weights @ v[: t + 1])
+    return total
+
+
+def kv_heads_as_told(answer: Any, draw: Draw, num_kv_heads: int, n: int) -> None:
+    expected = [part.tolist() for part in torch.arange(num_kv_heads).tensor_split(n)]
+    for rank in range(n):
+        compare(
+            list(answer.kv_heads_of(rank, n, num_kv_heads)),
+            expected[rank],
+            what=f"the KV heads of rank {rank} of {n}, with {num_kv_heads} in all,",
+        )
+
+
+def split(answer: Any, w: AttentionWeights, n: int) -> list[AttentionWeights]:
+    with unchanged(q=w.q, k=w.k, v=w.v, o=w.o):
+        shards = answer.split_attention(w, n)
+    if not isinstance(shards, list | tuple) or len(shards) != n:
+        reject(f"split_attention for {n} ranks must return {n} AttentionWeights; it returned {type(shards).__name__}")
+    for rank, shard in enumerate(shards):
+        if not isinstance(shard, AttentionWeights):
+            reject(f"the shard of rank {rank} is {type(shard).__name__}, expected AttentionWeights")
+    return list(shards)
+
+
+def every_rank_has_its_rows(answer: Any, draw: Draw, num_heads: int, num_kv_heads: int, n: int) -> None:
+    w = random_attention(draw, num_heads, num_kv_heads)
+    group, d = num_heads // num_kv_heads, w.head_dim
+    for rank, (shard, heads) in enumerate(
+        zip(split(answer, w, n), torch.arange(num_kv_heads).tensor_split(n), strict=True)
+    ):
+        kv = len(heads)
+        expected = replace(shard, num_heads=kv * group, num_kv_heads=kv, head_dim=d, theta=w.theta)
+        for name in ("num_heads", "num_kv_heads", "head_dim", "theta"):
+            compare(getattr(shard, name), getattr(expected, name), what=f"{name} of rank {rank} of {n}")
+        shapes = {"q": (kv * group * d, HIDDEN), "k": (kv * d, HIDDEN), "v": (kv * d, HIDDEN)}
+        for name, shape in (shapes | {"o": (HIDDEN, kv * group * d)}).items():
+            compare(tuple(getattr(shard, name).shape), shape, what=f"the shape of {name} on rank {rank} of {n}")
+
+
+def parts_sum_to_attention(answer: Any, draw: Draw, num_heads: int, num_kv_heads: int, n: int) -> None:
+    w = random_attention(draw, num_heads, num_kv_heads)
+    x = 2 * draw.normal(6, HIDDEN, dtype=torch.float64)
+    total = torch.stack([attend(x, shard) for shard in split(answer, w, n)]).sum(0)
+    finite(total, what="the sum of the parts", axes=("token", "dimension"))
+    compare(
+        total,
+        attention_oracle(x, w),
+        what=f"the sum of {n} parts of {num_heads} heads over {num_kv_heads} KV heads",
+        axes=("token", "dimension"),
+    )
+
+
+def num_all_reduces() -> int:
+    return 2 * MODELS["smollm2-135m"].num_layers * NUM_STEPS
+
+
+EXERCISES = (
+    Exercise(
+        id="7.4",
+        was="5.21",
+        title="Half an MLP each",
+        kind="code",
+        names=("split_mlp", "mlp_part", "all_reduce", "mlp_block"),
+        points=3,
+        minutes=12,
+        lines=6,
+        difficulty=2,
+        objective="split an MLP so that its ranks need one sum and nothing else",
+        hints=(
+            "Which of the two products can be cut so that silu sees whole elements, not parts of sums?",
+            "Row i of gate and of up makes inner element i, and column i of down uses it: these belong together.",
+            "Every rank knows x already. What must be summed is what the ranks computed, not what all of them have.",
+        ),
+        checks=(
+            Property(
+                "puts every weight on one rank",
+                shares_the_weights,
+                "The point is that each rank holds, and reads, an n-th. `tensor_split` cuts as evenly as possible.",
+                ({"width": 4, "n": 2}, {"width": 8, "n": 1}, {"width": 10, "n": 3}),
+            ),
+            Property(
+                "has parts that sum to the whole",
+                sums_to_the_whole,
+                "gate and up by rows (the inner elements), down by columns (the same inner elements). A part has x's "
+                "shape.",
+                ({"width": 4, "n": 2}, {"width": 8, "n": 1}, {"width": 10, "n": 3}),
+            ),
+            Property(
+                "gives every rank the sum",
+                reduces,
+                "All-reduce: every rank gives one tensor and gets one, the sum of all, in memory of its own.",
+                ({"n": 1}, {"n": 2}, {"n": 5}),
+            ),
+            Property(
+                "adds the residual once",
+                adds_the_residual_once,
+                "If every rank adds x before the sum, the sum has n of it. And each rank has an output of its own.",
+                ({"width": 6, "n": 2}, {"width": 7, "n": 4}, {"width": 150, "n": 9}),
+            ),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="7.6",
+        was="5.22",
+        is_extra=True,
+        title="Heads that stay together",
+        kind="code",
+        names=("kv_heads_of", "split_attention"),
+        points=3,
+        minutes=12,
+        lines=5,
+        difficulty=2,
+        objective="split attention by groups of heads, evenly or not",
+        hints=(
+            "A group is one KV head and the G query heads that read it. Cut between groups.",
+            "The first `extra` ranks have one more, so that rank r starts after r * base heads and as many more as "
+            "ranks before it had an extra one.",
+            "Rows of q, k and v are heads times head_dim; o takes the query heads in as *columns*.",
+        ),
+        checks=(
+            Property(
+                "deals out the KV heads",
+                kv_heads_as_told,
+                "In order, without gaps, and the first ranks have one more where it does not divide.",
+                (
+                    {"num_kv_heads": 2, "n": 2},
+                    {"num_kv_heads": 3, "n": 2},
+                    {"num_kv_heads": 8, "n": 3},
+                    {"num_kv_heads": 7, "n": 4},
+                    {"num_kv_heads": 3, "n": 5},
+                    {"num_kv_heads": 71, "n": 9},
+                ),
+            ),
+            Property(
+                "cuts the weights at heads",
+                every_rank_has_its_rows,
+                "A KV head is head_dim rows of k and of v; its group is G times as many rows of q, and columns of o.",
+                (
+                    {"num_heads": 2, "num_kv_heads": 2, "n": 1},
+                    {"num_heads": 4, "num_kv_heads": 4, "n": 2},
+                    {"num_heads": 9, "num_kv_heads": 3, "n": 2},
+                    {"num_heads": 6, "num_kv_heads": 2, "n": 3},
+                    {"num_heads": 66, "num_kv_heads": 66, "n": 66},
+                    {"num_heads": 132, "num_kv_heads": 132, "n": 2},
+                ),
+            ),
+            Property(
+                "has parts that sum to the whole",
+                parts_sum_to_attention,
+                "Is every query head on the rank that has its KV head, and does o take in the columns of just these "
+                "heads?",
+                (
+                    {"num_heads": 2, "num_kv_heads": 2, "n": 2},
+                    {"num_heads": 9, "num_kv_heads": 3, "n": 2},
+                    {"num_heads": 10, "num_kv_heads": 5, "n": 4},
+                ),
+            ),
+        ),
+        time_limit_s=10,
+    ),
+    Exercise(
+        id="7.5",
+        was="5.23",
+        title="How often must they talk?",
+        kind="prediction",
+        names=("guess_7_5",),
+        points=1,
+        minutes=2,
+        objective="count the all-reduces of a generation",
+        question=Number(
+            num_all_reduces,
+            rel=0,
+            unit="all-reduces",
+            hint="How many in a layer, how many layers, and how many steps for a prompt and 20 tokens?",
+        ),
+    ),
+)
