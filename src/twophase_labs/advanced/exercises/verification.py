@@ -208,15 +208,15 @@ EXERCISES = (
                 ),
             ),
             Property(
-                "takes long runs",
-                takes_long_runs,
-                "If all drafts are right, however many, one more token comes, from p[len(draft)].",
-            ),
-            Property(
                 "draws the last token from the model",
                 draws_the_bonus,
                 "All drafts accepted: the next token comes from the row behind the last of them, p[len(draft)].",
                 ({"num_draft": 1}, {"num_draft": 2}),
+            ),
+            Property(
+                "takes long runs",
+                takes_long_runs,
+                "If all drafts are right, however many, one more token comes, from p[len(draft)].",
             ),
             Property(
                 "keeps the distribution",
