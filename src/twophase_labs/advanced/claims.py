@@ -9,5 +9,6 @@ ALLOWED = {
     "255 evenly spaced levels": "-127 to 127",
     "each 95 % confidence interval": "a convention, no measurement",
     "321 tokens neither prove nor refute it": "the text's length, as the cells above read it",
+    "reads 2,500 tokens": "the length of the tool's own text",
     "Order 4471: 3 lamps": "a text that the cell right below gives to the model",
 }

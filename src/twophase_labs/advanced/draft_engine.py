@@ -134,7 +134,7 @@ def copying(drafter: Drafter | None, gate: SpeculationGate | None = None) -> Run
 
 def inventing(drafter: Drafter | None, gate: SpeculationGate | None = None) -> Run:
     """Eight stories at once, with much left to chance."""
-    params = SamplingParams(temperature=1, top_p=0.95, max_tokens=36, seed=1, ignore_eos=True)
+    params = SamplingParams(temperature=1, top_p=0.95, max_tokens=28, seed=1, ignore_eos=True)
     return run(STORIES, params, drafter, gate)
 
 
@@ -166,17 +166,17 @@ def never_right(token_ids: list[int], num_drafts: int) -> list[int]:
 
 
 def seconds_of_pass(num_drafts: int, num_sequences: int = 1) -> float:
-    """Of the model, for so many sequences with so many drafts each; the median of five."""
+    """Of the model, for so many sequences with so many drafts each; the median of four."""
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     with drafting(OwnDrafter(never_right) if num_drafts else None, num_drafts) as llm:
         names = [f"pass {number}" for number in range(num_sequences)]
         for number, name in enumerate(names):
             llm.engine.add_request(
-                name, {"prompt_token_ids": list(range(100 * number + 100, 100 * number + 148))}, params
+                name, {"prompt_token_ids": list(range(100 * number + 100, 100 * number + 116))}, params
             )
-        for _ in islice(iter(llm.engine.step, None), 7):
+        for _ in islice(iter(llm.engine.step, None), 6):
             pass
-        steps = llm.engine.trace[-5:]
+        steps = llm.engine.trace[-4:]
         for name in names:
             llm.engine.abort(name)
     return statistics.median(step.run_s for step in steps)

@@ -4,19 +4,19 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, final
 
 import numpy as np
 import torch
 from transformers import DynamicCache
 
-from twophase import LLM, SamplingParams
+from twophase import SamplingParams
 from twophase.core.plan import StepPlan
 from twophase.engine.drafters import DraftRequest
 from twophase.engine.speculation import Speculator
 from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.own_engine import Verify, VerifyingRunner
+from twophase_labs.advanced.prefix_service import shared_engine
 from twophase_labs.advanced.train_draft import DraftNetwork, file_of_draft, load, make, prompts
 
 NextProbs = Callable[[list[int]], np.ndarray]
@@ -24,9 +24,9 @@ DraftWithModel = Callable[[NextProbs, list[int], int, Chance], tuple[list[int], 
 
 
 def open_draft() -> "SmallModel":
-    """The draft model from the cache folder. If it is not there yet it is trained first, which takes some minutes."""
+    """The draft model from the cache folder. If it is not there yet it is trained first, which takes a minute."""
     if not file_of_draft().exists():
-        print("training the draft model: once, some minutes")
+        print("training the draft model: once, about a minute")
         make(file_of_draft())
     return SmallModel(load(file_of_draft()))
 
@@ -134,11 +134,6 @@ class PairRun:
         return self.num_accepted / self.num_looked_at if self.num_looked_at else 0.0
 
 
-@cache
-def _engine() -> LLM:
-    return LLM(num_kv_blocks=256, max_num_seqs=8, enable_prefix_caching=False, max_trace_steps=None)
-
-
 def run(
     asked: Sequence[str],
     temperature: int | float,
@@ -150,7 +145,7 @@ def run(
     seed: int = 0,
 ) -> PairRun:
     """Answer these prompts, one by one or all `together`, with drafts of a small model or without."""
-    llm = _engine()
+    llm = shared_engine()
     engine: Any = llm.engine
     first_step, runner, drafter = engine.stats().num_steps, engine._runner, None
     if drafting is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.attention.interface import AttentionSpec
 from twophase.attention.torch_backend import TorchBackend
-from twophase_labs.advanced.window_engine import BLOCK_SIZE, engine, surprise_at_fact, text_ids
+from twophase_labs.advanced.window_engine import BLOCK_SIZE, engine, full_engine, surprise_at_fact, text_ids
 from twophase_tools.bench import quality_tasks
 from twophase_tools.bench.perplexity import step_logits
 from twophase_tools.bench.quality import STRETCH, Bounds, Drift, Verdict, drift_verdicts, estimate
@@ -48,7 +48,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 @cache
 def open_cache(name: str) -> LLM:
-    return engine(**FORMATS[name])
+    return engine(**FORMATS[name]) if FORMATS[name] else full_engine()
 
 
 def targets(num_tokens: int = NUM_TOKENS) -> Int[Tensor, " n"]:
@@ -94,25 +94,15 @@ LIMITS = {
 @cache
 def drift_by_stretch(name: str, num_stretches: int) -> dict[str, Float[Tensor, " n"]]:
     """What `LIMITS` bound, as means of stretches of 64 tokens, of which each counts as one observation."""
-    ids = text_ids()[: num_stretches * STRETCH + 1]
-    found: dict[str, list[Tensor]] = {measure: [] for measure in LIMITS}
-    num_read = 0
-    for before, after in zip(step_logits(open_cache("float32"), ids), step_logits(open_cache(name), ids), strict=True):
-        wanted = torch.tensor(ids[num_read + 1 : num_read + 1 + len(before)], dtype=torch.long)
-        num_read += len(before)
-        log_p, log_q = before[: len(wanted)].log_softmax(-1), after[: len(wanted)].log_softmax(-1)
-        places = torch.arange(len(wanted))
-        values = (
-            log_p[places, wanted] - log_q[places, wanted],
-            (log_p.exp() * (log_p - log_q)).sum(-1),
-            (log_p.argmax(-1) != log_q.argmax(-1)).float(),
-        )
-        for measure, value in zip(LIMITS, values, strict=True):
-            found[measure].append(value)
-    return {
-        measure: torch.cat(values)[: num_stretches * STRETCH].view(-1, STRETCH).mean(1)
-        for measure, values in found.items()
-    }
+    num_tokens = num_stretches * STRETCH + 1
+    wanted, places = targets(num_tokens), torch.arange(num_tokens - 1)
+    log_p, log_q = (logits_with(one, num_tokens).log_softmax(-1) for one in ("float32", name))
+    values = (
+        log_p[places, wanted] - log_q[places, wanted],
+        (log_p.exp() * (log_p - log_q)).sum(-1),
+        (log_p.argmax(-1) != log_q.argmax(-1)).float(),
+    )
+    return {measure: each.view(-1, STRETCH).mean(1) for measure, each in zip(LIMITS, values, strict=True)}
 
 
 def times_as_far() -> float:

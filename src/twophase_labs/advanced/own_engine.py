@@ -35,6 +35,7 @@ from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.draft_engine import NUM_DRAFTS, PROGRAM, OwnDrafter
 from twophase_labs.advanced.guided_machine import CITY_RECORD, Machine, TrieNode, trie_of
 from twophase_labs.advanced.guided_model import end_id, token_texts
+from twophase_labs.advanced.one_copy import open_llm
 
 Names = list[Any]
 Hashes = Callable[[Sequence[int], int, str], Names]
@@ -367,8 +368,8 @@ Functions are written like this.
 
 {PROGRAM}
 """
-CITIES = ("Lima", "Cairo", "Rome")
-COPIES = ("def area(width, height):", "def volume(width, height, depth):", "def surface(width, height, depth):")
+CITIES = ("Lima", "Cairo")
+COPIES = ("def volume(width, height, depth):", "def surface(width, height, depth):")
 
 
 @dataclass(frozen=True)
@@ -430,7 +431,9 @@ def open_engine(
     if store is not None:
         make_store, hashes, names_to_ask = store
         cache = {"cache_factory": lambda num, size, _: OwnPrefixes(make_store(num), hashes, names_to_ask, num, size)}
-    llm = LLM(model, device="cpu", num_kv_blocks=num_blocks, max_num_seqs=8, max_trace_steps=None, **cache, **options)
+    llm = open_llm(
+        model, device="cpu", num_kv_blocks=num_blocks, max_num_seqs=8, max_trace_steps=None, **cache, **options
+    )
     engine: Any = llm.engine
     if draft is not None:
         engine.speculator = Speculator(OwnDrafter(draft), NUM_DRAFTS, None)

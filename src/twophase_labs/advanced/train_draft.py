@@ -1,11 +1,11 @@
 """A draft model for SmolLM2, made of its own first layers and trained on its own answers in one narrow domain.
 
-    python -m twophase_labs.advanced.train_draft            write it to the cache folder, some minutes on a CPU
+    python -m twophase_labs.advanced.train_draft            write it to the cache folder, a minute on a CPU
     python -m twophase_labs.advanced.train_draft --try      also print what it is worth, in its domain and outside
 
 SmolLM2 writes short stories, greedily. A copy of its first two layers learns to give the same next-token
-probabilities (distillation: cross-entropy with the large model's, not with the token it chose). The stories use about
-a thousand of the 49,152 tokens, so the draft model's output matrix has only these rows (the idea is of FR-Spec,
+probabilities (distillation: cross-entropy with the large model's, not with the token it chose). The stories use some
+hundred of the 49,152 tokens, so the draft model's output matrix has only these rows (the idea is of FR-Spec,
 arXiv:2502.14856); all other tokens have probability 0 in it. It reads with SmolLM2's own embedding, which stays as it
 is and is not stored again.
 """
@@ -24,28 +24,33 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from twophase import LLM, SamplingParams
+from twophase.core.plan import ScheduledChunk
+from twophase.engine.runner import Runner, TakeLogits
 from twophase.model.prepare import cache_home
+from twophase_labs.advanced.one_copy import open_llm
 from twophase_labs.kit.models import smollm2
 
-WHO = ("lighthouse keeper", "baker", "young girl", "old sailor", "teacher", "gardener", "clockmaker", "shepherd")
-WHERE = ("by the sea", "in the mountains", "in a small village", "in a big city", "on an island", "near a forest")
-WHAT = ("a lost key", "a strange letter", "a wounded bird", "an old map", "a hidden door", "a small red boat")
+WHO = ("lighthouse keeper", "baker", "young girl", "old sailor", "teacher", "gardener")
+WHERE = ("by the sea", "in the mountains", "in a small village", "on an island")
+WHAT = ("a lost key", "a strange letter", "a wounded bird", "an old map")
 OUTSIDE = (
     "Explain what a hash table is.",
     "List five European capitals and their rivers.",
     "Write a Python function that reverses a string.",
     "What is the difference between weather and climate?",
 )
-NUM_ANSWERS, NUM_HELD_OUT, NUM_TOKENS = 160, 12, 48
+NUM_ANSWERS, NUM_HELD_OUT, NUM_TOKENS = 64, 12, 36
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-NUM_LAYERS, NUM_EPOCHS, BATCH_SIZE, LEARNING_RATE = 2, 8, 8, 1e-3
+PARAMS_OF_ONE = SamplingParams(temperature=0, max_tokens=1)
+NUM_LAYERS, NUM_EPOCHS, BATCH_SIZE, LEARNING_RATE = 2, 5, 4, 3e-3
 
 
 class Example(NamedTuple):
-    """A prompt and its answer, as token ids."""
+    """A prompt and its answer, as token ids, and the large model's logits from which each of the answer was chosen."""
 
     prompt: list[int]
     answer: list[int]
+    logits: Float[Tensor, "n V"]
 
 
 class Batch(NamedTuple):
@@ -57,7 +62,7 @@ class Batch(NamedTuple):
 
 
 def file_of_draft() -> Path:
-    return cache_home() / "draft-of-smollm2.safetensors"
+    return cache_home() / f"draft-of-smollm2-{NUM_ANSWERS}.safetensors"
 
 
 def prompts() -> tuple[list[str], list[str]]:
@@ -67,10 +72,39 @@ def prompts() -> tuple[list[str], list[str]]:
     return all_prompts[:NUM_ANSWERS], all_prompts[NUM_ANSWERS : NUM_ANSWERS + NUM_HELD_OUT]
 
 
+@final
+class Listener:
+    """A runner that keeps a copy of the logits it returns, in float16, by sequence. Its sequences have no drafts."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.rows: dict[int, list[Tensor]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None:
+        logits = self._runner.run(chunks, score)
+        sampled = [chunk.seq_id for chunk in chunks if chunk.num_samples]
+        for seq_id, row in zip(sampled, () if logits is None else logits.half(), strict=True):
+            self.rows.setdefault(seq_id, []).append(row)
+        return logits
+
+
 def answers_of(llm: LLM, asked: Sequence[str]) -> list[Example]:
-    """SmolLM2's own, greedy."""
-    outputs = llm.chat([[{"role": "user", "content": one}] for one in asked], PARAMS, use_tqdm=False)
-    return [Example(list(output.prompt_token_ids), list(output.outputs[0].token_ids)) for output in outputs]
+    """SmolLM2's own, greedy, and what it chose them from: so no answer is read a second time."""
+    engine: Any = llm.engine
+    runner = engine._runner
+    engine._runner = listener = Listener(runner)
+    try:
+        outputs = llm.chat([[{"role": "user", "content": one}] for one in asked], PARAMS, use_tqdm=False)
+    finally:
+        engine._runner = runner
+    rows = [torch.stack(listener.rows[seq_id]) for seq_id in sorted(listener.rows)]  # in the order of the prompts
+    return [
+        Example(list(output.prompt_token_ids), list(output.outputs[0].token_ids), logits)
+        for output, logits in zip(outputs, rows, strict=True)
+    ]
 
 
 @final
@@ -109,22 +143,20 @@ class DraftNetwork(nn.Module):
         return {name: value for name, value in self.state_dict().items() if "embed_tokens" not in name}
 
 
-def batches_of(large: Any, examples: Sequence[Example], types: Int[Tensor, " K"]) -> list[Batch]:
+def batches_of(examples: Sequence[Example], types: Int[Tensor, " K"]) -> list[Batch]:
     """With the large model's probabilities among `types`."""
     made = []
     for start in range(0, len(examples), BATCH_SIZE):
         part = examples[start : start + BATCH_SIZE]
-        length = max(len(prompt) + len(answer) for prompt, answer in part)
+        length = max(len(one.prompt) + len(one.answer) for one in part)
         ids = torch.zeros(len(part), length, dtype=torch.long)
         is_asked = torch.zeros(len(part), length, dtype=torch.bool)
-        for row, (prompt, answer) in enumerate(part):
+        for row, (prompt, answer, _) in enumerate(part):
             end = len(prompt) + len(answer)
             ids[row, :end] = torch.tensor([*prompt, *answer])
             is_asked[row, len(prompt) - 1 : end - 1] = True
-        with torch.inference_mode():
-            hidden = large.model(ids).last_hidden_state[is_asked]
-            probs = (hidden @ large.lm_head.weight[types].T).softmax(-1)
-        made.append(Batch(ids, is_asked, probs.clone()))
+        probs = torch.cat([one.logits[:, types] for one in part]).float().softmax(-1)
+        made.append(Batch(ids, is_asked, probs))
     return made
 
 
@@ -152,15 +184,22 @@ def train(network: DraftNetwork, batches: Sequence[Batch], num_epochs: int = NUM
     return sum(losses) / len(losses)
 
 
-def make(file: Path, num_answers: int = NUM_ANSWERS, num_epochs: int = NUM_EPOCHS) -> float:
+def make(file: Path) -> float:
     """Let SmolLM2 answer, train, and write the file once it is complete; the last epoch's loss."""
     from safetensors.torch import save_file
 
-    large, _ = smollm2()
-    examples = answers_of(LLM(num_kv_blocks=512, max_num_seqs=16), prompts()[0][:num_answers])
-    types = torch.tensor(sorted({token for prompt, answer in examples for token in (*prompt, *answer)}))
-    network = DraftNetwork(large, types)
-    loss = train(network, batches_of(large, examples, types), num_epochs)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    try:
+        llm = open_llm(num_kv_blocks=512, max_num_seqs=NUM_ANSWERS)
+        asked = prompts()[0]
+        llm.chat([{"role": "user", "content": asked[0]}], PARAMS_OF_ONE, use_tqdm=False)  # a prefix of all others
+        examples = answers_of(llm, asked)
+        types = torch.tensor(sorted({token for one in examples for token in (*one.prompt, *one.answer)}))
+        network = DraftNetwork(smollm2()[0], types)
+        loss = train(network, batches_of(examples, types))
+    finally:
+        torch.set_num_threads(num_threads)
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(f".{os.getpid()}")  # another process may be making it, too
     save_file({name: value.contiguous() for name, value in network.own_state().items()}, unfinished)
@@ -186,12 +225,11 @@ def load(file: Path) -> DraftNetwork:
 def agreement(network: DraftNetwork, asked: Sequence[str]) -> tuple[float, float]:
     """Over greedy answers of SmolLM2: at which share of the places both have the same likeliest token, and the mean of
     sum(min(p, q)), which is what drafts at temperature 1 are accepted with."""
-    large, _ = smollm2()
     num_same, overlap, num_places = 0, 0.0, 0
-    for prompt, answer in answers_of(LLM(num_kv_blocks=256, max_num_seqs=16), asked):
+    for prompt, answer, logits in answers_of(open_llm(num_kv_blocks=256, max_num_seqs=16), asked):
         ids = torch.tensor([[*prompt, *answer]])
         places = slice(len(prompt) - 1, len(prompt) + len(answer) - 1)
-        p = large(ids).logits[0, places].softmax(-1)
+        p = logits.float().softmax(-1)
         q = torch.zeros_like(p)
         q[:, network.types] = network.head(network(ids)[0, places]).softmax(-1)
         num_same += int((p.argmax(-1) == q.argmax(-1)).sum())

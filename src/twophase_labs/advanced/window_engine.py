@@ -18,14 +18,12 @@ from twophase.cache.manager import CacheManager
 from twophase.cache.window import SlidingWindow
 from twophase.model.prepare import DEFAULT_MODEL, resolve_model
 from twophase.model.tokenizer import Tokenizer
+from twophase_labs.advanced.one_copy import open_llm
 from twophase_tools.bench.perplexity import prose, step_logits, token_losses
 
 BLOCK_SIZE = 16
 CHUNK = 64  # tokens of the text that a step reads
-WINDOW, NUM_SINKS = 256, 4
-NUM_TOKENS = 2048
-# Pages of the window, of the sinks and of a chunk; the text has 128.
-SMALL_POOL = -(-(WINDOW - 1) // BLOCK_SIZE) + 1 + 1 + CHUNK // BLOCK_SIZE
+NUM_TOKENS = 1024
 
 Visible = Callable[[Any, Any, int, int], Any]
 KeptBlocks = Callable[[int, int, int, int], list[int]]
@@ -79,7 +77,13 @@ class Reading:
 def engine(**options: Any) -> LLM:
     """SmolLM2 for one text at a time, read in chunks; as it is, in pages for all of the text."""
     defaults = {"num_kv_blocks": NUM_TOKENS // BLOCK_SIZE + 1, "max_num_batched_tokens": CHUNK, "max_num_seqs": 1}
-    return LLM(**defaults | options)
+    return open_llm(**defaults | options)
+
+
+@cache
+def full_engine() -> LLM:
+    """The one that sees everything, for all readings."""
+    return engine()
 
 
 def windowed_engine(visible: Visible, kept_blocks: KeptBlocks, window: int, num_sinks: int, pool: int) -> LLM:
@@ -130,16 +134,8 @@ def surprise_at_fact(llm: LLM, distance: int) -> float:
     return float(token_losses(llm, ids)[-len(answer) :].sum()) / math.log(2)
 
 
-@cache
-def rise_without_sinks() -> float:
-    """How many times larger the perplexity gets when a window of 256 has no sinks, on a shorter text."""
-    ids = text_ids(3 * WINDOW)
-    full = read(engine(), ids).perplexity(WINDOW)
-    return read(engine(sliding_window=WINDOW), ids).perplexity(WINDOW) / full
-
-
 @torch.inference_mode()
-def share_of_first_key(num_tokens: int = WINDOW) -> Float[Tensor, "layers H"]:
+def share_of_first_key(num_tokens: int = 256) -> Float[Tensor, "layers H"]:
     """How much of its attention each head gives to the first token of a text, the mean over later queries."""
     from twophase_labs.kit.models import smollm2
 

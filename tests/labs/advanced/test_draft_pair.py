@@ -10,7 +10,7 @@ from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.draft_pair import ModelDrafter, SmallModel
 from twophase_labs.advanced.guided_machine import trie_of
 from twophase_labs.advanced.own_engine import Asked, VerifyingRunner, open_engine, serve
-from twophase_labs.advanced.train_draft import Batch, DraftNetwork, Example, batches_of, train
+from twophase_labs.advanced.train_draft import Batch, DraftNetwork, Example, Listener, batches_of, train
 from twophase_labs.decode.tiny_llama import NUM_LAYERS, VOCAB, tiny_llama
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.solved import run_reference
@@ -27,6 +27,12 @@ def network(num_layers: int, types=None) -> DraftNetwork:
     _, large = tiny_llama()
     types = torch.arange(VOCAB) if types is None else torch.tensor(types)
     return DraftNetwork(large, types, num_layers).eval().requires_grad_(False)
+
+
+def example(large, prompt, answer) -> Example:
+    with torch.no_grad():
+        logits = large(torch.tensor([[*prompt, *answer]])).logits[0]
+    return Example(prompt, answer, logits[len(prompt) - 1 : -1])
 
 
 def test_all_layers_and_all_rows_are_the_large_model():
@@ -57,16 +63,16 @@ def test_tokens_without_a_row_have_no_chance():
 def test_the_large_model_is_left_as_it_is():
     _, large = tiny_llama()
     before = {name: value.clone() for name, value in large.state_dict().items()}
-    examples = [Example([3, 4, 5], [6, 7, 8, 9]), Example([10, 11], [6, 7, 8])]
+    examples = [example(large, [3, 4, 5], [6, 7, 8, 9]), example(large, [10, 11], [6, 7, 8])]
     student = DraftNetwork(large, torch.tensor([6, 7, 8, 9]), 1)
-    train(student, batches_of(large, examples, student.types), num_epochs=3)
+    train(student, batches_of(examples, student.types), num_epochs=3)
     assert all(torch.equal(value, before[name]) for name, value in large.state_dict().items())
 
 
 def test_targets_are_the_large_models_probabilities_at_the_answer():
     _, large = tiny_llama()
     types = torch.tensor([6, 7, 8, 9])
-    (batch,) = batches_of(large, [Example([3, 4, 5], [6, 7]), Example([10], [8, 9, 6])], types)
+    (batch,) = batches_of([example(large, [3, 4, 5], [6, 7]), example(large, [10], [8, 9, 6])], types)
     assert isinstance(batch, Batch)
     assert batch.is_asked.tolist() == [[False, False, True, True, False], [True, True, True, False, False]]
     with torch.no_grad():
@@ -74,13 +80,24 @@ def test_targets_are_the_large_models_probabilities_at_the_answer():
     assert torch.allclose(batch.probs[:2], logits.softmax(-1), atol=1e-5)
 
 
+def test_what_is_listened_to_is_what_each_token_was_chosen_from():
+    folder, _ = tiny_llama()
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    requests = [Asked({"prompt_token_ids": [5 + i, 9, *range(70, 70 + 9 * i)]}, params) for i in range(4)]
+    llm = open_engine(model=folder, **OPTIONS)
+    llm.engine._runner = listener = Listener(llm.engine._runner)
+    served = serve(llm, requests)
+    heard = [[int(row.argmax()) for row in rows] for _, rows in sorted(listener.rows.items())]
+    assert heard == [list(tokens) for tokens in served.token_ids]
+
+
 def test_training_comes_closer():
     _, large = tiny_llama()
     chance = torch.Generator().manual_seed(0)
     texts = torch.randint(3, VOCAB, (8, 12), generator=chance).tolist()
-    examples, types = [Example(text[:4], text[4:]) for text in texts], torch.arange(VOCAB)
+    examples, types = [example(large, text[:4], text[4:]) for text in texts], torch.arange(VOCAB)
     student = DraftNetwork(large, types, 1)
-    batches = batches_of(large, examples, types)
+    batches = batches_of(examples, types)
     first = train(student, batches, num_epochs=1)
     assert train(student, batches, num_epochs=8) < 0.9 * first
 

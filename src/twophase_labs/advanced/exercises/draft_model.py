@@ -75,7 +75,7 @@ def gives_the_rows(answer: Any, draw: Draw, num_draft: int) -> None:
 
 
 def follows_certain_rows(answer: Any, draw: Draw) -> None:
-    for num_draft in (1, 6):
+    for num_draft in (1, 6, draw.integer(65, 90)):
         model, text = ToyModel(draw, 7, is_certain=True), draw.integers(0, 7, 3).tolist()
         drafts, _ = drafted(answer, model, text, num_draft, Chance(0))
         expected = list(text)

@@ -104,6 +104,11 @@ def agrees(answer: Any, draw: Draw, num_tokens: int) -> None:
         expect(answer, weights_of(draw, num_tokens), budget, draw.integer(0, budget + 1))
 
 
+def takes_large_budgets(answer: Any, draw: Draw) -> None:
+    budget = draw.integer(80, 90)
+    expect(answer, weights_of(draw, budget + 8), budget, draw.integer(0, 4))
+
+
 EXERCISES = (
     Exercise(
         id="5.13",
@@ -171,6 +176,11 @@ EXERCISES = (
                 agrees,
                 "Some mixture goes wrong; the details name the place.",
                 ({"num_tokens": 6}, {"num_tokens": 20}, {"num_tokens": 120}),
+            ),
+            Property(
+                "takes large budgets",
+                takes_large_budgets,
+                "Every key that is held and not one of the newest may go, however many there are.",
             ),
         ),
         time_limit_s=15,

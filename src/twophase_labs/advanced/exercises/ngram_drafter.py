@@ -55,6 +55,10 @@ def takes_the_longest(answer: Any, draw: Draw) -> None:
     expect(answer, [1, 2, 3, 50, 2, 3, 60, 3, 70, 1, 2, 3], 1, [70], 1, 1)
     got = answer.ngram_draft([1, 2, 3, 4, 50, 9, 2, 3, 4, 60, 1, 2, 3, 4], 1)
     compare(got, [60], what="the draft where nothing is said of `longest`, so that it is 3,")
+    got = answer.ngram_draft([1, 2, 3, 50, 9, 2, 3, 60, 1, 2, 3], 1)
+    compare(got, [50], what="the draft where nothing is said of `longest`, so that it is 3,")
+    got = answer.ngram_draft([1, 50, 2, 1], 1)
+    compare(got, [50], what="the draft where nothing is said of `shortest`, so that it is 1,")
 
 
 def takes_the_latest(answer: Any, draw: Draw) -> None:

@@ -5,7 +5,14 @@ from typing import Any
 
 from twophase import SamplingParams
 from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
-from twophase_labs.advanced.exercises.guided_decoding import FORMS, drawn_prefix, language_of, state_after, tokens_for
+from twophase_labs.advanced.exercises.guided_decoding import (
+    FORMS,
+    LOOPS,
+    drawn_prefix,
+    language_of,
+    state_after,
+    tokens_for,
+)
 from twophase_labs.advanced.guided_machine import PRICE, Machine, chain
 from twophase_labs.advanced.own_engine import Asked, open_engine, serve
 from twophase_labs.decode.tiny_llama import VOCAB, tiny_llama
@@ -38,7 +45,7 @@ def expect_names(answer: Any, names: list[Any], num_tokens: int, block_size: int
 
 def leaves_the_last_token(answer: Any, draw: Draw) -> None:
     for block_size in (1, 4, 16):
-        for num_tokens in (0, 1, block_size, block_size + 1, 5 * block_size, 5 * block_size + 1, 6 * block_size - 1):
+        for num_tokens in (0, 1, block_size, block_size + 1, 5 * block_size, 6 * block_size - 1, 80 * block_size + 1):
             names = [f"h{i}" for i in range(num_tokens // block_size)]
             expect_names(answer, names, num_tokens, block_size, frozenset())
 
@@ -95,6 +102,9 @@ def counts_right_runs(answer: Any, draw: Draw) -> None:
         (0, [0, 4, 0]),
     ):
         expect_allowed(answer, PRICE, state, drafts, texts)
+    # Back in state 0 the run goes on, however long.
+    for drafts in ([0, 0, 1], [0] * draw.integer(65, 90)):
+        expect_allowed(answer, LOOPS["ab"], 0, drafts, ["ab", "b"])
 
 
 def stops_at_the_end(answer: Any, draw: Draw) -> None:

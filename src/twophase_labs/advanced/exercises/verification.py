@@ -97,6 +97,14 @@ def works_without_chance(answer: Any, draw: Draw, wanted: tuple[int, ...], draft
                    f"expected {expected}")  # fmt: skip
 
 
+def takes_long_runs(answer: Any, draw: Draw) -> None:
+    """All drafts are right, and the token behind them is that of the last row."""
+    num_drafts = draw.integer(65, 90)
+    wanted = draw.integers(0, 30, num_drafts + 1).tolist()
+    wanted[-1] = next(token for token in range(30) if token not in wanted[-1:] + wanted[60:70])
+    works_without_chance(answer, draw, tuple(wanted), tuple(wanted[:-1]))
+
+
 def keeps_the_distribution(answer: Any, draw: Draw, vocab_size: int, place: int, is_lookup: bool) -> None:
     num_draft = place + 1
     p, q = unlike_rows(draw, num_draft, vocab_size)
@@ -204,6 +212,11 @@ EXERCISES = (
                 draws_the_bonus,
                 "All drafts accepted: the next token comes from the row behind the last of them, p[len(draft)].",
                 ({"num_draft": 1}, {"num_draft": 2}),
+            ),
+            Property(
+                "takes long runs",
+                takes_long_runs,
+                "If all drafts are right, however many, one more token comes, from p[len(draft)].",
             ),
             Property(
                 "keeps the distribution",
