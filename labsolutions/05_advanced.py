@@ -132,8 +132,8 @@ check("5.1")
 #
 # <details><summary>Why not a tree?</summary>
 #
-# A radix tree splits where prompts differ, at any token, and its leaves are evicted first. A chain of block hashes finds
-# whole blocks only, at most block_size - 1 tokens less per prompt, and needs no tree.
+# A radix tree splits where prompts differ, at any token, and its leaves are evicted first. A chain of block hashes
+# finds whole blocks only, at most block_size - 1 tokens less per prompt, and needs no tree.
 # </details>
 
 # %% [markdown]
@@ -265,6 +265,19 @@ print(f"one token in {num_tokens // QUESTION} is computed: {ttft_s[num_tokens] /
 # %% [markdown]
 # **Read the result.** A straight line that does not go through 0: a step for 16 tokens reads all the weights, too.
 # With a hit on its prefix, a prefill becomes memory-bound like a decode.
+#
+# Sharing also saves memory. 300 clients are served at once, each with 700 tokens of which the first 200 are common, by
+# a model of Llama-2-7B's shape:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+token_bytes = 2 * 32 * 4096 * 2  # K and V, layers, width, 16 bits
+for name, num_common in (("nothing", 0), ("every token", 200), ("whole blocks of 16", 200 // 16 * 16)):
+    num_held = 300 * (700 - num_common) + num_common
+    print(f"shared: {name:18} {num_held * token_bytes / 1e9:6.2f} GB")
+
+# %% [markdown]
+# 29.9 GB is often printed as what is saved in this case (105 less 75.1); counted in one unit it is 31.35 GB.
 #
 # **Where it loses.** The price is small, a hash per block. But a prefix is a prefix *from the first token*. A service
 # puts the date and the client's name in front of its instructions:
@@ -523,9 +536,10 @@ from twophase_labs.advanced.draft_chance import Chance
 def verify(draft, p, q, chance):
     """The tokens that a pass over k drafts yields, a list of 1 to k + 1, distributed as if drawn from p alone.
 
-    No rule with that property keeps more drafts. `draft` is a list of k token ids, `p` an array [k + 1, V] with the model's probabilities at each place, `q` an array
-    [k, V] with those that the drafts were drawn from. `chance.uniform()` is a number in [0, 1), `chance.draw(weights)`
-    a token id in proportion to weights, which need not add up to 1. No argument is changed.
+    No rule with that property keeps more drafts. `draft` is a list of k token ids, `p` an array [k + 1, V] with the
+    model's probabilities at each place, `q` an array [k, V] with those that the drafts were drawn from.
+    `chance.uniform()` is a number in [0, 1), `chance.draw(weights)` a token id in proportion to weights, which need not
+    add up to 1. No argument is changed.
 
     >>> one_hot = np.eye(4)
     >>> verify([2, 0], p=one_hot[[2, 3, 1]], q=one_hot[[2, 0]], chance=Chance(0))  # the second is not kept
@@ -1008,8 +1022,9 @@ for name, params in {"free": SamplingParams(temperature=0, max_tokens=30), "guid
     print(f"{name:7} {output.text.strip()!r} ({output.finish_reason})")
 
 # %% [markdown]
-# Unguided, the answer at least looks odd enough to be noticed; guided, it is a plain "No". So give the form a way out: a choice "unknown", a key that may be null. And give the model room to think before the
-# form begins; a mask that asks for the result first forbids the reasoning that would have led to it.
+# Unguided, the answer at least looks odd enough to be noticed; guided, it is a plain "No". So give the form a way out:
+# a choice "unknown", a key that may be null. And give the model room to think before the form begins; a mask that asks
+# for the result first forbids the reasoning that would have led to it.
 #
 # > **In production, 2026.** Structured outputs need no flag, only a schema in the request. vLLM's [`backend` is
 # > `auto`](https://docs.vllm.ai/en/v0.12.0/api/vllm/config/structured_outputs/): it picks among xgrammar, guidance
@@ -1131,9 +1146,9 @@ show_source(SlidingWindow.freed_blocks)
 
 # %% [markdown]
 # **Into the engine.** Its cache manager gives back what your `kept_blocks` leaves out. A text of 256 tokens is read in
-# chunks of 64, under a window of 64. The pool has 9 blocks of 16: a chunk fills 4, the 63 keys that its first query sees
-# besides itself are in 4, and the sinks in 1. Blocks that are given back are overwritten soon, so a query that looked at
-# one of them would read the wrong text.
+# chunks of 64, under a window of 64. The pool has 9 blocks of 16: a chunk fills 4, the 63 keys that its first query
+# sees besides itself are in 4, and the sinks in 1. Blocks that are given back are overwritten soon, so a query that
+# looked at one of them would read the wrong text.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1295,9 +1310,10 @@ figure = heavy_attention.draw_shares(shares)
 
 # %% [markdown]
 # **Read the result.** About half of what a window loses is the attention on the sinks, in the later layers nearly all
-# of it. The heavy hitters hold the sinks without being told, and some other keys that each head comes back to. The price: every head keeps other positions, so
-# blocks are no longer shared or freed as a whole, and the scores need the attention weights, which FlashAttention never
-# writes down. And a key that gets its attention only from the last question was dropped long before.
+# of it. The heavy hitters hold the sinks without being told, and some other keys that each head comes back to. The
+# price: every head keeps other positions, so blocks are no longer shared or freed as a whole, and the scores need the
+# attention weights, which FlashAttention never writes down. And a key that gets its attention only from the last
+# question was dropped long before.
 
 # %% [markdown]
 # <!-- card 5.13 -->
@@ -1329,6 +1345,38 @@ check("5.13")
 visible = use("5.13")
 masked = window_engine.read(window_engine.windowed_engine(kept_blocks, 64, 4, 9, visible), window_engine.text_ids(128))
 print("the same reading:", torch.allclose(masked.losses, own.losses[:127], atol=1e-3))
+
+# %% [markdown]
+# ### How long a context, and what instead
+#
+# One sequence of Llama-3-8B's shape on one H100, by roofline, at four lengths:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.advanced.long_context import context
+
+for num_tokens in (8_192, 32_768, 131_072, 1_048_576):
+    one = context(num_tokens)
+    print(
+        f"{num_tokens:9,} tokens: {one.kv_bytes / 2**30:5.1f} GiB of K and V, {one.num_fit:2} fit; "
+        f"prefill {one.prefill_s:6.2f} s, step {1e3 * one.step_s:4.1f} ms"
+    )
+
+# %% [markdown]
+# A context is a budget before it is a feature: K and V grow with its length, the attention of its prefill with the
+# square. So ask first which tokens have to be there.
+#
+# | instead of a longer context | what it saves | what it loses |
+# |---|---|---|
+# | retrieve the passages that a question needs | prefill and K/V | a passage that the search did not find |
+# | a summary of what is old | the same | details that nobody knew would be asked for |
+# | share the common beginning | its prefill and its second copy | nothing, but it must come first |
+# | K and V in 8 bits | half the bytes | what a gate measures at your lengths |
+# | layers of both kinds | most of the bytes | nothing that you can switch later |
+# | heavy hitters | all but a budget | keys that only the last question needs |
+# | a window with sinks | all but a constant | everything older |
+#
+# "A sliding window and int8 beyond 32,000 tokens" is often given as one recipe. They are two decisions.
 
 # %% [markdown]
 # ## 5. A gate for fewer bits
@@ -1382,8 +1430,9 @@ def divergences(before, after):
 check("5.14")
 
 # %% [markdown]
-# **The caches.** The real engine reads the same 321 tokens, which makes 320 predictions, with four of them: float32, the two 8-bit formats, and one
-# that is spoilt on purpose, whose rows of K and V are rounded to 7 levels, as 3 bits would.
+# **The caches.** The real engine reads the same 321 tokens, which makes 320 predictions, with four of them: float32,
+# the two 8-bit formats, and one that is spoilt on purpose, whose rows of K and V are rounded to 7 levels, as 3 bits
+# would.
 #
 # An int8 row has 255 evenly spaced levels up to its largest magnitude. E4M3 has 4 bits of exponent and 3 of mantissa,
 # so it reaches from the very small to the very large, and between 1 and 2 there are 8 steps of 1/8.
@@ -1405,15 +1454,16 @@ for name, values in drift.items():
 figure = gate_pictures.draw_divergences(drift, bound=0.02)
 
 # %% [markdown]
-# **Read the result.** Look at perplexity alone: both 8-bit formats are within one percent of the exact cache, and one of
-# them may come out *below* it by luck, on another text. The divergence sees both clearly, and puts them in order. With a scale
-# per row, even spacing uses 8 bits better than an exponent does. (GPUs since Ada and Hopper multiply fp8 directly, and
-# engines that give fp8 one scale per tensor or per head have outliers to fit in, where an exponent helps.)
+# **Read the result.** Look at perplexity alone: both 8-bit formats are within one percent of the exact cache, and one
+# of them may come out *below* it by luck, on another text. The divergence sees both clearly, and puts them in order.
+# With a scale per row, even spacing uses 8 bits better than an exponent does. (GPUs since Ada and Hopper multiply fp8
+# directly, and engines that give fp8 one scale per tensor or per head have outliers to fit in, where an exponent
+# helps.)
 #
 # **The gate** of the engine gives each measure an interval. Neighbouring tokens are not independent, so the 320
-# predictions count as 5 stretches of 64: the interval is the mean, plus and minus 1.96 standard errors of the 5 stretches'
-# means. The bad end of this 95 % confidence interval must keep the bound, since little text is little evidence. Your
-# measures go in below.
+# predictions count as 5 stretches of 64: the interval is the mean, plus and minus 1.96 standard errors of the 5
+# stretches' means. The bad end of this 95 % confidence interval must keep the bound, since little text is little
+# evidence. Your measures go in below.
 
 # %%
 for name, values in drift.items():
@@ -1488,8 +1538,8 @@ def decide(values, limit, z):
 check("5.15")
 
 # %% [markdown]
-# The gate reads 5 stretches and stops where it can decide; where it cannot, it reads 10. Two looks are two chances to be
-# wrong by luck, so each gets half of the 5 %: z is 2.24 instead of 1.96 (Bonferroni).
+# The gate reads 5 stretches and stops where it can decide; where it cannot, it reads 10. Two looks are two chances to
+# be wrong by luck, so each gets half of the 5 %: z is 2.24 instead of 1.96 (Bonferroni).
 
 # %%
 decide = use("5.15")
@@ -1536,7 +1586,8 @@ for name in ("int8", "fp8_e4m3"):
 # `names_to_ask` gives those names of a prompt, the first ones, whose blocks may be hits: none that is in the set
 # `pending`, none behind one, and no block that holds the prompt's last token, because the engine needs the logits of
 # that token. `num_allowed` says how many of the drafts, the first ones, the form lets through from `state`; `advance`
-# is the one you wrote in 5.8, `texts` the texts of all tokens. A token without text ends an answer, so it ends a run as well.
+# is the one you wrote in 5.8, `texts` the texts of all tokens. A token without text ends an answer, so it ends a run as
+# well.
 #
 # ```python
 # >>> names_to_ask(["a", "b", "c"], num_tokens=12, block_size=4, pending={"z"})
@@ -1626,8 +1677,8 @@ figure = own_engine.draw_ways({"the plain engine": plain, **served})
 # %% [markdown]
 # **Read the result.** Each part does one thing. Without the store every request computes the handbook itself and holds
 # blocks of its own for it. Without drafts the same tokens take more steps. Drafts that are not verified give the
-# fewest steps, but the text is no longer the same: the speed is worth nothing without the second half of the rule. Without the
-# form the records are what the model happens to write.
+# fewest steps, but the text is no longer the same: the speed is worth nothing without the second half of the rule.
+# Without the form the records are what the model happens to write.
 #
 # **Play.** What is left of the hits if all requests come before the first step? And if each has a number of its own in
 # front of the handbook?
@@ -1710,6 +1761,20 @@ answer_5_19 = {
 check("5.19")
 
 # %% [markdown]
+# ### Choosing
+#
+# | situation | first | why | its price | leave alone |
+# |---|---|---|---|---|
+# | chats, many clients | continuous batching, chunks, pages | weights are read once for all | later tokens | GPUs |
+# | one instruction, many clients | prefix caching, routing by prefix | the same K and V | a salt per tenant | pools |
+# | long documents, questions last | retrieval, then 8-bit K/V | K/V is read and held | a miss, a gate | a window |
+# | one client, a small device | drafts, a pool for one context | idle arithmetic | wrong drafts | large batches |
+# | offline | the largest batch, large chunks | nobody waits for a token | none for clients | static batching |
+# | answers for programs | guided decoding | no retries | a mask per step | checking afterwards |
+# | streams without end | a window with sinks | bounded memory | all that is older | tasks that look far back |
+#
+# Each row is a hypothesis: `twophase plan` says in a second whether it can be true, a run whether it is.
+#
 # ### Principles
 #
 # 1. **First measure what is scarce**: arithmetic, bandwidth, memory or latency. Each technique trades one for another.
