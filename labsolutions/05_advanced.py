@@ -1765,7 +1765,7 @@ check("5.19")
 #
 # | situation | first | why | its price | leave alone |
 # |---|---|---|---|---|
-# | chats, many clients | continuous batching, chunks, pages | weights are read once for all | later tokens | GPUs |
+# | chats, many clients | continuous batching, chunks, blocks | weights are read once for all | later tokens | GPUs |
 # | one instruction, many clients | prefix caching, routing by prefix | the same K and V | a salt per tenant | pools |
 # | long documents, questions last | retrieval, then 8-bit K/V | K/V is read and held | a miss, a gate | a window |
 # | one client, a small device | drafts, a pool for one context | idle arithmetic | wrong drafts | large batches |
