@@ -799,7 +799,9 @@ for max_tokens in (8, 16, CHUNK, 64, 128):
     )
 
 # %% [markdown]
-# The best chunk is the largest whose step is short enough for the answers being written. It depends on the machine.
+# The best chunk is the largest whose step is short enough for the answers being written. It depends on the machine. In
+# round numbers: a prefill of 500 ms in ten chunks, with decodes of 10 ms beside each, ends after 600 ms instead of 500,
+# and the longest gap of the answers is 60 ms instead of 510.
 
 # %% [markdown]
 # ### Convoys
@@ -1004,12 +1006,13 @@ def per_second(records):
 
 capacity, _ = per_second(serve(1e6))
 by_load = {share: serve(share * capacity) for share in (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)}
-print("load   throughput    TTFT: mean      p50      p95      p99   goodput")
+print("load   throughput    TTFT: mean      p50      p95      p99   goodput   places in use")
 for share, records in by_load.items():
     ttfts, (all_per_s, good_per_s) = [r.ttft_s for r in records], per_second(records)
     p50, p95, p99 = np.percentile(ttfts, (50, 95, 99))
     print(f"{share:4.0%} {all_per_s:8.2f} /s {np.mean(ttfts):12.2f} s {p50:6.2f} s {p95:6.2f} s {p99:6.2f} s", end=" ")
-    print(f"{good_per_s:6.2f} /s")
+    in_places_s = sum(r.finished_s - r.first_scheduled_s for r in records)
+    print(f"{good_per_s:6.2f} /s {in_places_s / (16 * max(r.finished_s for r in records)):15.0%}")
 
 # %%
 offered = [share * capacity for share in by_load]
@@ -1021,6 +1024,10 @@ plt.show()
 # are the requests that came behind a crowd. (The p99 of 600 values rests on the six largest; to trust one, measure
 # thousands.) Well before full load the goodput *falls* while the throughput still rises: the machine spends its time on
 # answers that come too late. The best operating point is where the goodput is largest.
+#
+# "Keep more than 80 % of the places in use" is common advice. The last column is that share (the time that requests
+# spend in places, over the time of all 16). The goodput is largest with 69 % in use; with 95 % in use, less than a
+# third of it is left. Places in use say how busy the machine is, not whether it is in time.
 
 # %% [markdown]
 # > **In production, 2026.** [`vllm bench
@@ -1257,6 +1264,11 @@ for admission in ("optimistic", "reserve", "estimate"):
 # **Read the result.** Reserving never preempts, and runs the smallest batches. Optimistic admission runs the largest,
 # and pays with repeated work; the estimate is in between. Which is best depends on how far answers stay below
 # `max_tokens`, and on the cost of a recomputed token: measure it for your own traffic.
+#
+# The engine answers a shortage of blocks in steps, and none of them changes a token: it lets requests wait, then
+# preempts, then refuses. Two other answers are often proposed. A cache that *resizes* itself by the length of the queue
+# has nothing to resize here: the pool has all the memory there is from the start, and what adapts is how much of it an
+# admission may promise. A *window* put on running requests would free blocks, and change their answers without a word.
 
 # %% [markdown]
 # > **In production, 2026.** The three engines differ. vLLM admits by what a request has now, and [recomputes preempted
@@ -1345,6 +1357,28 @@ plt.show()
 # **Read the result.** Over a wide range both costs per token are nearly constant, so the machine decides, and above all
 # its link to the host. For very long sequences the quadratic part of attention favours copying. Real links are slower
 # for small copies (arXiv:2309.06180, section 7.3), and a recomputed prompt may have hits in the prefix cache.
+#
+# K and V can lie further away still: on an SSD, or in a store that all engines of a cluster share (Mooncake,
+# arXiv:2407.00079), where a prompt computed by one is found by another. Then they are fetched, one way only. When is
+# that faster than computing the prompt again?
+
+# %%
+# NBVAL_CHECK_OUTPUT
+machine = gpu("llama-3-8b")
+num_bytes = 4000 / machine.block_size * machine.block_bytes
+print(f"4,000 tokens, computed again: {1000 * recompute_s(4000, machine):6.1f} ms")
+for name, bytes_per_s in {
+    "PCIe 5, 50 GB/s": 50e9,
+    "100 Gbit/s": 12.5e9,
+    "SSD, 7 GB/s": 7e9,
+    "10 Gbit/s": 1.25e9,
+}.items():
+    print(f"fetched by {name:18} {1000 * num_bytes / bytes_per_s:6.1f} ms")
+print(f"as fast as computing: {num_bytes / recompute_s(4000, machine) / 1e9:.1f} GB/s")
+
+# %% [markdown]
+# **Read the result.** A level of such a hierarchy is worth having if it is read faster than the prefill it saves. For
+# this model on an H100 an SSD just is; a network of 10 Gbit/s is not.
 
 # %% [markdown]
 # ## 8. Which request goes first
@@ -1456,7 +1490,13 @@ for time_s in (5, 20, 40, 60, 80, 100):
 # %% [markdown]
 # **Read the result.** Block use says that the engine is busy, not that it is late. The number waiting says how many
 # requests wait, not how long. The queue age shows the starvation while it happens: between 40 and 60 s it grows by a
-# second each second.
+# second each second. A hit rate that falls while evictions rise (`engine.stats().cache.num_evicted`) says that the pool
+# is too small for what is shared; one that falls alone says that the prompts have changed.
+#
+# Two numbers are missing on purpose. *Fragmentation*: with blocks of 16 the share of unused slots follows from the
+# lengths of the sequences (lab 3, section 3) and says nothing about health, so an alarm at 15 % or a target of 5 % is
+# about the traffic. *Memory bandwidth*: an engine does not see it; count the bytes of a step (lab 3, section 2), and
+# divide by its time.
 #
 # > **In production, 2026.** vLLM has `vllm:kv_cache_usage_perc` for the block use, `vllm:prefix_cache_hits` and
 # > `vllm:prefix_cache_queries` for the hit rate, and
