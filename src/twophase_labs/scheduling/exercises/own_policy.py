@@ -1,4 +1,4 @@
-"""4.5 A policy of one's own: decodes first, prefills in chunks, a bound on every step."""
+"""4.4 A policy of one's own: decodes first, prefills in chunks, a bound on every step."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,6 +14,7 @@ from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.scheduling.ranks import require_rank
 from twophase_labs.scheduling.virtual import StepCost, VirtualRun, play
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.steps import num_tokens
@@ -55,6 +56,7 @@ def made(answer: Any, max_tokens: int) -> Policy:
     policy = answer.DecodesFirst(max_tokens)
     if not isinstance(policy, Policy):
         reject("DecodesFirst is no Policy; keep `class DecodesFirst(Policy):`")
+    require_rank(policy)
     return policy
 
 
@@ -216,7 +218,7 @@ def survives_pressure(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="4.5",
+        id="4.4",
         was="4.7",
         checked_in="answer",
         title="Decodes first, prefills in chunks",
@@ -224,7 +226,7 @@ EXERCISES = (
         names=("DecodesFirst",),
         points=4,
         minutes=15,
-        lines=7,
+        lines=15,
         difficulty=3,
         objective="write a scheduling policy that runs in the engine",
         hints=(
