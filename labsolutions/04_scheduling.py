@@ -54,7 +54,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. The life of a request, and a clock for it
-# <!-- minutes: 7 -->
+# <!-- minutes: 6 -->
 #
 # A request is always in one of five states. They differ in what the request holds and in what it has left to compute:
 #
@@ -151,17 +151,16 @@ plt.show()
 
 # %% [markdown]
 # ## 2. Batches
-# <!-- minutes: 16 -->
+# <!-- minutes: 19 -->
 #
 # Lab 3 measured why requests are computed together: a decode step reads all the weights, whether for one sequence or
-# for sixteen. Which requests go together, and when? The oldest answer comes from serving image models, where every
-# input takes equally long: take the requests that are there, compute them, return the results, take the next. That is
-# **static** batching. A **dynamic** batcher waits a moment for more requests before it starts, to get fuller batches.
+# for sixteen. Which requests go together, and when? The oldest answer is to take the requests that are there, compute
+# them, return the results, and take the next. That is **static** batching. A **dynamic** batcher first waits a moment
+# for more.
 #
-# The answers of a language model are not equally long. To see what follows, take the simplest model: each running
-# request gets one token a step; prompts are so short that a prompt is computed in its request's first step; and a step
-# takes equally long however many requests are in it (lab 3 measured how far that is true). There are `num_places`
-# sequence places, the engine's `max_num_seqs`.
+# Answers are not equally long. To see what follows, take the simplest model: each running request gets one token a
+# step, from its first step on; and a step takes equally long however many requests are in it (lab 3 measured how far
+# that is true). There are `num_places` sequence places, the engine's `max_num_seqs`.
 
 
 # %% tags=["setup"]
@@ -190,7 +189,7 @@ place_pictures.draw_places({"static: eight requests, four places, numbered by ar
 
 # %% [markdown]
 # Request 2 has its two tokens long before request 1 gets its ninth, and its place stays empty until then. Request 5
-# wants a single token, and waits nine steps for it beside empty places.
+# waits nine steps for a single token.
 
 # %% [markdown]
 # <!-- card 4.1 -->
@@ -214,8 +213,8 @@ measured("4.1", use_of_places(in_batches, NUM_PLACES))
 
 # %% [markdown]
 # **Read the result.** A batch takes as long as its longest answer. The longest of eight lengths drawn from 1 to 200 is
-# on average about 8/9 of 200, while their mean is half of 200. The larger the batch, the closer the share comes to one
-# half; and real lengths, most of them short and a few very long, do worse.
+# on average about 8/9 of 200, while their mean is half of 200. Real lengths, most of them short and a few very long, do
+# worse.
 #
 # The way out is to decide again before every step: a request that is done leaves, and the next takes its place at once.
 # Orca (OSDI 2022) called this *iteration-level scheduling*; today it is called **continuous batching**.
@@ -308,7 +307,7 @@ for name, policy in policies.items():
 # %% [markdown]
 # **Read the result.** (The use of places counts only steps in which the machine ran.) Waiting for more requests buys
 # fuller batches, until the waiting itself costs more than it saves. Neither time-out helps against the long answer that
-# holds up a whole batch. Continuous batching is better on both counts.
+# holds up a whole batch.
 #
 # Offline work, where no client waits, is no exception: 4.1 was such a case.
 #
@@ -325,13 +324,12 @@ for name, policy in policies.items():
 
 # %% [markdown]
 # ## 3. A scheduler that stops
-# <!-- minutes: 13 -->
+# <!-- minutes: 15 -->
 #
 # From here on prompts have a length again. A step has a **token budget**: a bound on the tokens, of prompts and decodes
 # together, that are computed in it. That bounds its time and its memory. The scheduler below is found, in this form or
-# one close to it, in many introductions to continuous batching. A `job` knows the length of its prompt and how much of
-# it is computed. The function is called before every step; it moves jobs from the queue to `running`, and returns how
-# many tokens each computes.
+# one close to it, in many introductions. It is called before every step, moves jobs from the queue to `running`, and
+# returns how many tokens each computes.
 
 
 # %%
@@ -462,7 +460,7 @@ except PolicyError as error:
 
 # %% [markdown]
 # ## 4. Your policy in the engine
-# <!-- minutes: 24 -->
+# <!-- minutes: 21 -->
 #
 # The engine separates two things. **What must never go wrong** (blocks, places, budgets, legal states, preemption) is
 # up to the scheduler, which keeps it right whatever is planned. **What is a choice**, which sequence goes first and how
@@ -581,9 +579,8 @@ draw_batch_composition([replace(step, step=number) for number, step in enumerate
 plt.show()
 
 # %% [markdown]
-# **Read the result.** As long as there are prompts, steps are filled up to the line. Decodes are at the bottom of each
-# bar; their number grows as prompts are finished, and shrinks as answers end. The default policy would have computed
-# all six prompts in one long first step. `LLM(policy=DecodesFirst(24))` starts an engine with your policy.
+# **Read the result.** As long as there are prompts, steps are filled up to the line. The default policy would have
+# computed all six prompts in one long first step. `LLM(policy=DecodesFirst(24))` starts an engine with your policy.
 
 # %% [markdown]
 # ### Open the engine
@@ -608,9 +605,9 @@ show_source(decodes_and_begun)
 #
 # vLLM has one loop where this engine has two
 # ([`Scheduler.schedule`](https://github.com/vllm-project/vllm/blob/b4622cf924bc72504aed99e486062d6633fde39e/vllm/v1/core/sched/scheduler.py)).
-# Each request gets the tokens that it has not computed yet, one or many, or what is left of the budget: first the
-# running requests, in order, then the waiting ones. Your 4.3 is this loop. Your 4.4 differs when a prefill that has
-# begun stands *before* a decode in `running`: in vLLM's loop the prefill takes its share of the budget first.
+# It is your 4.3: first the running requests, in order, then the waiting ones, each with the tokens that it has not
+# computed yet, or what is left of the budget. So a prefill that stands *before* a decode in `running` takes its share
+# first, other than in your 4.4.
 
 # %% [markdown]
 # > **In production, 2026.** vLLM's `policy` is [`fcfs` or
@@ -628,7 +625,7 @@ show_source(decodes_and_begun)
 
 # %% [markdown]
 # ## 5. Swim lanes
-# <!-- minutes: 16 -->
+# <!-- minutes: 14 -->
 #
 # What does an order do to each request? A diagram of **swim lanes** has a row per request, which shows when it waited,
 # when its prompt was computed, and when it was decoding. We begin in the simulator, with round times: a step takes 10
@@ -673,8 +670,8 @@ plt.show()
 # ### In the engine
 #
 # Here is the first cell's crowd again: while an answer is being decoded, five prompts of 112 tokens arrive, faster than
-# this machine can compute them. *Run to completion* serves one request after the other. *Prompts first* is the policy
-# of the first cell, run again. *Chunked* is your policy, with at most 32 tokens a step.
+# this machine can compute them at its present pace. *Run to completion* serves one request after the other. *Prompts
+# first* is the policy of the first cell, run again. *Chunked* is your policy, with at most 32 tokens a step.
 
 # %% [markdown]
 # <!-- card 4.5 -->
@@ -685,7 +682,8 @@ plt.show()
 # %%
 from twophase_labs.scheduling.real_engine import CHUNK
 
-here = pace()
+here = pace(again=True)  # cell 1 may be long ago, and machines drift
+crowd = answer_and_prompts(here)
 print(f"a prompt token takes {1000 * here.prompt_token_s:.1f} ms, a decode alone {1000 * here.decode_s:.0f} ms")
 
 # %% tags=["exercise:4.5"]
@@ -819,7 +817,7 @@ for name, policy in {"by arrival": DecodesFirst(256), "by turns": RotatingPolicy
 
 # %% [markdown]
 # ## 6. Latency in numbers
-# <!-- minutes: 15 -->
+# <!-- minutes: 17 -->
 #
 # A dashboard has no room for swim lanes. An engine reports events, and from these the numbers on it are computed:
 #
@@ -888,15 +886,10 @@ print("gaps equal:", all(tuple(mine[r.request_id]["itls_s"]) == r.itls_s for r i
 print("TPOT equal:", all(abs(mine[r.request_id]["tpot_s"] - r.tpot_s) < 1e-9 for r in chunked.records))
 
 # %% [markdown]
-# **Where does the time go?** TTFT is the time in the queue plus the prefill; over a network there are more terms. A
-# decode's gap is one step: planning, the forward pass with sampling, and bookkeeping. The trace has a time for each:
+# **Where does the time go?** TTFT is the time in the queue plus the prefill. A decode's gap is one step; the trace has
+# a time for each of its parts:
 
 # %%
-for name, run in list(real.items())[1:]:
-    others = run.records[1:]
-    queue_s = statistics.mean(r.first_scheduled_s - r.arrival_s for r in others)
-    prefill_s = statistics.mean(r.token_times_s[0] - r.first_scheduled_s for r in others)
-    print(f"{name:27} TTFT of the others, mean: queue {queue_s:.2f} s + prefill {prefill_s:.2f} s")
 parts = {"planning": "schedule_s", "forward pass": "run_s", "bookkeeping": "update_s"}
 mean_ms = {what: 1000 * statistics.mean(getattr(step, part) for step in chunked.steps) for what, part in parts.items()}
 print("a step of the chunked run, mean: " + ", ".join(f"{what} {ms:.2f} ms" for what, ms in mean_ms.items()))
@@ -904,7 +897,7 @@ print("a step of the chunked run, mean: " + ", ".join(f"{what} {ms:.2f} ms" for 
 # %% [markdown]
 # **Percentiles.** A thousand requests have a thousand TTFTs. The 50th percentile, p50 or the median, is what half of
 # them stay below; p99 is what the slowest hundredth get *at least* (between two values NumPy takes a point on the line
-# that joins them). A client that sends a hundred requests a day sees such a latency about once a day.
+# that joins them).
 
 # %%
 import numpy as np
@@ -966,7 +959,7 @@ plt.show()
 # %% [markdown]
 # **Read the result.** Throughput rises from row to row. The p99 of TTFT goes up first, because the slowest hundredth
 # are the requests that came behind a crowd. Well before full load the goodput *falls* while the throughput still rises:
-# the machine spends its time on answers that come too late. The best operating point is where the goodput is largest.
+# the machine spends its time on answers that come too late.
 #
 # "Keep more than 80 % of the places in use" is common advice. The last column is that share (the time that requests
 # spend in places, over the time of all 16). The goodput is largest with 69 % in use; with 95 % in use, less than a
@@ -989,7 +982,7 @@ plt.show()
 
 # %% [markdown]
 # ## 7. When the blocks run out
-# <!-- minutes: 22 + 12 -->
+# <!-- minutes: 28 + 17 -->
 #
 # No scheduler knows how long an answer will be. An engine that reserves blocks for the longest possible one leaves many
 # of them empty (lab 1 counted how many). One that admits a request by what it needs *now* must expect that sometimes
@@ -1002,8 +995,8 @@ plt.show()
 # %% [markdown]
 # When a decode needs a block and none is free, the running sequence of worst rank that is not planned yet loses its
 # own: another, or the one that asks. One order decides both: the best rank is served first, and the worst loses its
-# blocks first. So the best sequence can always go on; when it ends, the next is the best; and so all of them end. Other
-# rules exist. SGLang
+# blocks first. So the best sequence can always go on; when it ends, the next is the best; and so all of them end.
+# SGLang
 # [retracts](https://github.com/sgl-project/sglang/blob/fd3907ee4618e96b73ee94d9a836db78efb5d046/python/sglang/srt/managers/schedule_batch.py)
 # the requests with the fewest output tokens first, and among equals the longest prompts. Any rule needs an argument why
 # every request ends.
@@ -1114,7 +1107,7 @@ plt.show()
 # Preemption rescues an engine that has admitted too many requests. It can also become most of what the engine does: a
 # request is admitted because a few blocks are free, an older one needs one of them in the next step, and the newcomer's
 # prefill was in vain. In the simulator, 64 requests come at once, with 16 prompt tokens and 240 to write, in a pool of
-# 1,024 slots. If nothing is repeated, $64 \cdot (16 + 240 - 1) = 16{,}320$ tokens are computed.
+# 1,024 slots.
 #
 # The cure is at admission. **Headroom** is one free block for each sequence that may outgrow its blocks, so that the
 # newcomer causes no preemption within the next few steps. A **watermark** is a share of the pool that stays free
@@ -1318,7 +1311,7 @@ print(f"as fast as computing: {num_bytes / recompute_s(4000, machine) / 1e9:.1f}
 
 # %% [markdown]
 # ## 8. Which request goes first
-# <!-- minutes: 13 -->
+# <!-- minutes: 13 + 3 -->
 #
 # The answer to a chat is read as it appears; another request is one of ten thousand that a nightly job needs by the
 # morning. So requests have a **priority** (here smaller is better): better ones are admitted first and preempted last.
@@ -1452,7 +1445,7 @@ for time_s in (5, 20, 40, 60, 80, 100):
 
 # %% [markdown]
 # ## 9. How far to trust a simulation
-# <!-- minutes: 6 + 14 -->
+# <!-- minutes: 4 + 14 -->
 #
 # A cost model is a sum of what a step does times what each thing costs, as in lab 3, with more terms:
 #
@@ -1545,7 +1538,7 @@ for name, cost, scale in zip(names, costs, (1, 1, 1, 1000, 1000), strict=True):
 
 # %% [markdown]
 # ## 10. The challenge
-# <!-- minutes: 26 -->
+# <!-- minutes: 27 -->
 #
 # Here is a simulated machine with its traffic and two SLOs, and you decide which request goes when. Nothing depends on
 # the computer it runs on, so results can be compared to the last digit:
@@ -1673,9 +1666,8 @@ plt.show()
 # Save your class in a file, and `twophase challenge run my_policy.py` scores it and puts it on a board of your own;
 # `twophase challenge` prints the board.
 #
-# > **In production, 2026.** The orders to choose from know no SLO: vLLM has [`fcfs` and
-# > `priority`](https://github.com/vllm-project/vllm/blob/1f8758d584e8f599219d75adf658e182ed809a43/vllm/config/scheduler.py),
-# > SGLang adds [`lpm`, `lof` and
+# > **In production, 2026.** The orders to choose from know no SLO. Beside those of section 4, SGLang has [`lpm`, `lof`
+# > and
 # > others](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
 # > by the prefix cache or by length, and TensorRT-LLM's `waiting_queue_policy` is
 # > [`FCFS`](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/SchedulerConfig.html). To refuse early
@@ -1688,7 +1680,7 @@ plt.show()
 
 # %% [markdown]
 # ## 11. The first cell again
-# <!-- minutes: 6 -->
+# <!-- minutes: 4 -->
 #
 # The first cell once more, and then your two policies: 4.4 with its bound of 32 tokens, and 4.12 with the costs of
 # *this* machine and an SLO of three times a decode's time per token.
@@ -1697,6 +1689,8 @@ plt.show()
 from twophase_tools.load.slo import Slo
 from twophase_tools.simulate.cost_model import LinearCostModel
 
+here = pace(again=True)
+crowd = answer_and_prompts(here)
 cost_here = LinearCostModel(per_step_s=0.9 * here.decode_s, per_token_s=here.prompt_token_s)
 slo_here = Slo(ttft_s=30 * here.decode_s, tpot_s=3 * here.decode_s)
 closing = {
@@ -1738,9 +1732,8 @@ for name, policy in {"your 4.4": DecodesFirst(24), "your 4.12": Challenger(cost_
 
 # %% [markdown]
 # ## 12. Knowledge check
-# <!-- minutes: 8 -->
+# <!-- minutes: 8 + 3 -->
 #
-# Three questions over the whole lab.
 
 # %% [markdown]
 # <!-- card 4.13 -->
@@ -1793,7 +1786,7 @@ answer_4_15 = "b"  # SOLUTION: one letter
 check("4.15")
 
 # %% [markdown]
-# ### Troubleshooting, by symptom
+# ### Going further: symptoms, and what to read
 #
 # | symptom | likely cause | section |
 # |---|---|---|
@@ -1805,8 +1798,6 @@ check("4.15")
 # | blocks free, and nothing is let in | a watermark too high; worst cases reserved; a large request at the head | 7 |
 # | low priorities never served | strict order: age, or reserve a share | 8 |
 # | throughput flat, goodput falling | overload: first those that can still be in time; refuse early | 6, 10 |
-#
-# ### What to read next
 #
 # - Orca, OSDI 2022: iteration-level scheduling. Its factor 36.9 is over FasterTransformer, on GPT-3 175B.
 # - PagedAttention, arXiv:2309.06180, section 4.5: preemption by swapping and recomputing.

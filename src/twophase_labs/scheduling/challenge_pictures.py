@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from twophase.core.colours import COLOURS, INK
 from twophase_tools.load.records import RequestRecord
@@ -27,7 +28,8 @@ def draw_latencies(runs: Mapping[str, Sequence[RequestRecord]], slo: Slo) -> Fig
             )
         axes.set(xlabel="share of the requests (%)", ylim=(0, None), xlim=(0, 100))
         axes.spines[["right", "top"]].set_visible(False)
-    panels[0].set(ylabel="time to first token (s)")
+    panels[0].set(ylabel="time to first token (s)", yscale="log", ylim=(0.01, None))
+    panels[0].yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panels[0].set_title("TTFT, from the shortest", loc="left")
     panels[1].set(ylabel="time per output token (s)")
     panels[1].set_title("TPOT, from the shortest", loc="left")

@@ -17,7 +17,7 @@ def draw_waits(runs: Mapping[str, Sequence[RequestRecord]]) -> Figure:
     """Time to first token: of the batch job's requests by their arrival, of the chats by percentile."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8), facecolor="white")
     left.axvspan(0, RUSH_S, color=EMPTY, zorder=0)
-    left.text(58, 0.93, "rush", transform=left.get_xaxis_transform(), color=INK, ha="right")
+    left.text(RUSH_S / 2, 1.01, "rush", transform=left.get_xaxis_transform(), color=INK, ha="center", va="bottom")
     for (label, records), (colour, marker), style in zip(runs.items(), STYLES, ("-", "--", "-."), strict=False):
         batch = of_class(records, "batch")
         x, y = [record.arrival_s for record in batch], [record.ttft_s or 0.0 for record in batch]

@@ -64,8 +64,8 @@ def draw_steps(logs: Mapping[str, Log], budget: int) -> Figure:
         _stack(axes, log, names)
         axes.axhline(budget, color=VERMILION, linestyle="--", linewidth=1)
         axes.text(
-            0.99, budget, f"budget {budget}", transform=axes.get_yaxis_transform(), color=VERMILION, fontsize=8,
-            ha="right", va="bottom",
+            0.01, budget, f"budget {budget}", transform=axes.get_yaxis_transform(), color=VERMILION, fontsize=8,
+            ha="left", va="bottom",
         )  # fmt: skip
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if not any(log):

@@ -11,7 +11,7 @@ EXERCISES = (
         kind="matching",
         names=("answer_4_13",),
         points=2,
-        minutes=4,
+        minutes=3,
         objective="choose the metric that shows a complaint",
         question=Matching(
             "abcde",
