@@ -750,8 +750,8 @@ for max_tokens in (8, 16, CHUNK, 64, 128):
     )
 
 # %% [markdown]
-# A larger chunk saves no further step once there are no more than the answer's 40 tokens need anyway. The best chunk is
-# the largest whose step is short enough for the answers being written. It depends on the machine. In round numbers: a
+# A larger chunk saves steps only until there are 40: the answer's tokens need these anyway. The best chunk is the
+# largest whose step is short enough for the answers being written. It depends on the machine. In round numbers: a
 # prefill of 500 ms in ten chunks, with decodes of 10 ms beside each, ends after 600 ms instead of 500, and the longest
 # gap of the answers is 60 ms instead of 510.
 

@@ -158,7 +158,7 @@ BANKS = {
             Wrong("prefills first, with what is left for decodes", PREFILLS_FIRST, DECODES),
             Wrong("pauses decodes for prefills", PREFILL_ONLY, DECODES),
             Wrong("holds decodes back", HOLDS_BACK, BACK),
-            Wrong("a number for a rank", {1: "sequence.arrival_order"}, ONE),
+            Wrong("a number for a rank", {1: "sequence.arrival_order"}, "ranks by a tuple of numbers"),
             Wrong("the last first", {1: "(-sequence.arrival_order, sequence.index)"}, ORDER),
             Wrong(
                 "the shortest first", {1: "(sequence.num_prompt_tokens, sequence.arrival_order, sequence.index)"}, ORDER

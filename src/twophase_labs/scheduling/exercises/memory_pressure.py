@@ -326,7 +326,7 @@ EXERCISES = (
                 "goes on with the blocks set free",
                 freed_blocks_are_used,
                 "A victim's own blocks are free for all that ask after, not only for the one that asked; each of "
-                "them once.",
+                "them once. Both lists are in the order in which it was decided.",
                 ({"num_own": 3}, {"num_own": 2}),
             ),
             Property(

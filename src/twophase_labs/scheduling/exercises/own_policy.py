@@ -56,7 +56,6 @@ def made(answer: Any, max_tokens: int) -> Policy:
     policy = answer.DecodesFirst(max_tokens)
     if not isinstance(policy, Policy):
         reject("DecodesFirst is no Policy; keep `class DecodesFirst(Policy):`")
-    require_rank(policy)
     return policy
 
 
@@ -84,6 +83,10 @@ def as_dict(step: StepTrace) -> dict[str, int]:
 
 def decode_names(step: StepTrace) -> list[str]:
     return [name for name, _, _, _ in step.chunks[: step.num_decodes]]
+
+
+def has_a_rank(answer: Any, draw: Draw) -> None:
+    require_rank(made(answer, draw.integer(1, 64)))
 
 
 def serves_one(answer: Any, draw: Draw, prompt: int) -> None:
@@ -251,6 +254,11 @@ EXERCISES = (
             "head",
         ),
         checks=(
+            Property(
+                "ranks by a tuple of numbers",
+                has_a_rank,
+                "Queues are sorted by it: two numbers, compared from the left.",
+            ),
             Property(
                 "serves one request",
                 serves_one,
