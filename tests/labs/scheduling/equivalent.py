@@ -19,9 +19,6 @@ EQUIVALENT = {
         ),
     },
     "4.10": {
-        "return (priority, arrival_s, number) -> return (priority, patience_s, number)": (
-            "`number` counts requests up as they come: it orders as the arrival does"
-        ),
         "return (priority, arrival_s, number) -> return (priority, number, number)": (
             "`number` counts requests up as they come: it orders as the arrival does"
         ),
