@@ -17,7 +17,7 @@ def draw_waits(runs: Mapping[str, Sequence[RequestRecord]]) -> Figure:
     """Time to first token: of the batch job's requests by their arrival, of the chats by percentile."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8), facecolor="white")
     left.axvspan(0, RUSH_S, color=EMPTY, zorder=0)
-    left.text(58, 0.93, "rush", transform=left.get_xaxis_transform(), color=INK, ha="right")
+    left.text(RUSH_S / 2, 1.01, "rush", transform=left.get_xaxis_transform(), color=INK, ha="center", va="bottom")
     for (label, records), (colour, marker), style in zip(runs.items(), STYLES, ("-", "--", "-."), strict=False):
         batch = of_class(records, "batch")
         x, y = [record.arrival_s for record in batch], [record.ttft_s or 0.0 for record in batch]
@@ -28,8 +28,9 @@ def draw_waits(runs: Mapping[str, Sequence[RequestRecord]]) -> Figure:
     left.set(xlabel="arrival (s)", ylabel="time to first token (s)")
     left.set_title("The batch job", loc="left")
     right.set(xlabel="percentile of the chats", ylabel="time to first token (s)")
-    right.set_title("Chats, on a larger scale", loc="left")
-    right.legend(frameon=False, loc="upper left")
+    right.set_title("Chats (y axis enlarged)", loc="left")
+    left.legend(frameon=False, loc="upper right", fontsize=9)
+    right.legend(frameon=False, loc="upper left", fontsize=9)
     for panel in (left, right):
         panel.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()
@@ -39,9 +40,10 @@ def draw_waits(runs: Mapping[str, Sequence[RequestRecord]]) -> Figure:
 def draw_convoy(runs: Mapping[str, Sequence[RequestRecord]]) -> Figure:
     """Time to first token of each question of the convoy, by arrival."""
     figure, axes = plt.subplots(figsize=(9, 3.4), facecolor="white")
-    for (label, (_, *questions)), (colour, marker) in zip(runs.items(), STYLES, strict=False):
+    sizes = (9, 6, 9, 5)  # a smaller one stands on a larger one where runs agree
+    for (label, (_, *questions)), (colour, marker), size in zip(runs.items(), STYLES, sizes, strict=False):
         x, y = [record.arrival_s for record in questions], [record.ttft_s or 0.0 for record in questions]
-        axes.plot(x, y, marker, color=colour, markersize=5, alpha=0.8, label=label)
+        axes.plot(x, y, marker, color=colour, markersize=size, fillstyle="none", markeredgewidth=1.4, label=label)
     axes.set(xlabel="arrival (s)", ylabel="time to first token (s)", ylim=(-0.2, None))
     axes.set_title("Questions behind a document of 12,000 tokens", loc="left")
     axes.legend(frameon=False, fontsize=9)

@@ -9,10 +9,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from twophase.core.colours import COLOURS, EMPTY, INK, LINE
-from twophase_labs.scheduling.teaching import Job, Log
+from twophase_labs.scheduling.teaching import Log
 
 Spans = Sequence[tuple[int, int]]
-ORANGE, SKY, VERMILION = COLOURS[1], COLOURS[4], COLOURS[5]
+SKY, VERMILION = COLOURS[4], COLOURS[5]
 
 
 def places_of(spans: Spans) -> list[int]:
@@ -54,25 +54,6 @@ def draw_places(runs: Mapping[str, Spans], num_places: int) -> Figure:
     return figure
 
 
-def draw_queue(jobs: Sequence[Job], budget: int) -> Figure:
-    """The prompts in the queue, head on top, against what one step may compute."""
-    figure, axes = plt.subplots(figsize=(9, 1.1 + 0.34 * len(jobs)), facecolor="white")
-    for row, job in enumerate(jobs):
-        num_tokens = job.num_prompt_tokens
-        fits = num_tokens <= budget
-        axes.barh(row, num_tokens, 0.7, color=SKY if fits else ORANGE, edgecolor=INK, hatch="" if fits else "//")
-        axes.text(num_tokens + 1, row, f"{num_tokens} tokens", va="center", fontsize=9, color=INK)
-    axes.axvline(budget, color=VERMILION, linestyle="--")
-    axes.text(budget + 0.6, len(jobs) - 0.45, f"budget of a step: {budget}", color=VERMILION, fontsize=9, va="center")
-    axes.set(ylim=(len(jobs) - 0.2, -0.6), yticks=range(len(jobs)), xlabel="prompt tokens to compute")
-    axes.set_yticklabels([f"{job.name} (head)" if not row else job.name for row, job in enumerate(jobs)])
-    axes.set_xlim(0, 1.15 * max(job.num_prompt_tokens for job in jobs))
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
-
-
 def draw_steps(logs: Mapping[str, Log], budget: int) -> Figure:
     """What each step computes, stacked by request, under the budget."""
     figure, panels = plt.subplots(
@@ -82,6 +63,10 @@ def draw_steps(logs: Mapping[str, Log], budget: int) -> Figure:
     for axes, (title, log) in zip(panels[0], logs.items(), strict=True):
         _stack(axes, log, names)
         axes.axhline(budget, color=VERMILION, linestyle="--", linewidth=1)
+        axes.text(
+            0.01, budget, f"budget {budget}", transform=axes.get_yaxis_transform(), color=VERMILION, fontsize=8,
+            ha="left", va="bottom",
+        )  # fmt: skip
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if not any(log):
             axes.text((len(log) - 1) / 2, budget / 2, "nothing, step after step", ha="center", color=INK)

@@ -3,11 +3,28 @@
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
+from matplotlib.collections import PatchCollection
+from matplotlib.colors import same_color
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from twophase.core.colours import COLOURS
+from twophase.core.colours import COLOURS, INK
 
 BLUE, _, GREEN, _, _, VERMILION, _ = COLOURS
+
+
+def hatch_preempted(figure: Figure) -> Figure:
+    """Swim lanes in which what is preempted is told from a prefill without its colour."""
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        boxes = [one for one in axes.collections if isinstance(one, PatchCollection) and len(one.get_facecolor())]
+        for collection in boxes:
+            if same_color(collection.get_facecolor()[0], VERMILION):
+                collection.set(hatch="xxxx", facecolor="white", edgecolor=INK)
+        for patch in legend.get_patches() if legend else ():
+            if isinstance(patch, Patch) and same_color(patch.get_facecolor(), VERMILION):
+                patch.set(hatch="xxxx", facecolor="white", edgecolor=INK)
+    return figure
 
 
 def draw_ways_back(lengths: Sequence[int], seconds: Mapping[str, Sequence[float]], title: str) -> Figure:

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 4.13."""
+"""Answers that prove the check of exercise 4.11."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -46,7 +46,7 @@ def fit_costs(records):
 """
 
 BANKS = {
-    "4.13": Bank(
+    "4.11": Bank(
         wrong=(
             Wrong(
                 "through the origin",

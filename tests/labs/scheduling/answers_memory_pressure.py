@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 4.9 to 4.11."""
+"""Answers that prove the checks of exercises 4.7 to 4.9."""
 
 from tests.labs.scheduling.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
@@ -19,6 +19,7 @@ def plan_decodes(running, num_free):
             preempted.append(order[last].name)
     return decoding, preempted
 """
+VICTIMS_BY_RANK = BY_INDEX.replace("return decoding, preempted", "return decoding, preempted[::-1]")
 BY_DEQUE = """
 from collections import deque
 
@@ -110,7 +111,7 @@ def can_admit(newcomer, running, num_free, num_blocks, block_size, watermark):
 """
 
 BANKS = {
-    "4.9": Bank(
+    "4.7": Bank(
         wrong=(
             Wrong("takes from the best rank", {2: "left.pop(0)"}, rejected_by="takes from the worst rank"),
             Wrong(
@@ -128,6 +129,11 @@ BANKS = {
                 "every victim frees one more", {3: "victim.num_own + 1"}, rejected_by="goes on with the blocks set free"
             ),
             Wrong("nobody pays for the block", {4: "0"}, rejected_by="goes on with the blocks set free"),
+            Wrong(
+                "the victims in the order of rank",
+                VICTIMS_BY_RANK,
+                rejected_by="goes on with the blocks set free",
+            ),
             Wrong("takes from those planned already", TAKES_PLANNED, rejected_by="lets the worst yield itself"),
             Wrong("one victim is enough", ONE_VICTIM, rejected_by="takes as many as it needs"),
         ),
@@ -137,7 +143,7 @@ BANKS = {
             Right("a deque", BY_DEQUE),
         ),
     ),
-    "4.11": Bank(
+    "4.9": Bank(
         wrong=(
             Wrong(
                 "tokens, not blocks",
@@ -181,7 +187,7 @@ BANKS = {
             ),
         ),
     ),
-    "4.10": Bank(
+    "4.8": Bank(
         wrong=(
             Wrong(
                 "rounds the blocks down", {1: "num_tokens // block_size"}, rejected_by="counts the newcomer's blocks"
@@ -189,13 +195,18 @@ BANKS = {
             Wrong(
                 "everyone grows",
                 {2: "True"},
-                rejected_by="counts the newcomer's blocks",
+                rejected_by="keeps nothing for one that cannot grow",
+            ),
+            Wrong(
+                "tokens for slots",
+                {2: "one.max_num_tokens - 1 > one.num_tokens"},
+                rejected_by="keeps nothing for one that cannot grow",
             ),
             Wrong("nobody grows", {2: "False"}, rejected_by="leaves a block for each that may grow"),
             Wrong(
                 "writes the last token",
                 {2: "one.max_num_tokens > block_size * blocks_of(one.num_tokens)"},
-                rejected_by="counts the newcomer's blocks",
+                rejected_by="keeps nothing for one that cannot grow",
             ),
             Wrong(
                 "forgets that the newcomer grows",

@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercise 4.8."""
+"""Answers that prove the checks of exercise 4.6."""
 
 from tests.labs.scheduling.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
@@ -54,7 +54,7 @@ def latencies(events):
     return result
 """
 BANKS = {
-    "4.8": Bank(
+    "4.6": Bank(
         wrong=(
             Wrong("from the start of the run", {1: "tokens[0] if tokens else None"}, ARRIVAL),
             Wrong("from the first event to the last token", {1: "tokens[-1] - arrived_s if tokens else None"}, ARRIVAL),
@@ -76,6 +76,7 @@ BANKS = {
         ),
         right=(
             Right("request by request", BY_REQUEST),
+            Right("an array of gaps", {2: "np.diff(tokens)", 3: "float(gaps.mean()) if len(gaps) else None"}),
             Right(
                 "from first and last token", {3: "(tokens[-1] - tokens[0]) / len(gaps) if len(tokens) > 1 else None"}
             ),

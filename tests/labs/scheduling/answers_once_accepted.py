@@ -37,7 +37,7 @@ def iteration_level(arrivals, lengths, num_places):
             ),
         ),
     ),
-    "4.4": Bank(
+    "4.3": Bank(
         wrong=(
             Wrong(
                 "never more than 64 tokens to one job",
@@ -81,7 +81,7 @@ def plan_in_chunks(running, waiting, budget):
             ),
         ),
     ),
-    "4.5": Bank(
+    "4.4": Bank(
         wrong=(
             Wrong(
                 "a prefill gets a token even without room",
@@ -92,7 +92,7 @@ def plan_in_chunks(running, waiting, budget):
             Wrong("chunks of at most 64", {4: "step.prefill(sequence, min(room, 64))"}, "uses what is left of a step"),
         ),
     ),
-    "4.8": Bank(
+    "4.6": Bank(
         wrong=(
             Wrong(
                 "an arrival at 0.0 counts as none",
@@ -217,7 +217,7 @@ def latencies(events):
             ),
         ),
     ),
-    "4.9": Bank(
+    "4.7": Bank(
         wrong=(
             Wrong(
                 "sorts the caller's list",
@@ -241,7 +241,7 @@ def plan_decodes(running, num_free):
             ),
         ),
     ),
-    "4.11": Bank(
+    "4.9": Bank(
         wrong=(
             Wrong(
                 "swaps on a tie",
@@ -276,7 +276,7 @@ def cheaper_way(num_tokens, num_host_free, machine):
         ),
         right=(Right("NumPy's ceil", {1: "np.ceil(num_tokens / machine.block_size)"}),),
     ),
-    "4.10": Bank(
+    "4.8": Bank(
         wrong=(
             Wrong(
                 "no growth for whoever is a block short of 64",
@@ -291,7 +291,7 @@ def cheaper_way(num_tokens, num_host_free, machine):
             ),
         ),
     ),
-    "4.12": Bank(
+    "4.10": Bank(
         wrong=(
             Wrong(
                 "ties by priority, not by number",
@@ -321,7 +321,7 @@ def aged_rank(priority, arrival_s, number, patience_s):
             Wrong("ties by arrival", {3: "(seems_s, arrival_s, number)"}, "lets the number decide ties"),
         ),
     ),
-    "4.13": Bank(
+    "4.11": Bank(
         wrong=(
             Wrong(
                 "drops all negatives at once",

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 4.14."""
+"""Answers that prove the check of exercise 4.12."""
 
 from tests.labs.scheduling.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
@@ -167,7 +167,7 @@ my_limits = {"max_num_seqs": 64}
 """
 
 BANKS = {
-    "4.14": Bank(
+    "4.12": Bank(
         wrong=(
             Wrong("more blocks than there are", {9: '{"num_blocks": 5000}'}, rejected_by="keeps to the limits"),
             Wrong("more places than there are", {9: '{"max_num_seqs": 256}'}, rejected_by="keeps to the limits"),

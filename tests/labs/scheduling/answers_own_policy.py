@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 4.5."""
+"""Answers that prove the check of exercise 4.4."""
 
 from tests.labs.scheduling.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
@@ -142,7 +142,7 @@ class DecodesFirst(Policy):
 """
 
 BANKS = {
-    "4.5": Bank(
+    "4.4": Bank(
         wrong=(
             Wrong("takes prefills for decodes", {2: "not sequence.is_decoding"}, ONE),
             Wrong("decodes nobody", {3: "False"}, ONE),
@@ -158,6 +158,7 @@ BANKS = {
             Wrong("prefills first, with what is left for decodes", PREFILLS_FIRST, DECODES),
             Wrong("pauses decodes for prefills", PREFILL_ONLY, DECODES),
             Wrong("holds decodes back", HOLDS_BACK, BACK),
+            Wrong("a number for a rank", {1: "sequence.arrival_order"}, "ranks by a tuple of numbers"),
             Wrong("the last first", {1: "(-sequence.arrival_order, sequence.index)"}, ORDER),
             Wrong(
                 "the shortest first", {1: "(sequence.num_prompt_tokens, sequence.arrival_order, sequence.index)"}, ORDER

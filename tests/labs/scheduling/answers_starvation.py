@@ -1,15 +1,16 @@
-"""Answers that prove the check of exercise 4.4."""
+"""Answers that prove the check of exercise 4.3."""
 
 from tests.labs.scheduling.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-ENDS, BEHIND, BUDGET, DECODES, OVERTAKES, ROOM = (
+ENDS, BEHIND, BUDGET, DECODES, OVERTAKES, ROOM, NOTHING = (
     "finishes a prompt of any length",
     "serves those behind it",
     "keeps the budget",
     "gives every decode its token",
     "lets nothing overtake",
     "leaves no room unused",
+    "plans no job for 0 tokens",
 )
 FAMOUS = """
 def plan_in_chunks(running, waiting, budget):
@@ -114,6 +115,20 @@ def plan_in_chunks(running, waiting, budget):
         batch.append((job, min(job.num_to_compute, budget)))
     return batch
 """
+FOR_NOTHING = """
+def plan_in_chunks(running, waiting, budget):
+    batch = []
+    for job in running:
+        num_tokens = min(job.num_to_compute, budget)
+        batch.append((job, num_tokens))
+        budget -= num_tokens
+    while waiting and budget > 0:
+        job = waiting.popleft()
+        running.append(job)
+        batch.append((job, min(job.num_to_compute, budget)))
+        budget -= batch[-1][1]
+    return batch
+"""
 ONE_LOOP = """
 def plan_in_chunks(running, waiting, budget):
     batch = []
@@ -163,7 +178,7 @@ def plan_in_chunks(running, waiting, budget):
 """
 
 BANKS = {
-    "4.4": Bank(
+    "4.3": Bank(
         wrong=(
             Wrong("the famous one", FAMOUS, ENDS),
             Wrong("skips the head", SKIPS_THE_HEAD, ENDS),
@@ -176,6 +191,7 @@ BANKS = {
             Wrong("one newcomer at a time", {2: "budget > 0 and len(batch) < 2"}, ROOM),
             Wrong("lets too long ones through whole", TOO_LONG_ALONE, BUDGET),
             Wrong("chunks for one that is alone", WHOLE_OR_ALONE, ROOM),
+            Wrong("plans for nothing when the budget is used up", FOR_NOTHING, NOTHING),
             Wrong("shortest first", SHORTEST_FIRST, OVERTAKES),
             Wrong("newcomers before decodes", NEWCOMERS_FIRST, DECODES),
         ),

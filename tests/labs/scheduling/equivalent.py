@@ -13,15 +13,12 @@ EQUIVALENT = {
             "nothing arrives before step 0, so a step before it does nothing"
         ),
     },
-    "4.11": {
+    "4.9": {
         "fits = -(-num_tokens // machine.block_size) <= num_host_free -> fits = -(-num_tokens / machine.block_size) <= num_host_free": (
             "a whole number is as large as a quotient exactly if it is as large as the next whole number"
         ),
     },
-    "4.12": {
-        "return (priority, arrival_s, number) -> return (priority, patience_s, number)": (
-            "`number` counts requests up as they come: it orders as the arrival does"
-        ),
+    "4.10": {
         "return (priority, arrival_s, number) -> return (priority, number, number)": (
             "`number` counts requests up as they come: it orders as the arrival does"
         ),
@@ -29,7 +26,7 @@ EQUIVALENT = {
             "`number` counts requests up as they come: it orders as the arrival does"
         ),
     },
-    "4.13": {
+    "4.11": {
         "error = ((part @ x - 1) ** 2).sum() -> error = ((part @ x - 2) ** 2).sum()": (
             "of a least-squares fit to 1 this is three times the error and a constant: the least is the same"
         ),
@@ -43,7 +40,7 @@ EQUIVALENT = {
             "6 is below 64"
         ),
     },
-    "4.14": {
+    "4.12": {
         "decodes_s = (cost.per_token_s + cost.per_sample_s) * len(decoding) + cost.per_context_s * num_keys -> decodes_s = (cost.per_token_s + cost.per_sample_s) * min(len(decoding), 64) + cost.per_context_s * num_keys": "there are 64 sequence places at most",
         "return now_s + needs_s > sequence.request.arrival_s + self.slo.ttft_s -> return needs_s + needs_s > sequence.request.arrival_s + self.slo.ttft_s": ANOTHER_POLICY,
         "return now_s + needs_s > sequence.request.arrival_s + self.slo.ttft_s -> return now_s - needs_s > sequence.request.arrival_s + self.slo.ttft_s": ANOTHER_POLICY,

@@ -144,11 +144,11 @@ my_limits = ⟦9:{"max_num_seqs": 64, "max_num_batched_tokens": 512}⟧
 """
 TEMPLATES = {
     "4.2": ITERATION_LEVEL,
-    "4.4": PLAN_IN_CHUNKS,
-    "4.5": DECODES_FIRST,
-    "4.8": LATENCIES,
-    "4.9": PLAN_DECODES,
-    "4.14": CHALLENGER,
+    "4.3": PLAN_IN_CHUNKS,
+    "4.4": DECODES_FIRST,
+    "4.6": LATENCIES,
+    "4.7": PLAN_DECODES,
+    "4.12": CHALLENGER,
 }
 
 

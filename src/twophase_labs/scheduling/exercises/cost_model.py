@@ -1,4 +1,4 @@
-"""4.13 A cost model fitted to steps."""
+"""4.11 A cost model fitted to steps."""
 
 import math
 from typing import Any
@@ -126,7 +126,7 @@ def leaves_out_the_right_ones(answer: Any, draw: Draw, seed: int) -> None:
 
 EXERCISES = (
     Exercise(
-        id="4.13",
+        id="4.11",
         was="4.21",
         is_extra=True,
         title="Fit a cost model",
@@ -146,7 +146,8 @@ EXERCISES = (
             Property(
                 "finds the costs that made the records",
                 finds_true_costs,
-                "Without noise all five come out: per step, token, sample, key of context, pair, in this order.",
+                "Without noise all five come out: per step, token, sample, key of context, pair, in this order. If all "
+                "five are off by far, look at the row weights: each row times its weight must give 1.",
                 ({"num": 12}, {"num": 30}, {"num": 300}),
             ),
             Property(

@@ -1,63 +1,63 @@
-"""4.15 to 4.17 Knowledge check."""
+"""4.13 to 4.15 Knowledge check."""
 
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.questions import Choice, Matching
 
 EXERCISES = (
     Exercise(
-        id="4.15",
+        id="4.13",
         was="4.13",
         title="Which number would have told?",
         kind="matching",
-        names=("answer_4_15",),
+        names=("answer_4_13",),
         points=2,
-        minutes=4,
+        minutes=3,
         objective="choose the metric that shows a complaint",
         question=Matching(
             "abcde",
             {
-                "nothing appears for a long time, then it goes fast": "7f6257d5f5f6ceea",
-                "the text stops in mid-sentence, now and then, and goes on": "b2de8c947a6a6e4f",
-                "the text comes evenly, but slower than one reads": "5896991d22812e36",
-                "the machine is busy, and hardly anybody gets what was promised": "5222292c725e1f47",
-                "a night's batch of a million summaries takes until noon": "234a8593da72b1f0",
+                "nothing appears for a long time, then it goes fast": "b4ac70d33125f86a",
+                "the text stops in mid-sentence, now and then, and goes on": "1e2075c21e0d113c",
+                "the text comes evenly, but slower than one reads": "b6e53b01226c47cc",
+                "the machine is busy, and hardly anybody gets what was promised": "4f5936b6b5084726",
+                "a night's batch of a million summaries takes until noon": "f4c9b4388c2305a3",
             },
             hint="Is the complaint about the start, about the text as it appears, or about the machine?",
         ),
     ),
     Exercise(
-        id="4.16",
+        id="4.14",
         was="4.27",
         title="Symptoms of a schedule",
         kind="matching",
-        names=("answer_4_16",),
+        names=("answer_4_14",),
         points=2,
         minutes=3,
         objective="tell scheduling troubles by their symptoms",
         question=Matching(
             "abcde",
             {
-                "tokens of running answers stop whenever a long prompt comes": "a16b92724aa225e3",
-                "many more tokens computed than requested": "3a2466d25e3909ef",
-                "first tokens of a class stop for as long as another one is busy": "dc16a8d63b120030",
-                "short prompts get their first tokens in a bunch, after a long one's": "97f81853101e8f56",
-                "throughput as ever, and hardly any promise kept": "68c2a4040b74df79",
+                "tokens of running answers stop whenever a long prompt comes": "b72762c952378f16",
+                "many more tokens computed than requested": "826f21a349d5b475",
+                "one class gets no first tokens as long as another is busy": "ddc3c4e42f48135a",
+                "short prompts get their first tokens in a bunch, after a long one's": "8653475678411246",
+                "throughput as ever, and hardly any promise kept": "e4f1fe455de2e239",
             },
             hint="Which ones are about decodes, which about the queue, and which about memory?",
         ),
     ),
     Exercise(
-        id="4.17",
+        id="4.15",
         was="4.29",
         title="Beyond the peak",
         kind="choice",
-        names=("answer_4_17",),
+        names=("answer_4_15",),
         points=1,
         minutes=1,
         objective="choose under overload by goodput",
         question=Choice(
             "abcd",
-            "59f64003be4996b6",
+            "eb2cb8c6e621763f",
             {
                 "a": "every request then waits equally long: too long",
                 "c": "throughput rises a little, and tokens of every answer get slower",

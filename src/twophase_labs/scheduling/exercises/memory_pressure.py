@@ -15,7 +15,7 @@ from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.scheduling.memory import Held, Machine, Running, gpu
 from twophase_tools.simulate.limits import make_scheduler
 
-# -- 4.9
+# -- 4.7
 
 
 def by_definition(order: list[Running], num_free: int) -> tuple[list[str], list[str]]:
@@ -38,6 +38,13 @@ def require_plan(answer: Any, running: list[Running], num_free: int) -> None:
     if not isinstance(got, tuple | list) or len(got) != 2:
         reject("plan_decodes returns two lists of names: those that decode, and those that are preempted")
     for what, one, other in zip(("those that decode", "those preempted"), got, expected, strict=True):
+        if list(one) != other and sorted(map(str, one)) == sorted(other):
+            reject(
+                f"{what} are the right ones, in another order: {list(one)}, expected {other}",
+                "list each when it is decided",
+                f"{num_free} free blocks",
+                *map(str, in_order),
+            )
         if list(one) != other:
             reject(f"{what}: {list(one)}, expected {other}", f"{num_free} free blocks", *map(str, in_order))
 
@@ -79,7 +86,7 @@ def any_crowd(answer: Any, draw: Draw, num: int) -> None:
         require_plan(answer, crowd(draw, num), draw.integer(0, 3))
 
 
-# -- 4.11
+# -- 4.9
 
 
 def machine(draw: Draw) -> Machine:
@@ -131,7 +138,7 @@ def knows_the_example(answer: Any, draw: Draw) -> None:
     compare(answer.cheaper_way(20, num_host_free=8, machine=here), "recompute", what="the card's cheaper way")
 
 
-# -- 4.10
+# -- 4.8
 
 
 class DecodesFirst(Policy):
@@ -216,6 +223,14 @@ DONE_GROWING = Held(7, 9)  # 2 blocks of 4; its last token is never written, so 
 
 
 def counts_its_blocks(answer: Any, draw: Draw) -> None:
+    """Nothing else runs, so nothing else counts."""
+    for num_tokens, num_needed in ((4, 1), (5, 2), (9, 3)):
+        newcomer = Held(num_tokens, num_tokens + 1)
+        require(answer, True, newcomer, [], num_needed, 0.0)
+        require(answer, False, newcomer, [], num_needed - 1, 0.0)
+
+
+def keeps_nothing_for_those_at_their_end(answer: Any, draw: Draw) -> None:
     for num_tokens, num_needed in ((4, 1), (5, 2), (9, 3)):
         newcomer = Held(num_tokens, num_tokens + 1)
         require(answer, True, newcomer, [DONE_GROWING], num_needed, 0.0)
@@ -266,7 +281,7 @@ def alone_it_may_have_all(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="4.9",
+        id="4.7",
         was="4.14",
         title="Who loses its blocks?",
         kind="code",
@@ -311,7 +326,7 @@ EXERCISES = (
                 "goes on with the blocks set free",
                 freed_blocks_are_used,
                 "A victim's own blocks are free for all that ask after, not only for the one that asked; each of "
-                "them once.",
+                "them once. Both lists are in the order in which it was decided.",
                 ({"num_own": 3}, {"num_own": 2}),
             ),
             Property(
@@ -329,7 +344,7 @@ EXERCISES = (
         time_limit_s=10,
     ),
     Exercise(
-        id="4.10",
+        id="4.8",
         was="4.17",
         title="Room for a newcomer?",
         kind="code",
@@ -341,15 +356,22 @@ EXERCISES = (
         objective="admit with headroom and a watermark",
         hints=(
             "Three numbers: blocks the newcomer needs now, blocks to keep, blocks free.",
-            "A sequence grows beyond its blocks if it may ever *write* more tokens than they have slots; the last "
-            "token it samples is never written.",
-            "The newcomer may grow as well, so it is counted among those that do.",
+            "A sequence grows beyond its blocks if it may ever *write* more tokens than they have slots. The newcomer "
+            "may grow as well.",
+            "For `may_grow`: how many slots have `blocks_of(one.num_tokens)` blocks? The most that it can write is one "
+            "token less than `max_num_tokens`, since the last token that it samples is never written.",
         ),
         checks=(
             Property(
                 "counts the newcomer's blocks",
                 counts_its_blocks,
                 "As many as hold all the tokens it has now, rounded up; exactly that many free ones are enough.",
+            ),
+            Property(
+                "keeps nothing for one that cannot grow",
+                keeps_nothing_for_those_at_their_end,
+                "Is something kept for a sequence that cannot outgrow its blocks? Its slots are those of all its "
+                "blocks, and the last token is never written.",
             ),
             Property(
                 "leaves a block for each that may grow",
@@ -382,7 +404,7 @@ EXERCISES = (
         time_limit_s=15,
     ),
     Exercise(
-        id="4.11",
+        id="4.9",
         was="4.15",
         is_extra=True,
         title="Swap or recompute",
@@ -408,7 +430,7 @@ EXERCISES = (
             Property(
                 "counts every token and every pair",
                 recomputes_every_pair,
-                "n tokens at token_s each, and n (n + 1) / 2 causal pairs at pair_s each.",
+                "The first token meets one key, the second two, and so on; and every token takes token_s besides.",
                 ({"num_tokens": 1}, {"num_tokens": 2}, {"num_tokens": 700}),
             ),
             Property(

@@ -1,4 +1,4 @@
-"""4.5 A policy of one's own: decodes first, prefills in chunks, a bound on every step."""
+"""4.4 A policy of one's own: decodes first, prefills in chunks, a bound on every step."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,6 +14,7 @@ from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.scheduling.ranks import require_rank
 from twophase_labs.scheduling.virtual import StepCost, VirtualRun, play
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.steps import num_tokens
@@ -82,6 +83,10 @@ def as_dict(step: StepTrace) -> dict[str, int]:
 
 def decode_names(step: StepTrace) -> list[str]:
     return [name for name, _, _, _ in step.chunks[: step.num_decodes]]
+
+
+def has_a_rank(answer: Any, draw: Draw) -> None:
+    require_rank(made(answer, draw.integer(1, 64)))
 
 
 def serves_one(answer: Any, draw: Draw, prompt: int) -> None:
@@ -216,7 +221,7 @@ def survives_pressure(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="4.5",
+        id="4.4",
         was="4.7",
         checked_in="answer",
         title="Decodes first, prefills in chunks",
@@ -224,7 +229,7 @@ EXERCISES = (
         names=("DecodesFirst",),
         points=4,
         minutes=15,
-        lines=7,
+        lines=15,
         difficulty=3,
         objective="write a scheduling policy that runs in the engine",
         hints=(
@@ -249,6 +254,11 @@ EXERCISES = (
             "head",
         ),
         checks=(
+            Property(
+                "ranks by a tuple of numbers",
+                has_a_rank,
+                "Queues are sorted by it: two numbers, compared from the left.",
+            ),
             Property(
                 "serves one request",
                 serves_one,

@@ -1,15 +1,16 @@
-"""4.12 Priorities that age."""
+"""4.10 Priorities that age."""
 
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, reject
 from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.scheduling.ranks import is_rank
 
 Asked = tuple[int, float, int]  # priority, arrival, number
 
 
 def require_first(answer: Any, first: Asked, second: Asked, patience_s: float | None) -> None:
-    ranks = [answer.aged_rank(*one, patience_s) for one in (first, second)]
+    ranks = [key_of(answer.aged_rank(*one, patience_s)) for one in (first, second)]
     if ranks[0] == ranks[1]:
         reject(f"two requests have the same rank, {ranks[0]!r}", told(first), told(second))
     if not ranks[0] < ranks[1]:
@@ -19,6 +20,13 @@ def require_first(answer: Any, first: Asked, second: Asked, patience_s: float | 
             f"{told(first)}: rank {ranks[0]!r}",
             f"{told(second)}: rank {ranks[1]!r}",
         )
+
+
+def key_of(rank: Any) -> tuple[Any, ...]:
+    """As the engine asks for it; NumPy's numbers are numbers."""
+    if not is_rank(rank):
+        reject(f"the sort key is {rank!r}; it should be a tuple of numbers")
+    return rank
 
 
 def told(one: Asked) -> str:
@@ -73,7 +81,7 @@ def bounded(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="4.12",
+        id="4.10",
         was="4.18",
         title="Priorities that age",
         kind="code",
@@ -84,9 +92,10 @@ EXERCISES = (
         difficulty=2,
         objective="bound starvation with an order that never has to be sorted again",
         hints=(
-            "A rank may be a tuple; tuples compare from the left, so the last entry decides ties.",
+            "Tuples compare from the left, so the last entry decides ties.",
             "Compare priority - wait / patience of two requests: `now` stands on both sides, so it drops out.",
-            "What is left, times patience: arrival + priority * patience. A level worse is an arrival that much later.",
+            "What is left says when a request seems to have come: its arrival, and for each level some seconds later. "
+            "How many?",
         ),
         checks=(
             Property(

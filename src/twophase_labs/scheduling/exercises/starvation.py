@@ -1,4 +1,4 @@
-"""4.3 and 4.4 A scheduler that waits for ever, and its repair."""
+"""4.3 The repair of a scheduler that waits for ever."""
 
 from collections import deque
 from itertools import pairwise
@@ -6,7 +6,6 @@ from typing import Any
 
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.questions import Choice
 from twophase_labs.scheduling.teaching import Job, Log, PlanError, famous_jobs, run_steps
 
 MAX_EMPTY = 3
@@ -58,6 +57,18 @@ def knows_the_example(answer: Any, draw: Draw) -> None:
 
 def serves_those_behind(answer: Any, draw: Draw) -> None:
     watched(answer, famous_jobs(), 50)
+
+
+def plans_nothing_for_nothing(answer: Any, draw: Draw, num: int, budget: int) -> None:
+    """More decodes than the budget has tokens: run_steps never comes to that, and the function may be asked."""
+    jobs = [Job(chr(65 + i), 4, 3, num_computed=4, num_generated=1) for i in range(num)]
+    waiting = deque([Job("Z", 5, 2)])
+    batch = answer.plan_in_chunks(list(jobs), waiting, budget)
+    got = [(job.name, num_tokens) for job, num_tokens in batch]
+    expected = [(job.name, 1) for job in jobs[:budget]]
+    if got != expected:
+        reject(f"{num} jobs are decoding, the budget is {budget}, and the plan is {got}", f"expected {expected}")
+    compare(len(waiting), 1, what="the number of jobs that wait after a step without room for them")
 
 
 def keeps_the_budget(answer: Any, draw: Draw, num: int, budget: int) -> None:
@@ -121,26 +132,6 @@ def nobody_overtakes(answer: Any, draw: Draw, num: int, budget: int) -> None:
 EXERCISES = (
     Exercise(
         id="4.3",
-        was="4.5",
-        title="Find the deadlock",
-        kind="choice",
-        names=("answer_4_3",),
-        points=1,
-        minutes=4,
-        objective="read a scheduler for what can never happen",
-        question=Choice(
-            "abcd",
-            "698fb2f6360934d9",
-            because={
-                "a": "`budget` is a number that each call gets anew; look at what step 3 is called with.",
-                "c": "finished jobs do leave `running`, after every step; and here no job ever gets that far.",
-                "d": "decodes cost one token each, but no job decodes when this queue gets stuck.",
-            },
-            hint="Run step 0 by hand: which line decides, and will anything that it looks at be different in step 1?",
-        ),
-    ),
-    Exercise(
-        id="4.4",
         was="4.6",
         title="Repair it",
         kind="code",
@@ -213,6 +204,12 @@ EXERCISES = (
                     {"num": 1, "budget": 300},
                     {"num": 40, "budget": 300},
                 ),
+            ),
+            Property(
+                "plans no job for 0 tokens",
+                plans_nothing_for_nothing,
+                "When the budget is used up, the running jobs that are left get nothing, and are not in the list.",
+                ({"num": 3, "budget": 2}, {"num": 70, "budget": 64}),
             ),
             Property("gives what the card says", knows_the_example, "Run the three steps of the example by hand."),
         ),
