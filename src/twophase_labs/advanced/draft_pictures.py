@@ -13,18 +13,26 @@ BLUE, ORANGE, GREEN, _, SKY, VERMILION, _ = COLOURS
 STYLES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (VERMILION, "D"))
 
 
-def draw_overlap(p: np.ndarray, q: np.ndarray) -> Figure:
-    """Two distributions over a few tokens: what they have in common, and what each has more of."""
+def draw_overlap(p: np.ndarray, q: np.ndarray, is_answered: bool = False) -> Figure:
+    """Two distributions over a few tokens: what they have in common, and what each has more of.
+
+    Args:
+        is_answered: Whether the labels say what becomes of each part.
+    """
+    labels = ("in both", "the model's p is larger", "the drafter's q is larger")
+    if is_answered:
+        labels = ("in both: accepted", "p is larger: drawn instead", "q is larger: rejected")
     figure, axes = plt.subplots(figsize=(8.5, 3.3), facecolor="white")
     places, common = np.arange(len(p)), np.minimum(p, q)
-    axes.bar(places, common, 0.72, color=SKY, edgecolor=LINE, label="in both: accepted")
-    axes.bar(places, p - common, 0.72, bottom=common, color=BLUE, edgecolor=LINE, label="model more: drawn instead")
+    axes.bar(places, common, 0.72, color=SKY, edgecolor=LINE, label=labels[0])
+    axes.bar(places, p - common, 0.72, bottom=common, color=BLUE, edgecolor=LINE, label=labels[1])
     axes.bar(
         places, q - common, 0.72, bottom=common, color="white", edgecolor=VERMILION, hatch="///",
-        label="draft more: rejected",
+        label=labels[2],
     )  # fmt: skip
     axes.set(xlabel="token", ylabel="probability", xticks=places)
-    axes.set_title("The two coloured parts together are the model", loc="left")
+    title = "The two coloured parts together are p" if is_answered else "A model's p and a drafter's q over six tokens"
+    axes.set_title(title, loc="left")
     axes.legend(frameon=False, fontsize=9)
     axes.spines[["right", "top"]].set_visible(False)
     figure.tight_layout()
@@ -43,7 +51,7 @@ def draw_speed_ups(speed_up: Callable[..., float], verify_costs: Mapping[str, fl
             axes.plot(numbers, curve, marker=marker, markersize=4, color=colour, label=f"{alpha:.0%} accepted")
         axes.axhline(1, color=LINE, linewidth=0.8, linestyle="--")
         axes.set(xlabel="drafts in a pass", ylim=(0, None))
-        axes.set_title(f"{title}\na draft costs {100 * verify_cost:.1f} % of a step", loc="left", fontsize=11)
+        axes.set_title(f"{title}\nverifying a draft costs {100 * verify_cost:.1f} % of a step", loc="left", fontsize=11)
         axes.spines[["right", "top"]].set_visible(False)
     panels[0][0].set_ylabel("speed-up")
     panels[0][0].legend(frameon=False, fontsize=9)
@@ -73,7 +81,10 @@ def draw_speeds(tokens_per_s: Mapping[str, Mapping[str, float]]) -> Figure:
         places = [at + (number - (len(ways) - 1) / 2) * width for at in range(len(tokens_per_s))]
         heights = [speeds[way] / speeds[ways[0]] for speeds in tokens_per_s.values()]
         bars = axes.bar(places, heights, 0.92 * width, color=colour, edgecolor=INK, linewidth=0.5, label=way)
-        axes.bar_label(bars, [f"{height:.2f}" for height in heights], fontsize=9, color=INK)
+        labels = axes.bar_label(bars, [f"{height:.2f}" for height in heights], padding=2, fontsize=9, color=INK)
+        for label in labels:  # on the dashed line, and legible
+            label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6})
+            label.set_zorder(3)
     axes.axhline(1, color=LINE, linewidth=0.8, linestyle="--")
     axes.set(xticks=range(len(tokens_per_s)), ylabel="speed, without drafts = 1", ylim=(0, None))
     axes.set_xticklabels(list(tokens_per_s))

@@ -49,14 +49,14 @@ def draw_shares(shares: Mapping[str, Float[Tensor, "L H"]], layers: Sequence[int
     """A group of bars per layer, a bar per way of keeping: the mean over heads; dots are single heads."""
     figure, axes = plt.subplots(figsize=(8.5, 3.6), facecolor="white")
     width = 0.8 / len(shares)
-    hatches = ("", "//", "..")
+    hatches = ("", "//", "--")
     for number, ((name, values), colour) in enumerate(zip(shares.items(), COLOURS, strict=False)):
         places = [at + (number - (len(shares) - 1) / 2) * width for at in range(len(layers))]
         means = 100 * values.mean(1)
         axes.bar(places, means, 0.92 * width, color=colour, edgecolor=INK, linewidth=0.5, label=name,
                  hatch=hatches[number % 3])  # fmt: skip
         for place, heads in zip(places, values, strict=True):
-            axes.plot([place] * len(heads), 100 * heads, ".", color=INK, markersize=3)
+            axes.plot([place] * len(heads), 100 * heads, "o", color="white", markeredgecolor=INK, markersize=4)
     axes.set(xticks=range(len(layers)), ylabel="attention to kept keys (%)", ylim=(0, 105))
     axes.set_xticklabels([f"layer {layer}" for layer in layers])
     axes.set_title("Which keys get the attention to come? (dots: heads)", loc="left")

@@ -380,19 +380,26 @@ class Asked:
     params: SamplingParams
 
 
-def workload(guided: bool = True) -> tuple[Asked, ...]:
-    """Records and copies in turn, all behind one handbook; greedy. Without the form, an answer is the line's rest."""
+def workload(guided: bool = True, stamp: str = "") -> tuple[Asked, ...]:
+    """Records and copies in turn, all behind one handbook; greedy. Without the form, an answer is the line's rest.
+
+    Args:
+        stamp: Put in front of each prompt; `{}` in it becomes the request's number.
+    """
     form: dict[str, Any] = {"structured_outputs": StructuredOutputs(regex=RECORD)} if guided else {"stop": "\n"}
     record = SamplingParams(temperature=0, max_tokens=32, **form)
     copy = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
     pairs = zip(CITIES, COPIES, strict=True)
-    return tuple(
-        asked
+    tasks = [
+        task
         for city, head in pairs
-        for asked in (
-            Asked(f"{HANDBOOK}City: {city}\nRecord: ", record),
-            Asked(f"{HANDBOOK}The functions once more, unchanged.\n\n{head}\n", copy),
+        for task in (
+            (f"City: {city}\nRecord: ", record),
+            (f"The functions once more, unchanged.\n\n{head}\n", copy),
         )
+    ]
+    return tuple(
+        Asked(f"{stamp.format(number)}{HANDBOOK}{task}", params) for number, (task, params) in enumerate(tasks)
     )
 
 
@@ -480,13 +487,14 @@ class Served:
 
 
 def serve(llm: LLM, requests: Sequence[Asked], every: int = 3) -> Served:
-    """A request comes every so many steps; until all are answered."""
+    """A request comes every so many steps, with `every=0` all before the first; until all are answered."""
     engine, served = llm.engine, Served()
     first_step = engine.stats().num_steps
     start_s = time.perf_counter()
     num_sent = step = 0
     while num_sent < len(requests) or engine.has_unfinished_requests():
-        if step % every == 0 and num_sent < len(requests):
+        num_due = len(requests) if every == 0 else min(len(requests), step // every + 1)
+        while num_sent < num_due:
             engine.add_request(str(num_sent), requests[num_sent].prompt, requests[num_sent].params)
             num_sent += 1
         for output in engine.step():

@@ -53,7 +53,7 @@ def draw_first_tokens(computed: Sequence[int], seconds: Sequence[float], num_tok
     axes.plot(computed, [1000 * one for one in seconds], "o-", color=BLUE)
     floor_ms = 1000 * min(seconds)
     axes.axhline(floor_ms, color=LINE, linewidth=0.8, linestyle="--")
-    axes.annotate("floor: one read of the weights", (num_tokens, floor_ms), (0, 4),
+    axes.annotate(f"{floor_ms:.0f} ms: one read of the weights", (num_tokens, floor_ms), (0, 4),
                   textcoords="offset points", ha="right", fontsize=9, color=INK)  # fmt: skip
     axes.set(xlabel=f"tokens computed of {num_tokens}", ylabel="time to first token (ms)", ylim=(0, None))
     axes.set_title("What is found need not be computed", loc="left")
@@ -82,5 +82,6 @@ def draw_probes(runs: Mapping[str, Sequence[float]], parts: Sequence[Sequence[st
         axes.set_yticklabels(labels)
         axes.set_title(title, loc="left")
         axes.spines[["right", "top"]].set_visible(False)
+    figure.supxlabel("orange: the shortest of its part; *: what the company really wrote", fontsize=10, color=INK)
     figure.tight_layout()
     return figure

@@ -86,15 +86,18 @@ def full_engine() -> LLM:
     return engine()
 
 
-def windowed_engine(visible: Visible, kept_blocks: KeptBlocks, window: int, num_sinks: int, pool: int) -> LLM:
-    """The same with your mask and your blocks, in a pool of so many pages."""
+def windowed_engine(
+    kept_blocks: KeptBlocks, window: int, num_sinks: int, pool: int, visible: Visible | None = None
+) -> LLM:
+    """The same with your blocks, and your mask if there is one, in a pool of so many pages."""
     own = OwnWindow(window, num_sinks, kept_blocks)
+    mask = {} if visible is None else {"attention_backend": partial(OwnMask, visible)}
     return engine(
         sliding_window=window,
         num_attention_sinks=num_sinks,
-        attention_backend=partial(OwnMask, visible),
         cache_factory=partial(CacheManager, window=own),
         num_kv_blocks=pool,
+        **mask,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.collections import PatchCollection
 from matplotlib.colors import same_color
 from matplotlib.figure import Figure
@@ -19,7 +20,7 @@ def hatch_preempted(figure: Figure) -> Figure:
         legend = axes.get_legend()
         boxes = [one for one in axes.collections if isinstance(one, PatchCollection) and len(one.get_facecolor())]
         for collection in boxes:
-            if same_color(collection.get_facecolor()[0], VERMILION):
+            if same_color(tuple(np.asarray(collection.get_facecolor())[0]), VERMILION):
                 collection.set(hatch="xxxx", facecolor="white", edgecolor=INK)
         for patch in legend.get_patches() if legend else ():
             if isinstance(patch, Patch) and same_color(patch.get_facecolor(), VERMILION):

@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 5.12 and 5.14."""
+"""Answers that prove the checks of exercises 5.11 and 5.13."""
 
 from tests.labs.advanced.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
@@ -80,7 +80,7 @@ def visible(queries, keys, window, num_sinks):
 
 BANKS = opened_all(
     {
-        "5.12": Bank(
+        "5.11": Bank(
             wrong=(
                 Wrong(
                     "negative positions",
@@ -109,7 +109,7 @@ BANKS = opened_all(
             ),
             right=(Right("token by token", BY_TOKENS), Right("as two ranges", AS_RANGES)),
         ),
-        "5.14": Bank(
+        "5.13": Bank(
             wrong=(
                 Wrong("sees the future", {1: "keys == keys"}, rejected_by=FUTURE),
                 Wrong("sinks from everywhere", {4: "is_past & in_window | is_sink"}, rejected_by=FUTURE),

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 5.7."""
+"""Answers that prove the check of exercise 5.6."""
 
 from tests.labs.advanced.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
@@ -70,7 +70,7 @@ def draft_with_model(next_probs, token_ids, num_draft, chance):
 
 BANKS = opened_all(
     {
-        "5.7": Bank(
+        "5.6": Bank(
             wrong=(
                 Wrong("forgets its drafts", {1: "token_ids"}, BEHIND),
                 Wrong("sees the drafts alone", {1: "drafts or token_ids[-1:]"}, BEHIND),

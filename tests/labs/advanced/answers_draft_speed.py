@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 5.8."""
+"""Answers that prove the check of exercise 5.7."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -42,7 +42,7 @@ def best_num_draft(alpha, draft_cost, verify_cost=0.0, most=16):
 """
 
 BANKS = {
-    "5.8": Bank(
+    "5.7": Bank(
         wrong=(
             Wrong("the drafts alone", {1: "alpha * num_draft"}, TOKENS),
             Wrong("one and the accepted ones, as if each had a chance", {1: "1 + alpha * num_draft"}, TOKENS),

@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 5.9 and 5.10."""
+"""Answers that prove the checks of exercises 5.8 and 5.9."""
 
 from tests.labs.advanced.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
@@ -11,12 +11,13 @@ READS, STUCK, SINGLE, SEVERAL, END, EMPTY = (
     "lets the end come where the text is complete",
     "never allows a token without text",
 )
-SMALL, FINDS, BELOW, FURTHER, LEAVES = (
+SMALL, FINDS, BELOW, FURTHER, LEAVES, STATE_0 = (
     "takes small tries",
     "finds what can be read, and nothing else",
     "starts at the node it is given",
     "goes no further than the machine reads",
     "leaves the trie as it is",
+    "takes 0 for a state like any other",
 )
 RECURSIVE = """
 def advance(machine, state, text):
@@ -150,7 +151,7 @@ def allowed_ids(machine, state, node):
 
 BANKS = opened_all(
     {
-        "5.9": Bank(
+        "5.8": Bank(
             wrong=(
                 Wrong("never moves", {1: "machine.edges[state].get(char) and state"}, rejected_by=READS),
                 Wrong("always from the start", {1: "machine.edges[machine.start].get(char)"}, rejected_by=READS),
@@ -194,7 +195,7 @@ BANKS = opened_all(
             ),
             right=(Right("recursively", RECURSIVE), Right("from the machine's side", WALKS_A_TRIE)),
         ),
-        "5.10": Bank(
+        "5.9": Bank(
             wrong=(
                 Wrong("all tokens", {2: "True", 3: "machine.edges[at].get(char, at)"}, SMALL),
                 Wrong("never moves the machine", {3: "at"}, FINDS),
@@ -213,6 +214,7 @@ BANKS = opened_all(
                 Wrong("collects in the root's list", FILLS_THE_ROOT, LEAVES),
                 Wrong("one list for all calls", SHARED_LIST, SMALL),
                 Wrong("gives a set", {4: "set(found)"}, SMALL),
+                Wrong("`if after`: state 0 is no state", {2: "machine.edges[at].get(char)"}, STATE_0),
             ),
             right=(
                 Right("recursively", WALKS_RECURSIVELY),

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 5.13."""
+"""Answers that prove the check of exercise 5.12."""
 
 from tests.labs.advanced.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
@@ -70,7 +70,7 @@ def heavy_hitters(weights, budget, num_recent):
 
 BANKS = opened_all(
     {
-        "5.13": Bank(
+        "5.12": Bank(
             wrong=(
                 Wrong("one less than the budget", {2: "len(held) >= budget"}, FITS),
                 Wrong("the budget besides the recent ones", {2: "len(held) > budget + num_recent"}, BUDGET),

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 5.5."""
+"""Answers that prove the check of exercise 5.4."""
 
 from tests.labs.advanced.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
@@ -73,7 +73,7 @@ def ngram_draft(token_ids, num_draft, longest=3, shortest=1):
 
 BANKS = opened_all(
     {
-        "5.5": Bank(
+        "5.4": Bank(
             wrong=(
                 Wrong("includes what was looked up", {3: "token_ids[start : start + num_draft]"}, FOLLOWED),
                 Wrong("one place too far", {3: "token_ids[start + n + 1 : start + n + 1 + num_draft]"}, FOLLOWED),

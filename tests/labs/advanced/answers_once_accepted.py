@@ -10,7 +10,7 @@ BANKS = opened_all(
                 Wrong(
                     "a non-ASCII salt is ignored",
                     {2: 'digest(salt.encode("ascii", "ignore"))'},
-                    "is the chain of the card",
+                    "is the chain of the text",
                 ),
             ),
         ),
@@ -149,7 +149,7 @@ class PrefixStore:
                 ),
             ),
         ),
-        "5.4": Bank(
+        "5.3": Bank(
             wrong=(
                 Wrong(
                     "at most 16 options",
@@ -173,7 +173,7 @@ def recover(ask, parts):
                 ),
             ),
         ),
-        "5.5": Bank(
+        "5.4": Bank(
             wrong=(
                 Wrong(
                     "looks back 64 tokens only",
@@ -195,7 +195,7 @@ def recover(ask, parts):
                 ),
             ),
         ),
-        "5.6": Bank(
+        "5.5": Bank(
             wrong=(
                 Wrong(
                     "looks at three drafts",
@@ -217,7 +217,7 @@ def verify(draft, p, q, chance):
                 ),
             ),
         ),
-        "5.8": Bank(
+        "5.7": Bank(
             wrong=(
                 Wrong(
                     "a default of most = 8",
@@ -256,7 +256,7 @@ def best_num_draft(alpha, draft_cost, verify_cost=0.0, most=8):
                 ),
             ),
         ),
-        "5.9": Bank(
+        "5.8": Bank(
             wrong=(
                 Wrong(
                     "state 0 counts as a dead end",
@@ -342,7 +342,7 @@ def token_mask(machine, state, texts, end_id):
                 ),
             ),
         ),
-        "5.12": Bank(
+        "5.11": Bank(
             wrong=(
                 Wrong(
                     "block sizes that are powers of two",
@@ -395,14 +395,14 @@ def kept_blocks(num_tokens, block_size, window, num_sinks):
                 ),
             ),
         ),
-        "5.14": Bank(
+        "5.13": Bank(
             wrong=(
                 Wrong(
                     "windows of at most 4096", {2: "keys > queries - min(window, 4096)"}, "sees as far as the window"
                 ),
             ),
         ),
-        "5.15": Bank(
+        "5.14": Bank(
             wrong=(
                 Wrong(
                     "what became impossible counts 0",

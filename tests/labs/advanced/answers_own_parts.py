@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 5.17."""
+"""Answers that prove the check of exercise 5.16."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -55,7 +55,7 @@ def num_allowed(advance, machine, state, drafts, texts):
 """
 
 BANKS = {
-    "5.17": Bank(
+    "5.16": Bank(
         wrong=(
             Wrong("all full blocks", {1: "num_tokens // block_size"}, LAST),
             Wrong("one block less", {1: "max(0, num_tokens // block_size - 1)"}, LAST),
@@ -73,6 +73,7 @@ BANKS = {
                 {4: 'texts[draft] == "" or state is None or state in machine.accepting'},
                 RUNS,
             ),
+            Wrong("`not state`", {4: 'not state or texts[draft] == ""'}, RUNS),
             Wrong("state 0 is nowhere", {4: 'texts[draft] == "" or not state or state > 3'}, RUNS),
         ),
         right=(

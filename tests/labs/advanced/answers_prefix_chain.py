@@ -9,7 +9,7 @@ FULL, EQUAL, APART, TOKENS, PAST, SALT, CHAIN, ONCE = (
     "depends on each of a block's tokens",
     "depends on everything before",
     "depends on the salt",
-    "is the chain of the card",
+    "is the chain of the text",
     "reads each token once",
 )
 TEXT_OF_TOKENS = """

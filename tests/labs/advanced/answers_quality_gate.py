@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercises 5.15 and 5.16."""
+"""Answers that prove the check of exercises 5.14 and 5.15."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -62,7 +62,7 @@ def divergences(before, after):
 
 CLEAR, WITHIN, WIDTH, TWO, EQUAL = (
     "decides where it is clear",
-    "reads on while the interval holds the limit",
+    "reads on while the interval contains the limit",
     "makes the interval as wide as z says",
     "does not decide from fewer than two",
     "lets the mean decide where all are equal",
@@ -99,7 +99,7 @@ def decide(values, limit, z):
 """
 
 BANKS = {
-    "5.15": Bank(
+    "5.14": Bank(
         wrong=(
             Wrong("at the likeliest token", {1: "-log_probs.amax(-1)"}, rejected_by=SURPRISE),
             Wrong("the sign", {1: "log_probs[torch.arange(len(targets)), targets]"}, rejected_by=SURPRISE),
@@ -131,7 +131,7 @@ BANKS = {
             Right("row by row", BY_ROWS),
         ),
     ),
-    "5.16": Bank(
+    "5.15": Bank(
         wrong=(
             Wrong("two verdicts", {2: "mean + margin <= limit or mean <= limit"}, WITHIN),
             Wrong("fails what is not proved", {3: "True"}, WITHIN),

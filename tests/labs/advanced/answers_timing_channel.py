@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 5.4."""
+"""Answers that prove the check of exercise 5.3."""
 
 from tests.labs.advanced.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
@@ -65,7 +65,7 @@ def recover(ask, parts):
 
 BANKS = opened_all(
     {
-        "5.4": Bank(
+        "5.3": Bank(
             wrong=(
                 Wrong(
                     "a warm-up first, as benchmarks do",

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 5.6."""
+"""Answers that prove the check of exercise 5.5."""
 
 from tests.labs.advanced.whole import opened_all
 from twophase_labs.machine.exercise import Bank, Right, Wrong
@@ -87,7 +87,7 @@ def verify(draft, p, q, chance):
 
 BANKS = opened_all(
     {
-        "5.6": Bank(
+        "5.5": Bank(
             wrong=(
                 Wrong("goes on behind a rejection", GOES_ON, FRONT),
                 Wrong("accepts what the draft found likely", {1: "q[i, token]"}, OWN),

@@ -10,7 +10,7 @@ EQUIVALENT = {
             "a hash is never empty, and None counts as False"
         ),
     },
-    "5.5": {
+    "5.4": {
         "for start in range(len(token_ids) - n - 1, -1, -1): -> for start in range(len(token_ids) - n - 1, -1 - 1, -1):": (
             "from -1 on there are fewer than n tokens, which equal no n tokens"
         ),
@@ -18,7 +18,7 @@ EQUIVALENT = {
             "with n = 0 the newest tokens would be the whole text, which equals no slice of length 0"
         ),
     },
-    "5.6": {
+    "5.5": {
         "keep = min(1, p[i, token] / q[i, token]) -> keep = p[i, token] / q[i, token]": (
             "a number in [0, 1) is below 1 and whatever is above it"
         ),
@@ -30,7 +30,7 @@ EQUIVALENT = {
         ),
         "if chance.uniform() >= keep: -> if chance.uniform() > keep:": ("they are equal once in 2**53 draws"),
     },
-    "5.12": {
+    "5.11": {
         "num_sink_blocks = -(-num_sinks // block_size) -> num_sink_blocks = -(-num_sinks / block_size)": (
             "a whole number is below a quotient exactly if it is below the next whole number"
         ),
@@ -41,7 +41,7 @@ EQUIVALENT = {
             "every block is at or after one that is below 0"
         ),
     },
-    "5.13": {
+    "5.12": {
         "scores, held = ([0.0] * len(weights), []) -> scores, held = ([1.0] * len(weights), [])": (
             "all scores begin alike: their order is the same"
         ),
@@ -49,12 +49,12 @@ EQUIVALENT = {
             "all scores begin alike: their order is the same"
         ),
     },
-    "5.15": {
+    "5.14": {
         "return -log_probs[torch.arange(len(targets)), targets] -> return -log_probs[torch.arange(len(log_probs)), targets]": (
             "there is a target for each row"
         ),
     },
-    "5.16": {
+    "5.15": {
         "if mean - margin > limit: -> if mean - margin >= limit:": (
             "they differ where rounding makes both sides equal, and a right answer may round in another order"
         ),

@@ -11,7 +11,16 @@ from twophase.core.plan import ScheduledChunk
 from twophase.engine.guidance import Guidance
 from twophase_labs.advanced import guided_model
 from twophase_labs.advanced.draft_chance import Chance
-from twophase_labs.advanced.own_engine import MACHINES, RECORD, Asked, OwnGuidance, VerifyingRunner, open_engine, serve
+from twophase_labs.advanced.own_engine import (
+    MACHINES,
+    RECORD,
+    Asked,
+    OwnGuidance,
+    VerifyingRunner,
+    open_engine,
+    serve,
+    workload,
+)
 from twophase_labs.decode.tiny_llama import VOCAB, tiny_llama
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.solved import run_reference
@@ -132,3 +141,21 @@ def test_masks_are_those_of_the_library(solved):
         assert own.num_allowed(ids, 0, drafts) == theirs.guide().num_allowed(ids, 0, drafts)
     assert own.accepts('{"city": "Lima", "inhabitants": 9}')
     assert not own.accepts('{"city": "Lima"')
+
+
+def test_a_stamp_stands_in_front_of_each_prompt():
+    for number, asked in enumerate(workload(stamp="Ticket {}. ")):
+        assert asked.prompt.startswith(f"Ticket {number}. Records")
+    assert [asked.prompt for asked in workload(stamp="Monday. ")] == ["Monday. " + asked.prompt for asked in workload()]
+
+
+def test_all_come_before_the_first_step():
+    folder, _ = tiny_llama()
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    requests = [Asked({"prompt_token_ids": [5, 6, 7 + i]}, params) for i in range(3)]
+    options = {"model": folder, "skip_tokenizer_init": True, "block_size": 4, "max_num_batched_tokens": 32}
+    at_once = serve(open_engine(**options), requests, every=0)
+    one_by_one = serve(open_engine(**options), requests, every=2)
+    assert at_once.num_steps == 4
+    assert one_by_one.num_steps == 8
+    assert at_once.token_ids == one_by_one.token_ids

@@ -90,13 +90,13 @@ TEMPLATES = {
     "heavy_hitters": HEAVY_HITTERS,
 }
 OPEN = {
-    "5.4": "recover",
-    "5.5": "ngram_draft",
-    "5.6": "verify",
-    "5.7": "draft_with_model",
-    "5.10": "allowed_ids",
-    "5.12": "kept_blocks",
-    "5.13": "heavy_hitters",
+    "5.3": "recover",
+    "5.4": "ngram_draft",
+    "5.5": "verify",
+    "5.6": "draft_with_model",
+    "5.9": "allowed_ids",
+    "5.11": "kept_blocks",
+    "5.12": "heavy_hitters",
 }
 
 

@@ -45,7 +45,7 @@ def keeps_long(answer: Any, draw: Draw) -> None:
 
 
 def knows_the_example(answer: Any, draw: Draw) -> None:
-    compare(asked_for(answer, 13, 4, 6, 2), [0, 2, 3], what="kept_blocks of the card's example")
+    compare(asked_for(answer, 13, 4, 6, 2), [0, 2, 3], what="kept_blocks of the text's example")
 
 
 def keeps_short(answer: Any, draw: Draw, num_sinks: int) -> None:
@@ -172,7 +172,7 @@ def takes_rows(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="5.12",
+        id="5.11",
         was="5.13",
         title="Blocks that no query reads any more",
         kind="code",
@@ -198,7 +198,9 @@ EXERCISES = (
             Property(
                 "keeps what the next token sees",
                 keeps_window,
-                "A block in which a single key is still seen must stay, and the key may be the block's last one.",
+                "A block in which a single key is still seen must stay, and the key may be the block's last one; so "
+                "must "
+                "the block that the next token is written into.",
             ),
             Property(
                 "keeps the sinks",
@@ -219,14 +221,16 @@ EXERCISES = (
                 ({"num_sinks": 0}, {"num_sinks": 5}),
             ),
             Property(
-                "gives what the card says", knows_the_example, "13 tokens are in blocks 0 to 3; what sees token 13?"
+                "gives the examples of the text",
+                knows_the_example,
+                "13 tokens are in blocks 0 to 3; what sees token 13?",
             ),
             Property("holds for long texts", keeps_long, "Blocks have any size, and texts any length."),
         ),
         time_limit_s=10,
     ),
     Exercise(
-        id="5.14",
+        id="5.13",
         was="5.14",
         is_extra=True,
         title="What a token sees",

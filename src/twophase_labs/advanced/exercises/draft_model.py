@@ -127,7 +127,7 @@ def is_verified_without_a_trace(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="5.7",
+        id="5.6",
         title="Drafts of a small model",
         kind="code",
         checked_in="answer",
@@ -141,8 +141,8 @@ EXERCISES = (
             "One token after the other: the row for the second draft depends on the first one.",
             "Ask `next_probs` about the text with all drafts so far, draw from the row, and keep both, token and row. "
             "`np.stack` makes an array of a list of rows.",
-            "drafts, q = [], []\nfor _ in range(num_draft):\n    row = next_probs(...)\n    drafts.append(...)\n"
-            "    q.append(row)\nreturn drafts, np.stack(q)",
+            "drafts, q = [], []\nfor _ in range(num_draft):\n    row = ...  # behind all that is there by now\n"
+            "    ...  # draw, and keep two things\nreturn drafts, ...",
         ),
         checks=(
             Property(
@@ -172,7 +172,7 @@ EXERCISES = (
             Property(
                 "can be verified without a trace",
                 is_verified_without_a_trace,
-                "With these drafts and rows, the rule of 5.6 must lead to the large model's distribution.",
+                "With these drafts and rows, the rule of 5.5 must lead to the large model's distribution.",
             ),
         ),
         time_limit_s=20,

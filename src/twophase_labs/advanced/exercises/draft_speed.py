@@ -89,8 +89,9 @@ def switches_off(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="5.8",
+        id="5.7",
         was="5.8",
+        is_extra=True,
         title="What a draft is worth",
         kind="code",
         names=("expected_tokens", "speed_up", "best_num_draft"),
@@ -139,7 +140,7 @@ EXERCISES = (
                 goes_as_far_as_it_may,
                 "`most` is the largest number allowed, 16 unless another is given, and may itself be the best.",
             ),
-            Property("gives what the card says", knows_the_examples, "Do the three examples by hand."),
+            Property("gives the examples of the text", knows_the_examples, "Do the three examples by hand."),
             Property(
                 "switches itself off",
                 switches_off,

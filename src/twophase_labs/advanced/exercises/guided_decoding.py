@@ -210,6 +210,18 @@ def starts_below(answer: Any, draw: Draw) -> None:
     compare(sorted(got), [0, 1, 2, 3, 4], what="the ids below the node '1', in state 1")
 
 
+def reaches_state_0(answer: Any, draw: Draw) -> None:
+    """An edge may lead to state 0, from the start or in the middle of a token."""
+    texts = ["b", "ba", "bab", "a", "bb", "", *["ab" * count for count in range(1, 40)]]
+    for name, state, expected in (
+        ("ab", 1, [0, 1, 2]),
+        ("ab", 0, [3, *range(6, 45)]),
+        ("from 2", 2, [3, *range(6, 45)]),
+    ):
+        got = require_ids(answer, LOOPS[name], state, texts, trie_of(texts), f"tokens of a and b, state {state}")
+        compare(sorted(got), expected, what=f"the ids in state {state} of the machine {name!r}")
+
+
 class WatchedNode:
     """A node like TrieNode that notes when its children are asked for."""
 
@@ -254,7 +266,7 @@ ALL_FORMS = tuple({"form": form} for form in FORMS)
 
 EXERCISES = (
     Exercise(
-        id="5.9",
+        id="5.8",
         was="5.10",
         title="Which tokens may come next",
         kind="code",
@@ -321,7 +333,7 @@ EXERCISES = (
         time_limit_s=10,
     ),
     Exercise(
-        id="5.10",
+        id="5.9",
         checked_in="answer",
         title="A mask from a trie",
         kind="code",
@@ -354,6 +366,11 @@ EXERCISES = (
                 ALL_FORMS,
             ),
             Property(
+                "takes 0 for a state like any other",
+                reaches_state_0,
+                "`if after:` is false for state 0, too; ask whether the character has an edge.",
+            ),
+            Property(
                 "starts at the node it is given",
                 starts_below,
                 "`state` is where the machine stands at this node: the text before it has been read. The node's own "
@@ -374,12 +391,12 @@ EXERCISES = (
         time_limit_s=10,
     ),
     Exercise(
-        id="5.11",
+        id="5.10",
         was="5.12",
         is_extra=True,
         title="How many would have been thrown away",
         kind="prediction",
-        names=("guess_5_11",),
+        names=("guess_5_10",),
         points=1,
         minutes=3,
         needs=("model",),

@@ -111,7 +111,7 @@ def takes_large_budgets(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="5.13",
+        id="5.12",
         is_extra=True,
         title="Keep what gets attention",
         kind="code",
@@ -126,9 +126,9 @@ EXERCISES = (
             "keys that are held, and only then one key may have to go.",
             "Hold the positions in a list, oldest first. All but its last `num_recent` may go; the one with the "
             "smallest score does, the older of two equal ones.",
-            "scores, held = [0.0] * len(weights), []\nfor query, row in enumerate(weights.tolist()):\n"
-            "    held.append(query)\n    for key in held:\n        scores[key] += ...\n    if len(held) > budget:\n"
-            "        may_go = held[: ...]\n        held.remove(min(may_go, key=...))\nreturn held",
+            "scores, held = ..., []\nfor query, row in enumerate(weights.tolist()):\n    ...  # it takes a slot\n"
+            "    for key in held:\n        ...\n    if ...:\n        may_go = ...  # all but the newest\n        ...\n"
+            "return held",
         ),
         checks=(
             Property(
@@ -157,14 +157,14 @@ EXERCISES = (
                 "A key's score is what all queries so far gave it, from its own on, not what the last one gave.",
             ),
             Property(
-                "protects the newest",
-                protects_the_newest,
-                "The `num_recent` newest never go, however little attention they had time to get; all others may.",
-            ),
-            Property(
                 "never brings a key back",
                 never_brings_back,
                 "What was dropped is overwritten. So decide token by token, not once at the end.",
+            ),
+            Property(
+                "protects the newest",
+                protects_the_newest,
+                "The `num_recent` newest never go, however little attention they had time to get; all others may.",
             ),
             Property(
                 "drops the older of two equal ones",

@@ -95,7 +95,7 @@ def agrees_everywhere(answer: Any, draw: Draw, alphabet: int, most: int = 24) ->
 
 EXERCISES = (
     Exercise(
-        id="5.5",
+        id="5.4",
         was="5.6",
         title="Draft what comes, from what came",
         kind="code",
@@ -115,7 +115,9 @@ EXERCISES = (
             Property(
                 "drafts what followed before",
                 guesses_what_followed,
-                "The draft begins right behind the place that was found, and goes on in the text's order.",
+                "The draft begins right behind the place that was found, and goes on in the text's order. An empty "
+                "draft: "
+                "did the newest tokens find themselves?",
             ),
             Property(
                 "says nothing where nothing repeats",

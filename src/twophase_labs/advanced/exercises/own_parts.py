@@ -170,8 +170,8 @@ def serves_the_same(answer: Any, draw: Draw) -> None:
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     requests = [Asked({"prompt_token_ids": prompt}, params) for prompt in prompts]
     store = PlainStore, hashes_of, answer.names_to_ask
-    plain = serve(open_engine(model=folder, **OPTIONS), requests, every=1)
-    for every in (1, 3):
+    plain = serve(open_engine(model=folder, **OPTIONS), requests, every=0)
+    for every in (0, 3):
         own = serve(open_engine(model=folder, store=store, **OPTIONS), requests, every=every)
         errors = [output.outputs[0].error for output in own.outputs.values() if output.outputs[0].error]
         if errors:
@@ -187,7 +187,7 @@ def serves_the_same(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="5.17",
+        id="5.16",
         title="Wire them",
         kind="code",
         checked_in="answer",
@@ -201,14 +201,16 @@ EXERCISES = (
             "The engine computes the last token of every prompt, because it needs its logits. So the block with that "
             "token may not be a hit.",
             "A pending block, and all that is behind it, cannot be used yet: stop at the first pending name.",
-            "For the drafts: `advance(machine, state, texts[draft])` gives the next state or None. A token without "
-            "text leads nowhere, though `advance` can read it.",
+            "(num_tokens - 1) // block_size blocks end before the last token. For the drafts: `advance(machine, state, "
+            "texts[draft])` gives the next state or None; a token without text leads nowhere, though `advance` can "
+            "read "
+            "it.",
         ),
         checks=(
             Property(
                 "leaves the last token to be computed",
                 leaves_the_last_token,
-                "Only blocks that end before the last token may be asked for: (num_tokens - 1) // block_size of them.",
+                "Only blocks that end before the prompt's last token may be asked for.",
             ),
             Property(
                 "stops at the first pending name",

@@ -83,7 +83,7 @@ def keeps_salts_apart(answer: Any, draw: Draw, num_blocks: int) -> None:
     compare(chain_of(answer, token_ids, 3, "blue"), chains["blue"], what="the hashes of a salt", axes=("block",))
 
 
-def is_the_cards_chain(answer: Any, draw: Draw, salt: str, num_blocks: int) -> None:
+def is_the_texts_chain(answer: Any, draw: Draw, salt: str, num_blocks: int) -> None:
     token_ids, parent, expected = tokens(draw, 3 * num_blocks + 1), digest(salt.encode()), []
     for start in range(0, 3 * num_blocks, 3):
         parent = digest(parent + as_bytes(token_ids[start : start + 3]))
@@ -130,7 +130,8 @@ EXERCISES = (
         hints=(
             "K and V of a token depend on every token before it. So must the name of the block that holds them.",
             "A block's hash is made of two things: the hash of the block before it, and its own tokens.",
-            "The first block has nothing before it; its chain starts at the digest of the salt.",
+            "The first block has nothing before it; its chain starts at the digest of the salt: "
+            "`digest(salt.encode())`.",
         ),
         checks=(
             Property(
@@ -177,8 +178,8 @@ EXERCISES = (
                 ({"num_blocks": 1}, {"num_blocks": 3}),
             ),
             Property(
-                "is the chain of the card",
-                is_the_cards_chain,
+                "is the chain of the text",
+                is_the_texts_chain,
                 "hash[0] = digest(digest(salt) + tokens of block 0), then hash[i] = digest(hash[i - 1] + tokens of "
                 "block i). A salt is any string; `encode()` gives its bytes.",
                 (

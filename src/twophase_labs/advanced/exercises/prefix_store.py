@@ -24,7 +24,8 @@ class Ledger:
             with unchanged(hashes=theirs):
                 got = self.store.open(theirs, num_blocks)
         except KeyError as error:
-            reject(f"open fails with KeyError: {error}: there is no free block left, or it was forgotten twice")
+            reject(f"open fails with KeyError: {error}: there is no free block left, or a hash was forgotten "
+                   "twice, or a block that is in use was looked for in `free`")  # fmt: skip
         if not isinstance(got, tuple) or len(got) != 2 or len(got[0]) != num_blocks:
             reject(f"open gave {got!r}, expected ({num_blocks} block ids, number of hits)")
         blocks, num_hit = list(got[0]), got[1]
@@ -79,7 +80,7 @@ def expect_known(ledger: Ledger, hashes: Sequence[str], expected: int, story: st
 def knows_the_example(answer: Any, draw: Draw) -> None:
     ledger = Ledger(answer.PrefixStore(4), 4)
     for name, hashes, num_blocks, num_hit in (("A", ["a0", "a1"], 3, 0), ("B", ["a0", "b1"], 2, 1)):
-        what = f"the number of hits of open({hashes}, {num_blocks}) in the card's example"
+        what = f"the number of hits of open({hashes}, {num_blocks}) in the text's example"
         compare(ledger.open(name, hashes, num_blocks), num_hit, what=what)
 
 
@@ -267,7 +268,9 @@ EXERCISES = (
                 "order must a request's blocks be added to `free`?",
                 ({"num_new": 1}, {"num_new": 2}, {"num_new": 3}),
             ),
-            Property("gives what the card says", knows_the_example, "Of the second request one block is known: a0."),
+            Property(
+                "gives the examples of the text", knows_the_example, "Of the second request one block is known: a0."
+            ),
             Property(
                 "finds long prefixes",
                 finds_long_prefixes,

@@ -192,7 +192,7 @@ def knows_equal_values(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="5.15",
+        id="5.14",
         was="5.16",
         title="Perplexity and divergence",
         kind="code",
@@ -263,7 +263,7 @@ EXERCISES = (
         time_limit_s=10,
     ),
     Exercise(
-        id="5.16",
+        id="5.15",
         title="Enough text to decide",
         kind="code",
         names=("decide",),
@@ -287,7 +287,7 @@ EXERCISES = (
                 "Small values are good: an interval all below the limit passes, one all above it fails.",
             ),
             Property(
-                "reads on while the interval holds the limit",
+                "reads on while the interval contains the limit",
                 reads_on_within,
                 "A limit between the two ends is neither proved nor refuted.",
             ),

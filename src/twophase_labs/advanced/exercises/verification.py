@@ -161,7 +161,7 @@ PLACES = tuple(
 
 EXERCISES = (
     Exercise(
-        id="5.6",
+        id="5.5",
         was="5.7",
         checked_in="answer",
         title="Accept, or draw from what is left",
@@ -175,7 +175,8 @@ EXERCISES = (
         hints=(
             "A token that the draft says less often than the model may always be kept. One that it says twice as often "
             "as the model may be kept every second time.",
-            "So keep it with probability min(1, p/q). What is missing from p then is where p is larger than q.",
+            "So keep it with probability min(1, p/q). What is missing from p then is where p is larger than q: "
+            "the replacement is drawn in proportion to max(p - q, 0).",
             "tokens = []\nfor i, token in enumerate(draft):\n    if chance.uniform() >= ...:  # not kept\n"
             "        return [*tokens, chance.draw(...)]  # from what p has more of\n    tokens.append(token)\n"
             "return [*tokens, chance.draw(...)]  # the row behind the last",
@@ -196,7 +197,9 @@ EXERCISES = (
             Property(
                 "never says what the model never says",
                 never_says_the_impossible,
-                "p of the draft's token may be 0: then it must be rejected, however sure the draft was.",
+                "p of the draft's token may be 0: then it must be rejected, however sure the draft was. And what "
+                "replaces "
+                "it must be possible under p.",
             ),
             Property(
                 "works where nothing is left to chance",
