@@ -198,6 +198,28 @@ for name, bytes_per_s in links.items():
 # **Read the result.** At 400 Gbit/s a layer is sent in a fraction of the time that the next one takes to compute, and
 # less than a millisecond is left over. At 10 Gbit/s the link, not the GPU, sets the time of the first token. The limit
 # lies where sending a layer takes as long as computing one: here that is 11 GB/s, about 90 Gbit/s.
+#
+# **RDMA**: the network card reads and writes the other machine's memory (with GPUDirect, that of its GPU) without its
+# processor. Blocks are registered once; after that the sender needs their addresses and nothing else. The processes
+# below copy through host memory and sockets instead.
+#
+# **A link that others use.** Now one layer in ten, at random, is sent at a tenth of the speed:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+rng = np.random.default_rng(0)
+for name in ("RDMA, 400 Gbit/s", "Ethernet, 100 Gbit/s"):
+    late_ms = []
+    for _ in range(1000):
+        send_s = layer_bytes / links[name] * np.where(rng.random(num_layers) < 0.1, 10, 1)
+        arrived_s = arrival_times([layer_s] * num_layers, list(send_s), 20e-6)
+        late_ms.append(1e3 * (arrived_s[-1] - layer_s * num_layers))
+    print(f"{name:21} after the last layer: p50 {np.median(late_ms):5.1f} ms, p99 {np.percentile(late_ms, 99):5.1f} ms")
+
+# %% [markdown]
+# **Read the result.** At 400 Gbit/s the link has so much idle time that it catches up, unless the last layers are the
+# slow ones. At 100 Gbit/s there was hardly any idle time, and every request waits. A link needs room for its bad
+# moments, as a queue does.
 
 # %% [markdown]
 # ### Two processes, for real
@@ -408,6 +430,10 @@ show_source(DecodeEngine._recover)
 # %% [markdown]
 # ## 3. One layer on several machines
 # <!-- minutes: 17 + 12 -->
+#
+# When memory is short, a second machine is not the first answer. Cheaper, in this order: fewer tokens (shorter prompts,
+# a lower `max_model_len`, fewer sequences at once), fewer bits in the weights, fewer bits in K and V behind a gate
+# (lab 5), K and V in host memory where the link is fast enough (lab 4). Then several GPUs for one model, as here.
 #
 # Llama-3-70B in bfloat16 has 141 GB of weights, and an H100 80 GB. **Tensor parallelism** cuts every layer, so that
 # each of n ranks holds an n-th of each matrix and reads an n-th in each step. More machines then make a *single* token
@@ -638,8 +664,8 @@ for num_chunks in (1, 2, 4, 8, 16, 32, 64):
 # %% [markdown]
 # **Read the result.** The bubble keeps shrinking, but the time has a minimum, where a chunk is still large enough to be
 # bound by arithmetic. In decoding, token t + 1 enters the first stage when token t has left the last: one sequence
-# keeps one stage of four busy; it takes at least as many groups of sequences as stages to keep all of them busy. A
-# pipeline gives throughput and memory, and makes no *decode* token faster.
+# keeps one stage of four busy; it takes at least as many groups of sequences (*micro-batches*) as stages to keep all of
+# them busy. A pipeline gives throughput and memory, and makes no *decode* token faster.
 
 # %% [markdown]
 # > **In production, 2026.** `--pipeline-parallel-size` is 1 by default; vLLM's
@@ -1002,7 +1028,7 @@ show_source(EnginePrefixAware._note)
 
 # %% [markdown]
 # ## 7. Pools, planned
-# <!-- minutes: 9 -->
+# <!-- minutes: 9 + 4 -->
 #
 # Eight H100s with Llama-3-8B serve documents: 36 requests per second, prompts of some 4,800 tokens, completions of 140.
 # The SLO: the first token within a second, then 12 ms per token on average. Some engines compute prompts, the others
@@ -1063,6 +1089,50 @@ for prefill, decode in (("h100", "h100"), ("h100", "h200"), ("h200", "h100")):
 #
 # **Takeaway.** Five engines for prompts and three for decodes keep all requests of this traffic within the SLO; one
 # engine moved either way loses a third of them or more.
+
+# %% [markdown]
+# ### Going further: a plan that runs
+#
+# One file can be both the plan and the configuration. `twophase plan --write` reads what the deployment should be, and
+# writes the engine's options below it; `LLM.from_plan` opens that engine. The command's parts, on a plan small enough
+# to open here:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+import tempfile
+from pathlib import Path
+
+from twophase_tools.capacity.config import read_config
+from twophase_tools.capacity.engine_section import write_engine
+from twophase_tools.capacity.plan import Plan
+from twophase_tools.capacity.report import to_text
+
+path = Path(tempfile.mkdtemp(), "engine.yaml")
+path.write_text("""
+model: smollm2-135m
+dtype: bfloat16
+hardware: {name: this machine, memory: 2 GB, flops_per_s: 200e9, bytes_per_s: 15e9}
+max_model_len: 1024
+max_num_seqs: 8
+chunk_size: 64
+workload: {rate: 0.5, prompt_tokens: 200, output_tokens: 40}
+""")
+plan = Plan(read_config(path))
+write_engine(path, plan)
+print(to_text(plan))
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase import LLM
+
+with LLM.from_plan(path) as llm:
+    print(f"{llm.kv_cache.num_blocks:,} blocks of {llm.kv_cache.spec.block_size} tokens, {llm.scheduler.policy}")
+
+# %% [markdown]
+# **Read the result.** The engine has the blocks that the plan counted. The row "the context limit" is the worst case:
+# what fits if every request is as long as it may be. (Speeds of hardware that you name yourself are your own
+# assumption: the times are as good as those.) Change a line of the plan, and the engine refuses the section below it
+# until it is written anew.
 
 # %% [markdown]
 # ## 8. As many engines as needed
