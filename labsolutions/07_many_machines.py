@@ -9,18 +9,17 @@
 
 # %%
 from twophase_labs.many_machines import fleets
-from twophase_tools.simulate.routers import PrefixAware, RoundRobin
 
-in_turn = fleets.serve(fleets.ASSISTANTS, RoundRobin(), name="each engine in turn")
-other_rule = fleets.serve(fleets.ASSISTANTS, PrefixAware(weight=4.0), name="another rule")
+in_turn, other_rule = fleets.two_rules()
 print(in_turn.line)
 print(other_rule.line)
 
 # %% [markdown]
 # The engines, the requests and their times of arrival are the same in both lines. In the first line each engine gets as
-# many requests as any other, and most requests miss their SLO (a first token within 0.5 s, 30 ms per token). What
-# does the other rule know? Write down what you expect. Section 6 builds the rule, and section 9 repeats this
-# measurement with yours.
+# many requests as any other, and most requests miss their SLO (a first token within 0.5 s, then 30 ms per token on
+# average): half of them get their tokens too slowly (TPOT), because so many prompts are computed in the steps that
+# decode them. What does the other rule know? Write down what you expect. Section 6 builds the rule, and section 9
+# repeats this measurement with yours.
 
 # %% [markdown]
 # <!-- opening minutes: 4 -->
@@ -41,6 +40,7 @@ print(other_rule.line)
 # **How it works.** Commit to a prediction, write the code, run `check("7.1")`. `hint("7.1")` helps in up to three
 # steps, `reveal("7.1")` shows a solution. What you leave out runs with the reference's answer, and says so.
 
+
 # %% tags=["setup"]
 import math
 
@@ -54,7 +54,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. Prefill here, decode there
-# <!-- minutes: 22 -->
+# <!-- minutes: 23 + 3 -->
 #
 # An engine that does both phases computes prompts, which is arithmetic, and decodes, which waits for memory. Chunks
 # (lab 4) let them share a step. **Disaggregation** separates them: some engines compute prompts, others decode, and
@@ -133,7 +133,8 @@ for stored_as in ("float32", "int8"):
 
 # %% [markdown]
 # **Read the result.** The logits are equal, not nearly equal: moving copies bits, so any difference at all is a bug.
-# Test a hand-over like this, not by reading the text.
+# Test a hand-over like this, not by reading the text. (The int8 text is another one because K and V are rounded, on
+# both sides alike; the move has no part in it.)
 
 # %% [markdown]
 # ### When is everything there?
@@ -198,6 +199,10 @@ for name, bytes_per_s in links.items():
 # **Read the result.** At 400 Gbit/s a layer is sent in a fraction of the time that the next one takes to compute, and
 # less than a millisecond is left over. At 10 Gbit/s the link, not the GPU, sets the time of the first token. The limit
 # lies where sending a layer takes as long as computing one: here that is 11 GB/s, about 90 Gbit/s.
+#
+# **RDMA**: the network card reads and writes the other machine's memory (with GPUDirect, that of its GPU) without its
+# processor. Blocks are registered once; after that the sender needs their addresses and nothing else. The processes
+# below copy through host memory and sockets instead.
 
 # %% [markdown]
 # ### Two processes, for real
@@ -229,6 +234,10 @@ if moved.apart is not None:
     print("the tokens are those of one engine alone:", moved.apart == moved.together)
 
 # %% [markdown]
+# **Read the result.** The last line counts only what was still being sent when the whole prompt had been computed. By
+# the timetable of 7.2 one layer's share would be left. But the engine sends a layer as soon as its *attention* has
+# written K and V, and its MLP is still to come: the last layer travels while that is computed.
+#
 # **Open the engine.** This is its `put_layer`:
 
 # %%
@@ -260,8 +269,31 @@ show_source(unpack_layer)
 # layer by layer at 400 Gbit/s, all but the last layer's 0.7 ms hides behind arithmetic.
 
 # %% [markdown]
+# ### Going further: a link that others use
+#
+# Now one layer in ten, at random, is sent at a tenth of the speed:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+import numpy as np
+
+rng = np.random.default_rng(0)
+for name in ("RDMA, 400 Gbit/s", "Ethernet, 100 Gbit/s"):
+    late_ms = []
+    for _ in range(1000):
+        send_s = layer_bytes / links[name] * np.where(rng.random(num_layers) < 0.1, 10, 1)
+        arrived_s = arrival_times([layer_s] * num_layers, list(send_s), 20e-6)
+        late_ms.append(1e3 * (arrived_s[-1] - layer_s * num_layers))
+    print(f"{name:21} after the last layer: p50 {np.median(late_ms):5.1f} ms, p99 {np.percentile(late_ms, 99):5.1f} ms")
+
+# %% [markdown]
+# **Read the result.** At 400 Gbit/s the link has so much idle time that it catches up, unless the last layers are the
+# slow ones. At 100 Gbit/s there was hardly any idle time, and every request waits. A link needs room for its bad
+# moments, as a queue does.
+
+# %% [markdown]
 # ## 2. A transfer that fails
-# <!-- minutes: 16 -->
+# <!-- minutes: 17 -->
 #
 # The hard part of a hand-over is failure: a message is lost, a process dies with half a prompt sent, a cancelled
 # prompt's blocks arrive late. Tensors of the right shape are there in every case, and a decode from them gives fluent
@@ -374,8 +406,9 @@ else:
     print(f"{handed.num_messages} messages, {handed.num_bytes:,} bytes")
 
 # %% [markdown]
-# **Read the result.** A lost message costs a second transfer or a second prefill, and no token. The tokens do not show
-# which of the three happened, so a service must count resends and recomputations to notice them.
+# **Read the result.** A lost message costs a second transfer or a second prefill, and no token. (Without a loss there
+# would be `3 * 30 * 2 = 180` messages, for prompts, layers and halves.) The tokens do not show which of the three
+# happened, so a service must count resends and recomputations to notice them.
 #
 # **Open the engine.** Its decision, with the same two steps:
 
@@ -385,8 +418,8 @@ from twophase.parallel.disaggregation import DecodeEngine
 show_source(DecodeEngine._recover)
 
 # %% [markdown]
-# **Question.** After a resend has failed, the worker is sent `Cancel`, although it has nothing left to compute for this
-# prompt. What is the message for?
+# **Question.** When rank 0 computes the prompt itself, it no longer needs the worker's answer, and the worker has
+# nothing left to compute for it. What is `Cancel` for?
 #
 # <details><summary>Answer</summary>
 #
@@ -397,7 +430,7 @@ show_source(DecodeEngine._recover)
 # %% [markdown]
 # > **In production, 2026.** vLLM's connectors report blocks that failed to load, and its scheduler [recomputes from the
 # > last valid block](https://github.com/vllm-project/vllm/pull/19330) on; the [example in its
-# > repository](https://docs.vllm.ai/en/latest/examples/disaggregated/kv_load_failure_recovery_offline/) plants such a
+# > repository](https://docs.vllm.ai/en/latest/examples/disaggregated/kv_load_failure_recovery_offline/) injects such a
 # > failure and compares the output, as you did. By roofline a resend is the cheaper cure: a prompt of 8,000 tokens of
 # > Llama-3-70B takes 52 ms to send again at 400 Gbit/s and 236 ms to compute again on eight H100s, which then also hold
 # > up every decode on the engine that computes it.
@@ -407,7 +440,11 @@ show_source(DecodeEngine._recover)
 
 # %% [markdown]
 # ## 3. One layer on several machines
-# <!-- minutes: 17 + 12 -->
+# <!-- minutes: 18 + 10 -->
+#
+# When memory is short, a second machine is not the first answer. Cheaper, in this order: fewer tokens (shorter prompts,
+# a lower `max_model_len`, fewer sequences at once), fewer bits in the weights, fewer bits in K and V behind a gate
+# (lab 5), K and V in host memory where the link is fast enough (lab 4). Then several GPUs for one model, as here.
 #
 # Llama-3-70B in bfloat16 has 141 GB of weights, and an H100 80 GB. **Tensor parallelism** cuts every layer, so that
 # each of n ranks holds an n-th of each matrix and reads an n-th in each step. More machines then make a *single* token
@@ -476,6 +513,7 @@ shards_pictures.draw_heads(num_heads=9, num_kv_heads=3, num_ranks=2)
 # steps. A prompt of 24 tokens is computed in one step, and 20 tokens come out. SmolLM2 has 30 layers. How many
 # all-reduces of activations in the layers is that?
 
+
 # %% tags=["exercise:7.5"]
 guess_7_5 = 1200  # SOLUTION: all-reduces
 
@@ -505,9 +543,12 @@ if both.two is not None:
 # the last token is sampled and never computed further. The tokens are equal and the logits *nearly*: sums are added up
 # in another order. A hand-over is bit for bit; here a tolerance is right.
 #
+# The time in all-reduces includes waiting for the other rank, and on shared cores two ranks seldom arrive together: two
+# processes can be slower here than one. What they show is *what* travels, not how fast it does on GPUs.
+#
 # An all-reduce of one token is a few kilobytes. Its cost is *latency*, paid twice per layer, and more bandwidth does
-# not shorten it. Below, by roofline (not run here), the time per token of one sequence on H100s, with 10 µs per
-# all-reduce.
+# not shorten it. Below, by roofline (not run here), the time per token of one sequence on H100s, at 80 % of their peak
+# bandwidth and with 10 µs per all-reduce.
 
 # %%
 from twophase_labs.many_machines import shards_cost
@@ -523,14 +564,16 @@ shards_pictures.draw_time_per_token(shards_cost.time_per_token())
 # > **In production, 2026.** `--tensor-parallel-size` is 1 unless given. vLLM's
 # > [guide](https://docs.vllm.ai/en/latest/serving/parallelism_scaling/) says: one GPU if the model fits; tensor
 # > parallelism as wide as the GPUs of one server; pipeline stages for several servers. The reason is the latency of the
-# > all-reduce: inside a server it goes over NVLink. By roofline, Llama-3-70B's 141 GB on eight H100s (26.8 TB/s
-# > together) are read in 5.3 ms; its 160 all-reduces at 10 µs take another 1.6 ms in every step.
+# > all-reduce: inside a server it goes over NVLink. By roofline, as in the
+# > picture, a step of Llama-3-70B reads 139 GB (all but the embedding table) in 6.5 ms at 80 % of the bandwidth of
+# > eight H100s (26.8 TB/s together); its 160 all-reduces at 10 µs take another 1.6 ms.
 #
 # **Takeaway.** Two all-reduces per layer and step: 60 for SmolLM2, 1,200 for 20 tokens; what tensor parallelism
 # divides is bytes, what it adds is 60 latencies per token.
 
 # %% [markdown]
 # ### Going further: heads that stay together
+
 
 # %% tags=["setup"]
 from twophase_labs.many_machines.shards_attention import AttentionWeights
@@ -636,10 +679,11 @@ for num_chunks in (1, 2, 4, 8, 16, 32, 64):
     print(f"{num_chunks:3} chunks: idle {stages.bubble_share(spans):4.0%}, over after {spans[-1][-1][1]:.2f} s")
 
 # %% [markdown]
-# **Read the result.** The bubble keeps shrinking, but the time has a minimum, where a chunk is still large enough to be
-# bound by arithmetic. In decoding, token t + 1 enters the first stage when token t has left the last: one sequence
-# keeps one stage of four busy; it takes at least as many groups of sequences as stages to keep all of them busy. A
-# pipeline gives throughput and memory, and makes no *decode* token faster.
+# **Read the result.** The idle shares lie a little above the formula's: later chunks attend to more tokens, so the
+# chunks are not equal. The bubble keeps shrinking, but the time has a minimum, where a chunk is still large enough to
+# be bound by arithmetic. In decoding, token t + 1 enters the first stage when token t has left the last, so one
+# sequence keeps one stage of four busy. To keep all stages busy it takes at least as many groups of sequences
+# (*micro-batches*) as stages. A pipeline gives throughput and memory, and makes no *decode* token faster.
 
 # %% [markdown]
 # > **In production, 2026.** `--pipeline-parallel-size` is 1 by default; vLLM's
@@ -653,7 +697,7 @@ for num_chunks in (1, 2, 4, 8, 16, 32, 64):
 
 # %% [markdown]
 # ## 5. Experts on several machines
-# <!-- minutes: 27 -->
+# <!-- minutes: 20 + 16 -->
 #
 # A **mixture of experts** replaces a layer's MLP by E of them, the *experts*, and a *router* that sends each token
 # through K (arXiv:1701.06538). A token costs the arithmetic of K experts, while the model has the weights of E. For
@@ -709,7 +753,8 @@ from twophase_labs.many_machines import small_moe
 mixture = use("7.8")
 layer = small_moe.a_layer(index=1, num_tokens=48)
 mine = mixture(layer.x, layer.router, layer.experts, small_moe.NUM_CHOSEN)
-print(f"{len(layer.experts)} experts, {len(layer.x)} tokens:", torch.allclose(mine, layer.expected, atol=1e-6))
+is_equal = torch.allclose(mine, layer.expected, atol=1e-6)
+print(f"{len(layer.experts)} experts, {len(layer.x)} tokens; equal to transformers' output: {is_equal}")
 
 # %% [markdown]
 # ### Which experts does a step read?
@@ -717,6 +762,7 @@ print(f"{len(layer.experts)} experts, {len(layer.x)} tokens:", torch.allclose(mi
 # <!-- card 7.9 -->
 # **Predict.** Eight sequences decode with this model: 8 tokens per step, each through 2 of 16 experts in each layer.
 # The weights of how many experts per layer does a step read, on average? (A factor of 1.25 counts as close.)
+
 
 # %% tags=["exercise:7.9"]
 guess_7_9 = 10.5  # SOLUTION: experts
@@ -728,8 +774,8 @@ check("7.9")
 measured("7.9", small_moe.touched(8))
 
 # %% [markdown]
-# If tokens chose at random, an expert would stay unread with probability $(1 - K/E)^B$. Measured in the engine, beside
-# that:
+# If the tokens of a batch of B sequences chose at random, an expert would stay unread with probability
+# $(1 - K/E)^B$. Measured in the engine, beside that:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -754,17 +800,67 @@ expert_pictures.draw_touched(found, num_experts=16, num_chosen=2)
 #
 # **Expert parallelism** puts whole experts on different ranks. Each rank routes its own tokens, and then rows travel:
 # *dispatch*, an **all-to-all** in which each rank sends each other rank the rows for its experts; the experts compute;
-# *combine*, a second all-to-all brings the rows back (GShard, arXiv:2006.16668).
+# *combine*, a second all-to-all brings the rows back (GShard, arXiv:2006.16668). The picture has one expert per token;
+# with two, as in this model, each token's row travels twice.
 
 # %%
 expert_pictures.draw_all_to_all()
 
 # %% [markdown]
+# **Does it balance?** Let four ranks have four experts each. How many rows does each rank get when eight prompts of 24
+# tokens are computed in one step? All ranks wait for the one with the most.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+load = small_moe.prompt_load(8)  # [layers, experts]
+by_rank = load.view(4, 4, 4).sum(2)
+for number, row in enumerate(by_rank.tolist()):
+    print(f"layer {number}: rows per rank {row}; the fullest rank has {4 * max(row) / sum(row):.2f} times the mean")
+
+# %%
+expert_pictures.draw_load(load, num_ranks=4)
+
+# %% [markdown]
+# **Two ranks, for real**: `LLM(tensor_parallel_size=2, enable_expert_parallel=True)` on this small mixture, against one
+# process.
+
+# %%
+shared = small_moe.in_two_processes()
+if shared.shared is None:
+    print("not run here:", shared.why_not)
+else:
+    print("the same tokens:", shared.shared == shared.alone)
+    per_step = shared.num_all_to_alls / shared.num_steps
+    print(f"{shared.num_all_to_alls} all-to-alls in {shared.num_steps} steps: {per_step / 4:.0f} a layer")
+    print(f"{shared.num_bytes:,} bytes sent by rank 0")
+
+# %% [markdown]
+# **Read the result.** Three per layer, one more than dispatch and combine: how many rows come from which rank depends
+# on the tokens, so the counts are sent first.
+
+# %% [markdown]
+# > **In production, 2026.** In vLLM experts are shared out with `--enable-expert-parallel`; the default
+# > `--all2all-backend` is
+# > [`allgather_reducescatter`](https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment/), with DeepEP kernels
+# > for prefill (high throughput) and decode (low latency). Its load balancer
+# > [EPLB](https://docs.vllm.ai/en/v0.12.0/api/vllm/config/parallel/) has 0 redundant experts by default and rearranges
+# > every 3,000 steps. In SGLang, `--moe-a2a-backend` is
+# > [`none`](https://docs.sglang.io/advanced_features/expert_parallelism.html) unless given. By roofline, 82 of 128
+# > experts read at batch 16 are 64 % of the expert weights for an eighth of the work of a batch of 128.
+#
+# **Takeaway.** Two of 16 experts for one token, but 10 of 16 for a batch of eight, and three all-to-alls per layer; the
+# fullest rank, not the mean, decides how long a layer takes.
+
+# %% [markdown]
+# ### Going further: dispatch and combine
+
+# %% [markdown]
 # <!-- card 7.10 -->
 # One rank's part. `x` is `[T, N]`, `experts` `[T, K]` with the experts chosen for each token; there are `num_experts`
-# in all, and rank r of n has the experts from `r * num_experts / n` on, equally many each. `dispatch` returns the rows
-# for each rank (sorted by expert), the counts `[n, num_experts / n]`, and `order`, which `combine` needs to put what
-# has `returned` (a tensor from each rank, its rows in the order sent) back to their tokens; `weights` is `[T, K]`.
+# in all, and rank r of n has the experts from `r * num_experts / n` on, equally many each. `dispatch` returns a tensor
+# of rows for each rank (sorted by expert; rows of one expert in any order), the counts `[n, num_experts / n]`, and
+# `order`, which `combine` needs to put what has `returned` (a tensor from each rank, its rows in the order sent) back
+# to their tokens; `weights` is `[T, K]`. T may be 0: a rank may have no tokens.
 
 
 # %% tags=["exercise:7.10"]
@@ -792,39 +888,24 @@ def combine(returned, order, weights):
 check("7.10")
 
 # %% [markdown]
-# **Does it balance?** The same layer with its experts on four ranks: how many rows would each rank get, when the
-# prompts of eight sequences are computed in one step? All ranks wait for the one with the most.
+# The layer of 7.8 once more, with its experts on four ranks: your rows go out, each rank computes its experts, and your
+# `combine` puts the results together.
 
 # %%
 # NBVAL_CHECK_OUTPUT
 dispatch, combine = use("7.10")
-chosen = (layer.x @ layer.router.T).topk(2, dim=-1).indices
-rows, counts, _ = dispatch(layer.x, chosen, num_experts=16, n=4)
-print("layer 1, one prompt of 48 tokens: rows per rank", [len(part) for part in rows])
-load = small_moe.prompt_load(8)  # [layers, experts]
-by_rank = load.view(4, 4, 4).sum(2)
-for number, row in enumerate(by_rank.tolist()):
-    print(f"layer {number}, eight prompts: rows per rank {row}, {4 * max(row) / sum(row):.2f} times the mean at most")
-
-# %%
-expert_pictures.draw_load(load, num_ranks=4)
-
-# %% [markdown]
-# **Two ranks, for real**: `LLM(tensor_parallel_size=2, enable_expert_parallel=True)` on this small mixture, against one
-# process.
-
-# %%
-shared = small_moe.in_two_processes()
-if shared.shared is None:
-    print("not run here:", shared.why_not)
-else:
-    print("the same tokens:", shared.shared == shared.alone)
-    per_step = shared.num_all_to_alls / shared.num_steps
-    print(f"{shared.num_all_to_alls} all-to-alls in {shared.num_steps} steps: {per_step / 4:.0f} a layer")
-    print(f"{shared.num_bytes:,} bytes sent by rank 0")
+logits, chosen = (layer.x @ layer.router.T).topk(small_moe.NUM_CHOSEN, dim=-1)
+rows, counts, order = dispatch(layer.x, chosen, num_experts=16, n=4)
+print("rows per rank:", [len(part) for part in rows])
+returned = []
+for rank, part in enumerate(rows):
+    pieces = part.split([int(count) for count in counts[rank]])
+    returned.append(torch.cat([layer.experts[4 * rank + e](piece) for e, piece in enumerate(pieces)]))
+together = combine(returned, order, logits.softmax(-1))
+print("equal to one process:", torch.allclose(together, mine, atol=1e-6))
 
 # %% [markdown]
-# **Read the result.** Three per layer: one more than dispatch and combine. The engine's source says why:
+# **Open the engine.** Its two, with the counts' own all-to-all before them:
 
 # %%
 from twophase.parallel.expert_parallel import ExpertParallel
@@ -843,21 +924,8 @@ show_source(ExpertParallel._dispatch_and_combine)
 # </details>
 
 # %% [markdown]
-# > **In production, 2026.** In vLLM experts are shared out with `--enable-expert-parallel`; the default
-# > `--all2all-backend` is
-# > [`allgather_reducescatter`](https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment/), with DeepEP kernels
-# > for prefill (high throughput) and decode (low latency). Its load balancer
-# > [EPLB](https://docs.vllm.ai/en/v0.12.0/api/vllm/config/parallel/) has 0 redundant experts by default and rearranges
-# > every 3,000 steps. In SGLang, `--moe-a2a-backend` is
-# > [`none`](https://docs.sglang.io/advanced_features/expert_parallelism.html) unless given. By roofline, 82 of 128
-# > experts read at batch 16 are 64 % of the expert weights for an eighth of the work of a batch of 128.
-#
-# **Takeaway.** Two of 16 experts for one token, but 10 of 16 for a batch of eight, and three all-to-alls per layer; the
-# fullest rank, not the mean, decides how long a layer takes.
-
-# %% [markdown]
 # ## 6. Which engine gets a request?
-# <!-- minutes: 19 -->
+# <!-- minutes: 18 + 3 -->
 #
 # Many engines, each with the whole model, are the simplest fleet: nothing travels but the request. Back to the first
 # cell. A prompt of 6,200 tokens of which 6,000 are in an engine's prefix cache needs 200 tokens of prefill; on any
@@ -889,9 +957,9 @@ class PrefixRouter:
 
         weight * (tokens of the prompt that are no hit there) + its load
 
-    and of equals the lowest index wins. A hit are the whole blocks from the prompt's beginning on, as far as each of
-    them, with everything before it, was part of a prompt sent to this engine. After each decision the whole blocks of
-    the prompt count as sent to the engine chosen.
+    and of equals the lowest index wins. The hit is the run of whole blocks from the prompt's beginning on, as far as
+    each of them, with everything before it, was part of a prompt sent to this engine. After each decision the whole
+    blocks of the prompt count as sent to the engine chosen.
 
     >>> router = PrefixRouter(num_engines=2, block_size=4)
     >>> router.choose([1, 2, 3, 4, 5, 6, 7, 8, 9], loads=[5, 3])      # no hit anywhere: the smaller load
@@ -945,25 +1013,13 @@ for weight in (0.0, 1.0, 4.0):
 
 # %% [markdown]
 # **Read the result.** Weight 0 looks at the load alone: it balances better than round robin can, and the hit rate stays
-# where it was. The prefix is what matters here: a hit saves the prefill of a whole instruction, and the room for
-# a second copy of it.
+# where it was. A hit saves computing the prefix again, and room for a second copy. Prefix alone would be wrong, too:
+# all requests of the one customer with half of the traffic would queue at one engine while three are idle. With the
+# sum, that queue at some point costs more than the prefix, and a second engine gets a copy.
 #
-# **By length.** A prompt of 20,000 tokens holds up every decode that shares its steps. The simulator's `ByLength`
-# router sends long prompts to engines of their own. Requests of many lengths, on eight engines without chunks (8,192
-# tokens in a step), once by the least load and once with four engines for prompts above 4,000 tokens:
-
-# %%
-# NBVAL_CHECK_OUTPUT
-from twophase_tools.simulate.routers import ByLength, LeastTokens
-
-for router in (LeastTokens(), ByLength(limit_tokens=4000, num_long=4)):
-    outcome = fleets.serve(fleets.MANY_LENGTHS, router, num_engines=8, max_tokens=8192)
-    print(f"{outcome.line}; ITL p99 {1e3 * (outcome.total.itl.percentile(99) or 0):.0f} ms")
-
-# %% [markdown]
-# **Read the result.** The tail of the ITL falls to less than half, because most decodes no longer share steps with long
-# prompts. The price is in the other columns: two smaller pools balance worse than one, and a few more first tokens come
-# late. Chunks (lab 4) are the other cure for the same tail.
+# The weight says how many tokens of load one token of prefill is worth. The load counts *all* tokens of unfinished
+# requests, those that were hits as well, so one more request waiting already looks like 6,200 tokens of work. With
+# weight 1 it outweighs a hit of 6,000; with weight 4 it takes about four such requests.
 
 # %% [markdown]
 # ### Open the engine
@@ -1001,8 +1057,28 @@ show_source(EnginePrefixAware._note)
 # a third to two thirds on the same four engines.
 
 # %% [markdown]
+# ### Going further: by length
+#
+# A prompt of 20,000 tokens holds up every decode that shares its steps. The simulator's `ByLength`
+# router sends long prompts to engines of their own. Requests of many lengths, on eight engines with chunks of 8,192
+# tokens, so that most prompts go whole; once by the least load, once with four engines for prompts above 4,000 tokens:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_tools.simulate.routers import ByLength, LeastTokens
+
+for router in (LeastTokens(), ByLength(limit_tokens=4000, num_long=4)):
+    outcome = fleets.serve(fleets.MANY_LENGTHS, router, num_engines=8, max_tokens=8192)
+    print(f"{outcome.line}; ITL p99 {1e3 * (outcome.total.itl.percentile(99) or 0):.0f} ms")
+
+# %% [markdown]
+# **Read the result.** The tail of the ITL falls to less than half, because most decodes no longer share steps with long
+# prompts. The price is in the other columns: two smaller pools balance worse than one, and a few more first tokens come
+# late. Chunks (lab 4) are the other cure for the same tail.
+
+# %% [markdown]
 # ## 7. Pools, planned
-# <!-- minutes: 9 -->
+# <!-- minutes: 8 + 4 -->
 #
 # Eight H100s with Llama-3-8B serve documents: 36 requests per second, prompts of some 4,800 tokens, completions of 140.
 # The SLO: the first token within a second, then 12 ms per token on average. Some engines compute prompts, the others
@@ -1015,6 +1091,7 @@ print(fleets.costs_line())
 # %% [markdown]
 # <!-- card 7.12 -->
 # **Predict.** How many of the eight should compute prompts, so that as many requests as possible are within the SLO?
+
 
 # %% tags=["exercise:7.12"]
 guess_7_12 = 5  # SOLUTION: engines for prompts
@@ -1033,19 +1110,22 @@ measured("7.12", fleets.best_split())
 # again when traffic changes. The same eight engines, each doing both:
 
 # %%
+from twophase_tools.simulate.routers import LeastTokens
+
 for chunk in (256, 8192):
     print(fleets.serve(fleets.DOCUMENTS, LeastTokens(), 8, f"mixed, chunks of {chunk:,}", chunk).line)
 
 # %% [markdown]
-# Against whole prompts (8,192 tokens in a step) the pools win by far; against chunks of the right size they win nothing
-# here. **Chunked prefill is enough** as long as a chunk fits into the idle arithmetic of a decode step, and this cost
-# model assumes a perfect fit. Pools pay when the two phases want different hardware. `twophase plan` proposes their
-# sizes from a file, and `twophase simulate --plan` plays them out:
+# Against chunks of 8,192, with which most prompts go whole, the pools win by far; against chunks of the right size they
+# win nothing here. **Chunked prefill is enough** as long as a chunk fits into the idle arithmetic of a decode step, and
+# this cost model assumes a perfect fit. Pools pay when the two phases want different hardware. `twophase plan` proposes
+# their sizes from a file, and `twophase simulate --plan` plays them out. For four times this traffic:
 
 # %%
 # NBVAL_CHECK_OUTPUT
 from twophase_labs.many_machines import unequal_pools
 
+print(unequal_pools.asked())
 for prefill, decode in (("h100", "h100"), ("h100", "h200"), ("h200", "h100")):
     print(unequal_pools.line(prefill, decode))
 
@@ -1058,15 +1138,60 @@ for prefill, decode in (("h100", "h100"), ("h100", "h200"), ("h200", "h100")):
 # > prefill](https://docs.vllm.ai/en/latest/features/disagg_prefill/) says what the last cells show: chunked prefill of
 # > the right size can do the same, and the size is hard to find; the pools are the more reliable way to hold the tail
 # > of ITL. Ray Serve's [guide](https://docs.ray.io/en/latest/serve/llm/pd-dissagregation.html) scales the two
-# > deployments separately and lets them use different nodes. By roofline, an H200 reads Llama-3-8B's 16 GB in 3.3 ms,
-# > an H100 in 4.8; both compute a prompt of 4,800 tokens in 0.13 s at 60 % of their peak.
+# > deployments separately and lets them use different nodes. By roofline, a step of Llama-3-8B reads 15 GB (all but
+# > the embedding table): 3.9 ms on an H200 and 5.6 on an H100, at 80 % of their bandwidth; both compute a prompt of
+# > 4,800 tokens in 0.13 s at 60 % of their peak.
 #
 # **Takeaway.** Five engines for prompts and three for decodes keep all requests of this traffic within the SLO; one
 # engine moved either way loses a third of them or more.
 
 # %% [markdown]
+# ### Going further: a plan that runs
+#
+# One file can be both the plan and the configuration. `twophase plan --write` reads what the deployment should be, and
+# writes the engine's options below it; `LLM.from_plan` opens that engine. The command's parts, on a plan small enough
+# to open here:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+import tempfile
+from pathlib import Path
+
+from twophase_tools.capacity.config import read_config
+from twophase_tools.capacity.engine_section import write_engine
+from twophase_tools.capacity.plan import Plan
+from twophase_tools.capacity.report import to_text
+
+path = Path(tempfile.mkdtemp(), "engine.yaml")
+path.write_text("""
+model: smollm2-135m
+dtype: bfloat16
+hardware: {name: this machine, memory: 2 GB, flops_per_s: 200e9, bytes_per_s: 15e9}
+max_model_len: 1024
+max_num_seqs: 8
+chunk_size: 64
+workload: {rate: 0.5, prompt_tokens: 200, output_tokens: 40}
+""")
+plan = Plan(read_config(path))
+write_engine(path, plan)
+print(to_text(plan))
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase import LLM
+
+with LLM.from_plan(path) as llm:
+    print(f"{llm.kv_cache.num_blocks:,} blocks of {llm.kv_cache.spec.block_size} tokens, {llm.scheduler.policy}")
+
+# %% [markdown]
+# **Read the result.** The engine has the blocks that the plan counted. The row "the context limit" is the worst case:
+# what fits if every request is as long as it may be. (Speeds of hardware that you name yourself are your own
+# assumption: the times are as good as those.) Change a line of the plan, and the engine refuses the section below it
+# until it is written anew.
+
+# %% [markdown]
 # ## 8. As many engines as needed
-# <!-- minutes: 10 -->
+# <!-- minutes: 12 -->
 #
 # Traffic changes by the hour, and engines are paid by the second. An autoscaler looks at the fleet every few seconds
 # and decides how many engines there should be. Two things make that hard: a new engine takes time to load its weights
@@ -1075,10 +1200,11 @@ for prefill, decode in (("h100", "h100"), ("h100", "h200"), ("h200", "h100")):
 # %% [markdown]
 # <!-- card 7.13 -->
 # The rule of Kubernetes' HorizontalPodAutoscaler: if `num_engines` engines carry `load` each, in whatever unit, and
-# each should carry `target`, then `ceil(num_engines * load / target)` are right, at least one. Nothing changes while
-# load / target differs from 1 by at most `tolerance`. More engines come at once; fewer only down to the *largest*
-# number wished for in the last `down_after_s` seconds, this look included. `num_wanted` is called with the time and
-# what there is now.
+# each should carry `target`, then `ceil(num_engines * load / target)` is the right number, but at least one; while
+# load / target differs from 1 by at most `tolerance`, it is the present number. More engines come at once. Fewer come
+# only down to the *largest* number wished for in the last `down_after_s` seconds (this look included; a look exactly
+# `down_after_s` old still counts), and never more than there are now. `num_wanted` is called with the time and what
+# there is now, and says how many engines there should be.
 #
 # ```python
 # scaling = Scaling(target=10, down_after_s=30, tolerance=0.1)
@@ -1112,8 +1238,8 @@ check("7.13")
 
 # %% [markdown]
 # **In the simulated fleet.** Engines of four H100s each with Llama-3-70B; long prompts, first 1.5 requests per second,
-# then up to 7, then 1.5 again. The target is 5 unfinished requests per engine. First without patience, then with a
-# minute of it, and two fleets of a fixed size:
+# then up to 7, then 1.5 again. The target is 5 unfinished requests per engine; your rule is asked every 5 s, and there
+# are eight engines at most. First without patience, then with a minute of it, and two fleets of a fixed size:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1138,22 +1264,8 @@ fleet_pictures.draw_scaling(runs[:2])
 # than a fleet sized for the peak. Four engines all the time cost less here, and are late for one request in seven: the
 # quiet parts of this traffic are short, those of a day are long. What no rule can avoid is the first 15 s of a rise.
 #
-# **Open the engine.** The same rule, in the simulator:
-
-# %%
-from twophase_tools.simulate.autoscale import Scaler
-
-show_source(Scaler.num_wanted, first="wanted = min", last="return max")
-
-# %% [markdown]
-# **Question.** Which metric should `load` be: the engines' busy share, the requests per engine, the share of K/V slots
-# in use? One of the three says nearly nothing.
-#
-# <details><summary>Answer</summary>
-#
-# The busy share: a single decoding sequence keeps an engine in steps all the time, so it is near 1 with a load of one
-# request or of fifty. Requests and tokens per engine grow with the load, also beyond what fits.
-# </details>
+# The `load` here is requests per engine. The share of the time for which engines are busy would say next to nothing: a
+# single decoding sequence keeps an engine in steps all the time.
 
 # %% [markdown]
 # > **In production, 2026.** Kubernetes' autoscaler, by default: a [tolerance of 10 % and 300 s of
@@ -1167,7 +1279,7 @@ show_source(Scaler.num_wanted, first="wanted = min", last="return max")
 
 # %% [markdown]
 # ## 9. Capstone: your fleet
-# <!-- minutes: 7 -->
+# <!-- minutes: 5 -->
 #
 # All pieces of this lab are in place. Your `take_layer`, `put_layer` and `Transfer` served SmolLM2 from two processes,
 # token for token equal to one engine, with messages lost. Now your router and your scaling serve the first cell's
@@ -1187,17 +1299,33 @@ fleet_pictures.draw_fleets([in_turn, by_weight[0.0], by_weight[4.0]])
 
 # %% [markdown]
 # **Read the result.** The same engines, the same requests. Balance alone changes little: the load was balanced already.
-# Sending a prompt where its beginning lies makes four caches out of four copies of one. The last line is the engine's
-# own `PrefixAware`, which also forgets.
-#
-# **How many engines, then?** Your router on the same 400 requests, with fewer of them:
+# Sending a prompt where its beginning lies turns four copies of one cache into four different caches. The last line,
+# the first cell's other rule, is the engine's own `PrefixAware` with weight 4, which also forgets.
+
+# %% [markdown]
+# <!-- card 7.14 -->
+# **Predict.** One engine less: your router with weight 4 and three engines, the same 400 requests. What percentage of
+# them is within the SLO? (A factor of 1.25 counts as close.)
+
+
+# %% tags=["exercise:7.14"]
+guess_7_14 = 48  # SOLUTION: percent
 
 # %%
-# NBVAL_CHECK_OUTPUT
-for num_engines in (2, 3, 4):
+check("7.14")
+
+# %%
+fewer = {}
+for num_engines in (4, 3, 2):
     router = PrefixRouter(num_engines, 4.0, fleets.BLOCK_SIZE)
     name = f"yours, {num_engines} engines"
-    print(fleets.serve(fleets.ASSISTANTS, fleets.Own(router.choose), num_engines, name).line)
+    fewer[num_engines] = fleets.serve(fleets.ASSISTANTS, fleets.Own(router.choose), num_engines, name)
+    print(fewer[num_engines].line)
+measured("7.14", 100 * fewer[3].within)
+
+# %% [markdown]
+# **Read the result.** The hit rate stays. A quarter of the engines gone costs far more than a quarter of the requests:
+# near full load every further percent goes into queues. Size a fleet by its SLO, not by its busy share.
 
 # %% [markdown]
 # **Takeaway.** On the same four engines, requests within the SLO go from a quarter to nine tenths by one decision per
@@ -1205,61 +1333,65 @@ for num_engines in (2, 3, 4):
 
 # %% [markdown]
 # ## 10. Knowledge check
-# <!-- minutes: 6 -->
+# <!-- minutes: 7 -->
 #
 # Three questions over the whole lab.
 
 # %% [markdown]
-# <!-- card 7.14 -->
-# What travels between machines, and how often? **a** an activation row per token, summed over all ranks, twice per
-# layer · **b** an activation row per token, once at each border · **c** rows to the ranks that hold the MLPs chosen for
-# them, and back, in each such layer · **d** K and V of a prompt, once per request · **e** the request alone
-
-# %% tags=["exercise:7.14"]
-answer_7_14 = {
-    "tensor parallelism": "a",  # SOLUTION: a letter
-    "pipeline parallelism": "b",  # SOLUTION: a letter
-    "expert parallelism": "c",  # SOLUTION: a letter
-    "prefill and decode in pools": "d",  # SOLUTION: a letter
-    "engines behind a router": "e",  # SOLUTION: a letter
-}
-
-# %%
-check("7.14")
-
-# %% [markdown]
 # <!-- card 7.15 -->
-# Eight H100s in one server, Llama-3-8B in bf16, 200 conversations at a time that begin with one of 40 long
-# instructions. ITL is far below its SLO; too many requests miss the TTFT's. Which arrangement is the first to try?
-#
-# **a** one engine with tensor parallelism over all eight<br/>
-# **b** eight engines behind a router that weighs prefix and load<br/>
-# **c** one engine with eight pipeline stages<br/>
-# **d** four engines for prompts and four for decodes, round robin in both pools
+# What travels between machines, and how often? **a** an activation row per token, once at each border · **b** the
+# request alone · **c** K and V of a prompt, once per request · **d** an activation row per token, summed over all
+# ranks, twice per layer · **e** rows to the ranks that hold the MLPs chosen for them, and back, in each such layer
+
 
 # %% tags=["exercise:7.15"]
-answer_7_15 = "b"  # SOLUTION: one letter
+answer_7_15 = {
+    "tensor parallelism": "d",  # SOLUTION: a letter
+    "pipeline parallelism": "a",  # SOLUTION: a letter
+    "expert parallelism": "e",  # SOLUTION: a letter
+    "prefill and decode in pools": "c",  # SOLUTION: a letter
+    "engines behind a router": "b",  # SOLUTION: a letter
+}
 
 # %%
 check("7.15")
 
 # %% [markdown]
 # <!-- card 7.16 -->
+# Eight H100s in one server serve Llama-3-8B in bf16: eight engines, each request to the next one in turn. 200
+# conversations run at a time, and each begins with one of 40 long instructions. All engines are busy with prompts most
+# of the time; ITL is below its SLO, but too many first tokens are late. What is the first thing to try?
+#
+# **a** one engine with tensor parallelism over all eight<br/>
+# **b** the same eight engines behind a router that weighs prefix and load<br/>
+# **c** one engine with eight pipeline stages<br/>
+# **d** four engines for prompts and four for decodes, round robin in both pools
+
+
+# %% tags=["exercise:7.16"]
+answer_7_16 = "b"  # SOLUTION: one letter
+
+# %%
+check("7.16")
+
+# %% [markdown]
+# <!-- card 7.17 -->
 # Which cause fits which symptom? **a** a hole in a transfer was not noticed · **b** a late message was written into
 # blocks that were in use again · **c** the router's choices are uneven, and all wait for the fullest rank · **d** the
 # front end does not look at prefixes · **e** the autoscaler has no tolerance and no patience
 
-# %% tags=["exercise:7.16"]
-answer_7_16 = {
+
+# %% tags=["exercise:7.17"]
+answer_7_17 = {
     "the hit rate falls when engines are added": "d",  # SOLUTION: a letter
-    "fluent text about the wrong thing, after a network error": "a",  # SOLUTION: a letter
-    "text of another request, after a network error": "b",  # SOLUTION: a letter
+    "a completion ignores part of its prompt, after a network error": "a",  # SOLUTION: a letter
+    "a healthy request's text becomes another's in the middle, after a network error": "b",  # SOLUTION: a letter
     "engines start and drain every minute under a steady load": "e",  # SOLUTION: a letter
     "one rank computes while the others wait, in every layer with experts": "c",  # SOLUTION: a letter
 }
 
 # %%
-check("7.16")
+check("7.17")
 
 # %% [markdown]
 # ### Principles

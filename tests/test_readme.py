@@ -45,17 +45,11 @@ def test_the_readme_has_links():
     assert len([link for link in links_in(ROOT / "README.md") if "://" not in link]) > 40
 
 
-# Their lab is being rewritten; until then their guide is docs/ and the command's own help.
-AWAITING_A_LAB = ("| capacity planning",)
-
-
 def test_every_feature_has_its_lab_its_source_and_its_test():
     assert len(FEATURES) >= 10
     for row in FEATURES:
         targets = re.findall(r"\]\(([^)]+)\)", row)
         for folder in ("labs/", ("src/twophase/", "src/twophase_tools/"), "tests/"):
-            if folder == "labs/" and row.startswith(AWAITING_A_LAB):
-                continue
             assert any(target.startswith(folder) for target in targets), f"{folder} is missing in {row}"
 
 

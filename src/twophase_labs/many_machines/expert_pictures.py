@@ -33,7 +33,7 @@ def draw_touched(found: Mapping[int, float], num_experts: int, num_chosen: int) 
 
 
 def draw_all_to_all() -> Figure:
-    """Two ranks with three tokens each: rows to the experts, and back."""
+    """Two ranks with three tokens each, an expert for each token: rows to the experts, and back."""
     figure, axes = plt.subplots(figsize=(10, 3.8), facecolor="white")
     columns = {"routed": 0.0, "at their experts": 4.2, "back": 8.4}
     sends = ((0, 0, 0), (0, 1, 1), (0, 2, 1), (1, 0, 1), (1, 1, 0), (1, 2, 1))  # (home, token, rank of its expert)
@@ -59,6 +59,7 @@ def draw_all_to_all() -> Figure:
     for rank in range(2):
         axes.text(-0.2, 2.3 * rank + 0.8, f"rank {rank}", ha="right", va="center", fontsize=10, color=INK)
     axes.axhline(2.1, color=LINE, linewidth=1, linestyle=":")
+    axes.set_title("Drawn with one expert per token", loc="left", fontsize=10)
     axes.set(xlim=(-1.3, 10.2), ylim=(4.9, -0.8), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     return _done(figure)

@@ -20,12 +20,13 @@ from twophase_tools.simulate.limits import make_scheduler
 from twophase_tools.simulate.model_shapes import MODELS
 from twophase_tools.simulate.observers import Tally
 from twophase_tools.simulate.pools import Link, run_pools
-from twophase_tools.simulate.routers import LeastTokens, Router
+from twophase_tools.simulate.routers import LeastTokens, PrefixAware, RoundRobin, Router
 from twophase_tools.simulate.simulator import Replica
 from twophase_tools.simulate.step_load import StepLoad, num_pairs
 from twophase_tools.simulate.traffic import requests_of
 
 BLOCK_SIZE = 16
+WEIGHT = 4.0  # of a token of prefill, in tokens of load
 SHAPE = MODELS["llama-3-8b"]
 H100 = RooflineCostModel(HARDWARE["h100"], SHAPE)
 FOUR_H100 = RooflineCostModel(HARDWARE["h100"], MODELS["llama-3-70b"], 4)  # an engine of 70B on four GPUs
@@ -79,9 +80,11 @@ class Outcome:
 
     @property
     def line(self) -> str:
+        hits = f", hit rate {self.total.hit_rate:4.0%}" if self.total.hit_rate else ""  # none where nothing is cached
+        tpot_ms = 1e3 * (self.total.tpot.percentile(50) or 0.0)
         return (
-            f"{self.name:22} {self.within:4.0%} within the SLO, hit rate {self.total.hit_rate:4.0%}, TTFT p50 "
-            f"{self.ttft_s(50):5.2f} s, p99 {self.ttft_s(99):5.2f} s; engines busy {self.busy:3.0%}"
+            f"{self.name:22} {self.within:4.0%} within the SLO{hits}; TTFT p50 {self.ttft_s(50):5.2f} s, p99 "
+            f"{self.ttft_s(99):5.2f} s; TPOT p50 {tpot_ms:3.0f} ms; engines busy {self.busy:3.0%}"
         )
 
 
@@ -110,6 +113,18 @@ def serve(traffic: Traffic, router: Router, num_engines: int = 4, name: str = ""
     return Outcome(
         name or type(router).__name__, total, busy_s / (num_engines * total.last_end_s), tallies.balance or 0
     )
+
+
+def two_rules() -> tuple[Outcome, Outcome]:
+    """The assistants by round robin, and by another rule: the engine's own one for prefixes, not named yet."""
+    other = PrefixAware(weight=WEIGHT)
+    return serve(ASSISTANTS, RoundRobin(), name="each engine in turn"), serve(ASSISTANTS, other, name="another rule")
+
+
+@cache
+def percent_within(num_engines: int) -> float:
+    """Of the assistants' requests, with the rule for prefixes on so many engines."""
+    return 100 * serve(ASSISTANTS, PrefixAware(weight=WEIGHT), num_engines).within
 
 
 @final
@@ -191,6 +206,14 @@ class Burst:
     slo: Slo = BURST_SLO
     seed: int = 3
 
+    def rate_at(self, time_s: float) -> float:
+        """Requests per second at this time; none when the last part is over."""
+        for length_s, rate in self.parts:
+            if time_s < length_s:
+                return rate
+            time_s -= length_s
+        return 0.0
+
     @property
     def requests(self) -> tuple[Request, ...]:
         found: list[Request] = []
@@ -226,7 +249,12 @@ class OwnScaling(ScalingPolicy):
 
 @dataclass(frozen=True)
 class Scaled:
-    """A burst, and the engines that served it."""
+    """A burst, and the engines that served it.
+
+    Attributes:
+        times_s: Of the scaler's looks. The rest is of these times: `ready` and `paid` count engines as they are after
+            the look, `rate_per_s` is that of the traffic, and `queue_age_s` the longest wait of a request in a queue.
+    """
 
     name: str
     total: Tally
@@ -234,6 +262,7 @@ class Scaled:
     times_s: tuple[float, ...]
     ready: tuple[int, ...]
     paid: tuple[int, ...]
+    rate_per_s: tuple[float, ...]
     queue_age_s: tuple[float, ...]
 
     @property
@@ -256,12 +285,26 @@ def scaled(policy: ScalingPolicy | None, name: str, *, num_engines: int = 1, sta
     fleet = run_fleet(burst.requests, replicas, LeastTokens(), scaler)
     total = tallies.total
     states = [state for state, _ in fleet.states]
+    after = [_after(state, wanted) for state, wanted in fleet.states]
     return Scaled(
         name,
         total,
         fleet.engine_s(total.last_end_s),
         tuple(state.time_s for state in states),
-        tuple(state.num_ready for state in states),
-        tuple(state.num_ready + state.num_starting + state.num_draining for state in states),
+        tuple(ready for ready, _ in after),
+        tuple(paid for _, paid in after),
+        tuple(burst.rate_at(state.time_s) for state in states),
         tuple(state.queue_age_s for state in states),
     )
+
+
+def _after(state: FleetState, wanted: int) -> tuple[int, int]:
+    """Engines that take requests, and engines paid for, once a look's decision is carried out: one that drains is taken
+    back before another is started, and one that is starting is given up before another drains."""
+    more = wanted - state.num_ready - state.num_starting
+    paid = state.num_ready + state.num_starting + state.num_draining
+    if more >= 0:
+        taken_back = min(more, state.num_draining)
+        return state.num_ready + taken_back, paid + more - taken_back
+    given_up = min(-more, state.num_starting)
+    return state.num_ready + more + given_up, paid - given_up

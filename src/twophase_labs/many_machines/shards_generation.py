@@ -25,7 +25,7 @@ class Generation:
 
     Attributes:
         logprobs: Of the tokens chosen.
-        decode_s: Median seconds of a decode step; `prefill_s` of a step that reads 256 tokens.
+        decode_s: Median seconds of a decode step; `prefill_s` of a step that computes 256 tokens.
         kv_bytes_per_token: In this process.
         num_all_reduces, all_reduce_bytes, all_reduce_s: Of generating `token_ids`; 0 for one process.
     """

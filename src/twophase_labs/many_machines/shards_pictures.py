@@ -87,15 +87,17 @@ def draw_time_per_token(times_ms: Mapping[str, Mapping[int, tuple[float, float]]
     for axes, (name, times) in zip(panels[0], times_ms.items(), strict=True):
         labels = [str(n) for n in times]
         work, talk = zip(*times.values(), strict=True)
-        axes.bar(labels, work, color=COLOURS[4], edgecolor=INK, label="reads weights and K/V", width=0.7)
+        axes.bar(labels, work, color=COLOURS[4], edgecolor=INK, label="reading weights and K/V", width=0.7)
         axes.bar(labels, talk, bottom=work, color=COLOURS[1], edgecolor=INK, hatch="//", label="all-reduces", width=0.7)
+        digits = 1 if max(work) > 1 else 2
         for at, (a, b) in enumerate(times.values()):
-            axes.text(at, a + b, f"{a + b:.1f}", ha="center", va="bottom", fontsize=8, color=INK)
+            axes.text(at, a + b, f"{a + b:.{digits}f}", ha="center", va="bottom", fontsize=8, color=INK)
         axes.set(xlabel="GPUs", ylabel="ms per token, one sequence")
         axes.set_ylim(0, 1.15 * max(a + b for a, b in times.values()))
         axes.set_title(name, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0, -1].legend(frameon=False, fontsize=8, loc="upper right")
-    figure.tight_layout()
+    handles, labels = panels[0, -1].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=9, loc="upper center", ncols=2)
+    figure.tight_layout(rect=(0, 0, 1, 0.93))
     plt.close(figure)
     return figure

@@ -25,7 +25,7 @@ class SideBySide:
         num_steps = len(two.token_ids)
         rows = (
             ("ms of a decode step", f"{1e3 * one.decode_s:.1f}", f"{1e3 * two.decode_s:.1f}"),
-            ("ms to read 256 tokens", f"{1e3 * one.prefill_s:.0f}", f"{1e3 * two.prefill_s:.0f}"),
+            ("ms to prefill 256 tokens", f"{1e3 * one.prefill_s:.0f}", f"{1e3 * two.prefill_s:.0f}"),
             ("... of a step in all-reduces, ms", "-", f"{1e3 * two.all_reduce_s / num_steps:.1f}"),
             ("K/V bytes per token on rank 0", f"{one.kv_bytes_per_token:,}", f"{two.kv_bytes_per_token:,}"),
         )

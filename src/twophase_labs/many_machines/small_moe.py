@@ -62,16 +62,16 @@ def engine() -> LLM:
     return LLM(str(folder()), **OPTIONS)
 
 
-def prompts(count: int, length: int = 24) -> list[dict[str, list[int]]]:
-    """Random token ids, the same in each run."""
-    generator = torch.Generator().manual_seed(count)
+def prompts(count: int, length: int = 24, seed: int = 0) -> list[dict[str, list[int]]]:
+    """Random token ids, the same in each run; those of another seed share no prefix with them."""
+    generator = torch.Generator().manual_seed(1000 * seed + count)
     return [{"prompt_token_ids": torch.randint(3, 4096, (length,), generator=generator).tolist()} for _ in range(count)]
 
 
-def answers(llm: LLM, count: int = 4, num_new: int = 16) -> list[list[int]]:
+def answers(llm: LLM, count: int = 4, num_new: int = 16, seed: int = 0) -> list[list[int]]:
     """Greedy tokens of some prompts, all at once."""
     params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True)
-    return [list(each.outputs[0].token_ids) for each in llm.generate(prompts(count), params, use_tqdm=False)]
+    return [list(each.outputs[0].token_ids) for each in llm.generate(prompts(count, seed=seed), params, use_tqdm=False)]
 
 
 @cache
@@ -82,10 +82,12 @@ def touched(num_sequences: int) -> float:
     return float(load.num_active_experts[1:].double().mean())  # the first step reads the prompts
 
 
+@cache
 def prompt_load(num_sequences: int) -> Tensor:
-    """Rows of each expert [L, E] when the prompts of so many sequences are computed in one step."""
+    """Rows of each expert [L, E] when the prompts of so many sequences are computed in one step. No other function asks
+    for these prompts: what the prefix cache holds would not be computed."""
     with ExpertLoad(engine().model) as load:
-        answers(engine(), num_sequences, num_new=1)
+        answers(engine(), num_sequences, num_new=1, seed=1)
     return load.tokens_per_expert[0]
 
 

@@ -172,7 +172,7 @@ def peak_of_another_dtype(plan: Plan) -> Caution | None:
     if plan.config.dtype != "float32":
         return None
     reason = (
-        f"{plan.config.hardware.flops_per_s / 1e12:,.0f} TFLOP/s are the peak in bfloat16, and float32 is slower: "
+        f"{plan.config.hardware.flops_per_s / 1e12:,.3g} TFLOP/s are the peak in bfloat16, and float32 is slower: "
         f"times bound by arithmetic are too good"
     )
     return Caution("peak-of-another-dtype", "dtype", reason, 4, 2)

@@ -8,7 +8,8 @@ BEST, SEVERAL, ONCE, ALONE = (
     "calls an expert once, with all of its rows",
     "leaves the other experts alone",
 )
-COUNTS, SENDS, HOME, WEIGHS = (
+PARTS, COUNTS, SENDS, HOME, WEIGHS = (
+    "has a part for each rank",
     "counts the rows of each expert",
     "sends rows to the rank of their expert",
     "brings every row back to its token",
@@ -198,9 +199,9 @@ BANKS = {
             Wrong("entries for tokens", {2: "x[order % len(x)] if len(x) else x"}, SENDS),
             Wrong("choices for tokens", {2: "x[(order % experts.shape[1]).clamp(max=max(len(x) - 1, 0))]"}, SENDS),
             Wrong(
-                "only the experts up to the largest",
+                "a row for each expert at most",
                 {3: "torch.bincount(flat, minlength=num_experts).clamp(max=1)"},
-                COUNTS,
+                PARTS,
             ),
             Wrong(
                 "counts by rank in turn",
@@ -208,6 +209,12 @@ BANKS = {
                 COUNTS,
             ),
             Wrong("as many rows for each rank", {4: "rows.tensor_split(n)"}, SENDS),
+            Wrong("chunks", {4: "rows.chunk(n)"}, PARTS),
+            Wrong(
+                "no part for a rank without rows",
+                {4: "[p for p in rows.split(counts.sum(1).tolist()) if len(p)]"},
+                PARTS,
+            ),
             Wrong("rows stay sorted", {5: "rows[:] = sorted_rows"}, HOME),
             Wrong("sorted once more", {5: "rows[:] = sorted_rows[order]"}, HOME),
             Wrong(
@@ -230,6 +237,8 @@ BANKS = {
         right=(
             Right("with lists of pairs", OLD_ORDER),
             Right("with numpy", WITH_NUMPY),
+            Right("an unstable order", {1: "flat.argsort()"}),
+            Right("the other way within an expert", {1: "len(flat) - 1 - flat.flip(0).argsort(stable=True)"}),
             Right("undone by sorting the order", {5: "rows.copy_(sorted_rows[order.argsort()])"}),
             Right("einsum", {6: "torch.einsum('tkn,tk->tn', rows, weights)"}),
         ),

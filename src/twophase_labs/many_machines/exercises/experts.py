@@ -115,8 +115,16 @@ def sent(answer: Any, x: Tensor, experts: Tensor, num_experts: int, n: int) -> t
         reject("dispatch must return three things: the rows for each rank, the counts, the order")
     rows, counts, order = result
     if not isinstance(rows, tuple | list) or len(rows) != n:
-        reject(f"dispatch for {n} ranks must return {n} tensors of rows, one for each rank")
+        got = f"{len(rows)} of them" if isinstance(rows, tuple | list) else type(rows).__name__
+        what = f"{len(x)} tokens with {experts.shape[1]} of {num_experts} experts each"
+        reject(f"{what}: dispatch for {n} ranks must return {n} tensors of rows, one for each rank; it returned {got}")
     return list(rows), counts, order
+
+
+def has_a_part_for_each_rank(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, n: int) -> None:
+    """Also for ranks that get no rows."""
+    x, experts, _ = routing(draw, num_tokens, num_experts, k)
+    sent(answer, x, experts, num_experts, n)
 
 
 def counts_rows(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, n: int) -> None:
@@ -133,12 +141,28 @@ def sends_rows_to_their_rank(answer: Any, draw: Draw, num_tokens: int, num_exper
     x, first, _ = routing(draw, num_tokens, num_experts, k)
     for experts in (first, (first + 1) % num_experts):  # the same rows, and other choices
         rows, _, _ = sent(answer, x, experts, num_experts, n)
-        pairs = [(int(e), t) for t, row in enumerate(experts) for e in row]
-        pairs.sort(key=lambda pair: pair[0])  # stable: tokens of one expert in their order
+        tokens_of: list[list[int]] = [[] for _ in range(num_experts)]
+        for t, row in enumerate(experts.tolist()):
+            for e in row:
+                tokens_of[e].append(t)
         for rank in range(n):
-            tokens = [t for e, t in pairs if e // per_rank == rank]
-            what = f"the rows for rank {rank} of {n} (experts {rank * per_rank} to {rank * per_rank + per_rank - 1})"
-            compare(rows[rank], x[tokens], what=what, axes=("row", "dimension"))
+            its_experts = range(rank * per_rank, (rank + 1) * per_rank)
+            where = f"rank {rank} of {n} (experts {its_experts[0]} to {its_experts[-1]})"
+            shape = [sum(len(tokens_of[e]) for e in its_experts), x.shape[1]]
+            if not isinstance(rows[rank], torch.Tensor) or list(rows[rank].shape) != shape:
+                got = list(rows[rank].shape) if isinstance(rows[rank], torch.Tensor) else type(rows[rank]).__name__
+                reject(f"the rows for {where} are {got}, expected {shape}")
+            start = 0
+            for e in its_experts:
+                part = rows[rank][start : start + len(tokens_of[e])]
+                what = f"the rows of expert {e}, for {where}, sorted by their first number,"
+                compare(by_first(part), by_first(x[tokens_of[e]]), what=what, axes=("row", "dimension"))
+                start += len(part)
+
+
+def by_first(rows: Tensor) -> Tensor:
+    """Rows in an order of their own: those of one expert may come in any."""
+    return rows[rows[:, 0].argsort()]
 
 
 def exchange(answer: Any, x: Tensor, experts: Tensor, weights: Tensor, compute: Callable[[int, Tensor], Tensor],
@@ -220,7 +244,8 @@ EXERCISES = (
             Property(
                 "adds up k experts with their weights",
                 several_experts,
-                "The weights of a token's k experts sum to 1, and are proportional to exp of their logits.",
+                "The weights of a token's k experts sum to 1, and are proportional to exp of their logits. And does an "
+                "expert's output replace what a token has from the others, or add to it?",
                 (
                     {"num_tokens": 2, "num_experts": 3, "k": 2},
                     {"num_tokens": 9, "num_experts": 8, "k": 2},
@@ -246,6 +271,7 @@ EXERCISES = (
     ),
     Exercise(
         id="7.10",
+        is_extra=True,
         title="Rows that travel",
         kind="code",
         names=("dispatch", "combine"),
@@ -263,6 +289,13 @@ EXERCISES = (
         ),
         checks=(
             Property(
+                "has a part for each rank",
+                has_a_part_for_each_rank,
+                "A rank that gets no rows has a part of zero rows: `split` with a list of sizes makes one for each "
+                "size, `chunk` makes fewer parts where there are few rows.",
+                SHAPES,
+            ),
+            Property(
                 "counts the rows of each expert",
                 counts_rows,
                 "[n, experts of a rank], all experts included: the receiver needs zeros as well.",
@@ -271,8 +304,8 @@ EXERCISES = (
             Property(
                 "sends rows to the rank of their expert",
                 sends_rows_to_their_rank,
-                "Rank r has the experts from r * num_experts / n on. Its rows are sorted by expert, and tokens of one "
-                "expert stay in their order.",
+                "Rank r has the experts from r * num_experts / n on. Its rows are sorted by expert; rows of one expert "
+                "may come in any order.",
                 SHAPES,
             ),
             Property(

@@ -210,9 +210,11 @@ EXERCISES = (
         difficulty=2,
         objective="move a prompt's K and V between pools whose blocks have other ids",
         hints=(
-            "Position p is in the sequence's block number p // block_size; which block of the *pool* is that?",
+            "All three functions rest on one map, from positions to slots: position p is in the sequence's block "
+            "number p // block_size, and `block_ids` says which block of the pool that is. take_layer reads from these "
+            "slots, put_layer writes to those of *its* pool.",
             "With two index tensors of T elements each, `pool[blocks, :, offsets]` is [T, H_kv, D]: a row per token.",
-            "The same expression on the left of an `=` writes the rows into other blocks.",
+            "In put_layer: the same expression on the left of an `=` writes `rows` into the other pool's slots.",
         ),
         checks=(
             Property(

@@ -127,9 +127,12 @@ def is_over_once(answer: Any, draw: Draw, end: str) -> None:
         said(transfer.on_sent(), "recompute", "on_sent() with max_resends=0 and everything missing")
     else:
         said(transfer.on_lost(), "recompute", "on_lost()")
-    lacks = None if end == "adopt" else 0
+    name, lacks = "on_lost()" if end == "lost" else repr(end), None if end == "adopt" else 0
+    missing(transfer, lacks, f"after {name}")
     received(transfer, 0, 0, 1, expected=False)
-    missing(transfer, lacks, f"after {end} and a late message, of which nothing is noted")
+    found = plain(transfer.first_missing)
+    if found != lacks:
+        reject(f"after {name}, a late message changed first_missing from {lacks} to {found}; it must not be noted")
     said(transfer.on_lost(), None, f"on_lost() after {end}")
     said(transfer.on_sent(), None, f"on_sent() after {end}")
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from twophase_labs.machine.checks import Draw, integer, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Number
 
 Index = list[set[tuple[int, ...]]]
 
@@ -174,7 +175,29 @@ def routers_are_apart(answer: Any, draw: Draw) -> None:
     chosen(second, prefix, [0, 3], unseen, " (another router, which has sent nothing yet)")
 
 
+def percent_of_three() -> float:
+    from twophase_labs.many_machines.fleets import percent_within
+
+    return percent_within(3)
+
+
 EXERCISES = (
+    Exercise(
+        id="7.14",
+        title="One engine less",
+        kind="prediction",
+        names=("guess_7_14",),
+        points=1,
+        minutes=2,
+        objective="expect what a fleet near full load loses with one engine",
+        question=Number(
+            percent_of_three,
+            factor=1.25,
+            unit="percent",
+            hint="Four engines are busy 94 % of the time. What does a queue do when three have to do the same work?",
+        ),
+        time_limit_s=60,
+    ),
     Exercise(
         id="7.11",
         title="To the engine that has the prefix",

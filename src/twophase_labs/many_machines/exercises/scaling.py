@@ -33,8 +33,8 @@ def follows(
         got = integer(scaler.num_wanted(*look))
         if got is None:
             reject("num_wanted returned no whole number", f"at look {number}: {look}")
-        so_far = "; ".join(f"{n} engines at {load:g} at {now_s:g} s" for now_s, n, load in looks[: number + 1][-4:])
-        settings = f"target {target:g}, down_after_s {down_after_s:g}, tolerance {tolerance:g}; the looks: {so_far}"
+        so_far = "; ".join(f"{n} engines at {load:g} at {now_s:g} s" for now_s, n, load in looks[: number + 1])
+        settings = f"target {target:g}, down_after_s {down_after_s:g}, tolerance {tolerance:g}; all looks: {so_far}"
         try:
             compare(got, right, what=f"num_wanted at {look[0]:g} s")
         except Exception as error:
@@ -179,7 +179,8 @@ EXERCISES = (
             Property(
                 "shrinks only after a quiet time",
                 waits_before_it_shrinks,
-                "Each look of the last down_after_s seconds, this one included, must have wanted fewer.",
+                "Each look of the last down_after_s seconds, this one and one exactly that old included, must have "
+                "wanted fewer.",
                 ({"down_after_s": 60.0}, {"down_after_s": 0.0}, {"down_after_s": 100.0}),
             ),
             Property(
