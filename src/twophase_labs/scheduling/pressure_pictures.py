@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.collections import PatchCollection
-from matplotlib.colors import same_color
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -17,12 +18,13 @@ def hatch_preempted(figure: Figure) -> Figure:
     """Swim lanes in which what is preempted is told from a prefill without its colour."""
     for axes in figure.axes:
         legend = axes.get_legend()
-        boxes = [one for one in axes.collections if isinstance(one, PatchCollection) and len(one.get_facecolor())]
-        for collection in boxes:
-            if same_color(collection.get_facecolor()[0], VERMILION):
+        for collection in axes.collections:
+            is_boxes = isinstance(collection, PatchCollection)
+            colours = np.atleast_2d(np.asarray(collection.get_facecolor(), dtype=float))
+            if is_boxes and colours.size and np.allclose(colours[0], to_rgba(VERMILION)):
                 collection.set(hatch="xxxx", facecolor="white", edgecolor=INK)
         for patch in legend.get_patches() if legend else ():
-            if isinstance(patch, Patch) and same_color(patch.get_facecolor(), VERMILION):
+            if isinstance(patch, Patch) and np.allclose(to_rgba(patch.get_facecolor()), to_rgba(VERMILION)):
                 patch.set(hatch="xxxx", facecolor="white", edgecolor=INK)
     return figure
 
