@@ -152,12 +152,31 @@ class Number(Question):
     @staticmethod
     def miss(value: Real, expected: Real) -> str:
         """Too low or too high, and by roughly how much: enough to find the slip, not enough to read off the answer."""
-        side = "low" if value < expected else "high"
-        if expected == 0 or value == 0 or (value < 0) != (expected < 0):
-            return f"too {side}"
-        ratio = max(value / expected, expected / value)
+        ratio = _ratio(value, expected)
+        if ratio is None:
+            return _side(value, expected)
         step = max((s for s in (1.5, 3, 10, 100, 1000, 10**6) if ratio >= s), default=None)
-        return f"too {side}, " + ("by less than half" if step is None else f"by a factor of more than {step:g}")
+        return f"{_side(value, expected)}, " + (
+            "by less than half" if step is None else f"by a factor of more than {step:g}"
+        )
+
+    @staticmethod
+    def distance(value: Real, expected: Real) -> str:
+        """Too low or too high, and by how much: for a card that shows the answer as well."""
+        ratio = _ratio(value, expected)
+        by = f"{abs(value - expected):.3g}" if ratio is None or ratio < 1.5 else f"a factor of {ratio:.3g}"
+        return f"{_side(value, expected)} by {by}"
+
+
+def _side(value: Real, expected: Real) -> str:
+    return "too low" if value < expected else "too high"
+
+
+def _ratio(value: Real, expected: Real) -> Real | None:
+    """Of the larger to the smaller, None where that says nothing: one of them is 0, or their signs differ."""
+    if expected == 0 or value == 0 or (value < 0) != (expected < 0):
+        return None
+    return max(value / expected, expected / value)
 
 
 def _because(text: str | None) -> str:

@@ -168,7 +168,7 @@ def _beside(exercise: Exercise, guess: int | float | None, found: int | float) -
     lines = [("measured", f"{found:.4g}{_unit(exercise)}")]
     is_close = guess is not None and question.accepts(guess, found)
     if guess is not None and not is_close:
-        lines.append(("so", f"{question.miss(guess, found)}; {question.tolerance()} would have been close"))
+        lines.append(("so", f"{question.distance(guess, found)}; {question.tolerance()} would have been close"))
     return lines, is_close
 
 

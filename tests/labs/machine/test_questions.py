@@ -82,3 +82,17 @@ def test_seals_differ_by_exercise_and_are_printed(capsys):
     assert questions.main(["1.1", "x=b"]) == 0
     assert capsys.readouterr().out.split() == [seal("1.1", "b"), seal("1.1", ["x", "b"])]
     assert questions.main([]) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "told"),
+    [
+        (50, 140, "too low by a factor of 2.8"),
+        (-3, -0.01, "too low by a factor of 300"),
+        (110, 100, "too high by 10"),
+        (3, 0, "too high by 3"),
+        (-1, 2, "too low by 3"),
+    ],
+)
+def test_how_far_a_prediction_was_off(value, expected, told):
+    assert Number.distance(value, expected) == told
