@@ -37,7 +37,7 @@ def greedy(oracle, prompt) -> list[int]:
     return ids[-NUM_TOKENS:]
 
 
-@pytest.fixture(scope="module", params=["gemma3", "qwen3-mixed"])
+@pytest.fixture(scope="module", params=["gemma3", pytest.param("qwen3-mixed", marks=pytest.mark.full)])
 def case(request, tmp_path_factory):
     folder, oracle = make_folder(request.param, tmp_path_factory.mktemp(request.param), eos_token_id=None)
     return folder, [greedy(oracle, prompt) for prompt in PROMPTS]

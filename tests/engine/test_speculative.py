@@ -344,6 +344,7 @@ class TestOptions:
         assert stats.num_accepted_tokens == sum(step.num_accepted_tokens for step in llm.engine.trace)
 
 
+@pytest.mark.full
 def test_the_default_model_copies_its_prompt_faster_and_says_the_same(smollm2_folder):
     """A ragged batch of greedy and seeded requests; counted in steps of the model, which no machine's noise changes."""
     # On a CPU in float32: a GPU's bfloat16 has near ties, which a batch of another shape decides otherwise.

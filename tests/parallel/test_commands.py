@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
 
 
@@ -18,6 +20,7 @@ def test_generate_with_two_ranks_prints_what_one_process_prints(tiny_folder):  #
     assert len(alone.stdout.strip()) == 6
 
 
+@pytest.mark.full
 def test_bench_reports_both_sides_and_what_is_saved(tiny_folder):  # noqa: F811
     done = twophase("bench", "tensor-parallel", "--quick", "--json", "--model", str(tiny_folder))
     assert done.returncode == 0, done.stderr

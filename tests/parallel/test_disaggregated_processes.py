@@ -26,6 +26,7 @@ def check_equal(folder, *kv_cache_dtypes):
     return [line["num_bytes"] for line in front]
 
 
+@pytest.mark.full
 def test_two_processes_generate_what_one_does(smollm2_folder):
     (num_bytes,) = check_equal(smollm2_folder, "auto")
     assert num_bytes > 0

@@ -32,6 +32,7 @@ from twophase.parallel.tensor_parallel import DriverRunner
 SCRIPT = Path(__file__).with_name("scripts.py")
 
 
+@pytest.mark.full
 def test_waiting_for_work_has_no_limit_and_survivors_know_who_is_lost():
     ranks = run_local(SCRIPT, 3, ["idle_then_lose_one"], 90, check=False)
     assert [each.exit_code for each in ranks] == [4, 4, -9]

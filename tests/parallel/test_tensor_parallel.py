@@ -40,6 +40,7 @@ def alone(batches, **options):
     return llm, shared_engine.serve(llm, batches)
 
 
+@pytest.mark.full
 def test_two_ranks_write_what_one_writes_with_the_default_model(smollm2_folder, tmp_path):
     batches = [[(prompt(1, 40, 49_000), greedy(8)), (prompt(2, 7, 49_000), greedy(8)), ([504, 3575, 282], greedy(8))]]
     options = {"model": str(smollm2_folder), "num_kv_blocks": 16, "max_num_seqs": 4, "dtype": "float32"}

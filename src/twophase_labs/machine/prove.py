@@ -46,17 +46,22 @@ class Row:
     reason: str = ""
 
 
-def prove(grader: Grader, lab: Lab, seed: int | None = 0, num_answers: int | None = None) -> list[Row]:
+def prove(
+    grader: Grader, lab: Lab, seed: int | None = 0, num_answers: int | None = None, only: str | None = None
+) -> list[Row]:
     """All proofs of one lab. `seed` is of the bank's random inputs; None draws new ones, as for a learner.
 
-    With `num_answers`, only as many of each exercise's wrong answers, and as many of its right ones.
+    With `num_answers`, only as many of each exercise's wrong answers, and as many of its right ones. With `only`, an
+    exercise's id, its proofs alone.
     """
     rows = [*_as_a_whole(grader, lab), *_bank_sizes(lab)]
-    tried = [(i, item) for i, bank in lab.banks.items() for item in bank.first(num_answers).answers]
+    tried = [
+        (i, item) for i, bank in lab.banks.items() if only in (None, i) for item in bank.first(num_answers).answers
+    ]
     jobs = [_job(lab, i, item.fill, seed) for i, item in tried]
     rows += [_row(i, item, got) for (i, item), got in zip(tried, grader.run_all(lab, jobs), strict=True)]
     order = list(lab.exercises)
-    return sorted(rows, key=lambda row: order.index(row.exercise))
+    return sorted((row for row in rows if only in (None, row.exercise)), key=lambda row: order.index(row.exercise))
 
 
 def _as_a_whole(grader: Grader, lab: Lab) -> Iterator[Row]:
@@ -154,7 +159,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--fresh", action="store_true", help="new random inputs instead of those of seed 0")
     parser.add_argument("--seeds", type=int, metavar="N", help="judge every answer with N seeds; print what differs")
     parser.add_argument("--mutate", action="store_true", help="run edits of the solutions; print what is accepted")
-    parser.add_argument("--exercise", metavar="ID", help="with --seeds or --mutate: only this exercise")
+    parser.add_argument("--exercise", metavar="ID", help="only this exercise")
     parser.add_argument("--edits", type=int, default=mutate.NUM_EDITS, metavar="N", help="at most N of an exercise")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core, at most 4)")
     args = parser.parse_args(argv)
@@ -165,13 +170,14 @@ def main(argv: list[str] | None = None) -> int:
         labs = [workbook.lab(name) for name in names] or list(workbook.labs.values())
         if args.exercise:
             workbook.lab_of(args.exercise).exercise(args.exercise)
+        seed = None if args.fresh else 0
         with Grader(workbook, args.workers) as grader:
             if args.mutate:
                 return _print_mutations(grader, labs, args.edits, args.exercise)
             if args.seeds:
                 rows = [row for lab in labs for row in lucky(grader, lab, args.seeds, args.exercise)]
             else:
-                rows = [row for lab in labs for row in prove(grader, lab, None if args.fresh else 0)]
+                rows = [row for lab in labs for row in prove(grader, lab, seed, only=args.exercise)]
     except WorkbookError as error:
         print(error, file=sys.stderr)
         return 2

@@ -87,6 +87,7 @@ def test_a_weak_check_does_not_prove(grader, monkeypatch):
         ("right", "failed: counts up"),
     ]
     assert "(100 %)" not in prove.summary(rows)
+    assert prove.prove(grader, LAB, only="1.8") == [row for row in rows if row.exercise == "1.8"]
 
 
 def test_proving_what_is_not_there(capsys):

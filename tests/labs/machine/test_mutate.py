@@ -154,6 +154,7 @@ def test_the_command_prints_a_table_and_fails_if_anything_survives(grader, capsy
     assert prove.main(["--mutate", "--exercise", "1.8", *demo]) == 1
 
 
+@pytest.mark.full
 def test_answers_whose_verdict_luck_decides_are_found(grader, monkeypatch, capsys):
     half = "class Counter:\n    def __init__(self, start):\n        import torch\n        self.value = start"
     half += " + int(torch.rand(()) < 0.5)\n    def step(self):\n        self.value += 1\n        return self.value\n"
