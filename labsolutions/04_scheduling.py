@@ -70,12 +70,12 @@ torch.set_num_threads(1)
 # and decoding are one status, `RUNNING`; the number of tokens left to compute tells them apart.)
 #
 # **Think first.** A request is preempted in the middle of its answer and later gets blocks again. Is its next state
-# *decoding* or *prefill*? What stands for the question mark in the table?
+# *decoding* or *prefill*? What belongs in place of the question mark?
 
 # %% [markdown]
-# Three requests, each with 20 prompt tokens and 40 answer tokens, share a pool of six blocks. Each needs two blocks at
-# once and four at the end, so two requests fit at first, but not to the end. (The engine admits a request only if each
-# running one could still grow, section 7: it starts with two, though three would fit.) `WatchedScheduler` is the
+# Three requests, each with 20 prompt tokens and 40 answer tokens, share a pool of six blocks of 16 tokens. Each needs
+# two blocks at the start and four at the end: three would fit at the start, but not even two to the end. (The engine
+# starts with two: it admits a request only if each running one could still grow, section 7.) `WatchedScheduler` is the
 # engine's own scheduler, and reports every change of state.
 
 # %%
@@ -147,7 +147,8 @@ plt.show()
 
 # %% [markdown]
 # **Takeaway.** A simulation is exact about *decisions*, because the scheduler is the real one: it took as many steps as
-# the engine, and preempted once. About *time* it is as good as its formula; section 9 measures how good that is.
+# the engine, and preempted once. About *time* it is only as good as its formula, and section 9 measures how good that
+# is.
 
 # %% [markdown]
 # ## 2. Batches
@@ -309,7 +310,7 @@ for name, policy in policies.items():
 # fuller batches, until the waiting itself costs more than it saves. Neither time-out helps against the long answer that
 # holds up a whole batch.
 #
-# Offline work, where no client waits, is no exception: 4.1 was such a case.
+# Static batching wastes places even in offline work, where no client waits: 4.1 was such a case.
 #
 # **Takeaway.** With lengths of 1 to 200 and batches of 8, static batching leaves 44 % of the places empty; in the trace
 # of 24 requests, deciding before every step cuts the mean wait from 14.5 to 0.9 s (a step is 1 s).
@@ -360,7 +361,7 @@ for number, step in enumerate(run_steps(plan_whole_prompts, famous_jobs(), budge
 
 # %% [markdown]
 # **Think first.** Twelve empty steps, and twelve million would look the same. Run step 0 by hand: which line decides,
-# and will anything that it looks at be different in step 1?
+# and will anything it looks at have changed in step 1?
 #
 # <details><summary>Answer</summary>
 #
@@ -391,9 +392,9 @@ def plan_in_chunks(running, waiting, budget):
     """Plan one step: a list of pairs (job, tokens), at most `budget` tokens in all, each job at most once.
 
     `job.num_to_compute` is what a job could compute in this step: the rest of its prompt, or 1 when it is decoding.
-    Each job gets that, or what is left of the budget if that is less: first those in the list `running`, in order, then
-    those in the deque `waiting`, from its head, as long as there is budget. A job that begins moves from `waiting` to
-    the end of `running`, and stays there until run_steps removes it. No job is planned for 0 tokens.
+    Each job gets that many, or the rest of the budget if that is smaller: first those in the list `running`, in order,
+    then those in the deque `waiting`, from its head, as long as there is budget. A job that begins moves from `waiting`
+    to the end of `running`, and stays there until run_steps removes it. No job is planned for 0 tokens.
 
     >>> run_steps(plan_in_chunks, [Job("A", 100, 2), Job("B", 20, 1)], budget=50)
     [[('A', 50)], [('A', 50)], [('A', 1), ('B', 20)]]
@@ -430,8 +431,8 @@ place_pictures.draw_steps(logs, 50)
 # %% [markdown]
 # **And the engine?** A scheduler can stop like this for two reasons, and the engine guards against each. A request that
 # could never be served is refused on arrival, with the numbers in the message. And a policy that plans nothing while
-# requests are unfinished, and does not say what it waits for, is stopped with an error. `WholePrompts` is the rule from
-# above in the real scheduler:
+# requests are unfinished is stopped with an error, unless it names a time that it waits for, as `DynamicPolicy` does.
+# `WholePrompts` is the rule from above in the real scheduler:
 
 
 # %%
@@ -476,7 +477,7 @@ except PolicyError as error:
 # | `step.decode(sequence)` | plan the next token of a decoding sequence | whether it was planned |
 # | `step.prefill(sequence, max_tokens=None)` | plan the next chunk of a begun prefill | its tokens; 0: not planned |
 # | `step.admit(sequence, max_tokens=None)` | admit a waiting one, with its first chunk | its tokens; 0: no room |
-# | `step.limit(max_tokens)` | from here on, no more tokens than this in the step | nothing |
+# | `step.limit(max_tokens)` | bound the step, with what is planned already, to so many tokens | nothing |
 #
 # A move that does not fit plans less, or nothing: with `max_tokens` of 0 or less, `prefill` and `admit` do nothing and
 # return 0. (Without it, the step's own limits hold.) A move that makes no sense, such as planning a sequence again in
@@ -492,7 +493,8 @@ except PolicyError as error:
 
 # %% [markdown]
 # Decodes go first, since they are few and urgent; then the prefill that has begun, as much of it as fits; what is left
-# goes to the queue. Sarathi-Serve named this *stall-free batching* (arXiv:2403.02310).
+# goes to the queue. The price: a long prompt takes many steps, so its own first token comes later. Sarathi-Serve named
+# this *stall-free batching* (arXiv:2403.02310).
 
 # %% tags=["setup"]
 from twophase.scheduling.policy import Policy
@@ -510,8 +512,8 @@ class DecodesFirst(Policy):
     rank(sequence): in order of arrival. `sequence.arrival_order` counts requests; one request may have several
         completions, told apart by `sequence.index`, so the two are unique together.
     plan(step): every sequence in step.running with `is_decoding` gets its token, even if these alone are more than
-        max_tokens. What room they leave goes to the other running sequences, whose prefill is begun, in order; what
-        these leave, to step.waiting, in order, until one does not fit. Nothing overtakes the head of the queue.
+        max_tokens. The room they leave goes to the other running sequences, whose prefill is begun, in order; what is
+        then left goes to step.waiting, in order, until one does not fit. Nothing overtakes the head of the queue.
 
     >>> steps_of(DecodesFirst(8), A=(10, 3), B=(4, 1))    # A: a prompt of 10 tokens, 3 to write. Tokens of each step:
     [{'A': 8}, {'A': 2, 'B': 4}, {'A': 1}, {'A': 1}]
@@ -585,7 +587,7 @@ plt.show()
 # %% [markdown]
 # ### Open the engine
 #
-# This is your policy in the engine, without its newcomers:
+# This is your policy in the engine, without the lines that admit requests from the queue:
 
 # %%
 from twophase.scheduling.policies import decodes_and_begun
@@ -603,11 +605,11 @@ show_source(decodes_and_begun)
 # would stall. Set after them, the limit bounds only what prefills and newcomers add.
 # </details>
 #
-# vLLM has one loop where this engine has two
+# vLLM has a single loop over `running` where this engine has two, one for decodes and one for prefills
 # ([`Scheduler.schedule`](https://github.com/vllm-project/vllm/blob/b4622cf924bc72504aed99e486062d6633fde39e/vllm/v1/core/sched/scheduler.py)).
 # It is your 4.3: first the running requests, in order, then the waiting ones, each with the tokens that it has not
 # computed yet, or what is left of the budget. So a prefill that stands *before* a decode in `running` takes its share
-# first, other than in your 4.4.
+# first, unlike in your 4.4.
 
 # %% [markdown]
 # > **In production, 2026.** vLLM's `policy` is [`fcfs` or
@@ -625,7 +627,7 @@ show_source(decodes_and_begun)
 
 # %% [markdown]
 # ## 5. Swim lanes
-# <!-- minutes: 14 -->
+# <!-- minutes: 14 + 3 -->
 #
 # What does an order do to each request? A diagram of **swim lanes** has a row per request, which shows when it waited,
 # when its prompt was computed, and when it was decoding. We begin in the simulator, with round times: a step takes 10
@@ -643,7 +645,7 @@ costs = StepCost(step_s=0.010, prompt_token_s=0.001)
 two = [TimedRequest("A", 0.0, 300, 6), TimedRequest("B", 0.050, 20, 4)]
 lanes = {
     "A's request to its end": play(StaticPolicy(1), two, costs),
-    "prefills first": play(PrefillFirstPolicy(), two, costs),
+    "prompts first": play(PrefillFirstPolicy(), two, costs),
     "decodes first, chunks of 50, by arrival": play(DecodesFirst(50), two, costs),
     "decodes first, chunks of 25 by turns": play(RotatingPolicy(25, 50), two, costs),
 }
@@ -727,40 +729,19 @@ measured("4.5", max(real["prompts first"].records[0].itls_s) / usual_gap_s(chunk
 #
 # 1. Run to completion: the answer never stops, and the others wait until it is done, though there are places and blocks
 #    for all of them. This is static batching with batches of one.
-# 2. Prompts first: the grey stretch is *starvation*. The request holds its blocks and its place, and gets no tokens as
-#    long as there is a prompt in the queue. Five prompts made this pause; a steady stream of them would make it
+# 2. Prompts first: the hatched stretch is *starvation*. The request holds its blocks and its place, and gets no tokens
+#    as long as there is a prompt in the queue. Five prompts made this pause; a steady stream of them would make it
 #    endless.
 # 3. Chunked: each gap of the answer is one step, and a step has a bound. The others pay: there are more steps, each
-#    with a fixed cost and with decodes in it. Compare the last first token with that under 2.
-
-# %% [markdown]
-# **How large should a chunk be?** Small chunks make short steps. But every step reads the weights once, and a prompt in
-# many chunks pays for that many times. Here is the same crowd in the simulator, at this machine's pace (of the time of
-# a decode alone, nine tenths go to the step and one to the token):
-
-# %%
-pace_here = StepCost(0.9 * here.decode_s, here.prompt_token_s, 0.1 * here.decode_s)
-print("at most    steps   answer's longest gap   last first token   everything done")
-for max_tokens in (8, 16, CHUNK, 64, 128):
-    run = play(DecodesFirst(max_tokens), crowd, pace_here)
-    answer, *others = run.records
-    ttft_s, done_s = max(r.ttft_s for r in others), max(r.finished_s for r in run.records)
-    print(
-        f"{max_tokens:>7} {len(run.steps):>8} {1000 * max(answer.itls_s):>19.0f} ms {ttft_s:>16.2f} s {done_s:>15.2f} s"
-    )
-
-# %% [markdown]
-# A larger chunk saves steps only until there are 40: the answer's tokens need these anyway. The best chunk is the
-# largest whose step is short enough for the answers being written. It depends on the machine. In round numbers: a
-# prefill of 500 ms in ten chunks, with decodes of 10 ms beside each, ends after 600 ms instead of 500, and the longest
-# gap of the answers is 60 ms instead of 510.
+#    with a fixed cost and with decodes in it. Compare the latest of the first tokens in panels 2 and 3.
 
 # %% [markdown]
 # ### Convoys
 #
-# A prompt of 12,000 tokens is being computed, with at most 256 tokens a step, decodes first. Behind it, a short
-# question arrives every half second. By arrival, the questions wait behind it like cars behind a lorry: a **convoy**.
-# "Chunked prefill cures the convoy", one reads.
+# A prompt of 12,000 tokens is being computed, with at most 256 tokens a step, decodes first. A step takes 20 ms, 0.2 ms
+# more per token, and 20 ns per query-key pair. Behind the prompt, a short question arrives every half second. By
+# arrival, the questions wait behind it like cars behind a lorry: a **convoy**. "Chunked prefill cures the convoy", one
+# reads.
 #
 # **Think first.** What helps the questions: smaller chunks, larger ones, more sequence places, or another order?
 
@@ -784,9 +765,10 @@ fairness_pictures.draw_convoy(by_order)
 plt.show()
 
 # %% [markdown]
-# **Read the result.** By arrival, all questions get their first tokens when the document is done. Smaller chunks make
-# that later. By turns it is gone. So the claim is true of chunks that take turns, and false of chunks alone. What do
-# turns cost? Four prompts of the same length:
+# **Read the result.** By arrival, every question that comes while the document is being computed gets its first token
+# only when the document is done. Smaller chunks make that later still. With turns the convoy is gone. (The means are
+# over all 20 questions, those that come later included.) So the claim is true of chunks that take turns, and false of
+# chunks alone. What do turns cost? Four prompts of the same length:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -797,13 +779,14 @@ for name, policy in {"by arrival": DecodesFirst(256), "by turns": RotatingPolicy
     print(f"{name:11} first tokens after {told} s, mean {statistics.mean(ttfts):.2f} s")
 
 # %% [markdown]
-# Prompts that began together end together, each as late as the last one would in order of arrival. Turns help short
-# prompts among long ones, and nothing else.
+# Equal prompts that take turns all end together, as late as the last of them would in order of arrival. Turns help
+# short prompts among long ones, and nothing else.
 #
 # > **In production, 2026.** vLLM's [V1
 # > engine](https://github.com/vllm-project/vllm/blob/00620f91ea186ca295a1eb69f4acba9d0efaaaaa/docs/configuration/optimization.md)
-# > always chunks, decodes first; `max_num_batched_tokens` bounds the step, and more than 8,192 is recommended for
-# > throughput. SGLang separates the phases unless
+# > always chunks; its guide says that decodes go first, though the loop of section 4 goes by the order of `running`.
+# > `max_num_batched_tokens` bounds the step, and more than 8,192 is recommended for throughput. SGLang separates the
+# > phases unless
 # > [`--enable-mixed-chunk`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
 # > is set: a step is either prefill or decodes, and [prefill goes
 # > first](https://github.com/sgl-project/sglang/blob/d51c1c21d1ac07cd5d1de9ead6c99087d8428e79/python/sglang/srt/managers/scheduler.py).
@@ -816,12 +799,36 @@ for name, policy in {"by arrival": DecodesFirst(256), "by turns": RotatingPolicy
 # arrival.
 
 # %% [markdown]
+# ### Going further: how large a chunk
+#
+# Small chunks make short steps; but every step reads the weights once, and a prompt in many chunks pays for that many
+# times. Here is the same crowd in the simulator, at this machine's pace (of the time of a decode alone, nine tenths go
+# to the step and one to the token):
+
+# %%
+pace_here = StepCost(0.9 * here.decode_s, here.prompt_token_s, 0.1 * here.decode_s)
+print("at most    steps   answer's longest gap   last first token   everything done")
+for max_tokens in (8, 16, CHUNK, 64, 128):
+    run = play(DecodesFirst(max_tokens), crowd, pace_here)
+    answer, *others = run.records
+    ttft_s, done_s = max(r.ttft_s for r in others), max(r.finished_s for r in run.records)
+    print(
+        f"{max_tokens:>7} {len(run.steps):>8} {1000 * max(answer.itls_s):>19.0f} ms {ttft_s:>16.2f} s {done_s:>15.2f} s"
+    )
+
+# %% [markdown]
+# A larger chunk saves steps only down to 40, which the answer's tokens need anyway. The best chunk is the largest whose
+# step is short enough for the answers being written. It depends on the machine. In round numbers: a prefill of 500 ms
+# in ten chunks, with decodes of 10 ms beside each, ends after 600 ms instead of 500, and the longest gap of the answers
+# is 60 ms instead of 510.
+
+# %% [markdown]
 # ## 6. Latency in numbers
 # <!-- minutes: 17 -->
 #
 # A dashboard has no room for swim lanes. An engine reports events, and from these the numbers on it are computed:
 #
-# - **TTFT**, time to first token: from the arrival to the first token. Queue and prefill are in it.
+# - **TTFT**, time to first token: from the arrival to the first token. It includes the queue and the prefill.
 # - **ITL**, inter-token latency: the gap between two tokens. A value per gap.
 # - **TPOT**, time per output token: the mean of a request's gaps. A value per request.
 # - **Throughput**: tokens, or requests, per second, of all requests together.
@@ -896,8 +903,7 @@ print("a step of the chunked run, mean: " + ", ".join(f"{what} {ms:.2f} ms" for 
 
 # %% [markdown]
 # **Percentiles.** A thousand requests have a thousand TTFTs. The 50th percentile, p50 or the median, is what half of
-# them stay below; p99 is what the slowest hundredth get *at least* (between two values NumPy takes a point on the line
-# that joins them).
+# them stay below; p99 is what the slowest hundredth get *at least* (between two values NumPy interpolates linearly).
 
 # %%
 import numpy as np
@@ -910,16 +916,17 @@ for name, run in list(real.items())[1:]:
     )
 
 # %% [markdown]
-# The median does not show the long gap, one of 39. The mean rises with it, but could be that of many gaps a little
-# longer. p99 shows it, though of so few values it is a point between the two largest.
+# The mean is almost the same in both rows: nearly the same work is done meanwhile, whether in one long gap or in many
+# slightly longer ones. The median does not show the long gap either, one of 39. p99 does, although with so few values
+# it is only a point between the two largest.
 
 # %% [markdown]
 # ### Goodput against load
 #
 # Now many requests, in the simulator. The cost is per *step*, as lab 3 measured it: 20 ms for the weights, 1 ms more
 # for each prompt token, and 0.5 ms for each decode. 600 short chats arrive at random. Their mean rate is a share of the
-# capacity, the rate at which the same engine serves them if all come at once. (600 random arrivals happen to come a
-# little faster than that.) The SLO is a first token within 0.6 s and a TPOT of at most 60 ms.
+# capacity, the rate at which the same engine serves them if all come at once. (These 600 random arrivals happen to come
+# a little faster than their nominal rate.) The SLO is a first token within 0.6 s and a TPOT of at most 60 ms.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -993,13 +1000,13 @@ plt.show()
 # answer.
 
 # %% [markdown]
-# When a decode needs a block and none is free, the running sequence of worst rank that is not planned yet loses its
-# own: another, or the one that asks. One order decides both: the best rank is served first, and the worst loses its
-# blocks first. So the best sequence can always go on; when it ends, the next is the best; and so all of them end.
-# SGLang
+# When a decode needs a block and none is free, the worst-ranked running sequence that is not planned yet in this step
+# loses its blocks; it may be the one that asks. One order decides both: the best rank is served first, and the worst
+# loses its blocks first. So the best sequence can always go on; when it ends, the next is the best; and so all of them
+# end. SGLang
 # [retracts](https://github.com/sgl-project/sglang/blob/fd3907ee4618e96b73ee94d9a836db78efb5d046/python/sglang/srt/managers/schedule_batch.py)
-# the requests with the fewest output tokens first, and among equals the longest prompts. Any rule needs an argument why
-# every request ends.
+# the requests with the fewest output tokens first, and among equals the longest prompts. Whatever the rule, it needs an
+# argument that every request ends.
 
 # %% tags=["setup"]
 from twophase_labs.scheduling.memory import Held, Machine, Running
@@ -1065,8 +1072,8 @@ show_source(StepBuilder.decode)
 
 # %% [markdown]
 # **On SmolLM2**: six prompts at once, with answers of 24 tokens. At the end they need 20 blocks. First there are
-# plenty, then there are 9. To make preemptions frequent, the engine's headroom is switched off
-# (`reserve_growth=False`).
+# plenty, then there are 9. To make preemptions frequent, requests are admitted by what they need now, with nothing kept
+# for growth (`reserve_growth=False`).
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1098,8 +1105,8 @@ plt.show()
 # **Read the result.** The tokens are the same all three times. Hatched is a request without blocks: it waits, and then
 # an orange step computes its prompt *and the part of its answer that it already had*. Under greedy decoding the next
 # token depends only on the tokens before it. For sampled answers the engine's generator depends on the seed and the
-# position alone, so a repeated step draws the same token again. (In 16 bits a recomputed token is the same only up to
-# rounding: it comes from a step of another composition.)
+# position alone, so a repeated step draws the same token again. (In 16 bits the logits of a recomputed position agree
+# only up to rounding, since its step is composed differently; once in a while another token wins.)
 
 # %% [markdown]
 # ### Thrashing, and three ways to admit
@@ -1166,8 +1173,8 @@ for name, door in doors.items():
     print(f"done after {run.elapsed_s:.0f} s")
 
 # %% [markdown]
-# **Read the result.** Up to 30 %, the more is kept free, the less work is done twice. Beyond that, batches are so small
-# that the empty blocks cost more time than the repeated work did.
+# **Read the result.** Up to 30 %, the more of the pool is kept free, the less work is done twice. Beyond that, batches
+# are so small that the empty blocks cost more time than the repeated work did.
 
 # %% [markdown]
 # > **In production, 2026.** The three engines differ. vLLM admits by what a request has now, and [recomputes preempted
@@ -1213,7 +1220,7 @@ for admission in ("optimistic", "reserve", "estimate"):
 # The engine answers a shortage of blocks in steps, and none of them changes a token: it lets requests wait, then
 # preempts, then refuses. Two other answers are often proposed. A cache that *resizes* itself by the length of the queue
 # has nothing to resize here: the pool has all the memory there is from the start, and what adapts is how much of it an
-# admission may promise. A *window* put on running requests would free blocks, and change their answers without a word.
+# admission may promise. A *window* put on running requests would free blocks, and silently change their answers.
 
 # %% [markdown]
 # ### Going further: offload, or recompute
@@ -1279,13 +1286,14 @@ lengths = [2**n + 1 for n in range(4, 17)]
 times = {"recompute": [recompute_s(n, gpu("llama-3-8b")) for n in lengths]}
 for name, bytes_per_s in {"swap at 4 GB/s": 4e9, "swap at 50 GB/s": 50e9}.items():
     times[name] = [swap_s(n, gpu("llama-3-8b", host_bytes_per_s=bytes_per_s)) for n in lengths]
-pressure_pictures.draw_ways_back(lengths, times, "Llama-3-8B on one H100, by roofline")
+pressure_pictures.draw_ways_back(lengths, times, "Llama-3-8B on one H100, at 60 % of its peak")
 plt.show()
 
 # %% [markdown]
 # **Read the result.** Over a wide range both costs per token are nearly constant, so the machine decides, and above all
-# its link to the host. For very long sequences the quadratic part of attention favours copying. Real links are slower
-# for small copies (arXiv:2309.06180, section 7.3), and a recomputed prompt may have hits in the prefix cache.
+# its link to the host. For very long sequences the quadratic part of attention favours copying. (At the left, whole
+# blocks are copied for a few tokens.) Real links are slower for small copies (arXiv:2309.06180, section 7.3), and a
+# recomputed prompt may have hits in the prefix cache.
 #
 # K and V can lie further away still: on an SSD, or in a store that all engines of a cluster share (Mooncake,
 # arXiv:2407.00079), where a prompt computed by one is found by another. Then they are fetched, one way only. When is
@@ -1307,7 +1315,7 @@ print(f"as fast as computing: {num_bytes / recompute_s(4000, machine) / 1e9:.1f}
 
 # %% [markdown]
 # **Read the result.** A level of such a hierarchy is worth having if it is read faster than the prefill it saves. For
-# this model on an H100 an SSD just is; a network of 10 Gbit/s is not.
+# this model on an H100 an SSD is just fast enough; a network of 10 Gbit/s is not.
 
 # %% [markdown]
 # ## 8. Which request goes first
@@ -1325,7 +1333,7 @@ print(f"as fast as computing: {num_bytes / recompute_s(4000, machine) / 1e9:.1f}
 # $$p_1 - \frac{t - a_1}{P} \;<\; p_2 - \frac{t - a_2}{P} \quad\Longleftrightarrow\quad a_1 + p_1 P \;<\; a_2 + p_2 P$$
 #
 # The time drops out! Both age equally fast, so the one that is ahead stays ahead. A request is sorted into the queue
-# once, when it arrives, and a level of priority is worth no more and no less than an arrival $P$ seconds earlier.
+# once, when it arrives, and a level of priority is worth exactly an arrival $P$ seconds earlier.
 
 # %% [markdown]
 # <!-- card 4.10 -->
@@ -1398,7 +1406,7 @@ for name, policy in {"by arrival": PriorityPolicy(), "fair shares": FairPolicy()
     print(f"{name:12} time to first token, mean: {told}; all done after {max(r.finished_s for r in records):.1f} s")
 
 # %% [markdown]
-# > **In production, 2026.** Order is by arrival in all three engines; vLLM's `policy` and SGLang's
+# > **In production, 2026.** By default all three engines serve in order of arrival; vLLM's `policy` and SGLang's
 # > [`--enable-priority-scheduling`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
 # > switch to strict priorities, without ageing. By roofline, steps are much shorter on an H100, 4.5 ms for a decode
 # > step of an 8B model in bf16; but the order of a queue does not depend on that, and neither does starvation.
@@ -1410,10 +1418,11 @@ for name, policy in {"by arrival": PriorityPolicy(), "fair shares": FairPolicy()
 # %% [markdown]
 # ### Going further: what to watch
 #
-# Three numbers show an operator what happens in this section before clients complain, and every step's trace has them:
+# Three numbers show an operator the troubles of this section before clients complain, and every step's trace has them:
 # the **queue age**, how long the oldest request that was never scheduled has waited; the **block use**, the share of
 # the pool that sequences hold; and the **hit rate**, the share of the admitted prompts' tokens that were hits in the
-# prefix cache. Here is the rush again, with strict priorities; requests of a class begin with the same text.
+# prefix cache. Here is the rush again, with strict priorities; requests of a class begin with the same text. With hits
+# in the prefix cache the machine is a little faster, so the queue builds up later than in the picture above.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1428,10 +1437,10 @@ for time_s in (5, 20, 40, 60, 80, 100):
 
 # %% [markdown]
 # **Read the result.** Block use stays near 30 % all through the rush (it is not blocks that run out here), and says
-# nothing about waiting. The number waiting says how many requests wait, not how long. The queue age shows the
-# starvation while it happens: between 40 and 60 s it grows by one second per second. A hit rate that falls while
-# evictions rise (`engine.stats().cache.num_evicted`) says that the pool is too small for what is shared; one that falls
-# alone says that the prompts have changed.
+# nothing about waiting. The number waiting says how many wait, not for how long. The queue age shows the starvation
+# while it happens: between 40 and 60 s it grows by one second per second. A hit rate that falls while evictions rise
+# (`engine.stats().cache.num_evicted`) says that the pool is too small for what is shared; one that falls alone says
+# that the prompts have changed.
 #
 # Two numbers are missing on purpose. *Fragmentation*: with blocks of 16 the share of unused slots follows from the
 # lengths of the sequences (lab 3, section 3) and says nothing about health, so an alarm at 15 % or a target of 5 % is
@@ -1451,10 +1460,10 @@ for time_s in (5, 20, 40, 60, 80, 100):
 #
 # $$T = c_0 + c_1\,\text{tokens} + c_2\,\text{samples} + c_3\,\text{context} + c_4\,\text{pairs}$$
 #
-# Context is the number of keys that decodes read; pairs are the queries times keys in prefill chunks. The costs are
-# fitted to *probes*, short workloads on the real engine. Then another workload, with random arrivals and lengths, is
-# served by the engine and predicted by the simulator; the fit has not seen it. (All times here are CPU time of one
-# thread, so that other programs disturb them less.)
+# Samples are the tokens drawn; context is the number of keys that decodes read; pairs are the queries times keys in
+# prefill chunks. The costs are fitted to *probes*, short workloads on the real engine. Then another workload, with
+# random arrivals and lengths, is served by the engine and predicted by the simulator; the fit has not seen it. (All
+# times here are CPU time of one thread, so that other programs disturb them less.)
 
 # %%
 from twophase_labs.scheduling import prediction, prediction_pictures
@@ -1563,7 +1572,7 @@ from twophase_labs.scheduling import challenge
 # NBVAL_CHECK_OUTPUT
 house = [
     challenge.entry("static, batches of 16", lambda: StaticPolicy(16)),
-    challenge.entry("prefill first", PrefillFirstPolicy),
+    challenge.entry("prompts first", PrefillFirstPolicy),
     challenge.entry("whole prompts, Orca", ContinuousPolicy),
     challenge.entry("yours of 4.4, 256 a step", lambda: DecodesFirst(256)),
     challenge.entry("the default", PriorityPolicy),
@@ -1574,8 +1583,9 @@ print(challenge.board(house))
 # The last two columns are the SLOs one by one. The default has most of the first tokens in time, and lets many answers
 # stutter; smaller chunks help the answers and lengthen the queue.
 #
-# **Think first.** How many tokens may a step have so that it takes no more than 45 ms? And if requests come faster than
-# they can be served, which of them do you let miss: all by a little, or a few completely?
+# **Think first.** How many tokens may a step have so that it takes no more than 45 ms, if nothing is read from the
+# cache? And with 40 sequences of 600 tokens decoding in it? If requests come faster than they can be served, which do
+# you let miss their SLO: all by a little, or a few by a lot?
 
 # %% [markdown]
 # <!-- card 4.12 -->
@@ -1598,7 +1608,7 @@ class Challenger(Policy):
 
     >>> steps_of(Challenger(challenge.COST, challenge.SLO), A=(30, 2))
     [{'A': 30}, {'A': 1}]
-    >>> len(challenge.serve(Challenger(challenge.COST, challenge.SLO), my_limits))     # all of the first traffic's end
+    >>> len(challenge.serve(Challenger(challenge.COST, challenge.SLO), my_limits))     # all of the first traffic end
     400
     """
 
@@ -1666,13 +1676,14 @@ plt.show()
 # Save your class in a file, and `twophase challenge run my_policy.py` scores it and puts it on a board of your own;
 # `twophase challenge` prints the board.
 #
-# > **In production, 2026.** The orders to choose from know no SLO. Beside those of section 4, SGLang has [`lpm`, `lof`
-# > and
+# > **In production, 2026.** None of the orders that engines offer knows an SLO. Beside those of section 4, SGLang has
+# > [`lpm`, `lof` and
 # > others](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md)
 # > by the prefix cache or by length, and TensorRT-LLM's `waiting_queue_policy` is
 # > [`FCFS`](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/SchedulerConfig.html). To refuse early
 # > there is SGLang's `--max-queued-requests`, off by default. By roofline, a token of an 8B model in bf16 on an H100 is
-# > 0.016 ms of arithmetic: a step of 45 ms may have about 2,800 tokens, where this section's machine allows 166.
+# > 0.016 ms of arithmetic: a step of 45 ms may have about 2,800 tokens, where this section's machine allows at most
+# > 166, and fewer the longer the contexts are.
 
 # %% [markdown]
 # **Takeaway.** On the same machine and traffic the default policy meets both SLOs of 49 % of the requests; a policy
@@ -1772,10 +1783,10 @@ check("4.14")
 
 # %% [markdown]
 # <!-- card 4.15 -->
-# For ten minutes twice as many requests come as can be served in time. What meets the most SLOs?
+# For ten minutes twice as many requests come as can be served in time. Which meets the most SLOs?
 #
-# - (a) first come, first served, so that nothing overtakes
-# - (b) first those that can still be in time
+# - (a) earliest deadline first, whether it can still be met or not
+# - (b) those that can still be in time, before those that cannot
 # - (c) larger chunks, for more throughput
 # - (d) more sequence places, for a shorter queue
 

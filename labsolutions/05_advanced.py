@@ -2,8 +2,8 @@
 # # Lab 5: more from one engine
 #
 # Four labs built an engine that computes every token of every request, once, in order, in full precision, against all
-# of the past. Each part of that sentence can be given up. In truth the engine has given up one of them by default since
-# lab 1. The first cell shows it: two requests about one document, one after the other, with exact answers.
+# of the past. Any part of that sentence can be given up, and one of them the engine has given up, by default, since lab
+# 1. The first cell shows which: two requests about one document, one after the other, with exact answers.
 
 # %%
 import torch
@@ -19,9 +19,9 @@ for name, question in (("first", 20_000), ("second", 30_000)):
     print(f"the {name} request waits {1e3 * metrics.ttft_s:.0f} ms for its first token")
 
 # %% [markdown]
-# The second request did not pay for the document. What else could an engine leave out without changing a token? And
-# the second client has a clock: what has it just learned about the first? Write down what you expect. Section 1 builds
-# the cache and answers the second question.
+# The second request did not pay for the document. What else could an engine leave out without changing a token? And the
+# second client has a clock: what has that client just learned about the first? Write down what you expect. Section 1
+# builds the cache and answers the second question.
 
 # %% [markdown]
 # <!-- opening minutes: 4 -->
@@ -36,11 +36,11 @@ for name, question in (("first", 20_000), ("second", 30_000)):
 # - let a sequence grow in bounded memory, and say what it forgets;
 # - put a gate in front of a change that may cost quality.
 #
-# Each technique comes with a proof that the answer stays what it was (or a measure of how far it moves), a figure of
+# Each technique comes with a proof that the answer stays what it was (or a measure of how far it moves), a figure for
 # what it saves, and a workload on which it loses. You need labs 1 to 4. No GPU is needed.
 #
 # **How it works.** Commit to a prediction, write the code, run `check("5.1")`. `hint("5.1")` helps in up to three
-# steps, `reveal("5.1")` shows a solution. What you leave out runs with the reference's answer, and says so.
+# steps, `reveal("5.1")` shows a solution. If you skip an exercise, later cells use the reference solution and say so.
 
 # %% tags=["setup"]
 import math
@@ -55,17 +55,17 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. Prefix caching: what need not be computed twice
-# <!-- minutes: 39 -->
+# <!-- minutes: 41 -->
 #
-# Requests begin alike. There is the system prompt of a service, the examples in front of every task, the document
-# that ten questions are about, and the conversation so far, which each new message sends again. K and V of a token
-# depend on the tokens up to it and on nothing else (lab 1). So if two prompts agree in their first 200 tokens, so do
-# the K and V of these, and lab 3 has already separated *which block* a token is in from *which sequence* it belongs to.
-# One block can be in two block tables.
+# Requests begin alike. There is the system prompt of a service, the examples in front of every task, the document that
+# ten questions are about, and the conversation so far, which each new message sends again. K and V of a token depend on
+# that token and those before it, and on nothing else (lab 1). So if two prompts agree in their first 200 tokens, so do
+# their K and V; and lab 3 has already separated *which block* a token is in from *which sequence* it belongs to. One
+# block can be in two block tables.
 #
 # What is missing is a way to find it. Given a new prompt: is there a block with the K and V of its first 16 tokens? One
-# with those of the next 16, *behind these*? Blocks are named by a **hash chain**: the name of a block is made of the
-# name of the block before it and of its own tokens, and so of all that precedes it.
+# with those of the next 16, *behind these*? Blocks are named by a **hash chain**: a block's name is computed from the
+# name of the block before it and from its own tokens, and thus from everything that precedes it.
 
 # %%
 from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
@@ -86,9 +86,9 @@ for name, text in prompts.items():
 figure = prefix_pictures.draw_chains(rows)
 
 # %% [markdown]
-# Blocks of four tokens here, and the first digits of the engine's own hashes. Ann and Ben share what is framed. Cem's
-# second block reads the same as theirs and has a different name: its K and V differ, because an earlier word does.
-# A block that is not full has no name: its owner will write to it.
+# Blocks of four tokens here, and the first digits of the engine's own hashes. Ann and Ben share the framed blocks.
+# Cem's second block reads the same as theirs and has a different name: its K and V differ, because an earlier word
+# does. A block that is not full has no name: its owner will still write to it.
 #
 # **Think first.** What if the name of a block were made of its own tokens alone? What would the model do then?
 
@@ -97,7 +97,7 @@ from twophase_labs.advanced.prefix_hashing import as_bytes, digest
 
 # %% [markdown]
 # <!-- card 5.1 -->
-# Hashes of the full blocks of a prompt: `hash[0] = digest(digest(salt) + tokens of block 0)`, and from then on
+# Compute the hashes of a prompt's full blocks: `hash[0] = digest(digest(salt) + tokens of block 0)`, and from then on
 # `hash[i] = digest(hash[i - 1] + tokens of block i)`. `digest` takes bytes and gives 16 bytes; `as_bytes(tokens)` gives
 # 8 bytes for each id. The salt is any string, so write `digest(salt.encode())`; what it is for comes later.
 #
@@ -133,18 +133,18 @@ check("5.1")
 # <details><summary>Why not a tree?</summary>
 #
 # A radix tree splits where prompts differ, at any token, and its leaves are evicted first. A chain of block hashes
-# finds whole blocks only, at most block_size - 1 tokens less per prompt, and needs no tree.
+# finds whole blocks only. That loses at most block_size - 1 tokens per prompt, and needs no tree.
 # </details>
 
 # %% [markdown]
 # ### Find, share, overwrite
 #
 # When a request ends, its blocks become free, but nothing is erased: a free block keeps its contents until the space is
-# needed. So the cache costs no memory at all. A block is in one of three states: *in use* (by one or more requests),
+# needed. So the cache costs no extra memory. A block is in one of three states: *in use* (by one or more requests),
 # *free and remembered*, *free and blank*.
 #
 # What remains is a decision: if there is no blank block, which remembered one is overwritten? The least recently used.
-# But a request gives back all its blocks at one moment, and among them there is an order that matters.
+# But a request gives back all its blocks at the same moment, and their order among themselves matters.
 #
 # **Think first.** A request with blocks a0 a1 a2 a3 ends. Later one block has to be overwritten. What is still worth
 # something after overwriting a0? After overwriting a3?
@@ -152,9 +152,9 @@ check("5.1")
 # %% [markdown]
 # <!-- card 5.2 -->
 # `PrefixStore` hands out block ids. `lookup(hashes)` gives the blocks of the longest prefix that is remembered.
-# `open(hashes, num_blocks)` gives a request its blocks, hits first, then as many from `free` as it still needs, and
-# how many were hits. `close(blocks, hashes)` gives them back. `free` is in the order of overwriting: what is first goes
-# first; a block's value in it is the hash of its contents, `None` if there is nothing to remember.
+# `open(hashes, num_blocks)` returns a pair: the request's `num_blocks` blocks, hits first and the rest from `free`, and
+# the number of hits. `close(blocks, hashes)` gives them back. `free` is kept in the order in which blocks will be
+# overwritten; a block's value in it is the hash of its contents, `None` if there is nothing to remember.
 #
 # ```python
 # >>> store = PrefixStore(4)
@@ -218,7 +218,7 @@ from twophase_labs.advanced import prefix_history
 
 block_hashes, PrefixStore = use("5.1"), use("5.2")
 found = prefix_history.play_both(PrefixStore(prefix_history.NUM_BLOCKS), block_hashes, num_requests=500)
-print("of 500 requests, both found the same number of blocks for", sum(one == other for one, other in found))
+print("the hits agree for", sum(one == other for one, other in found), "of 500 requests")
 print("blocks found: the engine", sum(one for one, _ in found), "and you", sum(other for _, other in found))
 
 # %% [markdown]
@@ -236,7 +236,7 @@ show_source(CacheManager.close)
 #
 # <details><summary>Answer</summary>
 #
-# One that comes while the first is still running: in your store, too, a name is found from the moment the block is
+# One that arrives while the first is still running. In your store, too, a name is found from the moment the block is
 # handed out, which is even too early (the capstone has to deal with that). An engine that named blocks only in `close`
 # would share nothing among requests that overlap in time, and under load most do.
 # </details>
@@ -247,7 +247,7 @@ show_source(CacheManager.close)
 # A prompt of 480 + 16 tokens, of which 480 are remembered: one token in 31 is left to compute. Lab 2 said what a prompt
 # costs: nearly all of it is in proportion to the tokens that are computed. Nearly.
 #
-# **Think first.** How close to 31 times sooner will the first token come? What does not shrink with the prompt?
+# **Think first.** Will the first token come 31 times sooner? What does not shrink with the prompt?
 
 # %%
 from twophase_labs.advanced.prefix_service import forget_prefixes
@@ -263,8 +263,8 @@ figure = prefix_pictures.draw_first_tokens(list(ttft_s), list(ttft_s.values()), 
 print(f"one token in {num_tokens // QUESTION} is computed: {ttft_s[num_tokens] / ttft_s[QUESTION]:.1f} times sooner")
 
 # %% [markdown]
-# **Read the result.** A straight line that does not go through 0: a step for 16 tokens reads all the weights, too.
-# With a hit on its prefix, a prefill becomes memory-bound like a decode.
+# **Read the result.** A straight line that does not go through 0: a step for 16 tokens reads all the weights, too. On a
+# GPU it would be memory-bound, like a decode; on this CPU the arithmetic of 16 tokens counts as well.
 #
 # Sharing also saves memory. 300 clients are served at once, each with 700 tokens of which the first 200 are common, by
 # a model of Llama-2-7B's shape:
@@ -277,8 +277,6 @@ for name, num_common in (("nothing", 0), ("every token", 200), ("whole blocks of
     print(f"shared: {name:18} {num_held * token_bytes / 1e9:6.2f} GB")
 
 # %% [markdown]
-# 29.9 GB is often printed as what is saved in this case (105 less 75.1); counted in one unit it is 31.35 GB.
-#
 # **Where it loses.** The price is small, a hash per block. But a prefix is a prefix *from the first token*. A service
 # puts the date and the client's name in front of its instructions:
 
@@ -293,15 +291,16 @@ for day in (1, 2, 3):
     print(f"day {day}: a hit of {in_front:3} tokens with the date in front, of {behind:3} with the date behind")
 
 # %% [markdown]
-# Not one block. What changes most belongs last: instructions, then examples, then the document, then the question,
-# then the date. On services that bill hits at a lower price this is money.
+# Not one block. What changes most often belongs last: instructions, examples, the date, the document, and the question
+# at the very end. On services that bill hits at a lower price this is money.
 
 # %% [markdown]
 # ### What a stranger learns
 #
 # Many companies use one service, and so share an engine and its prefix cache. One of them has the system prompt below.
 # A stranger, who may also send requests, knows the text, for it is a common template, and knows what may stand in its
-# three gaps. That makes 64 prompts. The stranger never sees a token of the others, only how long a first token takes.
+# three gaps. That makes 64 prompts. The stranger never sees the others' tokens, only how long the first token of a
+# request takes.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -309,7 +308,7 @@ from twophase_labs.advanced import prefix_tenants
 from twophase_labs.advanced.prefix_tenants import WHAT, WHEN, WHO
 
 for text, words in zip(prefix_tenants.TEXTS, (WHO, WHAT, WHEN), strict=True):
-    print(text[:46].replace("{}", "[...]"), "...", "     [...] =", " / ".join(words))
+    print(text[:46].rsplit(" ", 1)[0].replace("{}", "[...]"), "...", "     [...] =", " / ".join(words))
 
 # %% [markdown]
 # **Think first.** You can send any prompt and measure the time to its first token. How many requests do you need to
@@ -320,8 +319,8 @@ from twophase_labs.advanced.prefix_service import PaperService
 
 # %% [markdown]
 # <!-- card 5.3 -->
-# Write the attack. `PaperService` is a service that is computed instead of timed: it takes 20 ms, and 1 ms for each
-# token that is not a hit.
+# Write the attack. `PaperService` is a stand-in whose times are computed, not measured: 20 ms for a request, and 1 ms
+# for each token that is not a hit.
 
 
 # %% tags=["exercise:5.3"]
@@ -378,9 +377,9 @@ for title, victim, stranger in (("one cache for all", "", ""), ("a salt per tena
 figure = prefix_pictures.draw_probes(runs, (WHO, WHAT, WHEN), prefix_tenants.SECRET)
 
 # %% [markdown]
-# **Read the result.** On the left three short bars give a prompt away, and 12 requests are enough for 64 prompts,
-# since a prefix is found *part by part*: a combination lock of which each wheel clicks by itself. On the right nothing
-# clicks; the shortest bar of a part (orange) is chance. The counts say the same without a clock:
+# **Read the result.** On the left three short bars give a prompt away, and 12 requests are enough for 64 prompts, since
+# a prefix is found *part by part*, like a combination lock whose wheels click one by one. On the right nothing clicks;
+# the shortest bar of a part (orange) is chance. The counts say the same without a clock:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -391,7 +390,7 @@ for title, victim, stranger in (("one cache for all", "", ""), ("a salt per tena
     print(f"{title}: tokens hit for each of the first part's options: {hits}")
 
 # %% [markdown]
-# This has been done to public services: arXiv:2409.20002 reads prompts of others token by token, and an audit
+# This has been done to public services: arXiv:2409.20002 reads other users' prompts token by token, and an audit
 # (arXiv:2502.07776) found caches shared between clients at seven providers. The cure is one argument of a request. What
 # it costs is the sharing *between* tenants: tenants that trust each other may share a salt.
 #
@@ -403,26 +402,26 @@ for title, victim, stranger in (("one cache for all", "", ""), ("a salt per tena
 # > radix tree of tokens where you keep a chain of hashes; its flag is the one that [switches it off,
 # > `--disable-radix-cache`](https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md).
 # > By roofline, an 8B model in bf16 on an H100 (989 TFLOP/s, 3.35 TB/s): 496 tokens are 7.9 TFLOP, 8.0 ms; the 16 that
-# > are left take 4.8 ms, one read of 16 GB of weights. So long documents gain more than this one.
+# > are left take 4.8 ms, one read of 16 GB of weights. Longer documents therefore gain more.
 #
 # **Takeaway.** With 480 of 496 tokens a hit, a prefill computes 16 tokens, and the same clock that shows the saving
-# picks one of 64 prompts in 12 requests unless tenants have salts.
+# singles out one of 64 prompts in 12 requests unless tenants have salts.
 
 # %% [markdown]
 # ## 2. Drafts: propose cheaply, then verify
-# <!-- minutes: 39 + 13 -->
+# <!-- minutes: 40 + 13 -->
 #
 # Lab 3 ended with idle arithmetic. A decode step reads all the weights to compute one token, and the arithmetic units
-# wait for memory. With eight sequences in the step it takes hardly longer. But what if there is only one sequence, and
+# wait for memory. On a GPU, a step for eight sequences takes hardly longer. But what if there is only one sequence, and
 # its client is in a hurry? Its tokens come one after the other: the next cannot be computed before this one is there.
 #
 # Unless the next tokens are proposed cheaply, as **drafts** for the model to verify. Say the text is `def area(width,`
 # and the four drafts are ` height`, `):`, ` return` and ` width`. Put the newest token *and the four drafts* into one
-# step, as a chunk of a prompt. The model then says what it would have drawn after each of the five:
+# step, like a chunk of a prompt. The model then says what it would have drawn after each of the five:
 #
 #     behind   ,          height      ):          return      width
 #     draft    height     ):          return      width       -
-#     model    height     ):          \n          (counts no more, for it is behind a wrong draft)
+#     model    height     ):          \n          (ignored: behind a wrong draft)
 #
 # If it would have drawn the first draft, then what it says after that draft counts too; and so on until a draft is
 # wrong. Here two were right, and the step yields three tokens. A step yields as many tokens as there were right drafts,
@@ -508,8 +507,8 @@ check("5.4")
 # In greedy decoding that is plain: when it is the token with the highest logit. But a model at temperature 1 has no
 # right token. It has a distribution p, and "right" must mean: **the tokens that come out are distributed as if there
 # had been no drafts**. Say the drafter has drawn its token from a distribution q of its own. In the picture, what
-# should be done with a token that the drafter draws more often than the model? And where do the tokens come from that
-# the drafter draws too rarely?
+# should be done with a token that the drafter draws more often than the model? And how do the tokens that the drafter
+# draws too rarely get their share?
 
 # %%
 p_picture = np.array([0.36, 0.22, 0.18, 0.12, 0.08, 0.04])
@@ -526,10 +525,10 @@ from twophase_labs.advanced.draft_chance import Chance
 
 # %% [markdown]
 # <!-- card 5.5 -->
-# Verify drafts. Draft i is kept with the largest probability that leaves p[i] as it is. In place of the first that is
-# not kept comes one of the tokens that have come too rarely so far, in proportion to what they lack, and the pass ends
-# there. If all are kept, one more is drawn from p[k], the row behind the last. Both formulas follow from the picture;
-# the hints have them, too.
+# Verify drafts. Keep draft i with the largest probability at which the output can still be distributed as p[i]. Replace
+# the first draft that is not kept by one of the tokens that q gives too little, drawn in proportion to what each lacks,
+# and end the pass there. If all are kept, draw one more from p[k], the row behind the last. Both formulas follow from
+# the picture; the hints have them, too.
 
 
 # %% tags=["exercise:5.5"]
@@ -570,8 +569,8 @@ check("5.5")
 figure = draft_pictures.draw_overlap(p_picture, q_picture, is_answered=True)
 
 # %% [markdown]
-# Nothing is approximate here, whatever the drafter: the two coloured parts of the picture *are* p. A draft that is far
-# from the model is not wrong, only useless. Here are 20,000 passes under this rule, and under two others that are often
+# Nothing is approximate here, whatever the drafter: the two blue parts of the picture *are* p. A draft that is far from
+# the model is not wrong, only useless. Here are 20,000 passes under this rule, and under two others that are often
 # seen.
 
 # %%
@@ -580,7 +579,7 @@ from twophase_labs.advanced.draft_chance import counts_at, run_passes
 verify = use("5.5")
 
 
-def from_the_model(draft, p, q, chance):
+def draw_from_p(draft, p, q, chance):
     kept = chance.uniform() < min(1, p[0, draft[0]] / q[0, draft[0]])
     return draft if kept else [chance.draw(p[0])]  # instead of what is left
 
@@ -590,16 +589,19 @@ def half_and_half(draft, p, q, chance):
 
 
 print("the model       ", " ".join(f"{share:6.3f}" for share in p_picture))
-for name, way in (("the exact rule", verify), ("draws from p", from_the_model), ("good enough", half_and_half)):
+for name, way in (("the exact rule", verify), ("draws from p", draw_from_p), ("good enough", half_and_half)):
     outputs = run_passes(way, np.stack([p_picture, p_picture]), q_picture[None], num_passes=20_000)
     shares = counts_at(outputs, 0, 6) / len(outputs)
     print(f"{name:16}", " ".join(f"{share:6.3f}" for share in shares))
 
 # %% [markdown]
+# **Read the result.** Only the exact rule repeats the model's shares. Drawing from p again gives token 1, which the
+# drafter likes, too often, and "good enough" far too often.
+#
 # **In the engine** it is simpler still. A lookup has no q: it proposes one token, with probability 1. Then min(1, p/q)
-# is p of that token, and max(p - q, 0) is p without it. To draw a token from p and see whether it is the draft is the
-# same. Since the engine has a random number for each request and position (lab 1), it draws with the very number that
-# this position has anyway, so **the same tokens come**, with drafts and without, at any temperature.
+# is p of that token, and max(p - q, 0) is p without it. Drawing a token from p and comparing it with the draft comes to
+# the same. Since the engine has a random number for each request and position (lab 1), it draws with the very number
+# that this position has anyway, so **the same tokens come**, with drafts and without, at any temperature.
 
 # %%
 from twophase.engine import rejection
@@ -662,7 +664,7 @@ check("5.6")
 #
 # *Copying*: one request, greedy, "repeat this program exactly". *Inventing*: eight requests, temperature 1, a story
 # each. Each is run without drafts; with yours in every step; and with yours *as long as it pays*. For that the engine
-# measures what a token costs both ways, eight steps each, does what was cheaper, and looks again later
+# measures what a token costs both ways, eight steps each, stays with the cheaper one, and tries again later
 # (`engine/speculation_gate.py`).
 
 # %%
@@ -674,12 +676,12 @@ for title, work in works.items():
     runs = draft_engine.three_ways(work, drafter, num_rounds=1)
     copies = copies or runs
     speeds[title] = {way: run.tokens_per_s for way, run in runs.items()}
-    print(f"{title:24} steps   with drafts   drafts right   tokens/s   same answers")
+    print(f"{title:24} steps   drafting steps   drafts right   tokens/s   same answers")
     for way, run in runs.items():
         num_same = sum(one == other for one, other in zip(run.outputs, runs["without"].outputs, strict=True))
         right = f"{run.num_accepted} of {run.num_drafts}"
         same = f"{num_same} of {len(run.outputs)}"
-        print(f"  {way:22} {run.num_passes:>5} {run.num_drafting:>13} {right:>14} {run.tokens_per_s:>10.1f} {same:>14}")
+        print(f"  {way:22} {run.num_passes:>5} {run.num_drafting:>16} {right:>14} {run.tokens_per_s:>10.1f} {same:>14}")
 
 # %%
 figure = draft_pictures.draw_speeds(speeds)
@@ -687,8 +689,8 @@ figure = draft_pictures.draw_speeds(speeds)
 # %% [markdown]
 # **Read the result.** Your function has just drafted for the real engine. Copying wins: most drafts are right, and one
 # sequence leaves the machine idle. Eight stories are the opposite: what was never said cannot be looked up, and on this
-# CPU every wrong draft is work that the others wait for. The third way goes to whichever is better; to know it, it has
-# to try both. All answers are the same, also the random ones (up to rounding).
+# CPU every wrong draft is work that the others wait for. The third way goes to whichever is better; to know which, it
+# has to try both. All answers are the same, the sampled ones included (up to rounding).
 
 # %% [markdown]
 # ### A real pair
@@ -698,8 +700,9 @@ figure = draft_pictures.draw_speeds(speeds)
 # wrote, and its output matrix has rows only for the tokens that occur in them. The file is kept in the cache folder. If
 # it is not there yet, the next cell trains it first, in about a minute.
 #
-# **Think first.** It is asked for stories that it was not trained on, greedily and at temperature 1; for answers that
-# are no stories; and for eight stories at once. Where does it win?
+# **Think first.** The pair is asked for stories that the draft model was not trained on, greedily and at temperature 1;
+# for answers that are not stories; and for eight stories at once. Where does it win? (A draft behind the first wrong
+# one is not looked at; percentages count the others.)
 
 # %%
 from twophase_labs.advanced import draft_pair, train_draft
@@ -721,7 +724,7 @@ for title, (asked, temperature, options) in cases.items():
     pairs[title] = without, drafted
     same = "drawn" if temperature else "same tokens" if without.outputs == drafted.outputs else "other tokens"
     print(
-        f"{title:23} {drafted.acceptance:4.0%} of those looked at right, {without.num_steps:3} steps become "
+        f"{title:23} {drafted.acceptance:4.0%} of the drafts right, {without.num_steps:3} steps become "
         f"{drafted.num_steps:3}, {drafted.tokens_per_s / without.tokens_per_s:.2f} times as fast; {same}"
     )
 
@@ -729,11 +732,11 @@ for title, (asked, temperature, options) in cases.items():
 figure = draft_pictures.draw_pairs(pairs)
 
 # %% [markdown]
-# **Read the result.** At temperature 1 there are no tokens to compare: other random numbers draw others, from the same
-# distribution. Drafts are right most often where the draft model was trained and where nothing is left to chance. On
-# other questions it lacks the words as well as the practice, and the misses cost more than the few hits save. Eight
-# sequences are this CPU's hard case once more: every draft that is verified costs, and the draft model here serves one
-# sequence after the other.
+# **Read the result.** At temperature 1 there are no tokens to compare: different random numbers draw different tokens,
+# from the same distribution. Drafts are right most often where the draft model was trained and where nothing is left to
+# chance. On other questions it lacks the words as well as the practice, and the misses cost more than the few hits
+# save. Eight sequences are this CPU's hard case once more: every draft that is verified costs, and the draft model here
+# serves one sequence after the other.
 
 # %% [markdown]
 # > **In production, 2026.** Drafts are off by default: SGLang's
@@ -744,19 +747,17 @@ figure = draft_pictures.draw_pairs(pairs)
 # > lower value is "good enough", with its shifted shares. By roofline, in the table above, four drafts
 # > per sequence are free on an H100 up to dozens of sequences.
 #
-# **Takeaway.** A copy comes in the number of steps printed above, with the same tokens, and a story with a small
-# model's drafts likewise: drafts trade idle arithmetic for fewer reads of the weights, so they pay below the ridge, and
-# only on texts that the drafter can foresee.
+# **Takeaway.** Drafts give the same tokens in fewer steps, as printed above for a copy and for stories: they trade idle
+# arithmetic for reads of the weights. They pay below the ridge, and only on text that the drafter can foresee.
 
 # %% [markdown]
 # ### Going further
 #
 # **What a draft is worth.** If each draft is right with probability alpha, independently of the others, then a pass
-# with k drafts yields
-# 1 + alpha + alpha^2 + ... + alpha^k = (1 - alpha^(k+1)) / (1 - alpha) tokens on average (arXiv:2211.17192, equation
-# 1). Time is counted in steps of the model without drafts. A pass takes 1, plus c for making each draft (theorem 3.8
-# there), plus v for verifying each, which the paper takes for free and the
-# first picture of this section shows.
+# with k drafts yields 1 + alpha + alpha^2 + ... + alpha^k = (1 - alpha^(k+1)) / (1 - alpha) tokens on average
+# (arXiv:2211.17192, equation 1). Time is counted in steps of the model without drafts. A pass takes 1, plus c for
+# making each draft (theorem 3.8 there), plus v for verifying each, which the paper takes to be free, and the first
+# picture of this section measures.
 
 # %% [markdown]
 # <!-- card 5.7 -->
@@ -803,16 +804,16 @@ figure = draft_pictures.draw_speed_ups(speed_up_of, verify_costs)
 # The best number of drafts grows with the acceptance: the k-th draft is of use only if all before it were right.
 
 # %% [markdown]
-# **Foretold and measured.** Of the copy above, and of the stories with the draft model. alpha counts only drafts that
-# were looked at: those behind the first wrong one are not. `drafts right` in the tables counts all that were made.
+# **Predicted and measured**, for the copy above, and for the stories with the draft model. As above, alpha counts only
+# drafts that were looked at; `drafts right` in the table of the two workloads counts all that were made.
 
 # %%
 copy = copies["always"]
 alpha = copy.num_accepted / (copy.num_accepted + copy.num_refuted)
-foretold = speed_up_of(alpha, draft_engine.NUM_DRAFTS, 0, verify_costs["one sequence"])
+predicted = speed_up_of(alpha, draft_engine.NUM_DRAFTS, 0, verify_costs["one sequence"])
 got = speeds["copying, one request"]["always"] / speeds["copying, one request"]["without"]
 print(f"{copies['without'].num_passes} steps become {copy.num_passes}; of the drafts looked at {alpha:.0%} were right")
-print(f"foretold {foretold:.1f} times as fast, measured {got:.1f}")
+print(f"predicted {predicted:.1f} times as fast, measured {got:.1f}")
 
 # %%
 without, drafted = pairs["stories, temperature 0"]
@@ -826,9 +827,9 @@ print(f"stories: predicted {predicted:.2f} times as fast, measured {drafted.toke
 # ## 3. Guided decoding: only what a program can read
 # <!-- minutes: 25 + 4 -->
 #
-# A program that reads a model's answer wants JSON with certain keys, a date, one of four words. It can ask for it in
-# the prompt, check, and ask again when the answer has an extra comma. Or it can make a wrong answer impossible: in each
-# step, before a token is chosen, every token after which no valid answer could follow is ruled out. The model
+# A program that reads a model's answer wants JSON with certain keys, or a date, or one of four words. It can ask for
+# that in the prompt, check, and ask again when the answer has an extra comma. Or it can make a wrong answer impossible:
+# in each step, before a token is chosen, every token after which no valid answer could follow is ruled out. The model
 # chooses among what is left. This is **guided** (or constrained) **decoding**.
 #
 # A form can be written as a *finite-state machine*: states, and for each state the characters that may come and where
@@ -855,9 +856,9 @@ from twophase_labs.advanced.guided_machine import CITY_RECORD, PRICE
 # %% [markdown]
 # <!-- card 5.8 -->
 # `machine.edges[state]` is a dict from a character to the state after it, and `machine.accepting` the set of states in
-# which the text is complete. `advance` reads a text from some state on. `token_mask` says of each token, `texts` being
-# their texts, whether it may come next; the token `end_id` ends the answer, and any other token without text may never
-# come (it would lead nowhere).
+# which the text is complete. `advance` reads a text from some state on. `token_mask` says for each token whether it may
+# come next; `texts` holds the tokens' texts; the token `end_id` ends the answer, and any other token without text may
+# never come (it would lead nowhere).
 #
 # ```python
 # >>> advance(PRICE, 0, "12."), advance(PRICE, 0, ".5")
@@ -889,8 +890,8 @@ def token_mask(machine, state, texts, end_id):
 check("5.8")
 
 # %% [markdown]
-# On SmolLM2's vocabulary, with a form that is less trivial: `{"city": "`, letters, `", "inhabitants": `, a number
-# without leading zeros, `}`. What is allowed in a few of its states?
+# On SmolLM2's vocabulary, with a form that is less trivial: `{"city": "`, 1 to 16 letters, `", "inhabitants": `, a
+# number without leading zeros, `}`. What is allowed in a few of its states?
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -911,8 +912,8 @@ for so_far in (
 
 # %% [markdown]
 # The mask works on text, so it does not care how a tokenizer cuts it. Inside the city's name nearly a third of the
-# vocabulary may come, and after its first letter the quotation mark as well, alone or with the comma. There are fewer
-# after `Lima` all the same: a name has at most 16 letters, so tokens of more than 12 are out. Where the form
+# vocabulary may come, and after its first letter the quotation mark as well, alone or with the comma. Even so, fewer
+# tokens are allowed after `Lima`: a name has at most 16 letters, so tokens of more than 12 are out. Where the form
 # prescribes a text, a handful of ways to cut it are left. At the end only the token without text remains: to stop.
 #
 # **In a loop** with the real model: mask, choose, advance. The prompt shows one record as an example and asks for Lima.
@@ -937,7 +938,7 @@ figure = guided_pictures.draw_choices([*(texts[i] for i in ids[:-1]), "(end)"], 
 #
 # ### What a mask costs
 #
-# Your mask reads the text of every token, again in each state. Outlines (arXiv:2307.09702) computes the masks of all
+# Your mask reads the text of every token, anew in each state. Outlines (arXiv:2307.09702) computes the masks of all
 # states beforehand: an index that is quick to look up and slow to build. llguidance, which this engine uses, keeps the
 # vocabulary as a **trie**: tokens with the same beginning share a path, so one character that cannot stand there rules
 # out all tokens behind it. xgrammar (arXiv:2411.15100) does some of each.
@@ -952,7 +953,7 @@ from twophase_labs.advanced.guided_machine import trie_of
 
 # %% tags=["exercise:5.9"]
 def allowed_ids(machine, state, node):
-    """The ids of all tokens that can be read, as a list in any order, each once.
+    """The ids of all tokens that can be read from here, those of `node` included, as a list in any order, each once.
 
     `node` is a node of a trie: `node.token_ids` lists the tokens whose text ends there, `node.children` is a dict from
     a character to the node below. The machine has read the text up to `node` and is in `state`. A child's own children
@@ -980,8 +981,9 @@ def allowed_ids(machine, state, node):
 check("5.9")
 
 # %% [markdown]
-# Both of yours and the library's, in the state before the city's name, where most tokens are allowed, and in the first
-# state, where few are. Then an index: the masks of all states of the form, made before the first token.
+# Now time both of yours, in the state before the city's name, where most tokens are allowed, and in the first state,
+# where few are; then the library's mask, and an index: the masks of all states of the form, made before the first
+# token.
 
 # %%
 import time
@@ -1005,9 +1007,9 @@ print(
 )
 
 # %% [markdown]
-# **Read the result.** The trie pays most where the form allows least. An index costs once per form what is printed
-# above: it pays if many requests use one form, and is part of the first one's TTFT. A form that each request brings
-# along wants masks on demand.
+# **Read the result.** The trie pays most where the form allows least. An index costs what is printed above, once per
+# form. It pays if many requests share the form, and the first of them waits for it. Where each request brings its own
+# form, make masks on demand.
 #
 # **Valid is not true.** The mask knows the form and nothing of Lima. And it hides failure. Ask something that has no
 # answer:
@@ -1073,12 +1075,12 @@ measured("5.10", free.num_valid)
 # the end one sequence fills the pool. Let a query see only a **window** of the last W keys, and give back the blocks
 # that no query will see any more. Memory is bounded then, and so is the time of a step, however long the text becomes.
 #
-# Mistral 7B was trained this way (arXiv:2310.06825). What is a window back in one layer was computed from a window
-# further back in the layer below, so older text can still reach the present through the layers. SmolLM2 was *not*
-# trained with a window. We put one on it all the same, and see.
+# Mistral 7B was trained this way (arXiv:2310.06825). A key one window back was itself computed, in the layer below,
+# from keys up to one window further back, so older text can still reach the present through the layers. SmolLM2 was
+# *not* trained with a window. We put one on it all the same, and see what happens.
 #
-# **Think first.** Positions count from 0, a window of W includes the query's own position, and blocks have 4 slots.
-# Window 6, and 13 tokens are there. Which keys does the *next* token see? Which blocks can be given back?
+# **Think first.** Positions count from 0, a window of W includes the query's own position, and blocks have 4 slots. The
+# window is 6, and 13 tokens are computed. Which keys does the *next* token see? Which blocks can be given back?
 
 # %%
 from twophase_labs.advanced import window_engine, window_pictures
@@ -1086,8 +1088,9 @@ from twophase_labs.advanced import window_engine, window_pictures
 figure = window_pictures.draw_sequence((5, 10, 13), block_size=4, window=6, num_sinks=2)
 
 # %% [markdown]
-# Two of the tokens are coloured differently: **sinks**, the first tokens of the text, that always stay visible. They
-# look useless; in a moment you will see what they are for.
+# The next token, 13, sees 8 to 13. Without more, blocks 0 and 1 could be given back. But two of the tokens are coloured
+# differently: **sinks**, the first tokens of the text, that always stay visible, so block 0 stays. They look useless;
+# in a moment you will see what they are for.
 
 # %% [markdown]
 # <!-- card 5.11 -->
@@ -1128,7 +1131,7 @@ for num_tokens in (100, 500, 2_000, 8_000, 100_000):
     print(f"{num_tokens:>7,} tokens: {len(held)} blocks of {-(-num_tokens // 16):,} are held, first {held[:3]}")
 
 # %% [markdown]
-# **Open the engine.** It asks the other way round, which blocks no query will see any more:
+# **Open the engine.** It asks the opposite question, which blocks no query will see any more:
 
 # %%
 from twophase.cache.window import SlidingWindow
@@ -1147,8 +1150,8 @@ show_source(SlidingWindow.freed_blocks)
 # %% [markdown]
 # **Into the engine.** Its cache manager gives back what your `kept_blocks` leaves out. A text of 256 tokens is read in
 # chunks of 64, under a window of 64. The pool has 9 blocks of 16: a chunk fills 4, the 63 keys that its first query
-# sees besides itself are in 4, and the sinks in 1. Blocks that are given back are overwritten soon, so a query that
-# looked at one of them would read the wrong text.
+# sees besides itself fill up to 4 more, and the sinks 1. Blocks that are given back are overwritten soon, so a query
+# that looked at one of them would read the wrong text.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1194,8 +1197,9 @@ figure = window_pictures.draw_readings(readings, window=window)
 # left between the two lower curves is the price of the window proper: older text that would have helped. ("Everything"
 # is flat on the left because a prompt takes all of its blocks when it is admitted.)
 #
-# **What is forgotten.** Perplexity is a mean over easy words. So ask for something that stands in one place only: a
-# number is told, other text follows, and then the model is to repeat the number. How surprised is it by the right one?
+# **What is forgotten.** Perplexity is a mean, and most words are easy. So ask for something that stands in one place
+# only: a number is told, other text follows, and then the model is to repeat the number. How surprised is it by the
+# right one?
 
 # %%
 distances = (64, 110, 126, 132, 156)
@@ -1309,11 +1313,11 @@ for name, each in shares.items():
 figure = heavy_attention.draw_shares(shares)
 
 # %% [markdown]
-# **Read the result.** About half of what a window loses is the attention on the sinks, in the later layers nearly all
-# of it. The heavy hitters hold the sinks without being told, and some other keys that each head comes back to. The
-# price: every head keeps other positions, so blocks are no longer shared or freed as a whole, and the scores need the
+# **Read the result.** About half of what a window loses is the attention on the sinks, in the later layers most of it.
+# The heavy hitters hold the sinks without being told, and some other keys that each head comes back to. The price:
+# every head keeps other positions, so blocks are no longer shared or freed as a whole, and the scores need the
 # attention weights, which FlashAttention never writes down. And a key that gets its attention only from the last
-# question was dropped long before.
+# question has been dropped long before.
 
 # %% [markdown]
 # <!-- card 5.13 -->
@@ -1358,13 +1362,13 @@ from twophase_labs.advanced.long_context import context
 for num_tokens in (8_192, 32_768, 131_072, 1_048_576):
     one = context(num_tokens)
     print(
-        f"{num_tokens:9,} tokens: {one.kv_bytes / 2**30:5.1f} GiB of K and V, {one.num_fit:2} fit; "
+        f"{num_tokens:9,} tokens: {one.kv_bytes / 2**30:5.1f} GiB of K and V, room for {one.num_fit:2}; "
         f"prefill {one.prefill_s:6.2f} s, step {1e3 * one.step_s:4.1f} ms"
     )
 
 # %% [markdown]
-# A context is a budget before it is a feature: K and V grow with its length, the attention of its prefill with the
-# square. So ask first which tokens have to be there.
+# (Where none fits, the times are those of a GPU with enough memory.) A context is a budget before it is a feature: K
+# and V grow with its length, the attention of its prefill with the square. So ask first which tokens have to be there.
 #
 # | instead of a longer context | what it saves | what it loses |
 # |---|---|---|
@@ -1398,7 +1402,8 @@ for num_tokens in (8_192, 32_768, 131_072, 1_048_576):
 # $$\text{surprise}_t = -\ln p_t(x_t) \qquad \text{perplexity} = \exp\Big(\frac{1}{T}\sum_t \text{surprise}_t\Big)
 # \qquad \text{KL}_t = \sum_v p_t(v)\,\big(\ln p_t(v) - \ln q_t(v)\big)$$
 #
-# with $p$ from before and $q$ from after. KL is 0 where nothing changed and never negative, so nothing cancels.
+# where $p$ is the model before the change, and $q$ after it. KL is 0 where nothing changed and never negative, so
+# nothing cancels.
 #
 # **Think first.** A quantised cache has a *lower* perplexity than the exact one. Is it better?
 
@@ -1430,9 +1435,8 @@ def divergences(before, after):
 check("5.14")
 
 # %% [markdown]
-# **The caches.** The real engine reads the same 321 tokens, which makes 320 predictions, with four of them: float32,
-# the two 8-bit formats, and one that is spoilt on purpose, whose rows of K and V are rounded to 7 levels, as 3 bits
-# would.
+# **The caches.** The real engine reads the same 321 tokens (320 predictions) with four caches: float32, the two 8-bit
+# formats, and one that is spoilt on purpose, whose rows of K and V are rounded to 7 levels, as 3 bits would.
 #
 # An int8 row has 255 evenly spaced levels up to its largest magnitude. E4M3 has 4 bits of exponent and 3 of mantissa,
 # so it reaches from the very small to the very large, and between 1 and 2 there are 8 steps of 1/8.
@@ -1455,7 +1459,7 @@ figure = gate_pictures.draw_divergences(drift, bound=0.02)
 
 # %% [markdown]
 # **Read the result.** Look at perplexity alone: both 8-bit formats are within one percent of the exact cache, and one
-# of them may come out *below* it by luck, on another text. The divergence sees both clearly, and puts them in order.
+# of them may, on another text, come out *below* it by luck. The divergence sees both clearly, and puts them in order.
 # With a scale per row, even spacing uses 8 bits better than an exponent does. (GPUs since Ada and Hopper multiply fp8
 # directly, and engines that give fp8 one scale per tensor or per head have outliers to fit in, where an exponent
 # helps.)
@@ -1463,7 +1467,8 @@ figure = gate_pictures.draw_divergences(drift, bound=0.02)
 # **The gate** of the engine gives each measure an interval. Neighbouring tokens are not independent, so the 320
 # predictions count as 5 stretches of 64: the interval is the mean, plus and minus 1.96 standard errors of the 5
 # stretches' means. The bad end of this 95 % confidence interval must keep the bound, since little text is little
-# evidence. Your measures go in below.
+# evidence. (With five stretches, Student's t would say 2.78 instead of 1.96: the engine's interval is a little
+# optimistic.) Your measures go in below.
 
 # %%
 for name, values in drift.items():
@@ -1491,8 +1496,8 @@ for name in ("float32", "int8", "3 bits"):
 
 # %% [markdown]
 # **Read the result.** The record of the spoilt cache is *valid*. The mask saw to that: four keys, a whole number, no
-# stray comma. A gate that counted valid records would have let it through. So compare the fields, and without the
-# mask also the form: what guides an output hides what is wrong with it.
+# stray comma. A gate that counted valid records would have let it through. So compare the fields too, and check the
+# form once with the mask switched off: what guides an output hides what is wrong with it.
 #
 # > **In production, 2026.** 8 bits are a choice, not the default: [`cache_dtype` is
 # > `auto`](https://github.com/vllm-project/vllm/blob/002f10e0cfa1373a19a0d2756598a34b700d20e5/vllm/config/cache.py) in
@@ -1512,8 +1517,9 @@ for name in ("float32", "int8", "3 bits"):
 #
 # <!-- card 5.15 -->
 # A gate with three answers. `values` is a tensor of means, one per stretch of 64 tokens, of something of which less is
-# better. The interval of their mean is mean ± z · std / √n. `"pass"` if all of it is at most `limit`, `"FAIL"` if all
-# of it is above, else `"read on"`; so also with fewer than two values.
+# better. The interval of their mean is mean ± z · std / √n, with the sample standard deviation, torch's default.
+# `"pass"` if all of it is at most `limit`, `"FAIL"` if all of it is above, else `"read on"`, and likewise with fewer
+# than two values.
 #
 # ```python
 # >>> decide(torch.tensor([0.01, 0.03]), limit=0.5, z=1.96), decide(torch.tensor([0.01, 0.03]), limit=0.02, z=1.96)
@@ -1579,15 +1585,14 @@ for name in ("int8", "fp8_e4m3"):
 #
 # The adapters are in `advanced/own_engine.py`. Two questions arise only where the parts meet. A block gets its name
 # when the store hands it out, and its contents a step later; in between the name is *pending*. Which blocks of a new
-# prompt may be looked up? And the drafter knows nothing of the form. How many of its drafts may stay in a run?
+# prompt may be looked up? And the drafter knows nothing of the form. How many of its drafts can be kept?
 
 # %% [markdown]
 # <!-- card 5.16 -->
-# `names_to_ask` gives those names of a prompt, the first ones, whose blocks may be hits: none that is in the set
-# `pending`, none behind one, and no block that holds the prompt's last token, because the engine needs the logits of
-# that token. `num_allowed` says how many of the drafts, the first ones, the form lets through from `state`; `advance`
-# is the one you wrote in 5.8, `texts` the texts of all tokens. A token without text ends an answer, so it ends a run as
-# well.
+# `names_to_ask` returns the leading names of a prompt whose blocks may be hits. It stops before the first name in the
+# set `pending`, and before the block that holds the prompt's last token, because the engine needs that token's logits.
+# `num_allowed` counts the leading drafts that the form lets through from `state`; `advance` is the one you wrote in
+# 5.8, `texts` the texts of all tokens. A token without text ends an answer, so it ends a run as well.
 #
 # ```python
 # >>> names_to_ask(["a", "b", "c"], num_tokens=12, block_size=4, pending={"z"})
@@ -1635,7 +1640,8 @@ mine = {"store": store, "draft": ngram_draft, "verify": verify, "mask": guidance
 plain = own_engine.serve(own_engine.open_engine(), own_engine.workload())
 
 # %% [markdown]
-# `plain` is what the engine does with parts of its own. Now yours: all of them, and each left out in turn.
+# `plain` is the engine without sharing and drafting, the form kept by its own library. Now with your parts: all of
+# them, and then each left out in turn.
 
 
 # %%
@@ -1707,7 +1713,7 @@ for name, question in (("first", 20_000), ("second", 30_000)):
 
 # %% [markdown]
 # ## 7. Knowledge check
-# <!-- minutes: 9 -->
+# <!-- minutes: 10 -->
 #
 # Three questions over the whole lab.
 
@@ -1763,15 +1769,15 @@ check("5.19")
 # %% [markdown]
 # ### Choosing
 #
-# | situation | first | why | its price | leave alone |
+# | situation | first | why | its price | not first |
 # |---|---|---|---|---|
-# | chats, many clients | continuous batching, chunks, blocks | weights are read once for all | later tokens | GPUs |
-# | one instruction, many clients | prefix caching, routing by prefix | the same K and V | a salt per tenant | pools |
+# | chats, many clients | continuous batching, chunks, blocks | weights read once for all | slower tokens | more GPUs |
+# | one instruction, many clients | prefix cache, prefix routing | the same K and V | a salt per tenant | two pools |
 # | long documents, questions last | retrieval, then 8-bit K/V | K/V is read and held | a miss, a gate | a window |
 # | one client, a small device | drafts, a pool for one context | idle arithmetic | wrong drafts | large batches |
 # | offline | the largest batch, large chunks | nobody waits for a token | none for clients | static batching |
-# | answers for programs | guided decoding | no retries | a mask per step | checking afterwards |
-# | streams without end | a window with sinks | bounded memory | all that is older | tasks that look far back |
+# | answers for programs | guided decoding | no retries | a mask per step | retries |
+# | streams without end | a window with sinks | bounded memory | all that is older | a longer context |
 #
 # Each row is a hypothesis: `twophase plan` says in a second whether it can be true, a run whether it is.
 #

@@ -16,10 +16,10 @@ print(other_rule.line)
 
 # %% [markdown]
 # The engines, the requests and their times of arrival are the same in both lines. In the first line each engine gets as
-# many requests as any other, and most requests miss their SLO (a first token within 0.5 s, then 30 ms per token on
-# average): half of them get their tokens too slowly (TPOT), because so many prompts are computed in the steps that
-# decode them. What does the other rule know? Write down what you expect. Section 6 builds the rule, and section 9
-# repeats this measurement with yours.
+# many requests as any other, and three quarters of all requests miss their SLO (a first token within 0.5 s, then at
+# most 30 ms per token on average). More than half get their tokens too slowly, by their TPOT, because so many prompts
+# are computed in the steps that decode them. What does the other rule know? Write down what you expect. Section 6
+# builds the rule, and section 9 repeats this measurement with yours.
 
 # %% [markdown]
 # <!-- opening minutes: 4 -->
@@ -33,12 +33,12 @@ print(other_rule.line)
 # - split a layer over ranks (heads, MLP, experts), and count what the ranks exchange;
 # - choose an engine for a request by its prefix and its load, size prefill and decode pools, and scale a fleet.
 #
-# You need labs 1 to 5, or what they are about: blocks, prefill and decode steps, rooflines, prefix caching, SLOs. No
-# GPU is needed. Processes are real (two of them, with gloo between them); fleets of GPUs are simulated, and
-# what a GPU would do is said by roofline, from data sheets.
+# You need labs 1 to 5, or a working knowledge of their subjects: blocks, prefill and decode steps, rooflines, prefix
+# caching, SLOs. No GPU is needed. Processes are real (two of them, with gloo between them); fleets of GPUs are
+# simulated, and what a GPU would do is estimated by roofline from data sheets.
 #
 # **How it works.** Commit to a prediction, write the code, run `check("7.1")`. `hint("7.1")` helps in up to three
-# steps, `reveal("7.1")` shows a solution. What you leave out runs with the reference's answer, and says so.
+# steps, `reveal("7.1")` shows a solution. If you skip an exercise, later cells use the reference solution and say so.
 
 
 # %% tags=["setup"]
@@ -54,11 +54,11 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. Prefill here, decode there
-# <!-- minutes: 23 + 3 -->
+# <!-- minutes: 25 + 3 -->
 #
 # An engine that does both phases computes prompts, which is arithmetic, and decodes, which waits for memory. Chunks
 # (lab 4) let them share a step. **Disaggregation** separates them: some engines compute prompts, others decode, and
-# each pool can be bought, configured and counted for what it does (DistServe, arXiv:2401.09670; Splitwise,
+# each pool can be bought, configured and sized for its own job (DistServe, arXiv:2401.09670; Splitwise,
 # arXiv:2311.18677). The price is a hand-over: a prefill leaves K and V in blocks of *its* pool, and the completion is
 # decoded from blocks of another one.
 
@@ -72,16 +72,16 @@ from twophase_labs.many_machines import hand_over_pictures
 hand_over_pictures.draw_hand_over(num_tokens=10, block_size=4, here=(7, 3, 6), there=(2, 9, 5))
 
 # %% [markdown]
-# A block's id is an address in one pool. What has a meaning on both sides is a token's *position* in its sequence. So
+# A block's id is an address in one pool. Only a token's *position* in its sequence means the same on both sides. So
 # rows travel, in the order of positions, and each side maps positions to slots by its own block table. They travel
 # **layer by layer**: a layer's K and V are complete as soon as the layer has been computed.
 
 # %% [markdown]
 # <!-- card 7.1 -->
-# `layer` is a `LayerKV` of the engine: `layer.k[block, head, offset]` is the key of one slot. `stored(layer)` lists
-# what there is: K, V and, when quantised, the scales of both, `[block, head, offset]`. `block_ids` has as many blocks
-# as the tokens need, the last one partly full. A message is a list of tensors, a row per token. The two pools may have
-# different block sizes.
+# `layer` is a `LayerKV` of the engine: `layer.k[block, head, offset]` is the key of one slot. `stored(layer)` lists the
+# tensors: K, V and, when quantised, the scales of both, which are `[block, head, offset]`. `block_ids` has as many
+# blocks as the tokens need, the last one partly full. A message is a list of tensors, a row per token. The two pools
+# may have different block sizes.
 #
 # ```python
 # slots_of([7, 3], num_tokens=6, block_size=4)   # blocks 7 7 7 7 3 3, offsets 0 1 2 3 0 1
@@ -133,8 +133,8 @@ for stored_as in ("float32", "int8"):
 
 # %% [markdown]
 # **Read the result.** The logits are equal, not nearly equal: moving copies bits, so any difference at all is a bug.
-# Test a hand-over like this, not by reading the text. (The int8 text is another one because K and V are rounded, on
-# both sides alike; the move has no part in it.)
+# Test a hand-over like this, not by reading the text. (The int8 text differs because K and V are rounded, alike in both
+# pools; the move does not cause it.)
 
 # %% [markdown]
 # ### When is everything there?
@@ -200,9 +200,9 @@ for name, bytes_per_s in links.items():
 # less than a millisecond is left over. At 10 Gbit/s the link, not the GPU, sets the time of the first token. The limit
 # lies where sending a layer takes as long as computing one: here that is 11 GB/s, about 90 Gbit/s.
 #
-# **RDMA**: the network card reads and writes the other machine's memory (with GPUDirect, that of its GPU) without its
-# processor. Blocks are registered once; after that the sender needs their addresses and nothing else. The processes
-# below copy through host memory and sockets instead.
+# **RDMA**: the network card reads and writes the other machine's memory (with GPUDirect, that of its GPU) without
+# involving its processor. Blocks are registered once; after that the sender needs their addresses and nothing else. The
+# processes below copy through host memory and sockets instead.
 
 # %% [markdown]
 # ### Two processes, for real
@@ -231,7 +231,7 @@ from twophase_labs.many_machines import apart
 moved = apart.apart()
 print(moved.lines)
 if moved.apart is not None:
-    print("the tokens are those of one engine alone:", moved.apart == moved.together)
+    print("the same tokens as one engine alone:", moved.apart == moved.together)
 
 # %% [markdown]
 # **Read the result.** The last line counts only what was still being sent when the whole prompt had been computed. By
@@ -259,8 +259,8 @@ show_source(unpack_layer)
 
 # %% [markdown]
 # > **In production, 2026.** vLLM's [disaggregated prefill](https://docs.vllm.ai/en/latest/features/disagg_prefill/) is
-# > still marked experimental; a *connector* moves the K and V (NIXL, LMCache, Mooncake and others), and by its
-# > documentation it tunes TTFT and ITL separately and does not raise throughput. SGLang starts engines with
+# > still marked experimental; a *connector* moves the K and V (NIXL, LMCache, Mooncake and others), and according to
+# > its documentation it tunes TTFT and ITL separately and does not raise throughput. SGLang starts engines with
 # > `--disaggregation-mode prefill` or `decode`, and its default transfer backend is
 # > [Mooncake](https://nvidia.github.io/srt-slurm/mooncake-kv-store/), over RDMA or TCP. By roofline, the 2.62 GB of
 # > 8,000 tokens take 52 ms at 400 Gbit/s, a fifth of what eight H100s need to compute them.
@@ -296,7 +296,7 @@ for name in ("RDMA, 400 Gbit/s", "Ethernet, 100 Gbit/s"):
 # <!-- minutes: 17 -->
 #
 # The hard part of a hand-over is failure: a message is lost, a process dies with half a prompt sent, a cancelled
-# prompt's blocks arrive late. Tensors of the right shape are there in every case, and a decode from them gives fluent
+# prompt's blocks arrive late. In every case there are tensors of the right shape, and decoding from them gives fluent
 # text about something else. So the receiver must know *which blocks of which layers* it has, and have a rule for what
 # to do when some are missing:
 #
@@ -317,8 +317,8 @@ for name in ("RDMA, 400 Gbit/s", "Ethernet, 100 Gbit/s"):
 # ```
 
 # %% [markdown]
-# **Think first.** After 'recompute' the prompt's blocks are written by the model here. A message for these blocks
-# arrives late. What would the completion look like if it were written?
+# **Think first.** After 'recompute' a prompt is computed and decoded here and ends; its blocks are freed and given to
+# another request. Now a late message for them arrives. Whose completion changes if it is written, and how?
 
 # %% [markdown]
 # <!-- card 7.3 -->
@@ -330,8 +330,8 @@ class Transfer:
     """`Transfer(num_layers, num_blocks, max_resends=1)`: what has arrived of one prompt, and what to do.
 
     first_missing: a property; the lowest block (0 to num_blocks - 1) that some layer lacks, None if all are here.
-    receive(layer, first_block, num_blocks): so many blocks of a layer have come, from first_block on; they may have
-        come before. True if they may be written. False if the transfer is over: nothing is noted then.
+    receive(layer, first_block, count): this many blocks of a layer have come, starting at first_block; some may have
+        come before. True if they may be written. False once the transfer is over; then nothing is recorded.
     on_sent(): the sender says that it has sent everything. "adopt" if nothing is missing; else ("resend", block) with
         the first missing block, up to max_resends times; after that "recompute".
     on_lost(): the sender is gone. "recompute", even if all blocks are here: the first token would come with on_sent.
@@ -358,10 +358,10 @@ class Transfer:
         layers, blocks = range(self.num_layers), range(self.num_blocks)
         return next((block for block in blocks if any((layer, block) not in self.here for layer in layers)), None)
 
-    def receive(self, layer, first_block, num_blocks):
+    def receive(self, layer, first_block, count):
         if self.is_over:
             return False
-        self.here |= {(layer, block) for block in range(first_block, first_block + num_blocks)}
+        self.here |= {(layer, block) for block in range(first_block, first_block + count)}
         return True
 
     def on_sent(self):
@@ -386,10 +386,13 @@ class Transfer:
 check("7.3")
 
 # %% [markdown]
+# While its own request still has the blocks, a late message changes nothing: the bytes are the same. It ruins the text
+# of the *next* owner, in the middle. That is why `receive` says False once the transfer is over.
+#
 # **Your hand-over in two real processes.** Rank 1 computes three prompts with SmolLM2 and sends them with your
 # `take_layer`, each layer in two messages; rank 0 asks your `Transfer`, writes with your `put_layer`, and decodes. Your
-# cells travel to both as source. Of the second prompt one message is lost, once. Of the third, one is lost every
-# time.
+# cells travel to both as source. One message of the second prompt is lost, once; one of the third is lost every time it
+# is sent.
 
 # %%
 from twophase_labs.many_machines import own_ranks
@@ -400,14 +403,13 @@ if handed.apart is None:
     print("not run here:", handed.why_not)
 else:
     for number, (orders, tokens) in enumerate(zip(handed.orders, handed.apart, strict=True)):
-        print(
-            f"prompt {number}: {', then '.join(orders):38} tokens of one engine alone:", tokens == handed.alone[number]
-        )
+        same = tokens == handed.alone[number]
+        print(f"prompt {number}: {', then '.join(orders):38} the same tokens as one engine alone: {same}")
     print(f"{handed.num_messages} messages, {handed.num_bytes:,} bytes")
 
 # %% [markdown]
-# **Read the result.** A lost message costs a second transfer or a second prefill, and no token. (Without a loss there
-# would be `3 * 30 * 2 = 180` messages, for prompts, layers and halves.) The tokens do not show which of the three
+# **Read the result.** A lost message costs a second transfer or a second prefill, but never a token. (Without a loss
+# there would be `3 * 30 * 2 = 180` messages, for prompts, layers and halves.) The tokens do not show which of the three
 # happened, so a service must count resends and recomputations to notice them.
 #
 # **Open the engine.** Its decision, with the same two steps:
@@ -440,16 +442,17 @@ show_source(DecodeEngine._recover)
 
 # %% [markdown]
 # ## 3. One layer on several machines
-# <!-- minutes: 18 + 10 -->
+# <!-- minutes: 19 + 10 -->
 #
-# When memory is short, a second machine is not the first answer. Cheaper, in this order: fewer tokens (shorter prompts,
-# a lower `max_model_len`, fewer sequences at once), fewer bits in the weights, fewer bits in K and V behind a gate
-# (lab 5), K and V in host memory where the link is fast enough (lab 4). Then several GPUs for one model, as here.
+# When memory is short, a second machine is not the first answer. Cheaper remedies come first, in this order: fewer
+# tokens (shorter prompts, a lower `max_model_len`, fewer sequences at once), fewer bits in the weights, fewer bits in K
+# and V behind a gate (lab 5), K and V in host memory where the link is fast enough (lab 4). Then several GPUs for one
+# model, as here.
 #
-# Llama-3-70B in bfloat16 has 141 GB of weights, and an H100 80 GB. **Tensor parallelism** cuts every layer, so that
-# each of n ranks holds an n-th of each matrix and reads an n-th in each step. More machines then make a *single* token
-# faster: lab 3's bound, bytes over bandwidth, is divided by n. The price is that the ranks must add up their results
-# several times per layer. Megatron-LM (arXiv:1909.08053) found the cuts that need the fewest such sums.
+# Llama-3-70B in bfloat16 has 141 GB of weights; an H100 has 80 GB of memory. **Tensor parallelism** cuts every layer,
+# so that each of n ranks holds an n-th of each matrix and reads an n-th in each step. More machines then make a
+# *single* token faster: lab 3's bound, bytes over bandwidth, is divided by n. The price is that the ranks must add up
+# their results several times per layer. Megatron-LM (arXiv:1909.08053) found the cuts that need the fewest such sums.
 
 # %% [markdown]
 # **Think first.** An MLP is $W_{down}\,(\mathrm{silu}(W_{gate}\,x) \cdot W_{up}\,x)$. A sum can be computed in parts
@@ -461,9 +464,10 @@ from twophase_labs.many_machines import shards_pictures
 shards_pictures.draw_mlp_cut()
 
 # %% [markdown]
-# $\mathrm{silu}(a + b)$ is not $\mathrm{silu}(a) + \mathrm{silu}(b)$. So the first two matrices are cut such that a
-# rank has *whole* inner elements, some of them; the last one such that it takes in just these. Its outputs are parts
-# of sums, and one **all-reduce** adds them up: every rank gives a tensor and gets the sum of all.
+# $\mathrm{silu}(a + b)$ is not $\mathrm{silu}(a) + \mathrm{silu}(b)$. So the first two matrices are cut by rows: each
+# rank computes *some* inner elements, but computes them *whole*. The last matrix is cut by columns and takes in just
+# these. Its outputs are partial sums, and one **all-reduce** adds them up: every rank gives a tensor and gets the sum
+# of all.
 
 # %% [markdown]
 # <!-- card 7.4 -->
@@ -511,7 +515,7 @@ shards_pictures.draw_heads(num_heads=9, num_kv_heads=3, num_ranks=2)
 # <!-- card 7.5 -->
 # **Predict.** The engine with `LLM(tensor_parallel_size=2)`: every rank holds its part of each layer and runs the same
 # steps. A prompt of 24 tokens is computed in one step, and 20 tokens come out. SmolLM2 has 30 layers. How many
-# all-reduces of activations in the layers is that?
+# all-reduces do the layers need in all?
 
 
 # %% tags=["exercise:7.5"]
@@ -539,8 +543,8 @@ if both.two is not None:
     print(f"{two.all_reduce_bytes:,} bytes handed over: {num_rows} rows of 576 floats, 60 times")
 
 # %% [markdown]
-# **Read the result.** Two per layer and step, with a row for each token of the step: 24 of the prompt and 19 more, for
-# the last token is sampled and never computed further. The tokens are equal and the logits *nearly*: sums are added up
+# **Read the result.** Two per layer and step, with a row for each token of the step: 24 of the prompt and 19 more,
+# because the last token is sampled but never fed back. The tokens are equal and the logits *nearly*: sums are added up
 # in another order. A hand-over is bit for bit; here a tolerance is right.
 #
 # The time in all-reduces includes waiting for the other rank, and on shared cores two ranks seldom arrive together: two
@@ -573,6 +577,8 @@ shards_pictures.draw_time_per_token(shards_cost.time_per_token())
 
 # %% [markdown]
 # ### Going further: heads that stay together
+#
+# The cut of attention, head by head. Lab 2's layout of the weights is all that it needs.
 
 
 # %% tags=["setup"]
@@ -580,9 +586,9 @@ from twophase_labs.many_machines.shards_attention import AttentionWeights
 
 # %% [markdown]
 # <!-- card 7.6 -->
-# `kv_heads_of(rank, n, num_kv_heads)` is a range: in order, and the first ranks have one more where it does not
-# divide. `split_attention` returns for each rank the `AttentionWeights(q, k, v, o, num_heads, num_kv_heads, head_dim,
-# theta)` of its heads; the rows of a head in q, k and v, and its columns in o, lie together.
+# `kv_heads_of(rank, n, num_kv_heads)` is a range: ranks take heads in order, and the first ones take one more if the
+# heads do not divide evenly. `split_attention` returns for each rank the `AttentionWeights(q, k, v, o, num_heads,
+# num_kv_heads, head_dim, theta)` of its heads; a head's rows in q, k and v, and its columns in o, are contiguous.
 #
 # ```python
 # [list(kv_heads_of(rank, 2, 3)) for rank in (0, 1)] == [[0, 1], [2]]
@@ -676,21 +682,21 @@ from twophase_labs.many_machines import stages
 
 for num_chunks in (1, 2, 4, 8, 16, 32, 64):
     spans = run_pipeline(stages.stage_seconds(num_tokens=8192, num_chunks=num_chunks, num_stages=4))
-    print(f"{num_chunks:3} chunks: idle {stages.bubble_share(spans):4.0%}, over after {spans[-1][-1][1]:.2f} s")
+    print(f"{num_chunks:3} chunks: idle {stages.bubble_share(spans):4.0%}, done after {spans[-1][-1][1]:.2f} s")
 
 # %% [markdown]
 # **Read the result.** The idle shares lie a little above the formula's: later chunks attend to more tokens, so the
-# chunks are not equal. The bubble keeps shrinking, but the time has a minimum, where a chunk is still large enough to
-# be bound by arithmetic. In decoding, token t + 1 enters the first stage when token t has left the last, so one
-# sequence keeps one stage of four busy. To keep all stages busy it takes at least as many groups of sequences
-# (*micro-batches*) as stages. A pipeline gives throughput and memory, and makes no *decode* token faster.
+# chunks are not equal. The bubble keeps shrinking, but the time has a minimum, near the smallest chunk that is still
+# bound by arithmetic. In decoding, token t + 1 enters the first stage when token t has left the last, so one sequence
+# keeps one stage of four busy. To keep all stages busy it takes at least as many groups of sequences (*micro-batches*)
+# as stages. A pipeline gives throughput and memory, and makes no *decode* token faster.
 
 # %% [markdown]
 # > **In production, 2026.** `--pipeline-parallel-size` is 1 by default; vLLM's
 # > [guide](https://docs.vllm.ai/en/latest/serving/parallelism_scaling/) uses stages across servers, for instance
-# > `tensor_parallel_size=8` with `pipeline_parallel_size=2` on two servers of eight GPUs, and for GPUs without NVLink
-# > inside one. By roofline a border of Llama-3-70B carries 16 KiB per token in bf16: 2 µs for a batch of 6 at 400
-# > Gbit/s, while an all-reduce across servers would be paid 160 times per step.
+# > `tensor_parallel_size=8` with `pipeline_parallel_size=2` on two servers of eight GPUs, and inside a server whose
+# > GPUs have no NVLink. By roofline a border of Llama-3-70B carries 16 KiB per token in bf16: 2 µs for a batch of 6 at
+# > 400 Gbit/s, while an all-reduce across servers would be paid 160 times per step.
 #
 # **Takeaway.** Four stages idle 75 % of the time with one chunk and 17 % with 16; the time of an 8,192-token prompt
 # falls up to 32 chunks and rises again at 64.
@@ -710,13 +716,13 @@ for num_chunks in (1, 2, 4, 8, 16, 32, 64):
 
 # %% [markdown]
 # <!-- card 7.8 -->
-# Write the layer. Each expert is a function of rows `[n, N]`, and calling it reads its weights: call each at most once,
-# with all of its rows, and the ones that no token chose not at all.
+# Write the layer. Each expert is a function of rows `[n, N]`, and calling it reads its weights: call an expert once,
+# with all of its rows, and do not call one that no token chose.
 
 
 # %% tags=["exercise:7.8"]
 def mixture(x, router, experts, k):
-    """Each token through its k experts, added up with their weights: [T, N] from x of shape [T, N].
+    """Each token through its k experts, added up with their weights: [T, N], of x's dtype, from x of shape [T, N].
 
     router: [E, N]; the logits of a token are router @ x[t]. experts: a list of E functions, [n, N] to [n, N]. The k
     experts with the largest logits are chosen, and weighted by a softmax over these k logits. No input is changed.
@@ -743,8 +749,9 @@ def mixture(x, router, experts, k):
 check("7.8")
 
 # %% [markdown]
-# **A real layer**, that is, one in transformers' Mixtral: what goes into layer 1's mixture for a prompt of 48 tokens,
-# and what comes out, against yours with the engine's experts.
+# **Against transformers.** Its Mixtral code runs the same small model, with the same random weights. What goes into
+# layer 1's mixture for a prompt of 48 tokens goes into yours as well, with the engine's experts; what comes out is
+# compared.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -760,8 +767,8 @@ print(f"{len(layer.experts)} experts, {len(layer.x)} tokens; equal to transforme
 # ### Which experts does a step read?
 #
 # <!-- card 7.9 -->
-# **Predict.** Eight sequences decode with this model: 8 tokens per step, each through 2 of 16 experts in each layer.
-# The weights of how many experts per layer does a step read, on average? (A factor of 1.25 counts as close.)
+# **Predict.** Eight sequences decode with this model: 8 tokens per step, each through 2 of 16 experts in each layer. On
+# average, how many experts' weights does a step read in each layer? (A factor of 1.25 counts as close.)
 
 
 # %% tags=["exercise:7.9"]
@@ -774,8 +781,8 @@ check("7.9")
 measured("7.9", small_moe.touched(8))
 
 # %% [markdown]
-# If the tokens of a batch of B sequences chose at random, an expert would stay unread with probability
-# $(1 - K/E)^B$. Measured in the engine, beside that:
+# If the tokens of a batch of B sequences chose at random, an expert would stay unread with probability $(1 - K/E)^B$.
+# The engine's measurements, beside this estimate:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -801,7 +808,7 @@ expert_pictures.draw_touched(found, num_experts=16, num_chosen=2)
 # **Expert parallelism** puts whole experts on different ranks. Each rank routes its own tokens, and then rows travel:
 # *dispatch*, an **all-to-all** in which each rank sends each other rank the rows for its experts; the experts compute;
 # *combine*, a second all-to-all brings the rows back (GShard, arXiv:2006.16668). The picture has one expert per token;
-# with two, as in this model, each token's row travels twice.
+# with two, as in this model, a row is sent in two copies, one to each expert, and two results come back.
 
 # %%
 expert_pictures.draw_all_to_all()
@@ -839,28 +846,31 @@ else:
 # on the tokens, so the counts are sent first.
 
 # %% [markdown]
-# > **In production, 2026.** In vLLM experts are shared out with `--enable-expert-parallel`; the default
+# > **In production, 2026.** In vLLM experts are distributed with `--enable-expert-parallel`; the default
 # > `--all2all-backend` is
 # > [`allgather_reducescatter`](https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment/), with DeepEP kernels
 # > for prefill (high throughput) and decode (low latency). Its load balancer
 # > [EPLB](https://docs.vllm.ai/en/v0.12.0/api/vllm/config/parallel/) has 0 redundant experts by default and rearranges
 # > every 3,000 steps. In SGLang, `--moe-a2a-backend` is
-# > [`none`](https://docs.sglang.io/advanced_features/expert_parallelism.html) unless given. By roofline, 82 of 128
-# > experts read at batch 16 are 64 % of the expert weights for an eighth of the work of a batch of 128.
+# > [`none`](https://docs.sglang.io/advanced_features/expert_parallelism.html) unless given. If tokens choose at random,
+# > a batch of 16 reads 82 of 128 experts: by roofline that is 64 % of the time for expert weights, for an eighth of the
+# > tokens of a batch of 128.
 #
 # **Takeaway.** Two of 16 experts for one token, but 10 of 16 for a batch of eight, and three all-to-alls per layer; the
 # fullest rank, not the mean, decides how long a layer takes.
 
 # %% [markdown]
 # ### Going further: dispatch and combine
+#
+# The rows that travel, in code: sorted by expert on the way out, put back in place on the way home.
 
 # %% [markdown]
 # <!-- card 7.10 -->
 # One rank's part. `x` is `[T, N]`, `experts` `[T, K]` with the experts chosen for each token; there are `num_experts`
 # in all, and rank r of n has the experts from `r * num_experts / n` on, equally many each. `dispatch` returns a tensor
 # of rows for each rank (sorted by expert; rows of one expert in any order), the counts `[n, num_experts / n]`, and
-# `order`, which `combine` needs to put what has `returned` (a tensor from each rank, its rows in the order sent) back
-# to their tokens; `weights` is `[T, K]`. T may be 0: a rank may have no tokens.
+# `order`, which `combine` needs. `combine` gets `returned`, a tensor from each rank with its rows in the order sent,
+# and `weights` `[T, K]`, and gives each token the weighted sum of its rows. T may be 0: a rank may have no tokens.
 
 
 # %% tags=["exercise:7.10"]
@@ -925,7 +935,7 @@ show_source(ExpertParallel._dispatch_and_combine)
 
 # %% [markdown]
 # ## 6. Which engine gets a request?
-# <!-- minutes: 18 + 3 -->
+# <!-- minutes: 19 + 3 -->
 #
 # Many engines, each with the whole model, are the simplest fleet: nothing travels but the request. Back to the first
 # cell. A prompt of 6,200 tokens of which 6,000 are in an engine's prefix cache needs 200 tokens of prefill; on any
@@ -940,12 +950,14 @@ hit_s = 2 * 8e9 * 6000 / (0.6 * 989.5e12)
 print(f"6,000 tokens of prefill, by roofline at 60 % of an H100's peak: {hit_s:.2f} s")
 
 # %% [markdown]
-# **Think first.** Send each request to the engine that has most of its prompt. One customer has half of all traffic.
-# What goes wrong? And what must a rule weigh against the hit?
+# **Think first.** Suppose each request goes to the engine that has most of its prompt, and one customer sends half of
+# all traffic. What goes wrong? And what must a rule weigh against the hit?
 
 # %% [markdown]
 # <!-- card 7.11 -->
-# Write a router that weighs both, in tokens. What an engine's cache holds, it assumes from what it has sent there.
+# Write a router that weighs the prompt tokens to be computed against the load, both in tokens. What an engine's cache
+# holds, it assumes from what it has sent there. Prompts here have 6,000 tokens and more, in blocks of 16: keep
+# something small for each block, not its whole prefix.
 
 
 # %% tags=["exercise:7.11"]
@@ -955,9 +967,9 @@ class PrefixRouter:
     choose(prompt, loads): the index of an engine. prompt: a list of token ids. loads: for each engine the tokens of its
     unfinished requests. An engine's cost is
 
-        weight * (tokens of the prompt that are no hit there) + its load
+        weight * (tokens of the prompt that are not a hit there) + its load
 
-    and of equals the lowest index wins. The hit is the run of whole blocks from the prompt's beginning on, as far as
+    and ties go to the lowest index. The hit is the run of whole blocks from the prompt's beginning on, as far as
     each of them, with everything before it, was part of a prompt sent to this engine. After each decision the whole
     blocks of the prompt count as sent to the engine chosen.
 
@@ -1013,16 +1025,17 @@ for weight in (0.0, 1.0, 4.0):
 
 # %% [markdown]
 # **Read the result.** Weight 0 looks at the load alone: it balances better than round robin can, and the hit rate stays
-# where it was. A hit saves computing the prefix again, and room for a second copy. Prefix alone would be wrong, too:
-# all requests of the one customer with half of the traffic would queue at one engine while three are idle. With the
-# sum, that queue at some point costs more than the prefix, and a second engine gets a copy.
+# where it was. With the prefix in the sum it rises, and a hit saves twice: the prefix is not computed again, and no
+# second copy takes up cache. Prefix alone would be wrong, too: in the example above, half of all requests would queue
+# at one engine while three are idle. With the sum, that queue at some point costs more than the prefix, and a second
+# engine gets a copy.
 #
 # The weight says how many tokens of load one token of prefill is worth. The load counts *all* tokens of unfinished
 # requests, those that were hits as well, so one more request waiting already looks like 6,200 tokens of work. With
 # weight 1 it outweighs a hit of 6,000; with weight 4 it takes about four such requests.
 
 # %% [markdown]
-# ### Open the engine
+# **Open the engine.** Its router decides alike, and notes what it has sent:
 
 # %%
 from twophase_tools.simulate.routers import PrefixAware as EnginePrefixAware
@@ -1119,7 +1132,7 @@ for chunk in (256, 8192):
 # Against chunks of 8,192, with which most prompts go whole, the pools win by far; against chunks of the right size they
 # win nothing here. **Chunked prefill is enough** as long as a chunk fits into the idle arithmetic of a decode step, and
 # this cost model assumes a perfect fit. Pools pay when the two phases want different hardware. `twophase plan` proposes
-# their sizes from a file, and `twophase simulate --plan` plays them out. For four times this traffic:
+# their sizes from a file, and `twophase simulate --plan` plays them out. For four times this traffic it proposes:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1130,8 +1143,9 @@ for prefill, decode in (("h100", "h100"), ("h100", "h200"), ("h200", "h100")):
     print(unequal_pools.line(prefill, decode))
 
 # %% [markdown]
-# **Read the result.** The two cards have the same arithmetic, and the H200 1.43 times the bandwidth: it makes
-# decodes faster, and no prompts. Bandwidth belongs where the phase is bound by it.
+# **Read the result.** The two cards have the same arithmetic, and the H200 1.43 times the bandwidth: it makes decodes
+# faster, and no prompts. Bandwidth belongs where the phase is bound by it. (The plan takes more engines than a division
+# of the rates gives: one that is always full has an endless queue, so it takes the fewest that hold the SLO.)
 
 # %% [markdown]
 # > **In production, 2026.** vLLM's documentation of [disaggregated
@@ -1200,11 +1214,11 @@ with LLM.from_plan(path) as llm:
 # %% [markdown]
 # <!-- card 7.13 -->
 # The rule of Kubernetes' HorizontalPodAutoscaler: if `num_engines` engines carry `load` each, in whatever unit, and
-# each should carry `target`, then `ceil(num_engines * load / target)` is the right number, but at least one; while
-# load / target differs from 1 by at most `tolerance`, it is the present number. More engines come at once. Fewer come
-# only down to the *largest* number wished for in the last `down_after_s` seconds (this look included; a look exactly
-# `down_after_s` old still counts), and never more than there are now. `num_wanted` is called with the time and what
-# there is now, and says how many engines there should be.
+# each should carry `target`, then `ceil(num_engines * load / target)` is the right number, but at least one; if load /
+# target differs from 1 by at most `tolerance`, the present number is right. The fleet grows without delay. It shrinks
+# only to the *largest* number wished for in the last `down_after_s` seconds (this look included; a look exactly
+# `down_after_s` old still counts), and never more than there are now. `num_wanted` is called with the time, the number
+# of engines and the load of each, and says how many engines there should be.
 #
 # ```python
 # scaling = Scaling(target=10, down_after_s=30, tolerance=0.1)
@@ -1246,7 +1260,7 @@ check("7.13")
 Scaling = use("7.13")
 runs = [
     fleets.scaled(fleets.OwnScaling(Scaling(5, 0).num_wanted), "yours, no patience"),
-    fleets.scaled(fleets.OwnScaling(Scaling(5, 60).num_wanted), "yours, a minute of patience"),
+    fleets.scaled(fleets.OwnScaling(Scaling(5, 60).num_wanted), "yours, 60 s of patience"),
     fleets.scaled(None, "4 engines, always", num_engines=4),
     fleets.scaled(None, "8 engines, always", num_engines=8),
 ]
@@ -1259,10 +1273,11 @@ from twophase_labs.many_machines import fleet_pictures
 fleet_pictures.draw_scaling(runs[:2])
 
 # %% [markdown]
-# **Read the result.** Without patience, the fleet gives up engines in every quiet moment of the rise and has to start
-# them again, 15 s late each time. With a minute of it the engines stay, for more engine-seconds than without and fewer
-# than a fleet sized for the peak. Four engines all the time cost less here, and are late for one request in seven: the
-# quiet parts of this traffic are short, those of a day are long. What no rule can avoid is the first 15 s of a rise.
+# **Read the result.** Without patience, the fleet gives up engines in every quiet moment of the rise, some while they
+# still load, and has to start them again, 15 s late each time. With a minute of it the engines stay, for more
+# engine-seconds than without and fewer than a fleet sized for the peak. Four engines all the time cost less here, and
+# are late for one request in seven: the quiet parts of this traffic are short, those of a day are long. What no rule
+# can avoid is the first 15 s of a rise.
 #
 # The `load` here is requests per engine. The share of the time for which engines are busy would say next to nothing: a
 # single decoding sequence keeps an engine in steps all the time.
@@ -1300,7 +1315,8 @@ fleet_pictures.draw_fleets([in_turn, by_weight[0.0], by_weight[4.0]])
 # %% [markdown]
 # **Read the result.** The same engines, the same requests. Balance alone changes little: the load was balanced already.
 # Sending a prompt where its beginning lies turns four copies of one cache into four different caches. The last line,
-# the first cell's other rule, is the engine's own `PrefixAware` with weight 4, which also forgets.
+# the first cell's other rule, is the engine's own `PrefixAware` with weight 4, which also forgets (that does not show
+# in 400 requests).
 
 # %% [markdown]
 # <!-- card 7.14 -->
@@ -1324,8 +1340,9 @@ for num_engines in (4, 3, 2):
 measured("7.14", 100 * fewer[3].within)
 
 # %% [markdown]
-# **Read the result.** The hit rate stays. A quarter of the engines gone costs far more than a quarter of the requests:
-# near full load every further percent goes into queues. Size a fleet by its SLO, not by its busy share.
+# **Read the result.** The hit rate stays. Losing a quarter of the engines makes half of all requests late: near full
+# load, every further percent of work goes into queues, and the busy share hardly shows it. Size a fleet by its SLO, not
+# by its busy share.
 
 # %% [markdown]
 # **Takeaway.** On the same four engines, requests within the SLO go from a quarter to nine tenths by one decision per
@@ -1333,7 +1350,7 @@ measured("7.14", 100 * fewer[3].within)
 
 # %% [markdown]
 # ## 10. Knowledge check
-# <!-- minutes: 7 -->
+# <!-- minutes: 8 -->
 #
 # Three questions over the whole lab.
 
@@ -1399,11 +1416,12 @@ check("7.17")
 # 1. **Ask what travels, and how often.** Per layer and step it is latency that counts; per request, bandwidth.
 # 2. **A position means the same everywhere**, a block id only in its own pool.
 # 3. **Moved data is equal, summed data nearly.** Test the first bit for bit, the second with a tolerance.
-# 4. **Know what you have.** A receiver that counts blocks can recover; one that trusts shapes cannot.
+# 4. **Know what you have.** A receiver that knows *which* blocks it has can recover; one that counts them or trusts
+#    shapes cannot.
 # 5. **Divide bytes, not latencies.** Tensor parallelism pays where there is much to read.
 # 6. **The fullest rank is the clock**, whether it holds experts, stages or requests.
 # 7. **A cache is worth what reaches it.** Route by prefix and load together.
-# 8. **Grow at once, shrink with patience.**
+# 8. **Grow without delay, shrink with patience.**
 #
 # ### What to read next
 #

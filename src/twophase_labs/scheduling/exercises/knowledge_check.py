@@ -59,7 +59,7 @@ EXERCISES = (
             "abcd",
             "eb2cb8c6e621763f",
             {
-                "a": "every request then waits equally long: too long",
+                "a": "the earliest deadlines are those already missed: the work goes to requests that are late anyway",
                 "c": "throughput rises a little, and tokens of every answer get slower",
                 "d": "more run at once, and each of them more slowly; the queue only moves",
             },
