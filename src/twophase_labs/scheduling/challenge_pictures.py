@@ -33,6 +33,6 @@ def draw_latencies(runs: Mapping[str, Sequence[RequestRecord]], slo: Slo) -> Fig
     panels[0].set_title("TTFT, sorted", loc="left")
     panels[1].set(ylabel="time per output token (s)")
     panels[1].set_title("TPOT, sorted", loc="left")
-    panels[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(0, 0.92))
+    panels[0].legend(frameon=False, loc="lower right")
     figure.tight_layout()
     return figure

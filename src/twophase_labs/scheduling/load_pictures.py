@@ -26,7 +26,7 @@ def draw_goodput(
     for values, text, colour in lines:
         axes.annotate(text, (offered[-1], values[-1]), (6, 0), textcoords="offset points", va="center", color=colour)
     for x, y, text in zip(offered, good, labels, strict=False):
-        axes.annotate(text, (x, y), (5, -12), textcoords="offset points", color=GREEN, fontsize=9)
+        axes.annotate(text, (x, y), (2, -17), textcoords="offset points", ha="right", color=GREEN, fontsize=9)
     axes.set(xlabel="requests arriving per second", ylabel="requests per second", ylim=(0, None))
     axes.margins(x=0.14)
     axes.set_title("Goodput against load", loc="left")
