@@ -109,8 +109,8 @@ def of_no_token(answer: Any, draw: Draw) -> None:
                 "A arrived, never got a token, and is missing in the result",
                 "Requests that were never served count, too.",
             )
-        expected = {"ttft_s": None, "itls_s": [], "tpot_s": None}
-        compare(got["A"], expected, what="the result of A, which has no token yet,")
+        empty: dict[str, Any] = {"ttft_s": None, "itls_s": [], "tpot_s": None}
+        compare(got["A"], empty, what="the result of A, which has no token yet,")
 
 
 EXERCISES = (
