@@ -197,7 +197,7 @@ BANKS = {
             Wrong("waits for company", WAITS, rejected_by="serves every request"),
             Wrong("last come, first served", LAST_COME_FIRST, rejected_by="meets enough SLOs"),
             Wrong("guesses the length of answers", READS_THE_FUTURE, rejected_by="meets enough SLOs"),
-            Wrong("bounds the tokens of a step, not its time", TOKENS_BOUNDED, rejected_by="meets enough SLOs"),
+            Wrong("bounds the tokens of a step, not its time", TOKENS_BOUNDED, rejected_by="beats the default policy"),
             Wrong("the oldest first", {6: "(sequence.request.arrival_s,)"}, rejected_by="beats the default policy"),
             Wrong(
                 "late ones first",
