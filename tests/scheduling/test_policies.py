@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tests.scheduling.harness import Harness, make_request
-from twophase.core.errors import ConfigError, PolicyError
+from twophase.core.errors import ConfigError, InvalidRequestError, PolicyError
 from twophase.scheduling.policies import (
     ChunkedPrefillPolicy,
     ContinuousPolicy,
@@ -228,6 +228,25 @@ def test_a_policy_that_makes_no_sense_is_told_so_and_nothing_is_lost(plan_step, 
         harness.run(3)
     harness.scheduler.policy = PriorityPolicy()
     harness.run().check_outputs()
+
+
+class Unnamed(Policy):
+    def rank(self, sequence):
+        return (sequence.arrival_order / 0,)
+
+    def plan(self, step):
+        pass
+
+
+def test_a_policy_without_a_repr_is_named_by_its_class(monkeypatch):
+    harness = Harness(policy=Unnamed())
+    with pytest.raises(InvalidRequestError, match=r"^Unnamed cannot rank request 'a'"):
+        harness.add(make_request("a", 5, 4))
+    monkeypatch.setattr(Unnamed, "rank", lambda self, sequence: (sequence.arrival_order, sequence.index))
+    harness.add(make_request("b", 5, 4))
+    with pytest.raises(PolicyError, match=r"^Unnamed planned nothing"):
+        harness.step()
+    assert repr(ChunkedPrefillPolicy(8)).startswith("ChunkedPrefillPolicy(")
 
 
 def test_whatever_a_policy_asks_for_the_limits_hold():

@@ -97,6 +97,10 @@ class Policy(abc.ABC):
     preempted for another that would then be the next victim.
     """
 
+    def __repr__(self) -> str:
+        """As messages name it. A dataclass has a repr of its own."""
+        return type(self).__name__
+
     @abc.abstractmethod
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
         """Sort key, unique and fixed for the sequence's life: queues are sorted once, not at every step."""

@@ -143,6 +143,8 @@ def _committed(session: Session, exercise: Exercise, value: Any) -> Card:
     def commit(entry: dict[str, Any]) -> None:
         if finite_number(entry.get("measured")) is None and finite_number(entry.get("prediction")) is None:
             entry["prediction"] = float(written)
+        elif finite_number(entry.get("prediction")) is None:
+            entry["late_prediction"] = float(written)
 
     entry = session.progress.record(exercise.id, commit)
     first, found = finite_number(entry.get("prediction")), finite_number(entry.get("measured"))
@@ -188,7 +190,9 @@ def measured(exercise: str, value: Any) -> Card:
     guess = finite_number(entry.get("prediction"))
     lines, is_close = _beside(found, guess, result)
     if guess is None:
-        lines.append(("predicted", "nothing yet; next time commit yourself first, it is what makes the number stick"))
+        late = finite_number(entry.get("late_prediction"))
+        what = "nothing yet" if late is None else f"{late:g}{_unit(found)}, but after the measurement"
+        lines.append(("predicted", f"{what}; next time commit yourself first, it is what makes the number stick"))
         return note_card(f"{exercise} {found.title}: measured", lines)
     lines.insert(0, ("predicted", f"{guess:g}{_unit(found)}"))
     mark, colour = ("✓", GREEN) if is_close else ("≠", AMBER)

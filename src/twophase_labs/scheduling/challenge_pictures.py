@@ -30,9 +30,9 @@ def draw_latencies(runs: Mapping[str, Sequence[RequestRecord]], slo: Slo) -> Fig
         axes.spines[["right", "top"]].set_visible(False)
     panels[0].set(ylabel="time to first token (s)", yscale="log", ylim=(0.01, None))
     panels[0].yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    panels[0].set_title("TTFT, from the shortest", loc="left")
+    panels[0].set_title("TTFT, sorted", loc="left")
     panels[1].set(ylabel="time per output token (s)")
-    panels[1].set_title("TPOT, from the shortest", loc="left")
-    panels[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(0, 0.92))
+    panels[1].set_title("TPOT, sorted", loc="left")
+    panels[0].legend(frameon=False, loc="lower right")
     figure.tight_layout()
     return figure

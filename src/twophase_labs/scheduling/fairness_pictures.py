@@ -29,7 +29,8 @@ def draw_waits(runs: Mapping[str, Sequence[RequestRecord]]) -> Figure:
     left.set_title("The batch job", loc="left")
     right.set(xlabel="percentile of the chats", ylabel="time to first token (s)")
     right.set_title("Chats (y axis enlarged)", loc="left")
-    left.legend(frameon=False, loc="upper right", fontsize=9)
+    inside = {"bbox_to_anchor": (RUSH_S, 0.99), "bbox_transform": left.get_xaxis_transform()}
+    left.legend(frameon=False, loc="upper right", fontsize=9, **inside)
     right.legend(frameon=False, loc="upper left", fontsize=9)
     for panel in (left, right):
         panel.spines[["right", "top"]].set_visible(False)

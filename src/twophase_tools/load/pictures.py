@@ -23,9 +23,10 @@ SPAN_COLOURS: dict[SpanKind, str] = {
     "waiting": EMPTY,
     "prefill": ORANGE,
     "decode": SKY,
-    "paused": "#C8C8C8",
+    "paused": "white",
     "preempted": VERMILION,
 }
+SPAN_HATCHES: dict[SpanKind, str] = {"paused": "/////"}  # without a colour of its own, told from what waits
 SPAN_LABELS: dict[SpanKind, str] = {
     "waiting": "waiting",
     "prefill": "prefill chunk",
@@ -167,8 +168,11 @@ def _swim_lanes(
             for span in lane.spans
             if span.kind == kind
         ]
-        edge = LINE if kind == "waiting" else "white"
-        axes.add_collection(PatchCollection(boxes, facecolor=SPAN_COLOURS[kind], edgecolor=edge, linewidth=0.3))
+        edge = LINE if kind in ("waiting", "paused") else "white"
+        hatch = SPAN_HATCHES.get(kind)
+        axes.add_collection(
+            PatchCollection(boxes, facecolor=SPAN_COLOURS[kind], edgecolor=edge, linewidth=0.3, hatch=hatch)
+        )
     ticks = [(row, (time_s - origin_s) * scale) for row, lane in enumerate(lanes) for time_s in lane.token_times_s]
     half = LANE_HEIGHT / 2
     axes.add_collection(
@@ -193,7 +197,14 @@ def _kinds_of(lanes: Sequence[Lane]) -> list[SpanKind]:
 
 def _legend_of(kinds: Sequence[SpanKind], has_tokens: bool) -> list[Patch | Line2D]:
     handles: list[Patch | Line2D] = [
-        Patch(facecolor=SPAN_COLOURS[kind], edgecolor=LINE, linewidth=0.4, label=SPAN_LABELS[kind]) for kind in kinds
+        Patch(
+            facecolor=SPAN_COLOURS[kind],
+            edgecolor=LINE,
+            linewidth=0.4,
+            label=SPAN_LABELS[kind],
+            hatch=SPAN_HATCHES.get(kind),
+        )
+        for kind in kinds
     ]
     if has_tokens:
         handles.append(Line2D([], [], color=INK, linestyle="", marker="|", markersize=9, label="token"))

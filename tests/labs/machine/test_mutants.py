@@ -270,7 +270,7 @@ def check_session(module: ModuleType, folder) -> None:
     assert session.progress.of("1.4") == {"prediction": 200.0}
     session.progress.record("1.4", lambda entry: (entry.clear(), entry.update(measured=3.0)))
     module._committed(session, exercise, 3)
-    assert session.progress.of("1.4") == {"measured": 3.0}
+    assert session.progress.of("1.4") == {"measured": 3.0, "late_prediction": 3.0}
 
 
 def check_mutate(module: ModuleType) -> None:

@@ -290,7 +290,12 @@ def test_measuring_without_a_prediction(notebook):
     assert "nothing yet" in repr(notebook.ask('measured("1.4", torch.tensor(3))'))
     notebook.run("guess_1_4 = 4", "1.4")
     assert "written   4 additions, after the measurement" in repr(notebook.ask('check("1.4")'))
-    assert notebook.file()["1.4"] == {"attempts": 1, "measured": 3.0, "verdict": "passed"}
+    entry = {"attempts": 1, "late_prediction": 4.0, "measured": 3.0, "verdict": "passed"}
+    assert notebook.file()["1.4"] == entry
+    card = repr(notebook.ask('measured("1.4", 3)'))
+    assert "predicted  4 additions, but after the measurement" in card
+    assert "nothing yet" not in card
+    assert notebook.file()["1.4"] == entry
     with pytest.raises(WorkbookError, match="is no prediction"):
         notebook.ask('measured("1.2", 3)')
     with pytest.raises(WorkbookError, match="should be a finite number; got nan"):

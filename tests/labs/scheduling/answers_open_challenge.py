@@ -144,6 +144,24 @@ class Challenger(Policy):
 my_limits = {"max_num_seqs": 40, "max_num_batched_tokens": 300}
 """
 
+TOKENS_BOUNDED = """
+class Challenger(Policy):
+    def __init__(self, cost, slo):
+        self.slo, self.max_tokens = slo, int((slo.tpot_s - cost.per_step_s) / cost.per_token_s)
+
+    def rank(self, sequence):
+        return by_priority(sequence)
+
+    def plan(self, step):
+        decodes_and_begun(step, self.max_tokens)
+        last_s = step.now_s - 0.8 * self.slo.ttft_s
+        for sequence in sorted(step.waiting, key=lambda s: (s.request.arrival_s < last_s, s.num_prompt_tokens)):
+            if not step.budget or not step.admit(sequence):
+                break
+
+
+my_limits = {}
+"""
 TWO_QUEUES = """
 class Challenger(Policy):
     def __init__(self, cost, slo):
@@ -179,6 +197,7 @@ BANKS = {
             Wrong("waits for company", WAITS, rejected_by="serves every request"),
             Wrong("last come, first served", LAST_COME_FIRST, rejected_by="meets enough SLOs"),
             Wrong("guesses the length of answers", READS_THE_FUTURE, rejected_by="meets enough SLOs"),
+            Wrong("bounds the tokens of a step, not its time", TOKENS_BOUNDED, rejected_by="beats the default policy"),
             Wrong("the oldest first", {6: "(sequence.request.arrival_s,)"}, rejected_by="beats the default policy"),
             Wrong(
                 "late ones first",

@@ -147,7 +147,8 @@ EXERCISES = (
                 "finds the costs that made the records",
                 finds_true_costs,
                 "Without noise all five come out: per step, token, sample, key of context, pair, in this order. If all "
-                "five are off by far, look at the row weights: each row times its weight must give 1.",
+                "five are off by far, look at the row weights: with the true costs, each weighted row times the costs "
+                "adds up to 1.",
                 ({"num": 12}, {"num": 30}, {"num": 300}),
             ),
             Property(

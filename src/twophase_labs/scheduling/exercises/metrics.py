@@ -1,14 +1,29 @@
 """4.6 Latencies from events."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.checks import Draw, Rejected, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 
 Events = list[tuple[float, str, str]]
 KEYS = ("ttft_s", "itls_s", "tpot_s")
+MOST_SHOWN = 8
+
+
+@contextmanager
+def told_with(events: Events) -> Iterator[None]:
+    """What fails in here is told with its events, the first of them if there are many."""
+    try:
+        yield
+    except Rejected as error:
+        lines = [f"({time_s:.4g}, {name!r}, {what!r})" for time_s, name, what in events[:MOST_SHOWN]]
+        more = [f"and {len(events) - MOST_SHOWN} more"] if len(events) > MOST_SHOWN else []
+        error.details = (*error.details, "events:", *lines, *more)
+        raise
 
 
 def drawn_events(draw: Draw, num: int, most_tokens: int) -> tuple[Events, dict[str, tuple[float, list[float]]]]:
@@ -48,47 +63,54 @@ def of_one(answer: Any, draw: Draw, key: str) -> None:
     events: Events = [(10.0, "A", "arrival"), (11.5, "A", "start")]
     events += [(t, "A", "token") for t in (12.0, 12.5, 14.0)] + [(14.0, "A", "end")]
     expected = {"ttft_s": 2.0, "itls_s": [0.5, 1.5], "tpot_s": 1.0}
-    got = latency(answer, events)
-    compare(set(got) == {"A"}, True, what="having A, and no other request, in the result")
-    value = got["A"][key]
-    compare(value, expected[key], what=f"{key} of A")
+    with told_with(events):
+        got = latency(answer, events)
+        compare(set(got) == {"A"}, True, what="having A, and no other request, in the result")
+        compare(got["A"][key], expected[key], what=f"{key} of A")
 
 
 def of_a_start_at_zero(answer: Any, draw: Draw) -> None:
     """The card's example; and tokens that come at the very moment of the arrival, or two at once."""
     events: Events = [(0.0, "A", "arrival"), (2.0, "A", "token"), (3.0, "A", "token"), (5.0, "A", "token")]
     expected = {"A": {"ttft_s": 2.0, "itls_s": [1.0, 2.0], "tpot_s": 1.5}}
-    compare(latency(answer, events), expected, what="the result of the card's example")
+    with told_with(events):
+        compare(latency(answer, events), expected, what="the result of the card's example")
     events = [(0.0, "A", "arrival"), (0.0, "A", "token"), (0.0, "A", "token"), (0.0, "A", "end")]
     expected = {"A": {"ttft_s": 0.0, "itls_s": [0.0], "tpot_s": 0.0}}
-    compare(latency(answer, events), expected, what="the result of a request of which everything happens at 0.0")
+    with told_with(events):
+        compare(latency(answer, events), expected, what="the result of a request of which everything happens at 0.0")
 
 
 def of_many(answer: Any, draw: Draw, num: int, most_tokens: int = 8) -> None:
     events, facts = drawn_events(draw, num, most_tokens)
-    got = latency(answer, events)
-    compare(sorted(got), sorted(facts), what="the requests in the result")
+    with told_with(events):
+        got = latency(answer, events)
+        compare(sorted(got), sorted(facts), what="the requests in the result")
     for name, (arrival, times) in facts.items():
         gaps = np.diff(times).tolist()
-        compare(got[name]["ttft_s"], times[0] - arrival, what=f"ttft_s of {name}")
-        compare(got[name]["itls_s"], gaps, what=f"itls_s of {name}", axes=("gap",))
-        compare(got[name]["tpot_s"], float(np.mean(gaps)) if gaps else None, what=f"tpot_s of {name}")
+        with told_with([event for event in events if event[1] == name]):
+            compare(got[name]["ttft_s"], times[0] - arrival, what=f"ttft_s of {name}")
+            compare(got[name]["itls_s"], gaps, what=f"itls_s of {name}", axes=("gap",))
+            compare(got[name]["tpot_s"], float(np.mean(gaps)) if gaps else None, what=f"tpot_s of {name}")
 
 
 def of_one_token(answer: Any, draw: Draw) -> None:
     events: Events = [(1.0, "A", "arrival"), (1.5, "A", "start"), (2.0, "A", "token"), (2.0, "A", "end")]
-    compare(latency(answer, events), {"A": {"ttft_s": 1.0, "itls_s": [], "tpot_s": None}}, what="the result")
+    with told_with(events):
+        compare(latency(answer, events), {"A": {"ttft_s": 1.0, "itls_s": [], "tpot_s": None}}, what="the result")
 
 
 def of_no_token(answer: Any, draw: Draw) -> None:
     events: Events = [(1.0, "A", "arrival"), (1.2, "B", "arrival"), (1.5, "B", "start"), (2.0, "B", "token")]
-    got = latency(answer, events)
-    if "A" not in got:
-        reject(
-            "A arrived, never got a token, and is missing in the result",
-            "Requests that were never served count, too.",
-        )
-    compare(got["A"], {"ttft_s": None, "itls_s": [], "tpot_s": None}, what="the result of A, which has no token yet,")
+    with told_with(events):
+        got = latency(answer, events)
+        if "A" not in got:
+            reject(
+                "A arrived, never got a token, and is missing in the result",
+                "Requests that were never served count, too.",
+            )
+        empty: dict[str, Any] = {"ttft_s": None, "itls_s": [], "tpot_s": None}
+        compare(got["A"], empty, what="the result of A, which has no token yet,")
 
 
 EXERCISES = (

@@ -67,6 +67,18 @@ def columns(one: challenge.Entry) -> str:
     return f"first token {one.in_time:.0f} %, each token {one.smooth:.0f} %"
 
 
+BOUND_THE_TIME = (
+    "Bound the time of a step, not its tokens: the keys that its decodes read, and the pairs of its chunks, count as "
+    "well."
+)
+WHOSE_PROMPT = "Choose whose prompt comes next, and let those wait longer that are late anyway."
+
+
+def advice(one: challenge.Entry) -> str:
+    """What the lower of the two columns asks for."""
+    return BOUND_THE_TIME if one.smooth <= one.in_time else WHOSE_PROMPT
+
+
 def beats_the_default(answer: Any, draw: Draw) -> None:
     got, default = on_the_board(answer), default_entry()
     if got.score < default.score + 5:
@@ -74,13 +86,14 @@ def beats_the_default(answer: Any, draw: Draw) -> None:
             f"your score is {got.score:.0f} %: {columns(got)}",
             f"the default policy's is {default.score:.0f} % on the same traffics: {columns(default)}",
             "to count, the score must be five points above the default's",
+            *([BOUND_THE_TIME] if got.smooth <= got.in_time else []),
         )
 
 
 def reaches_the_goal(answer: Any, draw: Draw) -> None:
     got = on_the_board(answer)
     if got.score < challenge.GOAL:
-        reject(f"your score is {got.score:.0f} %, and the goal is {challenge.GOAL} %: {columns(got)}")
+        reject(f"your score is {got.score:.0f} %, and the goal is {challenge.GOAL} %: {columns(got)}", advice(got))
 
 
 def holds_on_other_traffic(answer: Any, draw: Draw) -> None:
@@ -106,7 +119,7 @@ EXERCISES = (
         hints=(
             "Two SLOs, two causes. Tokens come late where steps are long; first tokens where others went before.",
             "A step should last a little less than the time allowed per token: what the decodes leave of that is for "
-            "prefills.",
+            f"prefills. {BOUND_THE_TIME}",
             "class Challenger(Policy):\n"
             "    def __init__(self, cost, slo):\n"
             "        self.cost, self.slo = cost, slo\n"
@@ -152,7 +165,7 @@ EXERCISES = (
             Property(
                 "meets enough SLOs",
                 reaches_the_goal,
-                "One idea is not enough here: bound the steps, and choose whose prompt comes next.",
+                "Work on the lower of the two columns first. Both are needed: a request must meet both SLOs.",
             ),
             Property(
                 "meets them on other traffic too",
