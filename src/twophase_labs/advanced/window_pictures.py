@@ -85,7 +85,7 @@ def draw_readings(readings: Mapping[str, Reading], window: int, num_bins: int = 
     left.set(ylabel="blocks in use")
     left.set_title("What it holds", loc="left")
     right.set(ylabel="perplexity of the last stretch")
-    right.set_title("What it understands (dotted: the window is full)", loc="left", fontsize=11)
+    right.set_title("How surprised it is: lower is better (dotted: the window is full)", loc="left", fontsize=11)
     left.legend(frameon=False)
     figure.tight_layout()
     return figure
