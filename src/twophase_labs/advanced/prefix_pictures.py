@@ -25,7 +25,7 @@ def draw_chains(requests: Mapping[str, Sequence[Block]]) -> Figure:
     """
     hashes = [one for blocks in requests.values() for _, one in blocks if one is not None]
     shared = [one for one in dict.fromkeys(hashes) if hashes.count(one) > 1]
-    colour_of = {one: OF_SEVERAL[at % len(OF_SEVERAL)] for at, one in enumerate(shared)}
+    colour_of: dict[bytes | None, str] = {one: OF_SEVERAL[at % len(OF_SEVERAL)] for at, one in enumerate(shared)}
     figure, axes = plt.subplots(figsize=(10.5, 0.5 + 0.85 * len(requests)), facecolor="white")
     for row, (name, blocks) in enumerate(requests.items()):
         axes.text(-0.12, row + HEIGHT / 2, name, ha="right", va="center", color=INK)
