@@ -31,7 +31,7 @@ def draw_overlap(p: np.ndarray, q: np.ndarray, is_answered: bool = False) -> Fig
         label=labels[2],
     )  # fmt: skip
     axes.set(xlabel="token", ylabel="probability", xticks=places)
-    title = "The two coloured parts together are p" if is_answered else "A model's p and a drafter's q over six tokens"
+    title = "The two blue parts together are p" if is_answered else "A model's p and a drafter's q over six tokens"
     axes.set_title(title, loc="left")
     axes.legend(frameon=False, fontsize=9)
     axes.spines[["right", "top"]].set_visible(False)
@@ -86,7 +86,8 @@ def draw_speeds(tokens_per_s: Mapping[str, Mapping[str, float]]) -> Figure:
             label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6})
             label.set_zorder(3)
     axes.axhline(1, color=LINE, linewidth=0.8, linestyle="--")
-    axes.set(xticks=range(len(tokens_per_s)), ylabel="speed, without drafts = 1", ylim=(0, None))
+    highest = max(speeds[way] / speeds[ways[0]] for speeds in tokens_per_s.values() for way in ways)
+    axes.set(xticks=range(len(tokens_per_s)), ylabel="speed, without drafts = 1", ylim=(0, 1.15 * highest))
     axes.set_xticklabels(list(tokens_per_s))
     axes.set_title("Where drafting wins, and where it loses", loc="left")
     axes.legend(frameon=False, fontsize=9)
@@ -108,7 +109,9 @@ def draw_pairs(pairs: Mapping[str, tuple[PairRun, PairRun]]) -> Figure:
     )
     for axes, (label, values, form), colour in zip(panels, columns, (BLUE, ORANGE), strict=True):
         bars = axes.barh(list(pairs), values, 0.7, color=colour, edgecolor=INK, linewidth=0.5)
-        axes.bar_label(bars, [f" {form.format(value)}" for value in values], fontsize=9, color=INK)
+        for told in axes.bar_label(bars, [form.format(value) for value in values], padding=4, fontsize=9, color=INK):
+            told.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # the dashed line may be behind it
+            told.set_zorder(3)
         axes.set(xlabel=label, xlim=(0, 1.2 * max(*values, 1e-9)))
         axes.spines[["right", "top"]].set_visible(False)
     panels[1].axvline(1, color=INK, linewidth=0.8, linestyle="--")

@@ -1,5 +1,6 @@
 """How far predictions drift when K and V are stored in fewer bits."""
 
+import math
 from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
@@ -9,6 +10,19 @@ from torch import Tensor
 
 from twophase.core.colours import COLOURS, INK, LINE
 from twophase_tools.bench.quality import estimate
+
+
+def with_margin(mean: float, margin: float) -> str:
+    """Both with as many decimals as the margin is worth: its first digit, and one more where that is a 1.
+
+    >>> with_margin(1.2837, 0.0521), with_margin(0.000551, 0.000104), with_margin(321.5, 40.0)
+    ('1.28 \u00b1 0.05', '0.00055 \u00b1 0.00010', '322 \u00b1 40')
+    """
+    if not (margin > 0 and math.isfinite(margin)):
+        return f"{mean:.3g} \u00b1 {margin:g}"
+    first, exponent = f"{margin:.0e}".split("e")
+    decimals = max(0, -int(exponent) + (first == "1"))
+    return f"{mean:.{decimals}f} \u00b1 {margin:.{decimals}f}"
 
 
 def draw_divergences(divergences: Mapping[str, Float[Tensor, " n"]], bound: float) -> Figure:
@@ -21,7 +35,7 @@ def draw_divergences(divergences: Mapping[str, Float[Tensor, " n"]], bound: floa
         axes.plot(stretches, [row + 0.22] * len(stretches), "|", color=LINE, markersize=10, markeredgewidth=1.5)
         axes.errorbar(found.mean, row, xerr=found.margin, fmt="o", color=colour, ecolor=colour, capsize=4, markersize=7)
         axes.annotate(
-            f"{found.mean:.2g} \u00b1 {found.margin:.2g}", (found.mean, row), (0, 7), textcoords="offset points",
+            with_margin(found.mean, found.margin), (found.mean, row), (0, 7), textcoords="offset points",
             ha="center", fontsize=9, color=INK,
         )  # fmt: skip
     axes.axvline(bound, color=INK, linestyle="--", linewidth=1)

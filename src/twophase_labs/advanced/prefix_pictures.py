@@ -4,40 +4,47 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrow, Rectangle
 
 from twophase.core.colours import COLOURS, EMPTY, INK, LINE
 
-BLUE, ORANGE, GREEN, _, SKY, VERMILION, _ = COLOURS
+BLUE, ORANGE, GREEN, PINK, SKY, VERMILION, YELLOW = COLOURS
+OF_SEVERAL, OF_ONE = (BLUE, ORANGE, VERMILION, SKY), (GREEN, PINK, YELLOW)
 WIDTH, HEIGHT = 0.86, 0.62
 
 Block = tuple[str, bytes | None]  # what stands in it; its hash, None where it is not full
 
 
 def draw_chains(requests: Mapping[str, Sequence[Block]]) -> Figure:
-    """Each request's blocks in a row; blocks of one hash have one colour, and a frame where several rows have them."""
+    """Each request's blocks in a row.
+
+    A block that several requests have has a colour for its hash and a thick frame; all others of a request have one
+    colour, the request's.
+    """
     hashes = [one for blocks in requests.values() for _, one in blocks if one is not None]
-    colour_of = {one: COLOURS[at % len(COLOURS)] for at, one in enumerate(dict.fromkeys(hashes))}
+    shared = [one for one in dict.fromkeys(hashes) if hashes.count(one) > 1]
+    colour_of: dict[bytes | None, str] = {one: OF_SEVERAL[at % len(OF_SEVERAL)] for at, one in enumerate(shared)}
     figure, axes = plt.subplots(figsize=(10.5, 0.5 + 0.85 * len(requests)), facecolor="white")
     for row, (name, blocks) in enumerate(requests.items()):
         axes.text(-0.12, row + HEIGHT / 2, name, ha="right", va="center", color=INK)
         for column, (text, one) in enumerate(blocks):
-            is_shared = one is not None and hashes.count(one) > 1
-            _draw_block(axes, column, row, text, one, EMPTY if one is None else colour_of[one], is_shared)
+            own = EMPTY if one is None else OF_ONE[row % len(OF_ONE)]
+            _draw_block(axes, column, row, text, one, colour_of.get(one, own), one in colour_of)
     widest = max(len(blocks) for blocks in requests.values())
     axes.set(xlim=(-1.1, widest), ylim=(len(requests), -0.25), xticks=[], yticks=[])
     axes.set_title("Each hash is made of the one to its left and the block's own tokens", loc="left")
+    axes.set_xlabel("thick frame: several requests have this block", color=INK, fontsize=9)
     axes.spines[:].set_visible(False)
     figure.tight_layout()
     return figure
 
 
 def _draw_block(axes: Axes, column: int, row: int, text: str, one: bytes | None, colour: str, is_shared: bool) -> None:
-    edge, width = (INK, 2.0) if is_shared else (LINE, 0.8)
-    axes.add_patch(
-        Rectangle((column, row), WIDTH, HEIGHT, facecolor=colour, alpha=0.55, edgecolor=edge, linewidth=width)
-    )
+    edge, width = (INK, 3.5) if is_shared else (LINE, 0.8)
+    face = to_rgba(colour, 0.55)  # the edge is not to fade with it
+    axes.add_patch(Rectangle((column, row), WIDTH, HEIGHT, facecolor=face, edgecolor=edge, linewidth=width))
     axes.text(column + WIDTH / 2, row + 0.2, text, ha="center", va="center", fontsize=8, color=INK)
     name = "not full: no hash" if one is None else one.hex()[:4]
     axes.text(column + WIDTH / 2, row + 0.46, name, ha="center", va="center", fontsize=8.5, color=INK, weight="bold")
@@ -51,9 +58,10 @@ def draw_first_tokens(computed: Sequence[int], seconds: Sequence[float], num_tok
     """Time to first token of prompts of one length, by how many of their tokens were still to be computed."""
     figure, axes = plt.subplots(figsize=(7, 3.4), facecolor="white")
     axes.plot(computed, [1000 * one for one in seconds], "o-", color=BLUE)
-    floor_ms = 1000 * min(seconds)
+    fewest, floor_s = min(zip(computed, seconds, strict=True))
+    floor_ms = 1000 * floor_s
     axes.axhline(floor_ms, color=LINE, linewidth=0.8, linestyle="--")
-    axes.annotate(f"{floor_ms:.0f} ms: one read of the weights", (num_tokens, floor_ms), (0, 4),
+    axes.annotate(f"{fewest} tokens: {floor_ms:.0f} ms", (num_tokens, floor_ms), (0, 4),
                   textcoords="offset points", ha="right", fontsize=9, color=INK)  # fmt: skip
     axes.set(xlabel=f"tokens computed of {num_tokens}", ylabel="time to first token (ms)", ylim=(0, None))
     axes.set_title("What is found need not be computed", loc="left")

@@ -83,9 +83,9 @@ def draw_readings(readings: Mapping[str, Reading], window: int, num_bins: int = 
         axes.set(xlabel="tokens read", xlim=(0, None), ylim=(0, None))
         axes.spines[["right", "top"]].set_visible(False)
     left.set(ylabel="blocks in use")
-    left.set_title("What it holds", loc="left")
+    left.set_title("What it holds (dotted: the window is full)", loc="left", fontsize=11)
     right.set(ylabel="perplexity of the last stretch")
-    right.set_title("What it understands (dotted: the window is full)", loc="left", fontsize=11)
+    right.set_title("How surprised it is (lower is better)", loc="left", fontsize=11)
     left.legend(frameon=False)
     figure.tight_layout()
     return figure

@@ -75,7 +75,7 @@ def card(exercise: Exercise, is_open: bool = False) -> str:
         f"{exercise.minutes} min",
         f"about {size}" if exercise.is_code else size,
         "difficulty " + "●" * exercise.difficulty + "○" * (3 - exercise.difficulty),
-        *({"triton": "Triton", "gpu": "CUDA", "model": "the model"}[n] for n in exercise.needs if n != "cpu"),
+        *({"triton": "Triton", "gpu": "CUDA", "model": "needs the model"}[n] for n in exercise.needs if n != "cpu"),
     ]
     return f"### Exercise {exercise.id} · {exercise.title}\n\n*{' · '.join(facts)}*\n"
 

@@ -80,6 +80,7 @@ BANKS = opened_all(
                 Wrong("looks at the last query alone", {1: "row[key] - scores[key]"}, ADDS),
                 Wrong("counts queries, not their attention", {1: "1.0"}, LIGHTEST),
                 Wrong("the newest may go, too", {3: "held"}, WINDOW),
+                Wrong("cuts off the last 0, which is all", {3: "held[:-num_recent]"}, BUDGET),
                 Wrong("protects one more", {3: "held[: max(1, len(held) - num_recent - 1)]"}, LIGHTEST),
                 Wrong("decides once, at the end", AT_THE_END, BACK),
                 Wrong("drops the newer of equals", {4: "min(reversed(may_go), key=lambda key: scores[key])"}, NEWEST),

@@ -166,6 +166,16 @@ def test_the_card_of_an_open_exercise_says_so(made):
     assert text.count("*open: you write it whole · ") == sum(lab.is_open(i) for i in lab.exercises)
 
 
+def test_the_card_says_what_is_needed(made):
+    exercise = made().exercise("1.2")
+    assert (
+        card(replace(exercise, needs=("model", "triton")))
+        .rstrip("*\n")
+        .endswith(" \u00b7 needs the model \u00b7 Triton")
+    )
+    assert "needs" not in card(replace(exercise, needs=("cpu",)))
+
+
 def test_a_skeleton_is_shown_as_code():
     skeleton = RENUMBERED.exercises["1.2"].hints[-1]
     assert with_skeleton(skeleton) == ("Sum, then divide:", "totals = ...\nreturn totals / ...")

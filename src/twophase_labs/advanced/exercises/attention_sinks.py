@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from twophase_labs.advanced.amounts import amount
 from twophase_labs.machine.checks import Draw, compare, integers, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 
@@ -29,8 +30,7 @@ def asked_for(answer: Any, num_tokens: int, block_size: int, window: int, num_si
 
 
 def told(num_tokens: int, block_size: int, window: int, num_sinks: int) -> str:
-    sinks = f"{num_sinks} sink{'s' * (num_sinks != 1)}"
-    return f"{num_tokens} tokens in blocks of {block_size}, window {window}, {sinks}"
+    return f"{amount(num_tokens, 'token')} in blocks of {block_size}, window {window}, {amount(num_sinks, 'sink')}"
 
 
 def drawn_sizes(draw: Draw, num_sinks: int) -> tuple[int, int, int, int]:
@@ -122,8 +122,8 @@ def require_mask(answer: Any, queries: torch.Tensor, keys: torch.Tensor, window:
         if of not in ("all", kind) or seen == is_seen(query, key, window, num_sinks):
             continue
         reject(
-            f"with window {window} and {num_sinks} sinks the query at {query} {'sees' if seen else 'does not see'} the "
-            f"key at {key}; it should{' not' if seen else ''}"
+            f"with window {window} and {amount(num_sinks, 'sink')} the query at {query} "
+            f"{'sees' if seen else 'does not see'} the key at {key}; it should{' not' if seen else ''}"
         )
 
 
@@ -192,7 +192,8 @@ EXERCISES = (
             Property(
                 "keeps all of a short sequence",
                 keeps_short,
-                "As long as there are fewer tokens than the window, everything is seen; mind numbers below 0.",
+                "As long as there are fewer tokens than the window, everything is seen; mind numbers below 0. And a "
+                "block that does not exist yet cannot be kept, not even for sinks: 0 tokens are in no block.",
                 ({"num_sinks": 0}, {"num_sinks": 2}),
             ),
             Property(

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.exercises.verification import far_from, rows
 from twophase_labs.machine.checks import Draw, reject
@@ -40,7 +41,9 @@ def drafted(answer: Any, model: ToyModel, text: list[int], num_draft: int, chanc
         reject(f"the result is {got!r:.80}, expected a pair (drafts, q)")
     drafts, q = got
     if not isinstance(drafts, list) or len(drafts) != num_draft:
-        reject(f"with num_draft={num_draft} the drafts are {drafts!r:.80}, expected a list of {num_draft} tokens")
+        reject(
+            f"with num_draft={num_draft} the drafts are {drafts!r:.80}, expected a list of {amount(num_draft, 'token')}"
+        )
     if not isinstance(q, np.ndarray) or q.shape != (num_draft, model.vocab_size):
         told = f"an array of shape {q.shape}" if isinstance(q, np.ndarray) else f"{q!r:.80}"
         reject(f"with num_draft={num_draft} q is {told}, expected an array of shape {(num_draft, model.vocab_size)}")
@@ -57,7 +60,10 @@ def asks_behind_its_drafts(answer: Any, draw: Draw, num_draft: int) -> None:
             wrong = next((i for i, pair in enumerate(zip(model.asked, expected, strict=False)) if pair[0] != pair[1]),
                          min(len(model.asked), len(expected)))  # fmt: skip
             if wrong == len(expected):
-                reject(f"{num_draft} drafts took {len(model.asked)} calls of next_probs", "Each call costs a pass.")
+                reject(
+                    f"{amount(num_draft, 'draft')} took {amount(len(model.asked), 'call')} of next_probs",
+                    "Each call costs a pass.",
+                )
             got = model.asked[wrong] if wrong < len(model.asked) else "nothing"
             reject(f"for draft {wrong} next_probs was asked about {got}, expected {expected[wrong]}")
 

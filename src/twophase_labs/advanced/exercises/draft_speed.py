@@ -3,6 +3,7 @@
 from fractions import Fraction
 from typing import Any
 
+from twophase_labs.advanced.amounts import amount
 from twophase_labs.machine.checks import Draw, compare, integer, reject
 from twophase_labs.machine.exercise import Exercise, Property
 
@@ -18,21 +19,24 @@ def counted(alpha: float, num_draft: int) -> float:
 def counts_tokens(answer: Any, draw: Draw, num_draft: int) -> None:
     for alpha in (0.0, 0.3, 0.5, 0.8, 0.95, draw.random.random()):
         got = answer.expected_tokens(alpha, num_draft)
-        what = f"the tokens of a pass with {num_draft} drafts, of which {alpha:.2f} are accepted"
+        what = f"the tokens of a pass with {amount(num_draft, 'draft')}, acceptance {alpha:.2f}"
         compare(float(got), counted(alpha, num_draft), what=what)
 
 
 def counts_certain_ones(answer: Any, draw: Draw) -> None:
     for num_draft in (0, 1, 4):
         got = answer.expected_tokens(1.0, num_draft)
-        compare(float(got), float(num_draft + 1), what=f"the tokens of a pass when all {num_draft} drafts are accepted")
+        what = f"the tokens of a pass with {amount(num_draft, 'draft')}, all accepted"
+        compare(float(got), float(num_draft + 1), what=what)
 
 
 def divides_by_costs(answer: Any, draw: Draw, num_draft: int) -> None:
     alpha, draft_cost = 0.1 + 0.8 * draw.random.random(), 0.01 + 0.3 * draw.random.random()
     got = answer.speed_up(alpha, num_draft, draft_cost, 0.0)
     expected = counted(alpha, num_draft) / (num_draft * draft_cost + 1)
-    what = f"the speed-up with {num_draft} drafts at {draft_cost:.2f} each, {alpha:.2f} accepted, free to verify"
+    what = (
+        f"the speed-up with {amount(num_draft, 'draft')} at {draft_cost:.2f} each, {alpha:.2f} accepted, free to verify"
+    )
     compare(float(got), expected, what=what)
 
 
@@ -41,7 +45,8 @@ def pays_for_verifying(answer: Any, draw: Draw, num_draft: int) -> None:
     for draft_cost in (0.0, 0.2):
         got = answer.speed_up(alpha, num_draft, draft_cost, verify_cost)
         expected = counted(alpha, num_draft) / (1 + num_draft * draft_cost + num_draft * verify_cost)
-        what = f"the speed-up with {num_draft} drafts, {draft_cost:.2f} to make and {verify_cost:.2f} to verify each"
+        costs = f"{draft_cost:.2f} to make and {verify_cost:.2f} to verify each"
+        what = f"the speed-up with {amount(num_draft, 'draft')}, {costs}"
         compare(float(got), expected, what=what)
 
 
@@ -56,7 +61,8 @@ def chooses_the_best(answer: Any, draw: Draw) -> None:
             reject(f"the best number of drafts is {returned!r}, expected a whole number from 0 to {most}")
         if speeds[got] < max(speeds) - 1e-9:
             reject(
-                f"{got} drafts give {speeds[got]:.3f}, {speeds.index(max(speeds))} would give {max(speeds):.3f}",
+                f"with {amount(got, 'draft')} the speed-up is {speeds[got]:.3f}, with {speeds.index(max(speeds))} it "
+                f"would be {max(speeds):.3f}",
                 f"{alpha:.2f} accepted, {draft_cost} to make and {verify_cost} to verify each, at most {most}",
             )
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twophase_labs.advanced.amounts import amount
 from twophase_labs.machine.checks import Draw, compare, integers, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 
@@ -33,23 +34,23 @@ def expect(answer: Any, weights: Tensor, budget: int, num_recent: int) -> None:
         got = answer.heavy_hitters(weights, budget, num_recent)
     if not isinstance(got, list):
         reject(f"the result is {got!r:.80}, expected a list of positions")
-    what = f"what is kept of {len(weights)} tokens (budget={budget}, num_recent={num_recent})"
+    what = f"what is kept of {amount(len(weights), 'token')} (budget={budget}, num_recent={num_recent})"
     compare(integers(got), plain(weights, budget, num_recent), what=what, axes=("place",))
 
 
-def keeps_what_fits(answer: Any, draw: Draw) -> None:
-    for num_tokens, budget in ((1, 1), (3, 3), (4, 9), (0, 2)):
-        expect(answer, weights_of(draw, num_tokens), budget, draw.integer(0, budget + 1))
-    expect(answer, torch.diag(torch.arange(1.0, 5.0) / 8), 4, 1)  # newer ones are heavier
+def keeps_what_fits(answer: Any, draw: Draw, budget: int, num_recent: int) -> None:
+    for num_tokens in sorted({0, 1, budget // 2, budget}):
+        expect(answer, weights_of(draw, num_tokens), budget, num_recent)
+    expect(answer, torch.diag(torch.arange(1.0, budget + 1) / 8), budget, num_recent)  # newer ones are heavier
 
 
-def keeps_to_the_budget(answer: Any, draw: Draw) -> None:
-    for _ in range(6):
-        budget = draw.integer(1, 6)
+def keeps_to_the_budget(answer: Any, draw: Draw, budget: int, num_recent: int) -> None:
+    for _ in range(3):
         weights = weights_of(draw, budget + draw.integer(1, 8))
-        got = answer.heavy_hitters(weights, budget, draw.integer(0, budget + 1))
+        got = answer.heavy_hitters(weights, budget, num_recent)
         if not isinstance(got, list) or len(got) != budget:
-            reject(f"of {len(weights)} tokens {got!r:.80} is kept, expected a list of {budget} positions")
+            wanted = f"a list of {amount(budget, 'position')}"
+            reject(f"of {len(weights)} tokens {got!r:.80} is kept, expected {wanted}")
 
 
 def is_a_window(answer: Any, draw: Draw) -> None:
@@ -109,6 +110,12 @@ def takes_large_budgets(answer: Any, draw: Draw) -> None:
     expect(answer, weights_of(draw, budget + 8), budget, draw.integer(0, 4))
 
 
+# num_recent is 0 to budget. These are cases, so that where an answer raises an error the learner is shown both.
+SIZES = tuple(
+    {"budget": budget, "num_recent": num_recent}
+    for budget, num_recent in ((3, 1), (1, 1), (4, 0), (1, 0), (5, 2), (5, 5), (6, 4))
+)
+
 EXERCISES = (
     Exercise(
         id="5.12",
@@ -135,11 +142,13 @@ EXERCISES = (
                 "keeps all that fits",
                 keeps_what_fits,
                 "As long as no more than `budget` tokens are there, none goes.",
+                SIZES,
             ),
             Property(
                 "keeps to the budget",
                 keeps_to_the_budget,
                 "After each token at most `budget` are held, the newest included; the recent ones are a part of them.",
+                SIZES,
             ),
             Property(
                 "is a window where all are recent",

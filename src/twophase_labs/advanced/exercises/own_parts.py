@@ -5,6 +5,7 @@ from typing import Any
 
 from twophase import SamplingParams
 from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
+from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.exercises.guided_decoding import (
     FORMS,
     LOOPS,
@@ -38,8 +39,8 @@ def expect_names(answer: Any, names: list[Any], num_tokens: int, block_size: int
         reject(f"the result is {got!r:.80}, expected a list")
     if got != expected:
         reject(
-            f"of the names {names} of {num_tokens} tokens in blocks of {block_size}, with {sorted(pending)} pending, "
-            f"{got} may be asked for; expected {expected}" + why
+            f"of the names {names} of {amount(num_tokens, 'token')} in blocks of {block_size}, with "
+            f"{sorted(pending)} pending, yours asks for {got}, expected {expected}" + why
         )
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.prefix_hashing import as_bytes, digest
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
@@ -24,7 +25,8 @@ def covers_full_blocks(answer: Any, draw: Draw, num_tokens: int, block_size: int
     got = chain_of(answer, tokens(draw, num_tokens), block_size)
     expected = sum(1 for end in range(1, num_tokens + 1) if end % block_size == 0)
     if len(got) != expected:
-        reject(f"{num_tokens} tokens in blocks of {block_size} give {len(got)} hashes, expected {expected}")
+        of = f"{amount(num_tokens, 'token')} in blocks of {block_size}"
+        reject(f"{of}: yours gives {amount(len(got), 'hash', 'hashes')}, expected {expected}")
 
 
 def finds_equal_prefixes(answer: Any, draw: Draw, block_size: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from twophase_labs.advanced.amounts import amount
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 
@@ -27,10 +28,10 @@ class Ledger:
             reject(f"open fails with KeyError: {error}: there is no free block left, or a hash was forgotten "
                    "twice, or a block that is in use was looked for in `free`")  # fmt: skip
         if not isinstance(got, tuple) or len(got) != 2 or len(got[0]) != num_blocks:
-            reject(f"open gave {got!r}, expected ({num_blocks} block ids, number of hits)")
+            reject(f"open gave {got!r}, expected ({amount(num_blocks, 'block id')}, number of hits)")
         blocks, num_hit = list(got[0]), got[1]
         if len(set(blocks)) < len(blocks):
-            reject(f"request {name} got a block twice: {blocks}", f"its first {num_hit} are hits")
+            reject(f"request {name} got a block twice: {blocks}", f"hits among them: {num_hit}")
         for block, one in zip(blocks[:num_hit], hashes, strict=False):
             if self.contents[block] != one:
                 reject(f"block {block} is a hit for {one}, and {self.contents[block] or 'nothing'} was written to it")
@@ -60,7 +61,7 @@ class Ledger:
         with unchanged(hashes=theirs):
             blocks = self.store.lookup(theirs)
         if not isinstance(blocks, list) or len(blocks) > len(hashes):
-            reject(f"lookup of {len(hashes)} hashes gave {blocks!r}, expected a list of block ids")
+            reject(f"lookup of {amount(len(hashes), 'hash', 'hashes')} gave {blocks!r}, expected a list of block ids")
         for block, one in zip(blocks, hashes, strict=False):
             if self.contents[block] != one:
                 reject(f"lookup gave block {block} for {one}; it holds {self.contents[block] or 'nothing'}")
@@ -74,7 +75,7 @@ def chain(name: str, num_blocks: int) -> list[str]:
 def expect_known(ledger: Ledger, hashes: Sequence[str], expected: int, story: str) -> None:
     got = ledger.num_known(hashes)
     if got != expected:
-        reject(f"{story}: lookup of {' '.join(hashes)} finds {got} blocks, expected {expected}")
+        reject(f"{story}: lookup of {' '.join(hashes)} finds {amount(got, 'block')}, expected {expected}")
 
 
 def knows_the_example(answer: Any, draw: Draw) -> None:
@@ -156,7 +157,8 @@ def overwrites_ends_first(answer: Any, draw: Draw, num_new: int) -> None:
     ledger = Ledger(answer.PrefixStore(4), 4)
     ledger.run("A", chain("a", 4))
     ledger.run("B", chain("b", num_new))
-    expect_known(ledger, chain("a", 4), 4 - num_new, f"{num_new} of A's four blocks were overwritten")
+    story = f"{num_new} of A's four blocks {'was' if num_new == 1 else 'were'} overwritten"
+    expect_known(ledger, chain("a", 4), 4 - num_new, story)
 
 
 class Plain:
@@ -212,7 +214,10 @@ def agrees_for_long(answer: Any, draw: Draw, num_blocks: int, num_events: int) -
         plain_blocks[name], expected = plain.open(hashes, num_needed)
         got = ledger.open(name, hashes, num_needed)
         if got != expected:
-            reject(f"{name} found {got} blocks of {depth}, a plain store finds {expected}", f"pool of {num_blocks}")
+            reject(
+                f"{name} found {amount(got, 'block')} of {depth}, a plain store finds {expected}",
+                f"pool of {num_blocks}",
+            )
     Ledger(answer.PrefixStore(100), 100).run("long", chain("a", 70), 90)
 
 

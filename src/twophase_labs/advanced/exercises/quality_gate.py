@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from twophase_labs.advanced.amounts import amount
 from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 
@@ -138,7 +139,7 @@ def expect_verdict(answer: Any, values: torch.Tensor, limit: float, z: float, wh
     expected = right_verdict(values.double().tolist(), limit, z)
     if got not in SAYS or got != expected:
         told = (
-            f"mean {float(values.mean()):.4g} of {len(values)} values, limit {limit:.4g}, z={z:g}"
+            f"mean {float(values.mean()):.4g} of {amount(len(values), 'value')}, limit {limit:.4g}, z={z:g}"
             if len(values)
             else "no values"
         )

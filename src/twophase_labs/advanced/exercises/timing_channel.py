@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.prefix_service import BLOCK, PaperService
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
@@ -24,7 +25,7 @@ def recovered(answer: Any, draw: Draw, service: PaperService, parts: Parts) -> i
         got = answer.recover(service, theirs)
     if not isinstance(got, list | tuple):
         reject(f"the result is {got!r:.80}, expected a list: for each part the position of the option that was used")
-    compare(list(got), secret, what=f"what was found of {len(parts)} parts", axes=("part",))
+    compare(list(got), secret, what=f"what was found of {amount(len(parts), 'part')}", axes=("part",))
     return service.num_requests - 1
 
 

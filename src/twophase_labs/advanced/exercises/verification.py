@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.draft_chance import Chance, counts_at, run_passes
 from twophase_labs.machine.checks import Draw, reject
 from twophase_labs.machine.exercise import Exercise, Property
@@ -35,7 +36,9 @@ def passes(answer: Any, draw: Draw, p: np.ndarray, q: np.ndarray, num_passes: in
     outputs = run_passes(answer.verify, p, q, num_passes, seed)
     for tokens in outputs:
         if not isinstance(tokens, list) or not 1 <= len(tokens) <= len(q) + 1:
-            reject(f"a pass over {len(q)} drafts gave {tokens!r}, expected a list of 1 to {len(q) + 1} tokens")
+            reject(
+                f"a pass over {amount(len(q), 'draft')} gave {tokens!r}, expected a list of 1 to {len(q) + 1} tokens"
+            )
     return outputs
 
 
@@ -62,7 +65,8 @@ def keeps_drafts_in_front(answer: Any, draw: Draw, num_draft: int) -> None:
         if mine != draft or not (np.array_equal(p, before[0]) and np.array_equal(q, before[1])):
             reject("the call modified its input, draft, p or q", "They are needed again: make new lists and arrays.")
         if not isinstance(tokens, list) or not 1 <= len(tokens) <= num_draft + 1:
-            reject(f"a pass over {num_draft} drafts gave {tokens!r}, expected a list of 1 to {num_draft + 1} tokens")
+            over = f"a pass over {amount(num_draft, 'draft')}"
+            reject(f"{over} gave {tokens!r}, expected a list of 1 to {num_draft + 1} tokens")
         if tokens[:-1] != draft[: len(tokens) - 1]:
             reject(f"the drafts {draft} gave {tokens}: all but its last token must be drafts, the first ones in order")
 
@@ -72,8 +76,8 @@ def accepts_its_own(answer: Any, draw: Draw, num_draft: int) -> None:
     for tokens in passes(answer, draw, p, p[:num_draft].copy(), 300 if num_draft < 20 else 5):
         if len(tokens) != num_draft + 1:
             reject(
-                f"draft and model say the same, and a pass over {num_draft} drafts gave {len(tokens)} tokens, "
-                f"expected {num_draft + 1}"
+                f"draft and model say the same, and a pass over {amount(num_draft, 'draft')} gave "
+                f"{amount(len(tokens), 'token')}, expected {num_draft + 1}"
             )
 
 
@@ -134,8 +138,8 @@ def draws_the_bonus(answer: Any, draw: Draw, num_draft: int) -> None:
     if found is not None:
         token, share = found
         reject(
-            f"after {num_draft} accepted drafts token {token} comes in {share:.1%} of the passes, and the model's row "
-            f"says {p[num_draft, token]:.1%}"
+            f"after {amount(num_draft, 'accepted draft')} token {token} comes in {share:.1%} of the passes, and the "
+            f"model's row says {p[num_draft, token]:.1%}"
         )
 
 
