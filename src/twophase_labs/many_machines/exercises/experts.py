@@ -291,7 +291,7 @@ EXERCISES = (
                 ({"num_experts": 4}, {"num_experts": 16}),
             ),
         ),
-        time_limit_s=10,
+        time_limit_s=30,
     ),
     Exercise(
         id="7.10",
