@@ -203,7 +203,10 @@ def hint(exercise: str) -> Card:
     """The next hint: first the symptom, then the cause, then a nudge. How many you took is recorded."""
     session, found = _here(exercise)
     if not found.hints:
-        return note_card(f"{exercise} {found.title}: no hints", [("instead", "check() tells what fails and why")])
+        line = ("instead", "check() tells what fails and why")
+        if found.kind == "prediction":  # which cannot fail
+            line = ("why", "a prediction has no hints: commit to a number, the measurement follows")
+        return note_card(f"{exercise} {found.title}: no hints", [line])
     taken = as_count(session.progress.of(exercise).get("hints"))
     shown = min(taken + 1, len(found.hints), MAX_HINTS)
     session.progress.record(exercise, lambda entry: entry.update(hints=shown))

@@ -91,6 +91,13 @@ def test_hints_end_and_a_solution_is_recorded(notebook):
     assert "no hints" in repr(notebook.ask('hint("1.2")'))
 
 
+def test_a_prediction_has_no_hints_because_it_cannot_fail(notebook):
+    card = repr(notebook.ask('hint("1.4")'))
+    assert "a prediction has no hints: commit to a number, the measurement follows" in card
+    assert "fails" not in card
+    assert "check() tells what fails and why" in repr(notebook.ask('hint("1.2")'))
+
+
 def test_half_filled_names_the_blank(notebook):
     notebook.run(shipped("1.1").replace('____("1.1", 1, "the sum up to each position")', "x.cumsum(-1)"))
     card = repr(notebook.ask('check("1.1")'))

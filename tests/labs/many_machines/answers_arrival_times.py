@@ -6,7 +6,7 @@ ONE, SOON, LINK, LATE, ANY = (
     "computes, sends, and waits for the latency",
     "sends a layer as soon as it is computed",
     "has one layer on the link at a time",
-    "adds the latency to arrivals only",
+    "lets the next layer leave during the latency",
     "is right for any layers",
 )
 HEAD = "def arrival_times(compute_s, transfer_s, latency_s):\n"

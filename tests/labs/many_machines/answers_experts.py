@@ -2,11 +2,12 @@
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-BEST, SEVERAL, ONCE, ALONE = (
+BEST, DTYPE, SEVERAL, ONCE, ALONE = (
     "sends each token to its best expert",
+    "returns x's dtype",
     "adds up k experts with their weights",
     "calls an expert once, with all of its rows",
-    "leaves the other experts alone",
+    "calls no expert that no token chose",
 )
 PARTS, COUNTS, SENDS, HOME, WEIGHS = (
     "has a part for each rank",
@@ -183,6 +184,7 @@ BANKS = {
                 "kept = {}\n" + edited("logits.softmax(-1)", "kept.setdefault((*x.shape, k), logits.softmax(-1))"),
                 SEVERAL,
             ),
+            Wrong("always float32", edited("torch.zeros_like(x)", "torch.zeros(x.shape)"), DTYPE),
             Wrong("adds x", edited("torch.zeros_like(x)", "x.clone()"), BEST),
             Wrong("writes into x", edited("torch.zeros_like(x)", "x.mul_(0)"), BEST),
         ),

@@ -2,11 +2,12 @@
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-SLOTS, ORDER, SCALES, COPY, PLACE, OTHERS, SIZES = (
+SLOTS, ORDER, SCALES, COPY, WRITES, PLACE, OTHERS, SIZES = (
     "maps positions to slots",
     "takes the tokens in their order",
     "takes the scales too",
-    "takes a copy",
+    "takes a copy, not a view",
+    "writes into the pool",
     "puts them where the table says",
     "leaves all other slots alone",
     "goes between pools of different blocks",
@@ -155,7 +156,13 @@ BANKS = {
             Wrong("K twice", {3: "[layer.k[blocks, :, offsets] for pool in stored(layer)]"}, ORDER),
             Wrong("a view of a single block", A_VIEW, COPY),
             Wrong("written in the order of arrival", {4: "pool[blocks.sort().values, :, offsets] = rows"}, PLACE),
-            Wrong("nothing is written", {4: "pool[blocks, :, offsets].copy_(rows)"}, PLACE),
+            Wrong("nothing is written", {4: "pool[blocks, :, offsets].copy_(rows)"}, WRITES),
+            Wrong(
+                "written into a copy",
+                {4: "pool[blocks][torch.arange(len(rows)), :, offsets] = rows"},
+                WRITES,
+            ),
+            Wrong("the last token is not written", {4: "pool[blocks[:-1], :, offsets[:-1]] = rows[:-1]"}, PLACE),
             Wrong("clears the rest of the last block", PADS_THE_LAST_BLOCK, OTHERS),
             Wrong("the block size of the sender", SIZE_REMEMBERED, SIZES),
         ),

@@ -117,6 +117,11 @@ BANKS = {
             Wrong("waits for the stage before's last chunk", edited("[chunk][1] if", "[-1][1] if"), ANY),
             Wrong("one stage after the other", WHOLE_STAGE_FIRST, ANY),
             Wrong("does not wait until the stage is free", edited("max(free_s, there_s)", "there_s"), ONE),
+            Wrong(
+                "waits in the first stage only",
+                edited("max(free_s, there_s)", "there_s if stage else free_s"),
+                ONE,
+            ),
             Wrong("the earlier of the two", edited("max(free_s, there_s)", "min(free_s, there_s)"), BEFORE),
             Wrong("their sum", edited("max(free_s, there_s)", "free_s + there_s"), ANY),
             Wrong("always behind stage 0", edited("spans[stage - 1]", "spans[0]"), BEFORE),

@@ -6,7 +6,7 @@ GROWS, UP, STILL, ONE, WAITS, LARGEST, ONCE, DAY, APART, EDGE, DEFAULT = (
     "grows in proportion to the load",
     "rounds up",
     "keeps still near the target",
-    "keeps one engine",
+    "keeps at least one engine",
     "shrinks only after a quiet time",
     "shrinks to the largest number wanted lately",
     "grows at once",

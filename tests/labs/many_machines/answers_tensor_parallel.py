@@ -3,7 +3,7 @@
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
 SHARES, WHOLE, REDUCED, RESIDUAL = (
-    "puts every weight on one rank",
+    "gives each rank its even share, each weight once",
     "has parts that sum to the whole",
     "gives every rank the sum",
     "adds the residual once",

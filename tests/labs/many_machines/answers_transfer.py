@@ -165,6 +165,20 @@ BANKS = {
     "7.3": Bank(
         wrong=(
             Wrong("layer 0 stands for all", edited(("range(self.num_layers)", "range(1)")), HOLE),
+            Wrong(
+                "the highest block that has come",
+                edited(
+                    (
+                        "            if any((layer, block) not in self.here for layer in range(self.num_layers)):\n"
+                        "                return block\n        return None",
+                        "            pass\n"
+                        "        first = min(max([b for l, b in self.here if l == layer], default=-1) + 1\n"
+                        "                    for layer in range(self.num_layers))\n"
+                        "        return first if first < self.num_blocks else None",
+                    )
+                ),
+                HOLE,
+            ),
             Wrong("any layer is enough", edited(("if any((layer", "if all((layer")), HOLE),
             Wrong(
                 "the last hole", edited(("in range(self.num_blocks):", "in reversed(range(self.num_blocks)):")), WHOLE

@@ -30,8 +30,10 @@ class Expert:
         return torch.tanh(rows @ self.weight.T)
 
 
-def make_experts(draw: Draw, num_experts: int, hidden: int = HIDDEN) -> list[Expert]:
-    return [Expert(draw.normal(hidden, hidden, dtype=torch.float64)) for _ in range(num_experts)]
+def make_experts(
+    draw: Draw, num_experts: int, hidden: int = HIDDEN, dtype: torch.dtype = torch.float64
+) -> list[Expert]:
+    return [Expert(draw.normal(hidden, hidden, dtype=dtype)) for _ in range(num_experts)]
 
 
 def oracle(x: Tensor, router: Tensor, experts: list[Expert], k: int) -> Tensor:
@@ -61,10 +63,25 @@ def mixed(answer: Any, x: Tensor, router: Tensor, experts: list[Any], k: int) ->
 
 
 def one_expert_each(answer: Any, draw: Draw, num_tokens: int, num_experts: int) -> None:
-    """K = 1: the weight is 1, whatever the router's logit."""
-    x, router, experts = inputs(draw, num_tokens, num_experts)
+    """K = 1: the weight is 1, whatever the router's logit. In float32, so that the dtype is the next property's."""
+    while True:
+        x = draw.normal(num_tokens, HIDDEN)
+        router = draw.normal(num_experts, HIDDEN)
+        first, second = (x @ router.T).topk(2, dim=-1).values.unbind(-1)
+        if bool((first - second > 1e-3).all()):  # no rounding decides
+            break
+    experts = make_experts(draw, num_experts, dtype=torch.float32)
     got = mixed(answer, x, router, experts, 1)
     compare(got, oracle(x, router, experts, 1), what="the output for k=1", axes=("token", "dimension"))
+
+
+def has_the_dtype_of_x(answer: Any, draw: Draw, num_tokens: int) -> None:
+    """As before, in float64."""
+    x, router, experts = inputs(draw, num_tokens, 3)
+    got = mixed(answer, x, router, experts, 1)
+    if got.dtype != x.dtype:
+        got_name, name = (str(dtype).removeprefix("torch.") for dtype in (got.dtype, x.dtype))
+        reject(f"the output is {got_name} for an x of {name}")
 
 
 def several_experts(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, hidden: int = HIDDEN) -> None:
@@ -242,6 +259,13 @@ EXERCISES = (
                 ({"num_tokens": 1, "num_experts": 2}, {"num_tokens": 5, "num_experts": 4}),
             ),
             Property(
+                "returns x's dtype",
+                has_the_dtype_of_x,
+                "`torch.zeros_like(x)` has the shape and the dtype of x; `torch.zeros(x.shape)` is float32, whatever x "
+                "is, and rounds what is added to it.",
+                ({"num_tokens": 1}, {"num_tokens": 5}),
+            ),
+            Property(
                 "adds up k experts with their weights",
                 several_experts,
                 "The weights of a token's k experts sum to 1, and are proportional to exp of their logits. And does an "
@@ -261,13 +285,13 @@ EXERCISES = (
                 ({"num_tokens": 12, "num_experts": 3, "k": 2}, {"num_tokens": 30, "num_experts": 8, "k": 2}),
             ),
             Property(
-                "leaves the other experts alone",
+                "calls no expert that no token chose",
                 leaves_others_alone,
                 "An expert that no token chose is not called: its weights need not be read. No tokens: no calls.",
                 ({"num_experts": 4}, {"num_experts": 16}),
             ),
         ),
-        time_limit_s=10,
+        time_limit_s=30,
     ),
     Exercise(
         id="7.10",

@@ -9,6 +9,7 @@ from twophase.cache.kv_cache import LayerKV
 from twophase_labs.machine.checks import Draw, Rejected, compare, fresh, number, plain, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.many_machines.layer_blocks import (
+    POISON,
     Heads,
     empty_layer,
     place,
@@ -99,17 +100,25 @@ def put(
     return layer, block_ids, rows
 
 
+def writes_into_the_pool(answer: Any, draw: Draw, num_tokens: int, block_size: int, quantised: bool) -> None:
+    layer, _, _ = put(answer, draw, num_tokens, block_size, quantised)
+    for blocks, what in zip(stored(layer), PARTS, strict=False):
+        if bool((blocks == POISON).all()):
+            reject(f"every slot still holds its old value, {POISON}: nothing was written into the pool of {what}")
+
+
 def puts_them_where_the_table_says(answer: Any, draw: Draw, num_tokens: int, block_size: int, quantised: bool) -> None:
     layer, block_ids, rows = put(answer, draw, num_tokens, block_size, quantised)
     for blocks, values, what in zip(stored(layer), rows, PARTS, strict=False):
         for position, value in enumerate(values):
             block, offset = block_ids[position // block_size], position % block_size
-            compare(
-                blocks[block, :, offset],
-                value,
-                what=f"{what} of token {position} (block {block}, offset {offset}, of blocks {block_ids})",
-                axes=("KV head", "dim")[: value.ndim],
-            )
+            got = blocks[block, :, offset]
+            slot = f"(block {block}, offset {offset}, of blocks {block_ids})"
+            if bool((got == POISON).all()):
+                old = f"the slot still holds its old value, {POISON}: nothing was written there"
+                reject(f"{what} of token {position} is not in its slot {slot}", old)
+            axes = ("KV head", "dim")[: value.ndim]
+            compare(got, value, what=f"{what} of token {position} {slot}", axes=axes)
 
 
 def leaves_other_slots_alone(answer: Any, draw: Draw, num_tokens: int, block_size: int, quantised: bool) -> None:
@@ -250,11 +259,21 @@ EXERCISES = (
                 ({"num_tokens": 3, "block_size": 4}, {"num_tokens": 9, "block_size": 4}),
             ),
             Property(
-                "takes a copy",
+                "takes a copy, not a view",
                 takes_a_copy,
                 "The blocks are free as soon as they are taken, and the next prompt is written over them; a view would "
                 "show that, in the middle of the transfer.",
                 ({"num_tokens": 4, "block_size": 4},),
+            ),
+            Property(
+                "writes into the pool",
+                writes_into_the_pool,
+                "`pool[blocks, :, offsets] = rows`, in one index, writes into the pool. Indexing with a tensor gives a "
+                "copy, so `pool[blocks][...] = rows` writes into that copy.",
+                (
+                    {"num_tokens": 3, "block_size": 4, "quantised": False},
+                    {"num_tokens": 11, "block_size": 4, "quantised": True},
+                ),
             ),
             Property(
                 "puts them where the table says",
@@ -331,7 +350,7 @@ EXERCISES = (
                 ({"num_layers": 2}, {"num_layers": 6}, {"num_layers": 70}),
             ),
             Property(
-                "adds the latency to arrivals only",
+                "lets the next layer leave during the latency",
                 latencies_overlap,
                 "While the last bytes of one layer travel, the next can leave: the latency delays every arrival, and "
                 "occupies no link.",

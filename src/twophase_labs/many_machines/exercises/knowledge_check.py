@@ -62,8 +62,7 @@ EXERCISES = (
                 "one rank computes while the others wait, in every layer with experts": "c8b4e12c683f377f",
             },
             hint="A slot that was never written holds what the block's former owner left there: the request that was "
-            "handed over never sees that part of its prompt. A slot written late changes under the request that has "
-            "the block now, while it decodes.",
+            "handed over never sees that part of its prompt.",
         ),
     ),
 )

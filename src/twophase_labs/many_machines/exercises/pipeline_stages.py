@@ -1,5 +1,6 @@
 """7.4: stages in a row: pipeline parallelism."""
 
+from itertools import pairwise
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
@@ -52,7 +53,15 @@ def waits_for_the_stage_before(answer: Any, draw: Draw, num_stages: int) -> None
 
 
 def one_at_a_time(answer: Any, draw: Draw, num_chunks: int) -> None:
-    follows(answer, [[float(draw.integer(1, 9)) for _ in range(num_chunks)]])
+    """In a single stage, and in a second stage that is slower than the first, so that chunks pile up before it."""
+    first = [float(draw.integer(1, 9)) for _ in range(num_chunks)]
+    follows(answer, [first])
+    seconds = [first, [max(first) + draw.integer(1, 9) for _ in range(num_chunks)]]
+    for stage, row in enumerate(played(answer, seconds)):
+        for chunk, ((_, end), (start, _)) in enumerate(pairwise(row)):
+            if start < end:
+                what = f"stage {stage} begins with chunk {chunk + 1} at {start:g}, but has chunk {chunk} until {end:g}"
+                reject(what, f"of seconds {seconds}")
 
 
 def any_pipeline(answer: Any, draw: Draw, num_stages: int, num_chunks: int) -> None:
@@ -103,7 +112,7 @@ EXERCISES = (
             Property(
                 "has one chunk in a stage at a time",
                 one_at_a_time,
-                "A stage that is busy makes the next chunk wait.",
+                "A stage that is busy makes the next chunk wait, in every stage, not in the first alone.",
                 ({"num_chunks": 2}, {"num_chunks": 5}),
             ),
             Property(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from twophase_labs.machine.checks import Draw, compare, plain, reject
+from twophase_labs.machine.checks import Draw, Rejected, compare, plain, reject
 from twophase_labs.machine.exercise import Exercise, Property
 
 Expected = str | tuple[str, int] | None
@@ -26,8 +26,25 @@ def received(transfer: Any, layer: int, first: int, count: int, expected: bool =
         reject(f"receive({layer}, {first}, {count}) returned {got}; {why}")
 
 
-def missing(transfer: Any, expected: int | None, what: str) -> None:
-    compare(transfer.first_missing, expected, what=f"first_missing {what}")
+def missing(transfer: Any, expected: int | None, what: str, because: str = "") -> None:
+    """None is an answer here as any other, so what it should be is said beside it."""
+    got = plain(transfer.first_missing)
+    if got is None and expected is not None:
+        reject(f"first_missing {what} is None, expected {expected}{because and ': ' + because}")
+    try:
+        compare(got, expected, what=f"first_missing {what}")
+    except Rejected as error:
+        reject(str(error), *error.details, *filter(None, (because,)))
+
+
+def why(hole: tuple[int, int], holes: set[tuple[int, int]], num_blocks: int) -> str:
+    """'layer 3 has blocks 0, 2, 3 and 4, but not 1': of the hole's layer."""
+    layer, block = hole
+    here = [str(each) for each in range(num_blocks) if (layer, each) not in holes]
+    if not here:
+        return f"layer {layer} has no block yet"
+    blocks = f"blocks {', '.join(here[:-1])} and {here[-1]}" if here[1:] else f"block {here[0]}"
+    return f"layer {layer} has {blocks}, but not {block}"
 
 
 def adopts_what_is_whole(answer: Any, draw: Draw, num_layers: int, num_blocks: int) -> None:
@@ -50,11 +67,13 @@ def finds_the_first_hole(answer: Any, draw: Draw, num_layers: int, num_blocks: i
             for block in range(num_blocks):
                 if (layer, block) not in holes:
                     received(transfer, layer, block, 1)
-        first = min(block for _, block in holes)
-        missing(transfer, first, f"with holes (layer, block) at {sorted(holes)}")
+        ordered = sorted(holes, key=lambda hole: hole[1])
+        first = ordered[0][1]
+        missing(transfer, first, f"with holes (layer, block) at {sorted(holes)}", why(ordered[0], holes, num_blocks))
         said(transfer.on_sent(), ("resend", first), f"the first on_sent() with holes (layer, block) at {sorted(holes)}")
-        for layer, block in sorted(holes, key=lambda hole: hole[1]):
-            missing(transfer, block, f"after a resend, with holes (layer, block) at {sorted(holes)}")
+        for layer, block in ordered:
+            what = f"after a resend, with holes (layer, block) at {sorted(holes)}"
+            missing(transfer, block, what, why((layer, block), holes, num_blocks))
             holes = holes - {(layer, block)}
             received(transfer, layer, block, 1)
         said(transfer.on_sent(), "adopt", "on_sent() after a resend that brought the two blocks missing")
@@ -191,7 +210,7 @@ EXERCISES = (
                 "finds the first hole",
                 finds_the_first_hole,
                 "The first missing block is the lowest that *some* layer lacks; all layers are sent from there. What "
-                "has come stays.",
+                "has come stays. The highest block that has come, or the number of them, says nothing about holes.",
                 (
                     {"num_layers": 1, "num_blocks": 2},
                     {"num_layers": 4, "num_blocks": 5},

@@ -175,7 +175,7 @@ EXERCISES = (
                 has_its_default,
                 "`Scaling(target, down_after_s, tolerance=0.1)`.",
             ),
-            Property("keeps one engine", never_none, "With no load at all, one engine stays."),
+            Property("keeps at least one engine", never_none, "With no load at all, one engine stays."),
             Property(
                 "shrinks only after a quiet time",
                 waits_before_it_shrinks,

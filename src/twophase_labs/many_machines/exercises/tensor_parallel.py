@@ -208,7 +208,7 @@ EXERCISES = (
         ),
         checks=(
             Property(
-                "puts every weight on one rank",
+                "gives each rank its even share, each weight once",
                 shares_the_weights,
                 "The point is that each rank holds, and reads, an n-th. `tensor_split` cuts as evenly as possible.",
                 ({"width": 4, "n": 2}, {"width": 8, "n": 1}, {"width": 10, "n": 3}),
