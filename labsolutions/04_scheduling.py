@@ -926,7 +926,8 @@ for name, run in list(real.items())[1:]:
 # Now many requests, in the simulator. The cost is per *step*, as lab 3 measured it: 20 ms for the weights, 1 ms more
 # for each prompt token, and 0.5 ms for each decode. 600 short chats arrive at random. Their mean rate is a share of the
 # capacity, the rate at which the same engine serves them if all come at once. (These 600 random arrivals happen to come
-# a little faster than their nominal rate.) The SLO is a first token within 0.6 s and a TPOT of at most 60 ms.
+# 5 % faster than their nominal rate, which is why the points lie a little to the right of it.) The SLO is a first token
+# within 0.6 s and a TPOT of at most 60 ms.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -960,7 +961,9 @@ for share, records in by_load.items():
 
 # %%
 came = [len(records) / max(r.arrival_s for r in records) for records in by_load.values()]
-load_pictures.draw_goodput(came, *zip(*map(per_second, by_load.values()), strict=True))
+load_pictures.draw_goodput(
+    came, *zip(*map(per_second, by_load.values()), strict=True), labels=[f"{share:.0%}" for share in by_load]
+)
 plt.show()
 
 # %% [markdown]
@@ -1422,7 +1425,8 @@ for name, policy in {"by arrival": PriorityPolicy(), "fair shares": FairPolicy()
 # the **queue age**, how long the oldest request that was never scheduled has waited; the **block use**, the share of
 # the pool that sequences hold; and the **hit rate**, the share of the admitted prompts' tokens that were hits in the
 # prefix cache. Here is the rush again, with strict priorities; requests of a class begin with the same text. With hits
-# in the prefix cache the machine is a little faster, so the queue builds up later than in the picture above.
+# in the prefix cache the machine is a little faster, so the first requests of the batch job are served and later ones
+# wait.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1560,7 +1564,7 @@ for name, cost, scale in zip(names, costs, (1, 1, 1, 1000, 1000), strict=True):
 # | the SLO | first token within 1.5 s; 45 ms per token after it, on average |
 #
 # The **score** is the share of requests that meet both SLOs, over three traffics. The length of an answer is not known
-# in advance: `max_num_tokens` says 256 of each.
+# in advance: each request may write up to 256 tokens, and most end far earlier.
 #
 # This is what the engine's own policies reach, and yours of 4.4:
 

@@ -1202,7 +1202,7 @@ figure = window_pictures.draw_readings(readings, window=window)
 # right one?
 
 # %%
-distances = (64, 110, 126, 132, 156)
+distances = (64, 110, 126, 132, 133, 156)
 tellers = {
     "everything": window_engine.full_engine(),
     "window of 128 and 4 sinks": window_engine.engine(sliding_window=128, num_attention_sinks=4),
@@ -1211,10 +1211,10 @@ bits = {name: [window_engine.surprise_at_fact(llm, far) for far in distances] fo
 figure = window_pictures.draw_memory(distances, bits, window=128, guess_bits=5 * math.log2(10))
 
 # %% [markdown]
-# **Read the result.** Within the window the number is remembered as well as ever; a step beyond, it is gone, and the
-# model is more surprised than by five random digits. So a window is right for text whose past matters less and less,
-# and wrong for retrieval, for long documents with questions at the end, for code that was defined far above. No mean
-# over a text shows you that.
+# **Read the result.** Within the window the number is remembered as well as ever. At 132 each digit is the oldest key
+# that its query still sees, with nothing before it; one token further it is gone, and the model is more surprised than
+# by five random digits. So a window is right for text whose past matters less and less, and wrong for retrieval, for
+# long documents with questions at the end, for code that was defined far above. No mean over a text shows you that.
 
 # %% [markdown]
 # ### Layers of different kinds
@@ -1233,8 +1233,10 @@ for num_tokens, held in mixed_layers.blocks_held(llm_mixed, num_prompt=24, num_t
     print(f"{num_tokens:3} tokens: " + ", ".join(f"{kind} {number:2} blocks" for kind, number in held.items()))
 
 # %% [markdown]
-# **Read the result.** Only the blocks of the full layers grow with the text. There are two windowed groups, of 2 blocks
-# each, which is what your `kept_blocks` says. The model still reaches its whole past, through a third of its layers.
+# **Read the result.** Only the blocks of the full layers grow with the text. All groups hold equally many layers, so
+# that one pool of blocks serves them; here each layer is a group of its own. So there are two windowed groups, of 2
+# blocks each, which is what your `kept_blocks` says. The model still reaches its whole past, through a third of its
+# layers.
 #
 # > **In production, 2026.** A window on a model that was trained without one is opt-in: [`max_attention_window` and
 # > `sink_token_length` are None in

@@ -128,8 +128,8 @@ _, take_layer, put_layer = use("7.1")
 for stored_as in ("float32", "int8"):
     moved = hand_over.hand_over(take_layer, put_layer, kv_cache_dtype=stored_as)
     print(f"{stored_as}: {moved.num_bytes:,} bytes moved, largest difference of logits {moved.largest_difference:g}")
-    print("  here ", moved.text_here)
-    print("  there", moved.text_there)
+    print("  here ", repr(moved.text_here))
+    print("  there", repr(moved.text_there))
 
 # %% [markdown]
 # **Read the result.** The logits are equal, not nearly equal: moving copies bits, so any difference at all is a bug.
@@ -215,11 +215,11 @@ for name, bytes_per_s in links.items():
 # sequenceDiagram
 #     participant D as rank 0: decode
 #     participant P as rank 1: prefill
-#     D->>P: Submit: a prompt, for which blocks are reserved here
-#     D->>P: Grant: they are now (if there was no room before)
-#     P->>D: Pages: layer 0, layer 1, ... while the next layers are computed
+#     D->>P: Submit: a prompt, and the first block to send if there is room here
+#     D->>P: Grant: there is room now, send from this block on (also: send again)
+#     P->>D: Pages: K and V of layer 0, layer 1, ... while the next ones are computed
 #     P->>D: Done: the first token
-#     D->>P: Received: your blocks can be freed
+#     D->>P: Received: all is here, your blocks can be freed
 # ```
 #
 # Its blocks have the same size on both sides, so it copies whole ones, and a thread that does nothing else sends them.
@@ -409,8 +409,9 @@ else:
 
 # %% [markdown]
 # **Read the result.** A lost message costs a second transfer or a second prefill, but never a token. (Without a loss
-# there would be `3 * 30 * 2 = 180` messages, for prompts, layers and halves.) The tokens do not show which of the three
-# happened, so a service must count resends and recomputations to notice them.
+# there would be `3 * 30 * 2 = 180` messages, for prompts, layers and parts. The second prompt took 59 and then 30, its
+# second part again; the third 59 and 59.) The tokens do not show which of the three happened, so a service must count
+# resends and recomputations to notice them.
 #
 # **Open the engine.** Its decision, with the same two steps:
 
@@ -539,8 +540,9 @@ if both.two is not None:
     one, two = both.one, both.two
     off = max(abs(a - b) for a, b in zip(one.logprobs, two.logprobs, strict=True))
     print("the same tokens:", one.token_ids == two.token_ids, f"| log-probabilities differ by at most {off:.0e}")
-    num_rows = two.all_reduce_bytes // (60 * 576 * 4)
-    print(f"{two.all_reduce_bytes:,} bytes handed over: {num_rows} rows of 576 floats, 60 times")
+    num_layers = two.num_all_reduces // (2 * len(two.token_ids))
+    num_rows = two.all_reduce_bytes // (2 * num_layers * 576 * 4)
+    print(f"{two.all_reduce_bytes:,} bytes handed over: {num_rows} rows of 576 floats, 2 x {num_layers} times")
 
 # %% [markdown]
 # **Read the result.** Two per layer and step, with a row for each token of the step: 24 of the prompt and 19 more,
@@ -1061,10 +1063,10 @@ show_source(EnginePrefixAware._note)
 # > **In production, 2026.** SGLang's gateway and vLLM's router choose by
 # > [`cache_aware`](https://docs.gpustack.ai/gpustack-operator/main/docs/modules/model-deployment/routing/) unless told
 # > otherwise: the engine with the longest shared prefix if it covers more than 0.3 of the prompt, but the least loaded
-# > one once the busiest has 64 requests and 1.5 times more than the idlest. NVIDIA Dynamo's front end is [round robin
-# > by default](https://docs.nvidia.com/dynamo/v1.1.0/components/router/llms.txt); `--router-mode kv` weighs as you do,
-# > with a weight of 1.0. By roofline, a hit of 6,000 tokens saves an H100 96 TFLOP of Llama-3-8B: 0.16 s at 60 % of its
-# > peak.
+# > one once the busiest has over 64 requests more than the idlest and over 1.5 times as many. NVIDIA Dynamo's front end
+# > is [round robin by default](https://docs.nvidia.com/dynamo/v1.1.0/components/router/llms.txt); `--router-mode kv`
+# > weighs as you do, with a weight of 1.0. By roofline, a hit of 6,000 tokens saves an H100 96 TFLOP of Llama-3-8B:
+# > 0.16 s at 60 % of its peak.
 #
 # **Takeaway.** A hit of 6,000 tokens is worth 0.16 s of an H100; weighing it against load takes the hit rate from about
 # a third to two thirds on the same four engines.
@@ -1145,7 +1147,8 @@ for prefill, decode in (("h100", "h100"), ("h100", "h200"), ("h200", "h100")):
 # %% [markdown]
 # **Read the result.** The two cards have the same arithmetic, and the H200 1.43 times the bandwidth: it makes decodes
 # faster, and no prompts. Bandwidth belongs where the phase is bound by it. (The plan takes more engines than a division
-# of the rates gives: one that is always full has an endless queue, so it takes the fewest that hold the SLO.)
+# of the rates gives: it keeps them below 80 % busy, since one that is always full has an endless queue, and takes the
+# fewest that hold the SLO. The TTFT is a formula's, and its small differences mean little.)
 
 # %% [markdown]
 # > **In production, 2026.** vLLM's documentation of [disaggregated

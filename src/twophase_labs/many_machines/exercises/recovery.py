@@ -173,7 +173,7 @@ EXERCISES = (
         kind="code",
         names=("Transfer",),
         points=4,
-        minutes=14,
+        minutes=12,
         lines=22,
         difficulty=3,
         objective="recover from a failed transfer without a wrong token",
@@ -182,7 +182,7 @@ EXERCISES = (
             "here. What is the first block for which that is not so?",
             "Keep a set of (layer, block) pairs, a count of resends, and whether it is over. Both 'adopt' and "
             "'recompute' end it.",
-            "def receive(self, layer, first_block, num_blocks):\n"
+            "def receive(self, layer, first_block, count):\n"
             "    if self.is_over:\n"
             "        return ...\n"
             "    self.here |= {(layer, block) for block in range(...)}\n"
