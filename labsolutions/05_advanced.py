@@ -734,8 +734,8 @@ figure = draft_pictures.draw_pairs(pairs)
 # %% [markdown]
 # **Read the result.** At temperature 1 there are no tokens to compare: different random numbers draw different tokens,
 # from the same distribution. Drafts are right most often where the draft model was trained and where nothing is left to
-# chance. On other questions it lacks the words as well as the practice, and the misses cost more than the few hits
-# save. Eight sequences are this CPU's hard case once more: every draft that is verified costs, and the draft model here
+# chance. On other questions it lacks the words as well as the practice, and the few hits hardly pay for the misses.
+# Eight sequences are this CPU's hard case once more: every draft that is verified costs, and the draft model here
 # serves one sequence after the other.
 
 # %% [markdown]
