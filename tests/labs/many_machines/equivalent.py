@@ -20,6 +20,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "the first chunk is there at 0 or later, and the later of the two times is taken"
         ),
     },
+    "7.10": {
+        "order = flat.argsort(stable=True) -> order = flat.argsort(stable=False)": "within an expert any order will do",
+    },
     "7.11": {
         "costs.append(self.weight * (len(prompt) - num_hit * self.block_size) + load) -> costs.append(self.weight * (len(keys) - num_hit * self.block_size) + load)": (
             "the prompt's length is the same in every engine's cost, so it decides nothing"
