@@ -41,7 +41,7 @@ from twophase_tools.cli.doctor import diagnose
 diagnose()
 
 # %% [markdown]
-# **Takeaway.** None of the five labs needs a GPU. What cannot run here is reported as *not run*, never as passed.
+# **Takeaway.** None of the labs needs a GPU. What cannot run here is reported as *not run*, never as passed.
 #
 # ## 2. Where the answer lives
 # <!-- minutes: 3 -->

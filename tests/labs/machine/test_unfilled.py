@@ -85,6 +85,12 @@ def test_blanks_left():
         def b():
             return ____("1.3", 2)
 
+    class Whole:
+        """All of it is to be written."""
+
+        ____("1.3", 1, "its methods")
+
+    assert blanks_left(Whole, "1.3") == {1}
     assert blanks_left(half, "1.3") == {1, 2}
     assert blanks_left(Both, "1.3") == {1, 2, 4}
     assert blanks_left({"k": BLANK, "l": 1}, "1.3") == {2}
