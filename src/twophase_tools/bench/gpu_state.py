@@ -58,8 +58,9 @@ def gpu_state(device: torch.device) -> GpuState | None:
 
 def parse_state(line: str, reasons: str | None) -> GpuState:
     """From the answers to FIELDS and to one of REASON_FIELDS, without headers."""
-    values = [value.strip() for value in line.split(",")]
-    return GpuState(*values, slowdowns=None if reasons is None else _slowdowns(reasons))
+    driver, clock, max_clock, memory, temperature, power, limit = (value.strip() for value in line.split(","))
+    slowdowns = None if reasons is None else _slowdowns(reasons)
+    return GpuState(driver, clock, max_clock, memory, temperature, power, limit, slowdowns)
 
 
 def _slowdowns(reasons: str) -> tuple[str, ...] | None:

@@ -182,7 +182,8 @@ class CaseTable:
             return {OURS: lambda: Variant(ours)} | attention_rivals(batch, may_compile=self.may_compile)
 
         # A few tokens after a long context are as memory-bound as decode; whole prompts are not.
-        few = sum(query_lens) * self.sizes.num_heads // self.sizes.num_kv_heads < 128
+        group = self.sizes.num_heads // self.sizes.num_kv_heads
+        few = query_lens != seq_lens and max(query_lens) * group < 128
         return KernelCase(
             "paged_prefill", label, work, make_variants, self.tolerance, is_compute_bound=not few, only_reads=few
         )

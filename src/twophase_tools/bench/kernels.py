@@ -202,7 +202,7 @@ class KernelReport:
                 ax.scatter(shares, rows, label=name, color=f"C{number}", zorder=2 if is_ours else 3, **style)
         for ax, results in ((top, by_memory), (bottom, by_compute)):
             ax.set_yticks(range(len(results)), [f"{r.kernel} {r.label}" for r in results], fontsize=7)
-            ax.set(ylim=(len(results) - 0.5, -0.5), xlim=(0, None))
+            ax.set(ylim=(max(len(results), 1) - 0.5, -0.5), xlim=(0, None))
             ax.axvline(1, color="grey", linewidth=0.8)
             ax.grid(axis="x", alpha=0.3)
         top.set(xlabel="share of measured bandwidth", title=f"{_device_name(self.machine)}, {self.dtype}")
