@@ -53,7 +53,7 @@ def test_results_are_written_even_if_something_is_wrong(twophase, monkeypatch, t
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not run here: about machines without a GPU")
 def test_no_results_without_cuda(twophase, tmp_path):  # noqa: F811
     exit_code, out, err = twophase("bench", "kernels", "--results", tmp_path)
-    assert (exit_code, out) == (1, "")
+    assert (exit_code, out) == (2, "")
     assert "bench kernels needs CUDA" in err
     assert list(tmp_path.iterdir()) == []
 
