@@ -7,8 +7,8 @@ import torch
 
 from twophase_tools.bench.machine import cuda_times_s
 
-FLUSH_BYTES = 256 * 1024**2
-FLUSHES_PER_L2 = 4  # a flush is this many times the cache: some keep two copies of a line, none evicts in exact order
+L2_PER_FLUSH = 4  # caches may keep two copies of a line, and none evicts in exact order
+MIN_FLUSH_BYTES = 64 * 1024**2
 MAX_CALLS = 20
 NUM_WARMUPS = 10
 GRAPH_TIME_S = 0.02  # a graph of about this length hides its own launch, a fixed few microseconds
@@ -50,7 +50,7 @@ class ColdGraphTimer:
 
     def __init__(self, device: torch.device, num_replays: int = 10) -> None:
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-        self._flush = Flush(device, max(FLUSH_BYTES, FLUSHES_PER_L2 * l2_bytes))
+        self._flush = Flush(device, max(MIN_FLUSH_BYTES, L2_PER_FLUSH * l2_bytes))
         self._num_replays = num_replays
 
     def __call__(self, function: Callable[[], object]) -> float:

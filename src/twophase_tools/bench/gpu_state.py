@@ -50,7 +50,7 @@ def gpu_state(device: torch.device) -> GpuState | None:
         return None
     gpu = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"
     line = _query(gpu, FIELDS)
-    if line is None:
+    if line is None or line.count(",") != FIELDS.count(","):
         return None
     reasons = next((found for field in REASON_FIELDS if (found := _query(gpu, field)) is not None), None)
     return parse_state(line, reasons)

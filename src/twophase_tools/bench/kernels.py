@@ -6,6 +6,7 @@ a dry run does everything else, with tiny shapes, on any machine.
 
 import gc
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -91,8 +92,8 @@ class CaseResult:
         for variant in self.variants:
             if variant.status in ("wrong", "failed"):
                 yield f"{name}: {variant.name}: {variant.not_run}"
-        is_ours_right = self.ours.status in ("timed", "untimed")
-        if is_ours_right and all(variant.difference is None for variant in self.variants):
+        answered = [variant for variant in self.variants if variant.status in ("timed", "untimed", "wrong")]
+        if answered == [self.ours]:
             yield f"{name}: nothing to compare with"
 
 
@@ -137,7 +138,11 @@ class KernelReport:
             f"{when}: {state.to_text()}" for when, state in (("before", self.before), ("after", self.after)) if state
         ]
         roofs = "dry run, tiny shapes" if self.roofs is None else self.roofs.to_text()
-        head = [self.machine.to_text(), *(states or ["clocks unknown: no nvidia-smi"]), f"{self.dtype}; {roofs}\n"]
+        head = [
+            self.machine.to_text(),
+            *(states or ["clocks unknown: nvidia-smi does not tell"]),
+            f"{self.dtype}; {roofs}\n",
+        ]
         return "\n".join([*head, _HEADER, *(line for result in self.results for line in self._lines(result))])
 
     def _lines(self, result: CaseResult) -> Iterable[str]:
@@ -238,8 +243,8 @@ def why_not_here() -> str | None:
     return None
 
 
-def bench_kernels(quick: bool = False) -> KernelReport:
-    """Measure every case on the current CUDA device.
+def bench_kernels(quick: bool = False, say: Callable[[str], None] | None = None) -> KernelReport:
+    """Measure every case on the current CUDA device; `say` gets the name of each before it begins.
 
     Raises:
         BackendUnavailableError: Triton cannot compile kernels in this process.
@@ -252,7 +257,7 @@ def bench_kernels(quick: bool = False) -> KernelReport:
         )
     device, dtype = torch.device("cuda", torch.cuda.current_device()), torch.bfloat16
     table = CaseTable(QUICK if quick else FULL, dtype, device)
-    return make_report(table, ColdGraphTimer(device), dtype, device)
+    return make_report(table, ColdGraphTimer(device), dtype, device, say)
 
 
 def dry_run() -> KernelReport:
@@ -279,13 +284,22 @@ def _how_kernels_run() -> Literal["compiled", "interpreted"]:
 
 
 def make_report(
-    cases: Iterable[KernelCase], timer: Timer | None, dtype: torch.dtype, device: torch.device
+    cases: Iterable[KernelCase],
+    timer: Timer | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    say: Callable[[str], None] | None = None,
 ) -> KernelReport:
     """Compare the contenders of `cases`, and measure them and the machine's roofs if there is a timer."""
     roofs = None if timer is None else measure_roofs(device, dtype)
     before = gpu_state(device)  # by now it is warm
-    results = tuple(measure_case(case, timer, device) for case in cases)
-    return KernelReport(record_machine(), str(dtype).removeprefix("torch."), roofs, before, gpu_state(device), results)
+    results = []
+    for case in cases:
+        if say is not None:
+            say(f"{case.kernel} {case.label}")
+        results.append(measure_case(case, timer, device))
+    name, after = str(dtype).removeprefix("torch."), gpu_state(device)
+    return KernelReport(record_machine(), name, roofs, before, after, tuple(results))
 
 
 def measure_roofs(device: torch.device, dtype: torch.dtype) -> Roofs:
@@ -351,7 +365,8 @@ def _measure_variant(
         apart = None if expected is None else difference(found, expected)
         if apart is not None and not apart <= tolerance:
             reason = f"not timed: it computes something else (allowed {tolerance:.0e})"
-            return VariantResult(name, "wrong", not_run=reason, difference=apart), found
+            finite = apart if math.isfinite(apart) else None  # JSON knows no infinity
+            return VariantResult(name, "wrong", not_run=reason, difference=finite), found
         return _time(name, variant, timer, apart), found
     except Exception as error:  # compilers and drivers raise all sorts; one contender must not end the run
         return _not_run(name, error), None

@@ -99,7 +99,7 @@ def _kernels(args: argparse.Namespace) -> int:
         not_run = {"status": "not run here", "reason": reason, "machine": asdict(record_machine())}
         print(json.dumps(not_run, indent=2) if args.json else f"not run here: {reason}")
         return 0
-    report = bench_kernels(args.quick)
+    report = bench_kernels(args.quick, _say)
     if args.results is not None:  # first, so that nothing after it can lose them
         _say(f"wrote {report.save(Path(args.results))}")
     _show(report, args)

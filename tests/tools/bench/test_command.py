@@ -44,7 +44,7 @@ def test_a_dry_run_fails_if_anything_differs(twophase, monkeypatch, problems, ex
 @pytest.mark.parametrize("problems", [(), ("wrong",)])
 def test_results_are_written_even_if_something_is_wrong(twophase, monkeypatch, tmp_path, problems):  # noqa: F811
     monkeypatch.setattr("twophase_tools.bench.kernels.why_not_here", lambda: None)
-    monkeypatch.setattr("twophase_tools.bench.kernels.bench_kernels", lambda quick: Report(*problems))
+    monkeypatch.setattr("twophase_tools.bench.kernels.bench_kernels", lambda quick, say: Report(*problems))
     exit_code, out, err = twophase("bench", "kernels", "--results", tmp_path)
     assert (exit_code, out) == (len(problems), "a table\n")
     assert err.startswith(f"wrote {tmp_path / 'date-gpu.json'}\n")

@@ -1,14 +1,17 @@
 """`bench kernels`: its dry run, and reports of times from a timer of our own; only the CUDA timer needs a GPU."""
 
 import json
+import subprocess
 import warnings
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from twophase.core.errors import BackendUnavailableError
 from twophase_kernels.work import Work
+from twophase_tools.bench import gpu_state as gpu_state_module
 from twophase_tools.bench import kernels
 from twophase_tools.bench.cuda_timer import Flush
 from twophase_tools.bench.gpu_state import GpuState, parse_state
@@ -195,9 +198,10 @@ def test_a_results_file_is_named_by_date_and_gpu_and_never_overwritten(report, t
 def test_the_gpu_is_looked_at_before_and_after_and_with_each_case(monkeypatch):
     fields = "590.10, 1305 MHz, 1980 MHz, 2619 MHz, 67, 699.12 W, 700.00 W"
     states = [parse_state(fields, "0x4"), parse_state(fields, "0x0"), parse_state(fields, "0x1")]
-    left = iter(states[i] for i in (1, 0, 2))
+    left, said = iter(states[i] for i in (1, 0, 2)), []
     monkeypatch.setattr(kernels, "gpu_state", lambda device: next(left))
-    found = make_report([case_of({OURS: torch.zeros(2)})], None, torch.float32, CPU)
+    found = make_report([case_of({OURS: torch.zeros(2)})], None, torch.float32, CPU, said.append)
+    assert said == ["k l"]
     assert (found.before, found.results[0].slowdowns, found.after) == (states[1], ("power cap",), states[2])
     text = found.to_text()
     assert "before: driver 590.10, SM clock 1305 MHz of 1980 MHz, memory 2619 MHz, 67 C, 699.12 W of 700.00 W" in text
@@ -219,6 +223,41 @@ def test_slowdowns(reasons, slowdowns):
     assert state == GpuState(
         "590.10", "1305 MHz", "1980 MHz", "2619 MHz", "67", "699.12 W", "700.00 W", slowdowns=slowdowns
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "clock", "slowdowns"),
+    [
+        ("1305 MHz", "1305 MHz", ("power cap",)),
+        ("1305 MHz, 7", None, None),  # not what was asked for
+    ],
+)
+def test_the_state_of_the_gpu_that_is_used(monkeypatch, answer, clock, slowdowns):
+    """An older driver, which does not know the newer name of the reasons; several GPUs, of which one is meant."""
+    answers = {
+        gpu_state_module.FIELDS: f"535.1, {answer}, 1980 MHz, 2619 MHz, 67, 699.12 W, 700.00 W\n",
+        "clocks_throttle_reasons.active": "0x0000000000000004\n",
+    }
+
+    def nvidia_smi(command, **options):
+        name, gpu, query, form = command
+        assert (name, gpu, form) == ("nvidia-smi", "--id=GPU-12-34", "--format=csv,noheader")
+        fields = query.removeprefix("--query-gpu=")
+        if fields not in answers:
+            raise subprocess.CalledProcessError(2, command)
+        return SimpleNamespace(stdout=answers[fields])
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12-34"))
+    monkeypatch.setattr(gpu_state_module.subprocess, "run", nvidia_smi)
+    state = gpu_state_module.gpu_state(torch.device("cuda", 1))
+    assert (state and state.sm_clock, state and state.slowdowns) == (clock, slowdowns)
+
+
+def test_without_nvidia_smi_the_state_is_unknown(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12-34"))
+    assert gpu_state_module.gpu_state(torch.device("cuda", 0)) is None
+    assert gpu_state_module.gpu_state(CPU) is None
 
 
 # Contenders that do something else, break, or cannot run.
@@ -267,6 +306,7 @@ def test_a_rival_that_does_other_work_is_not_timed(other):
     found = measure(case_of({OURS: torch.tensor([[1.0, 2], [3, 4]]), "rival": other}), timer)
     assert len(timed) == 1
     assert (found.variants[1].status, found.variants[1].elapsed_s) == ("wrong", None)
+    json.dumps(found.variants[1].difference, allow_nan=False)
     (problem,) = found.problems
     assert problem == "k l: rival: not timed: it computes something else (allowed 1e-03)"
 
