@@ -342,6 +342,7 @@ def test_a_time_of_zero_is_not_a_time(report):
 def test_what_a_contender_warns_of_is_told():
     def warning():
         warnings.warn("slow path\nat length", stacklevel=1)
+        warnings.warn("soon gone", DeprecationWarning, stacklevel=1)
         return torch.ones(2)
 
     found = measure(case_of({OURS: torch.ones(2), "rival": warning}))
@@ -382,6 +383,25 @@ def test_a_fall_back_to_eager_is_not_timed_as_compiled():
     with pytest.raises(FellBackToEagerError, match="fell back to eager: torch's limit of recompilations"):
         one_more()
     torch.compiler.reset()
+
+
+@pytest.mark.full  # it compiles C++
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("case", ["rope_kv_write", "rmsnorm_residual", "silu_mul", "prompt", "verify", "decode"])
+def test_what_torch_compiles_is_compiled_whole_and_right(case):
+    """On a CPU, where torch generates C++; the dry run leaves this out."""
+    pytest.importorskip("triton", reason="not run here: triton has Linux wheels only")
+    if torch.cuda.is_available():
+        pytest.skip("not run here: test_quick_on_a_gpu compiles for the GPU")
+    table = CaseTable(QUICK, torch.float32, CPU)
+    makers = {
+        "prompt": lambda: table.prefill(((32, 32),), ""),
+        "verify": lambda: table.prefill(((5, 48),), ""),
+        "decode": lambda: table.decode((33, 5), ""),
+    }
+    found = measure(makers[case]() if case in makers else getattr(table, case)(8))
+    compiling = [v for v in found.variants if v.name.startswith(("torch.compile", "FlexAttention"))]
+    assert [variant.status for variant in compiling] == ["timed"], compiling
 
 
 def test_a_contender_without_room_or_not_installed_is_no_problem():

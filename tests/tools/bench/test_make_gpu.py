@@ -53,7 +53,7 @@ def test_with_a_gpu_it_checks_tests_and_measures(make):
         "twophase doctor",
         "torch.cuda.is_available()",
         "twophase bench kernels --dry-run",
-        "tests/kernels",
+        'tests/kernels -m "not mutants"',
         "-m gpu --ignore=tests/kernels",
         "twophase bench kernels --results kernels/results",
         "status=1; \\\nexit $status",
