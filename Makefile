@@ -4,6 +4,7 @@
 #   make test [ARGS=...]                the tests and the notebooks as shipped, in about twelve minutes; ARGS as of pytest
 #   make test-full                      what `make test` leaves out: whole grids, all mutants, long histories, solved notebooks
 #   make grade [ARGS=...]               grade your notebooks in labs/; ARGS as of `twophase grade`, such as --html r.html
+#   make gpu                            on an NVIDIA GPU: doctor, the GPU tests, the kernels' times (docs/gpu.md)
 #   make bench                          the benchmarks (not tests: nothing here is timed against the clock)
 #   make labs                           rebuild the notebooks from labsolutions/*.py
 #   make pictures                       redraw the README's pictures and tables
@@ -29,7 +30,7 @@ TESTS = $(PYTEST) -p no:nbval
 # its time on a busy machine; whoever runs the tests bounds the whole. The notebooks of most cells come first.
 NBVAL = TWOPHASE_PROGRESS_DIR=$$(mktemp -d) $(PYTEST) --loadscope-reorder --nbval-lax --nbval-current-env --nbval-cell-timeout=1800 -W default
 
-.PHONY: lab test test-full grade bench labs lint pictures docs model clean
+.PHONY: lab test test-full gpu grade bench labs lint pictures docs model clean
 .DEFAULT_GOAL := help
 
 help:
@@ -59,6 +60,23 @@ test: model
 test-full: model
 	$(TESTS) --full -m full
 	$(NBVAL) labsolutions
+
+# Make expands a recipe before it runs any of it: without a GPU this stops before anything is installed. The dry run
+# stops it (with 2) if no kernel can be compiled here, before each test says so; a rival that breaks (1) stops nothing.
+# Mutants are left out: on a GPU a planted bug that writes out of bounds takes down the tests that follow it in its process.
+# Times are taken at the end, with the GPU to itself.
+gpu:
+	$(if $(shell nvidia-smi -L 2>/dev/null | grep '^GPU'),,$(error No GPU: 'make gpu' needs an NVIDIA GPU and its driver, and nvidia-smi finds none here))
+	@$(MAKE) --no-print-directory model
+	$(BIN)/twophase doctor
+	@$(BIN)/python -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'torch finds no GPU: see what doctor says of it')"
+	status=0; \
+	$(BIN)/twophase bench kernels --dry-run || status=$$?; \
+	[ $$status -le 1 ] || exit $$status; \
+	$(TESTS) tests/kernels -m "not mutants" || status=1; \
+	$(TESTS) -m gpu --ignore=tests/kernels || status=1; \
+	$(BIN)/twophase bench kernels --results kernels/results || status=1; \
+	exit $$status
 
 grade: model
 	$(BIN)/twophase grade labs $(ARGS)

@@ -43,6 +43,7 @@ INDEX = """
 
 docs/engine
 docs/features
+docs/gpu
 API reference <api/index>
 ```
 

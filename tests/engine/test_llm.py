@@ -260,7 +260,7 @@ class TestOptions:
         (output,), (exact,) = quantised.generate(prompt, GREEDY), LLM(folder, **options).generate(prompt, GREEDY)
         assert output.outputs[0].token_ids[0] == exact.outputs[0].token_ids[0]
 
-    def test_your_own_attention_cache_and_scheduler(self, tiny_folder, llm):
+    def test_your_own_attention_cache_and_scheduler(self, tiny_folder):
         made = []
 
         class MyCache(CacheManager):
@@ -287,9 +287,11 @@ class TestOptions:
         assert made[0].num_heads == 6
         assert isinstance(made[1][1], MyCache)
         assert made[1][0] == SchedulerConfig(3, 512, 256, True)
-        assert [o.outputs for o in mine.generate(TEXTS, GREEDY)] == [o.outputs for o in llm.generate(TEXTS, GREEDY)]
-        instance = LLM(tiny_folder, attention_backend=mine.model.backend, block_size=4, num_kv_blocks=64)
-        assert instance.model.backend is mine.model.backend
+        ours = LLM(tiny_folder, device="cpu", block_size=4, num_kv_blocks=64)
+        assert [o.outputs for o in mine.generate(TEXTS, GREEDY)] == [o.outputs for o in ours.generate(TEXTS, GREEDY)]
+        backend = mine.model.backend
+        instance = LLM(tiny_folder, device="cpu", attention_backend=backend, block_size=4, num_kv_blocks=64)
+        assert instance.model.backend is backend
 
     def test_default_limits(self, tiny_folder):
         llm = LLM(tiny_folder, device="cpu")
@@ -297,7 +299,8 @@ class TestOptions:
         # 2 GiB would hold far more than 256 sequences of 256 tokens: no larger pool than could be used.
         assert llm.kv_cache.num_blocks == 256 * 256 // 16
         assert LLM(tiny_folder, device="cpu", max_model_len=100, max_num_seqs=2).kv_cache.num_blocks == 2 * 7
-        whole = LLM(tiny_folder, enable_chunked_prefill=False, max_num_seqs=600, num_kv_blocks=8)
+        options = {"enable_chunked_prefill": False, "max_num_seqs": 600, "num_kv_blocks": 8}
+        whole = LLM(tiny_folder, device="cpu", **options)
         assert whole.scheduler.config.max_num_batched_tokens == 600
 
     def test_default_pool_is_a_share_of_free_memory(self, llm, monkeypatch):

@@ -7,26 +7,50 @@ import torch
 
 from twophase_tools.bench.machine import cuda_times_s
 
-# Several times any L2 cache of today (H200: 50 MiB), which may keep two copies of a line.
-FLUSH_BYTES = 256 * 1024**2
+L2_PER_FLUSH = 4  # caches may keep two copies of a line, and none evicts in exact order
+MIN_FLUSH_BYTES = 64 * 1024**2
 MAX_CALLS = 20
 NUM_WARMUPS = 10
 GRAPH_TIME_S = 0.02  # a graph of about this length hides its own launch, a fixed few microseconds
 
 
+class Flush:
+    """Fills the L2 cache with other data, before and after a call.
+
+    Two buffers take turns, each several times the cache. With one, a flush after a flush would find some of the buffer
+    still cached, a flush after a call less of it, and the difference would be taken for the call's time. With two,
+    what is read was last read a whole other buffer ago, whether there is a call in between or not. Reading only, they
+    leave no dirty lines for the call to write back.
+    """
+
+    def __init__(self, device: torch.device, num_bytes: int) -> None:
+        self.buffers = tuple(torch.zeros(num_bytes // 4, dtype=torch.float32, device=device) for _ in range(2))
+        self._sum = torch.zeros((), dtype=torch.float32, device=device)
+
+    def around(self, function: Callable[[], object]) -> None:
+        """Read one buffer, call, read the other."""
+        before, after = self.buffers
+        self.read(before)
+        function()
+        self.read(after)
+
+    def read(self, buffer: torch.Tensor) -> None:
+        torch.sum(buffer, dim=0, out=self._sum)
+
+
 class ColdGraphTimer:
     """Times calls under CUDA-graph replay with a cold L2 cache.
 
-    One graph holds [flush, call] a number of times, another [flush] alone; the difference is the calls' time. Without
-    the graph a Python launch of about 11 us would hide what the kernel does; without the flush a second call would read
-    its inputs from L2. The flush only reads, so that it leaves no dirty lines for the call to write back.
+    One graph holds [flush, call, flush] a number of times, another [flush, flush] alone; the difference is the calls'
+    time. Without the graph a Python launch of about 11 us would hide what the kernel does; without the flush a second
+    call would read its inputs from L2. The second flush also pays for writing back what the call wrote.
 
-    Only its own buffer is changed.
+    Only its own buffers are changed.
     """
 
     def __init__(self, device: torch.device, num_replays: int = 10) -> None:
-        self._buffer = torch.zeros(FLUSH_BYTES // 4, dtype=torch.float32, device=device)
-        self._sum = torch.zeros((), dtype=torch.float32, device=device)
+        l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+        self._flush = Flush(device, max(MIN_FLUSH_BYTES, L2_PER_FLUSH * l2_bytes))
         self._num_replays = num_replays
 
     def __call__(self, function: Callable[[], object]) -> float:
@@ -45,7 +69,6 @@ class ColdGraphTimer:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(num_calls):
-                torch.sum(self._buffer, dim=0, out=self._sum)
-                function()
+                self._flush.around(function)
         graph.replay()
         return statistics.median(cuda_times_s(graph.replay, self._num_replays))

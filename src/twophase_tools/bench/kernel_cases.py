@@ -1,38 +1,32 @@
 """What `twophase bench kernels` measures: each kernel at serving sizes, with its rivals on the same data.
 
-Rivals of the attention kernels get K and V contiguous and in their favourite order: they read no block table, ours
-does. Sequences of a case have equal lengths, so that no rival pays for padding.
+Rivals of the attention kernels that read no block table get K and V contiguous and in their favourite order.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from twophase_kernels.kv_write import kv_write, kv_write_work
-from twophase_kernels.paged_decode import decode_work, paged_decode
+from twophase_kernels.kv_write import kv_write, kv_write_reference, kv_write_work
+from twophase_kernels.paged_decode import decode_work, paged_decode, paged_decode_reference
 from twophase_kernels.paged_prefill import paged_prefill, prefill_work
 from twophase_kernels.quant import KVFormat, cache_dtype
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual, rmsnorm_residual_work
 from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_work, rope_reference
 from twophase_kernels.silu_mul import silu_mul, silu_mul_work
 from twophase_kernels.work import Work
+from twophase_tools.bench.kernel_rivals import AttentionBatch, attention_rivals
+from twophase_tools.bench.kernel_variants import OURS, REFERENCE, MakeVariant, Variant, compiled
 
-OURS = "twophase"
-SDPA_BACKENDS = {
-    "SDPA flash": SDPBackend.FLASH_ATTENTION,
-    "SDPA cudnn": SDPBackend.CUDNN_ATTENTION,
-    "SDPA efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "SDPA math": SDPBackend.MATH,
-}
-
-# A variant computes the case once. Those that return a tensor are compared with ours; in-place writers return None.
-Variant = Callable[[], Tensor | None]
+# Of a row, relative. Two right answers differ by a few roundings of the dtype; leaving out the mask, a head or the last
+# page changes a row by more.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+QUANTISED_WRITE_TOLERANCE = 1e-2  # a value halfway between two codes may become either
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +36,8 @@ class KernelCase:
     Attributes:
         kernel, label: What is measured, at which size.
         work: Least bytes and operations, whoever computes it.
-        make_variants: Allocates the inputs and returns name -> variant, ours first.
+        make_variants: Allocates the inputs and returns name -> how to make that contender, ours first.
+        tolerance: How far a right answer may be from ours (see `kernel_variants.difference`).
         is_compute_bound: Whether arithmetic, not memory, is its roof.
         only_reads: Whether it writes next to nothing, so that reading, not copying, is its roof.
     """
@@ -50,14 +45,21 @@ class KernelCase:
     kernel: str
     label: str
     work: Work
-    make_variants: Callable[[], dict[str, Variant]]
+    make_variants: Callable[[], dict[str, MakeVariant]]
+    tolerance: float
     is_compute_bound: bool = False
     only_reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The table's dimensions. The defaults are Llama-3-8B's layer; `page` is slots per block."""
+    """The table's dimensions. The defaults are Llama-3-8B's layer; `page` is slots per block.
+
+    Attributes:
+        ragged_decodes: What it is like, and the sequences' lengths.
+        chunks: (tokens to compute, tokens with those before) per sequence of a mixed batch of chunks.
+        verified: The same for the tokens that a draft model proposed after a long context.
+    """
 
     num_heads: int = 32
     num_kv_heads: int = 8
@@ -69,6 +71,13 @@ class Sizes:
     decode_keys: tuple[int, ...] = (1024, 8192, 32768)
     prefill_tokens: tuple[int, ...] = (1024, 4096, 16384)
     row_tokens: tuple[int, ...] = (64, 8192)
+    ragged_decodes: tuple[tuple[str, tuple[int, ...]], ...] = (
+        ("one long beside short", (32768, *[512] * 63)),
+        # As many between 256 and 512 as between 8,192 and 16,384, in no order (37 and 64 have no common divisor).
+        ("mixed lengths", tuple(round(256 * 64 ** (37 * i % 64 / 63)) for i in range(64))),
+    )
+    chunks: tuple[tuple[int, int], ...] = ((2048, 2048), (1024, 8192), (512, 700), (300, 4096), (1, 6000), (1, 130))
+    verified: tuple[int, int] = (5, 32768)
 
     @property
     def scale(self) -> float:
@@ -76,81 +85,112 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes(4, 2, 64, 256, 512, 16, (1, 2), (48,), (32,), (8,))
+QUICK = Sizes(
+    4, 2, 64, 256, 512, 16, (1, 2), (48,), (32,), (8,),
+    ragged_decodes=(("one long beside short", (96, 5, 17)), ("mixed lengths", (3, 33, 16, 48))),
+    chunks=((8, 40), (16, 16), (1, 23)),
+    verified=(5, 48),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class CaseTable:
-    """Builds the cases for one machine."""
+    """Builds the cases for one machine.
+
+    Attributes:
+        may_compile: False runs what torch would compile as it stands: right results, meaningless times.
+    """
 
     sizes: Sizes
     dtype: torch.dtype
     device: torch.device
+    may_compile: bool = True
 
     def __iter__(self) -> Iterator[KernelCase]:
         sizes = self.sizes
         for batch in sizes.decode_batches:
             for num_keys in sizes.decode_keys:
-                yield self.decode(batch, num_keys)
+                yield self.decode((num_keys,) * batch, f"B={batch}, {num_keys:,} keys")
         for kv_format in ("int8", "fp8_e4m3"):
-            yield self.decode(sizes.decode_batches[-1], sizes.decode_keys[-1] // 4, kv_format)
+            yield self.quantised_decode(sizes.decode_batches[-1], sizes.decode_keys[-1] // 4, kv_format)
+        for name, seq_lens in sizes.ragged_decodes:
+            yield self.decode(seq_lens, f"B={len(seq_lens)}, {name}, {min(seq_lens):,} to {max(seq_lens):,} keys")
         for num_tokens in sizes.prefill_tokens:
-            yield self.prefill(num_tokens)
+            yield self.prefill(((num_tokens, num_tokens),), f"{num_tokens:,} tokens")
+        yield self.prefill(sizes.chunks, f"B={len(sizes.chunks)}, mixed chunks")
+        yield self.prefill((sizes.verified,), f"verify {sizes.verified[0]} of {sizes.verified[1]:,} tokens")
         for num_tokens in sizes.row_tokens:
             yield from (self.kv_write(num_tokens, kv_format) for kv_format in ("none", "int8", "fp8_e4m3"))
             yield self.rope_kv_write(num_tokens)
             yield self.rmsnorm_residual(num_tokens)
             yield self.silu_mul(num_tokens)
 
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCES[self.dtype]
+
     # -- attention ----------------------------------------------------------------------------------------------------
 
-    def decode(self, batch: int, num_keys: int, kv_format: KVFormat = "none") -> KernelCase:
+    def decode(self, seq_lens: tuple[int, ...], label: str) -> KernelCase:
+        work = decode_work(list(seq_lens), *self._heads, self.dtype.itemsize, self.dtype.itemsize)
+
+        def make_variants() -> dict[str, MakeVariant]:
+            batch = self._attention_batch((1,) * len(seq_lens), seq_lens)
+            longest = max(seq_lens)
+
+            def ours() -> Any:
+                paged = batch.k_cache, batch.v_cache, batch.block_tables, batch.lengths
+                return paged_decode(batch.q, *paged, scale=batch.scale, max_seq_len=longest)
+
+            return {OURS: lambda: Variant(ours)} | attention_rivals(batch, may_compile=self.may_compile)
+
+        return KernelCase("paged_decode", label, work, make_variants, self.tolerance, only_reads=True)
+
+    def quantised_decode(self, batch_size: int, num_keys: int, kv_format: KVFormat) -> KernelCase:
+        """Nobody else reads this format, so it is compared with the reference only."""
         sizes = self.sizes
-        heads = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
-        itemsizes = self.dtype.itemsize, cache_dtype(kv_format, self.dtype).itemsize, 0 if kv_format == "none" else 4
-        work = decode_work([num_keys] * batch, *heads, *itemsizes)
+        work = decode_work([num_keys] * batch_size, *self._heads, self.dtype.itemsize, 1, 4)
 
-        def make_variants() -> dict[str, Variant]:
-            q = self._randn(batch, sizes.num_heads, sizes.head_dim)
-            seq_lens = torch.full((batch,), num_keys, dtype=torch.int32, device=self.device)
-            if kv_format == "none":
-                keys, values = (self._randn(batch, sizes.num_kv_heads, num_keys, sizes.head_dim) for _ in range(2))
-                k, v, tables = self._pages(keys, values)
-                rivals = _sdpa_and_flex(q[:, :, None], keys, values, sizes.scale, is_causal=False)
-                scales: dict[str, Tensor] = {}
-            else:
-                k, v, tables, scales = self._quantised_pages(batch, num_keys, kv_format)
-                rivals = {}
-
-            def ours() -> Tensor:
-                return paged_decode(q, k, v, tables, seq_lens, scale=sizes.scale, max_seq_len=num_keys, **scales)
-
-            return {OURS: ours} | {name: _then(rival, lambda out: out[:, :, 0]) for name, rival in rivals.items()}
-
-        suffix = "" if kv_format == "none" else f", {kv_format} cache"
-        return KernelCase("paged_decode", f"B={batch}, {num_keys:,} keys{suffix}", work, make_variants, only_reads=True)
-
-    def prefill(self, num_tokens: int) -> KernelCase:
-        sizes, itemsize = self.sizes, self.dtype.itemsize
-        heads = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
-        work = prefill_work([num_tokens], [num_tokens], *heads, itemsize, itemsize)
-
-        def make_variants() -> dict[str, Variant]:
-            q = self._randn(num_tokens, sizes.num_heads, sizes.head_dim)
-            keys, values = (self._randn(1, sizes.num_kv_heads, num_tokens, sizes.head_dim) for _ in range(2))
-            k, v, tables = self._pages(keys, values)
-            seq_lens = torch.tensor([num_tokens], dtype=torch.int32, device=self.device)
-            cu_query_lens = torch.tensor([0, num_tokens], dtype=torch.int32, device=self.device)
-            variants: dict[str, Variant] = {
-                OURS: lambda: paged_prefill(
-                    q, k, v, tables, seq_lens, cu_query_lens, max_query_len=num_tokens, scale=sizes.scale
-                )
+        def make_variants() -> dict[str, MakeVariant]:
+            q = self._randn(batch_size, sizes.num_heads, sizes.head_dim)
+            k, v, tables, scales = self._quantised_pages((num_keys,) * batch_size, kv_format)
+            seq_lens = torch.full((batch_size,), num_keys, dtype=torch.int32, device=self.device)
+            inputs = q, k, v, tables, seq_lens
+            options = {"scale": sizes.scale, "max_seq_len": num_keys, **scales}
+            return {
+                OURS: lambda: Variant(lambda: paged_decode(*inputs, **options)),
+                REFERENCE: lambda: Variant(lambda: paged_decode_reference(*inputs, **options), is_timed=False),
             }
-            queries = q.transpose(0, 1)[None].contiguous()
-            rivals = _sdpa_and_flex(queries, keys, values, sizes.scale, is_causal=True)
-            return variants | {name: _then(rival, lambda out: out[0].transpose(0, 1)) for name, rival in rivals.items()}
 
-        return KernelCase("paged_prefill", f"{num_tokens:,} tokens", work, make_variants, is_compute_bound=True)
+        label = f"B={batch_size}, {num_keys:,} keys, {kv_format} cache"
+        return KernelCase("paged_decode", label, work, make_variants, self.tolerance, only_reads=True)
+
+    def prefill(self, chunks: tuple[tuple[int, int], ...], label: str) -> KernelCase:
+        """`chunks`: per sequence, the tokens to compute and all its tokens."""
+        query_lens, seq_lens = (tuple(lengths) for lengths in zip(*chunks, strict=True))
+        itemsizes = self.dtype.itemsize, self.dtype.itemsize
+        work = prefill_work(list(query_lens), list(seq_lens), *self._heads, *itemsizes)
+
+        def make_variants() -> dict[str, MakeVariant]:
+            batch = self._attention_batch(query_lens, seq_lens)
+            options = {"max_query_len": max(query_lens), "scale": batch.scale}
+
+            def ours() -> Any:
+                paged = batch.k_cache, batch.v_cache, batch.block_tables, batch.lengths
+                return paged_prefill(batch.q, *paged, batch.cu_query_lens, **options)
+
+            return {OURS: lambda: Variant(ours)} | attention_rivals(batch, may_compile=self.may_compile)
+
+        # A few tokens after a long context are as memory-bound as decode; whole prompts are not.
+        group = self.sizes.num_heads // self.sizes.num_kv_heads
+        few = query_lens != seq_lens and max(query_lens) * group < 128
+        return KernelCase(
+            "paged_prefill", label, work, make_variants, self.tolerance, is_compute_bound=not few, only_reads=few
+        )
+
+    @property
+    def _heads(self) -> tuple[int, int, int]:
+        return self.sizes.num_heads, self.sizes.num_kv_heads, self.sizes.head_dim
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -159,45 +199,64 @@ class CaseTable:
         stored = cache_dtype(kv_format, self.dtype)
         work = kv_write_work(num_tokens, sizes.num_kv_heads, sizes.head_dim, self.dtype.itemsize, stored.itemsize)
 
-        def make_variants() -> dict[str, Variant]:
+        def make_variants() -> dict[str, MakeVariant]:
             new_k, new_v = (self._randn(num_tokens, sizes.num_kv_heads, sizes.head_dim) for _ in range(2))
-            k, v, scales, slots = self._cache_to_write(num_tokens, kv_format)
-            variants: dict[str, Variant] = {OURS: lambda: kv_write(new_k, new_v, k, v, slots, **scales)}
-            if kv_format == "none":
-                variants["torch index_put"] = _index_put(new_k, new_v, k, v, slots)
-            return variants
+            slots = self._scattered_slots(num_tokens)
 
-        suffix = "" if kv_format == "none" else f", {kv_format} cache"
-        return KernelCase("kv_write", f"{num_tokens:,} tokens{suffix}", work, make_variants)
+            def writer(write: Callable[..., None], is_timed: bool = True) -> Variant:
+                k, v, scales = self._empty_cache(num_tokens, kv_format)
+                written = k, v, *scales.values()
+                return Variant(lambda: write(new_k, new_v, k, v, slots, **scales), lambda _: written, is_timed)
+
+            rivals: dict[str, MakeVariant] = {"torch index_put": lambda: writer(_index_put)}
+            if kv_format != "none":
+                rivals = {REFERENCE: lambda: writer(kv_write_reference, is_timed=False)}
+            return {OURS: lambda: writer(kv_write)} | rivals
+
+        suffix, tolerance = "", self.tolerance
+        if kv_format != "none":
+            suffix, tolerance = f", {kv_format} cache", QUANTISED_WRITE_TOLERANCE
+        return KernelCase("kv_write", f"{num_tokens:,} tokens{suffix}", work, make_variants, tolerance)
 
     def rope_kv_write(self, num_tokens: int) -> KernelCase:
         sizes, itemsize = self.sizes, self.dtype.itemsize
         work = rope_kv_write_work(num_tokens, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, itemsize, itemsize)
 
-        def make_variants() -> dict[str, Variant]:
-            q = self._randn(num_tokens, sizes.num_heads, sizes.head_dim)
+        def make_variants() -> dict[str, MakeVariant]:
+            new_q = self._randn(num_tokens, sizes.num_heads, sizes.head_dim)
             new_k, new_v = (self._randn(num_tokens, sizes.num_kv_heads, sizes.head_dim) for _ in range(2))
-            k, v, _, slots = self._cache_to_write(num_tokens, "none")
+            slots = self._scattered_slots(num_tokens)
             positions = torch.arange(num_tokens, device=self.device)
             angles = positions[:, None] * 1e4 ** -torch.linspace(0, 1, sizes.head_dim // 2, device=self.device)
             cos, sin = angles.cos(), angles.sin()
 
-            def rotate_and_put() -> Tensor:
-                _index_put(rope_reference(new_k, cos, sin, positions), new_v, k, v, slots)()
-                return rope_reference(q, cos, sin, positions)  # returned, or a compiler would leave it out
+            def ours() -> Variant:
+                q = new_q.clone()  # rotated in place, again by each call; the first one is compared
+                k, v, _ = self._empty_cache(num_tokens, "none")
+                call = lambda: rope_kv_write(q, new_k, new_v, cos, sin, positions, slots, k, v)  # noqa: E731
+                return Variant(call, lambda _: (q, k, v))
+
+            def rival(compile: Callable[[Callable[[], Tensor]], Callable[[], Any]]) -> Variant:
+                k, v, _ = self._empty_cache(num_tokens, "none")
+
+                def rotate_and_put() -> Tensor:
+                    _index_put(rope_reference(new_k, cos, sin, positions), new_v, k, v, slots)
+                    return rope_reference(new_q, cos, sin, positions)  # returned, or a compiler would leave it out
+
+                return Variant(compile(rotate_and_put), lambda q: (q, k, v))
 
             return {
-                OURS: lambda: _nothing(rope_kv_write(q, new_k, new_v, cos, sin, positions, slots, k, v)),
-                "torch eager": rotate_and_put,
-                "torch.compile": torch.compile(rotate_and_put),
+                OURS: ours,
+                "torch eager": lambda: rival(lambda function: function),
+                "torch.compile": lambda: rival(self._compiled),
             }
 
-        return KernelCase("rope_kv_write", f"{num_tokens:,} tokens", work, make_variants)
+        return KernelCase("rope_kv_write", f"{num_tokens:,} tokens", work, make_variants, self.tolerance)
 
     def rmsnorm_residual(self, num_tokens: int) -> KernelCase:
         work = rmsnorm_residual_work(num_tokens, self.sizes.hidden, self.dtype.itemsize)
 
-        def make_variants() -> dict[str, Variant]:
+        def make_variants() -> dict[str, MakeVariant]:
             x, residual = (self._randn(num_tokens, self.sizes.hidden) for _ in range(2))
             weight = self._randn(self.sizes.hidden)
 
@@ -206,26 +265,34 @@ class CaseTable:
                 return F.rms_norm(total, (self.sizes.hidden,), weight, 1e-5), total
 
             return {
-                OURS: lambda: rmsnorm_residual(x, residual, weight, 1e-5)[0],
-                "torch eager": lambda: eager()[0],
-                "torch.compile": _then(torch.compile(eager), lambda both: both[0]),
+                OURS: lambda: Variant(lambda: rmsnorm_residual(x, residual, weight, 1e-5)),
+                "torch eager": lambda: Variant(eager),
+                "torch.compile": lambda: Variant(self._compiled(eager)),
             }
 
-        return KernelCase("rmsnorm_residual", f"{num_tokens:,} x {self.sizes.hidden:,}", work, make_variants)
+        label = f"{num_tokens:,} x {self.sizes.hidden:,}"
+        return KernelCase("rmsnorm_residual", label, work, make_variants, self.tolerance)
 
     def silu_mul(self, num_tokens: int) -> KernelCase:
         width = self.sizes.intermediate
         work = silu_mul_work(num_tokens, width, self.dtype.itemsize)
 
-        def make_variants() -> dict[str, Variant]:
+        def make_variants() -> dict[str, MakeVariant]:
             gate_up = self._randn(num_tokens, 2 * width)
 
             def eager() -> Tensor:
                 return F.silu(gate_up[:, :width]) * gate_up[:, width:]
 
-            return {OURS: lambda: silu_mul(gate_up), "torch eager": eager, "torch.compile": torch.compile(eager)}
+            return {
+                OURS: lambda: Variant(lambda: silu_mul(gate_up)),
+                "torch eager": lambda: Variant(eager),
+                "torch.compile": lambda: Variant(self._compiled(eager)),
+            }
 
-        return KernelCase("silu_mul", f"{num_tokens:,} x {width:,}", work, make_variants)
+        return KernelCase("silu_mul", f"{num_tokens:,} x {width:,}", work, make_variants, self.tolerance)
+
+    def _compiled(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        return compiled(function) if self.may_compile else function
 
     # -- inputs -------------------------------------------------------------------------------------------------------
 
@@ -233,88 +300,65 @@ class CaseTable:
         # Made on the device: the largest case holds 8 GiB. Random, because zeros run faster than real data.
         return torch.randn(*shape, dtype=self.dtype, device=self.device)
 
-    def _tables(self, batch: int, num_keys: int) -> Tensor:
-        """Block tables whose pages are scattered over the pool at random, as they are after an hour of serving."""
-        per_seq = -(-num_keys // self.sizes.page)
-        order = torch.randperm(batch * per_seq, device=self.device, dtype=torch.int32).view(batch, per_seq)
-        return F.pad(order, (0, -per_seq % 16))
+    def _attention_batch(self, query_lens: tuple[int, ...], seq_lens: tuple[int, ...]) -> AttentionBatch:
+        sizes, page = self.sizes, self.sizes.page
+        q = self._randn(sum(query_lens), sizes.num_heads, sizes.head_dim)
+        longest = -(-max(seq_lens) // page) * page
+        keys, values = (self._randn(len(seq_lens), sizes.num_kv_heads, longest, sizes.head_dim) for _ in range(2))
+        tables, is_used = self._tables(seq_lens)
+        k_cache, v_cache = (self._pages(dense, tables, is_used) for dense in (keys, values))
+        return AttentionBatch(q, keys, values, k_cache, v_cache, tables, seq_lens, query_lens, sizes.scale)
 
-    def _pages(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, H_kv, S, D] twice, S a multiple of the page, as scattered pages with their block tables."""
-        batch, num_kv_heads, num_keys, head_dim = keys.shape
-        page = self.sizes.page
-        tables = self._tables(batch, num_keys)
-        block_ids = tables[:, : num_keys // page].reshape(-1).long()
-        caches = []
-        for dense in (keys, values):
-            pages = dense.view(batch, num_kv_heads, num_keys // page, page, head_dim).transpose(1, 2)
-            cache = torch.empty(len(block_ids), num_kv_heads, page, head_dim, dtype=self.dtype, device=self.device)
-            cache[block_ids] = pages.reshape(cache.shape)
-            caches.append(cache)
-        return caches[0], caches[1], tables
+    def _tables(self, seq_lens: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Block tables whose pages are scattered over the pool at random, as they are after an hour of serving; and
+        which entries are in use, bool like them."""
+        num_pages = torch.tensor([-(-length // self.sizes.page) for length in seq_lens], device=self.device)
+        width = int(num_pages.max())
+        width += -width % 16
+        is_used = torch.arange(width, device=self.device) < num_pages[:, None]
+        tables = torch.zeros(len(seq_lens), width, dtype=torch.int32, device=self.device)
+        tables[is_used] = torch.randperm(int(num_pages.sum()), device=self.device, dtype=torch.int32)
+        return tables, is_used
+
+    def _pages(self, dense: Tensor, tables: Tensor, is_used: Tensor) -> Tensor:
+        """[B, H_kv, S, D], S whole pages, as the pages [N, H_kv, page, D] that the tables name."""
+        batch, num_kv_heads, length, head_dim = dense.shape
+        num_pages = length // self.sizes.page
+        pages = dense.view(batch, num_kv_heads, num_pages, self.sizes.page, head_dim).transpose(1, 2)
+        block_ids = tables[is_used].long()
+        cache = dense.new_empty(len(block_ids), num_kv_heads, self.sizes.page, head_dim)
+        cache[block_ids] = pages[is_used[:, :num_pages]]
+        return cache
 
     def _quantised_pages(
-        self, batch: int, num_keys: int, kv_format: KVFormat
+        self, seq_lens: tuple[int, ...], kv_format: KVFormat
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """Random codes and scales: what they decode to does not change the time."""
-        tables = self._tables(batch, num_keys)
-        shape = (batch * -(-num_keys // self.sizes.page), self.sizes.num_kv_heads, self.sizes.page, self.sizes.head_dim)
+        tables, is_used = self._tables(seq_lens)
+        shape = (int(is_used.sum()), self.sizes.num_kv_heads, self.sizes.page, self.sizes.head_dim)
         stored = cache_dtype(kv_format, self.dtype)
         k, v = (torch.randint(0, 100, shape, dtype=stored, device=self.device) for _ in range(2))
         scales = {name: torch.rand(shape[:3], device=self.device) / 100 for name in ("k_scale", "v_scale")}
         return k, v, tables, scales
 
-    def _cache_to_write(self, num_tokens: int, kv_format: KVFormat) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
-        """An empty cache, and slots for the tokens in whole pages that are scattered over it."""
+    def _empty_cache(self, num_tokens: int, kv_format: KVFormat) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         sizes = self.sizes
-        num_pages = -(-num_tokens // sizes.page)
-        shape = (num_pages, sizes.num_kv_heads, sizes.page, sizes.head_dim)
+        shape = (-(-num_tokens // sizes.page), sizes.num_kv_heads, sizes.page, sizes.head_dim)
         k, v = (torch.zeros(shape, dtype=cache_dtype(kv_format, self.dtype), device=self.device) for _ in range(2))
         scales = {}
         if kv_format != "none":
             scales = {name: torch.zeros(shape[:3], device=self.device) for name in ("k_scale", "v_scale")}
-        pages = torch.randperm(num_pages, device=self.device)
-        slots = pages[:, None] * sizes.page + torch.arange(sizes.page, device=self.device)
-        return k, v, scales, slots.reshape(-1)[:num_tokens]
+        return k, v, scales
+
+    def _scattered_slots(self, num_tokens: int) -> Tensor:
+        """Slots for the tokens in whole pages that are scattered over the cache."""
+        page = self.sizes.page
+        pages = torch.randperm(-(-num_tokens // page), device=self.device)
+        return (pages[:, None] * page + torch.arange(page, device=self.device)).reshape(-1)[:num_tokens]
 
 
-def _sdpa_and_flex(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, *, is_causal: bool
-) -> dict[str, Callable[[], Tensor]]:
-    """torch's attentions over [B, H, L, D] and [B, H_kv, S, D]: each SDPA backend forced, then FlexAttention."""
-
-    def sdpa(backend: SDPBackend) -> Callable[[], Tensor]:
-        def call() -> Tensor:
-            with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=True)
-
-        return call
-
-    def flex() -> Tensor:
-        return compiled(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
-
-    # A lambda: torch counts the arguments of what it gets, and the tests' type checker wraps functions.
-    causal = lambda batch, head, query, key: query >= key  # noqa: E731
-    compiled = torch.compile(flex_attention, dynamic=False)
-    length = q.shape[2]
-    mask = create_block_mask(causal, None, None, length, length, device=str(q.device)) if is_causal else None
-    return {name: sdpa(backend) for name, backend in SDPA_BACKENDS.items()} | {"FlexAttention": flex}
-
-
-def _index_put(new_k: Tensor, new_v: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Callable[[], None]:
+def _index_put(new_k: Tensor, new_v: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
     page = k.shape[2]
-
-    def put() -> None:
-        blocks, offsets = slots // page, slots % page
-        k[blocks, :, offsets] = new_k
-        v[blocks, :, offsets] = new_v
-
-    return put
-
-
-def _then(function: Callable[[], object], view: Callable[..., Tensor]) -> Variant:
-    return lambda: view(function())
-
-
-def _nothing(_: object) -> None:
-    """For variants whose output must not be compared: they change their own inputs from call to call."""
+    blocks, offsets = slots // page, slots % page
+    k[blocks, :, offsets] = new_k
+    v[blocks, :, offsets] = new_v

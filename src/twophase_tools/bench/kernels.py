@@ -1,24 +1,29 @@
-"""`twophase bench kernels`: every Triton kernel against torch, as time, share of bandwidth and TFLOP/s.
+"""`twophase bench kernels`: every Triton kernel against torch and others, as time, share of bandwidth and TFLOP/s.
 
-Only the timer needs a GPU; cases and report are plain code that the tests run with a timer of their own.
+A contender is compared with ours before it is timed: one that does other work gets no time. Only the timer needs a GPU;
+a dry run does everything else, with tiny shapes, on any machine.
 """
 
 import gc
-import subprocess
+import json
+import math
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from twophase.core.errors import BackendUnavailableError
-from twophase_tools.bench.kernel_cases import FULL, OURS, QUICK, CaseTable, KernelCase, Variant
+from twophase_tools.bench.gpu_state import GpuState, gpu_state
+from twophase_tools.bench.kernel_cases import FULL, QUICK, CaseTable, KernelCase
+from twophase_tools.bench.kernel_variants import OURS, MakeVariant, Variant, difference
 from twophase_tools.bench.machine import (
     MachineRecord,
     measure_copy_bandwidth,
     measure_matmul_rate,
-    median_time_s,
+    measure_read_bandwidth,
     record_machine,
 )
 
@@ -27,33 +32,49 @@ Timer = Callable[[Callable[[], object]], float]
 COPY_BYTES = 2 * 1024**3
 MATMUL_SIZE = 8192
 
+# What torch says, on a GPU and on a CPU, when a forced SDPA backend does not take these inputs; its warnings tell why.
+NO_SUCH_BACKEND = "No available kernel", "No viable backend"
+
+# timed: compared where there is something to compare with, and timed. untimed: the same, without a time. unavailable:
+# not installed, not for this machine, or no room. wrong: it computes something else. failed: anything else.
+Status = Literal["timed", "untimed", "unavailable", "wrong", "failed"]
+
 
 @dataclass(frozen=True, slots=True)
 class VariantResult:
     """One contender at one size.
 
     Attributes:
-        elapsed_s: Seconds per call, or None with the reason in `not_run`.
-        max_difference: Largest absolute difference from our output; None for ours, and where nothing is compared.
+        elapsed_s: Seconds per call if status is 'timed', else None with the reason in `not_run`.
+        difference: From our results, as `kernel_variants.difference` gives it; None for ours.
+        warnings: What it warned of, each once, first lines.
     """
 
     name: str
-    elapsed_s: float | None
+    status: Status
+    elapsed_s: float | None = None
     not_run: str | None = None
-    max_difference: float | None = None
+    difference: float | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """One row: the work it takes and what each contender made of it, ours first."""
+    """One row: the work it takes and what each contender made of it, ours first.
+
+    Attributes:
+        slowdowns: What kept the GPU's clocks down just after this case (see `GpuState`).
+    """
 
     kernel: str
     label: str
     num_bytes: int
     num_flops: int
+    tolerance: float
     is_compute_bound: bool
     only_reads: bool
     variants: tuple[VariantResult, ...]
+    slowdowns: tuple[str, ...] = ()
 
     @property
     def ours(self) -> VariantResult:
@@ -64,54 +85,109 @@ class CaseResult:
         timed = [variant for variant in self.variants[1:] if variant.elapsed_s is not None]
         return min(timed, key=lambda variant: variant.elapsed_s or 0.0, default=None)
 
+    @property
+    def problems(self) -> Iterator[str]:
+        """What makes this case's result worth nothing, or a contender's."""
+        name = f"{self.kernel} {self.label}"
+        for variant in self.variants:
+            if variant.status in ("wrong", "failed"):
+                yield f"{name}: {variant.name}: {variant.not_run}"
+        answered = [variant for variant in self.variants if variant.status in ("timed", "untimed", "wrong")]
+        if answered == [self.ours]:
+            yield f"{name}: nothing to compare with"
+
+
+@dataclass(frozen=True, slots=True)
+class Roofs:
+    """What the machine can do, measured: bytes/s of a copy and of reading alone, FLOP/s of a matrix product."""
+
+    copy_bandwidth: float
+    read_bandwidth: float
+    matmul_rate: float
+
+    def to_text(self) -> str:
+        return (
+            f"copy {self.copy_bandwidth / 1e12:.2f} TB/s, read {self.read_bandwidth / 1e12:.2f} TB/s, "
+            f"matrix product {self.matmul_rate / 1e12:.0f} TFLOP/s (all measured); CUDA-graph replay, cold L2"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """A whole run, with the roofs it is measured against: bytes/s of a copy and of reading alone, FLOP/s of a matrix
-    product.
+    """A whole run.
 
     Attributes:
-        gpu_state: Driver, clocks, temperature and power limit as nvidia-smi gives them; None without it.
+        roofs: None in a dry run.
+        before, after: The GPU's state after measuring the roofs, and after the last case; None without nvidia-smi.
     """
 
     machine: MachineRecord
     dtype: str
-    copy_bandwidth: float
-    read_bandwidth: float
-    matmul_rate: float
-    gpu_state: str | None
+    roofs: Roofs | None
+    before: GpuState | None
+    after: GpuState | None
     results: tuple[CaseResult, ...]
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Comparisons that failed, contenders that broke, and cases in which nothing was compared."""
+        return tuple(problem for result in self.results for problem in result.problems)
+
     def to_text(self) -> str:
-        head = (
-            f"{self.machine.to_text()}\n{self.gpu_state or 'no nvidia-smi: clocks unknown'}\n"
-            f"{self.dtype}; copy {self.copy_bandwidth / 1e12:.2f} TB/s, read {self.read_bandwidth / 1e12:.2f} TB/s, "
-            f"matrix product {self.matmul_rate / 1e12:.0f} TFLOP/s (all measured); CUDA-graph replay, cold L2\n"
-        )
-        return "\n".join([head, _HEADER, *(line for result in self.results for line in self._lines(result))])
+        states = [
+            f"{when}: {state.to_text()}" for when, state in (("before", self.before), ("after", self.after)) if state
+        ]
+        roofs = "dry run, tiny shapes" if self.roofs is None else self.roofs.to_text()
+        head = [
+            self.machine.to_text(),
+            *(states or ["clocks unknown: nvidia-smi does not tell"]),
+            f"{self.dtype}; {roofs}\n",
+        ]
+        return "\n".join([*head, _HEADER, *(line for result in self.results for line in self._lines(result))])
 
     def _lines(self, result: CaseResult) -> Iterable[str]:
         for variant in result.variants:
             case = f"{result.kernel} {result.label}" if variant is result.ours else ""
+            apart = "" if variant.difference is None else f"{variant.difference:.1e}"
+            start = f"{case:<64} {variant.name:<31} {apart:>8}"
             if variant.elapsed_s is None:
-                yield f"{case:<42} {variant.name:<16} not run: {variant.not_run}"
+                yield f"{start}  {variant.not_run}"
                 continue
             ratio = variant.elapsed_s / result.ours.elapsed_s if result.ours.elapsed_s else float("nan")
             yield (
-                f"{case:<42} {variant.name:<16} {variant.elapsed_s * 1e6:>10.1f} {ratio:>6.2f}x "
+                f"{start} {variant.elapsed_s * 1e6:>10.1f} {ratio:>6.2f}x "
                 f"{result.num_bytes / 1e6:>10.2f} {self.share_of_bandwidth(result, variant):>6.0%} "
                 f"{result.num_flops / variant.elapsed_s / 1e12:>8.2f}"
-                + ("" if variant.max_difference is None else f" {variant.max_difference:>8.1e}")
             )
+            # Whoever did not run explains itself above; here it may be why a time is not what it seems.
+            yield from (f"{'':<64}   warned: {warning}" for warning in variant.warnings)
+        if result.slowdowns:
+            yield f"{'':<64} slowed down by: {', '.join(result.slowdowns)}"
 
     def share_of_bandwidth(self, result: CaseResult, variant: VariantResult) -> float:
         """The least bytes over the time taken, as a share of the measured bandwidth: of a copy, or of reading where a
-        kernel does nothing else; 0 when not run."""
-        roof = self.read_bandwidth if result.only_reads else self.copy_bandwidth
-        return result.num_bytes / variant.elapsed_s / roof if variant.elapsed_s else 0.0
+        kernel does nothing else; 0 when not timed."""
+        if self.roofs is None or not variant.elapsed_s:
+            return 0.0
+        roof = self.roofs.read_bandwidth if result.only_reads else self.roofs.copy_bandwidth
+        return result.num_bytes / variant.elapsed_s / roof
 
     def to_dict(self) -> dict[str, object]:
-        return {"status": "measured", **asdict(self)}
+        status = "dry run" if self.roofs is None else "measured"
+        return {"status": status, "problems": self.problems, **asdict(self)}
+
+    def save(self, folder: Path) -> Path:
+        """Write `<date>-<gpu>.json` to a folder, and return its path. An older file of that name stays."""
+        folder.mkdir(parents=True, exist_ok=True)
+        words = "".join(char if char.isalnum() else " " for char in _device_name(self.machine).lower()).split()
+        name = "-".join([self.machine.date_utc[:10], *words])
+        path = folder / f"{name}.json"
+        number = 1
+        while path.exists():
+            number += 1
+            path = folder / f"{name}-{number}.json"
+        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        return path
 
     def plot(self, path: Path) -> None:
         """One mark per contender and case: share of bandwidth; for prefill, of the matrix-product rate."""
@@ -131,7 +207,7 @@ class KernelReport:
                 ax.scatter(shares, rows, label=name, color=f"C{number}", zorder=2 if is_ours else 3, **style)
         for ax, results in ((top, by_memory), (bottom, by_compute)):
             ax.set_yticks(range(len(results)), [f"{r.kernel} {r.label}" for r in results], fontsize=7)
-            ax.set(ylim=(len(results) - 0.5, -0.5), xlim=(0, None))
+            ax.set(ylim=(max(len(results), 1) - 0.5, -0.5), xlim=(0, None))
             ax.axvline(1, color="grey", linewidth=0.8)
             ax.grid(axis="x", alpha=0.3)
         top.set(xlabel="share of measured bandwidth", title=f"{_device_name(self.machine)}, {self.dtype}")
@@ -140,17 +216,20 @@ class KernelReport:
         figure.savefig(path, dpi=150)
 
     def _dots(self, name: str, results: list[CaseResult]) -> tuple[list[int], list[float]]:
-        rows, shares = [], []
+        rows: list[int] = []
+        shares: list[float] = []
+        if self.roofs is None:
+            return rows, shares
         for row, result in enumerate(results):
             for variant in result.variants:
                 if variant.name == name and variant.elapsed_s:
-                    rate = result.num_flops / variant.elapsed_s / self.matmul_rate
+                    rate = result.num_flops / variant.elapsed_s / self.roofs.matmul_rate
                     shares.append(rate if result.is_compute_bound else self.share_of_bandwidth(result, variant))
                     rows.append(row)
         return rows, shares
 
 
-_HEADER = f"{'case':<42} {'who':<16} {'us':>10} {'/ours':>7} {'MB':>10} {'of bw':>6} {'TFLOP/s':>8} {'diff':>8}"
+_HEADER = f"{'case':<64} {'who':<31} {'diff':>8} {'us':>10} {'/ours':>7} {'MB':>10} {'of bw':>6} {'TFLOP/s':>8}"
 
 
 def _device_name(machine: MachineRecord) -> str:
@@ -164,107 +243,157 @@ def why_not_here() -> str | None:
     return None
 
 
-def bench_kernels(quick: bool = False) -> KernelReport:
-    """Measure every case on the current CUDA device.
+def bench_kernels(quick: bool = False, say: Callable[[str], None] | None = None) -> KernelReport:
+    """Measure every case on the current CUDA device; `say` gets the name of each before it begins.
 
     Raises:
         BackendUnavailableError: Triton cannot compile kernels in this process.
     """
-    from twophase_kernels._triton import KernelsUnavailableError, mode
     from twophase_tools.bench.cuda_timer import ColdGraphTimer
 
-    try:
-        how = mode()
-    except KernelsUnavailableError as error:
-        raise BackendUnavailableError(f"bench kernels cannot run here: {error}") from error
-    if how == "interpreted":
+    if _how_kernels_run() == "interpreted":
         raise BackendUnavailableError(
             "bench kernels times compiled kernels, but TRITON_INTERPRET is set: unset it and start again."
         )
     device, dtype = torch.device("cuda", torch.cuda.current_device()), torch.bfloat16
     table = CaseTable(QUICK if quick else FULL, dtype, device)
-    return make_report(table, ColdGraphTimer(device), dtype, device)
+    return make_report(table, ColdGraphTimer(device), dtype, device, say)
 
 
-def make_report(cases: Iterable[KernelCase], timer: Timer, dtype: torch.dtype, device: torch.device) -> KernelReport:
-    """Measure `cases` with `timer`, and the machine's roofs."""
-    on_gpu = device.type == "cuda"
-    roofs_args = ({"num_bytes": COPY_BYTES}, {"size": MATMUL_SIZE}) if on_gpu else ({"num_bytes": 2**20}, {"size": 64})
-    return KernelReport(
-        machine=record_machine(),
-        dtype=str(dtype).removeprefix("torch."),
-        copy_bandwidth=measure_copy_bandwidth(device, **roofs_args[0]),
-        read_bandwidth=measure_read_bandwidth(device, **roofs_args[0]),
-        matmul_rate=measure_matmul_rate(device, dtype, **roofs_args[1]),
-        gpu_state=gpu_state(),
-        results=tuple(measure_case(case, timer) for case in cases),
+def dry_run() -> KernelReport:
+    """Everything but the times, with tiny shapes: on a GPU compiled, elsewhere in Triton's interpreter, which must have
+    been chosen before triton was imported; what torch would compile then runs as it stands.
+
+    Raises:
+        BackendUnavailableError: Triton cannot run kernels in this process.
+    """
+    if _how_kernels_run() == "interpreted":  # it computes garbage in bfloat16
+        table = CaseTable(QUICK, torch.float32, torch.device("cpu"), may_compile=False)
+    else:
+        table = CaseTable(QUICK, torch.bfloat16, torch.device("cuda", torch.cuda.current_device()))
+    return make_report(table, None, table.dtype, table.device)
+
+
+def _how_kernels_run() -> Literal["compiled", "interpreted"]:
+    from twophase_kernels._triton import KernelsUnavailableError, mode
+
+    try:
+        return mode()
+    except KernelsUnavailableError as error:
+        raise BackendUnavailableError(f"bench kernels cannot run here: {error}") from error
+
+
+def make_report(
+    cases: Iterable[KernelCase],
+    timer: Timer | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    say: Callable[[str], None] | None = None,
+) -> KernelReport:
+    """Compare the contenders of `cases`, and measure them and the machine's roofs if there is a timer."""
+    roofs = None if timer is None else measure_roofs(device, dtype)
+    before = gpu_state(device)  # by now it is warm
+    results = []
+    for case in cases:
+        if say is not None:
+            say(f"{case.kernel} {case.label}")
+        results.append(measure_case(case, timer, device))
+    name, after = str(dtype).removeprefix("torch."), gpu_state(device)
+    return KernelReport(record_machine(), name, roofs, before, after, tuple(results))
+
+
+def measure_roofs(device: torch.device, dtype: torch.dtype) -> Roofs:
+    num_bytes, size = (COPY_BYTES, MATMUL_SIZE) if device.type == "cuda" else (2**20, 64)
+    return Roofs(
+        copy_bandwidth=measure_copy_bandwidth(device, num_bytes),
+        read_bandwidth=measure_read_bandwidth(device, num_bytes),
+        matmul_rate=measure_matmul_rate(device, dtype, size),
     )
 
 
-def measure_read_bandwidth(device: torch.device, num_bytes: int, repeats: int = 9) -> float:
-    """Bytes per second of summing a large array, which only reads."""
-    source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
-    return num_bytes / median_time_s(source.sum, device, repeats)
-
-
-def gpu_state() -> str | None:
-    """What decides about times and is not in the device's name, from nvidia-smi."""
-    fields = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.limit"
-    command = ["nvidia-smi", f"--query-gpu=index,{fields}", "--format=csv"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def measure_case(case: KernelCase, timer: Timer) -> CaseResult:
-    """Time every contender. One that fails (not supported, out of memory) is reported with its reason."""
-    # All cases compile one FlexAttention: after eight shapes torch would stop compiling it, and say so in a warning.
+def measure_case(case: KernelCase, timer: Timer | None, device: torch.device) -> CaseResult:
+    """Compare and time every contender. One that cannot run is reported with its reason."""
+    # All cases compile one FlexAttention: after eight shapes torch would stop compiling it.
     torch.compiler.reset()
     results = _measure_variants(case, timer)
+    state = gpu_state(device)  # the clocks are still up
     gc.collect()  # its inputs were several GiB, and the next case needs the memory
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    work = case.work
     return CaseResult(
-        case.kernel, case.label, work.num_bytes, work.num_flops, case.is_compute_bound, case.only_reads, results
+        case.kernel,
+        case.label,
+        case.work.num_bytes,
+        case.work.num_flops,
+        case.tolerance,
+        case.is_compute_bound,
+        case.only_reads,
+        results,
+        () if state is None else state.slowdowns or (),
     )
 
 
-def _measure_variants(case: KernelCase, timer: Timer) -> tuple[VariantResult, ...]:
+def _measure_variants(case: KernelCase, timer: Timer | None) -> tuple[VariantResult, ...]:
     try:
         variants = case.make_variants()
     except RuntimeError as error:  # no room for the inputs
-        return (VariantResult(OURS, None, _reason(error)),)
-    expected = None
+        return (_not_run(OURS, error),)
+    expected: tuple[torch.Tensor, ...] | None = None
     results = []
-    for name, variant in variants.items():
-        result, out = _measure_variant(name, variant, timer, expected)
-        results.append(result)
+    for name, make in variants.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result, found = _measure_variant(name, make, timer, expected, case.tolerance)
+        # Deprecations are for who writes code: torch's compiler has some on import.
+        told = [str(warning.message) for warning in caught if not issubclass(warning.category, DeprecationWarning)]
+        lines = dict.fromkeys(message.partition("\n")[0] for message in told)
+        results.append(replace(result, warnings=tuple(lines)))
         if name == OURS:
-            expected = out
+            expected = found
     return tuple(results)
 
 
 def _measure_variant(
-    name: str, variant: Variant, timer: Timer, expected: torch.Tensor | None
-) -> tuple[VariantResult, torch.Tensor | None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SDPA explains at length why a backend was not chosen; the error says enough
-        try:
-            out = variant()
-            elapsed_s = timer(variant)
-        except Exception as error:  # torch.compile and the drivers raise all sorts; one rival must not end the run
-            return VariantResult(name, None, _reason(error)), None
+    name: str,
+    make: MakeVariant,
+    timer: Timer | None,
+    expected: tuple[torch.Tensor, ...] | None,
+    tolerance: float,
+) -> tuple[VariantResult, tuple[torch.Tensor, ...] | None]:
+    """Its result, and copies of what the first call gave (later calls may write over it)."""
+    try:
+        variant = make()
+        found = tuple(tensor.clone() for tensor in variant.results(variant.call()))
+        apart = None if expected is None else difference(found, expected)
+        if apart is not None and not apart <= tolerance:
+            reason = f"not timed: it computes something else (allowed {tolerance:.0e})"
+            finite = apart if math.isfinite(apart) else None  # JSON knows no infinity
+            return VariantResult(name, "wrong", not_run=reason, difference=finite), found
+        return _time(name, variant, timer, apart), found
+    except Exception as error:  # compilers and drivers raise all sorts; one contender must not end the run
+        return _not_run(name, error), None
+
+
+def _time(name: str, variant: Variant, timer: Timer | None, apart: float | None) -> VariantResult:
+    if not variant.is_timed:
+        return VariantResult(name, "untimed", not_run="compared only", difference=apart)
+    if timer is None:
+        reason = why_not_here()
+        reason = "dry run" if reason is None else f"not run here: {reason}"
+        return VariantResult(name, "untimed", not_run=reason, difference=apart)
+    elapsed_s = timer(variant.call)
     if not elapsed_s > 0:
-        return VariantResult(name, None, "too short to be told from the noise of the timer"), out
-    difference = None
-    if expected is not None and out is not None:
-        difference = (out.float() - expected.float()).abs().max().item()
-    return VariantResult(name, elapsed_s, max_difference=difference), out
+        reason = "not timed: too short to be told from the noise of the timer"
+        return VariantResult(name, "untimed", not_run=reason, difference=apart)
+    return VariantResult(name, "timed", elapsed_s, difference=apart)
 
 
-def _reason(error: Exception) -> str:
-    """The first sentence of what it says."""
+def _not_run(name: str, error: Exception) -> VariantResult:
+    if isinstance(error, ModuleNotFoundError):
+        return VariantResult(name, "unavailable", not_run=f"not run: not installed ({error.name})")
+    is_unavailable = isinstance(error, (torch.OutOfMemoryError, NotImplementedError)) or str(error).startswith(
+        NO_SUCH_BACKEND
+    )
     sentence = str(error).strip().partition("\n")[0].partition(". ")[0]
-    return f"{type(error).__name__}: {sentence}" if sentence else type(error).__name__
+    reason = f"{type(error).__name__}: {sentence}" if sentence else type(error).__name__
+    return VariantResult(name, "unavailable" if is_unavailable else "failed", not_run=f"not run: {reason}")

@@ -14,7 +14,8 @@ import torch
 
 from twophase.cache.memory import GIB, free_host_memory_bytes
 
-PACKAGES = ("twophase", "torch", "triton", "transformers", "numpy")
+RIVALS = ("flashinfer-python", "flash-attn", "sgl-kernel")  # of `bench kernels`, where they happen to be installed
+PACKAGES = ("twophase", "torch", "triton", "transformers", "numpy", *RIVALS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,12 @@ def measure_copy_bandwidth(device: torch.device, num_bytes: int = 256 * 1024**2,
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * num_bytes / median_time_s(lambda: target.copy_(source), device, repeats)
+
+
+def measure_read_bandwidth(device: torch.device, num_bytes: int = 256 * 1024**2, repeats: int = 9) -> float:
+    """Bytes per second of summing a large array, which only reads."""
+    source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    return num_bytes / median_time_s(source.sum, device, repeats)
 
 
 def measure_matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 1024, repeats: int = 9) -> float:

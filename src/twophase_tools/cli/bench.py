@@ -2,12 +2,13 @@
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from twophase.core.errors import ConfigError
+from twophase.core.errors import BackendUnavailableError, ConfigError
 from twophase_tools.cli.arguments import read_text
 from twophase_tools.cli.engine_options import engine_config, engine_options
 from twophase_tools.cli.generate import speculative_config
@@ -15,6 +16,7 @@ from twophase_tools.cli.ranks import check_shares, is_rank, run_in_ranks
 from twophase_tools.extras import check_installed
 
 if TYPE_CHECKING:
+    from twophase_tools.bench.kernels import KernelReport
     from twophase_tools.bench.serve import ServeReport, ServingRun
     from twophase_tools.load.workloads import Workload
 
@@ -82,20 +84,48 @@ def _machine(args: argparse.Namespace) -> dict[str, Any]:
 
 def _kernels(args: argparse.Namespace) -> int:
     _check_plot(args.plot)
+    asked_for = [f"--{name}" for name in ("plot", "results", "quick") if getattr(args, name)]
+    if args.dry_run:
+        if asked_for:
+            raise ConfigError(f"a dry run measures nothing: leave out {' and '.join(asked_for)}.")
+        return _dry_run_kernels(args)
     from twophase_tools.bench.kernels import bench_kernels, why_not_here
     from twophase_tools.bench.machine import record_machine
 
     reason = why_not_here()
+    if reason is not None and args.results is not None:
+        raise BackendUnavailableError(f"there are no results to write: bench kernels {reason}, and torch finds none.")
     if reason is not None:
         not_run = {"status": "not run here", "reason": reason, "machine": asdict(record_machine())}
         print(json.dumps(not_run, indent=2) if args.json else f"not run here: {reason}")
         return 0
-    report = bench_kernels(args.quick)
+    report = bench_kernels(args.quick, _say)
+    if args.results is not None:  # first, so that nothing after it can lose them
+        _say(f"wrote {report.save(Path(args.results))}")
     _show(report, args)
     if args.plot is not None:
         report.plot(Path(args.plot))
         _say(f"wrote {args.plot}")
-    return 0
+    return _say_problems(report)
+
+
+def _dry_run_kernels(args: argparse.Namespace) -> int:
+    import torch
+
+    if not torch.cuda.is_available() and "triton" not in sys.modules:  # its first import fixes how kernels run
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    from twophase_tools.bench.kernels import dry_run
+
+    report = dry_run()
+    _show(report, args)
+    return _say_problems(report)
+
+
+def _say_problems(report: "KernelReport") -> int:
+    """To stderr; 1 if there are any."""
+    for problem in report.problems:
+        _say(f"problem: {problem}")
+    return 1 if report.problems else 0
 
 
 def _check_plot(file: str | None) -> None:

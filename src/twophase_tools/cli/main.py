@@ -201,8 +201,12 @@ def _add_bench(add_command: AddCommand) -> None:
     engine.add_argument(
         "--repeats", type=whole(1, 1000), default=3, metavar="N", help="runs per side; medians are reported"
     )
-    kernels = subjects.add_parser("kernels", help="each Triton kernel against torch; needs CUDA")
+    kernels = subjects.add_parser("kernels", help="each Triton kernel against torch and others; needs CUDA")
     kernels.add_argument("--plot", metavar="FILE", help="write a picture (PNG, SVG or PDF by its ending)")
+    kernels.add_argument("--results", metavar="FOLDER", help="also write <date>-<gpu>.json there")
+    kernels.add_argument(
+        "--dry-run", action="store_true", help="everything but the times, with tiny shapes; needs no GPU"
+    )
     scheduling = subjects.add_parser("scheduling", help="schedule() and block bookkeeping for 256 running requests")
     prefixes = subjects.add_parser(
         "prefix-caching",

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tests.tools.cli.conftest import twophase  # noqa: F401  (a fixture)
+from tests.tools.cli.conftest import run_cli, twophase  # noqa: F401  (a fixture)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not run here: about machines without a GPU")
@@ -15,6 +15,61 @@ def test_kernels_without_cuda_makes_up_nothing(twophase):  # noqa: F811
     found = json.loads(out)
     assert (exit_code, found["status"], found["reason"]) == (0, "not run here", "needs CUDA")
     assert found.keys() == {"status", "reason", "machine"}
+
+
+class Report:
+    """Of which only the printing counts."""
+
+    def __init__(self, *problems):
+        self.problems = problems
+
+    def to_text(self):
+        return "a table"
+
+    def to_dict(self):
+        return {"problems": self.problems}
+
+    def save(self, folder):
+        return folder / "date-gpu.json"
+
+
+@pytest.mark.parametrize(("problems", "exit_code"), [((), 0), (("rope: torch.compile: something else",), 1)])
+def test_a_dry_run_fails_if_anything_differs(twophase, monkeypatch, problems, exit_code):  # noqa: F811
+    monkeypatch.setattr("twophase_tools.bench.kernels.dry_run", lambda: Report(*problems))
+    err = "".join(f"problem: {problem}\n" for problem in problems)
+    assert twophase("bench", "kernels", "--dry-run") == (exit_code, "a table\n", err)
+    assert twophase("bench", "kernels", "--dry-run", "--json")[0] == exit_code
+
+
+@pytest.mark.parametrize("problems", [(), ("wrong",)])
+def test_results_are_written_even_if_something_is_wrong(twophase, monkeypatch, tmp_path, problems):  # noqa: F811
+    monkeypatch.setattr("twophase_tools.bench.kernels.why_not_here", lambda: None)
+    monkeypatch.setattr("twophase_tools.bench.kernels.bench_kernels", lambda quick, say: Report(*problems))
+    exit_code, out, err = twophase("bench", "kernels", "--results", tmp_path)
+    assert (exit_code, out) == (len(problems), "a table\n")
+    assert err.startswith(f"wrote {tmp_path / 'date-gpu.json'}\n")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="not run here: about machines without a GPU")
+def test_no_results_without_cuda(twophase, tmp_path):  # noqa: F811
+    exit_code, out, err = twophase("bench", "kernels", "--results", tmp_path)
+    assert (exit_code, out) == (2, "")
+    assert "bench kernels needs CUDA" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", [("--results", "."), ("--quick",), ("--plot", "x.png")])
+def test_a_dry_run_has_no_times_to_show(twophase, option):  # noqa: F811
+    exit_code, _, err = twophase("bench", "kernels", "--dry-run", *option)
+    assert exit_code == 2
+    assert f"leave out {option[0]}" in err
+
+
+@pytest.mark.full
+def test_a_dry_run_as_users_start_it():
+    done = run_cli("bench", "kernels", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "paged_prefill" in done.stdout
 
 
 def test_a_plot_of_unknown_format_is_refused_before_measuring(twophase):  # noqa: F811

@@ -1,0 +1,88 @@
+"""What `twophase bench kernels` compares: contenders for one piece of work, and how far two answers are apart."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+OURS = "twophase"
+REFERENCE = "torch reference"
+
+
+def as_tensors(returned: Any) -> tuple[Tensor, ...]:
+    """A call's return value, one tensor or several."""
+    return returned if isinstance(returned, tuple) else (returned,)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One contender, ready to run.
+
+    Attributes:
+        call: Does the work once; this is what is timed.
+        results: From what `call` returned to everything the work must produce, in the order and shapes of ours. Not
+            timed. Whoever writes in place names what it wrote to here.
+        is_timed: False for a reference, which is there to be compared with only.
+    """
+
+    call: Callable[[], Any]
+    results: Callable[[Any], tuple[Tensor, ...]] = as_tensors
+    is_timed: bool = True
+
+
+# Makes a contender with buffers of its own, when its turn comes: all of them at once would not fit.
+MakeVariant = Callable[[], Variant]
+
+
+class FellBackToEagerError(RuntimeError):
+    """What was to be compiled ran uncompiled, so its time would say nothing about the compiler."""
+
+
+def compiled(function: Callable[[], Any], **options: Any) -> Callable[[], Any]:
+    """`torch.compile(function, **options)` that raises where torch would silently run the function itself.
+
+    It does so after too many recompilations, and when compiling is switched off.
+
+    Raises:
+        FellBackToEagerError: From the call that was not compiled.
+    """
+
+    def only_compiled() -> Any:
+        # True while torch traces this, so no trace of the question is left in the compiled code.
+        if not torch.compiler.is_compiling():
+            raise FellBackToEagerError("fell back to eager: torch ran it uncompiled")
+        return function()
+
+    whole = torch.compile(only_compiled, fullgraph=True, **options)  # parts of it may not run uncompiled either
+
+    def call() -> Any:
+        try:
+            return whole()
+        except Exception as error:
+            if type(error).__name__ != "FailOnRecompileLimitHit":  # not public
+                raise
+            raise FellBackToEagerError("fell back to eager: torch's limit of recompilations") from error
+
+    return call
+
+
+def difference(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
+    """The largest relative L2 distance of a row (a last dimension) from its counterpart; inf if shapes differ or a
+    value is not finite.
+
+    By rows, because one wrong row of thousands must not be averaged away, and relative to that row, because attention
+    over many keys gives small values.
+    """
+    if [tensor.shape for tensor in found] != [tensor.shape for tensor in expected]:
+        return float("inf")
+    return max((_row_difference(a, b) for a, b in zip(found, expected, strict=True)), default=0.0)
+
+
+def _row_difference(found: Tensor, expected: Tensor) -> float:
+    if found.numel() == 0:
+        return 0.0
+    distance = (found.float() - expected.float()).norm(dim=-1)
+    relative = torch.where(distance == 0, 0.0, distance / expected.float().norm(dim=-1))
+    return relative.nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()

@@ -1,0 +1,76 @@
+"""Contenders that do other work than ours: the comparison before the clock must notice each."""
+
+import pytest
+import torch
+
+from tests.mutation import KillTable, Mutant
+from twophase_tools.bench.kernel_cases import QUICK
+from twophase_tools.bench.kernels import measure_case
+
+pytest.importorskip("triton", reason="not run here: triton has Linux wheels only")
+if torch.cuda.is_available():
+    pytest.skip("not run here: about the interpreter", allow_module_level=True)
+
+CASES, RIVALS = "twophase_tools.bench.kernel_cases", "twophase_tools.bench.kernel_rivals"
+CPU = torch.device("cpu")
+
+
+def no_problems(cases):
+    for case in cases:
+        problems = list(measure_case(case, None, CPU).problems)
+        assert problems == [], problems[0]
+
+
+def check_attention(module):
+    table = module.CaseTable(QUICK, torch.float32, CPU, may_compile=False)
+    no_problems(
+        [
+            table.decode((48, 48), "even"),
+            table.decode((33, 5), "ragged"),
+            table.prefill(((16, 16),), "whole"),
+            table.prefill(((8, 40), (1, 23)), "chunks"),
+        ]
+    )
+
+
+def check_quantised(module):
+    table = module.CaseTable(QUICK, torch.float32, CPU, may_compile=False)
+    no_problems([table.quantised_decode(2, 20, "int8"), table.kv_write(8, "int8")])
+
+
+def check_rows(module):
+    table = module.CaseTable(QUICK, torch.float32, CPU, may_compile=False)
+    no_problems([table.kv_write(8, "none"), table.rope_kv_write(8), table.rmsnorm_residual(8), table.silu_mul(8)])
+
+
+MUTANTS = [
+    (RIVALS, check_attention, "flex sees a key more", "+ context_lens[sequence] >= key", "+ context_lens[sequence] + 1 >= key"),
+    (RIVALS, check_attention, "flex's prompts see a key less", "key: query >= key", "key: (query > key) | (key == 0)"),
+    (RIVALS, check_attention, "sdpa sees padding", "+ batch.context_lens[:, None, None] >= keys", "+ batch.context_lens[:, None, None] + 1 >= keys"),
+    (RIVALS, check_attention, "sdpa's prompts not causal", "is_causal=batch.is_whole_prompts,", "is_causal=False,"),
+    (RIVALS, check_attention, "sdpa without the scale", "                scale=batch.scale,", "                scale=1.0,"),
+    (RIVALS, check_attention, "flex without the scale", "block_mask=mask, scale=batch.scale", "block_mask=mask, scale=1.0"),
+    (RIVALS, check_attention, "flex reads V for K", "batch.padded_q, batch.keys, batch.values, batch.context_lens", "batch.padded_q, batch.values, batch.values, batch.context_lens"),
+    (CASES, check_attention, "a page in another's place", "cache[block_ids] = ", "cache[block_ids.flip(0)] = "),
+    (CASES, check_quantised, "codes read by other scales", "paged_decode_reference(*inputs, **options)", "paged_decode_reference(*inputs, **(options | {'k_scale': scales['v_scale']}))"),
+    (CASES, check_quantised, "a reference that writes nothing", "writer(kv_write_reference, is_timed=False)", "writer(lambda *args, **scales: None, is_timed=False)"),
+    (CASES, check_rows, "V not written", "    v[blocks, :, offsets] = new_v", "    pass"),
+    (CASES, check_rows, "K not rotated", "_index_put(rope_reference(new_k, cos, sin, positions)", "_index_put(new_k"),
+    (CASES, check_rows, "Q not rotated", "return rope_reference(new_q, cos, sin, positions)", "return new_q"),
+    (CASES, check_rows, "the written K not looked at", "lambda q: (q, k, v))", "lambda q: (q, v, v))"),
+    (CASES, check_rows, "no residual added", "total = x + residual", "total = x"),
+    (CASES, check_rows, "the new residual left out", "weight, 1e-5), total", "weight, 1e-5), x"),
+    (CASES, check_rows, "gate and up exchanged", "F.silu(gate_up[:, :width]) * gate_up[:, width:]", "F.silu(gate_up[:, width:]) * gate_up[:, :width]"),
+]  # fmt: skip
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(
+    ("check", "mutant"),
+    [
+        pytest.param(check, Mutant(name, module, old, new, CASES if module == RIVALS else None), id=name)
+        for module, check, name, old, new in MUTANTS
+    ],
+)
+def test_mutants_are_killed(check, mutant):
+    KillTable.record(mutant, check)
