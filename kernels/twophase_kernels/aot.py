@@ -10,7 +10,6 @@ Exit status 1: some kernel has a problem, named below its row.
 
 import argparse
 import dataclasses
-import importlib
 import json
 import os
 import re
@@ -24,22 +23,7 @@ from typing import Any
 
 from twophase_kernels import compiled_code
 from twophase_kernels._triton import KernelsUnavailableError, mode, triton
-
-
-@dataclass(frozen=True)
-class AotConfig:
-    """One way a wrapper is called in production. Each kernel's file lists its own in `production_configs()`.
-
-    Attributes:
-        name: Tells it from the module's other configurations, e.g. 'bf16 32/8/128 page 64'.
-        launch: Calls the public wrapper on `device='meta'` tensors of production shapes, dtypes and strides.
-        attention_kernels: Names of the `@triton.jit` functions it launches that loop over K/V tiles: they must use
-            matrix instructions, asynchronous copies (where the target has them) and at least two K/V buffers.
-    """
-
-    name: str
-    launch: Callable[[], object]
-    attention_kernels: tuple[str, ...] = ()
+from twophase_kernels.production import AotConfig, production_configs
 
 
 @dataclass(frozen=True)
@@ -117,16 +101,6 @@ TARGETS = {
     "sm_100": Target("cuda", 100, 32, 227 * 1024, True),
     "gfx942": Target("hip", "gfx942", 64, 64 * 1024, False),
 }
-
-KERNEL_MODULES = (
-    "kv_write",
-    "rope_kv_write",
-    "rmsnorm_residual",
-    "silu_mul",
-    "paged_decode",
-    "paged_prefill",
-    "merge_splits",
-)
 
 
 class CompileOnlyDriver:
@@ -229,12 +203,6 @@ def _inspect(
         keeps_subnormals=compiled_code.keeps_subnormals(code),
         compile_s=compile_s,
     )
-
-
-def production_configs() -> dict[str, tuple[AotConfig, ...]]:
-    """Every kernel file's production configurations, by module name."""
-    modules = {name: importlib.import_module(f"twophase_kernels.{name}") for name in KERNEL_MODULES}
-    return {name: module.production_configs() for name, module in modules.items()}
 
 
 def compiler_environment(cache_dir: str) -> dict[str, str]:

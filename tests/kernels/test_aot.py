@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from twophase_kernels.aot import TARGETS, CompiledReport, compile_in_subprocess, compiler_environment
-from twophase_kernels.aot import production_configs as all_production_configs
 from twophase_kernels.compiled_code import kv_buffer_depth
+from twophase_kernels.production import production_configs as all_production_configs
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
