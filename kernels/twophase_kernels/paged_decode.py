@@ -26,6 +26,7 @@ from twophase_kernels.attend_range import (
     padded_head_dim,
     start_softmax,
 )
+from twophase_kernels.code_pairs import pair_decoder, split_columns, to_fp16
 from twophase_kernels.gpu import Generation, gpu_generation, num_multiprocessors
 from twophase_kernels.merge_splits import launch_merge
 from twophase_kernels.paged_inputs import check_out, check_paged_inputs
@@ -61,6 +62,7 @@ def paged_decode_kernel(
     D: tl.constexpr,
     PAGE: tl.constexpr,
     KV_FORMAT: tl.constexpr,
+    PAIRS: tl.constexpr,  # 'no', or how two codes at a time are decoded
     WINDOW: tl.constexpr,  # 0: none
     NUM_SINKS: tl.constexpr,
     CHUNK: tl.constexpr,  # keys per split, a multiple of BLOCK_N; 0: an even share of this sequence's
@@ -93,10 +95,14 @@ def paged_decode_kernel(
     row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
 
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_row_stride
-    layout: tl.constexpr = KeyLayout(H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT)
+    layout: tl.constexpr = KeyLayout(H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT, PAIRS)
     keys = keys_of_head(kv_head, table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, layout)
-    queries = Queries(q, row_positions, qk_scale)
-    state = start_softmax(BLOCK_M, BLOCK_D)
+    if PAIRS == "no":
+        queries = Queries((q,), row_positions, qk_scale)
+    else:
+        q, q_unit = to_fp16(q)
+        queries = Queries(split_columns(q, BLOCK_M, BLOCK_D), row_positions, qk_scale * q_unit)
+    state = start_softmax(BLOCK_M, layout)
     if WINDOW > 0 and NUM_SINKS > 0:
         # The first split takes the sinks too; those inside the window are not counted twice.
         sinks_hi = tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)
@@ -104,7 +110,7 @@ def paged_decode_kernel(
     state = attend_range(queries, keys, layout, state, split_lo, split_hi)
 
     # A split without keys stores 0 and -inf, and so does a sequence of length 0.
-    out, lse = finish_softmax(state)
+    out, lse = finish_softmax(state, layout)
     row = (sequence.to(tl.int64) * H + heads) * num_splits + split
     tl.store(out_ptr + row[:, None] * D + offs_d[None, :], out.to(out_ptr.dtype.element_ty), mask=mask_q)
     if lse_ptr is not None:
@@ -167,6 +173,8 @@ def paged_decode(
     generation = gpu_generation(q.device)
     if tiles is None:
         tiles = decode_tiles(num_heads // num_kv_heads, head_dim, q.dtype, kv_format, generation)
+    pairs = pair_decoder(kv_format, q.dtype, head_dim, generation)
+    kernel_format = kernel_kv_format(kv_format, generation) if pairs == "no" else kv_format
     num_keys = min(max_seq_len or block_tables.shape[1] * page, window or block_tables.shape[1] * page)
     if deterministic:
         if num_splits is not None:
@@ -187,7 +195,7 @@ def paged_decode(
         paged_decode_kernel[(batch_size, num_kv_heads, num_splits)](
             q, k_cache, v_cache, k_scale, v_scale, block_tables, seq_lens, target, target_lse,
             scale * LOG2_E, q.stride(0), block_tables.stride(0),
-            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kernel_kv_format(kv_format, generation),
+            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kernel_format, PAIRS=pairs,
             WINDOW=window or 0, NUM_SINKS=num_sinks, CHUNK=DETERMINISTIC_CHUNK if deterministic else 0,
             BLOCK_M=tiles.block_m, BLOCK_D=padded_head_dim(head_dim), BLOCK_N=tiles.block_n,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,

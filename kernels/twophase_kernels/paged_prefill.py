@@ -115,10 +115,10 @@ def paged_prefill_kernel(
         full_lo = tl.minimum(lo + tl.cdiv(tl.maximum(hi - WINDOW - lo, 0), BLOCK_N) * BLOCK_N, full_hi)
 
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_row_stride
-    layout: tl.constexpr = KeyLayout(H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT)
+    layout: tl.constexpr = KeyLayout(H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT, PAIRS="no")
     keys = keys_of_head(kv_head, table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, layout)
-    queries = Queries(q, row_positions, qk_scale)
-    state = start_softmax(BLOCK_M, BLOCK_D)
+    queries = Queries((q,), row_positions, qk_scale)
+    state = start_softmax(BLOCK_M, layout)
     if WINDOW > 0 and NUM_SINKS > 0:
         # Sinks before lo; those after it are let through by the mask of the tiles below.
         state = attend_range(queries, keys, layout, state, 0, tl.minimum(NUM_SINKS, lo))
@@ -127,7 +127,7 @@ def paged_prefill_kernel(
     state = attend_range(queries, keys, layout, state, full_lo, full_hi, MASKED=False)
     state = attend_range(queries, keys, layout, state, full_hi, hi, WINDOW, NUM_SINKS)
 
-    out, lse = finish_softmax(state)
+    out, lse = finish_softmax(state, layout)
     offs_row = tokens * H + heads
     out_ptr += first_row * (H * D)
     tl.store(out_ptr + offs_row[:, None] * D + offs_d[None, :], out.to(out_ptr.dtype.element_ty), mask=mask_q)
