@@ -240,7 +240,12 @@ def prefill_tiles(
             return Tiles(short_block_m, 16, 4, 3)
         return Tiles(short_block_m if is_quantised and block_d > 64 else block_m, 32, 4, 3)
     if generation == "hopper" and not (is_quantised and block_d > 128):
-        # 64 rows per 4 warps are one wgmma; 128 x 128 tiles, or 128 rows on 4 warps, spill.
+        # 64 rows per 4 warps are one wgmma; 128 rows on 4 warps spill. With 128 keys to a tile a warp issues a fifth
+        # fewer instructions per key. They take all registers and shared memory of a multiprocessor: at D=64, where two
+        # programs with 64 keys share it, and one can do its softmax during the other's products, they are not taken.
+        # Quantised caches spill with them, and on sm_100 windows; tiles of D=256 don't fit.
+        if block_m == 128 and block_d == 128 and not is_quantised and not has_window:
+            return Tiles(block_m, 128, num_warps=8, num_stages=3)
         return Tiles(block_m, 32 if block_d > 128 else 64, num_warps=8 if block_m >= 128 else 4, num_stages=3)
     # mma.sync keeps Q in registers, beside which decoded tiles find room only if few rows share a warp.
     if block_d > 128 or (is_quantised and block_d > 64):

@@ -68,6 +68,12 @@ def check_reports(reports: list[CompiledReport], target: str) -> None:
         loops = [r.loop_instructions for r in reports if "paged_decode" in r.kernel and " kv " in r.config]
         assert loops
         assert max(loops) <= 900
+        # Tiles of 128 x 128: with 64 keys it was 6.5 instructions of a warp per key, and 6.1 with pages of 64.
+        long_chunks = {r.config: r for r in reports if "32/8/128" in r.config and "of 2048" in r.config}
+        for config, most in (("bf16 32/8/128 page 16", 5.3), ("fp16 32/8/128 page 64", 4.8)):
+            report = long_chunks.get(f"{config}, chunks of 2048")
+            assert report is None or report.instructions_per_key <= most
+        assert any(report.block_n == 128 for report in long_chunks.values())
     # 64 rows or more reach Hopper's and Blackwell's larger instructions; prefill in 16 bits has them.
     prefill = [r for r in reports if r.kernel == "paged_prefill_kernel" and "of 2048" in r.config]
     largest = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(target, min(MATRIX[target]))

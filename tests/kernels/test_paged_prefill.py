@@ -1,5 +1,6 @@
 """paged_prefill against a naive fp64 oracle; what must not change its result; and what it must refuse."""
 
+import functools
 import itertools
 import math
 
@@ -174,6 +175,15 @@ def test_tiles_hold_the_group():
             assert prefill_tiles(71, head_dim, dtype, kv_format, True, max_query_len, generation).block_m >= 71
     sizes = [prefill_tiles(4, 128, torch.bfloat16, "none", False, n, "hopper").block_m for n in (1, 4, 5, 16, 17)]
     assert sizes == [16, 16, 64, 64, 128]
+
+
+def test_tiles_of_128_keys():
+    """On Hopper, for long chunks, where registers and shared memory hold them; elsewhere nowhere."""
+    keys = functools.partial(prefill_tiles, 4, dtype=torch.bfloat16, max_query_len=2048)
+    usual = {"kv_format": "none", "has_window": False, "generation": "hopper"}
+    assert [keys(head_dim=d, **usual).block_n for d in (64, 80, 96, 128, 256)] == [64, 128, 128, 128, 32]
+    for change in ({"kv_format": "int8"}, {"has_window": True}, {"generation": "ampere"}, {"max_query_len": 16}):
+        assert keys(head_dim=128, **usual | change).block_n <= 64, change
 
 
 # What is refused. (What both kernels refuse alike is tested with paged_decode.)
