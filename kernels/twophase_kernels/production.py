@@ -169,17 +169,20 @@ def _silu_mul_configs() -> tuple[AotConfig, ...]:
 
 
 def _paged_decode_configs() -> tuple[AotConfig, ...]:
-    def config(layer: MetaLayer, num_splits: int, window: int | None = None, num_sinks: int = 0) -> AotConfig:
+    def config(layer: MetaLayer, num_splits: int | None, window: int | None = None, num_sinks: int = 0) -> AotConfig:
         def launch() -> object:
             inputs = layer.inputs(num_seqs=64, num_tokens=64)
             options = {"scale": 0.1, "window": window, "num_sinks": num_sinks, "num_splits": num_splits}
             return paged_decode(*inputs.args, **inputs.scales, **options)
 
-        name = f"{layer}, {num_splits} splits" + (f", window {window} sinks {num_sinks}" if window else "")
+        splits = "split by length" if num_splits is None else f"{num_splits} splits"
+        name = f"{layer}, {splits}" + (f", window {window} sinks {num_sinks}" if window else "")
         return AotConfig(name, launch, attention_kernels=("paged_decode_kernel",))
 
     return (
         *(config(layer, num_splits=1) for layer in PRODUCTION_LAYERS),
+        *(config(layer, num_splits=None) for layer in PRODUCTION_LAYERS),
+        config(PRODUCTION_LAYERS[0], num_splits=None, window=4096, num_sinks=4),
         config(PRODUCTION_LAYERS[0], num_splits=8),
         config(PRODUCTION_LAYERS[0], num_splits=8, window=4096, num_sinks=4),
     )

@@ -20,6 +20,7 @@ from tests.kernels.cases import (
     make_case,
 )
 from tests.kernels.test_attend_range import check_small_values
+from tests.kernels.test_paged_decode import check_find
 from tests.mutation import KillTable, Mutant
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -48,6 +49,15 @@ def check_decode(module, seq_lens=(33, 2), kv_format="none", dtype=torch.float32
     assert_attention(got, want)
 
 
+def check_by_length(module, **options):
+    """A batch that is split by length: a sequence of three chunks between short ones."""
+    workspace = torch.zeros(
+        module.list_workspace_numel(3, 6, 64), device=HERE
+    )  # mutants may leave some of it unwritten
+    tiles = small_tiles(16, 256)
+    check_decode(module, (3, 1100, 5), num_splits=None, tiles=tiles, workspace=workspace, **options)
+
+
 def check_deterministic(module):
     """Bitwise the same alone and in a batch with a longer sequence."""
     case = make_case([1040, 600], device=HERE, heads=(1, 1))
@@ -68,6 +78,14 @@ def check_prefill(module, query_lens=(40, 3), cached=(9, 5), kv_format="none", *
             q, *case.cache, case.cu_query_lens, scale=case.scale, **case.scales, out=out, **options
         )
     assert_attention(got if options["return_lse"] else (got, want[1]), want)
+
+
+def check_chunks(module):
+    """The workspace says where each sequence's chunks begin, and how many they are."""
+    case = make_case([3, 1100, 5], heads=(1, 1), device=HERE)
+    workspace = torch.zeros(module.list_workspace_numel(3, 1, 64), device=HERE)
+    module.paged_decode(case.q, *case.cache, scale=case.scale, tiles=small_tiles(16, 256), workspace=workspace)
+    assert workspace[-6:].view(torch.int32).tolist() == [0, 1, 1, 3, 4, 1]
 
 
 def check_merge(module, num_splits=20, num_empty=3, offset=0):
@@ -219,8 +237,27 @@ def decode_mutants():
          options(check_decode, seq_lens=(90, 33), num_splits=2, window=40, num_sinks=3)),
         ("heads of the padding stored", "mask_q = (offs_m < G)[:, None] &", "mask_q = (offs_m < 4)[:, None] &",
          check_decode),
-        ("deterministic splits evenly", "CHUNK=DETERMINISTIC_CHUNK if deterministic else 0", "CHUNK=0",
+        ("deterministic splits evenly", "DETERMINISTIC_CHUNK if deterministic else 0", "0",
          check_deterministic),
+        ("nobody is split by length", "num_splits == 1 and is_split_by_length(batch_size, num_keys)", "False",
+         check_chunks),
+        ("the sum of lengths for their mean", "tl.cdiv(total, num_seqs)", "total", options(check_find, seq_lens=[9000, 1, 1])),
+        ("shorter chunks than are worth it", "tl.maximum(mean, MIN_CHUNK)", "mean", options(check_find, seq_lens=[5])),
+        ("empty sequences without an item", "tl.maximum(tl.cdiv(lens, chunk_len), 1)", "tl.cdiv(lens, chunk_len)",
+         options(check_find, seq_lens=[900, 0, 1])),
+        ("search starts again at each step", "num_items + tl.cumsum", "tl.cumsum",
+         options(check_find, seq_lens=[1] * 128 + [4000])),
+        ("lengths beyond the window", "return tl.minimum(lens, WINDOW) if WINDOW > 0 else lens", "return lens",
+         options(check_find, seq_lens=[900, 0, 1], window=300)),
+        ("item of the next sequence", "(ends <= item)", "(ends < item)", options(check_find, seq_lens=[900, 0, 1])),
+        ("chunks counted from the list's start", "split = item - first_item", "split = item", check_by_length),
+        ("whole results never written", "mask_q &= num_splits == 1", "mask_q &= num_splits > 1", check_by_length),
+        ("partials of chunks over another", "partial_row = item.to(tl.int64)", "partial_row = sequence.to(tl.int64)",
+         check_by_length),
+        ("merge told too few", "chunks_ptr + 2 * sequence + 1, num_splits)", "chunks_ptr + 2 * sequence + 1, num_splits - 1)",
+         check_by_length),
+        ("merge told another beginning", "chunks_ptr + 2 * sequence, first_item)", "chunks_ptr + 2 * sequence, item * 0)",
+         check_by_length),
         ("partials of another split", "* num_splits + split\n", "* num_splits + num_splits - 1 - split // 2\n",
          options(check_decode, seq_lens=(90, 33), num_splits=3)),
     ]  # fmt: skip
