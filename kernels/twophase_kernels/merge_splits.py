@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import mode, tl, triton
-from twophase_kernels.aot import AotConfig
 from twophase_kernels.attend_range import padded_head_dim
 from twophase_kernels.paged_inputs import check_out
-from twophase_kernels.work import Work
 
 # Splits that one step of the kernel takes side by side. Not a tuning knob of num_splits: which lane a split falls on,
 # and so the order of the sum, must not depend on how many (empty) splits the launch had.
@@ -27,19 +25,28 @@ def merge_splits_kernel(
     partial_lse_ptr,  # fp32 [rows, num_splits], base 2; -inf: the split had no keys, and its partial is not read
     out_ptr,  # [rows, D]
     lse_ptr,  # fp32 [rows] or None
+    chunks_ptr,  # None; or int32 [B, 2]: a sequence's splits are partials [first, first + count), [items, H, D]
     num_splits,
+    H: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
     """One program merges the splits of one row: one query head of one sequence."""
     row = tl.program_id(0).to(tl.int64)
+    first, step = row * num_splits, 1
+    if chunks_ptr is not None:
+        first = tl.load(chunks_ptr + row // H * 2).to(tl.int64) * H + row % H
+        step = H
+        num_splits = tl.load(chunks_ptr + row // H * 2 + 1)
+        if num_splits == 1:
+            return  # it has written its result
     offs_lane = tl.arange(0, BLOCK_S)
     offs_d = tl.arange(0, BLOCK_D)
     m_lane = tl.full([BLOCK_S], float("-inf"), tl.float32)
     for start in range(0, num_splits, BLOCK_S):
         offs_s = start + offs_lane
-        lse = tl.load(partial_lse_ptr + row * num_splits + offs_s, mask=offs_s < num_splits, other=float("-inf"))
+        lse = tl.load(partial_lse_ptr + first + offs_s * step, mask=offs_s < num_splits, other=float("-inf"))
         m_lane = tl.maximum(m_lane, lse)
     m = tl.max(m_lane, axis=0)
     m_safe = tl.where(m == float("-inf"), 0.0, m)  # every split empty: -inf - -inf would be NaN
@@ -48,10 +55,10 @@ def merge_splits_kernel(
     acc = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
     for start in range(0, num_splits, BLOCK_S):
         offs_s = start + offs_lane
-        lse = tl.load(partial_lse_ptr + row * num_splits + offs_s, mask=offs_s < num_splits, other=float("-inf"))
+        lse = tl.load(partial_lse_ptr + first + offs_s * step, mask=offs_s < num_splits, other=float("-inf"))
         weight = tl.exp2(lse - m_safe)
         mask = (lse > float("-inf"))[:, None] & (offs_d < D)[None, :]
-        offs = (row * num_splits + offs_s)[:, None] * D + offs_d[None, :]
+        offs = (first + offs_s * step)[:, None] * D + offs_d[None, :]
         acc += weight[:, None] * tl.load(partial_ptr + offs, mask=mask, other=0.0)
         weight_sum += weight
     total = tl.sum(weight_sum, axis=0)
@@ -94,13 +101,23 @@ def merge_splits(
     return out, lse
 
 
-def launch_merge(partial: Tensor, partial_lse: Tensor, out: Tensor, lse: Tensor | None, num_splits: int) -> None:
-    """The launch alone, for callers that have checked or made the tensors; `partial` may be longer than needed."""
+def launch_merge(
+    partial: Tensor,
+    partial_lse: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    num_splits: int,
+    chunks: Tensor | None = None,
+) -> None:
+    """The launch alone, for callers that have checked or made the tensors; `partial` may be longer than needed.
+
+    With `chunks`, int32 [B, 2], sequences differ in their number of splits, see the kernel.
+    """
     num_sequences, num_heads, head_dim = out.shape
     if num_sequences:
         merge_splits_kernel[(num_sequences * num_heads,)](
-            partial, partial_lse, out, lse, num_splits,
-            D=head_dim, BLOCK_D=padded_head_dim(head_dim), BLOCK_S=SPLITS_PER_STEP, num_warps=4,
+            partial, partial_lse, out, lse, chunks, num_splits,
+            H=num_heads, D=head_dim, BLOCK_D=padded_head_dim(head_dim), BLOCK_S=SPLITS_PER_STEP, num_warps=4,
         )  # fmt: skip
 
 
@@ -118,23 +135,3 @@ def merge_splits_reference(
     out = merged if out is None else out.copy_(merged)
     lse = merged_lse if lse is None else lse.copy_(merged_lse)
     return out, lse
-
-
-def merge_work(num_rows: int, num_splits: int, head_dim: int, out_itemsize: int) -> Work:
-    """Reads every partial once, and the LSEs twice; writes the outputs. Per number: a multiply and an add."""
-    num_bytes = num_rows * (num_splits * (4 * head_dim + 2 * 4) + head_dim * out_itemsize)
-    return Work(num_bytes, num_rows * num_splits * 2 * head_dim)
-
-
-def production_configs() -> tuple[AotConfig, ...]:
-    """The launches that `twophase_kernels.aot` compiles for every target."""
-
-    def config(dtype: torch.dtype, head_dim: int) -> AotConfig:
-        def launch() -> object:
-            partial = torch.empty(8, 32, 16, head_dim, dtype=torch.float32, device="meta")
-            out = torch.empty(8, 32, head_dim, dtype=dtype, device="meta")
-            return merge_splits(partial, partial[..., 0].contiguous(), out=out)
-
-        return AotConfig(f"{str(dtype).removeprefix('torch.')} D={head_dim}", launch)
-
-    return tuple(config(dtype, head_dim) for dtype in (torch.bfloat16, torch.float16) for head_dim in (64, 128))

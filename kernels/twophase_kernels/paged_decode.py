@@ -7,40 +7,86 @@ what counts is that enough programs have enough loads in flight.
   of a matrix tile of at least 16; most may be empty, as matrix units idle anyway.
 - B * H_kv programs do not fill a GPU when the batch is small, so each sequence's keys are split over several
   programs (FlashDecoding), and `merge_splits` combines their results.
+- A large batch is split by length, or one sequence of 32K tokens among short ones would be one program's work long
+  after the others have ended. Lengths lie on the device and a CUDA graph's grid is fixed, so:
+
+  1. The grid has 2 B items, and a chunk has c keys, the batch's mean length (or a little more: whole tiles, and at
+     least MIN_TOKENS_PER_CHUNK). A sequence of n keys has max(1, ceil(n / c)) chunks, at most 1 + n / c; together they
+     are at most B + B. Equal lengths are not split, and no program has more than c keys.
+  2. A program reads all lengths twice, in blocks of a fixed size (else each batch size would need a binary): for their
+     mean, and for the running sum of chunks, in which it finds its own. Items at the end of the list find none.
+  3. A sequence's only chunk writes the result. Others write partial results, [item, H, D], and the first of them where
+     they begin and how many they are, for the merge; it has nothing to do for other sequences.
+
+  `split_balance` counts what that is worth.
 """
 
 import torch
 from torch import Tensor
 
 from twophase_kernels._triton import cdiv, next_power_of_2, tl, triton
-from twophase_kernels.aot import AotConfig
 from twophase_kernels.attend_range import (
     LOG2_E,
+    KeyLayout,
+    Queries,
     Tiles,
     attend_range,
     attention_reference,
     finish_softmax,
     kernel_kv_format,
+    keys_of_head,
     padded_head_dim,
     start_softmax,
 )
+from twophase_kernels.code_pairs import pair_decoder, split_columns, to_fp16
 from twophase_kernels.gpu import Generation, gpu_generation, num_multiprocessors
 from twophase_kernels.merge_splits import launch_merge
 from twophase_kernels.paged_inputs import check_out, check_paged_inputs
-from twophase_kernels.production import PRODUCTION_LAYERS, MetaLayer
 from twophase_kernels.quant import KVFormat
-from twophase_kernels.work import Work
 
 DETERMINISTIC_CHUNK = 512
 MAX_SPLITS = 128
 # Two tiles: their loads are in flight together, so a second one costs little time and saves half the merging.
 MIN_TOKENS_PER_SPLIT = 128
+MIN_TOKENS_PER_CHUNK = 512  # of a batch that fills the GPU without splits
+LENGTHS_PER_STEP = tl.constexpr(128)
+
+
+@triton.jit
+def load_visible(seq_lens_ptr, offs, num_seqs, WINDOW: tl.constexpr):
+    """Keys of the range that is split, of each sequence; 0 from num_seqs on."""
+    lens = tl.load(seq_lens_ptr + offs, mask=offs < num_seqs, other=0)
+    return tl.minimum(lens, WINDOW) if WINDOW > 0 else lens
+
+
+@triton.jit
+def find_chunk(seq_lens_ptr, num_seqs, item, WINDOW: tl.constexpr, MIN_CHUNK: tl.constexpr, BLOCK_N: tl.constexpr):
+    """(sequence, its first item, keys per chunk) of an item of the work list; num_seqs: the list has no such item."""
+    offs = tl.arange(0, LENGTHS_PER_STEP)
+    total = tl.full([], 0, tl.int64)
+    for start in range(0, num_seqs, LENGTHS_PER_STEP):
+        total += tl.sum(load_visible(seq_lens_ptr, start + offs, num_seqs, WINDOW).to(tl.int64), axis=0)
+    mean = tl.cdiv(total, num_seqs).to(tl.int32)
+    chunk_len = tl.cdiv(tl.maximum(mean, MIN_CHUNK), BLOCK_N) * BLOCK_N
+
+    sequence = tl.full([], 0, tl.int32)
+    first_item = tl.full([], 0, tl.int32)
+    num_items = tl.full([], 0, tl.int32)  # of the sequences looked at
+    for start in range(0, num_seqs, LENGTHS_PER_STEP):
+        lens = load_visible(seq_lens_ptr, start + offs, num_seqs, WINDOW)
+        num_chunks = tl.where(start + offs < num_seqs, tl.maximum(tl.cdiv(lens, chunk_len), 1), 0)
+        ends = num_items + tl.cumsum(num_chunks, axis=0)
+        is_before = (ends <= item) & (start + offs < num_seqs)
+        sequence += tl.sum(is_before.to(tl.int32), axis=0)
+        first_item += tl.sum(tl.where(is_before, num_chunks, 0), axis=0)
+        num_items += tl.sum(num_chunks, axis=0)
+    return sequence, first_item, chunk_len
 
 
 # What varies from step to step must not be baked into binaries: eight (batch, table width) pairs once made six. out_ptr
 # is among it for another reason: wide stores of so few rows need another layout, 30 registers, and on sm_80 spills.
 @triton.jit(
-    do_not_specialize=["table_row_stride"],
+    do_not_specialize=["table_row_stride", "num_seqs"],
     do_not_specialize_on_alignment=["block_tables_ptr", "seq_lens_ptr", "out_ptr", "lse_ptr"],
 )
 def paged_decode_kernel(
@@ -51,34 +97,49 @@ def paged_decode_kernel(
     v_scale_ptr,  # like k_scale_ptr
     block_tables_ptr,  # int32 [B, W]
     seq_lens_ptr,  # int32 [B]
-    out_ptr,  # [B, H, splits, D]
-    lse_ptr,  # fp32 [B, H, splits] or None
+    out_ptr,  # [B, H, splits, D]; split by length [B, H, D]
+    lse_ptr,  # fp32 like out_ptr without D, or None
+    partial_ptr,  # split by length: fp32 [items, H, D], for sequences of several chunks; else None
+    partial_lse_ptr,  # likewise, fp32 [items, H]
+    chunks_ptr,  # likewise, int32 [B, 2]: each sequence's first item and number of chunks
     qk_scale,  # score scale * log2(e)
     q_row_stride,
     table_row_stride,
+    num_seqs,
     H: tl.constexpr,
     H_KV: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
     KV_FORMAT: tl.constexpr,
+    PAIRS: tl.constexpr,  # 'no', or how two codes at a time are decoded
     WINDOW: tl.constexpr,  # 0: none
     NUM_SINKS: tl.constexpr,
-    CHUNK: tl.constexpr,  # keys per split, a multiple of BLOCK_N; 0: an even share of this sequence's
+    CHUNK: tl.constexpr,  # keys per split, by length at least; 0: an even share of this sequence's
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """One program: the G query heads of one KV head, of one sequence, over one split of its keys."""
-    sequence = tl.program_id(0)
+    G: tl.constexpr = H // H_KV
+    BY_LENGTH: tl.constexpr = partial_ptr is not None
     kv_head = tl.program_id(1)
+    sequence = tl.program_id(0)
     split = tl.program_id(2)
     num_splits = tl.num_programs(2)
-    G: tl.constexpr = H // H_KV
+    if BY_LENGTH:
+        item = tl.program_id(0)
+        sequence, first_item, split_len = find_chunk(seq_lens_ptr, num_seqs, item, WINDOW, CHUNK, BLOCK_N)
+        if sequence >= num_seqs:
+            return
+        split = item - first_item
 
     # Keys this token sees: [0, num_sinks) and [lo, seq_len). Splits share out the second range, in whole tiles.
     seq_len = tl.load(seq_lens_ptr + sequence)
     lo = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
-    split_len = CHUNK if CHUNK > 0 else tl.cdiv(tl.cdiv(seq_len - lo, BLOCK_N), num_splits) * BLOCK_N
+    if BY_LENGTH:
+        num_splits = tl.maximum(tl.cdiv(seq_len - lo, split_len), 1)
+    else:
+        split_len = CHUNK if CHUNK > 0 else tl.cdiv(tl.cdiv(seq_len - lo, BLOCK_N), num_splits) * BLOCK_N
     split_lo = lo + split * split_len
     split_hi = tl.minimum(split_lo + split_len, seq_len)
     # The last split takes what is left, so that a wrong bound on the lengths costs time but no tokens.
@@ -93,30 +154,39 @@ def paged_decode_kernel(
     row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
 
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_row_stride
-    k_ptr += kv_head * (PAGE * D)
-    v_ptr += kv_head * (PAGE * D)
-    if KV_FORMAT != "none":
-        k_scale_ptr += kv_head * PAGE
-        v_scale_ptr += kv_head * PAGE
-    keys = table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr
-    layout: tl.constexpr = (H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT)
-    state = start_softmax(BLOCK_M, BLOCK_D)
+    layout: tl.constexpr = KeyLayout(H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT, PAIRS)
+    keys = keys_of_head(kv_head, table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, layout)
+    if PAIRS == "no":
+        queries = Queries((q,), row_positions, qk_scale)
+    else:
+        q, q_unit = to_fp16(q)
+        queries = Queries(split_columns(q, BLOCK_M, BLOCK_D), row_positions, qk_scale * q_unit)
+    state = start_softmax(BLOCK_M, layout)
     if WINDOW > 0 and NUM_SINKS > 0:
         # The first split takes the sinks too; those inside the window are not counted twice.
         sinks_hi = tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)
-        state = attend_range(
-            q, row_positions, keys, layout, qk_scale, state, 0, sinks_hi, WINDOW=0, NUM_SINKS=0, MASKED=True
-        )
-    state = attend_range(
-        q, row_positions, keys, layout, qk_scale, state, split_lo, split_hi, WINDOW=0, NUM_SINKS=0, MASKED=True
-    )
+        state = attend_range(queries, keys, layout, state, 0, sinks_hi)
+    state = attend_range(queries, keys, layout, state, split_lo, split_hi)
 
     # A split without keys stores 0 and -inf, and so does a sequence of length 0.
-    out, lse = finish_softmax(*state)
-    row = (sequence.to(tl.int64) * H + heads) * num_splits + split
+    out, lse = finish_softmax(state, layout)
+    if BY_LENGTH:
+        if num_splits > 1:
+            partial_row = item.to(tl.int64) * H + heads
+            tl.store(partial_ptr + partial_row[:, None] * D + offs_d[None, :], out, mask=mask_q)
+            tl.store(partial_lse_ptr + partial_row, lse, mask=offs_m < G)
+        if (split == 0) & (kv_head == 0):
+            tl.store(chunks_ptr + 2 * sequence, first_item)
+            tl.store(chunks_ptr + 2 * sequence + 1, num_splits)
+        row = sequence.to(tl.int64) * H + heads
+        mask_q &= num_splits == 1
+        mask_lse = (offs_m < G) & (num_splits == 1)
+    else:
+        row = (sequence.to(tl.int64) * H + heads) * num_splits + split
+        mask_lse = offs_m < G
     tl.store(out_ptr + row[:, None] * D + offs_d[None, :], out.to(out_ptr.dtype.element_ty), mask=mask_q)
     if lse_ptr is not None:
-        tl.store(lse_ptr + row, lse, mask=offs_m < G)
+        tl.store(lse_ptr + row, lse, mask=mask_lse)
 
 
 def paged_decode(
@@ -151,13 +221,14 @@ def paged_decode(
         window: Keys at positions [seq_len - window, seq_len) are seen; None: all.
         num_sinks: Keys at positions [0, num_sinks) are seen besides the window.
         max_seq_len: At least the largest of seq_lens, which lies on the device; by default what the tables have
-            room for. It only chooses the number of splits; too small a bound makes the last split long.
-        num_splits: Programs that share one sequence's keys; by default `choose_num_splits`.
+            room for. It only chooses the splits; too small a bound makes the last split long.
+        num_splits: Programs that share one sequence's keys; by default `choose_num_splits`, and where that says 1, by
+            length.
         deterministic: Split into fixed chunks of 512 keys instead, so that a sequence's result is bitwise the same
             whatever else is in the batch.
         out: [B, H, D] to write to, contiguous.
-        workspace: fp32, at least `workspace_numel` long, for partial results. With `out` and this, nothing is
-            allocated.
+        workspace: fp32, at least `workspace_numel` long, for partial results (split by length: those of
+            `list_workspace_numel`). With `out` and this, nothing is allocated.
         return_lse: Also return the log-sum-exp of the scores, fp32 [B, H], base 2.
         tiles: Instead of `decode_tiles`, for experiments.
 
@@ -175,32 +246,43 @@ def paged_decode(
     generation = gpu_generation(q.device)
     if tiles is None:
         tiles = decode_tiles(num_heads // num_kv_heads, head_dim, q.dtype, kv_format, generation)
+    pairs = pair_decoder(kv_format, q.dtype, head_dim, generation)
+    kernel_format = kernel_kv_format(kv_format, generation) if pairs == "no" else kv_format
     num_keys = min(max_seq_len or block_tables.shape[1] * page, window or block_tables.shape[1] * page)
     if deterministic:
         if num_splits is not None:
             raise ValueError(f"deterministic=True fixes the splits; leave out num_splits (got {num_splits}).")
         num_splits = cdiv(num_keys, DETERMINISTIC_CHUNK)
-    elif num_splits is None:
+    chunk, by_length = DETERMINISTIC_CHUNK if deterministic else 0, False
+    if num_splits is None:
         num_splits = choose_num_splits(batch_size, num_kv_heads, num_keys, num_multiprocessors(q.device))
+        by_length = num_splits == 1 and is_split_by_length(batch_size, num_keys)
     if num_splits < 1:
         raise ValueError(f"num_splits must be at least 1, got {num_splits}.")
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     check_out("out", out, (batch_size, num_heads, head_dim), q.dtype, q.device)
     lse = torch.empty(batch_size, num_heads, dtype=torch.float32, device=q.device) if return_lse else None
-    target, target_lse = out, lse
-    if num_splits > 1:
-        target, target_lse = _partials(workspace, batch_size, num_heads, head_dim, num_splits, q.device)
+    target, target_lse, chunks, grid = out, lse, None, (batch_size, num_kv_heads, num_splits)
+    partial = partial_lse = None
+    if by_length:
+        grid, chunk = (2 * batch_size, num_kv_heads, 1), MIN_TOKENS_PER_CHUNK
+        partial, partial_lse = _partials(workspace, 2 * batch_size, num_heads, head_dim, q.device, 2 * batch_size)
+        chunks = partial_lse[2 * batch_size * num_heads :].view(torch.int32)
+    elif num_splits > 1:
+        target, target_lse = _partials(workspace, batch_size * num_splits, num_heads, head_dim, q.device)
     if batch_size:
-        paged_decode_kernel[(batch_size, num_kv_heads, num_splits)](
+        paged_decode_kernel[grid](
             q, k_cache, v_cache, k_scale, v_scale, block_tables, seq_lens, target, target_lse,
-            scale * LOG2_E, q.stride(0), block_tables.stride(0),
-            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kernel_kv_format(kv_format, generation),
-            WINDOW=window or 0, NUM_SINKS=num_sinks, CHUNK=DETERMINISTIC_CHUNK if deterministic else 0,
+            partial, partial_lse, chunks, scale * LOG2_E, q.stride(0), block_tables.stride(0), batch_size,
+            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kernel_format, PAIRS=pairs,
+            WINDOW=window or 0, NUM_SINKS=num_sinks, CHUNK=chunk,
             BLOCK_M=tiles.block_m, BLOCK_D=padded_head_dim(head_dim), BLOCK_N=tiles.block_n,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         )  # fmt: skip
-        if num_splits > 1:
+        if by_length:
+            launch_merge(partial, partial_lse, out, lse, 0, chunks)
+        elif num_splits > 1:
             launch_merge(target, target_lse, out, lse, num_splits)
     return (out, lse) if return_lse else out
 
@@ -216,6 +298,11 @@ def choose_num_splits(batch_size: int, num_kv_heads: int, num_keys: int, num_sms
         return 1
     wanted = next_power_of_2(4 * num_sms // num_programs + 1) // 2
     return max(1, min(wanted, cdiv(num_keys, MIN_TOKENS_PER_SPLIT), MAX_SPLITS))
+
+
+def is_split_by_length(batch_size: int, num_keys: int) -> bool:
+    """Whether a batch that fills the GPU has sequences to split, as far as the bound on their lengths tells."""
+    return batch_size > 1 and num_keys > MIN_TOKENS_PER_CHUNK
 
 
 def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, kv_format: KVFormat, generation: Generation) -> Tiles:
@@ -238,19 +325,24 @@ def workspace_numel(batch_size: int, num_heads: int, head_dim: int, num_splits: 
     return batch_size * num_heads * num_splits * (head_dim + 1)
 
 
+def list_workspace_numel(batch_size: int, num_heads: int, head_dim: int) -> int:
+    """Likewise when a batch is split by length: 2 B items, and two numbers per sequence."""
+    return workspace_numel(2 * batch_size, num_heads, head_dim, 1) + 2 * batch_size
+
+
 def _partials(
-    workspace: Tensor | None, batch_size: int, num_heads: int, head_dim: int, num_splits: int, device: torch.device
+    workspace: Tensor | None, num_items: int, num_heads: int, head_dim: int, device: torch.device, num_more: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Views of the workspace: outputs [B, H, splits, D] and LSEs [B, H, splits], flat."""
-    numel = workspace_numel(batch_size, num_heads, head_dim, num_splits)
+    """Views of the workspace: outputs and LSEs of each item (a sequence's split) and head, flat; then `num_more`."""
+    numel = workspace_numel(num_items, num_heads, head_dim, 1) + num_more
     if workspace is None:
         workspace = torch.empty(numel, dtype=torch.float32, device=device)
     if workspace.numel() < numel:
         raise ValueError(
-            f"workspace must have at least {numel} elements for {num_splits} splits, got {len(workspace)}."
+            f"workspace must have at least {numel} elements for {num_items} partial results, got {len(workspace)}."
         )
     check_out("workspace", workspace, (workspace.numel(),), torch.float32, device)
-    return workspace, workspace[batch_size * num_heads * num_splits * head_dim :]
+    return workspace, workspace[num_items * num_heads * head_dim :]
 
 
 def paged_decode_reference(
@@ -284,50 +376,3 @@ def paged_decode_reference(
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     out.copy_(torch.cat([result for result, _ in results]))
     return (out, torch.cat([lse for _, lse in results])) if return_lse else out
-
-
-def decode_work(
-    seq_lens: list[int],
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    itemsize: int,
-    kv_itemsize: int,
-    kv_scale_itemsize: int = 0,
-    window: int | None = None,
-    num_sinks: int = 0,
-) -> Work:
-    """K and V of every visible key once (and their scales), q in and out once. Per key and query head: Q.K and P.V.
-
-    Partial results are left out: they belong to how the work was split, not to the work.
-    """
-    num_keys = sum(visible_keys(n, window, num_sinks) for n in seq_lens)
-    kv_bytes = num_keys * num_kv_heads * 2 * (head_dim * kv_itemsize + kv_scale_itemsize)
-    q_bytes = len(seq_lens) * num_heads * head_dim * 2 * itemsize
-    return Work(kv_bytes + q_bytes, num_keys * num_heads * 4 * head_dim)
-
-
-def visible_keys(seq_len: int, window: int | None, num_sinks: int) -> int:
-    """Keys that the last of `seq_len` tokens sees."""
-    if window is None or window >= seq_len:
-        return seq_len
-    return window + min(num_sinks, seq_len - window)
-
-
-def production_configs() -> tuple[AotConfig, ...]:
-    """The launches that `twophase_kernels.aot` compiles for every target."""
-
-    def config(layer: MetaLayer, num_splits: int, window: int | None = None, num_sinks: int = 0) -> AotConfig:
-        def launch() -> object:
-            inputs = layer.inputs(num_seqs=64, num_tokens=64)
-            options = {"scale": 0.1, "window": window, "num_sinks": num_sinks, "num_splits": num_splits}
-            return paged_decode(*inputs.args, **inputs.scales, **options)
-
-        name = f"{layer}, {num_splits} splits" + (f", window {window} sinks {num_sinks}" if window else "")
-        return AotConfig(name, launch, attention_kernels=("paged_decode_kernel",))
-
-    return (
-        *(config(layer, num_splits=1) for layer in PRODUCTION_LAYERS),
-        config(PRODUCTION_LAYERS[0], num_splits=8),
-        config(PRODUCTION_LAYERS[0], num_splits=8, window=4096, num_sinks=4),
-    )

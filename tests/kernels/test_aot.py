@@ -1,6 +1,6 @@
 """What the compiler makes of every production kernel, for GPUs that this machine need not have.
 
-By default a sample (`SAMPLE`: 8 of 45 configurations) is compiled for each target; `--full` compiles everything, which
+By default a sample (`SAMPLE`: 8 of 60 configurations) is compiled for each target; `--full` compiles everything, which
 takes about three minutes on one core. Compiling takes processes of their own: this one may run the interpreter, and
 caches must be empty.
 """
@@ -12,14 +12,14 @@ import sys
 import pytest
 
 from twophase_kernels.aot import TARGETS, CompiledReport, compile_in_subprocess, compiler_environment
-from twophase_kernels.aot import production_configs as all_production_configs
-from twophase_kernels.compiled_code import kv_buffer_depth
+from twophase_kernels.compiled_code import kv_buffer_depth, loop_instructions, matrix_loops
+from twophase_kernels.production import production_configs as all_production_configs
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
 # One 16-bit and one fp8 configuration of each attention kernel, one of each of the others.
 SAMPLE = {
-    "paged_decode": ("bf16 32/8/128 page 16, 8 splits", "bf16 kv fp8_e4m3 32/8/128 page 16, 1 splits"),
+    "paged_decode": ("bf16 32/8/128 page 16, 8 splits", "bf16 kv fp8_e4m3 32/8/128 page 16, split by length"),
     "paged_prefill": ("bf16 32/8/128 page 16, chunks of 2048", "bf16 kv fp8_e4m3 32/8/128 page 16, chunks of 2048"),
     "kv_write": ("bf16 8/128 page 64 kv fp8_e4m3",),
     "rope_kv_write": ("bf16 32/8/128 page 64 kv int8",),
@@ -63,6 +63,17 @@ def check_reports(reports: list[CompiledReport], target: str) -> None:
     # 64 lanes hold 8 bytes each where 32 hold 16.)
     if target != "gfx942":
         assert all(report.vector_loads for report in reports)
+    # Two codes at a time: 128 keys of a quantised cache for at most 900 instructions of a warp. Before it were 1,470.
+    if target == "sm_90":
+        loops = [r.loop_instructions for r in reports if "paged_decode" in r.kernel and " kv " in r.config]
+        assert loops
+        assert max(loops) <= 900
+        # Tiles of 128 x 128: with 64 keys it was 6.5 instructions of a warp per key, and 6.1 with pages of 64.
+        long_chunks = {r.config: r for r in reports if "32/8/128" in r.config and "of 2048" in r.config}
+        for config, most in (("bf16 32/8/128 page 16", 5.3), ("fp16 32/8/128 page 64", 4.8)):
+            report = long_chunks.get(f"{config}, chunks of 2048")
+            assert report is None or report.instructions_per_key <= most
+        assert any(report.block_n == 128 for report in long_chunks.values())
     # 64 rows or more reach Hopper's and Blackwell's larger instructions; prefill in 16 bits has them.
     prefill = [r for r in reports if r.kernel == "paged_prefill_kernel" and "of 2048" in r.config]
     largest = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(target, min(MATRIX[target]))
@@ -191,6 +202,8 @@ def step(num_seqs, table_width, num_tokens, offset):
     kv_write(k, v, cache, cache, slots)
     paged_decode(q[:num_seqs], cache, cache, tables, lens, scale=0.1, num_splits=1)
     paged_decode(q[:num_seqs], cache, cache, tables, lens, scale=0.1, num_splits=1 + num_seqs)
+    if table_width * 16 > 512:
+        paged_decode(q[:num_seqs], cache, cache, tables, lens, scale=0.1)  # split by length
     paged_prefill(q, cache, cache, tables, lens, index(num_seqs + 1, torch.int32), max_query_len=2048, scale=0.1)
     x = empty(num_tokens, 4096)
     rmsnorm_residual(x, x, empty(4096), 1e-5)
@@ -216,14 +229,43 @@ print(json.dumps(count))
 def test_no_recompile_storm(tmp_path):
     """Batch sizes, table widths, token counts and unaligned index buffers all use one binary of each kernel.
 
-    (paged_decode has two: results written directly, and partial results in fp32 to merge.)
+    (paged_decode has three: results written directly, partial results in fp32 to merge, and splits by length; the merge
+    has two, for equal numbers of splits and for those.)
     """
     path = tmp_path / "storm.py"  # a kernel's source is read from its file
     path.write_text(RECOMPILE_STORM)
     count = run_compiling(f"import runpy; runpy.run_path({str(path)!r})", tmp_path / "cache")
     assert count.pop("storm_kernel") == 3, "the negative control: num_seqs 1, a multiple of 16, anything else"
-    assert count.pop("paged_decode_kernel") == 2
-    assert count == dict.fromkeys(ELEMENTWISE | {"paged_prefill_kernel", "merge_splits_kernel"}, 1)
+    assert count.pop("paged_decode_kernel") == 3
+    assert count.pop("merge_splits_kernel") == 2
+    assert count == dict.fromkeys(ELEMENTWISE | {"paged_prefill_kernel"}, 1)
+
+
+SASS = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;                  /* 0x00000a0000017a02 */
+        /*0010*/                   LDGSTS.E.BYPASS.128 [R2], [R4.64] ;     /* 0x0000000004027fae */
+        /*0020*/                   HMMA.16816.F32 R8, R4, R6, R8 ;         /* 0x000000060408723c */
+        /*0030*/                   ISETP.GE.AND P0, PT, R0, R3, PT ;       /* 0x000000030000720c */
+        /*0040*/              @!P0 BRA 0x10 ;                              /* 0xffffffc000008947 */
+        /*0050*/              @!P1 BRA 0x0 ;                               /* 0xffffffa000009947 */
+        /*0060*/                   FADD R1, R1, R2 ;                       /* 0x0000000201017221 */
+        /*0070*/              @!P2 BRA 0x60 ;                              /* 0xfffffff00000a947 */
+        /*0080*/                   EXIT ;                                  /* 0x000000000000794d */
+        /*0090*/                   BRA 0x90 ;                              /* 0xfffffff000007947 */
+"""
+
+
+def test_matrix_loops():
+    """The innermost loop with matrix instructions: not the one around it, nor one without, nor the trap at the end."""
+    (loop,) = matrix_loops(SASS)
+    assert loop[0].startswith("LDGSTS")
+    assert loop[-1] == "@!P0 BRA 0x10"
+    assert loop_instructions(SASS) == len(loop) == 4
+    assert loop_instructions(SASS.replace("HMMA.16816.F32", "HGMMA.64x64x16.F32")) == 4
+    assert loop_instructions(SASS.replace("HMMA", "HADD2")) == 0
+    two = SASS.replace("FADD R1", "HMMA.16816.F32 R1")
+    assert [len(loop) for loop in matrix_loops(two)] == [4, 2]
+    assert loop_instructions(two) == 2
 
 
 def test_command_line_prints_the_table_and_fails_on_a_problem():
@@ -232,6 +274,8 @@ def test_command_line_prints_the_table_and_fails_on_a_problem():
     assert result.returncode == 0, result.stderr
     header, row = result.stdout.splitlines()
     assert header.split()[:3] == ["target", "kernel", "config"]
+    assert header.split()[-3:-1] == ["loop", "per-key"]
+    assert row.split()[-3:-1] == ["-", "-"], "it has no loop over keys"
     assert row.split()[:4] == ["sm_80", "silu_mul_kernel", "fp16", "1536"]
 
 

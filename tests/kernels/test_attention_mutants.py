@@ -20,6 +20,7 @@ from tests.kernels.cases import (
     make_case,
 )
 from tests.kernels.test_attend_range import check_small_values
+from tests.kernels.test_paged_decode import check_find
 from tests.mutation import KillTable, Mutant
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -39,13 +40,22 @@ def guarded(case):
         assert (written == 7).all(), "wrote outside of the result"
 
 
-def check_decode(module, seq_lens=(33, 2), kv_format="none", **options):
-    case = make_case(list(seq_lens), heads=(6, 2), kv_format=kv_format, device=HERE)
+def check_decode(module, seq_lens=(33, 2), kv_format="none", dtype=torch.float32, **options):
+    case = make_case(list(seq_lens), heads=(6, 2), kv_format=kv_format, dtype=dtype, device=HERE)
     want = attention_oracle(case, options.get("window"), options.get("num_sinks", 0))
     options = {"num_splits": 1, "tiles": small_tiles(16, 32), "return_lse": True} | options
     with guarded(case) as (q, out):
         got = module.paged_decode(q, *case.cache, scale=case.scale, **case.scales, out=out, **options)
     assert_attention(got, want)
+
+
+def check_by_length(module, **options):
+    """A batch that is split by length: a sequence of three chunks between short ones."""
+    workspace = torch.zeros(
+        module.list_workspace_numel(3, 6, 64), device=HERE
+    )  # mutants may leave some of it unwritten
+    tiles = small_tiles(16, 256)
+    check_decode(module, (3, 1100, 5), num_splits=None, tiles=tiles, workspace=workspace, **options)
 
 
 def check_deterministic(module):
@@ -68,6 +78,14 @@ def check_prefill(module, query_lens=(40, 3), cached=(9, 5), kv_format="none", *
             q, *case.cache, case.cu_query_lens, scale=case.scale, **case.scales, out=out, **options
         )
     assert_attention(got if options["return_lse"] else (got, want[1]), want)
+
+
+def check_chunks(module):
+    """The workspace says where each sequence's chunks begin, and how many they are."""
+    case = make_case([3, 1100, 5], heads=(1, 1), device=HERE)
+    workspace = torch.zeros(module.list_workspace_numel(3, 1, 64), device=HERE)
+    module.paged_decode(case.q, *case.cache, scale=case.scale, tiles=small_tiles(16, 256), workspace=workspace)
+    assert workspace[-6:].view(torch.int32).tolist() == [0, 1, 1, 3, 4, 1]
 
 
 def check_merge(module, num_splits=20, num_empty=3, offset=0):
@@ -121,41 +139,58 @@ def range_mutants():
         ("wrong page", "positions // PAGE,", "(positions // PAGE ^ 1),", check_decode),
         ("page ids of this tile again", "positions + BLOCK_N, hi, PAGE)", "positions, hi, PAGE)", check_decode),
         ("offset in page lost", "+ positions % PAGE", "+ 0 * positions", check_decode),
-        ("tail not masked", "visible = in_range[None, :] & (", "visible = in_range[None, :] | (", options(check_decode, **WINDOW)),
+        ("tail not masked", "NUM_SINKS) & in_range[None, :]", "NUM_SINKS) | in_range[None, :]", options(check_decode, **WINDOW)),
         ("one key past the end", "in_range = positions < hi", "in_range = positions <= hi", check_decode),
         ("no rescaling of the sum", "row_sum * rescale +", "row_sum +", options(check_decode, seq_lens=(90, 33))),
-        ("no rescaling of the output", "acc * rescale[:, None]", "acc", options(check_decode, seq_lens=(90, 33))),
+        ("no rescaling of the output", "acc[0] * rescale[:, None]", "acc[0]", options(check_decode, seq_lens=(90, 33))),
         ("maximum never updated", "row_max = new_max", "row_max = row_max", options(check_decode, seq_lens=(90, 33))),
         ("LSE in base e", "tl.log2(sum_safe)", "tl.log(sum_safe)", check_decode),
-        ("empty row is 0 / 0", "tl.where(row_sum == 0, 1.0, row_sum)", "row_sum",
+        ("empty row is 0 / 0", "tl.where(state.row_sum == 0, 1.0, state.row_sum)", "state.row_sum",
          options(check_decode, seq_lens=(0, 5))),
         ("unguarded -inf", 'tl.where(new_max == float("-inf"), 0.0, new_max)', "new_max",
          options(check_prefill, query_lens=(40, 1), cached=(40, 0), window=3)),
-        ("K scale left out", "scores *= tl.load(k_scale_ptr", "scores *= 0 * tl.load(k_scale_ptr",
+        ("K scale left out", "scores *= load_scales(k_scale_ptr", "scores *= 0 * load_scales(k_scale_ptr",
          options(check_decode, kv_format="int8")),
-        ("K scale of the neighbour", "tl.load(k_scale_ptr + slots,", "tl.load(k_scale_ptr + slots // 2 * 2,",
+        ("K scale of the neighbour", "tl.load(ptr + slots, mask=in_range, other=0.0)", "tl.load(ptr + slots // 2 * 2, mask=in_range, other=0.0)",
          options(check_decode, kv_format="int8")),
-        ("V scale left out", "p *= tl.load(v_scale_ptr + slots, mask=in_range, other=0.0)[None, :]", "p *= 1 / 127",
+        ("V scale left out", "p *= v_scale[None, :]", "p *= 1 / 127",
          options(check_decode, kv_format="int8")),
-        ("V scaled by K's", "p *= tl.load(v_scale_ptr", "p *= tl.load(k_scale_ptr",
+        ("V scaled by K's", "v_scale = load_scales(v_scale_ptr", "v_scale = load_scales(k_scale_ptr",
          options(check_decode, kv_format="fp8_e4m3")),
-        ("weights times a scale below fp16", '6 if KV_FORMAT == "int8" else 8', "0",
+        ("weights times a scale below fp16", "scores * qk_scale + about_log2(v_scale)[None, :]", "scores * qk_scale",
          options(check_small_values, kv_format="fp8_e4m3", value_std=1e-4)),
-        ("int8's weights too small as well", 'else 6 if KV_FORMAT == "int8"', 'else 0 if KV_FORMAT == "int8"',
+        ("scales' logarithm of the wrong sign", "+ about_log2(v_scale)", "- about_log2(v_scale)",
          options(check_small_values, kv_format="int8", value_std=1e-4)),
-        ("LSE of the larger weights", "row_max = new_max", "row_max = new_max + V_SHIFT",
-         options(check_decode, kv_format="fp8_e4m3")),
+        ("LSE of the larger weights", "row_max = new_max", "row_max = new_max + (q[0].dtype == tl.float16)",
+         options(check_decode, kv_format="fp8_e4m3", dtype=torch.float16)),
+        ("odd columns of K left out", "result = tl.dot(a[1], tl.trans(b[1]), result)", "result += 0",
+         options(check_decode, kv_format="int8", dtype=torch.float16)),
+        ("even queries times odd keys", "tl.dot(a[1], tl.trans(b[1]), result)", "tl.dot(a[0], tl.trans(b[1]), result)",
+         options(check_decode, kv_format="int8", dtype=torch.float16)),
+        ("even columns of V twice", "tl.dot(p, v[1], acc[1]", "tl.dot(p, v[0], acc[1]",
+         options(check_decode, kv_format="int8", dtype=torch.float16)),
+        ("no rescaling of the odd output", "acc[1] * rescale[:, None]", "acc[1]",
+         options(check_decode, kv_format="int8", dtype=torch.float16, seq_lens=(90, 33))),
+        ("even and odd output swapped", "tl.interleave(state.acc[0], state.acc[1])",
+         "tl.interleave(state.acc[1], state.acc[0])", options(check_decode, kv_format="int8", dtype=torch.float16)),
+        ("pairs at the offset of codes", "D: tl.constexpr = layout.D if layout.PAIRS == \"no\" else layout.D // 2",
+         "D: tl.constexpr = layout.D", options(check_decode, kv_format="int8", dtype=torch.float16)),
         ("scaled weights summed", "row_sum * rescale + tl.sum(p, axis=1)",
          "row_sum * rescale + tl.sum(p * (1.0 if KV_FORMAT == 'none' else 0.5), axis=1)",
          options(check_decode, kv_format="int8")),
-        ("V taken for K", "v = load_rows(v_ptr", "v = load_rows(k_ptr", check_decode),
+        ("V taken for K", "v = load_tiles(v_ptr", "v = load_tiles(k_ptr", check_decode),
+        ("every group reads KV head 0", "k_ptr += head_rows * layout.D", "k_ptr += 0", check_decode),
+        ("values of KV head 0", "v_ptr += head_rows * layout.D", "v_ptr += 0", check_decode),
+        ("scales of KV head 0", "k_scale_ptr += head_rows", "k_scale_ptr += 0", options(check_decode, kv_format="int8")),
+        ("value scales of KV head 0", "v_scale_ptr += head_rows", "v_scale_ptr += 0",
+         options(check_decode, kv_format="int8")),
         ("padding of D read", "mask = (offs_d < D)[None, :]", "mask = (offs_d < BLOCK_D)[None, :]",
          check_padded_head_dim),
         ("32-bit offsets", "page_ids.to(tl.int64)", "page_ids", check_far_away),
-        ("diagonal one too far", "positions[None, :] <= row_positions[:, None])",
-         "positions[None, :] <= row_positions[:, None] + 1)", check_prefill),
-        ("diagonal one too short", "positions[None, :] <= row_positions[:, None])",
-         "positions[None, :] < row_positions[:, None])", check_prefill),
+        ("diagonal one too far", "positions[None, :] <= row_positions[:, None]",
+         "positions[None, :] <= row_positions[:, None] + 1", check_prefill),
+        ("diagonal one too short", "positions[None, :] <= row_positions[:, None]",
+         "positions[None, :] < row_positions[:, None]", check_prefill),
         ("window one too long", "> row_positions[:, None] - WINDOW", ">= row_positions[:, None] - WINDOW",
          options(check_prefill, **WINDOW)),
         ("window one too short", "> row_positions[:, None] - WINDOW", "> row_positions[:, None] - WINDOW + 1",
@@ -174,12 +209,6 @@ def decode_mutants():
         ("last token dropped", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)",
          "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 2)", check_decode),
         ("interleaved head map", "heads = kv_head * G + offs_m", "heads = kv_head + offs_m * H_KV", check_decode),
-        ("every group reads KV head 0", "k_ptr += kv_head * (PAGE * D)", "k_ptr += 0", check_decode),
-        ("values of KV head 0", "v_ptr += kv_head * (PAGE * D)", "v_ptr += 0", check_decode),
-        ("scales of KV head 0", "k_scale_ptr += kv_head * PAGE", "k_scale_ptr += 0",
-         options(check_decode, kv_format="int8")),
-        ("value scales of KV head 0", "v_scale_ptr += kv_head * PAGE", "v_scale_ptr += 0",
-         options(check_decode, kv_format="int8")),
         ("scale not in base 2", "scale * LOG2_E, q.stride(0)", "scale, q.stride(0)", check_decode),
         ("scale left out", "scale * LOG2_E, q.stride(0)", "LOG2_E, q.stride(0)", check_decode),
         ("every sequence reads the first table", "block_tables_ptr + sequence.to(tl.int64) * table_row_stride",
@@ -208,8 +237,27 @@ def decode_mutants():
          options(check_decode, seq_lens=(90, 33), num_splits=2, window=40, num_sinks=3)),
         ("heads of the padding stored", "mask_q = (offs_m < G)[:, None] &", "mask_q = (offs_m < 4)[:, None] &",
          check_decode),
-        ("deterministic splits evenly", "CHUNK=DETERMINISTIC_CHUNK if deterministic else 0", "CHUNK=0",
+        ("deterministic splits evenly", "DETERMINISTIC_CHUNK if deterministic else 0", "0",
          check_deterministic),
+        ("nobody is split by length", "num_splits == 1 and is_split_by_length(batch_size, num_keys)", "False",
+         check_chunks),
+        ("the sum of lengths for their mean", "tl.cdiv(total, num_seqs)", "total", options(check_find, seq_lens=[9000, 1, 1])),
+        ("shorter chunks than are worth it", "tl.maximum(mean, MIN_CHUNK)", "mean", options(check_find, seq_lens=[5])),
+        ("empty sequences without an item", "tl.maximum(tl.cdiv(lens, chunk_len), 1)", "tl.cdiv(lens, chunk_len)",
+         options(check_find, seq_lens=[900, 0, 1])),
+        ("search starts again at each step", "num_items + tl.cumsum", "tl.cumsum",
+         options(check_find, seq_lens=[1] * 128 + [4000])),
+        ("lengths beyond the window", "return tl.minimum(lens, WINDOW) if WINDOW > 0 else lens", "return lens",
+         options(check_find, seq_lens=[900, 0, 1], window=300)),
+        ("item of the next sequence", "(ends <= item)", "(ends < item)", options(check_find, seq_lens=[900, 0, 1])),
+        ("chunks counted from the list's start", "split = item - first_item", "split = item", check_by_length),
+        ("whole results never written", "mask_q &= num_splits == 1", "mask_q &= num_splits > 1", check_by_length),
+        ("partials of chunks over another", "partial_row = item.to(tl.int64)", "partial_row = sequence.to(tl.int64)",
+         check_by_length),
+        ("merge told too few", "chunks_ptr + 2 * sequence + 1, num_splits)", "chunks_ptr + 2 * sequence + 1, num_splits - 1)",
+         check_by_length),
+        ("merge told another beginning", "chunks_ptr + 2 * sequence, first_item)", "chunks_ptr + 2 * sequence, item * 0)",
+         check_by_length),
         ("partials of another split", "* num_splits + split\n", "* num_splits + num_splits - 1 - split // 2\n",
          options(check_decode, seq_lens=(90, 33), num_splits=3)),
     ]  # fmt: skip
@@ -248,8 +296,8 @@ def prefill_mutants():
         ("window's edge ends early", "tl.cdiv(tl.maximum(hi - WINDOW - lo, 0), BLOCK_N)",
          "(tl.maximum(hi - WINDOW - lo, 0) // BLOCK_N)",
          options(check_prefill, query_lens=(40, 3), cached=(90, 5), window=60)),
-        ("sinks dropped", "sinks_hi = tl.minimum(NUM_SINKS, lo)", "sinks_hi = 0", options(check_prefill, **WINDOW)),
-        ("sinks counted twice", "sinks_hi = tl.minimum(NUM_SINKS, lo)", "sinks_hi = NUM_SINKS",
+        ("sinks dropped", "0, tl.minimum(NUM_SINKS, lo))", "0, 0)", options(check_prefill, **WINDOW)),
+        ("sinks counted twice", "0, tl.minimum(NUM_SINKS, lo))", "0, NUM_SINKS)",
          options(check_prefill, **WINDOW)),
     ]  # fmt: skip
     for name, old, new, check in rows:

@@ -19,8 +19,8 @@ from tests.kernels.cases import (
 )
 from twophase_kernels import KernelsUnavailableError
 from twophase_kernels import paged_decode as module
-from twophase_kernels._triton import next_power_of_2
-from twophase_kernels.paged_decode import choose_num_splits, decode_tiles, decode_work, visible_keys, workspace_numel
+from twophase_kernels._triton import next_power_of_2, tl, triton
+from twophase_kernels.paged_decode import choose_num_splits, decode_tiles, workspace_numel
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -220,17 +220,6 @@ def test_tiles_hold_the_group():
         assert decode_tiles(71, 64, torch.float16, "none", generation).block_m == 128
 
 
-def test_work():
-    # One sequence of 100 tokens, 8/2/64, bf16: K and V 100*2*64*2*2 = 51,200 B, q and out 8*64*2*2 = 2,048 B.
-    work = decode_work([100], 8, 2, 64, itemsize=2, kv_itemsize=2)
-    assert work == (53_248, 100 * 8 * 4 * 64)
-    assert work.intensity == pytest.approx(3.846, abs=1e-3)
-    # int8 with scales, 24 + 4 visible of 100: 28*2*2*(64 + 4) B.
-    work = decode_work([100, 0], 8, 2, 64, 2, kv_itemsize=1, kv_scale_itemsize=4, window=24, num_sinks=4)
-    assert work == (28 * 2 * 2 * 68 + 2 * 2_048, 28 * 8 * 4 * 64)
-    assert [visible_keys(n, 24, 4) for n in (1, 24, 26, 28, 100)] == [1, 24, 26, 28, 28]
-
-
 # What is refused.
 
 
@@ -298,3 +287,88 @@ def test_a_cache_of_another_float_type():
     assert out.dtype == torch.float32
     assert_close(out, want[0], TOLERANCE[torch.float32])
     assert_close(lse, want[1], LSE_TOLERANCE)
+
+
+# Splits by length, in batches that fill the GPU (in the interpreter any two sequences do).
+
+
+RAGGED = [3, 1800, 0, 513, 512, 5]  # by their mean chunks of 512 keys, the fewest
+
+
+def run_by_length(case, **options):
+    tiles = small_tiles(max(16, next_power_of_2(case.q.shape[1])), 256)
+    return run(case, tiles=tiles, **options)
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "dtype", "window", "num_sinks"),
+    [("none", torch.float32, None, 0), ("int8", torch.float16, None, 0), ("none", torch.float32, 600, 4)],
+)
+def test_ragged_batches_are_split_by_length(kv_format, dtype, window, num_sinks):
+    case = make_case(RAGGED, heads=(2, 1), kv_format=kv_format, dtype=dtype, device=HERE)
+    got = run_by_length(case, window=window, num_sinks=num_sinks)
+    assert_attention(got, attention_oracle(case, window, num_sinks))
+
+
+def test_long_last_and_buffers_of_the_caller():
+    """Each sequence's first item and chunks, two numbers at the workspace's end; what is after it is left alone."""
+    case = make_case([1, 0, 1500], heads=(1, 1), device=HERE)
+    out = torch.full_like(case.q, math.nan)
+    workspace = torch.full((module.list_workspace_numel(3, 1, 64) + 3,), math.nan, device=HERE)
+    got = run_by_length(case, out=out, workspace=workspace)
+    assert got[0] is out
+    assert_attention(got, attention_oracle(case))
+    assert workspace[-9:-3].view(torch.int32).tolist() == [0, 1, 1, 1, 2, 3]
+    assert workspace[-3:].isnan().all()
+    with pytest.raises(ValueError, match="workspace must have at least 396 elements for 6 partial results"):
+        run_by_length(case, workspace=workspace[:-4])
+
+
+@triton.jit
+def _find(seq_lens_ptr, items_ptr, out_ptr, num_seqs, find: tl.constexpr, WINDOW: tl.constexpr):
+    i = tl.program_id(0)
+    sequence, first_item, chunk_len = find(seq_lens_ptr, num_seqs, tl.load(items_ptr + i), WINDOW, 128, 64)
+    tl.store(out_ptr + 3 * i, sequence)
+    tl.store(out_ptr + 3 * i + 1, first_item)
+    tl.store(out_ptr + 3 * i + 2, chunk_len)
+
+
+def check_find(module, seq_lens, window=0):
+    """Against a list of items, written out; its first, its last, those around each change of sequence."""
+    visible = [min(n, window) if window else n for n in seq_lens]
+    mean = -(-sum(visible) // len(visible))
+    chunk_len = -(-max(mean, 128) // 64) * 64
+    owners = [s for s, n in enumerate(visible) for _ in range(max(1, -(-n // chunk_len)))]
+    assert len(owners) <= 2 * len(seq_lens)
+    items = sorted(
+        {0, 1, len(owners) - 1, len(owners), 2 * len(seq_lens) - 1, *range(125, 132)} & {*range(2 * len(seq_lens))}
+    )
+    out = torch.full((len(items), 3), -1, dtype=torch.int32, device=HERE)
+    lens, chosen = (torch.tensor(x, dtype=torch.int32, device=HERE) for x in (seq_lens, items))
+    _find[(len(items),)](lens, chosen, out, len(seq_lens), module.find_chunk, window)
+    for item, (sequence, first_item, length) in zip(items, out.tolist(), strict=True):
+        assert length == chunk_len
+        if item < len(owners):
+            assert (sequence, first_item) == (owners[item], owners.index(owners[item])), item
+        else:
+            assert sequence == len(seq_lens), item
+
+
+@pytest.mark.parametrize("window", [0, 300])
+@pytest.mark.parametrize("seq_lens", [[900, 0, 1], [5], [1] * 128 + [4000], [4000] + [0] * 130], ids=len)
+def test_find_chunk(seq_lens, window):
+    """Also with more sequences than one step of the search looks at."""
+    check_find(module, seq_lens, window)
+
+
+def test_equal_lengths_are_not_split():
+    case = make_case([600] * 3, heads=(1, 1), device=HERE)
+    workspace = torch.empty(module.list_workspace_numel(3, 1, 64), device=HERE)
+    assert_attention(run_by_length(case, workspace=workspace), attention_oracle(case))
+    assert workspace[-6:].view(torch.int32).tolist() == [0, 1, 1, 1, 2, 1]
+
+
+def test_who_is_split_by_length():
+    assert module.is_split_by_length(64, 513)
+    assert not module.is_split_by_length(64, 512), "no chunk is shorter"
+    assert not module.is_split_by_length(1, 10**6), "nothing to even out"

@@ -1,5 +1,6 @@
 """paged_prefill against a naive fp64 oracle; what must not change its result; and what it must refuse."""
 
+import functools
 import itertools
 import math
 
@@ -10,7 +11,7 @@ from tests.kernels.attention_grid import WINDOWS, grid_slices, sample_grid, smal
 from tests.kernels.cases import HERE, TOLERANCE, assert_attention, assert_close, attention_oracle, make_case
 from twophase_kernels import paged_prefill as module
 from twophase_kernels.paged_decode import paged_decode
-from twophase_kernels.paged_prefill import prefill_tiles, prefill_work
+from twophase_kernels.paged_prefill import prefill_tiles
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -176,14 +177,13 @@ def test_tiles_hold_the_group():
     assert sizes == [16, 16, 64, 64, 128]
 
 
-def test_work():
-    # 3 tokens after 10 cached, 8/2/64, bf16: 13 keys of 2*64*2*2 = 512 B; q and out 3*8*64*2*2 = 6,144 B.
-    # Pairs: 11 + 12 + 13 = 36.
-    work = prefill_work([3], [13], 8, 2, 64, itemsize=2, kv_itemsize=2)
-    assert work == (13 * 512 + 6_144, 36 * 8 * 4 * 64)
-    # A window of 4 and 1 sink: each token sees 5 keys; together keys 0 and 7..12.
-    work = prefill_work([3, 0], [13, 9], 8, 2, 64, itemsize=2, kv_itemsize=2, window=4, num_sinks=1)
-    assert work == (7 * 512 + 6_144, 15 * 8 * 4 * 64)
+def test_tiles_of_128_keys():
+    """On Hopper, for long chunks, where registers and shared memory hold them; elsewhere nowhere."""
+    keys = functools.partial(prefill_tiles, 4, dtype=torch.bfloat16, max_query_len=2048)
+    usual = {"kv_format": "none", "has_window": False, "generation": "hopper"}
+    assert [keys(head_dim=d, **usual).block_n for d in (64, 80, 96, 128, 256)] == [64, 128, 128, 128, 32]
+    for change in ({"kv_format": "int8"}, {"has_window": True}, {"generation": "ampere"}, {"max_query_len": 16}):
+        assert keys(head_dim=128, **usual | change).block_n <= 64, change
 
 
 # What is refused. (What both kernels refuse alike is tested with paged_decode.)

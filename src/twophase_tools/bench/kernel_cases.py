@@ -12,14 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twophase_kernels.kv_write import kv_write, kv_write_reference, kv_write_work
-from twophase_kernels.paged_decode import decode_work, paged_decode, paged_decode_reference
-from twophase_kernels.paged_prefill import paged_prefill, prefill_work
+from twophase_kernels.kv_write import kv_write, kv_write_reference
+from twophase_kernels.paged_decode import paged_decode, paged_decode_reference
+from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.quant import KVFormat, cache_dtype
-from twophase_kernels.rmsnorm_residual import rmsnorm_residual, rmsnorm_residual_work
-from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_work, rope_reference
-from twophase_kernels.silu_mul import silu_mul, silu_mul_work
-from twophase_kernels.work import Work
+from twophase_kernels.rmsnorm_residual import rmsnorm_residual
+from twophase_kernels.rope_kv_write import rope_kv_write, rope_reference
+from twophase_kernels.silu_mul import silu_mul
+from twophase_kernels.work import (
+    Work,
+    decode_work,
+    kv_write_work,
+    prefill_work,
+    rmsnorm_residual_work,
+    rope_kv_write_work,
+    silu_mul_work,
+)
 from twophase_tools.bench.kernel_rivals import AttentionBatch, attention_rivals
 from twophase_tools.bench.kernel_variants import OURS, REFERENCE, MakeVariant, Variant, compiled
 
