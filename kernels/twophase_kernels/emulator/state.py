@@ -1,0 +1,189 @@
+"""Registers of all threads of some blocks: one numpy array per PTX register, one entry per thread.
+
+Threads of all blocks lie side by side ('lanes'): block after block, within a block in order of their number. One numpy
+operation executes an instruction for all of them.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from twophase_kernels.emulator.errors import NotCoveredError
+from twophase_kernels.emulator.memory import GlobalMemory, SharedMemory
+from twophase_kernels.emulator.numbers import UNSIGNED, bits_of, decode, encode
+from twophase_kernels.emulator.ptx import Address, Literal, Operand, Program, Register
+
+WARP = 32
+
+
+class Asynchronous(Protocol):
+    """Work that was started and is finished at a wait, for a choice of the entries that it was added with."""
+
+    def finish(self, state: "State", chosen: np.ndarray) -> None: ...
+
+
+class InFlight:
+    """Asynchronous work in groups, as cp.async and wgmma commit it and wait for it; each block counts its own groups."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_groups = np.zeros(num_blocks, np.int64)
+        self._work: list[tuple[Asynchronous, np.ndarray, np.ndarray]] = []  # work; block and group of its entries
+
+    def add(self, work: Asynchronous, blocks: np.ndarray) -> None:
+        self._work.append((work, blocks, self._num_groups[blocks]))
+
+    def commit(self, blocks: np.ndarray | slice) -> None:
+        self._num_groups[blocks] += 1
+
+    def wait(self, state: "State", keep: int) -> None:
+        """Finish all but the newest `keep` groups of the active blocks, oldest first."""
+        due = np.full(len(self._num_groups), -1)
+        due[state.blocks] = self._num_groups[state.blocks] - keep
+        waiting = []
+        for work, blocks, groups in self._work:
+            chosen = groups < due[blocks]
+            if chosen.any():
+                work.finish(state, chosen)
+                groups = np.where(chosen, np.iinfo(np.int64).max, groups)
+            if (groups != np.iinfo(np.int64).max).any():
+                waiting.append((work, blocks, groups))
+        self._work = waiting
+
+
+GARBAGE = 0xDEADBEEFDEADBEEF  # what a register holds before it is written; no result may depend on it
+
+Reader = Callable[["State"], np.ndarray]
+
+
+class State:
+    """What an instruction works on.
+
+    Attributes:
+        active: Which lanes execute, or None for all of them.
+        block_of, warp_of, thread_of: Of each lane: its block's place among these blocks, its warp and number in it.
+        block_ids: int64 [blocks, 3], each block's (x, y, z) in the grid.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        block_ids: np.ndarray,
+        grid: tuple[int, int, int],
+        parameters: dict[str, int],
+        memory: GlobalMemory,
+        shared: SharedMemory,
+    ) -> None:
+        self.num_threads = program.num_threads
+        self.num_blocks = len(block_ids)
+        self.num_lanes = self.num_threads * self.num_blocks
+        self.block_ids, self.grid = block_ids, grid
+        self.parameters, self.memory, self.shared = parameters, memory, shared
+        lanes = np.arange(self.num_lanes)
+        self.block_of, self.thread_of = lanes // self.num_threads, lanes % self.num_threads
+        self.warp_of = self.thread_of // WARP
+        self.active: np.ndarray | None = None
+        self.blocks: np.ndarray | slice = slice(None)  # those of the active lanes
+        self.registers: dict[str, np.ndarray] = {}
+        self.copies, self.products = InFlight(self.num_blocks), InFlight(self.num_blocks)
+        self.sums: dict[str, np.ndarray] = {}  # of matrix products under way: what their registers will hold
+        self.unfinished: dict[str, np.ndarray] = {}  # and how many products each lane of them still waits for
+
+    def write(self, register: Operand, bits: np.ndarray) -> None:
+        """Assign to the active lanes of a register; '_' throws the value away."""
+        name = register.name
+        if name == "_":
+            return
+        if bits.ndim == 0:
+            bits = np.full(self.num_lanes, bits)
+        if self.active is not None:
+            old = self.registers.get(name)
+            bits = bits.copy() if old is None else np.where(self.active, bits, old)
+        self.registers[name] = bits
+
+    def active_lanes(self) -> np.ndarray:
+        return np.arange(self.num_lanes) if self.active is None else np.flatnonzero(self.active)
+
+    def special(self, name: str) -> np.ndarray:
+        """%tid, %ntid, %ctaid, %nctaid, %laneid, %warpid as u32."""
+        stem, _, axis = name.partition(".")
+        along = "xyz".index(axis) if axis else 0
+        if stem == "%tid":
+            values = self.thread_of if along == 0 else np.zeros_like(self.thread_of)
+        elif stem == "%ntid":
+            values = np.full(self.num_lanes, self.num_threads if along == 0 else 1)
+        elif stem == "%ctaid":
+            values = self.block_ids[self.block_of, along]
+        elif stem == "%nctaid":
+            values = np.full(self.num_lanes, self.grid[along])
+        elif stem == "%laneid":
+            values = self.thread_of % WARP
+        elif stem == "%warpid":
+            values = self.warp_of
+        else:
+            raise NotCoveredError(f"the special register {name}")
+        return values.astype(np.uint32)
+
+
+def reader(operand: Operand, kind: str, widths: dict[str, int]) -> Reader:
+    """A function that fetches an operand as numbers of type `kind` (an array, or a scalar for a literal)."""
+    bits = bits_of(kind)
+    if isinstance(operand, Literal):
+        if bits == 1:
+            constant = np.bool_(operand.value != 0)
+        else:
+            constant = decode(np.array([operand.value & (1 << bits) - 1], UNSIGNED[bits]), kind)[0]
+        return lambda state: constant
+    if not isinstance(operand, Register):
+        raise NotCoveredError(f"{operand} as a value")
+    name = operand.name
+    if name == "WARP_SZ":
+        return lambda state: np.uint32(WARP)
+    if name == "global_smem":  # where shared memory starts
+        zero = np.zeros((), UNSIGNED[bits])
+        return lambda state: zero
+    if name.startswith(("%tid", "%ntid", "%ctaid", "%nctaid", "%laneid", "%warpid")):
+        return lambda state: state.special(name)
+    held = widths.get(name) or widths.get(name.rstrip("0123456789"))
+    if held is None:
+        raise NotCoveredError(f"the register {name}")
+    missing = np.bool_(True) if held == 1 else UNSIGNED[held](GARBAGE & (1 << held) - 1)
+
+    def fetch(state: State) -> np.ndarray:
+        value = state.registers.get(name)
+        return np.full(state.num_lanes, missing) if value is None else value
+
+    if held == bits:
+        return (
+            fetch
+            if kind in ("pred",) or kind[0] in "bu" and kind != "bf16"
+            else lambda state: decode(fetch(state), kind)
+        )
+    # A narrower type takes the lower bits (ld.b8 into b16, cvt.s64.s32 and the like).
+    unit = UNSIGNED[bits]
+    return lambda state: decode(fetch(state).astype(unit), kind)
+
+
+def address_reader(operand: Operand, widths: dict[str, int]) -> Reader:
+    """Addresses in bytes: uint64 for global memory, and as good for shared memory."""
+    if not isinstance(operand, Address):
+        raise NotCoveredError(f"{operand} as an address")
+    base = operand.base
+    bits = 64 if base == "global_smem" else widths.get(base) or widths[base.rstrip("0123456789")]
+    fetch, offset = reader(Register(base), f"u{bits}", widths), np.uint64(operand.offset & (1 << 64) - 1)
+    return lambda state: np.broadcast_to(fetch(state).astype(np.uint64) + offset, state.num_lanes)
+
+
+def write_numbers(state: State, register: Operand, numbers: np.ndarray, kind: str, held: int) -> None:
+    """Assign numbers of type `kind` to a register of `held` bits; a wider one is filled by sign or zeros."""
+    bits = encode(np.asarray(numbers), kind)
+    width = bits_of(kind)
+    if held > width:
+        bits = (
+            bits.view(f"i{width // 8}").astype(f"i{held // 8}").view(UNSIGNED[held])
+            if kind[0] == "s"
+            else bits.astype(UNSIGNED[held])
+        )
+    elif held < width:
+        bits = bits.astype(UNSIGNED[held])
+    state.write(register, bits)
