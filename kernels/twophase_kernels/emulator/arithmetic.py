@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from twophase_kernels.emulator.errors import NotCoveredError
-from twophase_kernels.emulator.numbers import PACKED, SIGNED, UNSIGNED, bits_of, encode, flush, pack, unpack
+from twophase_kernels.emulator.numbers import PACKED, SIGNED, UNSIGNED, bits_of, flush, pack, unpack
 from twophase_kernels.emulator.ptx import Instruction, Literal
 from twophase_kernels.emulator.state import State, reader, write_numbers
 

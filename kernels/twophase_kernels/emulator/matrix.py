@@ -12,7 +12,7 @@ from twophase_kernels.emulator.arithmetic import Execute
 from twophase_kernels.emulator.errors import EmulationError, MemoryFault, NotCoveredError
 from twophase_kernels.emulator.numbers import decode
 from twophase_kernels.emulator.ptx import Instruction, Operand
-from twophase_kernels.emulator.state import WARP, Reader, State, address_reader, reader
+from twophase_kernels.emulator.state import WARP, State, address_reader, reader
 from twophase_kernels.emulator.warps import whole_warps
 
 WARPGROUP = 4 * WARP

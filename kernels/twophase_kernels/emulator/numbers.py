@@ -30,7 +30,7 @@ def bits_of(kind: str) -> int:
 
 def decode(bits: np.ndarray, kind: str) -> np.ndarray:
     """Bits -> numbers; bf16 as float32, because numpy has none."""
-    if kind == "pred" or kind[0] == "b" and kind != "bf16":
+    if kind == "pred" or (kind[0] == "b" and kind != "bf16"):
         return bits
     width = bits_of(kind)
     if kind == "bf16":

@@ -1,11 +1,12 @@
 """A process that compiles, beside one that interprets: Triton's mode is fixed per process."""
 
 import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from multiprocessing import get_context
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any, ParamSpec, TypeVar
 
 from twophase_kernels.aot import compiler_environment
@@ -22,46 +23,67 @@ class CompilingProcess:
     """
 
     def __init__(self) -> None:
-        self._pool: ProcessPoolExecutor | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
         self._cache: tempfile.TemporaryDirectory[str] | None = None
 
     def call(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """function(*args, **options), there. What it raises is raised here."""
-        with _environment(self._cache_dir()):  # the pool starts its process when the first call is submitted
-            future = self._started().submit(function, *args, **options)
-        return future.result()
+        """function(*args, **options), there. What it raises is raised here.
+
+        Raises:
+            RuntimeError: The child ended in the middle of it.
+        """
+        pipe = self._started()
+        pipe.send((function, args, options))
+        try:
+            raised, result = pipe.recv()
+        except EOFError:
+            status = self._child.wait() if self._child else None
+            self.close()
+            raise RuntimeError(f"the process that compiles ended with exit status {status}") from None
+        if raised:
+            raise result
+        return result
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
+        if self._pipe is not None:
+            self._pipe.close()  # the child reads the end and leaves
+        if self._child is not None:
+            self._child.wait()
         if self._cache is not None:
             self._cache.cleanup()
-        self._pool = self._cache = None
+        self._child = self._pipe = self._cache = None
 
     def __enter__(self) -> "CompilingProcess":
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _cache_dir(self) -> str:
-        if self._cache is None:
+    def _started(self) -> Connection:
+        if self._pipe is None:
             self._cache = tempfile.TemporaryDirectory()
-        return self._cache.name
+            self._pipe, theirs = Pipe()
+            environment = compiler_environment(self._cache.name) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            code = f"from twophase_kernels.emulator.process import serve; serve({theirs.fileno()})"
+            self._child = subprocess.Popen(
+                [sys.executable, "-c", code], env=environment, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL
+            )
+            theirs.close()
+        return self._pipe
 
-    def _started(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            # Not forked: the child would inherit this process's triton, which is in the other mode.
-            self._pool = ProcessPoolExecutor(1, get_context("spawn"))
-        return self._pool
 
-
-@contextmanager
-def _environment(cache_dir: str) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(compiler_environment(cache_dir))
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+def serve(pipe_number: int) -> None:
+    """The child's life: calls until the pipe is closed."""
+    pipe = Connection(pipe_number)
+    while True:
+        try:
+            function, args, options = pipe.recv()
+        except EOFError:
+            return
+        reply: tuple[bool, Any]
+        try:
+            reply = False, function(*args, **options)
+        except Exception as error:
+            reply = True, error
+        pipe.send(reply)

@@ -156,7 +156,7 @@ def reader(operand: Operand, kind: str, widths: dict[str, int]) -> Reader:
     if held == bits:
         return (
             fetch
-            if kind in ("pred",) or kind[0] in "bu" and kind != "bf16"
+            if kind in ("pred",) or (kind[0] in "bu" and kind != "bf16")
             else lambda state: decode(fetch(state), kind)
         )
     # A narrower type takes the lower bits (ld.b8 into b16, cvt.s64.s32 and the like).
