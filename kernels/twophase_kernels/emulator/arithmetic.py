@@ -4,6 +4,7 @@ Each builder takes an instruction and returns the function that executes it. Sem
 computed in double precision and rounded once, so that approximations (.approx, .full) come out better than a GPU's.
 """
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -101,7 +102,7 @@ def multiply_add(instruction: Instruction, widths: dict[str, int]) -> Execute:
 
 
 def fused_multiply_add(instruction: Instruction, widths: dict[str, int]) -> Execute:
-    """fma: one rounding. (The product of two fp32 numbers is exact in double; the sum is rounded twice, rarely felt.)"""
+    """fma: one rounding. (A product of two fp32 numbers is exact in double; the sum is rounded twice, rarely felt.)"""
 
     def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         return (a.astype(np.float64) * b + c).astype(a.dtype)
@@ -131,9 +132,7 @@ def extreme(ordinary: Function, keeps_nan: Function) -> Callable[[Instruction, d
         function = keeps_nan if "NaN" in instruction.modifiers else ordinary
         if instruction.modifiers[-1][0] in "us":
             function = keeps_nan
-        return elementwise(
-            instruction, widths, lambda a, b, *c: function(function(a, b), c[0]) if c else function(a, b)
-        )
+        return elementwise(instruction, widths, lambda *values: functools.reduce(function, values))
 
     return build
 
@@ -146,7 +145,7 @@ COMBINE: dict[str, Function] = {"and": np.logical_and, "or": np.logical_or, "xor
 
 
 def set_predicate(instruction: Instruction, widths: dict[str, int]) -> Execute:
-    """setp: a comparison, perhaps combined with another predicate. With a NaN only the unordered ones (equ, ...) hold."""
+    """setp: a comparison, perhaps combined with another predicate. With a NaN only unordered ones (equ, ...) hold."""
     comparison, kind = instruction.modifiers[0], instruction.modifiers[-1]
     target, *sources = instruction.operands
     a, b = (reader(source, kind, widths) for source in sources[:2])

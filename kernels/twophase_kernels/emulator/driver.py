@@ -107,7 +107,7 @@ def emulated(target: str = "sm_90") -> Iterator[EmulatingDriver]:
 def emulate(
     kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], target: str = "sm_90", **options: Any
 ) -> Machine:
-    """Compile `kernel` for `target` and run it over `grid`; `args` and `options` as in `kernel[grid](*args, **options)`.
+    """Compile `kernel` for `target` and run it over `grid`: `kernel[grid](*args, **options)`, emulated.
 
     Tensors lie on the CPU and are changed in place. Returns the machine, for its counts.
 

@@ -51,7 +51,7 @@ class GlobalMemory:
         return found
 
     def store(self, addresses: np.ndarray, columns: list[np.ndarray]) -> None:
-        """Unsigned integers, side by side from each address on. Of two threads that write to one place, the later wins."""
+        """Unsigned integers, side by side from each address on. Of two threads that write to one place, one wins."""
         width = columns[0].dtype.itemsize
         for chosen, units, first in self._ranges(addresses, width, len(columns), "write"):
             for i, values in enumerate(columns):
@@ -68,7 +68,7 @@ class GlobalMemory:
         return old
 
     def _ranges(self, addresses: np.ndarray, width: int, count: int, what: str):
-        """For each tensor met: which addresses, its memory in units of `width` bytes, the first unit of each address."""
+        """For each tensor: which addresses are in it, its memory in units of `width` bytes, each address's first unit."""
         if len(addresses) == 0:
             return
         num_bytes = width * count
@@ -164,7 +164,7 @@ class SharedMemory:
         self.bytes[places] = data
 
     def begin_product(self, chunks: np.ndarray) -> np.ndarray:
-        """Matrix units may read 16 bytes from each of these places (indices into `bytes`, a row per warpgroup) from now on.
+        """From now on matrix units may read 16 bytes from each of these indices into `bytes`, a row per warpgroup.
 
         Returns their granules, for `end_product`.
         """

@@ -75,10 +75,7 @@ def unpack(bits: np.ndarray, kind: str) -> np.ndarray:
 def pack(numbers: np.ndarray, kind: str) -> np.ndarray:
     """float32 [..., 2] -> two packed numbers, the first in the lower half."""
     half = PACKED[kind]
-    if half in ("e4m3", "e5m2"):
-        halves = _float8_bits(numbers, half)
-    else:
-        halves = encode(numbers, half)
+    halves = _float8_bits(numbers, half) if half in ("e4m3", "e5m2") else encode(numbers, half)
     return np.ascontiguousarray(halves).view(UNSIGNED[bits_of(kind)])[..., 0]
 
 

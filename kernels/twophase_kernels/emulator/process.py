@@ -32,7 +32,12 @@ class CompilingProcess:
 
         Raises:
             RuntimeError: The child ended in the middle of it.
+        ValueError: A function that cannot be imported.
         """
+        if function.__module__ == "__main__":
+            raise ValueError(
+                f"{function.__qualname__} is defined in __main__, where the other process cannot import it."
+            )
         pipe = self._started()
         pipe.send((function, args, options))
         try:

@@ -11,7 +11,7 @@ import numpy as np
 
 from twophase_kernels.emulator.errors import NotCoveredError
 from twophase_kernels.emulator.memory import GlobalMemory, SharedMemory
-from twophase_kernels.emulator.numbers import UNSIGNED, bits_of, decode, encode
+from twophase_kernels.emulator.numbers import SIGNED, UNSIGNED, bits_of, decode, encode
 from twophase_kernels.emulator.ptx import Address, Literal, Operand, Program, Register
 
 WARP = 32
@@ -24,7 +24,7 @@ class Asynchronous(Protocol):
 
 
 class InFlight:
-    """Asynchronous work in groups, as cp.async and wgmma commit it and wait for it; each block counts its own groups."""
+    """Asynchronous work in groups, as cp.async and wgmma commit and await it; each block counts its own groups."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_groups = np.zeros(num_blocks, np.int64)
@@ -154,11 +154,9 @@ def reader(operand: Operand, kind: str, widths: dict[str, int]) -> Reader:
         return np.full(state.num_lanes, missing) if value is None else value
 
     if held == bits:
-        return (
-            fetch
-            if kind in ("pred",) or (kind[0] in "bu" and kind != "bf16")
-            else lambda state: decode(fetch(state), kind)
-        )
+        if kind == "pred" or (kind[0] in "bu" and kind != "bf16"):
+            return fetch
+        return lambda state: decode(fetch(state), kind)
     # A narrower type takes the lower bits (ld.b8 into b16, cvt.s64.s32 and the like).
     unit = UNSIGNED[bits]
     return lambda state: decode(fetch(state).astype(unit), kind)
@@ -178,12 +176,8 @@ def write_numbers(state: State, register: Operand, numbers: np.ndarray, kind: st
     """Assign numbers of type `kind` to a register of `held` bits; a wider one is filled by sign or zeros."""
     bits = encode(np.asarray(numbers), kind)
     width = bits_of(kind)
-    if held > width:
-        bits = (
-            bits.view(f"i{width // 8}").astype(f"i{held // 8}").view(UNSIGNED[held])
-            if kind[0] == "s"
-            else bits.astype(UNSIGNED[held])
-        )
-    elif held < width:
+    if held > width and kind[0] == "s":
+        bits = bits.view(SIGNED[width]).astype(SIGNED[held]).view(UNSIGNED[held])
+    elif held > width or held < width:
         bits = bits.astype(UNSIGNED[held])
     state.write(register, bits)

@@ -26,7 +26,8 @@ def shuffle(instruction: Instruction, widths: dict[str, int]) -> Execute:
         segment, last = mask >> 8 & 31, mask & 31
         limit = (lane & segment) | (last & ~segment)
         other = {
-            "bfly": lane ^ shift, "idx": (lane & segment) | (shift & ~segment), "up": lane - shift, "down": lane + shift,
+            "bfly": lane ^ shift, "idx": (lane & segment) | (shift & ~segment),
+            "up": lane - shift, "down": lane + shift,
         }[mode]  # fmt: skip
         in_range = other >= limit if mode == "up" else other <= limit
         found = np.take_along_axis(values, np.where(in_range, other, lane), 1).astype(np.uint32).reshape(-1)
@@ -99,16 +100,15 @@ def barrier(instruction: Instruction, widths: dict[str, int]) -> Execute:
 
 
 def fence(instruction: Instruction, widths: dict[str, int]) -> Execute:
-    """fence.proxy.async makes what threads wrote visible to the matrix unit; other fences order what is in order here."""
+    """fence.proxy.async makes what threads wrote visible to the matrix unit; other fences have nothing to do here."""
     if "proxy" in instruction.modifiers:
         return lambda state: state.shared.fence(state.blocks)
     return lambda state: None
 
 
 def whole_warps(state: State, what: str) -> None:
-    if state.active is not None and len(np.unique(state.active.reshape(-1, WARP).sum(1))) > 1:
-        if not np.isin(state.active.reshape(-1, WARP).sum(1), (0, WARP)).all():
-            raise NotCoveredError(f"{what} by a part of a warp")
+    if state.active is not None and not np.isin(state.active.reshape(-1, WARP).sum(1), (0, WARP)).all():
+        raise NotCoveredError(f"{what} by a part of a warp")
 
 
 def whole_blocks(state: State) -> bool:
