@@ -117,7 +117,7 @@ def _pairs(register: np.ndarray, kind: str, num_lanes: int) -> np.ndarray:
 
 
 def fragment_a(registers: list[np.ndarray], kind: str, num_lanes: int) -> np.ndarray:
-    """A's registers -> fp32 [warps, 16, k]. Register i: row g + 8 * (i % 2), columns 2q and 2q + 1 of k's half i // 2."""
+    """A's registers -> fp32 [warps, 16, k]. Register i: row g + 8 * (i % 2), columns 2q, 2q + 1 of k's half i // 2."""
     pairs = np.stack([_pairs(r, kind, num_lanes) for r in registers], 1)
     warps, count = pairs.shape[:2]
     halves = pairs.reshape(warps, count // 2, 2, 8, 4, 2)  # [warps, k half, row half, g, q, 2]

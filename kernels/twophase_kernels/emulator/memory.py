@@ -68,7 +68,7 @@ class GlobalMemory:
         return old
 
     def _ranges(self, addresses: np.ndarray, width: int, count: int, what: str):
-        """For each tensor: which addresses are in it, its memory in units of `width` bytes, each address's first unit."""
+        """For each tensor: which addresses are its own, its memory in units of `width` bytes, their first units."""
         if len(addresses) == 0:
             return
         num_bytes = width * count
