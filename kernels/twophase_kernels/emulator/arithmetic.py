@@ -12,7 +12,7 @@ import numpy as np
 from twophase_kernels.emulator.errors import NotCoveredError
 from twophase_kernels.emulator.numbers import PACKED, SIGNED, UNSIGNED, bits_of, flush, pack, unpack
 from twophase_kernels.emulator.ptx import Instruction, Literal
-from twophase_kernels.emulator.state import State, reader, write_numbers
+from twophase_kernels.emulator.state import State, reader, writer
 
 Execute = Callable[[State], None]
 Function = Callable[..., np.ndarray]
@@ -34,15 +34,12 @@ def elementwise(
     target, *sources = instruction.operands
     kinds = kinds or (kind,) * len(sources)
     fetch = [reader(source, k, widths) for source, k in zip(sources, kinds, strict=True)]
-    result, held = result or kind, width_of(target, widths)
-    ftz = "ftz" in instruction.modifiers and kind == "f32"
+    write = writer(target, result or kind, width_of(target, widths))
+    if "ftz" not in instruction.modifiers or kind != "f32":
+        return lambda state: write(state, function(*[f(state) for f in fetch]))
 
     def execute(state: State) -> None:
-        values = [f(state) for f in fetch]
-        if ftz:
-            values = [flush(v) for v in values]
-        out = function(*values)
-        write_numbers(state, target, flush(out.astype(np.float32)) if ftz else out, result, held)
+        write(state, flush(function(*[flush(f(state)) for f in fetch]).astype(np.float32, copy=False)))
 
     return execute
 
@@ -54,7 +51,7 @@ def packed(instruction: Instruction, widths: dict[str, int], function: Function)
     fetch = [reader(source, f"b{bits_of(kind)}", widths) for source in sources]
 
     def execute(state: State) -> None:
-        halves = [unpack(np.broadcast_to(f(state), state.num_lanes), kind) for f in fetch]
+        halves = [unpack(state.per_lane(f(state)), kind) for f in fetch]
         state.write(target, pack(function(*halves), kind))
 
     return execute
@@ -326,7 +323,7 @@ def _convert_to_pair(instruction: Instruction, widths: dict[str, int], to: str, 
     fetch = [reader(s, source if source == "f32" else f"b{bits_of(source)}", widths) for s in sources]
 
     def execute(state: State) -> None:
-        values = [np.broadcast_to(f(state), state.num_lanes) for f in fetch]
+        values = [state.per_lane(f(state)) for f in fetch]
         halves = np.stack(values[::-1], -1) if source == "f32" else unpack(values[0], source)
         state.write(target, pack(halves, to))
 

@@ -47,7 +47,7 @@ def store_matrices(instruction: Instruction, widths: dict[str, int]) -> Execute:
         whole_warps(state, "stmatrix")
         warps = _active_warps(state)
         for i, values in enumerate(fetch):
-            fragments = np.broadcast_to(values(state), state.num_lanes).reshape(-1, WARP)[warps]
+            fragments = state.per_lane(values(state)).reshape(-1, WARP)[warps]
             matrices = np.ascontiguousarray(fragments).view(np.uint16).reshape(-1, 8, 8)
             if transposed:
                 matrices = matrices.transpose(0, 2, 1)
@@ -112,7 +112,7 @@ def multiply_accumulate(instruction: Instruction, widths: dict[str, int]) -> Exe
 
 def _pairs(register: np.ndarray, kind: str, num_lanes: int) -> np.ndarray:
     """A register of two 16-bit numbers per thread -> fp32 [warps, 8 (g), 4 (q), 2]."""
-    halves = np.ascontiguousarray(np.broadcast_to(register, num_lanes)).view(np.uint16)
+    halves = np.ascontiguousarray(register if register.ndim else np.broadcast_to(register, num_lanes)).view(np.uint16)
     return decode(halves, kind).astype(np.float32, copy=False).reshape(-1, 8, 4, 2)
 
 
@@ -217,7 +217,7 @@ def _active_groups(state: State) -> np.ndarray:
 
 def _per_group(values: np.ndarray, groups: np.ndarray, state: State) -> np.ndarray:
     """What the threads of each warpgroup agree on."""
-    per_group = np.broadcast_to(values, state.num_lanes).reshape(-1, WARPGROUP)[groups]
+    per_group = state.per_lane(values).reshape(-1, WARPGROUP)[groups]
     if (per_group != per_group[:, :1]).any():
         raise EmulationError("the threads of a warpgroup disagree about an operand of wgmma")
     return per_group[:, 0]

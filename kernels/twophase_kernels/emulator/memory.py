@@ -72,12 +72,13 @@ class GlobalMemory:
         if len(addresses) == 0:
             return
         num_bytes = width * count
-        if (addresses % np.uint64(num_bytes)).any():
-            bad = addresses[addresses % np.uint64(num_bytes) != 0][0]
+        if (misaligned := addresses & np.uint64(num_bytes - 1)).any():
+            bad = addresses[misaligned != 0][0]
             raise MemoryFault(f"misaligned {what} of {num_bytes} bytes at {self.describe(int(bad))}")
         slots = (addresses >> np.uint64(SLOT_BITS)).astype(np.int64) - 1
-        for slot in np.unique(slots):
-            chosen: np.ndarray | slice = slice(None) if (slots == slot).all() else slots == slot
+        one = (slots == slots[0]).all()
+        for slot in slots[:1] if one else np.unique(slots):
+            chosen: np.ndarray | slice = slice(None) if one else slots == slot
             mine = addresses[chosen]
             if not 0 <= slot < len(self._buffers):
                 raise MemoryFault(f"{what} of {num_bytes} bytes at {self.describe(int(mine[0]))}")
@@ -134,34 +135,37 @@ class SharedMemory:
 
     def load(self, starts: np.ndarray, blocks: np.ndarray, warps: np.ndarray, num_bytes: int) -> np.ndarray:
         """uint8 [n, num_bytes] from each start (an address within its block)."""
-        places = self._places(starts, blocks, num_bytes, "read")
-        self._note_read(places[:, :: self._granule] // self._granule, blocks, warps)
-        return self.bytes[places]
+        firsts = self._firsts(starts, blocks, num_bytes, "read")
+        self._note_read(self._granules(firsts, num_bytes), blocks, warps)
+        return self.bytes.reshape(-1, num_bytes)[firsts // num_bytes]
 
     def store(self, starts: np.ndarray, blocks: np.ndarray, warps: np.ndarray, data: np.ndarray) -> None:
         """data: uint8 [n, num_bytes]."""
-        places = self._places(starts, blocks, data.shape[1], "write")
-        changed = (self.bytes[places] != data).reshape(len(data), -1, self._granule).any(2)
-        self._note_write(places[:, :: self._granule] // self._granule, blocks, warps, changed)
-        self.bytes[places] = data
-        if (self.bytes[places] != data).any():
+        num_bytes = data.shape[1]
+        firsts = self._firsts(starts, blocks, num_bytes, "write")
+        memory, rows = self.bytes.reshape(-1, num_bytes), firsts // num_bytes
+        changed = (memory[rows] != data).reshape(len(data), -1, self._granule).any(2)
+        self._note_write(self._granules(firsts, num_bytes), blocks, warps, changed)
+        memory[rows] = data
+        if (memory[rows] != data).any():
             raise RaceError("two threads write different values to one place of shared memory at once")
 
     def issue_copy(self, starts: np.ndarray, blocks: np.ndarray, warps: np.ndarray, num_bytes: int) -> np.ndarray:
-        """Begin an asynchronous copy: its bytes are garbage until `land_copy`. Returns their places."""
-        places = self._places(starts, blocks, num_bytes, "asynchronous copy")
-        granules = places[:, :: self._granule] // self._granule
+        """Begin an asynchronous copy: its bytes are garbage until `land_copy`. Returns where they begin."""
+        firsts = self._firsts(starts, blocks, num_bytes, "asynchronous copy")
+        granules = self._granules(firsts, num_bytes)
         self._note_write(granules, blocks, warps, np.ones(granules.shape, bool))
         self._copying[granules] = True
-        self.bytes[places] = 0xFF
-        return places
+        self.bytes.reshape(-1, num_bytes)[firsts // num_bytes] = 0xFF
+        return firsts
 
-    def land_copy(self, places: np.ndarray, blocks: np.ndarray, warps: np.ndarray, data: np.ndarray) -> None:
-        granules = places[:, :: self._granule] // self._granule
+    def land_copy(self, firsts: np.ndarray, blocks: np.ndarray, warps: np.ndarray, data: np.ndarray) -> None:
+        num_bytes = data.shape[1]
+        granules = self._granules(firsts, num_bytes)
         self._copying[granules] = False
         self._written[granules] = self._stamps(blocks, warps)
         self._unfenced[granules] = True
-        self.bytes[places] = data
+        self.bytes.reshape(-1, num_bytes)[firsts // num_bytes] = data
 
     def begin_product(self, chunks: np.ndarray) -> np.ndarray:
         """From now on matrix units may read 16 bytes from each of these indices into `bytes`, a row per warpgroup.
@@ -173,13 +177,14 @@ class SharedMemory:
             raise RaceError("a matrix product reads shared memory before the wait for the copy that fills it")
         if self._unfenced[granules].any():
             raise RaceError("a matrix product reads what threads wrote, with no fence.proxy.async in between")
-        np.add.at(self._multiplying, granules, 1)
+        for mine in granules:  # warpgroups of a block share tiles; one tile holds a granule once
+            self._multiplying[mine] += 1
         return granules
 
     def end_product(self, granules: np.ndarray, blocks: np.ndarray, warps: np.ndarray) -> None:
         """The products have read; `warps` waited for them, and only a barrier lets others know."""
-        np.subtract.at(self._multiplying, granules, 1)
         for mine, block, warp in zip(granules, blocks, warps, strict=True):
+            self._multiplying[mine] -= 1
             self._stamp_read(mine, self.epoch[block], self.epoch[block] * 64 + warp)
 
     def _stamp_read(self, granules: np.ndarray, epoch: np.ndarray, stamp: np.ndarray) -> None:
@@ -187,14 +192,19 @@ class SharedMemory:
         several = (read >> 6 == epoch) & (read != stamp)
         self._read[granules] = np.where(several, epoch * 64 + MANY_WARPS, stamp)
 
-    def _places(self, starts: np.ndarray, blocks: np.ndarray, num_bytes: int, what: str) -> np.ndarray:
+    def _firsts(self, starts: np.ndarray, blocks: np.ndarray, num_bytes: int, what: str) -> np.ndarray:
+        """Indices into `bytes` of accesses of num_bytes, which are within their block and aligned."""
         starts = starts.astype(np.int64)
-        if (starts % min(num_bytes, 16)).any():
+        if (starts & num_bytes - 1).any():
             raise MemoryFault(f"misaligned {what} of {num_bytes} bytes in shared memory")
-        if ((starts < 0) | (starts + num_bytes > self.num_bytes)).any():
+        if len(starts) and (starts.min() < 0 or starts.max() + num_bytes > self.num_bytes):
             worst = int(starts.max() if (starts >= 0).all() else starts.min())
             raise MemoryFault(f"{what} of {num_bytes} bytes at {worst:,} of {self.num_bytes:,} of shared memory")
-        return (starts + blocks * self.stride)[:, None] + np.arange(num_bytes)
+        return starts + blocks * self.stride
+
+    def _granules(self, firsts: np.ndarray, num_bytes: int) -> np.ndarray:
+        """[n, granules of each access]"""
+        return (firsts // self._granule)[:, None] + np.arange(num_bytes // self._granule)
 
     def _stamps(self, blocks: np.ndarray, warps: np.ndarray) -> np.ndarray:
         return (self.epoch[blocks] * 64 + warps)[:, None]

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twophase_kernels.emulator.arithmetic import Execute, width_of, write_numbers
+from twophase_kernels.emulator.arithmetic import Execute, width_of
 from twophase_kernels.emulator.errors import EmulationError, NotCoveredError
 from twophase_kernels.emulator.ptx import Instruction, Literal, Pair
-from twophase_kernels.emulator.state import WARP, State, reader
+from twophase_kernels.emulator.state import WARP, State, reader, writer
 
 
 def shuffle(instruction: Instruction, widths: dict[str, int]) -> Execute:
@@ -18,7 +18,7 @@ def shuffle(instruction: Instruction, widths: dict[str, int]) -> Execute:
     lane = np.arange(WARP)[None]
 
     def per_warp(numbers: np.ndarray, state: State) -> np.ndarray:
-        return np.broadcast_to(numbers, state.num_lanes).reshape(-1, WARP).astype(np.int64)
+        return state.per_lane(numbers).reshape(-1, WARP).astype(np.int64)
 
     def execute(state: State) -> None:
         whole_warps(state, "shfl.sync")
@@ -51,12 +51,12 @@ def reduce_warp(instruction: Instruction, widths: dict[str, int]) -> Execute:
     kind = instruction.modifiers[-1]
     reduction = REDUCTIONS[instruction.modifiers[1]]
     target, source, *_ = instruction.operands
-    fetch, held = reader(source, kind, widths), width_of(target, widths)
+    fetch, write = reader(source, kind, widths), writer(target, kind, width_of(target, widths))
 
     def execute(state: State) -> None:
         whole_warps(state, "redux.sync")
-        values = np.broadcast_to(fetch(state), state.num_lanes).reshape(-1, WARP)
-        write_numbers(state, target, np.repeat(reduction(values, axis=1).astype(values.dtype), WARP), kind, held)
+        values = state.per_lane(fetch(state)).reshape(-1, WARP)
+        write(state, np.repeat(reduction(values, axis=1).astype(values.dtype), WARP))
 
     return execute
 
@@ -69,7 +69,7 @@ def vote(instruction: Instruction, widths: dict[str, int]) -> Execute:
 
     def execute(state: State) -> None:
         whole_warps(state, "vote.sync")
-        bits = np.broadcast_to(fetch(state), state.num_lanes).reshape(-1, WARP)
+        bits = state.per_lane(fetch(state)).reshape(-1, WARP)
         if mode == "ballot":
             said = (bits.astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(1).astype(np.uint32)
         elif mode in ("any", "all"):
