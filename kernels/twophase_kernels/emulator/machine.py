@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from twophase_kernels.emulator import matrix, movement, warps
+from twophase_kernels.emulator import arithmetic, matrix, movement, warps
 from twophase_kernels.emulator.errors import EmulationError, NotCoveredError
 from twophase_kernels.emulator.memory import GlobalMemory, SharedMemory
 from twophase_kernels.emulator.numbers import bits_of
@@ -110,14 +110,17 @@ class Machine:
         return here
 
     def _branch(self, state: State, instruction: Instruction, here: int) -> np.ndarray | int:
-        if instruction.name == "trap":
-            raise EmulationError("the kernel trapped (an assertion on the device failed)")
         target = len(self.program.instructions)
         if instruction.name == "bra":
             target = self.program.labels[instruction.operands[0].name]
-        if instruction.guard is None:
+        if instruction.guard is None and instruction.name != "trap":
             return target
-        taken = np.broadcast_to(self._guards[here](state), state.num_lanes) ^ instruction.guard_negated
+        guard = self._guards[here]
+        taken = state.per_lane(np.bool_(True) if guard is None else guard(state) ^ instruction.guard_negated)
+        if instruction.name == "trap":
+            if (taken if state.active is None else taken & state.active).any():
+                raise EmulationError("the kernel trapped (an assertion on the device failed)")
+            return here + 1
         per_block = taken.reshape(state.num_blocks, -1)[state.blocks]
         if (per_block != per_block[:, :1]).any():
             raise NotCoveredError("a branch that some threads of a block take and others do not")
@@ -136,8 +139,10 @@ def _build(instruction: Instruction, widths: dict[str, int]) -> Callable[[State]
     if builder is None:
         return refuse
     try:
+        if instruction.name in arithmetic.BUILDERS:
+            arithmetic.refuse_unknown_modifiers(instruction)
         return builder(instruction, widths)
-    except (NotCoveredError, NotImplementedError, KeyError, IndexError, ValueError) as error:
+    except (NotCoveredError, NotImplementedError, KeyError, IndexError, ValueError, AttributeError) as error:
         why = f"this form is not covered: {error}"
         return lambda state: refuse(state, why)
 

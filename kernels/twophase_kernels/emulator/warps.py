@@ -23,6 +23,7 @@ def shuffle(instruction: Instruction, widths: dict[str, int]) -> Execute:
     def execute(state: State) -> None:
         whole_warps(state, "shfl.sync")
         values, shift, mask = (per_warp(f(state), state) for f in (value, by, clamp))
+        shift &= 31
         segment, last = mask >> 8 & 31, mask & 31
         limit = (lane & segment) | (last & ~segment)
         other = {
@@ -107,13 +108,16 @@ def fence(instruction: Instruction, widths: dict[str, int]) -> Execute:
 
 
 def whole_warps(state: State, what: str) -> None:
-    if state.active is not None and not np.isin(state.active.reshape(-1, WARP).sum(1), (0, WARP)).all():
+    if state.active is not None and not _agree(state.active.reshape(-1, WARP)):
         raise NotCoveredError(f"{what} by a part of a warp")
 
 
 def whole_blocks(state: State) -> bool:
-    per_block = state.active.reshape(state.num_blocks, -1).sum(1)
-    return bool(np.isin(per_block, (0, state.num_threads)).all())
+    return _agree(state.active.reshape(state.num_blocks, -1))
+
+
+def _agree(rows: np.ndarray) -> bool:
+    return bool((rows == rows[:, :1]).all())
 
 
 def nothing(instruction: Instruction, widths: dict[str, int]) -> Execute:
