@@ -387,11 +387,10 @@ BUILDERS: dict[str, Callable[[Instruction, dict[str, int]], Execute]] = {
     "tanh": special_function(np.tanh),
 }
 # What is said after a dot and understood by some builder; the others raise for what they do not know themselves.
-UNDERSTOOD = frozenset(
-    ("rn", "ftz", "approx", "full", "NaN", "lo", "hi", "wide", "l", "r", "clamp", "wrap", "sat", "satfinite", "relu")
-    + tuple(ROUND_TO_INTEGER) + tuple(COMPARISONS) + tuple(COMBINE)
-    + ("equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan", "pred", "rz", "rm", "rp")
-)  # fmt: skip
+UNDERSTOOD = {
+    "rn", "rz", "rm", "rp", "ftz", "approx", "full", "NaN", "lo", "hi", "wide", "l", "r", "clamp", "wrap", "sat",
+    "satfinite", "relu", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan",
+}.union(ROUND_TO_INTEGER, COMPARISONS, COMBINE)  # fmt: skip
 
 
 def refuse_unknown_modifiers(instruction: Instruction) -> None:

@@ -6,7 +6,7 @@ blocks that left a loop early wait behind it for the others.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from twophase_kernels.emulator.numbers import bits_of
 from twophase_kernels.emulator.ptx import Instruction, Program
 from twophase_kernels.emulator.state import State, reader
 
-BUILDERS = movement.BUILDERS | warps.BUILDERS | matrix.BUILDERS
+Execute = Callable[[State], None]
+Builder = Callable[[Instruction, dict[str, int]], Execute]
+BUILDERS: dict[str, Builder] = movement.BUILDERS | warps.BUILDERS | matrix.BUILDERS
 CONTROL = ("bra", "ret", "exit", "trap")
 LANES = 8192  # threads in one batch of blocks: enough to make numpy's calls cheap, little enough for the caches
 MAX_STEPS = 20_000_000
@@ -26,14 +28,17 @@ MAX_STEPS = 20_000_000
 class Machine:
     """A program made executable, for any number of launches.
 
+    Args:
+        builders: Of each opcode, what makes an instruction executable.
+
     Attributes:
         executed: Instructions by opcode, counted once per warp.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, builders: Mapping[str, Builder] = BUILDERS) -> None:
         self.program = program
         self.executed: Counter[str] = Counter()
-        self._execute = [_build(instruction, program.register_bits) for instruction in program.instructions]
+        self._execute = [_build(instruction, program.register_bits, builders) for instruction in program.instructions]
         self._guards = [
             None if i.guard is None else reader(i.guard, "pred", program.register_bits) for i in program.instructions
         ]
@@ -53,11 +58,11 @@ class Machine:
         by_name = dict(zip(names, parameters, strict=False)) | dict.fromkeys(names[len(parameters) :], 0)
         num_blocks = max(1, LANES // self.program.num_threads)
         for ids in _batches(grid, num_blocks):
-            shared = SharedMemory(len(ids), shared_bytes, granule=self._granule())
-            self._run(State(self.program, ids, grid, by_name, memory, shared))
+            shared = SharedMemory(len(ids), shared_bytes, granule=self.granule())
+            self.run(State(self.program, ids, grid, by_name, memory, shared))
 
-    def _granule(self) -> int:
-        """Bytes of the narrowest access to shared memory."""
+    def granule(self) -> int:
+        """Bytes of the narrowest access to shared memory, at most 4."""
         widths = [
             bits_of(i.modifiers[-1]) // 8
             for i in self.program.instructions
@@ -65,7 +70,8 @@ class Machine:
         ]
         return min([4, *widths])
 
-    def _run(self, state: State) -> None:
+    def run(self, state: State) -> None:
+        """Run the blocks of `state` to their ends."""
         end = len(self.program.instructions)
         counters = np.zeros(state.num_blocks, np.int64)
         for _ in range(MAX_STEPS):
@@ -127,9 +133,9 @@ class Machine:
         return np.where(per_block[:, 0], target, here + 1)
 
 
-def _build(instruction: Instruction, widths: dict[str, int]) -> Callable[[State], None]:
+def _build(instruction: Instruction, widths: dict[str, int], builders: Mapping[str, Builder]) -> Execute:
     """What executes the instruction. One that is not covered is refused when it is reached, not before."""
-    builder = BUILDERS.get(instruction.name)
+    builder = builders.get(instruction.name)
 
     def refuse(state: State, why: str = "this instruction is not covered") -> None:
         raise NotCoveredError(why)

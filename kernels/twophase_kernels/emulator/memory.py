@@ -38,7 +38,8 @@ class GlobalMemory:
             slot = self._slot_of[storage.data_ptr()] = len(self._buffers)
             flat = torch.empty(0, dtype=torch.uint8).set_(storage)
             self._buffers.append(flat.numpy())
-            self._bases.append(((slot + 1) << SLOT_BITS) + storage.data_ptr() % 256)
+            middle = (1 << SLOT_BITS) // 2  # what lies a little before a tensor is no other's either
+            self._bases.append(((slot + 1) << SLOT_BITS) + middle + storage.data_ptr() % 256)
             self._names.append(name or f"tensor {slot}")
         return self._bases[slot] + tensor.storage_offset() * tensor.element_size()
 

@@ -197,7 +197,7 @@ def address_reader(operand: Operand, widths: dict[str, int]) -> Reader:
 
 
 def writer(register: Operand, kind: str, held: int) -> Callable[[State, np.ndarray], None]:
-    """A function that assigns numbers of type `kind` to a register of `held` bits; a wider one is filled by sign or zeros."""
+    """A function that assigns numbers of type `kind` to a register of `held` bits, filled up by sign or zeros."""
     width = bits_of(kind)
     if held == width:
         return lambda state, numbers: state.write(register, encode(np.asarray(numbers), kind))
