@@ -224,8 +224,8 @@ def extract_bits(instruction: Instruction, widths: dict[str, int]) -> Execute:
         wide = kind[0] + "64"
         start, length = _as(np.minimum(start & 255, 63), wide), _as(np.minimum(length & 255, bits), wide)
         unused = _as(64, wide) - length
-        field = (_as(a, wide) >> start << unused) >> np.minimum(unused, _as(63, wide))
-        return np.where(length == 0, 0, field).astype(UNSIGNED[bits])
+        field = (_as(a, wide) >> start << unused) >> np.minimum(unused, _as(63, wide))  # 0 after a shift by 64
+        return field.astype(UNSIGNED[bits])
 
     return elementwise(instruction, widths, extract, (kind, "u32", "u32"))
 

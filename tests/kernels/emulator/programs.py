@@ -37,7 +37,7 @@ def run(
     blocks: int = 1,
     shared_bytes: int = 0,
     shared: np.ndarray | None = None,
-    global_memory: object = None,
+    outside: memory.GlobalMemory | None = None,
     parameters: dict[str, int] | None = None,
     module: ModuleType = machine,
 ) -> dict[str, np.ndarray]:
@@ -45,6 +45,7 @@ def run(
 
     Args:
         registers: What they hold at first, an entry per thread (or one for all): arrays of their width, or bool.
+        outside: Global memory; none by default.
         shared: uint8 [blocks, shared_bytes], what shared memory holds at first.
         module: A module of the emulator, perhaps with a bug planted, whose parts stand for the real ones.
     """
@@ -55,8 +56,9 @@ def run(
     if shared is not None:
         inside.bytes.reshape(blocks, -1)[:, :shared_bytes] = shared
     ids = np.stack([np.arange(blocks), np.zeros(blocks, int), np.zeros(blocks, int)], 1)
-    outside = global_memory or memory.GlobalMemory()
-    lanes = getattr(module, "State", state.State)(program, ids, (blocks, 1, 1), parameters or {}, outside, inside)
+    lanes = getattr(module, "State", state.State)(
+        program, ids, (blocks, 1, 1), parameters or {}, outside or memory.GlobalMemory(), inside
+    )
     for name, values in (registers or {}).items():
         array = np.asarray(values)
         array = array if array.dtype == bool else array.view(UNSIGNED[array.itemsize])
@@ -64,6 +66,10 @@ def run(
     runner.run(lanes)
     lanes.registers["executed"] = runner.executed
     return lanes.registers
+
+
+def global_memory(module: ModuleType) -> memory.GlobalMemory:
+    return getattr(module, "GlobalMemory", memory.GlobalMemory)()
 
 
 def tiled(values: list[object], dtype: type, count: int = 32) -> np.ndarray:

@@ -87,7 +87,7 @@ def check_grids(module):
     import torch
 
     counts, outside = torch.zeros(1200, dtype=torch.int32), GlobalMemory()
-    assert 1200 * 32 > 2 * module.LANES
+    assert 2 * module.LANES < 1200 * 32
     module.Machine(parse(text_of(lines))).launch(grid, [outside.address_of(counts)], outside, 0)
     assert (counts == 32).all()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.emulator.programs import run
+from tests.kernels.emulator.programs import global_memory, run
 from twophase_kernels.emulator import MemoryFault, RaceError, memory
 from twophase_kernels.emulator.memory import SLOT_BITS
 
@@ -69,7 +69,7 @@ def check_read_then_write(module):
             "another read",
             module,
             p1=THREAD < 32,
-            p2=THREAD == writer,
+            p2=writer == THREAD,
         )
 
 
@@ -123,11 +123,11 @@ WAIT_FOR_ALL_BUT_ONE = "cp.async.wait_group 1;"
 
 def copying(lines, module=memory, **registers):
     source = torch.arange(100, 164, dtype=torch.int32)
-    outside = getattr(module, "GlobalMemory", memory.GlobalMemory)()
+    outside = global_memory(module)
     address = np.uint64(outside.address_of(source)) + OWN.astype(np.uint64)
     given = {"%r1": OWN, "%r2": ACROSS, "%r3": THREAD, "%rd1": address, "%r4": OWN + np.uint32(256)}
     given |= {f"%{name}": values for name, values in registers.items()}
-    return run("\n".join(lines), given, threads=64, shared_bytes=512, global_memory=outside, module=module)
+    return run("\n".join(lines), given, threads=64, shared_bytes=512, outside=outside, module=module)
 
 
 def check_copies(module):
@@ -172,13 +172,13 @@ def check_copies_of_nothing(module):
 
 
 def reading(tensor, lines, offset=0, module=memory, mask=None, threads=32):
-    outside = module.GlobalMemory()
+    outside = global_memory(module)
     base = outside.address_of(tensor, "k_ptr")
     lane = np.arange(threads, dtype=np.uint64)
     registers = {"%rd1": np.uint64(base) + 4 * lane + np.uint64(offset % 2**64), "%r1": lane.astype(np.uint32)}
     if mask is not None:
         registers["%p1"] = mask
-    return run(lines, registers, threads=threads, global_memory=outside, module=module)
+    return run(lines, registers, threads=threads, outside=outside, module=module)
 
 
 def check_global_bounds(module):
@@ -220,7 +220,7 @@ def check_stores(module):
 
 def check_views_share_an_address_range(module):
     x, y = torch.zeros(100), torch.zeros(100)
-    outside = module.GlobalMemory()
+    outside = global_memory(module)
     assert outside.address_of(x[10:]) == outside.address_of(x) + 40
     assert outside.address_of(y) >> SLOT_BITS != outside.address_of(x) >> SLOT_BITS
     assert (outside.address_of(x) - x.data_ptr()) % 256 == 0, "as aligned as it is"
@@ -229,17 +229,17 @@ def check_views_share_an_address_range(module):
 
 def check_atomics(module):
     x = torch.zeros(2, dtype=torch.float32)
-    outside = module.GlobalMemory()
+    outside = global_memory(module)
     lane = np.arange(32)
     address = np.uint64(outside.address_of(x)) + np.uint64(4) * (lane % 2).astype(np.uint64)
     lines = "atom.global.add.f32 %r9, [%rd1], %r1;"
-    got = run(lines, {"%rd1": address, "%r1": np.float32(lane)}, global_memory=outside, module=module)["%r9"]
+    got = run(lines, {"%rd1": address, "%r1": np.float32(lane)}, outside=outside, module=module)["%r9"]
     assert x.tolist() == [sum(range(0, 32, 2)), sum(range(1, 32, 2))]
     np.testing.assert_array_equal(got.view(np.float32)[::2], np.cumsum([0, *range(0, 30, 2)]))
     y = torch.tensor([5], dtype=torch.int32)
-    outside = module.GlobalMemory()
+    outside = global_memory(module)
     run("red.global.max.s32 [%rd1], %r1;", {"%rd1": np.uint64(outside.address_of(y)), "%r1": lane.astype(np.uint32)},
-        global_memory=outside, module=module)  # fmt: skip
+        outside=outside, module=module)  # fmt: skip
     assert y.item() == 31
 
 

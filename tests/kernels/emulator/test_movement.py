@@ -18,7 +18,7 @@ def check_vectors(module):
     st.shared.v4.b32 [%r1], {%r8, %r7, %r6, %r5};
     ld.shared.v2.b64 {%rd5, %rd6}, [%r1];
     ld.shared.b16 %rs1, [%r1+2];"""
-    got = run(lines, {"%rd1": base, "%r1": 16 * LANE}, shared_bytes=512, global_memory=outside, module=module)
+    got = run(lines, {"%rd1": base, "%r1": 16 * LANE}, shared_bytes=512, outside=outside, module=module)
     for i in range(4):
         np.testing.assert_array_equal(got[f"%r{5 + i}"], 4 * LANE + i)
     four = (4 * LANE).astype(np.uint64)
@@ -35,7 +35,7 @@ def check_narrow_loads(module):
     lines = (
         "ld.global.s8 %r5, [%rd1];\nld.global.u8 %r6, [%rd1];\nld.global.b8 %rs7, [%rd1];\nst.global.b8 [%rd1], %r3;"
     )
-    got = run(lines, {"%rd1": base, "%r3": LANE + 256}, global_memory=outside, module=module)
+    got = run(lines, {"%rd1": base, "%r3": LANE + 256}, outside=outside, module=module)
     np.testing.assert_array_equal(got["%r5"].view(np.int32), np.arange(-16, 16))
     np.testing.assert_array_equal(got["%r6"], np.arange(-16, 16) % 256)
     np.testing.assert_array_equal(got["%rs7"], np.arange(-16, 16) % 256)

@@ -77,7 +77,7 @@ def check_parts_of_warps_and_blocks(module):
     for lines in ("bar.sync 1, 32;", "bar.sync %r1;"):
         with pytest.raises(NotCoveredError, match="a barrier for a part of the block"):
             run(lines, module=module)
-    with pytest.raises(NotCoveredError, match="bar.arrive"):
+    with pytest.raises(NotCoveredError, match=r"bar\.arrive"):
         run("bar.arrive 0, 64;", module=module)
 
 
