@@ -30,18 +30,19 @@ class EmulatingDriver(CompileOnlyDriver):
 
     is_emulated = True
 
-    def __init__(self, target_name: str) -> None:
+    def __init__(self, target_name: str, edit: Callable[[str], str] | None = None) -> None:
         if target_name not in COVERED_TARGETS:
             raise ValueError(f"the emulator covers {', '.join(COVERED_TARGETS)}; got {target_name!r}")
         super().__init__(TARGETS[target_name])
         self.machines: dict[str, Machine] = {}
+        self._edit = edit or (lambda ptx: ptx)
 
     def get_current_device(self) -> str:
         # Triton keeps compiled kernels, with their launchers, per device: this driver is a device of its own.
         return f"emulator:{self.target.arch}:{id(self)}"
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        machine = Machine(parse(_ptx_of(metadata)))
+        machine = Machine(parse(self._edit(_ptx_of(metadata))))
         names = [name for name, kind in source.signature.items() if kind != "constexpr"]
         places = [source.fn.arg_names.index(name) for name in names]
 
@@ -85,14 +86,17 @@ def _bits(value: Any, kind: str, name: str, memory: GlobalMemory) -> int:
 
 
 @contextlib.contextmanager
-def emulated(target: str = "sm_90") -> Iterator[EmulatingDriver]:
+def emulated(target: str = "sm_90", edit: Callable[[str], str] | None = None) -> Iterator[EmulatingDriver]:
     """Within it, Triton kernels given CPU tensors are compiled for `target` and executed by the emulator.
+
+    Args:
+        edit: Changes each kernel's PTX before it is executed, to see what a missing barrier would have done.
 
     Raises:
         KernelsUnavailableError: This process was started for Triton's interpreter, or there is no Triton.
         ValueError: A target that is not covered.
     """
-    driver = EmulatingDriver(target)
+    driver = EmulatingDriver(target, edit)
     triton.runtime.driver.set_active(driver)
     try:
         if mode() != "emulated":

@@ -1,9 +1,11 @@
 """A process that compiles, beside one that interprets: Triton's mode is fixed per process."""
 
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -32,7 +34,7 @@ class CompilingProcess:
 
         Raises:
             RuntimeError: The child ended in the middle of it.
-        ValueError: A function that cannot be imported.
+            ValueError: A function that cannot be imported.
         """
         if function.__module__ == "__main__":
             raise ValueError(
@@ -90,5 +92,15 @@ def serve(pipe_number: int) -> None:
         try:
             reply = False, function(*args, **options)
         except Exception as error:
-            reply = True, error
+            error.add_note("In the process that compiles:\n" + traceback.format_exc())
+            reply = True, _portable(error)
         pipe.send(reply)
+
+
+def _portable(error: Exception) -> Exception:
+    """Itself, or, where it does not survive pickling (the compiler's own errors), another with its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
