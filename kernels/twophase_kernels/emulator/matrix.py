@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twophase_kernels.emulator.arithmetic import Execute
-from twophase_kernels.emulator.errors import EmulationError, MemoryFault, NotCoveredError
+from twophase_kernels.emulator.errors import EmulationError, MemoryFault, NotCoveredError, RaceError
 from twophase_kernels.emulator.numbers import decode
 from twophase_kernels.emulator.ptx import Instruction, Operand
 from twophase_kernels.emulator.state import WARP, State, address_reader, reader
@@ -168,7 +168,7 @@ def warpgroup_multiply(instruction: Instruction, widths: dict[str, int]) -> Exec
     """wgmma: fence, mma_async, commit_group, wait_group."""
     what = instruction.modifiers[0]
     if what == "fence":
-        return lambda state: None
+        return lambda state: state.unfenced.clear()
     if what == "commit_group":
         return lambda state: state.products.commit(state.blocks)
     if what == "wait_group":
@@ -192,8 +192,12 @@ def _issue_product(instruction: Instruction, widths: dict[str, int]) -> Execute:
     tile_b = Tile(int(shape[1]), 16, transposed[-1])
     right, keeps = reader(b, "b64", widths), reader(keep_sum, "pred", widths)
 
+    names = {register.name for register in (*d, *(a if a_in_registers else ()))}
+
     def execute(state: State) -> None:
         groups = _active_groups(state)
+        if not names.isdisjoint(state.unfenced):
+            raise RaceError("a matrix product takes registers that were written with no wgmma.fence in between")
         product = Product(d, kinds[1], groups, state, _per_group(keeps(state), groups, state))
         if tile_a is None:
             product.a = fragment_a([f(state) for f in left], kinds[1], state.num_lanes).reshape(-1, 64, 16)[groups]

@@ -68,6 +68,7 @@ class State:
         active: Which lanes execute, or None for all of them.
         block_of, warp_of, thread_of: Of each lane: its block's place among these blocks, its warp and number in it.
         block_ids: int64 [blocks, 3], each block's (x, y, z) in the grid.
+        unfenced: Registers written since the last wgmma.fence, without which a matrix product may see them too early.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class State:
         self.blocks: np.ndarray | slice = slice(None)  # those of the active lanes
         self.registers: dict[str, np.ndarray] = {}
         self.copies, self.products = InFlight(self.num_blocks), InFlight(self.num_blocks)
+        self.unfenced: set[str] = set()
         self.sums: dict[str, np.ndarray] = {}  # of matrix products under way: what their registers will hold
         self.unfinished: dict[str, np.ndarray] = {}  # and how many products each lane of them still waits for
 
@@ -106,6 +108,7 @@ class State:
             old = self.registers.get(name)
             bits = np.where(self.active, bits, garbage(bits.dtype) if old is None else old)
         self.registers[name] = bits
+        self.unfenced.add(name)
 
     def write_active(self, register: Operand, lanes: np.ndarray | slice, column: np.ndarray) -> None:
         """Assign one entry per active lane; `lanes` are `active_lanes()`."""

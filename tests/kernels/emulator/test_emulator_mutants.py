@@ -78,6 +78,7 @@ MUTANTS = {
         ("strides swapped", "for first in (0, 16, 32))", "for first in (0, 32, 16))"),
         ("transposition ignored", "        if self.transposed:\n", "        if False:\n"),
         ("A transposed as B", "Tile(64, 16, transposed[0])", "Tile(64, 16, transposed[-1])"),
+        ("registers need no fence", "if not names.isdisjoint(state.unfenced):", "if False:"),
         ("sum always kept", "old = np.where(keeps, sums[lanes].view(np.float32), np.float32(0))", "old = sums[lanes].view(np.float32)"),
         ("sum never kept", "old = np.where(keeps, sums[lanes].view(np.float32), np.float32(0))", "old = np.float32(0)"),
         ("sums visible early", "_with(held, self.lanes, np.uint32(0xFFFFFFFF))", "_with(held, self.lanes, held[self.lanes])"),

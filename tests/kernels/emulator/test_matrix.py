@@ -261,6 +261,20 @@ def check_sums_before_the_wait(module):
         assert (copied == want).all() == is_right
 
 
+def check_fences_of_registers(module):
+    """What a thread wrote to a sum, or to A, a product may miss unless there is a wgmma.fence in between."""
+    for lines in (
+        ["mov.b32 %r20, 0;", FENCE, PRODUCT],
+        [FENCE, PRODUCT, PRODUCT],
+        [FENCE, "mov.b32 %r90, 0;", PRODUCT],
+    ):
+        multiplying([*lines, COMMIT, WAIT], module)
+    of_registers = product_of("{%r11, %r12, %r13, %r14}", "%rd2")
+    for lines in ([FENCE, "mov.b32 %r20, 0;", PRODUCT], [FENCE, "mov.b32 %r13, 0;", of_registers]):
+        with pytest.raises(RaceError, match=r"with no wgmma\.fence in between"):
+            multiplying(lines, module)
+
+
 def check_warpgroups(module):
     got, want = multiplying([FENCE, PRODUCT, COMMIT, WAIT], module, threads=256, blocks=2)
     for group in range(4):
@@ -277,6 +291,7 @@ def check_warpgroups(module):
 CHECKS = [
     check_load_matrices, check_store_matrices, check_mma, check_products, check_sums_go_on, check_a_in_registers,
     check_order_of_products, check_sums_before_the_wait, check_warpgroups,
+    check_fences_of_registers,
 ]  # fmt: skip
 
 
