@@ -168,13 +168,18 @@ def warpgroup_multiply(instruction: Instruction, widths: dict[str, int]) -> Exec
     """wgmma: fence, mma_async, commit_group, wait_group."""
     what = instruction.modifiers[0]
     if what == "fence":
-        return lambda state: state.unfenced.clear()
+        return _fence_registers
     if what == "commit_group":
         return lambda state: state.products.commit(state.blocks)
     if what == "wait_group":
         keep = instruction.operands[0].value
         return lambda state: state.products.wait(state, keep)
     return _issue_product(instruction, widths)
+
+
+def _fence_registers(state: State) -> None:
+    state.is_fenced = True
+    state.unfenced.clear()
 
 
 def _issue_product(instruction: Instruction, widths: dict[str, int]) -> Execute:
@@ -196,14 +201,16 @@ def _issue_product(instruction: Instruction, widths: dict[str, int]) -> Execute:
 
     def execute(state: State) -> None:
         groups = _active_groups(state)
-        if not names.isdisjoint(state.unfenced):
-            raise RaceError("a matrix product takes registers that were written with no wgmma.fence in between")
+        used = state.unfenced.copy()
         product = Product(d, kinds[1], groups, state, _per_group(keeps(state), groups, state))
         if tile_a is None:
             product.a = fragment_a([f(state) for f in left], kinds[1], state.num_lanes).reshape(-1, 64, 16)[groups]
         else:
             product.a_places = product.locate(tile_a, _per_group(left[0](state), groups, state), state)
         product.b_places = product.locate(tile_b, _per_group(right(state), groups, state), state)
+        if not (state.is_fenced and used.isdisjoint(names)):
+            raise RaceError("a matrix product takes registers that threads used, with no wgmma.fence in between")
+        state.unfenced = used  # what products share is no use by threads
         state.products.add(product, product.blocks)
 
     return execute

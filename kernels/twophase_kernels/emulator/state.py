@@ -68,7 +68,8 @@ class State:
         active: Which lanes execute, or None for all of them.
         block_of, warp_of, thread_of: Of each lane: its block's place among these blocks, its warp and number in it.
         block_ids: int64 [blocks, 3], each block's (x, y, z) in the grid.
-        unfenced: Registers written since the last wgmma.fence, without which a matrix product may see them too early.
+        is_fenced, unfenced: Was there a wgmma.fence, and registers used since the last one; without the next one a
+            matrix product may not touch them.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class State:
         self.blocks: np.ndarray | slice = slice(None)  # those of the active lanes
         self.registers: dict[str, np.ndarray] = {}
         self.copies, self.products = InFlight(self.num_blocks), InFlight(self.num_blocks)
+        self.is_fenced = False
         self.unfenced: set[str] = set()
         self.sums: dict[str, np.ndarray] = {}  # of matrix products under way: what their registers will hold
         self.unfinished: dict[str, np.ndarray] = {}  # and how many products each lane of them still waits for
@@ -177,6 +179,7 @@ def reader(operand: Operand, kind: str, widths: dict[str, int]) -> Reader:
     missing = garbage(np.dtype(bool if held == 1 else UNSIGNED[held]))
 
     def fetch(state: State) -> np.ndarray:
+        state.unfenced.add(name)
         value = state.registers.get(name)
         return np.full(state.num_lanes, missing) if value is None else value
 

@@ -62,7 +62,7 @@ def run(
     for name, values in (registers or {}).items():
         array = np.asarray(values)
         array = array if array.dtype == bool else array.view(UNSIGNED[array.itemsize])
-        lanes.registers[name] = np.ascontiguousarray(np.broadcast_to(array, lanes.num_lanes))
+        lanes.registers[name] = np.array(np.broadcast_to(array, lanes.num_lanes))
     runner.run(lanes)
     lanes.registers["executed"] = runner.executed
     return lanes.registers

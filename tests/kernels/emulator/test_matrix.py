@@ -262,15 +262,18 @@ def check_sums_before_the_wait(module):
 
 
 def check_fences_of_registers(module):
-    """What a thread wrote to a sum, or to A, a product may miss unless there is a wgmma.fence in between."""
-    for lines in (
-        ["mov.b32 %r20, 0;", FENCE, PRODUCT],
-        [FENCE, PRODUCT, PRODUCT],
-        [FENCE, "mov.b32 %r90, 0;", PRODUCT],
-    ):
-        multiplying([*lines, COMMIT, WAIT], module)
+    """Between a thread's use of a sum or of A and a product's there must be a wgmma.fence, and one before the first."""
     of_registers = product_of("{%r11, %r12, %r13, %r14}", "%rd2")
-    for lines in ([FENCE, "mov.b32 %r20, 0;", PRODUCT], [FENCE, "mov.b32 %r13, 0;", of_registers]):
+    write_sum, read_sum, write_a = "mov.b32 %r20, 0;", "mov.b32 %r90, %r20;", "mov.b32 %r13, 0;"
+    for lines in (
+        [write_sum, FENCE, PRODUCT], [FENCE, PRODUCT, PRODUCT], [FENCE, "mov.b32 %r90, 0;", PRODUCT],
+        [write_a, FENCE, of_registers, of_registers], [FENCE, PRODUCT, COMMIT, WAIT, read_sum, FENCE, PRODUCT],
+    ):  # fmt: skip
+        multiplying([*lines, COMMIT, WAIT], module)
+    after_a_product = [FENCE, PRODUCT, COMMIT, WAIT]
+    for lines in (
+        [PRODUCT], [FENCE, write_sum, PRODUCT], [FENCE, write_a, of_registers], [*after_a_product, read_sum, PRODUCT]
+    ):  # fmt: skip
         with pytest.raises(RaceError, match=r"with no wgmma\.fence in between"):
             multiplying(lines, module)
 
@@ -290,8 +293,8 @@ def check_warpgroups(module):
 
 CHECKS = [
     check_load_matrices, check_store_matrices, check_mma, check_products, check_sums_go_on, check_a_in_registers,
-    check_order_of_products, check_sums_before_the_wait, check_warpgroups,
-    check_fences_of_registers,
+    check_order_of_products, check_sums_before_the_wait, check_fences_of_registers,
+    check_warpgroups,
 ]  # fmt: skip
 
 
