@@ -43,6 +43,7 @@ INDEX = """
 
 docs/engine
 docs/features
+docs/emulator
 API reference <api/index>
 ```
 

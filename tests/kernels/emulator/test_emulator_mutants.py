@@ -110,6 +110,15 @@ MUTANTS = {
         ("waits for one group fewer", "return lambda state: state.copies.wait(state, keep)", "return lambda state: state.copies.wait(state, keep + 1)"),
         ("waits for all", "return lambda state: state.copies.wait(state, keep)", "return lambda state: state.copies.wait(state, 0)"),
     ],
+    ("state", test_movement): [
+        ("lanes that are off are written", "if self.active is not None:\n            old", "if False:\n            old"),
+        ("every axis is x", '"xyz".index(axis) if axis else 0', "0"),
+        ("warps counted over all blocks", "self.warp_of = self.thread_of // WARP", "self.warp_of = lanes // WARP"),
+    ],
+    ("state", test_memory): [
+        ("waits for all groups", "self._num_groups[state.blocks] - keep", "self._num_groups[state.blocks]"),
+        ("groups are not counted", "self._num_groups[blocks] += 1", "self._num_groups[blocks] += 0"),
+    ],
     ("machine", test_machine): [
         ("guards ignored in branches", "^ instruction.guard_negated)\n        if instruction.name", "^ False)\n        if instruction.name"),
         ("divided blocks go with their first thread", "if (per_block != per_block[:, :1]).any():", "if False:"),
