@@ -44,6 +44,7 @@ INDEX = """
 docs/engine
 docs/features
 docs/gpu
+docs/emulator
 API reference <api/index>
 ```
 

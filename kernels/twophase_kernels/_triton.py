@@ -48,7 +48,7 @@ def _decorated_with_this_package():
     """Never launched: its type tells in which mode `triton.jit` decorated this package's kernels."""
 
 
-def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted"]:
+def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted", "emulated"]:
     """How kernels run in this process. Every wrapper calls this first; it costs about a microsecond.
 
     The mode is fixed by `TRITON_INTERPRET` when `triton.jit` decorates a function: at `import triton` for `tl.sum` and
@@ -79,7 +79,7 @@ def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted"]
         )
     if not wanted:
         _require_driver()
-        return "compiled"
+        return "emulated" if getattr(triton.runtime.driver.active, "is_emulated", False) else "compiled"
     if dtype is torch.bfloat16:
         raise KernelsUnavailableError(
             "Triton's interpreter computes garbage in bfloat16 without saying so (it adds the bits as integers). "
@@ -97,15 +97,20 @@ def check_devices(**tensors: torch.Tensor | None) -> None:
     """
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     first, device = next((name, tensor.device) for name, tensor in given.items())
-    interpreted = mode() == "interpreted"
-    if interpreted != (device.type == "cpu"):
-        raise ValueError(
-            f"Kernels are {'interpreted' if interpreted else 'compiled'} in this process, but {first} is on {device}; "
-            f"put every tensor on the {'CPU' if interpreted else 'GPU'}."
-        )
+    check_device(first, device)
     for name, tensor in given.items():
         if tensor.device != device:
             raise ValueError(f"{name} must be where {first} is ({device}), got {tensor.device}.")
+
+
+def check_device(name: str, device: torch.device) -> None:
+    """The CPU where kernels are interpreted or emulated, a GPU (or none yet, 'meta') where they are compiled for it."""
+    how = mode()
+    if (how == "compiled") == (device.type == "cpu"):
+        raise ValueError(
+            f"Kernels are {how} in this process, but {name} is on {device}; put every tensor on the "
+            f"{'GPU' if how == 'compiled' else 'CPU'}."
+        )
 
 
 def _is_interpreted(jit_function: Callable[..., Any]) -> bool:

@@ -7,7 +7,7 @@ pool and lengths in the table is the cache manager's promise.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import FLOATS, mode
+from twophase_kernels._triton import FLOATS, check_device, mode
 from twophase_kernels.quant import KVFormat, kv_format_of
 
 # Rows must start at multiples of this, or the compiler cannot use 16-byte loads (144 two-byte loads and spills instead
@@ -40,12 +40,8 @@ def check_paged_inputs(
     _require_dtype("block_tables", block_tables, (torch.int32,))
     _require_dtype("seq_lens", seq_lens, (torch.int32,))
     # Looked at first: the interpreter's answer about bfloat16 is clearer than any shape.
-    interpreted = mode(torch.bfloat16 if torch.bfloat16 in (q.dtype, k_cache.dtype) else q.dtype) == "interpreted"
-    if (q.device.type == "cpu") != interpreted:
-        raise ValueError(
-            f"Kernels are {'interpreted' if interpreted else 'compiled'} in this process, but q is on {q.device}. "
-            f"Put every tensor on the {'CPU' if interpreted else 'GPU'}."
-        )
+    mode(torch.bfloat16 if torch.bfloat16 in (q.dtype, k_cache.dtype) else q.dtype)
+    check_device("q", q.device)
     _check_cache(q, k_cache, v_cache)
     for name, tensor in (("k_scale", k_scale), ("v_scale", v_scale)):
         if tensor is not None and not tensor.is_contiguous():

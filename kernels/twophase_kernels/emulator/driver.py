@@ -1,0 +1,124 @@
+"""Stands where Triton's CUDA driver would: kernels are compiled as for that GPU, and launches run in the emulator.
+
+So the real wrappers run, on CPU tensors, through Triton's real specialisation and its real compiler.
+"""
+
+import contextlib
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twophase_kernels._triton import KernelsUnavailableError, mode, triton
+from twophase_kernels.aot import TARGETS, CompileOnlyDriver
+from twophase_kernels.emulator.errors import NotCoveredError
+from twophase_kernels.emulator.machine import Machine
+from twophase_kernels.emulator.memory import GlobalMemory
+from twophase_kernels.emulator.ptx import parse
+
+COVERED_TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90")  # sm_100's tcgen05 and AMD's instructions are not
+
+
+class EmulatingDriver(CompileOnlyDriver):
+    """Compiles for `target_name` and executes what was compiled.
+
+    Attributes:
+        machines: Name of each kernel launched so far -> the machine that ran it, with its counts.
+    """
+
+    is_emulated = True
+
+    def __init__(self, target_name: str, edit: Callable[[str], str] | None = None) -> None:
+        if target_name not in COVERED_TARGETS:
+            raise ValueError(f"the emulator covers {', '.join(COVERED_TARGETS)}; got {target_name!r}")
+        super().__init__(TARGETS[target_name])
+        self.machines: dict[str, Machine] = {}
+        self._edit = edit or (lambda ptx: ptx)
+
+    def get_current_device(self) -> str:
+        # Triton keeps compiled kernels, with their launchers, per device: this driver is a device of its own.
+        return f"emulator:{self.target.arch}:{id(self)}"
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        machine = Machine(parse(self._edit(_ptx_of(metadata))))
+        names = [name for name, kind in source.signature.items() if kind != "constexpr"]
+        places = [source.fn.arg_names.index(name) for name in names]
+
+        def launch(*words: Any) -> None:
+            grid, values = words[:3], words[9:]
+            memory = GlobalMemory()
+            parameters = [
+                _bits(values[place], source.signature[name], name, memory)
+                for place, name in zip(places, names, strict=True)
+            ]
+            self.launches += 1
+            self.machines[metadata.name] = machine
+            machine.launch(grid, parameters, memory, metadata.shared)
+
+        return launch
+
+
+def _ptx_of(metadata: Any) -> str:
+    from triton.runtime.cache import get_cache_manager
+
+    files = get_cache_manager(metadata.hash).get_group(f"{metadata.name[:150]}.json") or {}
+    path = next((path for name, path in files.items() if name.endswith(".ptx")), None)
+    if path is None:
+        raise KernelsUnavailableError(f"Triton's cache has no PTX of {metadata.name}")
+    return Path(path).read_text()
+
+
+def _bits(value: Any, kind: str, name: str, memory: GlobalMemory) -> int:
+    """An argument as the bits of its parameter."""
+    if kind.startswith("*"):
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+            raise ValueError(f"{name}: the emulator takes tensors on the CPU, got {value!r:.80}")
+        return memory.address_of(value, name)
+    if kind == "fp32":
+        return int.from_bytes(struct.pack("<f", value), "little")
+    if kind == "fp64":
+        return int.from_bytes(struct.pack("<d", value), "little")
+    if kind[0] in "iu":
+        return int(value)
+    raise NotCoveredError(f"an argument of type {kind}: {name}")
+
+
+@contextlib.contextmanager
+def emulated(target: str = "sm_90", edit: Callable[[str], str] | None = None) -> Iterator[EmulatingDriver]:
+    """Within it, Triton kernels given CPU tensors are compiled for `target` and executed by the emulator.
+
+    Args:
+        edit: Changes each kernel's PTX before it is executed, to see what a missing barrier would have done.
+
+    Raises:
+        KernelsUnavailableError: This process was started for Triton's interpreter, or there is no Triton.
+        ValueError: A target that is not covered.
+    """
+    driver = EmulatingDriver(target, edit)
+    triton.runtime.driver.set_active(driver)
+    try:
+        if mode() != "emulated":
+            raise KernelsUnavailableError(
+                "This process runs kernels in the interpreter; the emulator needs one started without TRITON_INTERPRET."
+            )
+        yield driver
+    finally:
+        triton.runtime.driver.set_active(None)  # whatever there is, when next asked for
+
+
+def emulate(
+    kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], target: str = "sm_90", **options: Any
+) -> Machine:
+    """Compile `kernel` for `target` and run it over `grid`: `kernel[grid](*args, **options)`, emulated.
+
+    Tensors lie on the CPU and are changed in place. Returns the machine, for its counts.
+
+    Raises:
+        EmulationError: What a GPU would punish or leave undefined, with the line of Python that did it.
+        KernelsUnavailableError: As `emulated`.
+    """
+    with emulated(target) as driver:
+        kernel[grid](*args, **options)
+    return next(iter(driver.machines.values()))

@@ -1,0 +1,30 @@
+"""What can go wrong in a kernel, said with the place in its Python source."""
+
+
+class EmulationError(RuntimeError):
+    """The kernel did what a GPU would punish or leave undefined, or what this emulator does not cover.
+
+    Attributes:
+        source: The line of Python, 'attend_range.py:146', or ''.
+        instruction: PTX.
+    """
+
+    def __init__(self, message: str, source: str = "", instruction: str = "") -> None:
+        super().__init__(message, source, instruction)  # all three, so that it survives a way between processes
+        self.message, self.source, self.instruction = message, source, instruction
+
+    def __str__(self) -> str:
+        where = f" at {self.source}" if self.source else ""
+        return f"{self.message}{where}" + (f"  [{self.instruction}]" if self.instruction else "")
+
+
+class MemoryFault(EmulationError):
+    """An address outside of every tensor, or one that is not a multiple of the access's size."""
+
+
+class RaceError(EmulationError):
+    """Shared memory used by two warps, or by the hardware and a warp, with nothing that orders them."""
+
+
+class NotCoveredError(EmulationError):
+    """An instruction, or a form of one, that the emulator does not execute."""

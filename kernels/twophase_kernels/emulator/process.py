@@ -1,0 +1,106 @@
+"""A process that compiles, beside one that interprets: Triton's mode is fixed per process."""
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, ParamSpec, TypeVar
+
+from twophase_kernels.aot import compiler_environment
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class CompilingProcess:
+    """Calls functions in a child process that was started without Triton's interpreter, with a kernel cache of its own.
+
+    The child starts at the first call and lives until `close`, or the end of a `with`. Functions are named by module,
+    so they must be importable there; arguments and results travel by pickle.
+    """
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+        self._cache: tempfile.TemporaryDirectory[str] | None = None
+
+    def call(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """function(*args, **options), there. What it raises is raised here.
+
+        Raises:
+            RuntimeError: The child ended in the middle of it.
+            ValueError: A function that cannot be imported.
+        """
+        if function.__module__ == "__main__":
+            raise ValueError(
+                f"{function.__qualname__} is defined in __main__, where the other process cannot import it."
+            )
+        pipe = self._started()
+        pipe.send((function, args, options))
+        try:
+            raised, result = pipe.recv()
+        except EOFError:
+            status = self._child.wait() if self._child else None
+            self.close()
+            raise RuntimeError(f"the process that compiles ended with exit status {status}") from None
+        if raised:
+            raise result
+        return result
+
+    def close(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()  # the child reads the end and leaves
+        if self._child is not None:
+            self._child.wait()
+        if self._cache is not None:
+            self._cache.cleanup()
+        self._child = self._pipe = self._cache = None
+
+    def __enter__(self) -> "CompilingProcess":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _started(self) -> Connection:
+        if self._pipe is None:
+            self._cache = tempfile.TemporaryDirectory()
+            self._pipe, theirs = Pipe()
+            environment = compiler_environment(self._cache.name) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            code = f"from twophase_kernels.emulator.process import serve; serve({theirs.fileno()})"
+            self._child = subprocess.Popen(
+                [sys.executable, "-c", code], env=environment, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL
+            )
+            theirs.close()
+        return self._pipe
+
+
+def serve(pipe_number: int) -> None:
+    """The child's life: calls until the pipe is closed."""
+    pipe = Connection(pipe_number)
+    while True:
+        try:
+            function, args, options = pipe.recv()
+        except EOFError:
+            return
+        reply: tuple[bool, Any]
+        try:
+            reply = False, function(*args, **options)
+        except Exception as error:
+            error.add_note("In the process that compiles:\n" + traceback.format_exc())
+            reply = True, _portable(error)
+        pipe.send(reply)
+
+
+def _portable(error: Exception) -> Exception:
+    """Itself, or, where it does not survive pickling (the compiler's own errors), another with its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

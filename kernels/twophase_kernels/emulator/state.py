@@ -1,0 +1,217 @@
+"""Registers of all threads of some blocks: one numpy array per PTX register, one entry per thread.
+
+Threads of all blocks lie side by side ('lanes'): block after block, within a block in order of their number. One numpy
+operation executes an instruction for all of them.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from twophase_kernels.emulator.errors import NotCoveredError
+from twophase_kernels.emulator.memory import GlobalMemory, SharedMemory
+from twophase_kernels.emulator.numbers import SIGNED, UNSIGNED, bits_of, decode, encode
+from twophase_kernels.emulator.ptx import Address, Literal, Operand, Program, Register
+
+WARP = 32
+
+
+class Asynchronous(Protocol):
+    """Work that was started and is finished at a wait, for a choice of the entries that it was added with."""
+
+    def finish(self, state: "State", chosen: np.ndarray) -> None: ...
+
+
+class InFlight:
+    """Asynchronous work in groups, as cp.async and wgmma commit and await it; each block counts its own groups."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_groups = np.zeros(num_blocks, np.int64)
+        self._work: list[tuple[Asynchronous, np.ndarray, np.ndarray]] = []  # work; block and group of its entries
+
+    def add(self, work: Asynchronous, blocks: np.ndarray) -> None:
+        self._work.append((work, blocks, self._num_groups[blocks]))
+
+    def commit(self, blocks: np.ndarray | slice) -> None:
+        self._num_groups[blocks] += 1
+
+    def wait(self, state: "State", keep: int) -> None:
+        """Finish all but the newest `keep` groups of the active blocks, oldest first."""
+        due = np.full(len(self._num_groups), -1)
+        due[state.blocks] = self._num_groups[state.blocks] - keep
+        waiting = []
+        for work, blocks, groups in self._work:
+            chosen = groups < due[blocks]
+            if chosen.any():
+                work.finish(state, chosen)
+                groups = np.where(chosen, np.iinfo(np.int64).max, groups)
+            if (groups != np.iinfo(np.int64).max).any():
+                waiting.append((work, blocks, groups))
+        self._work = waiting
+
+
+GARBAGE = 0xDEADBEEFDEADBEEF  # what a register holds before it is written; no result may depend on it
+
+
+def garbage(dtype: np.dtype) -> np.generic:
+    return dtype.type(GARBAGE & (1 << 8 * dtype.itemsize) - 1)
+
+
+Reader = Callable[["State"], np.ndarray]
+
+
+class State:
+    """What an instruction works on.
+
+    Attributes:
+        active: Which lanes execute, or None for all of them.
+        block_of, warp_of, thread_of: Of each lane: its block's place among these blocks, its warp and number in it.
+        block_ids: int64 [blocks, 3], each block's (x, y, z) in the grid.
+        is_fenced, unfenced: Was there a wgmma.fence, and registers used since the last one; without the next one a
+            matrix product may not touch them.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        block_ids: np.ndarray,
+        grid: tuple[int, int, int],
+        parameters: dict[str, int],
+        memory: GlobalMemory,
+        shared: SharedMemory,
+    ) -> None:
+        self.num_threads = program.num_threads
+        self.num_blocks = len(block_ids)
+        self.num_lanes = self.num_threads * self.num_blocks
+        self.block_ids, self.grid = block_ids, grid
+        self.parameters, self.memory, self.shared = parameters, memory, shared
+        lanes = np.arange(self.num_lanes)
+        self._special: dict[str, np.ndarray] = {}
+        self.block_of, self.thread_of = lanes // self.num_threads, lanes % self.num_threads
+        self.warp_of = self.thread_of // WARP
+        self.active: np.ndarray | None = None
+        self.blocks: np.ndarray | slice = slice(None)  # those of the active lanes
+        self.registers: dict[str, np.ndarray] = {}
+        self.copies, self.products = InFlight(self.num_blocks), InFlight(self.num_blocks)
+        self.is_fenced = False
+        self.unfenced: set[str] = set()
+        self.sums: dict[str, np.ndarray] = {}  # of matrix products under way: what their registers will hold
+        self.unfinished: dict[str, np.ndarray] = {}  # and how many products each lane of them still waits for
+
+    def write(self, register: Operand, bits: np.ndarray) -> None:
+        """Assign to the active lanes of a register; '_' throws the value away. `bits` is not copied, nor changed."""
+        name = register.name
+        if name == "_":
+            return
+        if bits.ndim == 0:
+            bits = np.full(self.num_lanes, bits)
+        if self.active is not None:
+            old = self.registers.get(name)
+            bits = np.where(self.active, bits, garbage(bits.dtype) if old is None else old)
+        self.registers[name] = bits
+        self.unfenced.add(name)
+
+    def write_active(self, register: Operand, lanes: np.ndarray | slice, column: np.ndarray) -> None:
+        """Assign one entry per active lane; `lanes` are `active_lanes()`."""
+        if self.active is not None:
+            whole = np.zeros(self.num_lanes, column.dtype)
+            whole[lanes] = column
+            column = whole
+        self.write(register, column)
+
+    def active_lanes(self) -> np.ndarray | slice:
+        """An index that selects the active lanes."""
+        return slice(None) if self.active is None else np.flatnonzero(self.active)
+
+    def per_lane(self, values: np.ndarray) -> np.ndarray:
+        """An operand, which may be one number for all, with an entry per lane."""
+        return values if values.ndim else np.broadcast_to(values, self.num_lanes)
+
+    def special(self, name: str) -> np.ndarray:
+        """%tid, %ntid, %ctaid, %nctaid, %laneid, %warpid as u32."""
+        if name not in self._special:
+            self._special[name] = self._compute_special(name)
+        return self._special[name]
+
+    def _compute_special(self, name: str) -> np.ndarray:
+        stem, _, axis = name.partition(".")
+        along = "xyz".index(axis) if axis else 0
+        if stem == "%tid":
+            values = self.thread_of if along == 0 else np.zeros_like(self.thread_of)
+        elif stem == "%ntid":
+            values = np.full(self.num_lanes, self.num_threads if along == 0 else 1)
+        elif stem == "%ctaid":
+            values = self.block_ids[self.block_of, along]
+        elif stem == "%nctaid":
+            values = np.full(self.num_lanes, self.grid[along])
+        elif stem == "%laneid":
+            values = self.thread_of % WARP
+        elif stem == "%warpid":
+            values = self.warp_of
+        else:
+            raise NotCoveredError(f"the special register {name}")
+        return values.astype(np.uint32)
+
+
+def reader(operand: Operand, kind: str, widths: dict[str, int]) -> Reader:
+    """A function that fetches an operand as numbers of type `kind` (an array, or a scalar for a literal)."""
+    bits = bits_of(kind)
+    if isinstance(operand, Literal):
+        if bits == 1:
+            constant = np.bool_(operand.value != 0)
+        else:
+            constant = decode(np.array([operand.value & (1 << bits) - 1], UNSIGNED[bits]), kind)[0]
+        return lambda state: constant
+    if not isinstance(operand, Register):
+        raise NotCoveredError(f"{operand} as a value")
+    name = operand.name
+    if name == "WARP_SZ":
+        return lambda state: np.uint32(WARP)
+    if name == "global_smem":  # where shared memory starts
+        zero = np.zeros((), UNSIGNED[bits])
+        return lambda state: zero
+    if name.startswith(("%tid", "%ntid", "%ctaid", "%nctaid", "%laneid", "%warpid")):
+        return lambda state: state.special(name)
+    held = widths.get(name) or widths.get(name.rstrip("0123456789"))
+    if held is None:
+        raise NotCoveredError(f"the register {name}")
+    missing = garbage(np.dtype(bool if held == 1 else UNSIGNED[held]))
+
+    def fetch(state: State) -> np.ndarray:
+        state.unfenced.add(name)
+        value = state.registers.get(name)
+        return np.full(state.num_lanes, missing) if value is None else value
+
+    if held == bits:
+        if kind == "pred" or (kind[0] in "bu" and kind != "bf16"):
+            return fetch
+        return lambda state: decode(fetch(state), kind)
+    # A narrower type takes the lower bits (ld.b8 into b16, cvt.s64.s32 and the like).
+    unit = UNSIGNED[bits]
+    return lambda state: decode(fetch(state).astype(unit), kind)
+
+
+def address_reader(operand: Operand, widths: dict[str, int]) -> Reader:
+    """Addresses in bytes: uint64 for global memory, and as good for shared memory."""
+    if not isinstance(operand, Address):
+        raise NotCoveredError(f"{operand} as an address")
+    base = operand.base
+    bits = 64 if base == "global_smem" else widths.get(base) or widths[base.rstrip("0123456789")]
+    fetch, offset = reader(Register(base), f"u{bits}", widths), np.uint64(operand.offset & (1 << 64) - 1)
+    return lambda state: state.per_lane(fetch(state).astype(np.uint64, copy=False) + offset)
+
+
+def writer(register: Operand, kind: str, held: int) -> Callable[[State, np.ndarray], None]:
+    """A function that assigns numbers of type `kind` to a register of `held` bits, filled up by sign or zeros."""
+    width = bits_of(kind)
+    if held == width:
+        return lambda state, numbers: state.write(register, encode(np.asarray(numbers), kind))
+
+    def widen(state: State, numbers: np.ndarray) -> None:
+        bits = encode(np.asarray(numbers), kind)
+        if held > width and kind[0] == "s":
+            bits = bits.view(SIGNED[width]).astype(SIGNED[held]).view(UNSIGNED[held])
+        state.write(register, bits.astype(UNSIGNED[held], copy=False))
+
+    return widen

@@ -1,0 +1,153 @@
+"""From a kernel's launch to its PTX: targets, arguments, and the process that compiles."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from twophase_kernels import KernelsUnavailableError
+from twophase_kernels._triton import tl, triton
+from twophase_kernels.aot import compiler_environment
+from twophase_kernels.emulator import CompilingProcess, EmulationError, MemoryFault, NotCoveredError, emulate, emulated
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+
+@pytest.fixture(scope="module")
+def compiling():
+    with CompilingProcess() as process:
+        yield process
+
+
+@triton.jit
+def scale_kernel(x_ptr, y_ptr, factor, shift, BLOCK: tl.constexpr):
+    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    if y_ptr is not None:
+        tl.store(y_ptr + offs, tl.load(x_ptr + offs) * factor + shift)
+
+
+def check_arguments(target):
+    x, y = torch.arange(256, dtype=torch.float32), torch.zeros(256)
+    machine = emulate(scale_kernel, (1, 2), (x, y, 0.3, -7), target, BLOCK=128)
+    torch.testing.assert_close(y, x * 0.3 - 7)
+    assert machine.executed["ret"] == 2 * 4, "two blocks of four warps"
+    emulate(scale_kernel, (1, 2), (x, y, 2.0, 1 << 40), target, BLOCK=128, num_warps=2)
+    assert torch.equal(y, x * 2 + 2.0**40)
+    emulate(scale_kernel, (1, 1), (x, None, 2.0, 5), target, BLOCK=128)
+    with pytest.raises(ValueError, match="y_ptr: the emulator takes tensors on the CPU"):
+        emulate(scale_kernel, (1, 2), (x, y.to("meta"), 0.3, -7), target, BLOCK=128)
+    with pytest.raises(MemoryFault, match=r"byte 512 of y_ptr, which has 512 at test_driver\.py:"):
+        emulate(scale_kernel, (1, 2), (x, y[:128].clone(), 0.3, -7), target, BLOCK=128)
+
+
+def test_arguments(compiling):
+    compiling.call(check_arguments, "sm_89")
+
+
+def check_edit():
+    x, y = torch.ones(128), torch.zeros(128)
+    seen = []
+    with emulated("sm_80", lambda ptx: seen.append(ptx) or re.sub(r"st\.global\S* .*;", "", ptx)) as driver:
+        scale_kernel[(1, 1)](x, y, 2.0, 1, BLOCK=128)
+        assert driver.launches == 1
+        assert list(driver.machines) == ["scale_kernel"]
+    assert ".target sm_80" in seen[0]
+    assert not y.any(), "the store was taken out"
+    with pytest.raises(KernelsUnavailableError, match="No GPU that triton can use"):  # and outside all is as it was
+        scale_kernel[(1, 1)](x, y, 2.0, 1, BLOCK=128) if torch.cuda.is_available() else _mode()
+
+
+def _mode():
+    from twophase_kernels._triton import mode
+
+    return mode()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_edited_ptx_runs_instead(compiling):
+    compiling.call(check_edit)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="covers sm_80, sm_86, sm_89, sm_90; got 'sm_100'"), emulated("sm_100"):
+        pass
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        with pytest.raises(KernelsUnavailableError, match="started without TRITON_INTERPRET"), emulated("sm_90"):
+            pass
+
+
+# -- the process ------------------------------------------------------------------------------------------------------
+
+
+def pid_and_mode(number):
+    return os.getpid(), os.environ["TRITON_INTERPRET"], number + 1
+
+
+def fail(error):
+    raise error
+
+
+def fail_unportably():
+    class Local(Exception):
+        pass
+
+    raise Local("of a kind that stays there")
+
+
+def die():
+    os._exit(3)
+
+
+def test_calls_travel_both_ways(compiling):
+    pid, value, number = compiling.call(pid_and_mode, number=4)
+    assert (value, number) == ("0", 5)
+    assert pid not in (os.getpid(), None)
+    assert compiling.call(pid_and_mode, 1)[0] == pid, "one process for all"
+    with pytest.raises(MemoryFault, match=r"too far at a.py:3  \[ld\]") as caught:
+        compiling.call(fail, MemoryFault("too far", "a.py:3", "ld"))
+    assert caught.value.source == "a.py:3"
+    assert "in fail" in caught.value.__notes__[0], "where it was raised"
+    with pytest.raises(RuntimeError, match="Local: of a kind that stays there"):
+        compiling.call(fail_unportably)
+    assert compiling.call(pid_and_mode, 1)[0] == pid, "an error is not its end"
+
+
+def test_a_process_that_dies_is_replaced():
+    with CompilingProcess() as process:
+        with pytest.raises(RuntimeError, match="ended with exit status 3"):
+            process.call(die)
+        assert process.call(pid_and_mode, 1)[2] == 2
+
+
+def test_functions_of_main_are_refused(compiling):
+    def function():
+        pass
+
+    function.__module__ = "__main__"
+    with pytest.raises(ValueError, match="is defined in __main__"):
+        compiling.call(function)
+
+
+@pytest.mark.parametrize("kind", [EmulationError, MemoryFault, NotCoveredError])
+def test_errors_say_what_they_know(kind):
+    assert str(kind("what")) == "what"
+    assert str(kind("what", "a.py:1")) == "what at a.py:1"
+    assert str(kind("what", "a.py:1", "add")) == "what at a.py:1  [add]"
+
+
+def test_the_example_of_the_docs(tmp_path):
+    text = (Path(__file__).parents[3] / "docs" / "emulator.md").read_text()
+    example = tmp_path / "example.py"
+    example.write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1])
+    environment = compiler_environment(str(tmp_path / "cache")) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run([sys.executable, example], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    counts, error = result.stdout.splitlines()
+    assert counts.startswith("[(")
+    assert re.fullmatch(
+        r"read of \d+ bytes at byte 4,000 of x_ptr, which has 4,000 at example.py:11  \[.*ld\.global.*\]", error
+    )

@@ -1,0 +1,197 @@
+"""Bugs that only compiled code shows: the interpreter accepts them, or cannot have them.
+
+Some are planted in the PTX (a wait, a barrier or a fence left out, each of those in a loop in turn), the others in the
+source. All go through the emulator and must be noticed there.
+"""
+
+import dataclasses
+import functools
+import re
+
+import pytest
+import torch
+
+from tests.kernels import test_attention_mutants
+from tests.kernels.cases import TOLERANCE, assert_close, attention_oracle, far_away_case, make_case
+from tests.kernels.test_compiled import BF16, COMPILED_FOR, SMALL, check_decode, check_prefill
+from tests.mutation import KillTable, Mutant
+from twophase_kernels import paged_decode as decode_module
+from twophase_kernels._triton import mode, tl, triton
+from twophase_kernels.emulator import CompilingProcess, EmulationError, MemoryFault, emulate, emulated
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+
+@pytest.fixture(scope="module")
+def compiling():
+    with CompilingProcess() as process:
+        yield process
+
+
+# -- in the PTX -------------------------------------------------------------------------------------------------------
+
+LOOPING = dataclasses.replace(SMALL, heads=(4, 2), num_splits=1)
+CHECKS = {
+    "paged_decode": functools.partial(check_decode, LOOPING, [300, 17]),
+    "paged_prefill": functools.partial(check_prefill, LOOPING, [150, 33], [160, 70]),
+}
+ORDERS = re.compile(
+    r"bar\.sync|cp\.async\.(?:wait|commit)_group|fence\.proxy\.async|wgmma\.(?:fence|commit_group|wait_group)"
+)
+
+
+def in_loops(lines):
+    """The numbers of those lines that order what others do, between a label and a branch back to it."""
+    labels = {match[1]: i for i, line in enumerate(lines) if (match := re.match(r"(\$L\w+):", line))}
+    backward = [
+        (labels[match[1]], i)
+        for i, line in enumerate(lines)
+        if (match := re.search(r"\bbra(?:\.uni)?\s+(\$L\w+);", line)) and labels[match[1]] < i
+    ]
+    return [i for i, line in enumerate(lines) if ORDERS.search(line) and any(a < i < b for a, b in backward)]
+
+
+def drop_each(target, kernel):
+    """[(what was left out, what was noticed or None)], one line at a time."""
+    written = []
+    with emulated(target, lambda ptx: written.append(ptx) or ptx):
+        CHECKS[kernel]()
+    lines = written[0].split("\n")
+    outcomes = []
+    for i in in_loops(lines):
+        name = f"{target}, line {i}: no {' '.join(lines[i].split()).rstrip(';')}"
+        without = "\n".join([*lines[:i], *lines[i + 1 :]])
+        try:
+            with emulated(target, lambda _, without=without: without):
+                CHECKS[kernel]()
+        except (EmulationError, AssertionError) as error:
+            outcomes.append((name, str(error).splitlines()[0]))
+        else:
+            outcomes.append((name, None))
+    return outcomes
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", COMPILED_FOR)
+@pytest.mark.parametrize("kernel", CHECKS)
+def test_nothing_that_orders_may_be_left_out(compiling, target, kernel):
+    outcomes = compiling.call(drop_each, target, kernel)
+    KillTable.rows += [
+        (f"twophase_kernels.{kernel}", name, how) for name, how in outcomes if how or "wgmma.fence" not in name
+    ]
+    assert len(outcomes) >= 10
+    kinds = {ORDERS.search(name)[0] for name, _ in outcomes}
+    assert {"bar.sync", "cp.async.wait_group"} <= kinds
+    assert ("wgmma.wait_group" in kinds and "fence.proxy.async" in kinds) == (
+        (kernel, target) == ("paged_prefill", "sm_90")
+    )
+    # A loop with two products has two wgmma.fence; either orders all that came before, so one may be missed.
+    assert [name for name, how in outcomes if how is None and "wgmma.fence" not in name] == []
+    fences = [how for name, how in outcomes if "wgmma.fence" in name]
+    assert not fences or any(fences)
+
+
+# -- in the source ----------------------------------------------------------------------------------------------------
+
+
+def check_shifted_queries(module, dtype=torch.float16):
+    """Queries that start 2 bytes after a multiple of 16."""
+    case = make_case([33, 2], heads=(6, 2), dtype=dtype)
+    q = torch.empty(case.q.numel() + 1, dtype=dtype)[1:].view(case.q.shape).copy_(case.q)
+    tiles = test_attention_mutants.small_tiles(16, 32)
+    out = module.paged_decode(q, *case.cache, scale=case.scale, num_splits=1, tiles=tiles)
+    assert_close(out, attention_oracle(case)[0], TOLERANCE[dtype])
+
+
+def check_table_of_two_rows(module):
+    """The last sequence's table ends where its storage does."""
+    case = make_case([16 * 16, 255], heads=(2, 1), dtype=BF16)
+    out = module.paged_decode(case.q, *case.cache, scale=case.scale, num_splits=1)
+    assert_close(out, attention_oracle(case)[0], TOLERANCE[BF16])
+
+
+def check_far_away(module):
+    case = far_away_case()
+    out = module.paged_decode(case.q, *case.cache, scale=case.scale, **case.scales, num_splits=1)
+    assert_close(out, attention_oracle(case)[0], TOLERANCE[torch.float32])
+
+
+DECODE, RANGE = "twophase_kernels.paged_decode", "twophase_kernels.attend_range"
+ALIGNMENT_LIE = Mutant(
+    "an alignment that is a lie",
+    DECODE,
+    "q_row = q_ptr + sequence.to(tl.int64) * q_row_stride",
+    "q_row = tl.multiple_of(q_ptr + sequence.to(tl.int64) * q_row_stride, 16)",
+)
+SOURCE_MUTANTS = [
+    (ALIGNMENT_LIE, check_shifted_queries),
+    (Mutant("32-bit offsets, compiled", RANGE, "page_ids.to(tl.int64)", "page_ids", DECODE), check_far_away),
+    (Mutant("page ids after the table's end", RANGE, "mask=positions < end", "mask=positions < end + 64", DECODE),
+     check_table_of_two_rows),
+    (Mutant("keys after the pool's end", RANGE, "in_range = positions < hi\n", "in_range = positions < hi + 4096\n", DECODE),
+     check_table_of_two_rows),
+    (Mutant("queries of the padding read", DECODE, "q = tl.load(q_row + heads[:, None] * D + offs_d[None, :], mask=mask_q, other=0.0)",
+     "q = tl.load(q_row + heads[:, None] * D + offs_d[None, :])"), check_table_of_two_rows),
+]  # fmt: skip
+
+
+def noticed(target, mutant, check):
+    """What the emulator, or the comparison, says of the mutant; None if nothing. The original must pass."""
+    with emulated(target):
+        check(decode_module)
+    try:
+        with emulated(target):
+            check(mutant.load())
+    except (EmulationError, AssertionError) as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", COMPILED_FOR)
+@pytest.mark.parametrize(("mutant", "check"), SOURCE_MUTANTS, ids=lambda value: getattr(value, "name", ""))
+def test_mutants_of_the_source(compiling, target, mutant, check):
+    mutant.source()
+    if KillTable.only_planted:
+        return
+    how = compiling.call(noticed, target, mutant, check)
+    KillTable.rows.append((mutant.module, f"{mutant.name} ({target})", how))
+    assert how is not None, f"mutant survived: {mutant.name}"
+
+
+@pytest.mark.full
+def test_the_interpreter_accepts_a_false_alignment(compiling):
+    """The negative control: the same check, the same mutant, the other way to run it."""
+    assert mode() == "interpreted"
+    check_shifted_queries(ALIGNMENT_LIE.load())
+    assert "misaligned" in compiling.call(noticed, "sm_80", ALIGNMENT_LIE, check_shifted_queries)
+
+
+# -- masks ------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def copy_kernel(x_ptr, out_ptr, num_elements, far, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    mask = offs < num_elements
+    x = tl.load(x_ptr + tl.where(mask, offs, offs + far), mask=mask, other=7.0)
+    tl.store(out_ptr + offs, x)
+
+
+def check_masks(target):
+    """Masked away, an address may point anywhere; let through, one element too far is a fault that names its line."""
+    x, out = torch.arange(100, dtype=torch.float32), torch.zeros(128)
+    emulate(copy_kernel, (1,), (x, out, 100, 1 << 30), target, BLOCK=128)
+    assert torch.equal(out[:100], x)
+    assert (out[100:] == 7).all()
+    with pytest.raises(MemoryFault, match=r"byte 400 of x_ptr, which has 400 at test_compiled_mutants.py:\d+ "):
+        emulate(copy_kernel, (1,), (x, out, 101, 0), target, BLOCK=128)
+    with pytest.raises(MemoryFault, match=r"of out_ptr, which has 508"):
+        emulate(copy_kernel, (1,), (x, out[:127].clone(), 100, 0), target, BLOCK=128)
+
+
+@pytest.mark.parametrize(
+    "target", ["sm_90", *(pytest.param(t, marks=pytest.mark.full) for t in ("sm_80", "sm_86", "sm_89"))]
+)
+def test_masks(compiling, target):
+    compiling.call(check_masks, target)
