@@ -1,7 +1,7 @@
 """What a compiled kernel's intermediate code and assembly say about it: resources, instructions, pipelining.
 
 Text is searched, because no tool answers these questions for all targets. The patterns are for Triton's output alone:
-TTGIR, PTX, and AMD assembly.
+TTGIR, PTX, SASS (NVIDIA's machine code, as `cuobjdump` prints it), and AMD assembly.
 """
 
 import itertools
@@ -38,6 +38,10 @@ DOT_OPERANDS = r"tt\.dot .* : tensor<\d+x\d+x(\w+)>"
 # A load of a 2-D tile in TTGIR: 'async_copy_global_to_local ... : tensor<64x128x!tt.ptr<bf16>', 'buffer_load ... :
 # tensor<32x128xi8'. The operation and the tile's shape tell K and V from the tile of Q, which is loaded once.
 TILE_LOAD = r"(async_copy_global_to_local|amdg\.buffer_load|tt\.load) .*: tensor<(\d+x\d+)x"
+# '/*0a10*/   @!P0 BRA 0x5c0 ;' in SASS: an address, and the instruction with its predicate.
+SASS_INSTRUCTION = r"/\*([0-9a-f]{4,})\*/\s+([^;]+?)\s*;"
+SASS_BRANCH = r"\bBRA\b.*\b0x([0-9a-f]+)"
+SASS_MATRIX = r"\b(?:HMMA|IMMA|QMMA|HGMMA|IGMMA|QGMMA|UTC\w*MMA)\b"
 DOT = r"tt\.dot |ttng\.warp_group_dot |ttng\.tc_gen5_mma "
 
 
@@ -90,6 +94,39 @@ def _rest_of_block(header: str, lines: Iterator[str]) -> str:
     """Takes from `lines` what comes before the brace that closes the header's, which is indented like the header."""
     closing = " " * (len(header) - len(header.lstrip())) + "}"
     return "\n".join(itertools.takewhile(lambda line: not line.startswith(closing), lines))
+
+
+def sass_cuda(cubin: Path) -> str:
+    """The machine code, in words."""
+    command = [triton.knobs.nvidia.cuobjdump.path, "-sass", cubin]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def matrix_loops(sass: str) -> list[list[str]]:
+    """The innermost loops that hold matrix instructions, each as its instructions in order of their addresses.
+
+    A loop is what lies between a branch backward and its target. Predicated instructions count as those that run.
+    """
+    found = [(int(address, 16), text) for address, text in re.findall(SASS_INSTRUCTION, sass)]
+    index = {address: i for i, (address, _) in enumerate(found)}
+    loops = []
+    for i, (address, text) in enumerate(found):
+        target = re.search(SASS_BRANCH, text)
+        # A branch to itself, behind the kernel's end, holds nothing.
+        if target and int(target[1], 16) < address:
+            loop = range(index[int(target[1], 16)], i + 1)
+            if any(re.search(SASS_MATRIX, found[j][1]) for j in loop):
+                loops.append(loop)
+    innermost = [a for a in loops if not any(b != a and a.start <= b.start and b.stop <= a.stop for b in loops)]
+    return [[found[j][1] for j in loop] for loop in innermost]
+
+
+def loop_instructions(sass: str) -> int:
+    """Instructions that a warp issues per tile of keys: of the loop with the fewest, if there are several.
+
+    (In prefill that is the loop over tiles which need no mask, where a long chunk spends its time.) 0: no such loop.
+    """
+    return min(map(len, matrix_loops(sass)), default=0)
 
 
 def resources_cuda(cubin: Path) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import torch
 from twophase_kernels._triton import KernelsUnavailableError, mode, triton
 from twophase_kernels.aot import TARGETS, CompileOnlyDriver
 from twophase_kernels.emulator.errors import NotCoveredError
-from twophase_kernels.emulator.machine import Machine
+from twophase_kernels.emulator.machine import Machine, Watch
 from twophase_kernels.emulator.memory import GlobalMemory
 from twophase_kernels.emulator.ptx import parse
 
@@ -22,7 +22,7 @@ COVERED_TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90")  # sm_100's tcgen05 and A
 
 
 class EmulatingDriver(CompileOnlyDriver):
-    """Compiles for `target_name` and executes what was compiled.
+    """Compiles for `target_name` and executes what was compiled; `watch` goes to its machines.
 
     Attributes:
         machines: Name of each kernel launched so far -> the machine that ran it, with its counts.
@@ -30,18 +30,19 @@ class EmulatingDriver(CompileOnlyDriver):
 
     is_emulated = True
 
-    def __init__(self, target_name: str) -> None:
+    def __init__(self, target_name: str, watch: Watch | None = None) -> None:
         if target_name not in COVERED_TARGETS:
             raise ValueError(f"the emulator covers {', '.join(COVERED_TARGETS)}; got {target_name!r}")
         super().__init__(TARGETS[target_name])
         self.machines: dict[str, Machine] = {}
+        self._watch = watch
 
     def get_current_device(self) -> str:
         # Triton keeps compiled kernels, with their launchers, per device: this driver is a device of its own.
         return f"emulator:{self.target.arch}:{id(self)}"
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        machine = Machine(parse(_ptx_of(metadata)))
+        machine = Machine(parse(_ptx_of(metadata)), self._watch)
         names = [name for name, kind in source.signature.items() if kind != "constexpr"]
         places = [source.fn.arg_names.index(name) for name in names]
 
@@ -85,14 +86,14 @@ def _bits(value: Any, kind: str, name: str, memory: GlobalMemory) -> int:
 
 
 @contextlib.contextmanager
-def emulated(target: str = "sm_90") -> Iterator[EmulatingDriver]:
+def emulated(target: str = "sm_90", watch: Watch | None = None) -> Iterator[EmulatingDriver]:
     """Within it, Triton kernels given CPU tensors are compiled for `target` and executed by the emulator.
 
     Raises:
         KernelsUnavailableError: This process was started for Triton's interpreter, or there is no Triton.
         ValueError: A target that is not covered.
     """
-    driver = EmulatingDriver(target)
+    driver = EmulatingDriver(target, watch)
     triton.runtime.driver.set_active(driver)
     try:
         if mode() != "emulated":

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from twophase_kernels.emulator import matrix, movement, warps
+from twophase_kernels.emulator.arithmetic import Execute
 from twophase_kernels.emulator.errors import EmulationError, NotCoveredError
 from twophase_kernels.emulator.memory import GlobalMemory, SharedMemory
 from twophase_kernels.emulator.numbers import bits_of
 from twophase_kernels.emulator.ptx import Instruction, Program
 from twophase_kernels.emulator.state import State, reader
 
+Watch = Callable[[Instruction, dict[str, int]], Execute | None]
 BUILDERS = movement.BUILDERS | warps.BUILDERS | matrix.BUILDERS
 CONTROL = ("bra", "ret", "exit", "trap")
 LANES = 8192  # threads in one batch of blocks: enough to make numpy's calls cheap, little enough for the caches
@@ -26,14 +28,17 @@ MAX_STEPS = 20_000_000
 class Machine:
     """A program made executable, for any number of launches.
 
+    Args:
+        watch: Asked about each instruction, once; what it returns is called before each of the instruction's runs.
+
     Attributes:
         executed: Instructions by opcode, counted once per warp.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, watch: Watch | None = None) -> None:
         self.program = program
         self.executed: Counter[str] = Counter()
-        self._execute = [_build(instruction, program.register_bits) for instruction in program.instructions]
+        self._execute = [_build(instruction, program.register_bits, watch) for instruction in program.instructions]
         self._guards = [
             None if i.guard is None else reader(i.guard, "pred", program.register_bits) for i in program.instructions
         ]
@@ -124,7 +129,7 @@ class Machine:
         return np.where(per_block[:, 0], target, here + 1)
 
 
-def _build(instruction: Instruction, widths: dict[str, int]) -> Callable[[State], None]:
+def _build(instruction: Instruction, widths: dict[str, int], watch: Watch | None) -> Execute:
     """What executes the instruction. One that is not covered is refused when it is reached, not before."""
     builder = BUILDERS.get(instruction.name)
 
@@ -136,10 +141,19 @@ def _build(instruction: Instruction, widths: dict[str, int]) -> Callable[[State]
     if builder is None:
         return refuse
     try:
-        return builder(instruction, widths)
+        execute = builder(instruction, widths)
+        observe = watch(instruction, widths) if watch else None
     except (NotCoveredError, NotImplementedError, KeyError, IndexError, ValueError) as error:
         why = f"this form is not covered: {error}"
         return lambda state: refuse(state, why)
+    if observe is None:
+        return execute
+
+    def observed(state: State) -> None:
+        observe(state)
+        execute(state)
+
+    return observed
 
 
 def _guarded(guard: np.ndarray, negated: bool, outer: np.ndarray | None, num_lanes: int) -> np.ndarray | None:

@@ -53,11 +53,15 @@ def encode(numbers: np.ndarray, kind: str) -> np.ndarray:
         raise TypeError(f"a float is no .{kind}")
     elif numbers.dtype.itemsize * 8 != width:
         numbers = numbers.astype(UNSIGNED[width])
-    return np.ascontiguousarray(numbers).view(UNSIGNED[width])
+    return _contiguous(numbers).view(UNSIGNED[width])
+
+
+def _contiguous(numbers: np.ndarray) -> np.ndarray:
+    return numbers if numbers.ndim == 0 else np.ascontiguousarray(numbers)  # which would make it [1]
 
 
 def _bf16_bits(x: np.ndarray) -> np.ndarray:
-    bits = np.ascontiguousarray(x).view(np.uint32)
+    bits = _contiguous(x).view(np.uint32)
     with np.errstate(over="ignore"):
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(x), np.uint32(0x7FFF), rounded).astype(np.uint16)

@@ -1,13 +1,14 @@
 """A process that compiles, beside one that interprets: Triton's mode is fixed per process."""
 
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from twophase_kernels.aot import compiler_environment
 
@@ -19,7 +20,8 @@ class CompilingProcess:
     """Calls functions in a child process that was started without Triton's interpreter, with a kernel cache of its own.
 
     The child starts at the first call and lives until `close`, or the end of a `with`. Functions are named by module,
-    so they must be importable there; arguments and results travel by pickle.
+    so they must be importable there; arguments and results travel by pickle, as bytes. (`Connection.send` would hand
+    over a tensor's memory by a file descriptor, which this child, no child of multiprocessing, may not fetch.)
     """
 
     def __init__(self) -> None:
@@ -32,16 +34,16 @@ class CompilingProcess:
 
         Raises:
             RuntimeError: The child ended in the middle of it.
-        ValueError: A function that cannot be imported.
+            ValueError: A function that cannot be imported.
         """
         if function.__module__ == "__main__":
             raise ValueError(
                 f"{function.__qualname__} is defined in __main__, where the other process cannot import it."
             )
         pipe = self._started()
-        pipe.send((function, args, options))
+        pipe.send_bytes(pickle.dumps((function, args, options)))
         try:
-            raised, result = pipe.recv()
+            raised, result = pickle.loads(pipe.recv_bytes())
         except EOFError:
             status = self._child.wait() if self._child else None
             self.close()
@@ -83,12 +85,22 @@ def serve(pipe_number: int) -> None:
     pipe = Connection(pipe_number)
     while True:
         try:
-            function, args, options = pipe.recv()
+            message = pipe.recv_bytes()
         except EOFError:
             return
-        reply: tuple[bool, Any]
         try:
-            reply = False, function(*args, **options)
+            function, args, options = pickle.loads(message)
+            reply = pickle.dumps((False, function(*args, **options)))
         except Exception as error:
-            reply = True, error
-        pipe.send(reply)
+            reply = _dumped(error)
+        pipe.send_bytes(reply)
+
+
+def _dumped(error: Exception) -> bytes:
+    """The error as a reply; of one that cannot travel, its words."""
+    try:
+        reply = pickle.dumps((True, error))
+        pickle.loads(reply)
+    except Exception:
+        return pickle.dumps((True, RuntimeError(f"{type(error).__name__}: {error}")))
+    return reply
