@@ -87,6 +87,16 @@ def test_a_request_is_a_warps():
     check_requests_per_warp(traffic_module)
 
 
+def check_example(module):
+    lines = ["setp.ge.s32 %p1, %r1, 31;", *at(40), "@%p1 ld.global.b32 %r3, [%rd2];"]
+    (access,) = count(lines, module, num_threads=64, num_blocks=2).global_accesses
+    assert access.example == ((0, 1240 % 32), *((1, 40 * lane - 1240 // 32 * 32) for lane in range(32, 64)))
+
+
+def test_the_example_is_the_first_blocks():
+    check_example(traffic_module)
+
+
 def check_masked_copies(module):
     """Threads that want 0 bytes read nothing, and write zeros."""
     lines = [
@@ -345,8 +355,10 @@ MUTANTS = [
         ("least by items", "np.bincount(items) * key[2] // SECTOR", "np.bincount(items) // SECTOR"),
         ("least rounded down", "-(-np.bincount(items) * key[2] // SECTOR)", "np.bincount(items) * key[2] // SECTOR"),
         ("asked by lane", "len(items) * key[2])", "len(lanes) * key[2])"),
+        ("examples of all blocks", "state.block_of[lanes] == state.block_of[lanes[0]]", "lanes >= 0"),
+        ("examples from the first byte", "places[mine].min() // SECTOR * SECTOR", "places[mine].min()"),
         ("masked lanes counted", "[lanes] != 0]", "[lanes] >= 0]"),
-        ("guard ignored", "count(key, lanes, address(state)[lanes])", "count(key, lanes, address(state)[:len(lanes)])"),
+        ("guard ignored", "count(key, state, lanes, address(state)[lanes])", "count(key, state, lanes, address(state)[:len(lanes)])"),
         ("width of one element", "// 8 * _length(value)", "// 8"),
         ("whole warps for wide accesses", "lanes // (WARP // max(1, key[2] // BANK_BYTES))", "lanes // WARP"),
         ("no broadcast", "np.unique(parts << 32 | words)", "np.sort(parts << 32 | words)"),
@@ -374,5 +386,12 @@ def check_all(module):
         check_global(module, case)
     for case in SHARED_CASES:
         check_shared(module, case)
-    for check in (check_requests_per_warp, check_masked_copies, check_blocks_apart, check_in_flight, check_flops):
+    for check in (
+        check_requests_per_warp,
+        check_example,
+        check_masked_copies,
+        check_blocks_apart,
+        check_in_flight,
+        check_flops,
+    ):
         check(module)

@@ -25,6 +25,7 @@ NUM_BANKS, BANK_BYTES = 32, 4
 WARPGROUP = 4 * WARP
 
 Observe = Callable[[State], None]
+Key = tuple[str, str, int]  # source, instruction, bytes per thread
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class GlobalAccess:
         sectors: Moved by all requests.
         least_sectors: Had each request's bytes lain side by side, from where a sector begins.
         bytes_asked: Different bytes in each request, summed up.
+        example: Of the first of these instructions and its first block: (warp, address) of each thread that took part,
+            the address in bytes from the first sector on.
     """
 
     source: str
@@ -48,6 +51,7 @@ class GlobalAccess:
     sectors: int
     least_sectors: int
     bytes_asked: int
+    example: tuple[tuple[int, int], ...] = ()
 
     @property
     def sectors_per_request(self) -> float:
@@ -97,15 +101,17 @@ class Traffic:
     """
 
     def __init__(self) -> None:
-        self._global: dict[tuple[str, str, int], np.ndarray] = defaultdict(lambda: np.zeros(4, np.int64))
-        self._shared: dict[tuple[str, str, int], np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
+        self._examples: dict[Key, tuple[tuple[int, int], ...]] = {}
+        self._global: dict[Key, np.ndarray] = defaultdict(lambda: np.zeros(4, np.int64))
+        self._shared: dict[Key, np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
         self.matrix_flops = 0
         self.bytes_in_flight = 0
         self._copies = _CopiesUnderWay()
 
     @property
     def global_accesses(self) -> tuple[GlobalAccess, ...]:
-        found = (GlobalAccess(*key, *map(int, counts)) for key, counts in self._global.items() if counts[0])
+        counted = ((key, counts) for key, counts in self._global.items() if counts[0])
+        found = (GlobalAccess(*key, *map(int, counts), self._examples[key]) for key, counts in counted)
         return tuple(sorted(found, key=_place))
 
     @property
@@ -135,7 +141,7 @@ class Traffic:
 
         def observe(state: State) -> None:
             lanes = _active_lanes(state)
-            count(key, lanes, address(state)[lanes])
+            count(key, state, lanes, address(state)[lanes])
 
         return observe
 
@@ -154,10 +160,10 @@ class Traffic:
 
         def observe(state: State) -> None:
             lanes = _active_lanes(state)
-            self._count_shared(key, lanes, target(state)[lanes])
+            self._count_shared(key, state, lanes, target(state)[lanes])
             if wanted is not None:  # a thread that wants 0 bytes writes zeros and reads nothing
                 lanes = lanes[np.broadcast_to(wanted(state), state.num_lanes)[lanes] != 0]
-            self._count_global(key, lanes, address(state)[lanes])
+            self._count_global(key, state, lanes, address(state)[lanes])
             self._copies.issue(state, lanes, size.value)
             self.bytes_in_flight = max(self.bytes_in_flight, self._copies.most)
 
@@ -171,7 +177,7 @@ class Traffic:
         def observe(state: State) -> None:
             lanes = _active_lanes(state)
             lanes = lanes[lanes % WARP < rows]
-            self._count_shared(key, lanes, address(state)[lanes])
+            self._count_shared(key, state, lanes, address(state)[lanes])
 
         return observe
 
@@ -185,15 +191,19 @@ class Traffic:
 
         return observe
 
-    def _count_global(self, key: tuple[str, str, int], lanes: np.ndarray, addresses: np.ndarray) -> None:
+    def _count_global(self, key: Key, state: State, lanes: np.ndarray, addresses: np.ndarray) -> None:
         """Every access is aligned to its size, of at most 32 bytes: it lies in one sector."""
         warps, places = lanes // WARP, addresses.astype(np.int64)
         items = _distinct(warps, places)
         least = -(-np.bincount(items) * key[2] // SECTOR)
         requests, sectors = np.count_nonzero(least), len(_distinct(warps, places // SECTOR))
         self._global[key] += (requests, sectors, least.sum(), len(items) * key[2])
+        if key not in self._examples and len(lanes):
+            mine = state.block_of[lanes] == state.block_of[lanes[0]]
+            offsets = places[mine] - places[mine].min() // SECTOR * SECTOR
+            self._examples[key] = tuple(zip(state.warp_of[lanes[mine]].tolist(), offsets.tolist(), strict=True))
 
-    def _count_shared(self, key: tuple[str, str, int], lanes: np.ndarray, addresses: np.ndarray) -> None:
+    def _count_shared(self, key: Key, state: State, lanes: np.ndarray, addresses: np.ndarray) -> None:
         if len(lanes) == 0:
             return
         parts = lanes // (WARP // max(1, key[2] // BANK_BYTES))
@@ -254,7 +264,7 @@ def _distinct(groups: np.ndarray, values: np.ndarray) -> np.ndarray:
     return groups[is_first]
 
 
-def _key(instruction: Instruction, num_bytes: int) -> tuple[str, str, int]:
+def _key(instruction: Instruction, num_bytes: int) -> Key:
     words = [m for m in instruction.modifiers if not m.startswith(("L1::", "L2::", "level"))]
     return instruction.source, ".".join([instruction.name, *words]), num_bytes
 
