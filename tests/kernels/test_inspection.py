@@ -1,6 +1,9 @@
 """The microscope against counts made by hand: PTX of a few lines, and small kernels compiled by Triton."""
 
+import _thread
 import linecache
+import threading
+import time
 
 import pytest
 import torch
@@ -274,6 +277,39 @@ def test_a_loop_of_products(process, target):
     assert report.occupancy("H100").blocks > 0
     with pytest.raises(ValueError, match=r"the cards known here are A100.*got 'V100'"):
         report.occupancy("V100")
+
+
+# -- the process
+
+
+def interrupted(seconds):
+    """An interrupt comes while the child computes; and then a call of another function."""
+    time.sleep(seconds)
+    return "too late"
+
+
+@pytest.mark.full
+def test_an_interrupted_call_is_not_answered_later():
+    with CompilingProcess() as process:
+        assert process.call(len, "1234") == 4
+        timer = threading.Timer(0.5, _thread.interrupt_main)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            process.call(interrupted, 30)
+        timer.join()
+        assert process.call(len, "12345") == 5
+
+
+def unpicklable():
+    error = ValueError("its words")
+    error.cannot_travel = lambda: None
+    raise error
+
+
+def test_an_error_that_cannot_travel_sends_its_words(process):
+    with pytest.raises(RuntimeError, match="ValueError: its words"):
+        process.call(unpicklable)
+    assert process.call(len, "1234") == 4
 
 
 # -- kernels that travel as text

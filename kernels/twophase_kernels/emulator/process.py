@@ -48,6 +48,11 @@ class CompilingProcess:
             status = self._child.wait() if self._child else None
             self.close()
             raise RuntimeError(f"the process that compiles ended with exit status {status}") from None
+        except BaseException:  # an interrupt, say: the child would answer a call that nobody waits for
+            if self._child is not None:
+                self._child.kill()
+            self.close()
+            raise
         if raised:
             raise result
         return result
@@ -73,8 +78,13 @@ class CompilingProcess:
             self._pipe, theirs = Pipe()
             environment = compiler_environment(self._cache.name) | {"PYTHONPATH": os.pathsep.join(sys.path)}
             code = f"from twophase_kernels.emulator.process import serve; serve({theirs.fileno()})"
+            # A session of its own: an interrupt from the keyboard, or of a notebook's cell, is for the caller.
             self._child = subprocess.Popen(
-                [sys.executable, "-c", code], env=environment, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL
+                [sys.executable, "-c", code],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
             )
             theirs.close()
         return self._pipe
