@@ -828,7 +828,7 @@ print(f"bytes moved: {moved / 1e6:.1f} MB; gathered {3 * moved / 1e6:.1f} MB (bl
 
 # %% [markdown]
 # ## 5. The decode kernel
-# <!-- minutes: 27 + 16 -->
+# <!-- minutes: 29 + 9 -->
 #
 # Lab 2 has a kernel that reads blocks where they are: the prefill kernel. A decode step is a prefill with a chunk of
 # one token, so why write another? Run the engine's prefill kernel on three sequences with one query each:
@@ -1004,10 +1004,9 @@ decode_pictures.draw_weights(
 # %% [markdown]
 # ### What the compiler made of it
 #
-# The check ran your kernel twice: interpreted, and as the code that Triton's compiler makes for an H100, executed
-# instruction by instruction without one. What is executed can be counted. Memory of a GPU moves in *sectors* of 32
-# bytes (CUDA C++ Best Practices Guide, 'Coalesced Access to Global Memory'). The 32 threads of a *warp* execute a load
-# together: one request, for which the hardware fetches every sector that a thread touches, each once (**coalescing**).
+# The check ran your kernel twice: interpreted, and as code for an H100, executed instruction by instruction without
+# one. As in lab 2, a request is a load of one warp, and moves every *sector* of 32 bytes that one of its 32 threads
+# touches, each once.
 
 # %%
 # needs: triton
@@ -1553,7 +1552,7 @@ print(f"{int((data != engines_data).sum())} of {data.numel():,} numbers differ, 
 # > bf16, 10.3 ms a step at an H100's 3.35 TB/s; in int8 5.3 ms.
 #
 # **Takeaway.** int8 with a scale per token and head takes 53 % of bf16's bytes at a head size of 64, and 52 % at 128,
-# and cost none of our 15 needles; how much K and V can be squeezed has to be measured at the lengths that are served.
+# and cost none of our needles; how much K and V can be squeezed has to be measured at the lengths that are served.
 
 # %% [markdown]
 # ### Going further: recent tokens in fp16, older ones in int8

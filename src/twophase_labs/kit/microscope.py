@@ -41,11 +41,11 @@ def show_compiled(compiled: Compiled, keys_per_turn: int) -> None:
         sectors = f"{access.sectors_per_request:.1f}", f"{access.least_per_request:.1f}"
         print(f"{what:<24} {f'{access.thread_bytes} bytes':>9} {access.requests:>9} {sectors[0]:>13} {sectors[1]:>9}")
     per_key = report.loop_instructions / keys_per_turn
-    print(
-        f"shared memory: {report.conflicts} bank conflicts; loop: {report.loop_instructions} instructions per warp, "
-        f"{per_key:.1f} per key"
-    )
-    print(f"{report.registers} registers a thread, {report.stack_bytes} bytes spilled; programs on an SM at once:")
+    loop = f"{report.loop_instructions} instructions of each warp, {per_key:.1f} per key"
+    print(f"a turn of the loop: {loop}; loads under way: {report.bytes_in_flight:,} bytes at most")
+    shared = f"{report.shared_bytes:,} bytes, {report.conflicts} bank conflicts"
+    print(f"{report.registers} registers a thread, {report.stack_bytes} bytes spilled; shared memory: {shared}")
+    print("programs on a multiprocessor at once:")
     for card in CARDS:
         found = report.occupancy(card)
         print(f"  {card:<8} {found.blocks} ({found.warps} of {found.max_warps} warps), limited by {found.limited_by}")
