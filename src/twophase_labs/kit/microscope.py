@@ -35,20 +35,26 @@ def tile_loads(compiled: Compiled) -> list[GlobalAccess]:
 def show_compiled(compiled: Compiled, keys_per_turn: int) -> None:
     """Prints what to look at first: traffic of each load, instructions per key, registers, occupancy."""
     report = report_of(compiled)
-    print(f"{'compiled for ' + report.target:<24} {'a thread':>9} {'requests':>9} {'sectors each':>13} {'at least':>9}")
+    print(f"{'compiled for ' + report.target:<32} {'a thread':>9} {'requests':>9} {'sectors each':>13} {'at least':>9}")
     for access in report.global_accesses:
-        what = f"{'store' if access.is_store else 'load'}, line {access.source.rpartition(':')[2]}"
+        what = _beginning(compiled.source_line(access.source) or access.source)
         sectors = f"{access.sectors_per_request:.1f}", f"{access.least_per_request:.1f}"
-        print(f"{what:<24} {f'{access.thread_bytes} bytes':>9} {access.requests:>9} {sectors[0]:>13} {sectors[1]:>9}")
-    per_key = report.loop_instructions / keys_per_turn
-    loop = f"{report.loop_instructions} instructions of each warp, {per_key:.1f} per key"
-    print(f"a turn of the loop: {loop}; loads under way: {report.bytes_in_flight:,} bytes at most")
+        print(f"{what:<32} {f'{access.thread_bytes} bytes':>9} {access.requests:>9} {sectors[0]:>13} {sectors[1]:>9}")
+    loop = "no loop with matrix products"
+    if report.loop:
+        per_key = report.loop_instructions / keys_per_turn
+        loop = f"a turn of the loop: {report.loop_instructions} instructions of each warp, {per_key:.1f} per key"
+    print(f"{loop}; loads under way: {report.bytes_in_flight:,} bytes at most")
     shared = f"{report.shared_bytes:,} bytes, {report.conflicts} bank conflicts"
     print(f"{report.registers} registers a thread, {report.stack_bytes} bytes spilled; shared memory: {shared}")
     print("programs on a multiprocessor at once:")
     for card in CARDS:
         found = report.occupancy(card)
         print(f"  {card:<8} {found.blocks} ({found.warps} of {found.max_warps} warps), limited by {found.limited_by}")
+
+
+def _beginning(line: str, width: int = 32) -> str:
+    return line if len(line) <= width else f"{line[: width - 4]} ..."
 
 
 def draw_requests(accesses: Mapping[str, GlobalAccess]) -> Figure:

@@ -8,7 +8,7 @@
 """
 
 import atexit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -54,6 +54,14 @@ class Compiled:
 
         return launch
 
+    def source_line(self, place: str) -> str:
+        """The kernel's line at 'cell.py:7', or '' if that is not in the kernel itself."""
+        source = kernel_source(self.kernel)
+        file, _, number = place.rpartition(":")
+        lines = source.text.splitlines()
+        at = int(number or 0) - source.first_line
+        return lines[at].strip() if file == source.file and 0 <= at < len(lines) else ""
+
 
 @cache
 def _process() -> CompilingProcess:
@@ -76,7 +84,7 @@ def judge_compiled(exercise: Exercise, answer: Mapping[str, Any], verdict: Verdi
     except Rejected as error:
         return _failed(verdict, f"interpreted, the kernel is right; {where}, it is not: {error}", error.details)
     except EmulationError as error:
-        return _failed(verdict, f"{where}: {error.message}", _line(error, answer))
+        return _failed(verdict, f"{where}: {error.message}", _line(error, vars(kernels).values()))
     except Exception as error:  # the compiler's, whose last line is the matter
         said = str(error).strip().split("\n")[-1]
         return _failed(verdict, f"the compiler for an {CARDS[target]} refuses it: {type(error).__name__}: {said}", ())
@@ -87,13 +95,9 @@ def _failed(verdict: Verdict, reason: str, details: tuple[str, ...]) -> Verdict:
     return replace(verdict, verdict="failed", reason=reason, details=details, failed_property="compiled code")
 
 
-def _line(error: EmulationError, answer: Mapping[str, Any]) -> tuple[str, ...]:
+def _line(error: EmulationError, kernels: Iterable[Compiled]) -> tuple[str, ...]:
     """'line 7 of the cell: x = tl.load(...)'."""
-    file, _, number = error.source.rpartition(":")
-    for kernel in answer.values():
-        source = kernel_source(kernel)
-        lines = source.text.splitlines()
-        place = int(number or 0) - source.first_line
-        if source.file == file and 0 <= place < len(lines):
-            return (f"line {number} of the cell: {lines[place].strip()}",)
+    found = next((line for kernel in kernels if (line := kernel.source_line(error.source))), "")
+    if found:
+        return (f"line {error.source.rpartition(':')[2]} of the cell: {found}",)
     return (f"in {error.source}",) if error.source else ()
