@@ -1237,7 +1237,7 @@ for size in (4096, 1024, 512, 256, 64):
 
 # %% [markdown]
 # ## 9. The paged prefill kernel
-# <!-- minutes: 34 + 25 -->
+# <!-- minutes: 36 + 25 -->
 #
 # *Needs: Triton (interpreted without a GPU).*
 #
@@ -1497,8 +1497,8 @@ show_compiled(compiled, keys_per_turn=64)
 
 # %% [markdown]
 # **Read the result.** Where `sectors each` is what `at least` says, nothing moves that nobody asked for: the loads are
-# *coalesced*. (A program whose part of the LSE begins within a sector touches one more.) Under way at most are a tile of
-# K, one of V, and block numbers: room for one stage ahead.
+# *coalesced*. (A program whose part of the LSE begins within a sector touches one more.) Under way at most are a tile
+# of K, one of V, and block numbers: room for one tile ahead.
 
 # %% [markdown]
 # ### Which idea does what
