@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(config, items):
 
 # What runs the real model, compiles, or starts processes: these files' tests are few and long.
 LONG = {"smollm2_folder", "grader"}
-LONG_FILES = ("kernels/test_aot.py", "labs/machine/test_labs.py", "parallel/")
+LONG_FILES = ("kernels/test_aot.py", "kernels/test_compiled", "labs/machine/test_labs.py", "parallel/")
 
 
 def longest_first(items):

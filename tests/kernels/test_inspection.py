@@ -30,7 +30,7 @@ def count(lines, module=traffic_module, num_threads=32, num_blocks=1, shared_byt
     seen, memory = module.Traffic(), GlobalMemory()
     pool = torch.zeros(2**20 + 256, dtype=torch.uint8)
     pool = pool[-pool.data_ptr() % 256 :]  # begins where a sector does
-    Machine(program, seen.watch).launch((num_blocks, 1, 1), [memory.address_of(pool)], memory, shared_bytes)
+    Machine(program, seen.builders).launch((num_blocks, 1, 1), [memory.address_of(pool)], memory, shared_bytes)
     return seen
 
 

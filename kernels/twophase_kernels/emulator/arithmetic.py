@@ -11,8 +11,8 @@ import numpy as np
 
 from twophase_kernels.emulator.errors import NotCoveredError
 from twophase_kernels.emulator.numbers import PACKED, SIGNED, UNSIGNED, bits_of, flush, pack, unpack
-from twophase_kernels.emulator.ptx import Instruction, Literal
-from twophase_kernels.emulator.state import State, reader, write_numbers
+from twophase_kernels.emulator.ptx import Instruction, Literal, Register
+from twophase_kernels.emulator.state import State, reader, writer
 
 Execute = Callable[[State], None]
 Function = Callable[..., np.ndarray]
@@ -34,15 +34,12 @@ def elementwise(
     target, *sources = instruction.operands
     kinds = kinds or (kind,) * len(sources)
     fetch = [reader(source, k, widths) for source, k in zip(sources, kinds, strict=True)]
-    result, held = result or kind, width_of(target, widths)
-    ftz = "ftz" in instruction.modifiers and kind == "f32"
+    write = writer(target, result or kind, width_of(target, widths))
+    if "ftz" not in instruction.modifiers or kind != "f32":
+        return lambda state: write(state, function(*[f(state) for f in fetch]))
 
     def execute(state: State) -> None:
-        values = [f(state) for f in fetch]
-        if ftz:
-            values = [flush(v) for v in values]
-        out = function(*values)
-        write_numbers(state, target, flush(out.astype(np.float32)) if ftz else out, result, held)
+        write(state, flush(function(*[flush(f(state)) for f in fetch]).astype(np.float32, copy=False)))
 
     return execute
 
@@ -54,7 +51,7 @@ def packed(instruction: Instruction, widths: dict[str, int], function: Function)
     fetch = [reader(source, f"b{bits_of(kind)}", widths) for source in sources]
 
     def execute(state: State) -> None:
-        halves = [unpack(np.broadcast_to(f(state), state.num_lanes), kind) for f in fetch]
+        halves = [unpack(state.per_lane(f(state)), kind) for f in fetch]
         state.write(target, pack(function(*halves), kind))
 
     return execute
@@ -105,7 +102,7 @@ def fused_multiply_add(instruction: Instruction, widths: dict[str, int]) -> Exec
     """fma: one rounding. (A product of two fp32 numbers is exact in double; the sum is rounded twice, rarely felt.)"""
 
     def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        return (a.astype(np.float64) * b + c).astype(a.dtype)
+        return a.astype(np.float64) * b + c
 
     return arithmetic(fma)(instruction, widths)
 
@@ -116,7 +113,8 @@ def divide(instruction: Instruction, widths: dict[str, int]) -> Execute:
 
     def quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         b = np.where(b == 0, b.dtype.type(1), b)  # undefined on a GPU
-        return (np.abs(a.astype(np.int64)) // np.abs(b.astype(np.int64)) * np.sign(a) * np.sign(b)).astype(a.dtype)
+        floor = a // b
+        return floor + ((floor * b != a) & ((a < 0) != (b < 0))).astype(a.dtype)
 
     return elementwise(instruction, widths, quotient)
 
@@ -148,13 +146,18 @@ def set_predicate(instruction: Instruction, widths: dict[str, int]) -> Execute:
     """setp: a comparison, perhaps combined with another predicate. With a NaN only unordered ones (equ, ...) hold."""
     comparison, kind = instruction.modifiers[0], instruction.modifiers[-1]
     target, *sources = instruction.operands
+    if not isinstance(target, Register):
+        raise NotCoveredError("setp with two destinations")
     a, b = (reader(source, kind, widths) for source in sources[:2])
+    ftz = "ftz" in instruction.modifiers
     other = reader(sources[2], "pred", widths) if len(sources) > 2 else None
     combine = COMBINE[instruction.modifiers[1]] if other is not None else None
 
     def compare(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if kind[0] != "f" and kind != "bf16":
             return COMPARISONS[comparison](x, y)
+        if ftz:
+            x, y = flush(x), flush(y)
         unordered = np.isnan(x) | np.isnan(y)
         if comparison in ("num", "nan"):
             return unordered if comparison == "nan" else ~unordered
@@ -217,12 +220,11 @@ def extract_bits(instruction: Instruction, widths: dict[str, int]) -> Execute:
     bits = bits_of(kind)
 
     def extract(a: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
-        start, length = np.minimum(start & 255, bits), np.minimum(length & 255, bits)
-        field = _as(a, "u64") & np.uint64((1 << bits) - 1)
-        field = (field >> start.astype(np.uint64)) & ((np.uint64(1) << length.astype(np.uint64)) - np.uint64(1))
-        if kind[0] == "s":
-            unused = (64 - length).astype(np.uint64)
-            field = ((field << unused).view(np.int64) >> unused.astype(np.int64)).view(np.uint64)
+        # In 64 bits, extended by a's sign or zeros: up to the top, then down again.
+        wide = kind[0] + "64"
+        start, length = _as(np.minimum(start & 255, 63), wide), _as(np.minimum(length & 255, bits), wide)
+        unused = _as(64, wide) - length
+        field = (_as(a, wide) >> start << unused) >> np.minimum(unused, _as(63, wide))  # 0 after a shift by 64
         return field.astype(UNSIGNED[bits])
 
     return elementwise(instruction, widths, extract, (kind, "u32", "u32"))
@@ -234,7 +236,7 @@ def insert_bits(instruction: Instruction, widths: dict[str, int]) -> Execute:
         raise NotCoveredError("bfi of 64 bits")
 
     def insert(a: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
-        a, b, start, length = (np.asarray(x).astype(np.uint64) for x in (a, b, start, length))
+        a, b, start, length = (_as(x, "u64") for x in (a, b, start & 255, length & 255))
         mask = ((np.uint64(1) << length) - np.uint64(1)) << start
         return ((b & ~mask) | ((a << start) & mask)).astype(np.uint32)
 
@@ -305,12 +307,15 @@ def convert(instruction: Instruction, widths: dict[str, int]) -> Execute:
 
     def function(a: np.ndarray) -> np.ndarray:
         if a.dtype.kind != "f":
-            return a.astype(np.float64) if to[0] == "f" or to == "bf16" else a.astype(_dtype(to))
+            if to[0] == "f" or to == "bf16":
+                return a.astype(np.float32 if to == "f32" else np.float64)  # fp32 holds no 64 bits: one rounding
+            return a.astype(_dtype(to))
         if to[0] in "us":
             rounded = ROUND_TO_INTEGER[next(mode for mode in how if mode in ROUND_TO_INTEGER)](a.astype(np.float64))
             limits = np.iinfo(_dtype(to))
-            clipped = np.clip(np.nan_to_num(rounded, posinf=limits.max, neginf=limits.min), limits.min, limits.max)
-            return clipped.astype(limits.dtype)
+            too_large = rounded >= float(limits.max)  # which fp64 may have rounded up
+            inside = np.where(too_large | np.isnan(rounded), 0, np.maximum(rounded, limits.min)).astype(limits.dtype)
+            return np.where(too_large, limits.max, inside).astype(limits.dtype)
         if integer := next((mode for mode in how if mode in ROUND_TO_INTEGER), None):
             a = ROUND_TO_INTEGER[integer](a)
         return np.clip(a, 0, 1) if "sat" in how else a
@@ -326,7 +331,7 @@ def _convert_to_pair(instruction: Instruction, widths: dict[str, int], to: str, 
     fetch = [reader(s, source if source == "f32" else f"b{bits_of(source)}", widths) for s in sources]
 
     def execute(state: State) -> None:
-        values = [np.broadcast_to(f(state), state.num_lanes) for f in fetch]
+        values = [state.per_lane(f(state)) for f in fetch]
         halves = np.stack(values[::-1], -1) if source == "f32" else unpack(values[0], source)
         state.write(target, pack(halves, to))
 
@@ -381,3 +386,17 @@ BUILDERS: dict[str, Callable[[Instruction, dict[str, int]], Execute]] = {
     "cos": special_function(np.cos),
     "tanh": special_function(np.tanh),
 }
+# What is said after a dot and understood by some builder; the others raise for what they do not know themselves.
+UNDERSTOOD = {
+    "rn", "rz", "rm", "rp", "ftz", "approx", "full", "NaN", "lo", "hi", "wide", "l", "r", "clamp", "wrap", "sat",
+    "satfinite", "relu", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan",
+}.union(ROUND_TO_INTEGER, COMPARISONS, COMBINE)  # fmt: skip
+
+
+def refuse_unknown_modifiers(instruction: Instruction) -> None:
+    """A rounding or a mode that were passed over would give slightly wrong numbers in silence."""
+    for modifier in instruction.modifiers:
+        if modifier not in UNDERSTOOD:
+            bits_of(modifier)  # a type, or NotImplementedError
+    if instruction.name != "cvt" and {"rz", "rm", "rp", "relu"} & set(instruction.modifiers):
+        raise NotCoveredError(f"{instruction.name} with {', '.join(instruction.modifiers)}")

@@ -171,7 +171,7 @@ def inspect_kernel(
         ValueError: A target that the emulator does not cover.
     """
     traffic = Traffic()
-    with emulated(target, traffic.watch) as driver:
+    with emulated(target, builders=traffic.builders) as driver:
         compiled = kernel[grid](*args, **options)
     machine = next(iter(driver.machines.values()))
     with tempfile.TemporaryDirectory() as folder:

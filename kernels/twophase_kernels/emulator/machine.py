@@ -6,20 +6,20 @@ blocks that left a loop early wait behind it for the others.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from twophase_kernels.emulator import matrix, movement, warps
-from twophase_kernels.emulator.arithmetic import Execute
+from twophase_kernels.emulator import arithmetic, matrix, movement, warps
 from twophase_kernels.emulator.errors import EmulationError, NotCoveredError
 from twophase_kernels.emulator.memory import GlobalMemory, SharedMemory
 from twophase_kernels.emulator.numbers import bits_of
 from twophase_kernels.emulator.ptx import Instruction, Program
 from twophase_kernels.emulator.state import State, reader
 
-Watch = Callable[[Instruction, dict[str, int]], Execute | None]
-BUILDERS = movement.BUILDERS | warps.BUILDERS | matrix.BUILDERS
+Execute = Callable[[State], None]
+Builder = Callable[[Instruction, dict[str, int]], Execute]
+BUILDERS: dict[str, Builder] = movement.BUILDERS | warps.BUILDERS | matrix.BUILDERS
 CONTROL = ("bra", "ret", "exit", "trap")
 LANES = 8192  # threads in one batch of blocks: enough to make numpy's calls cheap, little enough for the caches
 MAX_STEPS = 20_000_000
@@ -29,16 +29,16 @@ class Machine:
     """A program made executable, for any number of launches.
 
     Args:
-        watch: Asked about each instruction, once; what it returns is called before each of the instruction's runs.
+        builders: Of each opcode, what makes an instruction executable.
 
     Attributes:
         executed: Instructions by opcode, counted once per warp.
     """
 
-    def __init__(self, program: Program, watch: Watch | None = None) -> None:
+    def __init__(self, program: Program, builders: Mapping[str, Builder] = BUILDERS) -> None:
         self.program = program
         self.executed: Counter[str] = Counter()
-        self._execute = [_build(instruction, program.register_bits, watch) for instruction in program.instructions]
+        self._execute = [_build(instruction, program.register_bits, builders) for instruction in program.instructions]
         self._guards = [
             None if i.guard is None else reader(i.guard, "pred", program.register_bits) for i in program.instructions
         ]
@@ -58,11 +58,11 @@ class Machine:
         by_name = dict(zip(names, parameters, strict=False)) | dict.fromkeys(names[len(parameters) :], 0)
         num_blocks = max(1, LANES // self.program.num_threads)
         for ids in _batches(grid, num_blocks):
-            shared = SharedMemory(len(ids), shared_bytes, granule=self._granule())
-            self._run(State(self.program, ids, grid, by_name, memory, shared))
+            shared = SharedMemory(len(ids), shared_bytes, granule=self.granule())
+            self.run(State(self.program, ids, grid, by_name, memory, shared))
 
-    def _granule(self) -> int:
-        """Bytes of the narrowest access to shared memory."""
+    def granule(self) -> int:
+        """Bytes of the narrowest access to shared memory, at most 4."""
         widths = [
             bits_of(i.modifiers[-1]) // 8
             for i in self.program.instructions
@@ -70,7 +70,8 @@ class Machine:
         ]
         return min([4, *widths])
 
-    def _run(self, state: State) -> None:
+    def run(self, state: State) -> None:
+        """Run the blocks of `state` to their ends."""
         end = len(self.program.instructions)
         counters = np.zeros(state.num_blocks, np.int64)
         for _ in range(MAX_STEPS):
@@ -115,23 +116,26 @@ class Machine:
         return here
 
     def _branch(self, state: State, instruction: Instruction, here: int) -> np.ndarray | int:
-        if instruction.name == "trap":
-            raise EmulationError("the kernel trapped (an assertion on the device failed)")
         target = len(self.program.instructions)
         if instruction.name == "bra":
             target = self.program.labels[instruction.operands[0].name]
-        if instruction.guard is None:
+        if instruction.guard is None and instruction.name != "trap":
             return target
-        taken = np.broadcast_to(self._guards[here](state), state.num_lanes) ^ instruction.guard_negated
+        guard = self._guards[here]
+        taken = state.per_lane(np.bool_(True) if guard is None else guard(state) ^ instruction.guard_negated)
+        if instruction.name == "trap":
+            if (taken if state.active is None else taken & state.active).any():
+                raise EmulationError("the kernel trapped (an assertion on the device failed)")
+            return here + 1
         per_block = taken.reshape(state.num_blocks, -1)[state.blocks]
         if (per_block != per_block[:, :1]).any():
             raise NotCoveredError("a branch that some threads of a block take and others do not")
         return np.where(per_block[:, 0], target, here + 1)
 
 
-def _build(instruction: Instruction, widths: dict[str, int], watch: Watch | None) -> Execute:
+def _build(instruction: Instruction, widths: dict[str, int], builders: Mapping[str, Builder]) -> Execute:
     """What executes the instruction. One that is not covered is refused when it is reached, not before."""
-    builder = BUILDERS.get(instruction.name)
+    builder = builders.get(instruction.name)
 
     def refuse(state: State, why: str = "this instruction is not covered") -> None:
         raise NotCoveredError(why)
@@ -141,19 +145,12 @@ def _build(instruction: Instruction, widths: dict[str, int], watch: Watch | None
     if builder is None:
         return refuse
     try:
-        execute = builder(instruction, widths)
-        observe = watch(instruction, widths) if watch else None
-    except (NotCoveredError, NotImplementedError, KeyError, IndexError, ValueError) as error:
+        if instruction.name in arithmetic.BUILDERS:
+            arithmetic.refuse_unknown_modifiers(instruction)
+        return builder(instruction, widths)
+    except (NotCoveredError, NotImplementedError, KeyError, IndexError, ValueError, AttributeError) as error:
         why = f"this form is not covered: {error}"
         return lambda state: refuse(state, why)
-    if observe is None:
-        return execute
-
-    def observed(state: State) -> None:
-        observe(state)
-        execute(state)
-
-    return observed
 
 
 def _guarded(guard: np.ndarray, negated: bool, outer: np.ndarray | None, num_lanes: int) -> np.ndarray | None:

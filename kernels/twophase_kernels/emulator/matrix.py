@@ -25,15 +25,14 @@ def load_matrices(instruction: Instruction, widths: dict[str, int]) -> Execute:
     def execute(state: State) -> None:
         whole_warps(state, "ldmatrix")
         warps = _active_warps(state)
-        for i, target in enumerate(targets):
-            rows = _row_lanes(warps, i)
-            data = state.shared.load(
-                address(state)[rows.reshape(-1)], state.block_of[rows.reshape(-1)], state.warp_of[rows.reshape(-1)], 16
-            )
-            matrices = data.view(np.uint16).reshape(len(warps), 8, 8)
-            if transposed:
-                matrices = matrices.transpose(0, 2, 1)
-            state.write(target, _spread(np.ascontiguousarray(matrices).view(np.uint32).reshape(-1, WARP), warps, state))
+        rows = _row_lanes(warps, len(targets))
+        data = state.shared.load(address(state)[rows], state.block_of[rows], state.warp_of[rows], 16)
+        matrices = data.view(np.uint16).reshape(len(warps), len(targets), 8, 8)
+        if transposed:
+            matrices = matrices.transpose(0, 1, 3, 2)
+        fragments = np.ascontiguousarray(matrices.swapaxes(0, 1)).view(np.uint32)
+        for target, values in zip(targets, fragments, strict=True):
+            state.write(target, _spread(values.reshape(-1, WARP), warps, state))
 
     return execute
 
@@ -46,14 +45,13 @@ def store_matrices(instruction: Instruction, widths: dict[str, int]) -> Execute:
     def execute(state: State) -> None:
         whole_warps(state, "stmatrix")
         warps = _active_warps(state)
-        for i, values in enumerate(fetch):
-            fragments = np.broadcast_to(values(state), state.num_lanes).reshape(-1, WARP)[warps]
-            matrices = np.ascontiguousarray(fragments).view(np.uint16).reshape(-1, 8, 8)
-            if transposed:
-                matrices = matrices.transpose(0, 2, 1)
-            rows = _row_lanes(warps, i).reshape(-1)
-            data = np.ascontiguousarray(matrices).view(np.uint8).reshape(-1, 16)
-            state.shared.store(address(state)[rows], state.block_of[rows], state.warp_of[rows], data)
+        fragments = np.stack([state.per_lane(values(state)).reshape(-1, WARP)[warps] for values in fetch], 1)
+        matrices = fragments.view(np.uint16).reshape(-1, 8, 8)
+        if transposed:
+            matrices = matrices.transpose(0, 2, 1)
+        rows = _row_lanes(warps, len(fetch))
+        data = np.ascontiguousarray(matrices).view(np.uint8).reshape(-1, 16)
+        state.shared.store(address(state)[rows], state.block_of[rows], state.warp_of[rows], data)
 
     return execute
 
@@ -73,8 +71,9 @@ def _active_warps(state: State) -> np.ndarray:
     return np.flatnonzero(state.active.reshape(-1, WARP)[:, 0])
 
 
-def _row_lanes(warps: np.ndarray, matrix: int) -> np.ndarray:
-    return warps[:, None] * WARP + 8 * matrix + np.arange(8)
+def _row_lanes(warps: np.ndarray, num_matrices: int) -> np.ndarray:
+    """The threads that give the rows' addresses."""
+    return (warps[:, None] * WARP + np.arange(8 * num_matrices)).reshape(-1)
 
 
 def _spread(values: np.ndarray, warps: np.ndarray, state: State) -> np.ndarray:
@@ -112,7 +111,7 @@ def multiply_accumulate(instruction: Instruction, widths: dict[str, int]) -> Exe
 
 def _pairs(register: np.ndarray, kind: str, num_lanes: int) -> np.ndarray:
     """A register of two 16-bit numbers per thread -> fp32 [warps, 8 (g), 4 (q), 2]."""
-    halves = np.ascontiguousarray(np.broadcast_to(register, num_lanes)).view(np.uint16)
+    halves = np.ascontiguousarray(register if register.ndim else np.broadcast_to(register, num_lanes)).view(np.uint16)
     return decode(halves, kind).astype(np.float32, copy=False).reshape(-1, 8, 4, 2)
 
 
@@ -217,7 +216,7 @@ def _active_groups(state: State) -> np.ndarray:
 
 def _per_group(values: np.ndarray, groups: np.ndarray, state: State) -> np.ndarray:
     """What the threads of each warpgroup agree on."""
-    per_group = np.broadcast_to(values, state.num_lanes).reshape(-1, WARPGROUP)[groups]
+    per_group = state.per_lane(values).reshape(-1, WARPGROUP)[groups]
     if (per_group != per_group[:, :1]).any():
         raise EmulationError("the threads of a warpgroup disagree about an operand of wgmma")
     return per_group[:, 0]
@@ -252,9 +251,7 @@ class Product:
             fresh = self.lanes[unfinished[self.lanes] == 0]
             sums[fresh] = held[fresh]
             unfinished[self.lanes] += 1
-            garbage = held.copy()
-            garbage[self.lanes] = 0xFFFFFFFF
-            state.registers[name] = garbage
+            state.registers[name] = _with(held, self.lanes, np.uint32(0xFFFFFFFF))
 
     def locate(self, tile: Tile, descriptors: np.ndarray, state: State) -> np.ndarray:
         """Indices of the tile's elements into the bytes of shared memory, which are in use from now on."""
@@ -263,7 +260,7 @@ class Product:
             raise MemoryFault("a matrix descriptor that reaches beyond shared memory")
         places += (self.blocks * state.shared.stride)[:, None, None]
         chunks = places[:, ::8, :] if tile.transposed else places[:, :, ::8]  # 8 elements lie side by side
-        self.in_use.append(state.shared.begin_product(chunks.reshape(len(self.groups), -1)))
+        self.in_use.append(state.shared.begin_product(chunks.reshape(len(self.groups), -1), self.blocks))
         return places
 
     def finish(self, state: State, chosen: np.ndarray) -> None:
@@ -281,13 +278,20 @@ class Product:
             sums[lanes] = (part + old).astype(np.float32).view(np.uint32)
             unfinished[lanes] -= 1
             done = lanes[unfinished[lanes] == 0]
-            state.registers[register.name][done] = sums[done]
+            state.registers[register.name] = _with(state.registers[register.name], done, sums[done])
         for granules in self.in_use:
             state.shared.end_product(granules[chosen], self.blocks[chosen], self.warps[chosen])
 
     def _read(self, state: State, places: np.ndarray) -> np.ndarray:
         halves = state.shared.bytes.view(np.uint16)[places // 2]
         return decode(halves, self.kind).astype(np.float32, copy=False)
+
+
+def _with(register: np.ndarray, lanes: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A copy, since other registers may hold the same array."""
+    changed = register.copy()
+    changed[lanes] = values
+    return changed
 
 
 BUILDERS = {

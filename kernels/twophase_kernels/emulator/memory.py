@@ -18,6 +18,7 @@ from twophase_kernels.emulator.numbers import UNSIGNED
 
 SLOT_BITS = 40
 MANY_WARPS = 63  # more warps than a block may have
+ON_ITS_WAY = np.iinfo(np.int32).max  # a stamp later than all others: a cp.async has not landed
 
 
 class GlobalMemory:
@@ -37,7 +38,8 @@ class GlobalMemory:
             slot = self._slot_of[storage.data_ptr()] = len(self._buffers)
             flat = torch.empty(0, dtype=torch.uint8).set_(storage)
             self._buffers.append(flat.numpy())
-            self._bases.append(((slot + 1) << SLOT_BITS) + storage.data_ptr() % 256)
+            middle = (1 << SLOT_BITS) // 2  # what lies a little before a tensor is no other's either
+            self._bases.append(((slot + 1) << SLOT_BITS) + middle + storage.data_ptr() % 256)
             self._names.append(name or f"tensor {slot}")
         return self._bases[slot] + tensor.storage_offset() * tensor.element_size()
 
@@ -72,12 +74,13 @@ class GlobalMemory:
         if len(addresses) == 0:
             return
         num_bytes = width * count
-        if (addresses % np.uint64(num_bytes)).any():
-            bad = addresses[addresses % np.uint64(num_bytes) != 0][0]
+        if (misaligned := addresses & np.uint64(num_bytes - 1)).any():
+            bad = addresses[misaligned != 0][0]
             raise MemoryFault(f"misaligned {what} of {num_bytes} bytes at {self.describe(int(bad))}")
         slots = (addresses >> np.uint64(SLOT_BITS)).astype(np.int64) - 1
-        for slot in np.unique(slots):
-            chosen: np.ndarray | slice = slice(None) if (slots == slot).all() else slots == slot
+        one = (slots == slots[0]).all()
+        for slot in slots[:1] if one else np.unique(slots):
+            chosen: np.ndarray | slice = slice(None) if one else slots == slot
             mine = addresses[chosen]
             if not 0 <= slot < len(self._buffers):
                 raise MemoryFault(f"{what} of {num_bytes} bytes at {self.describe(int(mine[0]))}")
@@ -121,7 +124,6 @@ class SharedMemory:
         self.epoch = np.ones(num_blocks, np.int32)
         self._written = np.zeros(size, np.int32)
         self._read = np.zeros(size, np.int32)
-        self._copying = np.zeros(size, bool)  # a cp.async on its way there
         self._multiplying = np.zeros(size, np.int16)  # matrix products that may still read it
         self._unfenced = np.zeros(size, bool)  # written by threads, and no fence before the matrix unit reads it
 
@@ -134,95 +136,108 @@ class SharedMemory:
 
     def load(self, starts: np.ndarray, blocks: np.ndarray, warps: np.ndarray, num_bytes: int) -> np.ndarray:
         """uint8 [n, num_bytes] from each start (an address within its block)."""
-        places = self._places(starts, blocks, num_bytes, "read")
-        self._note_read(places[:, :: self._granule] // self._granule, blocks, warps)
-        return self.bytes[places]
+        firsts = self._firsts(starts, blocks, num_bytes, "read")
+        self._note_read(self._granules(firsts, num_bytes), blocks, warps)
+        return self.bytes.reshape(-1, num_bytes)[firsts // num_bytes]
 
     def store(self, starts: np.ndarray, blocks: np.ndarray, warps: np.ndarray, data: np.ndarray) -> None:
         """data: uint8 [n, num_bytes]."""
-        places = self._places(starts, blocks, data.shape[1], "write")
-        changed = (self.bytes[places] != data).reshape(len(data), -1, self._granule).any(2)
-        self._note_write(places[:, :: self._granule] // self._granule, blocks, warps, changed)
-        self.bytes[places] = data
-        if (self.bytes[places] != data).any():
+        num_bytes = data.shape[1]
+        firsts = self._firsts(starts, blocks, num_bytes, "write")
+        memory, rows = self.bytes.reshape(-1, num_bytes), firsts // num_bytes
+        changed = (memory[rows] != data).reshape(len(data), -1, self._granule).any(2)
+        self._note_write(self._granules(firsts, num_bytes), blocks, warps, changed)
+        memory[rows] = data
+        if (memory[rows] != data).any():
             raise RaceError("two threads write different values to one place of shared memory at once")
 
     def issue_copy(self, starts: np.ndarray, blocks: np.ndarray, warps: np.ndarray, num_bytes: int) -> np.ndarray:
-        """Begin an asynchronous copy: its bytes are garbage until `land_copy`. Returns their places."""
-        places = self._places(starts, blocks, num_bytes, "asynchronous copy")
-        granules = places[:, :: self._granule] // self._granule
+        """Begin an asynchronous copy: its bytes are garbage until `land_copy`. Returns where they begin."""
+        firsts = self._firsts(starts, blocks, num_bytes, "asynchronous copy")
+        granules = self._granules(firsts, num_bytes)
         self._note_write(granules, blocks, warps, np.ones(granules.shape, bool))
-        self._copying[granules] = True
-        self.bytes[places] = 0xFF
-        return places
+        self._written[granules] = ON_ITS_WAY
+        self.bytes.reshape(-1, num_bytes)[firsts // num_bytes] = 0xFF
+        return firsts
 
-    def land_copy(self, places: np.ndarray, blocks: np.ndarray, warps: np.ndarray, data: np.ndarray) -> None:
-        granules = places[:, :: self._granule] // self._granule
-        self._copying[granules] = False
+    def land_copy(self, firsts: np.ndarray, blocks: np.ndarray, warps: np.ndarray, data: np.ndarray) -> None:
+        num_bytes = data.shape[1]
+        granules = self._granules(firsts, num_bytes)
         self._written[granules] = self._stamps(blocks, warps)
         self._unfenced[granules] = True
-        self.bytes[places] = data
+        self.bytes.reshape(-1, num_bytes)[firsts // num_bytes] = data
 
-    def begin_product(self, chunks: np.ndarray) -> np.ndarray:
+    def begin_product(self, chunks: np.ndarray, blocks: np.ndarray) -> np.ndarray:
         """From now on matrix units may read 16 bytes from each of these indices into `bytes`, a row per warpgroup.
 
         Returns their granules, for `end_product`.
         """
         granules = (chunks[..., None] + np.arange(0, 16, self._granule)).reshape(len(chunks), -1) // self._granule
-        if self._copying[granules].any():
+        written = self._written[granules]
+        if (written == ON_ITS_WAY).any():
             raise RaceError("a matrix product reads shared memory before the wait for the copy that fills it")
+        if (written >= 64 * self.epoch[blocks][:, None]).any():
+            raise RaceError("a matrix product reads what single warps wrote, with no barrier in between")
         if self._unfenced[granules].any():
             raise RaceError("a matrix product reads what threads wrote, with no fence.proxy.async in between")
-        np.add.at(self._multiplying, granules, 1)
+        for mine in granules:  # warpgroups of a block share tiles; one tile holds a granule once
+            self._multiplying[mine] += 1
         return granules
 
     def end_product(self, granules: np.ndarray, blocks: np.ndarray, warps: np.ndarray) -> None:
         """The products have read; `warps` waited for them, and only a barrier lets others know."""
-        np.subtract.at(self._multiplying, granules, 1)
         for mine, block, warp in zip(granules, blocks, warps, strict=True):
-            self._stamp_read(mine, self.epoch[block], self.epoch[block] * 64 + warp)
+            self._multiplying[mine] -= 1
+            self._stamp_read(mine, self.epoch[block] * 64, self.epoch[block] * 64 + warp)
 
-    def _stamp_read(self, granules: np.ndarray, epoch: np.ndarray, stamp: np.ndarray) -> None:
+    def _stamp_read(self, granules: np.ndarray, epoch_start: np.ndarray, stamp: np.ndarray) -> None:
         read = self._read[granules]
-        several = (read >> 6 == epoch) & (read != stamp)
-        self._read[granules] = np.where(several, epoch * 64 + MANY_WARPS, stamp)
+        several = (read >= epoch_start) & (read != stamp)
+        self._read[granules] = np.where(several, epoch_start + MANY_WARPS, stamp)
 
-    def _places(self, starts: np.ndarray, blocks: np.ndarray, num_bytes: int, what: str) -> np.ndarray:
+    def _firsts(self, starts: np.ndarray, blocks: np.ndarray, num_bytes: int, what: str) -> np.ndarray:
+        """Indices into `bytes` of accesses of num_bytes, which are within their block and aligned."""
         starts = starts.astype(np.int64)
-        if (starts % min(num_bytes, 16)).any():
+        if (starts & num_bytes - 1).any():
             raise MemoryFault(f"misaligned {what} of {num_bytes} bytes in shared memory")
-        if ((starts < 0) | (starts + num_bytes > self.num_bytes)).any():
+        if len(starts) and (starts.min() < 0 or starts.max() + num_bytes > self.num_bytes):
             worst = int(starts.max() if (starts >= 0).all() else starts.min())
             raise MemoryFault(f"{what} of {num_bytes} bytes at {worst:,} of {self.num_bytes:,} of shared memory")
-        return (starts + blocks * self.stride)[:, None] + np.arange(num_bytes)
+        return starts + blocks * self.stride
+
+    def _granules(self, firsts: np.ndarray, num_bytes: int) -> np.ndarray:
+        """[n, granules of each access]"""
+        return (firsts // self._granule)[:, None] + np.arange(num_bytes // self._granule)
 
     def _stamps(self, blocks: np.ndarray, warps: np.ndarray) -> np.ndarray:
         return (self.epoch[blocks] * 64 + warps)[:, None]
 
     def _note_read(self, granules: np.ndarray, blocks: np.ndarray, warps: np.ndarray) -> None:
-        if self._copying[granules].any():
-            raise RaceError("shared memory is read before the wait for the asynchronous copy that fills it")
-        stamp, epoch = self._stamps(blocks, warps), self.epoch[blocks][:, None]
+        stamp, epoch_start = self._stamps(blocks, warps), self.epoch[blocks][:, None] * 64
         written = self._written[granules]
-        if ((written >> 6 == epoch) & (written != stamp)).any():
+        if ((written >= epoch_start) & (written != stamp)).any():
+            self._refuse_on_its_way(written, "read before the wait for the asynchronous copy that fills it")
             raise RaceError("one warp reads shared memory that another wrote, with no barrier between them")
-        self._stamp_read(granules, epoch, stamp)
+        self._stamp_read(granules, epoch_start, stamp)
         # Several warps of this very access may have read one granule: the last one's stamp is there now.
         now = self._read[granules]
         shared = (now != stamp) & (now & 63 != MANY_WARPS)
         if shared.any():
-            self._read[granules[shared]] = np.broadcast_to(epoch * 64 + MANY_WARPS, granules.shape)[shared]
+            self._read[granules[shared]] = np.broadcast_to(epoch_start + MANY_WARPS, granules.shape)[shared]
 
     def _note_write(self, granules: np.ndarray, blocks: np.ndarray, warps: np.ndarray, changed: np.ndarray) -> None:
         """Writing what is there already harms nobody: Triton's replicated layouts do so."""
-        if self._copying[granules].any():
-            raise RaceError("shared memory is written while an asynchronous copy to it is on its way")
+        self._refuse_on_its_way(self._written[granules], "written while an asynchronous copy to it is on its way")
         if self._multiplying[granules].any():
             raise RaceError("shared memory is written while a matrix product that reads it has not been waited for")
-        stamp, epoch = self._stamps(blocks, warps), self.epoch[blocks][:, None]
+        stamp, epoch_start = self._stamps(blocks, warps), self.epoch[blocks][:, None] * 64
         for what, record in (("wrote", self._written), ("read", self._read)):
             before = record[granules]
-            if ((before >> 6 == epoch) & (before != stamp) & changed).any():
+            if ((before >= epoch_start) & (before != stamp) & changed).any():
                 raise RaceError(f"one warp writes shared memory that another {what}, with no barrier between them")
         self._written[granules] = stamp
         self._unfenced[granules] = True
+
+    def _refuse_on_its_way(self, written: np.ndarray, what: str) -> None:
+        if (written == ON_ITS_WAY).any():
+            raise RaceError(f"shared memory is {what}")

@@ -22,7 +22,7 @@ def move(instruction: Instruction, widths: dict[str, int]) -> Execute:
         fetch = reader(source, kind, widths)
 
         def split(state: State) -> None:
-            parts = np.ascontiguousarray(np.broadcast_to(fetch(state), state.num_lanes)).view(UNSIGNED[part])
+            parts = np.ascontiguousarray(state.per_lane(fetch(state))).view(UNSIGNED[part])
             for register, column in zip(target, parts.reshape(state.num_lanes, -1).T, strict=True):
                 state.write(register, np.ascontiguousarray(column))
 
@@ -32,7 +32,7 @@ def move(instruction: Instruction, widths: dict[str, int]) -> Execute:
         readers = [reader(s, f"b{part}", widths) for s in source]
 
         def join(state: State) -> None:
-            columns = [np.broadcast_to(f(state), state.num_lanes) for f in readers]
+            columns = [state.per_lane(f(state)) for f in readers]
             state.write(target, np.stack(columns, 1).view(UNSIGNED[bits_of(kind)])[:, 0])
 
         return join
@@ -60,9 +60,7 @@ def load(instruction: Instruction, widths: dict[str, int]) -> Execute:
             data = state.shared.load(addresses, state.block_of[lanes], state.warp_of[lanes], width * len(targets))
             columns = list(data.view(UNSIGNED[8 * width]).T)
         for register, column, bits in zip(targets, columns, held, strict=True):
-            value = np.zeros(state.num_lanes, UNSIGNED[bits])
-            value[lanes] = _widened(column, kind, bits)
-            state.write(register, value)
+            state.write_active(register, lanes, _widened(column, kind, bits))
 
     return execute
 
@@ -70,7 +68,7 @@ def load(instruction: Instruction, widths: dict[str, int]) -> Execute:
 def _widened(column: np.ndarray, kind: str, bits: int) -> np.ndarray:
     if kind[0] == "s":
         column = column.view(SIGNED[column.dtype.itemsize * 8]).astype(SIGNED[bits])
-    return column.astype(UNSIGNED[bits])
+    return column.astype(UNSIGNED[bits])  # a copy, not a column of an array that would stay alive
 
 
 def _load_parameter(target: Register, source: Address, kind: str, held: int) -> Execute:
@@ -95,7 +93,7 @@ def store(instruction: Instruction, widths: dict[str, int]) -> Execute:
     def execute(state: State) -> None:
         lanes = state.active_lanes()
         addresses = address(state)[lanes]
-        columns = [np.broadcast_to(f(state), state.num_lanes)[lanes] for f in fetch]
+        columns = [state.per_lane(f(state))[lanes] for f in fetch]
         if "global" in modifiers:
             state.memory.store(addresses, columns)
         else:
@@ -119,16 +117,13 @@ def atomic(instruction: Instruction, widths: dict[str, int]) -> Execute:
 
     def execute(state: State) -> None:
         lanes = state.active_lanes()
-        new = np.ascontiguousarray(np.broadcast_to(value(state), state.num_lanes)[lanes])
+        new = np.ascontiguousarray(state.per_lane(value(state))[lanes])
         bits = UNSIGNED[new.dtype.itemsize * 8]
 
         def combine(old, mine):
             return np.asarray(update(old.view(new.dtype), mine.view(new.dtype))).astype(new.dtype).view(bits)
 
-        old = state.memory.exchange(address(state)[lanes], new.view(bits), combine)
-        whole = np.zeros(state.num_lanes, bits)
-        whole[lanes] = old
-        state.write(target, whole)
+        state.write_active(target, lanes, state.memory.exchange(address(state)[lanes], new.view(bits), combine))
 
     return execute
 
@@ -140,8 +135,10 @@ def asynchronous_copy(instruction: Instruction, widths: dict[str, int]) -> Execu
         raise NotCoveredError("bulk asynchronous copies (TMA)")
     if "commit_group" in modifiers:
         return lambda state: state.copies.commit(state.blocks)
-    if "wait_group" in modifiers or "wait_all" in modifiers:
-        keep = instruction.operands[0].value if "wait_group" in modifiers else 0
+    if "wait_all" in modifiers:
+        return _wait_for_all_copies
+    if "wait_group" in modifiers:
+        keep = instruction.operands[0].value
         return lambda state: state.copies.wait(state, keep)
     to, source, size, *rest = instruction.operands
     if not isinstance(size, Literal):
@@ -151,28 +148,32 @@ def asynchronous_copy(instruction: Instruction, widths: dict[str, int]) -> Execu
 
     def execute(state: State) -> None:
         lanes = state.active_lanes()
-        data = np.zeros((len(lanes), num_bytes), np.uint8)
-        full = np.ones(len(lanes), bool)
+        blocks, warps = state.block_of[lanes], state.warp_of[lanes]
+        data = np.zeros((len(blocks), num_bytes), np.uint8)
+        full: np.ndarray | slice = slice(None)
         if wanted is not None:
-            sizes = np.broadcast_to(wanted(state), state.num_lanes)[lanes]
+            sizes = state.per_lane(wanted(state))[lanes]
             if ((sizes != 0) & (sizes != num_bytes)).any():
                 raise NotCoveredError("cp.async of a part of its bytes")
             full = sizes == num_bytes
-        if full.any():
-            unit = min(num_bytes, 8)
-            columns = state.memory.load(address(state)[lanes][full], unit, num_bytes // unit)
-            data[full] = np.stack(columns, 1).view(np.uint8)
-        blocks, warps = state.block_of[lanes], state.warp_of[lanes]
-        places = state.shared.issue_copy(target(state)[lanes], blocks, warps, num_bytes)
-        state.copies.add(Copy(places, blocks, warps, data), blocks)
+        unit = min(num_bytes, 8)
+        columns = state.memory.load(address(state)[lanes][full], unit, num_bytes // unit)
+        data[full] = np.stack(columns, 1).view(np.uint8)
+        firsts = state.shared.issue_copy(target(state)[lanes], blocks, warps, num_bytes)
+        state.copies.add(Copy(firsts, blocks, warps, data), blocks)
 
     return execute
+
+
+def _wait_for_all_copies(state: State) -> None:
+    state.copies.commit(state.blocks)  # those of no group yet, too
+    state.copies.wait(state, 0)
 
 
 class Copy(NamedTuple):
     """What one cp.async of some threads has read and not yet delivered."""
 
-    places: np.ndarray
+    firsts: np.ndarray
     blocks: np.ndarray
     warps: np.ndarray
     data: np.ndarray

@@ -95,7 +95,8 @@ def _float8_bits(numbers: np.ndarray, kind: str) -> np.ndarray:
     dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[kind]
     largest = torch.finfo(dtype).max
     x = torch.from_numpy(np.ascontiguousarray(numbers, np.float32)).clamp(-largest, largest)
-    return x.to(dtype).view(torch.uint8).numpy()
+    codes = x.to(dtype).view(torch.uint8).numpy()
+    return np.where(np.isnan(numbers), np.uint8(0x7F), codes)
 
 
 def flush(x: np.ndarray) -> np.ndarray:

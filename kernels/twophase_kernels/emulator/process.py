@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -20,8 +21,9 @@ class CompilingProcess:
     """Calls functions in a child process that was started without Triton's interpreter, with a kernel cache of its own.
 
     The child starts at the first call and lives until `close`, or the end of a `with`. Functions are named by module,
-    so they must be importable there; arguments and results travel by pickle, as bytes. (`Connection.send` would hand
-    over a tensor's memory by a file descriptor, which this child, no child of multiprocessing, may not fetch.)
+    so they must be importable there; arguments and results travel by pickle, as bytes.
+    (`Connection.send` would hand over a tensor's memory by a file descriptor, which this child, no child of
+    multiprocessing, may not fetch.)
     """
 
     def __init__(self) -> None:
@@ -102,15 +104,15 @@ def serve(pipe_number: int) -> None:
             function, args, options = pickle.loads(message)
             reply = pickle.dumps((False, function(*args, **options)))
         except Exception as error:
-            reply = _dumped(error)
+            error.add_note("In the process that compiles:\n" + traceback.format_exc())
+            reply = pickle.dumps((True, _portable(error)))
         pipe.send_bytes(reply)
 
 
-def _dumped(error: Exception) -> bytes:
-    """The error as a reply; of one that cannot travel, its words."""
+def _portable(error: Exception) -> Exception:
+    """Itself, or, where it does not survive pickling (the compiler's own errors), another with its text."""
     try:
-        reply = pickle.dumps((True, error))
-        pickle.loads(reply)
+        pickle.loads(pickle.dumps(error))
     except Exception:
-        return pickle.dumps((True, RuntimeError(f"{type(error).__name__}: {error}")))
-    return reply
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

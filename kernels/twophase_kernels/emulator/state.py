@@ -53,6 +53,11 @@ class InFlight:
 
 GARBAGE = 0xDEADBEEFDEADBEEF  # what a register holds before it is written; no result may depend on it
 
+
+def garbage(dtype: np.dtype) -> np.generic:
+    return dtype.type(GARBAGE & (1 << 8 * dtype.itemsize) - 1)
+
+
 Reader = Callable[["State"], np.ndarray]
 
 
@@ -80,6 +85,7 @@ class State:
         self.block_ids, self.grid = block_ids, grid
         self.parameters, self.memory, self.shared = parameters, memory, shared
         lanes = np.arange(self.num_lanes)
+        self._special: dict[str, np.ndarray] = {}
         self.block_of, self.thread_of = lanes // self.num_threads, lanes % self.num_threads
         self.warp_of = self.thread_of // WARP
         self.active: np.ndarray | None = None
@@ -90,7 +96,7 @@ class State:
         self.unfinished: dict[str, np.ndarray] = {}  # and how many products each lane of them still waits for
 
     def write(self, register: Operand, bits: np.ndarray) -> None:
-        """Assign to the active lanes of a register; '_' throws the value away."""
+        """Assign to the active lanes of a register; '_' throws the value away. `bits` is not copied, nor changed."""
         name = register.name
         if name == "_":
             return
@@ -98,14 +104,32 @@ class State:
             bits = np.full(self.num_lanes, bits)
         if self.active is not None:
             old = self.registers.get(name)
-            bits = bits.copy() if old is None else np.where(self.active, bits, old)
+            bits = np.where(self.active, bits, garbage(bits.dtype) if old is None else old)
         self.registers[name] = bits
 
-    def active_lanes(self) -> np.ndarray:
-        return np.arange(self.num_lanes) if self.active is None else np.flatnonzero(self.active)
+    def write_active(self, register: Operand, lanes: np.ndarray | slice, column: np.ndarray) -> None:
+        """Assign one entry per active lane; `lanes` are `active_lanes()`."""
+        if self.active is not None:
+            whole = np.zeros(self.num_lanes, column.dtype)
+            whole[lanes] = column
+            column = whole
+        self.write(register, column)
+
+    def active_lanes(self) -> np.ndarray | slice:
+        """An index that selects the active lanes."""
+        return slice(None) if self.active is None else np.flatnonzero(self.active)
+
+    def per_lane(self, values: np.ndarray) -> np.ndarray:
+        """An operand, which may be one number for all, with an entry per lane."""
+        return values if values.ndim else np.broadcast_to(values, self.num_lanes)
 
     def special(self, name: str) -> np.ndarray:
         """%tid, %ntid, %ctaid, %nctaid, %laneid, %warpid as u32."""
+        if name not in self._special:
+            self._special[name] = self._compute_special(name)
+        return self._special[name]
+
+    def _compute_special(self, name: str) -> np.ndarray:
         stem, _, axis = name.partition(".")
         along = "xyz".index(axis) if axis else 0
         if stem == "%tid":
@@ -147,7 +171,7 @@ def reader(operand: Operand, kind: str, widths: dict[str, int]) -> Reader:
     held = widths.get(name) or widths.get(name.rstrip("0123456789"))
     if held is None:
         raise NotCoveredError(f"the register {name}")
-    missing = np.bool_(True) if held == 1 else UNSIGNED[held](GARBAGE & (1 << held) - 1)
+    missing = garbage(np.dtype(bool if held == 1 else UNSIGNED[held]))
 
     def fetch(state: State) -> np.ndarray:
         value = state.registers.get(name)
@@ -169,15 +193,19 @@ def address_reader(operand: Operand, widths: dict[str, int]) -> Reader:
     base = operand.base
     bits = 64 if base == "global_smem" else widths.get(base) or widths[base.rstrip("0123456789")]
     fetch, offset = reader(Register(base), f"u{bits}", widths), np.uint64(operand.offset & (1 << 64) - 1)
-    return lambda state: np.broadcast_to(fetch(state).astype(np.uint64) + offset, state.num_lanes)
+    return lambda state: state.per_lane(fetch(state).astype(np.uint64, copy=False) + offset)
 
 
-def write_numbers(state: State, register: Operand, numbers: np.ndarray, kind: str, held: int) -> None:
-    """Assign numbers of type `kind` to a register of `held` bits; a wider one is filled by sign or zeros."""
-    bits = encode(np.asarray(numbers), kind)
+def writer(register: Operand, kind: str, held: int) -> Callable[[State, np.ndarray], None]:
+    """A function that assigns numbers of type `kind` to a register of `held` bits, filled up by sign or zeros."""
     width = bits_of(kind)
-    if held > width and kind[0] == "s":
-        bits = bits.view(SIGNED[width]).astype(SIGNED[held]).view(UNSIGNED[held])
-    elif held > width or held < width:
-        bits = bits.astype(UNSIGNED[held])
-    state.write(register, bits)
+    if held == width:
+        return lambda state, numbers: state.write(register, encode(np.asarray(numbers), kind))
+
+    def widen(state: State, numbers: np.ndarray) -> None:
+        bits = encode(np.asarray(numbers), kind)
+        if held > width and kind[0] == "s":
+            bits = bits.view(SIGNED[width]).astype(SIGNED[held]).view(UNSIGNED[held])
+        state.write(register, bits.astype(UNSIGNED[held], copy=False))
+
+    return widen

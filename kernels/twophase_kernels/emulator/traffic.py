@@ -11,11 +11,12 @@ memory by itself and is not counted.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from twophase_kernels.emulator.machine import BUILDERS, Builder, Execute
 from twophase_kernels.emulator.numbers import bits_of
 from twophase_kernels.emulator.ptx import Instruction, Literal, Operand
 from twophase_kernels.emulator.state import WARP, State, address_reader, reader
@@ -24,7 +25,6 @@ SECTOR = 32
 NUM_BANKS, BANK_BYTES = 32, 4
 WARPGROUP = 4 * WARP
 
-Observe = Callable[[State], None]
 Key = tuple[str, str, int]  # source, instruction, bytes per thread
 
 
@@ -93,7 +93,7 @@ class SharedAccess:
 
 
 class Traffic:
-    """A watcher of a `Machine`: its `watch` is asked about each instruction, and what it returns runs before it.
+    """Counts what passes through a `Machine` that is given its `builders`.
 
     Attributes:
         matrix_flops: Additions and multiplications of mma and wgmma.
@@ -119,7 +119,26 @@ class Traffic:
         found = (SharedAccess(*key, *map(int, counts)) for key, counts in self._shared.items() if counts[0])
         return tuple(sorted(found, key=_place))
 
-    def watch(self, instruction: Instruction, widths: dict[str, int]) -> Observe | None:
+    @property
+    def builders(self) -> Mapping[str, Builder]:
+        """`BUILDERS`, whose instructions are counted, and then executed."""
+        return {name: self._counting(builder) for name, builder in BUILDERS.items()}
+
+    def _counting(self, builder: Builder) -> Builder:
+        def build(instruction: Instruction, widths: dict[str, int]) -> Execute:
+            execute, observe = builder(instruction, widths), self._observe(instruction, widths)
+            if observe is None:
+                return execute
+
+            def counted(state: State) -> None:
+                observe(state)
+                execute(state)
+
+            return counted
+
+        return build
+
+    def _observe(self, instruction: Instruction, widths: dict[str, int]) -> Execute | None:
         """What counts this instruction, or None."""
         name, modifiers = instruction.name, instruction.modifiers
         if name in ("ld", "st", "atom", "red") and "param" not in modifiers:
@@ -132,7 +151,7 @@ class Traffic:
             return self._product(instruction)
         return None
 
-    def _access(self, instruction: Instruction, widths: dict[str, int]) -> Observe:
+    def _access(self, instruction: Instruction, widths: dict[str, int]) -> Execute:
         operands = instruction.operands
         where, value = (operands[1], operands[0]) if instruction.name in ("ld", "atom") else operands[:2]
         address, num_bytes = address_reader(where, widths), bits_of(instruction.modifiers[-1]) // 8 * _length(value)
@@ -145,7 +164,7 @@ class Traffic:
 
         return observe
 
-    def _copy(self, instruction: Instruction, widths: dict[str, int]) -> Observe | None:
+    def _copy(self, instruction: Instruction, widths: dict[str, int]) -> Execute | None:
         if "commit_group" in instruction.modifiers:
             return lambda state: self._copies.commit(state)
         if "wait_group" in instruction.modifiers or "wait_all" in instruction.modifiers:
@@ -169,7 +188,7 @@ class Traffic:
 
         return observe
 
-    def _matrix_access(self, instruction: Instruction, widths: dict[str, int]) -> Observe:
+    def _matrix_access(self, instruction: Instruction, widths: dict[str, int]) -> Execute:
         registers, where = instruction.operands if instruction.name == "ldmatrix" else instruction.operands[::-1]
         address, rows = address_reader(where, widths), 8 * _length(registers)
         key = _key(instruction, 16)
@@ -181,7 +200,7 @@ class Traffic:
 
         return observe
 
-    def _product(self, instruction: Instruction) -> Observe:
+    def _product(self, instruction: Instruction) -> Execute:
         shape = next(m for m in instruction.modifiers if m[0] == "m" and "n" in m and "k" in m)
         m, n, k = map(int, shape[1:].replace("n", " ").replace("k", " ").split())
         threads = WARPGROUP if instruction.name == "wgmma" else WARP

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twophase_kernels.emulator.arithmetic import Execute, width_of, write_numbers
+from twophase_kernels.emulator.arithmetic import Execute, width_of
 from twophase_kernels.emulator.errors import EmulationError, NotCoveredError
 from twophase_kernels.emulator.ptx import Instruction, Literal, Pair
-from twophase_kernels.emulator.state import WARP, State, reader
+from twophase_kernels.emulator.state import WARP, State, reader, writer
 
 
 def shuffle(instruction: Instruction, widths: dict[str, int]) -> Execute:
@@ -18,11 +18,12 @@ def shuffle(instruction: Instruction, widths: dict[str, int]) -> Execute:
     lane = np.arange(WARP)[None]
 
     def per_warp(numbers: np.ndarray, state: State) -> np.ndarray:
-        return np.broadcast_to(numbers, state.num_lanes).reshape(-1, WARP).astype(np.int64)
+        return state.per_lane(numbers).reshape(-1, WARP).astype(np.int64)
 
     def execute(state: State) -> None:
         whole_warps(state, "shfl.sync")
         values, shift, mask = (per_warp(f(state), state) for f in (value, by, clamp))
+        shift &= 31
         segment, last = mask >> 8 & 31, mask & 31
         limit = (lane & segment) | (last & ~segment)
         other = {
@@ -51,12 +52,12 @@ def reduce_warp(instruction: Instruction, widths: dict[str, int]) -> Execute:
     kind = instruction.modifiers[-1]
     reduction = REDUCTIONS[instruction.modifiers[1]]
     target, source, *_ = instruction.operands
-    fetch, held = reader(source, kind, widths), width_of(target, widths)
+    fetch, write = reader(source, kind, widths), writer(target, kind, width_of(target, widths))
 
     def execute(state: State) -> None:
         whole_warps(state, "redux.sync")
-        values = np.broadcast_to(fetch(state), state.num_lanes).reshape(-1, WARP)
-        write_numbers(state, target, np.repeat(reduction(values, axis=1).astype(values.dtype), WARP), kind, held)
+        values = state.per_lane(fetch(state)).reshape(-1, WARP)
+        write(state, np.repeat(reduction(values, axis=1).astype(values.dtype), WARP))
 
     return execute
 
@@ -69,7 +70,7 @@ def vote(instruction: Instruction, widths: dict[str, int]) -> Execute:
 
     def execute(state: State) -> None:
         whole_warps(state, "vote.sync")
-        bits = np.broadcast_to(fetch(state), state.num_lanes).reshape(-1, WARP)
+        bits = state.per_lane(fetch(state)).reshape(-1, WARP)
         if mode == "ballot":
             said = (bits.astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(1).astype(np.uint32)
         elif mode in ("any", "all"):
@@ -107,13 +108,16 @@ def fence(instruction: Instruction, widths: dict[str, int]) -> Execute:
 
 
 def whole_warps(state: State, what: str) -> None:
-    if state.active is not None and not np.isin(state.active.reshape(-1, WARP).sum(1), (0, WARP)).all():
+    if state.active is not None and not _agree(state.active.reshape(-1, WARP)):
         raise NotCoveredError(f"{what} by a part of a warp")
 
 
 def whole_blocks(state: State) -> bool:
-    per_block = state.active.reshape(state.num_blocks, -1).sum(1)
-    return bool(np.isin(per_block, (0, state.num_threads)).all())
+    return _agree(state.active.reshape(state.num_blocks, -1))
+
+
+def _agree(rows: np.ndarray) -> bool:
+    return bool((rows == rows[:, :1]).all())
 
 
 def nothing(instruction: Instruction, widths: dict[str, int]) -> Execute:

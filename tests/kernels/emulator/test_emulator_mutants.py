@@ -1,0 +1,154 @@
+"""Planted bugs in the emulator, each of which the tests of its module must notice."""
+
+import pytest
+
+from tests.kernels.emulator import (
+    test_arithmetic,
+    test_machine,
+    test_matrix,
+    test_memory,
+    test_movement,
+    test_ptx,
+    test_warps,
+)
+from tests.mutation import KillTable, Mutant
+
+MUTANTS = {
+    ("arithmetic", test_arithmetic): [
+        ("operands not flushed", "function(*[flush(f(state)) for f in fetch])", "function(*[f(state) for f in fetch])"),
+        ("results not flushed", "write(state, flush(function(", "write(state, (function("),
+        ("comparison does not flush", "if ftz:\n            x, y", "if False:\n            x, y"),
+        ("ordered with NaN", "return COMPARISONS[comparison](x, y) & ~unordered", "return COMPARISONS[comparison](x, y)"),
+        ("unordered without NaN", "return COMPARISONS[comparison[:-1]](x, y) | unordered", "return COMPARISONS[comparison[:-1]](x, y)"),
+        ("NaN wins", '"min": extreme(np.fmin, np.minimum)', '"min": extreme(np.minimum, np.minimum)'),
+        (".NaN ignored", 'function = keeps_nan if "NaN" in instruction.modifiers else ordinary', "function = ordinary"),
+        ("shift wraps around", "np.where(by >= bits, a.dtype.type(0), a << np.minimum(by, bits - 1).astype(a.dtype))",
+         "a << (by & bits - 1).astype(a.dtype)"),
+        ("shr forgets the sign", 'shifted if kind[0] == "s" else np.where(by >= bits', 'shifted if bits == 8 else np.where(by >= bits'),
+        ("funnel never clamps", "(np.minimum(by, 32) if clamp else by & 31)", "(by & 31)"),
+        ("bfe with the sign of the word", "unused = _as(64, wide) - length", "unused = _as(64 - bits, wide) + 0 * length"),
+        ("bfi beyond 255", "start & 255, length & 255)", "start, length & 7)"),
+        ("prmt without signs", "np.where(choice & np.uint64(8), np.where", "np.where(choice & np.uint64(0), np.where"),
+        ("lop3 reversed", "out |= (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1", "out |= (a if i & 1 else ~a) & (b if i & 2 else ~b) & (c if i & 4"),
+        ("quotient rounds down", "return floor + ((floor * b != a) & ((a < 0) != (b < 0))).astype(a.dtype)", "return floor"),
+        ("fma rounds twice", "return a.astype(np.float64) * b + c", "return a * b + c"),
+        ("pair upside down", "np.stack(values[::-1], -1)", "np.stack(values, -1)"),
+        ("NaN becomes large", "np.where(too_large | np.isnan(rounded), 0,", "np.where(too_large, 0,"),
+        ("too large wraps around", "np.where(too_large, limits.max, inside)", "np.where(too_large, limits.min, inside)"),
+        ("integers through fp64", 'np.float32 if to == "f32" else np.float64', "np.float64"),
+        ("packed operands swapped", "state.write(target, pack(function(*halves), kind))", "state.write(target, pack(function(*halves)[..., ::-1], kind))"),
+    ],
+    ("memory", test_memory): [
+        ("one element past the end", "(offsets + num_bytes > len(buffer))", "(offsets + num_bytes > len(buffer) + 4)"),
+        ("before the start", "(offsets < 0) |", ""),
+        ("alignment not looked at", "addresses & np.uint64(num_bytes - 1)", "addresses & np.uint64(0)"),
+        ("shared alignment not looked at", "(starts & num_bytes - 1).any()", "(starts & 0).any()"),
+        ("shared memory without end", "starts.max() + num_bytes > self.num_bytes", "starts.max() > self.num_bytes"),
+        ("blocks share", "return starts + blocks * self.stride", "return starts + 0 * blocks"),
+        ("a read needs no barrier", "((written >= epoch_start) & (written != stamp)).any()", "(written == ON_ITS_WAY).any()"),
+        ("a write needs no barrier after reads", '("wrote", self._written), ("read", self._read)', '("wrote", self._written),'),
+        ("a write needs no barrier after writes", '("wrote", self._written), ("read", self._read)', '("read", self._read),'),
+        ("readers of one access forgotten", "        if shared.any():\n", "        if False:\n"),
+        ("an earlier reader forgotten", "np.where(several, epoch_start + MANY_WARPS, stamp)", "np.maximum(stamp, 0)"),
+        ("equal values are a race", "(before != stamp) & changed)", "(before != stamp))"),
+        ("unequal values are none", "if (memory[rows] != data).any():", "if False:"),
+        ("copies land at once", "        self._written[granules] = ON_ITS_WAY\n", ""),
+        ("copied bytes are no garbage", "        self._written[granules] = self._stamps(blocks, warps)\n        self._unfenced", "        self._unfenced"),
+        ("a barrier of nobody", "self.epoch[blocks] += 1", "self.epoch[blocks] += 0"),
+        ("one slot for all", "slot = self._slot_of[storage.data_ptr()] = len(self._buffers)", "slot = self._slot_of[storage.data_ptr()] = 0"),
+        ("a view is the whole", "+ tensor.storage_offset() * tensor.element_size()", ""),
+        ("atomics at once", "units[place] = update(old[thread], values[thread])", "units[place] = values[thread]"),
+    ],
+    ("memory", test_matrix): [
+        ("products need no fence", "if self._unfenced[granules].any():", "if False:"),
+        ("products need no barrier", "if (written >= 64 * self.epoch[blocks][:, None]).any():", "if False:"),
+        ("products read what is on its way", "if (written == ON_ITS_WAY).any():\n            raise RaceError(\"a matrix", "if False:\n            raise RaceError(\"a matrix"),
+        ("a product's tiles are free at once", "self._multiplying[mine] += 1", "self._multiplying[mine] += 0"),
+        ("a product never ends", "self._multiplying[mine] -= 1", "self._multiplying[mine] -= 0"),
+        ("a product's reading leaves no trace", "self._stamp_read(mine, self.epoch[block] * 64, self.epoch[block] * 64 + warp)", "pass"),
+    ],
+    ("matrix", test_matrix): [
+        ("columns for rows", "matrices = matrices.transpose(0, 1, 3, 2)", "matrices = matrices"),
+        ("stmatrix not transposed", "matrices = matrices.transpose(0, 2, 1)", "matrices = matrices"),
+        ("all rows from matrix 0", "np.arange(8 * num_matrices)).reshape(-1)", "np.arange(8 * num_matrices) % 8).reshape(-1)"),
+        ("C left out", ".reshape(-1) + addend(state)).view", ".reshape(-1) + 0 * addend(state)).view"),
+        ("halves of k swapped", "halves.transpose(0, 2, 3, 1, 4, 5)", "halves[:, ::-1].transpose(0, 2, 3, 1, 4, 5)"),
+        ("no swizzle", "return address ^ ((address >> 7 & chunks) << 4)", "return address"),
+        ("one swizzle for all", "chunks = {128: 7, 64: 3, 32: 1}[span]", "chunks = 7"),
+        ("strides swapped", "for first in (0, 16, 32))", "for first in (0, 32, 16))"),
+        ("transposition ignored", "        if self.transposed:\n", "        if False:\n"),
+        ("A transposed as B", "Tile(64, 16, transposed[0])", "Tile(64, 16, transposed[-1])"),
+        ("sum always kept", "old = np.where(keeps, sums[lanes].view(np.float32), np.float32(0))", "old = sums[lanes].view(np.float32)"),
+        ("sum never kept", "old = np.where(keeps, sums[lanes].view(np.float32), np.float32(0))", "old = np.float32(0)"),
+        ("sums visible early", "_with(held, self.lanes, np.uint32(0xFFFFFFFF))", "_with(held, self.lanes, held[self.lanes])"),
+        ("copies see what is written later", "    changed = register.copy()\n", "    changed = register\n"),
+        ("rows 8 to 15 of each warp", "i // 2 % 2, :, i // 4, :, i % 2].reshape(-1)\n            old", "0, :, i // 4, :, i % 2].reshape(-1)\n            old"),
+    ],
+    ("warps", test_warps): [
+        ("lanes not counted in fives of bits", "shift &= 31", "shift &= 63"),
+        ("segments ignored", "limit = (lane & segment) | (last & ~segment)", "limit = last | 0 * lane"),
+        ("up is down", '"up": lane - shift, "down": lane + shift', '"up": lane + shift, "down": lane - shift'),
+        ("in range for all", 'other >= limit if mode == "up" else other <= limit', "(other >= 0) & (other < 32) | (limit < 0)"),
+        ("any for all", "said = getattr(bits, mode)(1)", "said = bits.any(1)"),
+        ("some threads at a barrier", "if state.active is not None and not whole_blocks(state):", "if False:"),
+        ("part of a warp shuffles", "if state.active is not None and not _agree(state.active.reshape(-1, WARP)):", "if False:"),
+        ("named barriers taken for all", "if rest or not isinstance(first, Literal):", "if False:"),
+    ],
+    ("movement", test_movement): [
+        ("signed loads filled with zeros", 'if kind[0] == "s":\n        column', 'if False:\n        column'),
+        ("vector backwards", "for register, column, bits in zip(targets, columns, held, strict=True):", "for register, column, bits in zip(targets, columns[::-1], held, strict=True):"),
+        ("stores backwards", "data = np.stack(columns, 1).view(np.uint8)\n            state.shared.store", "data = np.stack(columns[::-1], 1).view(np.uint8)\n            state.shared.store"),
+        ("parameters cut off", "state.parameters[source.base] & (1 << bits) - 1", "state.parameters[source.base] & (1 << 32) - 1"),
+    ],
+    ("movement", test_memory): [
+        ("wait_all waits for groups alone", "    state.copies.commit(state.blocks)  # those of no group yet, too\n", ""),
+        ("masks do not mask", "addresses = address(state)[lanes]\n        if", "lanes = slice(None)\n        addresses = address(state)[lanes]\n        if"),
+        ("copies of nothing copy", "full = sizes == num_bytes", "full = sizes >= 0"),
+        ("waits for one group fewer", "return lambda state: state.copies.wait(state, keep)", "return lambda state: state.copies.wait(state, keep + 1)"),
+        ("waits for all", "return lambda state: state.copies.wait(state, keep)", "return lambda state: state.copies.wait(state, 0)"),
+    ],
+    ("machine", test_machine): [
+        ("guards ignored in branches", "^ instruction.guard_negated)\n        if instruction.name", "^ False)\n        if instruction.name"),
+        ("divided blocks go with their first thread", "if (per_block != per_block[:, :1]).any():", "if False:"),
+        ("one batch", "for first in range(0, total, size):", "for first in range(0, size, size):"),
+        ("x and y swapped", "flat % grid[0], flat // grid[0] % grid[1]", "flat // grid[0] % grid[1], flat % grid[0]"),
+        ("traps whatever the guard says", "if (taken if state.active is None else taken & state.active).any():", "if True:"),
+        ("counted once per block", "_count(state) * (state.num_threads // 32 or 1)", "_count(state)"),
+        ("the line forgotten", "raise type(error)(error.message, instruction.source, instruction.text) from None", "raise"),
+    ],
+    ("ptx", test_ptx): [
+        ("negated guards", 'match[1] == "!"', "False"),
+        ("inner registers shared", 'if "<" in name else scope + name: bits', 'if "<" in name else name: bits'),
+        ("offsets lost", 'int(offset or "0", 0)', "0"),
+        ("labels one late", "labels[text] = len(instructions)", "labels[text] = len(instructions) + 1"),
+        ("the last file's line", "where[1] if where else ''", "where[1] if where else 'x.py:1'"),
+        ("comments are code", 'lines.append(line.partition("//")[0])', "lines.append(line)"),
+        ("floats in decimal", "return Literal(int(text[2:], 16))", "return Literal(int(text[3:], 16))"),
+    ],
+}  # fmt: skip
+
+
+def run_all(tests):
+    """All checks of a module of tests, on one module of the emulator."""
+
+    def check(module):
+        for one in tests.CHECKS:
+            one(module)
+
+    return check
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(
+    ("mutant", "check"),
+    [
+        pytest.param(
+            Mutant(name, f"twophase_kernels.emulator.{module}", old, new), run_all(tests), id=f"{module}: {name}"
+        )
+        for (module, tests), rows in MUTANTS.items()
+        for name, old, new in rows
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_mutants_are_killed(mutant, check):
+    KillTable.record(mutant, check)

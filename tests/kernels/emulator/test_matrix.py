@@ -1,0 +1,309 @@
+"""Matrix instructions against plain matrix products, with fragments laid out element by element as the PTX ISA says."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.emulator.programs import run
+from twophase_kernels.emulator import EmulationError, MemoryFault, NotCoveredError, RaceError, matrix
+
+KINDS = {"f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def random_matrix(rows, columns, kind, seed=0):
+    """(bits uint16 [rows, columns], the same as fp32), small integers and halves: products and sums are exact."""
+    x = torch.randint(-8, 9, (rows, columns), generator=torch.Generator().manual_seed(seed)) / 2
+    return x.to(KINDS[kind]).view(torch.int16).numpy().view(np.uint16), x.numpy()
+
+
+def packed(pairs):
+    """uint16 [threads, 2 * registers] -> a uint32 array per register."""
+    return list(np.ascontiguousarray(pairs).view(np.uint32).T)
+
+
+# -- ldmatrix, stmatrix -----------------------------------------------------------------------------------------------
+
+
+def rows_of_matrices(count, warps=2):
+    """(bytes of shared memory, uint16 [warps, count, 8, 8], the row address of each thread): rows in random order."""
+    rng = np.random.default_rng(0)
+    matrices = rng.integers(0, 2**16, (warps, count, 8, 8), np.uint32).astype(np.uint16)
+    places = rng.permutation(warps * count * 8)
+    shared = np.zeros((warps * count * 8, 8), np.uint16)
+    shared[places] = matrices.reshape(-1, 8)
+    addresses = np.zeros((warps, 32), np.uint32)
+    addresses[:, : 8 * count] = 16 * places.reshape(warps, -1)
+    return shared.view(np.uint8).reshape(1, -1), matrices, addresses.reshape(-1)
+
+
+def check_load_matrices(module):
+    for count in (1, 2, 4):
+        for trans in ("", ".trans"):
+            shared, matrices, addresses = rows_of_matrices(count)
+            registers = [f"%r{11 + i}" for i in range(count)]
+            lines = f"ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{', '.join(registers)}}}, [%r1];"
+            got = run(lines, {"%r1": addresses}, threads=64, shared=shared, shared_bytes=shared.size, module=module)
+            for i, register in enumerate(registers):
+                for thread in range(64):
+                    m, g, q = matrices[thread // 32, i], thread % 32 // 4, thread % 4
+                    low, high = (m[2 * q, g], m[2 * q + 1, g]) if trans else (m[g, 2 * q], m[g, 2 * q + 1])
+                    assert got[register][thread] == int(high) << 16 | int(low), (count, trans, i, thread)
+
+
+def check_store_matrices(module):
+    """What stmatrix writes, ldmatrix of the same form reads."""
+    rng = np.random.default_rng(1)
+    for count in (1, 2, 4):
+        for trans in ("", ".trans"):
+            shared, _, addresses = rows_of_matrices(count)
+            values = {f"%r{11 + i}": rng.integers(0, 2**32, 64, np.uint64).astype(np.uint32) for i in range(count)}
+            loaded = ", ".join(f"%r{21 + i}" for i in range(count))
+            lines = (
+                f"stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r1], {{{', '.join(values)}}};\n"
+                f"ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{loaded}}}, [%r1];"
+            )
+            got = run(
+                lines, values | {"%r1": addresses}, threads=64, shared=shared, shared_bytes=shared.size, module=module
+            )
+            for i in range(count):
+                np.testing.assert_array_equal(got[f"%r{21 + i}"], values[f"%r{11 + i}"])
+
+
+# -- mma.sync ---------------------------------------------------------------------------------------------------------
+
+
+def check_mma(module):
+    for kind in KINDS:
+        for k in (16, 8):
+            products = [(random_matrix(16, k, kind, s), random_matrix(k, 8, kind, s + 9)) for s in (0, 1)]  # two warps
+            num_a, num_b = k // 2, k // 4
+            a, b = np.zeros((64, num_a), np.uint16), np.zeros((64, num_b), np.uint16)
+            c = np.arange(64 * 4, dtype=np.float32).reshape(64, 4)
+            for thread in range(64):
+                (bits_a, _), (bits_b, _) = products[thread // 32]
+                g, q = thread % 32 // 4, thread % 4
+                for i in range(num_a):
+                    a[thread, i] = bits_a[g + 8 * (i // 2 % 2), 2 * q + i % 2 + 8 * (i // 4)]
+                for i in range(num_b):
+                    b[thread, i] = bits_b[2 * q + i % 2 + 8 * (i // 2), g]
+            names = [
+                [f"%r{first + i}" for i in range(n)] for first, n in ((11, k // 4), (21, k // 8), (31, 4), (41, 4))
+            ]
+            registers = dict(zip(names[0], packed(a), strict=True)) | dict(zip(names[1], packed(b), strict=True))
+            registers |= dict(zip(names[2], c.T, strict=True))
+            operands = ", ".join("{" + ", ".join(names[i]) + "}" for i in (3, 0, 1, 2))
+            lines = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{kind}.{kind}.f32 {operands};"
+            got = run(lines, registers, threads=64, module=module)
+            for thread in range(64):
+                want = products[thread // 32][0][1] @ products[thread // 32][1][1]
+                g, q = thread % 32 // 4, thread % 4
+                for i in range(4):
+                    value = got[names[3][i]].view(np.float32)[thread]
+                    assert value == want[g + 8 * (i // 2), 2 * q + i % 2] + c[thread, i], (kind, k, thread, i)
+
+
+# -- wgmma ------------------------------------------------------------------------------------------------------------
+
+MODE = {128: 1, 64: 2, 32: 3}  # of the descriptor, by bytes of a swizzled row
+ROW_GROUP = {128: 1, 64: 2, 32: 4}  # rows of a swizzled pattern's chunks that stay in place together
+
+
+def place(shared, base, tile, span, transposed, leading, stride):
+    """Write a tile, uint16 [rows, k], at `base` the way wgmma reads it with these strides and this swizzle."""
+    elements = span // 2
+    for (row, k), bits in np.ndenumerate(tile):
+        if transposed:  # runs along the rows; the k-th of 8 lines
+            line, byte = k % 8, row % elements * 2
+            start = row // elements * leading + k // 8 * stride
+        else:
+            line, byte = row % 8, k * 2
+            start = row // 8 * stride
+        chunk = byte // 16 ^ line // ROW_GROUP[span] % (span // 16)
+        address = base + start + line * span + 16 * chunk + byte % 16
+        shared[address : address + 2] = np.frombuffer(int(bits).to_bytes(2, "little"), np.uint8)
+
+
+def descriptor(base, span, leading, stride):
+    return base >> 4 | (leading >> 4) << 16 | (stride >> 4) << 32 | MODE[span] << 62
+
+
+FENCE, COMMIT = "wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;"
+WAIT, WAIT_FOR_ALL_BUT_ONE = "wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;"
+
+
+def sums(n):
+    return [f"%r{20 + i}" for i in range(n // 2)]
+
+
+def product_of(a, b, n=16, kind="f16", keep="0", transposed=(0, 0)):
+    """The instruction; `a` may be registers, which know no transposition."""
+    flags = f"1, 1, {transposed[1]}" if a.startswith("{") else f"1, 1, {transposed[0]}, {transposed[1]}"
+    return f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{', '.join(sums(n))}}}, {a}, {b}, {keep}, {flags};"
+
+
+def result(registers, n, threads=128):
+    """fp32 [64, n] of the first warpgroup, element by element."""
+    out = np.zeros((64, n), np.float32)
+    for thread in range(threads):
+        w, g, q = thread // 32, thread % 32 // 4, thread % 4
+        for i, name in enumerate(sums(n)):
+            out[16 * w + g + 8 * (i // 2 % 2), 8 * (i // 4) + 2 * q + i % 2] = registers[name].view(np.float32)[thread]
+    return out
+
+
+def tiles_in_shared(kind, n, span, transposed, k0=0):
+    """(shared memory, descriptors of A and B, A, B as fp32): A [64, 16] at 0, B [n, 16] at 16384; k from k0 of its row."""
+    (bits_a, a), (bits_b, b) = random_matrix(64, 16, kind, 1), random_matrix(n, 16, kind, 2)
+    shared = np.zeros(32768, np.uint8)
+    descriptors = []
+    for base, bits, is_transposed in ((0, bits_a, transposed[0]), (16384, bits_b, transposed[1])):
+        # Groups of 8 lines lie `stride` apart, the next span of rows (when transposed) `leading`: any multiples do.
+        stride, leading = 8 * span, 4 * 8 * span
+        if is_transposed:
+            place(shared, base, bits, span, True, leading, stride)
+            descriptors.append(descriptor(base, span, leading, stride))
+        else:
+            whole = np.zeros((len(bits), k0 + 16), np.uint16)
+            whole[:, k0:] = bits
+            place(shared, base, whole, span, False, leading, stride)
+            descriptors.append(descriptor(base + 2 * k0, span, leading, stride))
+    return shared, descriptors, a, b
+
+
+def check_products(module):
+    """Each swizzle, both orders of A and of B, and the second 16 of a longer row of k."""
+    cases = [(kind, span, (ta, tb), 0) for kind in KINDS for span in (128, 64, 32) for ta in (0, 1) for tb in (0, 1)]
+    cases += [("f16", 128, (0, 0), 16), ("f16", 128, (0, 0), 48), ("bf16", 64, (0, 0), 16)]
+    for kind, span, transposed, k0 in cases:
+        n = 32
+        shared, (at_a, at_b), a, b = tiles_in_shared(kind, n, span, transposed, k0)
+        lines = [FENCE, product_of("%rd1", "%rd2", n, kind, transposed=transposed), COMMIT, WAIT]
+        registers = {"%rd1": np.uint64(at_a), "%rd2": np.uint64(at_b)}
+        got = run("\n".join(lines), registers, threads=128, shared=shared, shared_bytes=shared.size, module=module)
+        np.testing.assert_array_equal(result(got, n), a @ b.T, f"{kind} {span} {transposed} {k0}")
+
+
+def check_sums_go_on(module):
+    """Several products add to one sum, the first to what the registers held or, if told so, to nothing."""
+    shared, (at_a, at_b), a, b = tiles_in_shared("f16", 16, 128, (0, 0))
+    first = np.arange(128, dtype=np.float32)
+    registers = {"%rd1": np.uint64(at_a), "%rd2": np.uint64(at_b), "%p1": np.ones(128, bool)}
+    registers |= dict.fromkeys(sums(16), first)
+    keep, drop = (product_of("%rd1", "%rd2", keep=p) for p in ("%p1", "0"))
+    options = {"threads": 128, "shared": shared, "shared_bytes": shared.size, "module": module}
+    before = result(registers, 16)
+    for products, want in (
+        ([keep], before + a @ b.T), ([drop], a @ b.T), ([keep, keep], before + 2 * (a @ b.T)), ([drop, keep], 2 * (a @ b.T)),
+    ):  # fmt: skip
+        got = run("\n".join([FENCE, *products, COMMIT, WAIT]), registers, **options)
+        np.testing.assert_array_equal(result(got, 16), want)
+
+
+def check_a_in_registers(module):
+    shared, (_, at_b), _, b = tiles_in_shared("bf16", 16, 128, (0, 0))
+    bits, a = random_matrix(64, 16, "bf16", 5)
+    fragments = np.zeros((128, 8), np.uint16)
+    for thread in range(128):
+        w, g, q = thread // 32, thread % 32 // 4, thread % 4
+        for i in range(8):
+            fragments[thread, i] = bits[16 * w + g + 8 * (i // 2 % 2), 2 * q + i % 2 + 8 * (i // 4)]
+    names = ["%r11", "%r12", "%r13", "%r14"]
+    registers = dict(zip(names, packed(fragments), strict=True)) | {"%rd2": np.uint64(at_b)}
+    lines = [FENCE, product_of("{" + ", ".join(names) + "}", "%rd2", 16, "bf16"), COMMIT, WAIT]
+    got = run("\n".join(lines), registers, threads=128, shared=shared, shared_bytes=shared.size, module=module)
+    np.testing.assert_array_equal(result(got, 16), a @ b.T)
+
+
+def multiplying(lines, module=matrix, threads=128, blocks=1, **registers):
+    """(registers, A B^T) after some lines with %rd1, %rd2 at the tiles, %r1 at a thread's own 4 bytes of A."""
+    shared, (at_a, at_b), a, b = tiles_in_shared("f16", 16, 128, (0, 0))
+    given = {"%rd1": np.uint64(at_a), "%rd2": np.uint64(at_b), "%r2": np.arange(threads, dtype=np.uint32)}
+    given |= {"%r1": 4 * np.arange(threads, dtype=np.uint32)} | {f"%{name}": v for name, v in registers.items()}
+    given = {name: np.resize(v, threads * blocks) for name, v in given.items()}
+    return run(
+        "\n".join(lines), given, threads=threads, blocks=blocks, shared=shared, shared_bytes=shared.size, module=module
+    ), a @ b.T
+
+
+PRODUCT = product_of("%rd1", "%rd2")
+WRITE, BAR, PROXY = "st.shared.b32 [%r1], %r2;", "bar.sync 0;", "fence.proxy.async.shared::cta;"
+
+
+def check_order_of_products(module):
+    """What shared memory has to go through before, during and after a product."""
+    for lines in ([WRITE, PROXY, BAR, PRODUCT, COMMIT, WAIT, BAR, WRITE], [PRODUCT, COMMIT, WAIT, BAR, WRITE]):
+        multiplying([FENCE, *lines], module)
+    for lines, message in (
+        ([WRITE, BAR, PRODUCT], "no fence.proxy.async in between"),
+        ([WRITE, PROXY, PRODUCT], "with no barrier in between"),
+        ([PRODUCT, COMMIT, BAR, WRITE], "matrix product that reads it has not been waited for"),
+        ([PRODUCT, COMMIT, WAIT_FOR_ALL_BUT_ONE, BAR, WRITE], "has not been waited for"),
+        ([PRODUCT, WAIT, BAR, WRITE], "has not been waited for"),  # of no group
+        ([PRODUCT, COMMIT, WAIT, WRITE], "that another read, with no barrier"),
+        (["cp.async.ca.shared.global [%r1], [%rd3], 0x4, 0;", PRODUCT], "before the wait for the copy"),
+    ):
+        with pytest.raises(RaceError, match=message):
+            multiplying([FENCE, *lines], module)
+
+
+def check_sums_before_the_wait(module):
+    """They are garbage, and a copy made too early stays so."""
+    copies = [f"mov.b32 %r{60 + i}, {name};" for i, name in enumerate(sums(16))]
+    for lines, is_right in (
+        ([WAIT, *copies], True),
+        ([*copies, WAIT], False),
+        ([WAIT_FOR_ALL_BUT_ONE, *copies, WAIT], False),
+    ):
+        got, want = multiplying([FENCE, PRODUCT, COMMIT, *lines], module)
+        np.testing.assert_array_equal(result(got, 16), want)
+        copied = result({name: got[f"%r{60 + i}"] for i, name in enumerate(sums(16))}, 16)
+        assert np.isnan(copied).all() != is_right
+        assert (copied == want).all() == is_right
+
+
+def check_warpgroups(module):
+    got, want = multiplying([FENCE, PRODUCT, COMMIT, WAIT], module, threads=256, blocks=2)
+    for group in range(4):
+        part = {name: got[name][128 * group : 128 * (group + 1)] for name in sums(16)}
+        np.testing.assert_array_equal(result(part, 16), want)
+    with pytest.raises(EmulationError, match="whole warpgroups"):
+        multiplying([f"@%p1 {PRODUCT}"], module, p1=np.arange(128) < 64)
+    with pytest.raises(EmulationError, match="disagree about an operand"):
+        multiplying([PRODUCT], module, rd1=np.arange(128, dtype=np.uint64))
+    with pytest.raises(MemoryFault, match="beyond shared memory"):
+        multiplying([PRODUCT], module, rd1=np.uint64(descriptor(32768 - 256, 128, 0, 1024)))
+
+
+CHECKS = [
+    check_load_matrices, check_store_matrices, check_mma, check_products, check_sums_go_on, check_a_in_registers,
+    check_order_of_products, check_sums_before_the_wait, check_warpgroups,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_matrices(check):
+    check(matrix)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r1,%r2,%r3,%r4}, {%r1,%r2,%r3,%r4}, {%r1,%r2}, {%r1,%r2,%r3,%r4};",
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r1,%r2,%r3,%r4}, {%r1,%r2,%r3,%r4}, {%r1,%r2}, {%r1,%r2,%r3,%r4};",
+        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%r1,%r2,%r3,%r4}, %rd1, %rd2, 0, 1, 1;",
+        PRODUCT.replace("0, 1, 1", "0, -1, 1"),
+        "ldmatrix.sync.aligned.m8n16.x1.shared.b8 {%r1}, [%r1];",
+        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 64;",
+    ],
+)
+def test_forms_that_are_not_covered(line):
+    with pytest.raises(NotCoveredError):
+        run(line, threads=128, shared_bytes=1024)
+
+
+@pytest.mark.parametrize(
+    ("bits", "message"), [(1 << 49, "base offset"), (3 << 62 ^ 3 << 62, "without swizzling")], ids=["offset", "plain"]
+)
+def test_descriptors_that_are_not_covered(bits, message):
+    with pytest.raises(NotCoveredError, match=message):
+        multiplying([PRODUCT], rd1=np.uint64(bits))

@@ -1,0 +1,236 @@
+"""Every kernel as it is compiled for GPUs, executed by the emulator and compared with fp64 oracles.
+
+What the interpreter cannot show runs here: bfloat16, fp8 by hardware, the compiler's layouts, pipelines and barriers,
+and any access out of bounds. `make test` runs a sample (SMALL), `--full` everything: under six minutes on one core, most
+of which is compiling.
+"""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from tests.kernels.attention_grid import GridPoint, sample_grid
+from tests.kernels.cases import assert_attention, attention_oracle, make_case
+from tests.kernels.test_kv_write import check_kv_write
+from tests.kernels.test_merge_splits import check as check_merged
+from tests.kernels.test_merge_splits import partials_of
+from tests.kernels.test_rmsnorm_residual import check_rmsnorm
+from tests.kernels.test_rope_kv_write import check_rope_kv_write
+from tests.kernels.test_silu_mul import check_silu_mul
+from twophase_kernels._triton import triton
+from twophase_kernels.aot import TARGETS, CompileOnlyDriver
+from twophase_kernels.emulator import CompilingProcess, emulated
+from twophase_kernels.kv_write import kv_write
+from twophase_kernels.merge_splits import merge_splits
+from twophase_kernels.paged_decode import paged_decode
+from twophase_kernels.paged_prefill import paged_prefill
+from twophase_kernels.rmsnorm_residual import rmsnorm_residual
+from twophase_kernels.rope_kv_write import rope_kv_write
+from twophase_kernels.silu_mul import silu_mul
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+COMPILED_FOR = ("sm_80", "sm_90")
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+SMALL = GridPoint(BF16, "none", 64, (9, 3), 16, None, 0, 2)
+
+
+@pytest.fixture(scope="module")
+def compiling():
+    with CompilingProcess() as process:
+        yield process
+
+
+def on(target, check, *args, **options):
+    """check(*args, **options) with kernels emulated; runs in the process that compiles."""
+    with emulated(target) as driver:
+        check(*args, **options)
+    assert driver.launches, "no kernel ran"
+
+
+# -- attention --------------------------------------------------------------------------------------------------------
+
+
+def check_decode(point, seq_lens, **options):
+    case = make_case(
+        seq_lens,
+        heads=point.heads,
+        head_dim=point.head_dim,
+        page=point.page,
+        dtype=point.dtype,
+        kv_format=point.kv_format,
+    )
+    options = {"window": point.window, "num_sinks": point.num_sinks, "num_splits": point.num_splits} | options
+    got = paged_decode(case.q, *case.cache, scale=case.scale, **case.scales, return_lse=True, **options)
+    assert_attention(got, attention_oracle(case, options["window"], options["num_sinks"]))
+
+
+def check_prefill(point, query_lens, cached, **options):
+    case = make_case(
+        [q + c for q, c in zip(query_lens, cached, strict=True)], query_lens, heads=point.heads,
+        head_dim=point.head_dim, page=point.page, dtype=point.dtype, kv_format=point.kv_format,
+    )  # fmt: skip
+    options = {"max_query_len": max(query_lens), "window": point.window, "num_sinks": point.num_sinks} | options
+    got = paged_prefill(
+        case.q, *case.cache, case.cu_query_lens, scale=case.scale, **case.scales, return_lse=True, **options
+    )
+    assert_attention(got, attention_oracle(case, options["window"], options["num_sinks"]))
+
+
+def points(count):
+    """The grid's sample with every other point in bf16, which the interpreter, and so the grid, does not have."""
+    turns = itertools.cycle((BF16, FP16, BF16, FP32))
+    return [dataclasses.replace(point, dtype=dtype) for point, dtype in zip(sample_grid(count), turns, strict=False)]
+
+
+GROUPS = [dataclasses.replace(SMALL, heads=(group, 1), num_splits=1) for group in (2, 6, 7, 8, 9)]
+FORMATS = [
+    dataclasses.replace(SMALL, kv_format=kv_format, head_dim=128, heads=(8, 2)) for kv_format in ("int8", "fp8_e4m3")
+]
+DECODES = [(target, point) for target in COMPILED_FOR for point in (*points(12), *FORMATS)]
+DECODES += [("sm_90", point) for point in GROUPS]
+DECODES += [("sm_89", point) for point in (SMALL, *FORMATS)]
+PREFILLS = [(target, point) for target in COMPILED_FOR for point in (*points(10), *FORMATS)]
+PREFILLS += [("sm_80", GROUPS[0]), ("sm_90", GROUPS[2]), ("sm_89", FORMATS[1]), ("sm_86", SMALL)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("target", "point"), DECODES, ids=str)
+def test_decode(compiling, target, point):
+    """Ragged: one key, a page and one, none, a tile and one."""
+    compiling.call(on, target, check_decode, point, [1, point.page + 1, 0, 129])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("target", "point"), PREFILLS, ids=str)
+def test_prefill(compiling, target, point):
+    """Chunks of prompts with and without cached tokens before them, one of them empty."""
+    compiling.call(on, target, check_prefill, point, [5, 0, 33, 1], [0, 7, 70, point.page])
+
+
+@pytest.mark.parametrize("target", COMPILED_FOR)
+def test_sample_of_attention(compiling, target):
+    compiling.call(on, target, check_decode, SMALL, [1, 17, 0, 140])
+    compiling.call(on, target, check_prefill, SMALL, [5, 0, 33, 1], [0, 7, 70, 16])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", COMPILED_FOR)
+def test_long_sequences(compiling, target):
+    """Many tiles, so that every buffer of the pipeline is used again and again; the fixed chunks; a long window."""
+    point = dataclasses.replace(SMALL, heads=(4, 2))
+    compiling.call(on, target, check_decode, point, [1100, 700, 3], num_splits=1)
+    compiling.call(on, target, check_decode, point, [1100, 513, 40], deterministic=True, num_splits=None)
+    compiling.call(on, target, check_decode, point, [1100, 513], num_splits=2, window=600, num_sinks=70)
+    compiling.call(on, target, check_prefill, point, [300, 129], [0, 200])
+    compiling.call(on, target, check_prefill, point, [200, 65], [150, 300], window=100, num_sinks=4)
+
+
+# -- the others -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", COMPILED_FOR)
+def test_sample_of_the_others(compiling, target):
+    compiling.call(on, target, check_kv_write, kv_write, dtype=BF16)
+    compiling.call(on, target, check_rope_kv_write, rope_kv_write, dtype=BF16)
+    compiling.call(on, target, check_rmsnorm, rmsnorm_residual, (3, 576), BF16)
+    compiling.call(on, target, check_silu_mul, silu_mul, (2, 1025), BF16)
+
+
+SMALLER = [(3, 64, 16, 7), (1, 80, 32, 5), (5, 96, 16, 6), (2, 256, 128, 5)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", COMPILED_FOR)
+@pytest.mark.parametrize("kv_format", ["none", "int8", "fp8_e4m3"])
+def test_writes(compiling, target, kv_format):
+    for shape, dtype in zip(SMALLER, (BF16, FP16, FP32, BF16), strict=True):
+        compiling.call(on, target, check_kv_write, kv_write, shape, dtype, kv_format)
+        compiling.call(on, target, check_rope_kv_write, rope_kv_write, (2 * shape[0], *shape), dtype, kv_format)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", COMPILED_FOR)
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+def test_rows(compiling, target, dtype):
+    for shape in ((1, 1), (19, 80), (2, 257), (2, 3000)):
+        for has_residual in (True, False):
+            compiling.call(on, target, check_rmsnorm, rmsnorm_residual, shape, dtype, has_residual=has_residual)
+    for shape in ((1, 1), (5, 63), (2, 1536)):
+        compiling.call(on, target, check_silu_mul, silu_mul, shape, dtype)
+
+
+def check_merge(num_splits, head_dim):
+    inputs, want = partials_of(num_splits, head_dim)
+    check_merged(merge_splits(*inputs), want)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", COMPILED_FOR)
+def test_merge(compiling, target):
+    for num_splits, head_dim in ((1, 64), (17, 80), (128, 256)):
+        compiling.call(on, target, check_merge, num_splits, head_dim)
+
+
+# -- the kernels of labs 2 and 3 --------------------------------------------------------------------------------------
+
+
+def check_labs(target, dtype):
+    """The solved cells' kernels, through the launches with which the labs call them."""
+    from pathlib import Path
+
+    from tests.kernels.cases import LSE_TOLERANCE, TOLERANCE, assert_close
+    from twophase_labs.decode.launch import launch_paged_decode, launch_paged_decode_split
+    from twophase_labs.machine.lab import Workbook
+    from twophase_labs.machine.solved import run_reference
+    from twophase_labs.prefill.launch import launch_add_rmsnorm, launch_kv_write, launch_paged_prefill
+
+    book = Workbook(Path(__file__).parents[2])
+    triton.runtime.driver.set_active(CompileOnlyDriver(TARGETS[target]))  # what else the labs launch is left out
+    prefill, decode = (run_reference(book.lab(number)) for number in ("02", "03"))
+    with emulated(target) as driver:
+        case = make_case([12, 33, 20], [5, 33, 1], dtype=dtype)
+        k_cache, v_cache, tables, lens = case.cache
+        got = launch_paged_prefill(
+            prefill["paged_prefill_kernel"], case.q, k_cache, v_cache, tables, lens, case.cu_query_lens, case.scale
+        )
+        assert_attention(got, attention_oracle(case))
+
+        case = make_case([12, 70, 1], dtype=dtype)
+        want = attention_oracle(case)
+        out = launch_paged_decode(decode["paged_decode_kernel"], case.q, *case.cache, case.scale, block_n=32)
+        assert_close(out, want[0], TOLERANCE[dtype])
+        partial, lse = launch_paged_decode_split(
+            decode["paged_decode_split_kernel"], case.q, *case.cache, case.scale, num_splits=3, block_n=32
+        )
+        total = torch.logsumexp(lse.double() * 0.6931471805599453, -1) / 0.6931471805599453
+        weights = torch.exp2(lse.double() - total[..., None])[..., None]
+        assert_close((weights * partial.double()).sum(2), want[0], TOLERANCE[dtype])
+        assert_close(total, want[1], LSE_TOLERANCE)
+
+        new = torch.randn(4, 3, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+        caches = torch.zeros(2, 2, 3, 16, 64, dtype=dtype)
+        launch_kv_write(prefill["kv_write_kernel"], new, -new, *caches, torch.tensor([5, -1, 31, 0]))
+        for token, (block, offset) in ((0, (0, 5)), (2, (1, 15)), (3, (0, 0))):
+            assert torch.equal(caches[0, block, :, offset], new[token])
+            assert torch.equal(caches[1, block, :, offset], -new[token])
+        assert caches.count_nonzero() == 2 * 3 * 3 * 64
+
+        def add_rmsnorm(x, residual, weight, eps):
+            return launch_add_rmsnorm(prefill["add_rmsnorm_kernel"], x, residual, weight, eps)
+
+        x, residual = torch.randn(2, 5, 80, generator=torch.Generator().manual_seed(1)).to(dtype)
+        y, h = add_rmsnorm(x, residual, torch.ones(80, dtype=dtype), 1e-5)
+        assert torch.equal(h, (x.float() + residual.float()).to(dtype))
+        norm = h.double() / (h.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        assert_close(y, norm, TOLERANCE[dtype])
+    assert driver.launches >= 5
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", COMPILED_FOR)
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_kernels_of_the_labs(compiling, target, dtype):
+    compiling.call(check_labs, target, dtype)
