@@ -10,7 +10,6 @@ Exit status 1: some kernel has a problem, named below its row.
 
 import argparse
 import dataclasses
-import importlib
 import json
 import os
 import re
@@ -24,22 +23,7 @@ from typing import Any
 
 from twophase_kernels import compiled_code
 from twophase_kernels._triton import KernelsUnavailableError, mode, triton
-
-
-@dataclass(frozen=True)
-class AotConfig:
-    """One way a wrapper is called in production. Each kernel's file lists its own in `production_configs()`.
-
-    Attributes:
-        name: Tells it from the module's other configurations, e.g. 'bf16 32/8/128 page 64'.
-        launch: Calls the public wrapper on `device='meta'` tensors of production shapes, dtypes and strides.
-        attention_kernels: Names of the `@triton.jit` functions it launches that loop over K/V tiles: they must use
-            matrix instructions, asynchronous copies (where the target has them) and at least two K/V buffers.
-    """
-
-    name: str
-    launch: Callable[[], object]
-    attention_kernels: tuple[str, ...] = ()
+from twophase_kernels.production import AotConfig, production_configs
 
 
 @dataclass(frozen=True)
@@ -54,6 +38,9 @@ class CompiledReport:
         async_copies: Which occur: cp.async (Ampere on; those of 16 bytes), tma (bulk tensor copies, Hopper on).
         vector_loads, narrow_loads: Global loads, asynchronous or not, of 16 bytes per thread, and of 4 or fewer.
         kv_buffers: Tiles of K, and of V, under way while one is worked on (see `kv_buffer_depth`).
+        loop_instructions: A warp's, per tile of keys (see `loop_instructions`); 0 where there is no loop over tiles,
+            or no tool to read the machine code (AMD).
+        block_n: Keys per tile; 0 without.
         dot_dtype: What matrix products take: bf16, f16, f32, or None without any.
         keeps_subnormals: fp32 subnormals are not flushed to zero by a multiply; `decode_e4m3` relies on it.
         compile_s: Seconds.
@@ -73,9 +60,16 @@ class CompiledReport:
     vector_loads: int
     narrow_loads: int
     kv_buffers: int
+    loop_instructions: int
+    block_n: int
     dot_dtype: str | None
     keeps_subnormals: bool
     compile_s: float
+
+    @property
+    def instructions_per_key(self) -> float | None:
+        """Of a warp, in the loop over tiles; None without such a loop."""
+        return self.loop_instructions / self.block_n if self.block_n and self.loop_instructions else None
 
     def problems(self) -> list[str]:
         """What a production kernel must not have; empty if all is well."""
@@ -117,16 +111,6 @@ TARGETS = {
     "sm_100": Target("cuda", 100, 32, 227 * 1024, True),
     "gfx942": Target("hip", "gfx942", 64, 64 * 1024, False),
 }
-
-KERNEL_MODULES = (
-    "kv_write",
-    "rope_kv_write",
-    "rmsnorm_residual",
-    "silu_mul",
-    "paged_decode",
-    "paged_prefill",
-    "merge_splits",
-)
 
 
 class CompileOnlyDriver:
@@ -191,7 +175,7 @@ def compile_configs(target_name: str, configs: Iterable[AotConfig]) -> list[Comp
             if cache_hit:
                 raise RuntimeError(f"{src.name} came from Triton's cache; set TRITON_CACHE_DIR to an empty folder.")
             compile_s = times.total / 1e6
-            reports.append(_inspect(src.name, metadata, metadata_group, target_name, config, compile_s))
+            reports.append(_inspect(src, metadata, metadata_group, target_name, config, compile_s))
 
         triton.knobs.compilation.listener = report
         try:
@@ -202,8 +186,9 @@ def compile_configs(target_name: str, configs: Iterable[AotConfig]) -> list[Comp
 
 
 def _inspect(
-    kernel: str, metadata: dict, files: dict[str, str], target_name: str, config: AotConfig, compile_s: float
+    source: Any, metadata: dict, files: dict[str, str], target_name: str, config: AotConfig, compile_s: float
 ) -> CompiledReport:
+    constants = {source.fn.arg_names[path[0]]: value for path, value in source.constants.items() if len(path) == 1}
     by_stage = {Path(path).suffix[1:]: Path(path) for path in files.values()}
     is_amd = "amdgcn" in by_stage
     code = by_stage["amdgcn" if is_amd else "ptx"].read_text()
@@ -211,10 +196,10 @@ def _inspect(
         compiled_code.resources_amd(code) if is_amd else compiled_code.resources_cuda(by_stage["cubin"])
     )
     return CompiledReport(
-        kernel=kernel,
+        kernel=source.name,
         config=config.name,
         target=target_name,
-        is_attention=kernel in config.attention_kernels,
+        is_attention=source.name in config.attention_kernels,
         num_warps=metadata["num_warps"],
         num_stages=metadata["num_stages"],
         registers=registers,
@@ -225,16 +210,12 @@ def _inspect(
         vector_loads=compiled_code.count_vector_loads(code),
         narrow_loads=compiled_code.count_narrow_loads(code),
         kv_buffers=compiled_code.kv_buffer_depth(by_stage["ttgir"].read_text()),
+        loop_instructions=0 if is_amd else compiled_code.loop_instructions(compiled_code.sass_cuda(by_stage["cubin"])),
+        block_n=constants.get("BLOCK_N", 0),
         dot_dtype=compiled_code.dot_dtype(by_stage["ttir"].read_text()),
         keeps_subnormals=compiled_code.keeps_subnormals(code),
         compile_s=compile_s,
     )
-
-
-def production_configs() -> dict[str, tuple[AotConfig, ...]]:
-    """Every kernel file's production configurations, by module name."""
-    modules = {name: importlib.import_module(f"twophase_kernels.{name}") for name in KERNEL_MODULES}
-    return {name: module.production_configs() for name, module in modules.items()}
 
 
 def compiler_environment(cache_dir: str) -> dict[str, str]:
@@ -271,14 +252,16 @@ def _compile_here(targets: Sequence[str], pattern: str) -> list[CompiledReport]:
 
 
 def print_table(reports: Sequence[CompiledReport]) -> None:
-    row = "{:<7} {:<24} {:<63} {:>5} {:>6} {:>4} {:>5} {:>7}  {:<9} {:<13} {:>4}/{:<4} {:>3} {:>6}"
-    head = "target kernel config warps stages regs spill shared matrix async 16B <=4B K/V sec"
+    row = "{:<7} {:<24} {:<63} {:>5} {:>6} {:>4} {:>5} {:>7}  {:<9} {:<13} {:>4}/{:<4} {:>3} {:>5} {:>7} {:>6}"
+    head = "target kernel config warps stages regs spill shared matrix async 16B <=4B K/V loop per-key sec"
     print(row.format(*head.split()))
     for r in reports:
         matrix, copies = ",".join(r.matrix_instructions) or "-", ",".join(r.async_copies) or "-"
         numbers = (r.num_warps, r.num_stages, r.registers, r.spill_bytes, r.shared_bytes, matrix, copies)
-        loads = (r.vector_loads, r.narrow_loads, r.kv_buffers, f"{r.compile_s:.1f}")
-        print(row.format(r.target, r.kernel, r.config, *numbers, *loads))
+        loads = (r.vector_loads, r.narrow_loads, r.kv_buffers)
+        per_key = "-" if r.instructions_per_key is None else f"{r.instructions_per_key:.1f}"
+        loop = (r.loop_instructions or "-", per_key, f"{r.compile_s:.1f}")
+        print(row.format(r.target, r.kernel, r.config, *numbers, *loads, *loop))
         for problem in r.problems():
             print(f"        ^ {problem}")
 

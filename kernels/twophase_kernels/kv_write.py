@@ -8,17 +8,14 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import FLOATS, cdiv, check_devices, mode, next_power_of_2, tl, triton
-from twophase_kernels.aot import AotConfig
 from twophase_kernels.quant import (
     KVFormat,
     absmax_bits,
-    cache_dtype,
     encode,
     kv_format_of,
     quantise_reference,
     row_scales,
 )
-from twophase_kernels.work import Work
 
 
 # A graph's persistent buffers are sliced to the batch at any offset: alignment must not make another binary.
@@ -189,29 +186,3 @@ def kv_write_reference(
         cache[block, :, offset] = data.to(cache.dtype)
         if cache_scale is not None:
             cache_scale[block, :, offset] = scale
-
-
-def kv_write_work(num_tokens: int, num_kv_heads: int, head_dim: int, itemsize: int, cache_itemsize: int) -> Work:
-    """K and V in once and out once, the slots, and a fp32 scale per row if the cache is quantised (1 byte)."""
-    scale_bytes = 4 if cache_itemsize == 1 else 0
-    row_bytes = head_dim * (itemsize + cache_itemsize) + scale_bytes
-    return Work(num_tokens * (2 * num_kv_heads * row_bytes + 8), 0)
-
-
-def production_configs() -> tuple[AotConfig, ...]:
-    """Llama-3-8B heads in bf16 for each cache format; SmolLM2's (3 heads of 64) in fp16."""
-
-    def launch(num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_format: KVFormat) -> None:
-        num_tokens, page = 8192, 64
-        qkv = torch.empty(num_tokens, 6, num_kv_heads, head_dim, dtype=dtype, device="meta")
-        cache_shape = (1024, num_kv_heads, page, head_dim)
-        cache = torch.empty(cache_shape, dtype=cache_dtype(kv_format, dtype), device="meta")
-        scale = None if kv_format == "none" else torch.empty(cache_shape[:3], device="meta")
-        slots = torch.empty(num_tokens, dtype=torch.int64, device="meta")
-        kv_write(qkv[:, 4], qkv[:, 5], cache, cache, slots, scale, scale)
-
-    llama = [
-        AotConfig(f"bf16 8/128 page 64 kv {kv_format}", lambda f=kv_format: launch(8, 128, torch.bfloat16, f))
-        for kv_format in ("none", "int8", "fp8_e4m3")
-    ]
-    return (*llama, AotConfig("fp16 3/64 page 64 kv none", lambda: launch(3, 64, torch.float16, "none")))

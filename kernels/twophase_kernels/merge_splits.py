@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import mode, tl, triton
-from twophase_kernels.aot import AotConfig
 from twophase_kernels.attend_range import padded_head_dim
 from twophase_kernels.paged_inputs import check_out
-from twophase_kernels.work import Work
 
 # Splits that one step of the kernel takes side by side. Not a tuning knob of num_splits: which lane a split falls on,
 # and so the order of the sum, must not depend on how many (empty) splits the launch had.
@@ -118,23 +116,3 @@ def merge_splits_reference(
     out = merged if out is None else out.copy_(merged)
     lse = merged_lse if lse is None else lse.copy_(merged_lse)
     return out, lse
-
-
-def merge_work(num_rows: int, num_splits: int, head_dim: int, out_itemsize: int) -> Work:
-    """Reads every partial once, and the LSEs twice; writes the outputs. Per number: a multiply and an add."""
-    num_bytes = num_rows * (num_splits * (4 * head_dim + 2 * 4) + head_dim * out_itemsize)
-    return Work(num_bytes, num_rows * num_splits * 2 * head_dim)
-
-
-def production_configs() -> tuple[AotConfig, ...]:
-    """The launches that `twophase_kernels.aot` compiles for every target."""
-
-    def config(dtype: torch.dtype, head_dim: int) -> AotConfig:
-        def launch() -> object:
-            partial = torch.empty(8, 32, 16, head_dim, dtype=torch.float32, device="meta")
-            out = torch.empty(8, 32, head_dim, dtype=dtype, device="meta")
-            return merge_splits(partial, partial[..., 0].contiguous(), out=out)
-
-        return AotConfig(f"{str(dtype).removeprefix('torch.')} D={head_dim}", launch)
-
-    return tuple(config(dtype, head_dim) for dtype in (torch.bfloat16, torch.float16) for head_dim in (64, 128))

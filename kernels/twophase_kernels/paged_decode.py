@@ -13,23 +13,24 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import cdiv, next_power_of_2, tl, triton
-from twophase_kernels.aot import AotConfig
 from twophase_kernels.attend_range import (
     LOG2_E,
+    KeyLayout,
+    Queries,
     Tiles,
     attend_range,
     attention_reference,
     finish_softmax,
     kernel_kv_format,
+    keys_of_head,
     padded_head_dim,
     start_softmax,
 )
+from twophase_kernels.code_pairs import pair_decoder, split_columns, to_fp16
 from twophase_kernels.gpu import Generation, gpu_generation, num_multiprocessors
 from twophase_kernels.merge_splits import launch_merge
 from twophase_kernels.paged_inputs import check_out, check_paged_inputs
-from twophase_kernels.production import PRODUCTION_LAYERS, MetaLayer
 from twophase_kernels.quant import KVFormat
-from twophase_kernels.work import Work
 
 DETERMINISTIC_CHUNK = 512
 MAX_SPLITS = 128
@@ -61,6 +62,7 @@ def paged_decode_kernel(
     D: tl.constexpr,
     PAGE: tl.constexpr,
     KV_FORMAT: tl.constexpr,
+    PAIRS: tl.constexpr,  # 'no', or how two codes at a time are decoded
     WINDOW: tl.constexpr,  # 0: none
     NUM_SINKS: tl.constexpr,
     CHUNK: tl.constexpr,  # keys per split, a multiple of BLOCK_N; 0: an even share of this sequence's
@@ -93,26 +95,22 @@ def paged_decode_kernel(
     row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
 
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_row_stride
-    k_ptr += kv_head * (PAGE * D)
-    v_ptr += kv_head * (PAGE * D)
-    if KV_FORMAT != "none":
-        k_scale_ptr += kv_head * PAGE
-        v_scale_ptr += kv_head * PAGE
-    keys = table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr
-    layout: tl.constexpr = (H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT)
-    state = start_softmax(BLOCK_M, BLOCK_D)
+    layout: tl.constexpr = KeyLayout(H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT, PAIRS)
+    keys = keys_of_head(kv_head, table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, layout)
+    if PAIRS == "no":
+        queries = Queries((q,), row_positions, qk_scale)
+    else:
+        q, q_unit = to_fp16(q)
+        queries = Queries(split_columns(q, BLOCK_M, BLOCK_D), row_positions, qk_scale * q_unit)
+    state = start_softmax(BLOCK_M, layout)
     if WINDOW > 0 and NUM_SINKS > 0:
         # The first split takes the sinks too; those inside the window are not counted twice.
         sinks_hi = tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)
-        state = attend_range(
-            q, row_positions, keys, layout, qk_scale, state, 0, sinks_hi, WINDOW=0, NUM_SINKS=0, MASKED=True
-        )
-    state = attend_range(
-        q, row_positions, keys, layout, qk_scale, state, split_lo, split_hi, WINDOW=0, NUM_SINKS=0, MASKED=True
-    )
+        state = attend_range(queries, keys, layout, state, 0, sinks_hi)
+    state = attend_range(queries, keys, layout, state, split_lo, split_hi)
 
     # A split without keys stores 0 and -inf, and so does a sequence of length 0.
-    out, lse = finish_softmax(*state)
+    out, lse = finish_softmax(state, layout)
     row = (sequence.to(tl.int64) * H + heads) * num_splits + split
     tl.store(out_ptr + row[:, None] * D + offs_d[None, :], out.to(out_ptr.dtype.element_ty), mask=mask_q)
     if lse_ptr is not None:
@@ -175,6 +173,8 @@ def paged_decode(
     generation = gpu_generation(q.device)
     if tiles is None:
         tiles = decode_tiles(num_heads // num_kv_heads, head_dim, q.dtype, kv_format, generation)
+    pairs = pair_decoder(kv_format, q.dtype, head_dim, generation)
+    kernel_format = kernel_kv_format(kv_format, generation) if pairs == "no" else kv_format
     num_keys = min(max_seq_len or block_tables.shape[1] * page, window or block_tables.shape[1] * page)
     if deterministic:
         if num_splits is not None:
@@ -195,7 +195,7 @@ def paged_decode(
         paged_decode_kernel[(batch_size, num_kv_heads, num_splits)](
             q, k_cache, v_cache, k_scale, v_scale, block_tables, seq_lens, target, target_lse,
             scale * LOG2_E, q.stride(0), block_tables.stride(0),
-            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kernel_kv_format(kv_format, generation),
+            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kernel_format, PAIRS=pairs,
             WINDOW=window or 0, NUM_SINKS=num_sinks, CHUNK=DETERMINISTIC_CHUNK if deterministic else 0,
             BLOCK_M=tiles.block_m, BLOCK_D=padded_head_dim(head_dim), BLOCK_N=tiles.block_n,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
@@ -284,50 +284,3 @@ def paged_decode_reference(
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     out.copy_(torch.cat([result for result, _ in results]))
     return (out, torch.cat([lse for _, lse in results])) if return_lse else out
-
-
-def decode_work(
-    seq_lens: list[int],
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    itemsize: int,
-    kv_itemsize: int,
-    kv_scale_itemsize: int = 0,
-    window: int | None = None,
-    num_sinks: int = 0,
-) -> Work:
-    """K and V of every visible key once (and their scales), q in and out once. Per key and query head: Q.K and P.V.
-
-    Partial results are left out: they belong to how the work was split, not to the work.
-    """
-    num_keys = sum(visible_keys(n, window, num_sinks) for n in seq_lens)
-    kv_bytes = num_keys * num_kv_heads * 2 * (head_dim * kv_itemsize + kv_scale_itemsize)
-    q_bytes = len(seq_lens) * num_heads * head_dim * 2 * itemsize
-    return Work(kv_bytes + q_bytes, num_keys * num_heads * 4 * head_dim)
-
-
-def visible_keys(seq_len: int, window: int | None, num_sinks: int) -> int:
-    """Keys that the last of `seq_len` tokens sees."""
-    if window is None or window >= seq_len:
-        return seq_len
-    return window + min(num_sinks, seq_len - window)
-
-
-def production_configs() -> tuple[AotConfig, ...]:
-    """The launches that `twophase_kernels.aot` compiles for every target."""
-
-    def config(layer: MetaLayer, num_splits: int, window: int | None = None, num_sinks: int = 0) -> AotConfig:
-        def launch() -> object:
-            inputs = layer.inputs(num_seqs=64, num_tokens=64)
-            options = {"scale": 0.1, "window": window, "num_sinks": num_sinks, "num_splits": num_splits}
-            return paged_decode(*inputs.args, **inputs.scales, **options)
-
-        name = f"{layer}, {num_splits} splits" + (f", window {window} sinks {num_sinks}" if window else "")
-        return AotConfig(name, launch, attention_kernels=("paged_decode_kernel",))
-
-    return (
-        *(config(layer, num_splits=1) for layer in PRODUCTION_LAYERS),
-        config(PRODUCTION_LAYERS[0], num_splits=8),
-        config(PRODUCTION_LAYERS[0], num_splits=8, window=4096, num_sinks=4),
-    )

@@ -14,23 +14,22 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import next_power_of_2, tl, triton
-from twophase_kernels.aot import AotConfig
 from twophase_kernels.attend_range import (
     LOG2_E,
+    KeyLayout,
+    Queries,
     Tiles,
     attend_range,
     attention_reference,
     finish_softmax,
     kernel_kv_format,
+    keys_of_head,
     padded_head_dim,
     start_softmax,
 )
 from twophase_kernels.gpu import Generation, gpu_generation
-from twophase_kernels.paged_decode import visible_keys
 from twophase_kernels.paged_inputs import check_out, check_paged_inputs
-from twophase_kernels.production import PRODUCTION_LAYERS, MetaLayer
 from twophase_kernels.quant import KVFormat
-from twophase_kernels.work import Work
 
 
 @triton.jit
@@ -116,30 +115,19 @@ def paged_prefill_kernel(
         full_lo = tl.minimum(lo + tl.cdiv(tl.maximum(hi - WINDOW - lo, 0), BLOCK_N) * BLOCK_N, full_hi)
 
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_row_stride
-    k_ptr += kv_head * (PAGE * D)
-    v_ptr += kv_head * (PAGE * D)
-    if KV_FORMAT != "none":
-        k_scale_ptr += kv_head * PAGE
-        v_scale_ptr += kv_head * PAGE
-    keys = table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr
-    layout: tl.constexpr = (H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT)
-    state = start_softmax(BLOCK_M, BLOCK_D)
+    layout: tl.constexpr = KeyLayout(H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT, PAIRS="no")
+    keys = keys_of_head(kv_head, table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, layout)
+    queries = Queries((q,), row_positions, qk_scale)
+    state = start_softmax(BLOCK_M, layout)
     if WINDOW > 0 and NUM_SINKS > 0:
         # Sinks before lo; those after it are let through by the mask of the tiles below.
-        sinks_hi = tl.minimum(NUM_SINKS, lo)
-        state = attend_range(
-            q, row_positions, keys, layout, qk_scale, state, 0, sinks_hi, WINDOW=0, NUM_SINKS=0, MASKED=True
-        )
+        state = attend_range(queries, keys, layout, state, 0, tl.minimum(NUM_SINKS, lo))
     if WINDOW > 0:
-        state = attend_range(
-            q, row_positions, keys, layout, qk_scale, state, lo, full_lo, WINDOW, NUM_SINKS, MASKED=True
-        )
-    state = attend_range(
-        q, row_positions, keys, layout, qk_scale, state, full_lo, full_hi, WINDOW, NUM_SINKS, MASKED=False
-    )
-    state = attend_range(q, row_positions, keys, layout, qk_scale, state, full_hi, hi, WINDOW, NUM_SINKS, MASKED=True)
+        state = attend_range(queries, keys, layout, state, lo, full_lo, WINDOW, NUM_SINKS)
+    state = attend_range(queries, keys, layout, state, full_lo, full_hi, MASKED=False)
+    state = attend_range(queries, keys, layout, state, full_hi, hi, WINDOW, NUM_SINKS)
 
-    out, lse = finish_softmax(*state)
+    out, lse = finish_softmax(state, layout)
     offs_row = tokens * H + heads
     out_ptr += first_row * (H * D)
     tl.store(out_ptr + offs_row[:, None] * D + offs_d[None, :], out.to(out_ptr.dtype.element_ty), mask=mask_q)
@@ -293,48 +281,3 @@ def paged_prefill_reference(
             scale=scale, k_scale=k_scale, v_scale=v_scale, window=window, num_sinks=num_sinks,
         )  # fmt: skip
     return (out, lse) if return_lse else out
-
-
-def prefill_work(
-    query_lens: list[int],
-    seq_lens: list[int],
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    itemsize: int,
-    kv_itemsize: int,
-    kv_scale_itemsize: int = 0,
-    window: int | None = None,
-    num_sinks: int = 0,
-) -> Work:
-    """K and V of every key that some token of its chunk sees, once; q in and out once. Q.K and P.V of visible pairs."""
-    num_keys = num_pairs = 0
-    for query_len, seq_len in zip(query_lens, seq_lens, strict=True):
-        context = seq_len - query_len
-        num_pairs += sum(visible_keys(context + i + 1, window, num_sinks) for i in range(query_len))
-        if query_len:
-            num_keys += visible_keys(context + 1, window, num_sinks) + query_len - 1
-    kv_bytes = num_keys * num_kv_heads * 2 * (head_dim * kv_itemsize + kv_scale_itemsize)
-    q_bytes = sum(query_lens) * num_heads * head_dim * 2 * itemsize
-    return Work(kv_bytes + q_bytes, num_pairs * num_heads * 4 * head_dim)
-
-
-def production_configs() -> tuple[AotConfig, ...]:
-    """The launches that `twophase_kernels.aot` compiles for every target."""
-
-    def config(layer: MetaLayer, max_query_len: int = 2048, window: int | None = None, num_sinks: int = 0) -> AotConfig:
-        def launch() -> object:
-            inputs = layer.inputs(num_seqs=4, num_tokens=4 * max_query_len)
-            cu_query_lens = torch.empty(5, dtype=torch.int32, device="meta")
-            options = {"scale": 0.1, "window": window, "num_sinks": num_sinks, "max_query_len": max_query_len}
-            return paged_prefill(*inputs.args, cu_query_lens, **inputs.scales, **options)
-
-        name = f"{layer}, chunks of {max_query_len}" + (f", window {window} sinks {num_sinks}" if window else "")
-        return AotConfig(name, launch, attention_kernels=("paged_prefill_kernel",))
-
-    return (
-        *(config(layer) for layer in PRODUCTION_LAYERS),
-        config(PRODUCTION_LAYERS[0], max_query_len=4),
-        config(PRODUCTION_LAYERS[0], max_query_len=16),
-        config(PRODUCTION_LAYERS[0], window=4096, num_sinks=4),
-    )

@@ -1,12 +1,36 @@
-"""Attention layers as they occur in production, without storage: what the kernels are compiled with ahead of time."""
+"""How every kernel is called in production, on tensors without storage: what `aot` compiles for every target."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from twophase_kernels.kv_write import kv_write
+from twophase_kernels.merge_splits import merge_splits
+from twophase_kernels.paged_decode import paged_decode
+from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.quant import KVFormat, cache_dtype
+from twophase_kernels.rmsnorm_residual import rmsnorm_residual
+from twophase_kernels.rope_kv_write import rope_kv_write
+from twophase_kernels.silu_mul import silu_mul
+
+
+@dataclass(frozen=True)
+class AotConfig:
+    """One way a wrapper is called in production.
+
+    Attributes:
+        name: Tells it from the kernel's other configurations, e.g. 'bf16 32/8/128 page 64'.
+        launch: Calls the public wrapper on `device='meta'` tensors of production shapes, dtypes and strides.
+        attention_kernels: Names of the `@triton.jit` functions it launches that loop over K/V tiles: they must use
+            matrix instructions, asynchronous copies (where the target has them) and at least two K/V buffers.
+    """
+
+    name: str
+    launch: Callable[[], object]
+    attention_kernels: tuple[str, ...] = ()
 
 
 class MetaInputs(NamedTuple):
@@ -62,3 +86,131 @@ PRODUCTION_LAYERS = (
     MetaLayer(FP16, 9, 3, 64, page=64, kv_format="int8"),
     MetaLayer(FP16, 9, 3, 64, page=64, kv_format="fp8_e4m3"),
 )
+
+
+def production_configs() -> dict[str, tuple[AotConfig, ...]]:
+    """Every kernel's configurations, by the name of its file."""
+    return {
+        "kv_write": _kv_write_configs(),
+        "rope_kv_write": _rope_kv_write_configs(),
+        "rmsnorm_residual": _rmsnorm_residual_configs(),
+        "silu_mul": _silu_mul_configs(),
+        "paged_decode": _paged_decode_configs(),
+        "paged_prefill": _paged_prefill_configs(),
+        "merge_splits": _merge_splits_configs(),
+    }
+
+
+def _kv_write_configs() -> tuple[AotConfig, ...]:
+    """Llama-3-8B heads in bf16 for each cache format; SmolLM2's (3 heads of 64) in fp16."""
+
+    def launch(num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_format: KVFormat) -> None:
+        num_tokens, page = 8192, 64
+        qkv = torch.empty(num_tokens, 6, num_kv_heads, head_dim, dtype=dtype, device="meta")
+        cache_shape = (1024, num_kv_heads, page, head_dim)
+        cache = torch.empty(cache_shape, dtype=cache_dtype(kv_format, dtype), device="meta")
+        scale = None if kv_format == "none" else torch.empty(cache_shape[:3], device="meta")
+        slots = torch.empty(num_tokens, dtype=torch.int64, device="meta")
+        kv_write(qkv[:, 4], qkv[:, 5], cache, cache, slots, scale, scale)
+
+    llama = [
+        AotConfig(f"bf16 8/128 page 64 kv {kv_format}", lambda f=kv_format: launch(8, 128, torch.bfloat16, f))
+        for kv_format in ("none", "int8", "fp8_e4m3")
+    ]
+    return (*llama, AotConfig("fp16 3/64 page 64 kv none", lambda: launch(3, 64, torch.float16, "none")))
+
+
+def _rope_kv_write_configs() -> tuple[AotConfig, ...]:
+    """Llama-3-8B heads in bf16 for each cache format; SmolLM2's in fp16. q, k, v are views of one tensor."""
+
+    def launch(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_format: KVFormat) -> None:
+        num_tokens, page = 8192, 64
+        qkv = torch.empty(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype, device="meta")
+        q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        angles = torch.empty(8192, head_dim // 2, device="meta")
+        index = torch.empty(num_tokens, dtype=torch.int64, device="meta")
+        cache_shape = (1024, num_kv_heads, page, head_dim)
+        cache = torch.empty(cache_shape, dtype=cache_dtype(kv_format, dtype), device="meta")
+        scale = None if kv_format == "none" else torch.empty(cache_shape[:3], device="meta")
+        rope_kv_write(q, k, v, angles, angles, index, index, cache, cache, scale, scale)
+
+    llama = [
+        AotConfig(f"bf16 32/8/128 page 64 kv {kv_format}", lambda f=kv_format: launch(32, 8, 128, torch.bfloat16, f))
+        for kv_format in ("none", "int8", "fp8_e4m3")
+    ]
+    return (*llama, AotConfig("fp16 9/3/64 page 64 kv none", lambda: launch(9, 3, 64, torch.float16, "none")))
+
+
+def _rmsnorm_residual_configs() -> tuple[AotConfig, ...]:
+    """Hidden sizes of SmolLM2, Llama-3-8B and Llama-3-70B; heads of 128 as Qwen3 normalises them."""
+
+    def launch(width: int, dtype: torch.dtype, has_residual: bool) -> None:
+        x = torch.empty(8192, width, dtype=dtype, device="meta")
+        rmsnorm_residual(x, x if has_residual else None, torch.empty(width, dtype=dtype, device="meta"), 1e-5)
+
+    return (
+        AotConfig("fp16 576 with residual", lambda: launch(576, torch.float16, True)),
+        AotConfig("bf16 4096 with residual", lambda: launch(4096, torch.bfloat16, True)),
+        AotConfig("bf16 8192 with residual", lambda: launch(8192, torch.bfloat16, True)),
+        AotConfig("bf16 128 without residual", lambda: launch(128, torch.bfloat16, False)),
+    )
+
+
+def _silu_mul_configs() -> tuple[AotConfig, ...]:
+    """Intermediate sizes of SmolLM2 and Llama-3-8B."""
+
+    def launch(width: int, dtype: torch.dtype) -> None:
+        silu_mul(torch.empty(8192, 2 * width, dtype=dtype, device="meta"))
+
+    return (
+        AotConfig("fp16 1536", lambda: launch(1536, torch.float16)),
+        AotConfig("bf16 14336", lambda: launch(14336, torch.bfloat16)),
+    )
+
+
+def _paged_decode_configs() -> tuple[AotConfig, ...]:
+    def config(layer: MetaLayer, num_splits: int, window: int | None = None, num_sinks: int = 0) -> AotConfig:
+        def launch() -> object:
+            inputs = layer.inputs(num_seqs=64, num_tokens=64)
+            options = {"scale": 0.1, "window": window, "num_sinks": num_sinks, "num_splits": num_splits}
+            return paged_decode(*inputs.args, **inputs.scales, **options)
+
+        name = f"{layer}, {num_splits} splits" + (f", window {window} sinks {num_sinks}" if window else "")
+        return AotConfig(name, launch, attention_kernels=("paged_decode_kernel",))
+
+    return (
+        *(config(layer, num_splits=1) for layer in PRODUCTION_LAYERS),
+        config(PRODUCTION_LAYERS[0], num_splits=8),
+        config(PRODUCTION_LAYERS[0], num_splits=8, window=4096, num_sinks=4),
+    )
+
+
+def _paged_prefill_configs() -> tuple[AotConfig, ...]:
+    def config(layer: MetaLayer, max_query_len: int = 2048, window: int | None = None, num_sinks: int = 0) -> AotConfig:
+        def launch() -> object:
+            inputs = layer.inputs(num_seqs=4, num_tokens=4 * max_query_len)
+            cu_query_lens = torch.empty(5, dtype=torch.int32, device="meta")
+            options = {"scale": 0.1, "window": window, "num_sinks": num_sinks, "max_query_len": max_query_len}
+            return paged_prefill(*inputs.args, cu_query_lens, **inputs.scales, **options)
+
+        name = f"{layer}, chunks of {max_query_len}" + (f", window {window} sinks {num_sinks}" if window else "")
+        return AotConfig(name, launch, attention_kernels=("paged_prefill_kernel",))
+
+    return (
+        *(config(layer) for layer in PRODUCTION_LAYERS),
+        config(PRODUCTION_LAYERS[0], max_query_len=4),
+        config(PRODUCTION_LAYERS[0], max_query_len=16),
+        config(PRODUCTION_LAYERS[0], window=4096, num_sinks=4),
+    )
+
+
+def _merge_splits_configs() -> tuple[AotConfig, ...]:
+    def config(dtype: torch.dtype, head_dim: int) -> AotConfig:
+        def launch() -> object:
+            partial = torch.empty(8, 32, 16, head_dim, dtype=torch.float32, device="meta")
+            out = torch.empty(8, 32, head_dim, dtype=dtype, device="meta")
+            return merge_splits(partial, partial[..., 0].contiguous(), out=out)
+
+        return AotConfig(f"{str(dtype).removeprefix('torch.')} D={head_dim}", launch)
+
+    return tuple(config(dtype, head_dim) for dtype in (torch.bfloat16, torch.float16) for head_dim in (64, 128))

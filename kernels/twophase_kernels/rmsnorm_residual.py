@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import FLOATS, cdiv, check_devices, mode, next_power_of_2, tl, triton
-from twophase_kernels.aot import AotConfig
-from twophase_kernels.work import Work
 
 MAX_WIDTH = 65536
 
@@ -123,24 +121,3 @@ def rmsnorm_residual_reference(x: Tensor, residual: Tensor | None, weight: Tenso
     mean_square = h.float().square().mean(-1, keepdim=True)
     y = h.float() * torch.rsqrt(mean_square + eps) * weight.float()
     return y.to(x.dtype), h
-
-
-def rmsnorm_residual_work(num_rows: int, width: int, itemsize: int, has_residual: bool = True) -> Work:
-    """x (and the residual) in once, y (and the sum) out once, the weight once in all; 4 or 5 flops an element."""
-    num_passes, num_flops = (4, 5) if has_residual else (2, 4)
-    return Work(num_passes * num_rows * width * itemsize + width * itemsize, num_flops * num_rows * width)
-
-
-def production_configs() -> tuple[AotConfig, ...]:
-    """Hidden sizes of SmolLM2, Llama-3-8B and Llama-3-70B; heads of 128 as Qwen3 normalises them."""
-
-    def launch(width: int, dtype: torch.dtype, has_residual: bool) -> None:
-        x = torch.empty(8192, width, dtype=dtype, device="meta")
-        rmsnorm_residual(x, x if has_residual else None, torch.empty(width, dtype=dtype, device="meta"), 1e-5)
-
-    return (
-        AotConfig("fp16 576 with residual", lambda: launch(576, torch.float16, True)),
-        AotConfig("bf16 4096 with residual", lambda: launch(4096, torch.bfloat16, True)),
-        AotConfig("bf16 8192 with residual", lambda: launch(8192, torch.bfloat16, True)),
-        AotConfig("bf16 128 without residual", lambda: launch(128, torch.bfloat16, False)),
-    )

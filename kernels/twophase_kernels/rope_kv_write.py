@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import cdiv, check_devices, tl, triton
-from twophase_kernels.aot import AotConfig
-from twophase_kernels.kv_write import check_new_kv, head_tile, kv_write_reference, kv_write_work
-from twophase_kernels.quant import KVFormat, absmax_bits, cache_dtype, encode, row_scales
-from twophase_kernels.work import Work
+from twophase_kernels.kv_write import check_new_kv, head_tile, kv_write_reference
+from twophase_kernels.quant import absmax_bits, encode, row_scales
 
 
 @triton.jit
@@ -221,34 +219,3 @@ def rope_reference(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Te
     low, high = x.float().chunk(2, dim=-1)
     c, s = cos[positions][:, None], sin[positions][:, None]
     return torch.cat([low * c - high * s, high * c + low * s], dim=-1)
-
-
-def rope_kv_write_work(
-    num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int, cache_itemsize: int
-) -> Work:
-    """q in and out, K and V as for `kv_write`, a row of cos and of sin and a position per token; 3 flops an element."""
-    q_bytes = num_tokens * num_heads * head_dim * 2 * itemsize
-    angle_bytes = num_tokens * (2 * (head_dim // 2) * 4 + 8)
-    kv_bytes = kv_write_work(num_tokens, num_kv_heads, head_dim, itemsize, cache_itemsize).num_bytes
-    return Work(q_bytes + angle_bytes + kv_bytes, 3 * num_tokens * (num_heads + num_kv_heads) * head_dim)
-
-
-def production_configs() -> tuple[AotConfig, ...]:
-    """Llama-3-8B heads in bf16 for each cache format; SmolLM2's in fp16. q, k, v are views of one tensor."""
-
-    def launch(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_format: KVFormat) -> None:
-        num_tokens, page = 8192, 64
-        qkv = torch.empty(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype, device="meta")
-        q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-        angles = torch.empty(8192, head_dim // 2, device="meta")
-        index = torch.empty(num_tokens, dtype=torch.int64, device="meta")
-        cache_shape = (1024, num_kv_heads, page, head_dim)
-        cache = torch.empty(cache_shape, dtype=cache_dtype(kv_format, dtype), device="meta")
-        scale = None if kv_format == "none" else torch.empty(cache_shape[:3], device="meta")
-        rope_kv_write(q, k, v, angles, angles, index, index, cache, cache, scale, scale)
-
-    llama = [
-        AotConfig(f"bf16 32/8/128 page 64 kv {kv_format}", lambda f=kv_format: launch(32, 8, 128, torch.bfloat16, f))
-        for kv_format in ("none", "int8", "fp8_e4m3")
-    ]
-    return (*llama, AotConfig("fp16 9/3/64 page 64 kv none", lambda: launch(9, 3, 64, torch.float16, "none")))

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import FLOATS, cdiv, check_devices, mode, next_power_of_2, tl, triton
-from twophase_kernels.aot import AotConfig
-from twophase_kernels.work import Work
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -70,20 +68,3 @@ def silu_mul_reference(gate_up: Tensor) -> Tensor:
     """What `silu_mul` computes, in plain torch."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
-
-
-def silu_mul_work(num_rows: int, width: int, itemsize: int) -> Work:
-    """gate and up in, the product out. Flops count exp2 as one: 7 an element."""
-    return Work(3 * num_rows * width * itemsize, 7 * num_rows * width)
-
-
-def production_configs() -> tuple[AotConfig, ...]:
-    """Intermediate sizes of SmolLM2 and Llama-3-8B."""
-
-    def launch(width: int, dtype: torch.dtype) -> None:
-        silu_mul(torch.empty(8192, 2 * width, dtype=dtype, device="meta"))
-
-    return (
-        AotConfig("fp16 1536", lambda: launch(1536, torch.float16)),
-        AotConfig("bf16 14336", lambda: launch(14336, torch.bfloat16)),
-    )

@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from twophase_kernels.aot import TARGETS, CompiledReport, compile_in_subprocess, compiler_environment
-from twophase_kernels.aot import production_configs as all_production_configs
-from twophase_kernels.compiled_code import kv_buffer_depth
+from twophase_kernels.compiled_code import kv_buffer_depth, loop_instructions, matrix_loops
+from twophase_kernels.production import production_configs as all_production_configs
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -63,6 +63,11 @@ def check_reports(reports: list[CompiledReport], target: str) -> None:
     # 64 lanes hold 8 bytes each where 32 hold 16.)
     if target != "gfx942":
         assert all(report.vector_loads for report in reports)
+    # Two codes at a time: 128 keys of a quantised cache for at most 900 instructions of a warp. Before it were 1,470.
+    if target == "sm_90":
+        loops = [r.loop_instructions for r in reports if "paged_decode" in r.kernel and " kv " in r.config]
+        assert loops
+        assert max(loops) <= 900
     # 64 rows or more reach Hopper's and Blackwell's larger instructions; prefill in 16 bits has them.
     prefill = [r for r in reports if r.kernel == "paged_prefill_kernel" and "of 2048" in r.config]
     largest = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(target, min(MATRIX[target]))
@@ -226,12 +231,41 @@ def test_no_recompile_storm(tmp_path):
     assert count == dict.fromkeys(ELEMENTWISE | {"paged_prefill_kernel", "merge_splits_kernel"}, 1)
 
 
+SASS = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;                  /* 0x00000a0000017a02 */
+        /*0010*/                   LDGSTS.E.BYPASS.128 [R2], [R4.64] ;     /* 0x0000000004027fae */
+        /*0020*/                   HMMA.16816.F32 R8, R4, R6, R8 ;         /* 0x000000060408723c */
+        /*0030*/                   ISETP.GE.AND P0, PT, R0, R3, PT ;       /* 0x000000030000720c */
+        /*0040*/              @!P0 BRA 0x10 ;                              /* 0xffffffc000008947 */
+        /*0050*/              @!P1 BRA 0x0 ;                               /* 0xffffffa000009947 */
+        /*0060*/                   FADD R1, R1, R2 ;                       /* 0x0000000201017221 */
+        /*0070*/              @!P2 BRA 0x60 ;                              /* 0xfffffff00000a947 */
+        /*0080*/                   EXIT ;                                  /* 0x000000000000794d */
+        /*0090*/                   BRA 0x90 ;                              /* 0xfffffff000007947 */
+"""
+
+
+def test_matrix_loops():
+    """The innermost loop with matrix instructions: not the one around it, nor one without, nor the trap at the end."""
+    (loop,) = matrix_loops(SASS)
+    assert loop[0].startswith("LDGSTS")
+    assert loop[-1] == "@!P0 BRA 0x10"
+    assert loop_instructions(SASS) == len(loop) == 4
+    assert loop_instructions(SASS.replace("HMMA.16816.F32", "HGMMA.64x64x16.F32")) == 4
+    assert loop_instructions(SASS.replace("HMMA", "HADD2")) == 0
+    two = SASS.replace("FADD R1", "HMMA.16816.F32 R1")
+    assert [len(loop) for loop in matrix_loops(two)] == [4, 2]
+    assert loop_instructions(two) == 2
+
+
 def test_command_line_prints_the_table_and_fails_on_a_problem():
     command = [sys.executable, "-m", "twophase_kernels.aot", "--target", "sm_80", "--kernel", "^silu_mul: fp16"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     header, row = result.stdout.splitlines()
     assert header.split()[:3] == ["target", "kernel", "config"]
+    assert header.split()[-3:-1] == ["loop", "per-key"]
+    assert row.split()[-3:-1] == ["-", "-"], "it has no loop over keys"
     assert row.split()[:4] == ["sm_80", "silu_mul_kernel", "fp16", "1536"]
 
 

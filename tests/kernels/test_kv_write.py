@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.elementwise import DEVICE_DTYPES, HERE, GuardedCache, awkward_slots, new_kv
-from twophase_kernels import kv_write as kv_write_module
-from twophase_kernels.kv_write import head_tile, kv_write, kv_write_reference, kv_write_work
+from twophase_kernels.kv_write import head_tile, kv_write, kv_write_reference
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -121,14 +120,3 @@ def test_head_tile():
     assert head_tile(8, 128) == (8, 128, 2)
     assert head_tile(3, 80) == (4, 128, 1)
     assert head_tile(40, 128) == (32, 128, 8), "a tile of at most 4096 elements"
-
-
-def test_work_counts_bytes():
-    """2 tokens, 3 heads, D 64 in fp16: K and V are 2*2*3*64*2 bytes, in and out; and 2 slots of 8 bytes."""
-    assert kv_write_work(2, 3, 64, 2, 2).num_bytes == 2 * (2 * 2 * 3 * 64 * 2) + 16
-    assert kv_write_work(2, 3, 64, 2, 1).num_bytes == 2 * 2 * 3 * (64 * 2 + 64 + 4) + 16
-
-
-def test_production_configs_are_named_apart():
-    names = [config.name for config in kv_write_module.production_configs()]
-    assert len(set(names)) == len(names)

@@ -7,7 +7,6 @@ import torch
 
 from tests.kernels.cases import HERE, LSE_TOLERANCE, TOLERANCE, assert_close, generator
 from twophase_kernels import merge_splits as module
-from twophase_kernels.merge_splits import merge_work
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -95,8 +94,3 @@ def test_refuses(changes, message):
     args = {"partial": partial, "partial_lse": lse, "out": None, "lse": None}
     with pytest.raises(ValueError, match=message):
         module.merge_splits(**args | {name: change(args[name]) for name, change in changes.items()})
-
-
-def test_work():
-    # 6 rows, 4 splits of 64 fp32 and an LSE read twice; 64 bf16 written.
-    assert merge_work(6, 4, 64, out_itemsize=2) == (6 * (4 * (256 + 8) + 128), 6 * 4 * 128)

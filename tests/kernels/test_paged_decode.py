@@ -20,7 +20,7 @@ from tests.kernels.cases import (
 from twophase_kernels import KernelsUnavailableError
 from twophase_kernels import paged_decode as module
 from twophase_kernels._triton import next_power_of_2
-from twophase_kernels.paged_decode import choose_num_splits, decode_tiles, decode_work, visible_keys, workspace_numel
+from twophase_kernels.paged_decode import choose_num_splits, decode_tiles, workspace_numel
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -218,17 +218,6 @@ def test_tiles_hold_the_group():
     for generation in ("interpreter", "ampere", "ada", "hopper", "cdna"):
         assert decode_tiles(3, 64, torch.float16, "none", generation).block_m == 16
         assert decode_tiles(71, 64, torch.float16, "none", generation).block_m == 128
-
-
-def test_work():
-    # One sequence of 100 tokens, 8/2/64, bf16: K and V 100*2*64*2*2 = 51,200 B, q and out 8*64*2*2 = 2,048 B.
-    work = decode_work([100], 8, 2, 64, itemsize=2, kv_itemsize=2)
-    assert work == (53_248, 100 * 8 * 4 * 64)
-    assert work.intensity == pytest.approx(3.846, abs=1e-3)
-    # int8 with scales, 24 + 4 visible of 100: 28*2*2*(64 + 4) B.
-    work = decode_work([100, 0], 8, 2, 64, 2, kv_itemsize=1, kv_scale_itemsize=4, window=24, num_sinks=4)
-    assert work == (28 * 2 * 2 * 68 + 2 * 2_048, 28 * 8 * 4 * 64)
-    assert [visible_keys(n, 24, 4) for n in (1, 24, 26, 28, 100)] == [1, 24, 26, 28, 28]
 
 
 # What is refused.

@@ -10,7 +10,7 @@ from tests.kernels.attention_grid import WINDOWS, grid_slices, sample_grid, smal
 from tests.kernels.cases import HERE, TOLERANCE, assert_attention, assert_close, attention_oracle, make_case
 from twophase_kernels import paged_prefill as module
 from twophase_kernels.paged_decode import paged_decode
-from twophase_kernels.paged_prefill import prefill_tiles, prefill_work
+from twophase_kernels.paged_prefill import prefill_tiles
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -174,16 +174,6 @@ def test_tiles_hold_the_group():
             assert prefill_tiles(71, head_dim, dtype, kv_format, True, max_query_len, generation).block_m >= 71
     sizes = [prefill_tiles(4, 128, torch.bfloat16, "none", False, n, "hopper").block_m for n in (1, 4, 5, 16, 17)]
     assert sizes == [16, 16, 64, 64, 128]
-
-
-def test_work():
-    # 3 tokens after 10 cached, 8/2/64, bf16: 13 keys of 2*64*2*2 = 512 B; q and out 3*8*64*2*2 = 6,144 B.
-    # Pairs: 11 + 12 + 13 = 36.
-    work = prefill_work([3], [13], 8, 2, 64, itemsize=2, kv_itemsize=2)
-    assert work == (13 * 512 + 6_144, 36 * 8 * 4 * 64)
-    # A window of 4 and 1 sink: each token sees 5 keys; together keys 0 and 7..12.
-    work = prefill_work([3, 0], [13, 9], 8, 2, 64, itemsize=2, kv_itemsize=2, window=4, num_sinks=1)
-    assert work == (7 * 512 + 6_144, 15 * 8 * 4 * 64)
 
 
 # What is refused. (What both kernels refuse alike is tested with paged_decode.)

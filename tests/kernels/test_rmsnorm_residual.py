@@ -7,7 +7,6 @@ from tests.kernels.elementwise import DEVICE_DTYPES, HERE, assert_rounded_once, 
 from twophase_kernels.rmsnorm_residual import (
     rmsnorm_residual,
     rmsnorm_residual_reference,
-    rmsnorm_residual_work,
     row_tile,
 )
 
@@ -107,8 +106,3 @@ def test_row_tile():
     assert row_tile(128) == (8, 128, 2), "short rows share a program"
     assert row_tile(4096) == (1, 4096, 8)
     assert row_tile(8192) == (1, 8192, 16)
-
-
-def test_work_counts_bytes():
-    assert rmsnorm_residual_work(3, 8, 2).num_bytes == 4 * 3 * 8 * 2 + 16
-    assert rmsnorm_residual_work(3, 8, 2, has_residual=False).num_bytes == 2 * 3 * 8 * 2 + 16

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.elementwise import DEVICE_DTYPES, HERE, GuardedCache, assert_rounded_once, awkward_slots, new_kv
-from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference, rope_kv_write_work
+from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -136,9 +136,3 @@ def test_wrong_arguments(change, message):
     arguments = {name: x if x.is_meta else x.to(HERE) for name, x in (arguments | change).items()}
     with pytest.raises(ValueError, match=message):
         rope_kv_write(**arguments)
-
-
-def test_work_counts_bytes():
-    """One token, 2 query heads and 1 KV head of 4 in fp32: q 2*2*4*4, cos and sin 2*2*4, K and V 2*2*4*4, 2 indices."""
-    assert rope_kv_write_work(1, 2, 1, 4, 4, 4).num_bytes == 64 + 16 + 64 + 16
-    assert rope_kv_write_work(1, 2, 1, 4, 4, 4).num_flops == 3 * 3 * 4

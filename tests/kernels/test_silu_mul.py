@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.elementwise import DEVICE_DTYPES, HERE, assert_rounded_once, poisoned_memory
-from twophase_kernels.silu_mul import row_block, silu_mul, silu_mul_reference, silu_mul_work
+from twophase_kernels.silu_mul import row_block, silu_mul, silu_mul_reference
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -61,7 +61,3 @@ def test_wrong_arguments(gate_up):
 def test_row_block():
     assert row_block(1536) == (1024, 4)
     assert row_block(63) == (64, 1)
-
-
-def test_work_counts_bytes():
-    assert silu_mul_work(3, 8, 2).num_bytes == 3 * 3 * 8 * 2

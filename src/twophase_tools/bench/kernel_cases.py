@@ -14,14 +14,22 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from twophase_kernels.kv_write import kv_write, kv_write_work
-from twophase_kernels.paged_decode import decode_work, paged_decode
-from twophase_kernels.paged_prefill import paged_prefill, prefill_work
+from twophase_kernels.kv_write import kv_write
+from twophase_kernels.paged_decode import paged_decode
+from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.quant import KVFormat, cache_dtype
-from twophase_kernels.rmsnorm_residual import rmsnorm_residual, rmsnorm_residual_work
-from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_work, rope_reference
-from twophase_kernels.silu_mul import silu_mul, silu_mul_work
-from twophase_kernels.work import Work
+from twophase_kernels.rmsnorm_residual import rmsnorm_residual
+from twophase_kernels.rope_kv_write import rope_kv_write, rope_reference
+from twophase_kernels.silu_mul import silu_mul
+from twophase_kernels.work import (
+    Work,
+    decode_work,
+    kv_write_work,
+    prefill_work,
+    rmsnorm_residual_work,
+    rope_kv_write_work,
+    silu_mul_work,
+)
 
 OURS = "twophase"
 SDPA_BACKENDS = {
