@@ -1417,7 +1417,7 @@ for length in (64, 256, 1024, 4096):
 from twophase_kernels.attend_range import attend_range
 from twophase_labs.kit.open_engine import show_source
 
-show_source(attend_range, first="next_page_ids = load_page_ids", last="row_max = new_max")
+show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add_product")
 
 # %% [markdown]
 # **One question.** Your loop loads the block numbers (`page_ids`) of the tile that it is about to read. Where do those

@@ -1034,7 +1034,7 @@ show_compiled(compiled, keys_per_turn=64)
 # needs: triton
 from twophase_kernels.attend_range import attend_range
 
-show_source(attend_range, first="page_ids = load_page_ids(table_ptr, lo", last="scores *= tl.load")
+show_source(attend_range, first="page_ids = load_page_ids(table_ptr, lo", last="scores *= load_scales")
 
 # %% [markdown]
 # **Question.** Your loop loads the block ids of a tile and then its K and V. Production loads the block ids of the
