@@ -1237,7 +1237,7 @@ for size in (4096, 1024, 512, 256, 64):
 
 # %% [markdown]
 # ## 9. The paged prefill kernel
-# <!-- minutes: 34 + 25 -->
+# <!-- minutes: 36 + 25 -->
 #
 # *Needs: Triton (interpreted without a GPU).*
 #
@@ -1417,7 +1417,7 @@ for length in (64, 256, 1024, 4096):
 from twophase_kernels.attend_range import attend_range
 from twophase_labs.kit.open_engine import show_source
 
-show_source(attend_range, first="next_page_ids = load_page_ids", last="row_max = new_max")
+show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add_product")
 
 # %% [markdown]
 # **One question.** Your loop loads the block numbers (`page_ids`) of the tile that it is about to read. Where do those
@@ -1472,7 +1472,35 @@ prefill_pictures.draw_pipeline(stages=(1, 3))
 # With room for one tile, the tensor cores wait for each; with room for three, loads overlap products and one another.
 # (Compiled with 3 stages, the engine's kernel has room for 3 tiles on an H100, and for 2 on an A100.) More stages would
 # hide more, and take shared memory from other programs.
+
+# %% [markdown]
+# ### What the compiler made of it
 #
+# The check ran your kernel twice: interpreted, and as the code that Triton's compiler makes for an H100, executed
+# instruction by instruction without one. What is executed can be counted. The threads of a warp execute a load
+# together: one *request*, for which memory moves every **sector** of 32 bytes that one of the 32 threads touches, each
+# once (CUDA C++ Best Practices Guide, 'Coalesced Access to Global Memory'). Here for a chunk of 42 tokens behind 150:
+
+# %%
+# needs: triton
+from twophase_labs.kit.microscope import show_compiled
+from twophase_labs.machine.checks import Draw
+from twophase_labs.machine.compiled import Compiled
+from twophase_labs.prefill.launch import launch_paged_prefill
+from twophase_labs.prefill.paged_oracle import ragged_batch
+
+batch = ragged_batch(Draw(2), query_lens=[42], cached=[150], heads=(3, 1), head_dim=64, page=16)
+halves = {name: x.half() if x.is_floating_point() else x for name, x in batch.tensors.items()}
+compiled = Compiled(paged_prefill_kernel)
+launch_paged_prefill(compiled, **halves, scale=batch.scale, block_m=64, block_n=64)
+show_compiled(compiled, keys_per_turn=64)
+
+# %% [markdown]
+# **Read the result.** Where `sectors each` is what `at least` says, nothing moves that nobody asked for: the loads are
+# *coalesced*. (A program whose part of the LSE begins within a sector touches one more.) Under way at most are a tile
+# of K, one of V, and block numbers: room for one tile ahead.
+
+# %% [markdown]
 # ### Which idea does what
 #
 # Three names are easily confused, because production kernels have all three ideas at once.

@@ -828,7 +828,7 @@ print(f"bytes moved: {moved / 1e6:.1f} MB; gathered {3 * moved / 1e6:.1f} MB (bl
 
 # %% [markdown]
 # ## 5. The decode kernel
-# <!-- minutes: 27 + 16 -->
+# <!-- minutes: 29 + 9 -->
 #
 # Lab 2 has a kernel that reads blocks where they are: the prefill kernel. A decode step is a prefill with a chunk of
 # one token, so why write another? Run the engine's prefill kernel on three sequences with one query each:
@@ -1002,6 +1002,30 @@ decode_pictures.draw_weights(
 # for K and V, and for the scores.
 
 # %% [markdown]
+# ### What the compiler made of it
+#
+# The check ran your kernel twice: interpreted, and as code for an H100, executed instruction by instruction without
+# one. As in lab 2, a request is a load of one warp, and moves every *sector* of 32 bytes that one of its 32 threads
+# touches, each once.
+
+# %%
+# needs: triton
+from twophase_labs.kit.microscope import show_compiled, tile_loads
+from twophase_labs.machine.compiled import Compiled
+
+pool = random_pages([200], page=16, num_kv_heads=1, group=4, head_dim=64)
+q, k_cache, v_cache = pool.q.half(), pool.k_cache.half(), pool.v_cache.half()
+tables = pool.block_tables, pool.seq_lens, pool.scale
+compiled = Compiled(paged_decode_kernel)
+out = launch_paged_decode(compiled, q, k_cache, v_cache, *tables, block_n=64)
+show_compiled(compiled, keys_per_turn=64)
+
+# %% [markdown]
+# **Read the result.** Of the loads the two with the most requests are K and V. Where `sectors each` is what `at least`
+# says, nothing moves that nobody asked for; and the more programs are on a multiprocessor (SM) at once, the more loads
+# are under way.
+
+# %% [markdown]
 # ### Open the engine
 #
 # The engine's loop is a function of its own, `attend_range`, because prefill and decode share it. Its beginning:
@@ -1010,7 +1034,7 @@ decode_pictures.draw_weights(
 # needs: triton
 from twophase_kernels.attend_range import attend_range
 
-show_source(attend_range, first="page_ids = load_page_ids(table_ptr, lo", last="scores *= tl.load")
+show_source(attend_range, first="page_ids = load_page_ids(table_ptr, lo", last="scores *= load_scales")
 
 # %% [markdown]
 # **Question.** Your loop loads the block ids of a tile and then its K and V. Production loads the block ids of the
@@ -1038,55 +1062,48 @@ show_source(attend_range, first="page_ids = load_page_ids(table_ptr, lo", last="
 # %% [markdown]
 # ### Going further: neighbouring threads, neighbouring addresses
 #
-# Counting bytes assumed that memory hands out bytes. It hands out *lines*: 64 bytes on most CPUs, and on an NVIDIA GPU
-# sectors of 32 (CUDA C++ Best Practices Guide, 'Coalesced Access to Global Memory'). A load of four bytes fetches the
-# whole unit. On a GPU, 32 neighbouring threads (a *warp*) execute one load together. The hardware looks at the 32
-# addresses and fetches every unit that one of them touches, each once: **coalescing**.
-
-# %%
-decode_pictures.draw_lines_of_a_warp((1, 2, 4, 8), item_bytes=4, line_bytes=32)
+# What if K is kept as `[N, H_kv, D, PAGE]`, so that the elements of a token are PAGE apart? The strided kernel reads
+# it so; otherwise it is yours, and it computes the same.
 
 # %% [markdown]
 # <!-- card 3.9 -->
-# How many units of memory are touched when `num_bytes` are read at each of the `addresses` (an int64 tensor)? Unit n is
-# the bytes from n · `unit_bytes` up to the next one's; a unit counts once, however many reads want something from it.
-#
-# ```python
-# units_touched(torch.tensor([0, 4, 8]), 4, 32) == 1        # all in the first unit
-# units_touched(torch.tensor([0, 32, 64]), 4, 32) == 3      # each in its own
-# units_touched(torch.tensor([30]), 4, 32) == 2             # bytes 30 to 33 lie in two
-# ```
-
+# **Predict.** How many times as many sectors does the strided kernel move for K, with PAGE = 16 and 2 bytes an element?
+# (A factor of 1.5 counts as close.)
 
 # %% tags=["exercise:3.9"]
-def units_touched(addresses, num_bytes, unit_bytes):
-    first = addresses // unit_bytes  # SOLUTION: the unit of each item's first byte
-    last = (addresses + num_bytes - 1) // unit_bytes  # SOLUTION: the unit of each item's last byte
-    touched = set()
-    for begin, end in zip(first.tolist(), last.tolist(), strict=True):
-        touched.update(range(begin, end + 1))  # SOLUTION `range(begin, end + 1)`: all units of this item
-    return len(touched)  # SOLUTION: how many
-
+guess_3_9 = 8  # SOLUTION: times
 
 # %%
 check("3.9")
 
 # %%
-# NBVAL_CHECK_OUTPUT
-units_touched = use("3.9")
-lanes = torch.arange(32)
-for stride in (1, 2, 4, 8, 16, 32):
-    sectors = units_touched(lanes * stride * 4, 4, 32)
-    print(f"stride {stride:2}: {sectors:2} sectors of 32 bytes, {32 * 4 / (32 * sectors):5.1%} of what moves is used")
+# needs: triton
+from twophase_labs.decode.strided import strided_decode_kernel
+from twophase_labs.kit.microscope import draw_requests
+
+strided = Compiled(strided_decode_kernel)
+as_strided = (q, k_cache.mT.contiguous().view(k_cache.shape), v_cache, *tables)
+print("the same result:", torch.allclose(out, launch_paged_decode(strided, *as_strided, block_n=64), atol=1e-3))
+k_loads = {"yours": tile_loads(compiled)[0], "strided": tile_loads(strided)[0]}
+for name, load in k_loads.items():
+    print(f"{name:>8}: {load.requests} requests of {load.sectors_per_request:.0f} sectors, {load.sectors:,} in all")
+measured("3.9", k_loads["strided"].sectors / k_loads["yours"].sectors)
+
+# %%
+# needs: triton
+draw_requests({f"K, {name}": load for name, load in k_loads.items()})
+
+# %% [markdown]
+# **Read the picture.** The first request of each warp; every box is a sector, and what is filled is read. A thread of
+# yours takes 16 bytes that lie together. In the other layout it can take one element, and most of each sector is moved
+# for another warp, which asks for it again.
 
 # %% [markdown]
 # <!-- card 3.10 -->
-# A cache can be laid out in several orders. A decode step *writes* one token's K, a row per head, and *reads* all
-# blocks of a head. An engine keeps K as `[N, H_kv, D, PAGE]`: within a block, the 16 tokens' first elements, then their
-# second elements, and so on. Compared with `[N, H_kv, PAGE, D]`, with 2 bytes an element and sectors of 32 bytes, what
-# becomes more expensive?
+# A decode step also *writes*: one token's K, a row per head. Compared with `[N, H_kv, PAGE, D]`, and counted in sectors
+# that are touched at least, however often each is moved: what becomes more expensive in `[N, H_kv, D, PAGE]`?
 #
-# **a** reading a head's full blocks: it moves 16 times as many sectors<br/>
+# **a** reading a head's full blocks: it touches 16 times as many sectors<br/>
 # **b** writing one token's K: it touches 16 times as many sectors<br/>
 # **c** both<br/>
 # **d** neither: the same bytes are read and written
@@ -1096,31 +1113,6 @@ answer_3_10 = "b"  # SOLUTION: one letter
 
 # %%
 check("3.10")
-
-# %% [markdown]
-# Your function knows, given the addresses. `view` lays the axes out in memory in the layout's order, and `permute`
-# brings them into one order again. The last row is a cache *per token* instead of per layer: all 30 layers of a slot
-# are neighbours.
-
-# %%
-# NBVAL_CHECK_OUTPUT
-sizes = {"L": 30, "N": 8, "H": 3, "P": 16, "D": 64}
-print("layout   one token's K   a head's block  32 lanes along tokens   bytes from one slot to the next")
-for layout in ("LNHPD", "LNPHD", "LNHDP", "NPLHD"):
-    offsets = torch.arange(30 * 8 * 3 * 16 * 64).view([sizes[axis] for axis in layout])
-    key = 2 * offsets.permute([layout.index(axis) for axis in "LNHPD"])  # addresses of [layer, block, head, slot, dim]
-    counts = [units_touched(part.flatten(), 2, 32) for part in (key[2, 5, 1, 7], key[2, 5, 1], key[2, 4:6, 1, :, 0])]
-    apart = int(key[2, 5, 1, 8, 0] - key[2, 5, 1, 7, 0])
-    print(f"{layout}    {counts[0]:13} {counts[1]:15} {counts[2]:23} {apart:34,}")
-
-# %% [markdown]
-# **Read the result.** (P: the slot within a block.) A head's block is 64 sectors in any layout. The differences are in
-# the parts: in `LNHDP` one token's K is scattered over 64 sectors where 4 would do, and every step writes one token per
-# sequence, head and layer. It is kind only to 32 lanes that each read one element of 32 tokens: 2 sectors instead of
-# 32. A cache per token (`NPLHD`) touches no more sectors either. What it loses are long runs: a layer's step jumps by
-# 11,520 bytes from slot to slot, where `LNHPD` reads 16 slots of 128 bytes without a jump, which is what prefetchers
-# and copy engines are made for. It gains when a whole token moves at once, for instance to another machine. This
-# engine, whose programs read one head of one layer each, keeps a tensor `[N, H_kv, PAGE, D]` per layer.
 
 # %% [markdown]
 # ## 6. Split and merge
@@ -1560,7 +1552,7 @@ print(f"{int((data != engines_data).sum())} of {data.numel():,} numbers differ, 
 # > bf16, 10.3 ms a step at an H100's 3.35 TB/s; in int8 5.3 ms.
 #
 # **Takeaway.** int8 with a scale per token and head takes 53 % of bf16's bytes at a head size of 64, and 52 % at 128,
-# and cost none of our 15 needles; how much K and V can be squeezed has to be measured at the lengths that are served.
+# and cost none of our needles; how much K and V can be squeezed has to be measured at the lengths that are served.
 
 # %% [markdown]
 # ### Going further: recent tokens in fp16, older ones in int8

@@ -1,20 +1,25 @@
 """Executes the PTX that Triton compiles, without a GPU.
 
 `emulate(kernel, grid, args)` runs one kernel; within `emulated("sm_90")` every wrapper of this package runs on CPU
-tensors. See docs/emulator.md for the memory model and for what is not covered.
+tensors. `inspect_kernel` counts what the compiled code asks of a GPU. See docs/emulator.md for the memory model and
+for what is not covered.
 """
 
 from twophase_kernels.emulator.driver import EmulatingDriver, emulate, emulated
 from twophase_kernels.emulator.errors import EmulationError, MemoryFault, NotCoveredError, RaceError
+from twophase_kernels.emulator.inspection import KernelReport, inspect_in, inspect_kernel
 from twophase_kernels.emulator.process import CompilingProcess
 
 __all__ = [
     "CompilingProcess",
     "EmulatingDriver",
     "EmulationError",
+    "KernelReport",
     "MemoryFault",
     "NotCoveredError",
     "RaceError",
     "emulate",
     "emulated",
+    "inspect_in",
+    "inspect_kernel",
 ]

@@ -5,7 +5,7 @@ So the real wrappers run, on CPU tensors, through Triton's real specialisation a
 
 import contextlib
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from twophase_kernels._triton import KernelsUnavailableError, mode, triton
 from twophase_kernels.aot import TARGETS, CompileOnlyDriver
 from twophase_kernels.emulator.errors import NotCoveredError
-from twophase_kernels.emulator.machine import Machine
+from twophase_kernels.emulator.machine import BUILDERS, Builder, Machine
 from twophase_kernels.emulator.memory import GlobalMemory
 from twophase_kernels.emulator.ptx import parse
 
@@ -30,19 +30,25 @@ class EmulatingDriver(CompileOnlyDriver):
 
     is_emulated = True
 
-    def __init__(self, target_name: str, edit: Callable[[str], str] | None = None) -> None:
+    def __init__(
+        self,
+        target_name: str,
+        edit: Callable[[str], str] | None = None,
+        builders: Mapping[str, Builder] = BUILDERS,
+    ) -> None:
         if target_name not in COVERED_TARGETS:
             raise ValueError(f"the emulator covers {', '.join(COVERED_TARGETS)}; got {target_name!r}")
         super().__init__(TARGETS[target_name])
         self.machines: dict[str, Machine] = {}
         self._edit = edit or (lambda ptx: ptx)
+        self._builders = builders
 
     def get_current_device(self) -> str:
         # Triton keeps compiled kernels, with their launchers, per device: this driver is a device of its own.
         return f"emulator:{self.target.arch}:{id(self)}"
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        machine = Machine(parse(self._edit(_ptx_of(metadata))))
+        machine = Machine(parse(self._edit(_ptx_of(metadata))), self._builders)
         names = [name for name, kind in source.signature.items() if kind != "constexpr"]
         places = [source.fn.arg_names.index(name) for name in names]
 
@@ -86,17 +92,22 @@ def _bits(value: Any, kind: str, name: str, memory: GlobalMemory) -> int:
 
 
 @contextlib.contextmanager
-def emulated(target: str = "sm_90", edit: Callable[[str], str] | None = None) -> Iterator[EmulatingDriver]:
+def emulated(
+    target: str = "sm_90",
+    edit: Callable[[str], str] | None = None,
+    builders: Mapping[str, Builder] = BUILDERS,
+) -> Iterator[EmulatingDriver]:
     """Within it, Triton kernels given CPU tensors are compiled for `target` and executed by the emulator.
 
     Args:
         edit: Changes each kernel's PTX before it is executed, to see what a missing barrier would have done.
+        builders: As of `Machine`.
 
     Raises:
         KernelsUnavailableError: This process was started for Triton's interpreter, or there is no Triton.
         ValueError: A target that is not covered.
     """
-    driver = EmulatingDriver(target, edit)
+    driver = EmulatingDriver(target, edit, builders)
     triton.runtime.driver.set_active(driver)
     try:
         if mode() != "emulated":

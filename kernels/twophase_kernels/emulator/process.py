@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from twophase_kernels.aot import compiler_environment
 
@@ -21,7 +21,9 @@ class CompilingProcess:
     """Calls functions in a child process that was started without Triton's interpreter, with a kernel cache of its own.
 
     The child starts at the first call and lives until `close`, or the end of a `with`. Functions are named by module,
-    so they must be importable there; arguments and results travel by pickle.
+    so they must be importable there; arguments and results travel by pickle, as bytes.
+    (`Connection.send` would hand over a tensor's memory by a file descriptor, which this child, no child of
+    multiprocessing, may not fetch.)
     """
 
     def __init__(self) -> None:
@@ -41,13 +43,18 @@ class CompilingProcess:
                 f"{function.__qualname__} is defined in __main__, where the other process cannot import it."
             )
         pipe = self._started()
-        pipe.send((function, args, options))
+        pipe.send_bytes(pickle.dumps((function, args, options)))
         try:
-            raised, result = pipe.recv()
+            raised, result = pickle.loads(pipe.recv_bytes())
         except EOFError:
             status = self._child.wait() if self._child else None
             self.close()
             raise RuntimeError(f"the process that compiles ended with exit status {status}") from None
+        except BaseException:  # an interrupt, say: the child would answer a call that nobody waits for
+            if self._child is not None:
+                self._child.kill()
+            self.close()
+            raise
         if raised:
             raise result
         return result
@@ -73,8 +80,13 @@ class CompilingProcess:
             self._pipe, theirs = Pipe()
             environment = compiler_environment(self._cache.name) | {"PYTHONPATH": os.pathsep.join(sys.path)}
             code = f"from twophase_kernels.emulator.process import serve; serve({theirs.fileno()})"
+            # A session of its own: an interrupt from the keyboard, or of a notebook's cell, is for the caller.
             self._child = subprocess.Popen(
-                [sys.executable, "-c", code], env=environment, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL
+                [sys.executable, "-c", code],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
             )
             theirs.close()
         return self._pipe
@@ -85,16 +97,16 @@ def serve(pipe_number: int) -> None:
     pipe = Connection(pipe_number)
     while True:
         try:
-            function, args, options = pipe.recv()
+            message = pipe.recv_bytes()
         except EOFError:
             return
-        reply: tuple[bool, Any]
         try:
-            reply = False, function(*args, **options)
+            function, args, options = pickle.loads(message)
+            reply = pickle.dumps((False, function(*args, **options)))
         except Exception as error:
             error.add_note("In the process that compiles:\n" + traceback.format_exc())
-            reply = True, _portable(error)
-        pipe.send(reply)
+            reply = pickle.dumps((True, _portable(error)))
+        pipe.send_bytes(reply)
 
 
 def _portable(error: Exception) -> Exception:

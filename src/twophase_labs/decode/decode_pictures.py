@@ -122,27 +122,3 @@ def draw_busy(programs: Mapping[str, int], num_sms: int) -> Figure:
         axes.set_xlabel(f"{number} programs: {busy} of {num_sms} SMs busy", color=INK)
         axes.spines[:].set_visible(False)
     return _done(figure)
-
-
-def draw_lines_of_a_warp(strides: Sequence[int], *, item_bytes: int, line_bytes: int, num_lanes: int = 32) -> Figure:
-    """Which units of memory move when 32 neighbours read at these strides (in items), and what of them is used."""
-    figure, axes = plt.subplots(figsize=(10, 0.9 + 0.62 * len(strides)), facecolor="white")
-    num_lines = 32
-    for row, stride in enumerate(strides):
-        addresses = [lane * stride * item_bytes for lane in range(num_lanes)]
-        moved = {address // line_bytes for address in addresses}
-        for line in range(num_lines):
-            colour = COLOURS[4] if line in moved else "white"
-            axes.add_patch(
-                Rectangle((line * line_bytes, row), line_bytes, 0.6, facecolor=colour, alpha=0.6, edgecolor=LINE)
-            )
-        for address in addresses:
-            if address < num_lines * line_bytes:
-                axes.add_patch(Rectangle((address, row), item_bytes, 0.6, facecolor=INK, edgecolor="none"))
-        share = num_lanes * item_bytes / (len(moved) * line_bytes)
-        text = f"stride {stride}: {len(moved)} units move, {share:.1%} of the bytes used".replace(".0%", "%")
-        axes.text(0, row - 0.06, text, ha="left", va="bottom", fontsize=9, color=INK)
-    axes.set(xlim=(-4, num_lines * line_bytes + 4), ylim=(len(strides) - 0.15, -0.4), yticks=[])
-    axes.set_xlabel(f"address, bytes (a border every {line_bytes}; black: read; blue: moved)")
-    axes.spines[["left", "right", "top"]].set_visible(False)
-    return _done(figure)

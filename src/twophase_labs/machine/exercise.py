@@ -51,6 +51,8 @@ class Exercise:
             the answer through a channel; or 'answer', in the answer's own, for a check that looks into it: patches what
             it calls, launches its kernel, or uses isinstance, inspect, weakref or private names on what it made, which
             through the channel is a stand-in with public names only. The default follows the kind.
+        compiled: Of a kernel: one more test, for `check` in a notebook. It is called as a property's once all of them
+            hold, with a kernel that is compiled and emulated in the place of the interpreted one.
         time_limit_s: Wall clock of the whole check; `memory_limit_gib` is on top of what an empty check needs.
     """
 
@@ -73,6 +75,7 @@ class Exercise:
     checked_in: Literal["grader", "answer", "by kind"] = "by kind"
     is_extra: bool = False
     was: str = ""
+    compiled: Test | None = None
 
     def __post_init__(self) -> None:
         is_code = self.kind in ("code", "kernel")
@@ -84,6 +87,7 @@ class Exercise:
             "has checks if it is code, a question if it is not": bool(self.checks) == is_code != bool(self.question),
             "a question has one name": is_code or len(self.names) == 1,
             "a prediction is a Number": self.kind != "prediction" or isinstance(self.question, Number),
+            "is a kernel if it is compiled": self.compiled is None or self.kind == "kernel",
             "has distinct property names": len({p.name for p in self.checks}) == len(self.checks),
         }
         broken = [rule for rule, holds in rules.items() if not holds]

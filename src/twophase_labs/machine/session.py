@@ -36,13 +36,22 @@ class Session:
 
     def verdict(self, exercise: Exercise, namespace: MutableMapping[str, Any], seed: int | None = None) -> Verdict:
         """Judge afresh, first settling for which of the exercises it uses the reference must stand in."""
-        uses = [self.lab.exercise(other) for other in self.lab.all_uses(exercise.id)]
-        fall_back = tuple(other.id for other in uses if not self.known(other, namespace).passed)
+        fall_back = self._fall_back(exercise, namespace)
         found = self.judge.judge(exercise, namespace, fall_back=fall_back, seed=seed)
         objects = self._objects(exercise, namespace)
         self._verdicts[exercise.id] = (objects, found)
         if found.verdict not in ("by_reference", "missing"):
             self._own[exercise.id] = objects
+        return found
+
+    def compiled(self, exercise: Exercise, namespace: MutableMapping[str, Any], verdict: Verdict) -> Verdict:
+        """A passed verdict, with what became of the kernel's compiled code; failed if that does something else."""
+        from twophase_labs.machine.compiled import judge_compiled
+
+        answer = {name: namespace[name] for name in exercise.names}
+        with self.judge.using_references(namespace, self._fall_back(exercise, namespace)):
+            found = judge_compiled(exercise, answer, verdict)
+        self._verdicts[exercise.id] = (self._objects(exercise, namespace), found)
         return found
 
     def known(self, exercise: Exercise, namespace: MutableMapping[str, Any]) -> Verdict:
@@ -52,6 +61,10 @@ class Session:
         if found is not None and len(objects) == len(now) and all(a is b for a, b in zip(objects, now, strict=True)):
             return found
         return self.verdict(exercise, namespace)
+
+    def _fall_back(self, exercise: Exercise, namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
+        uses = [self.lab.exercise(other) for other in self.lab.all_uses(exercise.id)]
+        return tuple(other.id for other in uses if not self.known(other, namespace).passed)
 
     def hand_out(self, exercise: Exercise) -> Any:
         """The reference's objects, remembered, so that they are not taken for the learner's under the same names."""
@@ -121,6 +134,8 @@ def check(exercise: str, *, seed: int | None = None) -> Card:
     namespace = _callers_namespace()
     session, found = _here(exercise)
     verdict = session.verdict(found, namespace, seed)
+    if verdict.passed and found.compiled is not None:
+        verdict = session.compiled(found, namespace, verdict)
     if verdict.verdict in ("not_attempted", "missing", "not_run_here", "by_reference"):
         entry = session.progress.of(exercise)
     else:

@@ -344,54 +344,6 @@ def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
             ),
         ),
     ),
-    "3.9": Bank(
-        wrong=(
-            Wrong(
-                "divides in float32",
-                """
-def units_touched(addresses, num_bytes, unit_bytes):
-    first = (addresses / unit_bytes).floor().long()
-    last = ((addresses + num_bytes - 1) / unit_bytes).floor().long()
-    touched = set()
-    for begin, end in zip(first.tolist(), last.tolist()):
-        touched.update(range(begin, end + 1))
-    return len(touched)
-""",
-                "agrees with a count of bytes",
-            ),
-            Wrong(
-                "a table of 4096 units",
-                """
-def units_touched(addresses, num_bytes, unit_bytes):
-    seen = torch.zeros(4096, dtype=torch.bool)
-    for a in addresses.tolist():
-        seen[a // unit_bytes:(a + num_bytes - 1) // unit_bytes + 1] = True
-    return int(seen.sum())
-""",
-                "counts distant items",
-            ),
-            Wrong(
-                "addresses in int32",
-                """
-def units_touched(addresses, num_bytes, unit_bytes):
-    touched = set()
-    for a in addresses.int().tolist():
-        touched.update(range(a // unit_bytes, (a + num_bytes - 1) // unit_bytes + 1))
-    return len(touched)
-""",
-                "counts distant items",
-            ),
-            Wrong(
-                "units that are powers of two",
-                {
-                    1: "addresses >> (unit_bytes.bit_length() - 1)",
-                    2: "(addresses + num_bytes - 1) >> (unit_bytes.bit_length() - 1)",
-                },
-                "agrees with a count of bytes",
-            ),
-        ),
-        right=(Right("NumPy's integers", {4: "np.int64(len(touched))"}),),
-    ),
     "3.5": Bank(
         wrong=(
             Wrong("blocks of four", {3: "table.num_tokens % 4 == 0"}, "copies a shared partial block"),

@@ -530,25 +530,6 @@ def paged_decode_kernel(q_ptr, k_ptr, v_ptr, block_tables_ptr, seq_lens_ptr, out
     out = acc / row_sum[:, None]
     tl.store(out_ptr + offs_q, out.to(out_ptr.dtype.element_ty), mask=mask_q)
 """
-FAILS_WITHOUT_ANY_3_9 = """
-def units_touched(addresses, num_bytes, unit_bytes):
-    touched = torch.cat([torch.arange(a // unit_bytes, (a + num_bytes - 1) // unit_bytes + 1) for a in addresses.tolist()])
-    return len(touched.unique())
-"""
-INTERVALS_MERGED_3_9 = """
-def units_touched(addresses, num_bytes, unit_bytes):
-    first = (addresses // unit_bytes).sort().values.tolist()
-    span = {a // unit_bytes: 0 for a in addresses.tolist()}
-    for a in addresses.tolist():
-        span[a // unit_bytes] = max(span[a // unit_bytes], (a + num_bytes - 1) // unit_bytes)
-    count, behind = (0, None)
-    for a in sorted(span):
-        b = span[a] + 1
-        start = a if behind is None else max(a, behind)
-        count += max(0, b - start)
-        behind = b if behind is None else max(b, behind)
-    return count
-"""
 TILES_OF_16_3_11 = """
 @triton.jit
 def paged_decode_split_kernel(q_ptr, k_ptr, v_ptr, block_tables_ptr, seq_lens_ptr, out_ptr, lse_ptr, qk_scale, table_row_stride, H: tl.constexpr, H_KV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr):
@@ -918,10 +899,6 @@ BANKS = {
     "3.8": Bank(
         wrong=(Wrong("masks by H", MASKS_BY_H_3_8, rejected_by="leaves the rows of other programs alone"),),
         right=(Right("rows beyond the group see nothing", ROWS_BEYOND_THE_GROUP_SEE_NOTHING_3_8),),
-    ),
-    "3.9": Bank(
-        wrong=(Wrong("fails without any", FAILS_WITHOUT_ANY_3_9, rejected_by="counts distant items"),),
-        right=(Right("intervals merged", INTERVALS_MERGED_3_9),),
     ),
     "3.11": Bank(
         wrong=(

@@ -1,6 +1,7 @@
 """2.9 The prefill kernel on pages."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,6 +123,7 @@ EXERCISES = (
         difficulty=3,
         needs=("triton",),
         time_limit_s=60,
+        compiled=partial(matches_a_loop, query_lens=(7, 1, 12), cached=(0, 20, 9), heads=(6, 2), head_dim=16, page=4),
         objective="attend over a paged cache, for a ragged batch of prompt chunks with grouped heads",
         hints=(
             "Do it by hand for sequence A of the picture: a chunk of 5 tokens behind 6 in the cache, G = 2, BLOCK_Q "

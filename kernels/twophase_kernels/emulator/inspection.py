@@ -1,0 +1,232 @@
+"""The microscope: what a kernel's compiled code asks of a GPU, counted while the emulator runs it.
+
+    report = inspect_kernel(kernel, grid, args, target="sm_90", BLOCK=128)
+    report.show()
+
+In a process that interprets kernels (a notebook, the tests): `inspect_in(process, kernel, grid, args, ...)`, with a
+`CompilingProcess`.
+"""
+
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twophase_kernels import compiled_code
+from twophase_kernels.emulator.driver import emulated
+from twophase_kernels.emulator.kernel_source import KernelSource, kernel_source
+from twophase_kernels.emulator.process import CompilingProcess
+from twophase_kernels.emulator.traffic import GlobalAccess, SharedAccess, Traffic
+from twophase_kernels.occupancy import MULTIPROCESSORS, Occupancy, occupancy
+
+__all__ = ["GlobalAccess", "KernelReport", "Roofline", "SharedAccess", "inspect_in", "inspect_kernel"]
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The two times that a launch takes at least, in seconds, and which is longer: 'memory' or 'arithmetic'."""
+
+    memory_s: float
+    arithmetic_s: float
+
+    @property
+    def bound_by(self) -> str:
+        return "memory" if self.memory_s >= self.arithmetic_s else "arithmetic"
+
+    @property
+    def seconds(self) -> float:
+        return max(self.memory_s, self.arithmetic_s)
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One launch of one kernel.
+
+    Attributes:
+        grid: Programs along x, y, z.
+        num_warps, num_stages: As Triton took them.
+        registers, stack_bytes: Per thread; the stack holds what did not fit into registers.
+        shared_bytes: Per program.
+        bytes_in_flight: The most that a program had asked for by cp.async and not yet waited for.
+        matrix_flops: Of all programs, by mma and wgmma.
+        executed: PTX instructions by name, counted once per warp, of all programs.
+        loop: The main loop in machine code (SASS): instructions by name, as one warp issues them in one turn. Of
+            several loops with matrix products the shortest, which is the one that needs no mask. Empty: none.
+    """
+
+    kernel: str
+    target: str
+    grid: tuple[int, int, int]
+    num_warps: int
+    num_stages: int
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    bytes_in_flight: int
+    matrix_flops: int
+    global_accesses: tuple[GlobalAccess, ...]
+    shared_accesses: tuple[SharedAccess, ...]
+    executed: dict[str, int]
+    loop: dict[str, int]
+
+    @property
+    def loop_instructions(self) -> int:
+        return sum(self.loop.values())
+
+    @property
+    def bytes_moved(self) -> int:
+        """Between the SMs and the L2 cache: whole sectors, each request's anew."""
+        return sum(access.bytes_moved for access in self.global_accesses)
+
+    @property
+    def bytes_asked(self) -> int:
+        return sum(access.bytes_asked for access in self.global_accesses)
+
+    @property
+    def conflicts(self) -> int:
+        """Wavefronts of shared memory too many."""
+        return sum(access.conflicts for access in self.shared_accesses)
+
+    def occupancy(self, card: str) -> Occupancy:
+        """On a card of `MULTIPROCESSORS`, as if the code compiled for it took the same registers and shared memory.
+
+        Raises:
+            ValueError: A card that is not known here.
+        """
+        if card not in MULTIPROCESSORS:
+            raise ValueError(f"the cards known here are {', '.join(MULTIPROCESSORS)}; got {card!r}")
+        return occupancy(MULTIPROCESSORS[card], self.num_warps, self.registers, self.shared_bytes)
+
+    def roofline(self, bytes_per_s: float, flops_per_s: float) -> Roofline:
+        """What a data sheet's peaks allow, under four assumptions.
+
+        All sectors come from memory once per request (no cache gives one twice), at the full bandwidth; matrix products
+        are all the arithmetic there is; both run at their peaks at the same time; the launch fills the GPU.
+        """
+        for name, peak in (("bytes_per_s", bytes_per_s), ("flops_per_s", flops_per_s)):
+            if not peak > 0:
+                raise ValueError(f"{name} should be positive, got {peak}")
+        return Roofline(self.bytes_moved / bytes_per_s, self.matrix_flops / flops_per_s)
+
+    def show(self) -> str:
+        """A table, printed."""
+        tables = [self._global_table(), *([self._shared_table()] if self.shared_accesses else [])]
+        text = "\n".join([*self._resources(), *(line for table in tables for line in ("", *table))])
+        print(text)
+        return text
+
+    def _resources(self) -> list[str]:
+        mix = ", ".join(f"{count} {name}" for name, count in Counter(self.loop).most_common(8))
+        loop = f"{self.loop_instructions:,} instructions a turn and warp: {mix}, ..." if self.loop else "none"
+        lines = [
+            f"{self.kernel} for {self.target}: {self.grid} programs of {self.num_warps} warps",
+            f"  registers {self.registers} a thread, {self.stack_bytes} bytes of stack; shared memory "
+            f"{self.shared_bytes:,} bytes, {self.bytes_in_flight:,} bytes in flight at most",
+            f"  loop with matrix products: {loop}",
+        ]
+        for card in MULTIPROCESSORS:
+            found = self.occupancy(card)
+            lines.append(
+                f"  {card:<8} {found.blocks:2} programs, {found.warps} of {found.max_warps} warps per SM; limited by "
+                f"{found.limited_by}"
+            )
+        return lines
+
+    def _global_table(self) -> list[str]:
+        row = "{:<28} {:<26} {:>6} {:>9} {:>8} {:>6} {:>5}"
+        head = row.format("global memory", "instruction", "thread", "requests", "sectors", "least", "used")
+        return [head] + [
+            row.format(
+                a.source, a.instruction, f"{a.thread_bytes} B", f"{a.requests:,}", f"{a.sectors_per_request:.1f}",
+                f"{a.least_per_request:.1f}", f"{a.efficiency:.0%}",
+            )
+            for a in self.global_accesses
+        ]  # fmt: skip
+
+    def _shared_table(self) -> list[str]:
+        row = "{:<28} {:<26} {:>6} {:>9} {:>10} {:>9}"
+        head = row.format("shared memory", "instruction", "thread", "requests", "wavefronts", "conflicts")
+        return [head] + [
+            row.format(
+                a.source, a.instruction, f"{a.thread_bytes} B", f"{a.requests:,}", f"{a.wavefronts:,}",
+                f"{a.conflicts:,}",
+            )
+            for a in self.shared_accesses
+        ]  # fmt: skip
+
+
+def inspect_kernel(
+    kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], target: str = "sm_90", **options: Any
+) -> KernelReport:
+    """Compile `kernel` for `target`, run `kernel[grid](*args, **options)` in the emulator, and count.
+
+    Tensors lie on the CPU and are changed in place.
+
+    Raises:
+        EmulationError: as `emulate`: what a GPU would punish or leave undefined, with the line of Python.
+        KernelsUnavailableError: This process runs kernels in the interpreter (`inspect_in` helps), or has no Triton.
+        ValueError: A target that the emulator does not cover.
+    """
+    traffic = Traffic()
+    with emulated(target, builders=traffic.builders) as driver:
+        compiled = kernel[grid](*args, **options)
+    machine = next(iter(driver.machines.values()))
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        registers, stack_bytes = compiled_code.resources_cuda(cubin)
+        loop = min(compiled_code.matrix_loops(compiled_code.sass_cuda(cubin)), key=len, default=[])
+    return KernelReport(
+        kernel=compiled.metadata.name,
+        target=target,
+        grid=(*grid, 1, 1)[:3],
+        num_warps=compiled.metadata.num_warps,
+        num_stages=compiled.metadata.num_stages,
+        registers=registers,
+        stack_bytes=stack_bytes,
+        shared_bytes=compiled.metadata.shared,
+        bytes_in_flight=traffic.bytes_in_flight,
+        matrix_flops=traffic.matrix_flops,
+        global_accesses=traffic.global_accesses,
+        shared_accesses=traffic.shared_accesses,
+        executed=dict(machine.executed),
+        loop=dict(Counter(_opcode(instruction) for instruction in loop)),
+    )
+
+
+def inspect_in(
+    process: CompilingProcess,
+    kernel: Any,
+    grid: tuple[int, ...],
+    args: tuple[Any, ...],
+    target: str = "sm_90",
+    **options: Any,
+) -> KernelReport:
+    """`inspect_kernel` in a process that compiles, of a kernel from any place; `args` are filled in here, too.
+
+    Raises:
+        ValueError: also if the kernel's text is not known, or uses names that cannot travel.
+    """
+    report, tensors = process.call(_inspect_there, kernel_source(kernel), grid, args, target, options)
+    for mine, theirs in zip(_tensors(args), tensors, strict=True):
+        mine.copy_(theirs)
+    return report
+
+
+def _inspect_there(
+    source: KernelSource, grid: tuple[int, ...], args: tuple[Any, ...], target: str, options: dict[str, Any]
+) -> tuple[KernelReport, list[torch.Tensor]]:
+    return inspect_kernel(source.load(), grid, args, target, **options), _tensors(args)
+
+
+def _tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [arg for arg in args if isinstance(arg, torch.Tensor)]
+
+
+def _opcode(instruction: str) -> str:
+    """'LDS' of '@!P0 LDS.128 R4, [R2]'."""
+    words = instruction.split()
+    return (words[1] if words[0].startswith("@") else words[0]).partition(".")[0]

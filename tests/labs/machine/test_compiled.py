@@ -1,0 +1,152 @@
+"""A kernel that passed in the interpreter, once more as compiled code: accepted, refused, or not run here."""
+
+import linecache
+import re
+
+import pytest
+import torch
+
+from tests.labs.demo import LAB
+from tests.labs.machine.test_session import notebook, solved
+from twophase_kernels.emulator import NotCoveredError
+from twophase_labs.kit.microscope import draw_requests, show_compiled, tile_loads
+from twophase_labs.machine import compiled as compiled_module
+from twophase_labs.machine.checks import compare
+from twophase_labs.machine.compiled import Compiled, judge_compiled
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.judge import Verdict
+from twophase_labs.machine.kernels import tl, triton
+
+PASSED = Verdict("9.1", "passed", "every property holds", held=("adds one",), notes=("a note",))
+CELL = """
+@triton.jit
+def add_one(x_ptr, y_ptr, length, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=offs < length)
+    tl.store(y_ptr + offs, x + 1, mask=offs < length)
+"""
+ORDER = ("offs = tl.arange(0, BLOCK)", "offs = tl.arange(0, BLOCK) % 8 * (BLOCK // 8) + tl.arange(0, BLOCK) // 8")
+
+
+def adds_one(answer, draw, length=100):
+    x = draw.normal(length)
+    y = torch.zeros(length)
+    answer.add_one[(1,)](x, y, length, BLOCK=128)
+    compare(y, x + 1, what="the result")
+
+
+EXERCISE = Exercise(
+    id="9.1", title="Add one", kind="kernel", names=("add_one",), points=1, minutes=1, objective="add",
+    checks=(Property("adds one", adds_one, "Add one."),), compiled=adds_one,
+)  # fmt: skip
+
+
+def kernel(old="", new=""):
+    """The cell's kernel, with an edit."""
+    text = CELL.replace(old, new) if old else CELL
+    file = f"<cell {len(text)} {hash(text)}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    namespace = {"triton": triton, "tl": tl, "__name__": "__main__"}
+    exec(compile(text, file, "exec"), namespace)
+    return namespace["add_one"]
+
+
+def judged(old="", new=""):
+    return judge_compiled(EXERCISE, {"add_one": kernel(old, new)}, PASSED)
+
+
+def test_a_right_kernel_gets_a_note():
+    found = judged()
+    assert found.passed
+    assert found.notes == ("a note", "compiled code: right as well, compiled for an H100 and executed without one")
+
+
+def test_an_uncoalesced_kernel_is_accepted_and_counted(capsys):
+    assert judged(*ORDER).passed
+    accesses = {}
+    for name, edit in (("side by side", ()), ("strided", ORDER)):
+        under = Compiled(kernel(*edit))
+        adds_one(type("Answer", (), {"add_one": under}), compiled_module.Draw(1), length=128)
+        accesses[name] = tile_loads(under)[0]
+        show_compiled(under, keys_per_turn=128)
+    assert [a.efficiency for a in accesses.values()] == [1, 1 / 2]
+    printed = capsys.readouterr().out
+    assert "x = tl.load(x_ptr + offs, ma ..." in printed
+    assert "H100" in printed
+    assert "no loop with matrix products" in printed
+    panels = draw_requests(accesses).axes
+    assert [panel.get_title(loc="left").partition(":")[0] for panel in panels] == list(accesses)
+    assert all(panel.patches for panel in panels)
+
+
+def test_a_wrong_result_of_the_compiled_code():
+    found = judged("x + 1", "x + 2")
+    assert (found.verdict, found.failed_property) == ("failed", "compiled code")
+    assert found.reason.startswith(
+        "interpreted, the kernel is right; compiled for an H100 and executed without one, it"
+    )
+    assert "the result differs first at index [0]" in found.reason
+
+
+def test_a_fault_is_shown_with_its_line():
+    found = judged("x_ptr + offs, mask=offs < length", "x_ptr + offs")
+    assert found.verdict == "failed"
+    assert "read of" in found.reason
+    assert "x_ptr, which has 400" in found.reason
+    assert found.details == ("line 5 of the cell: x = tl.load(x_ptr + offs)",)
+
+
+def test_what_the_compiler_refuses():
+    found = judged("x + 1", "x + tl.arange(0, 3)")
+    assert found.verdict == "failed"
+    assert found.reason.startswith("the compiler for an H100 refuses it: ")
+
+
+def test_without_a_compiler_it_says_so(monkeypatch):
+    monkeypatch.setattr(compiled_module, "IMPORT_ERROR", ImportError("No module named 'triton'"))
+    found = judged("x + 1", "x + 2")
+    assert found.passed
+    assert found.notes[1] == "not run here: compiled code (Triton is not installed: No module named 'triton')"
+
+
+def test_what_the_emulator_does_not_cover_is_not_held_against_it():
+    def not_covered(answer, draw):
+        raise NotCoveredError("this instruction is not covered")
+
+    exercise = Exercise(**{**vars(EXERCISE), "compiled": not_covered})
+    found = judge_compiled(exercise, {"add_one": kernel()}, PASSED)
+    assert found.passed
+    assert found.notes[1] == "not run here: compiled code (this instruction is not covered)"
+
+
+def test_only_kernels_are_compiled():
+    with pytest.raises(ValueError, match="is a kernel if it is compiled"):
+        Exercise(**{**vars(EXERCISE), "kind": "code"})
+
+
+def test_a_kernel_that_was_not_launched_has_no_report():
+    with pytest.raises(ValueError, match="the kernel was not launched"):
+        tile_loads(Compiled(kernel()))
+
+
+def test_check_runs_it_when_all_properties_hold(notebook, monkeypatch):
+    """Its verdict is the card's, the file's, and what `use` goes by."""
+    asked = []
+
+    def refuse(answer, draw):
+        asked.append(answer.running_mean.kernel)
+        compare(1, 2, what="the result")
+
+    given = {**vars(LAB.exercise("1.1")), "kind": "kernel", "compiled": refuse}
+    monkeypatch.setitem(LAB.exercises, "1.1", Exercise(**given))
+    notebook.run(solved("1.1", {2: "0, x.shape[-1]"}))
+    assert re.search(r"fails +matches a loop", repr(notebook.ask('check("1.1")')))
+    assert asked == []
+    notebook.run(solved("1.1"))
+    card = repr(notebook.ask('check("1.1")'))
+    assert re.search(r"fails +compiled code", card)
+    assert "it is not: the result is 1, expected 2" in card
+    assert asked == [notebook.namespace["running_mean"]]
+    assert notebook.file()["1.1"]["verdict"] == "failed"
+    notebook.ask('use("1.1")')
+    assert len(asked) == 1
