@@ -36,7 +36,17 @@ def move(instruction: Instruction, widths: dict[str, int]) -> Execute:
             state.write(target, np.stack(columns, 1).view(UNSIGNED[bits_of(kind)])[:, 0])
 
         return join
-    return elementwise(instruction, widths, lambda a: a, (kind,), kind)
+    plain = elementwise(instruction, widths, lambda a: a, (kind,), kind)
+    names = {operand.name for operand in (target, source) if isinstance(operand, Register)}
+
+    def copy(state: State) -> None:
+        # The compiler puts copies wherever it likes, between a wgmma.fence and a product too: no use, just a new name.
+        is_used = isinstance(source, Register) and source.name in state.unfenced
+        plain(state)
+        if not is_used:
+            state.unfenced -= names
+
+    return copy
 
 
 def load(instruction: Instruction, widths: dict[str, int]) -> Execute:

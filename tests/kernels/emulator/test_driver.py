@@ -116,6 +116,7 @@ def test_calls_travel_both_ways(compiling):
     assert compiling.call(pid_and_mode, 1)[0] == pid, "an error is not its end"
 
 
+@pytest.mark.full  # two more processes, of seconds each
 def test_a_process_that_dies_is_replaced():
     with CompilingProcess() as process:
         with pytest.raises(RuntimeError, match="ended with exit status 3"):

@@ -110,6 +110,10 @@ MUTANTS = {
         ("waits for one group fewer", "return lambda state: state.copies.wait(state, keep)", "return lambda state: state.copies.wait(state, keep + 1)"),
         ("waits for all", "return lambda state: state.copies.wait(state, keep)", "return lambda state: state.copies.wait(state, 0)"),
     ],
+    ("movement", test_matrix): [
+        ("copies are uses", "if not is_used:", "if False:"),
+        ("no copy is a use", "if not is_used:", "if True:"),
+    ],
     ("state", test_movement): [
         ("lanes that are off are written", "if self.active is not None:\n            old", "if False:\n            old"),
         ("every axis is x", '"xyz".index(axis) if axis else 0', "0"),

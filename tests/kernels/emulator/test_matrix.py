@@ -264,15 +264,16 @@ def check_sums_before_the_wait(module):
 def check_fences_of_registers(module):
     """Between a thread's use of a sum or of A and a product's there must be a wgmma.fence, and one before the first."""
     of_registers = product_of("{%r11, %r12, %r13, %r14}", "%rd2")
-    write_sum, read_sum, write_a = "mov.b32 %r20, 0;", "mov.b32 %r90, %r20;", "mov.b32 %r13, 0;"
+    write_sum, read_sum, write_a = "xor.b32 %r20, %r2, %r2;", "add.s32 %r90, %r20, 1;", "xor.b32 %r13, %r2, %r2;"
+    copy_used, copy_fenced = "mov.b32 %r20, %r91;", "mov.b32 %r20, %r92;"  # a copy is as its source
     for lines in (
         [write_sum, FENCE, PRODUCT], [FENCE, PRODUCT, PRODUCT], [FENCE, "mov.b32 %r90, 0;", PRODUCT],
-        [write_a, FENCE, of_registers, of_registers], [FENCE, PRODUCT, COMMIT, WAIT, read_sum, FENCE, PRODUCT],
+        ["add.s32 %r92, %r2, 1;", FENCE, copy_fenced, PRODUCT], [write_a, FENCE, of_registers, of_registers], [FENCE, PRODUCT, COMMIT, WAIT, read_sum, FENCE, PRODUCT],
     ):  # fmt: skip
         multiplying([*lines, COMMIT, WAIT], module)
     after_a_product = [FENCE, PRODUCT, COMMIT, WAIT]
     for lines in (
-        [PRODUCT], [FENCE, write_sum, PRODUCT], [FENCE, write_a, of_registers], [*after_a_product, read_sum, PRODUCT]
+        [FENCE, "add.s32 %r91, %r2, 1;", copy_used, PRODUCT], [PRODUCT], [FENCE, write_sum, PRODUCT], [FENCE, write_a, of_registers], [*after_a_product, read_sum, PRODUCT]
     ):  # fmt: skip
         with pytest.raises(RaceError, match=r"with no wgmma\.fence in between"):
             multiplying(lines, module)
