@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from twophase_kernels.emulator import KernelReport
 from twophase_kernels.emulator.traffic import SECTOR, GlobalAccess
 from twophase_labs.machine.compiled import Compiled
-from twophase_labs.machine.pictures import COLOURS, INK, LINE
+from twophase_labs.machine.pictures import COLOURS, INK
 
 CARDS = ("A100", "H100", "B200", "RTX 4090")
 
@@ -87,15 +87,16 @@ def _draw_access(axes: Axes, name: str, access: GlobalAccess, most: int) -> None
         places = _places(access, warp)
         sectors = sorted({place // SECTOR for place in places})
         for column, sector in enumerate(sectors):
-            axes.add_patch(Rectangle((column * SECTOR, row), SECTOR, 0.7, facecolor="white", edgecolor=LINE))
             used = sorted({place for place in places if place // SECTOR == sector})
-            for place in used:
+            for place in used:  # a thin white edge between threads
                 axes.add_patch(
                     Rectangle(
                         (column * SECTOR + place % SECTOR, row), access.thread_bytes, 0.7,
-                        facecolor=COLOURS[warp % len(COLOURS)], edgecolor=INK, linewidth=0.3,
+                        facecolor=COLOURS[warp % len(COLOURS)], edgecolor="white", linewidth=0.8,
                     )
                 )  # fmt: skip
+            frame = Rectangle((column * SECTOR, row), SECTOR, 0.7, fill=False, edgecolor=INK, linewidth=1.2)
+            axes.add_patch(frame)
     axes.set(xlim=(-2, most * SECTOR + 2), ylim=(len(warps), -0.2))
     axes.set_yticks([row + 0.35 for row in range(len(warps))], [f"warp {warp}" for warp in warps], color=INK)
     axes.set_xticks([])
