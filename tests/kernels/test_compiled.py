@@ -194,7 +194,16 @@ def check_labs(target, dtype):
         case = make_case([12, 33, 20], [5, 33, 1], dtype=dtype)
         k_cache, v_cache, tables, lens = case.cache
         got = launch_paged_prefill(
-            prefill["paged_prefill_kernel"], case.q, k_cache, v_cache, tables, lens, case.cu_query_lens, case.scale
+            prefill["paged_prefill_kernel"],
+            case.q,
+            k_cache,
+            v_cache,
+            tables,
+            lens,
+            case.cu_query_lens,
+            case.scale,
+            block_m=32,
+            block_n=32,
         )
         assert_attention(got, attention_oracle(case))
 
