@@ -61,8 +61,7 @@ def test_some_pairs_work(pair, folder):
 @pytest.mark.full
 @pytest.mark.parametrize("pair", WORKING, ids=name_of)
 def test_all_pairs_work(pair, folder):
-    for seed in (2, 3) if not SLOW & set(pair) else (2,):
-        check_features(pair, seed, folder)
+    check_features(pair, seed=2, folder=folder)
 
 
 @pytest.mark.full
