@@ -1,8 +1,7 @@
 """Every kernel as it is compiled for GPUs, executed by the emulator and compared with fp64 oracles.
 
 What the interpreter cannot show runs here: bfloat16, fp8 by hardware, the compiler's layouts, pipelines and barriers,
-and any access out of bounds. `make test` runs a sample (SMALL), `--full` everything: under six minutes on one core, most
-of which is compiling.
+and any access out of bounds. `make test` runs a sample (SMALL), `--full` everything; most of its time is compiling.
 """
 
 import dataclasses
