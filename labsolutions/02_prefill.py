@@ -1497,8 +1497,25 @@ show_compiled(compiled, keys_per_turn=64)
 
 # %% [markdown]
 # **Read the result.** Where `sectors each` is what `at least` says, nothing moves that nobody asked for: the loads are
-# *coalesced*. (A program whose part of the LSE begins within a sector touches one more.) Under way at most are a tile
-# of K, one of V, and block numbers: room for one tile ahead.
+# *coalesced*. (A program whose part of the LSE begins within a sector touches one more.) A kernel whose neighbouring
+# threads read places far apart is right as well, and moves more. Now the engine's kernel on the same tensors, with the
+# tile that it takes on an H100:
+
+# %%
+# needs: triton
+from twophase_kernels.paged_prefill import paged_prefill
+from twophase_labs.kit.microscope import show_beside
+from twophase_labs.machine.compiled import inspect_engine
+
+engines = inspect_engine(paged_prefill, **halves, scale=batch.scale, max_query_len=42)
+show_beside({"yours": compiled.report, "the engine's": engines})
+
+# %% [markdown]
+# **Read the result.** A load of K is as good as it can be in the engine's kernel; is it in yours? The tile of 64 keys
+# takes 8 KB for K and 8 KB for V: what is under way in yours is one tile, in the engine's two, for it knows the next
+# tile's blocks already. It also runs more warps, and the operations per byte tell how often a loaded key is used: once
+# for each row of the query tile. To keep an H100's tensor cores busy from memory alone takes 295 (lab 1's roofline:
+# 989 TFLOP/s over 3.35 TB/s), which is why K and V that several programs read should still be in the L2 cache.
 
 # %% [markdown]
 # ### Which idea does what

@@ -1013,7 +1013,7 @@ decode_pictures.draw_weights(
 from twophase_labs.kit.microscope import show_compiled, tile_loads
 from twophase_labs.machine.compiled import Compiled
 
-pool = random_pages([200], page=16, num_kv_heads=1, group=4, head_dim=64)
+pool = random_pages([240], page=16, num_kv_heads=1, group=4, head_dim=64)
 q, k_cache, v_cache = pool.q.half(), pool.k_cache.half(), pool.v_cache.half()
 tables = pool.block_tables, pool.seq_lens, pool.scale
 compiled = Compiled(paged_decode_kernel)
@@ -1023,7 +1023,16 @@ show_compiled(compiled, keys_per_turn=64)
 # %% [markdown]
 # **Read the result.** Of the loads the two with the most requests are K and V. Where `sectors each` is what `at least`
 # says, nothing moves that nobody asked for; and the more programs are on a multiprocessor (SM) at once, the more loads
-# are under way.
+# are under way. Beside it, the engine's kernel on the same tensors:
+
+# %%
+# needs: triton
+from twophase_kernels.paged_decode import paged_decode
+from twophase_labs.kit.microscope import show_beside
+from twophase_labs.machine.compiled import inspect_engine
+
+engines = inspect_engine(paged_decode, q, k_cache, v_cache, *tables[:2], scale=pool.scale, num_splits=1)
+show_beside({"yours": compiled.report, "the engine's": engines})
 
 # %% [markdown]
 # ### Open the engine
@@ -1084,7 +1093,7 @@ from twophase_labs.kit.microscope import draw_requests
 strided = Compiled(strided_decode_kernel)
 as_strided = (q, k_cache.mT.contiguous().view(k_cache.shape), v_cache, *tables)
 print("the same result:", torch.allclose(out, launch_paged_decode(strided, *as_strided, block_n=64), atol=1e-3))
-k_loads = {"yours": tile_loads(compiled)[0], "strided": tile_loads(strided)[0]}
+k_loads = {name: tile_loads(kernel.report)[0] for name, kernel in (("yours", compiled), ("strided", strided))}
 for name, load in k_loads.items():
     print(f"{name:>8}: {load.requests} requests of {load.sectors_per_request:.0f} sectors, {load.sectors:,} in all")
 measured("3.9", k_loads["strided"].sectors / k_loads["yours"].sectors)

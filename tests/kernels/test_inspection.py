@@ -12,7 +12,7 @@ from tests.mutation import Mutant
 from twophase_kernels._triton import tl, triton
 from twophase_kernels.emulator import CompilingProcess, MemoryFault
 from twophase_kernels.emulator import traffic as traffic_module
-from twophase_kernels.emulator.inspection import KernelReport, inspect_in, inspect_kernel
+from twophase_kernels.emulator.inspection import KernelReport, inspect_call, inspect_in, inspect_kernel
 from twophase_kernels.emulator.kernel_source import kernel_source
 from twophase_kernels.emulator.machine import Machine
 from twophase_kernels.emulator.memory import GlobalMemory
@@ -251,6 +251,25 @@ def test_a_strided_kernel_from_here(process, capsys):
     assert capsys.readouterr().out == text + "\n"
     assert "32.0" in text
     assert "strided_copy for sm_90" in text
+
+
+def copy_times(num_times: int, x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    for _ in range(num_times):
+        strided_copy[(len(x) // 32,)](x, y, 1, N=32, num_warps=1)
+    return y
+
+
+def test_the_kernel_that_a_wrapper_launches(process):
+    report = process.call(inspect_call, copy_times, 1, torch.arange(96.0), target="sm_80")
+    assert (report.kernel, report.target, report.grid) == ("strided_copy", "sm_80", (3, 1, 1))
+    assert report.bytes_asked == 3 * 2 * 32 * 4
+
+
+@pytest.mark.parametrize("num_times", [0, 2])
+def test_a_wrapper_that_launches_another_number_of_kernels(process, num_times):
+    with pytest.raises(ValueError, match=f"copy_times launches {num_times} kernels; one at a time"):
+        process.call(inspect_call, copy_times, num_times, torch.zeros(32))
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])

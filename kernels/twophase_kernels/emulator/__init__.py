@@ -7,7 +7,7 @@ for what is not covered.
 
 from twophase_kernels.emulator.driver import EmulatingDriver, emulate, emulated
 from twophase_kernels.emulator.errors import EmulationError, MemoryFault, NotCoveredError, RaceError
-from twophase_kernels.emulator.inspection import KernelReport, inspect_in, inspect_kernel
+from twophase_kernels.emulator.inspection import KernelReport, inspect_call, inspect_in, inspect_kernel
 from twophase_kernels.emulator.process import CompilingProcess
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "RaceError",
     "emulate",
     "emulated",
+    "inspect_call",
     "inspect_in",
     "inspect_kernel",
 ]

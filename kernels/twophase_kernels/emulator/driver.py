@@ -7,7 +7,7 @@ import contextlib
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,11 +21,26 @@ from twophase_kernels.emulator.ptx import parse
 COVERED_TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90")  # sm_100's tcgen05 and AMD's instructions are not
 
 
+class Launched(NamedTuple):
+    """A kernel as it was compiled, the grid of its latest launch, and the machine that ran it, with its counts.
+
+    metadata: Triton's: name, num_warps, num_stages, shared, hash.
+    """
+
+    metadata: Any
+    grid: tuple[int, int, int]
+    machine: Machine
+
+    def file(self, kind: str) -> Path:
+        """Of the compiler's products: 'ptx', 'cubin'."""
+        return _compiled_file(self.metadata, kind)
+
+
 class EmulatingDriver(CompileOnlyDriver):
     """Compiles for `target_name` and executes what was compiled.
 
     Attributes:
-        machines: Name of each kernel launched so far -> the machine that ran it, with its counts.
+        launched: Each kernel so far, by name; of several specialisations the latest.
     """
 
     is_emulated = True
@@ -39,7 +54,7 @@ class EmulatingDriver(CompileOnlyDriver):
         if target_name not in COVERED_TARGETS:
             raise ValueError(f"the emulator covers {', '.join(COVERED_TARGETS)}; got {target_name!r}")
         super().__init__(TARGETS[target_name])
-        self.machines: dict[str, Machine] = {}
+        self.launched: dict[str, Launched] = {}
         self._edit = edit or (lambda ptx: ptx)
         self._builders = builders
 
@@ -48,7 +63,7 @@ class EmulatingDriver(CompileOnlyDriver):
         return f"emulator:{self.target.arch}:{id(self)}"
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        machine = Machine(parse(self._edit(_ptx_of(metadata))), self._builders)
+        machine = Machine(parse(self._edit(_compiled_file(metadata, "ptx").read_text())), self._builders)
         names = [name for name, kind in source.signature.items() if kind != "constexpr"]
         places = [source.fn.arg_names.index(name) for name in names]
 
@@ -60,20 +75,20 @@ class EmulatingDriver(CompileOnlyDriver):
                 for place, name in zip(places, names, strict=True)
             ]
             self.launches += 1
-            self.machines[metadata.name] = machine
+            self.launched[metadata.name] = Launched(metadata, grid, machine)
             machine.launch(grid, parameters, memory, metadata.shared)
 
         return launch
 
 
-def _ptx_of(metadata: Any) -> str:
+def _compiled_file(metadata: Any, kind: str) -> Path:
     from triton.runtime.cache import get_cache_manager
 
     files = get_cache_manager(metadata.hash).get_group(f"{metadata.name[:150]}.json") or {}
-    path = next((path for name, path in files.items() if name.endswith(".ptx")), None)
+    path = next((path for name, path in files.items() if name.endswith(f".{kind}")), None)
     if path is None:
-        raise KernelsUnavailableError(f"Triton's cache has no PTX of {metadata.name}")
-    return Path(path).read_text()
+        raise KernelsUnavailableError(f"Triton's cache has no {kind} of {metadata.name}")
+    return Path(path)
 
 
 def _bits(value: Any, kind: str, name: str, memory: GlobalMemory) -> int:
@@ -132,4 +147,4 @@ def emulate(
     """
     with emulated(target) as driver:
         kernel[grid](*args, **options)
-    return next(iter(driver.machines.values()))
+    return next(iter(driver.launched.values())).machine

@@ -3,14 +3,14 @@
     report = inspect_kernel(kernel, grid, args, target="sm_90", BLOCK=128)
     report.show()
 
-In a process that interprets kernels (a notebook, the tests): `inspect_in(process, kernel, grid, args, ...)`, with a
-`CompilingProcess`.
+`inspect_call(function, ...)` does so for the kernel that a wrapper launches. In a process that interprets kernels (a
+notebook, the tests) it takes a `CompilingProcess`: `inspect_in(process, kernel, grid, args, ...)`, or
+`process.call(inspect_call, function, ...)`.
 """
 
-import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from twophase_kernels.emulator.process import CompilingProcess
 from twophase_kernels.emulator.traffic import GlobalAccess, SharedAccess, Traffic
 from twophase_kernels.occupancy import MULTIPROCESSORS, Occupancy, occupancy
 
-__all__ = ["GlobalAccess", "KernelReport", "Roofline", "SharedAccess", "inspect_in", "inspect_kernel"]
+__all__ = ["GlobalAccess", "KernelReport", "Roofline", "SharedAccess", "inspect_call", "inspect_in", "inspect_kernel"]
 
 
 @dataclass(frozen=True)
@@ -170,29 +170,42 @@ def inspect_kernel(
         KernelsUnavailableError: This process runs kernels in the interpreter (`inspect_in` helps), or has no Triton.
         ValueError: A target that the emulator does not cover.
     """
+    return inspect_call(_launch, kernel, grid, args, options, target=target)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    kernel[grid](*args, **options)
+
+
+def inspect_call(function: Callable[..., Any], *args: Any, target: str = "sm_90", **options: Any) -> KernelReport:
+    """As `inspect_kernel`, of the one kernel that `function(*args, **options)` launches: a wrapper's, as it chooses.
+
+    Raises:
+        ValueError: also if it launches none, or several.
+    """
     traffic = Traffic()
     with emulated(target, builders=traffic.builders) as driver:
-        compiled = kernel[grid](*args, **options)
-    machine = next(iter(driver.machines.values()))
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(compiled.asm["cubin"])
-        registers, stack_bytes = compiled_code.resources_cuda(cubin)
-        loop = min(compiled_code.matrix_loops(compiled_code.sass_cuda(cubin)), key=len, default=[])
+        function(*args, **options)
+    if driver.launches != 1:
+        raise ValueError(f"{function.__name__} launches {driver.launches} kernels; one at a time can be inspected")
+    (launched,) = driver.launched.values()
+    metadata = launched.metadata
+    registers, stack_bytes = compiled_code.resources_cuda(launched.file("cubin"))
+    loop = min(compiled_code.matrix_loops(compiled_code.sass_cuda(launched.file("cubin"))), key=len, default=[])
     return KernelReport(
-        kernel=compiled.metadata.name,
+        kernel=metadata.name,
         target=target,
-        grid=(*grid, 1, 1)[:3],
-        num_warps=compiled.metadata.num_warps,
-        num_stages=compiled.metadata.num_stages,
+        grid=launched.grid,
+        num_warps=metadata.num_warps,
+        num_stages=metadata.num_stages,
         registers=registers,
         stack_bytes=stack_bytes,
-        shared_bytes=compiled.metadata.shared,
+        shared_bytes=metadata.shared,
         bytes_in_flight=traffic.bytes_in_flight,
         matrix_flops=traffic.matrix_flops,
         global_accesses=traffic.global_accesses,
         shared_accesses=traffic.shared_accesses,
-        executed=dict(machine.executed),
+        executed=dict(launched.machine.executed),
         loop=dict(Counter(_opcode(instruction) for instruction in loop)),
     )
 

@@ -22,9 +22,9 @@ def report_of(compiled: Compiled) -> KernelReport:
     return compiled.report
 
 
-def tile_loads(compiled: Compiled) -> list[GlobalAccess]:
+def tile_loads(report: KernelReport) -> list[GlobalAccess]:
     """The loads of K and V, in the order of the source: those of the two lines that ask for most."""
-    loads = [access for access in report_of(compiled).global_accesses if not access.is_store]
+    loads = [access for access in report.global_accesses if not access.is_store]
     by_line: dict[str, int] = {}
     for access in loads:
         by_line[access.source] = by_line.get(access.source, 0) + access.bytes_asked
@@ -51,6 +51,27 @@ def show_compiled(compiled: Compiled, keys_per_turn: int) -> None:
     for card in CARDS:
         found = report.occupancy(card)
         print(f"  {card:<8} {found.blocks} ({found.warps} of {found.max_warps} warps), limited by {found.limited_by}")
+
+
+def show_beside(reports: Mapping[str, KernelReport]) -> None:
+    """Prints a column for each kernel: what a load of K moves, what is under way, and where the roofline has it."""
+    loads_of_k = {name: tile_loads(report)[0] for name, report in reports.items()}
+    rows = {
+        "a load of K: bytes a thread": [f"{load.thread_bytes}" for load in loads_of_k.values()],
+        "  sectors a request": [f"{load.sectors_per_request:.1f}" for load in loads_of_k.values()],
+        "  at least": [f"{load.least_per_request:.1f}" for load in loads_of_k.values()],
+        "sectors of all loads": [
+            f"{sum(access.sectors for access in report.global_accesses if not access.is_store):,}"
+            for report in reports.values()
+        ],
+        "loads under way, bytes at most": [f"{report.bytes_in_flight:,}" for report in reports.values()],
+        "warps at once on an H100's SM": [f"{report.occupancy('H100').warps}" for report in reports.values()],
+        "operations per byte moved": [f"{report.matrix_flops / report.bytes_moved:.1f}" for report in reports.values()],
+    }
+    width = max(14, *(len(name) + 2 for name in reports))
+    print(" " * 31 + "".join(f"{name:>{width}}" for name in reports))
+    for what, values in rows.items():
+        print(f"{what:31}" + "".join(f"{value:>{width}}" for value in values))
 
 
 def _beginning(line: str, width: int = 32) -> str:

@@ -3,6 +3,7 @@
     compiled = Compiled(kernel)             # stands where the kernel would
     launch_paged_decode(compiled, ...)      # the same launch, the same result
     compiled.report                         # what was counted
+    inspect_engine(paged_decode, ...)       # likewise, of the kernel that a wrapper of the engine launches
 
 `check` runs a kernel in this way once it has passed in the interpreter, if its exercise says how.
 """
@@ -17,7 +18,14 @@ from typing import Any
 from torch import Tensor
 
 from twophase_kernels._triton import IMPORT_ERROR
-from twophase_kernels.emulator import CompilingProcess, EmulationError, KernelReport, NotCoveredError, inspect_in
+from twophase_kernels.emulator import (
+    CompilingProcess,
+    EmulationError,
+    KernelReport,
+    NotCoveredError,
+    inspect_call,
+    inspect_in,
+)
 from twophase_kernels.emulator.kernel_source import kernel_source
 from twophase_labs.machine.checks import Draw, Rejected
 from twophase_labs.machine.exercise import Exercise
@@ -61,6 +69,11 @@ class Compiled:
         lines = source.text.splitlines()
         at = int(number or 0) - source.first_line
         return lines[at].strip() if file == source.file and 0 <= at < len(lines) else ""
+
+
+def inspect_engine(wrapper: Callable[..., Any], *args: Any, target: str = "sm_90", **options: Any) -> KernelReport:
+    """What is counted while `wrapper(*args, **options)` runs its kernel, with the tiles it chooses on `target`."""
+    return _process().call(inspect_call, wrapper, *args, target=target, **options)
 
 
 @cache

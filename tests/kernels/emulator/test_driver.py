@@ -54,7 +54,7 @@ def check_edit():
     with emulated("sm_80", lambda ptx: seen.append(ptx) or re.sub(r"st\.global\S* .*;", "", ptx)) as driver:
         scale_kernel[(1, 1)](x, y, 2.0, 1, BLOCK=128)
         assert driver.launches == 1
-        assert list(driver.machines) == ["scale_kernel"]
+        assert list(driver.launched) == ["scale_kernel"]
     assert ".target sm_80" in seen[0]
     assert not y.any(), "the store was taken out"
     with pytest.raises(KernelsUnavailableError, match="No GPU that triton can use"):  # and outside all is as it was

@@ -9,7 +9,7 @@ import torch
 from tests.labs.demo import LAB
 from tests.labs.machine.test_session import notebook, solved
 from twophase_kernels.emulator import NotCoveredError
-from twophase_labs.kit.microscope import draw_requests, show_compiled, tile_loads
+from twophase_labs.kit.microscope import draw_requests, report_of, show_beside, show_compiled, tile_loads
 from twophase_labs.machine import compiled as compiled_module
 from twophase_labs.machine.checks import compare
 from twophase_labs.machine.compiled import Compiled, judge_compiled
@@ -63,17 +63,22 @@ def test_a_right_kernel_gets_a_note():
 
 def test_an_uncoalesced_kernel_is_accepted_and_counted(capsys):
     assert judged(*ORDER).passed
-    accesses = {}
+    accesses, reports = {}, {}
     for name, edit in (("side by side", ()), ("strided", ORDER)):
         under = Compiled(kernel(*edit))
         adds_one(type("Answer", (), {"add_one": under}), compiled_module.Draw(1), length=128)
-        accesses[name] = tile_loads(under)[0]
+        reports[name] = report_of(under)
+        accesses[name] = tile_loads(reports[name])[0]
         show_compiled(under, keys_per_turn=128)
     assert [a.efficiency for a in accesses.values()] == [1, 1 / 2]
     printed = capsys.readouterr().out
     assert "x = tl.load(x_ptr + offs, ma ..." in printed
     assert "H100" in printed
     assert "no loop with matrix products" in printed
+    show_beside(reports)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["side", "by", "side", "strided"]
+    assert [line.split()[-2:] for line in lines if "request" in line] == [["4.0", "8.0"]]
     panels = draw_requests(accesses).axes
     assert [panel.get_title(loc="left").partition(":")[0] for panel in panels] == list(accesses)
     assert all(panel.patches for panel in panels)
@@ -126,7 +131,7 @@ def test_only_kernels_are_compiled():
 
 def test_a_kernel_that_was_not_launched_has_no_report():
     with pytest.raises(ValueError, match="the kernel was not launched"):
-        tile_loads(Compiled(kernel()))
+        report_of(Compiled(kernel()))
 
 
 def test_check_runs_it_when_all_properties_hold(notebook, monkeypatch):
