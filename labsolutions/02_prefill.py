@@ -1511,11 +1511,11 @@ engines = inspect_engine(paged_prefill, **halves, scale=batch.scale, max_query_l
 show_beside({"yours": compiled.report, "the engine's": engines})
 
 # %% [markdown]
-# **Read the result.** A load of K is as good as it can be in the engine's kernel; is it in yours? The tile of 64 keys
-# takes 8 KB for K and 8 KB for V: what is under way in yours is one tile, in the engine's two, for it knows the next
-# tile's blocks already. It also runs more warps, and the operations per byte tell how often a loaded key is used: once
-# for each row of the query tile. To keep an H100's tensor cores busy from memory alone takes 295 (lab 1's roofline:
-# 989 TFLOP/s over 3.35 TB/s), which is why K and V that several programs read should still be in the L2 cache.
+# **Read the result.** A load of K is coalesced in the engine's kernel; is it in yours? A tile of 64 keys is 8 KB of K and
+# 8 KB of V: in yours one tile is under way, in the engine's two, since it knows the next tile's blocks already. Its tile
+# has 128 query rows where yours has 64, so fewer programs read the same K and V: fewer sectors, more FLOP per byte.
+# Against the H100's ridge of 295 even that is little. But this count takes every sector from memory, while programs that
+# read the same K and V find most of them in the L2 cache, which the GPU's multiprocessors share.
 
 # %% [markdown]
 # ### Which idea does what

@@ -1035,6 +1035,12 @@ engines = inspect_engine(paged_decode, q, k_cache, v_cache, *tables[:2], scale=p
 show_beside({"yours": compiled.report, "the engine's": engines})
 
 # %% [markdown]
+# **Read the result.** Both read each key and value once, and both are far below the ridge: decode waits for memory. What
+# counts then is how many bytes are under way. The engine's kernel has two tiles of K and V under way where yours has one,
+# and pays with shared memory: fewer warps find room beside one another. The product of both is larger. How it gets a
+# second tile under way is the question below.
+
+# %% [markdown]
 # ### Open the engine
 #
 # The engine's loop is a function of its own, `attend_range`, because prefill and decode share it. Its beginning:

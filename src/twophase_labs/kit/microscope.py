@@ -54,7 +54,7 @@ def show_compiled(compiled: Compiled, keys_per_turn: int) -> None:
 
 
 def show_beside(reports: Mapping[str, KernelReport]) -> None:
-    """Prints a column for each kernel: what a load of K moves, what is under way, and where the roofline has it."""
+    """Prints a column for each kernel: what a load of K moves, what is under way, and its intensity."""
     loads_of_k = {name: tile_loads(report)[0] for name, report in reports.items()}
     rows = {
         "a load of K: bytes a thread": [f"{load.thread_bytes}" for load in loads_of_k.values()],
@@ -66,7 +66,7 @@ def show_beside(reports: Mapping[str, KernelReport]) -> None:
         ],
         "loads under way, bytes at most": [f"{report.bytes_in_flight:,}" for report in reports.values()],
         "warps at once on an H100's SM": [f"{report.occupancy('H100').warps}" for report in reports.values()],
-        "operations per byte moved": [f"{report.matrix_flops / report.bytes_moved:.1f}" for report in reports.values()],
+        "FLOP per byte moved": [f"{report.matrix_flops / report.bytes_moved:.1f}" for report in reports.values()],
     }
     width = max(14, *(len(name) + 2 for name in reports))
     print(" " * 31 + "".join(f"{name:>{width}}" for name in reports))
