@@ -1511,11 +1511,11 @@ engines = inspect_engine(paged_prefill, **halves, scale=batch.scale, max_query_l
 show_beside({"yours": compiled.report, "the engine's": engines})
 
 # %% [markdown]
-# **Read the result.** A load of K is coalesced in the engine's kernel; is it in yours? A tile of 64 keys is 8 KB of K and
-# 8 KB of V: in yours one tile is under way, in the engine's two, since it knows the next tile's blocks already. Its tile
-# has 128 query rows where yours has 64, so fewer programs read the same K and V: fewer sectors, more FLOP per byte.
-# Against the H100's ridge of 295 even that is little. But this count takes every sector from memory, while programs that
-# read the same K and V find most of them in the L2 cache, which the GPU's multiprocessors share.
+# **Read the result.** A load of K is coalesced in the engine's kernel; is it in yours? A tile of 64 keys is 8 KB of K
+# and 8 KB of V: in yours one tile is under way, in the engine's two, since it knows the next tile's blocks already.
+# Its tile has 128 query rows where yours has 64, so fewer programs read the same K and V: fewer sectors, more FLOP
+# per byte. Against the H100's ridge of 295 even that is little. But this count takes every sector from memory, while
+# programs that read the same K and V find most of them in the L2 cache, which the GPU's multiprocessors share.
 
 # %% [markdown]
 # ### Which idea does what

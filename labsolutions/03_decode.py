@@ -1035,11 +1035,11 @@ engines = inspect_engine(paged_decode, q, k_cache, v_cache, *tables[:2], scale=p
 show_beside({"yours": compiled.report, "the engine's": engines})
 
 # %% [markdown]
-# **Read the result.** Both read each key and value once, and both are far below the ridge (and the FLOP here are those of
-# all 16 rows of the tile, of which 4 hold a query head): decode waits for memory. What counts then is how many bytes are
-# under way. The engine's kernel has two tiles of K and V under way where yours has one, and pays for it with shared
-# memory: 6 programs of 4 warps find room on a multiprocessor, not 8. Six times two tiles is still more than eight. How
-# it gets a second tile under way is the question below.
+# **Read the result.** Both read each key and value once, and both are far below the ridge (and the FLOP here are
+# those of all 16 rows of the tile, of which 4 hold a query head): decode waits for memory. What counts then is how
+# many bytes are under way. The engine's kernel has two tiles of K and V under way where yours has one, and pays for
+# it with shared memory: 6 programs of 4 warps find room on a multiprocessor, not 8. Six times two tiles is still more
+# than eight. How it gets a second tile under way is the question below.
 
 # %% [markdown]
 # ### Open the engine
