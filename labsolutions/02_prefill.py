@@ -1394,8 +1394,8 @@ prefill_pictures.draw_reads(paged_prefill_kernel, query_lens=[5, 6], cached=[6, 
 
 # %% [markdown]
 # **Count the tiles.** A tile above the diagonal is never loaded: the loop ends at `hi`. Of those that are loaded only
-# the ones that meet the diagonal need a mask. With the 128 rows per program that this lab uses and G = 3, a program has
-# 128 // 3 = 42 tokens (two rows stay unused).
+# the ones that meet the diagonal need a mask. With tiles of 128 rows and 32 keys (the launcher takes others in the
+# interpreter than on a GPU) and G = 3, a program has 128 // 3 = 42 tokens, and two rows stay unused.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1409,8 +1409,9 @@ for length in (64, 256, 1024, 4096):
 # %% [markdown]
 # ### Open the engine
 #
-# The engine's kernel on a GPU has the same arguments, the same loop and nearly the same names (your `kv_rows` are
-# called `slots` there). These are the lines of its loop that stand for `attend_tile` and what you wrote around it.
+# The engine's kernel has nearly the same arguments, loop and names (your `kv_rows` are called `slots` there, and the
+# head's part is already in `k_ptr`). These are the lines of its loop that stand for `attend_tile` and what you wrote
+# around it.
 
 # %%
 # needs: triton
@@ -1426,8 +1427,9 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add
 # <details><summary>The answer</summary>
 #
 # They were loaded one tile earlier, as `next_page_ids`, and carried through the loop. Loaded in the same turn they make
-# the loads of K and V indirect, and Triton's software pipeliner then keeps fewer tiles under way while it waits for
-# memory. (In the compiled code for an H100: 3 tiles instead of 2; for an A100, 2 instead of 1.)
+# the loads of K and V indirect, and Triton's software pipeliner then makes room for fewer tiles in shared memory. (In
+# the compiled code for an H100: 3 tiles instead of 2, so that 2 instead of 1 are under way while one is multiplied; for
+# an A100, 2 instead of 1.)
 #
 # The other differences: block numbers become int64 before they are multiplied, for a cache may hold more than 2^31
 # elements (those of this lab do not). `MASKED` is known at compile time, and the loop runs twice, first over the
@@ -1470,16 +1472,21 @@ prefill_pictures.draw_pipeline(stages=(1, 3))
 
 # %% [markdown]
 # With room for one tile, the tensor cores wait for each; with room for three, loads overlap products and one another.
-# (Compiled with 3 stages, the engine's kernel has room for 3 tiles on an H100, and for 2 on an A100.) More stages would
-# hide more, and take shared memory from other programs.
+# (The picture is a simplification. Compiled with 3 stages, the engine's kernel has room for 3 tiles on an H100, and
+# asks for the next one when a product is done, so that 2 are under way; on an A100 it has room for 2.) More stages
+# would hide more, and take shared memory from other programs.
 
 # %% [markdown]
 # ### What the compiler made of it
 #
 # The check ran your kernel twice: interpreted, and as the code that Triton's compiler makes for an H100, executed
-# instruction by instruction without one. What is executed can be counted. The threads of a warp execute a load
-# together: one *request*, for which memory moves every **sector** of 32 bytes that one of the 32 threads touches, each
-# once (CUDA C++ Best Practices Guide, 'Coalesced Access to Global Memory'). Here for a chunk of 42 tokens behind 150:
+# instruction by instruction without one. What is executed can be counted. The threads of a warp execute a load or store
+# together: one *request*, for which every **sector** of 32 bytes that any of the 32 threads touches is moved, once
+# (CUDA C++ Best Practices Guide, 'Coalesced Access to Global Memory'; caches are not simulated). In the table, `a
+# thread` is what each thread asks for at once, `requests` are those of all warps of all programs, and `at least` is the
+# sectors that would hold a request's bytes if they lay side by side. Registers, shared memory and the loop's
+# instructions are read from the compiled file. Here is a chunk of 42 tokens after 150 in the cache, in float16, with 3
+# query heads and tiles of 64 rows and 64 keys:
 
 # %%
 # needs: triton
@@ -1496,10 +1503,12 @@ launch_paged_prefill(compiled, **halves, scale=batch.scale, block_m=64, block_n=
 show_compiled(compiled, keys_per_turn=64)
 
 # %% [markdown]
-# **Read the result.** Where `sectors each` is what `at least` says, nothing moves that nobody asked for: the loads are
-# *coalesced*. (A program whose part of the LSE begins within a sector touches one more.) A kernel whose neighbouring
-# threads read places far apart is right as well, and moves more. Now the engine's kernel on the same tensors, with the
-# tile that it takes on an H100:
+# **Read the result.** Where `sectors each` is what `at least` says, the loads are *coalesced*: no other order of the
+# threads needs fewer sectors. (Where a program's part of the LSE begins in the middle of a sector, each request moves
+# one more.) A kernel whose neighbouring threads read places far apart is right as well, and moves more. *Spilled* bytes
+# would be registers that found no room; *bank conflicts*, extra turns of the shared memory, when threads of a warp ask
+# for different words of one of its 32 banks. Now the engine's kernel on the same tensors, with the tile that it takes
+# on an H100:
 
 # %%
 # needs: triton
@@ -1511,11 +1520,11 @@ engines = inspect_engine(paged_prefill, **halves, scale=batch.scale, max_query_l
 show_beside({"yours": compiled.report, "the engine's": engines})
 
 # %% [markdown]
-# **Read the result.** A load of K is coalesced in the engine's kernel; is it in yours? A tile of 64 keys is 8 KB of K
-# and 8 KB of V: in yours one tile is under way, in the engine's two, since it knows the next tile's blocks already.
-# Its tile has 128 query rows where yours has 64, so fewer programs read the same K and V: fewer sectors, more FLOP
-# per byte. Against the H100's ridge of 295 even that is little. But this count takes every sector from memory, while
-# programs that read the same K and V find most of them in the L2 cache, which the GPU's multiprocessors share.
+# **Read the result.** A load of K is coalesced in the engine's kernel; is it in yours? Yours was launched with 64 rows,
+# so two programs read nearly the same keys; the engine's tile has 128 rows, and one program reads them once (the grid's
+# second one finds nothing to do). A tile of 64 keys is 8 KB of K and 8 KB of V: one tile is under way in yours, two in
+# the engine's, because it knows the next tile's blocks already. Counted for a multiprocessor that is full of programs,
+# more bytes are under way although fewer programs fit.
 
 # %% [markdown]
 # ### Which idea does what
@@ -1532,7 +1541,8 @@ show_beside({"yours": compiled.report, "the engine's": engines})
 # | you wrote it in | 2.4, 2.6 | 2.8, 2.9, 2.12 | 2.5, and lab 3 |
 # | source | arXiv:2205.14135 | arXiv:2309.06180 | [Dao et al. 2023](https://pytorch.org/blog/flash-decoding/) |
 #
-# **Takeaway.** Your kernel for a prompt of 4,096 tokens loads 51 % of the tiles of the square and masks 2 % of them; it
+# **Takeaway.** Your kernel for a prompt of 4,096 tokens loads 51 % of the tiles of the square; 2 % of the square need a
+# mask, and the engine's loop compares positions only there. It
 # differs from the engine's loop in when block numbers are loaded and in what is known at compile time.
 
 # %% [markdown]

@@ -845,9 +845,9 @@ out = paged_prefill(**on_device(case), cu_query_lens=one_each, max_query_len=1)
 print(f"largest difference from a loop over positions: {(out.cpu() - naive_decode(case)[0]).abs().max():.0e}")
 
 # %% [markdown]
-# It is right. **Think first.** A tile of the prefill kernel has 128 rows on an H100. The three query heads that share a
-# KV head of SmolLM2 are neighbouring rows, and tokens follow one another in groups of three: 42 tokens, 126 rows. How
-# many of them work when the chunk is one token?
+# It is right. **Think first.** In a step whose longest chunk has 512 tokens, a tile of the prefill kernel has 128 rows
+# on an H100. The three query heads that share a KV head of SmolLM2 are neighbouring rows, and tokens follow one another
+# in groups of three: 42 tokens, 126 rows. How many of them work when the chunk is one token?
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -858,13 +858,13 @@ for chunk in (512, 42, 8, 1):
     print(f"chunk of {chunk:3}: {3 * tokens:3} of {tile.block_m} rows hold a query, {3 * tokens / tile.block_m:4.0%}")
 
 # %% [markdown]
-# 3 rows of 128. The others are multiplied, masked and rescaled all the same, and hold registers that could hold
-# keys on their way from memory. (The engine's `prefill_tiles` shrinks its tile to 16 rows for short chunks, the least
-# that a matrix unit takes.)
+# 3 rows of 128. The others are multiplied, masked and rescaled all the same, and hold registers that more programs
+# could use. (In a step of short chunks alone, the engine's `prefill_tiles` takes 16 rows, the least that a tensor core
+# takes.)
 #
-# A single token does without two more things. The prefill kernel searches for the sequence that its rows belong to;
-# here the grid has a program per (sequence, KV head). And it has a position per row for the causal mask; here every row
-# is the last token, and sees every key that exists. What remains is short:
+# A single token does without two more things. The engine's prefill kernel searches for the sequence that its rows
+# belong to; here the grid has a program per (sequence, KV head). And it has a position per row for the causal mask;
+# here every row is the last token, and sees every key that exists. What remains is short:
 
 # %% [markdown]
 # ```mermaid
@@ -901,7 +901,7 @@ from twophase_labs.decode.launch import launch_paged_decode, launch_paged_decode
 
 # %% [markdown]
 # <!-- card 3.8 -->
-# The skeleton below is lab 2's prefill kernel without the search and the causal mask; fill in what is left. The online
+# The skeleton below is lab 2's prefill kernel without the causal mask and the LSE; fill in what is left. The online
 # softmax is lab 2's, too: `fold_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc)` folds one tile into the state;
 # `visible` is `[1 or BLOCK_M, BLOCK_N]`. For position $j$ of a sequence
 #
@@ -1005,8 +1005,9 @@ decode_pictures.draw_weights(
 # ### What the compiler made of it
 #
 # The check ran your kernel twice: interpreted, and as code for an H100, executed instruction by instruction without
-# one. As in lab 2, a request is a load of one warp, and moves every *sector* of 32 bytes that one of its 32 threads
-# touches, each once.
+# one. As in lab 2, a request is a load or store of one warp, and moves every *sector* of 32 bytes that any of its
+# threads touches, once; `at least` is the sectors that would hold its bytes if they lay side by side. One sequence of
+# 240 tokens, in float16, with 4 query heads to a KV head:
 
 # %%
 # needs: triton
@@ -1021,9 +1022,8 @@ out = launch_paged_decode(compiled, q, k_cache, v_cache, *tables, block_n=64)
 show_compiled(compiled, keys_per_turn=64)
 
 # %% [markdown]
-# **Read the result.** Of the loads the two with the most requests are K and V. Where `sectors each` is what `at least`
-# says, nothing moves that nobody asked for; and the more programs are on a multiprocessor (SM) at once, the more loads
-# are under way. Beside it, the engine's kernel on the same tensors:
+# **Read the result.** K and V account for most of the requests. Where `sectors each` is what `at least` says, no other
+# order of the threads needs fewer. Beside it, the engine's kernel on the same tensors:
 
 # %%
 # needs: triton
@@ -1035,11 +1035,11 @@ engines = inspect_engine(paged_decode, q, k_cache, v_cache, *tables[:2], scale=p
 show_beside({"yours": compiled.report, "the engine's": engines})
 
 # %% [markdown]
-# **Read the result.** Both read each key and value once, and both are far below the ridge (and the FLOP here are
-# those of all 16 rows of the tile, of which 4 hold a query head): decode waits for memory. What counts then is how
-# many bytes are under way. The engine's kernel has two tiles of K and V under way where yours has one, and pays for
-# it with shared memory: 6 programs of 4 warps find room on a multiprocessor, not 8. Six times two tiles is still more
-# than eight. How it gets a second tile under way is the question below.
+# **Read the result.** Both read each key and value once; the engine's asks for block ids more often. Decode waits for
+# memory, so what counts is how many bytes are under way. The engine's kernel has two tiles of K and V under way where
+# yours has one, and pays for it with shared memory: fewer programs fit on a multiprocessor. With a single program
+# there, as in a small batch, that is twice the bytes; on a full one it is still more. How the engine's kernel gets its
+# second tile under way is the question below.
 
 # %% [markdown]
 # ### Open the engine
@@ -1054,7 +1054,7 @@ show_source(attend_range, first="page_ids = load_page_ids(table_ptr, lo", last="
 
 # %% [markdown]
 # **Question.** Your loop loads the block ids of a tile and then its K and V. Production loads the block ids of the
-# *next* tile, and carries them. The same loads, in another order: what is gained?
+# *next* tile, and carries them. Nearly the same loads, in another order: what is gained?
 #
 # <details><summary>Answer</summary>
 #
@@ -1078,8 +1078,9 @@ show_source(attend_range, first="page_ids = load_page_ids(table_ptr, lo", last="
 # %% [markdown]
 # ### Going further: neighbouring threads, neighbouring addresses
 #
-# What if K is kept as `[N, H_kv, D, PAGE]`, so that the elements of a token are PAGE apart? The strided kernel reads
-# it so; otherwise it is yours, and it computes the same.
+# What if K is kept as `[N, H_kv, D, PAGE]`, so that the elements of a token are PAGE apart? The strided kernel reads it
+# so; otherwise it is yours, and it computes the same. A request of yours covers 4 keys, with 8 threads of 16 bytes to
+# each key of 128 bytes. In the strided kernel the threads hold the same elements of the same keys.
 
 # %% [markdown]
 # <!-- card 3.9 -->
@@ -1110,14 +1111,18 @@ measured("3.9", k_loads["strided"].sectors / k_loads["yours"].sectors)
 draw_requests({f"K, {name}": load for name, load in k_loads.items()})
 
 # %% [markdown]
-# **Read the picture.** The first request of each warp; every box is a sector, and what is filled is read. A thread of
-# yours takes 16 bytes that lie together. In the other layout it can take one element, and most of each sector is moved
-# for another warp, which asks for it again.
+# **Read the picture.** The first request of each warp; every box is a sector, drawn side by side wherever they lie,
+# white edges separate threads, and the coloured bytes are those asked for. A thread of yours takes 16 bytes that lie
+# together. In the other layout it takes one element at a time, which makes 8 requests of one. Four neighbouring keys
+# take 8 of a sector's 32 bytes, so each request moves half as many sectors, and all of them 4 times as many; the rest
+# of each sector is moved for another warp, which asks for it again. (And single elements are too small for the
+# asynchronous copies that had a tile of K under way.)
 
 # %% [markdown]
 # <!-- card 3.10 -->
-# A decode step also *writes*: one token's K, a row per head. Compared with `[N, H_kv, PAGE, D]`, and counted in sectors
-# that are touched at least, however often each is moved: what becomes more expensive in `[N, H_kv, D, PAGE]`?
+# A decode step also *writes*: one token's K, a row per head. PAGE is 16, D is 64, an element has 2 bytes. Count each
+# sector once, even if it is moved several times. Compared with `[N, H_kv, PAGE, D]`, what becomes more expensive in
+# `[N, H_kv, D, PAGE]`?
 #
 # **a** reading a head's full blocks: it touches 16 times as many sectors<br/>
 # **b** writing one token's K: it touches 16 times as many sectors<br/>

@@ -47,31 +47,37 @@ def show_compiled(compiled: Compiled, keys_per_turn: int) -> None:
     print(f"{loop}; loads under way: {report.bytes_in_flight:,} bytes at most")
     shared = f"{report.shared_bytes:,} bytes, {report.conflicts} bank conflicts"
     print(f"{report.registers} registers a thread, {report.stack_bytes} bytes spilled; shared memory: {shared}")
-    print("programs on a multiprocessor at once:")
+    print("room on a multiprocessor (as if the code for each card took the same registers and shared memory):")
     for card in CARDS:
         found = report.occupancy(card)
-        print(f"  {card:<8} {found.blocks} ({found.warps} of {found.max_warps} warps), limited by {found.limited_by}")
+        room = f"{found.blocks} programs ({found.warps} of {found.max_warps} warps)"
+        print(f"  {card:<8} {room}, limited by {found.limited_by}")
 
 
 def show_beside(reports: Mapping[str, KernelReport]) -> None:
-    """Prints a column for each kernel: what a load of K moves, what is under way, and its intensity."""
-    loads_of_k = {name: tile_loads(report)[0] for name, report in reports.items()}
-    rows = {
-        "a load of K: bytes a thread": [f"{load.thread_bytes}" for load in loads_of_k.values()],
-        "  sectors a request": [f"{load.sectors_per_request:.1f}" for load in loads_of_k.values()],
-        "  at least": [f"{load.least_per_request:.1f}" for load in loads_of_k.values()],
-        "sectors of all loads": [
-            f"{sum(access.sectors for access in report.global_accesses if not access.is_store):,}"
-            for report in reports.values()
-        ],
-        "loads under way, bytes at most": [f"{report.bytes_in_flight:,}" for report in reports.values()],
-        "warps at once on an H100's SM": [f"{report.occupancy('H100').warps}" for report in reports.values()],
-        "FLOP per byte moved": [f"{report.matrix_flops / report.bytes_moved:.1f}" for report in reports.values()],
-    }
-    width = max(14, *(len(name) + 2 for name in reports))
-    print(" " * 31 + "".join(f"{name:>{width}}" for name in reports))
+    """Prints a column for each kernel: what a load of K moves, and how many bytes are under way, of a program and of
+    all programs that an H100's multiprocessor (SM) has room for."""
+    rows: dict[str, list[str]] = {}
+    for report in reports.values():
+        load, found = tile_loads(report)[0], report.occupancy("H100")
+        moved = sum(access.sectors for access in report.global_accesses if not access.is_store)
+        column = {
+            "a load of K: sectors a request": f"{load.sectors_per_request:.1f}",
+            "  at least": f"{load.least_per_request:.1f}",
+            "sectors of all loads": f"{moved:,}",
+            "bytes under way in a program": f"{report.bytes_in_flight:,}",
+            "registers a thread": f"{report.registers}",
+            "shared memory, bytes": f"{report.shared_bytes:,}",
+            "programs on an H100's SM": f"{found.blocks}",
+            "  limited by": found.limited_by,
+            "bytes under way on the SM": f"{found.blocks * report.bytes_in_flight:,}",
+        }
+        for what, value in column.items():
+            rows.setdefault(what, []).append(value)
+    width = max(len(text) for text in (*reports, *(value for values in rows.values() for value in values))) + 2
+    print(" " * 30 + "".join(f"{name:>{width}}" for name in reports))
     for what, values in rows.items():
-        print(f"{what:31}" + "".join(f"{value:>{width}}" for value in values))
+        print(f"{what:30}" + "".join(f"{value:>{width}}" for value in values))
 
 
 def _beginning(line: str, width: int = 32) -> str:
@@ -122,5 +128,5 @@ def _draw_access(axes: Axes, name: str, access: GlobalAccess, most: int) -> None
     axes.set_yticks([row + 0.35 for row in range(len(warps))], [f"warp {warp}" for warp in warps], color=INK)
     axes.set_xticks([])
     axes.spines[:].set_visible(False)
-    moved = f"{access.sectors_per_request:.0f} sectors a request, {access.efficiency:.0%} of them needed"
+    moved = f"{access.sectors_per_request:.0f} sectors a request, {access.efficiency:.0%} of their bytes used"
     axes.set_title(f"{name}: {moved}", fontsize=10, color=INK, loc="left")
