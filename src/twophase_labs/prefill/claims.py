@@ -5,6 +5,5 @@ ALLOWED = {
     "The prompt doubles from 2,048 to 4,096 tokens": "a question; the cell right below measures it",
     "How many times as much memory does each take?": "a question; the cell right below measures it",
     "99.5 % of the arithmetic": "one two-hundredth is used: 1 - 1/200",
-    "Against the H100's ridge of 295": "the data sheet's, in the box of section 2",
     "all 61 norms of each step": "two in each of 30 layers, and a last one",
 }
