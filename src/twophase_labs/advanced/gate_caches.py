@@ -12,7 +12,7 @@ from torch import Tensor
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.attention.interface import AttentionSpec
 from twophase.attention.torch_backend import TorchBackend
-from twophase_labs.advanced.window_engine import BLOCK_SIZE, engine, full_engine, surprise_at_fact, text_ids
+from twophase_labs.advanced.window_engine import BLOCK_SIZE, engine, full_engine, surprises_at_fact, text_ids
 from twophase_tools.bench import quality_tasks
 from twophase_tools.bench.perplexity import step_logits
 from twophase_tools.bench.quality import STRETCH, Bounds, Drift, Verdict, drift_verdicts, estimate
@@ -58,13 +58,19 @@ def targets(num_tokens: int = NUM_TOKENS) -> Int[Tensor, " n"]:
 
 @cache
 def logits_with(name: str, num_tokens: int = NUM_TOKENS) -> Float[Tensor, "n V"]:
-    """The logits at each position of the text but the last, with K and V in this format."""
-    return torch.cat(list(step_logits(open_cache(name), text_ids()[:num_tokens])))[: num_tokens - 1]
+    """The logits at each position of the text but the last, with K and V in this format.
+
+    A longer text than the first reading's is read on: what that has read is in the prefix cache.
+    """
+    rows = torch.cat(list(step_logits(open_cache(name), text_ids()[:num_tokens], salt="the text")))[:-1]
+    if len(rows) == num_tokens - 1:
+        return rows
+    return torch.cat([logits_with(name)[: num_tokens - 1 - len(rows)], rows])
 
 
 def bits_at_fact(name: str) -> float:
     """Surprise in bits at a number that was told 150 tokens ago."""
-    return surprise_at_fact(open_cache(name), FACT_DISTANCE)
+    return surprises_at_fact(open_cache(name), [FACT_DISTANCE])[0]
 
 
 def order_read(name: str) -> str:
@@ -103,16 +109,3 @@ def drift_by_stretch(name: str, num_stretches: int) -> dict[str, Float[Tensor, "
         (log_p.argmax(-1) != log_q.argmax(-1)).float(),
     )
     return {measure: each.view(-1, STRETCH).mean(1) for measure, each in zip(LIMITS, values, strict=True)}
-
-
-def times_as_far() -> float:
-    """How many times larger the mean divergence of fp8 is than that of int8, by torch's own arithmetic."""
-    num_tokens = 192
-    before = torch.distributions.Categorical(logits=logits_with("float32", num_tokens))
-    far = {
-        name: torch.distributions.kl_divergence(
-            before, torch.distributions.Categorical(logits=logits_with(name, num_tokens))
-        ).mean()
-        for name in ("int8", "fp8_e4m3")
-    }
-    return float(far["fp8_e4m3"] / far["int8"])
