@@ -12,7 +12,7 @@ from twophase.core.plan import StepPlan
 from twophase.engine.drafters import Drafter, DraftRequest
 from twophase.engine.speculation import Speculator
 from twophase.engine.speculation_gate import SpeculationGate
-from twophase_labs.advanced.prefix_service import forget_prefixes, shared_engine
+from twophase_labs.advanced.prefix_service import shared_engine
 
 NUM_DRAFTS = 4
 PROGRAM = """def area(width, height):
@@ -63,9 +63,8 @@ class OwnDrafter:
 def drafting(
     drafter: Drafter | None, num_drafts: int = NUM_DRAFTS, gate: SpeculationGate | None = None
 ) -> Iterator[LLM]:
-    """The engine with this drafter (None: without), its prefix cache empty."""
+    """The engine with this drafter; None: without."""
     llm = shared_engine()
-    forget_prefixes(llm)
     before = llm.engine.speculator
     llm.engine.speculator = None if drafter is None else Speculator(drafter, num_drafts, gate)
     try:

@@ -12,6 +12,9 @@ from torch import Tensor
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.attention.interface import AttentionSpec
 from twophase.attention.torch_backend import TorchBackend
+from twophase.engine.drafters import NgramDrafter
+from twophase.engine.speculation import Speculator
+from twophase_labs.advanced.draft_engine import NUM_DRAFTS
 from twophase_labs.advanced.window_engine import BLOCK_SIZE, engine, full_engine, surprises_at_fact, text_ids
 from twophase_tools.bench import quality_tasks
 from twophase_tools.bench.perplexity import step_logits
@@ -48,6 +51,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 @cache
 def open_cache(name: str) -> LLM:
+    """One engine for each format, kept for the whole notebook."""
     return engine(**FORMATS[name]) if FORMATS[name] else full_engine()
 
 
@@ -74,14 +78,22 @@ def bits_at_fact(name: str) -> float:
 
 
 def order_read(name: str) -> str:
-    """An order, turned into JSON under a mask; the first task of the engine's gate."""
+    """An order, turned into JSON under a mask; the first task of the engine's gate.
+
+    With drafts, since the answer repeats the example's keys.
+    """
     (told, written), asked = quality_tasks.EXAMPLE, quality_tasks.ORDERS[0]
     ask = "Write this as a JSON object with the fields customer, item, quantity and city: "
     turns = (("user", ask + told), ("assistant", written), ("user", ask + asked))
     form = StructuredOutputs(json=quality_tasks.SCHEMA)
     params = SamplingParams(temperature=0, max_tokens=quality_tasks.MAX_OBJECT_TOKENS, structured_outputs=form)
     messages = [{"role": role, "content": content} for role, content in turns]
-    return open_cache(name).chat(messages, params, use_tqdm=False)[0].outputs[0].text
+    llm = open_cache(name)
+    llm.engine.speculator = Speculator(NgramDrafter(), NUM_DRAFTS, None)
+    try:
+        return llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
+    finally:
+        llm.engine.speculator = None
 
 
 def verdicts_of(rises: Tensor, divergences: Tensor, is_same: Tensor) -> Sequence[Verdict]:
