@@ -4,16 +4,15 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from typing import final
 
 from twophase import LLM, SamplingParams
 from twophase.core.plan import StepPlan
-from twophase.engine.drafters import Drafter, DraftRequest, NgramDrafter
+from twophase.engine.drafters import Drafter, DraftRequest
 from twophase.engine.speculation import Speculator
 from twophase.engine.speculation_gate import SpeculationGate
-from twophase_labs.advanced.prefix_service import forget_prefixes, shared_engine
+from twophase_labs.advanced.prefix_service import shared_engine
 
 NUM_DRAFTS = 4
 PROGRAM = """def area(width, height):
@@ -64,9 +63,8 @@ class OwnDrafter:
 def drafting(
     drafter: Drafter | None, num_drafts: int = NUM_DRAFTS, gate: SpeculationGate | None = None
 ) -> Iterator[LLM]:
-    """The engine with this drafter (None: without), its prefix cache empty."""
+    """The engine with this drafter; None: without."""
     llm = shared_engine()
-    forget_prefixes(llm)
     before = llm.engine.speculator
     llm.engine.speculator = None if drafter is None else Speculator(drafter, num_drafts, gate)
     try:
@@ -129,12 +127,12 @@ def run(
 
 def copying(drafter: Drafter | None, gate: SpeculationGate | None = None) -> Run:
     """A program is to be repeated; greedy."""
-    return run([COPY], SamplingParams(temperature=0, max_tokens=96), drafter, gate)
+    return run([COPY], SamplingParams(temperature=0, max_tokens=72), drafter, gate)
 
 
 def inventing(drafter: Drafter | None, gate: SpeculationGate | None = None) -> Run:
     """Eight stories at once, with much left to chance."""
-    params = SamplingParams(temperature=1, top_p=0.95, max_tokens=28, seed=1, ignore_eos=True)
+    params = SamplingParams(temperature=1, top_p=0.95, max_tokens=24, seed=1, ignore_eos=True)
     return run(STORIES, params, drafter, gate)
 
 
@@ -154,19 +152,13 @@ def three_ways(work: Callable[..., Run], drafter: Drafter, num_rounds: int = 2) 
     return {way: min((each[way] for each in rounds), key=lambda run: run.decode_s) for way in rounds[0]}
 
 
-@cache
-def passes_for_copying() -> int:
-    """With the engine's own lookup."""
-    return copying(NgramDrafter()).num_passes
-
-
 def never_right(token_ids: list[int], num_drafts: int) -> list[int]:
     """Drafts to be verified for their cost alone."""
     return [(token_ids[-1] + 7 + place) % 40_000 for place in range(num_drafts)]
 
 
 def seconds_of_pass(num_drafts: int, num_sequences: int = 1) -> float:
-    """Of the model, for so many sequences with so many drafts each; the median of four."""
+    """Of the model, for so many sequences with so many drafts each; the median of three."""
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     with drafting(OwnDrafter(never_right) if num_drafts else None, num_drafts) as llm:
         names = [f"pass {number}" for number in range(num_sequences)]
@@ -174,9 +166,9 @@ def seconds_of_pass(num_drafts: int, num_sequences: int = 1) -> float:
             llm.engine.add_request(
                 name, {"prompt_token_ids": list(range(100 * number + 100, 100 * number + 116))}, params
             )
-        for _ in islice(iter(llm.engine.step, None), 6):
+        for _ in islice(iter(llm.engine.step, None), 5):
             pass
-        steps = llm.engine.trace[-4:]
+        steps = llm.engine.trace[-3:]
         for name in names:
             llm.engine.abort(name)
     return statistics.median(step.run_s for step in steps)

@@ -12,7 +12,10 @@ from torch import Tensor
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.attention.interface import AttentionSpec
 from twophase.attention.torch_backend import TorchBackend
-from twophase_labs.advanced.window_engine import BLOCK_SIZE, engine, full_engine, surprise_at_fact, text_ids
+from twophase.engine.drafters import NgramDrafter
+from twophase.engine.speculation import Speculator
+from twophase_labs.advanced.draft_engine import NUM_DRAFTS
+from twophase_labs.advanced.window_engine import BLOCK_SIZE, engine, full_engine, surprises_at_fact, text_ids
 from twophase_tools.bench import quality_tasks
 from twophase_tools.bench.perplexity import step_logits
 from twophase_tools.bench.quality import STRETCH, Bounds, Drift, Verdict, drift_verdicts, estimate
@@ -48,6 +51,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 @cache
 def open_cache(name: str) -> LLM:
+    """One engine for each format, kept for the whole notebook."""
     return engine(**FORMATS[name]) if FORMATS[name] else full_engine()
 
 
@@ -58,24 +62,38 @@ def targets(num_tokens: int = NUM_TOKENS) -> Int[Tensor, " n"]:
 
 @cache
 def logits_with(name: str, num_tokens: int = NUM_TOKENS) -> Float[Tensor, "n V"]:
-    """The logits at each position of the text but the last, with K and V in this format."""
-    return torch.cat(list(step_logits(open_cache(name), text_ids()[:num_tokens])))[: num_tokens - 1]
+    """The logits at each position of the text but the last, with K and V in this format.
+
+    A longer text than the first reading's is read on: what that has read is in the prefix cache.
+    """
+    rows = torch.cat(list(step_logits(open_cache(name), text_ids()[:num_tokens], salt="the text")))[:-1]
+    if len(rows) == num_tokens - 1:
+        return rows
+    return torch.cat([logits_with(name)[: num_tokens - 1 - len(rows)], rows])
 
 
 def bits_at_fact(name: str) -> float:
     """Surprise in bits at a number that was told 150 tokens ago."""
-    return surprise_at_fact(open_cache(name), FACT_DISTANCE)
+    return surprises_at_fact(open_cache(name), [FACT_DISTANCE])[0]
 
 
 def order_read(name: str) -> str:
-    """An order, turned into JSON under a mask; the first task of the engine's gate."""
+    """An order, turned into JSON under a mask; the first task of the engine's gate.
+
+    With drafts, since the answer repeats the example's keys.
+    """
     (told, written), asked = quality_tasks.EXAMPLE, quality_tasks.ORDERS[0]
     ask = "Write this as a JSON object with the fields customer, item, quantity and city: "
     turns = (("user", ask + told), ("assistant", written), ("user", ask + asked))
     form = StructuredOutputs(json=quality_tasks.SCHEMA)
     params = SamplingParams(temperature=0, max_tokens=quality_tasks.MAX_OBJECT_TOKENS, structured_outputs=form)
     messages = [{"role": role, "content": content} for role, content in turns]
-    return open_cache(name).chat(messages, params, use_tqdm=False)[0].outputs[0].text
+    llm = open_cache(name)
+    llm.engine.speculator = Speculator(NgramDrafter(), NUM_DRAFTS, None)
+    try:
+        return llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
+    finally:
+        llm.engine.speculator = None
 
 
 def verdicts_of(rises: Tensor, divergences: Tensor, is_same: Tensor) -> Sequence[Verdict]:
@@ -103,16 +121,3 @@ def drift_by_stretch(name: str, num_stretches: int) -> dict[str, Float[Tensor, "
         (log_p.argmax(-1) != log_q.argmax(-1)).float(),
     )
     return {measure: each.view(-1, STRETCH).mean(1) for measure, each in zip(LIMITS, values, strict=True)}
-
-
-def times_as_far() -> float:
-    """How many times larger the mean divergence of fp8 is than that of int8, by torch's own arithmetic."""
-    num_tokens = 192
-    before = torch.distributions.Categorical(logits=logits_with("float32", num_tokens))
-    far = {
-        name: torch.distributions.kl_divergence(
-            before, torch.distributions.Categorical(logits=logits_with(name, num_tokens))
-        ).mean()
-        for name in ("int8", "fp8_e4m3")
-    }
-    return float(far["fp8_e4m3"] / far["int8"])

@@ -76,6 +76,7 @@ def ask(guided: bool, temperature: float = 0.8) -> Answers:
     params = [
         SamplingParams(temperature=temperature, seed=seed, max_tokens=MAX_TOKENS, **form) for seed in range(len(CITIES))
     ]
+    engine().generate(prompt(CITIES[0]), SamplingParams(max_tokens=1), use_tqdm=False)  # its blocks serve all others
     outputs = engine().generate([prompt(city) for city in CITIES], params, use_tqdm=False)
     return Answers(tuple(output.outputs[0] for output in outputs))
 

@@ -388,7 +388,7 @@ def workload(guided: bool = True, stamp: str = "") -> tuple[Asked, ...]:
     """
     form: dict[str, Any] = {"structured_outputs": StructuredOutputs(regex=RECORD)} if guided else {"stop": "\n"}
     record = SamplingParams(temperature=0, max_tokens=32, **form)
-    copy = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+    copy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     pairs = zip(CITIES, COPIES, strict=True)
     tasks = [
         task

@@ -34,12 +34,15 @@ def whole_prompt(parts: Sequence[Sequence[Sequence[int]]]) -> list[int]:
     return [token for options, pick in zip(parts, SECRET, strict=True) for token in options[pick]]
 
 
-def clock_of(llm: LLM, salt: str = "") -> tuple[Callable[[list[int]], float], list[float]]:
-    """A stranger's `ask(prompt)` under this salt, and the times that it took, in order."""
+def clock_of(llm: LLM, salt: str = "") -> tuple[Callable[[list[int]], float], list[float], list[int]]:
+    """A stranger's `ask(prompt)` under this salt, the times that it took, in order, and the tokens that were hits."""
     times_s: list[float] = []
+    hits: list[int] = []
 
     def ask(token_ids: list[int]) -> float:
-        times_s.append(first_token(llm, token_ids, salt).ttft_s or 0.0)
+        metrics = first_token(llm, token_ids, salt)
+        times_s.append(metrics.ttft_s or 0.0)
+        hits.append(metrics.num_cached_tokens)
         return times_s[-1]
 
-    return ask, times_s
+    return ask, times_s, hits

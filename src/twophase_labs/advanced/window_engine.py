@@ -1,6 +1,7 @@
 """The engine with a learner's window: the mask in its attention, the kept blocks in its cache manager."""
 
 import math
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,7 +20,7 @@ from twophase.cache.window import SlidingWindow
 from twophase.model.prepare import DEFAULT_MODEL, resolve_model
 from twophase.model.tokenizer import Tokenizer
 from twophase_labs.advanced.one_copy import open_llm
-from twophase_tools.bench.perplexity import prose, step_logits, token_losses
+from twophase_tools.bench.perplexity import prose, step_logits
 
 BLOCK_SIZE = 16
 CHUNK = 64  # tokens of the text that a step reads
@@ -123,18 +124,21 @@ def read(llm: LLM, token_ids: Sequence[int]) -> Reading:
 TOLD, ANSWER = "The secret number of the lighthouse is", " 73914"
 
 
-def surprise_at_fact(llm: LLM, distance: int) -> float:
-    """Bits of surprise at a number that was told about `distance` tokens ago."""
-    tokenizer = llm.tokenizer
+def surprises_at_fact(llm: LLM, distances: Iterable[int]) -> list[float]:
+    """Bits of surprise at a number that was told about so many tokens ago, for each distance.
+
+    What the texts have in common is read once, and found in the prefix cache by those after the first.
+    """
+    tokenizer, salt = llm.tokenizer, f"told {uuid.uuid4()}"
     assert tokenizer is not None
-    hay, answer = tokenizer.encode(prose())[: max(0, distance - 24)], tokenizer.encode(ANSWER)
-    ids = [
-        *tokenizer.encode(f"Note this. {TOLD}{ANSWER}.\n\n"),
-        *hay,
-        *tokenizer.encode(f"\n\nTo repeat: {TOLD}"),
-        *answer,
-    ]
-    return float(token_losses(llm, ids)[-len(answer) :].sum()) / math.log(2)
+    told, asked = tokenizer.encode(f"Note this. {TOLD}{ANSWER}.\n\n"), tokenizer.encode(f"\n\nTo repeat: {TOLD}")
+    hay, answer = tokenizer.encode(prose()), tokenizer.encode(ANSWER)
+    bits = []
+    for distance in distances:
+        ids = [*told, *hay[: max(0, distance - 24)], *asked, *answer]
+        rows = torch.cat(list(step_logits(llm, ids, salt)))[-len(answer) - 1 : -1]
+        bits.append(float(F.cross_entropy(rows, torch.tensor(answer), reduction="sum")) / math.log(2))
+    return bits
 
 
 @torch.inference_mode()

@@ -67,3 +67,10 @@ def transformers_greedy(
         pad_token_id=0,
         **options,
     )[0]
+
+
+def is_decided(model: Any, text: Int[Tensor, " T"], num_new: int) -> bool:
+    """Whether each of the last `num_new` tokens wins clearly, so that no rounding (a cache's, a kernel's) decides."""
+    rows = model(text[None, :-1]).logits[0, len(text) - 1 - num_new :]
+    best = rows.topk(2, -1).values
+    return bool((best[:, 0] - best[:, 1] > 1e-3).all())

@@ -22,7 +22,7 @@ from twophase_labs.machine.grading.lane import ENVIRONMENT
 from twophase_labs.machine.guard import Guard
 from twophase_labs.machine.judge import Judge, Verdict, explain, run_cell
 from twophase_labs.machine.lab import Lab, Workbook
-from twophase_labs.machine.limits import GRACE_S, limit_this_process, time_limit
+from twophase_labs.machine.limits import GRACE_S, LOAD, limit_this_process, time_limit
 from twophase_labs.machine.session import Session, adopt
 from twophase_labs.machine.solved import run_setup
 
@@ -60,9 +60,9 @@ def _judge_all(judge: Judge, lab: Lab, setup: ModuleType, answers: list[list[str
         child.start()
         its.close()
         heard: list[str] = []
-        patience = lab.exercise(exercise).time_limit_s + GRACE_S
+        patience = LOAD * lab.exercise(exercise).time_limit_s + GRACE_S
         try:
-            while mine.poll(2 * patience):
+            while mine.poll(patience):
                 heard.append(mine.recv())
         except EOFError:
             pass

@@ -52,10 +52,11 @@ def token_losses(llm: LLM, token_ids: Sequence[int]) -> Float[Tensor, "n"]:
     return torch.cat(losses)
 
 
-def step_logits(llm: LLM, token_ids: Sequence[int]) -> Iterator[Float[Tensor, "L V"]]:
+def step_logits(llm: LLM, token_ids: Sequence[int], salt: str = "") -> Iterator[Float[Tensor, "L V"]]:
     """The logits at every position of a text, step by step; row i of the whole predicts token i + 1.
 
-    Nothing is taken from the prefix cache, as what is found there is not computed.
+    Nothing is taken from the prefix cache, as what is found there is not computed. With a `salt` the beginning is that
+    was read under this salt before, and its rows are missing.
 
     Raises:
         InvalidRequestError: Fewer than 2 tokens, the text does not fit the context or the pool, or the engine is busy.
@@ -69,7 +70,7 @@ def step_logits(llm: LLM, token_ids: Sequence[int]) -> Iterator[Float[Tensor, "L
         raise InvalidRequestError("perplexity needs the engine to itself, and it has unfinished requests; finish them.")
     name = f"perplexity {uuid.uuid4()}"
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    seq_id = scheduler.add(Request(name, tuple(token_ids), params, cache_salt=name))
+    seq_id = scheduler.add(Request(name, tuple(token_ids), params, cache_salt=salt or name))
     try:
         while scheduler.has_unfinished:
             plan = scheduler.schedule()

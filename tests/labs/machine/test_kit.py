@@ -1,6 +1,7 @@
 """The kit of the kernel labs: misused memory is named, wrong weights are drawn, learners' functions drive the engine."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from twophase_kernels.paged_decode import paged_decode_kernel, paged_decode_refe
 from twophase_kernels.paged_prefill import paged_prefill_reference
 from twophase_labs.kit import timing
 from twophase_labs.kit.guarded import run_guarded
+from twophase_labs.kit.models import is_decided
 from twophase_labs.kit.own_attention import OwnAttention
 from twophase_labs.kit.source_diff import source_diff
 from twophase_labs.kit.weights_map import compare_weights
@@ -240,3 +242,18 @@ def test_after_a_cuda_error_the_kernel_has_to_be_restarted():
     verdict, reason, details = explain(error, object.__new__(Exercise), {})
     assert (verdict, reason) == ("error", "the GPU has stopped: CUDA error: an illegal memory access was encountered")
     assert "restart the kernel" in details[-1]
+
+
+@pytest.mark.parametrize(
+    ("gap", "at", "is_clear"), [(1e-4, 3, False), (1e-4, 1, True), (0.1, 3, True), (0.0, 4, False)]
+)
+def test_a_token_that_rounding_could_decide_is_known(gap, at, is_clear):
+    """Of the tokens at 3, 4 and 5 that a model wrote; `at` is where its two best are `gap` apart."""
+
+    def model(ids):
+        logits = torch.zeros(*ids.shape, 10)
+        logits[..., 7] = 1.0
+        logits[:, at - 1, 2] = 1.0 - gap
+        return SimpleNamespace(logits=logits)
+
+    assert is_decided(model, torch.tensor([1, 2, 3, 7, 7, 7]), 3) == is_clear

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from twophase_labs.autoregression.shapes import compare_shapes
 from twophase_labs.autoregression.toy import Counted, count_up
-from twophase_labs.kit.models import random_llama, transformers_greedy
+from twophase_labs.kit.models import is_decided, random_llama, transformers_greedy
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 
@@ -19,13 +19,6 @@ NUM_SEEDS = 5
 def some_model(draw: Draw) -> Any:
     """One of a few random models: new ones take time to make."""
     return random_llama(draw.integer(0, NUM_SEEDS))
-
-
-def is_decided(model: Any, text: Tensor, num_new: int) -> bool:
-    """Whether each of the last `num_new` tokens wins clearly, so that no rounding (with or without a cache) decides."""
-    rows = model(text[None, :-1]).logits[0, len(text) - 1 - num_new :]
-    best = rows.topk(2, -1).values
-    return bool((best[:, 0] - best[:, 1] > 1e-3).all())
 
 
 def model_and_prompt(draw: Draw, make: Callable[[], Tensor], num_new: int) -> tuple[Any, Tensor]:

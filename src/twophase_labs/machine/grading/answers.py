@@ -20,7 +20,7 @@ from twophase_labs.machine.grading import sandbox
 from twophase_labs.machine.grading.remote import Peer, Rules
 from twophase_labs.machine.judge import run_cell, seed_everything
 from twophase_labs.machine.lab import WorkbookError
-from twophase_labs.machine.limits import OutOfTime, limit_this_process
+from twophase_labs.machine.limits import Allowance, OutOfTime, limit_this_process
 from twophase_labs.machine.unfilled import blanks_left
 
 MAX_REQUEST_BYTES = 4096
@@ -96,12 +96,15 @@ class Answer:
     def _limit_time(self, seconds: float) -> None:
         """Interrupt the learner's code, not this protocol, shortly before the check itself runs out of time."""
 
+        seconds = max(0.9 * seconds, seconds - 0.5)
+        allowance = Allowance(seconds)
+
         def interrupt(number: int, frame: FrameType | None) -> None:
-            if self._peer.is_running_code:
+            if self._peer.is_running_code and allowance.left_s() == 0:
                 raise OutOfTime
 
         signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, max(0.9 * seconds, seconds - 0.5), 0.1)
+        signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)
 
 
 def run_helpers(sources: list[str], namespace: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.grading.verdicts import BadVerdictError, verdict_from
 from twophase_labs.machine.judge import Verdict
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
-from twophase_labs.machine.limits import GRACE_S
+from twophase_labs.machine.limits import GRACE_S, LOAD
 
 START_S = 180  # torch, the lab's setup and its reference, on a slow disk
 FORK_MARGIN_S = 30  # a forking worker keeps the exercise's limit itself; this long after it, the worker is dead
@@ -89,7 +89,7 @@ class Lane:
         exercise = self._lab.exercise(job.exercise)
         self._start()
         message = {**asdict(job), "nonce": secrets.token_hex(8)}
-        patience = exercise.time_limit_s + GRACE_S + (FORK_MARGIN_S if self._fork else 0)
+        patience = LOAD * exercise.time_limit_s + GRACE_S + (FORK_MARGIN_S if self._fork else 0)
         try:
             self._send(message)
             verdict = self._verdict(exercise, message["nonce"], self._receive(patience))

@@ -49,7 +49,7 @@ from twophase_labs.machine.grading.verdicts import BadVerdictError, shortened, v
 from twophase_labs.machine.guard import Guard
 from twophase_labs.machine.judge import Judge, Verdict, by_reference, explain, run_cell, tampered, unavailable
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
-from twophase_labs.machine.limits import GRACE_S, limit_this_process, time_limit
+from twophase_labs.machine.limits import GRACE_S, LOAD, limit_this_process, time_limit
 from twophase_labs.machine.session import Session, adopt
 
 MAX_RESULT_BYTES = 2**22
@@ -223,7 +223,7 @@ class Worker:
         channel.close()
         its.close()
         with mine, control:
-            line = read_line(mine, time.monotonic() + exercise.time_limit_s + GRACE_S)
+            line = read_line(mine, time.monotonic() + LOAD * exercise.time_limit_s + GRACE_S)
             _kill(checker)
             if line != b"null\n":
                 return self._verdict(exercise, line, 0)
@@ -250,7 +250,7 @@ class Worker:
         sandbox.spawn(self._world, run, its_control, keep=[its.fileno()])
         its.close()
         with mine, control:
-            line = read_line(mine, time.monotonic() + exercise.time_limit_s + GRACE_S)
+            line = read_line(mine, time.monotonic() + LOAD * exercise.time_limit_s + GRACE_S)
             if line is None:
                 return explain_timeout(exercise)
             if not line.startswith(proof) or not line.endswith(b"\n"):
