@@ -1,5 +1,6 @@
 """Shared by every test: shapes are enforced, what can't run here is said, and the kill table is printed."""
 
+import importlib.util
 import json
 import os
 import sys
@@ -21,6 +22,11 @@ enforce_types("twophase", "twophase_tools", "twophase_labs")
 import pytest  # noqa: E402
 
 from tests.mutation import KillTable  # noqa: E402
+
+if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+    from tests.interpreter import remember_builtins
+
+    remember_builtins()
 
 
 def pytest_addoption(parser):
