@@ -1,5 +1,6 @@
 """Shared by every test: shapes are enforced, what can't run here is said, and the kill table is printed."""
 
+import gc
 import importlib.util
 import json
 import os
@@ -63,6 +64,13 @@ def pytest_collection_modifyitems(config, items):
         if "full" in item.keywords and not config.getoption("--full"):
             item.add_marker(pytest.mark.skip(reason="not run here: pass --full"))
     longest_first(items)
+
+
+def pytest_collection_finish(session):
+    """What is imported by now stays: the garbage collector need not look through it again and again, nor so often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 # What runs the real model, compiles, or starts processes: these files' tests are few and long.
