@@ -1,5 +1,7 @@
 """Shared by every test: shapes are enforced, what can't run here is said, and the kill table is printed."""
 
+import gc
+import importlib.util
 import json
 import os
 import sys
@@ -21,6 +23,11 @@ enforce_types("twophase", "twophase_tools", "twophase_labs")
 import pytest  # noqa: E402
 
 from tests.mutation import KillTable  # noqa: E402
+
+if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+    from tests.interpreter import remember_builtins
+
+    remember_builtins()
 
 
 def pytest_addoption(parser):
@@ -57,6 +64,13 @@ def pytest_collection_modifyitems(config, items):
         if "full" in item.keywords and not config.getoption("--full"):
             item.add_marker(pytest.mark.skip(reason="not run here: pass --full"))
     longest_first(items)
+
+
+def pytest_collection_finish(session):
+    """What is imported by now stays: the garbage collector need not look through it again and again, nor so often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 # What runs the real model, compiles, or starts processes: these files' tests are few and long.

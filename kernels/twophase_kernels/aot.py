@@ -192,6 +192,7 @@ def _inspect(
     by_stage = {Path(path).suffix[1:]: Path(path) for path in files.values()}
     is_amd = "amdgcn" in by_stage
     code = by_stage["amdgcn" if is_amd else "ptx"].read_text()
+    dot_dtype = compiled_code.dot_dtype(by_stage["ttir"].read_text())
     registers, spill_bytes = (
         compiled_code.resources_amd(code) if is_amd else compiled_code.resources_cuda(by_stage["cubin"])
     )
@@ -210,9 +211,12 @@ def _inspect(
         vector_loads=compiled_code.count_vector_loads(code),
         narrow_loads=compiled_code.count_narrow_loads(code),
         kv_buffers=compiled_code.kv_buffer_depth(by_stage["ttgir"].read_text()),
-        loop_instructions=0 if is_amd else compiled_code.loop_instructions(compiled_code.sass_cuda(by_stage["cubin"])),
+        # Reading machine code takes longer than compiling a small kernel, and there is no such loop without products.
+        loop_instructions=0
+        if is_amd or dot_dtype is None
+        else compiled_code.loop_instructions(compiled_code.sass_cuda(by_stage["cubin"])),
         block_n=constants.get("BLOCK_N", 0),
-        dot_dtype=compiled_code.dot_dtype(by_stage["ttir"].read_text()),
+        dot_dtype=dot_dtype,
         keeps_subnormals=compiled_code.keeps_subnormals(code),
         compile_s=compile_s,
     )

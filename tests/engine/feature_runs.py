@@ -65,7 +65,9 @@ def examples_of(name: str, folder) -> tuple[dict, ...]:
 
 
 def folder_for(names, folder):
-    """The model to run a set of features with: of layers of different kinds, or with experts, if they are about that."""
+    """The model to run a set of features with: of layers of different kinds, or with experts, if they are about that;
+    a small one for Triton's interpreter."""
+    folder = folder / "small" if "triton" in names else folder
     if "mixed" in names:
         return folder / "mixed"
     return folder / "sparse" if "expert_parallel" in names else folder

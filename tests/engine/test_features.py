@@ -7,7 +7,7 @@ import pytest
 
 from tests.engine.feature_runs import COMMON, check_features, draw_requests, examples_of, folder_for
 from tests.engine.tokenizers_for_tests import byte_level
-from tests.model.tiny import make_folder
+from tests.model.tiny import GEMMA3, make_folder
 from tests.mutation import KillTable, Mutant
 from twophase import LLM, features
 from twophase.config import configured
@@ -30,14 +30,21 @@ def folder(tmp_path_factory):
     """A random model with a tokenizer, and heads wide enough for int8 pages; below it one of layers of different kinds,
     and one with experts."""
     path = tmp_path_factory.mktemp("features")
+    make_models(path)
+    # A program of an interpreted kernel is slow: fewer heads, and layers of each kind once.
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    make_models(path / "small", mixed={"num_hidden_layers": 3, "layer_types": GEMMA3["layer_types"][:3]}, **heads)
+    return path
+
+
+def make_models(path, mixed=None, **sizes):
     tokenizer = byte_level()
-    sizes = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.end_id}
+    sizes |= {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.end_id}
     make_folder("llama-wide-heads", path, **sizes)
-    make_folder("gemma3", path / "mixed", **sizes, head_dim=16)
+    make_folder("gemma3", path / "mixed", **sizes, **(mixed or {}), head_dim=16)
     make_folder("qwen3-moe", path / "sparse", **sizes)
     for each in (path, path / "mixed", path / "sparse"):
         tokenizer.tokenizer.save(str(each / "tokenizer.json"))
-    return path
 
 
 def name_of(pair):

@@ -1,7 +1,7 @@
 """What the compiler makes of every production kernel, for GPUs that this machine need not have.
 
-By default a sample (`SAMPLE`: 8 of 60 configurations) is compiled for each target; `--full` compiles everything, which
-takes about three minutes on one core. Compiling takes processes of their own: this one may run the interpreter, and
+By default a sample (`SAMPLE`: 8 of 60 configurations) is compiled for one target; `--full` compiles everything for
+each. Compiling takes processes of their own: this one may run the interpreter, and
 caches must be empty.
 """
 
@@ -80,12 +80,8 @@ def check_reports(reports: list[CompiledReport], target: str) -> None:
     assert all(largest in r.matrix_instructions for r in prefill if r.dot_dtype != "f32")
 
 
-# Without sm_86, which is as sm_80 but for its limit.
-@pytest.mark.parametrize(
-    "target", ["sm_90", *(pytest.param(name, marks=pytest.mark.full) for name in ("sm_80", "sm_100", "gfx942"))]
-)
-def test_sample(target):
-    check_reports(compile_in_subprocess([target], SAMPLE_PATTERN), target)
+def test_sample():
+    check_reports(compile_in_subprocess(["sm_90"], SAMPLE_PATTERN), "sm_90")
 
 
 @pytest.mark.full
