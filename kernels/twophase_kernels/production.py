@@ -51,6 +51,10 @@ class MetaLayer:
     page: int = 16
     kv_format: KVFormat = "none"
 
+    @property
+    def group(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
     def __str__(self) -> str:
         kv = "" if self.kv_format == "none" else f" kv {self.kv_format}"
         dtype = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[self.dtype]
@@ -169,22 +173,40 @@ def _silu_mul_configs() -> tuple[AotConfig, ...]:
 
 
 def _paged_decode_configs() -> tuple[AotConfig, ...]:
-    def config(layer: MetaLayer, num_splits: int | None, window: int | None = None, num_sinks: int = 0) -> AotConfig:
+    def config(
+        layer: MetaLayer,
+        num_splits: int | None,
+        window: int | None = None,
+        num_sinks: int = 0,
+        tokens: int = 1,
+    ) -> AotConfig:
         def launch() -> object:
-            inputs = layer.inputs(num_seqs=64, num_tokens=64)
+            inputs = layer.inputs(num_seqs=64, num_tokens=64 * tokens)
             options = {"scale": 0.1, "window": window, "num_sinks": num_sinks, "num_splits": num_splits}
-            return paged_decode(*inputs.args, **inputs.scales, **options)
+            if tokens > 1:
+                options["cu_query_lens"] = torch.empty(65, dtype=torch.int32, device="meta")
+            return paged_decode(*inputs.args, **inputs.scales, **options, max_query_len=tokens)
 
         splits = "split by length" if num_splits is None else f"{num_splits} splits"
         name = f"{layer}, {splits}" + (f", window {window} sinks {num_sinks}" if window else "")
+        name += f", {tokens} tokens" if tokens > 1 else ""
         return AotConfig(name, launch, attention_kernels=("paged_decode_kernel",))
 
+    llama = PRODUCTION_LAYERS[0]
     return (
         *(config(layer, num_splits=1) for layer in PRODUCTION_LAYERS),
         *(config(layer, num_splits=None) for layer in PRODUCTION_LAYERS),
-        config(PRODUCTION_LAYERS[0], num_splits=None, window=4096, num_sinks=4),
-        config(PRODUCTION_LAYERS[0], num_splits=8),
-        config(PRODUCTION_LAYERS[0], num_splits=8, window=4096, num_sinks=4),
+        config(llama, num_splits=None, window=4096, num_sinks=4),
+        config(llama, num_splits=8),
+        config(llama, num_splits=8, window=4096, num_sinks=4),
+        # Verification of drafts: as many as a tile of 16, 32 or 64 rows holds, at most 4 beside the newest token.
+        *(config(layer, num_splits=None, tokens=min(5, 64 // layer.group)) for layer in PRODUCTION_LAYERS),
+        config(llama, num_splits=None, tokens=9),
+        config(llama, num_splits=8, tokens=4),
+        config(llama, num_splits=8, tokens=5),
+        config(llama, num_splits=8, tokens=9),
+        config(llama, num_splits=8, window=4096, num_sinks=4, tokens=5),
+        config(llama, num_splits=None, window=4096, num_sinks=4, tokens=9),
     )
 
 
