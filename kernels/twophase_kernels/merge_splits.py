@@ -129,7 +129,8 @@ def launch_merge(
     if num_sequences:
         merge_splits_kernel[(num_sequences * num_rows,)](
             partial, partial_lse, out, lse, chunks, cu_query_lens, num_splits,
-            H=num_heads, ROWS=num_rows, D=head_dim, BLOCK_D=padded_head_dim(head_dim), BLOCK_S=SPLITS_PER_STEP, num_warps=4,
+            H=num_heads, ROWS=num_rows, D=head_dim, BLOCK_D=padded_head_dim(head_dim),
+            BLOCK_S=SPLITS_PER_STEP, num_warps=4,
         )  # fmt: skip
 
 

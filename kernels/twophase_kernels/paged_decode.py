@@ -240,8 +240,9 @@ def paged_decode(
         k_cache, v_cache: [N, H_kv, page, D] contiguous; int8, or uint8 with e4m3 bits, with scales.
         block_tables: int32 [B, W], W a multiple of 16, padded with any valid page.
         seq_lens: int32 [B], the new tokens included; 0 (graph padding) gives zeros and LSE -inf.
-        cu_query_lens: int32 [B + 1]: q[cu_query_lens[s]:cu_query_lens[s + 1]] are the last tokens of sequence s, perhaps
-            none. Rows of q from cu_query_lens[B] on belong to nobody and are not written. None: one token each, T = B.
+        cu_query_lens: int32 [B + 1]: q[cu_query_lens[s]:cu_query_lens[s + 1]] are the last tokens of sequence s; there
+            may be none. Rows of q from cu_query_lens[B] on belong to nobody and are not written. None: one token each,
+            T = B.
         max_query_len: With `cu_query_lens`, the most tokens of a sequence, or more; it chooses the tile, which must
             hold them (see `fits_decode`).
         scale: Factor on Q.K, as a rule 1 / sqrt(D).

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twophase_kernels.kv_write import kv_write
 from twophase_kernels.merge_splits import merge_splits
-from twophase_kernels.paged_decode import paged_decode
+from twophase_kernels.paged_decode import MAX_ROWS, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.quant import KVFormat, cache_dtype
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
@@ -199,14 +199,12 @@ def _paged_decode_configs() -> tuple[AotConfig, ...]:
         config(llama, num_splits=None, window=4096, num_sinks=4),
         config(llama, num_splits=8),
         config(llama, num_splits=8, window=4096, num_sinks=4),
-        # Verification of drafts: as many as a tile of 16, 32 or 64 rows holds, at most 4 beside the newest token.
-        *(config(layer, num_splits=None, tokens=min(5, 64 // layer.group)) for layer in PRODUCTION_LAYERS),
-        config(llama, num_splits=None, tokens=9),
-        config(llama, num_splits=8, tokens=4),
+        # Drafts to verify: 4 beside the newest token, in tiles of 16 and 32 rows, and as many as 64 rows hold.
+        *(config(PRODUCTION_LAYERS[i], num_splits=None, tokens=5) for i in (0, 3, 8, 9)),
+        *(config(layer, num_splits=None, tokens=MAX_ROWS // layer.group) for layer in PRODUCTION_LAYERS),
         config(llama, num_splits=8, tokens=5),
-        config(llama, num_splits=8, tokens=9),
         config(llama, num_splits=8, window=4096, num_sinks=4, tokens=5),
-        config(llama, num_splits=None, window=4096, num_sinks=4, tokens=9),
+        config(llama, num_splits=None, window=4096, num_sinks=4, tokens=16),
     )
 
 
