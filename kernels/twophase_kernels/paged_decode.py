@@ -275,7 +275,7 @@ def paged_decode(
     generation = gpu_generation(q.device)
     if tiles is None:
         tiles = decode_tiles(group * max_query_len, head_dim, q.dtype, kv_format, generation)
-    max_tokens = _tokens_of_tile(tiles, group, num_tokens, batch_size, cu_query_lens, max_query_len)
+    max_tokens = _tokens_of_tile(tiles, group, q, batch_size, cu_query_lens, max_query_len)
     pairs = pair_decoder(kv_format, q.dtype, head_dim, generation)
     kernel_format = kernel_kv_format(kv_format, generation) if pairs == "no" else kv_format
     num_keys = max_seq_len or block_tables.shape[1] * page
@@ -321,21 +321,22 @@ def paged_decode(
 
 
 def _tokens_of_tile(
-    tiles: Tiles, group: int, num_tokens: int, batch_size: int, cu_query_lens: Tensor | None, max_query_len: int
+    tiles: Tiles, group: int, q: Tensor, batch_size: int, cu_query_lens: Tensor | None, max_query_len: int
 ) -> int:
     """How many tokens of a sequence the tile holds, 1 without `cu_query_lens`; a ValueError if they do not fit."""
     if cu_query_lens is None:
-        if num_tokens != batch_size or max_query_len != 1:
+        if len(q) != batch_size or max_query_len != 1:
             raise ValueError(
-                f"Without cu_query_lens decode takes one query per sequence, got {num_tokens} and {batch_size} "
+                f"Without cu_query_lens decode takes one query per sequence, got {len(q)} and {batch_size} "
                 f"sequences, max_query_len {max_query_len}."
             )
         return 1
-    check_out("cu_query_lens", cu_query_lens, (batch_size + 1,), torch.int32, cu_query_lens.device)
-    if not 0 < max_query_len * group <= min(tiles.block_m, MAX_ROWS):
+    check_out("cu_query_lens", cu_query_lens, (batch_size + 1,), torch.int32, q.device)
+    max_rows = min(tiles.block_m, MAX_ROWS)
+    if not 0 < max_query_len * group <= max_rows:
         raise ValueError(
             f"max_query_len must be positive, and its tokens' heads (here {group} each) at most "
-            f"{min(tiles.block_m, MAX_ROWS)}, got {max_query_len}; paged_prefill takes longer ones."
+            f"{max_rows}, got {max_query_len}; paged_prefill takes longer ones."
         )
     return tiles.block_m // group
 
@@ -375,12 +376,20 @@ def decode_tiles(
         return Tiles(block_m, 256, num_warps=4, num_stages=1)  # a tile costs the same whatever its size
     if generation == "cdna":
         return Tiles(block_m, 32, num_warps=4, num_stages=3)  # two tiles of K and V in 64 KiB of LDS
-    block_n = 64 if kv_format == "none" else 128
+    block_d, block_n = padded_head_dim(head_dim), 64 if kv_format == "none" else 128
     if dtype == torch.float32:
         block_n //= 2  # the same bytes in flight per tile, and registers for fewer scores
-    if padded_head_dim(head_dim) > 128:
+    if block_d > 128:
         block_n //= 2
-    return Tiles(block_m, block_n, num_warps=4, num_stages=3)
+    # Queries of many rows leave less room in registers, where wgmma does not want them, and in shared memory.
+    if dtype == torch.float32:
+        num_stages = 2 if block_m >= 64 and block_d > 128 else 3
+        return Tiles(block_m, max(16, min(block_n, 1024 // block_m)), 4 if block_m < 32 else 8, num_stages)
+    if block_m < 64 or (generation == "hopper" and kv_format == "none"):
+        return Tiles(block_m, block_n, num_warps=4, num_stages=3)
+    if kv_format != "none" or block_d > 128:
+        block_n //= 2
+    return Tiles(block_m, block_n, num_warps=8, num_stages=3)
 
 
 def workspace_numel(batch_size: int, num_rows: int, head_dim: int, num_splits: int) -> int:

@@ -52,8 +52,9 @@ class MetaLayer:
     kv_format: KVFormat = "none"
 
     @property
-    def group(self) -> int:
-        return self.num_heads // self.num_kv_heads
+    def max_tokens(self) -> int:
+        """Of a sequence, that `paged_decode` takes."""
+        return MAX_ROWS // (self.num_heads // self.num_kv_heads)
 
     def __str__(self) -> str:
         kv = "" if self.kv_format == "none" else f" kv {self.kv_format}"
@@ -199,9 +200,9 @@ def _paged_decode_configs() -> tuple[AotConfig, ...]:
         config(llama, num_splits=None, window=4096, num_sinks=4),
         config(llama, num_splits=8),
         config(llama, num_splits=8, window=4096, num_sinks=4),
-        # Drafts to verify: 4 beside the newest token, in tiles of 16 and 32 rows, and as many as 64 rows hold.
+        # Drafts to verify: 4 beside the newest token, in tiles of 16 and 32 rows, and as many as a tile holds.
         *(config(PRODUCTION_LAYERS[i], num_splits=None, tokens=5) for i in (0, 3, 8, 9)),
-        *(config(layer, num_splits=None, tokens=MAX_ROWS // layer.group) for layer in PRODUCTION_LAYERS),
+        *(config(layer, num_splits=None, tokens=layer.max_tokens) for layer in PRODUCTION_LAYERS),
         config(llama, num_splits=8, tokens=5),
         config(llama, num_splits=8, window=4096, num_sinks=4, tokens=5),
         config(llama, num_splits=None, window=4096, num_sinks=4, tokens=16),
