@@ -51,7 +51,7 @@ MAX_SPLITS = 128
 # Two tiles: their loads are in flight together, so a second one costs little time and saves half the merging.
 MIN_TOKENS_PER_SPLIT = 128
 MIN_TOKENS_PER_CHUNK = 512  # of a batch that fills the GPU without splits
-MAX_ROWS = 64  # of a tile for several tokens
+MAX_ROWS = 64  # of a tile for several tokens; heads of more than 128 have room for half
 LENGTHS_PER_STEP = tl.constexpr(128)
 
 
@@ -332,18 +332,23 @@ def _tokens_of_tile(
             )
         return 1
     check_out("cu_query_lens", cu_query_lens, (batch_size + 1,), torch.int32, q.device)
-    max_rows = min(tiles.block_m, MAX_ROWS)
-    if not 0 < max_query_len * group <= max_rows:
+    num_rows = min(tiles.block_m, max_rows(q.shape[-1]))
+    if not 0 < max_query_len * group <= num_rows:
         raise ValueError(
             f"max_query_len must be positive, and its tokens' heads (here {group} each) at most "
-            f"{max_rows}, got {max_query_len}; paged_prefill takes longer ones."
+            f"{num_rows}, got {max_query_len}; paged_prefill takes longer ones."
         )
     return tiles.block_m // group
 
 
-def fits_decode(max_query_len: int, group: int) -> bool:
+def fits_decode(max_query_len: int, group: int, head_dim: int) -> bool:
     """Whether so many tokens of a sequence, of `group` query heads per KV head, fit a tile of `paged_decode`."""
-    return max_query_len * group <= MAX_ROWS
+    return max_query_len * group <= max_rows(head_dim)
+
+
+def max_rows(head_dim: int) -> int:
+    """Rows of a tile for several tokens, at most; more leave no room for keys in registers and shared memory."""
+    return MAX_ROWS if padded_head_dim(head_dim) <= 128 else MAX_ROWS // 2
 
 
 def choose_num_splits(batch_size: int, num_kv_heads: int, num_keys: int, num_sms: int) -> int:
@@ -383,11 +388,12 @@ def decode_tiles(
         block_n //= 2
     # Queries of many rows leave less room in registers, where wgmma does not want them, and in shared memory.
     if dtype == torch.float32:
-        num_stages = 2 if block_m >= 64 and block_d > 128 else 3
-        return Tiles(block_m, max(16, min(block_n, 1024 // block_m)), 4 if block_m < 32 else 8, num_stages)
+        if block_m >= 64 and block_d > 64:
+            block_n = 16
+        return Tiles(block_m, block_n, num_warps=4 if block_m < 32 else 8, num_stages=3)
     if block_m < 64 or (generation == "hopper" and kv_format == "none"):
         return Tiles(block_m, block_n, num_warps=4, num_stages=3)
-    if kv_format != "none" or block_d > 128:
+    if kv_format != "none":
         block_n //= 2
     return Tiles(block_m, block_n, num_warps=8, num_stages=3)
 

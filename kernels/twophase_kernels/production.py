@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twophase_kernels.kv_write import kv_write
 from twophase_kernels.merge_splits import merge_splits
-from twophase_kernels.paged_decode import MAX_ROWS, paged_decode
+from twophase_kernels.paged_decode import max_rows, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.quant import KVFormat, cache_dtype
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
@@ -54,7 +54,7 @@ class MetaLayer:
     @property
     def max_tokens(self) -> int:
         """Of a sequence, that `paged_decode` takes."""
-        return MAX_ROWS // (self.num_heads // self.num_kv_heads)
+        return max_rows(self.head_dim) // (self.num_heads // self.num_kv_heads)
 
     def __str__(self) -> str:
         kv = "" if self.kv_format == "none" else f" kv {self.kv_format}"

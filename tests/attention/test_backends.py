@@ -208,9 +208,9 @@ def check_runs(module):
 
 
 RUN_MUTANTS = [
-    ("drafts not split", "not fits_decode(n, group)", "True"),
+    ("drafts not split", "not fits_decode(n, group, self.spec.head_dim)", "True"),
     ("a token of a large group is a chunk", "n > 1 and not fits", "not fits"),
-    ("a chunk that fits no tile", "not fits_decode(n, group)", "not fits_decode(n, 1 + 0 * group)"),
+    ("a chunk that fits no tile", "not fits_decode(n, group, self.spec.head_dim)", "not fits_decode(n, 1, 64)"),
     ("short chunks behind long ones are short", "first >= first_long", "longest > 65"),
 ]
 

@@ -213,7 +213,7 @@ def run_few(case, decode=module.paged_decode, block_n=64, **options):
 
 def check_few(point):
     """No token, one, as many as the tile holds, all tokens of a sequence."""
-    most = min(9, 64 // (point.heads[0] // point.heads[1]))
+    most = min(9, module.max_rows(point.head_dim) // (point.heads[0] // point.heads[1]))
     check_point(point, [5, point.page + 1, 129, most], [0, 1, most, most])
 
 
@@ -311,11 +311,12 @@ def test_few_tokens_refuses(options, message):
 
 
 def test_who_fits():
-    assert module.fits_decode(5, group=4)
-    assert module.fits_decode(16, group=4)
-    assert not module.fits_decode(17, group=4)
-    assert module.fits_decode(7, group=9)
-    assert not module.fits_decode(8, group=9)
+    assert module.fits_decode(16, group=4, head_dim=128)
+    assert not module.fits_decode(17, group=4, head_dim=128)
+    assert module.fits_decode(7, group=9, head_dim=64)
+    assert not module.fits_decode(8, group=9, head_dim=64)
+    assert module.fits_decode(2, group=16, head_dim=256)
+    assert not module.fits_decode(3, group=16, head_dim=256)
 
 
 # Heuristics and counts.

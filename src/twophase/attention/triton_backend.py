@@ -58,7 +58,8 @@ class TritonBackend(AttentionBackend):
 
     def plan(self, batch: AttentionBatch) -> TritonPlan:
         lens, group = batch.query_lens_host, self.spec.num_heads // self.spec.num_kv_heads
-        first_long = next((s for s, n in enumerate(lens) if n > 1 and not fits_decode(n, group)), len(lens))
+        is_long = [n > 1 and not fits_decode(n, group, self.spec.head_dim) for n in lens]
+        first_long = is_long.index(True) if True in is_long else len(lens)
         bounds = (0, batch.num_decodes, first_long, len(lens))
         return TritonPlan(batch, tuple(_run(batch, a, b, first_long) for a, b in pairwise(bounds) if a < b))
 
