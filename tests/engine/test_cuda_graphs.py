@@ -224,11 +224,12 @@ def ragged_engine(outputs):
 
 def check_played_verifications(module, model, expected, backends=triton_backend):
     """The tokens of eager steps without drafts; as many drafts were right; a graph for each number of drafts."""
-    tokens, num_accepted = expected
+    tokens, num_drafts = expected
     params = [VERIFIED_PARAMS] * len(PLAYED_PROMPTS)
     graphs, found, _, stats = play(module, model, PLAYED_PROMPTS, params, ragged_engine(tokens), backends)
     assert found == tokens
-    assert stats.num_accepted_tokens == num_accepted > 0, "a verification failed"
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens) == num_drafts, "a verification failed"
+    assert stats.num_accepted_tokens > 0
     assert {shape.max_query_len for shape in graphs._graphs} == {1, 2, 3, 4}
     assert all(len(graph.hidden) == shape.num_rows * shape.max_query_len for shape, graph in graphs._graphs.items())
     assert all(graph.hidden.isfinite().all() for graph in graphs._graphs.values()), "padding holds what memory held"
@@ -236,11 +237,11 @@ def check_played_verifications(module, model, expected, backends=triton_backend)
 
 @pytest.fixture(scope="module")
 def verified(cpu_model):
-    """The tokens without drafts; how many drafts are right in eager steps."""
+    """The tokens without drafts; in eager steps, how many drafts there are and how many are right."""
     tokens = [tokens_of(output) for output in run(make_engine(cpu_model), PLAYED_PROMPTS, VERIFIED_PARAMS)]
     engine = ragged_engine(tokens)(cpu_model, max_model_len=100)
     assert [tokens_of(output) for output in run(engine, PLAYED_PROMPTS, VERIFIED_PARAMS)] == tokens
-    return tokens, engine.stats().num_accepted_tokens
+    return tokens, (engine.stats().num_draft_tokens, engine.stats().num_accepted_tokens)
 
 
 def test_played_verifications_equal_eager(cpu_model, verified):
