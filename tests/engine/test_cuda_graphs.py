@@ -251,7 +251,6 @@ def test_played_verifications_equal_eager(cpu_model, verified):
 VERIFICATION_MUTANTS = [
     ("no graph with drafts", "== 1 + chunk.num_drafts", "== 1"),
     ("prompts in graphs", "len(chunk.token_ids) == 1 + chunk.num_drafts", "len(chunk.token_ids) > 0"),
-    ("as many drafts as the first one", "max(len(chunk.token_ids) for chunk in chunks)", "len(chunks[0].token_ids)"),
     ("one graph for any number of drafts", "self._graphs[shape] = captured", "self._graphs[shape._replace(max_query_len=4)] = captured"),
     ("captured for the first batch's lengths", "            query_lens=(shape.max_query_len,) * shape.num_rows,\n", ""),
     ("drafts' rows not returned", "[: sum(len(chunk.token_ids) for chunk in chunks)]", "[: len(chunks)]"),
