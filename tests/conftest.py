@@ -121,5 +121,5 @@ def show_slowest_files(terminalreporter, num_files=20):
 def show_mutants(terminalreporter):
     killed = sum(how is not None for _, _, how in KillTable.rows)
     terminalreporter.section(f"mutants: {killed} of {len(KillTable.rows)} killed")
-    for module, name, how in sorted(KillTable.rows):
+    for module, name, how in sorted(KillTable.rows, key=str):
         terminalreporter.line(f"{'killed  ' if how else 'SURVIVED'}  {module}: {name}  <- {(how or '')[:90]}")

@@ -19,26 +19,33 @@ from twophase_kernels.paged_inputs import check_out
 SPLITS_PER_STEP = 16
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["cu_query_lens_ptr"])
 def merge_splits_kernel(
-    partial_ptr,  # fp32 [rows, num_splits, D]
-    partial_lse_ptr,  # fp32 [rows, num_splits], base 2; -inf: the split had no keys, and its partial is not read
-    out_ptr,  # [rows, D]
-    lse_ptr,  # fp32 [rows] or None
-    chunks_ptr,  # None; or int32 [B, 2]: a sequence's splits are partials [first, first + count), [items, H, D]
+    partial_ptr,  # fp32 [B, ROWS, num_splits, D]
+    partial_lse_ptr,  # fp32 [B, ROWS, num_splits], base 2; -inf: the split had no keys, its partial is not read
+    out_ptr,  # [T, H, D]
+    lse_ptr,  # fp32 [T, H] or None
+    chunks_ptr,  # None; or int32 [B, 2]: a sequence's splits are partials [first, first + count), [items, ROWS, D]
+    cu_query_lens_ptr,  # None: each sequence has one token, T = B; or int32 [B + 1]
     num_splits,
     H: tl.constexpr,
+    ROWS: tl.constexpr,  # H, times the most tokens of a sequence
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """One program merges the splits of one row: one query head of one sequence."""
+    """One program merges the splits of one row: one query head of one of a sequence's tokens."""
     row = tl.program_id(0).to(tl.int64)
+    out_row = row
+    if cu_query_lens_ptr is not None:
+        out_row = tl.load(cu_query_lens_ptr + row // ROWS) * H + row % ROWS
+        if out_row >= tl.load(cu_query_lens_ptr + row // ROWS + 1) * H:
+            return  # the sequence has fewer tokens
     first, step = row * num_splits, 1
     if chunks_ptr is not None:
-        first = tl.load(chunks_ptr + row // H * 2).to(tl.int64) * H + row % H
-        step = H
-        num_splits = tl.load(chunks_ptr + row // H * 2 + 1)
+        first = tl.load(chunks_ptr + row // ROWS * 2).to(tl.int64) * ROWS + row % ROWS
+        step = ROWS
+        num_splits = tl.load(chunks_ptr + row // ROWS * 2 + 1)
         if num_splits == 1:
             return  # it has written its result
     offs_lane = tl.arange(0, BLOCK_S)
@@ -64,9 +71,9 @@ def merge_splits_kernel(
     total = tl.sum(weight_sum, axis=0)
     total_safe = tl.where(total == 0, 1.0, total)
     out = tl.sum(acc, axis=0) / total_safe
-    tl.store(out_ptr + row * D + offs_d, out.to(out_ptr.dtype.element_ty), mask=offs_d < D)
+    tl.store(out_ptr + out_row * D + offs_d, out.to(out_ptr.dtype.element_ty), mask=offs_d < D)
     if lse_ptr is not None:
-        tl.store(lse_ptr + row, m + tl.log2(total_safe))
+        tl.store(lse_ptr + out_row, m + tl.log2(total_safe))
 
 
 def merge_splits(
@@ -108,16 +115,22 @@ def launch_merge(
     lse: Tensor | None,
     num_splits: int,
     chunks: Tensor | None = None,
+    cu_query_lens: Tensor | None = None,
+    max_tokens: int = 1,
 ) -> None:
     """The launch alone, for callers that have checked or made the tensors; `partial` may be longer than needed.
 
-    With `chunks`, int32 [B, 2], sequences differ in their number of splits, see the kernel.
+    With `chunks`, int32 [B, 2], sequences differ in their number of splits, with `cu_query_lens`, int32 [B + 1], in
+    their number of tokens, `max_tokens` at most; see the kernel.
     """
-    num_sequences, num_heads, head_dim = out.shape
+    num_tokens, num_heads, head_dim = out.shape
+    num_sequences = num_tokens if cu_query_lens is None else len(cu_query_lens) - 1
+    num_rows = num_heads * max_tokens
     if num_sequences:
-        merge_splits_kernel[(num_sequences * num_heads,)](
-            partial, partial_lse, out, lse, chunks, num_splits,
-            H=num_heads, D=head_dim, BLOCK_D=padded_head_dim(head_dim), BLOCK_S=SPLITS_PER_STEP, num_warps=4,
+        merge_splits_kernel[(num_sequences * num_rows,)](
+            partial, partial_lse, out, lse, chunks, cu_query_lens, num_splits,
+            H=num_heads, ROWS=num_rows, D=head_dim, BLOCK_D=padded_head_dim(head_dim),
+            BLOCK_S=SPLITS_PER_STEP, num_warps=4,
         )  # fmt: skip
 
 

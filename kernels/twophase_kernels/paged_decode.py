@@ -1,10 +1,12 @@
-"""Attention of one new token per sequence over a paged K/V cache, split over the keys when the batch is small.
+"""Attention of each sequence's new token, or its last few, over a paged K/V cache, split over the keys.
 
 Decode reads every key and value once and does 4 operations per byte or so per query head: memory is the limit, and
 what counts is that enough programs have enough loads in flight.
 
 - A program takes all G query heads of a group, so K and V are read once for the whole group. The heads are the rows
   of a matrix tile of at least 16; most may be empty, as matrix units idle anyway.
+- Drafts are verified in the same way: with `cu_query_lens` a sequence has as many tokens as the tile has room for, and
+  row r is token r // G, head r % G, as in `paged_prefill`, which takes longer ones and splits no keys.
 - B * H_kv programs do not fill a GPU when the batch is small, so each sequence's keys are split over several
   programs (FlashDecoding), and `merge_splits` combines their results.
 - A large batch is split by length, or one sequence of 32K tokens among short ones would be one program's work long
@@ -15,8 +17,8 @@ what counts is that enough programs have enough loads in flight.
      are at most B + B. Equal lengths are not split, and no program has more than c keys.
   2. A program reads all lengths twice, in blocks of a fixed size (else each batch size would need a binary): for their
      mean, and for the running sum of chunks, in which it finds its own. Items at the end of the list find none.
-  3. A sequence's only chunk writes the result. Others write partial results, [item, H, D], and the first of them where
-     they begin and how many they are, for the merge; it has nothing to do for other sequences.
+  3. A sequence's only chunk writes the result. Others write partial results, [item, tokens, H, D], and the first of
+     them where they begin and how many they are, for the merge; it has nothing to do for other sequences.
 
   `split_balance` counts what that is worth.
 """
@@ -49,12 +51,13 @@ MAX_SPLITS = 128
 # Two tiles: their loads are in flight together, so a second one costs little time and saves half the merging.
 MIN_TOKENS_PER_SPLIT = 128
 MIN_TOKENS_PER_CHUNK = 512  # of a batch that fills the GPU without splits
+MAX_ROWS = 64  # of a tile for several tokens; heads of more than 128 have room for half
 LENGTHS_PER_STEP = tl.constexpr(128)
 
 
 @triton.jit
 def load_visible(seq_lens_ptr, offs, num_seqs, WINDOW: tl.constexpr):
-    """Keys of the range that is split, of each sequence; 0 from num_seqs on."""
+    """Keys of the range that is split, of each sequence (or more, see SPAN below); 0 from num_seqs on."""
     lens = tl.load(seq_lens_ptr + offs, mask=offs < num_seqs, other=0)
     return tl.minimum(lens, WINDOW) if WINDOW > 0 else lens
 
@@ -87,20 +90,21 @@ def find_chunk(seq_lens_ptr, num_seqs, item, WINDOW: tl.constexpr, MIN_CHUNK: tl
 # is among it for another reason: wide stores of so few rows need another layout, 30 registers, and on sm_80 spills.
 @triton.jit(
     do_not_specialize=["table_row_stride", "num_seqs"],
-    do_not_specialize_on_alignment=["block_tables_ptr", "seq_lens_ptr", "out_ptr", "lse_ptr"],
+    do_not_specialize_on_alignment=["block_tables_ptr", "seq_lens_ptr", "cu_query_lens_ptr", "out_ptr", "lse_ptr"],
 )
 def paged_decode_kernel(
-    q_ptr,  # [B, H, D], rows q_row_stride apart
+    q_ptr,  # [T, H, D], rows q_row_stride apart
     k_ptr,  # [N, H_KV, PAGE, D]; int8, or uint8 with e4m3 bits, when quantised
     v_ptr,  # like k_ptr
     k_scale_ptr,  # fp32 [N, H_KV, PAGE]; None unless quantised
     v_scale_ptr,  # like k_scale_ptr
     block_tables_ptr,  # int32 [B, W]
     seq_lens_ptr,  # int32 [B]
-    out_ptr,  # [B, H, splits, D]; split by length [B, H, D]
+    cu_query_lens_ptr,  # int32 [B + 1]: sequence s has tokens [cu[s], cu[s + 1]), at most TOKENS; None: one each, T = B
+    out_ptr,  # [T, H, D]; of several splits, not by length, partial results [B, TOKENS, H, splits, D]
     lse_ptr,  # fp32 like out_ptr without D, or None
-    partial_ptr,  # split by length: fp32 [items, H, D], for sequences of several chunks; else None
-    partial_lse_ptr,  # likewise, fp32 [items, H]
+    partial_ptr,  # split by length: fp32 [items, TOKENS, H, D], for sequences of several chunks; else None
+    partial_lse_ptr,  # likewise, fp32 [items, TOKENS, H]
     chunks_ptr,  # likewise, int32 [B, 2]: each sequence's first item and number of chunks
     qk_scale,  # score scale * log2(e)
     q_row_stride,
@@ -119,25 +123,36 @@ def paged_decode_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One program: the G query heads of one KV head, of one sequence, over one split of its keys."""
+    """One program: the G query heads of one KV head, of one sequence's tokens, over one split of its keys."""
     G: tl.constexpr = H // H_KV
     BY_LENGTH: tl.constexpr = partial_ptr is not None
+    SEVERAL: tl.constexpr = cu_query_lens_ptr is not None
+    TOKENS: tl.constexpr = BLOCK_M // G if SEVERAL else 1
+    # What the windows of TOKENS tokens cover: a bound that needs no sequence's own number, so that items and splits are
+    # counted alike. A sequence with fewer tokens may get a split without keys.
+    SPAN: tl.constexpr = WINDOW + TOKENS - 1 if WINDOW > 0 else 0
     kv_head = tl.program_id(1)
     sequence = tl.program_id(0)
     split = tl.program_id(2)
     num_splits = tl.num_programs(2)
     if BY_LENGTH:
         item = tl.program_id(0)
-        sequence, first_item, split_len = find_chunk(seq_lens_ptr, num_seqs, item, WINDOW, CHUNK, BLOCK_N)
+        sequence, first_item, split_len = find_chunk(seq_lens_ptr, num_seqs, item, SPAN, CHUNK, BLOCK_N)
         if sequence >= num_seqs:
             return
         split = item - first_item
 
-    # Keys this token sees: [0, num_sinks) and [lo, seq_len). Splits share out the second range, in whole tiles.
+    first_token, num_tokens = sequence, 1
+    if SEVERAL:
+        first_token = tl.load(cu_query_lens_ptr + sequence)
+        num_tokens = tl.load(cu_query_lens_ptr + sequence + 1) - first_token
+
+    # Keys these tokens see: [0, num_sinks) and [lo, seq_len). Splits share out the second range, in whole tiles.
     seq_len = tl.load(seq_lens_ptr + sequence)
-    lo = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
+    lo = tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0) if WINDOW > 0 else 0
     if BY_LENGTH:
-        num_splits = tl.maximum(tl.cdiv(seq_len - lo, split_len), 1)
+        visible = tl.minimum(seq_len, SPAN) if WINDOW > 0 else seq_len
+        num_splits = tl.maximum(tl.cdiv(visible, split_len), 1)
     else:
         split_len = CHUNK if CHUNK > 0 else tl.cdiv(tl.cdiv(seq_len - lo, BLOCK_N), num_splits) * BLOCK_N
     split_lo = lo + split * split_len
@@ -147,11 +162,14 @@ def paged_decode_kernel(
 
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)
-    mask_q = (offs_m < G)[:, None] & (offs_d < D)[None, :]
-    heads = kv_head * G + offs_m
-    q_row = q_ptr + sequence.to(tl.int64) * q_row_stride
-    q = tl.load(q_row + heads[:, None] * D + offs_d[None, :], mask=mask_q, other=0.0)
-    row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
+    mask_m = offs_m < num_tokens * G
+    mask_q = mask_m[:, None] & (offs_d < D)[None, :]
+    tokens, heads = 0, kv_head * G + offs_m
+    if SEVERAL:
+        tokens, heads = offs_m // G, kv_head * G + offs_m % G
+    q_row = q_ptr + first_token.to(tl.int64) * q_row_stride
+    q = tl.load(q_row + (tokens * q_row_stride + heads * D)[:, None] + offs_d[None, :], mask=mask_q, other=0.0)
+    row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens) + tokens
 
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_row_stride
     layout: tl.constexpr = KeyLayout(H_KV, PAGE, D, BLOCK_D, BLOCK_N, KV_FORMAT, PAIRS)
@@ -166,27 +184,31 @@ def paged_decode_kernel(
         # The first split takes the sinks too; those inside the window are not counted twice.
         sinks_hi = tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)
         state = attend_range(queries, keys, layout, state, 0, sinks_hi)
-    state = attend_range(queries, keys, layout, state, split_lo, split_hi)
+    # One token's window is all of [lo, seq_len); those of several must be told apart.
+    ROW_WINDOW: tl.constexpr = WINDOW if SEVERAL else 0
+    state = attend_range(queries, keys, layout, state, split_lo, split_hi, ROW_WINDOW, NUM_SINKS)
 
     # A split without keys stores 0 and -inf, and so does a sequence of length 0.
     out, lse = finish_softmax(state, layout)
+    rows = tokens * H + heads  # of the sequence's results
     if BY_LENGTH:
         if num_splits > 1:
-            partial_row = item.to(tl.int64) * H + heads
+            partial_row = item.to(tl.int64) * (TOKENS * H) + rows
             tl.store(partial_ptr + partial_row[:, None] * D + offs_d[None, :], out, mask=mask_q)
-            tl.store(partial_lse_ptr + partial_row, lse, mask=offs_m < G)
+            tl.store(partial_lse_ptr + partial_row, lse, mask=mask_m)
         if (split == 0) & (kv_head == 0):
             tl.store(chunks_ptr + 2 * sequence, first_item)
             tl.store(chunks_ptr + 2 * sequence + 1, num_splits)
-        row = sequence.to(tl.int64) * H + heads
+        row = first_token.to(tl.int64) * H + rows
         mask_q &= num_splits == 1
-        mask_lse = (offs_m < G) & (num_splits == 1)
+        mask_m &= num_splits == 1
     else:
-        row = (sequence.to(tl.int64) * H + heads) * num_splits + split
-        mask_lse = offs_m < G
+        if SEVERAL:
+            first_token = tl.where(num_splits > 1, sequence * TOKENS, first_token)
+        row = (first_token.to(tl.int64) * H + rows) * num_splits + split
     tl.store(out_ptr + row[:, None] * D + offs_d[None, :], out.to(out_ptr.dtype.element_ty), mask=mask_q)
     if lse_ptr is not None:
-        tl.store(lse_ptr + row, lse, mask=mask_lse)
+        tl.store(lse_ptr + row, lse, mask=mask_m)
 
 
 def paged_decode(
@@ -195,7 +217,9 @@ def paged_decode(
     v_cache: Tensor,
     block_tables: Tensor,
     seq_lens: Tensor,
+    cu_query_lens: Tensor | None = None,
     *,
+    max_query_len: int = 1,
     scale: float,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -209,16 +233,21 @@ def paged_decode(
     return_lse: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of each sequence's last token over its pages. Does not wait for the device.
+    """Attention of each sequence's last token, or last few, over its pages. Does not wait for the device.
 
     Args:
-        q: [B, H, D]; rows may be views of a wider tensor.
+        q: [T, H, D], the sequences' tokens one after another; rows may be views of a wider tensor.
         k_cache, v_cache: [N, H_kv, page, D] contiguous; int8, or uint8 with e4m3 bits, with scales.
         block_tables: int32 [B, W], W a multiple of 16, padded with any valid page.
-        seq_lens: int32 [B], the new token included; 0 (graph padding) gives zeros and LSE -inf.
+        seq_lens: int32 [B], the new tokens included; 0 (graph padding) gives zeros and LSE -inf.
+        cu_query_lens: int32 [B + 1]: q[cu_query_lens[s]:cu_query_lens[s + 1]] are the last tokens of sequence s; there
+            may be none. Rows of q from cu_query_lens[B] on belong to nobody and are not written. None: one token each,
+            T = B.
+        max_query_len: With `cu_query_lens`, the most tokens of a sequence, or more; it chooses the tile, which must
+            hold them (see `fits_decode`).
         scale: Factor on Q.K, as a rule 1 / sqrt(D).
         k_scale, v_scale: fp32 [N, H_kv, page], one per token and head, for quantised caches.
-        window: Keys at positions [seq_len - window, seq_len) are seen; None: all.
+        window: A token at position i sees keys at positions (i - window, i]; None: all up to i.
         num_sinks: Keys at positions [0, num_sinks) are seen besides the window.
         max_seq_len: At least the largest of seq_lens, which lies on the device; by default what the tables have
             room for. It only chooses the splits; too small a bound makes the last split long.
@@ -226,10 +255,10 @@ def paged_decode(
             length.
         deterministic: Split into fixed chunks of 512 keys instead, so that a sequence's result is bitwise the same
             whatever else is in the batch.
-        out: [B, H, D] to write to, contiguous.
+        out: [T, H, D] to write to, contiguous.
         workspace: fp32, at least `workspace_numel` long, for partial results (split by length: those of
             `list_workspace_numel`). With `out` and this, nothing is allocated.
-        return_lse: Also return the log-sum-exp of the scores, fp32 [B, H], base 2.
+        return_lse: Also return the log-sum-exp of the scores, fp32 [T, H], base 2.
         tiles: Instead of `decode_tiles`, for experiments.
 
     Raises:
@@ -239,16 +268,19 @@ def paged_decode(
     kv_format = check_paged_inputs(
         q, k_cache, v_cache, block_tables, seq_lens, k_scale, v_scale, scale, window, num_sinks
     )
-    batch_size, num_heads, head_dim = q.shape
-    if batch_size != len(seq_lens):
-        raise ValueError(f"Decode takes one query per sequence, got {batch_size} and {len(seq_lens)} sequences.")
+    num_tokens, num_heads, head_dim = q.shape
+    batch_size = len(seq_lens)
     _, num_kv_heads, page, _ = k_cache.shape
+    group = num_heads // num_kv_heads
     generation = gpu_generation(q.device)
     if tiles is None:
-        tiles = decode_tiles(num_heads // num_kv_heads, head_dim, q.dtype, kv_format, generation)
+        tiles = decode_tiles(group * max_query_len, head_dim, q.dtype, kv_format, generation)
+    max_tokens = _tokens_of_tile(tiles, group, q, batch_size, cu_query_lens, max_query_len)
     pairs = pair_decoder(kv_format, q.dtype, head_dim, generation)
     kernel_format = kernel_kv_format(kv_format, generation) if pairs == "no" else kv_format
-    num_keys = min(max_seq_len or block_tables.shape[1] * page, window or block_tables.shape[1] * page)
+    num_keys = max_seq_len or block_tables.shape[1] * page
+    if window is not None:
+        num_keys = min(num_keys, window + max_tokens - 1)
     if deterministic:
         if num_splits is not None:
             raise ValueError(f"deterministic=True fixes the splits; leave out num_splits (got {num_splits}).")
@@ -261,19 +293,20 @@ def paged_decode(
         raise ValueError(f"num_splits must be at least 1, got {num_splits}.")
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    check_out("out", out, (batch_size, num_heads, head_dim), q.dtype, q.device)
-    lse = torch.empty(batch_size, num_heads, dtype=torch.float32, device=q.device) if return_lse else None
+    check_out("out", out, (num_tokens, num_heads, head_dim), q.dtype, q.device)
+    lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device) if return_lse else None
     target, target_lse, chunks, grid = out, lse, None, (batch_size, num_kv_heads, num_splits)
     partial = partial_lse = None
+    num_rows = max_tokens * num_heads  # of a sequence's partial results
     if by_length:
         grid, chunk = (2 * batch_size, num_kv_heads, 1), MIN_TOKENS_PER_CHUNK
-        partial, partial_lse = _partials(workspace, 2 * batch_size, num_heads, head_dim, q.device, 2 * batch_size)
-        chunks = partial_lse[2 * batch_size * num_heads :].view(torch.int32)
+        partial, partial_lse = _partials(workspace, 2 * batch_size, num_rows, head_dim, q.device, 2 * batch_size)
+        chunks = partial_lse[2 * batch_size * num_rows :].view(torch.int32)
     elif num_splits > 1:
-        target, target_lse = _partials(workspace, batch_size * num_splits, num_heads, head_dim, q.device)
+        target, target_lse = _partials(workspace, batch_size * num_splits, num_rows, head_dim, q.device)
     if batch_size:
         paged_decode_kernel[grid](
-            q, k_cache, v_cache, k_scale, v_scale, block_tables, seq_lens, target, target_lse,
+            q, k_cache, v_cache, k_scale, v_scale, block_tables, seq_lens, cu_query_lens, target, target_lse,
             partial, partial_lse, chunks, scale * LOG2_E, q.stride(0), block_tables.stride(0), batch_size,
             H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page, KV_FORMAT=kernel_format, PAIRS=pairs,
             WINDOW=window or 0, NUM_SINKS=num_sinks, CHUNK=chunk,
@@ -281,10 +314,41 @@ def paged_decode(
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         )  # fmt: skip
         if by_length:
-            launch_merge(partial, partial_lse, out, lse, 0, chunks)
+            launch_merge(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, max_tokens)
         elif num_splits > 1:
-            launch_merge(target, target_lse, out, lse, num_splits)
+            launch_merge(target, target_lse, out, lse, num_splits, None, cu_query_lens, max_tokens)
     return (out, lse) if return_lse else out
+
+
+def _tokens_of_tile(
+    tiles: Tiles, group: int, q: Tensor, batch_size: int, cu_query_lens: Tensor | None, max_query_len: int
+) -> int:
+    """How many tokens of a sequence the tile holds, 1 without `cu_query_lens`; a ValueError if they do not fit."""
+    if cu_query_lens is None:
+        if len(q) != batch_size or max_query_len != 1:
+            raise ValueError(
+                f"Without cu_query_lens decode takes one query per sequence, got {len(q)} and {batch_size} "
+                f"sequences, max_query_len {max_query_len}."
+            )
+        return 1
+    check_out("cu_query_lens", cu_query_lens, (batch_size + 1,), torch.int32, q.device)
+    num_rows = min(tiles.block_m, max_rows(q.shape[-1]))
+    if not 0 < max_query_len * group <= num_rows:
+        raise ValueError(
+            f"max_query_len must be positive, and its tokens' heads (here {group} each) at most "
+            f"{num_rows}, got {max_query_len}; paged_prefill takes longer ones."
+        )
+    return tiles.block_m // group
+
+
+def fits_decode(max_query_len: int, group: int, head_dim: int) -> bool:
+    """Whether so many tokens of a sequence, of `group` query heads per KV head, fit a tile of `paged_decode`."""
+    return max_query_len * group <= max_rows(head_dim)
+
+
+def max_rows(head_dim: int) -> int:
+    """Rows of a tile for several tokens, at most; more leave no room for keys in registers and shared memory."""
+    return MAX_ROWS if padded_head_dim(head_dim) <= 128 else MAX_ROWS // 2
 
 
 def choose_num_splits(batch_size: int, num_kv_heads: int, num_keys: int, num_sms: int) -> int:
@@ -305,36 +369,53 @@ def is_split_by_length(batch_size: int, num_keys: int) -> bool:
     return batch_size > 1 and num_keys > MIN_TOKENS_PER_CHUNK
 
 
-def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, kv_format: KVFormat, generation: Generation) -> Tiles:
-    """The tile table of decode. Its figures were chosen by what compiles without spills, not yet by measured time."""
-    block_m = max(16, next_power_of_2(group))
+def decode_tiles(
+    num_rows: int, head_dim: int, dtype: torch.dtype, kv_format: KVFormat, generation: Generation
+) -> Tiles:
+    """The tile table of decode; `num_rows`: tokens of a sequence times query heads of a group.
+
+    Its figures were chosen by what compiles without spills, not yet by measured time.
+    """
+    block_m = max(16, next_power_of_2(num_rows))
     if generation == "interpreter":
         return Tiles(block_m, 256, num_warps=4, num_stages=1)  # a tile costs the same whatever its size
     if generation == "cdna":
         return Tiles(block_m, 32, num_warps=4, num_stages=3)  # two tiles of K and V in 64 KiB of LDS
-    block_n = 64 if kv_format == "none" else 128
+    block_d, block_n = padded_head_dim(head_dim), 64 if kv_format == "none" else 128
     if dtype == torch.float32:
         block_n //= 2  # the same bytes in flight per tile, and registers for fewer scores
-    if padded_head_dim(head_dim) > 128:
+    if block_d > 128:
         block_n //= 2
-    return Tiles(block_m, block_n, num_warps=4, num_stages=3)
+    # Queries of many rows leave less room in registers, where wgmma does not want them, and in shared memory.
+    if dtype == torch.float32:
+        if block_m >= 64 and block_d > 64:
+            block_n = 16
+        return Tiles(block_m, block_n, num_warps=4 if block_m < 32 else 8, num_stages=3)
+    if block_m < 64 or (generation == "hopper" and kv_format == "none"):
+        return Tiles(block_m, block_n, num_warps=4, num_stages=3)
+    if kv_format != "none":
+        block_n //= 2
+    return Tiles(block_m, block_n, num_warps=8, num_stages=3)
 
 
-def workspace_numel(batch_size: int, num_heads: int, head_dim: int, num_splits: int) -> int:
-    """Length of the fp32 workspace that holds every split's output and LSE."""
-    return batch_size * num_heads * num_splits * (head_dim + 1)
+def workspace_numel(batch_size: int, num_rows: int, head_dim: int, num_splits: int) -> int:
+    """Length of the fp32 workspace that holds every split's output and LSE.
+
+    `num_rows` of each sequence: its heads, times the tokens that the tile holds if there may be several.
+    """
+    return batch_size * num_rows * num_splits * (head_dim + 1)
 
 
-def list_workspace_numel(batch_size: int, num_heads: int, head_dim: int) -> int:
+def list_workspace_numel(batch_size: int, num_rows: int, head_dim: int) -> int:
     """Likewise when a batch is split by length: 2 B items, and two numbers per sequence."""
-    return workspace_numel(2 * batch_size, num_heads, head_dim, 1) + 2 * batch_size
+    return workspace_numel(2 * batch_size, num_rows, head_dim, 1) + 2 * batch_size
 
 
 def _partials(
-    workspace: Tensor | None, num_items: int, num_heads: int, head_dim: int, device: torch.device, num_more: int = 0
+    workspace: Tensor | None, num_items: int, num_rows: int, head_dim: int, device: torch.device, num_more: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Views of the workspace: outputs and LSEs of each item (a sequence's split) and head, flat; then `num_more`."""
-    numel = workspace_numel(num_items, num_heads, head_dim, 1) + num_more
+    """Views of the workspace: outputs and LSEs of each item (a sequence's split) and row, flat; then `num_more`."""
+    numel = workspace_numel(num_items, num_rows, head_dim, 1) + num_more
     if workspace is None:
         workspace = torch.empty(numel, dtype=torch.float32, device=device)
     if workspace.numel() < numel:
@@ -342,7 +423,7 @@ def _partials(
             f"workspace must have at least {numel} elements for {num_items} partial results, got {len(workspace)}."
         )
     check_out("workspace", workspace, (workspace.numel(),), torch.float32, device)
-    return workspace, workspace[num_items * num_heads * head_dim :]
+    return workspace, workspace[num_items * num_rows * head_dim :]
 
 
 def paged_decode_reference(
@@ -351,7 +432,9 @@ def paged_decode_reference(
     v_cache: Tensor,
     block_tables: Tensor,
     seq_lens: Tensor,
+    cu_query_lens: Tensor | None = None,
     *,
+    max_query_len: int = 1,
     scale: float,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -365,14 +448,17 @@ def paged_decode_reference(
     return_lse: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """What `paged_decode` computes, sequence by sequence in plain torch; how it splits makes no difference here."""
-    results = [
-        attention_reference(
-            q[s : s + 1], k_cache, v_cache, block_tables[s], seq_len,
+    """What `paged_decode` computes, sequence by sequence in plain torch; how it splits makes no difference here.
+
+    Rows that belong to nobody are 0, or what they were in `out`.
+    """
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format) if out is None else out
+    lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)
+    bounds = range(len(seq_lens) + 1) if cu_query_lens is None else cu_query_lens.tolist()
+    for s, seq_len in enumerate(seq_lens.tolist()):
+        tokens = slice(bounds[s], bounds[s + 1])
+        out[tokens], lse[tokens] = attention_reference(
+            q[tokens], k_cache, v_cache, block_tables[s], seq_len,
             scale=scale, k_scale=k_scale, v_scale=v_scale, window=window, num_sinks=num_sinks,
-        )
-        for s, seq_len in enumerate(seq_lens.tolist())
-    ]  # fmt: skip
-    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    out.copy_(torch.cat([result for result, _ in results]))
-    return (out, torch.cat([lse for _, lse in results])) if return_lse else out
+        )  # fmt: skip
+    return (out, lse) if return_lse else out

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twophase_kernels.kv_write import kv_write
 from twophase_kernels.merge_splits import merge_splits
-from twophase_kernels.paged_decode import paged_decode
+from twophase_kernels.paged_decode import max_rows, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.quant import KVFormat, cache_dtype
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
@@ -50,6 +50,11 @@ class MetaLayer:
     head_dim: int
     page: int = 16
     kv_format: KVFormat = "none"
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a sequence, that `paged_decode` takes."""
+        return max_rows(self.head_dim) // (self.num_heads // self.num_kv_heads)
 
     def __str__(self) -> str:
         kv = "" if self.kv_format == "none" else f" kv {self.kv_format}"
@@ -169,22 +174,38 @@ def _silu_mul_configs() -> tuple[AotConfig, ...]:
 
 
 def _paged_decode_configs() -> tuple[AotConfig, ...]:
-    def config(layer: MetaLayer, num_splits: int | None, window: int | None = None, num_sinks: int = 0) -> AotConfig:
+    def config(
+        layer: MetaLayer,
+        num_splits: int | None,
+        window: int | None = None,
+        num_sinks: int = 0,
+        tokens: int = 1,
+    ) -> AotConfig:
         def launch() -> object:
-            inputs = layer.inputs(num_seqs=64, num_tokens=64)
+            inputs = layer.inputs(num_seqs=64, num_tokens=64 * tokens)
             options = {"scale": 0.1, "window": window, "num_sinks": num_sinks, "num_splits": num_splits}
-            return paged_decode(*inputs.args, **inputs.scales, **options)
+            if tokens > 1:
+                options["cu_query_lens"] = torch.empty(65, dtype=torch.int32, device="meta")
+            return paged_decode(*inputs.args, **inputs.scales, **options, max_query_len=tokens)
 
         splits = "split by length" if num_splits is None else f"{num_splits} splits"
         name = f"{layer}, {splits}" + (f", window {window} sinks {num_sinks}" if window else "")
+        name += f", {tokens} tokens" if tokens > 1 else ""
         return AotConfig(name, launch, attention_kernels=("paged_decode_kernel",))
 
+    llama = PRODUCTION_LAYERS[0]
     return (
         *(config(layer, num_splits=1) for layer in PRODUCTION_LAYERS),
         *(config(layer, num_splits=None) for layer in PRODUCTION_LAYERS),
-        config(PRODUCTION_LAYERS[0], num_splits=None, window=4096, num_sinks=4),
-        config(PRODUCTION_LAYERS[0], num_splits=8),
-        config(PRODUCTION_LAYERS[0], num_splits=8, window=4096, num_sinks=4),
+        config(llama, num_splits=None, window=4096, num_sinks=4),
+        config(llama, num_splits=8),
+        config(llama, num_splits=8, window=4096, num_sinks=4),
+        # Drafts to verify: 4 beside the newest token, in tiles of 16 and 32 rows, and as many as a tile holds.
+        *(config(PRODUCTION_LAYERS[i], num_splits=None, tokens=5) for i in (0, 3, 8, 9)),
+        *(config(layer, num_splits=None, tokens=layer.max_tokens) for layer in PRODUCTION_LAYERS),
+        config(llama, num_splits=8, tokens=5),
+        config(llama, num_splits=8, window=4096, num_sinks=4, tokens=5),
+        config(llama, num_splits=None, window=4096, num_sinks=4, tokens=16),
     )
 
 

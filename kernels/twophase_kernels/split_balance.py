@@ -4,8 +4,8 @@ Attention over long contexts ends when its longest program does. Programs are st
 and one with t tiles of keys takes t turns. `even_shares` and `chunk_shares` say what each program gets in the two ways
 in which `paged_decode` splits, `tail` what comes of it.
 
-Not split by length: small batches, whose sequences all have the same number of parts; and `paged_prefill`, the few
-tokens of a draft's verification included, which could take the same list with tokens times heads as rows.
+The few tokens of a draft's verification are split like single ones. Not split by length: small batches, whose sequences
+all have the same number of parts; and the chunks of `paged_prefill`.
 """
 
 import heapq

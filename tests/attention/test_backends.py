@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -12,6 +13,7 @@ from tests.mutation import KillTable, Mutant
 from twophase.attention import select
 from twophase.attention.select import make_backend
 from twophase.attention.torch_backend import TorchBackend
+from twophase.core.batch import AttentionBatch
 from twophase.core.errors import BackendUnavailableError, ConfigError
 from twophase_kernels import KernelsUnavailableError, _triton
 
@@ -184,6 +186,43 @@ def test_torch_padding_rows_write_nothing_and_give_zeros():
     )
     assert torch.equal(out, torch.zeros_like(out))
     assert torch.equal(history.kv.k.nan_to_num(7), before.nan_to_num(7))
+
+
+RUNS = [(0, 2, None, 1, False), (2, 5, [0, 5, 7, 8], 5, False), (5, 7, [0, 65, 69], 65, True)]
+
+
+def check_runs(module):
+    """Decodes; what fits a tile with its group of 3 heads, a single token behind it too; from a long one on the rest."""
+    lens = (1, 1, 5, 2, 1, 65, 4)
+    cu_query_lens = torch.tensor([0, *lens]).cumsum(0).int()
+    tokens, seqs = torch.zeros(79, dtype=torch.int32), torch.zeros(7, dtype=torch.int32)
+    batch = AttentionBatch(tokens, tokens, seqs, cu_query_lens, torch.zeros(7, 16, dtype=torch.int32), 2, lens, lens)
+    runs = module.TritonBackend(make_spec()).plan(batch).runs
+    bounds = [None if run.cu_query_lens is None else run.cu_query_lens.tolist() for run in runs]
+    sequences = [(run.sequences.start, run.sequences.stop) for run in runs]
+    found = [(*s, cu, run.max_query_len, run.is_long) for s, cu, run in zip(sequences, bounds, runs, strict=True)]
+    assert found == RUNS
+    assert [(run.tokens.start, run.tokens.stop) for run in runs] == [(0, 2), (2, 10), (10, 79)]
+    large_group = module.TritonBackend(make_spec(65, 1)).plan(replace(batch, query_lens_host=(1, 1, 2, 1, 1, 1, 1)))
+    assert [run.is_long for run in large_group.runs] == [False, True]
+
+
+RUN_MUTANTS = [
+    ("drafts not split", "not fits_decode(n, group, self.spec.head_dim)", "True"),
+    ("a token of a large group is a chunk", "n > 1 and not fits", "not fits"),
+    ("a chunk that fits no tile", "not fits_decode(n, group, self.spec.head_dim)", "not fits_decode(n, 1, 64)"),
+    ("short chunks behind long ones are short", "first >= first_long", "longest > 65"),
+]
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(("name", "old", "new"), RUN_MUTANTS, ids=[row[0] for row in RUN_MUTANTS])
+def test_run_mutants_are_killed(name, old, new):
+    KillTable.record(Mutant(name, "twophase.attention.triton_backend", old, new), check_runs)
+
+
+def test_runs_of_a_batch():
+    check_runs(pytest.importorskip("twophase.attention.triton_backend", reason="not run here: no triton"))
 
 
 @pytest.mark.parametrize("device", TRITON_DEVICES)

@@ -7,11 +7,13 @@ the host's choices of that moment, and leaves the result where it was. So what i
 import contextlib
 import functools
 import logging
+import math
 
 import pytest
 import torch
 
 from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of, run, tokens_of, with_backend
+from tests.engine.speculating import Oracle
 from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
 from twophase.attention import triton_backend
@@ -20,6 +22,7 @@ from twophase.core.plan import ScheduledChunk
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine import cuda_graphs
 from twophase.engine.packing import pack
+from twophase.engine.speculation import Speculator
 from twophase.model import llama
 from twophase.model.load import load_model
 from twophase_kernels import paged_decode, paged_prefill, rmsnorm_residual, rope_kv_write, silu_mul
@@ -44,7 +47,7 @@ def test_graphs_equal_eager(cuda_model):
     outputs = run(engine, PROMPTS, PARAMS)
     assert [tokens_of(output) for output in outputs] == [tokens_of(output) for output in run(eager, PROMPTS, PARAMS)]
     # Batch sizes 5, 4, 3, 2 and 1 were padded to these.
-    assert {rows for rows, _ in engine._runner._graphs._graphs} == {8, 4, 2}
+    assert {shape.num_rows for shape in engine._runner._graphs._graphs} == {8, 4, 2}
 
 
 @pytest.mark.gpu
@@ -52,7 +55,7 @@ def test_a_failed_capture_is_logged_and_decodes_go_on(cuda_model, monkeypatch, c
     engine = make_engine(cuda_model)
     expected = [tokens_of(output) for output in run(make_engine(cuda_model), PROMPTS, PARAMS)]
 
-    def no_capture(packed, context):
+    def no_capture(packed, shape):
         raise RuntimeError("no capture today")
 
     monkeypatch.setattr(engine._runner._graphs, "_capture", no_capture)
@@ -119,8 +122,8 @@ def cpu_model(request, tmp_path_factory):
     return load_model(folder, block_size=BLOCK_SIZE, **options)
 
 
-def with_references(model, monkeypatch):
-    """`model` on the Triton backend, whose kernels are replaced by their references."""
+def with_references(model, monkeypatch, backends=triton_backend):
+    """`model` on the Triton backend of that module, whose kernels are replaced by their references."""
     for name, reference in {
         "paged_decode": paged_decode.paged_decode_reference,
         "paged_prefill": paged_prefill.paged_prefill_reference,
@@ -128,29 +131,37 @@ def with_references(model, monkeypatch):
         "rmsnorm_residual": rmsnorm_residual.rmsnorm_residual_reference,
         "silu_mul": silu_mul.silu_mul_reference,
     }.items():
-        monkeypatch.setattr(triton_backend, name, reference)
-    return with_backend(model, llama.model_backend(model.config, triton_backend.TritonBackend))
+        monkeypatch.setattr(backends, name, reference)
+    return with_backend(model, llama.model_backend(model.config, backends.TritonBackend))
 
 
 def check_played_graphs(module, model, expected):
     """Contexts that outgrow their graph, batches that shrink: the tokens of eager steps; tables as wide as contexts."""
+    graphs, found, captures, _ = play(module, model, PLAYED_PROMPTS, PLAYED_PARAMS)
+    assert found == expected
+    widths = {shape.context: graph.inputs.num_columns for shape, graph in graphs._graphs.items()}
+    assert widths == {64: 16, 100: 32}
+    for options in captures:
+        stream, mode = options.get("stream"), options.get("capture_error_mode")
+        assert getattr(stream, "device", None) == graphs._kv_cache.device, "captured on torch's own stream"
+        assert mode == "thread_local", "other threads allocate while this one captures"
+
+
+def play(module, model, prompts, params, make=make_engine, backends=triton_backend):
+    """(graphs, each request's tokens, the options of all captures, the engine's counts), decodes being replayed by graphs that are played."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         played = PlayedGraphs(monkeypatch)
         monkeypatch.setattr(module, "MIN_GRAPH_CONTEXT", 64)
         monkeypatch.setattr(module, "CONTEXT_GROWTH", 2)
         monkeypatch.setattr(module, "pack", lambda *args, pin_memory, **options: pack(*args, **options))
-        model = with_references(model, monkeypatch)
-        engine = make_engine(model, max_model_len=100)
+        model = with_references(model, monkeypatch, backends)
+        engine = make(model, max_model_len=100)
         graphs = engine._runner._graphs = module.DecodeGraphs(model, engine._runner.kv_cache, 100)
         played.follow(graphs)
-        found = [tokens_of(output) for output in run(engine, PLAYED_PROMPTS, PLAYED_PARAMS)]
-    assert found == expected
-    widths = {context: graph.inputs.num_columns for (_, context), graph in graphs._graphs.items()}
-    assert widths == {64: 16, 100: 32}
-    for options in played.captures:
-        stream, mode = options.get("stream"), options.get("capture_error_mode")
-        assert getattr(stream, "device", None) == engine._runner.kv_cache.device, "captured on torch's own stream"
-        assert mode == "thread_local", "other threads allocate while this one captures"
+        # Of what nobody wrote no number may come.
+        monkeypatch.setattr(torch, "empty", lambda *args, **options: torch.full(*args, math.nan, **options))
+        found = [tokens_of(output) for output in run(engine, prompts, params)]
+    return graphs, found, played.captures, engine.stats()
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +178,7 @@ GRAPH_MUTANTS = [
     ("tables too narrow", "-(-context // (block_size * TABLE_COLUMNS))", "context // (block_size * TABLE_COLUMNS)"),
     ("stale tables", "        captured.inputs.ints.copy_(packed.ints, non_blocking=True)\n", ""),
     ("stale tokens", "        captured.inputs.longs.copy_(packed.longs, non_blocking=True)\n", ""),
-    ("padding returned", "captured.hidden[: len(chunks)]", "captured.hidden[-len(chunks) :]"),
+    ("padding returned", "captured.hidden[: sum(", "captured.hidden[-1 : -1 - sum("),
     ("capture on the first device's stream", "stream=side_stream, ", ""),
     ("other threads end a capture", ', capture_error_mode="thread_local"', ""),
 ]
@@ -188,6 +199,89 @@ def test_a_graph_for_the_tables_of_all_groups_is_noticed(cpu_model, eager_tokens
         "all groups", "twophase.engine.cuda_graphs", "for chunk in chunks) // num_groups", "for chunk in chunks)"
     )
     KillTable.record(mutant, check)
+
+
+class Ragged(Oracle):
+    """Guesses none to three tokens in turn: for one sequence, then for all, then for another one."""
+
+    num_steps = 0
+
+    def propose(self, requests):
+        turn, most = divmod(self.num_steps, 4)
+        self.num_steps += 1
+        guesses = enumerate(super().propose(requests))
+        return [drafts[: most if turn % 2 or i == turn % len(requests) else 0] for i, drafts in guesses]
+
+
+VERIFIED_PARAMS = SamplingParams(temperature=0, max_tokens=39, ignore_eos=True)
+
+
+def ragged_engine(outputs):
+    """make_engine, with drafts: some of them wrong."""
+    drafter = Ragged(PLAYED_PROMPTS, outputs, lambda position: position % 3 == 2)
+    return functools.partial(make_engine, speculator=Speculator(drafter, 3, None))
+
+
+def check_played_verifications(module, model, expected, backends=triton_backend):
+    """The tokens of eager steps without drafts; as many drafts were right; a graph for each number of drafts."""
+    tokens, num_drafts = expected
+    params = [VERIFIED_PARAMS] * len(PLAYED_PROMPTS)
+    graphs, found, _, stats = play(module, model, PLAYED_PROMPTS, params, ragged_engine(tokens), backends)
+    assert found == tokens
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens) == num_drafts, "a verification failed"
+    assert stats.num_accepted_tokens > 0
+    assert {shape.max_query_len for shape in graphs._graphs} == {1, 2, 3, 4}
+    assert all(len(graph.hidden) == shape.num_rows * shape.max_query_len for shape, graph in graphs._graphs.items())
+    assert all(graph.hidden.isfinite().all() for graph in graphs._graphs.values()), "padding holds what memory held"
+
+
+@pytest.fixture(scope="module")
+def verified(cpu_model):
+    """The tokens without drafts; in eager steps, how many drafts there are and how many are right."""
+    tokens = [tokens_of(output) for output in run(make_engine(cpu_model), PLAYED_PROMPTS, VERIFIED_PARAMS)]
+    engine = ragged_engine(tokens)(cpu_model, max_model_len=100)
+    assert [tokens_of(output) for output in run(engine, PLAYED_PROMPTS, VERIFIED_PARAMS)] == tokens
+    return tokens, (engine.stats().num_draft_tokens, engine.stats().num_accepted_tokens)
+
+
+def test_played_verifications_equal_eager(cpu_model, verified):
+    check_played_verifications(cuda_graphs, cpu_model, verified)
+
+
+VERIFICATION_MUTANTS = [
+    ("no graph with drafts", "== 1 + chunk.num_drafts", "== 1"),
+    ("prompts in graphs", "len(chunk.token_ids) == 1 + chunk.num_drafts", "len(chunk.token_ids) > 0"),
+    ("one graph for any number of drafts", "self._graphs[shape] = captured", "self._graphs[shape._replace(max_query_len=4)] = captured"),
+    ("captured for the first batch's lengths", "            query_lens=(shape.max_query_len,) * shape.num_rows,\n", ""),
+    ("drafts' rows not returned", "[: sum(len(chunk.token_ids) for chunk in chunks)]", "[: len(chunks)]"),
+    ("stale lengths", "        captured.inputs.ints.copy_(packed.ints, non_blocking=True)\n", ""),
+]  # fmt: skip
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(("name", "old", "new"), VERIFICATION_MUTANTS, ids=[row[0] for row in VERIFICATION_MUTANTS])
+def test_verification_mutants_are_killed(name, old, new, cpu_model, verified):
+    check = functools.partial(check_played_verifications, model=cpu_model, expected=verified)
+    KillTable.record(Mutant(name, "twophase.engine.cuda_graphs", old, new), check)
+
+
+BACKEND_MUTANTS = [
+    ("padding is what memory held", "(torch.empty if is_decode else torch.zeros)", "torch.empty"),
+    ("lengths of the first batch captured", "batch.cu_query_lens[first : end + 1] - start",
+     "torch.tensor([sum(lens[first:s]) for s in range(first, end + 1)])"),
+    ("every run starts at the first token", "slice(start, start + sum(lens[first:end]))", "slice(0, sum(lens[first:end]))"),
+    ("lengths counted on from other runs", "batch.cu_query_lens[first : end + 1] - start", "batch.cu_query_lens[first : end + 1]"),
+    ("tables of the first sequences", "batch.block_tables[sequences]", "batch.block_tables[: len(batch.block_tables[sequences])]"),
+]  # fmt: skip
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(("name", "old", "new"), BACKEND_MUTANTS, ids=[row[0] for row in BACKEND_MUTANTS])
+def test_backend_mutants_are_killed(name, old, new, cpu_model, verified):
+    def check(backends):
+        check_played_verifications(cuda_graphs, cpu_model, verified, backends)
+
+    KillTable.record(Mutant(name, "twophase.attention.triton_backend", old, new), check)
 
 
 def check_device_is_current(module, model):

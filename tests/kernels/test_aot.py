@@ -1,6 +1,6 @@
 """What the compiler makes of every production kernel, for GPUs that this machine need not have.
 
-By default a sample (`SAMPLE`: 8 of 60 configurations) is compiled for one target; `--full` compiles everything for
+By default a sample (`SAMPLE`: 9 of 79 configurations) is compiled for one target; `--full` compiles everything for
 each. Compiling takes processes of their own: this one may run the interpreter, and
 caches must be empty.
 """
@@ -19,7 +19,11 @@ pytest.importorskip("triton", reason="not run here: no triton")
 
 # One 16-bit and one fp8 configuration of each attention kernel, one of each of the others.
 SAMPLE = {
-    "paged_decode": ("bf16 32/8/128 page 16, 8 splits", "bf16 kv fp8_e4m3 32/8/128 page 16, split by length"),
+    "paged_decode": (
+        "bf16 32/8/128 page 16, 8 splits",
+        "bf16 kv fp8_e4m3 32/8/128 page 16, split by length",
+        "bf16 32/8/128 page 16, 8 splits, 5 tokens",
+    ),
     "paged_prefill": ("bf16 32/8/128 page 16, chunks of 2048", "bf16 kv fp8_e4m3 32/8/128 page 16, chunks of 2048"),
     "kv_write": ("bf16 8/128 page 64 kv fp8_e4m3",),
     "rope_kv_write": ("bf16 32/8/128 page 64 kv int8",),
@@ -65,7 +69,11 @@ def check_reports(reports: list[CompiledReport], target: str) -> None:
         assert all(report.vector_loads for report in reports)
     # Two codes at a time: 128 keys of a quantised cache for at most 900 instructions of a warp. Before it were 1,470.
     if target == "sm_90":
-        loops = [r.loop_instructions for r in reports if "paged_decode" in r.kernel and " kv " in r.config]
+        loops = [
+            r.loop_instructions
+            for r in reports
+            if "paged_decode" in r.kernel and " kv " in r.config and "tokens" not in r.config
+        ]
         assert loops
         assert max(loops) <= 900
         # Tiles of 128 x 128: with 64 keys it was 6.5 instructions of a warp per key, and 6.1 with pages of 64.
@@ -200,6 +208,8 @@ def step(num_seqs, table_width, num_tokens, offset):
     paged_decode(q[:num_seqs], cache, cache, tables, lens, scale=0.1, num_splits=1 + num_seqs)
     if table_width * 16 > 512:
         paged_decode(q[:num_seqs], cache, cache, tables, lens, scale=0.1)  # split by length
+    several = empty(4 * num_seqs, 32, 128), cache, cache, tables, lens, index(num_seqs + 1, torch.int32)
+    paged_decode(*several, max_query_len=4, scale=0.1, num_splits=1 + num_seqs)
     paged_prefill(q, cache, cache, tables, lens, index(num_seqs + 1, torch.int32), max_query_len=2048, scale=0.1)
     x = empty(num_tokens, 4096)
     rmsnorm_residual(x, x, empty(4096), 1e-5)
@@ -225,15 +235,15 @@ print(json.dumps(count))
 def test_no_recompile_storm(tmp_path):
     """Batch sizes, table widths, token counts and unaligned index buffers all use one binary of each kernel.
 
-    (paged_decode has three: results written directly, partial results in fp32 to merge, and splits by length; the merge
-    has two, for equal numbers of splits and for those.)
+    (paged_decode has four: results written directly, partial results in fp32 to merge, splits by length, and several
+    tokens per sequence; the merge has three, for equal numbers of splits, for lengths and for tokens.)
     """
     path = tmp_path / "storm.py"  # a kernel's source is read from its file
     path.write_text(RECOMPILE_STORM)
     count = run_compiling(f"import runpy; runpy.run_path({str(path)!r})", tmp_path / "cache")
     assert count.pop("storm_kernel") == 3, "the negative control: num_seqs 1, a multiple of 16, anything else"
-    assert count.pop("paged_decode_kernel") == 3
-    assert count.pop("merge_splits_kernel") == 2
+    assert count.pop("paged_decode_kernel") == 4
+    assert count.pop("merge_splits_kernel") == 3
     assert count == dict.fromkeys(ELEMENTWISE | {"paged_prefill_kernel"}, 1)
 
 

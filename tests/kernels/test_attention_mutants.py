@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,6 +57,38 @@ def check_by_length(module, **options):
     )  # mutants may leave some of it unwritten
     tiles = small_tiles(16, 256)
     check_decode(module, (3, 1100, 5), num_splits=None, tiles=tiles, workspace=workspace, **options)
+
+
+def check_few(module, seq_lens=(33, 2, 0, 70), query_lens=(5, 1, 0, 3), **options):
+    """Drafts to verify: tiles of 16 rows hold 5 tokens of 3 heads."""
+    case = make_case(list(seq_lens), list(query_lens), heads=(6, 2), device=HERE)
+    want = attention_oracle(case, options.get("window"), options.get("num_sinks", 0))
+    options = {"num_splits": 1, "tiles": small_tiles(16, 32), "return_lse": True} | options
+    workspace = torch.zeros(module.workspace_numel(len(seq_lens), 40, 64, 8), device=HERE)
+    num_tokens = len(case.q)
+    padded = replace(case, q=torch.cat([case.q, torch.full_like(case.q, 7.0)]))  # with tokens of no sequence
+    with guarded(padded) as (q, out):
+        out.fill_(7)
+        got = module.paged_decode(
+            q, *case.cache, case.cu_query_lens, max_query_len=5, scale=case.scale, out=out, workspace=workspace,
+            **options,
+        )  # fmt: skip
+        assert (out[num_tokens:] == 7).all(), "wrote a row of no sequence"
+    assert_attention([result[:num_tokens] for result in got], want)
+
+
+def check_few_by_length(module, **options):
+    check_few(module, (3, 1100, 5, 514), (2, 5, 0, 3), num_splits=None, tiles=small_tiles(16, 256), **options)
+
+
+def check_few_strided(module):
+    case = make_case([33, 9], [4, 2], device=HERE)
+    fused = torch.cat([case.q, case.q[:, :2]], dim=1)
+    out = module.paged_decode(
+        fused[:, :4], *case.cache, case.cu_query_lens, max_query_len=4, scale=case.scale, num_splits=1,
+        tiles=small_tiles(16, 32),
+    )  # fmt: skip
+    assert_close(out, attention_oracle(case)[0], TOLERANCE[torch.float32])
 
 
 def check_deterministic(module):
@@ -206,15 +239,15 @@ def range_mutants():
 
 def decode_mutants():
     rows = [
-        ("last token dropped", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)",
-         "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 2)", check_decode),
-        ("interleaved head map", "heads = kv_head * G + offs_m", "heads = kv_head + offs_m * H_KV", check_decode),
+        ("last token dropped", "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens)",
+         "row_positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - num_tokens - 1)", check_decode),
+        ("interleaved head map", "tokens, heads = 0, kv_head * G + offs_m", "tokens, heads = 0, kv_head + offs_m * H_KV", check_decode),
         ("scale not in base 2", "scale * LOG2_E, q.stride(0)", "scale, q.stride(0)", check_decode),
         ("scale left out", "scale * LOG2_E, q.stride(0)", "LOG2_E, q.stride(0)", check_decode),
         ("every sequence reads the first table", "block_tables_ptr + sequence.to(tl.int64) * table_row_stride",
          "block_tables_ptr", check_decode),
-        ("queries of a contiguous tensor assumed", "sequence.to(tl.int64) * q_row_stride",
-         "sequence.to(tl.int64) * (H * D)", check_strided),
+        ("queries of a contiguous tensor assumed", "first_token.to(tl.int64) * q_row_stride",
+         "first_token.to(tl.int64) * (H * D)", check_strided),
         ("splits overlap", "split_lo = lo + split * split_len", "split_lo = lo + split * (split_len - 1)",
          options(check_decode, seq_lens=(90, 33), num_splits=3)),
         ("splits leave gaps", "tl.minimum(split_lo + split_len, seq_len)",
@@ -224,18 +257,18 @@ def decode_mutants():
          options(check_decode, seq_lens=(90, 33), num_splits=2)),
         ("no split takes what is left", "split == num_splits - 1, seq_len, split_hi)", "split < 0, seq_len, split_hi)",
          options(check_decode, seq_lens=(700, 33), max_seq_len=20, deterministic=True, num_splits=None)),
-        ("window one too long", "tl.maximum(seq_len - WINDOW, 0)", "tl.maximum(seq_len - WINDOW - 1, 0)",
+        ("window one too long", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "tl.maximum(seq_len - (WINDOW + num_tokens), 0)",
          options(check_decode, **WINDOW)),
-        ("window one too short", "tl.maximum(seq_len - WINDOW, 0)", "tl.maximum(seq_len - WINDOW + 1, 0)",
+        ("window one too short", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "tl.maximum(seq_len - (WINDOW + num_tokens - 2), 0)",
          options(check_decode, **WINDOW)),
-        ("window starts before the sequence", "tl.maximum(seq_len - WINDOW, 0)", "(seq_len - WINDOW)",
+        ("window starts before the sequence", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "(seq_len - (WINDOW + num_tokens - 1))",
          options(check_decode, **WINDOW)),
         ("sinks dropped", "tl.minimum(NUM_SINKS, lo), 0)", "0, 0)", options(check_decode, **WINDOW)),
         ("sinks counted twice", "tl.minimum(NUM_SINKS, lo), 0)", "NUM_SINKS, 0)",
          options(check_decode, seq_lens=(10, 33), **WINDOW)),
         ("sinks in every split", "tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)", "tl.minimum(NUM_SINKS, lo)",
          options(check_decode, seq_lens=(90, 33), num_splits=2, window=40, num_sinks=3)),
-        ("heads of the padding stored", "mask_q = (offs_m < G)[:, None] &", "mask_q = (offs_m < 4)[:, None] &",
+        ("heads of the padding stored", "mask_m = offs_m < num_tokens * G", "mask_m = offs_m < 4",
          check_decode),
         ("deterministic splits evenly", "DETERMINISTIC_CHUNK if deterministic else 0", "0",
          check_deterministic),
@@ -263,6 +296,52 @@ def decode_mutants():
     ]  # fmt: skip
     for name, old, new, check in rows:
         yield Mutant(name, "twophase_kernels.paged_decode", old, new), check
+
+
+def few_tokens_mutants():
+    """Bugs that only sequences with several tokens show."""
+    rows = [
+        ("every token sees the last one's keys", "(seq_len - num_tokens) + tokens", "(seq_len - 1)", check_few),
+        ("causal from the chunk's end", "(seq_len - num_tokens) + tokens", "(seq_len - TOKENS) + tokens", check_few),
+        ("rows packed head first", "tokens, heads = offs_m // G, kv_head * G + offs_m % G",
+         "tokens, heads = offs_m % TOKENS, kv_head * G + offs_m // TOKENS", check_few),
+        ("tokens of the sequence's number", "first_token = tl.load(cu_query_lens_ptr + sequence)", "first_token = sequence", check_few),
+        ("one token too many", "cu_query_lens_ptr + sequence + 1) - first_token", "cu_query_lens_ptr + sequence + 1) - first_token + 1", check_few),
+        ("rows of the padding stored", "mask_m = offs_m < num_tokens * G", "mask_m = offs_m < BLOCK_M", check_few),
+        ("queries one after another", "tokens * q_row_stride + heads * D", "tokens * (H * D) + heads * D", check_few_strided),
+        ("results of a split among the partials", "tl.where(num_splits > 1, sequence * TOKENS, first_token)",
+         "sequence * TOKENS", check_few),
+        ("partials at the result's rows", "tl.where(num_splits > 1, sequence * TOKENS, first_token)", "first_token",
+         options(check_few, num_splits=3)),
+        ("partials of one token an item", "item.to(tl.int64) * (TOKENS * H)", "item.to(tl.int64) * H", check_few_by_length),
+        ("window of the last token", "tl.maximum(seq_len - (WINDOW + num_tokens - 1), 0)", "tl.maximum(seq_len - WINDOW, 0)",
+         options(check_few, window=9)),
+        ("one window for all tokens", "ROW_WINDOW: tl.constexpr = WINDOW if SEVERAL else 0", "ROW_WINDOW: tl.constexpr = 0",
+         options(check_few, window=9)),
+        ("sinks in the windows' keys dropped", "ROW_WINDOW, NUM_SINKS)", "ROW_WINDOW, 0)",
+         options(check_few, seq_lens=(33, 12), query_lens=(5, 5), **WINDOW)),
+        ("items of one token's window", "item, SPAN, CHUNK, BLOCK_N)", "item, WINDOW, CHUNK, BLOCK_N)",
+         options(check_few_by_length, window=510)),
+        ("chunks of the sequence's own window", "visible = tl.minimum(seq_len, SPAN) if WINDOW > 0 else seq_len",
+         "visible = seq_len - lo", options(check_few_by_length, window=510)),
+        ("merge of one token each", "launch_merge(target, target_lse, out, lse, num_splits, None, cu_query_lens, max_tokens)",
+         "launch_merge(target, target_lse, out, lse, num_splits, None, cu_query_lens, 1)", options(check_few, num_splits=3)),
+        ("list merged for one token each", "launch_merge(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, max_tokens)",
+         "launch_merge(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, 1)", check_few_by_length),
+    ]  # fmt: skip
+    for name, old, new, check in rows:
+        yield Mutant(name, "twophase_kernels.paged_decode", old, new), check
+    rows = [
+        ("merged rows of the sequence's number", "tl.load(cu_query_lens_ptr + row // ROWS) * H + row % ROWS", "row // ROWS * H + row % ROWS", options(check_few, num_splits=3)),
+        ("absent tokens merged", "if out_row >= tl.load(cu_query_lens_ptr + row // ROWS + 1) * H:", "if out_row < 0:",
+         options(check_few, num_splits=3)),
+        ("last token not merged", "if out_row >= tl.load(cu_query_lens_ptr + row // ROWS + 1) * H:",
+         "if out_row >= tl.load(cu_query_lens_ptr + row // ROWS + 1) * H - H:", options(check_few, num_splits=3)),
+        ("chunks of one token apart", "step = ROWS", "step = H", check_few_by_length),
+        ("first chunk at one token's rows", ".to(tl.int64) * ROWS + row % ROWS", ".to(tl.int64) * H + row % ROWS", check_few_by_length),
+    ]  # fmt: skip
+    for name, old, new, check in rows:
+        yield Mutant(name, "twophase_kernels.merge_splits", old, new, "twophase_kernels.paged_decode"), check
 
 
 def prefill_mutants():
@@ -326,7 +405,7 @@ def merge_mutants():
 @pytest.mark.mutants
 @pytest.mark.parametrize(
     ("mutant", "check"),
-    [*range_mutants(), *decode_mutants(), *prefill_mutants(), *merge_mutants()],
+    [*range_mutants(), *decode_mutants(), *few_tokens_mutants(), *prefill_mutants(), *merge_mutants()],
     ids=lambda value: f"{value.module.split('.')[1]}:{value.name}" if isinstance(value, Mutant) else "",
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, at the NaN and infinities that mutants make

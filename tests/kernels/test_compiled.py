@@ -23,7 +23,7 @@ from twophase_kernels.aot import TARGETS, CompileOnlyDriver
 from twophase_kernels.emulator import CompilingProcess, emulated
 from twophase_kernels.kv_write import kv_write
 from twophase_kernels.merge_splits import merge_splits
-from twophase_kernels.paged_decode import paged_decode
+from twophase_kernels.paged_decode import max_rows, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
@@ -52,9 +52,11 @@ def on(target, check, *args, **options):
 # -- attention --------------------------------------------------------------------------------------------------------
 
 
-def check_decode(point, seq_lens, **options):
+def check_decode(point, seq_lens, query_lens=None, **options):
+    """With `query_lens` several tokens per sequence."""
     case = make_case(
         seq_lens,
+        query_lens,
         heads=point.heads,
         head_dim=point.head_dim,
         page=point.page,
@@ -62,6 +64,8 @@ def check_decode(point, seq_lens, **options):
         kv_format=point.kv_format,
     )
     options = {"window": point.window, "num_sinks": point.num_sinks, "num_splits": point.num_splits} | options
+    if query_lens is not None:
+        options |= {"cu_query_lens": case.cu_query_lens, "max_query_len": max(query_lens)}
     got = paged_decode(case.q, *case.cache, scale=case.scale, **case.scales, return_lse=True, **options)
     assert_attention(got, attention_oracle(case, options["window"], options["num_sinks"]))
 
@@ -109,9 +113,30 @@ def test_prefill(compiling, target, point):
     compiling.call(on, target, check_prefill, point, [5, 0, 33, 1], [0, 7, 70, point.page])
 
 
+def check_few(point, num_tokens):
+    """Drafts to verify, ragged: no token, all of them, one, some; a sequence that is nothing else."""
+    check_decode(point, [7, 130, 1, num_tokens], [0, num_tokens, 1, num_tokens])
+    check_decode(point, [num_tokens, 600, 0, 33], [num_tokens, 2, 0, 1], num_splits=None)
+
+
+FEW = [(target, point) for target in COMPILED_FOR for point in (*points(8), *FORMATS)]
+FEW += [("sm_90", point) for point in GROUPS] + [("sm_89", FORMATS[1])]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("target", "point"), FEW, ids=str)
+@pytest.mark.parametrize("num_rows", [16, 64])
+def test_few_tokens(compiling, target, point, num_rows):
+    group = point.heads[0] // point.heads[1]
+    num_tokens = min(num_rows, max_rows(point.head_dim)) // group
+    if num_tokens > 1:
+        compiling.call(on, target, check_few, point, num_tokens)
+
+
 @pytest.mark.parametrize("target", COMPILED_FOR)
 def test_sample_of_attention(compiling, target):
     compiling.call(on, target, check_decode, SMALL, [1, 17, 0, 140])
+    compiling.call(on, target, check_decode, SMALL, [7, 130, 1, 33], [0, 5, 1, 3])
     compiling.call(on, target, check_prefill, SMALL, [5, 0, 33, 1], [0, 7, 70, 16])
 
 

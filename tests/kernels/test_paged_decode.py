@@ -31,12 +31,13 @@ def run(case, decode=module.paged_decode, **options):
     return decode(case.q, *case.cache, scale=case.scale, **case.scales, **options)
 
 
-def check_point(point, seq_lens):
+def check_point(point, seq_lens, query_lens=None):
     case = make_case(
-        seq_lens, heads=point.heads, head_dim=point.head_dim, page=point.page, dtype=point.dtype,
+        seq_lens, query_lens, heads=point.heads, head_dim=point.head_dim, page=point.page, dtype=point.dtype,
         kv_format=point.kv_format, device=HERE,
     )  # fmt: skip
-    got = run(case, window=point.window, num_sinks=point.num_sinks, num_splits=point.num_splits)
+    decode = run if query_lens is None else run_few
+    got = decode(case, window=point.window, num_sinks=point.num_sinks, num_splits=point.num_splits)
     assert_attention(got, attention_oracle(case, point.window, point.num_sinks))
 
 
@@ -197,6 +198,125 @@ def test_no_host_sync():
         run(case, num_splits=3)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+# Several tokens per sequence: drafts to verify.
+
+
+def run_few(case, decode=module.paged_decode, block_n=64, **options):
+    """`case` with its cumulative query lengths."""
+    num_tokens, group = max(case.query_lens), case.q.shape[1] // case.k_cache.shape[1]
+    tiles = small_tiles(max(16, next_power_of_2(num_tokens * group)), block_n)
+    options = {"tiles": tiles, "cu_query_lens": case.cu_query_lens, "max_query_len": num_tokens} | options
+    return run(case, decode, **options)
+
+
+def check_few(point):
+    """No token, one, as many as the tile holds, all tokens of a sequence."""
+    most = min(9, module.max_rows(point.head_dim) // (point.heads[0] // point.heads[1]))
+    check_point(point, [5, point.page + 1, 129, most], [0, 1, most, most])
+
+
+@pytest.mark.parametrize("point", sample_grid(8), ids=str)
+def test_few_tokens(point):
+    check_few(point)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("point", sample_grid(50)[8:], ids=str)
+def test_few_tokens_of_more_of_the_grid(point):
+    check_few(point)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("points", grid_slices())
+def test_few_tokens_of_the_whole_grid_on_cuda(points, subtests):
+    for point in points:
+        with subtests.test(str(point)):
+            check_few(point)
+
+
+@pytest.mark.parametrize("query_lens", [[1, 1, 1, 1, 1, 1], [2, 5, 0, 3, 1, 4], [1, 8, 0, 0, 8, 5]], ids=str)
+@pytest.mark.parametrize(
+    ("kv_format", "dtype", "window", "num_sinks"),
+    [("none", torch.float32, None, 0), ("fp8_e4m3", torch.float16, None, 0), ("none", torch.float32, 600, 4)],
+)
+def test_few_tokens_of_ragged_contexts_split_by_length(kv_format, dtype, window, num_sinks, query_lens):
+    case = make_case(RAGGED, query_lens, heads=(2, 1), kv_format=kv_format, dtype=dtype, device=HERE)
+    got = run_few(case, block_n=256, window=window, num_sinks=num_sinks)
+    assert_attention(got, attention_oracle(case, window, num_sinks))
+
+
+def test_windows_of_few_tokens_at_the_edge_of_a_chunk():
+    """A window as long as a chunk: the keys of all tokens' windows together are one chunk more, or are not."""
+    for window in range(507, 514):
+        case = make_case([1100, 600, 514, 0], [5, 4, 3, 0], heads=(3, 1), device=HERE)
+        assert_attention(run_few(case, block_n=256, window=window), attention_oracle(case, window))
+
+
+def test_few_tokens_are_bitwise_the_same_whatever_the_batch():
+    case = make_case([1100, 600], [5, 3], heads=(3, 1), device=HERE)
+    together = run_few(case, deterministic=True)[0]
+    part = {"cu_query_lens": case.cu_query_lens[1:] - 5, "tiles": small_tiles(16), "max_query_len": 3}
+    alone = module.paged_decode(
+        case.q[5:], *case.cache[:2], case.block_tables[1:], case.seq_lens[1:], scale=case.scale, deterministic=True,
+        max_seq_len=600, **part,
+    )  # fmt: skip
+    assert torch.equal(alone, together[5:])
+    assert_close(together, attention_oracle(case)[0], TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("num_splits", [1, 3, None])
+def test_few_tokens_padded_like_a_graph(num_splits):
+    """A sequence of length 0 with a token, which gives zeros; tokens of no sequence, whose rows are left alone."""
+    case = make_case([700, 9], [3, 1], heads=(3, 1), device=HERE)
+    q = torch.cat([case.q, torch.full((6, 3, 64), math.nan, device=HERE)])
+    q[4] = 1
+    tables, lens = (
+        torch.cat([case.block_tables, case.block_tables[:1]]),
+        torch.cat([case.seq_lens, case.seq_lens[:1] * 0]),
+    )
+    cu_query_lens = torch.cat([case.cu_query_lens, case.cu_query_lens[-1:] + 1])
+    for decode in (module.paged_decode, module.paged_decode_reference):
+        out = torch.full_like(q, 7.0)
+        decode(
+            q, *case.cache[:2], tables, lens, cu_query_lens, max_query_len=4, scale=case.scale, out=out,
+            num_splits=num_splits, tiles=small_tiles(16, 256),
+        )  # fmt: skip
+        assert_close(out[:4], attention_oracle(case)[0], TOLERANCE[torch.float32])
+        assert (out[4] == 0).all()
+        assert (out[5:] == 7).all()
+
+
+def test_reference_of_few_tokens_equals_oracle():
+    case = make_case([65, 0, 1, 20], [4, 0, 1, 20], kv_format="int8", device=HERE)
+    got = run_few(case, module.paged_decode_reference, window=24, num_sinks=5)
+    assert_attention(got, attention_oracle(case, 24, 5))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_query_len": 0}, "must be positive"),
+        ({"max_query_len": 9}, "at most 16, got 9; paged_prefill takes longer ones"),
+        ({"max_query_len": 33, "tiles": None}, "at most 64, got 33"),
+        ({"cu_query_lens": None}, "one query per sequence, got 5 and 2 sequences, max_query_len 5"),
+        ({"cu_query_lens": torch.tensor([0, 3, 5], device=HERE)}, "cu_query_lens must be a contiguous torch.int32"),
+    ],
+)
+def test_few_tokens_refuses(options, message):
+    case = make_case([9, 4], [3, 2], heads=(4, 2), device=HERE)
+    with pytest.raises(ValueError, match=message):
+        run_few(case, **{"max_query_len": 5, "tiles": small_tiles(16)} | options)
+
+
+def test_who_fits():
+    assert module.fits_decode(16, group=4, head_dim=128)
+    assert not module.fits_decode(17, group=4, head_dim=128)
+    assert module.fits_decode(7, group=9, head_dim=64)
+    assert not module.fits_decode(8, group=9, head_dim=64)
+    assert module.fits_decode(2, group=16, head_dim=256)
+    assert not module.fits_decode(3, group=16, head_dim=256)
 
 
 # Heuristics and counts.

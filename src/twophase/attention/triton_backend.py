@@ -1,6 +1,8 @@
 """Paged attention by the Triton kernels: compiled on a GPU, interpreted on a CPU for learning and testing."""
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -9,24 +11,44 @@ from torch import Tensor
 from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.cache.kv_cache import LayerKV
 from twophase.core.batch import AttentionBatch
-from twophase_kernels.paged_decode import paged_decode
+from twophase_kernels.paged_decode import fits_decode, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
 from twophase_kernels.silu_mul import silu_mul
 
 
+class Run(NamedTuple):
+    """Neighbouring sequences of a batch, whose attention is one launch.
+
+    Attributes:
+        sequences, tokens: Which rows of the batch they are.
+        cu_query_lens: Their cumulative query lengths, starting at 0 again; None: one token each.
+        max_query_len: Their longest.
+        is_long: Too long for the kernel that splits the keys.
+    """
+
+    sequences: slice
+    tokens: slice
+    cu_query_lens: Tensor | None
+    max_query_len: int
+    is_long: bool
+
+
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
-    """The batch, and its prefill part as a ragged batch of its own: its cumulative lengths start at 0 again."""
+    """The batch, and what is launched for it."""
 
     batch: AttentionBatch
-    prefill_cu_query_lens: Tensor | None
-    max_prefill_len: int
+    runs: tuple[Run, ...]
 
 
 class TritonBackend(AttentionBackend):
-    """The Triton backend. A step is at most two attention launches per layer: all decodes, all prefill chunks."""
+    """The Triton backend.
+
+    A step is at most three attention launches per layer: all decodes; drafts to verify, with the short chunks that
+    follow; the other chunks. The first two split the keys of long contexts.
+    """
 
     name = "triton"
 
@@ -35,11 +57,11 @@ class TritonBackend(AttentionBackend):
         self.deterministic = deterministic
 
     def plan(self, batch: AttentionBatch) -> TritonPlan:
-        num_decodes = batch.num_decodes
-        if num_decodes == len(batch.query_lens_host):
-            return TritonPlan(batch, None, 0)
-        cu_query_lens = batch.cu_query_lens[num_decodes:] - num_decodes
-        return TritonPlan(batch, cu_query_lens, max(batch.query_lens_host[num_decodes:]))
+        lens, group = batch.query_lens_host, self.spec.num_heads // self.spec.num_kv_heads
+        is_long = [n > 1 and not fits_decode(n, group, self.spec.head_dim) for n in lens]
+        first_long = is_long.index(True) if True in is_long else len(lens)
+        bounds = (0, batch.num_decodes, first_long, len(lens))
+        return TritonPlan(batch, tuple(_run(batch, a, b, first_long) for a, b in pairwise(bounds) if a < b))
 
     def write(
         self,
@@ -55,38 +77,29 @@ class TritonBackend(AttentionBackend):
         return rope_kv_write(q, k, v, cos, sin, batch.positions, batch.slot_mapping, kv.k, kv.v, kv.k_scale, kv.v_scale)
 
     def attend(self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: TritonPlan) -> Float[Tensor, "T H D"]:
-        batch, n = plan.batch, plan.batch.num_decodes
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        options = {
-            "scale": self.spec.scale,
-            "k_scale": kv.k_scale,
-            "v_scale": kv.v_scale,
-            "window": self.spec.window,
-            "num_sinks": self.spec.num_sinks,
-        }
-        if n:
-            paged_decode(
-                q[:n],
+        batch, is_decode = plan.batch, all(run.cu_query_lens is None for run in plan.runs)
+        # Tokens that pad a graph's verification of drafts belong to no sequence, and no kernel writes their rows.
+        out = (torch.empty if is_decode else torch.zeros)(q.shape, dtype=q.dtype, device=q.device)
+        for sequences, tokens, cu_query_lens, max_query_len, is_long in plan.runs:
+            splits: dict[str, Any] = {
+                "max_seq_len": max(batch.seq_lens_host[sequences]),
+                "deterministic": self.deterministic,
+            }
+            (paged_prefill if is_long else paged_decode)(
+                q[tokens],
                 kv.k,
                 kv.v,
-                batch.block_tables[:n],
-                batch.seq_lens[:n],
-                max_seq_len=max(batch.seq_lens_host[:n]),
-                deterministic=self.deterministic,
-                out=out[:n],
-                **options,
-            )
-        if plan.prefill_cu_query_lens is not None:
-            paged_prefill(
-                q[n:],
-                kv.k,
-                kv.v,
-                batch.block_tables[n:],
-                batch.seq_lens[n:],
-                plan.prefill_cu_query_lens,
-                max_query_len=plan.max_prefill_len,
-                out=out[n:],
-                **options,
+                batch.block_tables[sequences],
+                batch.seq_lens[sequences],
+                cu_query_lens,
+                max_query_len=max_query_len,
+                scale=self.spec.scale,
+                k_scale=kv.k_scale,
+                v_scale=kv.v_scale,
+                window=self.spec.window,
+                num_sinks=self.spec.num_sinks,
+                out=out[tokens],
+                **({} if is_long else splits),
             )
         return out
 
@@ -97,3 +110,11 @@ class TritonBackend(AttentionBackend):
 
     def silu_mul(self, gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
         return silu_mul(gate_up)
+
+
+def _run(batch: AttentionBatch, first: int, end: int, first_long: int) -> Run:
+    lens = batch.query_lens_host
+    start, longest = sum(lens[:first]), max(lens[first:end])
+    cu_query_lens = None if end <= batch.num_decodes else batch.cu_query_lens[first : end + 1] - start
+    tokens = slice(start, start + sum(lens[first:end]))
+    return Run(slice(first, end), tokens, cu_query_lens, longest, first >= first_long)

@@ -3,6 +3,10 @@
 A graph has fixed shapes and addresses. So decodes are padded to a few batch sizes, contexts are rounded up for the
 host-side choices (how many splits) and for the width of block tables, and each graph reads its inputs from buffers of
 its own, filled before a replay.
+
+Decodes that verify drafts have graphs too, one for each number of drafts. Some of a batch may have fewer, or none: the
+graph has as many tokens for each as the one with the most. The batch is as ragged as ever, its cumulative lengths an
+input like others, and the tokens left over stand at its end.
 """
 
 import logging
@@ -27,6 +31,14 @@ CONTEXT_GROWTH = 4  # 1024, 4096, 16384, ...: the number of splits is chosen for
 NUM_WARMUPS = 2  # kernels are compiled and libraries initialised outside the capture
 
 
+class _Shape(NamedTuple):
+    """What a graph is captured for: sequences, the most tokens of one (its drafts and the newest), keys of one."""
+
+    num_rows: int
+    max_query_len: int
+    context: int
+
+
 class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: PackedBatch
@@ -44,45 +56,50 @@ class DecodeGraphs:
         self._model = model
         self._kv_cache = kv_cache
         self._max_model_len = max_model_len
-        self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._graphs: dict[_Shape, _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._has_failed = False
 
     def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "S N"] | None:
         """Hidden states of a batch of decodes; None if it has to run eagerly. Valid until the next run."""
-        is_decode = all(len(chunk.token_ids) == 1 for chunk in chunks)
-        if self._has_failed or not is_decode or len(chunks) > MAX_GRAPH_BATCH:
-            return None
+        is_decode = all(len(chunk.token_ids) == 1 + chunk.num_drafts for chunk in chunks)
+        max_query_len = max(len(chunk.token_ids) for chunk in chunks)
         num_rows, block_size = padded_batch_size(len(chunks)), self._kv_cache.spec.block_size
+        if self._has_failed or not is_decode or num_rows * max_query_len > MAX_GRAPH_BATCH:
+            return None
         num_groups = self._kv_cache.num_groups
         longest = max(len(chunk.block_ids) for chunk in chunks) // num_groups * block_size
         context = padded_context(longest, self._max_model_len)
         num_columns = -(-context // (block_size * TABLE_COLUMNS)) * TABLE_COLUMNS
-        shape = {"num_groups": num_groups, "num_rows": num_rows, "num_columns": num_columns}
-        packed = pack(chunks, block_size, **shape, pin_memory=True)
-        captured = self._graphs.get((num_rows, context)) or self._try_capture(packed, context)
+        sizes = {"num_rows": num_rows, "num_tokens": num_rows * max_query_len, "num_columns": num_columns}
+        packed = pack(chunks, block_size, num_groups=num_groups, **sizes, pin_memory=True)
+        shape = _Shape(num_rows, max_query_len, context)
+        captured = self._graphs.get(shape) or self._try_capture(packed, shape)
         if captured is None:
             return None
         captured.inputs.longs.copy_(packed.longs, non_blocking=True)
         captured.inputs.ints.copy_(packed.ints, non_blocking=True)
         captured.graph.replay()
-        return captured.hidden[: len(chunks)]
+        return captured.hidden[: sum(len(chunk.token_ids) for chunk in chunks)]
 
-    def _try_capture(self, packed: PackedBatch, context: int) -> _Graph | None:
-        num_rows = len(packed.seq_lens)
+    def _try_capture(self, packed: PackedBatch, shape: _Shape) -> _Graph | None:
         try:
-            captured = self._capture(packed, context)
+            captured = self._capture(packed, shape)
         except Exception as error:
             self._has_failed = True
-            logger.warning("CUDA graph of %d decodes failed, so decodes run eagerly: %s", num_rows, error)
+            logger.warning("CUDA graph of %d decodes failed, so decodes run eagerly: %s", shape.num_rows, error)
             return None
-        self._graphs[num_rows, context] = captured
+        self._graphs[shape] = captured
         return captured
 
-    def _capture(self, packed: PackedBatch, context: int) -> _Graph:
+    def _capture(self, packed: PackedBatch, shape: _Shape) -> _Graph:
         # The warm-ups write the same K and V that the replay will write: nothing needs undoing.
         device = self._kv_cache.device
-        inputs = replace(packed.to(device), seq_lens=(context,) * len(packed.seq_lens))
+        inputs = replace(
+            packed.to(device),
+            query_lens=(shape.max_query_len,) * shape.num_rows,
+            seq_lens=(shape.context,) * shape.num_rows,
+        )
         side_stream, stream = torch.cuda.Stream(device), torch.cuda.current_stream(device)
         side_stream.wait_stream(stream)
         with torch.cuda.stream(side_stream):

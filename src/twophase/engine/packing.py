@@ -75,6 +75,7 @@ def pack(
     *,
     num_groups: int = 1,
     num_rows: int | None = None,
+    num_tokens: int | None = None,
     num_columns: int | None = None,
     pin_memory: bool = False,
 ) -> PackedBatch:
@@ -84,8 +85,9 @@ def pack(
 
     Args:
         num_groups: Of layers: as many blocks stand side by side in a chunk's table.
-        num_rows, num_columns: Pad decodes to the fixed shape of a CUDA graph. A padding row has slot -1 (it writes
-            nothing) and sequence length 0 (it attends to nothing).
+        num_rows, num_tokens, num_columns: Pad decodes to the fixed shape of a CUDA graph. A padding row is a sequence
+            of length 0 with one token (it attends to nothing); further tokens up to `num_tokens` belong to no sequence.
+            All have slot -1 (they write nothing).
         pin_memory: For a copy to a GPU that does not block. PyTorch's pinned allocator keeps such memory for reuse,
             and only after copies from it are done.
     """
@@ -93,10 +95,10 @@ def pack(
     starts = _array((chunk.start for chunk in chunks), num_seqs)
     query_lens = _array((len(chunk.token_ids) for chunk in chunks), num_seqs)
     num_blocks = _array((len(chunk.block_ids) // num_groups for chunk in chunks), num_seqs)
-    num_tokens, num_padding = int(query_lens.sum()), max(0, (num_rows or 0) - num_seqs)
+    num_real, num_padding = int(query_lens.sum()), max(0, (num_rows or 0) - num_seqs)
     columns = num_columns or -(-int(num_blocks.max()) // TABLE_COLUMNS) * TABLE_COLUMNS
     packed = _allocate(
-        num_tokens + num_padding,
+        num_tokens or num_real + num_padding,
         columns,
         (*query_lens.tolist(), *[1] * num_padding),
         (*(starts + query_lens).tolist(), *[0] * num_padding),
@@ -112,16 +114,16 @@ def pack(
     cu_query_lens = batch.cu_query_lens.numpy()
     np.cumsum(packed.query_lens, out=cu_query_lens[1:])
 
-    packed.token_ids.numpy()[:num_tokens] = _array(chain.from_iterable(c.token_ids for c in chunks), num_tokens)
+    packed.token_ids.numpy()[:num_real] = _array(chain.from_iterable(c.token_ids for c in chunks), num_real)
     owner = np.repeat(np.arange(num_seqs), query_lens)
-    positions = np.arange(num_tokens) + (starts - cu_query_lens[:num_seqs])[owner]
-    batch.positions.numpy()[:num_tokens] = positions
+    positions = np.arange(num_real) + (starts - cu_query_lens[:num_seqs])[owner]
+    batch.positions.numpy()[:num_real] = positions
     for group, part in enumerate(batch.groups or (batch,)):
         tables = part.block_tables.numpy()  # all zeros so far
         tables[:num_seqs][has_block] = block_ids[:, group]
         slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
         part.slot_mapping.numpy()[:] = -1
-        part.slot_mapping.numpy()[:num_tokens] = slots
+        part.slot_mapping.numpy()[:num_real] = slots
     return packed
 
 
