@@ -7,6 +7,7 @@ import os
 import sys
 from collections import Counter
 from contextlib import nullcontext
+from functools import partial
 
 # Kernels are tested in Triton's interpreter where there is no GPU. The mode is fixed when triton is first imported.
 if "triton" not in sys.modules:
@@ -23,6 +24,7 @@ enforce_types("twophase", "twophase_tools", "twophase_labs")
 import pytest  # noqa: E402
 
 from tests.mutation import KillTable  # noqa: E402
+from tests.stack import with_room  # noqa: E402
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
     from tests.interpreter import remember_builtins
@@ -88,6 +90,12 @@ def longest_first(items):
 def pytest_runtest_call(item):
     with unchecked_types() if "unchecked_types" in item.keywords else nullcontext():
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    pyfuncitem.obj = partial(with_room, pyfuncitem.obj)
+    return (yield)
 
 
 def pytest_sessionfinish(session):
