@@ -13,7 +13,7 @@ from twophase_labs.advanced.prefix_times import DOCUMENT, QUESTION, prompt_of
 
 torch.set_num_threads(1)
 llm, document = shared_engine(), prompt_of(10_000, DOCUMENT)  # SmolLM2; 480 tokens
-first_token(llm, prompt_of(100, 64))  # a warm-up
+first_token(llm, prompt_of(100, 16))  # a warm-up
 for name, question in (("first", 20_000), ("second", 30_000)):
     metrics = first_token(llm, document + prompt_of(question, QUESTION))
     print(f"the {name} request waits {1e3 * metrics.ttft_s:.0f} ms for its first token")
@@ -256,7 +256,7 @@ forget_prefixes(llm)
 num_tokens, fresh = DOCUMENT + QUESTION, iter(range(1_000, 9_000, 500))
 ttft_s = {num_tokens: first_token(llm, document + prompt_of(next(fresh), QUESTION)).ttft_s}  # remembered from now on
 for num_hit in (160, 320, 480):
-    num_times = 1 if num_hit < 320 else 2  # what is short is measured twice
+    num_times = 1 if num_hit < 480 else 2  # what is short is measured twice
     prompts = [document[:num_hit] + prompt_of(next(fresh), num_tokens - num_hit) for _ in range(num_times)]
     ttft_s[num_tokens - num_hit] = min(first_token(llm, prompt).ttft_s for prompt in prompts)
 figure = prefix_pictures.draw_first_tokens(list(ttft_s), list(ttft_s.values()), num_tokens)
@@ -712,7 +712,7 @@ cases = {
     "stories, temperature 0": (tales[:3], 0, {}),
     "stories, temperature 1": (tales[:3], 1, {}),
     "other questions": (train_draft.OUTSIDE[:2], 0, {"num_tokens": 16}),
-    "eight stories at once": (tales[:8], 0, {"num_tokens": 16, "together": True}),
+    "eight stories at once": (tales[:8], 0, {"num_tokens": 12, "together": True}),
 }
 pairs, plain = {}, {}  # a step takes the same time at any temperature, so one run without drafts serves both
 for title, (asked, temperature, options) in cases.items():
@@ -1700,7 +1700,7 @@ figure = own_engine.draw_ways({"the plain engine": plain, **served})
 
 # %%
 yours = own_engine.open_engine(store=store)
-first_token(yours, prompt_of(100, 64))  # a warm-up
+first_token(yours, prompt_of(100, 16))  # a warm-up
 for name, question in (("first", 20_000), ("second", 30_000)):
     metrics = first_token(yours, document + prompt_of(question, QUESTION))
     print(f"the {name} request: {1e3 * metrics.ttft_s:.0f} ms, a hit of {metrics.num_cached_tokens} tokens")

@@ -164,7 +164,7 @@ def seconds_of_pass(num_drafts: int, num_sequences: int = 1) -> float:
         names = [f"pass {number}" for number in range(num_sequences)]
         for number, name in enumerate(names):
             llm.engine.add_request(
-                name, {"prompt_token_ids": list(range(100 * number + 100, 100 * number + 116))}, params
+                name, {"prompt_token_ids": list(range(100 * number + 100, 100 * number + 104))}, params
             )
         for _ in islice(iter(llm.engine.step, None), 5):
             pass

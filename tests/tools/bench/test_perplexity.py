@@ -66,6 +66,16 @@ def test_nothing_comes_from_the_prefix_cache_and_nothing_stays_in_use(tiny_folde
     assert llm.generate({"prompt_token_ids": TEXT}, use_tqdm=False)[0].finished
 
 
+def test_with_a_salt_a_text_is_read_on(tiny_folder):
+    whole = torch.cat(list(step_logits(open_llm(tiny_folder), TEXT)))
+    llm = open_llm(tiny_folder, num_kv_blocks=32)
+    assert len(torch.cat(list(step_logits(llm, TEXT[:25], "a")))) == 25
+    for salt, num_known in (("b", 0), ("a", 24), ("", 0)):  # six blocks of 4 were full
+        rows = torch.cat(list(step_logits(llm, TEXT, salt)))
+        assert len(rows) == len(TEXT) - num_known
+        torch.testing.assert_close(rows, whole[num_known:], atol=1e-4, rtol=1e-5)
+
+
 def test_what_cannot_be_scored_is_refused(tiny_folder):
     llm = open_llm(tiny_folder)
     with pytest.raises(InvalidRequestError, match="at least 2, got 1"):
