@@ -205,11 +205,19 @@ def check_runs(module):
     assert [(run.tokens.start, run.tokens.stop) for run in runs] == [(0, 2), (2, 10), (10, 79)]
     large_group = module.TritonBackend(make_spec(65, 1)).plan(replace(batch, query_lens_host=(1, 1, 2, 1, 1, 1, 1)))
     assert [run.is_long for run in large_group.runs] == [False, True]
+    # A chunk's kernel must not depend on the chunks before it.
+    always_same = module.TritonBackend(make_spec(), deterministic=True).plan(batch).runs
+    assert [(run.sequences.start, run.is_long) for run in always_same] == [(0, False), (2, True)]
 
 
 RUN_MUTANTS = [
     ("drafts not split", "not fits_decode(n, group, self.spec.head_dim)", "True"),
-    ("a token of a large group is a chunk", "n > 1 and not fits", "not fits"),
+    (
+        "a token of a large group is a chunk",
+        "n > 1 and (self.deterministic or not fits",
+        "(self.deterministic or not fits",
+    ),
+    ("the batch decides on a chunk's kernel", "self.deterministic or not fits", "not fits"),
     ("a chunk that fits no tile", "not fits_decode(n, group, self.spec.head_dim)", "not fits_decode(n, 1, 64)"),
     ("short chunks behind long ones are short", "first >= first_long", "longest > 65"),
 ]

@@ -258,6 +258,43 @@ VERIFICATION_MUTANTS = [
 ]  # fmt: skip
 
 
+def check_room_for_drafts(module, model, num_drafts):
+    """A graph has as many tokens for each sequence as the one with the most drafts, whichever that is."""
+    asked = {}
+
+    def stop(chunks, block_size, **shape):
+        asked.update(shape)
+        raise InterruptedError
+
+    chunks = [
+        ScheduledChunk(seq_id=i, token_ids=(7,) * (1 + n), start=5, block_ids=(i,), num_samples=1 + n, num_drafts=n)
+        for i, n in enumerate(num_drafts)
+    ]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        PlayedGraphs(monkeypatch)
+        monkeypatch.setattr(module, "pack", stop)
+        graphs = module.DecodeGraphs(model, make_engine(model)._runner.kv_cache, 100)
+        with pytest.raises(InterruptedError):
+            graphs.run(chunks)
+    assert (asked["num_rows"], asked["num_tokens"]) == (2, 2 * (1 + max(num_drafts)))
+
+
+@pytest.mark.parametrize("num_drafts", [(0, 3), (3, 0), (2, 2)])
+def test_room_for_drafts(cpu_model, num_drafts):
+    check_room_for_drafts(cuda_graphs, cpu_model, num_drafts)
+
+
+@pytest.mark.mutants
+def test_room_for_as_many_drafts_as_the_first_has_is_noticed(cpu_model):
+    mutant = Mutant(
+        "as many drafts as the first one",
+        "twophase.engine.cuda_graphs",
+        "max(len(chunk.token_ids) for chunk in chunks)",
+        "len(chunks[0].token_ids)",
+    )
+    KillTable.record(mutant, functools.partial(check_room_for_drafts, model=cpu_model, num_drafts=(0, 3)))
+
+
 @pytest.mark.mutants
 @pytest.mark.parametrize(("name", "old", "new"), VERIFICATION_MUTANTS, ids=[row[0] for row in VERIFICATION_MUTANTS])
 def test_verification_mutants_are_killed(name, old, new, cpu_model, verified):
@@ -266,7 +303,7 @@ def test_verification_mutants_are_killed(name, old, new, cpu_model, verified):
 
 
 BACKEND_MUTANTS = [
-    ("padding is what memory held", "(torch.empty if is_decode else torch.zeros)", "torch.empty"),
+    ("padding is what memory held", "(torch.zeros if has_drafts else torch.empty)", "torch.empty"),
     ("lengths of the first batch captured", "batch.cu_query_lens[first : end + 1] - start",
      "torch.tensor([sum(lens[first:s]) for s in range(first, end + 1)])"),
     ("every run starts at the first token", "slice(start, start + sum(lens[first:end]))", "slice(0, sum(lens[first:end]))"),

@@ -1,8 +1,7 @@
 """What the compiler makes of every production kernel, for GPUs that this machine need not have.
 
 By default a sample (`SAMPLE`: 9 of 79 configurations) is compiled for one target; `--full` compiles everything for
-each. Compiling takes processes of their own: this one may run the interpreter, and
-caches must be empty.
+each. Compiling takes processes of their own: this one may run the interpreter, and caches must be empty.
 """
 
 import json

@@ -58,7 +58,9 @@ class TritonBackend(AttentionBackend):
 
     def plan(self, batch: AttentionBatch) -> TritonPlan:
         lens, group = batch.query_lens_host, self.spec.num_heads // self.spec.num_kv_heads
-        is_long = [n > 1 and not fits_decode(n, group, self.spec.head_dim) for n in lens]
+        # The chunks before a short one decide which of the two kernels it gets, and they split keys differently: where
+        # results must not depend on the batch, no chunk is short.
+        is_long = [n > 1 and (self.deterministic or not fits_decode(n, group, self.spec.head_dim)) for n in lens]
         first_long = is_long.index(True) if True in is_long else len(lens)
         bounds = (0, batch.num_decodes, first_long, len(lens))
         return TritonPlan(batch, tuple(_run(batch, a, b, first_long) for a, b in pairwise(bounds) if a < b))
@@ -77,9 +79,10 @@ class TritonBackend(AttentionBackend):
         return rope_kv_write(q, k, v, cos, sin, batch.positions, batch.slot_mapping, kv.k, kv.v, kv.k_scale, kv.v_scale)
 
     def attend(self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: TritonPlan) -> Float[Tensor, "T H D"]:
-        batch, is_decode = plan.batch, all(run.cu_query_lens is None for run in plan.runs)
+        batch = plan.batch
         # Tokens that pad a graph's verification of drafts belong to no sequence, and no kernel writes their rows.
-        out = (torch.empty if is_decode else torch.zeros)(q.shape, dtype=q.dtype, device=q.device)
+        has_drafts = any(run.cu_query_lens is not None and not run.is_long for run in plan.runs)
+        out = (torch.zeros if has_drafts else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
         for sequences, tokens, cu_query_lens, max_query_len, is_long in plan.runs:
             splits: dict[str, Any] = {
                 "max_seq_len": max(batch.seq_lens_host[sequences]),

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twophase_kernels.kv_write import kv_write, kv_write_reference
-from twophase_kernels.paged_decode import paged_decode, paged_decode_reference
+from twophase_kernels.paged_decode import fits_decode, paged_decode, paged_decode_reference
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.quant import KVFormat, cache_dtype
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
@@ -178,6 +178,10 @@ class CaseTable:
         query_lens, seq_lens = (tuple(lengths) for lengths in zip(*chunks, strict=True))
         itemsizes = self.dtype.itemsize, self.dtype.itemsize
         work = prefill_work(list(query_lens), list(seq_lens), *self._heads, *itemsizes)
+        # A few tokens after a long context, drafts to verify, are as memory-bound as decode, and go to its kernel.
+        group = self.sizes.num_heads // self.sizes.num_kv_heads
+        few = query_lens != seq_lens and fits_decode(max(query_lens), group, self.sizes.head_dim)
+        kernel: Callable[..., Any] = paged_decode if few else paged_prefill
 
         def make_variants() -> dict[str, MakeVariant]:
             batch = self._attention_batch(query_lens, seq_lens)
@@ -185,15 +189,12 @@ class CaseTable:
 
             def ours() -> Any:
                 paged = batch.k_cache, batch.v_cache, batch.block_tables, batch.lengths
-                return paged_prefill(batch.q, *paged, batch.cu_query_lens, **options)
+                return kernel(batch.q, *paged, batch.cu_query_lens, **options)
 
             return {OURS: lambda: Variant(ours)} | attention_rivals(batch, may_compile=self.may_compile)
 
-        # A few tokens after a long context are as memory-bound as decode; whole prompts are not.
-        group = self.sizes.num_heads // self.sizes.num_kv_heads
-        few = query_lens != seq_lens and max(query_lens) * group < 128
         return KernelCase(
-            "paged_prefill", label, work, make_variants, self.tolerance, is_compute_bound=not few, only_reads=few
+            kernel.__name__, label, work, make_variants, self.tolerance, is_compute_bound=not few, only_reads=few
         )
 
     @property

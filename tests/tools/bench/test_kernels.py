@@ -122,7 +122,7 @@ def test_the_full_table_is_the_one_of_the_design():
         assert f"paged_prefill {tokens} tokens" in labels
     assert "paged_decode B=64, one long beside short, 512 to 32,768 keys" in labels
     assert "paged_decode B=64, mixed lengths, 256 to 16,384 keys" in labels
-    assert "paged_prefill verify 5 of 32,768 tokens" in labels
+    assert "paged_decode verify 5 of 32,768 tokens" in labels
     assert len(labels) == len(set(labels))
     # Few tokens after many are bound by reading; chunks are not.
     assert [case.label for case in cases if case.kernel == "paged_prefill" and case.only_reads] == [
