@@ -125,9 +125,7 @@ def test_the_full_table_is_the_one_of_the_design():
     assert "paged_decode verify 5 of 32,768 tokens" in labels
     assert len(labels) == len(set(labels))
     # Few tokens after many are bound by reading; chunks are not.
-    assert [case.label for case in cases if case.kernel == "paged_prefill" and case.only_reads] == [
-        "verify 5 of 32,768 tokens"
-    ]
+    assert {case.kernel for case in cases if case.only_reads} == {"paged_decode"}
 
 
 def test_mixed_lengths_cover_the_range_evenly_and_in_no_order():
