@@ -115,7 +115,7 @@ def test_exceptions_have_reasons_and_are_needed(told, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, own.__name__, own)
     first, second = claims.problems(lab)
     assert first == "cell 1: '98 ms': It took 98 ms."
-    assert second.endswith("no claim has 'took 97 ms'")
+    assert second.endswith("no sentence has 'took 97 ms'")
 
 
 def test_a_notebook_that_was_not_built_is_told(tmp_path, monkeypatch, capsys):
