@@ -132,7 +132,7 @@ def copying(drafter: Drafter | None, gate: SpeculationGate | None = None) -> Run
 
 def inventing(drafter: Drafter | None, gate: SpeculationGate | None = None) -> Run:
     """Eight stories at once, with much left to chance."""
-    params = SamplingParams(temperature=1, top_p=0.95, max_tokens=16, seed=1, ignore_eos=True)
+    params = SamplingParams(temperature=1, top_p=0.95, max_tokens=24, seed=1, ignore_eos=True)
     return run(STORIES, params, drafter, gate)
 
 

@@ -140,7 +140,7 @@ def run(
     *,
     drafting: tuple[SmallModel, DraftWithModel, Verify] | None = None,
     num_drafts: int = 4,
-    num_tokens: int = 20,
+    num_tokens: int = 28,
     together: bool = False,
     seed: int = 0,
 ) -> PairRun:
