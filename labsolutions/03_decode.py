@@ -1833,7 +1833,8 @@ print(f"300 additions, a call each: {1e6 * separate_s:.0f} µs; in one call: {1e
 # with a single call. It removes the price of calling, not the work.
 #
 # The recording is fixed: the same kernels, the same shapes, the same addresses. So inputs are copied into the buffers
-# that were recorded, and batches are padded to a few sizes. The engine's version:
+# that were recorded, and batches are padded to a few sizes. The engine's version (drafts are lab 5's; without them a
+# chunk here is one token):
 
 # %%
 from twophase.engine.cuda_graphs import DecodeGraphs, padded_batch_size

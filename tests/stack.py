@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def with_room(call: Callable, **arguments: Any) -> Any:
+def with_room(call: Callable, /, **arguments: Any) -> Any:
     return call(**arguments)
 
 
