@@ -1478,12 +1478,12 @@ for name, values in drift.items():
         print(f"{name:9} {'pass' if verdict.passed else 'FAIL'}  {verdict.name:19} {verdict.text}")
 
 # %% [markdown]
-# The 3-bit cache is caught by every line. Where a line of an 8-bit format fails, look at its interval. If the
-# interval contains the bound, 320 predictions neither prove nor refute it, and the gate must read on ("Going further"
-# does). An interval shrinks with the square root of the tokens read: half as wide takes four times the text. `twophase
-# bench quality` reads more tokens, asks for needles and for records, and exits with 1 when the gate fails, so a build
-# can depend on it. Its text is 2,500 tokens of prose; `twophase bench quality --text FILE` reads yours: a cache that passes on prose has
-# not been tested on your code or your tables.
+# The 3-bit cache is caught by every line. Where a line of an 8-bit format fails, look at its interval. If the interval
+# contains the bound, 320 predictions neither prove nor refute it, and the gate must read on ("Going further" does). An
+# interval shrinks with the square root of the tokens read: half as wide takes four times the text. `twophase bench
+# quality` reads more tokens, asks for needles and for records, and exits with 1 when the gate fails, so a build can
+# depend on it. Its text is 2,500 tokens of prose; `twophase bench quality --text FILE` reads yours: a cache that passes
+# on prose has not been tested on your code or your tables.
 #
 # **Tasks.** What would a client notice? A fact from 150 tokens ago (section 4), and an order that is to become a record
 # under a JSON Schema (section 3): "Order 4471: 3 lamps for Mrs Ferreira, to be sent to Porto."

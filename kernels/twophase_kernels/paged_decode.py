@@ -254,7 +254,7 @@ def paged_decode(
         num_splits: Programs that share one sequence's keys; by default `choose_num_splits`, and where that says 1, by
             length.
         deterministic: Split into fixed chunks of 512 keys instead, so that a sequence's result is bitwise the same
-            whatever else is in the batch.
+            whatever else is in the batch, as long as the tiles are (they depend on `max_query_len`).
         out: [T, H, D] to write to, contiguous.
         workspace: fp32, at least `workspace_numel` long, for partial results (split by length: those of
             `list_workspace_numel`). With `out` and this, nothing is allocated.

@@ -221,7 +221,7 @@ def prefill_tiles(
     max_query_len: int,
     generation: Generation,
 ) -> Tiles:
-    """The tile table of prefill. Few rows (a short chunk, tokens to verify) take a small tile: less of it is idle.
+    """The tile table of prefill. Few rows (a short chunk) take a small tile: less of it is idle.
 
     Its figures were chosen by what compiles without spills, not yet by measured time.
     """

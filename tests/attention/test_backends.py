@@ -211,14 +211,10 @@ def check_runs(module):
 
 
 RUN_MUTANTS = [
-    ("drafts not split", "not fits_decode(n, group, self.spec.head_dim)", "True"),
-    (
-        "a token of a large group is a chunk",
-        "n > 1 and (self.deterministic or not fits",
-        "(self.deterministic or not fits",
-    ),
-    ("the batch decides on a chunk's kernel", "self.deterministic or not fits", "not fits"),
-    ("a chunk that fits no tile", "not fits_decode(n, group, self.spec.head_dim)", "not fits_decode(n, 1, 64)"),
+    ("drafts not split", "n > self.max_decode_len for", "n > 1 for"),
+    ("a token of a large group is a chunk", "max(1, max_rows(", "max(0, max_rows("),
+    ("the batch decides on a chunk's kernel", "if not deterministic:", "if True:"),
+    ("a chunk that fits no tile", "* spec.num_kv_heads // spec.num_heads", ""),
     ("short chunks behind long ones are short", "first >= first_long", "longest > 65"),
 ]
 

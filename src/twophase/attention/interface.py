@@ -40,6 +40,7 @@ class AttentionBackend(abc.ABC):
     """
 
     name: str
+    max_decode_len: int = 1  # tokens of one sequence that are computed as decodes are: the newest, and drafts to verify
 
     @abc.abstractmethod
     def plan(self, batch: AttentionBatch) -> Any:

@@ -22,7 +22,7 @@ class MixedBackend(AttentionBackend):
     """
 
     def __init__(self, full: AttentionBackend, local: AttentionBackend, sees_all: Sequence[bool]) -> None:
-        self.name = full.name
+        self.name, self.max_decode_len = full.name, min(full.max_decode_len, local.max_decode_len)
         self.of_group = tuple(full if is_full else local for is_full in sees_all)
 
     def plan(self, batch: AttentionBatch) -> tuple[Any, ...]:

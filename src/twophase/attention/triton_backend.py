@@ -11,7 +11,7 @@ from torch import Tensor
 from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.cache.kv_cache import LayerKV
 from twophase.core.batch import AttentionBatch
-from twophase_kernels.paged_decode import fits_decode, paged_decode
+from twophase_kernels.paged_decode import max_rows, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
@@ -55,12 +55,14 @@ class TritonBackend(AttentionBackend):
     def __init__(self, spec: AttentionSpec, deterministic: bool = False) -> None:
         self.spec = spec
         self.deterministic = deterministic
-
-    def plan(self, batch: AttentionBatch) -> TritonPlan:
-        lens, group = batch.query_lens_host, self.spec.num_heads // self.spec.num_kv_heads
         # The chunks before a short one decide which of the two kernels it gets, and they split keys differently: where
         # results must not depend on the batch, no chunk is short.
-        is_long = [n > 1 and (self.deterministic or not fits_decode(n, group, self.spec.head_dim)) for n in lens]
+        if not deterministic:
+            self.max_decode_len = max(1, max_rows(spec.head_dim) * spec.num_kv_heads // spec.num_heads)
+
+    def plan(self, batch: AttentionBatch) -> TritonPlan:
+        lens = batch.query_lens_host
+        is_long = [n > self.max_decode_len for n in lens]
         first_long = is_long.index(True) if True in is_long else len(lens)
         bounds = (0, batch.num_decodes, first_long, len(lens))
         return TritonPlan(batch, tuple(_run(batch, a, b, first_long) for a, b in pairwise(bounds) if a < b))

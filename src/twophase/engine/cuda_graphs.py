@@ -60,12 +60,14 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._has_failed = False
 
-    def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "S N"] | None:
-        """Hidden states of a batch of decodes; None if it has to run eagerly. Valid until the next run."""
+    def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "T N"] | None:
+        """Hidden states of a batch of decodes, by token; None if it has to run eagerly. Valid until the next run."""
         is_decode = all(len(chunk.token_ids) == 1 + chunk.num_drafts for chunk in chunks)
         max_query_len = max(len(chunk.token_ids) for chunk in chunks)
         num_rows, block_size = padded_batch_size(len(chunks)), self._kv_cache.spec.block_size
-        if self._has_failed or not is_decode or num_rows * max_query_len > MAX_GRAPH_BATCH:
+        if not is_decode or max_query_len > self._model.backend.max_decode_len:
+            return None
+        if self._has_failed or num_rows * max_query_len > MAX_GRAPH_BATCH:
             return None
         num_groups = self._kv_cache.num_groups
         longest = max(len(chunk.block_ids) for chunk in chunks) // num_groups * block_size

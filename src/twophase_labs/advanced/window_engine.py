@@ -125,7 +125,7 @@ TOLD, ANSWER = "The secret number of the lighthouse is", " 73914"
 
 
 def surprises_at_fact(llm: LLM, distances: Iterable[int]) -> list[float]:
-    """Bits of surprise at a number that was told about so many tokens ago, for each distance.
+    """Bits of surprise at a number that was told about so many tokens ago, for each distance, no two the same.
 
     What the texts have in common is read once, and found in the prefix cache by those after the first.
     """
@@ -137,7 +137,9 @@ def surprises_at_fact(llm: LLM, distances: Iterable[int]) -> list[float]:
     for distance in distances:
         ids = [*told, *hay[: max(0, distance - 24)], *asked, *answer]
         rows = torch.cat(list(step_logits(llm, ids, salt)))[-len(answer) - 1 : -1]
-        bits.append(float(F.cross_entropy(rows, torch.tensor(answer), reduction="sum")) / math.log(2))
+        bits.append(
+            float(F.cross_entropy(rows, torch.tensor(answer, device=rows.device), reduction="sum")) / math.log(2)
+        )
     return bits
 
 

@@ -53,8 +53,8 @@ class Exercise:
             through the channel is a stand-in with public names only. The default follows the kind.
         compiled: Of a kernel: one more test, for `check` in a notebook. It is called as a property's once all of them
             hold, with a kernel that is compiled and emulated in the place of the interpreted one.
-        time_limit_s: Of the processor, for the whole check (see `limits.Allowance`); `memory_limit_gib` is on top of
-            what an empty check needs.
+        time_limit_s: Of the processor (see `limits.Allowance`), for the cell and for the whole check;
+            `memory_limit_gib` is on top of what an empty check needs.
     """
 
     id: str

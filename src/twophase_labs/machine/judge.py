@@ -240,7 +240,7 @@ def explain(
     if isinstance(error, UnfilledError):
         return "failed", _text(error), where
     if isinstance(error, OutOfTime):
-        reason = f"still running after {exercise.time_limit_s:g} s, and stopped"
+        reason = f"still running after {exercise.time_limit_s:g} s of computing, and stopped"
         return "timeout", reason, (*where, "Look for a loop that never ends.")
     if isinstance(error, SystemExit):
         return "error", "your code ends the whole program (sys.exit or exit)", where

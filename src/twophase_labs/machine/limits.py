@@ -23,7 +23,7 @@ class Allowance:
     """Time for code that starts now: so many seconds of the processor, or `LOAD` times as many by the clock.
 
     By the clock alone a verdict would depend on what else the machine does: other programs, a disk that is slow the
-    first time. By the processor alone code that sleeps would never end.
+    first time. By the processor alone code that sleeps would never end. What child processes compute is not counted.
     """
 
     def __init__(self, seconds: int | float) -> None:
@@ -52,13 +52,13 @@ def time_limit(seconds: int | float) -> Iterator[None]:
     allowance = Allowance(seconds)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        left_s = allowance.left_s()
-        if left_s == 0:
+        if allowance.left_s() == 0:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             raise OutOfTime
-        signal.setitimer(signal.ITIMER_REAL, max(left_s, TICK_S))
 
     previous = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # Armed once: a handler that arms the timer again could do so after the block has ended.
+    signal.setitimer(signal.ITIMER_REAL, seconds, TICK_S)
     try:
         yield
     finally:

@@ -60,9 +60,9 @@ def _judge_all(judge: Judge, lab: Lab, setup: ModuleType, answers: list[list[str
         child.start()
         its.close()
         heard: list[str] = []
-        patience = LOAD * lab.exercise(exercise).time_limit_s + GRACE_S
+        patience = LOAD * lab.exercise(exercise).time_limit_s + GRACE_S  # of a cell, and of each check
         try:
-            while mine.poll(patience):
+            while mine.poll(2 * patience):
                 heard.append(mine.recv())
         except EOFError:
             pass

@@ -182,10 +182,11 @@ class CaseTable:
         group = self.sizes.num_heads // self.sizes.num_kv_heads
         few = query_lens != seq_lens and fits_decode(max(query_lens), group, self.sizes.head_dim)
         kernel: Callable[..., Any] = paged_decode if few else paged_prefill
+        longest = {"max_seq_len": max(seq_lens)} if few else {}
 
         def make_variants() -> dict[str, MakeVariant]:
             batch = self._attention_batch(query_lens, seq_lens)
-            options = {"max_query_len": max(query_lens), "scale": batch.scale}
+            options = {"max_query_len": max(query_lens), "scale": batch.scale, **longest}
 
             def ours() -> Any:
                 paged = batch.k_cache, batch.v_cache, batch.block_tables, batch.lengths

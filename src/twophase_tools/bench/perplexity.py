@@ -55,8 +55,8 @@ def token_losses(llm: LLM, token_ids: Sequence[int]) -> Float[Tensor, "n"]:
 def step_logits(llm: LLM, token_ids: Sequence[int], salt: str = "") -> Iterator[Float[Tensor, "L V"]]:
     """The logits at every position of a text, step by step; row i of the whole predicts token i + 1.
 
-    Nothing is taken from the prefix cache, as what is found there is not computed. With a `salt` the beginning is that
-    was read under this salt before, and its rows are missing.
+    Nothing is taken from the prefix cache, as what is found there is not computed. With a `salt`, what was
+    read under it before is found there, and its rows are missing.
 
     Raises:
         InvalidRequestError: Fewer than 2 tokens, the text does not fit the context or the pool, or the engine is busy.

@@ -32,7 +32,7 @@ ANSWERS = {
     "infinite loop that swallows interruptions": (
         body("while True:", "    try:", "        while True:", "            pass", "    except BaseException:", "        pass"),
         "timeout",
-        ["still running after 8 s, and killed", "never ends"],
+        ["still running after 8 s of computing", "and killed", "never ends"],
     ),
     "infinite loop while defining": ("while True:\n    pass\n" + body(), "timeout", ["still running after 8 s"]),
     "recursion without end": ("def running_mean(x):\n    return running_mean(x)\n", "error", ["calls itself without end"]),

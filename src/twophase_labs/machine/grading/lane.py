@@ -107,7 +107,8 @@ class Lane:
         """
         if answer is None:
             self.close()
-            reason = f"still running after {exercise.time_limit_s:g} s, and killed"
+            limit = f"{exercise.time_limit_s:g} s of computing, or {LOAD} times that by the clock"
+            reason = f"still running after {limit}, and killed"
             return Verdict(exercise.id, "timeout", reason, ("Look for a loop that never ends.",))
         if answer.keys() != {"nonce", "verdict"} or answer["nonce"] != nonce:
             raise BadVerdictError("the worker answered something else")

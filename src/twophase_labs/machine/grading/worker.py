@@ -301,7 +301,9 @@ def read_line(channel: socket.socket, deadline: float) -> bytes | None:
 
 
 def explain_timeout(exercise: Exercise) -> Verdict:
-    reason = f"still running after {exercise.time_limit_s:g} s, and killed"
+    reason = (
+        f"still running after {exercise.time_limit_s:g} s of computing, or {LOAD} times that by the clock, and killed"
+    )
     return Verdict(exercise.id, "timeout", reason, ("Look for a loop that never ends.",))
 
 
