@@ -51,6 +51,14 @@ def test_graphs_equal_eager(cuda_model):
 
 
 @pytest.mark.gpu
+def test_graphs_of_drafts_equal_eager(cuda_model):
+    tokens = [tokens_of(output) for output in run(make_engine(cuda_model), PLAYED_PROMPTS, VERIFIED_PARAMS)]
+    engine = ragged_engine(tokens)(cuda_model)
+    assert [tokens_of(output) for output in run(engine, PLAYED_PROMPTS, VERIFIED_PARAMS)] == tokens
+    assert {shape.max_query_len for shape in engine._runner._graphs._graphs} == {1, 2, 3, 4}
+
+
+@pytest.mark.gpu
 def test_a_failed_capture_is_logged_and_decodes_go_on(cuda_model, monkeypatch, caplog):
     engine = make_engine(cuda_model)
     expected = [tokens_of(output) for output in run(make_engine(cuda_model), PROMPTS, PARAMS)]
@@ -273,9 +281,13 @@ def check_room_for_drafts(module, model, num_drafts):
     with pytest.MonkeyPatch.context() as monkeypatch:
         PlayedGraphs(monkeypatch)
         monkeypatch.setattr(module, "pack", stop)
-        graphs = module.DecodeGraphs(model, make_engine(model)._runner.kv_cache, 100)
+        kv_cache = make_engine(model)._runner.kv_cache
+        model = with_references(model, monkeypatch)
+        graphs, most = module.DecodeGraphs(model, kv_cache, 100), model.backend.max_decode_len
         with pytest.raises(InterruptedError):
             graphs.run(chunks)
+        too_many = chunks[0]._replace(token_ids=(7,) * (most + 1), num_drafts=most)
+        assert graphs.run([too_many, *chunks[1:]]) is None, "of so many drafts the graph would be a prefill's"
     assert (asked["num_rows"], asked["num_tokens"]) == (2, 2 * (1 + max(num_drafts)))
 
 
@@ -284,15 +296,17 @@ def test_room_for_drafts(cpu_model, num_drafts):
     check_room_for_drafts(cuda_graphs, cpu_model, num_drafts)
 
 
+ROOM_MUTANTS = [
+    ("as many drafts as the first one", "max(len(chunk.token_ids) for chunk in chunks)", "len(chunks[0].token_ids)"),
+    ("any number of drafts", "not is_decode or max_query_len > self._model.backend.max_decode_len", "not is_decode"),
+]
+
+
 @pytest.mark.mutants
-def test_room_for_as_many_drafts_as_the_first_has_is_noticed(cpu_model):
-    mutant = Mutant(
-        "as many drafts as the first one",
-        "twophase.engine.cuda_graphs",
-        "max(len(chunk.token_ids) for chunk in chunks)",
-        "len(chunks[0].token_ids)",
-    )
-    KillTable.record(mutant, functools.partial(check_room_for_drafts, model=cpu_model, num_drafts=(0, 3)))
+@pytest.mark.parametrize(("name", "old", "new"), ROOM_MUTANTS, ids=[row[0] for row in ROOM_MUTANTS])
+def test_room_mutants_are_killed(name, old, new, cpu_model):
+    check = functools.partial(check_room_for_drafts, model=cpu_model, num_drafts=(0, 3))
+    KillTable.record(Mutant(name, "twophase.engine.cuda_graphs", old, new), check)
 
 
 @pytest.mark.mutants
