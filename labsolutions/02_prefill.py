@@ -1277,8 +1277,8 @@ def attend_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc):
 
 # %% [markdown]
 # **Which program does what.** A program takes `BLOCK_Q` tokens of one chunk, and of each token the G query heads that
-# share one KV head. So a tile of K and V is loaded once and used by `BLOCK_M` rows, `BLOCK_Q · G` of them in use. Row r
-# of a program is token `r // G` of its tile, and query head `kv_head · G + r % G`. Below, A has a chunk of 5 tokens
+# share one KV head. So a tile of K and V is loaded once for `BLOCK_Q · G` rows; the rest of the `BLOCK_M` are idle. Row
+# r of a program is token `r // G` of its tile, and query head `kv_head · G + r % G`. Below, A has a chunk of 5 tokens
 # behind 6 in the cache, and B a whole prompt of 6.
 
 # %%
@@ -1394,8 +1394,8 @@ prefill_pictures.draw_reads(paged_prefill_kernel, query_lens=[5, 6], cached=[6, 
 
 # %% [markdown]
 # **Count the tiles.** A tile above the diagonal is never loaded: the loop ends at `hi`. Of those that are loaded only
-# the ones that meet the diagonal need a mask. With tiles of 128 rows and 32 keys (the launcher takes others in the
-# interpreter than on a GPU) and G = 3, a program has 128 // 3 = 42 tokens, and two rows stay unused.
+# the ones that meet the diagonal need a mask. With tiles of 128 rows and 32 keys (an example; the launcher takes
+# others) and G = 3, a program has 128 // 3 = 42 tokens, and two rows stay unused.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1429,7 +1429,7 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add
 # They were loaded one tile earlier, as `next_page_ids`, and carried through the loop. Loaded in the same turn they make
 # the loads of K and V indirect, and Triton's software pipeliner then makes room for fewer tiles in shared memory. (In
 # the compiled code for an H100: 3 tiles instead of 2, so that 2 instead of 1 are under way while one is multiplied; for
-# an A100, 2 instead of 1.)
+# an A100, whose products take them from registers, room for 2 instead of 1.)
 #
 # The other differences: block numbers become int64 before they are multiplied, for a cache may hold more than 2^31
 # elements (those of this lab do not). `MASKED` is known at compile time, and the loop runs twice, first over the
@@ -1446,11 +1446,11 @@ show_source(attend_range, first="next_page_ids = load_page_ids", last="acc = add
 # %% [markdown]
 # ### Inside a program
 #
-# One more level lies below. A program runs on one multiprocessor as a few **warps** of 32 threads, which share its
-# tile. The two products of a tile are the work of *tensor cores*, units that multiply small matrices in one
-# instruction; each warp takes some of the rows. And loads are *asynchronous*: a warp starts the copy of a tile of K and
-# V into shared memory and goes on. How many rounds of the loop may overlap in this way is the number of **stages**. The
-# engine's choices for SmolLM2's heads in bfloat16:
+# One more level lies below. A program runs on one of the GPU's multiprocessors (SMs) as a few **warps** of 32 threads,
+# which share its tile. The two products of a tile are the work of *tensor cores*, units that multiply small matrices in
+# one instruction; each warp takes some of the rows. And loads are *asynchronous*: a warp starts the copy of a tile of K
+# and V into shared memory and goes on. How many rounds of the loop may overlap in this way is the number of **stages**.
+# The engine's choices for SmolLM2's heads in bfloat16:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1463,7 +1463,7 @@ for card, generation in (("A100", "ampere"), ("H100", "hopper")):
     print(f"{card}: {rows}; tiles of {tile.block_n} keys, {tile.num_stages} stages")
 
 # %% [markdown]
-# (The tile is the same on both cards; the compiler makes different use of it, see above.) Why more than one stage?
+# (Both cards get the same; the compiler makes different use of the stages, see below.) Why more than one stage?
 # Suppose that a tile arrives three units of time after it was asked for, its *latency*, that its products take one, and
 # that the memory can work on several requests at once. (If bandwidth were the limit, no number of stages would help.)
 
@@ -1537,13 +1537,13 @@ show_beside({"yours": compiled.report, "the engine's": engines})
 # | the idea | tiles, running softmax | blocks and a table | keys split among programs, results merged |
 # | it changes | the order of the arithmetic | where K and V lie | which program does what |
 # | the result | the same | the same | the same |
-# | it matters most in | prefill | memory for both phases | decode |
+# | it matters most in | prefill | both phases | decode |
 # | you wrote it in | 2.4, 2.6 | 2.8, 2.9, 2.12 | 2.5, and lab 3 |
 # | source | arXiv:2205.14135 | arXiv:2309.06180 | [Dao et al. 2023](https://pytorch.org/blog/flash-decoding/) |
 #
-# **Takeaway.** Your kernel for a prompt of 4,096 tokens loads 51 % of the tiles of the square; 2 % of the square need a
-# mask, and the engine's loop compares positions only there. It
-# differs from the engine's loop in when block numbers are loaded and in what is known at compile time.
+# **Takeaway.** With tiles of 128 rows and 32 keys, a prompt of 4,096 tokens needs 51 % of the square's tiles; 2 % need
+# a mask, and only there the engine's loop compares positions. Yours compares in every tile, and loads block numbers one
+# tile later.
 
 # %% [markdown]
 # ### Going further: fusion

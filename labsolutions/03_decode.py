@@ -846,8 +846,8 @@ print(f"largest difference from a loop over positions: {(out.cpu() - naive_decod
 
 # %% [markdown]
 # It is right. **Think first.** In a step whose longest chunk has 512 tokens, a tile of the prefill kernel has 128 rows
-# on an H100. The three query heads that share a KV head of SmolLM2 are neighbouring rows, and tokens follow one another
-# in groups of three: 42 tokens, 126 rows. How many of them work when the chunk is one token?
+# on an H100. The three query heads that share a KV head of SmolLM2 are neighbouring rows, three for each token: 42
+# tokens, 126 rows. How many rows work for a chunk of one token in that step?
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -994,8 +994,8 @@ decode_pictures.draw_weights(
 
 # %% [markdown]
 # **Read the result.** Sequence 0 sees its three blocks, the last one half; sequence 1 sees its own two, elsewhere in
-# the pool, and one slot of the second. All else is white, though every slot holds something. A wrong kernel is shown to
-# you like this, with the wrong cells outlined.
+# the pool: all of the first and one slot of the second. All else is white, though every slot holds something. A wrong
+# kernel is shown to you like this, with the wrong cells outlined.
 #
 # And the questions from above: 0 times NaN is NaN, so what is past the end must not even be loaded; and a score of 0
 # is a score like any other, and gets a weight. That is why `in_range` stands in the kernel three times: for the table,
@@ -1006,8 +1006,8 @@ decode_pictures.draw_weights(
 #
 # The check ran your kernel twice: interpreted, and as code for an H100, executed instruction by instruction without
 # one. As in lab 2, a request is a load or store of one warp, and moves every *sector* of 32 bytes that any of its
-# threads touches, once; `at least` is the sectors that would hold its bytes if they lay side by side. One sequence of
-# 240 tokens, in float16, with 4 query heads to a KV head:
+# threads touches, once (no caches); `at least` is the sectors that would hold its bytes if they lay side by side. One
+# sequence of 240 tokens, in float16, with 4 query heads to a KV head:
 
 # %%
 # needs: triton
@@ -1067,20 +1067,21 @@ show_source(attend_range, first="page_ids = load_page_ids(table_ptr, lo", last="
 # %% [markdown]
 # > **In production, 2026.** Engines choose kernels by phase. SGLang has a flag for each, [`--prefill-attention-backend`
 # > and `--decode-attention-backend`](https://docs.sglang.io/advanced_features/server_arguments.html), both unset by
-# > default, so that `--attention-backend` decides for both. vLLM's CUDA graph modes rest on telling batches of single
-# > queries, *uniform decode*, from all others ([design notes](https://docs.vllm.ai/en/latest/design/cuda_graphs/)). By
-# > roofline: one layer of an 8B model with 32,768 tokens of context is 134 MB of K and V in bf16, 40 µs at an H100's
-# > 3.35 TB/s, if enough of its multiprocessors read; the next section sees to that.
+# > default, so that `--attention-backend` decides for both. vLLM's CUDA graph modes distinguish *uniform decode*,
+# > equally few queries per sequence, from the rest ([design
+# > notes](https://docs.vllm.ai/en/latest/design/cuda_graphs/)). By roofline: one layer of an 8B model with 32,768
+# > tokens of context is 134 MB of K and V in bf16, 40 µs at an H100's 3.35 TB/s, if enough of its multiprocessors read;
+# > the next section sees to that.
 #
-# **Takeaway.** At one query per sequence, 3 of 128 rows of a prefill tile work; the decode kernel is the same loop with
-# a tile of 16 rows, and reads each byte of K and V once.
+# **Takeaway.** Beside a long chunk, one token fills 3 of a prefill tile's 128 rows; the decode kernel is the same loop
+# with a tile of 16 rows, and reads each byte of K and V once.
 
 # %% [markdown]
 # ### Going further: neighbouring threads, neighbouring addresses
 #
-# What if K is kept as `[N, H_kv, D, PAGE]`, so that the elements of a token are PAGE apart? The strided kernel reads it
-# so; otherwise it is yours, and it computes the same. A request of yours covers 4 keys, with 8 threads of 16 bytes to
-# each key of 128 bytes. In the strided kernel the threads hold the same elements of the same keys.
+# What if K is kept as `[N, H_kv, D, PAGE]`, so that the elements of a token are PAGE apart? A *strided* kernel reads K
+# so; all else is as in yours, the result too. A request of yours covers 4 keys, with 8 threads of 16 bytes to each key
+# of 128 bytes. In the strided kernel the threads hold the same elements of the same keys.
 
 # %% [markdown]
 # <!-- card 3.9 -->
@@ -1113,10 +1114,10 @@ draw_requests({f"K, {name}": load for name, load in k_loads.items()})
 # %% [markdown]
 # **Read the picture.** The first request of each warp; every box is a sector, drawn side by side wherever they lie,
 # white edges separate threads, and the coloured bytes are those asked for. A thread of yours takes 16 bytes that lie
-# together. In the other layout it takes one element at a time, which makes 8 requests of one. Four neighbouring keys
-# take 8 of a sector's 32 bytes, so each request moves half as many sectors, and all of them 4 times as many; the rest
-# of each sector is moved for another warp, which asks for it again. (And single elements are too small for the
-# asynchronous copies that had a tile of K under way.)
+# together. In the other layout it takes one element at a time: 8 requests in place of one. Each of them holds 8
+# elements of 4 keys, and each of these elements has a sector of its own, of which the 4 keys take 8 bytes: half the
+# sectors, 8 times the requests, 4 times as many in all. Three other warps move the same sectors again. (And single
+# elements are too small for the asynchronous copies that had a tile of K under way.)
 
 # %% [markdown]
 # <!-- card 3.10 -->
@@ -1134,6 +1135,13 @@ answer_3_10 = "b"  # SOLUTION: one letter
 
 # %%
 check("3.10")
+
+# %% [markdown]
+# <details><summary>Why</summary>
+#
+# One token's K is 128 bytes in one piece, 4 sectors; or 64 elements 32 bytes apart, 64 sectors. A full block is the
+# same 2 KB, 64 sectors, in both layouts.
+# </details>
 
 # %% [markdown]
 # ## 6. Split and merge
@@ -1828,13 +1836,13 @@ print(f"300 additions, a call each: {1e6 * separate_s:.0f} µs; in one call: {1e
 
 # %% [markdown]
 # The additions cost nothing, the calls do. On a GPU the same thing is called **launch overhead**: the CPU prepares each
-# kernel and hands it over. While kernels are long, that happens while the previous one runs. A decode step has many
+# kernel and hands it over. When kernels are long, that happens while the previous one runs. A decode step has many
 # short ones, and the GPU waits for the CPU. A **CUDA graph** records the launches of one step and replays all of them
-# with a single call. It removes the price of calling, not the work.
+# with a single call. It saves the calls, not the work.
 #
-# The recording is fixed: the same kernels, the same shapes, the same addresses. So inputs are copied into the buffers
-# that were recorded, and batches are padded to a few sizes. The engine's version (drafts are lab 5's; without them a
-# chunk here is one token):
+# The recording is fixed: the same kernels, the same shapes, the same addresses. So inputs are copied to the recorded
+# buffers, and batches and contexts are rounded up to a few sizes. The engine's version (drafts are lab 5's; without
+# them a chunk here is one token):
 
 # %%
 from twophase.engine.cuda_graphs import DecodeGraphs, padded_batch_size
@@ -1866,7 +1874,7 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
 # > batches unless `--disable-cuda-graph-padding`; TensorRT-LLM's
 # > [`DecodeCudaGraphConfig`](https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/DecodeCudaGraphConfig.html)
 # > covers batches up to 128 unless told otherwise. By roofline, SmolLM2's 0.269 GB in bf16 take an H100 80 µs, 40 ns
-# > for each of this engine's 2,000 calls: without a graph, a small model on a fast GPU decodes at the speed of its CPU.
+# > per call if there were 2,000, as here: without a graph, a small model on a fast GPU decodes at the speed of its CPU.
 
 # %% [markdown]
 # ## 9. Capstone: your decode phase in the engine
