@@ -258,7 +258,6 @@ def test_played_verifications_equal_eager(cpu_model, verified):
 
 VERIFICATION_MUTANTS = [
     ("no graph with drafts", "== 1 + chunk.num_drafts", "== 1"),
-    ("prompts in graphs", "len(chunk.token_ids) == 1 + chunk.num_drafts", "len(chunk.token_ids) > 0"),
     ("one graph for any number of drafts", "self._graphs[shape] = captured", "self._graphs[shape._replace(max_query_len=4)] = captured"),
     ("captured for the first batch's lengths", "            query_lens=(shape.max_query_len,) * shape.num_rows,\n", ""),
     ("drafts' rows not returned", "[: sum(len(chunk.token_ids) for chunk in chunks)]", "[: len(chunks)]"),
@@ -286,6 +285,8 @@ def check_room_for_drafts(module, model, num_drafts):
         graphs, most = module.DecodeGraphs(model, kv_cache, 100), model.backend.max_decode_len
         with pytest.raises(InterruptedError):
             graphs.run(chunks)
+        prompt = chunks[0]._replace(token_ids=(7,) * 3, num_drafts=0, num_samples=1)
+        assert graphs.run([prompt, *chunks[1:]]) is None, "a prompt's lengths are too many for graphs of their own"
         too_many = chunks[0]._replace(token_ids=(7,) * (most + 1), num_drafts=most)
         assert graphs.run([too_many, *chunks[1:]]) is None, "of so many drafts the graph would be a prefill's"
     assert (asked["num_rows"], asked["num_tokens"]) == (2, 2 * (1 + max(num_drafts)))
@@ -298,6 +299,7 @@ def test_room_for_drafts(cpu_model, num_drafts):
 
 ROOM_MUTANTS = [
     ("as many drafts as the first one", "max(len(chunk.token_ids) for chunk in chunks)", "len(chunks[0].token_ids)"),
+    ("prompts in graphs", "len(chunk.token_ids) == 1 + chunk.num_drafts", "len(chunk.token_ids) > 0"),
     ("any number of drafts", "not is_decode or max_query_len > self._model.backend.max_decode_len", "not is_decode"),
 ]
 
