@@ -1,7 +1,7 @@
 # Two commands do all set-up: `make lab` opens the workbook, `make test` passes the tests.
 #
 #   make lab [PORT=8888] [BROWSER=no]   JupyterLab on labs/00_start.ipynb
-#   make test [ARGS=...]                the tests and the notebooks as shipped, in about fifteen minutes; ARGS as of pytest
+#   make test [ARGS=...]                the tests and the notebooks as shipped, in about twelve minutes; ARGS as of pytest
 #   make test-full                      what `make test` leaves out: whole grids, all mutants, long histories, solved notebooks
 #   make grade [ARGS=...]               grade your notebooks in labs/; ARGS as of `twophase grade`, such as --html r.html
 #   make gpu                            on an NVIDIA GPU: doctor, the GPU tests, the kernels' times (docs/gpu.md)
