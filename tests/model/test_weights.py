@@ -46,7 +46,7 @@ def shard(folder):
 
 
 def test_fused_weights_are_the_parts_side_by_side(folder, monkeypatch):
-    monkeypatch.setattr(linear, "_can_pack", lambda dtype: False)  # a packed weight cannot be looked at
+    monkeypatch.setattr(linear, "can_pack", lambda dtype: False)  # a packed weight cannot be looked at
     stored = load_file(folder / "model.safetensors")
     layer = load(folder).layers[1]
     attention = "model.layers.1.self_attn"

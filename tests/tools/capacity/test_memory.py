@@ -158,7 +158,7 @@ def check_bytes_held(
     folder, _ = make_folder(family, tmp_path, intermediate_size=80, vocab_size=131)
     config = load_config(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("twophase.model.linear._can_pack", lambda dtype: False)
+        patch.setattr("twophase.model.linear.can_pack", lambda dtype: False)
         shard = Shard(config, 0, num_ranks, whole_experts)
         weights = load_weights(folder, config, getattr(torch, dtype), torch.device("cpu"), shard.cut, shard.experts)
     held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(weights)}
@@ -206,7 +206,7 @@ def test_a_plan_has_the_bytes_of_a_loaded_engine(family, num_ranks, kv, tmp_path
 
 def check_plan_against_engine(family, num_ranks, kv, tmp_path, monkeypatch, whole_experts=False) -> None:
     """Weights, K/V and what a step is given: rank 0 of a real engine, which is the fullest, against the plan."""
-    monkeypatch.setattr("twophase.model.linear._can_pack", lambda dtype: False)
+    monkeypatch.setattr("twophase.model.linear.can_pack", lambda dtype: False)
     sizes = {"head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 3, "max_position_embeddings": 64}
     if whole_experts or family.startswith("qwen3-moe"):
         sizes |= {"attention_bias": False}  # biases are not counted
