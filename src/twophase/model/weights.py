@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -138,6 +138,7 @@ def load_weights(
     )
 
 
+@runtime_checkable
 class Tensors(Protocol):
     """The tensors of a model folder, checked against the shapes that its configuration calls for."""
 

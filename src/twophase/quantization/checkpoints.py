@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int, Int32, UInt8
+from jaxtyping import Int, Int32, Integer, UInt8
 from torch import Tensor
 
 from twophase.core.errors import ModelFolderError
@@ -158,7 +158,7 @@ def unpack(packed: Int32[Tensor, "n words"], bits: int) -> UInt8[Tensor, "n code
 def _from_unsigned(
     codes: UInt8[Tensor, "O I"],
     scales: Tensor,
-    zeros: Int[Tensor, "O G"],
+    zeros: Integer[Tensor, "O G"],
     bits: int,
     order: Int[Tensor, "I"] | None = None,
     activations: str | None = None,

@@ -112,7 +112,8 @@ class QuantizedWeight:
 def can_stack(parts: Sequence[QuantizedWeight]) -> bool:
     """Whether these weights of the same input can be one: alike but for their values."""
     kinds = {(each.bits, each.group_size, each.minima is None, each.activations, each.codes.dtype) for each in parts}
-    return len(kinds) == 1 and all(each.input_order is None for each in parts)
+    orders = [torch.arange(each.shape[1]) if each.input_order is None else each.input_order for each in parts]
+    return len(kinds) == 1 and all(torch.equal(order, orders[0]) for order in orders)
 
 
 def stack(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
