@@ -29,7 +29,11 @@ FORMATS = {
     "gptq-8-bits": (GPTQ | {"bits": 8, "group_size": -1}, gptq, PER_CHANNEL),
     "packed": (compressed_config("pack-quantized", 4, 32, True), packed, {"symmetric": True}),
     "packed-asymmetric": (compressed_config("pack-quantized", 4, 32, False), packed, {}),
-    "packed-act-order": (compressed_config("pack-quantized", 4, 32, False, actorder="group"), packed, {"shuffled": True}),
+    "packed-act-order": (
+        compressed_config("pack-quantized", 4, 32, False, actorder="group"),
+        packed,
+        {"shuffled": True},
+    ),
     "packed-8-bits": (compressed_config("pack-quantized", 8, None, False), packed, PER_CHANNEL),
     "int8": (compressed_config("int-quantized", 8, None, True), whole_bytes, PER_CHANNEL | {"symmetric": True}),
     "int8-asymmetric": (compressed_config("int-quantized", 8, None, False), whole_bytes, PER_CHANNEL),
@@ -90,7 +94,7 @@ def test_a_quantised_folder_opens_by_itself_in_bfloat16(tmp_path):
     ours, exact = (Pages(each.model, 1).run([(0, PROMPT)])[0] for each in (llm, plain))
     if llm.model.weights.dtype == torch.bfloat16:  # a CPU that multiplies it
         assert float((ours - exact).abs().max()) < 0.05 * float(exact.abs().max())
-    with pytest.raises(ConfigError, match="quantization='int8' rounds plain weights, and those of .* already"):
+    with pytest.raises(ConfigError, match=r"quantization='int8' rounds plain weights, and those of .* already"):
         LLM(str(tmp_path), quantization="int8")
 
 
@@ -170,5 +174,5 @@ def test_packed_tensors_without_a_configuration_are_unexpected(tmp_path):
     write(tmp_path, AWQ, awq)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "quantization_config"}))
-    with pytest.raises(ModelFolderError, match="lacks model.layers.0.self_attn.q_proj.weight"):
+    with pytest.raises(ModelFolderError, match=r"lacks model\.layers\.0\.self_attn\.q_proj\.weight"):
         logits_of(tmp_path)
