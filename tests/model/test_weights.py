@@ -122,7 +122,7 @@ def test_wrong_shape(folder):
 
 def test_quantised_tensor(folder):
     change(folder, lambda tensors: tensors.update({DOWN: torch.ones(48, 80, dtype=torch.int8)}))
-    with pytest.raises(ModelFolderError, match=rf"{DOWN} is stored as I8; supported: F32, F16, BF16"):
+    with pytest.raises(ModelFolderError, match=rf"{DOWN} is stored as I8; supported here: F32, F16, BF16"):
         load(folder)
 
 

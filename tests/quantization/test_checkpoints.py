@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.model.paged import Pages
+from tests.model.paged import BLOCK_SIZE, Pages
 from tests.model.test_families import assert_logits_equal, open_folder, oracle_logits
 from tests.quantization import writers
 from tests.quantization.writers import awq, compressed_config, gptq, gptq_v2, packed, say, whole_bytes, write
@@ -89,8 +89,8 @@ def test_experts(tmp_path):
 
 def test_a_quantised_folder_opens_by_itself_in_bfloat16(tmp_path):
     write(tmp_path, AWQ, awq)
-    llm = LLM(str(tmp_path), skip_tokenizer_init=True, num_kv_blocks=20)
-    plain = LLM(str(tmp_path), skip_tokenizer_init=True, num_kv_blocks=20, dtype="float32")
+    llm = LLM(str(tmp_path), skip_tokenizer_init=True, num_kv_blocks=20, block_size=BLOCK_SIZE)
+    plain = LLM(str(tmp_path), skip_tokenizer_init=True, num_kv_blocks=20, block_size=BLOCK_SIZE, dtype="float32")
     ours, exact = (Pages(each.model, 1).run([(0, PROMPT)])[0] for each in (llm, plain))
     if llm.model.weights.dtype == torch.bfloat16:  # a CPU that multiplies it
         assert float((ours - exact).abs().max()) < 0.05 * float(exact.abs().max())

@@ -25,7 +25,7 @@ from twophase.quantization.checkpoint_config import CheckpointFormat
 from twophase.quantization.checkpoints import StoredTensor, is_quantized, read_weight, stored_tensors
 from twophase.quantization.gguf_file import GGUFWeights, find_gguf
 from twophase.quantization.linear import SideBySide, make_quantized_linear
-from twophase.quantization.rounding import quantize
+from twophase.quantization.rounding import NotFiniteError, quantize
 from twophase.quantization.schemes import Scheme, head_scheme
 from twophase.quantization.weight import QuantizedWeight, can_stack, stack
 
@@ -304,10 +304,11 @@ class _Loader:
             return self._part(name)
         scheme = head_scheme(self._scheme) if name in (EMBED, HEAD) else self._scheme
         try:
-            weight: Stored = self._cut(name, quantize(self._files.read(name), scheme))
-        except ValueError as error:
+            rounded = quantize(self._files.read(name), scheme)
+        except NotFiniteError as error:
             raise ModelFolderError(f"{name}: {error}") from error
-        return weight
+        part: Stored = self._cut(name, rounded)
+        return part
 
     def _part(self, name: str) -> Any:
         return self._cut(name, self._files.read(name))

@@ -12,6 +12,10 @@ E4M3_MAX = 448.0
 INT8_MAX = 127
 
 
+class NotFiniteError(ValueError):
+    """A weight is infinite or no number."""
+
+
 def quantize(weight: Float[Tensor, "O I"], scheme: Scheme) -> QuantizedWeight:
     """Round to nearest.
 
@@ -20,11 +24,11 @@ def quantize(weight: Float[Tensor, "O I"], scheme: Scheme) -> QuantizedWeight:
 
     Raises:
         ConfigError: I is no multiple of the group; says which groups would do.
-        ValueError: A weight is not finite.
+        NotFiniteError: A weight is infinite or no number.
     """
     groups = weight.float().unflatten(1, (_num_groups(weight, scheme), -1))
     if not bool(groups.isfinite().all()):
-        raise ValueError("a weight that is not finite cannot be rounded to a code.")
+        raise NotFiniteError("a weight that is not finite cannot be rounded to a code.")
     if scheme.is_float:
         return _to_e4m3(groups, scheme)
     return _symmetric(groups, scheme) if scheme.is_symmetric else _asymmetric(groups, scheme)
