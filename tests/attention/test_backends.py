@@ -3,6 +3,7 @@
 import functools
 import math
 from dataclasses import replace
+from itertools import product
 from types import ModuleType
 
 import pytest
@@ -52,6 +53,8 @@ def triton_backend(history: History):
 MIXED = ([1, 15, 16, 17, 40, 300], [{0: 1, 1: 14, 2: 16, 3: 9, 4: 33, 5: 257}, {1: 1, 3: 1, 4: 7, 5: 42}, {3: 1, 5: 1}])
 SMALL = ([3, 19, 34], [{0: 2, 1: 12, 2: 33}, {0: 1, 1: 7, 2: 1}])
 MIXED[1].append({3: 6})
+ALONE = ([103], [{0: 100}, {0: 1}, {0: 1}, {0: 1}])
+PAIR = ([34, 21], [{0: 30, 1: 20}, {0: 1, 1: 1}, {0: 3}])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -154,6 +157,15 @@ def test_torch_quantised_pages(kv_format):
         want = history.oracle(s)[first:]
         error = (out[s].double() - want).norm() / want.norm()
         assert error < QUANTISED_TOLERANCE[kv_format]
+
+
+@pytest.mark.parametrize("window", [None, 5, 24, 100])
+def test_torch_fused_decodes_change_nothing(window):
+    """Alone with one split however long, a few beside each other, and too many to be fused."""
+    for fused_seqs, schedule in product((1, 8), (MIXED, ALONE, PAIR)):
+        frees = window is not None
+        play(lambda h, most=fused_seqs: TorchBackend(h.spec, h.block_size, 32, most), make_spec(window=window),
+             *schedule, frees=frees)  # fmt: skip
 
 
 @pytest.mark.parametrize("split_keys", [16, 32, 128, 1024])
@@ -352,6 +364,10 @@ MUTANTS = [
     Mutant("K and V swapped", MODULE, "write_rows(kv.k, kv.k_scale, plan.write_rows, k)", "write_rows(kv.k, kv.k_scale, plan.write_rows, v)"),
     Mutant("head map interleaved", MODULE, "(blocks.long()[:, None, :] * self.spec.num_kv_heads + heads[None, :, None])",
            "(blocks.long()[:, None, :] * self.spec.num_kv_heads + heads.flip(0)[None, :, None])"),
+    Mutant("fused keys that were never written", MODULE, "k.view(-1, head_dim).index_fill_(0, plan.stale, 0)", "pass"),
+    Mutant("fused decodes see hidden keys", MODULE, "attn_mask=~plan.hidden", "attn_mask=None"),
+    Mutant("fused scores are not scaled", MODULE, "attn_mask=~plan.hidden, scale=self.spec.scale", "attn_mask=~plan.hidden, scale=1.0"),
+    Mutant("one split too short", MODULE, "visible_keys // self.block_size + 2", "visible_keys // self.block_size"),
 ]  # fmt: skip
 
 
@@ -361,12 +377,17 @@ def check(module: ModuleType) -> None:
     def make(history):
         return module.TorchBackend(history.spec, history.block_size, split_keys=32)
 
+    def make_fused(history):
+        return module.TorchBackend(history.spec, history.block_size, split_keys=32, fused_seqs=8)
+
     play(make, make_spec(), *MIXED)
     play(make, make_spec(window=24, num_sinks=4), *MIXED)
     play(make, make_spec(window=24, num_sinks=20), *MIXED)
     play(make, make_spec(window=7), FREED_LENGTHS, FREED_STEPS, frees=True)
     play(make, make_spec(window=24, num_sinks=4), FREED_LENGTHS, FREED_STEPS, frees=True)
     play(make, make_spec(), *SMALL, kv_format="int8", tolerance=0.15)
+    for window, schedule in product((None, 24), (ALONE, PAIR)):
+        play(make_fused, make_spec(window=window), *schedule)
 
 
 @pytest.mark.mutants

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from twophase.attention.interface import AttentionBackend, AttentionSpec
-from twophase.attention.torch_backend import TorchBackend
+from twophase.attention.torch_backend import FUSED_SEQS, TorchBackend
 from twophase.core.errors import BackendUnavailableError, ConfigError
 
 BackendName = Literal["auto", "torch", "triton"]
@@ -28,7 +28,8 @@ def make_backend(
     if name not in ("auto", "torch", "triton"):
         raise ConfigError(f"attention_backend must be 'auto', 'torch' or 'triton', got {name!r}.")
     if name == "torch" or (name == "auto" and device.type != "cuda"):
-        return TorchBackend(spec, block_size)
+        is_slow_in_parts = device.type == "cpu" and dtype != torch.float32
+        return TorchBackend(spec, block_size, fused_seqs=FUSED_SEQS if is_slow_in_parts else 0)
     why_not = _why_not_triton(device, dtype)
     if why_not is None:
         from twophase.attention.triton_backend import TritonBackend
