@@ -3,7 +3,7 @@
     x[t, i] = x_scale[t] * x_code[t, i]    w[o, i] = scale[o] * code[o, i]
     y[t, o] = x_scale[t] * scale[o] * (sum over i of code[o, i] x_code[t, i])
 
-Products of codes are exact, sums are in fp32, and scales are applied once, at the end. `quantise_tokens` makes x's codes.
+Products of codes are exact, sums are in fp32, scales are applied once, at the end. `quantise_tokens` makes x's codes.
 
 GPUs with fp8 matrix instructions (Ada, Hopper and later) multiply codes as they are. Hopper's instruction keeps fewer
 bits than fp32 while it sums (arXiv:2412.19437, section 3.3.2), so its sums are added to fp32 ones every 128 columns.
@@ -60,8 +60,8 @@ def quantise_tokens_kernel(
 def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, I], rows contiguous, I at most 65,536 -> (codes float8_e4m3fn [T, I], scales fp32 [T]), x ~ scale * code.
 
-    A token's scale takes its largest magnitude to 448, the largest of e4m3. A token with a NaN or an infinity gets NaN
-    for a scale. Does not wait for the device.
+    A token's scale takes its largest magnitude to 448, the largest of e4m3. A token with a NaN or an infinity gets a
+    scale that is none either, and NaN from `fp8_linear`. Does not wait for the device.
 
     Raises:
         ValueError: x breaks one of these rules.
@@ -269,8 +269,8 @@ def _check(
     for name, codes in (("x", x), ("weight", weight)):
         if codes.ndim != 2 or codes.dtype != E4M3 or not codes.is_contiguous():
             raise ValueError(
-                f"{name} must be contiguous float8_e4m3fn [rows, I], got {codes.dtype} {tuple(codes.shape)} with strides "
-                f"{codes.stride()}."
+                f"{name} must be contiguous float8_e4m3fn [rows, I], got {codes.dtype} {tuple(codes.shape)} with "
+                f"strides {codes.stride()}."
             )
     if x.shape[1] != weight.shape[1] or x.shape[1] % ROW_ALIGNMENT or x.shape[1] == 0:
         raise ValueError(
@@ -279,7 +279,8 @@ def _check(
         )
     if x_scales.shape != x.shape[:1] or x_scales.dtype != torch.float32 or not x_scales.is_contiguous():
         raise ValueError(
-            f"x_scales must be contiguous float32 [{len(x)}], one per token, got {x_scales.dtype} {tuple(x_scales.shape)}."
+            f"x_scales must be contiguous float32 [{len(x)}], one per token, got {x_scales.dtype} "
+            f"{tuple(x_scales.shape)}."
         )
     if scales.shape != weight.shape[:1] or scales.dtype not in FLOATS or not scales.is_contiguous():
         raise ValueError(

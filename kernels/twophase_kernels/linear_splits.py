@@ -63,7 +63,9 @@ def workspace_numel(num_tokens: int, num_outputs: int, num_splits: int) -> int:
     return num_splits * num_tokens * num_outputs if num_splits > 1 else 0
 
 
-def partial_sums(workspace: Tensor | None, num_tokens: int, num_outputs: int, num_splits: int, device: torch.device) -> Tensor:
+def partial_sums(
+    workspace: Tensor | None, num_tokens: int, num_outputs: int, num_splits: int, device: torch.device
+) -> Tensor:
     """fp32 [splits, T, O], in the workspace if there is one.
 
     Raises:
@@ -131,6 +133,7 @@ def sum_splits(partial: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
     """
     mode(out.dtype)
     check_devices(partial=partial, bias=bias, out=out)
+    check_num_splits(len(partial))
     check_out("partial", partial, (*partial.shape[:1], *out.shape), torch.float32, out.device)
     check_out("out", out, tuple(out.shape), out.dtype, out.device)
     check_bias(bias, out.shape[1])

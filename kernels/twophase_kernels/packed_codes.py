@@ -28,16 +28,16 @@ from twophase_kernels.gpu import Generation
 
 WORDS_PER_RUN = 32
 
-# fp16 1024 + u is 0x6400 | u for u < 1024; bf16 128 + u is 0x4300 | u for u < 128. Signed codes are u - 8, where u is the
-# code with the highest of its four bits turned over, which the base does too. (base, 1, minus the base)
+# fp16 1024 + u is 0x6400 | u for u < 1024; bf16 128 + u is 0x4300 | u for u < 128. Signed codes are u - 8, where u is
+# the code with the highest of its four bits turned over, which the base does too. (base, 1, minus the base)
 INT4_CONSTANTS = {
     (torch.float16, False): (0x6400, 0x3C00, 0xE400),
     (torch.float16, True): (0x6408, 0x3C00, 0xE408),
     (torch.bfloat16, False): (0x4300, 0x3F80, 0xC300),
     (torch.bfloat16, True): (0x4308, 0x3F80, 0xC308),
 }
-# bf16 has no room for 8 bits beside a base, fp32 has: 0x4B000000 | u is 2^23 + u, here with u = code + 128. What is left
-# is an integer of at most 8 bits, so that the upper half of its bits is the same number in bf16.
+# bf16 has no room for 8 bits beside a base, fp32 has: 0x4B000000 | u is 2^23 + u, here with u = code + 128. What is
+# left is an integer of at most 8 bits, so that the upper half of its bits is the same number in bf16.
 INT8_TO_BF16 = """
 {
     .reg .b32 u, f0, f1, f2, f3;
@@ -123,9 +123,7 @@ def _check_codes(codes: Tensor, lowest: int, highest: int) -> None:
     if codes.ndim != 2 or codes.is_floating_point() or codes.is_complex() or codes.shape[1] == 0:
         raise ValueError(f"codes must be integers [O, I] with I > 0, got {codes.dtype} {tuple(codes.shape)}.")
     if codes.numel() and (codes.min() < lowest or codes.max() > highest):
-        raise ValueError(
-            f"codes must be from {lowest} to {highest}, got {int(codes.min())} to {int(codes.max())}."
-        )
+        raise ValueError(f"codes must be from {lowest} to {highest}, got {int(codes.min())} to {int(codes.max())}.")
 
 
 def _pack(codes: Tensor, bits: int) -> Tensor:
@@ -175,7 +173,7 @@ def unpacking_code(bits: int, is_signed: bool, dtype: torch.dtype, generation: G
 def unpack_part(words, x_ptr, part: tl.constexpr, BITS: tl.constexpr, SIGNED: tl.constexpr):
     """int16, any shape -> each word's code number `part`, in the dtype that x_ptr points to."""
     wide = words.to(tl.int32)
-    if SIGNED:
+    if SIGNED:  # noqa: SIM108  (each is long enough)
         codes = (wide << (32 - BITS * (part + 1))) >> (32 - BITS)
     else:
         codes = (wide >> (BITS * part)) & ((1 << BITS) - 1)

@@ -10,8 +10,8 @@ codes into numbers.
 - The matrix instruction multiplies bare codes, exact in 16 bits, and sums in fp32. Scales and minima are applied to the
   sums of a group:  y[t, o] += scale[o, g] * (sum over i in g of code[o, i] x[t, i]) + minimum[o, g] * (sum of x[t, i]).
   So nothing is rounded but the result, and a scale costs an operation per group and token, not per weight.
-- Weights are the instruction's left operand, y^T = w x^T. That side is taken from registers, where codes become numbers,
-  and has 16 rows at least; tokens are on the right, where 8 are enough.
+- Weights are the instruction's left operand, y^T = w x^T. That side may come from registers, where codes become
+  numbers, and has 16 rows at least; tokens are on the right, where 8 are enough.
 - The sum of x over a group is a product as well, with a matrix of ones. It comes out where the other sums are, and the
   matrix unit has time.
 
@@ -223,6 +223,9 @@ def _launch(
     if tiles is None:
         sums_per_step = 128 // group * (1 if minima is None else 2) if group else 1
         tiles = quantized_linear_tiles(num_tokens, num_outputs, bits, sums_per_step, x.dtype, generation)
+    run = 32 * (16 // bits)
+    if tiles.block_i % run or (group and tiles.block_i != run):
+        raise ValueError(f"block_i must be {'' if group else 'a multiple of '}{run}, got {tiles.block_i}.")
     if num_splits is None:
         num_sms = num_multiprocessors(x.device)
         num_splits = choose_num_splits(tiles, num_tokens, num_outputs, num_inputs, num_sms)

@@ -58,7 +58,7 @@ def check_reports(reports: list[CompiledReport], target: str) -> None:
     assert not problems, f"{target}:\n" + "\n".join(problems)
     for report in reports:
         assert report.target == target
-        assert report.is_attention == (report.kernel in ATTENTION)
+        assert report.is_streaming == (report.kernel in ATTENTION | LINEAR)
         assert set(report.matrix_instructions) <= MATRIX[target]
         assert report.registers <= (512 if target == "gfx942" else 255)
         assert report.shared_bytes <= TARGETS[target].shared_bytes
