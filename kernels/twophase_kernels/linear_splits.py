@@ -43,15 +43,12 @@ class LinearTiles:
 
 
 def choose_num_splits(tiles: LinearTiles, num_tokens: int, num_outputs: int, num_inputs: int, num_sms: int) -> int:
-    """Splits of the columns, from shapes alone.
+    """Splits of the columns, from shapes alone: as many as make four programs per SM, rounded down to a power of two.
 
-    One where the tiles fill the GPU twice over: a split costs the traffic of its partial sums. Otherwise four programs
-    per SM, or two where partial sums are large, rounded down to a power of two, each with a few steps at least.
+    Two where partial sums, of many tokens, are large. Each split has a few steps at least.
     """
-    num_tiles, num_row_tiles, _ = tiles.grid(num_tokens, num_outputs, 1)
-    num_tiles *= num_row_tiles
-    if num_tiles >= 2 * num_sms:
-        return 1
+    tiles_of_tokens, tiles_of_outputs, _ = tiles.grid(num_tokens, num_outputs, 1)
+    num_tiles = tiles_of_tokens * tiles_of_outputs
     per_sm = 4 if tiles.block_t <= 16 else 2
     wanted = per_sm * num_sms // max(1, num_tiles)
     most = min(wanted, cdiv(num_inputs, tiles.block_i) // MIN_STEPS_PER_SPLIT, MAX_SPLITS)

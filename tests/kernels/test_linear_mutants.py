@@ -141,10 +141,9 @@ MUTANTS = {
         ("a rest dropped", "cdiv(out.numel(), SUM_BLOCK)", "out.numel() // SUM_BLOCK"),
     ],
     (SPLITS, check_choice, None): [
-        ("always split", "if num_tiles >= 2 * num_sms:", "if num_tiles >= 200 * num_sms:"),
         ("splits of a step", "cdiv(num_inputs, tiles.block_i) // MIN_STEPS_PER_SPLIT", "cdiv(num_inputs, tiles.block_i)"),
         ("any number of splits", "next_power_of_2(most + 1) // 2", "most"),
-        ("tiles of tokens not counted", "    num_tiles *= num_row_tiles\n", "    num_tiles = num_row_tiles\n"),
+        ("tiles of tokens not counted", "num_tiles = tiles_of_tokens * tiles_of_outputs", "num_tiles = tiles_of_outputs"),
         ("as many for many tokens", "per_sm = 4 if tiles.block_t <= 16 else 2", "per_sm = 4"),
         ("no limit", ", MAX_SPLITS)\n", ")\n"),
         ("none at all", "if most else 1", "if most else 0"),
@@ -178,7 +177,6 @@ MUTANTS = {
         ("the scale of int8", 'row_scales(absmax_bits(x), "fp8_e4m3")', 'row_scales(absmax_bits(x), "int8")'),
         ("scales not written", "    tl.store(scales_ptr + rows, scale, mask=mask_rows)\n", ""),
         ("packed rows assumed", "x_ptr + rows[:, None] * x_row_stride", "x_ptr + rows[:, None] * num_inputs"),
-        ("padding in the maximum", "& (offs_i < num_inputs)[None, :]", "& (offs_i < BLOCK_I)[None, :]"),
         ("last column dropped", "& (offs_i < num_inputs)[None, :]", "& (offs_i < num_inputs - 1)[None, :]"),
         ("last row dropped", "mask_rows = rows < num_rows", "mask_rows = rows < num_rows - 1"),
         ("rows dropped", "cdiv(num_rows, block_rows)", "num_rows // block_rows"),
@@ -287,6 +285,7 @@ COMPILED_MUTANTS = {
     ],
     (FP8, exact_tokens_check, None): [
         ("rows that are not there", "mask_rows = rows < num_rows", "mask_rows = rows >= 0"),
+        ("padding of the last row", "& (offs_i < num_inputs)[None, :]", "& (offs_i < BLOCK_I)[None, :]"),
     ],
     (SPLITS, compiled_sum_check, None): [
         ("elements that are not there", "mask = offs < numel", "mask = offs < numel + 16"),

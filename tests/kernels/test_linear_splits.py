@@ -19,11 +19,14 @@ def check_sum(module, num_splits, shape=(3, 171), dtype=torch.float32, has_bias=
     rng = generator(0)
     partial = torch.randn(num_splits, *shape, generator=rng)
     bias = torch.randn(shape[1], generator=rng).to(dtype) if has_bias else None
-    guarded = torch.full((shape[0] + 2, shape[1]), 7.0, dtype=dtype, device=HERE)
-    got = module.sum_splits(partial.to(HERE), None if bias is None else bias.to(HERE), guarded[1:-1])
+    guard = 512  # a program's results
+    guarded = torch.full((partial[0].numel() + 2 * guard,), 7.0, dtype=dtype, device=HERE)
+    out = guarded[guard:-guard].view(shape)
+    got = module.sum_splits(partial.to(HERE), None if bias is None else bias.to(HERE), out)
     want = partial.double().sum(0) + (0 if bias is None else bias.double())
     assert_rounded_once(got, want, 2.0**-23 * partial.double().abs().sum(0) + 1e-6, "sum")
-    assert (guarded[[0, -1]] == 7).all(), "wrote outside of the result"
+    for outside in (guarded[:guard], guarded[-guard:]):
+        assert (outside == 7).all(), "wrote outside of the result"
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 16])
@@ -82,7 +85,8 @@ def check_choice(module):
 
     assert splits(1, 4096, 4096) == 8, "16 would have two steps each"
     assert splits(1, 4096, 14336) == 16
-    assert splits(1, 1024, 14336) == 16, "never more"
+    assert splits(1, 1024, 28672) == 16, "never more"
+    assert splits(1, 6144, 14336) == 8, "48 tiles: 11 would make four programs per SM"
     assert splits(1, 28672, 4096) == 2, "224 tiles"
     assert splits(1, 128256, 4096) == 1, "1,002 tiles"
     assert splits(64, 4096, 4096) == 2, "8 tiles of tokens"
