@@ -224,7 +224,7 @@ def fp8_linear(
         x, x_scales, weight, scales, target_bias, target, num_tokens, num_inputs // codes_per_element, num_outputs,
         FP8=way, IS_EVEN=num_inputs % tiles.block_i == 0,
         BLOCK_O=tiles.block_o, BLOCK_T=tiles.block_t, BLOCK_I=tiles.block_i // codes_per_element,
-        NUM_STAGES=tiles.num_stages, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        NUM_STAGES=tiles.num_stages, **tiles.options,
     )  # fmt: skip
     if num_splits > 1:
         launch_sum(target, bias, out)

@@ -29,6 +29,8 @@ class LinearTiles:
         block_i: Columns of the weight per step of the loop.
         num_warps: Warps that share the tile.
         num_stages: Triton's pipeline depth; n stages keep n - 1 tiles in shared memory.
+        max_registers: Per thread, on NVIDIA; 0: the compiler chooses. Then it may spill a few of them for the sake of
+            one more program per SM; told a number, it uses that up, and may spill a few more.
     """
 
     block_o: int
@@ -36,6 +38,13 @@ class LinearTiles:
     block_i: int
     num_warps: int
     num_stages: int
+    max_registers: int = 0
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What a launch is told about them."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options | ({"maxnreg": self.max_registers} if self.max_registers else {})
 
     def grid(self, num_tokens: int, num_outputs: int, num_splits: int) -> tuple[int, int, int]:
         """Programs that read the same weights are neighbours."""

@@ -221,8 +221,7 @@ def _launch(
     check_bias(bias, num_outputs)
     generation = gpu_generation(x.device)
     if tiles is None:
-        sums_per_step = 128 // group * (1 if minima is None else 2) if group else 1
-        tiles = quantized_linear_tiles(num_tokens, num_outputs, bits, sums_per_step, x.dtype, generation)
+        tiles = quantized_linear_tiles(num_tokens, num_outputs, group, minima is not None, x.dtype, generation)
     run = 32 * (16 // bits)
     if tiles.block_i % run or (group and tiles.block_i != run):
         raise ValueError(f"block_i must be {'' if group else 'a multiple of '}{run}, got {tiles.block_i}.")
@@ -242,7 +241,7 @@ def _launch(
         x, packed, scales, minima, target_bias, target, x.stride(0), num_tokens, num_inputs, num_outputs,
         BITS=bits, GROUP=group, UNPACK=unpacking_code(bits, minima is None, x.dtype, generation),
         IS_EVEN=num_inputs % tiles.block_i == 0, BLOCK_O=tiles.block_o, BLOCK_T=tiles.block_t, BLOCK_I=tiles.block_i,
-        NUM_STAGES=tiles.num_stages, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        NUM_STAGES=tiles.num_stages, **tiles.options,
     )  # fmt: skip
     if num_splits > 1:
         launch_sum(target, bias, out)
@@ -250,29 +249,30 @@ def _launch(
 
 
 def quantized_linear_tiles(
-    num_tokens: int,
-    num_outputs: int,
-    bits: int,
-    sums_per_step: int,
-    dtype: torch.dtype,
-    generation: Generation,
+    num_tokens: int, num_outputs: int, group: int, has_minima: bool, dtype: torch.dtype, generation: Generation
 ) -> LinearTiles:
-    """The tile table; `sums_per_step`: how many sums over a group a step begins, of w x and, with minima, of x.
+    """The tile table; group 0: 8 bits, a scale per output.
 
     Its figures were chosen by what compiles without spills and with few instructions, not yet by measured time.
     """
     block_t = min(max(8, next_power_of_2(max(1, num_tokens))), 64)
     if generation == "interpreter":  # a tile costs nearly the same whatever its size
         block_o = min(512, next_power_of_2(max(1, num_outputs)))
-        return LinearTiles(block_o, block_t, 128 if bits == 4 else 256, num_warps=4, num_stages=1)
+        return LinearTiles(block_o, block_t, 128 if group else 256, num_warps=4, num_stages=1)
     if generation == "cdna":  # 16 is the least that its matrix instructions take; 64 KiB of LDS
         return LinearTiles(64, min(max(16, block_t), 32), 128, num_warps=4, num_stages=3)
     if dtype == torch.float32:
         # Multiplied without matrix units. (For 64 outputs and 16 tokens Triton 3.7 would take Blackwell's, in TF32.)
         return LinearTiles(32, min(block_t, 16), 128, num_warps=4, num_stages=3)
-    if generation == "hopper" and block_t * sums_per_step > 256:
-        block_t //= 2  # Blackwell has 512 columns of memory for sums, and needs some of it for weights
-    return LinearTiles(128, block_t, 128, num_warps=8 if block_t == 64 else 4, num_stages=4)
+    if generation == "hopper" and (has_minima or group == 32):
+        block_t = min(block_t, 32)  # more sums of groups, and matrices of ones, do not fit Blackwell's tensor memory
+    if block_t == 8:  # 168 registers are room for three programs per SM
+        return LinearTiles(128, block_t, 128, num_warps=4, num_stages=4, max_registers=168)
+    if block_t == 64:
+        max_registers = 255 if generation == "hopper" else 0
+        return LinearTiles(128, block_t, 128, num_warps=8, num_stages=3, max_registers=max_registers)
+    num_warps = 8 if generation == "hopper" and block_t == 32 else 4
+    return LinearTiles(128, block_t, 128, num_warps, num_stages=4)
 
 
 def _check_x(x: Tensor, packed: Tensor, scales: Tensor, minima: Tensor | None) -> None:

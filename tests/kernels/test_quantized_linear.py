@@ -223,13 +223,14 @@ def test_int8_refuses(changes, message):
 def test_tiles():
     """Few tokens get the narrowest tile; Blackwell's memory for sums bounds its width; fp32 stays off matrix units."""
 
-    def block_t(num_tokens, sums=1, dtype=torch.bfloat16, generation="ampere"):
-        return quantized_linear_tiles(num_tokens, 4096, 4, sums, dtype, generation).block_t
+    def block_t(num_tokens, group=32, has_minima=True, dtype=torch.bfloat16, generation="ampere"):
+        return quantized_linear_tiles(num_tokens, 4096, group, has_minima, dtype, generation).block_t
 
     assert [block_t(n) for n in (0, 1, 8, 9, 16, 17, 64, 65, 4096)] == [8, 8, 8, 16, 16, 32, 64, 64, 64]
-    assert block_t(64, sums=8, generation="hopper") == 32
-    assert block_t(64, sums=4, generation="hopper") == 64
+    assert block_t(64, generation="hopper") == 32
+    assert block_t(64, group=64, has_minima=False, generation="hopper") == 64
+    assert block_t(64, group=0, has_minima=False, generation="hopper") == 64
     assert block_t(1, generation="cdna") == 16
-    fp32 = quantized_linear_tiles(64, 4096, 4, 1, torch.float32, "hopper")
+    fp32 = quantized_linear_tiles(64, 4096, 32, False, torch.float32, "hopper")
     assert fp32.block_o < 64
     assert isinstance(fp32, LinearTiles)
