@@ -265,7 +265,7 @@ class MetaLinear:
     def __str__(self) -> str:
         splits = f", {self.num_splits} splits" if self.num_splits > 1 else ""
         bias = ", bias" if self.has_bias else ""
-        return f"{self.num_outputs} x {self.num_inputs}, {self.num_tokens} tokens{splits}{bias}"
+        return f"{self.num_outputs} x {self.num_inputs}, T={self.num_tokens}{splits}{bias}"
 
     def empty(self, *shape: int, dtype: torch.dtype = FP32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
