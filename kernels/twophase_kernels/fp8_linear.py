@@ -249,7 +249,7 @@ def fp8_linear_tiles(num_tokens: int, num_outputs: int, generation: Generation) 
         return LinearTiles(min(512, next_power_of_2(max(1, num_outputs))), block_t, 256, num_warps=4, num_stages=1)
     if generation == "cdna":
         return LinearTiles(64, min(max(16, block_t), 32), 128, num_warps=4, num_stages=3)
-    return LinearTiles(128, block_t, 128, num_warps=8 if block_t == 64 else 4, num_stages=4)
+    return LinearTiles(128, block_t, 128, num_warps=8 if block_t == 64 else 4, num_stages=3)
 
 
 def row_tile(num_inputs: int) -> tuple[int, int, int]:

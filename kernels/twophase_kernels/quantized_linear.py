@@ -266,13 +266,12 @@ def quantized_linear_tiles(
         return LinearTiles(32, min(block_t, 16), 128, num_warps=4, num_stages=3)
     if generation == "hopper" and (has_minima or group == 32):
         block_t = min(block_t, 32)  # more sums of groups, and matrices of ones, do not fit Blackwell's tensor memory
+    num_stages = 4 if group and block_t < 64 else 3  # a tile of 8 bits is twice as large
     if block_t == 8:  # 168 registers are room for three programs per SM
-        return LinearTiles(128, block_t, 128, num_warps=4, num_stages=4, max_registers=168)
-    if block_t == 64:
-        max_registers = 255 if generation == "hopper" else 0
-        return LinearTiles(128, block_t, 128, num_warps=8, num_stages=3, max_registers=max_registers)
-    num_warps = 8 if generation == "hopper" and block_t == 32 else 4
-    return LinearTiles(128, block_t, 128, num_warps, num_stages=4)
+        return LinearTiles(128, block_t, 128, num_warps=4, num_stages=num_stages, max_registers=168)
+    is_wide = block_t == 64 or (generation == "hopper" and block_t == 32)
+    max_registers = 255 if generation == "hopper" and block_t == 64 else 0
+    return LinearTiles(128, block_t, 128, 8 if is_wide else 4, num_stages, max_registers)
 
 
 def _check_x(x: Tensor, packed: Tensor, scales: Tensor, minima: Tensor | None) -> None:

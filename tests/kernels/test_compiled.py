@@ -24,9 +24,10 @@ from tests.kernels.test_silu_mul import check_silu_mul
 from twophase_kernels import fp8_linear, linear_splits, quantized_linear
 from twophase_kernels._triton import triton
 from twophase_kernels.aot import TARGETS, CompileOnlyDriver
-from twophase_kernels.emulator import CompilingProcess, emulated
+from twophase_kernels.emulator import CompilingProcess, emulated, inspect_call
 from twophase_kernels.kv_write import kv_write
 from twophase_kernels.merge_splits import merge_splits
+from twophase_kernels.packed_codes import pack_int4, pack_int8
 from twophase_kernels.paged_decode import max_rows, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
@@ -236,6 +237,23 @@ def test_sample_of_linear(compiling, target):
     compiling.call(on, target, check_quantised, 3, 576, BF16)
     if target == "sm_80":  # the emulator has no fp8 matrix instructions
         compiling.call(on, target, check_fp8, 3, 130, 208, BF16, 2, True, None)
+
+
+@pytest.mark.parametrize("target", COMPILED_FOR)
+def test_weights_are_read_once_and_at_full_width(compiling, target):
+    """Counted: each byte of a weight moves once, 16 to a thread, all of each sector used; no bank conflicts."""
+    x, scales = torch.randn(1, 512, dtype=BF16), torch.ones(16, 256)
+    for args in (
+        (quantized_linear.int4_linear, x, pack_int4(torch.ones(256, 512, dtype=torch.int8)), scales, scales),
+        (quantized_linear.int8_linear, x, pack_int8(torch.ones(256, 512, dtype=torch.int8)), scales[0]),
+    ):
+        report = compiling.call(inspect_call, *args, target=target, num_splits=1)
+        weights, *others = report.global_accesses
+        assert (weights.thread_bytes, weights.efficiency) == (16, 1)
+        assert weights.bytes_moved == args[2].nbytes
+        assert all(access.efficiency == 1 for access in others)
+        assert report.conflicts == report.stack_bytes == 0
+        assert report.bytes_in_flight >= 2 * 128 * 128 * args[2].nbytes // (256 * 512)
 
 
 def linear_points(count):
