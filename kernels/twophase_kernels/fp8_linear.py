@@ -22,6 +22,7 @@ from twophase_kernels.gpu import Generation, gpu_generation, num_multiprocessors
 from twophase_kernels.linear_splits import (
     LinearTiles,
     check_bias,
+    check_mode,
     check_num_splits,
     choose_num_splits,
     launch_sum,
@@ -265,6 +266,7 @@ def _check(
     if dtype not in FLOATS:
         raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype}.")
     mode(dtype)
+    check_mode(scales, bias)
     check_devices(x=x, x_scales=x_scales, weight=weight, scales=scales, bias=bias)
     for name, codes in (("x", x), ("weight", weight)):
         if codes.ndim != 2 or codes.dtype != E4M3 or not codes.is_contiguous():

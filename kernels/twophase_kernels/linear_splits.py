@@ -89,6 +89,12 @@ def partial_sums(
     return workspace[:numel].view(num_splits, num_tokens, num_outputs)
 
 
+def check_mode(*tensors: Tensor | None) -> None:
+    """`mode` for a kernel that takes these: in the interpreter none of them may be bfloat16."""
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    mode(torch.bfloat16 if torch.bfloat16 in dtypes else None)
+
+
 def check_num_splits(num_splits: int) -> None:
     """Raises ValueError unless it is from 1 to MAX_SPLITS."""
     if not 1 <= num_splits <= MAX_SPLITS:
@@ -137,7 +143,7 @@ def sum_splits(partial: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
         ValueError: Shapes, dtypes or strides that do not fit together.
         KernelsUnavailableError: No kernel can run here, or not in this dtype.
     """
-    mode(out.dtype)
+    check_mode(bias, out)
     check_devices(partial=partial, bias=bias, out=out)
     check_num_splits(len(partial))
     check_out("partial", partial, (*partial.shape[:1], *out.shape), torch.float32, out.device)

@@ -24,11 +24,12 @@ How codes are packed: `packed_codes`. How columns are split over programs, and s
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import FLOATS, check_devices, mode, next_power_of_2, tl, triton
+from twophase_kernels._triton import FLOATS, check_devices, next_power_of_2, tl, triton
 from twophase_kernels.gpu import Generation, gpu_generation, num_multiprocessors
 from twophase_kernels.linear_splits import (
     LinearTiles,
     check_bias,
+    check_mode,
     check_num_splits,
     choose_num_splits,
     launch_sum,
@@ -161,7 +162,8 @@ def int4_linear(
         ValueError: An argument that breaks one of these rules.
         KernelsUnavailableError: No kernel can run here, or not in this dtype.
     """
-    group = _check_groups(x, packed, scales, minima)
+    _check_x(x, packed, scales, minima, bias)
+    group = _check_groups(x.shape[1], packed, scales, minima)
     return _launch(x, packed, scales, minima, bias, num_splits, out, workspace, tiles, bits=4, group=group)
 
 
@@ -192,7 +194,7 @@ def int8_linear(
         ValueError: An argument that breaks one of these rules.
         KernelsUnavailableError: No kernel can run here, or not in this dtype.
     """
-    _check_x(x, packed, scales, None)
+    _check_x(x, packed, scales, None, bias)
     check_packed(packed, x.shape[1], bits=8)
     if scales.shape != packed.shape[1:2] or scales.dtype not in FLOATS or not scales.is_contiguous():
         raise ValueError(
@@ -217,7 +219,6 @@ def _launch(
     group: int,
 ) -> Tensor:
     (num_tokens, num_inputs), num_outputs = x.shape, packed.shape[1]
-    check_devices(x=x, bias=bias)
     check_bias(bias, num_outputs)
     generation = gpu_generation(x.device)
     if tiles is None:
@@ -274,9 +275,9 @@ def quantized_linear_tiles(
     return LinearTiles(128, block_t, 128, 8 if is_wide else 4, num_stages, max_registers)
 
 
-def _check_x(x: Tensor, packed: Tensor, scales: Tensor, minima: Tensor | None) -> None:
-    mode(x.dtype)
-    check_devices(x=x, packed=packed, scales=scales, minima=minima)
+def _check_x(x: Tensor, packed: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None) -> None:
+    check_mode(x, scales, minima, bias)
+    check_devices(x=x, packed=packed, scales=scales, minima=minima, bias=bias)
     if x.ndim != 2 or x.dtype not in FLOATS or x.shape[1] == 0 or x.stride(1) != 1:
         raise ValueError(
             "x must be [T, I], I > 0, float32, float16 or bfloat16, with contiguous rows, got "
@@ -284,10 +285,8 @@ def _check_x(x: Tensor, packed: Tensor, scales: Tensor, minima: Tensor | None) -
         )
 
 
-def _check_groups(x: Tensor, packed: Tensor, scales: Tensor, minima: Tensor | None) -> int:
+def _check_groups(num_inputs: int, packed: Tensor, scales: Tensor, minima: Tensor | None) -> int:
     """The size of a group."""
-    _check_x(x, packed, scales, minima)
-    num_inputs = x.shape[1]
     check_packed(packed, num_inputs, bits=4)
     num_groups = scales.shape[0] if scales.ndim == 2 else 0
     if num_groups == 0 or num_inputs % num_groups or num_inputs // num_groups not in GROUPS:

@@ -1,5 +1,7 @@
 """The rows of `bench kernels` for weights of fewer bits: on any machine the contenders are compared, none is timed."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from tests.kernels.cases import HERE
 from tests.mutation import KillTable, Mutant
 from twophase_kernels.work import Work
 from twophase_tools.bench import kernel_linears as module
-from twophase_tools.bench.kernel_cases import FULL, QUICK, CaseTable
+from twophase_tools.bench.kernel_cases import FULL, QUICK, TOLERANCES, CaseTable
 from twophase_tools.bench.kernel_variants import OURS, REFERENCE
 from twophase_tools.bench.kernels import measure_case
 
@@ -18,9 +20,12 @@ DTYPE = torch.bfloat16 if HERE == "cuda" else torch.float32
 KERNELS = ["int4_linear", "int8_linear", "fp8_linear", "quantise_tokens"]
 
 
+def cases(module=module):
+    return module.linear_cases(5, 64, 256, 64, DTYPE, DEVICE, TOLERANCES[DTYPE])
+
+
 def measured(module):
-    cases = module.linear_cases(5, 64, 256, 64, DTYPE, DEVICE, 1e-4 if torch.float32 == DTYPE else 3e-2)
-    return {case.kernel: measure_case(case, None, DEVICE) for case in cases}
+    return {case.kernel: measure_case(case, None, DEVICE) for case in cases(module)}
 
 
 def check_contenders(module):
@@ -46,6 +51,24 @@ def test_contenders_compute_the_same():
         assert "not run here: needs CUDA" in {v.not_run for result in results.values() for v in result.variants}
 
 
+def test_what_torch_does_not_take_is_no_problem():
+    def refuse():
+        raise RuntimeError("expected bfloat16. Got another.")
+
+    with pytest.raises(NotImplementedError, match="expected bfloat16"):
+        module.if_taken(refuse)
+    found = measure_case(dataclasses.replace(next(cases()), make_variants=lambda: rivals_that(refuse)), None, DEVICE)
+    assert [(v.status, v.not_run) for v in found.variants[1:2]] == [
+        ("unavailable", "not run: NotImplementedError: expected bfloat16")
+    ]
+    assert list(found.problems) == []
+
+
+def rivals_that(refuse):
+    ours = module.Variant(lambda: torch.ones(2))
+    return {OURS: lambda: ours, "refuses": lambda: module.if_taken(refuse), "agrees": lambda: ours}
+
+
 def test_the_table_has_them():
     """Gate and up, and down, of Llama-3-8B, for one token and more."""
     labels = {f"{case.kernel} {case.label}" for case in CaseTable(FULL, torch.bfloat16, torch.device("cpu"))}
@@ -54,9 +77,9 @@ def test_the_table_has_them():
             assert f"{kernel} 28,672 x 4,096, {num_tokens} tokens" in labels
             assert f"{kernel} 4,096 x 14,336, {num_tokens} tokens" in labels
         assert f"quantise_tokens {num_tokens} x 4,096" in labels
-    cases = [case for case in CaseTable(QUICK, torch.float32, torch.device("cpu")) if case.kernel in KERNELS]
-    assert len(cases) == len(KERNELS) * 2 * len(QUICK.linear_tokens)
-    assert all(case.only_reads == (case.kernel != "quantise_tokens") for case in cases)
+    quick = [case for case in CaseTable(QUICK, torch.float32, torch.device("cpu")) if case.kernel in KERNELS]
+    assert len(quick) == len(KERNELS) * 2 * len(QUICK.linear_tokens)
+    assert all(case.only_reads == (case.kernel != "quantise_tokens") for case in quick)
 
 
 def test_bytes_of_a_product():
