@@ -150,7 +150,7 @@ def fp8_linear_kernel(
         weights = load_codes(weight_ptrs, step * BLOCK_I, columns, num_inputs, FP8, IS_EVEN)
         xs = load_codes(x_ptrs, step * BLOCK_I, columns, num_inputs, FP8, IS_EVEN)
         if FP8 == "hardware":
-            acc = tl.dot(weights[0], tl.trans(xs[0]), acc, max_num_imprecise_acc=128)
+            acc = tl.dot(weights[0], tl.trans(xs[0]), acc, max_num_imprecise_acc=min(BLOCK_I, 128))
         else:
             for i in tl.static_range(2 if FP8 == "packed" else 1):
                 acc = tl.dot(weights[i], tl.trans(xs[i]), acc)
