@@ -37,10 +37,12 @@ class CompiledReport:
         matrix_instructions: Which occur: wgmma, mma.sync, tcgen05, v_mfma.
         async_copies: Which occur: cp.async (Ampere on; those of 16 bytes), tma (bulk tensor copies, Hopper on).
         vector_loads, narrow_loads: Global loads, asynchronous or not, of 16 bytes per thread, and of 4 or fewer.
-        kv_buffers: Tiles of K, and of V, under way while one is worked on (see `kv_buffer_depth`).
-        loop_instructions: A warp's, per tile of keys (see `loop_instructions`); 0 where there is no loop over tiles,
-            or no tool to read the machine code (AMD).
-        block_n: Keys per tile; 0 without.
+        is_streaming: It loops over tiles of keys, or of a weight's columns.
+        kv_buffers: Tiles of K, and of V (or of a weight, and of x) under way while one is worked on (see
+            `kv_buffer_depth`).
+        loop_instructions: A warp's, per tile (see `loop_instructions`); 0 where there is no loop over tiles, or no tool
+            to read the machine code (AMD).
+        block_n: Keys, or columns of a weight, per tile; 0 without.
         dot_dtype: What matrix products take: bf16, f16, f32, or None without any.
         keeps_subnormals: fp32 subnormals are not flushed to zero by a multiply; `decode_e4m3` relies on it.
         compile_s: Seconds.
@@ -49,7 +51,7 @@ class CompiledReport:
     kernel: str
     config: str
     target: str
-    is_attention: bool
+    is_streaming: bool
     num_warps: int
     num_stages: int
     registers: int
@@ -78,8 +80,10 @@ class CompiledReport:
             found.append(f"spills {self.spill_bytes} bytes per thread")
         if not self.keeps_subnormals:
             found.append("flushes fp32 subnormals")
-        if not self.is_attention:
+        if not self.is_streaming:
             return found
+        if self.dot_dtype == "f32" and self.matrix_instructions and TARGETS[self.target].backend == "cuda":
+            found.append("fp32 products in TF32")
         # NVIDIA's matrix units have no fp32, and TF32 would lose 13 bits.
         if not self.matrix_instructions and self.dot_dtype != "f32":
             found.append("no matrix instructions")
@@ -200,7 +204,7 @@ def _inspect(
         kernel=source.name,
         config=config.name,
         target=target_name,
-        is_attention=source.name in config.attention_kernels,
+        is_streaming=source.name in config.streaming_kernels,
         num_warps=metadata["num_warps"],
         num_stages=metadata["num_stages"],
         registers=registers,
@@ -215,7 +219,7 @@ def _inspect(
         loop_instructions=0
         if is_amd or dot_dtype is None
         else compiled_code.loop_instructions(compiled_code.sass_cuda(by_stage["cubin"])),
-        block_n=constants.get("BLOCK_N", 0),
+        block_n=constants.get("BLOCK_N") or constants.get("BLOCK_I", 0),
         dot_dtype=dot_dtype,
         keeps_subnormals=compiled_code.keeps_subnormals(code),
         compile_s=compile_s,

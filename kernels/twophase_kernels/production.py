@@ -7,14 +7,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from twophase_kernels.fp8_linear import E4M3, fp8_linear, quantise_tokens
 from twophase_kernels.kv_write import kv_write
+from twophase_kernels.linear_splits import sum_splits
 from twophase_kernels.merge_splits import merge_splits
+from twophase_kernels.packed_codes import WORDS_PER_RUN, num_runs
 from twophase_kernels.paged_decode import max_rows, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.quant import KVFormat, cache_dtype
+from twophase_kernels.quantized_linear import int4_linear, int8_linear
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
 from twophase_kernels.silu_mul import silu_mul
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+DTYPE_NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 
 
 @dataclass(frozen=True)
@@ -24,13 +31,13 @@ class AotConfig:
     Attributes:
         name: Tells it from the kernel's other configurations, e.g. 'bf16 32/8/128 page 64'.
         launch: Calls the public wrapper on `device='meta'` tensors of production shapes, dtypes and strides.
-        attention_kernels: Names of the `@triton.jit` functions it launches that loop over K/V tiles: they must use
-            matrix instructions, asynchronous copies (where the target has them) and at least two K/V buffers.
+        streaming_kernels: Names of the `@triton.jit` functions it launches that loop over tiles of keys or weights:
+            they must use matrix instructions, asynchronous copies (where the target has them) and at least two buffers.
     """
 
     name: str
     launch: Callable[[], object]
-    attention_kernels: tuple[str, ...] = ()
+    streaming_kernels: tuple[str, ...] = ()
 
 
 class MetaInputs(NamedTuple):
@@ -58,8 +65,7 @@ class MetaLayer:
 
     def __str__(self) -> str:
         kv = "" if self.kv_format == "none" else f" kv {self.kv_format}"
-        dtype = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[self.dtype]
-        return f"{dtype}{kv} {self.num_heads}/{self.num_kv_heads}/{self.head_dim} page {self.page}"
+        return f"{DTYPE_NAMES[self.dtype]}{kv} {self.num_heads}/{self.num_kv_heads}/{self.head_dim} page {self.page}"
 
     def inputs(self, num_seqs: int, num_tokens: int) -> MetaInputs:
         def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -76,7 +82,6 @@ class MetaLayer:
         return MetaInputs((qkv[:, : self.num_heads], *caches, *tables), {"k_scale": scale, "v_scale": scale})
 
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 PRODUCTION_LAYERS = (
     MetaLayer(BF16, 32, 8, 128),  # Llama 3, Mistral, Qwen3
     MetaLayer(FP16, 32, 8, 128, page=64),
@@ -103,6 +108,9 @@ def production_configs() -> dict[str, tuple[AotConfig, ...]]:
         "paged_decode": _paged_decode_configs(),
         "paged_prefill": _paged_prefill_configs(),
         "merge_splits": _merge_splits_configs(),
+        "quantized_linear": (*_int4_linear_configs(), *_int8_linear_configs()),
+        "fp8_linear": (*_fp8_linear_configs(), *_quantise_tokens_configs()),
+        "linear_splits": _sum_splits_configs(),
     }
 
 
@@ -191,7 +199,7 @@ def _paged_decode_configs() -> tuple[AotConfig, ...]:
         splits = "split by length" if num_splits is None else f"{num_splits} splits"
         name = f"{layer}, {splits}" + (f", window {window} sinks {num_sinks}" if window else "")
         name += f", {tokens} tokens" if tokens > 1 else ""
-        return AotConfig(name, launch, attention_kernels=("paged_decode_kernel",))
+        return AotConfig(name, launch, streaming_kernels=("paged_decode_kernel",))
 
     llama = PRODUCTION_LAYERS[0]
     return (
@@ -218,7 +226,7 @@ def _paged_prefill_configs() -> tuple[AotConfig, ...]:
             return paged_prefill(*inputs.args, cu_query_lens, **inputs.scales, **options)
 
         name = f"{layer}, chunks of {max_query_len}" + (f", window {window} sinks {num_sinks}" if window else "")
-        return AotConfig(name, launch, attention_kernels=("paged_prefill_kernel",))
+        return AotConfig(name, launch, streaming_kernels=("paged_prefill_kernel",))
 
     return (
         *(config(layer) for layer in PRODUCTION_LAYERS),
@@ -238,3 +246,127 @@ def _merge_splits_configs() -> tuple[AotConfig, ...]:
         return AotConfig(f"{str(dtype).removeprefix('torch.')} D={head_dim}", launch)
 
     return tuple(config(dtype, head_dim) for dtype in (torch.bfloat16, torch.float16) for head_dim in (64, 128))
+
+
+@dataclass(frozen=True)
+class MetaLinear:
+    """A linear layer as it occurs in production, for compiling ahead of time.
+
+    Llama-3-8B's output projection unless said otherwise; 576 inputs are SmolLM2's, and fill no whole number of steps.
+    """
+
+    dtype: torch.dtype
+    num_tokens: int
+    num_splits: int = 1
+    has_bias: bool = False
+    num_inputs: int = 4096
+    num_outputs: int = 4096
+
+    def __str__(self) -> str:
+        splits = f", {self.num_splits} splits" if self.num_splits > 1 else ""
+        bias = ", bias" if self.has_bias else ""
+        return f"{self.num_outputs} x {self.num_inputs}, T={self.num_tokens}{splits}{bias}"
+
+    def empty(self, *shape: int, dtype: torch.dtype = FP32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def x(self) -> Tensor:
+        return self.empty(self.num_tokens, self.num_inputs, dtype=self.dtype)
+
+    def packed(self, bits: int) -> Tensor:
+        return self.empty(num_runs(self.num_inputs, bits), self.num_outputs, WORDS_PER_RUN, dtype=torch.int16)
+
+    def options(self) -> dict[str, object]:
+        bias = self.empty(self.num_outputs, dtype=self.dtype) if self.has_bias else None
+        return {"num_splits": self.num_splits, "bias": bias}
+
+
+def _int4_linear_configs() -> tuple[AotConfig, ...]:
+    """Each of a binary of its own on every target, though not every target has a tile of its own for each T."""
+
+    def config(layer: MetaLinear, group: int, has_minima: bool) -> AotConfig:
+        def launch() -> Tensor:
+            scales = layer.empty(layer.num_inputs // group, layer.num_outputs)
+            minima = scales if has_minima else None
+            return int4_linear(layer.x(), layer.packed(4), scales, minima, **layer.options())
+
+        name = f"{DTYPE_NAMES[layer.dtype]} int4 g{group}{' minima' if has_minima else ''}, {layer}"
+        return AotConfig(name, launch, streaming_kernels=("quantized_linear_kernel",))
+
+    return (
+        config(MetaLinear(BF16, 1), 32, True),
+        config(MetaLinear(BF16, 16, has_bias=True), 32, True),
+        config(MetaLinear(BF16, 32, num_splits=8), 32, True),
+        config(MetaLinear(BF16, 64, num_inputs=576), 32, True),
+        config(MetaLinear(BF16, 1, has_bias=True, num_inputs=576), 32, True),
+        config(MetaLinear(BF16, 1), 32, False),
+        config(MetaLinear(BF16, 64, has_bias=True), 32, False),
+        config(MetaLinear(BF16, 1), 64, True),
+        config(MetaLinear(BF16, 64), 64, False),
+        config(MetaLinear(BF16, 64), 128, True),
+        config(MetaLinear(BF16, 1), 128, False),
+        config(MetaLinear(FP16, 1), 32, True),
+        config(MetaLinear(FP16, 16), 64, True),
+        config(MetaLinear(FP16, 64), 128, False),
+        config(MetaLinear(FP32, 1), 32, True),
+        config(MetaLinear(FP32, 64), 128, False),
+    )
+
+
+def _int8_linear_configs() -> tuple[AotConfig, ...]:
+    def config(layer: MetaLinear) -> AotConfig:
+        def launch() -> Tensor:
+            return int8_linear(layer.x(), layer.packed(8), layer.empty(layer.num_outputs), **layer.options())
+
+        name = f"{DTYPE_NAMES[layer.dtype]} int8, {layer}"
+        return AotConfig(name, launch, streaming_kernels=("quantized_linear_kernel",))
+
+    return (
+        config(MetaLinear(BF16, 1)),
+        config(MetaLinear(BF16, 16, has_bias=True)),
+        config(MetaLinear(BF16, 32, num_splits=4)),
+        config(MetaLinear(BF16, 64, num_inputs=576)),
+        config(MetaLinear(FP16, 1)),
+        config(MetaLinear(FP16, 64, has_bias=True)),
+        config(MetaLinear(FP32, 1)),
+        config(MetaLinear(FP32, 64, has_bias=True)),
+    )
+
+
+def _fp8_linear_configs() -> tuple[AotConfig, ...]:
+    def config(layer: MetaLinear) -> AotConfig:
+        def launch() -> Tensor:
+            x, weight = (layer.empty(n, layer.num_inputs, dtype=E4M3) for n in (layer.num_tokens, layer.num_outputs))
+            scales = layer.empty(layer.num_tokens), layer.empty(layer.num_outputs)
+            return fp8_linear(x, scales[0], weight, scales[1], dtype=layer.dtype, **layer.options())
+
+        return AotConfig(f"{DTYPE_NAMES[layer.dtype]} fp8, {layer}", launch, streaming_kernels=("fp8_linear_kernel",))
+
+    return (
+        config(MetaLinear(BF16, 1)),
+        config(MetaLinear(BF16, 16, has_bias=True)),
+        config(MetaLinear(BF16, 32, num_splits=2)),
+        config(MetaLinear(BF16, 64, num_inputs=576)),
+        config(MetaLinear(FP16, 64)),
+    )
+
+
+def _quantise_tokens_configs() -> tuple[AotConfig, ...]:
+    def config(dtype: torch.dtype, width: int) -> AotConfig:
+        x = torch.empty(64, width, dtype=dtype, device="meta")
+        return AotConfig(f"{DTYPE_NAMES[dtype]} tokens of {width}", lambda: quantise_tokens(x))
+
+    return config(FP16, 576), config(BF16, 4096), config(BF16, 14336)
+
+
+def _sum_splits_configs() -> tuple[AotConfig, ...]:
+    def config(dtype: torch.dtype, num_splits: int, has_bias: bool) -> AotConfig:
+        def launch() -> Tensor:
+            out = torch.empty(16, 4096, dtype=dtype, device="meta")
+            partial = torch.empty(num_splits, 16, 4096, device="meta")
+            return sum_splits(partial, out[0] if has_bias else None, out)
+
+        name = f"{DTYPE_NAMES[dtype]} {num_splits} splits" + (", bias" if has_bias else "")
+        return AotConfig(name, launch)
+
+    return config(BF16, 16, True), config(FP16, 16, False)

@@ -102,3 +102,23 @@ def merge_work(num_rows: int, num_splits: int, head_dim: int, out_itemsize: int)
     """Reads every partial once, and the LSEs twice; writes the outputs. Per number: a multiply and an add."""
     num_bytes = num_rows * (num_splits * (4 * head_dim + 2 * 4) + head_dim * out_itemsize)
     return Work(num_bytes, num_rows * num_splits * 2 * head_dim)
+
+
+def quantized_linear_work(
+    num_tokens: int, num_inputs: int, num_outputs: int, bits: int, itemsize: int, num_scales: int
+) -> Work:
+    """Each code once, fp32 scales and minima (`num_scales` in all), x in and y out once."""
+    weight_bytes = num_outputs * num_inputs * bits // 8 + 4 * num_scales
+    x_bytes = num_tokens * (num_inputs + num_outputs) * itemsize
+    return Work(weight_bytes + x_bytes, 2 * num_tokens * num_inputs * num_outputs)
+
+
+def fp8_linear_work(num_tokens: int, num_inputs: int, num_outputs: int, out_itemsize: int) -> Work:
+    """Codes of both sides and their fp32 scales once, y out once. Quantising x is work of its own."""
+    num_bytes = (num_tokens + num_outputs) * (num_inputs + 4) + num_tokens * num_outputs * out_itemsize
+    return Work(num_bytes, 2 * num_tokens * num_inputs * num_outputs)
+
+
+def quantise_tokens_work(num_tokens: int, num_inputs: int, itemsize: int) -> Work:
+    """x in, a byte for each number out, and a fp32 scale per token; a comparison and a product per number."""
+    return Work(num_tokens * (num_inputs * (itemsize + 1) + 4), 2 * num_tokens * num_inputs)

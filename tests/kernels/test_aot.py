@@ -1,6 +1,6 @@
 """What the compiler makes of every production kernel, for GPUs that this machine need not have.
 
-By default a sample (`SAMPLE`: 9 of 79 configurations) is compiled for one target; `--full` compiles everything for
+By default a sample (`SAMPLE`: 13 of 113 configurations) is compiled for one target; `--full` compiles everything for
 each. Compiling takes processes of their own: this one may run the interpreter, and caches must be empty.
 """
 
@@ -16,7 +16,7 @@ from twophase_kernels.production import production_configs as all_production_con
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
-# One 16-bit and one fp8 configuration of each attention kernel, one of each of the others.
+# One 16-bit and one fp8 configuration of each attention kernel, one of each way to store weights, one of the others.
 SAMPLE = {
     "paged_decode": (
         "bf16 32/8/128 page 16, 8 splits",
@@ -28,10 +28,16 @@ SAMPLE = {
     "rope_kv_write": ("bf16 32/8/128 page 64 kv int8",),
     "rmsnorm_residual": ("bf16 4096 with residual",),
     "silu_mul": ("bf16 14336",),
+    "quantized_linear": ("bf16 int4 g32 minima, 4096 x 4096, T=1", "bf16 int8, 4096 x 4096, T=16, bias"),
+    "fp8_linear": ("bf16 fp8, 4096 x 4096, T=32, 2 splits", "bf16 tokens of 4096"),
 }
 SAMPLE_PATTERN = "|".join(f"^{module}: {name}$" for module, names in SAMPLE.items() for name in names)
 ATTENTION = {"paged_decode_kernel", "paged_prefill_kernel"}
-ELEMENTWISE = {"kv_write_kernel", "rope_kv_write_kernel", "rmsnorm_residual_kernel", "silu_mul_kernel"}
+ELEMENTWISE = {
+    "kv_write_kernel", "rope_kv_write_kernel", "rmsnorm_residual_kernel", "silu_mul_kernel", "quantise_tokens_kernel"
+}  # fmt: skip
+LINEAR = {"quantized_linear_kernel", "fp8_linear_kernel"}
+AFTER_SPLITS = {"merge_splits_kernel", "sum_splits_kernel"}
 MATRIX = {
     "sm_80": {"mma.sync"},
     "sm_86": {"mma.sync"},
@@ -53,12 +59,12 @@ def run_compiling(code, cache_dir):
 
 def check_reports(reports: list[CompiledReport], target: str) -> None:
     kernels = {report.kernel for report in reports}
-    assert kernels == ATTENTION | ELEMENTWISE | {"merge_splits_kernel"}, "a kernel was not compiled, or is new here"
+    assert kernels == ATTENTION | ELEMENTWISE | LINEAR | AFTER_SPLITS, "a kernel was not compiled, or is new here"
     problems = [f"{r.kernel}, {r.config}: {problem}" for r in reports for problem in r.problems()]
     assert not problems, f"{target}:\n" + "\n".join(problems)
     for report in reports:
         assert report.target == target
-        assert report.is_attention == (report.kernel in ATTENTION)
+        assert report.is_streaming == (report.kernel in ATTENTION | LINEAR)
         assert set(report.matrix_instructions) <= MATRIX[target]
         assert report.registers <= (512 if target == "gfx942" else 255)
         assert report.shared_bytes <= TARGETS[target].shared_bytes
@@ -81,10 +87,31 @@ def check_reports(reports: list[CompiledReport], target: str) -> None:
             report = long_chunks.get(f"{config}, chunks of 2048")
             assert report is None or report.instructions_per_key <= most
         assert any(report.block_n == 128 for report in long_chunks.values())
+    check_linears([r for r in reports if r.kernel in LINEAR], target)
     # 64 rows or more reach Hopper's and Blackwell's larger instructions; prefill in 16 bits has them.
     prefill = [r for r in reports if r.kernel == "paged_prefill_kernel" and "of 2048" in r.config]
     largest = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(target, min(MATRIX[target]))
     assert all(largest in r.matrix_instructions for r in prefill if r.dot_dtype != "f32")
+
+
+def check_linears(reports: list[CompiledReport], target: str) -> None:
+    """Weights are read 16 bytes at a time, multiplied by the largest instruction, and unpacked in few instructions."""
+    on_nvidia = [report for report in reports if target != "gfx942" and report.dot_dtype != "f32"]
+    for report in on_nvidia:
+        num_tokens, num_bytes = int(report.config.split("T=")[1].split(",")[0]), 128 * 128
+        if " int4" in report.config:
+            num_bytes //= 2
+        if num_tokens == 1:  # a tile of x is too small for such loads, so these are the weights'
+            assert report.vector_loads * 16 * 32 * report.num_warps == report.num_stages * num_bytes, report.config
+        else:
+            largest = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(target, "mma.sync")
+            assert report.matrix_instructions == (largest,), report.config
+    # Of a warp, per column of 128 outputs (32 to a warp) and one token. Minima cost a second product per group.
+    most = {"bf16 int4 g32 minima": 3.2, "bf16 int4 g128": 2.2, "fp16 int8": 2.0, "bf16 int8": 3.5, "bf16 fp8": 1.4}
+    for report in on_nvidia if target == "sm_90" else []:
+        weights, shape = report.config.split(", ", 1)
+        if shape == "4096 x 4096, T=1" and weights in most:
+            assert report.instructions_per_key <= most[weights], report.config
 
 
 def test_sample():
@@ -182,9 +209,11 @@ def test_large_heads_fit_into_99_kib(tmp_path):
 RECOMPILE_STORM = """
 import json, torch
 from twophase_kernels.aot import AotConfig, compile_configs
+from twophase_kernels.fp8_linear import fp8_linear, quantise_tokens
 from twophase_kernels.kv_write import kv_write
 from twophase_kernels.paged_decode import paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
+from twophase_kernels.quantized_linear import int4_linear, int8_linear
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
 from twophase_kernels.silu_mul import silu_mul
@@ -213,6 +242,14 @@ def step(num_seqs, table_width, num_tokens, offset):
     x = empty(num_tokens, 4096)
     rmsnorm_residual(x, x, empty(4096), 1e-5)
     silu_mul(empty(num_tokens, 8192))
+    # Layers of other sizes, too, share binaries.
+    for num_inputs, num_outputs in ((4096, 6144), (14336, 4096)):
+        x = empty(num_tokens, num_inputs)
+        scales = empty(num_inputs // 128, num_outputs, dtype=torch.float32)
+        int4_linear(x, empty(num_inputs // 128, num_outputs, 32, dtype=torch.int16), scales)
+        int8_linear(x, empty(num_inputs // 64, num_outputs, 32, dtype=torch.int16), scales[0], num_splits=2)
+        weight = empty(num_outputs, num_inputs, dtype=torch.float8_e4m3fn)
+        fp8_linear(*quantise_tokens(x), weight, scales[0], dtype=torch.bfloat16)
 
 @triton.jit
 def storm_kernel(out_ptr, num_seqs, table_width):
@@ -235,7 +272,8 @@ def test_no_recompile_storm(tmp_path):
     """Batch sizes, table widths, token counts and unaligned index buffers all use one binary of each kernel.
 
     (paged_decode has four: results written directly, partial results in fp32 to merge, splits by length, and several
-    tokens per sequence; the merge has three, for equal numbers of splits, for lengths and for tokens.)
+    tokens per sequence; the merge has three, for equal numbers of splits, for lengths and for tokens. The linear kernels
+    have one for each width of a tile of tokens that occurs here, 8, 32 and 64, and of the one for weights there are two.)
     """
     path = tmp_path / "storm.py"  # a kernel's source is read from its file
     path.write_text(RECOMPILE_STORM)
@@ -243,7 +281,11 @@ def test_no_recompile_storm(tmp_path):
     assert count.pop("storm_kernel") == 3, "the negative control: num_seqs 1, a multiple of 16, anything else"
     assert count.pop("paged_decode_kernel") == 4
     assert count.pop("merge_splits_kernel") == 3
-    assert count == dict.fromkeys(ELEMENTWISE | {"paged_prefill_kernel"}, 1)
+    assert count.pop("quantized_linear_kernel") == 2 * 3
+    assert count.pop("fp8_linear_kernel") == 3
+    assert count.pop("quantise_tokens_kernel") == 2, "rows of 4,096 and of 14,336"
+    assert count.pop("sum_splits_kernel") == 1
+    assert count == dict.fromkeys(ELEMENTWISE - {"quantise_tokens_kernel"} | {"paged_prefill_kernel"}, 1)
 
 
 SASS = """

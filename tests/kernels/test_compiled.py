@@ -12,17 +12,22 @@ import torch
 
 from tests.kernels.attention_grid import GridPoint, sample_grid
 from tests.kernels.cases import assert_attention, attention_oracle, make_case
+from tests.kernels.linear_cases import LinearPoint, check_fp8_linear, check_linear, sample_points
+from tests.kernels.test_fp8_linear import check_tokens
 from tests.kernels.test_kv_write import check_kv_write
+from tests.kernels.test_linear_splits import check_sum
 from tests.kernels.test_merge_splits import check as check_merged
 from tests.kernels.test_merge_splits import partials_of
 from tests.kernels.test_rmsnorm_residual import check_rmsnorm
 from tests.kernels.test_rope_kv_write import check_rope_kv_write
 from tests.kernels.test_silu_mul import check_silu_mul
+from twophase_kernels import fp8_linear, linear_splits, quantized_linear
 from twophase_kernels._triton import triton
 from twophase_kernels.aot import TARGETS, CompileOnlyDriver
-from twophase_kernels.emulator import CompilingProcess, emulated
+from twophase_kernels.emulator import CompilingProcess, emulated, inspect_call
 from twophase_kernels.kv_write import kv_write
 from twophase_kernels.merge_splits import merge_splits
+from twophase_kernels.packed_codes import pack_int4, pack_int8
 from twophase_kernels.paged_decode import max_rows, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
@@ -196,6 +201,105 @@ def check_merge(num_splits, head_dim):
 def test_merge(compiling, target):
     for num_splits, head_dim in ((1, 64), (17, 80), (128, 256)):
         compiling.call(on, target, check_merge, num_splits, head_dim)
+
+
+# -- weights of fewer bits --------------------------------------------------------------------------------------------
+
+
+def check_weights(point):
+    check_linear(quantized_linear, point)
+
+
+def check_quantised(num_tokens, num_inputs, dtype):
+    check_tokens(fp8_linear, num_tokens, num_inputs, dtype)
+
+
+def check_fp8(num_tokens, num_outputs, num_inputs, *options):
+    check_fp8_linear(fp8_linear, num_tokens, num_outputs, num_inputs, *options)
+
+
+def check_summed(num_splits, dtype):
+    check_sum(linear_splits, num_splits, dtype=dtype)
+
+
+# A tile of few tokens and one of many, a rest of a step, each way of storing weights, several splits.
+LINEAR_SAMPLE = [
+    LinearPoint(3, 130, 160, 32, True, BF16, num_splits=2, has_bias=True, tiles=None),
+    LinearPoint(17, 33, 192, 64, False, FP16, tiles=None),
+    LinearPoint(3, 130, 200, 0, False, BF16, tiles=None),
+]
+
+
+@pytest.mark.parametrize("target", COMPILED_FOR)
+def test_sample_of_linear(compiling, target):
+    for point in LINEAR_SAMPLE:
+        compiling.call(on, target, check_weights, point)
+    compiling.call(on, target, check_quantised, 3, 576, BF16)
+    if target == "sm_80":  # the emulator has no fp8 matrix instructions
+        compiling.call(on, target, check_fp8, 3, 130, 208, BF16, 2, True, None)
+
+
+@pytest.mark.parametrize("target", COMPILED_FOR)
+def test_weights_are_read_once_and_at_full_width(compiling, target):
+    """Counted: each byte of a weight moves once, 16 to a thread, all of each sector used; no bank conflicts."""
+    x, scales = torch.randn(1, 512, dtype=BF16), torch.ones(16, 256)
+    for args in (
+        (quantized_linear.int4_linear, x, pack_int4(torch.ones(256, 512, dtype=torch.int8)), scales, scales),
+        (quantized_linear.int8_linear, x, pack_int8(torch.ones(256, 512, dtype=torch.int8)), scales[0]),
+    ):
+        report = compiling.call(inspect_call, *args, target=target, num_splits=1)
+        weights, *others = report.global_accesses
+        assert (weights.thread_bytes, weights.efficiency) == (16, 1)
+        assert weights.bytes_moved == args[2].nbytes
+        assert all(access.efficiency == 1 for access in others)
+        assert report.conflicts == report.stack_bytes == 0
+        assert report.bytes_in_flight >= 2 * 128 * 128 * args[2].nbytes // (256 * 512)
+
+
+def linear_points(count):
+    """Every other in bf16, with the tiles of production: 8, 16, 32 and 64 tokens wide."""
+    turns = itertools.cycle((BF16, FP16, BF16, FP32))
+    points = zip(sample_points(count, seed=1), turns, strict=False)
+    return [dataclasses.replace(point, dtype=dtype, tiles=None) for point, dtype in points]
+
+
+LINEARS = [(target, point) for target in COMPILED_FOR for point in linear_points(28)]
+LINEARS += [("sm_89", LINEAR_SAMPLE[0]), ("sm_86", LINEAR_SAMPLE[2])]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("target", "point"), LINEARS, ids=str)
+def test_linear(compiling, target, point):
+    compiling.call(on, target, check_weights, point)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", COMPILED_FOR)
+def test_long_linear(compiling, target):
+    """Many steps, so that every buffer of the pipeline is used again and again."""
+    for group, has_minima in ((32, True), (128, False), (0, False)):
+        for num_tokens in (2, 40):
+            point = LinearPoint(num_tokens, 20, 1920, group, has_minima, BF16, tiles=None)
+            compiling.call(on, target, check_weights, point)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", ["sm_80", "sm_86"])  # the emulator has no fp8 matrix instructions
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+def test_fp8_linear(compiling, target, dtype):
+    for shape in ((1, 1, 16), (9, 40, 208), (17, 100, 576), (70, 31, 272), (3, 20, 1920)):
+        compiling.call(on, target, check_fp8, *shape, dtype, 1, True, None)
+        compiling.call(on, target, check_fp8, *shape, dtype, 3, False, None)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", COMPILED_FOR)
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+def test_tokens_and_sums(compiling, target, dtype):
+    for shape in ((1, 1), (19, 80), (2, 1537)):
+        compiling.call(on, target, check_quantised, *shape, dtype)
+    for num_splits in (1, 3, 16):
+        compiling.call(on, target, check_summed, num_splits, dtype)
 
 
 # -- the kernels of labs 2 and 3 --------------------------------------------------------------------------------------

@@ -4,9 +4,12 @@ import pytest
 
 from twophase_kernels.work import (
     decode_work,
+    fp8_linear_work,
     kv_write_work,
     merge_work,
     prefill_work,
+    quantise_tokens_work,
+    quantized_linear_work,
     rmsnorm_residual_work,
     rope_kv_write_work,
     silu_mul_work,
@@ -59,3 +62,12 @@ def test_prefill():
 def test_merge():
     # 6 rows, 4 splits of 64 fp32 and an LSE read twice; 64 bf16 written.
     assert merge_work(6, 4, 64, out_itemsize=2) == (6 * (4 * (256 + 8) + 128), 6 * 4 * 128)
+
+
+def test_linear():
+    # 3 tokens, 64 inputs, 10 outputs, bf16. 4 bits: 320 B of codes, 2 groups of 32 with minima 2*2*10*4 B, x 384, y 60 B.
+    assert quantized_linear_work(3, 64, 10, 4, 2, num_scales=2 * 2 * 10) == (320 + 160 + 384 + 60, 2 * 3 * 640)
+    assert quantized_linear_work(3, 64, 10, 8, 2, num_scales=10) == (640 + 40 + 384 + 60, 2 * 3 * 640)
+    # fp8: 640 B of weights, 192 B of x, 13 scales of 4 B.
+    assert fp8_linear_work(3, 64, 10, out_itemsize=2) == (640 + 192 + 52 + 60, 2 * 3 * 640)
+    assert quantise_tokens_work(3, 64, itemsize=2) == (384 + 192 + 12, 2 * 3 * 64)

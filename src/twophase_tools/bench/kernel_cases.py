@@ -20,7 +20,6 @@ from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write, rope_reference
 from twophase_kernels.silu_mul import silu_mul
 from twophase_kernels.work import (
-    Work,
     decode_work,
     kv_write_work,
     prefill_work,
@@ -28,35 +27,14 @@ from twophase_kernels.work import (
     rope_kv_write_work,
     silu_mul_work,
 )
+from twophase_tools.bench.kernel_linears import linear_cases
 from twophase_tools.bench.kernel_rivals import AttentionBatch, attention_rivals
-from twophase_tools.bench.kernel_variants import OURS, REFERENCE, MakeVariant, Variant, compiled
+from twophase_tools.bench.kernel_variants import OURS, REFERENCE, KernelCase, MakeVariant, Variant, compiled
 
 # Of a row, relative. Two right answers differ by a few roundings of the dtype; leaving out the mask, a head or the last
 # page changes a row by more.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 QUANTISED_WRITE_TOLERANCE = 1e-2  # a value halfway between two codes may become either
-
-
-@dataclass(frozen=True, slots=True)
-class KernelCase:
-    """One row of the table.
-
-    Attributes:
-        kernel, label: What is measured, at which size.
-        work: Least bytes and operations, whoever computes it.
-        make_variants: Allocates the inputs and returns name -> how to make that contender, ours first.
-        tolerance: How far a right answer may be from ours (see `kernel_variants.difference`).
-        is_compute_bound: Whether arithmetic, not memory, is its roof.
-        only_reads: Whether it writes next to nothing, so that reading, not copying, is its roof.
-    """
-
-    kernel: str
-    label: str
-    work: Work
-    make_variants: Callable[[], dict[str, MakeVariant]]
-    tolerance: float
-    is_compute_bound: bool = False
-    only_reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +45,8 @@ class Sizes:
         ragged_decodes: What it is like, and the sequences' lengths.
         chunks: (tokens to compute, tokens with those before) per sequence of a mixed batch of chunks.
         verified: The same for the tokens that a draft model proposed after a long context.
+        linear_tokens: Tokens per product with a weight of fewer bits.
+        linear_group: Columns of a weight of 4 bits that share a scale.
     """
 
     num_heads: int = 32
@@ -86,6 +66,8 @@ class Sizes:
     )
     chunks: tuple[tuple[int, int], ...] = ((2048, 2048), (1024, 8192), (512, 700), (300, 4096), (1, 6000), (1, 130))
     verified: tuple[int, int] = (5, 32768)
+    linear_tokens: tuple[int, ...] = (1, 16, 64)
+    linear_group: int = 128
 
     @property
     def scale(self) -> float:
@@ -98,6 +80,7 @@ QUICK = Sizes(
     ragged_decodes=(("one long beside short", (96, 5, 17)), ("mixed lengths", (3, 33, 16, 48))),
     chunks=((8, 40), (16, 16), (1, 23)),
     verified=(5, 48),
+    linear_tokens=(1, 9),
 )  # fmt: skip
 
 
@@ -132,6 +115,10 @@ class CaseTable:
             yield self.rope_kv_write(num_tokens)
             yield self.rmsnorm_residual(num_tokens)
             yield self.silu_mul(num_tokens)
+        # A feed-forward layer's weights: gate and up, and down.
+        for shape in ((2 * sizes.intermediate, sizes.hidden), (sizes.hidden, sizes.intermediate)):
+            for num_tokens in sizes.linear_tokens:
+                yield from linear_cases(num_tokens, *shape, sizes.linear_group, self.dtype, self.device, self.tolerance)
 
     @property
     def tolerance(self) -> float:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twophase_kernels.work import Work
+
 OURS = "twophase"
 REFERENCE = "torch reference"
 
@@ -34,6 +36,28 @@ class Variant:
 
 # Makes a contender with buffers of its own, when its turn comes: all of them at once would not fit.
 MakeVariant = Callable[[], Variant]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """One row of the table.
+
+    Attributes:
+        kernel, label: What is measured, at which size.
+        work: Least bytes and operations, whoever computes it.
+        make_variants: Allocates the inputs and returns name -> how to make that contender, ours first.
+        tolerance: How far a right answer may be from ours (see `difference`).
+        is_compute_bound: Whether arithmetic, not memory, is its roof.
+        only_reads: Whether it writes next to nothing, so that reading, not copying, is its roof.
+    """
+
+    kernel: str
+    label: str
+    work: Work
+    make_variants: Callable[[], dict[str, MakeVariant]]
+    tolerance: float
+    is_compute_bound: bool = False
+    only_reads: bool = False
 
 
 class FellBackToEagerError(RuntimeError):

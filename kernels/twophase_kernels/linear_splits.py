@@ -1,0 +1,167 @@
+"""What the linear kernels share: tiles, and the columns of a weight split over several programs.
+
+A weight [O, I] gives few tiles of outputs: 32 for O = 4096, where a GPU has room for several hundred programs. So the
+columns of each are split, and with them the sum over I. Atomic additions would end in any order and with them the last
+bits of the result. Instead each split writes its partial sum, fp32 [splits, T, O], and a second launch adds them up in
+the order of the splits: the same call gives the same bits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twophase_kernels._triton import FLOATS, cdiv, check_devices, mode, next_power_of_2, tl, triton
+from twophase_kernels.paged_inputs import check_out
+
+MAX_SPLITS = 16
+MIN_STEPS_PER_SPLIT = 4  # as many as the pipeline holds
+SUM_BLOCK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTiles:
+    """How one program of a linear kernel is laid out.
+
+    Attributes:
+        block_o: Outputs, rows of the weight; the rows of the matrix instruction.
+        block_t: Tokens; its columns.
+        block_i: Columns of the weight per step of the loop.
+        num_warps: Warps that share the tile.
+        num_stages: Triton's pipeline depth; n stages keep n - 1 tiles in shared memory.
+        max_registers: Per thread, on NVIDIA; 0: the compiler chooses. Then it may spill a few of them for the sake of
+            one more program per SM; told a number, it uses that up, and may spill a few more.
+    """
+
+    block_o: int
+    block_t: int
+    block_i: int
+    num_warps: int
+    num_stages: int
+    max_registers: int = 0
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What a launch is told about them."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options | ({"maxnreg": self.max_registers} if self.max_registers else {})
+
+    def grid(self, num_tokens: int, num_outputs: int, num_splits: int) -> tuple[int, int, int]:
+        """Programs that read the same weights are neighbours."""
+        return cdiv(num_tokens, self.block_t), cdiv(num_outputs, self.block_o), num_splits
+
+
+def choose_num_splits(tiles: LinearTiles, num_tokens: int, num_outputs: int, num_inputs: int, num_sms: int) -> int:
+    """Splits of the columns, from shapes alone: as many as make four programs per SM, rounded down to a power of two.
+
+    Two where partial sums, of many tokens, are large. Each split has a few steps at least.
+    """
+    tiles_of_tokens, tiles_of_outputs, _ = tiles.grid(num_tokens, num_outputs, 1)
+    num_tiles = tiles_of_tokens * tiles_of_outputs
+    per_sm = 4 if tiles.block_t <= 16 else 2
+    wanted = per_sm * num_sms // max(1, num_tiles)
+    most = min(wanted, cdiv(num_inputs, tiles.block_i) // MIN_STEPS_PER_SPLIT, MAX_SPLITS)
+    return next_power_of_2(most + 1) // 2 if most else 1
+
+
+def workspace_numel(num_tokens: int, num_outputs: int, num_splits: int) -> int:
+    """Length of the fp32 workspace for partial sums; one split needs none."""
+    return num_splits * num_tokens * num_outputs if num_splits > 1 else 0
+
+
+def partial_sums(
+    workspace: Tensor | None, num_tokens: int, num_outputs: int, num_splits: int, device: torch.device
+) -> Tensor:
+    """fp32 [splits, T, O], in the workspace if there is one.
+
+    Raises:
+        ValueError: It is too small, or not contiguous fp32 on this device.
+    """
+    numel = workspace_numel(num_tokens, num_outputs, num_splits)
+    if workspace is None:
+        return torch.empty(num_splits, num_tokens, num_outputs, dtype=torch.float32, device=device)
+    if workspace.numel() < numel:
+        raise ValueError(
+            f"workspace must have at least {numel} elements for {num_splits} splits of {num_tokens} x {num_outputs}, "
+            f"got {workspace.numel()}."
+        )
+    check_out("workspace", workspace, (workspace.numel(),), torch.float32, device)
+    return workspace[:numel].view(num_splits, num_tokens, num_outputs)
+
+
+def check_mode(*tensors: Tensor | None) -> None:
+    """`mode` for a kernel that takes these: in the interpreter none of them may be bfloat16."""
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    mode(torch.bfloat16 if torch.bfloat16 in dtypes else None)
+
+
+def check_num_splits(num_splits: int) -> None:
+    """Raises ValueError unless it is from 1 to MAX_SPLITS."""
+    if not 1 <= num_splits <= MAX_SPLITS:
+        raise ValueError(f"num_splits must be 1 to {MAX_SPLITS}, got {num_splits}.")
+
+
+def check_bias(bias: Tensor | None, num_outputs: int) -> None:
+    """Raises ValueError unless it is None or contiguous [O] of a float dtype."""
+    if bias is not None and (bias.shape != (num_outputs,) or bias.dtype not in FLOATS or not bias.is_contiguous()):
+        raise ValueError(
+            f"bias must be None or [{num_outputs}], contiguous, of a float dtype, got {bias.dtype} "
+            f"{tuple(bias.shape)} with strides {bias.stride()}."
+        )
+
+
+@triton.jit
+def sum_splits_kernel(
+    partial_ptr,  # fp32 [splits, T, O]
+    bias_ptr,  # [O] or None
+    out_ptr,  # [T, O]
+    numel,  # T * O
+    num_outputs,
+    NUM_SPLITS: tl.constexpr,  # so that the loop is unrolled, and all its loads are under way before the first addition
+    BLOCK: tl.constexpr,
+):
+    """One program: BLOCK neighbouring results."""
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < numel
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(NUM_SPLITS):
+        total += tl.load(partial_ptr + split * numel + offs, mask=mask, other=0.0)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + offs % num_outputs, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + offs, total.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def sum_splits(partial: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """out[t, o] = the sum over s of partial[s, t, o], in the order of s, + bias[o]. Does not wait for the device.
+
+    Args:
+        partial: fp32 [splits, T, O], contiguous.
+        bias: [O], contiguous, any float dtype; or None.
+        out: [T, O], contiguous, any float dtype; written and returned.
+
+    Raises:
+        ValueError: Shapes, dtypes or strides that do not fit together.
+        KernelsUnavailableError: No kernel can run here, or not in this dtype.
+    """
+    check_mode(bias, out)
+    check_devices(partial=partial, bias=bias, out=out)
+    check_num_splits(len(partial))
+    check_out("partial", partial, (*partial.shape[:1], *out.shape), torch.float32, out.device)
+    check_out("out", out, tuple(out.shape), out.dtype, out.device)
+    check_bias(bias, out.shape[1])
+    launch_sum(partial, bias, out)
+    return out
+
+
+def launch_sum(partial: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """The launch alone, for callers that have checked or made the tensors."""
+    if out.numel():
+        sum_splits_kernel[(cdiv(out.numel(), SUM_BLOCK),)](
+            partial, bias, out, out.numel(), out.shape[1], NUM_SPLITS=len(partial), BLOCK=SUM_BLOCK, num_warps=4
+        )
+
+
+def sum_splits_reference(partial: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """What `sum_splits` computes, in plain torch."""
+    total = partial.sum(0)
+    return out.copy_(total if bias is None else total + bias.float())

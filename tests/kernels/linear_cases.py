@@ -1,0 +1,190 @@
+"""What the tests of the linear kernels share: layers between poison, an oracle in fp64, and a bound on the error.
+
+Kernels multiply exact codes and sum in fp32; the result alone is rounded. So the error allowed is a few fp32 roundings
+of the sum of magnitudes |w| |x|, and one of the result, for any dtype.
+"""
+
+import math
+import random
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tests.kernels.cases import DTYPES, HERE, generator
+from tests.kernels.elementwise import assert_rounded_once, poisoned_memory
+from twophase_kernels.fp8_linear import E4M3
+from twophase_kernels.linear_splits import LinearTiles, workspace_numel
+from twophase_kernels.packed_codes import pack_int4, pack_int8
+
+# Of the sum of magnitudes: partial sums of a few hundred terms are rounded, or cut off where a matrix unit adds, by
+# 2^-24 of themselves each, and they are much smaller than that sum.
+FP32_SUM_ERROR = 32 * 2.0**-24
+# Hopper's fp8 instruction adds up 128 products with 14 bits (arXiv:2412.19437, section 3.3.2).
+FP8_SUM_ERROR = 2.0**-13 if HERE == "cuda" else FP32_SUM_ERROR
+
+# Tiles that leave a rest of everything at small shapes, and the same on a GPU as here.
+SMALL_TILES = LinearTiles(32, 16, 128, num_warps=4, num_stages=2)
+
+# Rows of poison around everything: as many as a tile may reach too far.
+GUARD = 16
+
+
+@dataclass(frozen=True)
+class LinearPoint:
+    """One layer and one way to run it. group 0: 8 bits, a scale per output."""
+
+    num_tokens: int
+    num_outputs: int
+    num_inputs: int
+    group: int = 32
+    has_minima: bool = True
+    dtype: torch.dtype = torch.float32
+    num_splits: int = 1
+    has_bias: bool = False
+    tiles: LinearTiles | None = field(default=SMALL_TILES)
+
+    def __str__(self) -> str:
+        weight = f"g{self.group}" + ("m" if self.has_minima else "") if self.group else "int8"
+        dtype = str(self.dtype).removeprefix("torch.")
+        shape = f"{self.num_tokens}x{self.num_inputs}x{self.num_outputs}"
+        tiles = "-small" if self.tiles else ""
+        return f"{weight}-{dtype}-{shape}-s{self.num_splits}{'-bias' if self.has_bias else ''}{tiles}"
+
+
+def sample_points(count: int, seed: int = 0) -> list[LinearPoint]:
+    """Ragged layers, each way of storing weights in turn; most dimensions leave a rest of a tile."""
+    rng = random.Random(seed)
+    points = []
+    for i in range(count):
+        group, has_minima = [(32, True), (64, False), (128, True), (0, False), (32, False), (64, True), (128, False)][
+            i % 7
+        ]
+        num_inputs = (group or 1) * rng.randint(1, 900 // (group or 1))
+        points.append(
+            LinearPoint(
+                rng.choice((1, 2, 7, 8, 9, 16, 33, 70)),
+                rng.choice((1, 3, 31, 32, 65, 100)),
+                num_inputs,
+                group,
+                has_minima,
+                DTYPES[rng.randrange(len(DTYPES))],
+                rng.choice((1, 1, 2, 3, 5)),
+                rng.random() < 0.5,
+                rng.choice((None, SMALL_TILES)),
+            )
+        )
+    return points
+
+
+def between_poison(rows: Tensor, poison: float) -> Tensor:
+    """The same, contiguous, between rows of poison of its own storage."""
+    guard = rows.new_full((GUARD, *rows.shape[1:]), poison)
+    return torch.cat([guard, rows, guard])[GUARD:-GUARD]
+
+
+def activations(num_tokens: int, num_inputs: int, dtype: torch.dtype, device: str) -> Tensor:
+    """[T, I] with a few outliers, rows wider apart than they are long, NaN between and around them."""
+    x = torch.randn(num_tokens, num_inputs, generator=generator(1))
+    x[:, :: max(1, num_inputs // 3)] *= 30
+    buffer = torch.full((num_tokens + 2 * GUARD, num_inputs + 16), math.nan)
+    buffer[GUARD:-GUARD, :num_inputs] = x
+    return buffer.to(device, dtype)[GUARD:-GUARD, :num_inputs]
+
+
+def make_codes(num_outputs: int, num_inputs: int, lowest: int, highest: int) -> Tensor:
+    """int64 [O, I], both ends among them."""
+    codes = torch.randint(lowest, highest + 1, (num_outputs, num_inputs), generator=generator(2))
+    codes.view(-1)[:2] = torch.tensor([lowest, highest])[: codes.numel()]
+    return codes
+
+
+def check_linear(module, point: LinearPoint, device: str = HERE) -> None:
+    """int4_linear or int8_linear of `module` on one layer, against the oracle."""
+    p = point
+    rng = generator(3)
+    x = activations(p.num_tokens, p.num_inputs, p.dtype, device)
+    bias = torch.randn(p.num_outputs, generator=rng).to(device, p.dtype) if p.has_bias else None
+    num_groups = p.num_inputs // p.group if p.group else 1
+    # Of different sizes, so that one group's scale is no other's.
+    scales = 0.01 + torch.rand(num_groups, p.num_outputs, generator=rng) ** 2
+    minima = -8 * torch.rand(num_groups, p.num_outputs, generator=rng) * scales if p.has_minima else None
+    if p.group:
+        codes = make_codes(p.num_outputs, p.num_inputs, *((0, 15) if p.has_minima else (-8, 7)))
+        args = [between_poison(pack_int4(codes), 0x7531), between_poison(scales, math.nan)]
+        args += [between_poison(minima, math.nan)] if p.has_minima else []
+        function = module.int4_linear
+    else:
+        codes = make_codes(p.num_outputs, p.num_inputs, -128, 127)
+        args, function = (
+            [between_poison(pack_int8(codes), 0x7531), between_poison(scales[0], math.nan)],
+            module.int8_linear,
+        )
+    guarded = torch.full((p.num_tokens + 2 * GUARD, p.num_outputs), 7.0, dtype=p.dtype, device=device)
+    workspace = guarded_workspace(p.num_tokens, p.num_outputs, p.num_splits, device)
+    with poisoned_memory():
+        got = function(
+            x, *(tensor.to(device) for tensor in args), bias=bias, num_splits=p.num_splits, tiles=p.tiles,
+            out=guarded[GUARD:-GUARD], workspace=workspace,
+        )  # fmt: skip
+    columns = p.group or p.num_inputs
+    w = codes.double() * scales.double().T.repeat_interleave(columns, dim=1)
+    magnitude = w.abs()
+    if minima is not None:
+        minimum = minima.double().T.repeat_interleave(columns, dim=1)
+        w, magnitude = w + minimum, magnitude + minimum.abs()
+    assert_linear(got, x, w, magnitude, bias, guarded, FP32_SUM_ERROR)
+
+
+def guarded_workspace(num_tokens: int, num_outputs: int, num_splits: int, device: str) -> Tensor:
+    """Room for partial sums, all NaN; what is written after its end kills nobody."""
+    numel = workspace_numel(num_tokens, num_outputs, num_splits)
+    return torch.full((numel + GUARD * (num_outputs + GUARD),), math.nan, device=device)[:numel]
+
+
+def assert_linear(
+    got: Tensor, x: Tensor, w: Tensor, magnitude: Tensor, bias: Tensor | None, guarded: Tensor, error: float
+) -> None:
+    x, bias = x.double().cpu(), 0.0 if bias is None else bias.double().cpu()
+    want = x @ w.T + bias
+    allowed = error * (x.abs() @ magnitude.T + abs(bias)) + 1e-30
+    assert_rounded_once(got, want, allowed, "y")
+    for rows in (guarded[:GUARD], guarded[-GUARD:]):
+        assert (rows == 7).all(), "wrote outside of the result"
+
+
+def check_fp8_linear(
+    module,
+    num_tokens: int,
+    num_outputs: int,
+    num_inputs: int,
+    dtype: torch.dtype = torch.float32,
+    num_splits: int = 1,
+    has_bias: bool = False,
+    tiles: LinearTiles | None = SMALL_TILES,
+    device: str = HERE,
+) -> None:
+    """fp8_linear of `module` on codes of all sizes, against the oracle."""
+    rng = generator(4)
+
+    def codes_of(num_rows: int) -> Tensor:
+        bits = torch.randint(0, 255, (num_rows, num_inputs), generator=rng)
+        bits[bits == 0x7F] = 0x7E  # no NaN; 255 is not drawn
+        return between_poison(bits.to(torch.uint8), 0x7E).view(E4M3)
+
+    x, weight = codes_of(num_tokens), codes_of(num_outputs)
+    x_scales, scales = (
+        between_poison(0.01 + torch.rand(n, generator=rng) ** 2, math.nan) for n in (num_tokens, num_outputs)
+    )
+    bias = torch.randn(num_outputs, generator=rng).to(device, dtype) if has_bias else None
+    guarded = torch.full((num_tokens + 2 * GUARD, num_outputs), 7.0, dtype=dtype, device=device)
+    workspace = guarded_workspace(num_tokens, num_outputs, num_splits, device)
+    # Results of some thousands, which fp16 holds.
+    x_scales *= 1e-4
+    with poisoned_memory():
+        got = module.fp8_linear(
+            *(tensor.to(device) for tensor in (x, x_scales, weight, scales)), dtype=dtype, bias=bias,
+            num_splits=num_splits, tiles=tiles, out=guarded[GUARD:-GUARD], workspace=workspace,
+        )  # fmt: skip
+    w = weight.double() * scales.double()[:, None]
+    assert_linear(got, x.double() * x_scales.double()[:, None], w, w.abs(), bias, guarded, FP8_SUM_ERROR)

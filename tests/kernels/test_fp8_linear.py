@@ -1,0 +1,187 @@
+"""fp8_linear against the product of the decoded codes in fp64, and the quantiser of its activations bit by bit."""
+
+import math
+
+import pytest
+import torch
+
+from tests.kernels.cases import DTYPES, HERE, generator
+from tests.kernels.elementwise import poisoned_memory
+from tests.kernels.linear_cases import activations, check_fp8_linear
+from twophase_kernels import KernelsUnavailableError
+from twophase_kernels import fp8_linear as module
+from twophase_kernels.fp8_linear import (
+    E4M3,
+    fp8_linear,
+    fp8_linear_reference,
+    fp8_linear_tiles,
+    fp8_way,
+    quantise_tokens,
+)
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+# (T, O, I): one of everything, rests of tiles, steps and splits.
+SHAPES = [(1, 1, 16), (3, 33, 128), (9, 40, 208), (17, 100, 576), (70, 31, 272)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_ragged(shape, dtype):
+    check_fp8_linear(module, *shape, dtype, has_bias=True)
+    check_fp8_linear(module, *shape, dtype, num_splits=3)
+    check_fp8_linear(module, *shape, dtype, tiles=None)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 5, 16])
+def test_splits(num_splits):
+    check_fp8_linear(module, 5, 40, 1040, num_splits=num_splits, has_bias=True)
+
+
+def oracle_of_tokens(x):
+    """(codes, scales), in torch's own rounding; the factor is a quotient of fp32 numbers."""
+    largest = x.float().abs().amax(-1).clamp(min=1e-30)
+    scaled = x.float() * (torch.full_like(largest, 448) / largest)[:, None]
+    return scaled.clamp(-448, 448).to(E4M3), largest / 448
+
+
+def check_tokens(module, num_rows, num_inputs, dtype=torch.float32):
+    x = activations(num_rows, num_inputs, dtype, HERE)
+    x[-1] = 0
+    x[0, -1] = 1e-3
+    before = x.clone()
+    with poisoned_memory():
+        codes, scales = module.quantise_tokens(x)
+    assert torch.equal(x, before), "the input was overwritten"
+    want_codes, want_scales = oracle_of_tokens(x.cpu())
+    assert codes.dtype == E4M3
+    assert scales.dtype == torch.float32
+    assert torch.equal(codes.cpu().view(torch.uint8), want_codes.view(torch.uint8))
+    assert torch.equal(scales.cpu(), want_scales)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 5), (3, 576), (19, 80), (2, 1537)], ids=str)
+def test_tokens(shape, dtype):
+    check_tokens(module, *shape, dtype)
+
+
+def test_the_reference_of_tokens():
+    x = activations(5, 96, torch.float32, "cpu")
+    codes, scales = module.quantise_tokens_reference(x)
+    want_codes, want_scales = oracle_of_tokens(x)
+    assert torch.equal(codes.view(torch.uint8), want_codes.view(torch.uint8))
+    assert torch.equal(scales, want_scales)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, at NaN and infinities
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_token_that_is_not_finite_is_loud(value):
+    x = torch.randn(3, 32, generator=generator(0)).to(HERE)
+    x[1, 7] = value
+    codes, scales = quantise_tokens(x)
+    assert not scales[1].isfinite()
+    assert scales[[0, 2]].isfinite().all()
+    weight, weight_scales = quantise_tokens(torch.randn(4, 32, generator=generator(1)).to(HERE))
+    y = fp8_linear(codes, scales, weight, weight_scales, dtype=torch.float32)
+    assert y[1].isnan().all()
+    assert y[[0, 2]].isfinite().all()
+
+
+def layer(num_tokens=5, num_outputs=20, num_inputs=64):
+    rng = generator(0)
+    x, x_scales = quantise_tokens(torch.randn(num_tokens, num_inputs, generator=rng).to(HERE))
+    weight, scales = quantise_tokens(torch.randn(num_outputs, num_inputs, generator=rng).to(HERE))
+    return {"x": x, "x_scales": x_scales, "weight": weight, "scales": scales, "dtype": torch.float32}
+
+
+def test_the_error_of_quantising():
+    """Of a product of normal numbers, e4m3 on both sides: 2^-4 at most of each factor, and by far less on average."""
+    rng = generator(0)
+    x, w = torch.randn(16, 512, generator=rng).to(HERE), torch.randn(64, 512, generator=rng).to(HERE)
+    y = fp8_linear(*quantise_tokens(x), *quantise_tokens(w), dtype=torch.float32)
+    want = x.double() @ w.double().T
+    assert 0.01 < (y - want).norm() / want.norm() < 0.06
+
+
+def test_the_reference():
+    args = layer()
+    bias = torch.arange(20.0, device=HERE)
+    want = (args["x"].double() * args["x_scales"][:, None]) @ (
+        args["weight"].double() * args["scales"][:, None]
+    ).T + bias
+    torch.testing.assert_close(fp8_linear_reference(**args, bias=bias).double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_the_same_call_gives_the_same_bits():
+    args = layer(num_inputs=1024)
+    first = fp8_linear(**args, num_splits=4)
+    for _ in range(3):
+        with poisoned_memory():
+            assert torch.equal(fp8_linear(**args, num_splits=4), first)
+
+
+def test_nothing_to_do():
+    for shape in ({"num_tokens": 0}, {"num_outputs": 0}):
+        args = layer(**shape)
+        assert fp8_linear(**args).shape == (len(args["x"]), len(args["weight"]))
+    codes, scales = quantise_tokens(torch.empty(0, 8, device=HERE))
+    assert (codes.shape, scales.shape) == ((0, 8), (0,))
+
+
+REFUSALS = {
+    "x not in e4m3": ({"x": lambda x: x.float()}, "x must be contiguous float8_e4m3fn"),
+    "weight in bytes": ({"weight": lambda w: w.view(torch.uint8)}, "weight must be contiguous float8_e4m3fn"),
+    "x in columns": ({"x": lambda x: x.T.contiguous().T}, "x must be contiguous"),
+    "other columns": ({"x": lambda x: x[:, :48].contiguous()}, "the same number of columns"),
+    "unaligned rows": (
+        {"x": lambda x: x[:, :24].contiguous(), "weight": lambda w: w[:, :24].contiguous()},
+        "a multiple of 16, got 24 and 24",
+    ),
+    "scales of x": ({"x_scales": lambda s: s[:4]}, r"x_scales must be contiguous float32 \[5\]"),
+    "scales of x in fp16": ({"x_scales": lambda s: s.half()}, r"x_scales must be contiguous float32 \[5\]"),
+    "scales": ({"scales": lambda s: s[:4]}, r"scales must be \[20\], one per output"),
+    "dtype": ({"dtype": lambda _: torch.int8}, "dtype must be float32, float16 or bfloat16"),
+    "bias": ({"bias": lambda _: torch.zeros(4, device=HERE)}, r"bias must be None or \[20\]"),
+    "splits": ({"num_splits": lambda _: 0}, "num_splits must be 1 to 16"),
+    "out": ({"out": lambda _: torch.zeros(5, 2, device=HERE)}, "out must be a contiguous"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refuses(case):
+    changes, message = REFUSALS[case]
+    args = layer()
+    with pytest.raises(ValueError, match=message):
+        fp8_linear(**args | {name: change(args.get(name)) for name, change in changes.items()})
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.zeros(4), torch.zeros(2, 3).double(), torch.zeros(2, 0), torch.zeros(3, 2).T, torch.zeros(1, 65537)],
+    ids=["one dimension", "float64", "no columns", "columns contiguous", "too wide"],
+)
+def test_tokens_refuse(x):
+    with pytest.raises(ValueError, match=r"x must be \[T, I\], 1 <= I <= 65536"):
+        quantise_tokens(x.to(HERE))
+
+
+@pytest.mark.skipif(HERE == "cuda", reason="about the interpreter")
+def test_bfloat16_is_refused_in_the_interpreter():
+    args = layer()
+    for changed in (
+        {"dtype": torch.bfloat16},
+        {"scales": args["scales"].bfloat16()},
+        {"bias": torch.zeros(20).bfloat16()},
+    ):
+        with pytest.raises(KernelsUnavailableError, match="interpreter computes garbage in bfloat16"):
+            fp8_linear(**args | changed)
+    with pytest.raises(KernelsUnavailableError, match="interpreter computes garbage in bfloat16"):
+        quantise_tokens(torch.ones(2, 16).bfloat16())
+
+
+def test_ways_and_tiles():
+    assert fp8_way("ampere") == "packed"
+    assert {fp8_way("ada"), fp8_way("hopper")} == {"hardware"}
+    assert {fp8_way("cdna"), fp8_way("interpreter")} == {"plain"}
+    assert [fp8_linear_tiles(n, 4096, "hopper").block_t for n in (1, 9, 64, 4096)] == [8, 16, 64, 64]

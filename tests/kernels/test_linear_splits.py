@@ -1,0 +1,116 @@
+"""How columns are split, and the sum of partial results."""
+
+import math
+
+import pytest
+import torch
+
+from tests.kernels.cases import DTYPES, HERE, generator
+from tests.kernels.elementwise import assert_rounded_once, poisoned_memory
+from twophase_kernels import linear_splits as module
+from twophase_kernels.linear_splits import LinearTiles, choose_num_splits, workspace_numel
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+DECODE = LinearTiles(128, 8, 128, num_warps=4, num_stages=4)
+
+
+def check_sum(module, num_splits, shape=(3, 171), dtype=torch.float32, has_bias=True):
+    rng = generator(0)
+    partial = torch.randn(num_splits, *shape, generator=rng)
+    bias = torch.randn(shape[1], generator=rng).to(dtype) if has_bias else None
+    guard = 512  # a program's results
+    guarded = torch.full((partial[0].numel() + 2 * guard,), 7.0, dtype=dtype, device=HERE)
+    out = guarded[guard:-guard].view(shape)
+    got = module.sum_splits(partial.to(HERE), None if bias is None else bias.to(HERE), out)
+    want = partial.double().sum(0) + (0 if bias is None else bias.double())
+    assert_rounded_once(got, want, 2.0**-23 * partial.double().abs().sum(0) + 1e-6, "sum")
+    for outside in (guarded[:guard], guarded[-guard:]):
+        assert (outside == 7).all(), "wrote outside of the result"
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 3, 16])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sum(num_splits, dtype):
+    check_sum(module, num_splits, dtype=dtype)
+    check_sum(module, num_splits, (1, 1), dtype, has_bias=False)
+    check_sum(module, num_splits, (2, 512), dtype)
+
+
+def check_order(module):
+    """fp32 forgets 1 beside 1e8: what is left tells in which order the four were added."""
+    for terms, want in (([1e8, 1, -1e8, 1], 1), ([1, 1e8, -1e8, 1], 1), ([1e8, -1e8, 1, 1], 2), ([1, 1, 1e8, -1e8], 0)):
+        partial = torch.tensor(terms, device=HERE).view(4, 1, 1).expand(4, 2, 5).contiguous()
+        got = module.sum_splits(partial, None, torch.empty(2, 5, device=HERE))
+        assert (got == want).all(), f"{terms} gave {got[0, 0].item()}"
+
+
+def test_splits_are_added_in_their_order():
+    check_order(module)
+
+
+def test_the_reference():
+    partial = torch.arange(2 * 3 * 4).view(2, 3, 4).float()
+    out = torch.empty(3, 4)
+    assert module.sum_splits_reference(partial, torch.tensor([0.0, 1, 2, 3]), out) is out
+    assert torch.equal(out, partial[0] + partial[1] + torch.arange(4))
+
+
+def test_nothing_to_do():
+    assert module.sum_splits(torch.empty(4, 0, 9, device=HERE), None, torch.empty(0, 9, device=HERE)).shape == (0, 9)
+
+
+@pytest.mark.parametrize(
+    ("partial", "bias", "out", "message"),
+    [
+        (torch.zeros(2, 3, 4).half(), None, torch.zeros(3, 4), "partial must be a contiguous torch.float32"),
+        (torch.zeros(2, 3, 5), None, torch.zeros(3, 4), "partial must be a contiguous"),
+        (torch.zeros(2, 3, 4), None, torch.zeros(4, 3).T, "out must be a contiguous"),
+        (torch.zeros(2, 3, 4), torch.zeros(3), torch.zeros(3, 4), r"bias must be None or \[4\]"),
+        (torch.zeros(2, 3, 4), torch.zeros(4).int(), torch.zeros(3, 4), "of a float dtype"),
+        (torch.zeros(17, 3, 4), None, torch.zeros(3, 4), "num_splits must be 1 to 16, got 17"),
+    ],
+    ids=["dtype", "shape", "strides", "bias", "integer bias", "too many"],
+)
+def test_refuses(partial, bias, out, message):
+    with pytest.raises(ValueError, match=message):
+        module.sum_splits(partial.to(HERE), None if bias is None else bias.to(HERE), out.to(HERE))
+
+
+def check_choice(module):
+    """Llama-3-8B's projections on an H100, 132 SMs; its output projection has 32 tiles of 32 steps."""
+
+    def splits(tokens, outputs, inputs, block_t=8):
+        return module.choose_num_splits(LinearTiles(128, block_t, 128, 4, 4), tokens, outputs, inputs, 132)
+
+    assert splits(1, 4096, 4096) == 8, "16 would have two steps each"
+    assert splits(1, 4096, 14336) == 16
+    assert splits(1, 1024, 28672) == 16, "never more"
+    assert splits(1, 6144, 14336) == 8, "48 tiles: 11 would make four programs per SM"
+    assert splits(1, 28672, 4096) == 2, "224 tiles"
+    assert splits(1, 128256, 4096) == 1, "1,002 tiles"
+    assert splits(64, 4096, 4096) == 2, "8 tiles of tokens"
+    assert splits(64, 4096, 14336, block_t=64) == 8, "two per SM"
+    assert splits(1, 576, 576) == 1, "five steps"
+    assert splits(1, 1, 256) == 1, "two steps"
+    assert splits(0, 0, 576) == 1
+
+
+def test_choice():
+    check_choice(module)
+
+
+@pytest.mark.parametrize("num_sms", [1, 16, 108, 132, 148])
+def test_splits_are_powers_of_two_with_enough_steps(num_sms):
+    for num_outputs in (1, 576, 4096, 49152):
+        for num_inputs in (32, 576, 1536, 14336):
+            splits = choose_num_splits(DECODE, 1, num_outputs, num_inputs, num_sms)
+            assert splits in (1, 2, 4, 8, 16)
+            assert splits == 1 or math.ceil(num_inputs / 128) // splits >= module.MIN_STEPS_PER_SPLIT
+
+
+def test_workspace():
+    assert workspace_numel(3, 5, 1) == 0
+    assert workspace_numel(3, 5, 4) == 60
+    with poisoned_memory():
+        assert module.partial_sums(None, 3, 5, 4, torch.device(HERE)).shape == (4, 3, 5)

@@ -1,0 +1,105 @@
+"""Packing: where each code lies, by the documented formula; and back again."""
+
+import pytest
+import torch
+
+from tests.kernels.linear_cases import make_codes
+from twophase_kernels import packed_codes as module
+from twophase_kernels.code_pairs import INT8_PAIRS
+
+RANGES = {"unsigned": (4, 0, 15), "signed": (4, -8, 7), "int8": (8, -128, 127)}
+SHAPES = [(1, 1), (3, 32), (5, 128), (2, 129), (33, 576)]
+
+
+def check_pack(module, kind, shape):
+    """Every single code is where the module's docstring says, and nothing else is there."""
+    bits, lowest, highest = RANGES[kind]
+    codes = make_codes(*shape, lowest, highest)
+    packed = (module.pack_int4 if bits == 4 else module.pack_int8)(codes)
+    run_length = {4: 128, 8: 64}[bits]
+    assert packed.shape == (-(-shape[1] // run_length), shape[0], 32)
+    assert packed.dtype == torch.int16
+    assert packed.is_contiguous()
+    words = packed.int() & 0xFFFF
+    rebuilt = torch.zeros_like(words)
+    for column in range(shape[1]):
+        run, within = divmod(column, run_length)
+        part, word = divmod(within, 32)
+        found = words[run, :, word] >> (bits * part) & (2**bits - 1)
+        assert torch.equal(found.long(), codes[:, column] & (2**bits - 1)), f"column {column}"
+        rebuilt[run, :, word] |= found << (bits * part)
+    assert torch.equal(rebuilt, words), "columns that are not there are not zero"
+
+
+def check_round_trip(module, kind, shape):
+    bits, lowest, highest = RANGES[kind]
+    codes = make_codes(*shape, lowest, highest)
+    if bits == 4:
+        back = module.unpack_int4(module.pack_int4(codes), shape[1], is_signed=lowest < 0)
+    else:
+        back = module.unpack_int8(module.pack_int8(codes), shape[1])
+    assert back.dtype == torch.int8
+    assert torch.equal(back.long(), codes)
+
+
+@pytest.mark.parametrize("kind", RANGES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_pack(kind, shape):
+    check_pack(module, kind, shape)
+    check_round_trip(module, kind, shape)
+
+
+def test_no_rows():
+    packed = module.pack_int4(torch.zeros(0, 64, dtype=torch.int8))
+    assert packed.shape == (1, 0, 32)
+    assert module.unpack_int4(packed, 64, is_signed=True).shape == (0, 64)
+
+
+@pytest.mark.parametrize(
+    ("pack", "codes", "message"),
+    [
+        (module.pack_int4, torch.tensor([[-1, 8]]), r"-8 to 7 \(without minima\) or from 0 to 15 .*got -1 to 8"),
+        (module.pack_int4, torch.tensor([[16]]), "from -8 to 15, got 16 to 16"),
+        (module.pack_int4, torch.tensor([[-9]]), "from -8 to 15, got -9 to -9"),
+        (module.pack_int8, torch.tensor([[128]]), "from -128 to 127"),
+        (module.pack_int4, torch.zeros(2, 2), r"integers \[O, I\]"),
+        (module.pack_int8, torch.zeros(2, dtype=torch.int8), r"integers \[O, I\]"),
+        (module.pack_int8, torch.zeros(2, 0, dtype=torch.int8), "I > 0"),
+    ],
+    ids=["both signs", "too large", "too small", "9 bits", "floats", "one dimension", "no columns"],
+)
+def test_refuses_codes(pack, codes, message):
+    with pytest.raises(ValueError, match=message):
+        pack(codes)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        torch.zeros(5, 4, 32, dtype=torch.int32),
+        torch.zeros(4, 4, 32, dtype=torch.int16),
+        torch.zeros(5, 4, 16, dtype=torch.int16),
+        torch.zeros(5, 128, dtype=torch.int16),
+        torch.zeros(4, 5, 32, dtype=torch.int16).transpose(0, 1),
+    ],
+    ids=["dtype", "runs", "words", "dimensions", "strides"],
+)
+def test_refuses_packed(packed):
+    with pytest.raises(ValueError, match=r"packed must be contiguous int16 \[5, O, 32\] for 576 inputs of 4 bits"):
+        module.unpack_int4(packed, 576, is_signed=True)
+
+
+def test_how_kernels_unpack():
+    """No PTX where none can run: for fp32, on AMD, in the interpreter."""
+    for bits in (4, 8):
+        assert module.unpacking_code(bits, True, torch.float32, "hopper") == "plain"
+        assert module.unpacking_code(bits, True, torch.float16, "cdna") == "plain"
+        assert module.unpacking_code(bits, True, torch.float16, "interpreter") == "plain"
+    assert module.unpacking_code(8, True, torch.float16, "ampere") == INT8_PAIRS.value
+    codes = {
+        module.unpacking_code(4, signed, dtype, "ampere")
+        for signed in (True, False)
+        for dtype in (torch.float16, torch.bfloat16)
+    }
+    assert len(codes) == 4
+    assert all(code.count("lop3.b32") == 4 for code in codes)
