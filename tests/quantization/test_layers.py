@@ -10,6 +10,7 @@ from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ConfigError
 from twophase.model.linear import LinearLayer
 from twophase.quantization import linear, rounding, weight
+from twophase.quantization.kernel_linear import KernelLinear, kernel_for
 from twophase.quantization.linear import DynamicInt8Linear, Int4Linear, SideBySide, StoredLinear, make_quantized_linear
 from twophase.quantization.rounding import quantize
 from twophase.quantization.schemes import SCHEMES, Scheme, head_scheme
@@ -212,6 +213,38 @@ def test_a_stored_layer_dequantises_in_the_call(name):
     assert layer.num_outputs == OUTPUTS
     half = 2 if rounded.bits == 4 else 1
     assert layer.num_bytes == rounded.num_bytes - rounded.codes.nbytes + rounded.codes.nbytes // half
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMES if name != "int8_dynamic"])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_kernel_layer_multiplies_as_stored(name, shuffled):
+    """What a GPU gets, in Triton's interpreter."""
+    rounded = quantize(random_weight(), SCHEMES[name])
+    if shuffled:
+        order = torch.randperm(INPUTS)
+        rounded = QuantizedWeight(rounded.codes, rounded.scales, rounded.minima, rounded.bits, None, order)
+    layer, x, bias = KernelLinear.from_weight(rounded, torch.ones(OUTPUTS)), torch.randn(3, INPUTS), torch.ones(OUTPUTS)
+    if name == "fp8":  # activations in e4m3 too, which keeps 4 bits of a number
+        scales = x.abs().amax(1, keepdim=True) / 448
+        x_read = (x / scales).to(torch.float8_e4m3fn).float() * scales
+    else:
+        x_read = x
+    assert torch.allclose(layer(x), x_read @ rounded.dequantize().T + bias, atol=1e-3)
+    assert layer.num_outputs == OUTPUTS
+    assert layer.num_bytes < 0.3 * 4 * OUTPUTS * INPUTS
+
+
+def test_what_has_no_kernel():
+    int8 = quantize(random_weight(), SCHEMES["int8"])
+    zero_points = QuantizedWeight(int8.codes, int8.scales, torch.zeros_like(int8.scales))
+    in_groups = QuantizedWeight(int8.codes, int8.scales.expand(-1, 4))
+    odd_groups = QuantizedWeight(int8.codes // 16, int8.scales.expand(-1, 8), None, 4)
+    six_bits = QuantizedWeight(int8.codes // 4, int8.scales, None, 6)
+    dynamic = quantize(random_weight(), SCHEMES["int8_dynamic"])
+    for weight_ in (zero_points, in_groups, odd_groups, six_bits, dynamic):
+        assert kernel_for(weight_) is None
+        with pytest.raises(ValueError, match="no kernel multiplies"):
+            KernelLinear.from_weight(weight_, None)
 
 
 def test_int8_activations_do_not_depend_on_the_rows_beside_them():

@@ -41,6 +41,11 @@ def make_backend(
     return TorchBackend(spec, block_size)
 
 
+def runs_triton(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether Triton's kernels can run on `device`."""
+    return _why_not_triton(device, dtype) is None
+
+
 def _why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     """What keeps Triton's kernels from running on `device`, and what to do; None if nothing does."""
     from twophase_kernels._triton import KernelsUnavailableError, mode

@@ -8,7 +8,8 @@ On a CPU by what torch has. Measured on 2 cores of an AMD EPYC (AVX-512, no AMX)
 - All else, and float32: the weights are made plain when the model is loaded. The values are those of the codes, and no
   memory is saved.
 
-On other devices weights stay in few bits, and are made plain in each call.
+On a GPU the Triton kernels multiply (`kernel_linear`). What they have no form for stays in few bits, and is made plain
+in each call.
 """
 
 import functools
@@ -19,7 +20,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Int8, UInt8
 from torch import Tensor
 
+from twophase.attention.select import runs_triton
 from twophase.model.linear import Linear, LinearLayer, can_pack, make_linear
+from twophase.quantization.kernel_linear import KernelLinear, kernel_for
 from twophase.quantization.weight import QuantizedWeight, pack_nibbles, unpack_nibbles
 
 INT4_GROUPS = (32, 64, 128, 256)  # that torch's operator has kernels for
@@ -37,7 +40,8 @@ def make_quantized_linear(
         keeps_plain: Whether there is memory for the weight in bf16 besides, for steps of many rows.
     """
     if weight.codes.device.type != "cpu":
-        return StoredLinear.from_weight(weight, bias)
+        has_kernel = kernel_for(weight) is not None and runs_triton(weight.codes.device, dtype)
+        return KernelLinear.from_weight(weight, bias) if has_kernel else StoredLinear.from_weight(weight, bias)
     if weight.activations == "int8":
         return DynamicInt8Linear(weight.codes.contiguous(), weight.scales[:, 0], bias)
     if dtype == torch.bfloat16 and _suits_int4_operator(weight):
