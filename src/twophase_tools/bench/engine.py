@@ -89,7 +89,7 @@ def bench_engine(
             setup, _ = resolve_setup(model, device, ENTRIES[name][0].dtype, backend, num_threads)
             for workload in engine_workloads(vocab_size, quick).values():
                 results.append(_bench_workload(name, workload, setup, plan))
-    return EngineReport(record_machine(), shared.folder, shared.device, num_threads, tuple(results), NOTES)
+    return EngineReport(record_machine(), model, shared.device, num_threads, tuple(results), NOTES)
 
 
 def resolve_setup(model: str, device: str, dtype: str, backend: str, num_threads: int) -> tuple[Setup, int]:

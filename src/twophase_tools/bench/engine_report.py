@@ -85,7 +85,7 @@ class EngineReport:
     """A whole run.
 
     Attributes:
-        model: Its folder.
+        model: As it was named.
     """
 
     machine: MachineRecord
@@ -105,34 +105,24 @@ class EngineReport:
     def to_markdown(self) -> str:
         """A row per contender and form of the weights, three columns per workload; below, what it was measured on."""
         workloads = list(dict.fromkeys(result.name for result in self.results))
-        cells: dict[tuple[str, str], dict[str, list[str]]] = {}
-        for result in self.results:
+        rows: dict[tuple[str, str], dict[str, tuple[str, str, str]]] = {}
+        forms = list(dict.fromkeys(result.weights for result in self.results))
+        # The largest workload has all contenders, so it gives their order.
+        for result in sorted(self.results, key=lambda result: (forms.index(result.weights), -result.num_requests)):
             for each in result.contenders:
-                row = cells.setdefault((result.weights, each.name), {})
-                row[result.name] = [f"{each.tokens_per_s:.1f}", f"{each.ttft_p50_s:.2f} s", each.memory]
+                cells = f"{each.tokens_per_s:.1f}", f"{each.ttft_p50_s:.2f} s", each.memory
+                rows.setdefault((result.weights, each.name), {})[result.name] = cells
             for name, why in result.absent.items():
-                cells.setdefault((result.weights, name), {})[result.name] = [why.partition(":")[0], "", ""]
+                rows.setdefault((result.weights, name), {})[result.name] = (why.partition(":")[0], "", "")
         titles = [title for name in workloads for title in (f"{name}: tokens/s", "TTFT p50", "peak memory")]
-        rows = [
-            [weights, name, *(cell for workload in workloads for cell in row.get(workload, ["", "", ""]))]
-            for (weights, name), row in sorted(cells.items(), key=lambda item: self._order(*item[0]))
+        lines = [
+            ("weights", "", *titles),
+            ("---", "---", *["---:"] * len(titles)),
+            *((*key, *(cell for name in workloads for cell in row.get(name, ("",) * 3))) for key, row in rows.items()),
         ]
-        lines = [["weights", "", *titles], ["---"] * 2 + ["---:"] * len(titles), *rows]
         table = [f"| {' | '.join(line)} |" for line in lines]
         reasons = dict.fromkeys(f"- {name}: {why}" for result in self.results for name, why in result.absent.items())
         return "\n".join([*table, "", *reasons, *[""] * bool(reasons), *self._used()])
-
-    def _order(self, weights: str, name: str) -> tuple[int, int]:
-        """Weights as they were measured; of each, this engine, then its rivals, then who is absent somewhere."""
-        forms = list(dict.fromkeys(result.weights for result in self.results))
-        names = [
-            name
-            for of in ("contenders", "absent")
-            for result in sorted(self.results, key=lambda result: -len(result.contenders))
-            if result.weights == weights
-            for name in ([each.name for each in result.contenders] if of == "contenders" else result.absent)
-        ]
-        return forms.index(weights), names.index(name)
 
     def _used(self) -> Iterator[str]:
         backends = ", ".join(sorted({result.backend for result in self.results}))
