@@ -25,7 +25,7 @@ def main(adapter: str, settings: dict[str, Any]) -> int:
     answers = _only_for_answers()
     try:
         module = import_module(adapter)
-    except ImportError as error:
+    except Exception as error:  # of the wrong version of something else, say
         _say(answers, {"missing": f"{type(error).__name__}: {error}"})
         return 1
     sys.path.pop(0)  # this folder: its names should not stand before anyone's

@@ -65,9 +65,10 @@ def test_no_such_interpreter():
         PeerProcess(launch(python="/no/python"))
 
 
-def test_not_installed_there():
-    with pytest.raises(NotRunError, match=r"cannot import it: ImportError: No module named 'toy'"):
-        PeerProcess(launch(fails="import"))
+@pytest.mark.parametrize("error", ["ImportError", "RuntimeError"])
+def test_not_installed_there_or_not_well(error):
+    with pytest.raises(NotRunError, match=f"cannot import it: {error}: no toy"):
+        PeerProcess(launch(fails=error))
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import os
 import sys
 import time
 
-if "import" in os.environ.get("TOY_FAILS", ""):
-    raise ImportError("No module named 'toy'")
+if error := os.environ.get("TOY_FAILS"):
+    raise {"ImportError": ImportError, "RuntimeError": RuntimeError}[error]("no toy")
 
 PACKAGES = ("pip",)
 
