@@ -27,6 +27,8 @@ PEER_LIMIT_S = 900
 NOTES = (
     "Ratios are the fastest rival's median time over our fastest. All contenders of a table have the same weights and",
     "threads, run in turns, generate greedily and ignore end-of-text; tokens/s counts requested tokens only.",
+    "In 8 and 4 bits each engine has them in a format of its own, of which speed and memory are compared, not quality:",
+    "W8A8 and W4A16 leave the output layer in bf16, Q8_0 and Q4_1 have it in 8 bits.",
     "'one batch' pads prompts on the left and generates to the longest output; its surplus tokens are discarded.",
     "'one by one' serves the requests in order, and each one's TTFT counts from the common start.",
     f"A rival more than {HOPELESS}x slower than the fastest in the first round is not run again.",
