@@ -1,4 +1,5 @@
-"""Who is compared by `bench engine`: this engine, and transformers' `generate` used in its two natural ways.
+"""Who is compared by `bench engine` in its own process: this engine, and transformers' `generate` used in its two
+natural ways. Others come from `peers`.
 
 All get the same weights, dtype and threads, generate greedily and ignore end-of-text.
 """
@@ -17,13 +18,20 @@ from twophase_tools.bench.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every contender shares. `device` and `dtype` are resolved names, 'cpu' and 'float32', never 'auto'."""
+    """What a contender is to run with.
+
+    Attributes:
+        device, dtype: Resolved names, 'cpu' and 'float32', never 'auto'.
+        backend: Of this engine's attention.
+        quantization: Of the linear layers, in the contender's own words; None: the weights are plain.
+    """
 
     folder: str
     device: str
     dtype: str
     backend: str
     num_threads: int
+    quantization: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +41,46 @@ class Run:
     Attributes:
         ttft_s: When each request's first token was there.
         token_ids: The generated tokens of each request.
+        peak_memory_bytes: Of a contender that has a process of its own, until now; None: to be measured apart.
     """
 
     elapsed_s: float
     ttft_s: tuple[float, ...]
     token_ids: tuple[tuple[int, ...], ...]
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRecord:
+    """About a contender that has a process of its own.
+
+    Attributes:
+        versions: Package -> version.
+        waiting_cpu: The share of a core that its threads used while others ran.
+    """
+
+    name: str
+    versions: dict[str, str]
+    waiting_cpu: float
 
 
 class Contender(abc.ABC):
     """A loaded model that can run workloads, one at a time, any number of times."""
+
+    @abc.abstractmethod
+    def run(self, workload: Workload) -> Run:
+        """Generate everything."""
+
+    def peer_record(self) -> PeerRecord | None:
+        """Of a contender in a process of its own, until now."""
+        return None
+
+    def close(self) -> None:  # noqa: B027  (most have nothing to do)
+        """Give back what would outlive the object."""
+
+
+class LocalContender(Contender):
+    """One that runs in this process."""
 
     name: str
 
@@ -61,7 +100,7 @@ class Contender(abc.ABC):
         """First-token times relative to `start_s`, and tokens, by request."""
 
 
-class Twophase(Contender):
+class Twophase(LocalContender):
     """This engine, all requests handed over at once.
 
     Prefix caching is off, because the same prompts come again in every repetition; the pool has room for all.
@@ -74,6 +113,7 @@ class Twophase(Contender):
         from twophase.llm import LLM
 
         block_size = 16
+        quantised: dict[str, Any] = {} if setup.quantization is None else {"quantization": setup.quantization}
         self.llm = LLM(
             setup.folder,
             device=setup.device,
@@ -83,6 +123,7 @@ class Twophase(Contender):
             num_kv_blocks=workload.num_blocks(block_size),
             enable_prefix_caching=False,
             skip_tokenizer_init=True,
+            **quantised,
         )
 
     def _generate(self, workload: Workload, start_s: float) -> tuple[tuple[float, ...], tuple[tuple[int, ...], ...]]:
@@ -95,7 +136,7 @@ class Twophase(Contender):
         )
 
 
-class TransformersBatch(Contender):
+class TransformersBatch(LocalContender):
     """One `generate` call: prompts padded on the left, everyone generates to the longest, the surplus is discarded."""
 
     name = "transformers, one batch"
@@ -110,7 +151,7 @@ class TransformersBatch(Contender):
         return (first_token_s - start_s,) * len(rows), tokens
 
 
-class TransformersSequential(Contender):
+class TransformersSequential(LocalContender):
     """One `generate` call per request, in order; a request's first token waits for all before it."""
 
     name = "transformers, one by one"

@@ -8,12 +8,12 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
 from twophase.core.errors import TwophaseError
 from twophase_tools.bench.contenders import CONTENDERS, Setup
+from twophase_tools.bench.peers.child import resident_bytes
 from twophase_tools.bench.workload import engine_workloads
 
 
@@ -44,23 +44,13 @@ def _measure(task: dict) -> int | None:
 
     import twophase.llm  # noqa: F401
 
-    before = _resident_bytes("VmRSS")
+    before = resident_bytes("VmRSS")
     CONTENDERS[task["contender"]](setup, workload).run(workload)
     if setup.device != "cpu":
         return torch.cuda.max_memory_allocated()
     # Not getrusage: its maximum is inherited from the process that started this one.
-    peak = _resident_bytes("VmHWM")
+    peak = resident_bytes("VmHWM")
     return None if peak is None or before is None else peak - before
-
-
-def _resident_bytes(field: str) -> int | None:
-    """VmRSS (now) or VmHWM (peak) of this process (proc(5)); None where there is no /proc."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    kib = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
-    return int(kib[0]) * 1024 if kib else None
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -62,17 +63,31 @@ def _show(report: Report, args: argparse.Namespace) -> None:
 
 def _engine(args: argparse.Namespace) -> int:
     check_installed("bench engine", "transformers")
+    if args.json and args.markdown:
+        raise ConfigError("--json and --markdown are two forms of the same result: choose one.")
     from twophase_tools.bench.engine import bench_engine
+    from twophase_tools.bench.peers.contender import LLAMA_CPP, VLLM, option_of
 
+    given = {VLLM: args.vllm_python, LLAMA_CPP: args.llama_cpp_python}
+    pythons = {peer: python for peer, python in given.items() if python is not None}
+    for peer, python in pythons.items():
+        if shutil.which(python) is None:
+            raise ConfigError(f"{option_of(peer)} must name an interpreter, a file that can be run; got {python!r}.")
     report = bench_engine(
         args.model,
         **_machine(args),
         num_threads=args.threads,
         repeats=args.repeats,
         quick=args.quick,
+        weights=args.weights,
+        pythons=pythons,
+        peer_limit_s=args.peer_limit,
         say=_say,
     )
-    _show(report, args)
+    if args.markdown:
+        print(report.to_markdown())
+    else:
+        _show(report, args)
     return 0
 
 

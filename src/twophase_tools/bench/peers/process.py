@@ -1,0 +1,138 @@
+"""A peer's process: started with its own interpreter, asked for runs, ended when it does not answer."""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twophase.core.errors import TwophaseError
+
+LAST_WORDS_S = 10  # between the end of its answers and its own
+CHILD = Path(__file__).with_name("child.py")
+# Ours, set when twophase was imported; a peer has its own idea of how long a thread should spin.
+NOT_FOR_PEERS = ("GOMP_SPINCOUNT", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+class NotRunError(TwophaseError):
+    """A contender that cannot take part here; says why."""
+
+
+class PeerFailedError(TwophaseError):
+    """A peer that took part and died, failed or was silent for too long; says which, and what it said last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start a peer.
+
+    Attributes:
+        adapter: Which file beside `child` knows the peer: 'with_vllm' or 'with_llama_cpp'.
+        settings: What its `Engine` gets.
+        environment: Variables on top of this process's own.
+        limit_s: How long loading may take, and each run.
+    """
+
+    python: str
+    adapter: str
+    settings: Mapping[str, Any]
+    environment: Mapping[str, str]
+    limit_s: int | float
+
+
+class PeerProcess:
+    """A peer that has loaded its model. Close it, or its memory stays taken."""
+
+    def __init__(self, launch: Launch) -> None:
+        """Start it and wait until the model is loaded.
+
+        Raises:
+            NotRunError: There is no such interpreter, or the peer is not installed there.
+            PeerFailedError: It could not load the model.
+        """
+        self._limit_s = launch.limit_s
+        # Standard error: a pipe that nobody reads would fill up.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
+        environment = {name: value for name, value in os.environ.items() if name not in NOT_FOR_PEERS}
+        try:
+            self._process = subprocess.Popen(
+                [launch.python, str(CHILD), launch.adapter, json.dumps(dict(launch.settings))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                env=environment | dict(launch.environment),
+                encoding="utf-8",
+                start_new_session=True,  # it ends with its own children, whatever it starts
+            )
+        except OSError as error:
+            self._said.close()
+            raise NotRunError(f"{launch.python} cannot be started: {error.strerror}") from error
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+        self.versions: dict[str, str] = self._answer("loading the model")["versions"]
+
+    def run(self, prompts: tuple[tuple[int, ...], ...], output_lens: tuple[int, ...]) -> dict[str, Any]:
+        """One run; the answer as `child` describes it.
+
+        Raises:
+            PeerFailedError: It died, failed or took too long. It is closed then.
+        """
+        assert self._process.stdin is not None
+        if self._process.stdin.closed:
+            raise PeerFailedError("it has ended already")
+        with contextlib.suppress(BrokenPipeError):  # it is dead, and its last words are still to be read
+            print(json.dumps({"prompts": prompts, "output_lens": output_lens}), file=self._process.stdin, flush=True)
+        return self._answer("a run")
+
+    def close(self) -> None:
+        """End it, at once. Does nothing the second time."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._said):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._answers.put(line)
+        self._answers.put("")
+
+    def _answer(self, doing: str) -> dict[str, Any]:
+        try:
+            line = self._answers.get(timeout=self._limit_s)
+        except queue.Empty:
+            self.close()
+            raise PeerFailedError(f"no answer within {self._limit_s:g} s of {doing}") from None
+        try:
+            answer = json.loads(line) if line else {"error": self._last_words()}
+        except json.JSONDecodeError:
+            answer = {"error": f"it answered {line.strip()[:80]!r}"}
+        if "missing" in answer or "error" in answer:
+            self.close()
+            if "missing" in answer:
+                raise NotRunError(f"its interpreter cannot import it: {answer['missing']}")
+            raise PeerFailedError(f"{doing}: {answer['error']}")
+        return answer
+
+    def _last_words(self) -> str:
+        """Of a process that has closed its standard output: it is ending, or as good as dead."""
+        try:
+            status: int | str = self._process.wait(LAST_WORDS_S)
+        except subprocess.TimeoutExpired:
+            status = "unknown"
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return f"it ended with status {status}" + (f", saying {said[-1][:200]!r}" if said else "")

@@ -1,0 +1,127 @@
+"""The protocol with a peer's process, on a toy: answers, noise, failure, death, silence, and that nothing outlives us."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from twophase_tools.bench.peers.process import Launch, NotRunError, PeerFailedError, PeerProcess
+
+PROMPTS, OUTPUT_LENS = ((1, 2), (3,)), (2, 3)
+HERE = str(Path(__file__).parent)
+
+
+def launch(python=sys.executable, limit_s=30.0, fails="", **settings):
+    return Launch(python, "toy_peer", settings, {"PYTHONPATH": HERE, "TOY_FAILS": fails}, limit_s)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture
+def start():
+    """Starts peers, and ends them after the test."""
+    started = []
+
+    def start(*args, **settings):
+        started.append(PeerProcess(launch(*args, **settings)))
+        return started[-1]
+
+    yield start
+    for peer in started:
+        peer.close()
+
+
+def test_runs_and_what_is_known_of_them(start):
+    peer = start()
+    assert peer.versions["Python"] == ".".join(map(str, sys.version_info[:3]))
+    assert "pip" in peer.versions
+    for _ in range(2):
+        before_s = time.perf_counter()
+        answer = peer.run(PROMPTS, OUTPUT_LENS)
+        assert answer["token_ids"] == [[3, 3], [3, 3, 3]]
+        assert 0 <= max(answer["ttft_s"]) <= answer["elapsed_s"] <= time.perf_counter() - before_s
+        assert answer["peak_memory_bytes"] is None or answer["peak_memory_bytes"] >= 0
+        assert answer["waited_s"] > 0
+
+
+@pytest.mark.parametrize(("behaviour", "spins"), [(None, False), ("spin", True)])
+def test_threads_that_spin_while_they_wait_are_noticed(start, behaviour, spins):
+    peer = start(loading=behaviour)
+    time.sleep(0.3)
+    answer = peer.run(PROMPTS, OUTPUT_LENS)
+    assert (answer["waiting_cpu_s"] > 0.02) == spins
+
+
+def test_no_such_interpreter():
+    with pytest.raises(NotRunError, match="/no/python cannot be started: No such file"):
+        PeerProcess(launch(python="/no/python"))
+
+
+@pytest.mark.parametrize("error", ["ImportError", "RuntimeError"])
+def test_not_installed_there_or_not_well(error):
+    with pytest.raises(NotRunError, match=f"cannot import it: {error}: no toy"):
+        PeerProcess(launch(fails=error))
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        ("raise", "loading the model: ValueError: does not fit"),
+        ("die", "loading the model: it ended with status 3, saying 'out of luck'"),
+        ("hang", r"no answer within 0\.5 s of loading the model"),
+    ],
+)
+def test_a_peer_that_cannot_load(behaviour, said):
+    with pytest.raises(PeerFailedError, match=said):
+        PeerProcess(launch(loading=behaviour, limit_s=0.5 if behaviour == "hang" else 30.0))
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        ("raise", "a run: ValueError: does not fit"),
+        ("die", "a run: it ended with status 3, saying 'out of luck'"),
+        ("hang", "no answer within 2 s of a run"),
+    ],
+)
+def test_a_peer_that_fails_in_a_run(start, behaviour, said):
+    peer = start(running=behaviour, only_for=2, limit_s=2.0 if behaviour == "hang" else 30.0)
+    pid = peer._process.pid
+    assert peer.run(PROMPTS[:1], OUTPUT_LENS[:1])["token_ids"] == [[3, 3]]
+    with pytest.raises(PeerFailedError, match=said):
+        peer.run(PROMPTS, OUTPUT_LENS)
+    assert not is_alive(pid)
+    with pytest.raises(PeerFailedError):  # and stays so
+        peer.run(PROMPTS, OUTPUT_LENS)
+
+
+def test_an_interpreter_that_is_none(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho what is this\n")
+    python.chmod(0o755)
+    with pytest.raises(PeerFailedError, match="it answered 'what is this'"):
+        PeerProcess(launch(python=str(python)))
+
+
+def test_close_ends_it_and_may_come_twice(start):
+    peer = start()
+    pid = peer._process.pid
+    assert is_alive(pid)
+    peer.close()
+    peer.close()
+    assert not is_alive(pid)
+
+
+def test_it_ends_with_its_input(start):
+    """So if this process is killed, nothing stays behind."""
+    peer = start()
+    peer._process.stdin.close()
+    assert peer._process.wait(timeout=30) == 0
