@@ -139,7 +139,7 @@ class QualityReport:
         )
         return "\n".join([*lines, about, self.machine.to_text()])
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         formats = [asdict(report) | {"passed": report.passed} for report in self.formats]
         return asdict(self) | {"formats": formats, "passed": self.passed}
 
@@ -281,8 +281,8 @@ def judge(
     )
 
 
-def to_json(report: QualityReport) -> str:
-    """The report as JSON; infinities, which JSON has not, as text."""
+def to_json(report: dict[str, Any]) -> str:
+    """A report's `to_dict` as JSON; infinities, which JSON has not, as text."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -291,4 +291,4 @@ def to_json(report: QualityReport) -> str:
             return [plain(each) for each in value]
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(plain(report.to_dict()), indent=2)
+    return json.dumps(plain(report), indent=2)

@@ -191,7 +191,7 @@ class Slice:
     """
 
     passed: tuple[bool, ...]
-    chance: float = 0.0
+    chance: int | float = 0
 
     @property
     def tells(self) -> bool:

@@ -9,12 +9,11 @@ The quantised layers are those of the engine, of whatever scheme it opens. Both 
 quantised one, so that what is compared differs in the weights' bits alone.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-
-import torch
 
 from twophase.core.errors import ConfigError
 from twophase.llm import LLM
@@ -87,19 +86,14 @@ class SensitivityReport:
         return sum(damage.drift.kl.mean for damage in (*self.layers, *head))
 
     def to_text(self) -> str:
-        damages = (*self.layers, *self.kinds, self.everything)
-        most = max((damage.drift.kl.mean for damage in damages[:-1]), default=0.0)
+        parts = (*self.layers, *self.kinds)
+        most = max((damage.drift.kl.mean for damage in parts if damage.drift.kl.mean < math.inf), default=0.0)
         lines = [
             f"{self.quantization} in {self.dtype}, one part at a time: mean KL from the plain model in nats, +- 95 %;",
             "perplexity after over before; positions with the same top token",
         ]
-        for damage in damages:
-            drift = damage.drift
-            bar = "" if damage is self.everything else "#" * round(BAR_WIDTH * drift.kl.mean / most if most else 0)
-            lines.append(
-                f"  {damage.part:<10} {drift.kl.mean:.5f} +- {drift.kl.margin:.5f}  x {ratio_of(drift):.4f}  "
-                f"{drift.top1.mean:7.2%}  {bar}".rstrip()
-            )
+        lines += [f"{_row(damage)}  {_bar(damage.drift.kl.mean, most)}".rstrip() for damage in parts]
+        lines.append(_row(self.everything))
         first = ", ".join(damage.part for damage in self.worst_first[:3])
         return "\n".join(
             [
@@ -115,9 +109,14 @@ class SensitivityReport:
         return asdict(self)
 
 
-def ratio_of(drift: Drift) -> float:
-    """Of the perplexities; infinite rather than too large for a float."""
-    return float(torch.tensor(drift.log_ratio.mean, dtype=torch.float64).exp())
+def _row(damage: Damage) -> str:
+    kl, ratio = damage.drift.kl, math.exp(min(damage.drift.log_ratio.mean, 700))
+    return f"  {damage.part:<10} {kl.mean:.5f} +- {kl.margin:.5f}  x {ratio:.4f}  {damage.drift.top1.mean:7.2%}"
+
+
+def _bar(value: float, most: float) -> str:
+    """In proportion, as far as `most`, which takes the whole width; what is infinite takes it, too."""
+    return "#" * round(BAR_WIDTH * min(1, value / most)) if most else ""
 
 
 def bench_sensitivity(

@@ -180,7 +180,7 @@ def _quality(args: argparse.Namespace) -> int:
         own=() if own is None else read_choices(read_text("--choices", own)),
         say=_say,
     )
-    print(to_json(report) if args.json else report.to_text())
+    print(to_json(report.to_dict()) if args.json else report.to_text())
     return 0 if report.passed else 1
 
 
@@ -198,12 +198,12 @@ def _sensitivity(args: argparse.Namespace) -> int:
         _check_writable({"--picture": picture})
         if Path(picture).suffix.lower() not in PLOT_FORMATS:
             raise ConfigError(f"--picture must end in {', '.join(PLOT_FORMATS)}, got {picture!r}.")
-    from twophase_tools.bench.quality import open_model
+    from twophase_tools.bench.quality import open_model, to_json
     from twophase_tools.bench.sensitivity import bench_sensitivity
 
     opener = open_model(args.model, **_machine(args))
     report = bench_sensitivity(opener, *schemes, text=_own_text(args), num_tokens=args.tokens, say=_say)
-    _show(report, args)
+    print(to_json(report.to_dict()) if args.json else report.to_text())
     if picture is not None:
         from twophase_tools.bench.sensitivity_picture import draw_sensitivity
 
