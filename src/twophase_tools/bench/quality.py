@@ -16,7 +16,7 @@ from twophase.core.errors import ConfigError
 from twophase.llm import LLM
 from twophase_tools.bench.machine import MachineRecord, record_machine
 from twophase_tools.bench.perplexity import prose
-from twophase_tools.bench.quality_cost import DECODE_BATCH, decode_step_times, weight_bytes
+from twophase_tools.bench.quality_cost import DECODE_BATCH, decode_step_times, weight_memory_bytes
 from twophase_tools.bench.quality_drift import STRETCH, Drift, Estimate, estimate, measure_drift
 from twophase_tools.bench.quality_probes import Choice, Slice, probe
 from twophase_tools.bench.quality_tasks import Answers, answer
@@ -75,16 +75,19 @@ class FormatReport:
     """One variant against the model as it is.
 
     Attributes:
+        weights: Of each line, in `used`.
         used: The weighted mean of what the lines have used of their allowances, in [0, 1].
         most_used: What it may be.
         dtype: Of the activations, and of what is not quantised.
         bytes_ratio: Bytes per token of the cache, before over after.
-        weight_bytes_ratio: Bytes of the weights, before over after.
+        weight_bytes: Of the weights in memory; on a CPU a plain copy for steps of many rows may be among them.
+        weight_bytes_ratio: Before over after.
         step_time_ratio: Time of a decode step, after over before; medians of runs in turns.
     """
 
     name: str
     verdicts: tuple[Verdict, ...]
+    weights: dict[str, int | float]
     used: float
     most_used: int | float
     dtype: str
@@ -102,17 +105,22 @@ class FormatReport:
         yield f"{self.name}, in {self.dtype}: the gate {'passes' if self.passed else 'FAILS'}"
         for verdict in self.verdicts:
             mark = {True: "pass", False: "FAIL", None: "----"}[verdict.passed]
-            used = "" if verdict.passed is None else f"{min(1, verdict.used):.0%}"
+            used = "" if verdict.passed is None else f"{min(1, verdict.used):.0%} x {self.weights[verdict.name]:g}"
             note = " (open: more text may decide)" if verdict.is_open else ""
-            yield f"  {mark}  {verdict.name:<18} {used:>4}  {verdict.text}{note}"
+            yield f"  {mark}  {verdict.name:<18} {used:>8}  {verdict.text}{note}"
         mark = "pass" if self.used <= self.most_used else "FAIL"
-        text = f"of what may be lost is lost (weighted mean); at most {self.most_used:.0%}"
-        yield f"  {mark}  {'all together':<18} {self.used:>4.0%}  {text}"
-        if self.bytes_ratio != 1:
-            yield f"  saved   {self.bytes_ratio:.2f}x fewer bytes per token ({self.bytes_per_token:,})"
-        if self.weight_bytes_ratio != 1:
-            yield f"  saved   {self.weight_bytes_ratio:.2f}x fewer bytes of weights ({self.weight_bytes:,})"
+        text = f"of what may be lost is lost, the weighted mean of the lines that tell; at most {self.most_used:.0%}"
+        yield f"  {mark}  {'all together':<18} {self.used:>8.0%}  {text}"
+        yield from _size_line(self.bytes_ratio, f"per token ({self.bytes_per_token:,})")
+        yield from _size_line(self.weight_bytes_ratio, f"of weights in memory ({self.weight_bytes:,})")
         yield f"  costs   {self.step_time_ratio:.2f}x the time of a decode step ({DECODE_BATCH} sequences)"
+
+
+def _size_line(ratio: float, what: str) -> Iterator[str]:
+    if ratio > 1:
+        yield f"  saved   {ratio:.2f}x fewer bytes {what}"
+    elif ratio < 1:
+        yield f"  costs   {1 / ratio:.2f}x the bytes {what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +202,7 @@ def bench_quality(
         len(token_ids),
         dtype_name(llm),
         llm.kv_cache.spec.bytes_per_token,
-        weight_bytes(llm.model.weights),
+        weight_memory_bytes(llm.model.weights),
         tuple(reports),
     )
 
@@ -266,10 +274,11 @@ def judge(
     say(f"{name}: time of a decode step, in turns")
     times_s = decode_step_times(before.llm, after, token_ids)
     per_token = [llm.kv_cache.spec.bytes_per_token for llm in (before.llm, after)]
-    of_weights = [weight_bytes(llm.model.weights) for llm in (before.llm, after)]
+    of_weights = [weight_memory_bytes(llm.model.weights) for llm in (before.llm, after)]
     return FormatReport(
         name=name,
         verdicts=verdicts,
+        weights={verdict.name: weights[verdict.name] for verdict in verdicts},
         used=mean_used(verdicts, weights),
         most_used=bounds.mean_used,
         dtype=dtype_name(after),

@@ -13,7 +13,7 @@ from twophase.llm import LLM
 DECODE_BATCH, DECODE_CONTEXT, DECODE_STEPS, DECODE_ROUNDS = 8, 256, 6, 4
 
 
-def weight_bytes(weights: object) -> int:
+def weight_memory_bytes(weights: object) -> int:
     """Bytes of all tensors in a record of weights; memory that several of them share counts once."""
     sizes: dict[object, int] = {}
     for tensor in _tensors(weights):

@@ -183,7 +183,7 @@ def test_the_command_passes_and_prints_what_is_saved(twophase, wide_folder, monk
     assert "K/V fp8_e4m3, in float32: the gate passes" in out
     assert "3.20x fewer bytes per token" in out  # 16 * 4 / (16 + 4)
     assert "the time of a decode step" in out
-    assert "bytes of weights (" not in out
+    assert "bytes of weights in memory (" not in out
     assert re.search(r"\n  ----  two-digit sums +0 of 4, before 0; 0 lost", out)
     assert re.search(r"\n  pass  all together +\d+%  of what may be lost is lost", out)
 
@@ -294,9 +294,9 @@ def test_bounds_given_by_the_user_come_first():
 def test_bytes_of_weights_count_shared_memory_once():
     weight = torch.zeros(6, 4)
     plain = make_linear(torch.ones(8, 4))
-    assert quality_cost.weight_bytes(plain) == 8 * 4 * 4
-    assert quality_cost.weight_bytes((weight, (weight[:3], weight.T), None, 3, plain)) == (6 * 4 + 8 * 4) * 4
-    assert quality_cost.weight_bytes(torch.zeros(3, dtype=torch.int8)) == 3
+    assert quality_cost.weight_memory_bytes(plain) == 8 * 4 * 4
+    assert quality_cost.weight_memory_bytes((weight, (weight[:3], weight.T), None, 3, plain)) == (6 * 4 + 8 * 4) * 4
+    assert quality_cost.weight_memory_bytes(torch.zeros(3, dtype=torch.int8)) == 3
 
 
 def command(open_wide, monkeypatch, **options):
