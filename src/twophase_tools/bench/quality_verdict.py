@@ -12,7 +12,7 @@
     JSON objects lost  0      valid before, not valid after
     equal JSON fields  0.9    of the fields extracted before: a small model is undecided about some of them, and a tie
                               may fall either way without loss
-    answers kept       0.9    of the tasks of one kind that were right before: likewise
+    answers kept       0.9    of the tasks of one kind that were clearly right before: likewise
 
 Weights in 4 bits cost something, and are worth it where memory is short. Their predictions may drift as far as those
 of the 4-bit format that llama.cpp calls recommended (its discussion 2094), Q4_K_M, do on Llama 3 8B by its own
@@ -177,11 +177,11 @@ def probe_verdicts(before: Mapping[str, Slice], after: Mapping[str, Slice], boun
     """A line for each slice of tasks; where the unquantised model does little better than chance, it proves nothing."""
     for name, old in before.items():
         new = after[name]
-        num_right, num_lost = sum(old.passed), _num_lost(old.passed, new.passed)
-        kept, limit = (num_right - num_lost) / max(1, num_right), bounds.answers_kept
+        num_clear, num_lost = sum(old.clear), _num_lost(old.clear, new.passed)
+        kept, limit = 1 - num_lost / max(1, num_clear), bounds.answers_kept
         text = (
-            f"{sum(new.passed)} of {len(new.passed)}, before {num_right}; {num_lost} lost, "
-            f"at least {limit:.0%} of those before kept"
+            f"{sum(new.passed)} of {len(new.passed)}, before {sum(old.passed)}; "
+            f"{num_lost} of {num_clear} clear ones lost, at least {limit:.0%} kept"
         )
         used = _share(1 - kept, 1 - limit)
         yield Verdict(name, kept, limit, kept >= limit if old.tells else None, text, used)

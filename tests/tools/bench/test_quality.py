@@ -27,7 +27,7 @@ from twophase_tools.bench.quality_probes import Slice
 from twophase_tools.cli import bench
 
 BOUNDS = quality.Bounds()
-SLICES = {"code continued": Slice((True,) * 4), "two-digit sums": Slice((False,) * 4)}
+SLICES = {"code continued": Slice.of((True,) * 4), "two-digit sums": Slice.of((False,) * 4)}
 
 
 def three_bits(x, kv_format):
@@ -149,6 +149,7 @@ def test_the_gate_tells_eight_bits_of_weights_from_two(open_smollm2, few_questio
 def without_questions(monkeypatch):
     monkeypatch.setattr(quality, "answer", lambda llm: ALL_RIGHT)
     monkeypatch.setattr(quality, "probe", lambda llm, own=(): SLICES)
+    monkeypatch.setattr(quality_cost, "DECODE_ROUNDS", 1)  # no time is judged
 
 
 def quick_command(twophase, folder, monkeypatch, *options):  # noqa: F811
@@ -184,7 +185,7 @@ def test_the_command_passes_and_prints_what_is_saved(twophase, wide_folder, monk
     assert "3.20x fewer bytes per token" in out  # 16 * 4 / (16 + 4)
     assert "the time of a decode step" in out
     assert "bytes of weights in memory (" not in out
-    assert re.search(r"\n  ----  two-digit sums +0 of 4, before 0; 0 lost", out)
+    assert re.search(r"\n  ----  two-digit sums +0 of 4, before 0; 0 of 0 clear ones lost", out)
     assert re.search(r"\n  pass  all together +\d+%  of what may be lost is lost", out)
 
 
@@ -275,7 +276,7 @@ def test_a_model_passes_against_itself(open_wide, monkeypatch):
 def test_all_lines_together_may_fail_what_each_lets_through(open_wide, monkeypatch):
     """Three of four kept is within the bound given, and more than half of what it allows."""
     without_questions(monkeypatch)
-    slices = iter([SLICES, SLICES | {"code continued": Slice((True, True, True, False))}])
+    slices = iter([SLICES, SLICES | {"code continued": Slice.of((True, True, True, False))}])
     monkeypatch.setattr(quality, "probe", lambda llm, own=(): next(slices))
     weights = dict.fromkeys(quality.WEIGHTS, 0) | {"code continued": 1}
     report = quality.bench_quality(open_wide, [Variant()], {"answers_kept": 0.7}, weights=weights, num_tokens=256)
@@ -321,7 +322,7 @@ def test_the_command_judges_caches_and_weights(open_wide, monkeypatch, capsys):
 
 
 def test_the_command_asks_the_users_own_choices(open_wide, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(quality, "answer", lambda llm: ALL_RIGHT)
+    without_questions(monkeypatch)
     asked = []
     monkeypatch.setattr(quality, "probe", lambda llm, own=(): asked.append(own) or SLICES)
     file = tmp_path / "own.jsonl"

@@ -1,7 +1,7 @@
 """Each line of the gate passes and fails alone; all together are a weighted mean with a bound of its own."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -85,6 +85,11 @@ def passes(num_passed, num_tasks=20) -> tuple[bool, ...]:
     return (True,) * num_passed + (False,) * (num_tasks - num_passed)
 
 
+def slice_of(tasks) -> Slice:
+    """Of margins, or of what is right or wrong."""
+    return Slice.of(tasks) if isinstance(tasks[0], bool) else Slice(tasks)
+
+
 def check_probe_verdicts(module) -> None:
     cases = [
         (passes(20), passes(20), 0, T, 0),
@@ -99,10 +104,14 @@ def check_probe_verdicts(module) -> None:
         (passes(9), passes(0), 0, None, 10),
         (passes(14), passes(0), 0.5, None, 10),
         (passes(15), passes(0), 0.5, F, 10),
-        (passes(0), passes(0), 0, None, 10),
+        (passes(0), passes(0), 0, None, 0),
+        # What was a close call may fall either way; what was clear is kept as long as it is right at all.
+        ((2.0, 0.9, 0.1, 1.0), (0.1, -0.1, -3.0, 0.1), 0, T, 0),
+        ((2.0, 0.9, 0.1, 1.0), (0.1, 2.0, 3.0, 0.0), 0, F, 5),
+        ((0.9, 0.9), (-1.0, -1.0), 0, None, 0),
     ]
     for before, after, chance, passed, used in cases:
-        before_slices, after_slices = {"sums": Slice(before, chance)}, {"sums": Slice(after, chance)}
+        before_slices, after_slices = ({"sums": replace(slice_of(each), chance=chance)} for each in (before, after))
         (verdict,) = module.probe_verdicts(before_slices, after_slices, module.Bounds())
         assert (verdict.name, verdict.passed) == ("sums", passed), (before, after, chance)
         assert verdict.used == pytest.approx(used), (before, after, chance)
@@ -150,7 +159,9 @@ MUTANTS = [
     ("judged by what it never could", "num_lost <= limit if tells else None", "num_lost <= limit"),
     ("tasks judged by what it never could", "kept >= limit if old.tells else None", "kept >= limit"),
     ("missing fields are equal", "field in old and field in new and old[field] == new[field]", "old.get(field) == new.get(field, old.get(field))"),
-    ("kept of all tasks", "(num_right - num_lost) / max(1, num_right)", "(len(old.passed) - num_lost) / len(old.passed)"),
+    ("kept of all tasks", "1 - num_lost / max(1, num_clear)", "1 - num_lost / len(old.passed)"),
+    ("close calls count", "num_clear, num_lost = sum(old.clear), _num_lost(old.clear, new.passed)", "num_clear, num_lost = sum(old.passed), _num_lost(old.passed, new.passed)"),
+    ("what was clear must stay clear", "_num_lost(old.clear, new.passed)", "_num_lost(old.clear, new.clear)"),
     ("one line may use more than all", "(weights[each.name], min(1, each.used))", "(weights[each.name], each.used)"),
     ("what proves nothing counts", "if each.passed is not None]", "]"),
     ("all lines weigh the same", "sum(weight * used for weight, used in telling) / total", "sum(used for _, used in telling) / len(telling)"),
