@@ -18,6 +18,7 @@ from twophase_tools.bench.machine import MachineRecord, record_machine
 from twophase_tools.bench.perplexity import prose
 from twophase_tools.bench.quality_cost import DECODE_BATCH, decode_step_times, weight_memory_bytes
 from twophase_tools.bench.quality_drift import STRETCH, Drift, Estimate, estimate, measure_drift
+from twophase_tools.bench.quality_grid import NOTE, was_rounded
 from twophase_tools.bench.quality_probes import Choice, Slice, probe
 from twophase_tools.bench.quality_tasks import Answers, answer
 from twophase_tools.bench.quality_verdict import (
@@ -125,7 +126,11 @@ def _size_line(ratio: float, what: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class QualityReport:
-    """A whole run; `dtype`, bytes per token and bytes of weights are those of the model as it is."""
+    """A whole run; `dtype`, bytes per token and bytes of weights are those of the model as it is.
+
+    Attributes:
+        was_rounded: Whether its weights, too, have the values of 4 bits (see `quality_grid`).
+    """
 
     machine: MachineRecord
     model: str
@@ -133,6 +138,7 @@ class QualityReport:
     dtype: str
     bytes_per_token_before: int
     weight_bytes_before: int
+    was_rounded: bool
     formats: tuple[FormatReport, ...]
 
     @property
@@ -145,7 +151,8 @@ class QualityReport:
             f"{self.model}, {self.num_tokens:,} tokens of text; before: {self.dtype}, "
             f"{self.bytes_per_token_before:,} bytes/token, {self.weight_bytes_before:,} bytes of weights"
         )
-        return "\n".join([*lines, about, self.machine.to_text()])
+        note = [NOTE] if self.was_rounded else []
+        return "\n".join([*lines, *note, about, self.machine.to_text()])
 
     def to_dict(self) -> dict[str, Any]:
         formats = [asdict(report) | {"passed": report.passed} for report in self.formats]
@@ -203,6 +210,7 @@ def bench_quality(
         dtype_name(llm),
         llm.kv_cache.spec.bytes_per_token,
         weight_memory_bytes(llm.model.weights),
+        was_rounded(llm.model.weights),
         tuple(reports),
     )
 

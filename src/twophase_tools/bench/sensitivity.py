@@ -22,6 +22,7 @@ from twophase_tools.bench.machine import MachineRecord, record_machine
 from twophase_tools.bench.perplexity import step_logits
 from twophase_tools.bench.quality import Variant, check_num_tokens, dtype_name, text_ids
 from twophase_tools.bench.quality_drift import Drift, drift_between
+from twophase_tools.bench.quality_grid import NOTE, was_rounded
 
 NUM_TOKENS = 512  # by default: the plain model's logits are kept, 4 bytes for each token and word of the vocabulary
 BAR_WIDTH = 40
@@ -63,13 +64,18 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class SensitivityReport:
-    """A whole run; `layers` in order, `kinds` in that of `KINDS`."""
+    """A whole run; `layers` in order, `kinds` in that of `KINDS`.
+
+    Attributes:
+        was_rounded: Whether the plain weights, too, have the values of 4 bits (see `quality_grid`).
+    """
 
     machine: MachineRecord
     model: str
     quantization: str
     dtype: str
     num_tokens: int
+    was_rounded: bool
     layers: tuple[Damage, ...]
     kinds: tuple[Damage, ...]
     everything: Damage
@@ -100,6 +106,7 @@ class SensitivityReport:
                 *lines,
                 f"first to break: {first}. One by one, the layers and the head add up to {self.sum_over_layers:.5f}; "
                 f"all at once: {self.everything.drift.kl.mean:.5f}.",
+                *([NOTE] if self.was_rounded else []),
                 f"{self.model}, {self.num_tokens:,} tokens of text",
                 self.machine.to_text(),
             ]
@@ -157,6 +164,7 @@ def bench_sensitivity(
         quantization=quantization,
         dtype=dtype_name(plain),
         num_tokens=len(token_ids),
+        was_rounded=was_rounded(plain.model.weights),
         layers=tuple(damage(Part(layer=number)) for number in range(len(weights.layers))),
         kinds=tuple(damage(Part(kind=kind)) for kind in KINDS),
         everything=damage(Part()),

@@ -18,13 +18,13 @@ def rounded(weight, bits, group=16):
     return (((groups - least) / scale).round() * scale + least).flatten(1).to(weight.dtype)
 
 
-def rounded_folder(folder, target, bits, is_rounded=lambda name: True):
+def rounded_folder(folder, target, bits, is_rounded=lambda name: True, group=16):
     """A copy of a model's folder whose linear layers' weights, those for whose name `is_rounded`, have so many bits."""
     shutil.copytree(folder, target)
     tensors = load_file(target / "model.safetensors")
     linears = [name for name in tensors if name.endswith(("proj.weight", "lm_head.weight")) and is_rounded(name)]
     assert linears
-    tensors |= {name: rounded(tensors[name], bits) for name in linears}
+    tensors |= {name: rounded(tensors[name], bits, group) for name in linears}
     save_file(tensors, target / "model.safetensors", {"format": "pt"})
     return target
 
