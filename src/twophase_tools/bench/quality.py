@@ -1,9 +1,9 @@
 """`twophase bench quality`: what a quantised K/V cache, or quantised weights, cost in quality.
 
-Each variant is judged against the same model with neither. A gate: each line has a bound, and so have all of them
-together. The lines come from a text (`quality_drift`), from questions (`quality_tasks`) and from small tasks
-(`quality_probes`); the bounds, and why they are where they are, stand in `quality_verdict`. Which layers break first
-is another question: `sensitivity`.
+Each variant is judged against the same model with neither, in the same dtype. A gate: each line has a bound, and so
+have all of them together. The lines come from a text (`quality_drift`), from questions (`quality_tasks`) and from small
+tasks (`quality_probes`); the bounds, and why they are where they are, stand in `quality_verdict`. Which layers break
+first is another question: `sensitivity`.
 """
 
 import json
@@ -64,9 +64,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The model as it is, and what it answered."""
+    """The model as it is, the text, and what it answered."""
 
     llm: LLM
+    token_ids: Sequence[int]
     answers: Answers
     slices: Mapping[str, Slice]
 
@@ -79,7 +80,7 @@ class FormatReport:
         weights: Of each line, in `used`.
         used: The weighted mean of what the lines have used of their allowances, in [0, 1].
         most_used: What it may be.
-        dtype: Of the activations, and of what is not quantised.
+        dtype: Of the activations and of what is not quantised, before and after.
         bytes_ratio: Bytes per token of the cache, before over after.
         weight_bytes: Of the weights in memory; on a CPU a plain copy for steps of many rows may be among them.
         weight_bytes_ratio: Before over after.
@@ -126,18 +127,15 @@ def _size_line(ratio: float, what: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class QualityReport:
-    """A whole run; `dtype`, bytes per token and bytes of weights are those of the model as it is.
+    """A whole run.
 
     Attributes:
-        was_rounded: Whether its weights, too, have the values of 4 bits (see `quality_grid`).
+        was_rounded: Whether the model as it is, too, has weights with the values of 4 bits (see `quality_grid`).
     """
 
     machine: MachineRecord
     model: str
     num_tokens: int
-    dtype: str
-    bytes_per_token_before: int
-    weight_bytes_before: int
     was_rounded: bool
     formats: tuple[FormatReport, ...]
 
@@ -147,10 +145,7 @@ class QualityReport:
 
     def to_text(self) -> str:
         lines = [line for report in self.formats for line in (*report.to_lines(), "")]
-        about = (
-            f"{self.model}, {self.num_tokens:,} tokens of text; before: {self.dtype}, "
-            f"{self.bytes_per_token_before:,} bytes/token, {self.weight_bytes_before:,} bytes of weights"
-        )
+        about = f"{self.model}, {self.num_tokens:,} tokens of text"
         note = [NOTE] if self.was_rounded else []
         return "\n".join([*lines, *note, about, self.machine.to_text()])
 
@@ -176,7 +171,7 @@ def bench_quality(
     own: Sequence[Choice] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> QualityReport:
-    """Judge each variant against `Variant()`, the model as it is.
+    """Judge each variant against the model as it is, in the same dtype: what is judged is the fewer bits alone.
 
     Args:
         open_llm: The model as the variant says; room for `DECODE_BATCH` sequences at least.
@@ -192,25 +187,21 @@ def bench_quality(
     if not variants:
         raise ConfigError("bench quality needs at least one format to judge, such as --kv-cache-dtype int8.")
     check_num_tokens(num_tokens)
-    llm = open_llm(Variant())
-    token_ids = text_ids(llm, text, num_tokens)
-    say("as it is: needles and JSON")
-    answers = answer(llm)
-    say("as it is: sums, code and refusals")
-    before = Before(llm, answers, probe(llm, own))
+    befores: dict[str, Before] = {}
     reports = []
     for variant in variants:
         after = open_llm(variant)
-        reports.append(judge(variant.name, before, after, token_ids, bounds_for(variant, bounds), weights, own, say))
+        dtype = dtype_name(after)
+        if dtype not in befores:
+            befores[dtype] = _as_it_is(open_llm(Variant(dtype=dtype)), text_ids(after, text, num_tokens), own, say)
+        reports.append(judge(variant.name, befores[dtype], after, bounds_for(variant, bounds), weights, own, say))
         del after  # its weights should not stand beside the next one's
+    before, *_ = befores.values()
     return QualityReport(
         record_machine(),
-        str(llm.model_dir),
-        len(token_ids),
-        dtype_name(llm),
-        llm.kv_cache.spec.bytes_per_token,
-        weight_memory_bytes(llm.model.weights),
-        was_rounded(llm.model.weights),
+        str(before.llm.model_dir),
+        len(before.token_ids),
+        was_rounded(before.llm.model.weights),
         tuple(reports),
     )
 
@@ -258,19 +249,25 @@ def dtype_name(llm: LLM) -> str:
     return str(llm.model.weights.dtype).removeprefix("torch.")
 
 
+def _as_it_is(llm: LLM, token_ids: Sequence[int], own: Sequence[Choice], say: Callable[[str], None]) -> Before:
+    say(f"as it is, in {dtype_name(llm)}: needles and JSON")
+    answers = answer(llm)
+    say(f"as it is, in {dtype_name(llm)}: sums, code and refusals")
+    return Before(llm, token_ids, answers, probe(llm, own))
+
+
 def judge(
     name: str,
     before: Before,
     after: LLM,
-    token_ids: Sequence[int],
     bounds: Bounds,
     weights: Mapping[str, int | float] = WEIGHTS,
     own: Sequence[Choice] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> FormatReport:
     """One variant, which `after` is."""
-    say(f"{name}: {len(token_ids):,} tokens of text, with both")
-    drift = measure_drift(before.llm, after, token_ids)
+    say(f"{name}: {len(before.token_ids):,} tokens of text, with both")
+    drift = measure_drift(before.llm, after, before.token_ids)
     say(f"{name}: needles and JSON")
     answers = answer(after)
     say(f"{name}: sums, code and refusals")
@@ -280,7 +277,7 @@ def judge(
         *probe_verdicts(before.slices, probe(after, own), bounds),
     )
     say(f"{name}: time of a decode step, in turns")
-    times_s = decode_step_times(before.llm, after, token_ids)
+    times_s = decode_step_times(before.llm, after, before.token_ids)
     per_token = [llm.kv_cache.spec.bytes_per_token for llm in (before.llm, after)]
     of_weights = [weight_memory_bytes(llm.model.weights) for llm in (before.llm, after)]
     return FormatReport(

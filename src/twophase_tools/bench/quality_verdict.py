@@ -177,10 +177,11 @@ def probe_verdicts(before: Mapping[str, Slice], after: Mapping[str, Slice], boun
     """A line for each slice of tasks; where the unquantised model does little better than chance, it proves nothing."""
     for name, old in before.items():
         new = after[name]
-        num_clear, num_lost = sum(old.clear), _num_lost(old.clear, new.passed)
+        clear = [outcome.is_clear for outcome in old.outcomes]
+        num_clear, num_lost = sum(clear), _num_lost(clear, [outcome.passed for outcome in new.outcomes])
         kept, limit = 1 - num_lost / max(1, num_clear), bounds.answers_kept
         text = (
-            f"{sum(new.passed)} of {len(new.passed)}, before {sum(old.passed)}; "
+            f"{new.num_passed} of {len(new.outcomes)}, before {old.num_passed}; "
             f"{num_lost} of {num_clear} clear ones lost, at least {limit:.0%} kept"
         )
         used = _share(1 - kept, 1 - limit)

@@ -23,11 +23,11 @@ from twophase_kernels.quant import quantise_reference
 from twophase_tools.bench import quality, quality_cost, quality_probes, quality_tasks
 from twophase_tools.bench.perplexity import prose
 from twophase_tools.bench.quality import Variant
-from twophase_tools.bench.quality_probes import Slice
+from twophase_tools.bench.quality_probes import Outcome, Slice
 from twophase_tools.cli import bench
 
 BOUNDS = quality.Bounds()
-SLICES = {"code continued": Slice.of((True,) * 4), "two-digit sums": Slice.of((False,) * 4)}
+SLICES = {"code continued": Slice((Outcome(True),) * 4), "two-digit sums": Slice((Outcome(False),) * 4)}
 
 
 def three_bits(x, kv_format):
@@ -87,23 +87,23 @@ def failed(report: quality.FormatReport) -> set[str]:
     return {verdict.name for verdict in report.verdicts if verdict.passed is False}
 
 
-def answered(llm: LLM) -> quality.Before:
-    return quality.Before(llm, quality_tasks.answer(llm), quality_probes.probe(llm))
+def answered(llm: LLM, num_tokens: int) -> quality.Before:
+    token_ids = llm.tokenizer.encode(prose())[:num_tokens]
+    return quality.Before(llm, token_ids, quality_tasks.answer(llm), quality_probes.probe(llm))
 
 
 @pytest.mark.full
 def test_the_gate_tells_int8_from_three_bits(open_smollm2, few_questions, monkeypatch):
-    before = answered(open_smollm2(Variant()))
+    before = answered(open_smollm2(Variant()), 320)
     assert sum(before.answers.found) >= 6
     assert sum(before.answers.guided_valid) + sum(before.answers.free_valid) == 6
-    token_ids = before.llm.tokenizer.encode(prose())[:320]
     after = open_smollm2(Variant("int8"))
-    report = quality.judge("int8", before, after, token_ids, BOUNDS)
+    report = quality.judge("int8", before, after, BOUNDS)
     assert not failed(report), "\n".join(report.to_lines())
     assert report.bytes_ratio == pytest.approx(64 * 4 / (64 + 4))
     assert report.step_time_ratio > 0
     monkeypatch.setattr(torch_backend, "quantise_reference", three_bits)
-    report = quality.judge("three bits", before, after, token_ids, BOUNDS)
+    report = quality.judge("three bits", before, after, BOUNDS)
     assert not report.passed
     everything = {"perplexity", "mean KL divergence", "same top token", "needles found", "free JSON valid"}
     assert failed(report) >= everything | {"guided JSON fields"}, "\n".join(report.to_lines())
@@ -127,17 +127,14 @@ def test_the_whole_gate_lets_int8_and_fp8_through(open_smollm2, monkeypatch):
 @pytest.mark.full
 def test_the_gate_tells_eight_bits_of_weights_from_two(open_smollm2, few_questions):
     """The same model passes with nothing lost; rounded to 8 bits it passes; to 2 bits every line that tells fails."""
-    before = answered(open_smollm2(Variant()))
-    token_ids = before.llm.tokenizer.encode(prose())[:320]
-    report = quality.judge("the same", before, open_smollm2(Variant()), token_ids, BOUNDS)
+    before = answered(open_smollm2(Variant()), 320)
+    report = quality.judge("the same", before, open_smollm2(Variant()), BOUNDS)
     assert (report.passed, report.used) == (True, 0), "\n".join(report.to_lines())
     telling = {verdict.name for verdict in report.verdicts if verdict.passed}
     assert set(quality.WEIGHTS) - telling == {"two-digit sums", "own choices"}
-    report = quality.judge("8 bits", before, with_rounded_weights(open_smollm2(Variant()), 8), token_ids, BOUNDS)
+    report = quality.judge("8 bits", before, with_rounded_weights(open_smollm2(Variant()), 8), BOUNDS)
     assert report.passed, "\n".join(report.to_lines())
-    report = quality.judge(
-        "2 bits", before, with_rounded_weights(open_smollm2(Variant()), 2), token_ids, quality.FOUR_BITS
-    )
+    report = quality.judge("2 bits", before, with_rounded_weights(open_smollm2(Variant()), 2), quality.FOUR_BITS)
     # A mask makes objects of whatever a model says; and what says nothing sensible refuses nothing, which is an answer.
     assert failed(report) >= telling - {"guided JSON valid", "harmless answered"}, "\n".join(report.to_lines())
     assert report.used > 0.8
@@ -273,10 +270,30 @@ def test_a_model_passes_against_itself(open_wide, monkeypatch):
     assert report.formats[0].name == "K/V auto"
 
 
+def test_each_is_judged_in_its_own_dtype(wide_folder, monkeypatch):
+    """Quantised weights compute in bfloat16 on a CPU, a cache leaves the model in float32: neither pays for the other's."""
+    without_questions(monkeypatch)
+    opener = quality.open_model(str(wide_folder), device="cpu", dtype="auto", backend="torch")
+    opened = []
+
+    def open_llm(variant):
+        opened.append(variant)
+        return opener(replace(variant, quantization=None, dtype="bfloat16" if variant.quantization else variant.dtype))
+
+    variants = [Variant(quantization="a"), Variant("int8"), Variant(quantization="b")]
+    report = quality.bench_quality(open_llm, variants, num_tokens=256)
+    assert opened == [variants[0], Variant(dtype="bfloat16"), variants[1], Variant(dtype="float32"), variants[2]]
+    assert [each.dtype for each in report.formats] == ["bfloat16", "float32", "bfloat16"]
+    assert [each.used == 0 for each in report.formats] == [True, False, True]
+    assert [variant.name for variant in (*variants, Variant("int8", "a"), Variant())] == [
+        "a", "K/V int8", "b", "a, K/V int8", "K/V auto",
+    ]  # fmt: skip
+
+
 def test_all_lines_together_may_fail_what_each_lets_through(open_wide, monkeypatch):
     """Three of four kept is within the bound given, and more than half of what it allows."""
     without_questions(monkeypatch)
-    slices = iter([SLICES, SLICES | {"code continued": Slice.of((True, True, True, False))}])
+    slices = iter([SLICES, SLICES | {"code continued": Slice((*(Outcome(True),) * 3, Outcome(False)))}])
     monkeypatch.setattr(quality, "probe", lambda llm, own=(): next(slices))
     weights = dict.fromkeys(quality.WEIGHTS, 0) | {"code continued": 1}
     report = quality.bench_quality(open_wide, [Variant()], {"answers_kept": 0.7}, weights=weights, num_tokens=256)

@@ -15,7 +15,7 @@ from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
 from twophase import LLM
 from twophase.core.errors import ConfigError
-from twophase.core.outputs import CompletionOutput, RequestOutput
+from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from twophase_tools.bench import quality_probes
 from twophase_tools.bench.perplexity import token_losses
 from twophase_tools.bench.quality_probes import Choice
@@ -23,22 +23,29 @@ from twophase_tools.bench.quality_probes import Choice
 CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
 
 
-def fake_llm(reply, finish_reason="stop"):
-    """An LLM that continues each prompt, and answers each conversation, with what `reply` makes of it."""
+def fake_llm(reply, finish_reason="stop", leads=(3.0, 0.5, 2.0)):
+    """An LLM that continues each prompt, and answers each conversation, with what `reply` makes of it: in tokens that
+    lead the runners-up by so many nats."""
 
     def generate(prompts, params, use_tqdm):
         assert params.temperature == 0
-        return [_output(reply(prompt), finish_reason) for prompt in prompts]
+        assert params.logprobs == 2
+        return [_output(reply(prompt), finish_reason, leads) for prompt in prompts]
 
     llm = Mock(spec=LLM)
     llm.generate, llm.chat = generate, generate
     return llm
 
 
-def _output(text, finish_reason):
+def _output(text, finish_reason, leads):
     output = Mock(spec=RequestOutput)
-    output.outputs = (CompletionOutput(0, text, (1,), finish_reason=finish_reason),)
+    logprobs = tuple(TokenLogprobs(1, -1.0, ((1, -1.0), (2, -1.0 - lead))) for lead in leads)
+    output.outputs = (CompletionOutput(0, text, (1,), logprobs, finish_reason),)
     return output
+
+
+def passed_by(outcomes) -> tuple[bool, ...]:
+    return tuple(outcome.passed for outcome in outcomes)
 
 
 # -- sums
@@ -70,14 +77,20 @@ def check_sums(module) -> None:
     def asked(prompt):
         return [int(part) for part in wanted.search(prompt).groups()]
 
-    assert module.add_up(fake_llm(lambda prompt: f" {sum(asked(prompt))}.0"), sums) == (True, True, True)
-    assert module.add_up(fake_llm(lambda prompt: f" {sum(asked(prompt)) + (asked(prompt)[0] == 40)}"), sums) == (
+    assert passed_by(module.add_up(fake_llm(lambda prompt: f" {sum(asked(prompt))}.0"), sums)) == (True, True, True)
+    assert passed_by(
+        module.add_up(fake_llm(lambda prompt: f" {sum(asked(prompt)) + (asked(prompt)[0] == 40)}"), sums)
+    ) == (
         True,
         False,
         True,
     )
-    assert module.add_up(fake_llm(lambda prompt: f" 1{sum(asked(prompt))}"), sums) == (False, False, False)
-    assert module.add_up(fake_llm(lambda prompt: f" {sum(asked(prompt))}", "error"), sums) == (False, False, False)
+    assert passed_by(module.add_up(fake_llm(lambda prompt: f" 1{sum(asked(prompt))}"), sums)) == (False, False, False)
+    assert passed_by(module.add_up(fake_llm(lambda prompt: f" {sum(asked(prompt))}", "error"), sums)) == (
+        False,
+        False,
+        False,
+    )
     for prompt in _prompts_of(module, sums):
         examples = [example for example in prompt.splitlines()[:-1] if example]
         assert len(examples) == 4
@@ -104,16 +117,16 @@ def scripted(module, likelihoods):
 
 
 def check_choices(module) -> None:
-    """The margin over the likeliest wrong one; what is impossible passes nothing, and is no rival."""
+    """The right one must lead the likeliest wrong one; nothing is told apart where all are impossible."""
     choices = [Choice("p", "r", ("a", "b")), Choice("p", "s", ("c",)), Choice("p", "t", ("d", "e", "f"))]
     values = {"r": -1.0, "a": -2.0, "b": -1.5, "s": -3.0, "c": -3.0, "t": -1.0, "d": -4.0, "e": -0.5, "f": -4.0}
     original = scripted(module, lambda prompt, continuation: values[continuation])
     try:
-        assert module.choose(Mock(spec=LLM), choices) == (0.5, 0.0, -0.5)
+        assert module.choose(Mock(spec=LLM), choices) == ((True, 0.5), (False, 0.0), (False, 0.5))
         values |= {"s": -2.9, "c": -math.inf, "e": -math.inf}
-        assert module.choose(Mock(spec=LLM), choices) == (0.5, math.inf, 3.0)
+        assert module.choose(Mock(spec=LLM), choices) == ((True, 0.5), (True, math.inf), (True, 3.0))
         values |= {"r": -math.inf, "a": -math.inf, "b": -math.inf}
-        assert module.choose(Mock(spec=LLM), choices) == (-math.inf, math.inf, 3.0)
+        assert module.choose(Mock(spec=LLM), choices) == ((False, 0.0), (True, math.inf), (True, 3.0))
     finally:
         module.log_likelihoods = original
 
@@ -129,8 +142,8 @@ def check_refusals_preferred(module) -> None:
         lambda prompt, refusal: {2: -1.0, 3: -5.0}.get(harmless.get(prompt), -9.0 if prompt in harmless else -5.0),
     )
     try:
-        expected = tuple({2: -4.0, 3: 0.0}.get(number, 4.0) for number in range(len(harmless)))
-        assert module.prefer_refusals(llm) == expected
+        others = {2: (False, 4.0), 3: (False, 0.0)}
+        assert module.prefer_refusals(llm) == tuple(others.get(number, (True, 4.0)) for number in range(len(harmless)))
     finally:
         module.log_likelihoods = original
 
@@ -145,14 +158,21 @@ def check_tells(module) -> None:
         (9, 0.25, False),
     ):
         passed = (True,) * num_passed + (False,) * (16 - num_passed)
-        found = module.Slice.of(passed)
-        assert (found.passed, found.clear) == (passed, passed)
-        assert module.Slice(found.margins, chance).tells == tells, (num_passed, chance)
-    close = module.Slice((0.9, 0.1, 0.0, -0.1, 1.0))
-    assert close.passed == (True, True, False, False, True)
-    assert close.clear == (False, False, False, False, True)
-    assert close.tells
-    assert not module.Slice((0.9, 0.9)).tells
+        assert module.Slice(tuple(map(module.Outcome, passed)), chance).tells == tells, (num_passed, chance)
+    outcomes = [module.Outcome(passed, lead) for passed, lead in ((True, 0.9), (False, 3.0), (True, 1.0))]
+    assert [outcome.is_clear for outcome in outcomes] == [False, False, True]
+    assert module.Slice(tuple(outcomes)).num_passed == 2
+    assert module.Slice(tuple(outcomes)).tells
+    assert not module.Slice(tuple(outcomes[:2])).tells
+
+
+def check_leads(module) -> None:
+    """Of a sum, where it was closest; of a reply, at its first token; none where nothing was said."""
+    (outcome,) = module.add_up(fake_llm(lambda prompt: " 5"), [(2, 3)])
+    assert outcome == (True, pytest.approx(0.5))
+    assert module.add_up(fake_llm(lambda prompt: " 5", leads=()), [(2, 3)]) == ((True, 0.0),)
+    (outcome,) = module.reply_to(fake_llm(lambda asked: "Sure!"), ["Hello"], module.answers)
+    assert outcome == (True, pytest.approx(3.0))
 
 
 # -- refusals
@@ -194,7 +214,10 @@ def check_refusals(module) -> None:
 def check_slices(module) -> None:
     """What each kind of reply makes of the two lines about requests; the other slices are asked, too."""
     original = module.log_likelihoods, module.choose, module.prefer_refusals
-    module.choose, module.prefer_refusals = (lambda llm, choices: (2.0,) * len(choices)), lambda llm: (0.5,)
+    module.choose, module.prefer_refusals = (
+        (lambda llm, choices: (module.Outcome(True),) * len(choices)),
+        lambda llm: (module.Outcome(True),),
+    )
     harmful = set(module.HARMFUL)
 
     def slices_of(reply, finish_reason="stop", own=()):
@@ -202,13 +225,13 @@ def check_slices(module) -> None:
             return reply(asked[-1]["content"] in harmful) if isinstance(asked, list) else "no sum"
 
         found = module.probe(fake_llm(say, finish_reason), own)
-        lines = [found[name].passed for name in ("harmful refused", "harmless answered")]
+        lines = [passed_by(found[name].outcomes) for name in ("harmful refused", "harmless answered")]
         return [all(line) if all(line) == any(line) else None for line in lines], found
 
     try:
         well, slices = slices_of(lambda is_harmful: "I can't." if is_harmful else "Sure!")
         assert well == [True, True]
-        assert {name: (any(each.passed), each.chance) for name, each in slices.items()} == {
+        assert {name: (any(passed_by(each.outcomes)), each.chance) for name, each in slices.items()} == {
             "one-digit sums": (False, 0),
             "two-digit sums": (False, 0),
             "code continued": (True, 1 / 4),
@@ -221,12 +244,23 @@ def check_slices(module) -> None:
         assert slices_of(lambda is_harmful: "")[0] == [False, False]  # nothing said is no answer
         assert slices_of(lambda is_harmful: "I can't." if is_harmful else "Sure!", "error")[0] == [False, False]
         own = [Choice("a", "b", ("c",)), Choice("a", "b", ("c", "d", "e"))]
-        assert slices_of(lambda is_harmful: "", own=own)[1]["own choices"] == module.Slice((2.0, 2.0), 3 / 8)
+        assert slices_of(lambda is_harmful: "", own=own)[1]["own choices"] == module.Slice(
+            (module.Outcome(True),) * 2, 3 / 8
+        )
     finally:
         module.log_likelihoods, module.choose, module.prefer_refusals = original
 
 
-CHECKS = (check_numbers, check_sums, check_choices, check_refusals_preferred, check_tells, check_refusals, check_slices)
+CHECKS = (
+    check_leads,
+    check_numbers,
+    check_sums,
+    check_choices,
+    check_refusals_preferred,
+    check_tells,
+    check_refusals,
+    check_slices,
+)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -236,18 +270,21 @@ def test_scoring(check):
 
 # name, old, new
 MUTANTS = [
-    ("two equally likely are told apart", "tuple(margin > 0 for", "tuple(margin >= 0 for"),
-    ("likelier than one is enough", "_margin(right, max(wrong))", "_margin(right, min(wrong))"),
-    ("the impossible passes nonsense", "return right - wrong if right > -math.inf else -math.inf", "return right - wrong"),
-    ("nothing needs to be clear", "any(self.clear) and", ""),
-    ("chance is forgotten", "share - self.chance >= (1 - self.chance) / 2", "share >= 1 / 2"),
-    ("silence answers", "[bool(reply) and not refuses(reply)", "[not refuses(reply)"),
+    ("two equally likely are told apart", "return Outcome(right > wrong,", "return Outcome(right >= wrong,"),
+    ("likelier than one is enough", "_preferred(right, max(wrong))", "_preferred(right, min(wrong))"),
+    ("two that are impossible are far apart", "abs(right - wrong) if right != wrong else 0.0", "abs(right - wrong)"),
+    ("nothing needs to be clear", "return is_skilled and any(outcome.is_clear for outcome in self.outcomes)", "return is_skilled"),
+    ("what failed clearly is clear", "return self.passed and self.lead >= CLEAR", "return self.lead >= CLEAR"),
+    ("a reply's last token decides", "(output.outputs[0].logprobs or ())[:1]", "(output.outputs[0].logprobs or ())[-1:]"),
+    ("a sum's first token decides", "_lead(output.outputs[0].logprobs))", "_lead((output.outputs[0].logprobs or ())[:1]))"),
+    ("chance is forgotten", "is_skilled = share - self.chance >= (1 - self.chance) / 2", "is_skilled = share >= 1 / 2"),
+    ("silence answers", "return bool(reply) and not refuses(reply)", "return not refuses(reply)"),
     ("a failed request's text counts", 'return "" if completion.finish_reason == "error" else completion.text', "return completion.text"),
     ("a number anywhere", 'found = re.match(r"\\s*', 'found = re.search(r"\\s*'),
     ("text instead of numbers", "first_number(_text(output)) == a + b", "_text(output).strip() == str(a + b)"),
     ("a refusal anywhere", "REFUSAL.match(", "REFUSAL.search("),
     ("curly apostrophes refuse nothing", '.replace("\\u2019", "\'")', ""),
-    ("harmful and harmless exchanged", "_margin(after_harmful, after_harmless) for", "_margin(after_harmless, after_harmful) for"),
+    ("harmful and harmless exchanged", "_preferred(after_harmful, after_harmless) for", "_preferred(after_harmless, after_harmful) for"),
     ("chance of code like that of a coin", 'Slice(choose(llm, CODE), _chance(CODE))', 'Slice(choose(llm, CODE), 1 / 2)'),
 ]  # fmt: skip
 
@@ -295,7 +332,7 @@ def test_a_model_that_computes_nonsense_passes_nothing(roomy_folder):
     llm.model.weights = replace(llm.model.weights, final_norm=llm.model.weights.final_norm * math.nan)
     assert quality_probes.log_likelihoods(llm, [("a", "b")]) == [-math.inf]
     slices = quality_probes.probe(llm, [Choice("a", "b", ("c",))])
-    assert {name for name, each in slices.items() if any(each.passed)} == set()
+    assert {name for name, each in slices.items() if each.num_passed} == set()
 
 
 def test_the_same_model_passes_the_same(roomy_folder):

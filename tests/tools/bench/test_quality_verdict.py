@@ -9,7 +9,7 @@ from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ConfigError
 from twophase_tools.bench import quality_verdict
 from twophase_tools.bench.quality_drift import Drift, Estimate
-from twophase_tools.bench.quality_probes import Slice
+from twophase_tools.bench.quality_probes import Outcome, Slice
 from twophase_tools.bench.quality_tasks import Answers
 
 T, F = True, False
@@ -86,8 +86,9 @@ def passes(num_passed, num_tasks=20) -> tuple[bool, ...]:
 
 
 def slice_of(tasks) -> Slice:
-    """Of margins, or of what is right or wrong."""
-    return Slice.of(tasks) if isinstance(tasks[0], bool) else Slice(tasks)
+    """Of what is right or wrong, or of leads, negative where the wrong one leads."""
+    is_plain = isinstance(tasks[0], bool)
+    return Slice(tuple(Outcome(task) if is_plain else Outcome(task > 0, abs(task)) for task in tasks))
 
 
 def check_probe_verdicts(module) -> None:
@@ -159,9 +160,9 @@ MUTANTS = [
     ("judged by what it never could", "num_lost <= limit if tells else None", "num_lost <= limit"),
     ("tasks judged by what it never could", "kept >= limit if old.tells else None", "kept >= limit"),
     ("missing fields are equal", "field in old and field in new and old[field] == new[field]", "old.get(field) == new.get(field, old.get(field))"),
-    ("kept of all tasks", "1 - num_lost / max(1, num_clear)", "1 - num_lost / len(old.passed)"),
-    ("close calls count", "num_clear, num_lost = sum(old.clear), _num_lost(old.clear, new.passed)", "num_clear, num_lost = sum(old.passed), _num_lost(old.passed, new.passed)"),
-    ("what was clear must stay clear", "_num_lost(old.clear, new.passed)", "_num_lost(old.clear, new.clear)"),
+    ("kept of all tasks", "1 - num_lost / max(1, num_clear)", "1 - num_lost / len(old.outcomes)"),
+    ("close calls count", "clear = [outcome.is_clear for", "clear = [outcome.passed for"),
+    ("what was clear must stay clear", "[outcome.passed for outcome in new.outcomes])", "[outcome.is_clear for outcome in new.outcomes])"),
     ("one line may use more than all", "(weights[each.name], min(1, each.used))", "(weights[each.name], each.used)"),
     ("what proves nothing counts", "if each.passed is not None]", "]"),
     ("all lines weigh the same", "sum(weight * used for weight, used in telling) / total", "sum(used for _, used in telling) / len(telling)"),
