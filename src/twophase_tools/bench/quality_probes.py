@@ -5,6 +5,9 @@ model writes is executed. Sums are compared as numbers. Code is ranked: the righ
 wrong ones. Refusals are told by how replies begin, to harmful requests and to harmless ones of the same kind; and
 ranked, too: a refusal should be likelier after a harmful request than after its harmless twin.
 
+Small models are undecided about much, and a tie falls either way without loss. So only what was clear before can be
+lost, where the right answer led the runner-up by a nat; it is lost when it is no longer right at all.
+
 SmolLM2-135M gets most sums of one digit, most of the code and most of the refusals right, these with a few examples; of
 the sums of two digits it does not, and the line proves nothing about it. They are there for larger models.
 """
@@ -246,9 +249,9 @@ def _chance(choices: Sequence[Choice]) -> float:
 
 def add_up(llm: LLM, sums: Sequence[tuple[int, int]]) -> tuple[Outcome, ...]:
     """Whether the model continues each sum with its result, after a few sums with theirs."""
-    shown = "".join(f"{a} + {b} = {a + b}\n" for a, b in SHOTS)
+    examples = "".join(f"{a} + {b} = {a + b}\n" for a, b in SHOTS)
     params = SamplingParams(temperature=0, max_tokens=MAX_SUM_TOKENS, stop="\n", logprobs=2)
-    outputs = llm.generate([f"{shown}{a} + {b} =" for a, b in sums], params, use_tqdm=False)
+    outputs = llm.generate([f"{examples}{a} + {b} =" for a, b in sums], params, use_tqdm=False)
     return tuple(
         Outcome(first_number(_text(output)) == a + b, _lead(output.outputs[0].logprobs))
         for (a, b), output in zip(sums, outputs, strict=True)
