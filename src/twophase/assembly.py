@@ -30,8 +30,9 @@ from twophase.model.llama import LlamaModel, layer_groups, model_backend
 from twophase.model.load import resolve_device, resolve_dtype
 from twophase.model.prepare import resolve_model
 from twophase.model.tokenizer import Tokenizer
-from twophase.model.weights import load_weights
+from twophase.model.weights import has_quantized_weights, load_weights
 from twophase.parallel.tensor_parallel import TensorParallelGroup
+from twophase.quantization.schemes import SCHEMES
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 from twophase.sizing import check_rope_tables, default_num_blocks, limits_of, step_bytes, with_swap_space
@@ -101,7 +102,14 @@ def _check(model: str, config: EngineConfig) -> _Target:
     device = resolve_device(config.device)
     folder = resolve_model(model)
     model_config = load_config(folder)
-    dtype = resolve_dtype(config.dtype, model_config, device)
+    is_stored_quantized = has_quantized_weights(folder, model_config)
+    if is_stored_quantized and config.quantization is not None:
+        raise ConfigError(
+            f"quantization={config.quantization!r} rounds plain weights, and those of {folder} are quantised already: "
+            f"leave it out."
+        )
+    is_quantized = is_stored_quantized or config.quantization is not None
+    dtype = resolve_dtype(config.dtype, model_config, device, is_quantized)
     is_mixed = model_config.is_mixed
     check_pairs(
         config,
@@ -154,7 +162,10 @@ def _load(target: _Target, config: EngineConfig, group: TensorParallelGroup) -> 
     shard = group.shard
     backend = _backend(target, config, shard.config)
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(target.folder)
-    weights = load_weights(target.folder, target.model_config, target.dtype, target.device, shard.cut, shard.experts)
+    scheme = None if config.quantization is None else SCHEMES[config.quantization]
+    weights = load_weights(
+        target.folder, target.model_config, target.dtype, target.device, shard.cut, shard.experts, scheme
+    )
     model = LlamaModel(
         shard.config, weights, backend, target.limits.max_model_len, group.sum_over_ranks, group.dispatch_experts
     )

@@ -13,6 +13,7 @@ from typing import Any, final
 from twophase.core.errors import ConfigError
 from twophase.core.rules import FLAG, Rule, apply_rules, number, whole_number
 from twophase.core.speculative import SpeculativeConfig
+from twophase.quantization.schemes import SCHEMES
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_TRACE_STEPS = 10_000
@@ -67,6 +68,7 @@ RULES: Mapping[str, Rule] = {
         "'auto', 'cpu', 'cuda' or 'cuda:N'", lambda value: isinstance(value, str) or hasattr(value, "type")
     ),
     "dtype": _one_of(*DTYPES),
+    "quantization": _unless_none(_one_of(*SCHEMES)),
     "attention_backend": _kept(
         "an AttentionBackend, a function that makes one, or 'auto', 'torch' or 'triton'",
         lambda value: value in BACKENDS if isinstance(value, str) else callable(value) or _has("plan", "attend")(value),
@@ -114,7 +116,11 @@ class EngineConfig:
     Attributes:
         device: Where the model runs: 'auto' (CUDA where there is one), 'cpu', 'cuda', 'cuda:1' and so on.
         dtype: What the model computes in: 'float32', 'float16', 'bfloat16', or 'auto': float32 on a CPU, the model's
-            own elsewhere.
+            own elsewhere. Of quantised weights, bfloat16 on a CPU that multiplies it.
+        quantization: What linear layers are rounded to when the model is loaded: 'int8' (a scale per output),
+            'int8_dynamic' (activations too, a scale per token), 'int4' (asymmetric, in groups of 32), 'int4_g64',
+            'int4_g128', 'int4_sym', 'int4_g64_sym', 'int4_g128_sym' or 'fp8'. None leaves them as the folder has
+            them, which may be quantised already (compressed-tensors, AWQ, GPTQ, GGUF).
         attention_backend: What computes attention: 'torch', 'triton', or 'auto' (Triton on CUDA, else torch). Or an
             `AttentionBackend`, or a function that makes one for the model's `AttentionSpec`.
         block_size: Tokens per K/V block, a power of two.
@@ -172,6 +178,7 @@ class EngineConfig:
 
     device: Any = "auto"  # str | torch.device
     dtype: str = "auto"
+    quantization: str | None = None
     attention_backend: Any = "auto"  # str | AttentionBackend | Callable[[AttentionSpec], AttentionBackend]
     block_size: int = 16
     num_kv_blocks: int | None = None

@@ -122,6 +122,12 @@ def _kv_format(name: str) -> Feature:
     return Feature(f"{name} K/V", option, lambda config, _: config.kv_cache_dtype == name, examples, group="K/V")
 
 
+def _weight_format(name: str) -> Feature:
+    option = f"quantization={name!r}"
+    examples = ({"quantization": name},)
+    return Feature(f"{name} weights", option, lambda config, _: config.quantization == name, examples, group="weights")
+
+
 def _full_hit(name: str) -> Feature:
     return Feature(
         f"prefix caching, {name}",
@@ -196,6 +202,8 @@ FEATURES: Mapping[str, Feature] = {
         examples=({"sliding_window": 12}, {"sliding_window": 12, "num_attention_sinks": 3}),
     ),
     "mixed": Feature("layers of different kinds", "a model with layers that see all keys and others that see a window"),
+    "int8_weights": _weight_format("int8"),
+    "int8_dynamic_weights": _weight_format("int8_dynamic"),
     "int8": _kv_format("int8"),
     "fp8": _kv_format("fp8_e4m3"),
     "expert_parallel": Feature(

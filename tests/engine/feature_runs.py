@@ -21,6 +21,7 @@ from twophase.parallel import tensor_parallel
 BLOCK_SIZE, LONGEST = 4, 64
 COMMON = {
     "device": "cpu",
+    "dtype": "float32",  # so that tokens alone and beside others are the same
     "attention_backend": "torch",
     "block_size": BLOCK_SIZE,
     "max_num_seqs": 4,
@@ -28,7 +29,14 @@ COMMON = {
     "num_kv_blocks": 34,
 }
 # What an output may depend on, and room for it: the engine that serves each request alone has them too.
-SHAPING = ("num_kv_blocks", "sliding_window", "num_attention_sinks", "kv_cache_dtype", "skip_tokenizer_init")
+SHAPING = (
+    "num_kv_blocks",
+    "sliding_window",
+    "num_attention_sinks",
+    "kv_cache_dtype",
+    "quantization",
+    "skip_tokenizer_init",
+)
 
 
 class RandomDrafter:

@@ -21,6 +21,7 @@ NAMES = [field.name for field in fields(EngineConfig)]
 BAD = {
     "device": [3, None],
     "dtype": ["float8", None, torch.float32],
+    "quantization": ["int3", 8, ["int4"]],
     "attention_backend": ["flash", None, 5],
     "block_size": [0, 5, -4, 16.0, True, "16"],
     "num_kv_blocks": [0, 1.5, "4"],

@@ -241,7 +241,10 @@ REFUSED = {
     "odd head": ({"head_dim": 7}, r"head_dim must be even.*7"),
     "two lists": ({"architectures": [["LlamaForCausalLM"]]}, r"architectures \[\[.*Supported"),
     "quantised somehow": ({"quantization_config": "gptq"}, r"'gptq'.*unquantised"),
-    "quantised by a list": ({"quantization_config": [1]}, r"quant_method \[1\].*unquantised"),
+    "quantised by a list": (
+        {"quantization_config": [1]},
+        r"quantization_config must be an object, found \[1\].*unquantised",
+    ),
     "layers counted by text": (
         QWEN | {"max_window_layers": "many"},
         r"'max_window_layers' must be a whole number >= 0.*'many'",
@@ -258,7 +261,7 @@ REFUSED = {
     "layer types of lists": (QWEN | {"layer_types": [["full_attention"]] * 2}, r"layer_types must be 2 times one of"),
     "huge": ({"vocab_size": 10**400}, r"'vocab_size' must be a whole number >= 1, found"),
     "huge epsilon": ({"rms_norm_eps": 10**400}, r"'rms_norm_eps' must be a positive number, found"),
-    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"gptq.*unquantised"),
+    "quantised": ({"quantization_config": {"quant_method": "hqq"}}, r"'hqq' is not supported.*unquantised"),
     "activation": ({"hidden_act": "gelu"}, r"'gelu' is not supported; supported: 'silu'"),
     "dtype": ({"dtype": "float8_e4m3fn"}, r"float8_e4m3fn.*supported: float32"),
     "yarn": ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, r"'yarn' is not supported; supported: 'default'"),

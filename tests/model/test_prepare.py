@@ -14,8 +14,8 @@ from safetensors import safe_open
 
 from twophase.core.errors import ModelFolderError
 from twophase.model import prepare
-from twophase.model._gguf_folder import _to_half_split
 from twophase.model.prepare import DEFAULT_MODEL, default_model_dir, prepare_default_model, resolve_model, verify
+from twophase.quantization.gguf_file import to_half_split
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_rope_rows_are_put_back_half_a_head_apart():
             for member in range(2):
                 source = head * head_dim + member * head_dim // 2 + pair
                 reordered[head * head_dim + 2 * pair + member] = original[source]
-    assert torch.equal(_to_half_split(reordered, num_heads=2), original)
+    assert torch.equal(to_half_split(reordered, num_heads=2), original)
 
 
 def test_package_not_installed(empty_home, monkeypatch):

@@ -46,7 +46,7 @@ def shard(folder):
 
 
 def test_fused_weights_are_the_parts_side_by_side(folder, monkeypatch):
-    monkeypatch.setattr(linear, "_can_pack", lambda dtype: False)  # a packed weight cannot be looked at
+    monkeypatch.setattr(linear, "can_pack", lambda dtype: False)  # a packed weight cannot be looked at
     stored = load_file(folder / "model.safetensors")
     layer = load(folder).layers[1]
     attention = "model.layers.1.self_attn"
@@ -122,7 +122,7 @@ def test_wrong_shape(folder):
 
 def test_quantised_tensor(folder):
     change(folder, lambda tensors: tensors.update({DOWN: torch.ones(48, 80, dtype=torch.int8)}))
-    with pytest.raises(ModelFolderError, match=rf"{DOWN} is stored as I8; supported: F32, F16, BF16"):
+    with pytest.raises(ModelFolderError, match=rf"{DOWN} is stored as I8; supported here: F32, F16, BF16"):
         load(folder)
 
 

@@ -9,22 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from twophase.core.errors import ModelFolderError
+from twophase.quantization.gguf_file import hugging_face_name, to_half_split
 
 WEIGHTS_FILE = "model.safetensors"
-
-# GGUF name -> Hugging Face name, of the tensors inside `blk.{layer}.` / `model.layers.{layer}.`.
-LAYER_TENSORS = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-TOP_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
 
 CONTROL_TOKEN = 3  # gguf's TokenType.CONTROL
 
@@ -127,41 +114,29 @@ class GGUFModel:
             # fp32 tensors come as read-only views of the file, which torch does not take.
             values = torch.from_numpy(np.require(dequantize(tensor.data, tensor.tensor_type), requirements="W"))
             if ".attn_q." in tensor.name:
-                values = _to_half_split(values, self.field("llama.attention.head_count"))
+                values = to_half_split(values, self.field("llama.attention.head_count"))
             elif ".attn_k." in tensor.name:
-                values = _to_half_split(values, self.field("llama.attention.head_count_kv"))
-            tensors[_hugging_face_name(tensor.name)] = values.to(torch.bfloat16).contiguous()
+                values = to_half_split(values, self.field("llama.attention.head_count_kv"))
+            tensors[hugging_face_name(tensor.name)] = values.to(torch.bfloat16).contiguous()
             on_progress(2 * values.numel())
         return save(tensors, metadata={"format": "pt"})
 
     def files(self, on_progress: Callable[[int], None]) -> dict[str, Callable[[], bytes]]:
-        """File name -> how to make its bytes; the weights, which take longest, come first."""
+        """File name -> how to make its bytes, with the weights in bf16; they take longest and come first."""
+        return {WEIGHTS_FILE: lambda: self.weights(on_progress)} | self._small_files()
+
+    def files_as_stored(self) -> dict[str, Callable[[], bytes]]:
+        """The same with the GGUF file itself for weights."""
+        return {self.path.name: self.path.read_bytes} | self._small_files()
+
+    def _small_files(self) -> dict[str, Callable[[], bytes]]:
         return {
-            WEIGHTS_FILE: lambda: self.weights(on_progress),
             "config.json": lambda: _json_bytes(self.config()),
             "tokenizer.json": lambda: self.tokenizer_json().encode(),
             "tokenizer_config.json": lambda: _json_bytes(self.tokenizer_config()),
             "special_tokens_map.json": lambda: _json_bytes(self.special_tokens()),
             "generation_config.json": lambda: _json_bytes(self.generation_config()),
         }
-
-
-def _to_half_split(weight: Any, num_heads: int) -> Any:
-    """Undo llama.cpp's reordering of query and key rows.
-
-    GGUF keeps the two members of a RoPE pair side by side (rows 0 and 1 of a head), Hugging Face half a head apart.
-    For D = 4 the GGUF row order 0 2 1 3 becomes 0 1 2 3. (llama.cpp, convert_hf_to_gguf.py, LlamaModel.permute.)
-    """
-    rows, columns = weight.shape
-    return weight.reshape(num_heads, rows // num_heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
-
-
-def _hugging_face_name(gguf_name: str) -> str:
-    stem = gguf_name.removesuffix(".weight")
-    if stem in TOP_TENSORS:
-        return f"{TOP_TENSORS[stem]}.weight"
-    _, layer, name = stem.split(".")
-    return f"model.layers.{layer}.{LAYER_TENSORS[name]}.weight"
 
 
 def _json_bytes(content: dict[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from twophase.core.errors import ModelFolderError
 from twophase.core.rules import shown
+from twophase.quantization.checkpoint_config import CheckpointFormat, read_quantization_config
 
 RopeType = Literal["default", "linear", "llama3"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -88,6 +89,7 @@ class ModelConfig:
         has_output_norms: What attention and MLP give is normalised too, before it is added to the residual (Gemma).
         embed_scale: Factor on the embeddings.
         experts: Of a mixture of experts; None: every layer has one MLP, of `intermediate_size`.
+        quantization: How the folder stores the linear layers it has in few bits; None: it has none, or a GGUF file.
         dtype: What the weights were saved in, as torch names it; None if the file does not say.
         bos_token_id: Begin of text; None if there is none.
         eos_token_ids: Tokens that end a text; what generation_config.json says goes before config.json.
@@ -118,6 +120,7 @@ class ModelConfig:
     has_output_norms: bool = False
     embed_scale: float = 1.0
     experts: ExpertsConfig | None = None
+    quantization: CheckpointFormat | None = None
     dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
@@ -229,6 +232,7 @@ def load_config(folder: Path) -> ModelConfig:
         has_output_norms=family.is_gemma,
         embed_scale=hidden_size**0.5 if family.is_gemma else 1.0,
         experts=_experts(file, family),
+        quantization=_quantization(file),
         dtype=_dtype(file),
         bos_token_id=file.token_ids("bos_token_id")[0] if file.token_ids("bos_token_id") else None,
         eos_token_ids=_eos_token_ids(folder, file),
@@ -313,9 +317,9 @@ def _config_path(folder: Path) -> Path:
         raise ModelFolderError(f"{folder} is not a folder. Give a Hugging Face model folder, with config.json in it.")
     path = folder / "config.json"
     if not path.is_file():
-        hint = (
-            " It holds GGUF files, which are not loaded; use the original folder." if any(folder.glob("*.gguf")) else ""
-        )
+        hint = ""
+        if any(folder.glob("*.gguf")):
+            hint = " Beside a GGUF file it needs config.json and the tokenizer's files of the original model."
         raise ModelFolderError(f"{path} is missing: {folder} is not a Hugging Face model folder.{hint}")
     return path
 
@@ -332,16 +336,22 @@ def _architecture(file: _ConfigFile) -> str:
 
 def _refuse_unsupported(file: _ConfigFile, family: Family) -> None:
     values = file.values
-    if values.get("quantization_config") is not None:
-        quantised = values["quantization_config"]
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise file.error(f"quantised weights (quant_method {method!r}) are not supported. Use the unquantised model.")
     key, names = ("hidden_activation", ("gelu_pytorch_tanh",)) if family.is_gemma else ("hidden_act", ("silu", "swish"))
     if values.get(key, names[0]) not in names:
         raise file.error(f"{key} {values[key]!r} is not supported; supported: {names[0]!r}.")
     for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
         if values.get(key):
             raise file.error(f"{key} {shown(values[key])} is not supported, only models without it.")
+
+
+def _quantization(file: _ConfigFile) -> CheckpointFormat | None:
+    values = file.values.get("quantization_config", file.values.get("compression_config"))
+    if values is None:
+        return None
+    try:
+        return read_quantization_config(values)
+    except ValueError as error:
+        raise file.error(f"{error}. Use the unquantised model.") from error
 
 
 def _head_dim(file: _ConfigFile, hidden_size: int, num_heads: int) -> int:

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,22 @@ from twophase.core.sizes import ROW_ALIGNMENT_BYTES
 # oneDNN chooses the layout for a batch of this many rows. Measured for 1 to 300 rows: layouts chosen for 32 or 512 are
 # equally fast for all of them, the one chosen for 1 row is up to twice as slow beyond it.
 PACK_FOR_ROWS = 32
+
+
+@runtime_checkable
+class LinearLayer(Protocol):
+    """x @ weight.T + bias, whatever the weight is stored as: plain (`Linear`), or in few bits
+    (twophase.quantization.linear)."""
+
+    @property
+    def num_outputs(self) -> int:
+        """O."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What the weight takes in memory, in every form in which it is kept; biases are not counted."""
+
+    def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +46,14 @@ class Linear:
     bias: Float[Tensor, "O"] | None
     is_packed: bool
 
+    @property
+    def num_outputs(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.numel() * self.weight.dtype.itemsize  # packed, a tensor does not tell its bytes
+
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         if self.is_packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
@@ -42,7 +67,7 @@ def make_linear(weight: Float[Tensor, "O I"], bias: Float[Tensor, "O"] | None = 
     F.linear on rows does not. Measured on 2 cores of an AMD EPYC (AVX-512), SmolLM2's shapes, F.linear against packed:
     fp32 1.9x at 1 row and 2.4x at 32 (MKL uses AVX2 there), bf16 1.9x at 1 row and 1.3x at 32.
     """
-    if weight.device.type == "cpu" and _can_pack(weight.dtype):
+    if weight.device.type == "cpu" and can_pack(weight.dtype):
         return Linear(torch.ops.mkldnn._reorder_linear_weight(weight, PACK_FOR_ROWS), bias, is_packed=True)
     return Linear(weight, bias, is_packed=False)
 
@@ -56,8 +81,13 @@ class GroupedLinear:
         stacked: [E, O, I], where one launch multiplies them all, and the host need not know which rows are whose.
     """
 
-    layers: tuple[Linear, ...]
+    layers: tuple[LinearLayer, ...]
     stacked: Float[Tensor, "E O I"] | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all layers' weights."""
+        return sum(layer.num_bytes for layer in self.layers)
 
     def __call__(self, x: Float[Tensor, "P I"], counts: Int[Tensor, "E"]) -> Float[Tensor, "P O"]:
         """The first `counts[0]` rows through the first layer, and so on. A layer without rows costs nothing."""
@@ -65,7 +95,7 @@ class GroupedLinear:
             return F.grouped_mm(x, self.stacked.transpose(1, 2), offs=counts.cumsum(0, dtype=torch.int32))
         parts = x.split(counts.tolist())
         products = [layer(part) for layer, part in zip(self.layers, parts, strict=True) if len(part)]
-        return torch.cat(products) if products else x.new_empty(0, self.layers[0].weight.shape[0])
+        return torch.cat(products) if products else x.new_empty(0, self.layers[0].num_outputs)
 
 
 def make_grouped_linear(
@@ -103,7 +133,7 @@ def _can_group(dtype: torch.dtype, device: torch.device, shape: tuple[int, int])
 
 
 @functools.cache
-def _can_pack(dtype: torch.dtype) -> bool:
+def can_pack(dtype: torch.dtype) -> bool:
     """Whether this build of torch, on this CPU, multiplies `dtype` by oneDNN: tried out on a small product.
 
     The two operators are those torch.compile uses; they are no public API, so their absence must not hurt.

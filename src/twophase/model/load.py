@@ -8,6 +8,7 @@ import torch
 from twophase.attention.select import make_backend
 from twophase.core.errors import ConfigError
 from twophase.model.config import ModelConfig, load_config
+from twophase.model.linear import can_pack
 from twophase.model.llama import LlamaModel, model_backend
 from twophase.model.weights import load_weights
 
@@ -35,16 +36,20 @@ def load_model(
     return LlamaModel(config, load_weights(folder, config, dtype, device), backend, max_model_len)
 
 
-def resolve_dtype(option: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+def resolve_dtype(option: str, config: ModelConfig, device: torch.device, is_quantized: bool = False) -> torch.dtype:
     """The torch dtype for a user's `dtype`: 'auto' is what the weights were saved in, but fp32 on a CPU.
+
+    With weights of few bits it is bf16 on a CPU that multiplies it, because torch's int4 operator takes nothing else.
 
     Raises:
         ConfigError: Any other name than 'auto', 'float32', 'float16' and 'bfloat16'.
     """
     if option not in ("auto", *DTYPES):
         raise ConfigError(f"dtype must be one of auto, {', '.join(DTYPES)}; got {option!r}.")
-    if option == "auto":
-        option = "float32" if device.type == "cpu" else config.dtype or "float32"
+    if option == "auto" and device.type == "cpu":
+        option = "bfloat16" if is_quantized and can_pack(torch.bfloat16) else "float32"
+    elif option == "auto":
+        option = config.dtype or "float32"
     return DTYPES[option]
 
 

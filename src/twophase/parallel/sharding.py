@@ -13,9 +13,9 @@ Shares may differ by one unit: SmolLM2-135M has 3 KV heads, so two ranks hold 2 
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from twophase.core.errors import ConfigError
 from twophase.core.sizes import MLP_UNIT
@@ -110,8 +110,14 @@ class Shard:
             experts=None if experts is None else replace(experts, intermediate_size=_size(self.inside_experts)),
         )
 
-    def cut(self, name: str, tensor: Tensor) -> Tensor:
-        """This rank's part of a linear layer's weight [O, I] or bias [O]; `name` is what the model folder calls it."""
+    def cut(self, name: str, tensor: Any) -> Any:
+        """This rank's part of a linear layer's weight [O, I] or bias [O]; `name` is what the model folder calls it.
+
+        A weight is a tensor, or a `QuantizedWeight`, which is sliced like one.
+
+        Raises:
+            ConfigError: The part would begin or end inside of a group of quantised weights.
+        """
         layer, kind = name.split(".")[-2:]
         if layer == "gate":  # the router, whole
             return tensor

@@ -16,7 +16,7 @@ from twophase.core.outputs import StepTrace
 from twophase.core.sampling_params import SamplingParams
 from twophase.llm import LLM
 from twophase.model.experts import SparseMLP
-from twophase.model.linear import Linear
+from twophase.model.linear import LinearLayer
 from twophase.model.weights import DenseMLP, ModelWeights
 from twophase.parallel.peers import Traffic
 from twophase.parallel.tensor_parallel import DriverRunner
@@ -181,7 +181,7 @@ def _add(total: Traffic, before: Traffic, after: Traffic) -> None:
     total.elapsed_s += after.elapsed_s - before.elapsed_s
 
 
-def _linears_of(mlp: DenseMLP | SparseMLP) -> Sequence[Linear]:
+def _linears_of(mlp: DenseMLP | SparseMLP) -> Sequence[LinearLayer]:
     if isinstance(mlp, DenseMLP):
         return (mlp.gate_up, mlp.down)
     return (mlp.router, *mlp.gate_up.layers, *mlp.down.layers)
@@ -192,4 +192,4 @@ def weight_bytes(weights: ModelWeights) -> int:
     linears = [weights.lm_head]
     for layer in weights.layers:
         linears += (layer.qkv, layer.o, *_linears_of(layer.mlp))
-    return weights.embed.nbytes + sum(each.weight.numel() * weights.dtype.itemsize for each in linears)
+    return weights.embed.nbytes + sum(each.num_bytes for each in linears)

@@ -8,6 +8,7 @@ from typing import Any, final
 from twophase.core.errors import ConfigError, ModelFolderError
 from twophase.core.sizes import ROW_ALIGNMENT_BYTES, SCALE_BYTES
 from twophase.plan_file import split
+from twophase.quantization.schemes import SCHEMES, head_scheme
 from twophase_tools.capacity import kinds
 from twophase_tools.capacity.yaml_file import Key, YamlFile, read_text
 from twophase_tools.load.slo import Slo
@@ -92,6 +93,7 @@ class PlanConfig:
     shape: ModelShape
     model_window: int | None
     dtype: str
+    quantization: str | None
     kv_cache_dtype: str
     hardware: Hardware
     tensor_parallel_size: int
@@ -142,6 +144,7 @@ _POOL_KEYS = {
 KEYS = {
     "model": Key(kinds.text),
     "dtype": Key(kinds.choice(DTYPE_BYTES), default="bfloat16"),
+    "quantization": Key(kinds.choice(SCHEMES), default=None),
     "kv_cache_dtype": Key(kinds.choice(("auto", *DTYPE_BYTES, *QUANTISED_BYTES)), default="auto"),
     "hardware": Key(kinds.choice(HARDWARE), _HARDWARE_KEYS),
     "tensor_parallel_size": Key(kinds.whole(1, most=4096), default=1),
@@ -206,7 +209,7 @@ def parse_config(source: str, name: str = "config.yaml", folder: Path = Path()) 
     slo = values["slo"]
     return PlanConfig(
         name=name,
-        shape=_with_bytes(shape, values["dtype"], values["kv_cache_dtype"]),
+        shape=_with_bytes(shape, values["dtype"], values["quantization"], values["kv_cache_dtype"]),
         model_window=window,
         hardware=_hardware(values["hardware"]),
         workspace_bytes=values["workspace"],
@@ -223,6 +226,7 @@ def parse_config(source: str, name: str = "config.yaml", folder: Path = Path()) 
 _AS_THEY_ARE = (
     "model",
     "dtype",
+    "quantization",
     "kv_cache_dtype",
     "tensor_parallel_size",
     "enable_expert_parallel",
@@ -291,6 +295,7 @@ def _check(file: YamlFile, values: Mapping[str, Any], shape: ModelShape, longest
     if not isinstance(hardware, str) and values["tensor_parallel_size"] > 1 and hardware["link_bytes_per_s"] is None:
         file.complain("hardware", "needs link_bytes_per_s, bytes/s in one direction, for tensor_parallel_size above 1")
     _check_experts(file, values, shape)
+    _check_quantization(file, values["quantization"], shape)
     _check_pools(file, values, shape)
     stored = values["kv_cache_dtype"] if values["kv_cache_dtype"] != "auto" else values["dtype"]
     row_bytes = shape.head_dim * (DTYPE_BYTES | QUANTISED_BYTES)[stored]
@@ -315,6 +320,20 @@ def _check_experts(file: YamlFile, values: Mapping[str, Any], shape: ModelShape)
             f"gives each GPU as many experts as the others, and {num_gpus} cannot share {count} evenly",
             "tensor_parallel_size",
         )
+
+
+def _check_quantization(file: YamlFile, name: str | None, shape: ModelShape) -> None:
+    """As the engine does when it loads the weights."""
+    if name is None:
+        return
+    if shape.scheme is not None:
+        file.complain("quantization", f"rounds plain weights, and those of {shape.name} are quantised already", "model")
+    size = SCHEMES[name].group_size or 1
+    for inputs in (shape.hidden_size, shape.num_heads * shape.head_dim, shape.intermediate_size):
+        if inputs % size:
+            rule = f"rounds in groups of {size}, which do not divide a layer of {inputs} inputs; take smaller groups"
+            file.complain("quantization", rule, "model")
+            return
 
 
 def _check_pools(file: YamlFile, values: Mapping[str, Any], shape: ModelShape) -> None:
@@ -352,12 +371,15 @@ def _pools(values: Mapping[str, Any]) -> PoolsConfig | None:
     )
 
 
-def _with_bytes(shape: ModelShape, dtype: str, kv_cache_dtype: str) -> ModelShape:
+def _with_bytes(shape: ModelShape, dtype: str, quantization: str | None, kv_cache_dtype: str) -> ModelShape:
     is_quantised = kv_cache_dtype in QUANTISED_BYTES
+    scheme = None if quantization is None else SCHEMES[quantization]
     stored = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
     return replace(
         shape,
         value_bytes=DTYPE_BYTES[dtype],
+        scheme=shape.scheme if scheme is None else scheme,
+        head_scheme=None if scheme is None else head_scheme(scheme),
         kv_value_bytes=(DTYPE_BYTES | QUANTISED_BYTES)[stored],
         kv_scale_bytes=SCALE_BYTES if is_quantised else 0,
     )

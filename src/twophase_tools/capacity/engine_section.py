@@ -46,6 +46,8 @@ def engine_options(plan: Plan) -> dict[str, Any]:
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
     }
+    if config.quantization is not None:
+        options["quantization"] = config.quantization
     if config.enable_expert_parallel:
         options["enable_expert_parallel"] = True
     if config.chunk_size is not None:

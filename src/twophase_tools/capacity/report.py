@@ -21,9 +21,9 @@ def to_text(plan: Plan) -> str:
 def _about(plan: Plan) -> list[str]:
     config = plan.config
     stored = config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    weights = config.dtype if config.quantization is None else f"{config.dtype}, weights in {config.quantization}"
     return [
-        f"{config.shape.name} in {config.dtype}, K/V in {stored}, on {config.tensor_parallel_size} x "
-        f"{config.hardware.name}",
+        f"{config.shape.name} in {weights}, K/V in {stored}, on {config.tensor_parallel_size} x {config.hardware.name}",
         f"model: {config.shape.source}",
         f"hardware: {config.hardware.source}",
     ]

@@ -125,7 +125,7 @@ def _add_generate(add_command: AddCommand) -> None:
     )
     generate.add_argument("--chat", action="store_true", help="send it as a user's message through the chat template")
     _add_model_options(generate)
-    add_engine_options(generate, "tensor_parallel_size", "enable_expert_parallel")
+    add_engine_options(generate, "quantization", "tensor_parallel_size", "enable_expert_parallel")
     generate.add_argument(
         "--disaggregate",
         action="store_true",
@@ -330,7 +330,9 @@ def _add_serve_options(serve: argparse.ArgumentParser) -> None:
     load.add_argument("--slo-tpot", type=float, metavar="SECONDS", help="... and this mean time per output token")
     _add_model_options(serve)
     limits = serve.add_argument_group("the engine's limits (default: as LLM)")
-    add_engine_options(limits, "policy", "admission", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens")
+    add_engine_options(
+        limits, "quantization", "policy", "admission", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens"
+    )
     files = serve.add_argument_group("files to write")
     files.add_argument("--perfetto", metavar="FILE", help="a trace for ui.perfetto.dev (JSON)")
     files.add_argument("--prometheus", metavar="FILE", help="metrics as Prometheus text")

@@ -202,8 +202,10 @@ class RooflineCostModel(CostModel):
 
     def bytes(self, load: StepLoad) -> Any:
         num_keys = load.decode_context + load.prefill_context + load.num_tokens
-        num_params = self.shape.read_layer_params(load.num_tokens) + self.shape.output_params
-        return self.shape.value_bytes * num_params + num_keys * self.shape.kv_bytes_per_token
+        shape = self.shape
+        in_layers = shape.layer_value_bytes * shape.read_layer_params(load.num_tokens)
+        in_output = shape.output_value_bytes * shape.output_params
+        return in_layers + in_output + num_keys * shape.kv_bytes_per_token
 
     def all_reduce_s(self, num_tokens: int | float) -> float | int:
         """A ring moves 2 (n - 1) / n of the data over each link (Patarasuk and Yuan, 2009)."""

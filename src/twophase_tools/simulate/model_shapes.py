@@ -1,11 +1,13 @@
 """What models ask of the hardware: weights, and bytes of K/V per token."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from twophase.core.errors import ConfigError, ModelFolderError
 from twophase.core.sizes import kv_bytes_per_token
 from twophase.model.config import ExpertsConfig
+from twophase.quantization.schemes import Scheme
 
 BFLOAT16_BYTES = 2
 
@@ -16,6 +18,8 @@ class ModelShape:
 
     Attributes:
         value_bytes: Of a weight or an activation.
+        scheme, head_scheme: What the weights of the layers' products, and of the projection to the vocabulary, are
+            rounded to; None: they are not.
         kv_value_bytes, kv_scale_bytes: Of a value in the cache, and of the scale that a token's values of one head
             share when they are quantised.
         max_position_embeddings: The longest context, in tokens.
@@ -34,6 +38,8 @@ class ModelShape:
     tie_word_embeddings: bool
     source: str
     value_bytes: int = BFLOAT16_BYTES
+    scheme: Scheme | None = None
+    head_scheme: Scheme | None = None
     kv_value_bytes: int = BFLOAT16_BYTES
     kv_scale_bytes: int = 0
     max_position_embeddings: int = 8192
@@ -78,6 +84,20 @@ class ModelShape:
         return attention + 3 * self.hidden_size * rows
 
     @property
+    def layer_value_bytes(self) -> float | int:
+        """Of a weight of the layers' products, with its share of a scale. With a scale per output they are counted as
+        if every product had `hidden_size` inputs: scales are one byte in three hundred, or fewer."""
+        return self._value_bytes(self.scheme)
+
+    @property
+    def output_value_bytes(self) -> float | int:
+        """Of a weight of the projection to the vocabulary, likewise."""
+        return self._value_bytes(self.head_scheme)
+
+    def _value_bytes(self, scheme: Scheme | None) -> float | int:
+        return self.value_bytes if scheme is None else scheme.num_bytes(1, self.hidden_size) / self.hidden_size
+
+    @property
     def output_params(self) -> int:
         """Weights of the projection to the vocabulary."""
         return self.vocab_size * self.hidden_size
@@ -86,7 +106,8 @@ class ModelShape:
     def weight_bytes(self) -> int:
         """Weights that a step of many tokens reads. An embedding table of its own is not among them: a step reads a few
         rows."""
-        return self.value_bytes * (self.layer_params + self.router_params + self.output_params)
+        products = self.layer_value_bytes * self.layer_params + self.output_value_bytes * self.output_params
+        return math.ceil(products) + self.value_bytes * self.router_params
 
     @property
     def memory_bytes(self) -> int:
@@ -95,15 +116,17 @@ class ModelShape:
 
     def memory_bytes_on(self, num_gpus: int) -> int:
         """Weights that each of `num_gpus` must store, as the engine does: its share of the layers and of the output
-        projection, and the whole embedding, whose rows a tied output projection uses where they are, and routers.
+        projection, and the whole embedding, whose rows a tied output projection uses where they are unless it is
+        rounded, and routers.
 
         Worked example: hidden 8, MLP 16, vocabulary 10, 960 weights in the layers, on 2 GPUs: 480 + 80, and 40 if the
         output projection has weights of its own; 2 bytes each.
         """
-        output_params = 0 if self.tie_word_embeddings else self.hidden_size * -(-self.vocab_size // num_gpus)
-        embed_params = self.vocab_size * self.hidden_size
-        whole_params = self.router_params + embed_params
-        return self.value_bytes * (-(-self.layer_params // num_gpus) + whole_params + output_params)
+        shares_rows = self.tie_word_embeddings and self.head_scheme is None
+        output_params = 0 if shares_rows else self.hidden_size * -(-self.vocab_size // num_gpus)
+        whole_params = self.router_params + self.vocab_size * self.hidden_size
+        products = self.layer_value_bytes * -(-self.layer_params // num_gpus) + self.output_value_bytes * output_params
+        return math.ceil(products) + self.value_bytes * whole_params
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -176,4 +199,5 @@ def model_shape(name: str) -> ModelShape:
         max_position_embeddings=config.max_position_embeddings,
         qk_norm=config.qk_norm,
         experts=config.experts,
+        scheme=None if config.quantization is None else config.quantization.scheme,
     )

@@ -51,7 +51,7 @@ def written_plan(folder, family="llama-wide-heads", **changes):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_engine_holds_what_the_plan_says(case, tmp_path, monkeypatch):
-    monkeypatch.setattr("twophase.model.linear._can_pack", lambda dtype: False)  # packed, weights tell no size
+    monkeypatch.setattr("twophase.model.linear.can_pack", lambda dtype: False)  # packed, weights tell no size
     family, changes = CASES[case]
     path, plan = written_plan(tmp_path, family, **changes)
     llm = LLM.from_plan(path, device="cpu", skip_tokenizer_init=True)

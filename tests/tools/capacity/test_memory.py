@@ -9,9 +9,11 @@ import torch
 
 from tests.engine.feature_runs import ranks_in_threads
 from tests.model.tiny import make_folder
+from tests.quantization.writers import say
 from tests.tools.capacity.plans import plan, text
 from twophase import LLM
 from twophase.cache.kv_cache import KVCacheSpec
+from twophase.core.errors import ConfigError
 from twophase.model.config import load_config
 from twophase.model.weights import load_weights
 from twophase.parallel.sharding import Shard
@@ -50,6 +52,29 @@ def test_the_table_adds_up():
     parts = (table.headroom_bytes, table.weight_bytes, table.workspace_bytes, table.pool_bytes)
     assert sum(parts) == table.total_bytes
     assert table.num_blocks * table.block_bytes <= table.pool_bytes < (table.num_blocks + 1) * table.block_bytes
+
+
+def test_weights_of_fewer_bits():
+    """Llama-3-8B: codes, scales and minima of the layers, the head in 8 bits, the embedding and the norms as they are."""
+    shape, planned = MODELS["llama-3-8b"], plan(quantization="int4")
+    in_layers = shape.layer_params // 2 + shape.layer_params // 32 * 4
+    head, embed, norms = 128256 * (4096 + 2), 2 * 128256 * 4096, 2 * 65 * 4096
+    assert planned.memory.weight_bytes == in_layers + head + embed + norms
+    assert planned.config.shape.weight_bytes == in_layers + head
+    assert 0.3 < planned.memory.weight_bytes / plan().memory.weight_bytes < 0.4
+
+
+def test_a_plan_refuses_what_the_engine_refuses(tmp_path):
+    with pytest.raises(ConfigError, match="quantization rounds in groups of 128, which do not divide a layer of 576"):
+        plan(model="smollm2-135m", quantization="int4_g128", max_model_len=2048)
+    folder, _ = make_folder("llama", tmp_path, hidden_size=64, intermediate_size=96, num_attention_heads=4)
+    say(folder, {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True})
+    with pytest.raises(ConfigError, match=r"quantization rounds plain weights, and those of .* are quantised already"):
+        plan(model=folder, quantization="int4", max_model_len=64)
+    config = parse_config(
+        text(model=folder, max_model_len=64, workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}")
+    )
+    assert config.shape.layer_value_bytes == 0.625
 
 
 @pytest.mark.parametrize("kv", ["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"])
@@ -158,7 +183,7 @@ def check_bytes_held(
     folder, _ = make_folder(family, tmp_path, intermediate_size=80, vocab_size=131)
     config = load_config(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("twophase.model.linear._can_pack", lambda dtype: False)
+        patch.setattr("twophase.model.linear.can_pack", lambda dtype: False)
         shard = Shard(config, 0, num_ranks, whole_experts)
         weights = load_weights(folder, config, getattr(torch, dtype), torch.device("cpu"), shard.cut, shard.experts)
     held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(weights)}
@@ -206,7 +231,7 @@ def test_a_plan_has_the_bytes_of_a_loaded_engine(family, num_ranks, kv, tmp_path
 
 def check_plan_against_engine(family, num_ranks, kv, tmp_path, monkeypatch, whole_experts=False) -> None:
     """Weights, K/V and what a step is given: rank 0 of a real engine, which is the fullest, against the plan."""
-    monkeypatch.setattr("twophase.model.linear._can_pack", lambda dtype: False)
+    monkeypatch.setattr("twophase.model.linear.can_pack", lambda dtype: False)
     sizes = {"head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 3, "max_position_embeddings": 64}
     if whole_experts or family.startswith("qwen3-moe"):
         sizes |= {"attention_bias": False}  # biases are not counted

@@ -1,0 +1,6 @@
+"""Weights of fewer bits: what is stored, how it is rounded, read from files, and multiplied.
+
+Public: `schemes` (the names of `quantization=...`, without torch), `weight` (codes, scales and minima), `rounding`
+(from plain weights), `linear` (layers that multiply), `checkpoint_config` and `checkpoints` (compressed-tensors, AWQ,
+GPTQ), `gguf_blocks` and `gguf_file`.
+"""

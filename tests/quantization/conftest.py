@@ -1,0 +1,1 @@
+from tests.model.conftest import smollm2_folder  # noqa: F401  (a fixture)

@@ -1,0 +1,288 @@
+"""Weights rounded at load time, and the layers that multiply by them, against plain arithmetic in float64."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from tests.mutation import KillTable, Mutant
+from twophase.core.errors import ConfigError
+from twophase.model.linear import LinearLayer
+from twophase.quantization import linear, rounding, weight
+from twophase.quantization.linear import DynamicInt8Linear, Int4Linear, SideBySide, StoredLinear, make_quantized_linear
+from twophase.quantization.rounding import quantize
+from twophase.quantization.schemes import SCHEMES, Scheme, head_scheme
+from twophase.quantization.weight import QuantizedWeight, can_stack, pack_nibbles
+
+OUTPUTS, INPUTS = 48, 128
+INT4 = [name for name in SCHEMES if name.startswith("int4")]
+
+
+def random_weight(seed=0, outputs=OUTPUTS, inputs=INPUTS):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(outputs, inputs, generator=generator) * torch.rand(outputs, 1, generator=generator)
+
+
+def check_rounding(module):
+    """Every weight is at most half a step from its code's value, but for what 16-bit scales cost at the ends; groups do
+    not touch each other; and the codes are used to the last."""
+    plain = random_weight()
+    for name, scheme in SCHEMES.items():
+        rounded = module.quantize(plain, scheme)
+        error = (rounded.dequantize() - plain).abs().unflatten(1, (rounded.scales.shape[1], -1))
+        if scheme.is_float:
+            value = plain.abs().unflatten(1, (1, -1))
+            assert bool((error <= value / 16 + rounded.scales[..., None] / 1024).all()), name
+            continue
+        last = 2**scheme.bits
+        ends = last / 512 * rounded.scales[..., None]  # a scale that is a 512th too small, at code `last`
+        assert bool((error <= 0.5001 * rounded.scales[..., None] + ends).all()), name
+        expected = INPUTS // (scheme.group_size or INPUTS)
+        assert rounded.scales.shape == (OUTPUTS, expected), name
+        assert (rounded.minima is None) == scheme.is_symmetric, name
+        codes = rounded.codes.int().unflatten(1, (expected, -1))
+        lowest = -last // 2 if scheme.is_symmetric else 0
+        assert int(codes.min()) >= lowest, name
+        assert int(codes.max()) <= lowest + last - 1, name
+        reach = codes.amax(-1) - codes.amin(-1)
+        assert int(reach.min()) >= (last // 2 - 2 if scheme.is_symmetric else last - 2), name
+        for tensor in (rounded.scales, None if rounded.minima is None else rounded.minima + last // 2 * rounded.scales):
+            assert tensor is None or torch.equal(tensor, tensor.bfloat16().float()), name
+
+
+def test_rounding():
+    check_rounding(rounding)
+
+
+def test_rows_of_zeros_and_of_one_value():
+    plain = torch.zeros(3, INPUTS)
+    plain[1] = 0.25
+    plain[2] = -3
+    for scheme in SCHEMES.values():
+        got = quantize(plain, scheme).dequantize()
+        assert torch.allclose(got, plain, rtol=0.01, atol=0), scheme
+
+
+def test_what_cannot_be_rounded():
+    with pytest.raises(ConfigError, match=r"groups of 128 does not divide a layer of 576 inputs.*int4 has 32"):
+        quantize(torch.ones(4, 576), SCHEMES["int4_g128"])
+    for bad in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match="not finite"):
+            quantize(torch.tensor([[1.0, bad]]), SCHEMES["int8"])
+
+
+def test_bytes_of_a_scheme_are_those_stored():
+    for name, scheme in SCHEMES.items():
+        rounded = quantize(random_weight(), scheme)
+        codes = pack_nibbles(rounded.codes) if scheme.bits == 4 else rounded.codes
+        in_16_bits = 2 * rounded.scales.numel() * (1 if rounded.minima is None else 2)
+        assert scheme.num_bytes(OUTPUTS, INPUTS) == codes.nbytes + in_16_bits, name
+    assert Scheme(4, 32, False).num_bytes(8, 64) == 320
+    assert head_scheme(SCHEMES["int4"]) == SCHEMES["int8"]
+    assert head_scheme(SCHEMES["int8_dynamic"]) == SCHEMES["int8_dynamic"]
+
+
+def check_slices(module):
+    """Parts of a weight are the weights of parts, and nibbles come back."""
+    for scheme, order in product((SCHEMES["int4"], SCHEMES["int8"], SCHEMES["int4_sym"]), (None, 1)):
+        whole = as_of(module, quantize(random_weight(), scheme))
+        if order is not None:
+            whole = module.QuantizedWeight(
+                whole.codes, whole.scales, whole.minima, whole.bits, None, torch.randperm(INPUTS)
+            )
+            sorted_back = as_of(module, whole).dequantize()[:, whole.input_order.argsort()]
+            assert torch.equal(whole.dequantize(), sorted_back)
+        plain = whole.dequantize()
+        assert torch.equal(whole[5:20].dequantize(), plain[5:20])
+        assert torch.equal(whole[3:9, 0:INPUTS].dequantize(), plain[3:9])
+        both = module.stack([whole[:7], whole[30:]])
+        assert torch.equal(both.dequantize(), torch.cat((plain[:7], plain[30:])))
+        if order is None:
+            assert torch.equal(whole[:, 32:96].dequantize(), plain[:, 32:96])
+        signed = whole.minima is None
+        if scheme.bits == 4:
+            packed = module.pack_nibbles(whole.codes)
+            assert packed.shape == (OUTPUTS, INPUTS // 2)
+            assert torch.equal(module.unpack_nibbles(packed, signed), whole.codes)
+            every = torch.arange(-8, 8, dtype=torch.int8)[None] if signed else torch.arange(16, dtype=torch.int8)[None]
+            assert torch.equal(module.unpack_nibbles(module.pack_nibbles(every), signed), every)
+            assert int(packed[0, 0]) == (int(whole.codes[0, 0]) & 15) + 16 * (int(whole.codes[0, 1]) & 15)
+
+
+def as_of(module, rounded):
+    return module.QuantizedWeight(rounded.codes, rounded.scales, rounded.minima, rounded.bits, rounded.activations)
+
+
+def test_slices():
+    check_slices(weight)
+
+
+def test_a_group_cannot_be_cut():
+    rounded = quantize(random_weight(), SCHEMES["int4"])
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size would cut a group of 32 quantised weights in two"):
+        rounded[:, 0:48]
+    shuffled = QuantizedWeight(rounded.codes, rounded.scales, rounded.minima, 4, None, torch.randperm(INPUTS))
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size .*desc_act"):
+        shuffled[:, 0:64]
+
+
+def test_only_weights_of_one_kind_are_stacked():
+    int4, sym, int8 = (quantize(random_weight(), SCHEMES[name]) for name in ("int4", "int4_sym", "int8"))
+    order = QuantizedWeight(int4.codes, int4.scales, int4.minima, 4, None, torch.arange(INPUTS).flip(0))
+    assert all(can_stack(alike) for alike in ([int4, int4], [order, order], [order]))
+    assert not any(can_stack(pair) for pair in ([int4, sym], [int4, int8], [int4, order]))
+
+
+def reference(x, rounded, bias):
+    """In float64, from the codes; activations of 8 bits rounded as the scheme says."""
+    x = x.double().numpy()
+    if rounded.activations == "int8":
+        scales = np.abs(x).max(axis=1, keepdims=True) / 127
+        x = np.round(x / np.where(scales, scales, 1)) * scales
+    product = x @ rounded.dequantize(torch.float64).numpy().T
+    return torch.from_numpy(product if bias is None else product + bias.double().numpy())
+
+
+def check_layers(module, names=tuple(SCHEMES), dtypes=(torch.float32, torch.bfloat16), rows=(0, 1, 4, 5, 33)):
+    for name, dtype, keeps_plain in product(names, dtypes, (True, False)):
+        rounded = quantize(random_weight(), SCHEMES[name])
+        generator = torch.Generator().manual_seed(1)
+        bias = torch.randn(OUTPUTS, generator=generator).to(dtype) if keeps_plain else None
+        layer = module.make_quantized_linear(rounded, bias, dtype, keeps_plain)
+        assert layer.num_outputs == OUTPUTS
+        for num_rows in rows:
+            x = torch.randn(num_rows, INPUTS, generator=generator).to(dtype)
+            expected = reference(x, rounded, bias)
+            got = layer(x)
+            assert (got.dtype, got.shape) == (dtype, expected.shape), name
+            if num_rows:
+                # float32: another order of sums. bf16: 8 bits of each weight and of the result.
+                tolerance = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[dtype] * float(expected.abs().max())
+                error = float((got.double() - expected).abs().max())
+                assert error <= tolerance, f"{name}, {dtype}, {num_rows} rows: off by {error:.2e}"
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_layers_equal_dequantising_and_multiplying(name):
+    check_layers(linear, [name])
+
+
+def test_each_kind_of_weight_has_its_layer():
+    layers = {
+        (name, dtype): make_quantized_linear(quantize(random_weight(), SCHEMES[name]), None, dtype)
+        for name, dtype in product(SCHEMES, (torch.float32, torch.bfloat16))
+    }
+    for (name, dtype), layer in layers.items():
+        assert isinstance(layer, LinearLayer)
+        assert isinstance(layer, DynamicInt8Linear) == (name == "int8_dynamic")
+        is_int4 = name in INT4 and dtype == torch.bfloat16 and linear._has_int4_operator()
+        assert isinstance(layer, Int4Linear) == is_int4
+
+
+@pytest.mark.skipif(not linear._has_int4_operator(), reason="not run here: torch has no int4 operator for this CPU")
+def test_int4_takes_a_quarter_of_bf16_and_is_there_twice_where_there_is_room():
+    rounded = quantize(random_weight(), SCHEMES["int4"])
+    lean = make_quantized_linear(rounded, None, torch.bfloat16, keeps_plain=False)
+    quick = make_quantized_linear(rounded, None, torch.bfloat16, keeps_plain=True)
+    assert lean.num_bytes == SCHEMES["int4"].num_bytes(OUTPUTS, INPUTS)
+    assert quick.num_bytes == lean.num_bytes + quick.plain.num_bytes
+    x = torch.randn(9, INPUTS, dtype=torch.bfloat16)
+    assert torch.equal(quick(x), quick.plain(x))
+    assert torch.equal(quick(x[:4]), lean(x[:4]))
+
+
+def test_a_layer_whose_inputs_are_in_another_order():
+    rounded = quantize(random_weight(), SCHEMES["int4"])
+    shuffled = QuantizedWeight(rounded.codes, rounded.scales, rounded.minima, 4, None, torch.randperm(INPUTS))
+    x = torch.randn(3, INPUTS)
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.3)):
+        for keeps_plain in (True, False):
+            layer = make_quantized_linear(shuffled, None, dtype, keeps_plain)
+            expected = x @ shuffled.dequantize().T
+            assert torch.allclose(layer(x.to(dtype)).float(), expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_stored_layer_dequantises_in_the_call(name):
+    """What other devices than a CPU get."""
+    rounded = quantize(random_weight(), SCHEMES[name])
+    layer, x, bias = StoredLinear.from_weight(rounded, torch.ones(OUTPUTS)), torch.randn(3, INPUTS), torch.ones(OUTPUTS)
+    assert torch.allclose(layer(x), x @ rounded.dequantize().T + bias, atol=1e-4)
+    assert layer.num_outputs == OUTPUTS
+    half = 2 if rounded.bits == 4 else 1
+    assert layer.num_bytes == rounded.num_bytes - rounded.codes.nbytes + rounded.codes.nbytes // half
+
+
+def test_int8_activations_do_not_depend_on_the_rows_beside_them():
+    layer = make_quantized_linear(quantize(random_weight(), SCHEMES["int8_dynamic"]), None, torch.float32)
+    x = torch.randn(40, INPUTS)
+    whole = layer(x)
+    assert all(torch.equal(layer(x[row : row + 1])[0], whole[row]) for row in range(40))
+
+
+def test_a_row_of_zeros_and_one_that_is_not_finite():
+    layer = make_quantized_linear(quantize(random_weight(), SCHEMES["int8_dynamic"]), None, torch.float32)
+    x = torch.zeros(3, INPUTS)
+    x[1, 5], x[2, 7] = torch.nan, torch.inf
+    got = layer(x)
+    assert bool((got[0] == 0).all())
+    assert not bool(got[1:].isfinite().any())
+
+
+def test_layers_side_by_side():
+    parts = [quantize(random_weight(seed), SCHEMES[name]) for seed, name in enumerate(("int4", "int8"))]
+    layers = tuple(make_quantized_linear(part, None, torch.float32) for part in parts)
+    both, x = SideBySide(layers), torch.randn(3, INPUTS)
+    assert torch.equal(both(x), torch.cat([layer(x) for layer in layers], dim=1))
+    assert (both.num_outputs, both.num_bytes) == (2 * OUTPUTS, sum(layer.num_bytes for layer in layers))
+
+
+def test_a_cpu_without_bf16_multiplies_in_float32(monkeypatch):
+    monkeypatch.setattr(linear, "can_pack", lambda dtype: dtype == torch.float32)
+    rounded = quantize(random_weight(), SCHEMES["int8"])
+    layer = make_quantized_linear(rounded, torch.ones(OUTPUTS, dtype=torch.bfloat16), torch.bfloat16)
+    x = torch.randn(3, INPUTS, dtype=torch.bfloat16)
+    expected = x.float() @ rounded.dequantize().T + 1
+    assert torch.allclose(layer(x).float(), expected, atol=2e-2 * float(expected.abs().max()))
+    assert layer.num_bytes == 4 * OUTPUTS * INPUTS
+
+
+ROUNDING, LAYERS, STORED = (f"twophase.quantization.{name}" for name in ("rounding", "linear", "weight"))
+MUTANTS = {
+    "rounding": (
+        check_rounding,
+        Mutant("rounds down", ROUNDING, "codes = (groups / scales[..., None]).round_()", "codes = (groups / scales[..., None]).floor_()"),
+        Mutant("uses half of the codes", ROUNDING, "last = 2 ** (scheme.bits - 1) - 1", "last = 2 ** (scheme.bits - 2)"),
+        Mutant("the smallest value is at code 1", ROUNDING, "(lowest + middle)", "(lowest - scales + middle)"),
+        Mutant("scales keep 24 bits", ROUNDING, "scales = exact.bfloat16().float()", "scales = exact.clone()"),
+        Mutant("minima keep 24 bits", ROUNDING, "(lowest + middle).bfloat16().float()", "(lowest + middle)"),
+        Mutant("one scale for all", ROUNDING, "return num_inputs // size", "return 1"),
+    ),
+    "slices": (
+        check_slices,
+        Mutant("scales of other columns", STORED, "start // self.group_size, stop", "0, stop"),
+        Mutant("the order is lost", STORED, "if self.input_order is not None:\n            weight = ", "if False:\n            weight = "),
+        Mutant("halves swapped", STORED, "pairs[..., 0] | pairs[..., 1] << 4", "pairs[..., 1] | pairs[..., 0] << 4"),
+        Mutant("signs are lost", STORED, "codes > 7", "codes > 8"),
+        Mutant("minima are not stacked", STORED, "torch.cat(minima) if minima", "minima[0] if minima"),
+    ),
+    "layers": (
+        check_layers,
+        Mutant("a middle at code 7", LAYERS, "weight.minima + 8 * weight.scales", "weight.minima + 7 * weight.scales"),
+        Mutant("signed codes as they are", LAYERS, "weight.codes + 8,", "weight.codes & 15,"),
+        Mutant("the bias is forgotten", LAYERS, "return product if self.bias is None else", "return product if True else"),
+        Mutant("a scale for all tokens", LAYERS, ".amax(dim=1, keepdim=True)", ".amax().view(1, 1)"),
+        Mutant("activations round down", LAYERS, "(rows / scales).round_()", "(rows / scales).floor_()"),
+    ),
+}  # fmt: skip
+
+
+CASES = [(what, number) for what, (_, *mutants) in MUTANTS.items() for number in range(len(mutants))]
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(("what", "number"), CASES)
+def test_mutant(what, number):
+    check, *mutants = MUTANTS[what]
+    KillTable.record(mutants[number], check)
