@@ -16,7 +16,12 @@ from twophase.core.errors import ConfigError
 from twophase.llm import LLM
 from twophase_tools.bench.machine import MachineRecord, record_machine
 from twophase_tools.bench.perplexity import prose
-from twophase_tools.bench.quality_cost import DECODE_BATCH, decode_step_times, weight_memory_bytes
+from twophase_tools.bench.quality_cost import (
+    DECODE_BATCH,
+    decode_step_times,
+    stored_weight_bytes,
+    weight_memory_bytes,
+)
 from twophase_tools.bench.quality_drift import STRETCH, Drift, Estimate, estimate, measure_drift
 from twophase_tools.bench.quality_grid import NOTE, was_rounded
 from twophase_tools.bench.quality_probes import Choice, Slice, probe
@@ -82,8 +87,9 @@ class FormatReport:
         most_used: What it may be.
         dtype: Of the activations and of what is not quantised, before and after.
         bytes_ratio: Bytes per token of the cache, before over after.
-        weight_bytes: Of the weights in memory; on a CPU a plain copy for steps of many rows may be among them.
-        weight_bytes_ratio: Before over after.
+        weight_bytes: Of the weights in their few bits; None for a model that `twophase plan` does not count.
+        memory_bytes: Of the weights in memory here.
+        weight_bytes_ratio, memory_bytes_ratio: Before over after.
         step_time_ratio: Time of a decode step, after over before; medians of runs in turns.
     """
 
@@ -95,8 +101,10 @@ class FormatReport:
     dtype: str
     bytes_per_token: int
     bytes_ratio: float
-    weight_bytes: int
+    weight_bytes: int | None
     weight_bytes_ratio: float
+    memory_bytes: int
+    memory_bytes_ratio: float
     step_time_ratio: float
 
     @property
@@ -114,7 +122,8 @@ class FormatReport:
         text = f"of what may be lost is lost, the weighted mean of the lines that tell; at most {self.most_used:.0%}"
         yield f"  {mark}  {'all together':<18} {self.used:>8.0%}  {text}"
         yield from _size_line(self.bytes_ratio, f"per token ({self.bytes_per_token:,})")
-        yield from _size_line(self.weight_bytes_ratio, f"of weights in memory ({self.weight_bytes:,})")
+        yield from _size_line(self.weight_bytes_ratio, f"of weights, stored in their bits ({self.weight_bytes or 0:,})")
+        yield from _size_line(self.memory_bytes_ratio, f"of weights, in memory here ({self.memory_bytes:,})")
         yield f"  costs   {self.step_time_ratio:.2f}x the time of a decode step ({DECODE_BATCH} sequences)"
 
 
@@ -279,7 +288,8 @@ def judge(
     say(f"{name}: time of a decode step, in turns")
     times_s = decode_step_times(before.llm, after, before.token_ids)
     per_token = [llm.kv_cache.spec.bytes_per_token for llm in (before.llm, after)]
-    of_weights = [weight_memory_bytes(llm.model.weights) for llm in (before.llm, after)]
+    stored = [stored_weight_bytes(llm) for llm in (before.llm, after)]
+    in_memory = [weight_memory_bytes(llm.model.weights) for llm in (before.llm, after)]
     return FormatReport(
         name=name,
         verdicts=verdicts,
@@ -289,8 +299,10 @@ def judge(
         dtype=dtype_name(after),
         bytes_per_token=per_token[1],
         bytes_ratio=per_token[0] / per_token[1],
-        weight_bytes=of_weights[1],
-        weight_bytes_ratio=of_weights[0] / of_weights[1],
+        weight_bytes=stored[1],
+        weight_bytes_ratio=1.0 if stored[0] is None or stored[1] is None else stored[0] / stored[1],
+        memory_bytes=in_memory[1],
+        memory_bytes_ratio=in_memory[0] / in_memory[1],
         step_time_ratio=times_s[1] / times_s[0],
     )
 

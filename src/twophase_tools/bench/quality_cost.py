@@ -3,18 +3,37 @@
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 
 from torch import Tensor
 
+from twophase.core.errors import ConfigError
 from twophase.core.sampling_params import SamplingParams
 from twophase.llm import LLM
+from twophase.quantization.schemes import SCHEMES, head_scheme
+from twophase_tools.simulate.model_shapes import model_shape
 
 DECODE_BATCH, DECODE_CONTEXT, DECODE_STEPS, DECODE_ROUNDS = 8, 256, 6, 4
 
 
+def stored_weight_bytes(llm: LLM) -> int | None:
+    """Bytes of the weights in their few bits, as `twophase plan` counts them; None if it does not know such layers."""
+    try:
+        shape = model_shape(str(llm.model_dir))
+    except ConfigError:  # layers of several kinds
+        return None
+    shape = replace(shape, value_bytes=llm.model.weights.dtype.itemsize)
+    if llm.config.quantization is not None:
+        scheme = SCHEMES[llm.config.quantization]
+        shape = replace(shape, scheme=scheme, head_scheme=head_scheme(scheme))
+    return shape.memory_bytes
+
+
 def weight_memory_bytes(weights: object) -> int:
-    """Bytes of all tensors in a record of weights; memory that several of them share counts once."""
+    """Bytes of all tensors in a record of weights, with the plain copies that a CPU keeps for steps of many rows.
+
+    Memory that several of them share counts once.
+    """
     sizes: dict[object, int] = {}
     for tensor in _tensors(weights):
         if tensor.is_mkldnn:  # in oneDNN's own layout, without a storage to be asked

@@ -181,7 +181,7 @@ def test_the_command_passes_and_prints_what_is_saved(twophase, wide_folder, monk
     assert "K/V fp8_e4m3, in float32: the gate passes" in out
     assert "3.20x fewer bytes per token" in out  # 16 * 4 / (16 + 4)
     assert "the time of a decode step" in out
-    assert "bytes of weights in memory (" not in out
+    assert "bytes of weights" not in out
     assert re.search(r"\n  ----  two-digit sums +0 of 4, before 0; 0 of 0 clear ones lost", out)
     assert re.search(r"\n  pass  all together +\d+%  of what may be lost is lost", out)
 
@@ -260,7 +260,7 @@ def test_weights_are_judged_against_the_model_without(open_wide, monkeypatch):
         {verdict.name: verdict.bound for verdict in each.verdicts}["mean KL divergence"] for each in report.formats
     ]
     assert bounds == [BOUNDS.mean_kl, quality.FOUR_BITS.mean_kl]
-    assert (fine.bytes_ratio, fine.weight_bytes_ratio) == (1, 1)
+    assert (fine.bytes_ratio, fine.weight_bytes_ratio, fine.memory_bytes_ratio) == (1, 1, 1)
 
 
 def test_a_model_passes_against_itself(open_wide, monkeypatch):
@@ -307,6 +307,30 @@ def test_bounds_given_by_the_user_come_first():
     bounds = quality.bounds_for(Variant(quantization="int4_g64"), {"mean_kl": 0.5})
     assert bounds == replace(quality.FOUR_BITS, mean_kl=0.5)
     assert quality.bounds_for(Variant(quantization="int8_dynamic")) == quality.bounds_for(Variant("int8")) == BOUNDS
+
+
+def test_the_engines_own_schemes_are_judged(tmp_path, monkeypatch):
+    """Layers with inputs in groups of 32; what is stored is counted by hand."""
+    from tests.engine.tokenizers_for_tests import byte_level
+    from tests.model.tiny import make_folder
+
+    without_questions(monkeypatch)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+    tokenizer = byte_level()
+    make_folder("llama", tmp_path, vocab_size=tokenizer.vocab_size, max_position_embeddings=512, **sizes)
+    tokenizer.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    opener = quality.open_model(str(tmp_path), device="cpu", dtype="float32", backend="torch")
+    schemes = ("int8", "int8_dynamic", "int4")
+    report = quality.bench_quality(opener, [Variant(quantization=name) for name in schemes], num_tokens=256)
+    kl = [{verdict.name: verdict.value for verdict in each.verdicts}["mean KL divergence"] for each in report.formats]
+    assert 0 < kl[0] < kl[1] < kl[2]
+    in_layers, in_table = 2 * 64 * (64 + 32 + 32 + 64 + 3 * 96), tokenizer.vocab_size * 64
+    # A scale and a minimum of 16 bits for each 32; a head of int8 with a scale for each output; a plain embedding.
+    stored = in_layers // 2 + in_layers // 32 * 4 + in_table + tokenizer.vocab_size * 2 + in_table * 4
+    four_bits = report.formats[2]
+    assert four_bits.weight_bytes == stored
+    assert four_bits.weight_bytes_ratio == pytest.approx(4 * (in_layers + 2 * in_table) / stored)
+    assert "fewer bytes of weights, stored in their bits" in report.to_text()
 
 
 def test_bytes_of_weights_count_shared_memory_once():
