@@ -116,7 +116,7 @@ class FormatReport:
         for verdict in self.verdicts:
             mark = {True: "pass", False: "FAIL", None: "----"}[verdict.passed]
             used = "" if verdict.passed is None else f"{min(1, verdict.used):.0%} x {self.weights[verdict.name]:g}"
-            note = " (open: more text may decide)" if verdict.is_open else ""
+            note = f" (open: {verdict.times_text:.1f} times the text would decide)" if verdict.times_text else ""
             yield f"  {mark}  {verdict.name:<18} {used:>8}  {verdict.text}{note}"
         mark = "pass" if self.used <= self.most_used else "FAIL"
         text = f"of what may be lost is lost, the weighted mean of the lines that tell; at most {self.most_used:.0%}"

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 
 from twophase.core.errors import ConfigError
 from twophase.core.rules import shown
-from twophase_tools.bench.quality_drift import Drift
+from twophase_tools.bench.quality_drift import Drift, Estimate
 from twophase_tools.bench.quality_probes import Slice
 from twophase_tools.bench.quality_tasks import FIELDS, Answers
 
@@ -89,7 +89,8 @@ class Verdict:
         passed: None where the unquantised model does too badly itself for the line to tell anything.
         text: What was measured, and the bound.
         used: The share of what may be lost that is lost: 0 is nothing, 1 is all. Infinite where nothing may be.
-        is_open: Whether the line fails only because too little was read: the confidence interval holds the bound.
+        times_text: Where the confidence interval holds the bound, and the line fails because too little was read: so
+            many times the text would decide, if the mean stays where it is. 0 where it is decided.
     """
 
     name: str
@@ -98,7 +99,7 @@ class Verdict:
     passed: bool | None
     text: str
     used: int | float = 0.0
-    is_open: bool = False
+    times_text: int | float = 0
 
 
 def mean_used(verdicts: Sequence[Verdict], weights: Mapping[str, int | float] = WEIGHTS) -> float:
@@ -138,15 +139,22 @@ def drift_verdicts(drift: Drift, bounds: Bounds) -> Iterator[Verdict]:
     limit = bounds.perplexity_ratio
     text = f"{ratio:.4f} [{low:.4f}, {high:.4f}] of before, at most {limit:g}"
     used = _share(log_ratio.mean + log_ratio.margin, math.log(limit) if limit > 0 else -math.inf)
-    yield Verdict("perplexity", high, limit, high <= limit, text, used, is_open=low <= limit < high)
+    times = _times_text(log_ratio, math.log(limit)) if low <= limit < high else 0
+    yield Verdict("perplexity", high, limit, high <= limit, text, used, times)
     worst, limit = kl.mean + kl.margin, bounds.mean_kl
     text = f"{kl.mean:.5f} +- {kl.margin:.5f} nats, at most {limit:g}"
-    is_open = kl.mean - kl.margin <= limit < worst
-    yield Verdict("mean KL divergence", worst, limit, worst <= limit, text, _share(worst, limit), is_open)
+    times = _times_text(kl, limit) if kl.mean - kl.margin <= limit < worst else 0
+    yield Verdict("mean KL divergence", worst, limit, worst <= limit, text, _share(worst, limit), times)
     worst, limit = top1.mean - top1.margin, bounds.top1_agreement
     text = f"{top1.mean:.2%} +- {top1.margin:.2%}, at least {limit:.2%}"
-    is_open = worst < limit <= top1.mean + top1.margin
-    yield Verdict("same top token", worst, limit, worst >= limit, text, _share(1 - worst, 1 - limit), is_open)
+    times = _times_text(top1, limit) if worst < limit <= top1.mean + top1.margin else 0
+    yield Verdict("same top token", worst, limit, worst >= limit, text, _share(1 - worst, 1 - limit), times)
+
+
+def _times_text(found: Estimate, limit: int | float) -> float:
+    """A margin shrinks with the square root of what is read."""
+    gap = abs(found.mean - limit)
+    return (found.margin / gap) ** 2 if gap else math.inf
 
 
 def answer_verdicts(before: Answers, after: Answers, bounds: Bounds) -> Iterator[Verdict]:

@@ -38,7 +38,7 @@ def check_drift_verdicts(module) -> None:
     for drift, passed, is_open in cases:
         verdicts = list(module.drift_verdicts(drift_of(**drift), module.Bounds()))
         assert tuple(verdict.passed for verdict in verdicts) == passed, drift
-        assert tuple(verdict.is_open for verdict in verdicts) == is_open, drift
+        assert tuple(verdict.times_text > 0 for verdict in verdicts) == is_open, drift
 
 
 def check_used_by_drift(module) -> None:
@@ -50,6 +50,15 @@ def check_used_by_drift(module) -> None:
     strict = module.Bounds(perplexity_ratio=1, mean_kl=0, top1_agreement=1)
     assert [each.used for each in module.drift_verdicts(half, strict)] == [math.inf] * 3
     assert [each.used for each in module.drift_verdicts(drift_of(), strict)] == [0, 0, 0]
+
+
+def check_times_text(module) -> None:
+    """With so many times the text, and a margin so much smaller, the interval ends at the bound."""
+    open_at = drift_of((math.log(1.02) - 0.002, 0.006), (0.021, 0.003), (0.955, 0.01))
+    verdicts = list(module.drift_verdicts(open_at, module.Bounds()))
+    assert [verdict.times_text for verdict in verdicts] == pytest.approx([9, 9, 4])
+    (_, at_the_bound, _) = module.drift_verdicts(drift_of(kl=(0.02, 0.001)), module.Bounds())
+    assert at_the_bound.times_text == math.inf
 
 
 OBJECT = {"customer": "a", "item": "b", "quantity": 1, "city": "c"}
@@ -138,6 +147,7 @@ def check_mean_used(module) -> None:
 
 CHECKS = (
     check_drift_verdicts,
+    check_times_text,
     check_used_by_drift,
     check_answer_verdicts,
     check_probe_verdicts,
@@ -155,7 +165,8 @@ MUTANTS = [
     ("the margin is forgotten", "worst, limit = kl.mean + kl.margin, bounds.mean_kl", "worst, limit = kl.mean, bounds.mean_kl"),
     ("the good side of the interval counts", "worst, limit = top1.mean - top1.margin", "worst, limit = top1.mean + top1.margin"),
     ("the mean ratio counts", 'Verdict("perplexity", high, limit, high <= limit, text', 'Verdict("perplexity", high, limit, ratio <= limit, text'),
-    ("what has failed for good is open", "is_open=low <= limit < high", "is_open=limit < high"),
+    ("what has failed for good is open", "if low <= limit < high else 0", "if limit < high else 0"),
+    ("margins shrink with what is read", "(found.margin / gap) ** 2 if", "found.margin / gap if"),
     ("found makes up for lost", "return sum(was and not still for was, still in zip(before, after, strict=True))", "return sum(before) - sum(after)"),
     ("judged by what it never could", "num_lost <= limit if tells else None", "num_lost <= limit"),
     ("tasks judged by what it never could", "kept >= limit if old.tells else None", "kept >= limit"),
