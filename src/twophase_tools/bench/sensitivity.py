@@ -20,7 +20,7 @@ from twophase.core.errors import ConfigError
 from twophase.llm import LLM
 from twophase.model.weights import LayerWeights, ModelWeights
 from twophase_tools.bench.machine import MachineRecord, record_machine
-from twophase_tools.bench.perplexity import step_logits
+from twophase_tools.bench.perplexity import prose, step_logits
 from twophase_tools.bench.quality import Variant, check_num_tokens, dtype_name, text_ids
 from twophase_tools.bench.quality_drift import Drift, drift_between
 from twophase_tools.bench.quality_grid import NOTE, was_rounded
@@ -148,7 +148,7 @@ def bench_sensitivity(
     check_num_tokens(num_tokens)
     quantised = open_llm(Variant(quantization=quantization))
     plain = open_llm(Variant(dtype=dtype_name(quantised)))
-    token_ids = text_ids(plain, text, num_tokens or NUM_TOKENS)
+    token_ids = text_ids(plain, prose() if text is None else text, num_tokens or NUM_TOKENS)
     weights = quantised.model.weights
     del quantised  # but for its weights
     say("the plain model")

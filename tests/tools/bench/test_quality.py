@@ -21,7 +21,7 @@ from twophase.core.errors import ConfigError
 from twophase.model.linear import make_linear
 from twophase_kernels.quant import quantise_reference
 from twophase_tools.bench import quality, quality_cost, quality_probes, quality_tasks
-from twophase_tools.bench.perplexity import prose
+from twophase_tools.bench.perplexity import more_prose, prose
 from twophase_tools.bench.quality import Variant
 from twophase_tools.bench.quality_probes import Outcome, Slice
 from twophase_tools.cli import bench
@@ -288,6 +288,18 @@ def test_each_is_judged_in_its_own_dtype(wide_folder, monkeypatch):
     assert [variant.name for variant in (*variants, Variant("int8", "a"), Variant())] == [
         "a", "K/V int8", "b", "a, K/V int8", "K/V auto",
     ]  # fmt: skip
+
+
+def test_weights_are_read_with_more_text(open_wide, monkeypatch):
+    """What comes with the package; a text of the user's own is read as it is."""
+    without_questions(monkeypatch)
+    read = []
+    monkeypatch.setattr(quality, "text_ids", lambda llm, text, num_tokens: read.append(text) or [5] * 300)
+    for variants in ([Variant("int8")], [Variant("int8"), Variant(quantization="fine")]):
+        quality.bench_quality(open_wide, variants)
+    quality.bench_quality(open_wide, [Variant(quantization="fine")], text="own")
+    assert read == [prose(), prose() + more_prose(), "own"]
+    assert more_prose() not in prose()
 
 
 def test_all_lines_together_may_fail_what_each_lets_through(open_wide, monkeypatch):
