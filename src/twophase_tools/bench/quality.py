@@ -197,15 +197,16 @@ def bench_quality(
     if not variants:
         raise ConfigError("bench quality needs at least one format to judge, such as --kv-cache-dtype int8.")
     check_num_tokens(num_tokens)
-    if text is None:
-        text = prose() + more_prose() if any(variant.quantization for variant in variants) else prose()
+    ours = prose() + more_prose() if any(variant.quantization for variant in variants) else prose()
     befores: dict[str, Before] = {}
     reports = []
     for variant in variants:
         after = open_llm(variant)
         dtype = dtype_name(after)
         if dtype not in befores:
-            befores[dtype] = _as_it_is(open_llm(Variant(dtype=dtype)), text_ids(after, text, num_tokens), own, say)
+            befores[dtype] = _as_it_is(
+                open_llm(Variant(dtype=dtype)), text_ids(after, text, ours, num_tokens), own, say
+            )
         reports.append(judge(variant.name, befores[dtype], after, bounds_for(variant, bounds), weights, own, say))
         del after  # its weights should not stand beside the next one's
     before, *_ = befores.values()
@@ -244,11 +245,17 @@ def check_num_tokens(num_tokens: int | None) -> None:
         raise ConfigError(f"--tokens must be at least {4 * STRETCH}, or no error can be estimated; got {num_tokens}.")
 
 
-def text_ids(llm: LLM, text: str, num_tokens: int | None) -> list[int]:
-    """The text's first tokens. Raises ConfigError if they are too few, or more than the model or the pool holds."""
+def text_ids(llm: LLM, text: str | None, ours: str, num_tokens: int | None) -> list[int]:
+    """The first tokens of the user's `text`, or of our own as many as fit.
+
+    Raises:
+        ConfigError: They are too few; or the user's are more than the model or the pool holds.
+    """
     assert llm.tokenizer is not None
-    token_ids = llm.tokenizer.encode(text)[:num_tokens]
     most = min(llm.scheduler.config.max_model_len, llm.kv_cache.num_blocks * llm.kv_cache.spec.block_size) - 1
+    token_ids = llm.tokenizer.encode(ours if text is None else text)[:num_tokens]
+    if text is None and num_tokens is None:
+        token_ids = token_ids[:most]
     if not 4 * STRETCH <= len(token_ids) <= most:
         raise ConfigError(
             f"the text must have {4 * STRETCH} to {most:,} tokens (fewer give no estimate, more do not fit), and has "

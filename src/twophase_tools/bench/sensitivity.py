@@ -148,7 +148,7 @@ def bench_sensitivity(
     check_num_tokens(num_tokens)
     quantised = open_llm(Variant(quantization=quantization))
     plain = open_llm(Variant(dtype=dtype_name(quantised)))
-    token_ids = text_ids(plain, prose() if text is None else text, num_tokens or NUM_TOKENS)
+    token_ids = text_ids(plain, text, prose(), num_tokens or NUM_TOKENS)
     weights = quantised.model.weights
     del quantised  # but for its weights
     say("the plain model")

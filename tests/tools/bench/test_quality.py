@@ -294,12 +294,25 @@ def test_weights_are_read_with_more_text(open_wide, monkeypatch):
     """What comes with the package; a text of the user's own is read as it is."""
     without_questions(monkeypatch)
     read = []
-    monkeypatch.setattr(quality, "text_ids", lambda llm, text, num_tokens: read.append(text) or [5] * 300)
+    monkeypatch.setattr(quality, "text_ids", lambda llm, text, ours, num_tokens: read.append(ours) or [5] * 300)
     for variants in ([Variant("int8")], [Variant("int8"), Variant(quantization="fine")]):
         quality.bench_quality(open_wide, variants)
-    quality.bench_quality(open_wide, [Variant(quantization="fine")], text="own")
-    assert read == [prose(), prose() + more_prose(), "own"]
+    assert read == [prose(), prose() + more_prose()]
     assert more_prose() not in prose()
+
+
+def test_our_text_is_cut_to_what_fits_and_the_users_is_not(wide_folder):
+    llm = quality.open_model(str(wide_folder), device="cpu", dtype="auto", backend="torch")(Variant())
+    ours, own = "The quick brown fox. " * 200, "It jumps over the dog. " * 200
+    all_ids = llm.tokenizer.encode(ours)
+    assert len(all_ids) > 511
+    assert quality.text_ids(llm, None, ours, None) == all_ids[:511]
+    assert quality.text_ids(llm, None, ours, 300) == all_ids[:300]
+    assert quality.text_ids(llm, own, ours, 300) == llm.tokenizer.encode(own)[:300]
+    with pytest.raises(ConfigError, match="must have 256 to 511 tokens"):
+        quality.text_ids(llm, own, ours, None)
+    with pytest.raises(ConfigError, match="must have 256 to 511 tokens"):
+        quality.text_ids(llm, None, ours, 600)
 
 
 def test_all_lines_together_may_fail_what_each_lets_through(open_wide, monkeypatch):
