@@ -25,7 +25,16 @@ from twophase.llm import LLM
 
 def prose() -> str:
     """About 2,500 tokens written for this purpose: a story, instructions, lists, minutes, dialogue, letters."""
-    return resources.files("twophase_tools.bench").joinpath("prose.txt").read_text(encoding="utf-8")
+    return _text("prose.txt")
+
+
+def more_prose() -> str:
+    """As many again, of other kinds: explanations, reports, regulations, reviews, a little code and arithmetic."""
+    return _text("more_prose.txt")
+
+
+def _text(name: str) -> str:
+    return resources.files("twophase_tools.bench").joinpath(name).read_text(encoding="utf-8")
 
 
 def perplexity(llm: LLM, token_ids: Sequence[int]) -> float:

@@ -1,120 +1,151 @@
-"""`twophase bench quality`: what a quantised K/V cache costs in quality, against the unquantised one of the same model.
+"""`twophase bench quality`: what a quantised K/V cache, or quantised weights, cost in quality.
 
-A gate: each line has a bound, and one line beyond its bound fails it. The bounds, and why they are where they are:
-
-    perplexity ratio   1.02   0.1 on LLaMA-7B's 5.68 (WikiText-2), which KVQuant (arXiv:2401.18079) and those after it
-                              count as no loss worth having
-    mean KL, nats      0.02   by Pinsker's inequality total variation is then at most sqrt(0.02 / 2) = 0.1: of ten
-                              tokens drawn with the same random numbers, nine or more are the same
-    top-1 agreement    0.95   a greedy output parts from its former self at most once in twenty tokens
-    needles lost       1      of 16 that were found before: as many as SmolLM2 loses with a bfloat16 cache, which
-                              nobody counts as a loss, to a tie between two numbers
-    JSON objects lost  0      valid before, not valid after
-    equal JSON fields  0.9    of the fields extracted before: a small model is undecided about some of them, and a tie
-                              may fall either way without loss
-
-Means over a text are estimates. What must keep the bound is their 95 % confidence limit on the bad side, from the
-means of 64-token stretches, as neighbours are not independent (batch means; Law, Simulation Modeling, 9.5.3).
+Each variant is judged against the same model with neither, in the same dtype. A gate: each line has a bound, and so
+have all of them together. The lines come from a text (`quality_drift`), from questions (`quality_tasks`) and from small
+tasks (`quality_probes`); the bounds, and why they are where they are, stand in `quality_verdict`. Which layers break
+first is another question: `sensitivity`.
 """
 
 import json
 import math
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from twophase.core.errors import ConfigError
-from twophase.core.sampling_params import SamplingParams
 from twophase.llm import LLM
 from twophase_tools.bench.machine import MachineRecord, record_machine
-from twophase_tools.bench.perplexity import prose, step_logits
-from twophase_tools.bench.quality_tasks import FIELDS, Answers, answer
+from twophase_tools.bench.perplexity import more_prose, prose
+from twophase_tools.bench.quality_cost import (
+    DECODE_BATCH,
+    decode_step_times,
+    stored_weight_bytes,
+    weight_memory_bytes,
+)
+from twophase_tools.bench.quality_drift import STRETCH, Drift, Estimate, estimate, measure_drift
+from twophase_tools.bench.quality_grid import NOTE, was_rounded
+from twophase_tools.bench.quality_probes import Choice, Slice, probe
+from twophase_tools.bench.quality_tasks import Answers, answer
+from twophase_tools.bench.quality_verdict import (
+    FOUR_BITS,
+    WEIGHTS,
+    Bounds,
+    Verdict,
+    answer_verdicts,
+    drift_verdicts,
+    mean_used,
+    probe_verdicts,
+)
 
-STRETCH = 64  # tokens whose mean counts as one independent observation
-Z95 = 1.96  # normal distribution, two-sided 95 %
-# Room for the prose, and for the answers to eight questions about it. Steps are short, so that two caches' logits fit.
+__all__ = [
+    "FOUR_BITS", "STRETCH", "WEIGHTS", "Before", "Bounds", "Drift", "Estimate", "FormatReport", "QualityReport",
+    "Variant", "Verdict", "bench_quality", "bounds_for", "drift_verdicts", "estimate", "judge", "measure_drift",
+    "open_model", "to_json",
+]  # fmt: skip
+
+# Room for the prose, and for the answers to eight questions about it. Steps are short, so that two models' logits fit.
 NUM_BLOCKS, MAX_NUM_SEQS, STEP_TOKENS = 512, 16, 256
-DECODE_BATCH, DECODE_CONTEXT, DECODE_STEPS, DECODE_ROUNDS = 8, 256, 6, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a cache may cost; the reasons stand at the top of this module."""
-
-    perplexity_ratio: int | float = 1.02
-    mean_kl: int | float = 0.02
-    top1_agreement: int | float = 0.95
-    needles_lost: int = 1
-    objects_lost: int = 0
-    equal_fields: int | float = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean, and half the width of its 95 % confidence interval."""
-
-    mean: float
-    margin: float
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One line of the gate.
+class Variant:
+    """How a model is opened: with both at their defaults, as it is.
 
     Attributes:
-        value: What is compared with the bound: for an estimate, its confidence limit on the bad side.
-        passed: None where the unquantised cache does too badly itself for the line to tell anything.
-        text: What was measured, and the bound.
+        kv_cache_dtype, quantization: The engine's options of these names.
+        dtype: Likewise; None: as the user says.
     """
 
-    name: str
-    value: int | float
-    bound: int | float
-    passed: bool | None
-    text: str
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    dtype: str | None = None
+
+    @property
+    def name(self) -> str:
+        weights = [] if self.quantization is None else [self.quantization]
+        cache = [] if weights and self.kv_cache_dtype == "auto" else [f"K/V {self.kv_cache_dtype}"]
+        return ", ".join([*weights, *cache])
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The model as it is, the text, and what it answered."""
+
+    llm: LLM
+    token_ids: Sequence[int]
+    answers: Answers
+    slices: Mapping[str, Slice]
 
 
 @dataclass(frozen=True, slots=True)
 class FormatReport:
-    """One cache format against the unquantised one.
+    """One variant against the model as it is.
 
     Attributes:
-        bytes_ratio: Bytes per token, before over after.
+        weights: Of each line, in `used`.
+        used: The weighted mean of what the lines have used of their allowances, in [0, 1].
+        most_used: What it may be.
+        dtype: Of the activations and of what is not quantised, before and after.
+        bytes_ratio: Bytes per token of the cache, before over after.
+        weight_bytes: Of the weights in their few bits; None for a model that `twophase plan` does not count.
+        memory_bytes: Of the weights in memory here.
+        weight_bytes_ratio, memory_bytes_ratio: Before over after.
         step_time_ratio: Time of a decode step, after over before; medians of runs in turns.
     """
 
-    kv_cache_dtype: str
+    name: str
     verdicts: tuple[Verdict, ...]
+    weights: dict[str, int | float]
+    used: float
+    most_used: int | float
+    dtype: str
     bytes_per_token: int
     bytes_ratio: float
+    weight_bytes: int | None
+    weight_bytes_ratio: float
+    memory_bytes: int
+    memory_bytes_ratio: float
     step_time_ratio: float
 
     @property
     def passed(self) -> bool:
-        return all(verdict.passed is not False for verdict in self.verdicts)
+        return all(verdict.passed is not False for verdict in self.verdicts) and self.used <= self.most_used
 
     def to_lines(self) -> Iterator[str]:
-        yield f"{self.kv_cache_dtype}: the gate {'passes' if self.passed else 'FAILS'}"
+        yield f"{self.name}, in {self.dtype}: the gate {'passes' if self.passed else 'FAILS'}"
         for verdict in self.verdicts:
             mark = {True: "pass", False: "FAIL", None: "----"}[verdict.passed]
-            yield f"  {mark}  {verdict.name:<18} {verdict.text}"
-        yield f"  saved   {self.bytes_ratio:.2f}x fewer bytes per token ({self.bytes_per_token:,})"
+            used = "" if verdict.passed is None else f"{min(1, verdict.used):.0%} x {self.weights[verdict.name]:g}"
+            note = f" (open: {verdict.times_text:.1f} times the text would decide)" if verdict.times_text else ""
+            yield f"  {mark}  {verdict.name:<18} {used:>8}  {verdict.text}{note}"
+        mark = "pass" if self.used <= self.most_used else "FAIL"
+        text = f"of what may be lost is lost, the weighted mean of the lines that tell; at most {self.most_used:.0%}"
+        yield f"  {mark}  {'all together':<18} {self.used:>8.0%}  {text}"
+        yield from _size_line(self.bytes_ratio, f"per token ({self.bytes_per_token:,})")
+        yield from _size_line(self.weight_bytes_ratio, f"of weights, stored in their bits ({self.weight_bytes or 0:,})")
+        yield from _size_line(self.memory_bytes_ratio, f"of weights, in memory here ({self.memory_bytes:,})")
         yield f"  costs   {self.step_time_ratio:.2f}x the time of a decode step ({DECODE_BATCH} sequences)"
+
+
+def _size_line(ratio: float, what: str) -> Iterator[str]:
+    if ratio > 1:
+        yield f"  saved   {ratio:.2f}x fewer bytes {what}"
+    elif ratio < 1:
+        yield f"  costs   {1 / ratio:.2f}x the bytes {what}"
 
 
 @dataclass(frozen=True, slots=True)
 class QualityReport:
-    """A whole run."""
+    """A whole run.
+
+    Attributes:
+        was_rounded: Whether the model as it is, too, has weights with the values of 4 bits (see `quality_grid`).
+    """
 
     machine: MachineRecord
     model: str
     num_tokens: int
-    bytes_per_token_before: int
+    was_rounded: bool
     formats: tuple[FormatReport, ...]
 
     @property
@@ -123,191 +154,171 @@ class QualityReport:
 
     def to_text(self) -> str:
         lines = [line for report in self.formats for line in (*report.to_lines(), "")]
-        about = f"{self.model}, {self.num_tokens:,} tokens of text; before: {self.bytes_per_token_before:,} bytes/token"
-        return "\n".join([*lines, about, self.machine.to_text()])
+        about = f"{self.model}, {self.num_tokens:,} tokens of text"
+        note = [NOTE] if self.was_rounded else []
+        return "\n".join([*lines, *note, about, self.machine.to_text()])
 
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self) | {"passed": self.passed}
+    def to_dict(self) -> dict[str, Any]:
+        formats = [asdict(report) | {"passed": report.passed} for report in self.formats]
+        return asdict(self) | {"formats": formats, "passed": self.passed}
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """How the next-token distributions of two caches differ over a text."""
-
-    log_ratio: Estimate  # of the perplexities
-    kl: Estimate
-    top1: Estimate
+def bounds_for(variant: Variant, given: Mapping[str, int | float] | None = None) -> Bounds:
+    """The bounds of its bits, with those `given` by name in their place."""
+    is_small = variant.quantization is not None and variant.quantization.startswith("int4")
+    return replace(FOUR_BITS if is_small else Bounds(), **(given or {}))  # type: ignore[arg-type]
 
 
 def bench_quality(
-    open_llm: Callable[[str], LLM],
-    kv_cache_dtypes: Sequence[str],
-    bounds: Bounds | None = None,
+    open_llm: Callable[[Variant], LLM],
+    variants: Sequence[Variant],
+    bounds: Mapping[str, int | float] | None = None,
     *,
+    weights: Mapping[str, int | float] = WEIGHTS,
     text: str | None = None,
     num_tokens: int | None = None,
+    own: Sequence[Choice] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> QualityReport:
-    """Judge each format against 'auto', the unquantised cache.
+    """Judge each variant against the model as it is, in the same dtype: what is judged is the fewer bits alone.
 
     Args:
-        open_llm: The model with a cache of the given kv_cache_dtype; room for `DECODE_BATCH` sequences at least.
-        text: What is read with both caches; None: the prose that comes with this package.
+        open_llm: The model as the variant says; room for `DECODE_BATCH` sequences at least.
+        bounds: Those that are not to be the ones of the variant's bits, by their names in `Bounds`.
+        weights: Of the lines, in the mean of all.
+        text: What is read with both; None: the prose that comes with this package, twice as much of it where weights
+            are judged: int8's share of equal top tokens is so near its bound that 2,500 tokens leave it open.
         num_tokens: Of the text; None takes all.
+        own: Tasks of the user.
 
     Raises:
-        ConfigError: No format, too little text to estimate anything, or more than the model or the pool can hold.
+        ConfigError: No variant, too little text to estimate anything, or more than the model or the pool can hold.
     """
-    if not kv_cache_dtypes:
-        raise ConfigError("--kv-cache-dtype needs at least one format to judge, such as int8.")
-    if num_tokens is not None and num_tokens < 4 * STRETCH:
-        raise ConfigError(f"--tokens must be at least {4 * STRETCH}, or no error can be estimated; got {num_tokens}.")
-    before = open_llm("auto")
-    assert before.tokenizer is not None
-    token_ids = before.tokenizer.encode(prose() if text is None else text)[:num_tokens]
-    most = min(before.scheduler.config.max_model_len, before.kv_cache.num_blocks * before.kv_cache.spec.block_size) - 1
-    if not 4 * STRETCH <= len(token_ids) <= most:
-        raise ConfigError(
-            f"the text must have {4 * STRETCH} to {most:,} tokens (fewer give no estimate, more do not fit), and has "
-            f"{len(token_ids):,}; --tokens takes its beginning."
-        )
-    say("unquantised: needles and JSON")
-    answers = answer(before)
+    if not variants:
+        raise ConfigError("bench quality needs at least one format to judge, such as --kv-cache-dtype int8.")
+    check_num_tokens(num_tokens)
+    ours = prose() + more_prose() if any(variant.quantization for variant in variants) else prose()
+    befores: dict[str, Before] = {}
     reports = []
-    for name in kv_cache_dtypes:
-        after = open_llm(name)
-        reports.append(judge(name, before, after, answers, token_ids, bounds or Bounds(), say))
+    for variant in variants:
+        after = open_llm(variant)
+        dtype = dtype_name(after)
+        if dtype not in befores:
+            befores[dtype] = _as_it_is(
+                open_llm(Variant(dtype=dtype)), text_ids(after, text, ours, num_tokens), own, say
+            )
+        reports.append(judge(variant.name, befores[dtype], after, bounds_for(variant, bounds), weights, own, say))
         del after  # its weights should not stand beside the next one's
-    spec = before.kv_cache.spec
-    return QualityReport(record_machine(), str(before.model_dir), len(token_ids), spec.bytes_per_token, tuple(reports))
+    before, *_ = befores.values()
+    return QualityReport(
+        record_machine(),
+        str(before.llm.model_dir),
+        len(before.token_ids),
+        was_rounded(before.llm.model.weights),
+        tuple(reports),
+    )
 
 
-def open_model(model: str, *, device: str, dtype: str, backend: str) -> Callable[[str], LLM]:
+def open_model(model: str, *, device: str, dtype: str, backend: str) -> Callable[[Variant], LLM]:
     """The `open_llm` of `bench_quality` for a model and the user's options."""
 
-    def open_llm(kv_cache_dtype: str) -> LLM:
+    def open_llm(variant: Variant) -> LLM:
+        quantization: dict[str, Any] = {} if variant.quantization is None else {"quantization": variant.quantization}
         return LLM(
             model,
             device=device,
-            dtype=dtype,
+            dtype=variant.dtype or dtype,
             attention_backend=backend,
-            kv_cache_dtype=kv_cache_dtype,
+            kv_cache_dtype=variant.kv_cache_dtype,
             num_kv_blocks=NUM_BLOCKS,
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=STEP_TOKENS,
+            **quantization,
         )
 
     return open_llm
 
 
+def check_num_tokens(num_tokens: int | None) -> None:
+    """Raises ConfigError if an error cannot be estimated from so few tokens."""
+    if num_tokens is not None and num_tokens < 4 * STRETCH:
+        raise ConfigError(f"--tokens must be at least {4 * STRETCH}, or no error can be estimated; got {num_tokens}.")
+
+
+def text_ids(llm: LLM, text: str | None, ours: str, num_tokens: int | None) -> list[int]:
+    """The first tokens of the user's `text`, or of our own as many as fit.
+
+    Raises:
+        ConfigError: They are too few; or the user's are more than the model or the pool holds.
+    """
+    assert llm.tokenizer is not None
+    most = min(llm.scheduler.config.max_model_len, llm.kv_cache.num_blocks * llm.kv_cache.spec.block_size) - 1
+    token_ids = llm.tokenizer.encode(ours if text is None else text)[:num_tokens]
+    if text is None and num_tokens is None:
+        token_ids = token_ids[:most]
+    if not 4 * STRETCH <= len(token_ids) <= most:
+        raise ConfigError(
+            f"the text must have {4 * STRETCH} to {most:,} tokens (fewer give no estimate, more do not fit), and has "
+            f"{len(token_ids):,}; --tokens takes its beginning."
+        )
+    return token_ids
+
+
+def dtype_name(llm: LLM) -> str:
+    return str(llm.model.weights.dtype).removeprefix("torch.")
+
+
+def _as_it_is(llm: LLM, token_ids: Sequence[int], own: Sequence[Choice], say: Callable[[str], None]) -> Before:
+    say(f"as it is, in {dtype_name(llm)}: needles and JSON")
+    answers = answer(llm)
+    say(f"as it is, in {dtype_name(llm)}: sums, code and refusals")
+    return Before(llm, token_ids, answers, probe(llm, own))
+
+
 def judge(
     name: str,
-    before: LLM,
+    before: Before,
     after: LLM,
-    answers: Answers,
-    token_ids: Sequence[int],
     bounds: Bounds,
+    weights: Mapping[str, int | float] = WEIGHTS,
+    own: Sequence[Choice] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> FormatReport:
-    """One format; `answers` are what the unquantised cache answered."""
-    say(f"{name}: {len(token_ids):,} tokens of text, with both caches")
-    drift = measure_drift(before, after, token_ids)
+    """One variant, which `after` is."""
+    say(f"{name}: {len(before.token_ids):,} tokens of text, with both")
+    drift = measure_drift(before.llm, after, before.token_ids)
     say(f"{name}: needles and JSON")
-    verdicts = (*drift_verdicts(drift, bounds), *answer_verdicts(answers, answer(after), bounds))
+    answers = answer(after)
+    say(f"{name}: sums, code and refusals")
+    verdicts = (
+        *drift_verdicts(drift, bounds),
+        *answer_verdicts(before.answers, answers, bounds),
+        *probe_verdicts(before.slices, probe(after, own), bounds),
+    )
     say(f"{name}: time of a decode step, in turns")
-    times_s = decode_step_times(before, after, token_ids)
-    bytes_before, bytes_after = (llm.kv_cache.spec.bytes_per_token for llm in (before, after))
-    return FormatReport(name, verdicts, bytes_after, bytes_before / bytes_after, times_s[1] / times_s[0])
-
-
-def measure_drift(before: LLM, after: LLM, token_ids: Sequence[int]) -> Drift:
-    """Read the text with both caches, step by step, and compare the distributions at each position."""
-    targets = torch.tensor(token_ids[1:])
-    parts: list[Tensor] = []
-    start = 0
-    for old_logits, new_logits in zip(step_logits(before, token_ids), step_logits(after, token_ids), strict=True):
-        wanted = targets[start : start + old_logits.shape[0]].to(old_logits.device)
-        start += old_logits.shape[0]
-        parts.append(_compare(old_logits[: len(wanted)], new_logits[: len(wanted)], wanted))
-    rises, kl, is_same = torch.cat(parts).unbind(1)
-    return Drift(estimate(rises), estimate(kl), estimate(is_same))
-
-
-def _compare(old: Float[Tensor, "n V"], new: Float[Tensor, "n V"], targets: Tensor) -> Float[Tensor, "n 3"]:
-    """Per position: rise of the loss in nats, KL(old || new) in nats, and 1 where both prefer the same token."""
-    old, new = old.log_softmax(-1), new.log_softmax(-1)
-    rise = (old - new).gather(1, targets[:, None]).squeeze(1)
-    kl = (old.exp() * (old - new)).sum(-1)
-    is_same = (old.argmax(-1) == new.argmax(-1)).to(kl.dtype)
-    return torch.stack([rise, kl, is_same], dim=1).double().cpu()
-
-
-def estimate(values: Float[Tensor, "n"]) -> Estimate:
-    """The mean of a text's positions, with its margin by batch means; positions beyond the last stretch count too."""
-    stretches = values[: len(values) // STRETCH * STRETCH].view(-1, STRETCH).mean(1)
-    margin = Z95 * float(stretches.std()) / math.sqrt(len(stretches))
-    # NaN anywhere is as bad as it gets, and must not look like a number that compares false.
-    mean = float(values.mean())
-    return Estimate(mean, margin) if math.isfinite(mean + margin) else Estimate(math.inf, 0.0)
-
-
-def drift_verdicts(drift: Drift, bounds: Bounds) -> Iterator[Verdict]:
-    """The lines about the text."""
-    log_ratio, kl, top1 = drift.log_ratio, drift.kl, drift.top1
-    low, ratio, high = (math.exp(min(log_ratio.mean + side * log_ratio.margin, 700)) for side in (-1, 0, 1))
-    limit = bounds.perplexity_ratio
-    text = f"{ratio:.4f} [{low:.4f}, {high:.4f}] of before, at most {limit:g}"
-    yield Verdict("perplexity", high, limit, high <= limit, text)
-    worst, limit = kl.mean + kl.margin, bounds.mean_kl
-    text = f"{kl.mean:.5f} +- {kl.margin:.5f} nats, at most {limit:g}"
-    yield Verdict("mean KL divergence", worst, limit, worst <= limit, text)
-    worst, limit = top1.mean - top1.margin, bounds.top1_agreement
-    text = f"{top1.mean:.2%} +- {top1.margin:.2%}, at least {limit:.2%}"
-    yield Verdict("same top token", worst, limit, worst >= limit, text)
-
-
-def answer_verdicts(before: Answers, after: Answers, bounds: Bounds) -> Iterator[Verdict]:
-    """The lines about questions; where the unquantised cache fails half of them itself, they prove nothing."""
-    counts: tuple[tuple[str, Sequence[bool], Sequence[bool], int], ...] = (
-        ("needles found", before.found, after.found, bounds.needles_lost),
-        ("guided JSON valid", before.guided_valid, after.guided_valid, bounds.objects_lost),
-        ("free JSON valid", before.free_valid, after.free_valid, bounds.objects_lost),
+    times_s = decode_step_times(before.llm, after, before.token_ids)
+    per_token = [llm.kv_cache.spec.bytes_per_token for llm in (before.llm, after)]
+    stored = [stored_weight_bytes(llm) for llm in (before.llm, after)]
+    in_memory = [weight_memory_bytes(llm.model.weights) for llm in (before.llm, after)]
+    return FormatReport(
+        name=name,
+        verdicts=verdicts,
+        weights={verdict.name: weights[verdict.name] for verdict in verdicts},
+        used=mean_used(verdicts, weights),
+        most_used=bounds.mean_used,
+        dtype=dtype_name(after),
+        bytes_per_token=per_token[1],
+        bytes_ratio=per_token[0] / per_token[1],
+        weight_bytes=stored[1],
+        weight_bytes_ratio=1.0 if stored[0] is None or stored[1] is None else stored[0] / stored[1],
+        memory_bytes=in_memory[1],
+        memory_bytes_ratio=in_memory[0] / in_memory[1],
+        step_time_ratio=times_s[1] / times_s[0],
     )
-    for name, old, new, limit in counts:
-        num_lost = sum(was and not still for was, still in zip(old, new, strict=True))
-        tells = 2 * sum(old) >= len(old)
-        text = f"{sum(new)} of {len(new)}, before {sum(old)}; {num_lost} lost, at most {limit}"
-        yield Verdict(name, num_lost, limit, num_lost <= limit if tells else None, text)
-    num_fields = len(FIELDS) * len(before.objects)
-    num_equal = sum(
-        field in old and field in new and old[field] == new[field]
-        for old, new in zip(before.objects, after.objects, strict=True)
-        for field in FIELDS
-    )
-    share, limit_share = num_equal / num_fields, bounds.equal_fields
-    text = f"{num_equal} of {num_fields} as before, at least {limit_share:.0%}"
-    yield Verdict("guided JSON fields", share, limit_share, share >= limit_share, text)
 
 
-def decode_step_times(before: LLM, after: LLM, token_ids: Sequence[int]) -> tuple[float, float]:
-    """Median seconds of a decode step of `DECODE_BATCH` sequences, the two caches in turns."""
-    prompts = [{"prompt_token_ids": list(token_ids[i : i + DECODE_CONTEXT])} for i in range(DECODE_BATCH)]
-    params = SamplingParams(temperature=0, max_tokens=DECODE_STEPS + 1, ignore_eos=True)
-    times_s: tuple[list[float], list[float]] = ([], [])
-    for llm in (before, after):  # the prompts into the prefix cache: from now on all sequences decode together
-        llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
-    for _ in range(DECODE_ROUNDS):
-        for llm, of_llm in zip((before, after), times_s, strict=True):
-            llm.generate(prompts, params, use_tqdm=False)
-            steps = llm.engine.trace[-DECODE_STEPS:]
-            of_llm += [step.run_s for step in steps if step.num_decodes == len(step.chunks) == DECODE_BATCH]
-    # A cache so broken that its requests end with errors decodes nothing.
-    before_s, after_s = (statistics.median(of_llm) if of_llm else math.inf for of_llm in times_s)
-    return before_s, after_s
-
-
-def to_json(report: QualityReport) -> str:
-    """The report as JSON; infinities, which JSON has not, as text."""
+def to_json(report: dict[str, Any]) -> str:
+    """A report's `to_dict` as JSON; infinities, which JSON has not, as text."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -316,4 +327,4 @@ def to_json(report: QualityReport) -> str:
             return [plain(each) for each in value]
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(plain(report.to_dict()), indent=2)
+    return json.dumps(plain(report), indent=2)

@@ -22,6 +22,17 @@ if TYPE_CHECKING:
     from twophase_tools.load.workloads import Workload
 
 PLOT_FORMATS = (".png", ".svg", ".pdf")
+# Of `bench quality`: the options that are bounds, and their names among the gate's own.
+QUALITY_BOUNDS = {
+    "max_perplexity_ratio": "perplexity_ratio",
+    "max_kl": "mean_kl",
+    "min_top1_agreement": "top1_agreement",
+    "max_needles_lost": "needles_lost",
+    "max_objects_lost": "objects_lost",
+    "min_equal_fields": "equal_fields",
+    "min_answers_kept": "answers_kept",
+    "max_used": "mean_used",
+}
 
 
 @runtime_checkable
@@ -162,21 +173,72 @@ def _prefix_caching(args: argparse.Namespace) -> int:
 
 
 def _quality(args: argparse.Namespace) -> int:
-    from twophase_tools.bench.quality import Bounds, bench_quality, open_model, to_json
+    if _given(args, "sensitivity"):
+        return _sensitivity(args)
+    if _given(args, "picture") is not None:
+        raise ConfigError("--picture shows which layers break first, so it needs --sensitivity.")
+    from twophase_tools.bench.quality import Variant, bench_quality, open_model, to_json
+    from twophase_tools.bench.quality_probes import read_choices
+    from twophase_tools.bench.quality_verdict import read_weights
 
-    bounds = Bounds(
-        perplexity_ratio=args.max_perplexity_ratio,
-        mean_kl=args.max_kl,
-        top1_agreement=args.min_top1_agreement,
-        needles_lost=args.max_needles_lost,
-        objects_lost=args.max_objects_lost,
-        equal_fields=args.min_equal_fields,
+    caches, schemes = _given(args, "kv_cache_dtype"), _quantizations(args)
+    if caches is None:
+        caches = [] if schemes else ["int8", "fp8_e4m3"]
+    own = _given(args, "choices")
+    report = bench_quality(
+        open_model(args.model, **_machine(args)),
+        [*(Variant(kv_cache_dtype=name) for name in caches), *(Variant(quantization=name) for name in schemes)],
+        {bound: vars(args)[option] for option, bound in QUALITY_BOUNDS.items() if option in vars(args)},
+        weights=read_weights(_given(args, "weight") or ()),
+        text=_own_text(args),
+        num_tokens=args.tokens,
+        own=() if own is None else read_choices(read_text("--choices", own)),
+        say=_say,
     )
-    opener = open_model(args.model, **_machine(args))
-    text = None if args.text is None else read_text("--text", args.text)
-    report = bench_quality(opener, args.kv_cache_dtype, bounds, text=text, num_tokens=args.tokens, say=_say)
-    print(to_json(report) if args.json else report.to_text())
+    print(to_json(report.to_dict()) if args.json else report.to_text())
     return 0 if report.passed else 1
+
+
+def _sensitivity(args: argparse.Namespace) -> int:
+    judged = ("kv_cache_dtype", "weight", "choices", *QUALITY_BOUNDS)
+    given = [f"--{option.replace('_', '-')}" for option in judged if option in vars(args)]
+    if given:
+        raise ConfigError(f"--sensitivity judges nothing: leave out {' and '.join(given)}.")
+    schemes = _quantizations(args)
+    if len(schemes) != 1:
+        raise ConfigError(f"--sensitivity needs one scheme, such as --quantization int4; got {len(schemes)}.")
+    picture = _given(args, "picture")
+    if picture is not None:
+        check_installed("--picture", "matplotlib")
+        _check_writable({"--picture": picture})
+        if Path(picture).suffix.lower() not in PLOT_FORMATS:
+            raise ConfigError(f"--picture must end in {', '.join(PLOT_FORMATS)}, got {picture!r}.")
+    from twophase_tools.bench.quality import open_model, to_json
+    from twophase_tools.bench.sensitivity import bench_sensitivity
+
+    opener = open_model(args.model, **_machine(args))
+    report = bench_sensitivity(opener, *schemes, text=_own_text(args), num_tokens=args.tokens, say=_say)
+    print(to_json(report.to_dict()) if args.json else report.to_text())
+    if picture is not None:
+        from twophase_tools.bench.sensitivity_picture import draw_sensitivity
+
+        draw_sensitivity(report).savefig(picture, dpi=150)
+        _say(f"wrote {picture}")
+    return 0
+
+
+def _given(args: argparse.Namespace, option: str) -> Any:
+    """What was given for an option that has no default; None: nothing."""
+    return vars(args).get(option)
+
+
+def _quantizations(args: argparse.Namespace) -> list[str]:
+    """Schemes may be separated by commas, too."""
+    return [name for word in _given(args, "quantization") or () for name in word.split(",") if name]
+
+
+def _own_text(args: argparse.Namespace) -> str | None:
+    return None if args.text is None else read_text("--text", args.text)
 
 
 def _scheduling(args: argparse.Namespace) -> int:

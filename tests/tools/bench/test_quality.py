@@ -1,26 +1,33 @@
-"""The gate lets int8 and fp8 through on the real model, and stops caches that are spoilt on purpose."""
+"""The gate lets int8 and fp8 caches through on the real model, and stops caches and weights that are spoilt on purpose."""
 
+import argparse
 import json
 import math
+import re
+from dataclasses import replace
 from unittest.mock import Mock
 
 import jsonschema
-import numpy as np
 import pytest
 import torch
 
 import twophase.attention.torch_backend as torch_backend
 from tests.model.conftest import smollm2_folder  # noqa: F401  (a fixture)
-from tests.mutation import KillTable, Mutant
+from tests.tools.bench.quality_weights import rounded_folder, with_rounded_weights
+from tests.tools.bench.test_quality_verdict import ALL_RIGHT, OBJECT
 from tests.tools.cli.conftest import twophase  # noqa: F401  (a fixture)
 from twophase import LLM
 from twophase.core.errors import ConfigError
+from twophase.model.linear import make_linear
 from twophase_kernels.quant import quantise_reference
-from twophase_tools.bench import quality, quality_tasks
-from twophase_tools.bench.perplexity import prose, step_logits
-from twophase_tools.bench.quality_tasks import Answers
+from twophase_tools.bench import quality, quality_cost, quality_probes, quality_tasks
+from twophase_tools.bench.perplexity import more_prose, prose
+from twophase_tools.bench.quality import Variant
+from twophase_tools.bench.quality_probes import Outcome, Slice
+from twophase_tools.cli import bench
 
 BOUNDS = quality.Bounds()
+SLICES = {"code continued": Slice((Outcome(True),) * 4), "two-digit sums": Slice((Outcome(False),) * 4)}
 
 
 def three_bits(x, kv_format):
@@ -33,109 +40,6 @@ def scrambled_scales(x, kv_format):
     """Each row with its neighbour's scale."""
     data, scale = quantise_reference(x, kv_format)
     return data, scale.roll(1)
-
-
-# -- arithmetic, against other ways to compute it
-
-
-def check_estimate(module) -> None:
-    values = torch.tensor(np.random.default_rng(0).normal(3.0, 1.0, 1000)).double()
-    means = values[:960].numpy().reshape(15, 64).mean(1)
-    found = module.estimate(values)
-    assert found.mean == pytest.approx(float(values.mean()))
-    assert found.margin == pytest.approx(1.96 * means.std(ddof=1) / math.sqrt(15))
-    values[700] = math.nan
-    assert module.estimate(values) == module.Estimate(math.inf, 0.0)
-
-
-def check_compare(module) -> None:
-    old, new = torch.randn(2, 50, 30, generator=torch.Generator().manual_seed(1))
-    targets = torch.arange(50) % 30
-    rises, kl, is_same = module._compare(old, new, targets).unbind(1)
-    losses = [torch.nn.functional.cross_entropy(x, targets, reduction="none").double() for x in (old, new)]
-    torch.testing.assert_close(rises, losses[1] - losses[0], atol=1e-5, rtol=1e-5)
-    p, q = (torch.distributions.Categorical(logits=x.double()) for x in (old, new))
-    torch.testing.assert_close(kl, torch.distributions.kl_divergence(p, q), atol=1e-5, rtol=1e-5)
-    assert is_same.tolist() == [float(a == b) for a, b in zip(old.argmax(1), new.argmax(1), strict=True)]
-
-
-def drift_of(module, log_ratio=(0.0, 0.0), kl=(0.0, 0.0), top1=(1.0, 0.0)):
-    return module.Drift(*(module.Estimate(*map(float, each)) for each in (log_ratio, kl, top1)))
-
-
-def check_drift_verdicts(module) -> None:
-    """Each line passes and fails alone, by its confidence limit on the bad side."""
-    cases = [
-        ({}, (True, True, True)),
-        ({"log_ratio": (math.log(1.019), 0.0)}, (True, True, True)),
-        ({"log_ratio": (math.log(1.019), 0.01)}, (False, True, True)),
-        ({"log_ratio": (-0.5, 0.0)}, (True, True, True)),
-        ({"kl": (0.019, 0.0005)}, (True, True, True)),
-        ({"kl": (0.019, 0.002)}, (True, False, True)),
-        ({"top1": (0.96, 0.005)}, (True, True, True)),
-        ({"top1": (0.96, 0.02)}, (True, True, False)),
-        ({"log_ratio": (math.inf, 0), "kl": (math.inf, 0)}, (False, False, True)),
-    ]
-    for drift, expected in cases:
-        verdicts = module.drift_verdicts(drift_of(module, **drift), module.Bounds())
-        assert tuple(verdict.passed for verdict in verdicts) == expected, drift
-
-
-OBJECT = {"customer": "a", "item": "b", "quantity": 1, "city": "c"}
-ALL_RIGHT = Answers((True,) * 4, (True,) * 2, (True,) * 2, (OBJECT, OBJECT))
-
-
-def changed(**changes) -> Answers:
-    fields = ("found", "guided_valid", "free_valid", "objects")
-    return Answers(*(changes.get(name, getattr(ALL_RIGHT, name)) for name in fields))
-
-
-def check_answer_verdicts(module) -> None:
-    t, f = True, False
-    cases = [
-        (ALL_RIGHT, ALL_RIGHT, (t, t, t, t)),
-        (ALL_RIGHT, changed(found=(t, t, t, f)), (t, t, t, t)),
-        (ALL_RIGHT, changed(found=(f, t, t, f)), (f, t, t, t)),
-        (ALL_RIGHT, changed(guided_valid=(t, f), objects=(OBJECT, {})), (t, f, t, f)),
-        (ALL_RIGHT, changed(free_valid=(f, t)), (t, t, f, t)),
-        (ALL_RIGHT, changed(objects=(OBJECT, OBJECT | {"item": "x"})), (t, t, t, f)),
-        # What is found only afterwards makes up for nothing.
-        (changed(found=(t, t, t, f)), changed(found=(f, f, t, t)), (f, t, t, t)),
-        # A model that cannot do it at all is not judged by it.
-        (changed(found=(t, f, f, f)), changed(found=(f, f, f, f)), (None, t, t, t)),
-    ]
-    for before, after, expected in cases:
-        verdicts = module.answer_verdicts(before, after, module.Bounds())
-        assert tuple(verdict.passed for verdict in verdicts) == expected, after
-
-
-CHECKS = (check_estimate, check_compare, check_drift_verdicts, check_answer_verdicts)
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_the_arithmetic(check):
-    check(quality)
-
-
-# name, old, new
-MUTANTS = [
-    ("the margin is forgotten", "worst, limit = kl.mean + kl.margin, bounds.mean_kl", "worst, limit = kl.mean, bounds.mean_kl"),
-    ("the good side of the interval counts", "worst, limit = top1.mean - top1.margin", "worst, limit = top1.mean + top1.margin"),
-    ("the mean ratio counts", 'Verdict("perplexity", high, limit, high <= limit, text)', 'Verdict("perplexity", high, limit, ratio <= limit, text)'),
-    ("divergence the wrong way round", "kl = (old.exp() * (old - new)).sum(-1)", "kl = (new.exp() * (new - old)).sum(-1)"),
-    ("losses of the wrong cache", "rise = (old - new).gather", "rise = (new - old).gather"),
-    ("positions taken for independent", "margin = Z95 * float(stretches.std()) / math.sqrt(len(stretches))", "margin = Z95 * float(values.std()) / math.sqrt(len(values))"),
-    ("NaN passes", "if math.isfinite(mean + margin) else", "if True else"),
-    ("found makes up for lost", "num_lost = sum(was and not still for was, still in zip(old, new, strict=True))", "num_lost = sum(old) - sum(new)"),
-    ("judged by what it never could", "if tells else None", "if True else None"),
-    ("missing fields are equal", "field in old and field in new and old[field] == new[field]", "old.get(field) == new.get(field, old.get(field))"),
-]  # fmt: skip
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize("mutant", [Mutant(n, quality.__name__, *row) for n, *row in MUTANTS], ids=lambda m: m.name)
-def test_mutants_are_killed(mutant):
-    KillTable.record(mutant, lambda module: [check(module) for check in CHECKS])
 
 
 @pytest.mark.parametrize(
@@ -167,35 +71,11 @@ def test_validity_is_that_of_the_schema(text):
 # -- on models
 
 
-def tiny_llm(folder, kv_cache_dtype="auto", **options) -> LLM:
-    limits = {"num_kv_blocks": 256, "max_num_seqs": 8, "max_num_batched_tokens": 48, "block_size": 4}
-    return LLM(folder, device="cpu", attention_backend="torch", kv_cache_dtype=kv_cache_dtype, **{**limits, **options})
-
-
-TEXT = [3 + 7 * i * i % 120 for i in range(250)]
-
-
-def test_drift_is_that_of_the_logits(tiny_folder):
-    before, after = tiny_llm(tiny_folder), tiny_llm(tiny_folder, "bfloat16")
-    old, new = (torch.cat(list(step_logits(llm, TEXT)))[:-1].double() for llm in (before, after))
-    drift = quality.measure_drift(before, after, TEXT)
-    p, q = (torch.distributions.Categorical(logits=x) for x in (old, new))
-    assert drift.kl.mean == pytest.approx(float(torch.distributions.kl_divergence(p, q).mean()), rel=0.05)
-    targets = torch.tensor(TEXT[1:])
-    assert drift.log_ratio.mean == pytest.approx(float((p.log_prob(targets) - q.log_prob(targets)).mean()), abs=1e-6)
-    assert drift.top1.mean == pytest.approx(float((old.argmax(1) == new.argmax(1)).double().mean()))
-
-
-def test_a_cache_does_not_drift_from_itself(tiny_folder):
-    drift = quality.measure_drift(tiny_llm(tiny_folder), tiny_llm(tiny_folder), TEXT)
-    assert (drift.log_ratio.mean, drift.kl.mean, drift.top1.mean) == (0, 0, 1)
-
-
 @pytest.fixture
 def few_questions(monkeypatch):
     monkeypatch.setattr(quality_tasks, "HAY_TOKENS", (400,))
     monkeypatch.setattr(quality_tasks, "ORDERS", quality_tasks.ORDERS[:3])
-    monkeypatch.setattr(quality, "DECODE_ROUNDS", 1)
+    monkeypatch.setattr(quality_cost, "DECODE_ROUNDS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -204,30 +84,33 @@ def open_smollm2(smollm2_folder):  # noqa: F811
 
 
 def failed(report: quality.FormatReport) -> set[str]:
-    return {verdict.name for verdict in report.verdicts if not verdict.passed}
+    return {verdict.name for verdict in report.verdicts if verdict.passed is False}
+
+
+def answered(llm: LLM, num_tokens: int) -> quality.Before:
+    token_ids = llm.tokenizer.encode(prose())[:num_tokens]
+    return quality.Before(llm, token_ids, quality_tasks.answer(llm), quality_probes.probe(llm))
 
 
 @pytest.mark.full
 def test_the_gate_tells_int8_from_three_bits(open_smollm2, few_questions, monkeypatch):
-    before = open_smollm2("auto")
-    answers = quality_tasks.answer(before)
-    assert sum(answers.found) >= 6
-    assert sum(answers.guided_valid) + sum(answers.free_valid) == 6
-    token_ids = before.tokenizer.encode(prose())[:320]
-    after = open_smollm2("int8")
-    report = quality.judge("int8", before, after, answers, token_ids, BOUNDS)
+    before = answered(open_smollm2(Variant()), 320)
+    assert sum(before.answers.found) >= 6
+    assert sum(before.answers.guided_valid) + sum(before.answers.free_valid) == 6
+    after = open_smollm2(Variant("int8"))
+    report = quality.judge("int8", before, after, BOUNDS)
     assert not failed(report), "\n".join(report.to_lines())
     assert report.bytes_ratio == pytest.approx(64 * 4 / (64 + 4))
     assert report.step_time_ratio > 0
     monkeypatch.setattr(torch_backend, "quantise_reference", three_bits)
-    report = quality.judge("three bits", before, after, answers, token_ids, BOUNDS)
+    report = quality.judge("three bits", before, after, BOUNDS)
     assert not report.passed
     everything = {"perplexity", "mean KL divergence", "same top token", "needles found", "free JSON valid"}
     assert failed(report) >= everything | {"guided JSON fields"}, "\n".join(report.to_lines())
 
 
 def test_the_gate_sees_scales_in_the_wrong_place(open_smollm2, monkeypatch):
-    before, after = open_smollm2("auto"), open_smollm2("int8")
+    before, after = open_smollm2(Variant()), open_smollm2(Variant("int8"))
     token_ids = before.tokenizer.encode(prose())[:384]
     monkeypatch.setattr(torch_backend, "quantise_reference", scrambled_scales)
     verdicts = list(quality.drift_verdicts(quality.measure_drift(before, after, token_ids), BOUNDS))
@@ -236,16 +119,38 @@ def test_the_gate_sees_scales_in_the_wrong_place(open_smollm2, monkeypatch):
 
 @pytest.mark.full
 def test_the_whole_gate_lets_int8_and_fp8_through(open_smollm2, monkeypatch):
-    monkeypatch.setattr(quality, "DECODE_ROUNDS", 1)  # no time is judged
-    report = quality.bench_quality(open_smollm2, ["int8", "fp8_e4m3"])
+    monkeypatch.setattr(quality_cost, "DECODE_ROUNDS", 1)  # no time is judged
+    report = quality.bench_quality(open_smollm2, [Variant("int8"), Variant("fp8_e4m3")])
     assert report.passed, report.to_text()
+
+
+@pytest.mark.full
+def test_the_gate_tells_eight_bits_of_weights_from_two(open_smollm2, few_questions):
+    """The same model passes with nothing lost; rounded to 8 bits it passes; to 2 bits every line that tells fails."""
+    before = answered(open_smollm2(Variant()), 320)
+    report = quality.judge("the same", before, open_smollm2(Variant()), BOUNDS)
+    assert (report.passed, report.used) == (True, 0), "\n".join(report.to_lines())
+    telling = {verdict.name for verdict in report.verdicts if verdict.passed}
+    assert set(quality.WEIGHTS) - telling == {"two-digit sums", "own choices"}
+    report = quality.judge("8 bits", before, with_rounded_weights(open_smollm2(Variant()), 8), BOUNDS)
+    assert report.passed, "\n".join(report.to_lines())
+    report = quality.judge("2 bits", before, with_rounded_weights(open_smollm2(Variant()), 2), quality.FOUR_BITS)
+    # A mask makes objects of whatever a model says; and what says nothing sensible refuses nothing, which is an answer.
+    assert failed(report) >= telling - {"guided JSON valid", "harmless answered"}, "\n".join(report.to_lines())
+    assert report.used > 0.8
 
 
 # -- the command
 
 
-def quick_command(twophase, folder, monkeypatch, *options):  # noqa: F811
+def without_questions(monkeypatch):
     monkeypatch.setattr(quality, "answer", lambda llm: ALL_RIGHT)
+    monkeypatch.setattr(quality, "probe", lambda llm, own=(): SLICES)
+    monkeypatch.setattr(quality_cost, "DECODE_ROUNDS", 1)  # no time is judged
+
+
+def quick_command(twophase, folder, monkeypatch, *options):  # noqa: F811
+    without_questions(monkeypatch)
     return twophase("bench", "quality", "--model", folder, "--device", "cpu", "--tokens", 256, *options)
 
 
@@ -269,13 +174,16 @@ def wide_folder(tmp_path_factory):
 
 
 def test_the_command_passes_and_prints_what_is_saved(twophase, wide_folder, monkeypatch):  # noqa: F811
-    lenient = ("--max-perplexity-ratio", 2, "--max-kl", 1, "--min-top1-agreement", 0)
+    lenient = ("--max-perplexity-ratio", 4, "--max-kl", 1, "--min-top1-agreement", 0)
     exit_code, out, err = quick_command(twophase, wide_folder, monkeypatch, *lenient)
     assert exit_code == 0, err
-    assert "int8: the gate passes" in out
-    assert "fp8_e4m3: the gate passes" in out
+    assert "K/V int8, in float32: the gate passes" in out
+    assert "K/V fp8_e4m3, in float32: the gate passes" in out
     assert "3.20x fewer bytes per token" in out  # 16 * 4 / (16 + 4)
     assert "the time of a decode step" in out
+    assert "bytes of weights" not in out
+    assert re.search(r"\n  ----  two-digit sums +0 of 4, before 0; 0 of 0 clear ones lost", out)
+    assert re.search(r"\n  pass  all together +\d+%  of what may be lost is lost", out)
 
 
 def test_the_command_fails_with_status_1(twophase, wide_folder, monkeypatch):  # noqa: F811
@@ -294,7 +202,7 @@ def test_a_broken_cache_is_still_json(twophase, wide_folder, monkeypatch):  # no
 
     monkeypatch.setattr(torch_backend, "quantise_reference", spoilt)
     with pytest.raises(ConfigError, match="at least 256"):
-        quality.bench_quality(lambda name: None, ["int8"], num_tokens=255)
+        quality.bench_quality(lambda variant: None, [Variant("int8")], num_tokens=255)
     exit_code, out, err = quick_command(twophase, wide_folder, monkeypatch, "--kv-cache-dtype", "int8", "--json")
     assert (exit_code, json.loads(out)["passed"]) == (1, False), err
 
@@ -319,4 +227,191 @@ def test_the_command_reads_a_text_of_the_users(twophase, wide_folder, monkeypatc
 
 def test_no_format_is_refused():
     with pytest.raises(ConfigError, match="at least one format"):
-        quality.bench_quality(lambda name: None, [])
+        quality.bench_quality(lambda variant: None, [])
+
+
+# -- weights: the engine's own are tested with the engine, these are rounded by the tests
+
+
+@pytest.fixture(scope="module")
+def open_wide(wide_folder, tmp_path_factory):
+    """`open_llm` for the model of random weights: 'fine' has 10 bits of weights, 'int4_coarse' has 3."""
+    folders = {None: wide_folder}
+    for name, bits in (("fine", 10), ("int4_coarse", 3)):
+        folders[name] = rounded_folder(wide_folder, tmp_path_factory.mktemp(name) / "model", bits)
+
+    openers = {
+        name: quality.open_model(str(folder), device="cpu", dtype="auto", backend="torch")
+        for name, folder in folders.items()
+    }
+    return lambda variant: openers[variant.quantization](replace(variant, quantization=None))
+
+
+def test_weights_are_judged_against_the_model_without(open_wide, monkeypatch):
+    without_questions(monkeypatch)
+    schemes = [Variant(quantization=name) for name in ("fine", "int4_coarse")]
+    report = quality.bench_quality(open_wide, schemes, num_tokens=256)
+    fine, coarse = report.formats
+    assert [fine.name, coarse.name] == ["fine", "int4_coarse"]
+    assert not failed(fine), "\n".join(fine.to_lines())
+    assert failed(coarse) == {"perplexity", "mean KL divergence", "same top token"}
+    assert not report.passed
+    bounds = [
+        {verdict.name: verdict.bound for verdict in each.verdicts}["mean KL divergence"] for each in report.formats
+    ]
+    assert bounds == [BOUNDS.mean_kl, quality.FOUR_BITS.mean_kl]
+    assert (fine.bytes_ratio, fine.weight_bytes_ratio, fine.memory_bytes_ratio) == (1, 1, 1)
+
+
+def test_a_model_passes_against_itself(open_wide, monkeypatch):
+    without_questions(monkeypatch)
+    report = quality.bench_quality(open_wide, [Variant()], num_tokens=256)
+    assert (report.passed, report.formats[0].used) == (True, 0)
+    assert report.formats[0].name == "K/V auto"
+
+
+def test_each_is_judged_in_its_own_dtype(wide_folder, monkeypatch):
+    """Quantised weights compute in bfloat16 on a CPU, a cache leaves the model in float32: neither pays for the other's."""
+    without_questions(monkeypatch)
+    opener = quality.open_model(str(wide_folder), device="cpu", dtype="auto", backend="torch")
+    opened = []
+
+    def open_llm(variant):
+        opened.append(variant)
+        return opener(replace(variant, quantization=None, dtype="bfloat16" if variant.quantization else variant.dtype))
+
+    variants = [Variant(quantization="a"), Variant("int8"), Variant(quantization="b")]
+    report = quality.bench_quality(open_llm, variants, num_tokens=256)
+    assert opened == [variants[0], Variant(dtype="bfloat16"), variants[1], Variant(dtype="float32"), variants[2]]
+    assert [each.dtype for each in report.formats] == ["bfloat16", "float32", "bfloat16"]
+    assert [each.used == 0 for each in report.formats] == [True, False, True]
+    assert [variant.name for variant in (*variants, Variant("int8", "a"), Variant())] == [
+        "a", "K/V int8", "b", "a, K/V int8", "K/V auto",
+    ]  # fmt: skip
+
+
+def test_weights_are_read_with_more_text(open_wide, monkeypatch):
+    """What comes with the package; a text of the user's own is read as it is."""
+    without_questions(monkeypatch)
+    read = []
+    monkeypatch.setattr(quality, "text_ids", lambda llm, text, ours, num_tokens: read.append(ours) or [5] * 300)
+    for variants in ([Variant("int8")], [Variant("int8"), Variant(quantization="fine")]):
+        quality.bench_quality(open_wide, variants)
+    assert read == [prose(), prose() + more_prose()]
+    assert more_prose() not in prose()
+
+
+def test_our_text_is_cut_to_what_fits_and_the_users_is_not(wide_folder):
+    llm = quality.open_model(str(wide_folder), device="cpu", dtype="auto", backend="torch")(Variant())
+    ours, own = "The quick brown fox. " * 200, "It jumps over the dog. " * 200
+    all_ids = llm.tokenizer.encode(ours)
+    assert len(all_ids) > 511
+    assert quality.text_ids(llm, None, ours, None) == all_ids[:511]
+    assert quality.text_ids(llm, None, ours, 300) == all_ids[:300]
+    assert quality.text_ids(llm, own, ours, 300) == llm.tokenizer.encode(own)[:300]
+    with pytest.raises(ConfigError, match="must have 256 to 511 tokens"):
+        quality.text_ids(llm, own, ours, None)
+    with pytest.raises(ConfigError, match="must have 256 to 511 tokens"):
+        quality.text_ids(llm, None, ours, 600)
+
+
+def test_all_lines_together_may_fail_what_each_lets_through(open_wide, monkeypatch):
+    """Three of four kept is within the bound given, and more than half of what it allows."""
+    without_questions(monkeypatch)
+    slices = iter([SLICES, SLICES | {"code continued": Slice((*(Outcome(True),) * 3, Outcome(False)))}])
+    monkeypatch.setattr(quality, "probe", lambda llm, own=(): next(slices))
+    weights = dict.fromkeys(quality.WEIGHTS, 0) | {"code continued": 1}
+    report = quality.bench_quality(open_wide, [Variant()], {"answers_kept": 0.7}, weights=weights, num_tokens=256)
+    (alone,) = report.formats
+    assert failed(alone) == set()
+    assert (report.passed, alone.passed, alone.used) == (False, False, pytest.approx(0.25 / 0.3))
+    assert "  FAIL  all together" in report.to_text()
+
+
+def test_bounds_given_by_the_user_come_first():
+    bounds = quality.bounds_for(Variant(quantization="int4_g64"), {"mean_kl": 0.5})
+    assert bounds == replace(quality.FOUR_BITS, mean_kl=0.5)
+    assert quality.bounds_for(Variant(quantization="int8_dynamic")) == quality.bounds_for(Variant("int8")) == BOUNDS
+
+
+def test_the_engines_own_schemes_are_judged(tmp_path, monkeypatch):
+    """Layers with inputs in groups of 32; what is stored is counted by hand."""
+    from tests.engine.tokenizers_for_tests import byte_level
+    from tests.model.tiny import make_folder
+
+    without_questions(monkeypatch)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+    tokenizer = byte_level()
+    make_folder("llama", tmp_path, vocab_size=tokenizer.vocab_size, max_position_embeddings=512, **sizes)
+    tokenizer.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    opener = quality.open_model(str(tmp_path), device="cpu", dtype="float32", backend="torch")
+    schemes = ("int8", "int8_dynamic", "int4")
+    report = quality.bench_quality(opener, [Variant(quantization=name) for name in schemes], num_tokens=256)
+    kl = [{verdict.name: verdict.value for verdict in each.verdicts}["mean KL divergence"] for each in report.formats]
+    assert 0 < kl[0] < kl[1] < kl[2]
+    in_layers, in_table = 2 * 64 * (64 + 32 + 32 + 64 + 3 * 96), tokenizer.vocab_size * 64
+    # A scale and a minimum of 16 bits for each 32; a head of int8 with a scale for each output; a plain embedding.
+    stored = in_layers // 2 + in_layers // 32 * 4 + in_table + tokenizer.vocab_size * 2 + in_table * 4
+    four_bits = report.formats[2]
+    assert four_bits.weight_bytes == stored
+    assert four_bits.weight_bytes_ratio == pytest.approx(4 * (in_layers + 2 * in_table) / stored)
+    assert "fewer bytes of weights, stored in their bits" in report.to_text()
+
+
+def test_bytes_of_weights_count_shared_memory_once():
+    weight = torch.zeros(6, 4)
+    plain = make_linear(torch.ones(8, 4))
+    assert quality_cost.weight_memory_bytes(plain) == 8 * 4 * 4
+    assert quality_cost.weight_memory_bytes((weight, (weight[:3], weight.T), None, 3, plain)) == (6 * 4 + 8 * 4) * 4
+    assert quality_cost.weight_memory_bytes(torch.zeros(3, dtype=torch.int8)) == 3
+
+
+def command(open_wide, monkeypatch, **options):
+    """Run `bench quality` with these options, as the parser hands them over, on the models of `open_wide`."""
+    monkeypatch.setattr(quality, "open_model", lambda *args, **kwargs: open_wide)
+    given = {"model": "any", "text": None, "tokens": 256, "json": False} | options
+    return bench.run(argparse.Namespace(subject="quality", **given))
+
+
+def test_the_command_judges_caches_and_weights(open_wide, monkeypatch, capsys):
+    without_questions(monkeypatch)
+    given = {"quantization": ["fine,int4_coarse"], "kv_cache_dtype": ["int8"], "max_kl": 10.0}
+    exit_code = command(open_wide, monkeypatch, **given, weight=["perplexity=0"], json=True)
+    report = json.loads(capsys.readouterr().out)
+    assert exit_code == 1
+    assert [each["name"] for each in report["formats"]] == ["K/V int8", "fine", "int4_coarse"]
+    assert {
+        verdict["bound"] for each in report["formats"] for verdict in each["verdicts"] if "KL" in verdict["name"]
+    } == {10}
+    assert command(open_wide, monkeypatch, quantization=["fine"]) == 0
+    assert capsys.readouterr().out.startswith("fine, in float32: the gate passes")
+
+
+def test_the_command_asks_the_users_own_choices(open_wide, monkeypatch, tmp_path, capsys):
+    without_questions(monkeypatch)
+    asked = []
+    monkeypatch.setattr(quality, "probe", lambda llm, own=(): asked.append(own) or SLICES)
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"prompt": "a", "right": "b", "wrong": ["c"]}', encoding="utf-8")
+    command(open_wide, monkeypatch, quantization=["fine"], choices=str(file))
+    assert asked == [(quality_probes.Choice("a", "b", ("c",)),)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"picture": "x.png"}, "--picture .* needs --sensitivity"),
+        ({"quantization": ["fine"], "weight": ["x"]}, "--weight must be"),
+        ({"quantization": ["fine"], "choices": "/no/such/file"}, "--choices must name a file"),
+        ({"kv_cache_dtype": [], "quantization": [","]}, "at least one format"),
+        ({"sensitivity": True}, "--sensitivity needs one scheme"),
+        ({"sensitivity": True, "quantization": ["fine,int4_coarse"]}, "needs one scheme.*got 2"),
+        ({"sensitivity": True, "quantization": ["fine"], "max_kl": 1.0}, "judges nothing: leave out --max-kl"),
+        ({"sensitivity": True, "quantization": ["fine"], "picture": "x.txt"}, "--picture must end in"),
+        ({"sensitivity": True, "quantization": ["fine"], "picture": "/no/such/x.png"}, "--picture must name a file"),
+        ({"sensitivity": True, "quantization": ["fine"], "tokens": 255}, "--tokens must be at least 256"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(open_wide, monkeypatch, options, says):
+    with pytest.raises(ConfigError, match=says):
+        command(open_wide, monkeypatch, **options)

@@ -1,0 +1,72 @@
+"""What fewer bits are for: bytes of the cache and of the weights, and the time of a decode step."""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass, replace
+
+from torch import Tensor
+
+from twophase.core.errors import ConfigError
+from twophase.core.sampling_params import SamplingParams
+from twophase.llm import LLM
+from twophase.quantization.schemes import SCHEMES, head_scheme
+from twophase_tools.simulate.model_shapes import model_shape
+
+DECODE_BATCH, DECODE_CONTEXT, DECODE_STEPS, DECODE_ROUNDS = 8, 256, 6, 4
+
+
+def stored_weight_bytes(llm: LLM) -> int | None:
+    """Bytes of the weights in their few bits, as `twophase plan` counts them; None if it does not know such layers."""
+    try:
+        shape = model_shape(str(llm.model_dir))
+    except ConfigError:  # layers of several kinds
+        return None
+    shape = replace(shape, value_bytes=llm.model.weights.dtype.itemsize)
+    if llm.config.quantization is not None:
+        scheme = SCHEMES[llm.config.quantization]
+        shape = replace(shape, scheme=scheme, head_scheme=head_scheme(scheme))
+    return shape.memory_bytes
+
+
+def weight_memory_bytes(weights: object) -> int:
+    """Bytes of all tensors in a record of weights, with the plain copies that a CPU keeps for steps of many rows.
+
+    Memory that several of them share counts once.
+    """
+    sizes: dict[object, int] = {}
+    for tensor in _tensors(weights):
+        if tensor.is_mkldnn:  # in oneDNN's own layout, without a storage to be asked
+            sizes[id(tensor)] = tensor.numel() * tensor.itemsize
+        else:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr(), tensor.device] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _tensors(each)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))
+
+
+def decode_step_times(before: LLM, after: LLM, token_ids: Sequence[int]) -> tuple[float, float]:
+    """Median seconds of a decode step of `DECODE_BATCH` sequences, the two in turns."""
+    prompts = [{"prompt_token_ids": list(token_ids[i : i + DECODE_CONTEXT])} for i in range(DECODE_BATCH)]
+    params = SamplingParams(temperature=0, max_tokens=DECODE_STEPS + 1, ignore_eos=True)
+    times_s: tuple[list[float], list[float]] = ([], [])
+    for llm in (before, after):  # the prompts into the prefix cache: from now on all sequences decode together
+        llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+    for _ in range(DECODE_ROUNDS):
+        for llm, of_llm in zip((before, after), times_s, strict=True):
+            llm.generate(prompts, params, use_tqdm=False)
+            steps = llm.engine.trace[-DECODE_STEPS:]
+            of_llm += [step.run_s for step in steps if step.num_decodes == len(step.chunks) == DECODE_BATCH]
+    # A model so broken that its requests end with errors decodes nothing.
+    before_s, after_s = (statistics.median(of_llm) if of_llm else math.inf for of_llm in times_s)
+    return before_s, after_s

@@ -1,0 +1,49 @@
+"""Weights with fewer bits for the gate's tests, made without the engine's own quantisation."""
+
+import shutil
+from dataclasses import replace
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from twophase import LLM
+from twophase.model.linear import Linear, make_linear
+
+
+def rounded(weight, bits, group=16):
+    """To the nearest of 2^bits levels between the least and the largest weight of each group of a row; still floats."""
+    groups = weight.float().unflatten(1, (-1, group))
+    least = groups.amin(-1, keepdim=True)
+    scale = ((groups.amax(-1, keepdim=True) - least) / (2**bits - 1)).clamp(min=1e-12)
+    return (((groups - least) / scale).round() * scale + least).flatten(1).to(weight.dtype)
+
+
+def rounded_folder(folder, target, bits, is_rounded=lambda name: True, group=16):
+    """A copy of a model's folder whose linear layers' weights, those for whose name `is_rounded`, have so many bits."""
+    shutil.copytree(folder, target)
+    tensors = load_file(target / "model.safetensors")
+    linears = [name for name in tensors if name.endswith(("proj.weight", "lm_head.weight")) and is_rounded(name)]
+    assert linears
+    tensors |= {name: rounded(tensors[name], bits, group) for name in linears}
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def plain_weight(linear: Linear) -> torch.Tensor:
+    """[O, I], whatever layout it lies in: what it makes of the identity."""
+    return replace(linear, bias=None)(torch.eye(linear.weight.shape[1], dtype=linear.weight.dtype)).T
+
+
+def with_rounded_weights(llm: LLM, bits, group=32) -> LLM:
+    """The same object, its linear layers rounded. The embedding stays as it is, also where the head is the same."""
+
+    def of(linear: Linear) -> Linear:
+        return make_linear(rounded(plain_weight(linear).contiguous(), bits, group), linear.bias)
+
+    def of_layer(layer):
+        mlp = replace(layer.mlp, gate_up=of(layer.mlp.gate_up), down=of(layer.mlp.down))
+        return replace(layer, qkv=of(layer.qkv), o=of(layer.o), mlp=mlp)
+
+    weights = llm.model.weights
+    llm.model.weights = replace(weights, layers=tuple(map(of_layer, weights.layers)), lm_head=of(weights.lm_head))
+    return llm
