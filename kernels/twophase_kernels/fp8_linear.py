@@ -184,7 +184,7 @@ def fp8_linear(
     Args:
         x: Codes of the activations, float8_e4m3fn [T, I], contiguous, I a multiple of 16; T may be 0.
         x_scales: fp32 [T], contiguous.
-        weight: Codes of the weight, float8_e4m3fn [O, I], contiguous; any O.
+        weight: Codes of the weight, float8_e4m3fn [O, I], contiguous; any O. No NaN: pairs of fp16 have none.
         scales: [O], contiguous, any float dtype.
         dtype: Of the result: float32, float16 or bfloat16.
         bias: [O], contiguous, any float dtype; or None.

@@ -16,7 +16,7 @@ bits, and a word holds codes that are 32 columns apart:
 
 On NVIDIA two words, one register, become pairs of 16-bit floats by few instructions. A float whose exponent makes the
 last bit of its mantissa worth 1 is `base + u` once u is written into that mantissa, and one multiply-add takes the base
-away, exactly. (The idea is that of arXiv:2211.10017, section 4.)
+away, exactly. (The idea: arXiv:2211.10017.)
 """
 
 import torch

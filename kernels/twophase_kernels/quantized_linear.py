@@ -18,6 +18,9 @@ codes into numbers.
      w: BLOCK_O rows   | part 0 | part 1 | part 2 | part 3 |    32 columns each, taken out of one tile of words
      x: BLOCK_T tokens | part 0 | part 1 | part 2 | part 3 |    loaded as they lie
 
+Each tile of tokens unpacks the weights anew. For a long prompt, where arithmetic is what counts, writing them out once
+for a dense product may be faster; from which length on, nobody has measured.
+
 How codes are packed: `packed_codes`. How columns are split over programs, and summed up again: `linear_splits`.
 """
 

@@ -162,6 +162,30 @@ def test_bad_tiles_are_noticed(tmp_path):
     assert "no 16-byte asynchronous copies" in problems["one stage"]
 
 
+TF32 = """
+import json, torch
+from twophase_kernels.aot import AotConfig, compile_configs
+from twophase_kernels.linear_splits import LinearTiles
+from twophase_kernels.production import MetaLinear
+from twophase_kernels.quantized_linear import int4_linear
+
+layer = MetaLinear(torch.float32, 16)
+
+def launch(tiles):
+    int4_linear(layer.x(), layer.packed(4), layer.empty(32, 4096), num_splits=1, tiles=tiles)
+
+tiles = {"64 outputs": LinearTiles(64, 16, 128, 4, 3), "as it is": None}
+configs = [AotConfig(name, lambda t=t: launch(t), ("quantized_linear_kernel",)) for name, t in tiles.items()]
+print(json.dumps({report.config: report.problems() for report in compile_configs("sm_100", configs)}))
+"""
+
+
+@pytest.mark.full
+def test_tf32_is_noticed(tmp_path):
+    """Triton 3.7 takes Blackwell's matrix unit for fp32, whatever precision is asked for, where a tile is large enough."""
+    assert run_compiling(TF32, tmp_path) == {"64 outputs": ["fp32 products in TF32"], "as it is": []}
+
+
 LARGE_HEADS = """
 import json, torch
 from twophase_kernels.aot import AotConfig, compile_configs, triton

@@ -27,7 +27,7 @@ SAMPLE = sample_points(140)
 
 
 @pytest.mark.parametrize(
-    "point", [pytest.param(p, id=str(p), marks=() if i < 28 else pytest.mark.full) for i, p in enumerate(SAMPLE)]
+    "point", [pytest.param(p, id=str(p), marks=() if i < 14 else pytest.mark.full) for i, p in enumerate(SAMPLE)]
 )
 def test_ragged(point):
     check_linear(module, point)

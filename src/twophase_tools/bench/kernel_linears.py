@@ -21,7 +21,7 @@ from twophase_kernels.quantized_linear import (
 from twophase_kernels.work import Work, fp8_linear_work, quantise_tokens_work, quantized_linear_work
 from twophase_tools.bench.kernel_variants import OURS, REFERENCE, KernelCase, MakeVariant, Variant
 
-DENSE = "F.linear, 16 bits"
+DENSE = "F.linear, dense"
 TOKENS_TOLERANCE = 1e-2  # a value halfway between two codes may become either
 INNER_K_TILES = 8  # of torch's layout for 4 bits: the most it takes
 
