@@ -1,8 +1,7 @@
 """Who takes part in `bench engine` with which weights: a line for each row of a table."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
-from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase_tools.bench.contenders import (
     CONTENDERS,
@@ -91,15 +90,9 @@ def open_contender(entry: Entry, shared: Setup, workload: Workload, peers: Peers
         raise NotRunError(entry.why_not)
     if entry.who not in CONTENDERS:
         return open_peer(entry.who, setup, workload, peers)
-    if setup.quantization is not None and not _has_quantization():
-        raise NotRunError("this engine has no quantised weights")
     try:
         return CONTENDERS[entry.who](setup, workload)
     except ConfigError as error:
         if setup.quantization is None:
             raise
         raise NotRunError(str(error)) from error  # groups that do not divide this model's layers, say
-
-
-def _has_quantization() -> bool:
-    return "quantization" in {field.name for field in fields(EngineConfig)}

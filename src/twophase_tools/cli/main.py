@@ -241,9 +241,10 @@ def _add_bench(add_command: AddCommand) -> None:
         parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     quality = subjects.add_parser(
         "quality",
-        help="a gate: what a quantised K/V cache costs in quality; exit status 1 when it fails",
-        description="Judges quantised K/V caches against the unquantised one of the same model: perplexity, KL "
-        "divergence and top token on prose, facts found in a long text, JSON answers. Exit status 1 if one fails.",
+        help="a gate: what a quantised K/V cache or quantised weights cost in quality; exit status 1 when it fails",
+        description="Judges quantised K/V caches and weights against the same model without: perplexity, KL divergence "
+        "and top token on prose, facts found in a long text, JSON answers, sums, code, refusals. Exit status 1 if one "
+        "fails.",
     )
     _add_quality_options(quality)
     serve = subjects.add_parser("serve", help="open-loop load: requests come by the clock, however busy the engine is")
@@ -272,59 +273,79 @@ def _add_peer_options(options: argparse._ArgumentGroup) -> None:
 
 
 def _add_quality_options(quality: argparse.ArgumentParser) -> None:
+    # No defaults here: what is not given depends on what is judged.
     _add_model_options(quality)
-    quality.add_argument(
+    judged = quality.add_argument_group("what is judged; by default --kv-cache-dtype int8 fp8_e4m3")
+    judged.add_argument(
         "--kv-cache-dtype",
         nargs="+",
-        default=["int8", "fp8_e4m3"],
+        default=argparse.SUPPRESS,
         metavar="FORMAT",
-        help="what to judge: int8, fp8_e4m3, bfloat16 ... (default: int8 fp8_e4m3)",
+        help="caches: int8, fp8_e4m3, bfloat16 ...",
     )
-    quality.add_argument("--text", metavar="FILE", help="what to read (default: 2,500 tokens of prose); take your own")
-    quality.add_argument("--tokens", type=whole(1), metavar="N", help="of the text, from its beginning (default: all)")
-    bounds = quality.add_argument_group("bounds; means count with their 95 %% confidence limit")
-    bounds.add_argument(
-        "--max-perplexity-ratio",
-        type=float,
-        default=1.02,
-        metavar="R",
-        help="after over before (default 1.02: the 0.1 on 5.68 that papers on cache quantisation call no loss)",
+    judged.add_argument(
+        "--quantization",
+        nargs="+",
+        default=argparse.SUPPRESS,
+        metavar="SCHEME",
+        help="weights: int8, int8_dynamic, int4, int4_g64 ...; spaces or commas between several",
     )
-    bounds.add_argument(
-        "--max-kl",
-        type=float,
-        default=0.02,
-        metavar="NATS",
-        help="mean KL divergence (default 0.02: 9 of 10 sampled tokens stay the same, by Pinsker's inequality)",
+    quality.add_argument(
+        "--text",
+        metavar="FILE",
+        help="what to read (default: 2,500 tokens of prose, 5,000 where weights are judged); take your own",
     )
-    bounds.add_argument(
-        "--min-top1-agreement",
-        type=float,
-        default=0.95,
-        metavar="SHARE",
-        help="positions with the same most likely token (default 0.95: a greedy output may turn once in 20 tokens)",
-    )
-    bounds.add_argument(
-        "--max-needles-lost",
-        type=whole(),
-        default=1,
+    quality.add_argument(
+        "--tokens",
+        type=whole(1),
         metavar="N",
-        help="of 16 facts, those found before and not after (default 1: what a bfloat16 cache loses to a tie)",
+        help="of the text, from its beginning (default: all; 512 with --sensitivity)",
     )
-    bounds.add_argument(
-        "--max-objects-lost",
-        type=whole(),
-        default=0,
-        metavar="N",
-        help="JSON answers valid before and not after, guided and free each (default 0: syntax is never a close call)",
+    quality.add_argument(
+        "--choices",
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="tasks of your own, a JSON object a line: prompt, right (text), wrong (a list); the right continuation "
+        "must be the likeliest",
     )
-    bounds.add_argument(
-        "--min-equal-fields",
-        type=float,
-        default=0.9,
-        metavar="SHARE",
-        help="fields of the guided answers as before (default 0.9: a small model is undecided about some)",
+    quality.add_argument(
+        "--weight",
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar="LINE=W",
+        help="how much a line counts in the verdict of all together; repeatable",
     )
+    layers = quality.add_argument_group("which layers break first, instead of a verdict")
+    layers.add_argument(
+        "--sensitivity",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="quantise one layer, and one kind of linear layer, at a time; needs one --quantization",
+    )
+    layers.add_argument(
+        "--picture", default=argparse.SUPPRESS, metavar="FILE", help="draw it (PNG, SVG or PDF by its ending)"
+    )
+    bounds = quality.add_argument_group(
+        "bounds; means count with their 95 % confidence limit. In brackets: for weights in 4 bits"
+    )
+    for option, kind, metavar, said in (
+        ("--max-perplexity-ratio", float, "R", "after over before (default 1.02: the 0.1 on 5.68 that papers on cache "
+         "quantisation call no loss [1.03])"),
+        ("--max-kl", float, "NATS", "mean KL divergence (default 0.02: 9 of 10 sampled tokens stay the same, by "
+         "Pinsker's inequality [0.035])"),
+        ("--min-top1-agreement", float, "SHARE", "positions with the same most likely token (default 0.95: a greedy "
+         "output may turn once in 20 tokens [0.915])"),
+        ("--max-needles-lost", whole(), "N", "of 16 facts, those found before and not after (default 1: what a "
+         "bfloat16 cache loses to a tie)"),
+        ("--max-objects-lost", whole(), "N", "JSON answers valid before and not after, guided and free each (default "
+         "0: syntax is never a close call)"),
+        ("--min-equal-fields", float, "SHARE", "fields of the guided answers as before (default 0.9: a small model is "
+         "undecided about some)"),
+        ("--min-answers-kept", float, "SHARE", "sums, code, refusals and choices: of those right before, still right "
+         "(default 0.9)"),
+        ("--max-used", float, "SHARE", "of what may be lost: the weighted mean over all lines (default 0.5)"),
+    ):  # fmt: skip
+        bounds.add_argument(option, type=kind, default=argparse.SUPPRESS, metavar=metavar, help=said)
 
 
 def _add_serve_options(serve: argparse.ArgumentParser) -> None:

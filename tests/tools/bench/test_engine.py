@@ -263,7 +263,6 @@ def test_what_a_model_cannot_be_rounded_to_is_not_run(setup, tmp_path, monkeypat
         raise ConfigError("groups do not divide it")
 
     setup, _ = setup
-    monkeypatch.setattr(entries, "_has_quantization", lambda: True)
     monkeypatch.setitem(CONTENDERS, "twophase", refuse)
     peers = entries.Peers({}, tmp_path, 1.0)
     with pytest.raises(entries.NotRunError, match="groups do not divide it"):

@@ -57,7 +57,8 @@ def dry():
 
 def test_every_kernel_is_there(dry):
     assert Counter(result.kernel for result in dry.results).keys() == {
-        "paged_decode", "paged_prefill", "kv_write", "rope_kv_write", "rmsnorm_residual", "silu_mul"
+        "paged_decode", "paged_prefill", "kv_write", "rope_kv_write", "rmsnorm_residual", "silu_mul",
+        "int4_linear", "int8_linear", "fp8_linear", "quantise_tokens",
     }  # fmt: skip
     assert all((result.ours.name, result.ours.status) == (OURS, "untimed") for result in dry.results)
 
@@ -125,7 +126,12 @@ def test_the_full_table_is_the_one_of_the_design():
     assert "paged_decode verify 5 of 32,768 tokens" in labels
     assert len(labels) == len(set(labels))
     # Few tokens after many are bound by reading; chunks are not.
-    assert {case.kernel for case in cases if case.only_reads} == {"paged_decode"}
+    assert {case.kernel for case in cases if case.only_reads} == {
+        "paged_decode",
+        "int4_linear",
+        "int8_linear",
+        "fp8_linear",
+    }
 
 
 def test_mixed_lengths_cover_the_range_evenly_and_in_no_order():
