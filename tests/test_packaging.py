@@ -21,7 +21,8 @@ HOOK = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["requirements_txt"]
 PACKAGE_OF = {"yaml": "pyyaml", "nbformat": "jupyter", "nbclient": "jupyter", "IPython": "jupyter"}  # of a module
 # Parts of a tool that work only with a package of the course: they ask for it, and it is imported in a function.
 ASKED_FOR = {"bench.contenders": "transformers", "bench.memory": "transformers", "bench.kernels": "matplotlib",
-             "cli.bench": "matplotlib", "load.pictures": "matplotlib"}  # fmt: skip
+             "bench.sensitivity_picture": "matplotlib", "cli.bench": "matplotlib",
+             "load.pictures": "matplotlib"}  # fmt: skip
 
 
 def lines_of(file: str) -> list[str]:

@@ -109,7 +109,7 @@ def _machine(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _kernels(args: argparse.Namespace) -> int:
-    _check_plot(args.plot)
+    _check_picture("--plot", args.plot)
     asked_for = [f"--{name}" for name in ("plot", "results", "quick") if getattr(args, name)]
     if args.dry_run:
         if asked_for:
@@ -154,12 +154,12 @@ def _say_problems(report: "KernelReport") -> int:
     return 1 if report.problems else 0
 
 
-def _check_plot(file: str | None) -> None:
+def _check_picture(option: str, file: str | None) -> None:
     if file is None:
         return
-    check_installed("--plot", "matplotlib")
+    check_installed(option, "matplotlib")
     if Path(file).suffix.lower() not in PLOT_FORMATS:
-        raise ConfigError(f"--plot must end in {', '.join(PLOT_FORMATS)}, got {file!r}.")
+        raise ConfigError(f"{option} must end in {', '.join(PLOT_FORMATS)}, got {file!r}.")
 
 
 def _prefix_caching(args: argparse.Namespace) -> int:
@@ -209,10 +209,8 @@ def _sensitivity(args: argparse.Namespace) -> int:
         raise ConfigError(f"--sensitivity needs one scheme, such as --quantization int4; got {len(schemes)}.")
     picture = _given(args, "picture")
     if picture is not None:
-        check_installed("--picture", "matplotlib")
+        _check_picture("--picture", picture)
         _check_writable({"--picture": picture})
-        if Path(picture).suffix.lower() not in PLOT_FORMATS:
-            raise ConfigError(f"--picture must end in {', '.join(PLOT_FORMATS)}, got {picture!r}.")
     from twophase_tools.bench.quality import open_model, to_json
     from twophase_tools.bench.sensitivity import bench_sensitivity
 
@@ -298,7 +296,7 @@ def _disaggregation(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    _check_plot(args.plot)
+    _check_picture("--plot", args.plot)
     _check_writable({"--perfetto": args.perfetto, "--prometheus": args.prometheus, "--plot": args.plot})
     from twophase_tools.load.slo import Slo
 
