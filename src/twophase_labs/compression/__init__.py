@@ -1,0 +1,1 @@
+"""Lab 6: weights and activations in fewer bits."""
