@@ -1,0 +1,206 @@
+"""The engine with weights that the learner's own functions rounded: SmolLM2, its four kinds of linear layers.
+
+The engine multiplies queries, keys and values by one matrix, and gate and up by one, so that a layer has four.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twophase import LLM, SamplingParams
+from twophase.model.linear import LinearLayer, make_linear
+from twophase.model.prepare import DEFAULT_MODEL
+from twophase.model.weights import ModelWeights
+from twophase.quantization.linear import make_quantized_linear
+from twophase.quantization.weight import QuantizedWeight
+from twophase_labs.compression.changed_model import linears, recorded_inputs
+from twophase_tools.bench.perplexity import prose, step_logits
+from twophase_tools.bench.quality_drift import Drift, drift_between
+from twophase_tools.bench.quality_probes import CODE, ONE_DIGIT, add_up, choose
+from twophase_tools.bench.quality_verdict import FOUR_BITS, Verdict, drift_verdicts
+from twophase_tools.bench.sensitivity import replaced_weights
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+NUM_LAYERS = 30
+PLACES = tuple((layer, kind) for layer in range(NUM_LAYERS) for kind in KINDS)
+
+Place = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A matrix as a learner's `quantize` returned it; its columns were multiplied by `factors` before, if there are."""
+
+    weight: QuantizedWeight
+    factors: Float[Tensor, "I"] | None = None
+
+    @property
+    def stored_bytes(self) -> float:
+        """Codes of their bits, and 16 bits for each scale, minimum and factor."""
+        num_values = sum(0 if each is None else each.numel() for each in (self.weight.minima, self.factors))
+        return self.weight.codes.numel() * self.weight.bits / 8 + 2 * (self.weight.scales.numel() + num_values)
+
+    def plain(self) -> Float[Tensor, "O I"]:
+        weight = self.weight.dequantize()
+        return weight if self.factors is None else weight / self.factors
+
+    def layer(self, dtype: torch.dtype) -> LinearLayer:
+        if dtype == torch.float32:
+            return make_linear(self.plain())
+        layer = make_quantized_linear(self.weight, None, dtype)
+        return layer if self.factors is None else DividedInput(layer, self.factors.to(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class DividedInput:
+    """A layer whose columns were multiplied by factors: what goes in is divided by them first."""
+
+    layer: LinearLayer
+    factors: Float[Tensor, "I"]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.layer.num_outputs
+
+    @property
+    def num_bytes(self) -> int:
+        return self.layer.num_bytes + self.factors.nbytes
+
+    def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
+        return self.layer(x / self.factors)
+
+
+def matrix(place: Place) -> Float[Tensor, "O I"]:
+    """A matrix of the engine: SmolLM2's own, one under the other."""
+    layer, kind = place
+    return torch.cat([linears()[f"{layer}.{name}"].weight.detach() for name in KINDS[kind]])
+
+
+def inputs_of(place: Place) -> Float[Tensor, "T I"]:
+    """What this matrix is given for the calibration text."""
+    layer, kind = place
+    return recorded_inputs()[f"{layer}.{KINDS[kind][0]}"]
+
+
+def rounded(
+    quantize: Callable[..., Any], place: Place, bits: int, group_size: int, factors: Tensor | None = None
+) -> Rounded:
+    """By the learner's function."""
+    weight = matrix(place)
+    codes, scales, minima = quantize(weight if factors is None else weight * factors, bits, group_size)
+    return Rounded(QuantizedWeight(codes.to(torch.uint8), scales, minima, bits), factors)
+
+
+@cache
+def engine(dtype: str = "float32") -> LLM:
+    """SmolLM2 in this dtype: in bfloat16 with the engine's own int4 weights, whose output matrix has 8 bits."""
+    options: dict[str, Any] = {"quantization": "int4"} if dtype == "bfloat16" else {}
+    return LLM(DEFAULT_MODEL, dtype=dtype, num_kv_blocks=128, max_num_seqs=8, **options)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnModel:
+    """SmolLM2 with some of its matrices rounded; every other one is the engine's."""
+
+    matrices: Mapping[Place, Rounded]
+
+    @property
+    def megabytes(self) -> float:
+        """Of the linear layers, stored in their bits; of a matrix that is not among `matrices`, in 16."""
+        own = self.matrices
+        return sum(own[place].stored_bytes if place in own else 2 * matrix(place).numel() for place in PLACES) / 1e6
+
+    def weights(self, llm: LLM) -> ModelWeights:
+        """For this engine of `engine()`."""
+        return self._in_bfloat16 if llm is engine("bfloat16") else self._as(torch.float32)
+
+    @cached_property
+    def _in_bfloat16(self) -> ModelWeights:
+        return self._as(torch.bfloat16)
+
+    def _as(self, dtype: torch.dtype) -> ModelWeights:
+        layers = {place: each.layer(dtype) for place, each in self.matrices.items()}
+        return _with(engine(str(dtype).removeprefix("torch.")).model.weights, layers)
+
+
+def _with(weights: ModelWeights, own: Mapping[Place, LinearLayer]) -> ModelWeights:
+    layers = []
+    for number, layer in enumerate(weights.layers):
+        new = {kind: own[number, kind] for kind in KINDS if (number, kind) in own}
+        mlp: Any = layer.mlp
+        mlp = replace(mlp, gate_up=new.get("gate_up", mlp.gate_up), down=new.get("down", mlp.down))
+        layers.append(replace(layer, qkv=new.get("qkv", layer.qkv), o=new.get("o", layer.o), mlp=mlp))
+    return replace(weights, layers=tuple(layers))
+
+
+@cache
+def text_ids(num_tokens: int) -> tuple[int, ...]:
+    """The beginning of the text on which quality is measured."""
+    tokenizer = engine().tokenizer
+    assert tokenizer is not None
+    return tuple(tokenizer.encode(prose())[:num_tokens])
+
+
+@cache
+def logits_before(num_tokens: int) -> Sequence[Float[Tensor, "L V"]]:
+    """Of SmolLM2 as it is, in float32."""
+    return tuple(step_logits(engine(), text_ids(num_tokens)))
+
+
+def drift(own: OwnModel, num_tokens: int, dtype: str = "float32") -> Drift:
+    """From SmolLM2 as it is, in float32, to the engine with these matrices."""
+    llm, token_ids = engine(dtype), text_ids(num_tokens)
+    with replaced_weights(llm, own.weights(llm)):
+        return drift_between(logits_before(num_tokens), step_logits(llm, token_ids), token_ids)
+
+
+def gate_of(own: OwnModel, num_tokens: int = 512) -> list[Verdict]:
+    """What the engine's gate says of predictions with these matrices in bfloat16, within its bounds for 4 bits."""
+    return list(drift_verdicts(drift(own, num_tokens, "bfloat16"), FOUR_BITS))
+
+
+PROMPT = "The lighthouse keeper climbed the stairs and"
+NUM_NEW, NUM_ROUNDS = 40, 2
+
+
+@contextmanager
+def running(own: OwnModel | None) -> Iterator[LLM]:
+    """The engine with these matrices, in bfloat16; None: SmolLM2 as it is, in float32."""
+    if own is None:
+        yield engine()
+        return
+    llm = engine("bfloat16")
+    with replaced_weights(llm, own.weights(llm)):
+        yield llm
+
+
+def tokens_per_s(variants: Mapping[str, OwnModel | None]) -> dict[str, float]:
+    """Of one stream, the best of `NUM_ROUNDS` in turns; see `running`."""
+    best = dict.fromkeys(variants, 0.0)
+    params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+    for _ in range(NUM_ROUNDS):
+        for name, own in variants.items():
+            with running(own) as llm:
+                start_s = time.perf_counter()
+                llm.generate([PROMPT], params, use_tqdm=False)
+                best[name] = max(best[name], NUM_NEW / (time.perf_counter() - start_s))
+    return best
+
+
+def answers_of(own: OwnModel | None) -> dict[str, str]:
+    """Two of the gate's probes: how many are right; see `running`."""
+    with running(own) as llm:
+        probes = {"one-digit sums": add_up(llm, ONE_DIGIT), "code continued": choose(llm, CODE)}
+    return {name: f"{sum(each.passed for each in outcomes)} of {len(outcomes)}" for name, outcomes in probes.items()}
