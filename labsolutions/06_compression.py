@@ -164,14 +164,14 @@ for name, own in variants.items():
 
 # %%
 for name, own in {"as it is, float32": None, **variants}.items():
-    print(f"{name:22}", own_engine.answers_of(own))
+    print(f"{name:22}", own_engine.sums_right(own))
 
 # %% [markdown]
 # **Read the result.** Rounding to nearest in groups of 64 is small and fast, and it fails. Your factors halve the
 # damage or better, at the same size. Your choice of formats does so again, for half as many bytes more. The variant
-# that passes is the last one, and section 3 says why: groups of 32 are the grid on which these weights were rounded before, so that
-# nothing moves. It is the honest way to run *this* model, and no proof that groups of 32 are harmless: what the first
-# rounding cost cannot be measured here any more. A model that was never rounded pays in any group size.
+# that passes is the last one, and section 3 says why: groups of 32 are the grid on which these weights were rounded
+# before, so that nothing moves. It is the right way to run *this* model, and no proof that groups of 32 are harmless:
+# what the first rounding cost cannot be measured here any more. A model that was never rounded pays in any group size.
 #
 # The sums and the code are few and easy, and a model that fails the gate may still get them right. So a gate has many
 # lines. The whole one, with needles in long texts, JSON and refusals as well, takes minutes:

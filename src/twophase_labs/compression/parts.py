@@ -13,8 +13,8 @@ from twophase_labs.compression.own_engine import (
     KINDS,
     NUM_LAYERS,
     PLACES,
+    OwnModel,
     Place,
-    Rounded,
     drift,
     inputs_of,
     matrix,
@@ -23,7 +23,7 @@ from twophase_labs.compression.own_engine import (
 
 NUM_TOKENS = 256
 GROUP_SIZE = 64
-EVERY_ROW = 4  # of the calibration text: one in so many is enough to compare factors
+EVERY_ROW = 8  # of the calibration text: one in so many is enough to compare factors
 NUM_STEPS = 6
 FORMATS = ("4 bits", "8 bits", "16 bits")
 

@@ -139,6 +139,13 @@ EXERCISES = (
                 ({"num_parts": 1}, {"num_parts": 4}),
             ),
             Property(
+                "sees beyond the best ratio",
+                sees_beyond_the_best_ratio,
+                "The upgrade with the best ratio of damage avoided to bytes can leave too little room for two others "
+                "that avoid more together. Compare whole choices.",
+                ({"num_pairs": 0}, {"num_pairs": 3}),
+            ),
+            Property(
                 "does the least damage",
                 does_least_damage,
                 "Of all choices that fit, the sum of damages counts. Formats come in any order, and a larger one need "
@@ -149,13 +156,6 @@ EXERCISES = (
                     {"num_parts": 4, "num_formats": 3},
                     {"num_parts": 7, "num_formats": 3},
                 ),
-            ),
-            Property(
-                "sees beyond the best ratio",
-                sees_beyond_the_best_ratio,
-                "The upgrade with the best ratio of damage avoided to bytes can leave too little room for two others "
-                "that avoid more together. Compare whole choices.",
-                ({"num_pairs": 0}, {"num_pairs": 3}),
             ),
         ),
     ),
