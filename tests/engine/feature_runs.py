@@ -38,6 +38,8 @@ SHAPING = (
     "skip_tokenizer_init",
 )
 
+PARALLEL = {"tensor_parallel", "expert_parallel"}
+
 
 class RandomDrafter:
     """Guesses anything, sometimes what came before."""
@@ -136,9 +138,7 @@ def check_features(names, seed: int, folder) -> None:
     rng = Random(seed)
     folder, is_slow = folder_for(names, folder), "triton" in names
     options, requests = options_of(rng, names, folder), draw_requests(rng, names, 3 if is_slow else 6)
-    shaping = {name: options[name] for name in SHAPING if name in options}
-    alone = LLM(folder, **(COMMON | shaping), enable_prefix_caching=False)
-    expected = [alone.generate(*request, use_tqdm=False)[0] for request in requests]
+    expected = each_alone(names, options, folder, requests)
     prompts, params = [prompt for prompt, _ in requests], [each for _, each in requests]
     with patch("twophase.engine.speculation.logger.warning") as complain, opened(names, options, folder) as generate:
         for turn in range(1 if is_slow else 2):
@@ -150,6 +150,20 @@ def check_features(names, seed: int, folder) -> None:
         assert not complain.called, f"seed {seed}, {names}: {complain.call_args}, {options}"
 
 
+def each_alone(names, options, folder, requests) -> list:
+    """What each request gets when it has an engine to itself, which does nothing but what outputs depend on."""
+    shaping = {name: options[name] for name in SHAPING if name in options}
+    # Each rank rounds its part of the activations, with a scale of its own: one process does not say the same.
+    shares = options.get("quantization") == "int8_dynamic" and PARALLEL & set(names)
+    if shares:
+        shaping |= {
+            name: options[name] for name in ("tensor_parallel_size", "enable_expert_parallel") if name in options
+        }
+    ranks = ranks_in_threads() if shares else ExitStack()
+    with ranks, LLM(folder, **(COMMON | shaping), enable_prefix_caching=False) as alone:
+        return [alone.generate(*request, use_tqdm=False)[0] for request in requests]
+
+
 @contextmanager
 def opened(names, options, folder):
     """Yields generate(prompts, params), which also checks that nothing is held afterwards."""
@@ -157,7 +171,7 @@ def opened(names, options, folder):
         pair = TwoEngines(folder, **(COMMON | {"skip_tokenizer_init": False} | options))
         yield pair.generate
         return
-    ranks = ranks_in_threads() if {"tensor_parallel", "expert_parallel"} & set(names) else ExitStack()
+    ranks = ranks_in_threads() if PARALLEL & set(names) else ExitStack()
     with ranks, LLM(folder, **(COMMON | options)) as llm:
 
         def generate(prompts, params):

@@ -103,11 +103,12 @@ def test_a_rank_has_its_part_of_the_same_codes(name, tmp_path):
         rows = range(config.num_heads * config.head_dim)[shard.heads.start * 32 : shard.heads.stop * 32]
         queries = part.layers[0].qkv(x)[:, : len(rows)]
         assert torch.allclose(queries, whole.layers[0].qkv(x)[:, rows.start : rows.stop], atol=1e-4)
-    if name == "int8_dynamic":
-        return  # a rank rounds its own part of the activations, so that sums differ a little
     y = torch.randn(5, SIZES["intermediate_size"])
     summed = sum(part.layers[0].mlp.down(y[:, shard.mlp]) for shard, part in zip(ranks, parts, strict=True))
-    assert torch.allclose(summed, whole.layers[0].mlp.down(y), atol=1e-4)
+    wanted = whole.layers[0].mlp.down(y)
+    # A rank rounds its own part of int8_dynamic's activations, with a scale of its own: sums differ a little.
+    share = 0.02 if name == "int8_dynamic" else 1e-5
+    assert float((summed - wanted).abs().max()) <= share * float(wanted.abs().max())
 
 
 def test_a_group_that_ranks_would_cut_is_refused(tmp_path):

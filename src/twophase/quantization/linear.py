@@ -112,7 +112,8 @@ class Int4Linear:
 @dataclass(frozen=True, slots=True)
 class DynamicInt8Linear:
     """int8 weights, a scale per output, and activations rounded to int8, a scale per token: sums of whole numbers are
-    exact, so a token's result does not depend on the rows beside it.
+    exact, so a token's result does not depend on the rows beside it. With tensor parallelism a rank rounds its part of
+    a token's inputs with a scale of its own: closer than one scale for all of them, and not quite the same.
 
     Attributes:
         codes: int8 [O, I].
