@@ -44,6 +44,10 @@ COURSE: Mapping[str, str] = {
         "prefix caching and its timing channel, drafts and their verification, guided decoding, windows and heavy "
         "hitters, a gate for 8-bit K/V; your store, drafter, verifier and mask run in the engine"
     ),
+    "06_compression": (
+        "rounding in groups, a GGUF file bit by bit, W8A8 and SmoothQuant, AWQ, GPTQ, a 4-bit Triton kernel, sparsity, "
+        "distillation; your 4-bit weights run in the engine and face its gate"
+    ),
     "07_many_machines": (
         "a hand-over of K and V that survives lost messages, tensor and pipeline parallelism, a mixture of experts "
         "over ranks, a router, an autoscaler; your pieces run in two processes and in simulated fleets"
