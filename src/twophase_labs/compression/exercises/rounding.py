@@ -83,7 +83,7 @@ def rounds_to_nearest(answer: Any, draw: Draw, bits: int, group_size: int, middl
         where = f"output {at[0]}, input {at[1]}"
         reject(
             f"at {where}, the weight {float(weight[at]):.4f} becomes code {int(codes[at])}, which is "
-            f"{float(value[at]):.4f}: off by {float(error[at] / wide[0][at]):.2f} of a scale; 0.5 is the most there can be"
+            f"{float(value[at]):.4f}: off by {float(error[at] / wide[0][at]):.2f} of a scale; the nearest is within 0.5"
         )
 
 
