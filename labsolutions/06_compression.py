@@ -1,5 +1,47 @@
 # %% [markdown]
 # # Lab 6: compression
+#
+# A decode step waits for weights, as lab 3 showed, and every weight that it reads has taken its 32 bits for granted.
+# The first cell takes the float32 weights of SmolLM2, as all labs so far have used them, in groups of 32 neighbours,
+# and counts how many *different* numbers there are in each group.
+
+# %%
+import torch
+
+from twophase_labs.compression.changed_model import weight_of
+
+torch.set_num_threads(1)
+weight = weight_of("15.mlp.down_proj")  # layer 15 of SmolLM2, float32 [576, 1536]
+for name, numbers in {"as they are": weight.flatten(), "16 further on": weight.flatten()[16:-16]}.items():
+    groups = numbers.view(-1, 32).sort().values
+    num_different = (groups.diff() != 0).sum(1) + 1
+    print(f"{len(groups):,} groups of 32, {name:13}: at most {num_different.max()} different numbers")
+
+# %% [markdown]
+# 32 bits can tell more than four billion numbers apart. Yet a group never holds more than 16 different ones, so 4 bits
+# would say which of them a weight is. And it depends on where groups begin: shifted by 16, they hold more. So the
+# labs have been reading 32 bits per weight, most of which carry nothing. Where do the 16 numbers come from? Write
+# down what you expect. Section 3 finds them, bit by bit, and the lab's capstone runs the engine on 4-bit weights that
+# you have made yourself.
+
+# %% [markdown]
+# <!-- opening minutes: 4 -->
+# <!-- map -->
+
+# %% [markdown]
+# **After this lab you can**
+#
+# - say what fewer bits in weights, activations, or K and V make faster, and by how much at most;
+# - round weights to a few bits in groups, and repair what rounding breaks: by scaling (SmoothQuant, AWQ) or column by
+#   column (GPTQ);
+# - read quantised weights from a file, and multiply by them without unpacking them in memory;
+# - say what zeros are worth, when to teach a smaller model instead, and what a gate must measure before either is used.
+#
+# You need labs 1 to 3, or a working knowledge of their subjects: decode steps, rooflines, Triton kernels; section 10
+# uses the gate of lab 5. No GPU is needed. What a GPU would do is estimated by roofline from data sheets.
+#
+# **How it works.** Commit to a prediction, write the code, run `check("6.1")`. `hint("6.1")` helps in up to three
+# steps, `reveal("6.1")` shows a solution. If you skip an exercise, later cells use the reference solution and say so.
 
 # %% tags=["setup"]
 import torch
@@ -10,8 +52,130 @@ from twophase_labs import ____, check, hint, measured, reference, reveal, use
 torch.set_num_threads(1)
 
 # %% [markdown]
+# ## 1. Where the bytes are
+# <!-- minutes: 16 -->
+#
+# For one sequence a decode step takes about as long as it takes to read the weights (lab 3). **Quantisation** stores a
+# weight as a **code**, a whole number of few bits, and shares a scale among many codes. Here is what a step has to read
+# in some formats. The 4-bit formats keep two 16-bit numbers for each group: 4 + 32/64 and 4 + 32/32 bits per weight.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.compression import step_bytes
+from twophase_labs.decode.decode_work import H100, LLAMA_3_8B, SMOLLM2
+
+formats = {"float32": (32, 32), "bfloat16": (16, 16), "8 bits": (8, 16), "4 bits, groups of 64": (4.5, 16)}
+formats["4 bits, groups of 32"] = (5, 16)
+for name, (layer_bits, head_bits) in formats.items():
+    small, large = (sum(step_bytes.weight_bytes(shape, layer_bits, head_bits)) for shape in (SMOLLM2, LLAMA_3_8B))
+    times_ms = f"{1e3 * large / H100.bandwidth:.2f} ms on an H100"
+    print(f"{name:20}: SmolLM2 {small / 1e9:.3f} GB; Llama-3-8B {large / 1e9:5.2f} GB, at least {times_ms}")
+prompt_ms = 1e3 * 2 * LLAMA_3_8B.num_weights * 2000 / H100.flop_rate
+print(f"a prompt of 2,000 tokens of Llama-3-8B on an H100: {prompt_ms:.1f} ms of arithmetic in 16 bits")
+
+# %% [markdown]
+# (The output head, which is SmolLM2's embedding as well, stays in 16 bits in the last three lines, as it does in most
+# quantised models. All of an H100's time is by roofline: bytes over 3.35 TB/s, or operations over 989 TFLOP/s.)
+#
+# **Think first.** Weights in 4 bits, activations in 16: a kernel reads codes, makes 16-bit numbers of them in its
+# registers and multiplies in 16 bits. What becomes of the time of that prompt? And of a decode step of 32 sequences
+# with 4,096 tokens of context each?
+
+# %%
+step_bytes.draw_shares(LLAMA_3_8B, context=4096, batches=(1, 32))
+
+# %% [markdown]
+# For one sequence, weights are nearly all that is read. For 32 long ones K and V are more than half, and 4-bit weights
+# can save only a part of the rest. The prompt gains nothing: its time is arithmetic, which is still done in 16 bits. So
+# the first question is not how many bits, but *what* is to have fewer bits:
+#
+# | rounded | written | makes faster | does not |
+# |---|---|---|---|
+# | weights only | W8A16, W4A16 | decode with few sequences | prefill and large batches: they wait for arithmetic |
+# | weights and activations | W8A8, fp8 | decode, and prefill too: products in 8 bits | |
+# | K and V | `kv_cache_dtype` | decode with much context (labs 3 and 5) | prefill, one short sequence |
+#
+# (Products in 8 bits: an H100's data sheet has 1,979 TFLOP/s for them, 989 in 16 bits.) Rounding is one of four routes
+# to fewer bytes:
+#
+# | route | what changes | what it needs | here |
+# |---|---|---|---|
+# | **quantise** | the bits of each weight | nothing, or some hundred tokens of calibration text | sections 2 to 7 |
+# | **prune** | some weights become 0 | a kernel that gains from zeros | section 8 |
+# | **distil** | a smaller model, taught by the larger one | training | section 9 |
+# | **take a smaller model** | a smaller model, as it comes | nothing | section 10 |
+
+# %% [markdown]
+# <!-- card 6.1 -->
+# **Predict.** The engine writes with SmolLM2: one sequence, one thread, first with float32 weights, then with
+# `quantization="int4"`: groups of 32, the output head in bfloat16, activations in bfloat16. How many times faster is
+# it in 4 bits? (A factor of 1.3 counts as close.)
+
+# %% tags=["exercise:6.1"]
+guess_6_1 = 3.8  # SOLUTION: times as many tokens per second
+
+# %%
+check("6.1")
+
+# %%
+seconds, num_bytes = step_bytes.step_seconds(), step_bytes.bytes_read()
+for name, step_s in seconds.items():
+    by_bytes = num_bytes["float32"] / num_bytes[name]
+    faster = f"{seconds['float32'] / step_s:.2f} times as fast; by bytes at most {by_bytes:.2f}"
+    print(f"{name:9} {1e3 * step_s:6.1f} ms a token, {num_bytes[name] / 1e6:5.1f} MB: {faster}")
+layers, head = step_bytes.weight_bytes(SMOLLM2, 5, 16)
+print(f"in 4 bits the layers are {layers / 1e6:.1f} MB, the output head {head / 1e6:.1f} MB")
+measured("6.1", step_bytes.faster_in_4_bits())
+
+# %% [markdown]
+# **Read the result.** Bytes explain it: 16 bits halve them, and 4-bit codes with their scales leave 4.37 times fewer,
+# not 8 times. One bit per weight goes into scales and minima, and the output head, a fifth of all weights, is now
+# nearly half of the bytes. What is missing in the measurement is what does not shrink: some 2,000 small calls per step
+# (lab 3). (Where torch has no product for 4-bit weights on a CPU, the engine unpacks them to bfloat16 when it loads
+# them, and the last line equals the second.)
+#
+# > **In production, 2026.** NVIDIA's [guide to choosing a
+# > method](https://nvidia.github.io/Model-Optimizer/guides/_choosing_quant_methods.html), which covers TensorRT-LLM,
+# > draws the same line: up to a batch of 4 a step is bound by memory, and 4-bit weights alone serve best; from 16 on,
+# > weights and activations should both be rounded, in FP8 first. vLLM takes `--quantization`, SGLang too, but for
+# > online rounding only: [a model that was rounded
+# > beforehand](https://docs.sglang.io/advanced_features/quantization.html) says so in its configuration.
+#
+# **Takeaway.** 4-bit codes in groups of 32 cut a step of SmolLM2 from 538 to 123 MB, and a step waits for bytes; in
+# the 8B model, with its larger layers, groups of 64 leave 4.98 of 15.01 GB, 1.49 instead of 4.48 ms on an H100.
+
+# %% [markdown]
 # ## 2. Round to nearest
-# <!-- minutes: 22 -->
+# <!-- minutes: 26 -->
+#
+# The simplest method looks at nothing but the weights. A set of weights shares a **scale** and a **minimum**; each
+# weight becomes the code of the nearest value that can be written:
+#
+# $$w_{oi} \approx \mathrm{scale} \cdot \mathrm{code}_{oi} + \mathrm{minimum}, \qquad
+# \mathrm{code}_{oi} \in \{0, \dots, 2^{bits} - 1\}$$
+#
+# The values are spaced evenly from the smallest weight of the set to its largest. So the largest weight decides how
+# coarse the steps are for all others, and the question is how large the set should be: a whole matrix (*per tensor*),
+# a row, which makes one output (*per channel*), or a **group** of neighbours in a row.
+
+# %% [markdown]
+# **Think first.** In layer 15's `down_proj`, which values can a weight have with 4 bits per tensor? How many of the 16
+# will the weights of an ordinary group use?
+
+# %%
+from twophase_labs.compression import nearest
+from twophase_labs.compression.changed_model import weight_of
+
+nearest.draw_grids(weight_of("15.mlp.down_proj"), output=100, group_size=64)
+
+# %% [markdown]
+# The dots are 64 neighbouring weights, the same in each line; the bars are the values that they can have. Spread over
+# the whole tensor, hardly any of the 16 values lie where these weights are, and all the rest serve a few large weights
+# elsewhere. A group has 16 values for its own weights, and pays for them with a scale and a minimum of its own: in 16
+# bits each, 32 bits for 64 weights, or half a bit per weight.
+#
+# This is how codes become weights again, for groups of any size (and so for channels, which are groups as long as a
+# row):
 
 
 # %% tags=["setup"]
@@ -23,7 +187,7 @@ def dequantize(codes, scales, minima):
 
 # %% [markdown]
 # <!-- card 6.2 -->
-# Write the other direction.
+# Write the other direction, without a loop over groups: the next cell calls it for 106 million weights.
 
 
 # %% tags=["exercise:6.2"]
@@ -51,3 +215,288 @@ def quantize(weight, bits, group_size):
 
 # %%
 check("6.2")
+
+# %% [markdown]
+# **The real model.** Each cell of this lab that changes SmolLM2 does it in the same way: `perplexity` runs the model on
+# 512 tokens of prose, with the weight of each linear layer of the decoder replaced by what a function makes of it. The
+# embedding and the norms stay as they are. A **ratio** of 1.00 says that the changed model predicts the text as well as
+# SmolLM2 does. (512 tokens cannot decide a few per cent; section 10 measures on more.)
+
+# %%
+from twophase_labs.compression.changed_model import perplexity
+
+quantize = use("6.2")
+
+
+def rounded(bits, size):
+    """A change of the model: all weights to so many bits, per 'tensor', per 'channel', or in groups of `size`."""
+
+    def change(name, weight):
+        rows = weight.reshape(1, -1) if size == "tensor" else weight
+        group_size = rows.shape[1] if size in ("tensor", "channel") else size
+        return dequantize(*quantize(rows, bits, group_size)).view_as(weight)
+
+    return change
+
+
+plain = perplexity()
+points = []
+for bits, size in ((4, "tensor"), (4, "channel"), (4, 64), (4, 32), (3, 64), (8, "channel")):
+    ratio = perplexity(rounded(bits, size)) / plain
+    per = f"per {size}" if size in ("tensor", "channel") else f"groups of {size}"
+    points.append((f"{bits} bits, {per}", nearest.bits_per_weight(bits, size), ratio))
+    print(f"{points[-1][0]:22} {points[-1][1]:.2f} bits per weight, perplexity x{ratio:,.4f}")
+
+# %%
+nearest.draw_quality(points)
+
+# %% [markdown]
+# **Read the result.** One scale per tensor destroys the model. A scale and a minimum per row bring it back for 0.04
+# bits per weight, and groups of 64 are better again for 0.5 bits. 8 bits per channel cost nothing that this text could
+# show: **8 bits are easy for weights**, and the rest of this lab is about 4 and fewer. At 3 bits to nearest the model
+# is badly damaged.
+#
+# And there is one point too good to be true: 4 bits in groups of 32, with a ratio of 1 to three digits. Groups of half
+# the size cannot explain that.
+
+# %%
+symmetric = perplexity(lambda name, weight: nearest.symmetric(weight, 4, 64)) / plain
+bits = nearest.bits_per_weight(4, 64, num_kept=1)
+print(f"4 bits, groups of 64, symmetric: {bits:.2f} bits per weight, perplexity x{symmetric:.2f}")
+
+# %% [markdown]
+# What you wrote is **asymmetric** rounding. **Symmetric** rounding stores no minimum: codes from -7 to 7, times a
+# scale. It saves a quarter of a bit and simplifies kernels. But its 15 values are spread over a range whose two ends
+# are equally far from zero, though the weights' ends are not.
+#
+# **Open the engine.** The core of `quantization="int4_g64"`:
+
+# %%
+from twophase.quantization import rounding
+from twophase_labs.kit.open_engine import show_source
+
+show_source(rounding._asymmetric)
+
+# %% [markdown]
+# **Question.** It begins its range at 0 if all weights of a group are positive, and ends it at 0 if all are negative
+# (`clamp_`). Yours does not. What does the engine lose by that, and what could a format gain?
+#
+# <details><summary>Answer</summary>
+#
+# It loses precision in groups whose weights have all one sign, which are rare among 64 weights around zero. In formats
+# that store a *zero point*, a code that stands for 0, such as those of AWQ and GPTQ, zero must lie inside the range,
+# and then a weight of 0, which pruning or padding makes, stays exactly 0.
+# </details>
+
+# %% [markdown]
+# > **In production, 2026.** Groups of 128 are the common choice for 4 bits: llm-compressor's `W4A16`, which vLLM and
+# > SGLang load, has 4.25 bits per weight if asymmetric, and AMD's [guide for its
+# > CPUs](https://docs.amd.com/r/en-US/57300-ZenDNN-user-guide/LLM-Compressed-Models?contentId=GU0vJngdbHEFBmdi1UBVSA)
+# > recommends the same 128. SmolLM2's 576 inputs are no multiple of 128, so this lab uses 64. By roofline
+# > that costs an H100 4.5 / 4.25 = 1.06 times the time, in a step that reads nothing but such weights.
+#
+# **Takeaway.** With 4 bits to nearest, SmolLM2's perplexity is TENSOR times its own with one scale per tensor, CHANNEL
+# times with one per channel, and G64 times in groups of 64, which cost half a bit per weight.
+
+# %% [markdown]
+# ## 3. A file, bit by bit
+# <!-- minutes: 22 + 9 -->
+#
+# Groups of 32 cost nothing, groups of 64 a third of the perplexity. Is finer simply better? The same matrix, with your
+# function:
+
+# %%
+weight = weight_of("15.mlp.down_proj")
+for size in (8, 16, 32, 48, 64, 96):
+    error = (dequantize(*quantize(weight, 4, size)) - weight).norm() / weight.norm()
+    print(f"groups of {size:2}: {nearest.bits_per_weight(4, size):.2f} bits per weight, error {100 * error:.2f} %")
+
+# %% [markdown]
+# Groups of 16 have *more* bits than groups of 32 and a far larger error. Only 32 fits: these weights must have been
+# rounded to 4 bits in groups of 32 before they came to us. The package that ships SmolLM2 holds one file, in a format
+# called **GGUF**, that of llama.cpp. It begins like this:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+import struct
+
+from twophase_labs.compression import gguf_walk
+
+with gguf_walk.path().open("rb") as file:
+    start = file.read(24)
+print(start.hex(" ", 4))
+magic, version, num_tensors, num_fields = struct.unpack("<4sIQQ", start)
+print(f"{magic.decode()}, version {version}: {num_tensors} tensors, {num_fields} fields")
+
+# %% [markdown]
+# Everything is little-endian: `03 00 00 00` is 3. After this header come the fields (architecture, sizes, vocabulary,
+# chat template: what Hugging Face keeps in several JSON files), then a table of tensors with name, shape, type and
+# place, then the tensors' bytes.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase.quantization.gguf_blocks import BLOCK_TYPES
+
+table = gguf_walk.table()
+for entry in table[:4]:
+    print(
+        f"byte {entry.first_byte:>10,}: {entry.name:22} {entry.kind:5} {entry.shape!s:14} {entry.num_bytes:>10,} bytes"
+    )
+for kind in ("Q4_1", "Q8_0", "F32"):
+    sizes = [entry.num_bytes for entry in table if entry.kind == kind]
+    print(f"{kind}: {len(sizes)} tensors, {sum(sizes) / 1e6:.1f} MB")
+for kind, block in BLOCK_TYPES.items():
+    print(
+        f"{kind}: {block.num_weights} weights in {block.num_bytes} bytes, "
+        f"{8 * block.num_bytes / block.num_weights} bits each"
+    )
+
+# %% [markdown]
+# All 210 matrices of the decoder layers are `Q4_1`. A row is cut into **blocks** of 32 weights (here a block is a piece
+# of a file; the cache's blocks are another matter), and each block stands for itself: scale, minimum, codes.
+
+# %%
+_, blocks, _ = next(stored for stored in gguf_walk.stored_linears() if stored[0] == "15.mlp.down_proj")
+gguf_walk.draw_block(blocks[0])
+
+# %% [markdown]
+# **Think first.** Which weights do the two halves of byte 4 belong to, and why might a format put weights 0 and 16 into
+# one byte instead of 0 and 1? (A processor's vector instruction does the same to 16 bytes at once.)
+
+# %% [markdown]
+# <!-- card 6.3 -->
+# Read blocks: `blocks` is uint8 `[n, 20]`. Bytes 0 and 1 are the scale, 2 and 3 the minimum, each a float16; the other
+# 16 have two codes each, `w = scale * code + minimum`. The result is float32 `[n, 32]`.
+#
+# ```python
+# block = torch.tensor([[0x00, 0x3C, 0x00, 0xBC] + [0x52] + 15 * [0x00]], dtype=torch.uint8)  # scale 1, minimum -1
+# read_q4_1(block)[0, [0, 1, 16, 17]]                # tensor([ 1., -1.,  4., -1.])
+# ```
+
+
+# %% tags=["exercise:6.3"]
+def read_q4_1(blocks):
+    """The weights of GGUF's Q4_1 blocks."""
+    scales, minima = (
+        blocks[:, :4].contiguous().view(torch.float16).float().split(1, dim=1)
+    )  # SOLUTION `blocks[:, :4].contiguous().view(torch.float16).float()`: two numbers per block, float32 [n, 2]
+    low = blocks[:, 4:] & 15  # SOLUTION: the lower halves of the bytes
+    high = blocks[:, 4:] >> 4  # SOLUTION: the upper halves
+    codes = torch.cat([low, high], dim=1)  # SOLUTION: [n, 32], in the weights' order
+    return codes * scales + minima  # SOLUTION: the weights
+
+
+# %%
+check("6.3")
+
+# %% [markdown]
+# **On the real file**: every block of the decoder's matrices, against the float32 weights that the labs use.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+read_q4_1 = use("6.3")
+
+num_equal, num_weights, num_bytes = 0, 0, 0
+for _name, blocks, weight in gguf_walk.stored_linears():
+    read = read_q4_1(blocks).view_as(weight)
+    num_equal += torch.equal(read.bfloat16().float(), weight)
+    num_weights, num_bytes = num_weights + weight.numel(), num_bytes + blocks.numel()
+print(f"{num_equal} matrices are equal bit for bit, rounded to bfloat16 as the course's model folder has them")
+print(f"{num_weights:,} weights in {num_bytes:,} bytes: {8 * num_bytes / num_weights} bits each, used as 32")
+
+# %% [markdown]
+# **Read the result.** There are the 16 numbers of the first cell: the 16 codes of a block. The file has 5 bits per
+# weight; when the course's model was prepared they were written out as bfloat16, 16 bits, and the labs widened these
+# to 32. Nothing was gained by it but a format that every program can read. And rounding *on the same grid* finds the
+# same 16 values again, so it costs nothing; on any other grid, also on a finer one, weights fall between the values and
+# are rounded a second time. That is why this lab works with groups of 64 from here on, as if the weights of SmolLM2
+# had never been rounded.
+#
+# (The engine can use the file as it is: `LLM("smollm2-135m-instruct-q4_1")` keeps the codes. Query and key rows are in
+# llama.cpp's order there; the loop above got them in ours.)
+#
+# **Open the engine.** Its reader of these blocks, and of llama.cpp's most common type, `Q4_K`:
+
+# %%
+from twophase.quantization import gguf_blocks
+
+show_source(gguf_blocks._q4_k)
+
+# %% [markdown]
+# `Q4_K` saves bits on scales: 256 weights share two float16, and each group of 32 has a scale and a minimum of 6 bits
+# that are multiplied by these. So it has groups of 32 for 4.5 bits per weight, where `Q4_1` takes 5.
+#
+# **Question.** GGUF keeps a group's scale beside its codes, row by row. Why do engines for GPUs unpack or repack such a
+# file when they load it?
+#
+# <details><summary>Answer</summary>
+#
+# A block of 20 bytes suits a processor's core that walks along a row: one stream of bytes, all that a dot product
+# needs together, and the file can be mapped into memory as it is; llama.cpp computes on these blocks directly. A GPU's
+# kernel loads a tile of many rows with aligned vectors of 16 bytes, in the order in which its matrix units want the
+# operands, and scales as a tile of their own (section 7). So for most engines GGUF is a format for delivery, and what
+# they multiply by has another layout.
+# </details>
+
+# %% [markdown]
+# > **In production, 2026.** vLLM calls its [GGUF
+# > support](https://docs.vllm.ai/en/latest/features/quantization/gguf/) highly experimental and under-optimised, a way
+# > to save memory, and [has moved it to a
+# > plugin](https://raw.githubusercontent.com/vllm-project/vllm/main/docs/features/quantization/gguf.md). Models for
+# > servers are rounded with llm-compressor or NVIDIA's Model Optimizer, and stored with codes and scales as separate
+# > tensors in safetensors files. By roofline an H100 reads these 106 million weights in 20 µs with 5 bits each, and in
+# > 63 µs with 16.
+#
+# **Takeaway.** SmolLM2's matrices have 5 bits of content per weight, read bit for bit from 66.4 MB; rounding them again
+# in groups of 32 changes them by 0.14 %, in groups of 16, with more bits, by 5.45 %.
+
+# %% [markdown]
+# ### Going further: eight codes in a word
+#
+# Files made for GPUs keep 4-bit codes in int32 words, as compressed-tensors, the format of llm-compressor, does: eight
+# neighbours of a row in a word, the first in its lowest four bits.
+
+# %% [markdown]
+# <!-- card 6.16 -->
+# Pack and unpack: codes uint8 `[O, I]`, 0 to 15; words int32 `[O, I / 8]`. Mind the sign bit.
+#
+# ```python
+# pack(torch.tensor([[1, 2, 0, 0, 0, 0, 0, 0]], dtype=torch.uint8))    # tensor([[33]], dtype=torch.int32)
+# pack(torch.tensor([[0, 0, 0, 0, 0, 0, 0, 15]], dtype=torch.uint8))   # tensor([[-268435456]], dtype=torch.int32)
+# ```
+
+
+# %% tags=["exercise:6.16"]
+SHIFTS = torch.arange(0, 32, 4, dtype=torch.int32)
+
+
+def pack(codes):
+    """Eight codes in each int32."""
+    eights = codes.unflatten(1, (-1, 8))
+    return (eights.int() << SHIFTS).sum(-1, dtype=torch.int32)  # SOLUTION: the words
+
+
+def unpack(words):
+    """The codes of each int32, the lowest bits first."""
+    eights = words[..., None] >> SHIFTS & 15  # SOLUTION: [O, I / 8, 8], each 0 to 15
+    return eights.flatten(1).to(torch.uint8)
+
+
+# %%
+check("6.16")
+
+# %% [markdown]
+# Your codes of a real matrix, packed, and read by the function with which the engine loads such files:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase.quantization import checkpoints
+
+pack, unpack = use("6.16")
+codes, scales, minima = quantize(weight_of("15.mlp.down_proj"), 4, 64)
+words = pack(codes)
+print(
+    f"{codes.nbytes:,} bytes of codes in {words.nbytes:,} bytes of words, {int((words < 0).sum()):,} words are negative"
+)
+print("the engine reads the same codes:", torch.equal(checkpoints.unpack(words, 4), codes))
+print("and so do you:", torch.equal(unpack(words), codes))

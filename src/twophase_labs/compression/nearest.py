@@ -42,7 +42,7 @@ def draw_grids(weight: Float[Tensor, "O I"], output: int, group_size: int, bits:
     figure, axes = plt.subplots(figsize=(9.5, 3.2), facecolor="white")
     limits = {"per tensor": weight, "per channel": row, "per group": group}
     reach = 1.15 * float(row.abs().max())
-    for at, ((name, part), colour) in enumerate(zip(limits.items(), (COLOURS[5], COLOURS[1], COLOURS[2]), strict=True)):
+    for at, (part, colour) in enumerate(zip(limits.values(), (COLOURS[5], COLOURS[1], COLOURS[2]), strict=True)):
         low, high = float(part.min()), float(part.max())
         values = torch.linspace(low, high, 2**bits)
         nearest = values[(group[:, None] - values).abs().argmin(1)]

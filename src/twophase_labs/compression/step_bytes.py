@@ -1,4 +1,4 @@
-"""The bytes of a decode step by what its weights and its K and V are stored in, and how fast the engine is with fewer."""
+"""The bytes of a decode step, by what its weights and its K and V are stored in, and how fast the engine gets."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -71,7 +71,7 @@ def draw_shares(shape: Shape, context: int, batches: tuple[int, ...]) -> Figure:
             parts = {"layers": layers, "output head": head, "K and V": kv_bytes(shape, kv, context, batch) / 1e9}
             left = 0.0
             for (part, size), colour, hatch in zip(
-                parts.items(), (COLOURS[0], COLOURS[4], COLOURS[1]), ("", "//", "..")
+                parts.items(), (COLOURS[0], COLOURS[4], COLOURS[1]), ("", "//", ".."), strict=True
             ):
                 label = part if not rows else None
                 axes.barh(at, size, 0.72, left=left, color=colour, hatch=hatch, edgecolor="white", label=label)

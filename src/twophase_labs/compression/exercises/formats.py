@@ -120,8 +120,8 @@ EXERCISES = (
         difficulty=2,
         objective="turn the bytes of a GGUF file into weights",
         hints=(
-            "Two bytes are one float16. `tensor.view(torch.float16)` reads the same bytes as numbers of that type, half "
-            "as many in the last axis.",
+            "Two bytes are one float16. `tensor.view(torch.float16)` reads the same bytes as numbers of that type; the "
+            "last axis gets half as long.",
             "The low half of a byte is `byte & 15`, the high half `byte >> 4`. Weights 0 to 15 are the low halves of "
             "the 16 bytes, in their order.",
             "A code times the scale, plus the minimum, in float32: `.float()` first, for products in float16 round.",
@@ -164,8 +164,8 @@ EXERCISES = (
         difficulty=2,
         objective="store 4-bit codes in int32, the sign bit included",
         hints=(
-            "Shift code j of a word to the left by 4 j bits; no two codes share a bit, so a sum joins them. Which dtype "
-            "holds the shifted codes?",
+            "Shift code j of a word to the left by 4 j bits; no two codes share a bit, so a sum joins them. Which "
+            "dtype holds the shifted codes?",
             "To take code j out, shift the word to the right by 4 j bits and keep the lowest four: `& 15`.",
             "The last code's highest bit is the sign of the int32. `>>` fills up with copies of the sign bit, so the "
             "mask must come after the shift.",
