@@ -64,7 +64,8 @@ def draw_shares(shape: Shape, context: int, batches: tuple[int, ...]) -> Figure:
         "weights in 4.5, K and V in 8 bits": (4.5, 8),
     }
     figure, axes = plt.subplots(figsize=(9, 0.8 + 1.15 * len(batches)), facecolor="white")
-    rows, at = [], 0.0
+    rows: list[tuple[float, str]] = []
+    at = 0.0
     for batch in batches:
         for name, (weights, kv) in formats.items():
             layers, head = (each / 1e9 for each in weight_bytes(shape, weights, 16))
