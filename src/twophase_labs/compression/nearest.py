@@ -75,7 +75,7 @@ def draw_grids(weight: Float[Tensor, "O I"], output: int, group_size: int, bits:
     return figure
 
 
-def draw_quality(points: Sequence[tuple[str, float, float]]) -> Figure:
+def draw_quality(points: Sequence[tuple[str, int | float, int | float]]) -> Figure:
     """Perplexity, relative to that of the weights as they are, against bits per weight: (name, bits, ratio)."""
     figure, axes = plt.subplots(figsize=(8.6, 4), facecolor="white")
     axes.axhline(1, color=LINE, linewidth=1)
@@ -86,7 +86,7 @@ def draw_quality(points: Sequence[tuple[str, float, float]]) -> Figure:
         # Labels of neighbours stand above each other, the leftmost highest.
         rank = close.index((name, bits, ratio)) if ratio < 10 else 0
         axes.annotate(f"{name}: x{ratio:,.2f}" if ratio < 10 else f"{name}: x{ratio:,.0f}", (bits, ratio),
-                      (6, 12 + 20 * rank) if ratio < 10 else (8, -4), textcoords="offset points", fontsize=9, color=INK,
+                      (6, 12 + 15 * rank) if ratio < 10 else (8, -4), textcoords="offset points", fontsize=9, color=INK,
                       arrowprops={"arrowstyle": "-", "color": LINE, "linewidth": 0.7})  # fmt: skip
     axes.set(xlabel="bits per weight, scales and minima included", ylabel="perplexity, relative", yscale="log")
     axes.set_xlim(right=axes.get_xlim()[1] + 1.5)

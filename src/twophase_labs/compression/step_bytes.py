@@ -14,13 +14,13 @@ from twophase_labs.decode.decode_work import SMOLLM2, Shape
 BITS_IN_4 = 5.0  # of a weight in the engine's int4: groups of 32 share a scale and a minimum of 16 bits each
 
 
-def weight_bytes(shape: Shape, layer_bits: float, head_bits: float) -> tuple[float, float]:
+def weight_bytes(shape: Shape, layer_bits: int | float, head_bits: int | float) -> tuple[float, float]:
     """What a step reads of the decoder layers' matrices, and of the output head."""
     in_head = shape.vocab * shape.hidden
     return (shape.num_weights - in_head) * layer_bits / 8, in_head * head_bits / 8
 
 
-def kv_bytes(shape: Shape, bits: float, context: int, num_sequences: int) -> float:
+def kv_bytes(shape: Shape, bits: int | float, context: int, num_sequences: int) -> float:
     """What a step reads of K and V."""
     return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * context * num_sequences * bits / 8
 
@@ -42,6 +42,12 @@ def step_seconds() -> Mapping[str, float]:
         "bfloat16": step_time.decode_step_s(open_engine("bfloat16")),
         "4 bits": step_time.decode_step_s(open_engine("bfloat16", "int4")),
     }
+
+
+@cache
+def fixed_seconds() -> float:
+    """Of the same step with hardly any weights: its Python code and small operations."""
+    return step_time.decode_step_s(step_time.thin_engine())
 
 
 def faster_in_4_bits() -> float:
