@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Lab 6: compression
 #
-# A decode step waits for weights, as lab 3 showed, and every weight that it reads has taken its 32 bits for granted.
-# The first cell takes the float32 weights of SmolLM2, as all labs so far have used them, in groups of 32 neighbours,
-# and counts how many *different* numbers there are in each group.
+# A decode step waits for weights, as lab 3 showed, and so far each weight has been read as 32 bits. Does it need them?
+# The first cell takes a weight matrix of SmolLM2, in float32 as the labs have used it, in groups of 32 neighbours, and
+# counts how many *different* numbers there are in each group.
 
 # %%
 import torch
@@ -19,10 +19,9 @@ for name, numbers in {"as they are": weight.flatten(), "16 further on": weight.f
 
 # %% [markdown]
 # 32 bits can tell more than four billion numbers apart. Yet a group never holds more than 16 different ones, so 4 bits
-# would say which of them a weight is. And it depends on where groups begin: shifted by 16, they hold more. So the
-# labs have been reading 32 bits per weight, most of which carry nothing. Where do the 16 numbers come from? Write
-# down what you expect. Section 3 finds them, bit by bit, and the lab's capstone runs the engine on 4-bit weights that
-# you have made yourself.
+# would say which of them a weight is. And it matters where groups begin: shifted by 16, they hold more. The labs have
+# been reading 32 bits per weight, most of which say nothing. Where do the 16 numbers come from? Write down what you
+# expect. Section 3 finds them, bit by bit, and the capstone runs the engine on 4-bit weights of your own making.
 
 # %% [markdown]
 # <!-- opening minutes: 4 -->
@@ -68,14 +67,14 @@ formats = {"float32": (32, 32), "bfloat16": (16, 16), "8 bits": (8, 16), "4 bits
 formats["4 bits, groups of 32"] = (5, 16)
 for name, (layer_bits, head_bits) in formats.items():
     small, large = (sum(step_bytes.weight_bytes(shape, layer_bits, head_bits)) for shape in (SMOLLM2, LLAMA_3_8B))
-    times_ms = f"{1e3 * large / H100.bandwidth:.2f} ms on an H100"
-    print(f"{name:20}: SmolLM2 {small / 1e9:.3f} GB; Llama-3-8B {large / 1e9:5.2f} GB, at least {times_ms}")
+    bound = f"{1e3 * large / H100.bandwidth:.2f} ms on an H100"
+    print(f"{name:20}: SmolLM2 {small / 1e9:.3f} GB; Llama-3-8B {large / 1e9:5.2f} GB, at least {bound}")
 prompt_ms = 1e3 * 2 * LLAMA_3_8B.num_weights * 2000 / H100.flop_rate
 print(f"a prompt of 2,000 tokens of Llama-3-8B on an H100: {prompt_ms:.1f} ms of arithmetic in 16 bits")
 
 # %% [markdown]
 # (The output head, which is SmolLM2's embedding as well, stays in 16 bits in the last three lines, as it does in most
-# quantised models. All of an H100's time is by roofline: bytes over 3.35 TB/s, or operations over 989 TFLOP/s.)
+# quantised models. Times of an H100 are by roofline: bytes over 3.35 TB/s, or operations over 989 TFLOP/s.)
 #
 # **Think first.** Weights in 4 bits, activations in 16: a kernel reads codes, makes 16-bit numbers of them in its
 # registers and multiplies in 16 bits. What becomes of the time of that prompt? And of a decode step of 32 sequences
@@ -137,15 +136,15 @@ measured("6.1", step_bytes.faster_in_4_bits())
 # divide what is left by 4.37, and put it on again: that is the time to expect. (Where torch has no product for 4-bit
 # weights on a CPU, the engine unpacks them to bfloat16 when it loads them, and the third line equals the second.)
 #
-# > **In production, 2026.** NVIDIA's [guide to choosing a
-# > method](https://nvidia.github.io/Model-Optimizer/guides/_choosing_quant_methods.html), which covers TensorRT-LLM,
-# > draws the same line: up to a batch of 4 a step is bound by memory, and 4-bit weights alone serve best; from 16 on,
-# > weights and activations should both be rounded, in FP8 first. vLLM takes `--quantization`, SGLang too, but for
-# > online rounding only: [a model that was rounded
-# > beforehand](https://docs.sglang.io/advanced_features/quantization.html) says so in its configuration.
+# > **In production, 2026.** The [guide of NVIDIA's Model
+# > Optimizer](https://nvidia.github.io/Model-Optimizer/guides/_choosing_quant_methods.html) draws the same line:
+# > up to a batch of 4, inference is mostly memory-bound, and rounding weights alone (INT4) gains most; from 16 on, round
+# > weights and activations, with FP8 first. SGLang's `--quantization fp8` rounds while it loads; a model that was [rounded
+# > beforehand](https://docs.sglang.io/advanced_features/quantization.html), which it recommends, says so in its own
+# > configuration and needs no flag.
 #
-# **Takeaway.** 4-bit codes in groups of 32 cut a step of SmolLM2 from 538 to 123 MB, and a step waits for bytes; in
-# the 8B model, with its larger layers, groups of 64 leave 4.98 of 15.01 GB, 1.49 instead of 4.48 ms on an H100.
+# **Takeaway.** 4-bit codes in groups of 32 cut a step of SmolLM2 from 538 to 123 MB, and a step of few sequences waits
+# for bytes; of an 8B model in 16 bits, groups of 64 leave 4.98 of 15.01 GB, 1.49 instead of 4.48 ms on an H100.
 
 # %% [markdown]
 # ## 2. Round to nearest
@@ -162,8 +161,8 @@ measured("6.1", step_bytes.faster_in_4_bits())
 # a row, which makes one output (*per channel*), or a **group** of neighbours in a row.
 
 # %% [markdown]
-# **Think first.** In layer 15's `down_proj`, which values can a weight have with 4 bits per tensor? How many of the 16
-# will the weights of an ordinary group use?
+# **Think first.** With 4 bits per tensor, a matrix shares 16 values. How many of them will 64 neighbours in an ordinary
+# row use, if a few weights elsewhere are very large?
 
 # %%
 from twophase_labs.compression import nearest
@@ -173,7 +172,7 @@ nearest.draw_grids(weight_of("15.mlp.down_proj"), output=100, group_size=64)
 
 # %% [markdown]
 # The dots are 64 neighbouring weights, the same in each line; the bars are the values that they can have. Spread over
-# the whole tensor, hardly any of the 16 values lie where these weights are, and all the rest serve a few large weights
+# the whole tensor, hardly any of the 16 values lie where these weights are; the rest serve a few large weights
 # elsewhere. A group has 16 values for its own weights, and pays for them with a scale and a minimum of its own: in 16
 # bits each, 32 bits for 64 weights, or half a bit per weight.
 #
@@ -254,10 +253,10 @@ for bits, size in ((4, "tensor"), (4, "channel"), (4, 64), (4, 32), (3, 64), (8,
 nearest.draw_quality(points)
 
 # %% [markdown]
-# **Read the result.** One scale per tensor destroys the model. A scale and a minimum per row bring it back for 0.04
-# bits per weight, and groups of 64 are better again for 0.5 bits. 8 bits per channel cost nothing that this text could
-# show: **8 bits are easy for weights**, and the rest of this lab is about 4 and fewer. At 3 bits to nearest the model
-# is badly damaged.
+# **Read the result.** One scale and one minimum per tensor destroy the model. Per row they cost 0.05 bits per weight,
+# and the ratio is 2.26; in groups of 64 they cost 0.5 bits, and it is 1.34. 8 bits per channel change nothing that 512
+# tokens could show: for weights, 8 bits are easy. At 3 bits, rounding to nearest fails even in groups. The sections
+# that follow are about 4 bits and 3.
 #
 # And there is one point too good to be true: 4 bits in groups of 32, with a ratio of 1 to three digits. Groups of half
 # the size cannot explain that.
@@ -280,8 +279,9 @@ print(f"a scale and no minimum, groups of 64: {nearest.bits_per_weight(4, 64, nu
 # A **zero point** is asymmetric, too: in the place of the minimum it stores which code stands for 0. Per channel it
 # does better than a minimum. Steps are wide there and most weights lie near zero; if zero is none of the values, all
 # of these weights move the same way, and such errors add up in an output. In narrow steps, in groups, it matters less.
-#
-# **Open the engine.** The core of `quantization="int4_g64"`:
+
+# %% [markdown]
+# **Open the engine.** The core of `quantization="int4_g64"`. `_scales` rounds to bfloat16.
 
 # %%
 from twophase.quantization import rounding
@@ -289,23 +289,32 @@ from twophase_labs.kit.open_engine import show_source
 
 show_source(rounding._asymmetric)
 
+# %%
+from twophase.quantization.schemes import SCHEMES
+
+weight = weight_of("15.mlp.down_proj")
+yours, engines = dequantize(*quantize(weight, 4, 64)), rounding.quantize(weight, SCHEMES["int4_g64"]).dequantize()
+for name, values in {"yours": yours, "the engine's": engines}.items():
+    print(f"{name:12} relative error {100 * (values - weight).norm() / weight.norm():.2f} %")
+
 # %% [markdown]
-# **Question.** `clamp_` begins its range at 0 if all weights of a group are positive, and ends it at 0 if all are
-# negative. Yours has no such line. What does that cost the engine, and how often does it happen?
+# **Question.** You keep scales and minima in float32, so a weight of yours takes 5 bits, not 4.5. The engine rounds
+# both to 16 bits, and does so *before* it divides by them. What would go wrong the other way round?
 #
 # <details><summary>Answer</summary>
 #
-# It costs precision: some codes stand for values between 0 and the weights, which no weight of the group needs. It
-# happens only in groups whose weights all have one sign, which are rare among 32 or 64 weights spread around zero. In
-# return the range always has zero in it, so that the same code serves forms with a zero point.
+# Codes would be the nearest ones for a scale that is not used. A bfloat16 scale is wrong by up to `1 / 512` of itself,
+# and a code of 15 multiplies that. Rounded first, the scale is simply another one, and each code is the nearest for it.
+# The cell shows what 16 bits cost then: hardly anything. (`clamp_` keeps 0 within the range, which matters only to
+# groups whose weights all have one sign.)
 # </details>
 
 # %% [markdown]
-# > **In production, 2026.** Groups of 128 are the common choice for 4 bits: llm-compressor's `W4A16`, which vLLM and
-# > SGLang load, has 4.25 bits per weight if asymmetric, and AMD's [guide for its
+# > **In production, 2026.** Groups of 128 are the common choice for 4 bits. AMD's [guide for vLLM on its
 # > CPUs](https://docs.amd.com/r/en-US/57300-ZenDNN-user-guide/LLM-Compressed-Models?contentId=GU0vJngdbHEFBmdi1UBVSA)
-# > recommends the same 128. SmolLM2's 576 inputs are no multiple of 128, so this lab uses 64. By roofline
-# > that costs an H100 4.5 / 4.25 = 1.06 times the time, in a step that reads nothing but such weights.
+# > takes models that llm-compressor has rounded to `W4A16`, and recommends groups of 128: with a scale of 16 bits that
+# > is 4 + 16/128 = 4.125 bits per weight. SmolLM2's 576 inputs are no multiple of 128, so this lab uses 64, and keeps
+# > minima. By roofline an H100 takes 4.5 / 4.125 = 1.09 times as long to read such weights.
 #
 # **Takeaway.** With 4 bits to nearest, SmolLM2's perplexity is more than a million times its own with one
 # scale per tensor, 2.26 times with one per channel, and 1.34 times in groups of 64, which cost half a bit per weight.
@@ -367,13 +376,17 @@ for kind, block in BLOCK_TYPES.items():
 # All 210 matrices of the decoder layers are `Q4_1`. A row is cut into blocks of 32 weights (in a GGUF file a
 # block is a piece of a row; it has nothing to do with the cache's blocks), each with its scale, minimum and codes.
 
+# %% [markdown]
+# **Think first.** A block's codes take 16 bytes, two in each byte. In which order would you put 32 codes into 16 bytes?
+# And if a vector instruction does the same to 16 bytes at once, `& 15` or `>> 4`, in which order do they come out best?
+
 # %%
 _, blocks, _ = next(stored for stored in gguf_walk.stored_linears() if stored[0] == "15.mlp.down_proj")
 gguf_walk.draw_block(blocks[0])
 
 # %% [markdown]
-# **Think first.** Which weights do the two halves of byte 4 belong to, and why might a format put weights 0 and 16 into
-# one byte instead of 0 and 1? (A processor's vector instruction does the same to 16 bytes at once.)
+# The low halves of all 16 bytes are the first 16 weights, the high halves the other 16. One `&` and one `>>` on a
+# vector of 16 bytes give both halves in order, and nothing has to be shuffled.
 
 # %% [markdown]
 # <!-- card 6.3 -->
@@ -389,9 +402,8 @@ gguf_walk.draw_block(blocks[0])
 # %% tags=["exercise:6.3"]
 def read_q4_1(blocks):
     """The weights of GGUF's Q4_1 blocks."""
-    scales, minima = (
-        blocks[:, :4].contiguous().view(torch.float16).float().split(1, dim=1)
-    )  # SOLUTION `blocks[:, :4].contiguous().view(torch.float16).float()`: two numbers per block, float32 [n, 2]
+    halves = blocks[:, :4].contiguous().view(torch.float16).float()  # SOLUTION: two numbers per block, float32 [n, 2]
+    scales, minima = halves.split(1, dim=1)
     low = blocks[:, 4:] & 15  # SOLUTION: the lower halves of the bytes
     high = blocks[:, 4:] >> 4  # SOLUTION: the upper halves
     codes = torch.cat([low, high], dim=1)  # SOLUTION: [n, 32], in the weights' order
@@ -417,17 +429,16 @@ print(f"{num_equal} matrices are equal bit for bit, rounded to bfloat16 as the c
 print(f"{num_weights:,} weights in {num_bytes:,} bytes: {8 * num_bytes / num_weights} bits each, used as 32")
 
 # %% [markdown]
-# **Read the result.** There are the 16 numbers of the first cell: the 16 codes of a block. The file has 5 bits per
-# weight; when the course's model was prepared they were written out as bfloat16, 16 bits, and the labs widened these
-# to 32. Nothing was gained by it but a format that every program can read. And rounding *on the same grid* finds the
-# same 16 values again, so it costs nothing; on any other grid, also on a finer one, weights fall between the values and
-# are rounded a second time. That is why this lab works with groups of 64 from here on, as if the weights of SmolLM2
-# had never been rounded.
+# **Read the result.** Here are the 16 numbers of the first cell: one for each code of a block. The file has 5 bits per
+# weight. The course's model was made from it in bfloat16, 16 bits, a format that every program can read, and the labs
+# widened that to 32. Rounding *on the same grid* finds the same 16 values again and costs next to nothing. On any other
+# grid, a finer one included, weights fall between the values and are rounded a second time. So from here on this lab
+# works in groups of 64, where methods differ, and takes the weights as if they had never been rounded.
 #
-# (The engine can use the file as it is: `LLM("smollm2-135m-instruct-q4_1")` keeps the codes. Query and key rows are in
-# llama.cpp's order there; the loop above got them in ours.)
+# (The engine can use the file as it is: `LLM("smollm2-135m-instruct-q4_1")` keeps the codes. The file has query and key
+# rows in llama.cpp's order; the loop above got them in ours.)
 #
-# **Open the engine.** It reads your blocks as you do. This is how it reads the more usual type, `Q4_K`:
+# **Open the engine.** It reads `Q4_1` as you do. This is how it reads a more recent type, `Q4_K`:
 
 # %%
 from twophase.quantization import gguf_blocks

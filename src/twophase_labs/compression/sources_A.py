@@ -15,7 +15,7 @@ SOURCES = (
         product="SGLang",
         version="read November 2026",
         says="a model quantised offline is loaded without --quantization, its method is parsed from its configuration; "
-        "offline is recommended over online",
+        "offline is recommended over online; --quantization fp8 rounds a 16-bit model online",
     ),
     Source(
         url="https://docs.amd.com/r/en-US/57300-ZenDNN-user-guide/LLM-Compressed-Models?contentId=GU0vJngdbHEFBmdi1UBVSA",

@@ -14,7 +14,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         ),
     },
     "6.3": {
-        "scales, minima = blocks[:, :4].contiguous().view(torch.float16).float().split(1, dim=1) -> scales, minima = blocks[:, :4].view(torch.float16).float().split(1, dim=1)": (
+        "halves = blocks[:, :4].contiguous().view(torch.float16).float() -> halves = blocks[:, :4].view(torch.float16).float()": (
             "rows of 20 bytes can be seen as float16 where they lie"
         ),
     },
