@@ -52,7 +52,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. Where the bytes are
-# <!-- minutes: 16 -->
+# <!-- minutes: 14 -->
 #
 # For one sequence a decode step takes about as long as it takes to read the weights (lab 3). **Quantisation** stores a
 # weight as a **code**, a whole number of few bits, and shares a scale among many codes. Here is what a step has to read
@@ -137,18 +137,18 @@ measured("6.1", step_bytes.faster_in_4_bits())
 # weights on a CPU, the engine unpacks them to bfloat16 when it loads them, and the third line equals the second.)
 #
 # > **In production, 2026.** The [guide of NVIDIA's Model
-# > Optimizer](https://nvidia.github.io/Model-Optimizer/guides/_choosing_quant_methods.html) draws the same line:
-# > up to a batch of 4, inference is mostly memory-bound, and rounding weights alone (INT4) gains most; from 16 on, round
-# > weights and activations, with FP8 first. SGLang's `--quantization fp8` rounds while it loads; a model that was [rounded
-# > beforehand](https://docs.sglang.io/advanced_features/quantization.html), which it recommends, says so in its own
-# > configuration and needs no flag.
+# > Optimizer](https://nvidia.github.io/Model-Optimizer/guides/_choosing_quant_methods.html) draws the same line: up to
+# > a batch of 4, inference is mostly memory-bound, and rounding weights alone (INT4) gains most; from 16 on, it advises
+# > to round weights and activations, with FP8 first. SGLang's `--quantization fp8` rounds while it loads; a model that
+# > was [rounded beforehand](https://docs.sglang.io/advanced_features/quantization.html), which SGLang recommends, says
+# > so in its own configuration and needs no flag.
 #
 # **Takeaway.** 4-bit codes in groups of 32 cut a step of SmolLM2 from 538 to 123 MB, and a step of few sequences waits
 # for bytes; of an 8B model in 16 bits, groups of 64 leave 4.98 of 15.01 GB, 1.49 instead of 4.48 ms on an H100.
 
 # %% [markdown]
 # ## 2. Round to nearest
-# <!-- minutes: 26 -->
+# <!-- minutes: 22 -->
 #
 # The simplest method looks at nothing but the weights. A set of weights shares a **scale** and a **minimum**; each
 # weight becomes the code of the nearest value that can be written:
@@ -321,7 +321,7 @@ for name, values in {"yours": yours, "the engine's": engines}.items():
 
 # %% [markdown]
 # ## 3. A file, bit by bit
-# <!-- minutes: 22 + 9 -->
+# <!-- minutes: 20 + 9 -->
 #
 # Groups of 32 cost nothing, groups of 64 raise the perplexity to 1.34 times. Is finer simply better? One matrix, with
 # your function:
