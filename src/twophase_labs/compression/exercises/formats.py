@@ -1,0 +1,205 @@
+"""6.3 and 6.16: codes of 4 bits as files hold them."""
+
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+
+# -- GGUF's blocks
+
+
+def block_of(scale: float, minimum: float, data: bytes) -> list[int]:
+    return list(struct.pack("<ee", scale, minimum) + data)
+
+
+def weights_of(block: list[int]) -> list[float]:
+    """Byte by byte."""
+    scale, minimum = struct.unpack("<ee", bytes(block[:4]))
+    low, high = [byte % 16 for byte in block[4:]], [byte // 16 for byte in block[4:]]
+    return [scale * code + minimum for code in (*low, *high)]
+
+
+def read(answer: Any, blocks: list[list[int]]) -> Tensor:
+    given = torch.tensor(blocks, dtype=torch.uint8).view(len(blocks), 20)
+    with unchanged(blocks=given):
+        got = answer.read_q4_1(given)
+    if not isinstance(got, torch.Tensor) or list(got.shape) != [len(blocks), 32]:
+        shape = list(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__
+        reject(f"read_q4_1 of {[len(blocks), 20]} returned {shape}, expected {[len(blocks), 32]}")
+    return got
+
+
+def reads_scale_and_minimum(answer: Any, draw: Draw, num_blocks: int) -> None:
+    """All codes alike: 0 shows the minimum, 15 the scale as well."""
+    for code, what in (
+        (0, "all codes 0: every weight is the minimum;"),
+        (15, "all codes 15: 15 scales and the minimum;"),
+    ):
+        numbers = [(draw.random.uniform(0.01, 0.4), draw.random.uniform(-3, -0.1)) for _ in range(num_blocks)]
+        blocks = [block_of(*pair, bytes([17 * code] * 16)) for pair in numbers]
+        expected = torch.tensor([weights_of(block) for block in blocks])
+        compare(read(answer, blocks), expected, what=f"{what} the result", axes=("block", "weight"), atol=1e-2)
+
+
+def puts_codes_in_order(answer: Any, draw: Draw, at: int, is_high: bool) -> None:
+    """One code of 32 is not 0."""
+    data = bytearray(16)
+    data[at] = 5 * (16 if is_high else 1)
+    got = read(answer, [block_of(1.0, 0.0, bytes(data))])[0]
+    expected = [0.0] * 32
+    expected[at + 16 * is_high] = 5.0
+    half = "high" if is_high else "low"
+    what = f"with code 5 in the {half} half of byte {4 + at}, scale 1 and minimum 0, the result"
+    compare(got, torch.tensor(expected), what=what, axes=("weight",))
+
+
+def reads_any_block(answer: Any, draw: Draw, num_blocks: int) -> None:
+    blocks = []
+    for _ in range(num_blocks):
+        data = bytes(draw.integers(0, 256, 16).tolist())
+        blocks.append(block_of(draw.random.uniform(0.001, 0.3), draw.random.uniform(-2, 2), data))
+    expected = torch.tensor([weights_of(block) for block in blocks]).view(num_blocks, 32)
+    # What float32 rounds, and nothing more: float16 would be wrong by 5e-4.
+    compare(read(answer, blocks), expected, axes=("block", "weight"), rtol=1e-6, atol=1e-6, same_dtype=True)
+
+
+# -- words
+
+
+def word_of(codes: list[int]) -> int:
+    """Eight codes as one number, the first in its lowest bits; negative if bit 31 is set."""
+    number = sum(code * 16**place for place, code in enumerate(codes))
+    return number - 2**32 if number >= 2**31 else number
+
+
+def codes_of(word: int) -> list[int]:
+    return [word % 2**32 // 16**place % 16 for place in range(8)]
+
+
+def packed(answer: Any, codes: list[list[int]]) -> Tensor:
+    given = torch.tensor(codes, dtype=torch.uint8)
+    with unchanged(codes=given):
+        return answer.pack(given)
+
+
+def packs_one_code(answer: Any, draw: Draw, place: int) -> None:
+    codes = [0] * 8
+    codes[place] = draw.integer(1, 8)
+    what = f"with code {codes[place]} at place {place} and zeros elsewhere, the word"
+    compare(packed(answer, [codes]), torch.tensor([[word_of(codes)]], dtype=torch.int32), what=what, same_dtype=True)
+
+
+def packs_rows(answer: Any, draw: Draw, num_outputs: int, num_words: int, low: int = 0) -> None:
+    codes = draw.integers(low, 16, num_outputs, 8 * num_words).tolist()
+    expected = [[word_of(row[8 * i : 8 * i + 8]) for i in range(num_words)] for row in codes]
+    words = torch.tensor(expected, dtype=torch.int32)
+    compare(packed(answer, codes), words, what="the words", axes=("output", "word"), same_dtype=True)
+
+
+def unpacks_rows(answer: Any, draw: Draw, num_outputs: int, num_words: int, low: int = -(2**31)) -> None:
+    """Twice: the sizes are the same, the words are not."""
+    for _ in range(2):
+        words = draw.integers(low, 2**31, num_outputs, num_words).to(torch.int32)
+        with unchanged(words=words):
+            got = answer.unpack(words)
+        expected = [[code for word in row for code in codes_of(word)] for row in words.tolist()]
+        codes = torch.tensor(expected, dtype=torch.uint8)
+        compare(got, codes, what="the codes", axes=("output", "input"), same_dtype=True)
+
+
+EXERCISES = (
+    Exercise(
+        id="6.3",
+        title="Read a file's blocks",
+        kind="code",
+        names=("read_q4_1",),
+        points=3,
+        minutes=8,
+        lines=5,
+        difficulty=2,
+        objective="turn the bytes of a GGUF file into weights",
+        hints=(
+            "Two bytes are one float16. `tensor.view(torch.float16)` reads the same bytes as numbers of that type; the "
+            "last axis gets half as long.",
+            "The low half of a byte is `byte & 15`, the high half `byte >> 4`. Weights 0 to 15 are the low halves of "
+            "the 16 bytes, in their order.",
+            "A code times the scale, plus the minimum, in float32: `.float()` first, for products in float16 round.",
+        ),
+        checks=(
+            Property(
+                "reads scale and minimum",
+                reads_scale_and_minimum,
+                "Bytes 0 and 1 are the scale, bytes 2 and 3 the minimum, each a float16.",
+                ({"num_blocks": 1}, {"num_blocks": 5}),
+            ),
+            Property(
+                "puts the codes in order",
+                puts_codes_in_order,
+                "All low halves come first (weights 0 to 15), then all high halves (weights 16 to 31).",
+                (
+                    {"at": 0, "is_high": False},
+                    {"at": 0, "is_high": True},
+                    {"at": 3, "is_high": False},
+                    {"at": 15, "is_high": True},
+                ),
+            ),
+            Property(
+                "reads any block, in float32",
+                reads_any_block,
+                "Each block has a scale and a minimum of its own. Turn them into float32 before you multiply.",
+                ({"num_blocks": 1}, {"num_blocks": 7}, {"num_blocks": 300}, {"num_blocks": 0}),
+            ),
+        ),
+    ),
+    Exercise(
+        id="6.16",
+        is_extra=True,
+        title="Eight codes in a word",
+        kind="code",
+        names=("pack", "unpack"),
+        points=2,
+        minutes=8,
+        lines=2,
+        difficulty=2,
+        objective="store 4-bit codes in int32, the sign bit included",
+        hints=(
+            "Shift code j of a word to the left by 4 j bits; no two codes share a bit, so a sum joins them. Which "
+            "dtype holds the shifted codes?",
+            "To take code j out, shift the word to the right by 4 j bits and keep the lowest four: `& 15`.",
+            "The last code's highest bit is the sign of the int32. `>>` fills up with copies of the sign bit, so the "
+            "mask must come after the shift.",
+        ),
+        checks=(
+            Property(
+                "puts each code in its place",
+                packs_one_code,
+                "Code j of a word is in bits 4 j to 4 j + 3. A uint8 shifted to the left stays a uint8.",
+                ({"place": 0}, {"place": 1}, {"place": 7}),
+            ),
+            Property(
+                "packs rows of codes",
+                packs_rows,
+                "Eight neighbours of a row make a word. With 8 or more as the last of them the word is negative.",
+                (
+                    {"num_outputs": 1, "num_words": 1},
+                    {"num_outputs": 3, "num_words": 4},
+                    {"num_outputs": 2, "num_words": 3, "low": 8},
+                ),
+            ),
+            Property(
+                "unpacks any word",
+                unpacks_rows,
+                "Shift to the right first and mask afterwards: a negative word brings in ones from the left.",
+                (
+                    {"num_outputs": 1, "num_words": 1, "low": 0},
+                    {"num_outputs": 1, "num_words": 1},
+                    {"num_outputs": 5, "num_words": 6},
+                ),
+            ),
+        ),
+    ),
+)
