@@ -3,6 +3,7 @@
 The engine multiplies queries, keys and values by one matrix, and gate and up by one, so that a layer has four.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "down": ("mlp.down_proj",),
 }
 NUM_LAYERS = 30
+NUM_CALIBRATION = 128  # tokens that AWQ looks at
 PLACES = tuple((layer, kind) for layer in range(NUM_LAYERS) for kind in KINDS)
 
 Place = tuple[int, str]
@@ -157,6 +159,27 @@ def text_ids(num_tokens: int) -> tuple[int, ...]:
 def logits_before(num_tokens: int) -> Sequence[Float[Tensor, "L V"]]:
     """Of SmolLM2 as it is, in float32."""
     return tuple(step_logits(engine(), text_ids(num_tokens)))
+
+
+def in_groups(
+    quantize: Callable[..., Any], bits: int, factors: Mapping[Place, Tensor] | None = None, group_size: int = 64
+) -> OwnModel:
+    """Every matrix in so many bits by the learner's function; columns are multiplied by `factors` before."""
+    factors = factors or {}
+    return OwnModel({place: rounded(quantize, place, bits, group_size, factors.get(place)) for place in PLACES})
+
+
+def all_factors(awq: Callable[..., Tensor], bits: int, group_size: int, num_steps: int) -> dict[Place, Tensor]:
+    """Those that the learner's `awq` finds for each matrix, from the beginning of the calibration text."""
+    return {
+        place: awq(matrix(place), inputs_of(place)[:NUM_CALIBRATION].clone(), bits, group_size, num_steps)
+        for place in PLACES
+    }
+
+
+def perplexity_ratio(own: OwnModel, num_tokens: int = 512) -> float:
+    """After over before, in float32."""
+    return math.exp(drift(own, num_tokens).log_ratio.mean)
 
 
 def drift(own: OwnModel, num_tokens: int, dtype: str = "float32") -> Drift:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from twophase.core.colours import COLOURS, INK, LINE
 from twophase_labs.compression.own_engine import (
@@ -16,15 +16,11 @@ from twophase_labs.compression.own_engine import (
     OwnModel,
     Place,
     drift,
-    inputs_of,
+    in_groups,
     matrix,
-    rounded,
 )
 
 NUM_TOKENS = 256
-GROUP_SIZE = 64
-EVERY_ROW = 8  # of the calibration text: one in so many is enough to compare factors
-NUM_STEPS = 6
 FORMATS = ("4 bits", "8 bits", "16 bits")
 
 
@@ -74,16 +70,11 @@ class Formats:
         return OwnModel({place: model.matrices[place] for place, model in own.items() if model is not None})
 
 
-@cache
-def own_formats(quantize: Callable[..., Any], awq: Callable[..., Any]) -> Formats:
+def own_formats(quantize: Callable[..., Any], factors: Mapping[Place, Tensor]) -> Formats:
     """By the learner's functions: 4 bits with AWQ's factors, 8 bits to nearest."""
-    four = {}
-    for place in PLACES:
-        factors = awq(matrix(place), inputs_of(place)[::EVERY_ROW], 4, GROUP_SIZE, NUM_STEPS)
-        four[place] = rounded(quantize, place, 4, GROUP_SIZE, factors)
-    eight = OwnModel({place: rounded(quantize, place, 8, GROUP_SIZE) for place in PLACES})
-    alone = {part: OwnModel({p: each for p, each in four.items() if name_of(p) == part}) for part in PARTS}
-    return Formats(OwnModel(four), eight, {part: measured_kl(model) for part, model in alone.items()})
+    four, eight = in_groups(quantize, 4, factors), in_groups(quantize, 8)
+    alone = {part: OwnModel({p: each for p, each in four.matrices.items() if name_of(p) == part}) for part in PARTS}
+    return Formats(four, eight, {part: measured_kl(model) for part, model in alone.items()})
 
 
 def measured_kl(own: OwnModel) -> float:
@@ -126,8 +117,3 @@ def draw_budgets(
     figure.tight_layout()
     plt.close(figure)
     return figure
-
-
-def to_nearest(quantize: Callable[..., Any], group_size: int) -> OwnModel:
-    """Every matrix in 4 bits by the learner's function, without factors."""
-    return OwnModel({place: rounded(quantize, place, 4, group_size) for place in PLACES})
