@@ -35,9 +35,9 @@ for name in two_layers:
 figure
 
 # %% [markdown]
-# **Read the result.** Weights are well behaved: each output's row has elements of about one size. Activations are not.
-# A few channels are ten or more times as large as the others, in nearly every token, and the text's first token has
-# one element of over two thousand. A scale that covers it has no codes left for the other 1,535 channels.
+# **Read the result.** Of the weights, no input's largest comes near the grey band. Activations have **outliers**: in
+# `q_proj` a few channels reach many times the median, and in layer 28 the text's first token has one element of over
+# two thousand. A scale that covers it leaves no codes for the other channels.
 #
 # The cheapest cure is a scale *per token*: the token with the huge element no longer spoils the rest.
 #
@@ -80,8 +80,10 @@ print(f"and activations, one scale per tensor      perplexity x {int8_model.one_
 print(f"and activations, a scale per token (yours) perplexity x {int8_model.own_linear(int8_linear):.3f}")
 
 # %% [markdown]
-# **Read the result.** Weights in 8 bits are as good as free. With one scale per tensor, activations in 8 bits ruin the
-# model; with one per token they cost a per cent or two, which 512 tokens can hardly tell from nothing.
+# **Read the result.** Weights in 8 bits cost nothing that 512 tokens could show. With one scale per tensor, activations
+# in 8 bits ruin the model; with one per token they cost a few per cent at most, about what 512 tokens can tell from
+# nothing. (The last digits change with the order of sums: a rounding that goes the other way is carried on by all later
+# layers.)
 #
 # **Open the engine.** Its int8 layer, which a model quantised as W8A8 gets:
 
@@ -106,8 +108,8 @@ show_source(DynamicInt8Linear.__call__)
 # ### Smoothing: the scale goes into the weights
 #
 # A scale per token has to be found at run time, from every row. With a *static* scale per tensor nothing has to be
-# found, and some accelerators know nothing else. For them, and for whoever wants the last per cent, **SmoothQuant**
-# (arXiv:2211.10438) divides input channel $i$ by a factor $s_i$ and multiplies column $i$ of the weights by it:
+# found, and some accelerators know nothing else. To make that work, **SmoothQuant** (arXiv:2211.10438) divides input
+# channel $i$ by a factor $s_i$ and multiplies column $i$ of the weights by it:
 #
 # $$s_i = \frac{\max|x_i|^{\alpha}}{\max|w_i|^{1 - \alpha}}$$
 #
@@ -164,15 +166,15 @@ for alpha in (0.5, 0.65, 0.85):
 
 # %% [markdown]
 # **Read the result.** The largest outlier sits in front of `down_proj`, where a recipe that only looks at norms does
-# not reach: with the norms alone little is won. With `down_proj`, one static scale per tensor comes near a scale per
-# token. Too large an $\alpha$ makes outliers of the weights. (Which of two neighbouring values of $\alpha$ is better, 512
-# tokens do not decide.)
+# not reach: with the norms alone little is won. With `down_proj` smoothed too, one static scale per tensor comes near a
+# scale per token. Too large an $\alpha$ makes outliers of the weights. (Which of two neighbouring values of $\alpha$ is
+# better, 512 tokens do not decide.)
 
 # %% [markdown]
 # > **In production, 2026.** A checkpoint in int8 that llm-compressor makes for
 # > [vLLM](https://docs.vllm.ai/en/latest/features/quantization/int8/) has a scale per token for activations, found at
-# > run time, and the page warns that Blackwell cards have no int8 kernels: there FP8 takes its place, at the same peak
-# > rate on an H100. FP8 has exponents, so that one outlier costs the other channels fewer bits. NVIDIA's [Model
+# > run time, and its documentation warns that Blackwell cards have no int8 kernels: there FP8 takes its place, at
+# > the same peak rate on an H100. FP8 has exponents, so that one outlier costs the other channels fewer bits. NVIDIA's [Model
 # > Optimizer](https://nvidia.github.io/Model-Optimizer/guides/0_support_matrix.html) pairs int8 weights per channel
 # > with one activation scale per tensor, and smooths. The mapping of `down_proj` to `up_proj` is found in [published
 # > recipes](https://huggingface.co/neuralmagic-ent/Llama-3.2-3B-quantized.w8a8/blame/main/recipe.yaml), too. By
@@ -180,16 +182,16 @@ for alpha in (0.5, 0.65, 0.85):
 # > 4-bit weights quarter them.
 #
 # **Takeaway.** int8 weights cost nothing measurable; int8 activations with one scale per tensor double SmolLM2's
-# perplexity, because of a few channels; a scale per token, or smoothing that includes `down_proj`, brings it to within
-# about 10 % of the plain model's.
+# perplexity, because of a few channels; with a scale per token they cost less than 5 %, and with a static scale after
+# smoothing that includes `down_proj` about 10 %.
 
 # %% [markdown]
 # ## 5. Weights that matter
 # <!-- minutes: 20 -->
 #
-# Back to weights alone, and to 4 bits in groups of 64, which cost a third of the perplexity when rounded to nearest
-# (the cell after 6.6 measures it again). Rounding to nearest makes the *weight's* error small. What counts is the
-# *output's*: the error of weight $o, i$ times input $i$. Section 4 showed that inputs differ.
+# Back to weights alone, and to 4 bits in groups of 64. Section 2 rounded them to nearest and lost a third of the
+# perplexity. Rounding to nearest makes the *weight's* error small. What counts is the *output's*: the error of weight
+# $o, i$ times input $i$. Section 4 showed that inputs differ.
 
 # %% [markdown]
 # **Think first.** You may keep 1 % of a matrix's columns in full precision. Would you take the columns with the largest
@@ -205,11 +207,11 @@ for rule, values in errors.items():
 calibrated_pictures.draw_kept_columns(shares, errors)
 
 # %% [markdown]
-# **Read the result.** Six columns of 576, chosen by what they are multiplied by, halve the error. Mixed precision would
-# be slow, though: a kernel does not want columns of two kinds. **AWQ** (arXiv:2306.00978) gets most of the effect with
-# all weights in 4 bits. It multiplies important columns by a factor before rounding and divides their inputs by it, as
+# **Read the result.** Six columns of 576, chosen by what they are multiplied by, halve the error. Columns of two kinds
+# would be slow, though: a kernel wants them all alike. **AWQ** (arXiv:2306.00978) gets most of the effect with all
+# weights in 4 bits. It multiplies important columns by a factor before rounding and divides their inputs by it, as
 # smoothing does. A column that is multiplied by 4, while the group's range hardly grows, is stored four times as
-# finely. Which power of the mean magnitude is best, a search decides for each matrix:
+# finely. A search decides for each matrix to which power the inputs' mean magnitudes are raised:
 #
 # $$f_i = \frac{m_i^{\alpha}}{\sqrt{\max_j m_j^{\alpha} \cdot \min_j m_j^{\alpha}}}, \qquad m_i = \mathrm{mean}|x_i|$$
 
@@ -268,9 +270,9 @@ for kind, (num_layers, largest) in calibrated.by_kind(factors).items():
     print(f"   {kind:9} factors that are not all 1 in {num_layers:2} of 30 layers, at most {largest:5.1f} : 1")
 
 # %% [markdown]
-# **Read the result.** The same bits, the same kernel, and more than half of the loss is gone. Factors are found above
-# all where the input has outlier channels, behind a norm. Where inputs are of one size, the search rightly chooses
-# $\alpha = 0$. It has one number to fit per matrix, so a few tokens suffice and there is little to overfit.
+# **Read the result.** The same bits, the same kernel, and more than half of the loss is gone. Behind a norm, in Q, K
+# and V, every layer gets factors; in front of `o_proj`, where inputs are of about one size, the search chooses $\alpha
+# = 0$ nearly always. One number is fitted per matrix, so a few tokens suffice and there is little to overfit.
 #
 # (Here each matrix has factors of its own, divided out of the rounded weight again. In a served model they are folded
 # into the norm, so Q, K and V have to share them, as in 6.5.)
@@ -291,7 +293,7 @@ for kind, (num_layers, largest) in calibrated.by_kind(factors).items():
 # ## 6. Column by column
 # <!-- minutes: 32 -->
 #
-# AWQ still rounds each weight alone. But inputs are related: where two of them are nearly always equal, an error in the
+# AWQ still rounds each weight alone. But inputs are related: if two of them are almost always equal, an error in the
 # weight of one can be made up for in the weight of the other.
 
 # %% [markdown]
@@ -309,8 +311,8 @@ calibrated_pictures.draw_columns()
 #
 # $$e = \frac{w_i - \mathrm{rounded}_i}{U_{ii}}, \qquad w_j \leftarrow w_j - e\,U_{ij} \quad (j > i)$$
 #
-# A constant is added to the diagonal of $H$ (*damping*): there are often fewer tokens than inputs, and $H$ would have no
-# inverse.
+# A constant is added to the diagonal of $H$ (*damping*): there are often fewer tokens than inputs, and $H$ would have
+# no inverse.
 
 # %% [markdown]
 # <!-- card 6.7 -->
@@ -378,10 +380,10 @@ for name in names:
 calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2]}, nearest)
 
 # %% [markdown]
-# **Read the result.** On the tokens that it has seen, GPTQ beats everything. On fresh text it gains for the attention's
-# two matrices, more with each doubling of the text, and *loses* for `down_proj`: 512 tokens say little about 1,536
-# inputs, so it fits relations that were there by chance. Its paper calibrates with 128 texts of 2,048 tokens, 262,144
-# in all. A method is judged on text that it has not seen, and so is a compressed model.
+# **Read the result.** On the tokens that it has seen, GPTQ's error is a fraction of the others'. On fresh text it gains
+# for the attention's two matrices, more with each doubling of the text, and *loses* for `down_proj`: 512 tokens say
+# little about 1,536 inputs, so it fits relations that were there by chance. Its paper calibrates with 128 texts of
+# 2,048 tokens, 262,144 in all. A method has to be judged on text that it has not seen, and so does a compressed model.
 #
 # The methods can be combined: first factors as in AWQ or SmoothQuant, then GPTQ in place of rounding to nearest.
 
@@ -394,7 +396,7 @@ calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2
 # %% tags=["exercise:6.8"]
 answer_6_8 = {
     "weights in 8 bits, activations as they are, nothing to calibrate with": "a",  # SOLUTION: a letter
-    "4-bit weights, and only a page of text to calibrate with": "b",  # SOLUTION: a letter
+    "4-bit weights, and only 500 tokens to calibrate with": "b",  # SOLUTION: a letter
     "4-bit weights, a million tokens like the traffic, hours to spare": "c",  # SOLUTION: a letter
     "long prompts on int8 multipliers that take one static scale per tensor": "d",  # SOLUTION: a letter
     "weights that come from a 4-bit file, stored again on that file's grid": "a",  # SOLUTION: a letter

@@ -127,7 +127,7 @@ def gptq(weight, x, bits, group_size):
 BANKS = {
     "6.6": Bank(
         wrong=(
-            Wrong("not normalised", awq(" / (powers.max() * powers.min()).sqrt()", ""), SIZE),
+            Wrong("not normalised", awq(" / (powers.max() * powers.min()).sqrt()", ""), BEST),
             Wrong("over the largest", awq("(powers.max() * powers.min()).sqrt()", "powers.min()"), BEST),
             Wrong("over the mean", awq("(powers.max() * powers.min()).sqrt()", "powers.mean()"), BEST),
             Wrong("no root", awq("(powers.max() * powers.min()).sqrt()", "(powers.max() * powers.min())"), SIZE),
@@ -189,7 +189,6 @@ BANKS = {
             Wrong("less damping", gptq("0.01", "0.0001"), DAMPED),
             Wrong("damping without a measure", gptq("hessian.diagonal().mean() * ", ""), DAMPED),
             Wrong("damping of every element", gptq(" * torch.eye(len(hessian))", ""), NEAREST),
-            Wrong("in float32", gptq("x.double(), weight.double()", "x.float(), weight.float().clone()"), REPEAT),
             Wrong("the weights that are left", gptq("return rounded.float()", "return w.float()"), NEAREST),
             Wrong("writes into the weight", gptq("x.double(), weight.double()", "x.double(), weight").replace("upper = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)", "upper = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True).float()"), MAKES_UP),
             Wrong("outputs for inputs", gptq("hessian = x.T @ x\n", "hessian = w.T @ w\n"), NEAREST),

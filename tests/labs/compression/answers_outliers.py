@@ -58,7 +58,7 @@ BANKS = {
             Wrong("the largest, not its magnitude", {1: "x.amax(dim=1, keepdim=True).clamp(min=1e-30) / 127"}, TOKEN),
             Wrong("128 steps", {1: "x.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 128"}, WHOLE),
             Wrong("255 steps", {1: "2 * x.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 255"}, WHOLE),
-            Wrong("rounded in place", {2: "x.div_(x_scales).round_().to(torch.int8)"}, WHOLE),
+            Wrong("rounded in place", {2: "x.div_(x_scales).round_().to(torch.int8)"}, TOKEN),
             Wrong(
                 "scales no smaller than 0.01",
                 {1: "x.abs().amax(dim=1, keepdim=True).clamp(min=1e-2) / 127"},
@@ -99,7 +99,7 @@ BANKS = {
             Wrong("a product", edited("x_max**alpha / w_max", "x_max**alpha * w_max"), FACTORS),
             Wrong("the first weight's maxima", edited("for w in weights]).amax(0)\n", "for w in weights[:1]]).amax(0)\n"), FACTORS),
             Wrong("the last of the maxima", edited("for w in weights]).amax(0)\n", "for w in weights])[-1]\n"), FACTORS),
-            Wrong("signed maxima", edited("w.abs().amax(0)", "w.amax(0)"), PRODUCTS),
+            Wrong("signed maxima", edited("w.abs().amax(0)", "w.amax(0)"), FACTORS),
             Wrong("mean magnitudes", edited("w.abs().amax(0)", "w.abs().mean(0)"), FACTORS),
             Wrong(
                 "factors for each weight",

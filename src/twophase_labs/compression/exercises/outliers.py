@@ -105,6 +105,8 @@ def smoothing_case(draw: Draw, num_inputs: int, outputs: tuple[int, ...]) -> tup
     x_max = draw.uniform(num_inputs, low=0.01, high=30).double()
     x_max[0] = 1e-3  # so that a factor is below 1 ...
     weights[0][0, 0] = 2
+    for weight in weights:
+        weight[:, 1] *= 0.01  # ... and a weight's maximum, too
     return norm, weights, x_max
 
 
