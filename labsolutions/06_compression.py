@@ -174,12 +174,12 @@ for alpha in (0.5, 0.65, 0.85):
 # > **In production, 2026.** A checkpoint in int8 that llm-compressor makes for
 # > [vLLM](https://docs.vllm.ai/en/latest/features/quantization/int8/) has a scale per token for activations, found at
 # > run time, and its documentation warns that Blackwell cards have no int8 kernels: there FP8 takes its place, at
-# > the same peak rate on an H100. FP8 has exponents, so that one outlier costs the other channels fewer bits. NVIDIA's [Model
-# > Optimizer](https://nvidia.github.io/Model-Optimizer/guides/0_support_matrix.html) pairs int8 weights per channel
+# > the same peak rate on an H100. FP8 has exponents, so that one outlier costs the other channels fewer bits. NVIDIA's
+# > [Model Optimizer](https://nvidia.github.io/Model-Optimizer/guides/0_support_matrix.html) pairs int8 weights per channel
 # > with one activation scale per tensor, and smooths. The mapping of `down_proj` to `up_proj` is found in [published
 # > recipes](https://huggingface.co/neuralmagic-ent/Llama-3.2-3B-quantized.w8a8/blame/main/recipe.yaml), too. By
-# > roofline, W8A8 halves the time of a long prefill on an H100 at best; it halves a decode's bytes against bf16, and
-# > 4-bit weights quarter them.
+# > roofline, W8A8 at best halves the time that an H100 needs for the products of a long prefill, and halves the bytes of
+# > weights that a decode step reads in bf16; 4.5 bits per weight make them 3.6 times fewer.
 #
 # **Takeaway.** int8 weights cost nothing measurable; int8 activations with one scale per tensor double SmolLM2's
 # perplexity, because of a few channels; with a scale per token they cost less than 5 %, and with a static scale after

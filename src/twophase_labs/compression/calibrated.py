@@ -12,13 +12,13 @@ from twophase_labs.compression.int8_model import plain
 
 NUM_CALIBRATION = 128  # tokens that AWQ looks at
 
-Weight = Float[Tensor, "O I"]
 Rounds = Callable[[Tensor], Tensor]
 
 
-def relative_error(rounded: Weight, name: str, x: Float[Tensor, "T I"]) -> float:
+def relative_error(rounded: Float[Tensor, "O I"], name: str, x: Float[Tensor, "T I"]) -> float:
     """Of the output on these inputs: the norm of the difference over the norm of the output."""
-    wanted = x @ weight_of(name).T
+    weight: Tensor = weight_of(name)
+    wanted = x @ weight.T
     return float((x @ rounded.T - wanted).norm() / wanted.norm())
 
 
@@ -52,7 +52,8 @@ def by_kind(factors: Mapping[str, Tensor]) -> dict[str, tuple[int, float]]:
 @cache
 def kept_columns(name: str, shares: tuple[float, ...], bits: int, group_size: int) -> dict[str, list[float]]:
     """The output's error when a share of the columns stays as it is: chosen by three rules."""
-    weight, x = weight_of(name), recorded_inputs()[name]
+    weight: Tensor = weight_of(name)
+    x = recorded_inputs()[name]
     groups = weight.unflatten(1, (-1, group_size))
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     scales = (high - low) / (2**bits - 1)

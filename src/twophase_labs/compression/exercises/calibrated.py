@@ -431,7 +431,7 @@ EXERCISES = (
                 "x^T x is then nearly singular. Did you add the damping, and do you compute in float64? In float32 the "
                 "inverse of such a matrix may not even be positive definite.",
                 (
-                    {"num_tokens": 300, "num_inputs": 64, "rank": 16, "own": 0.1},
+                    {"num_tokens": 300, "num_inputs": 96, "rank": 16, "own": 0.1},
                     {"num_tokens": 40, "num_inputs": 64, "rank": 8, "own": 0.01},
                 ),
             ),
