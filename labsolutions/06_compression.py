@@ -157,9 +157,9 @@ check("6.5")
 # %%
 smooth = use("6.5")
 print(f"smoothed and not rounded, logits differ by {int8_model.largest_change(smooth, 0.5):.0e} of the largest")
-print(f"one scale per tensor                   perplexity x {int8_model.one_scale_per_tensor():.3f}")
+print(f"one scale per tensor                  perplexity x {int8_model.one_scale_per_tensor():.3f}")
 norms_only = int8_model.one_scale_smoothed(smooth, 0.5, with_down=False)
-print(f"smoothed, alpha 0.50, norms only       perplexity x {norms_only:.3f}")
+print(f"smoothed, alpha 0.50, norms only      perplexity x {norms_only:.3f}")
 for alpha in (0.5, 0.65, 0.85):
     ratio = int8_model.one_scale_smoothed(smooth, alpha)
     print(f"smoothed, alpha {alpha:.2f}, down_proj too   perplexity x {ratio:.3f}")
@@ -173,13 +173,13 @@ for alpha in (0.5, 0.65, 0.85):
 # %% [markdown]
 # > **In production, 2026.** A checkpoint in int8 that llm-compressor makes for
 # > [vLLM](https://docs.vllm.ai/en/latest/features/quantization/int8/) has a scale per token for activations, found at
-# > run time, and its documentation warns that Blackwell cards have no int8 kernels: there FP8 takes its place, at
-# > the same peak rate on an H100. FP8 has exponents, so that one outlier costs the other channels fewer bits. NVIDIA's
-# > [Model Optimizer](https://nvidia.github.io/Model-Optimizer/guides/0_support_matrix.html) pairs int8 weights per channel
-# > with one activation scale per tensor, and smooths. The mapping of `down_proj` to `up_proj` is found in [published
-# > recipes](https://huggingface.co/neuralmagic-ent/Llama-3.2-3B-quantized.w8a8/blame/main/recipe.yaml), too. By
-# > roofline, W8A8 at best halves the time that an H100 needs for the products of a long prefill, and halves the bytes of
-# > weights that a decode step reads in bf16; 4.5 bits per weight make them 3.6 times fewer.
+# > run time, and its documentation warns that Blackwell cards have no int8 kernels: there FP8 takes its place, at the
+# > same peak rate on an H100. FP8 has exponents, so that one outlier costs the other channels fewer bits. NVIDIA's
+# > [Model Optimizer](https://nvidia.github.io/Model-Optimizer/guides/0_support_matrix.html) pairs int8 weights per
+# > channel with one activation scale per tensor, and smooths. The mapping of `down_proj` to `up_proj` is found in
+# > [published recipes](https://huggingface.co/neuralmagic-ent/Llama-3.2-3B-quantized.w8a8/blame/main/recipe.yaml), too.
+# > By roofline, W8A8 at best halves the time that an H100 needs for the products of a long prefill, and halves the
+# > bytes of weights that a decode step reads in bf16; 4.5 bits per weight make them 3.6 times fewer.
 #
 # **Takeaway.** int8 weights cost nothing measurable; int8 activations with one scale per tensor double SmolLM2's
 # perplexity, because of a few channels; with a scale per token they cost less than 5 %, and with a static scale after
@@ -189,8 +189,8 @@ for alpha in (0.5, 0.65, 0.85):
 # ## 5. Weights that matter
 # <!-- minutes: 20 -->
 #
-# Back to weights alone, and to 4 bits in groups of 64. Section 2 rounded them to nearest and lost a third of the
-# perplexity. Rounding to nearest makes the *weight's* error small. What counts is the *output's*: the error of weight
+# Back to weights alone, and to 4 bits in groups of 64. Rounded to nearest, they raised the perplexity by a third
+# (section 2). Rounding to nearest makes the *weight's* error small. What counts is the *output's*: the error of weight
 # $o, i$ times input $i$. Section 4 showed that inputs differ.
 
 # %% [markdown]
@@ -380,7 +380,7 @@ for name in names:
 calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2]}, nearest)
 
 # %% [markdown]
-# **Read the result.** On the tokens that it has seen, GPTQ's error is a fraction of the others'. On fresh text it gains
+# **Read the result.** On the tokens that it has seen, GPTQ's error is far below that of the others. On fresh text it gains
 # for the attention's two matrices, more with each doubling of the text, and *loses* for `down_proj`: 512 tokens say
 # little about 1,536 inputs, so it fits relations that were there by chance. Its paper calibrates with 128 texts of
 # 2,048 tokens, 262,144 in all. A method has to be judged on text that it has not seen, and so does a compressed model.

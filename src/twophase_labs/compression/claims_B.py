@@ -9,9 +9,8 @@ ALLOWED = {
     "cost nothing that 512 tokens could show": "the tokens that perplexity was measured on",
     "about what 512 tokens can tell from nothing": "the tokens that perplexity was measured on",
     "better, 512 tokens do not decide": "the tokens that perplexity was measured on",
-    "lost a third of the perplexity": "section 2 prints x 1.34; the cell after 6.6 prints it again",
+    "they raised the perplexity by a third": "section 2 prints x 1.34; the cell after 6.6 prints it again",
     "Your search looks at 128 tokens": "says what the cell right below does; NUM_CALIBRATION",
     "for each of the 210 matrices": "7 matrices in each of 30 layers",
     "per matrix on 128 tokens": "NUM_CALIBRATION, of the cell above",
-    "only 500 tokens to calibrate with": "a situation that the exercise makes up",
 }
