@@ -1,0 +1,462 @@
+"""6.6 to 6.8: weights rounded with a look at their inputs: AWQ, GPTQ, and which method fits when."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Matching
+
+DAMPING, SMALLEST = 0.01, 1e-4
+
+
+def to_nearest(weight: Tensor, bits: int, group_size: int) -> Tensor:
+    """Row by row, group by group, in float64."""
+    top, rows = 2**bits - 1, []
+    for row in weight.double().tolist():
+        new: list[float] = []
+        for start in range(0, len(row), group_size):
+            group = row[start : start + group_size]
+            low, scale = min(group), (max(group) - min(group)) / top
+            new += [low + round((value - low) / scale) * scale if scale else low for value in group]
+        rows.append(new)
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def output_error(rounded: Tensor, weight: Tensor, x: Tensor) -> float:
+    """Sum of squares."""
+    return float((x.double() @ (rounded.double() - weight.double()).T).square().sum())
+
+
+# -- AWQ
+
+
+def candidates(
+    weight: Tensor, x: Tensor, bits: int, group_size: int, num_steps: int, further: int = 0
+) -> tuple[list[Tensor], Tensor]:
+    """The factors of each alpha, and the output's error with them; `further` steps go beyond 1."""
+    means = [max(sum(abs(v) for v in column) / len(column), SMALLEST) for column in x.double().T.tolist()]
+    factors, errors = [], []
+    for step in range(num_steps + further):
+        powers = [mean ** (step / (num_steps - 1)) for mean in means]
+        middle = math.sqrt(max(powers) * min(powers))
+        factor = torch.tensor([power / middle for power in powers], dtype=torch.float64)
+        factors.append(factor)
+        errors.append(output_error(to_nearest(weight * factor, bits, group_size) / factor, weight, x))
+    return factors, torch.tensor(errors)
+
+
+def awq_case(
+    draw: Draw, num_inputs: int, num_outputs: int, bits: int, group_size: int, num_steps: int,
+    wants: range | None = None, spread: float = 1.5,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """weight, x, and the best factors: better by a margin that float32 cannot change; of a step in `wants`."""
+    while True:
+        weight = draw.normal(num_outputs, num_inputs)
+        x = draw.normal(12, num_inputs) * (spread * draw.normal(num_inputs)).exp()
+        factors, errors = candidates(weight, x, bits, group_size, num_steps)
+        best = int(errors.argmin())
+        margin = float(errors.sort().values[1] / errors[best])
+        if margin > 1.02 and (wants is None or best in wants):
+            return weight, x, factors[best]
+
+
+def searched(answer: Any, weight: Tensor, x: Tensor, bits: int, group_size: int, num_steps: int) -> Tensor:
+    with unchanged(weight=weight, x=x):
+        got: Tensor = answer.awq(weight, x, bits, group_size, num_steps)
+    if isinstance(got, torch.Tensor) and got.ndim == 0:
+        reject("awq returned a single number, expected a factor for each input, [I]")
+    return got
+
+
+def one_size_one_factor(answer: Any, draw: Draw, num_inputs: int) -> None:
+    """Inputs of the same mean magnitude: every alpha gives 1."""
+    signs = 2 * draw.integers(0, 2, 6, num_inputs) - 1
+    got = searched(answer, draw.normal(4, num_inputs), 3.0 * signs, 4, num_inputs // 2, 5)
+    compare(got, torch.ones(num_inputs), what="the factors of inputs of the same size", axes=("input",))
+
+
+def finds_the_best(
+    answer: Any, draw: Draw, num_inputs: int, group_size: int, bits: int, num_steps: int, wants: range | None = None
+) -> None:
+    weight, x, expected = awq_case(draw, num_inputs, 6, bits, group_size, num_steps, wants)
+    got = searched(answer, weight, x, bits, group_size, num_steps)
+    what = f"the best factors of {num_steps} ({bits} bits, groups of {group_size} of {num_inputs} inputs)"
+    compare(got, expected.float(), what=what, axes=("input",), rtol=1e-3)
+
+
+def ends_count(answer: Any, draw: Draw) -> None:
+    """Two steps are alpha 0 and alpha 1, and either can be best; alpha 2, which would be better still, is not tried."""
+    for best in (0, 1):
+        while True:
+            weight, x, expected = awq_case(draw, 8, 4, 3, 4, 2, range(best, best + 1), spread=0.5)
+            errors = candidates(weight, x, 3, 4, 2, further=1)[1]
+            if best == 0 or errors[2] < 0.98 * errors[1]:
+                break
+        got = searched(answer, weight, x, 3, 4, 2)
+        what = f"the best factors of two steps, where alpha = {best} is better"
+        compare(got, expected.float(), what=what, axes=("input",), rtol=1e-3)
+
+
+def eleven_steps(answer: Any, draw: Draw) -> None:
+    """The number of steps left out."""
+    weight, x, expected = awq_case(draw, 8, 4, 3, 4, 11, range(1, 10))
+    got = answer.awq(weight, x, 3, 4)
+    compare(got, expected.float(), what="the best factors of eleven", axes=("input",), rtol=1e-3)
+
+
+def unused_input(answer: Any, draw: Draw) -> None:
+    """An input that is 0 in all of x, which alpha = 0 would serve less well than another alpha."""
+    while True:
+        weight, x, _ = awq_case(draw, 8, 4, 3, 8, 5, range(1, 5))
+        x[:, 2] = 0
+        factors, errors = candidates(weight, x, 3, 8, 5)
+        best = int(errors.argmin())
+        if best and float(errors.sort().values[1] / errors[best]) > 1.02:
+            break
+    got = searched(answer, weight, x, 3, 8, 5)
+    finite(got, "the factors where input 2 is always 0", ("input",))
+    what = "the factors where input 2 is always 0"
+    compare(got, factors[best].float(), what=what, axes=("input",), rtol=1e-3)
+
+
+# -- GPTQ
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """What the elimination gives: the rounded weight, how near a code came to a tie, codes that had to be clamped."""
+
+    rounded: Tensor
+    nearest_tie: float
+    num_below: int
+    num_above: int
+
+    @property
+    def is_clamped(self) -> bool:
+        return self.num_below + self.num_above > 0
+
+
+def one_by_one(weight: Tensor, x: Tensor, bits: int, group_size: int, damping: float = DAMPING) -> OneByOne:
+    """Optimal brain surgeon, without Cholesky: each column leaves the inverse by elimination."""
+    x, w = x.double(), weight.double().clone()
+    hessian = torch.einsum("ti,tj->ij", x, x)
+    inverse = torch.linalg.pinv(hessian + damping * hessian.trace() / len(hessian) * torch.eye(len(hessian)))
+    rounded, nearest_tie, top, below, above = torch.zeros_like(w), 1.0, 2**bits - 1, 0, 0
+    for i in range(w.shape[1]):
+        if i % group_size == 0:
+            low, high = w[:, i : i + group_size].min(1).values, w[:, i : i + group_size].max(1).values
+        for o in range(len(w)):
+            scale = float(high[o] - low[o]) / top
+            steps = float(w[o, i] - low[o]) / scale if scale else 0.0
+            nearest_tie = min(nearest_tie, abs(steps - math.floor(steps) - 0.5))
+            below, above = below + (round(steps) < 0), above + (round(steps) > top)
+            rounded[o, i] = low[o] + min(max(round(steps), 0), top) * scale
+        w -= torch.outer((w[:, i] - rounded[:, i]) / inverse[i, i], inverse[i])
+        inverse = inverse - torch.outer(inverse[:, i], inverse[i]) / inverse[i, i]
+    return OneByOne(rounded, nearest_tie, below, above)
+
+
+def columns(answer: Any, weight: Tensor, x: Tensor, bits: int, group_size: int) -> Tensor:
+    with unchanged(weight=weight, x=x):
+        got: Tensor = answer.gptq(weight, x, bits, group_size)
+    if isinstance(got, torch.Tensor) and got.shape == weight.shape:
+        finite(got, "the rounded weight", ("output", "input"))
+    return got
+
+
+def related(draw: Draw, num_tokens: int, num_inputs: int, own: float = 0.3) -> Tensor:
+    """Inputs that depend on each other, as a text's do."""
+    common = draw.normal(num_tokens, max(1, num_inputs // 4)) @ draw.normal(max(1, num_inputs // 4), num_inputs)
+    return common + own * draw.normal(num_tokens, num_inputs)
+
+
+def independent_inputs(answer: Any, draw: Draw, num_inputs: int, group_size: int, bits: int) -> None:
+    """x^T x is a multiple of the identity: no column can make up for another."""
+    weight = draw.normal(5, num_inputs)
+    got = columns(answer, weight, 3 * torch.eye(num_inputs), bits, group_size)
+    expected = to_nearest(weight, bits, group_size).float()
+    what = "the rounded weight for independent inputs"
+    compare(got, expected, what=what, axes=("output", "input"), same_dtype=True)
+
+
+def matches(
+    answer: Any, weight: Tensor, x: Tensor, bits: int, group_size: int, expected: Tensor, atol: float = 1e-4
+) -> None:
+    got = columns(answer, weight, x, bits, group_size)
+    what = f"the rounded weight ({bits} bits, {len(x.T)} inputs in groups of {group_size}, {len(x)} tokens)"
+    compare(got, expected.float(), what=what, axes=("output", "input"), rtol=1e-3, atol=atol)
+
+
+def passes_errors_on(answer: Any, draw: Draw, num_inputs: int, bits: int) -> None:
+    """One group. No code is clamped, no rounding near a tie, and damping changes nothing: these come later.
+
+    Twice, with the same sizes and other numbers.
+    """
+    for _ in range(2):
+        while True:
+            weight, x = draw.normal(3, num_inputs), related(draw, 4 * num_inputs, num_inputs, own=1.0)
+            right, undamped = (one_by_one(weight, x, bits, num_inputs, damping) for damping in (DAMPING, 0.0))
+            changes = not torch.equal(right.rounded, to_nearest(weight, bits, num_inputs))
+            is_same_undamped = torch.equal(right.rounded, undamped.rounded)
+            if changes and is_same_undamped and right.nearest_tie > 1e-3 and not right.is_clamped:
+                break
+        matches(answer, weight, x, bits, num_inputs, right.rounded)
+
+
+def is_damped(answer: Any, draw: Draw, num_tokens: int, num_inputs: int, size: float) -> None:
+    """Two groups, so that the second one's range shows by how much the first one's errors were passed on."""
+    while True:
+        weight, x = draw.normal(3, num_inputs), size * draw.normal(num_tokens, num_inputs)
+        right, other = (one_by_one(weight, x, 3, num_inputs // 2, damping) for damping in (DAMPING, DAMPING / 3))
+        differs = float((right.rounded - other.rounded).abs().max()) > 0.01
+        if differs and right.nearest_tie > 1e-3 and not right.is_clamped:
+            break
+    matches(answer, weight, x, 3, num_inputs // 2, right.rounded)
+
+
+def begins_groups(answer: Any, draw: Draw, num_inputs: int, group_size: int, bits: int) -> None:
+    """So coarsely, and with so many tokens, that the amount of damping is not seen."""
+    while True:
+        weight, x = draw.normal(2, num_inputs), related(draw, 9 * num_inputs, num_inputs, own=1.0)
+        right, undamped = (one_by_one(weight, x, bits, group_size, damping) for damping in (DAMPING, 0.0))
+        is_same_undamped = float((right.rounded - undamped.rounded).abs().max()) < 0.02
+        if is_same_undamped and right.nearest_tie > 1e-3 and not right.is_clamped:
+            break
+    matches(answer, weight, x, bits, group_size, right.rounded, atol=0.03)
+
+
+def stays_on_the_grid(answer: Any, draw: Draw, num_inputs: int, group_size: int, bits: int) -> None:
+    """Inputs that nearly repeat each other push weights beyond their group's range, both ways."""
+    while True:
+        weight, x = draw.normal(4, num_inputs), related(draw, 40, num_inputs)
+        right = one_by_one(weight, x, bits, group_size)
+        if right.nearest_tie > 1e-3 and right.num_below and right.num_above:
+            break
+    matches(answer, weight, x, bits, group_size, right.rounded)
+
+
+def constant_groups(answer: Any, draw: Draw, group_size: int) -> None:
+    weight = draw.normal(3, 2 * group_size)
+    weight[0, :group_size], weight[2] = 0.5, 0.0
+    got = columns(answer, weight, related(draw, 30, 2 * group_size), 3, group_size)
+    if not isinstance(got, torch.Tensor) or got.shape != weight.shape:
+        compare(got, weight, what="the rounded weight", axes=("output", "input"))
+    what = "the first group, of equal weights,"
+    compare(got[0, :group_size], weight[0, :group_size], what=what, axes=("input",))
+    compare(got[2], weight[2], what="an output whose weights are all 0", axes=("input",))
+
+
+def large_problem(answer: Any, draw: Draw, num_tokens: int, num_inputs: int, rank: int, own: float) -> None:
+    """The error over all outputs, against the elimination's. Inputs span a few directions and hardly any others."""
+    x = draw.normal(num_tokens, rank) @ draw.normal(rank, num_inputs) + own * draw.normal(num_tokens, num_inputs)
+    x[:, 1] = 0
+    weight, group_size = draw.normal(3, num_inputs), 16
+    got = columns(answer, weight, x, 3, group_size)
+    compare(got * 0, weight * 0, what="the rounded weight times 0", axes=("output", "input"))
+    best = one_by_one(weight, x, 3, group_size).rounded
+    error, expected = output_error(got, weight, x), output_error(best, weight, x)
+    plain = output_error(to_nearest(weight, 3, group_size), weight, x)
+    if error > 1.3 * expected:
+        reject(
+            f"the output's squared error is {error / plain:.1%} of that of rounding to nearest; it should be about "
+            f"{expected / plain:.1%}",
+            f"{num_tokens} tokens, {num_inputs} inputs; input 1 is always 0",
+        )
+
+
+EXERCISES = (
+    Exercise(
+        id="6.6",
+        title="Weights that matter",
+        kind="code",
+        names=("awq",),
+        points=4,
+        minutes=14,
+        lines=10,
+        difficulty=3,
+        objective="find factors for the inputs that make the output's error small after rounding",
+        uses=("6.2",),
+        hints=(
+            "One alpha at a time: factors, then the weight whose columns are multiplied by them, rounded, and the "
+            "columns divided again. Compare `x @ rounded.T` with `x @ weight.T`.",
+            "`x.abs().mean(0).clamp(min=1e-4)` is the mean magnitude of each input. `step / (num_steps - 1)` goes from "
+            "0 to 1. Keep the best error so far, and the factors that gave it.",
+            "means, wanted = x.abs().mean(0).clamp(min=1e-4), x @ weight.T\n"
+            "best_error, best = torch.inf, None\n"
+            "for step in range(num_steps):\n"
+            "    powers = means ** ...\n"
+            "    factors = powers / ...\n"
+            "    rounded = dequantize(*quantize(weight * factors, bits, group_size)) / ...\n"
+            "    error = ...                       # a number\n"
+            "    if error < best_error:\n"
+            "        best_error, best = error, factors\n"
+            "return best",
+        ),
+        checks=(
+            Property(
+                "gives inputs of one size the factor 1",
+                one_size_one_factor,
+                "Divide the powers by the square root of the largest times the smallest.",
+                ({"num_inputs": 4}, {"num_inputs": 16}),
+            ),
+            Property(
+                "finds the factors with the smallest error of the output",
+                finds_the_best,
+                "The error is that of the output on x, not of the weight. The columns are multiplied before rounding "
+                "and divided afterwards; the mean magnitude of an input is taken over the tokens.",
+                (
+                    {"num_inputs": 4, "group_size": 4, "bits": 3, "num_steps": 3},
+                    {"num_inputs": 8, "group_size": 4, "bits": 3, "num_steps": 11, "wants": range(1, 5)},
+                    {"num_inputs": 8, "group_size": 4, "bits": 3, "num_steps": 11, "wants": range(6, 11)},
+                    {"num_inputs": 16, "group_size": 8, "bits": 2, "num_steps": 6},
+                ),
+            ),
+            Property(
+                "tries alpha 0 and alpha 1",
+                ends_count,
+                "With two steps alpha is 0, then 1.",
+                ({},),
+            ),
+            Property(
+                "tries eleven steps unless it is told otherwise",
+                eleven_steps,
+                "`num_steps=11`: alpha is 0, 0.1, ..., 1.",
+                ({},),
+            ),
+            Property(
+                "bears an input that is always 0",
+                unused_input,
+                "A mean of 0 gives the factor 0, and 0 / 0 when it is undone: a mean below 1e-4 counts as 1e-4.",
+                ({},),
+            ),
+        ),
+        time_limit_s=30,
+    ),
+    Exercise(
+        id="6.7",
+        title="Column by column",
+        kind="code",
+        names=("gptq",),
+        points=5,
+        minutes=18,
+        lines=15,
+        difficulty=3,
+        objective="round a weight column by column, each error made up for by the columns to come",
+        hints=(
+            "Before the loop: H, the damping, the inverse, and `torch.linalg.cholesky(inverse, upper=True)`. In the "
+            "loop: round column i of the weights *as they are now*, then change the columns after it.",
+            "With e = (w_i - rounded_i) / U[i, i], one number per output, column j > i changes by - e * U[i, j]: an "
+            "outer product. A group's minimum and scale are taken when i is its first column, from the changed "
+            "weights. A scale of 0: `clamp(min=1e-30)` before you divide.",
+            "x, w = x.double(), weight.double().clone()\n"
+            "hessian = ...\n"
+            "hessian += 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian))\n"
+            "upper = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)\n"
+            "rounded = torch.empty_like(w)\n"
+            "for i in range(w.shape[1]):\n"
+            "    if i % group_size == 0:\n"
+            "        minima, scales = ...                   # of the columns i to i + group_size of w\n"
+            "    codes = ...                                # 0 to 2**bits - 1\n"
+            "    rounded[:, i] = codes * scales + minima\n"
+            "    error = (w[:, i] - rounded[:, i]) / upper[i, i]\n"
+            "    w[:, i + 1 :] -= ...\n"
+            "return rounded.to(weight.dtype)",
+        ),
+        checks=(
+            Property(
+                "rounds to nearest where inputs are independent",
+                independent_inputs,
+                "With x^T x a multiple of the identity no column changes another: each is rounded to the nearest of "
+                "2^bits values from its group's minimum to its maximum.",
+                (
+                    {"num_inputs": 4, "group_size": 4, "bits": 2},
+                    {"num_inputs": 12, "group_size": 4, "bits": 3},
+                    {"num_inputs": 10, "group_size": 5, "bits": 4},
+                ),
+            ),
+            Property(
+                "makes up for errors in the columns to come",
+                passes_errors_on,
+                "Row i of the *upper* Cholesky factor of the inverse, divided by its diagonal element, says how column "
+                "i's error is shared out among the later ones.",
+                (
+                    {"num_inputs": 3, "bits": 2},
+                    {"num_inputs": 6, "bits": 2},
+                    {"num_inputs": 8, "bits": 3},
+                ),
+            ),
+            Property(
+                "takes a group's range when the group begins",
+                begins_groups,
+                "Minimum and maximum are those of the weights as the earlier columns' errors have left them, once for "
+                "each group; the errors go on into later groups.",
+                (
+                    {"num_inputs": 4, "group_size": 2, "bits": 2},
+                    {"num_inputs": 9, "group_size": 3, "bits": 3},
+                ),
+            ),
+            Property(
+                "adds 1 % of the diagonal's mean to the diagonal",
+                is_damped,
+                "The damping is in proportion to x^T x, and changes its diagonal alone. Fewer tokens than inputs "
+                "have no inverse without it.",
+                (
+                    {"num_tokens": 9, "num_inputs": 8, "size": 1.0},
+                    {"num_tokens": 5, "num_inputs": 8, "size": 0.05},
+                ),
+            ),
+            Property(
+                "stays within the group's 2^bits values",
+                stays_on_the_grid,
+                "A weight that was pushed beyond its group's range gets the first or the last code: clamp the codes.",
+                (
+                    {"num_inputs": 8, "group_size": 8, "bits": 2},
+                    {"num_inputs": 12, "group_size": 6, "bits": 3},
+                ),
+            ),
+            Property(
+                "keeps groups whose weights are all the same",
+                constant_groups,
+                "Such a group has the scale 0, and 0 / 0 is NaN.",
+                ({"group_size": 4}, {"group_size": 8}),
+            ),
+            Property(
+                "bears inputs that nearly repeat each other",
+                large_problem,
+                "x^T x is then nearly singular. Did you add the damping, and do you compute in float64? In float32 the "
+                "inverse of such a matrix may not even be positive definite.",
+                (
+                    {"num_tokens": 300, "num_inputs": 96, "rank": 16, "own": 0.1},
+                    {"num_tokens": 40, "num_inputs": 64, "rank": 8, "own": 0.01},
+                ),
+            ),
+        ),
+        time_limit_s=30,
+    ),
+    Exercise(
+        id="6.8",
+        title="Which method?",
+        kind="matching",
+        names=("answer_6_8",),
+        points=2,
+        minutes=4,
+        objective="choose a method by what limits the service and what there is to calibrate with",
+        question=Matching(
+            "abcd",
+            {
+                "weights in 8 bits, activations as they are, nothing to calibrate with": "513e92c488c148eb",
+                "4-bit weights, and only 500 tokens to calibrate with": "bc7f343b5576a499",
+                "4-bit weights, a million tokens like the traffic, hours to spare": "088009c7d82d3709",
+                "long prompts on int8 multipliers that take one static scale per tensor": "466f52810c5a49b5",
+                "weights that come from a 4-bit file, stored again on that file's grid": "b02d92a1bf0729d3",
+            },
+            hint="Which of them change what the multiplier is given, and which only what memory holds? Of the latter, "
+            "how many numbers does each fit to the calibration text?",
+        ),
+    ),
+)

@@ -1,0 +1,82 @@
+"""What sections 4 to 6 of lab 6 are made of: the examples, the model as it was afterwards, errors and pictures."""
+
+import doctest
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+from twophase_labs.compression import calibrated, calibrated_pictures, changed_model, int8_model
+from twophase_labs.machine.lab import Workbook
+from twophase_labs.machine.solved import run_reference
+
+
+@pytest.fixture(scope="module")
+def solved():
+    return run_reference(Workbook.find().lab("06"))
+
+
+@pytest.mark.parametrize("name", ["smooth", "awq", "gptq"])
+def test_examples_hold(solved, name):
+    examples = doctest.DocTestParser().get_doctest(solved[name].__doc__, dict(solved), name, None, None)
+    told: list[str] = []
+    result = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(examples, out=told.append)
+    assert result.attempted >= 2
+    assert result.failed == 0, "".join(told)
+
+
+def test_the_example_on_the_card_of_int8_linear(solved):
+    codes = torch.tensor([[100, -50]], dtype=torch.int8)
+    got = solved["int8_linear"](torch.tensor([[1.27, 0.2]]), codes, torch.tensor([0.5]))
+    assert got.item() == pytest.approx(58.5)
+
+
+def test_smoothing_leaves_the_logits_and_afterwards_the_model_as_they_were(solved):
+    model, _ = changed_model.smollm2()
+    norms = [layer.input_layernorm.weight.data.clone() for layer in model.model.layers]
+    assert int8_model.largest_change(solved["smooth"], 0.5) < 1e-4
+    assert all(
+        torch.equal(layer.input_layernorm.weight, old) for layer, old in zip(model.model.layers, norms, strict=True)
+    )
+
+
+def test_own_linear_leaves_the_model_as_it_was():
+    def fails(x, codes, scales):
+        raise RuntimeError("as a learner's function may")
+
+    with pytest.raises(RuntimeError, match="learner"):
+        int8_model.own_linear(fails)
+    assert not any("forward" in vars(module) for module in changed_model.linears().values())
+
+
+def test_one_scale_rounds_and_clamps():
+    got = int8_model.with_one_scale(torch.tensor([1.27, 0.004, 0.006, -5.0]), largest=1.27)
+    assert got.tolist() == pytest.approx([1.27, 0.0, 0.01, -1.27])
+
+
+def test_the_error_of_an_output_is_relative():
+    name = "3.self_attn.k_proj"
+    x = torch.randn(5, 576, generator=torch.Generator().manual_seed(0))
+    weight = changed_model.weight_of(name)
+    assert calibrated.relative_error(weight, name, x) == 0
+    assert calibrated.relative_error(0.9 * weight, name, x) == pytest.approx(0.1, rel=1e-4)
+
+
+def test_factors_are_counted_by_kind():
+    factors = {
+        "0.mlp.up_proj": torch.ones(3),
+        "1.mlp.up_proj": torch.tensor([2.0, 0.5]),
+        "1.self_attn.q_proj": torch.ones(2),
+    }
+    assert calibrated.by_kind(factors) == {"up_proj": (1, 4.0), "q_proj": (0, 1.0)}
+
+
+def test_pictures_show_what_they_are_given():
+    figure = calibrated_pictures.draw_errors(
+        (64, 128), {"15.mlp.up_proj": ((0.1, 0.2), (0.4, 0.3))}, {"15.mlp.up_proj": 0.5}
+    )
+    lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
+    assert lines["GPTQ, fresh text"] == [40, 30]
+    assert lines["GPTQ, calibration text"] == [10, 20]
+    assert lines["nearest, fresh text"] == [50, 50]
+    plt.close(figure)
