@@ -1,0 +1,195 @@
+"""6.9 A product with weights of 4 bits, in Triton."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twophase_labs.compression.int4_launch import launch_int4_linear, pack_words
+from twophase_labs.kit.guarded import run_guarded
+from twophase_labs.machine.checks import Draw, compare, reject
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.kernels import device
+
+AXES = {
+    "x": ("row", "input"),
+    "packed": ("output", "word"),
+    "scales": ("output", "group"),
+    "minima": ("output", "group"),
+    "out": ("row", "output"),
+}
+
+
+def run_kernel(
+    kernel: Any, x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor, block_o: int = 16
+) -> Tensor:
+    def launch(**tensors: Tensor) -> object:
+        return launch_int4_linear(kernel, **tensors, block_o=block_o)
+
+    inputs = {"x": x, "packed": pack_words(codes), "scales": scales, "minima": minima}
+    outputs = {"out": torch.empty(len(x), len(codes), dtype=x.dtype)}
+    return run_guarded(launch, inputs, outputs, axes=AXES)["out"]
+
+
+def naive(x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
+    """Weight by weight, in float64."""
+    (num_outputs, num_inputs), num_groups = codes.shape, scales.shape[1]
+    weight = torch.zeros(num_outputs, num_inputs, dtype=torch.float64)
+    for i in range(num_inputs):
+        group = i * num_groups // num_inputs
+        weight[:, i] = scales[:, group].double() * codes[:, i].double() + minima[:, group].double()
+    return (x.double() @ weight.T).to(x.dtype)
+
+
+def some_codes(draw: Draw, num_outputs: int, num_inputs: int) -> Tensor:
+    return draw.integers(0, 16, num_outputs, num_inputs)
+
+
+def some_groups(draw: Draw, num_outputs: int, num_groups: int) -> tuple[Tensor, Tensor]:
+    """Scales and minima about as far apart from group to group as from output to output."""
+    return draw.uniform(num_outputs, num_groups, low=0.5), draw.normal(num_outputs, num_groups)
+
+
+def finds_each_code(answer: Any, draw: Draw, num_outputs: int) -> None:
+    """Rows of x are one-hot, scales 1, minima 0: each row of the output is a column of codes."""
+    num_inputs = 32
+    codes = some_codes(draw, num_outputs, num_inputs)
+    codes[:, 7], codes[:, 16] = 15, 0  # the word's sign bit, and a code that is next to nothing
+    scales, minima = torch.ones(num_outputs, 1), torch.zeros(num_outputs, 1)
+    for columns in torch.arange(num_inputs).split(16):
+        x = torch.eye(num_inputs)[columns]
+        got = run_kernel(answer.int4_linear_kernel, x, codes, scales, minima)
+        wrong = (got - codes[:, columns].T.float()).abs() > 1e-4
+        if bool(wrong.logical_or(got.isnan()).any()):
+            row, output = (int(n) for n in wrong.logical_or(got.isnan()).nonzero()[0])
+            column = int(columns[row])
+            reject(
+                f"output {output} multiplies input {column} by {got[row, output]:g}; its code there is "
+                f"{int(codes[output, column])}",
+                f"that code is number {column % 8} of word {column // 8} of the row: scales are 1, minima 0",
+            )
+
+
+def gives_groups_their_scale(answer: Any, draw: Draw, num_groups: int) -> None:
+    """One-hot rows again, one input of each group; all codes are 1, then all 0."""
+    group, num_outputs = 16, 21
+    scales, minima = some_groups(draw, num_outputs, num_groups)
+    x = torch.eye(group * num_groups)[draw.integer(0, group) :: group]
+    for code in (0, 1):
+        codes = torch.full((num_outputs, group * num_groups), code)
+        got = run_kernel(answer.int4_linear_kernel, x, codes, scales, minima)
+        expected = (code * scales + minima).T.contiguous()
+        what = f"the weight in each group, with all codes {code},"
+        compare(got, expected, what=what, axes=("group", "output"), atol=1e-4)
+
+
+def sums_over_inputs(
+    answer: Any, draw: Draw, num_tokens: int, num_outputs: int, num_inputs: int, group: int, block_o: int = 16
+) -> None:
+    x = draw.normal(num_tokens, num_inputs)
+    codes = some_codes(draw, num_outputs, num_inputs)
+    scales, minima = some_groups(draw, num_outputs, num_inputs // group)
+    minima -= 5  # about the middle of the codes, so that sums stay small
+    got = run_kernel(answer.int4_linear_kernel, x, codes, scales, minima, block_o)
+    what = f"the product of {num_tokens} rows with a weight [{num_outputs}, {num_inputs}] in groups of {group}"
+    compare(got, naive(x, codes, scales, minima), what=what, axes=AXES["out"], atol=1e-2)
+
+
+def takes_half_precision(answer: Any, draw: Draw) -> None:
+    """Codes and scales that float16 holds exactly, so that only the sum can go wrong: it must not be kept in 16 bits."""
+    num_outputs, num_inputs, group = 20, 1024, 64
+    x = draw.integers(0, 3, 3, num_inputs).half()
+    codes = some_codes(draw, num_outputs, num_inputs)
+    codes[:, 512:] = 15 - codes[:, 512:]
+    scales = torch.full((num_outputs, num_inputs // group), 0.25)
+    scales[:, 8:] = -0.25
+    minima = torch.zeros_like(scales)
+    got = run_kernel(answer.int4_linear_kernel, x, codes, scales, minima)
+    compare(got, naive(x, codes, scales, minima), what="the product in float16", axes=AXES["out"])
+
+
+def leaves_others_alone(answer: Any, draw: Draw) -> None:
+    """Programs run at the same time: the first one writes its own outputs, and nothing else."""
+    codes = some_codes(draw, 40, 32)
+    scales, minima = some_groups(draw, 40, 2)
+    out = torch.full((5, 40), 7.0, device=device)
+    tensors = (each.to(device) for each in (draw.normal(5, 32), pack_words(codes), scales, minima))
+    launch_int4_linear(FirstProgram(answer.int4_linear_kernel), *tensors, out=out, block_o=16)
+    if not bool((out[:, 16:] == 7).all()):
+        reject("program 0 of three stored into outputs that are not its own", "with BLOCK_O = 16, it has outputs 0 to 15")
+
+
+class FirstProgram:
+    """A kernel of which only program 0 is launched."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self.kernel[(1,)]
+
+
+EXERCISES = (
+    Exercise(
+        id="6.9",
+        title="Four bits into the multiplier",
+        kind="kernel",
+        names=("int4_linear_kernel",),
+        points=5,
+        minutes=14,
+        lines=5,
+        difficulty=3,
+        needs=("triton",),
+        objective="read a weight as packed codes, and make it a number only in registers",
+        hints=(
+            "Follow one input i of one output o: in which word of the row is its code, and at which bit of the word? "
+            "Which group is it in, and where do that group's scale and minimum stand?",
+            "Word `i // 8`, bits `4 * (i % 8)` and the three above. Shift right, then mask: an int32 whose highest bit "
+            "is set is negative, and a shift to the right keeps its sign.",
+            "Words of a row: `num_inputs // 8`. Scales of a row: `num_groups`, so output o has that of group g at "
+            "`o * num_groups + g`. A weight is `scale * code + minimum`, `[BLOCK_O, GROUP]`; `tl.dot` wants "
+            "`[BLOCK_T, GROUP]` times `[GROUP, BLOCK_O]`.",
+        ),
+        checks=(
+            Property(
+                "finds each code",
+                finds_each_code,
+                "Eight neighbouring inputs share a word; the first is in its lowest four bits. Only four bits of the "
+                "word are the code: mask the others away.",
+                ({"num_outputs": 16}, {"num_outputs": 5}, {"num_outputs": 40}),
+            ),
+            Property(
+                "gives each group its scale and minimum",
+                gives_groups_their_scale,
+                "scales and minima are [O, G], rows one after the other: a row has `num_groups` of them.",
+                ({"num_groups": 2}, {"num_groups": 9}),
+            ),
+            Property(
+                "leaves the outputs of other programs alone",
+                leaves_others_alone,
+                "A program has BLOCK_O outputs, from `program_id(0) * BLOCK_O` on.",
+            ),
+            Property(
+                "sums over all inputs",
+                sums_over_inputs,
+                "Each group's product is added to `acc`. What does `x` hold for rows that do not exist, and which "
+                "outputs of the last tile are there at all?",
+                (
+                    {"num_tokens": 1, "num_outputs": 16, "num_inputs": 16, "group": 16},
+                    {"num_tokens": 3, "num_outputs": 37, "num_inputs": 192, "group": 64},
+                    {"num_tokens": 16, "num_outputs": 100, "num_inputs": 576, "group": 32, "block_o": 64},
+                    {"num_tokens": 7, "num_outputs": 1, "num_inputs": 576, "group": 64},
+                ),
+            ),
+            Property(
+                "takes 16-bit activations",
+                takes_half_precision,
+                "Both sides of `tl.dot` have x's dtype; what it sums up is float32, and is rounded once, when it is "
+                "stored.",
+            ),
+        ),
+        time_limit_s=60,
+        compiled=partial(sums_over_inputs, num_tokens=3, num_outputs=37, num_inputs=192, group=64),
+    ),
+)

@@ -1,0 +1,155 @@
+"""What section 9 trains: a student of SmolLM2's first two layers, on a few stories that SmolLM2 wrote.
+
+The stories begin alike, each is drawn from SmolLM2's distribution at temperature 0.8, and the logits of every token are
+kept. Like the draft model of lab 5, the student reads with SmolLM2's embedding and has an output matrix for some tokens
+only: those in the stories, and SmolLM2's likeliest at each of their places.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from twophase_labs.advanced.train_draft import DraftNetwork
+from twophase_labs.kit.models import smollm2
+
+BEGINNING = "Once upon a time, there was"
+NUM_STORIES, NUM_TRAINED, NUM_NEW, NUM_LIKELIEST = 24, 18, 40, 8
+SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 0}
+BATCH_SIZE, NUM_STEPS, LEARNING_RATE = 6, 18, 3e-3
+MORE_STEPS, MORE_LEARNING_RATE = 6, 1e-3
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+FakeQuantize = Callable[[Tensor, int, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Stories:
+    """What the teacher wrote, and what it was thinking.
+
+    Attributes:
+        ids: Each begins with the same `num_given` tokens.
+        types: The tokens that the student can write, K of them.
+        logits: The teacher's for each new token, of these types.
+        targets: Which of the types each new token is.
+        mass: Mean probability that the teacher gives to all types together.
+    """
+
+    ids: Int[Tensor, "B T"]
+    num_given: int
+    types: Int[Tensor, " K"]
+    logits: Float[Tensor, "B n K"]
+    targets: Int[Tensor, "B n"]
+    mass: float
+
+
+@cache
+def stories() -> Stories:
+    """Some seconds: SmolLM2 writes them all at once."""
+    model, tokenizer = smollm2()
+    given = torch.tensor([tokenizer(BEGINNING)["input_ids"]] * NUM_STORIES)
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        torch.manual_seed(0)
+        out = model.generate(
+            given, attention_mask=torch.ones_like(given), max_new_tokens=NUM_NEW, min_new_tokens=NUM_NEW,
+            output_logits=True, return_dict_in_generate=True, pad_token_id=0, **SAMPLING,
+        )  # fmt: skip
+    ids, logits = out.sequences.clone(), torch.stack(out.logits, dim=1).clone()
+    likeliest = logits[:NUM_TRAINED].topk(NUM_LIKELIEST, dim=-1).indices
+    types = torch.cat([ids.flatten(), likeliest.flatten()]).unique()
+    targets = torch.searchsorted(types, ids[:, given.shape[1] :].contiguous())
+    mass = float(logits.softmax(-1)[..., types].sum(-1).mean())
+    return Stories(ids, given.shape[1], types, logits[..., types], targets, mass)
+
+
+def make_student() -> DraftNetwork:
+    """SmolLM2's first two layers and its final norm; not trained yet."""
+    return DraftNetwork(smollm2()[0], stories().types)
+
+
+def logits_of(student: DraftNetwork, rows: slice | Tensor) -> Float[Tensor, "B n K"]:
+    """At each place of these stories whose next token the teacher chose."""
+    told = stories()
+    logits: Tensor = student.head(student(told.ids[rows, :-1])[:, told.num_given - 1 :])
+    return logits
+
+
+def train(
+    student: DraftNetwork,
+    loss: Loss,
+    on: Literal["logits", "tokens"],
+    num_steps: int = NUM_STEPS,
+    learning_rate: float = LEARNING_RATE,
+) -> None:
+    """In place, the same batches each time.
+
+    Args:
+        loss: Of the student's logits [B, n, K] and the teacher's, or which token was drawn, [B, n].
+    """
+    told, chance = stories(), torch.Generator().manual_seed(0)
+    target = told.logits if on == "logits" else told.targets
+    own = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(own, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=num_steps, pct_start=0.2)
+    order = torch.empty(0, dtype=torch.int64)
+    for _ in range(num_steps):
+        if len(order) == 0:
+            order = torch.randperm(NUM_TRAINED, generator=chance)
+        rows, order = order[:BATCH_SIZE], order[BATCH_SIZE:]
+        optimizer.zero_grad()
+        loss(logits_of(student, rows), target[rows]).backward()
+        nn.utils.clip_grad_norm_(own, 1.0)
+        optimizer.step()
+        schedule.step()
+
+
+def loss_on_tokens(logits: Float[Tensor, "B n K"], targets: Int[Tensor, "B n"]) -> Float[Tensor, ""]:
+    """The usual one of a language model: surprise at the token that was drawn."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@torch.no_grad()
+def distance(student: DraftNetwork) -> float:
+    """KL of the teacher from the student in the stories that were kept back, in nats per token."""
+    log_q = logits_of(student, slice(NUM_TRAINED, None)).log_softmax(-1)
+    log_p = stories().logits[NUM_TRAINED:].log_softmax(-1)
+    return float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
+
+
+def copy_of(student: DraftNetwork) -> DraftNetwork:
+    """Another student with the same weights."""
+    other = make_student()
+    other.load_state_dict(student.own_state(), strict=False)
+    return other
+
+
+@final
+class _Rounded(nn.Module):
+    def __init__(self, fake_quantize: FakeQuantize, bits: int, group_size: int) -> None:
+        super().__init__()
+        self.call = lambda weight: fake_quantize(weight, bits, group_size)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return self.call(weight)
+
+
+@contextmanager
+def computing_rounded(
+    student: DraftNetwork, fake_quantize: FakeQuantize, bits: int, group_size: int = 64
+) -> Iterator[None]:
+    """Inside, its layers' matrices are rounded in every forward pass; what is trained are the ones behind them."""
+    layers = [module for module in student.modules() if isinstance(module, nn.Linear)]
+    for layer in layers:
+        parametrize.register_parametrization(layer, "weight", _Rounded(fake_quantize, bits, group_size))
+    try:
+        yield
+    finally:
+        for layer in layers:  # back to the weights behind
+            parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)

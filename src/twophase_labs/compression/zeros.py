@@ -1,0 +1,101 @@
+"""What section 8 measures: weights set to zero, by size or two of four; products that leave zeros out."""
+
+import warnings
+from collections.abc import Callable, Mapping
+
+import matplotlib.pyplot as plt
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from twophase.core.colours import COLOURS, INK, LINE
+from twophase_labs.compression.changed_model import perplexity, recorded_inputs
+from twophase_labs.kit.timing import seconds
+
+NUM_TOKENS = 256  # enough for ratios of 2 and more
+SHAPE = (1536, 576)  # of an up projection
+TwoOfFour = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def pruned(weight: Float[Tensor, "O I"], share: float) -> Float[Tensor, "O I"]:
+    """The `share` of its elements that have the smallest magnitudes are zero."""
+    num_zeros = round(share * weight.numel())
+    if num_zeros == 0:
+        return weight
+    largest_zero = weight.abs().flatten().kthvalue(num_zeros).values
+    return torch.where(weight.abs() > largest_zero, weight, 0.0)
+
+
+def written_out(
+    values: Float[Tensor, "O half_I"], places: Int[Tensor, "O half_I"]
+) -> Float[Tensor, "O I"]:
+    """The weight [O, I] of which two of each four are left, zeros included."""
+    fours = values.new_zeros(values.shape[0], values.shape[1] // 2, 4)
+    return fours.scatter_(2, places.long().unflatten(1, (-1, 2)), values.unflatten(1, (-1, 2))).flatten(1)
+
+
+def pruned_perplexities(shares: tuple[float, ...]) -> dict[float, float]:
+    """SmolLM2's, relative to its own, with this share of each weight zero."""
+    base = perplexity(num_tokens=NUM_TOKENS)
+    return {s: perplexity(lambda _, w, s=s: pruned(w, s), num_tokens=NUM_TOKENS) / base for s in shares}  # type: ignore[misc]
+
+
+def two_of_four_perplexities(two_of_four: TwoOfFour) -> tuple[float, float]:
+    """As above with two of each four: the larger weights, and those that change the output more."""
+    base = perplexity(num_tokens=NUM_TOKENS)
+    sizes = {name: rows.norm(dim=0) for name, rows in recorded_inputs(NUM_TOKENS).items()}
+
+    def by_weight(_: str, weight: Tensor) -> Tensor:
+        return written_out(*two_of_four(weight))
+
+    def by_output(name: str, weight: Tensor) -> Tensor:
+        _, places = two_of_four(weight * sizes[name])
+        values = weight.unflatten(1, (-1, 4)).gather(2, places.long().unflatten(1, (-1, 2))).flatten(1)
+        return written_out(values, places)
+
+    first, second = (perplexity(each, num_tokens=NUM_TOKENS) for each in (by_weight, by_output))
+    return first / base, second / base
+
+
+def draw_cliff(found: Mapping[float, float]) -> Figure:
+    """Perplexity, relative to the model's own, against the share of zeros."""
+    figure, axes = plt.subplots(figsize=(7.6, 3.4), facecolor="white")
+    shares = [100 * share for share in found]
+    axes.plot(shares, list(found.values()), "o-", color=COLOURS[0])
+    for share, ratio in zip(shares, found.values(), strict=True):
+        text = f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
+        axes.annotate(text, (share, ratio), (0, 8), textcoords="offset points", ha="center", fontsize=9, color=INK)
+    axes.axhline(1, color=LINE, linewidth=1)
+    axes.set_yscale("log")
+    axes.set_ylim(0.7, 4 * max(found.values()))
+    axes.set(xlabel="weights that are zero, the smallest of each matrix, %", ylabel="perplexity / its own")
+    axes.set_title("SmolLM2 with its smallest weights set to zero", loc="left", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    plt.close(figure)
+    return figure
+
+
+def product_times(share: float, num_rows: int) -> tuple[float, float, float]:
+    """Seconds of a product with a matrix of which `share` is zero: dense, dense with the zeros in it, and CSR."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(SHAPE, generator=generator)
+    holed = weight * (torch.rand(SHAPE, generator=generator) >= share)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # its support is in beta
+        sparse = holed.to_sparse_csr()
+    x = torch.randn(num_rows, SHAPE[1], generator=generator)
+    columns = x.T.contiguous()  # what a sparse product wants
+    calls = (lambda: F.linear(x, weight), lambda: F.linear(x, holed), lambda: sparse @ columns)
+    for call in calls:
+        call()
+    dense, with_zeros, csr = (seconds(call, repeats=40) for call in calls)
+    return dense, with_zeros, csr
+
+
+def sparse_over_dense() -> float:
+    """The sparse product of one row with 90 % zeros, relative to the dense one."""
+    dense, _, csr = product_times(0.9, 1)
+    return csr / dense
