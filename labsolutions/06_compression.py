@@ -43,10 +43,13 @@ for name, numbers in {"as they are": weight.flatten(), "16 further on": weight.f
 # steps, `reveal("6.1")` shows a solution. If you skip an exercise, later cells use the reference solution and say so.
 
 # %% tags=["setup"]
+import itertools
+
 import torch
 import torch.nn.functional as F
 
 from twophase_labs import ____, check, hint, measured, reference, reveal, use
+from twophase_labs.machine.kernels import device, tl, triton  # first: it decides how kernels run
 
 torch.set_num_threads(1)
 
@@ -523,3 +526,1082 @@ print(
 )
 print("the engine reads the same codes:", torch.equal(checkpoints.unpack(words, 4), codes))
 print("and so do you:", torch.equal(unpack(words), codes))
+
+# %% [markdown]
+# ## 4. Outliers
+# <!-- minutes: 31 -->
+#
+# Fewer bits in the weights shorten what waits for memory: decode. A prefill waits for arithmetic (lab 2), and 4-bit
+# weights that are turned into 16 bits and then multiplied save it none. Multipliers of int8 do: an H100's data sheet
+# gives them 1,979 TOPS, twice the 989.5 TFLOP/s of bf16. They need *both* factors in 8 bits, weights and
+# **activations**, what a layer is given: W8A8. Below is a point for each input of two layers of SmolLM2: its largest
+# magnitude over 512 tokens, and the largest of the weights that it is multiplied by.
+
+# %% [markdown]
+# **Think first.** One scale for a whole tensor makes its largest magnitude 127. Everything below half a step becomes 0.
+# Which of the four tensors can be stored like that?
+
+# %%
+from twophase_labs.compression import calibrated_pictures
+from twophase_labs.compression.changed_model import recorded_inputs
+
+two_layers = ("15.self_attn.q_proj", "28.mlp.down_proj")
+figure = calibrated_pictures.draw_outliers(two_layers)
+for name in two_layers:
+    x = recorded_inputs()[name].abs()
+    lost = (x < x.max() / 127 / 2).float().mean()
+    at_token, at_channel = divmod(int(x.argmax()), x.shape[1])
+    print(f"layer {name}: largest input {x.max():.1f}, at token {at_token} in channel {at_channel};", end=" ")
+    print(f"a channel's maximum is {x.amax(0).median():.2f} in the median; one scale makes {lost:.1%} of all inputs 0")
+figure
+
+# %% [markdown]
+# **Read the result.** Of the weights, no input's largest comes near the grey band. Activations have **outliers**: in
+# `q_proj` a few channels reach many times the median, and in layer 28 the text's first token has one element of over
+# two thousand. A scale that covers it leaves no codes for the other channels.
+#
+# The cheapest cure is a scale *per token*: the token with the huge element no longer spoils the rest.
+#
+# $$y_{to} = \sum_i x_{ti} w_{oi} \approx s_t\, s_o \sum_i \mathrm{code}_{ti}\, \mathrm{code}_{oi}$$
+
+# %% [markdown]
+# <!-- card 6.4 -->
+# `x` is `[T, I]`, `codes` int8 `[O, I]`, `scales` `[O]`: weight o, i is `codes[o, i] * scales[o]`. Codes of `x` are
+# whole numbers from -127 to 127, rounded to nearest. Sums of their products are exact: `torch._int_mm(a, b)` multiplies
+# int8 matrices `[T, I]` and `[I, O]` and adds up in int32. A token of zeros gives zeros.
+#
+# ```python
+# codes = torch.tensor([[100, -50]], dtype=torch.int8)
+# int8_linear(torch.tensor([[1.27, 0.2]]), codes, torch.tensor([0.5]))   # [[58.5]]: codes 127 and 20, scale 0.01
+# ```
+
+
+# %% tags=["exercise:6.4"]
+def int8_linear(x, codes, scales):
+    x_scales = x.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 127  # SOLUTION: one per token, never 0
+    x_codes = (x / x_scales).round().to(torch.int8)  # SOLUTION: int8 [T, I]
+    sums = torch._int_mm(x_codes, codes.t())  # SOLUTION: int32 [T, O]
+    return sums * x_scales * scales  # SOLUTION: what the sums of codes stand for
+
+
+# %%
+check("6.4")
+
+# %% [markdown]
+# **The whole model.** All 210 linear layers of SmolLM2 have int8 weights with a scale per output. Their inputs are left
+# alone, or rounded with one scale per layer, which a calibration text has set, or go through your function. Perplexity
+# is that of 512 tokens of another text.
+
+# %%
+from twophase_labs.compression import int8_model
+
+int8_linear = use("6.4")
+print(f"int8 weights alone                         perplexity x {int8_model.int8_weights():.3f}")
+print(f"and activations, one scale per tensor      perplexity x {int8_model.one_scale_per_tensor():.3f}")
+print(f"and activations, a scale per token (yours) perplexity x {int8_model.own_linear(int8_linear):.3f}")
+
+# %% [markdown]
+# **Read the result.** Weights in 8 bits cost nothing that 512 tokens could show. With one scale per tensor, activations
+# in 8 bits ruin the model; with one per token they cost a few per cent at most, about what 512 tokens can tell from
+# nothing. (The last digits change with the order of sums: a rounding that goes the other way is carried on by all later
+# layers.)
+#
+# **Open the engine.** Its int8 layer, which a model quantised as W8A8 gets:
+
+# %%
+from twophase.quantization.linear import DynamicInt8Linear
+from twophase_labs.kit.open_engine import show_source
+
+show_source(DynamicInt8Linear.__call__)
+
+# %% [markdown]
+# **Question.** Tokens have scales, and outputs have scales. It is *input channels* that differ most. Why do they not
+# have scales?
+#
+# <details><summary>Answer</summary>
+#
+# Both scales are multiplied once, after the sum over the input channels. A scale per channel would stand inside that
+# sum, so that the integer multiplier could not add the products up. It would have to be in one of the factors before
+# they are rounded.
+# </details>
+
+# %% [markdown]
+# ### Smoothing: the scale goes into the weights
+#
+# A scale per token has to be found at run time, from every row. With a *static* scale per tensor nothing has to be
+# found, and some accelerators know nothing else. To make that work, **SmoothQuant** (arXiv:2211.10438) divides input
+# channel $i$ by a factor $s_i$ and multiplies column $i$ of the weights by it:
+#
+# $$s_i = \frac{\max|x_i|^{\alpha}}{\max|w_i|^{1 - \alpha}}$$
+#
+# The product stays the same. Dividing costs nothing either: the input comes from an RMSNorm that multiplies channel $i$
+# by a weight anyway. At $\alpha = 1$ the weights take over the whole trouble, and at 0.5 both sides become equally
+# large.
+
+# %% [markdown]
+# <!-- card 6.5 -->
+# Fold the factors in. Several matrices read the same norm's output, as Q, K and V do.
+
+
+# %% tags=["exercise:6.5"]
+def smooth(norm_weight, weights, x_max, alpha):
+    """Factors for the inputs of some linear layers, folded into the norm in front of them and into their weights.
+
+    norm_weight: [I], what the norm multiplies its output by. weights: a list of [O, I] tensors, O may differ; all are
+    given the norm's output. x_max: [I], the largest magnitude of each input. alpha: 0 to 1. The largest magnitude of
+    an input's weights is taken over all the matrices. Where it, or x_max, is 0, the factor is 1.
+
+    Returns the norm's new weight [I] and the list of new weights. What it is given stays as it is.
+
+    >>> smooth(torch.tensor([1.0, 1.0]), [torch.tensor([[1.0, 4.0]])], torch.tensor([9.0, 4.0]), 0.5)   # factors 3, 1
+    (tensor([0.3333, 1.0000]), [tensor([[3., 4.]])])
+    >>> smooth(torch.tensor([8.0]), [torch.tensor([[1.0]]), torch.tensor([[-2.0]])], torch.tensor([4.0]), 1.0)
+    (tensor([2.]), [tensor([[4.]]), tensor([[-8.]])])
+    """
+    # BEGIN SOLUTION: the norm's weight, the weights
+    w_max = torch.stack([w.abs().amax(0) for w in weights]).amax(0)
+    factors = x_max**alpha / w_max ** (1 - alpha)
+    factors = torch.where((x_max > 0) & (w_max > 0), factors, 1)
+    return norm_weight / factors, [w * factors for w in weights]
+    # END SOLUTION
+
+
+# %%
+check("6.5")
+
+# %% [markdown]
+# **On the model.** Both norms of each layer are smoothed, for Q, K and V and for the MLP's gate and up projections. Two
+# matrices have no norm in front of them. What `down_proj` is given are products of `up_proj`'s outputs and the gate, so
+# its factors can be folded into the *rows* of `up_proj`. What `o_proj` is given comes from `v_proj`, but three query
+# heads share each KV head and would have to share its factors; it is left as it is here.
+
+# %%
+smooth = use("6.5")
+print(f"smoothed and not rounded, logits differ by {int8_model.largest_change(smooth, 0.5):.0e} of the largest")
+print(f"one scale per tensor                  perplexity x {int8_model.one_scale_per_tensor():.3f}")
+norms_only = int8_model.one_scale_smoothed(smooth, 0.5, with_down=False)
+print(f"smoothed, alpha 0.50, norms only      perplexity x {norms_only:.3f}")
+for alpha in (0.5, 0.65, 0.85):
+    ratio = int8_model.one_scale_smoothed(smooth, alpha)
+    print(f"smoothed, alpha {alpha:.2f}, down_proj too   perplexity x {ratio:.3f}")
+
+# %% [markdown]
+# **Read the result.** The largest outlier sits in front of `down_proj`, where a recipe that only looks at norms does
+# not reach: with the norms alone little is won. With `down_proj` smoothed too, one static scale per tensor comes near a
+# scale per token. Too large an $\alpha$ makes outliers of the weights. (Which of two neighbouring values of $\alpha$ is
+# better, 512 tokens do not decide.)
+
+# %% [markdown]
+# > **In production, 2026.** A checkpoint in int8 that llm-compressor makes for
+# > [vLLM](https://docs.vllm.ai/en/latest/features/quantization/int8/) has a scale per token for activations, found at
+# > run time, and its documentation warns that Blackwell cards have no int8 kernels: there FP8 takes its place, at the
+# > same peak rate on an H100. FP8 has exponents, so that one outlier costs the other channels fewer bits. NVIDIA's
+# > [Model Optimizer](https://nvidia.github.io/Model-Optimizer/guides/0_support_matrix.html) pairs int8 weights per
+# > channel with one activation scale per tensor, and smooths. The mapping of `down_proj` to `up_proj` is found in
+# > [published recipes](https://huggingface.co/neuralmagic-ent/Llama-3.2-3B-quantized.w8a8/blame/main/recipe.yaml), too.
+# > By roofline, W8A8 at best halves the time that an H100 needs for the products of a long prefill, and halves the
+# > bytes of weights that a decode step reads in bf16; 4.5 bits per weight make them 3.6 times fewer.
+#
+# **Takeaway.** int8 weights cost nothing measurable; int8 activations with one scale per tensor double SmolLM2's
+# perplexity, because of a few channels; with a scale per token they cost less than 5 %, and with a static scale after
+# smoothing that includes `down_proj` about 10 %.
+
+# %% [markdown]
+# ## 5. Weights that matter
+# <!-- minutes: 20 -->
+#
+# Back to weights alone, and to 4 bits in groups of 64. Rounded to nearest, they raised the perplexity by a third
+# (section 2). Rounding to nearest makes the *weight's* error small. What counts is the *output's*: the error of weight
+# $o, i$ times input $i$. Section 4 showed that inputs differ.
+
+# %% [markdown]
+# **Think first.** You may keep 1 % of a matrix's columns in full precision. Would you take the columns with the largest
+# weights, or those with the largest inputs? What does it win over any 1 %?
+
+# %%
+from twophase_labs.compression import calibrated
+
+shares = (0.0, 0.01, 0.02, 0.05, 0.1)
+errors = calibrated.kept_columns("15.self_attn.v_proj", shares, bits=4, group_size=64)
+for rule, values in errors.items():
+    print(f"1 % of the columns kept, {rule:15}: error of the output {values[0]:.1%} -> {values[1]:.1%}")
+calibrated_pictures.draw_kept_columns(shares, errors)
+
+# %% [markdown]
+# **Read the result.** Six columns of 576, chosen by what they are multiplied by, halve the error. Columns of two kinds
+# would be slow, though: a kernel wants them all alike. **AWQ** (arXiv:2306.00978) gets most of the effect with all
+# weights in 4 bits. It multiplies important columns by a factor before rounding and divides their inputs by it, as
+# smoothing does. A column that is multiplied by 4, while the group's range hardly grows, is stored four times as
+# finely. A search decides for each matrix to which power the inputs' mean magnitudes are raised:
+#
+# $$f_i = \frac{m_i^{\alpha}}{\sqrt{\max_j m_j^{\alpha} \cdot \min_j m_j^{\alpha}}}, \qquad m_i = \mathrm{mean}|x_i|$$
+
+# %% [markdown]
+# <!-- card 6.6 -->
+# Search. Call your `quantize` of section 2 and the `dequantize` beside it.
+
+
+# %% tags=["exercise:6.6"]
+def awq(weight, x, bits, group_size, num_steps=11):
+    """The factors [I] by which to multiply a weight's columns before rounding it.
+
+    weight: float32 [O, I]. x: float32 [T, I], inputs of the layer. Tried are num_steps values of alpha, evenly from 0
+    to 1. Factors are mean |x_i| ** alpha, over the root of the largest times the smallest of them; a mean below 1e-4
+    counts as 1e-4. The best alpha has the smallest squared error of the output: x times the weight that was multiplied,
+    rounded to `bits` bits in groups of `group_size` and divided again, against x times the weight.
+
+    >>> awq(torch.tensor([[0.0, 0.4, 1.0, 0.2]]), torch.tensor([[1.0, 16.0, 1.0, 1.0]]), 2, 4, num_steps=3)
+    tensor([0.5000, 2.0000, 0.5000, 0.5000])
+    >>> awq(torch.tensor([[0.0, 0.4, 1.0, 0.2]]), torch.tensor([[3.0, -3.0, 3.0, 3.0]]), 2, 4)    # nothing stands out
+    tensor([1., 1., 1., 1.])
+    """
+    # BEGIN SOLUTION: the best factors
+    means, wanted = x.abs().mean(0).clamp(min=1e-4), x @ weight.T
+    best_error, best = torch.inf, None
+    for step in range(num_steps):
+        powers = means ** (step / (num_steps - 1))
+        factors = powers / (powers.max() * powers.min()).sqrt()
+        rounded = dequantize(*quantize(weight * factors, bits, group_size)) / factors
+        error = (x @ rounded.T - wanted).square().sum()
+        if error < best_error:
+            best_error, best = error, factors
+    return best
+    # END SOLUTION
+
+
+# %%
+check("6.6")
+
+# %% [markdown]
+# **The whole model.** From here on it is the engine that runs. It has 120 matrices: it multiplies Q, K and V by one
+# (`qkv`), gate and up by another (`gate_up`), and these then share factors, as they share the norm in front of them.
+# Your search looks at 128 tokens of the calibration text, for each matrix. Perplexity is measured on the other text.
+
+# %%
+from twophase_labs.compression import own_engine
+
+awq, quantize = use("6.6"), use("6.2")
+factors = own_engine.all_factors(awq, bits=4, group_size=64, num_steps=6)
+to_nearest = own_engine.in_groups(quantize, bits=4)
+with_factors = own_engine.in_groups(quantize, 4, factors)
+print(f"4 bits, groups of 64, to nearest: perplexity x {own_engine.perplexity_ratio(to_nearest):.3f}")
+print(f"4 bits, groups of 64, AWQ:        perplexity x {own_engine.perplexity_ratio(with_factors):.3f}")
+for kind, (num_layers, largest) in calibrated.by_kind(factors).items():
+    print(f"   {kind:7} factors that are not all 1 in {num_layers:2} of 30 layers, at most {largest:5.1f} : 1")
+
+# %% [markdown]
+# **Read the result.** The same bits, the same kernel, and more than half of the loss is gone. Behind a norm, in Q, K
+# and V, every layer gets factors; in front of `o_proj`, where inputs are of about one size, the search chooses $\alpha
+# = 0$ nearly always. One number is fitted per matrix, so a few tokens suffice and there is little to overfit.
+#
+# (Here an input is divided by the factors before it is multiplied. Served models have them folded into the norm, as in
+# 6.5, or into the matrix in front.)
+
+# %% [markdown]
+# > **In production, 2026.** [llm-compressor](https://docs.vllm.ai/projects/llm-compressor/en/0.11.0/examples/awq/) runs
+# > AWQ as a step before rounding, with a mapping per model family of which layer takes up which factors, `v_proj` for
+# > `o_proj` among them. vLLM serves AWQ checkpoints by its
+# > [Marlin](https://docs.vllm.ai/en/latest/api/vllm/model_executor/layers/quantization/awq_marlin/) kernels: 4 bits,
+# > with a zero point. SGLang [recommends](https://docs.sglang.io/advanced_features/quantization.html) to quantise
+# > offline, and for AWQ and GPTQ there is no other way: both need a calibration text. By roofline a decode step on an
+# > H100 reads the same 4.5 bits per weight with any of the methods; only quality differs.
+#
+# **Takeaway.** A search over six values per matrix on 128 tokens brings 4 bits in groups of 64 from 1.34 to 1.13 times
+# the plain model's perplexity, at no cost when the model runs.
+
+# %% [markdown]
+# ## 6. Column by column
+# <!-- minutes: 32 -->
+#
+# AWQ still rounds each weight alone. But inputs are related: if two of them are almost always equal, an error in the
+# weight of one can be made up for in the weight of the other.
+
+# %% [markdown]
+# **Think first.** Two inputs always have the same value. Both weights are 0.4 and have to become whole numbers. What
+# does rounding to nearest make of their sum, and what would you choose?
+
+# %%
+calibrated_pictures.draw_columns()
+
+# %% [markdown]
+# To nearest both become 0, and the sum is 0 in place of 0.8; with 0 and 1 it is 1. That is how **GPTQ**
+# (arXiv:2210.17323) works: round column $i$; see how far off that is; change the columns to come so that the outputs on
+# the calibration text are as near as possible to what they were; go on. How to change them is known from least squares.
+# With $H = X^T X$ and $U$ the upper Cholesky factor of its inverse, $H^{-1} = U^T U$:
+#
+# $$e = \frac{w_i - \mathrm{rounded}_i}{U_{ii}}, \qquad w_j \leftarrow w_j - e\,U_{ij} \quad (j > i)$$
+#
+# A constant is added to the diagonal of $H$ (*damping*): there are often fewer tokens than inputs, and $H$ would have
+# no inverse.
+
+# %% [markdown]
+# <!-- card 6.7 -->
+# Write it, for all outputs at once: they share $U$.
+
+
+# %% tags=["exercise:6.7"]
+def gptq(weight, x, bits, group_size):
+    """A weight rounded column by column, each column's error made up for by the columns to come.
+
+    weight: float32 [O, I]. x: float32 [T, I], inputs of the layer. The Hessian is x^T x, [I, I], with 1 % of its
+    diagonal's mean added to the diagonal; compute in float64. When a group of `group_size` columns begins, its minimum
+    and scale, (maximum - minimum) / (2**bits - 1), are set from the weights as they are then, for each output. Codes
+    are 0 to 2**bits - 1.
+
+    Returns what the codes stand for, float32 [O, I]. What it is given stays as it is.
+
+    >>> weight = torch.tensor([[0.0, 0.4, 0.4, 1.0]])
+    >>> gptq(weight, torch.eye(4), bits=1, group_size=4)                # independent inputs: to nearest
+    tensor([[0., 0., 0., 1.]])
+    >>> gptq(weight, torch.tensor([[1.0, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]]), 1, 4)   # inputs 1 and 2 are equal
+    tensor([[0., 0., 1., 1.]])
+    """
+    # BEGIN SOLUTION: the rounded weight
+    x, w = x.double(), weight.double()
+    hessian = x.T @ x
+    hessian += 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian))
+    upper = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)
+    rounded = torch.empty_like(w)
+    for i in range(w.shape[1]):
+        if i % group_size == 0:
+            group = w[:, i : i + group_size]
+            minima = group.amin(1)
+            scales = (group.amax(1) - minima) / (2**bits - 1)
+        codes = ((w[:, i] - minima) / scales.clamp(min=1e-30)).round().clamp(0, 2**bits - 1)
+        rounded[:, i] = codes * scales + minima
+        error = (w[:, i] - rounded[:, i]) / upper[i, i]
+        w[:, i + 1 :] -= torch.outer(error, upper[i, i + 1 :])
+    return rounded.float()
+    # END SOLUTION
+
+
+# %%
+check("6.7")
+
+# %% [markdown]
+# **Three matrices of layer 15.** The whole model would take too long for a lab, so what is measured here is the error
+# of one matrix's output: on the tokens that GPTQ calibrated with, and on a text that it has not seen.
+
+# %%
+gptq = use("6.7")
+
+
+def rounds(weight):
+    return dequantize(*quantize(weight, 4, 64))
+
+
+counts = (64, 128, 256, 512)
+names = ("15.self_attn.v_proj", "15.self_attn.o_proj")
+curves = {name: calibrated.errors_by_tokens(gptq, name, counts, bits=4, group_size=64) for name in names}
+names += ("15.mlp.down_proj",)
+curves[names[-1]] = calibrated.errors_by_tokens(gptq, names[-1], counts[-1:], bits=4, group_size=64)
+own_factors = {names[0]: factors[15, "qkv"], names[1]: factors[15, "o"], names[2]: factors[15, "down"]}
+nearest = {}
+print("error of the output             nearest     AWQ    GPTQ (512 tokens)   GPTQ on those tokens")
+for name in names:
+    weight, fresh = calibrated.weight_of(name), calibrated.fresh_inputs(name)
+    nearest[name] = calibrated.relative_error(rounds(weight), name, fresh)
+    with_awq = calibrated.relative_error(rounds(weight * own_factors[name]) / own_factors[name], name, fresh)
+    known, new = (values[-1] for values in curves[name])
+    print(f"{name:20} {len(weight.T):5} inputs {nearest[name]:7.1%} {with_awq:7.1%} {new:8.1%} {known:22.1%}")
+calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2]}, nearest)
+
+# %% [markdown]
+# **Read the result.** On the tokens that it has seen, GPTQ's error is far below that of the others. On fresh text it gains
+# for the attention's two matrices, more with each doubling of the text, and *loses* for `down_proj`: 512 tokens say
+# little about 1,536 inputs, so it fits relations that were there by chance. Its paper calibrates with 128 texts of
+# 2,048 tokens, 262,144 in all. A method has to be judged on text that it has not seen, and so does a compressed model.
+#
+# The methods can be combined: first factors as in AWQ or SmoothQuant, then GPTQ in place of rounding to nearest.
+
+# %% [markdown]
+# <!-- card 6.8 -->
+# Which method fits? A letter may be used more than once. **a** rounding to nearest · **b** AWQ · **c** GPTQ ·
+# **d** SmoothQuant
+
+
+# %% tags=["exercise:6.8"]
+answer_6_8 = {
+    "weights in 8 bits, activations as they are, nothing to calibrate with": "a",  # SOLUTION: a letter
+    "4-bit weights, and only 500 tokens to calibrate with": "b",  # SOLUTION: a letter
+    "4-bit weights, a million tokens like the traffic, hours to spare": "c",  # SOLUTION: a letter
+    "long prompts on int8 multipliers that take one static scale per tensor": "d",  # SOLUTION: a letter
+    "weights that come from a 4-bit file, stored again on that file's grid": "a",  # SOLUTION: a letter
+}
+
+# %%
+check("6.8")
+
+# %% [markdown]
+# | | what it changes | what it needs | speeds up | paper |
+# |---|---|---|---|---|
+# | SmoothQuant | columns, so that activations fit int8 | each input's maximum | prefill, decode | arXiv:2211.10438 |
+# | AWQ | columns, so that weights that matter are finer | mean magnitudes, few tokens | decode | arXiv:2306.00978 |
+# | GPTQ | which way each weight is rounded | $X^T X$ of many tokens, its inverse | decode | arXiv:2210.17323 |
+#
+# > **In production, 2026.** llm-compressor's
+# > [GPTQModifier](https://docs.vllm.ai/projects/llm-compressor/en/0.11.0/api/llmcompressor/modifiers/gptq/) is yours
+# > with two additions: columns are worked on in blocks of 128, so that the GPU has matrices to multiply, and in the
+# > order of their importance (`actorder`, by default `static`). TensorRT-LLM lists [AWQ and
+# > GPTQ](https://nvidia.github.io/TensorRT-LLM/features/quantization.html) with activations in 16 bits and in 8. What a
+# > kernel on an H100 reads is the same for all: codes, scales, minima.
+#
+# **Takeaway.** Calibrated on 512 tokens, GPTQ cuts the output error of layer 15's `v_proj` from 16.6 % to 9.7 % on
+# fresh text, and raises that of `down_proj`, with three times as many inputs, from 8.2 % to 11.6 %: the more a method
+# fits, the more text it needs.
+
+# %% [markdown]
+# ## 7. Four bits into the multiplier
+# <!-- minutes: 22 -->
+#
+# A weight of 4 bits saves time only if 4 bits are what is *read*. A layer that first writes the whole matrix out in 16
+# bits and then multiplies reads 4 bits, writes 16 and reads them again: more bytes than before. So the codes go to the
+# multiplier as they are, and become numbers in registers, just before they are multiplied.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+num_outputs, num_inputs, group_size = 1536, 576, 64
+num_groups = num_inputs // group_size
+per_output = {
+    "16 bits": 2 * num_inputs,
+    "4 bits, unpacked in registers": num_inputs // 2 + 2 * 2 * num_groups,
+    "4 bits, written out first": num_inputs // 2 + 2 * 2 * num_groups + 2 * 2 * num_inputs,
+}
+for name, num_bytes in per_output.items():
+    print(f"{name:30} {num_bytes:5,} bytes moved per output, {num_bytes / (2 * num_inputs):.2f} of 16 bits' bytes")
+
+# %% [markdown]
+# ```mermaid
+# flowchart LR
+#     M["memory:<br/>words of eight codes"] -->|"half a byte a weight"| R["registers:<br/>shift, mask"]
+#     S["scale, minimum<br/>of each group"] --> N["scale * code + minimum"]
+#     R --> N
+#     N --> D["tl.dot"]
+#     X["x: a few rows"] --> D
+#     D -->|"next group"| M
+#     D --> O["out"]
+# ```
+
+# %% [markdown]
+# **Think first.** A word is an int32 with eight codes. The last of them may be 9, binary 1001. What is the word's sign,
+# and what does a shift to the right by 28 bits give?
+
+# %% [markdown]
+# <!-- card 6.9 -->
+# A program computes a tile of outputs for all rows of x, and goes along the inputs a group at a time. Code i of output
+# o is number `i % 8` of word `i // 8` of its row; a weight is `scale * code + minimum`.
+#
+# ```python
+# launch_int4_linear(int4_linear_kernel, x, pack_words(codes), scales, minima)    # x @ weight.T, [T, O]
+# ```
+
+
+# %% tags=["exercise:6.9"]
+@triton.jit
+def int4_linear_kernel(
+    x_ptr,  # [T, I]
+    packed_ptr,  # int32 [O, I / 8]: eight neighbouring codes to a word, the first in its lowest four bits
+    scales_ptr,  # [O, G]
+    minima_ptr,  # like scales_ptr
+    out_ptr,  # [T, O]
+    num_tokens,  # T, at most BLOCK_T
+    num_inputs,
+    num_outputs,
+    GROUP: tl.constexpr,  # inputs that share a scale
+    BLOCK_T: tl.constexpr,  # rows of a tile of x
+    BLOCK_O: tl.constexpr,  # outputs of a program
+):
+    """One program: BLOCK_O outputs of all rows."""
+    offs_t = tl.arange(0, BLOCK_T)
+    offs_o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    has_token, has_output = offs_t < num_tokens, offs_o < num_outputs
+    num_groups = num_inputs // GROUP
+    acc = tl.zeros([BLOCK_T, BLOCK_O], tl.float32)
+    for group in range(num_groups):
+        columns = group * GROUP + tl.arange(0, GROUP)
+        x_ptrs = x_ptr + offs_t[:, None] * num_inputs + columns[None, :]
+        x = tl.load(x_ptrs, mask=has_token[:, None], other=0.0)
+        offs_w = (
+            offs_o[:, None] * (num_inputs // 8) + columns[None, :] // 8
+        )  # SOLUTION: [BLOCK_O, GROUP], each code's word
+        words = tl.load(packed_ptr + offs_w, mask=has_output[:, None], other=0)
+        codes = (words >> (columns % 8 * 4)[None, :]) & 15  # SOLUTION: each code, 0 to 15, out of its word
+        offs_s = offs_o * num_groups + group  # SOLUTION: [BLOCK_O], where each output has this group's scale
+        scale = tl.load(scales_ptr + offs_s, mask=has_output, other=0.0)
+        minimum = tl.load(minima_ptr + offs_s, mask=has_output, other=0.0)
+        weight = codes.to(tl.float32) * scale[:, None] + minimum[:, None]  # SOLUTION: [BLOCK_O, GROUP], float32
+        acc += tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee")  # SOLUTION: this group's part of the sum
+    mask = has_token[:, None] & has_output[None, :]
+    out_ptrs = out_ptr + offs_t[:, None] * num_outputs + offs_o[None, :]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+# %%
+check("6.9")
+
+# %% [markdown]
+# **A weight of SmolLM2 through your kernel**, and what the compiler made of it, beside the engine's kernel for the same
+# numbers: 128 outputs of a query projection, 4 rows in float16.
+
+# %%
+# needs: triton
+from twophase_kernels.packed_codes import pack_int4
+from twophase_kernels.quantized_linear import int4_linear
+from twophase_labs.compression.int4_launch import launch_int4_linear, pack_words, rounded, show_traffic
+from twophase_labs.machine.compiled import Compiled, inspect_engine
+
+int4_linear_kernel = use("6.9")
+codes, scales, minima = (each[:128] for each in rounded("15.self_attn.q_proj"))
+x = torch.randn(4, 576, generator=torch.Generator().manual_seed(0)).half()
+compiled = Compiled(int4_linear_kernel)
+out = launch_int4_linear(compiled, x, pack_words(codes), scales, minima)
+weight = codes * scales.repeat_interleave(64, 1) + minima.repeat_interleave(64, 1)
+print(f"largest difference from the written-out weight: {(out - x.float() @ weight.T).abs().max():.0e}")
+for_engine = pack_int4(codes), scales.T.contiguous(), minima.T.contiguous()
+engines = inspect_engine(int4_linear, x, *for_engine, num_splits=1)
+show_traffic({"yours": compiled.report, "the engine's": engines}, num_weights=128 * 576)
+
+# %% [markdown]
+# **Read the result.** Both ask for about the same bytes (a tile has room for 16 rows in yours, for 8 in the engine's,
+# and x counts here because the weight is small). But yours moves more than it asks for, and executes three times as
+# many instructions.
+#
+# **Open the engine.** Its kernel applies the scale to the *sum* of a group, not to each weight, and its words hold
+# codes that are 32 inputs apart:
+
+# %%
+# needs: triton
+from twophase_kernels.quantized_linear import quantized_linear_kernel
+from twophase_labs.kit.open_engine import show_source
+
+show_source(quantized_linear_kernel, first="parts = unpack_words", last="acc += x_sum")
+
+# %% [markdown]
+# **Question.** In your kernel eight neighbouring columns of the tile ask for the same word. What does it gain when
+# codes of one word are 32 columns apart, instead of neighbours?
+#
+# <details><summary>Answer</summary>
+#
+# A tile of words, shifted by 0, 4, 8 and 12, is four whole tiles of weights, each of 32 neighbouring inputs. A word is
+# loaded once, by the thread that unpacks all of it, and threads exchange nothing. The file's order suits a file; the
+# engine packs anew when it loads a model.
+# </details>
+#
+# **And on this CPU?** One matrix of each of the 30 layers in three formats, as the engine multiplies them, for more and
+# more rows.
+
+# %%
+from twophase_labs.compression import few_rows
+
+times = few_rows.product_times(rows=(1, 2, 4, 8, 16, 64))
+for num_rows in (1, 8, 64):
+    shown = ", ".join(f"{name} {times[name][num_rows] / times['float32'][num_rows]:.2f}" for name in times)
+    print(f"{num_rows:2} rows, time relative to float32's: {shown}")
+few_rows.draw_times(times)
+
+# %% [markdown]
+# **Read the result.** At one row bytes count, and 4 bits win. With more rows the same weights are multiplied more
+# often; then unpacking and arithmetic decide, and bf16 takes over if the processor has an instruction for it. So the
+# engine's `Int4Linear` keeps both forms if there is memory: 4 bits for up to `FEW_ROWS` rows, bf16 for more.
+#
+# > **In production, 2026.** Kernels that unpack in registers are the standard for 4-bit weights on NVIDIA GPUs. vLLM
+# > loads GPTQ checkpoints and [repacks them for its Marlin kernel](https://github.com/vllm-project/vllm/pull/3922),
+# > with groups of 32, 64, 128 or a whole row. By roofline on an H100 (3.35 TB/s, not run here): a weight [14336, 4096]
+# > takes 35 µs to read in bf16, and 10 µs in 4.5 bits.
+#
+# **Takeaway.** Unpacked in registers, a weight in groups of 64 costs 0.28 of the bytes of 16 bits; written out first it
+# costs 2.28 times as many.
+
+# %% [markdown]
+# ## 8. Zeros
+# <!-- minutes: 16 -->
+#
+# A weight that is zero need not be read or multiplied at all. How many can be set to zero? Here the smallest of each
+# matrix of SmolLM2 are, without any training afterwards.
+
+# %%
+from twophase_labs.compression import zeros
+
+cliff = zeros.pruned_perplexities((0.1, 0.3, 0.5, 0.7))
+zeros.draw_cliff(cliff)
+
+# %% [markdown]
+# A tenth is free (on so few tokens one cannot tell such a ratio from 1), and somewhere between a third and a half lies
+# a cliff. Smaller models have less to spare, and training after pruning wins some of it back.
+#
+# **Think first.** Suppose nine tenths were zeros. A dense product of one row reads each weight once. What must a
+# product read that skips the zeros?
+
+# %% [markdown]
+# <!-- card 6.10 -->
+# **Predict.** A matrix [1536, 576] with 90 % zeros at random places, stored as CSR (each row's nonzero weights and
+# their columns), times one row of x. How long does it take, relative to the dense product?
+
+# %% tags=["exercise:6.10"]
+guess_6_10 = 1.0  # SOLUTION: times the dense product's time
+
+# %%
+check("6.10")
+
+# %%
+for num_rows in (1, 8):
+    dense_s, with_zeros_s, csr_s = zeros.product_times(0.9, num_rows)
+    print(
+        f"{num_rows} rows: dense with zeros {with_zeros_s / dense_s:.2f}, CSR {csr_s / dense_s:.2f} of the dense time"
+    )
+measured("6.10", zeros.sparse_over_dense())
+
+# %% [markdown]
+# **Read the result.** A dense product does not notice its zeros. The sparse one has a tenth of the arithmetic, and
+# saves nothing like nine tenths of the time: for each weight it reads a column number as well, and then the element of
+# x that it names, wherever that is. On a GPU it is worse: the matrix unit multiplies whole tiles, and a tile of zeros at
+# random places is never empty.
+#
+# So hardware asks for a *pattern*. NVIDIA's matrix units since Ampere know one: **2:4 sparsity**, of each four
+# neighbouring weights two are kept, with two bits to say where each of them stood.
+
+# %% [markdown]
+# <!-- card 6.11 -->
+# Keep the two of largest magnitude in each four neighbours of a row.
+
+
+# %% tags=["exercise:6.11"]
+def two_of_four(weight):
+    """Of each four neighbours in a row the two of largest magnitude; of equals the first.
+
+    weight: [O, I], I a multiple of 4. Returns values [O, I/2], the weights that are kept, in their order, and places
+    [O, I/2], where each of them stands in its four: 0 to 3, ascending within a four.
+
+    >>> values, places = two_of_four(torch.tensor([[1.0, -5.0, 2.0, 0.5, 0.0, 0.0, 0.0, 7.0]]))
+    >>> values.tolist()
+    [[-5.0, 2.0, 0.0, 7.0]]
+    >>> places.tolist()
+    [[1, 2, 0, 3]]
+    """
+    # BEGIN SOLUTION: values, places
+    fours = weight.unflatten(1, (-1, 4))
+    order = fours.abs().sort(dim=-1, descending=True, stable=True).indices
+    places = order[..., :2].sort(dim=-1).values
+    return fours.gather(-1, places).flatten(1), places.flatten(1)
+    # END SOLUTION
+
+
+# %%
+check("6.11")
+
+# %%
+two_of_four = use("6.11")
+values, places = two_of_four(zeros.written_out(*two_of_four(torch.randn(1536, 576))))
+kept_bytes = values.numel() * 2 + places.numel() * 2 / 8
+print(f"bytes, in 16 bits: {kept_bytes / (2 * 1536 * 576):.4f} of the dense weight's")
+by_weight, by_output = zeros.two_of_four_perplexities(two_of_four)
+print(f"SmolLM2, two of four by weight: perplexity x{by_weight:.1f}; by weight times input (Wanda): x{by_output:.1f}")
+
+# %% [markdown]
+# **Read the result.** The same number of zeros costs more in a fixed pattern than where they hurt least. Wanda
+# (arXiv:2306.11695) ranks a weight by its size times the size of its input, AWQ's thought again, and loses far less.
+# Neither is usable here without training afterwards. Half the weights in 16 bits are more bytes than all of them in 4.
+#
+# There is sparsity of another kind that pays: a *mixture of experts* leaves out whole matrices, chosen for each token,
+# and what is read is dense. That is in lab 7.
+#
+# > **In production, 2026.** vLLM [removed its 2:4 kernels](https://github.com/vllm-project/vllm/pull/36799) in March
+# > 2026, because hardly any model used them; quantisation is what engines are built around. By roofline on an H100 (not
+# > run here), 2:4 in 16 bits reads 0.5625 of the bytes of a decode step's weights, 4 bits in groups of 64 reads 0.28.
+#
+# **Takeaway.** Two of four leave 0.5625 of the bytes in 16 bits; zeros at random places save no such share of the time.
+
+# %% [markdown]
+# ## 9. A smaller model that was taught
+# <!-- minutes: 22 + 8 -->
+#
+# The fourth route makes no weight smaller: it trains a smaller model. **Distillation** lets it learn from the larger
+# one, the **teacher**. It may learn from the teacher's texts (*response*: they are all one needs, also through an API),
+# from its distribution at each token (*logits*), or let the student write and the teacher judge each of its tokens
+# (*trajectory*, on-policy: the student meets its own mistakes).
+#
+# **Think first.** The teacher drew one token where ten were likely. What does a student learn from that token, and what
+# from the ten probabilities?
+
+# %% [markdown]
+# <!-- card 6.12 -->
+# For each position, with both distributions at temperature T:
+#
+# $$T^2 \sum_v p_v \,(\log p_v - \log q_v), \qquad p = \mathrm{softmax}(z_{teacher} / T), \quad
+# q = \mathrm{softmax}(z_{student} / T)$$
+#
+# A higher T shows more of the unlikely tokens. The gradient shrinks with $1/T^2$, and the factor undoes it
+# (arXiv:1503.02531).
+
+
+# %% tags=["exercise:6.12"]
+def distillation_loss(student_logits, teacher_logits, temperature):
+    """T^2 times the divergence of the teacher's distribution from the student's, mean over all positions.
+
+    Logits are float32 [..., V], and may be large. Returns a tensor without axes; its gradient reaches the student's
+    logits, not the teacher's.
+
+    >>> same = torch.tensor([[1.0, 2.0, 3.0]])
+    >>> distillation_loss(same, same, 2.0).item()
+    0.0
+    >>> teacher = torch.tensor([[0.0, 0.0]])                     # one half each
+    >>> loss = distillation_loss(torch.tensor([[0.0, 1.0986123]]), teacher, 1.0)     # the student: 1/4 and 3/4
+    >>> round(loss.item(), 4)
+    0.1438
+    """
+    # BEGIN SOLUTION: a tensor without axes
+    log_p = F.log_softmax(teacher_logits.detach() / temperature, dim=-1)
+    log_q = F.log_softmax(student_logits / temperature, dim=-1)
+    divergence = (log_p.exp() * (log_p - log_q)).sum(-1)
+    return temperature**2 * divergence.mean()
+    # END SOLUTION
+
+
+# %%
+check("6.12")
+
+# %% [markdown]
+# **A student of SmolLM2.** It begins as SmolLM2's first two layers. SmolLM2 writes 24 beginnings of stories; 18 are
+# trained on, 6 kept back. One student learns from the tokens that were drawn, the other from the logits: the same
+# stories, the same steps.
+
+# %%
+from twophase_labs.compression import students
+
+distillation_loss = use("6.12")
+told = students.stories()
+print(f"the student can write {len(told.types):,} tokens, to which SmolLM2 gives {told.mass:.0%} of the probability")
+taught = {"tokens": students.make_student(), "logits": students.make_student()}
+print(f"not trained:       {students.distance(taught['logits']):5.2f} nats per token from the teacher")
+students.train(taught["tokens"], students.loss_on_tokens, on="tokens")
+students.train(taught["logits"], lambda z, teacher: distillation_loss(z, teacher, 1.0), on="logits")
+for name, student in taught.items():
+    print(f"taught by {name}:  {students.distance(student):5.2f}")
+
+# %% [markdown]
+# **Read the result.** From the same stories, logits teach much more: each position says how likely *every* token was.
+# With so few stories the student on tokens learns them by heart and becomes sure of the wrong tokens. Neither is a good
+# model; that takes many millions of tokens, where the two come closer, and logits still need fewer.
+#
+# **When to distil.** If a smaller model of the same family exists, try it first. Squeezing costs minutes and a gate;
+# distilling costs training, and pays for a narrow task, for a draft model (lab 5), or to win back what pruning and
+# rounding have lost.
+
+# %% [markdown]
+# ### Rounding afterwards, or while training
+#
+# Sections 2 to 6 rounded a model that was finished (**PTQ**, post-training quantisation). **QAT**, quantisation-aware
+# training, computes with rounded weights in every step and moves the weights behind them, so that they end up where
+# rounding hurts less. The gradient passes through rounding as if it were not there.
+
+# %% [markdown]
+# <!-- card 6.17 -->
+# Extra. Round a weight [O, I] as in section 2, each group from its minimum to its maximum in `2**bits - 1` steps, so
+# that the result's gradient is the weight's.
+
+
+# %% tags=["exercise:6.17"]
+def fake_quantize(weight, bits, group_size):
+    """The rounded weight [O, I], with the gradient of the weight itself."""
+    groups = weight.detach().unflatten(1, (-1, group_size))
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    step = (high - low) / (2**bits - 1)
+    step = torch.where(step == 0, 1.0, step)  # SOLUTION: what to divide by, also where a group is all alike
+    rounded = (
+        (groups - low) / step
+    ).round() * step + low  # SOLUTION: the nearest value of the grid, [O, G, group_size]
+    return weight + (rounded.flatten(1) - weight).detach()  # SOLUTION: the value of one, the gradient of the other
+
+
+# %%
+check("6.17")
+
+# %%
+fake_quantize = use("6.17")
+
+
+def soft(logits, teacher):
+    return distillation_loss(logits, teacher, 1.0)
+
+
+more = {"num_steps": students.MORE_STEPS, "learning_rate": students.MORE_LEARNING_RATE}
+longer = students.copy_of(taught["logits"])
+students.train(longer, soft, on="logits", **more)
+print(f"as it was {students.distance(taught['logits']):.2f}, trained on {students.distance(longer):.2f} nats per token")
+for bits in (3, 2):
+    aware = students.copy_of(taught["logits"])
+    with students.computing_rounded(aware, fake_quantize, bits):
+        students.train(aware, soft, on="logits", **more)
+        with_rounding = students.distance(aware)
+    with students.computing_rounded(longer, fake_quantize, bits):
+        print(
+            f"{bits} bits: trained on, then rounded {students.distance(longer):.2f}; with rounding {with_rounding:.2f}"
+        )
+
+# %% [markdown]
+# **Read the result.** All were trained for equally many steps. The fewer bits, the more it helps to train with them: at
+# 2 bits most of what rounding costs comes back. At 4 bits and more, PTQ with AWQ or GPTQ is usually near enough, and
+# needs no training.
+#
+# > **In production, 2026.** NVIDIA's Model Optimizer has [pruning followed by
+# > distillation](https://github.com/NVlabs/Minitron) (Minitron: an 8B and a 4B model out of a 15B one, with up to 40
+# > times fewer training tokens than from scratch) and [QAT](https://nvidia.github.io/TensorRT-Model-Optimizer) beside
+# > PTQ; engines load the result like any other model. By roofline a model half as large halves a decode step's bytes on
+# > an H100 as it does here.
+#
+# **Takeaway.** With the same 18 stories and 18 steps, a student taught by logits ends nearer to its teacher than one
+# taught by tokens, and at 2 bits training with rounding beats rounding afterwards.
+
+# %% [markdown]
+# ## 10. Bits where they count
+# <!-- minutes: 15 -->
+#
+# So far the whole model had one format. But its parts are not alike: section 4 found one layer with inputs a hundred
+# times as large as others', and the output matrix has kept its 8 bits all along. This section measures what each part
+# costs on its own, spends bits where they count, and lets the engine's gate judge the result.
+#
+# The engine has four matrices in each layer: `qkv` (queries, keys and values in one), `o`, `gate_up` and `down`. With
+# the early and the late half of the layers apart, these are eight parts. One part at a time takes your 4 bits (the
+# factors of section 5, then your `quantize` in groups of 64); all others stay as they are. The damage is the mean **KL
+# divergence** of the predictions from those of SmolLM2 as it is: how far whole distributions move, which shows sooner
+# than perplexity.
+
+# %% [markdown]
+# **Think first.** `gate_up` has half of all weights in these layers, `qkv` a sixth. If every weight's rounding cost
+# the same, which part would cost most? And if two parts are rounded at once, does their damage add up?
+
+# %%
+from twophase_labs.compression import own_engine, parts
+
+quantize = use("6.2")
+formats = parts.own_formats(quantize, factors)
+parts.draw_parts(formats)
+
+# %%
+everywhere = parts.measured_kl(formats.four)
+in_eight = parts.measured_kl(formats.eight)
+print(f"4 bits, the eight parts one by one: {sum(formats.damage.values()):.4f} nats, added up")
+print(f"4 bits, all at once:                {everywhere:.4f} nats")
+print(f"8 bits, all at once:                {in_eight:.4f} nats")
+
+# %% [markdown]
+# **Read the result.** The damage of a part is not in proportion to its bytes. And the damages nearly add up, so eight
+# measurements predict all combinations. Eight bits cost so little that the next exercise counts them as free. (The text
+# has 256 tokens: enough to tell parts that differ by half, not those that differ by a tenth.)
+
+# %% [markdown]
+# <!-- card 6.13 -->
+# Given what each part takes and costs in each format, choose the formats.
+
+
+# %% tags=["exercise:6.13"]
+def choose_formats(options, budget):
+    """The choice of one format per part that does the least damage, with at most `budget` megabytes in all.
+
+    options[part][number]: a pair (megabytes, damage), what the part takes and costs in format `number`. Damages of
+    parts add up. Returns a list with a number for each part, or None if nothing fits. Any of several equally good
+    choices will do.
+
+    >>> small, large = (1.0, 9.0), (2.0, 0.0)                # in megabytes, and damage
+    >>> choose_formats([[small, large], [(1.0, 5.0), (2.0, 0.0)]], 3.0)     # room for one: the one that matters more
+    [1, 0]
+    >>> print(choose_formats([[small, large]], 0.5))
+    None
+    """
+    # BEGIN SOLUTION: try every combination, keep the best that fits
+    best, least = None, float("inf")
+    for chosen in itertools.product(*(range(len(formats)) for formats in options)):
+        size = sum(formats[number][0] for formats, number in zip(options, chosen, strict=True))
+        damage = sum(formats[number][1] for formats, number in zip(options, chosen, strict=True))
+        if size <= budget and damage < least:
+            best, least = list(chosen), damage
+    return best
+    # END SOLUTION
+
+
+# %%
+check("6.13")
+
+# %% [markdown]
+# **What a budget buys.** The line is your function's prediction for every budget; the marks are measured.
+
+# %%
+choose_formats = use("6.13")
+options = formats.options()
+budgets = [float(size) for size in range(58, 116)]
+choices = [choose_formats(options, budget) for budget in budgets]
+predicted = [chosen and sum(option[i][1] for option, i in zip(options, chosen, strict=True)) for chosen in choices]
+marks = {"4 bits": (formats.four.megabytes, everywhere), "8 bits": (formats.eight.megabytes, in_eight)}
+for budget in (75, 90):
+    mixed = formats.mixed(choose_formats(options, budget))
+    marks[f"{budget} MB"] = (mixed.megabytes, parts.measured_kl(mixed))
+parts.draw_budgets(budgets, predicted, marks)
+
+# %%
+for budget in (75, 90):
+    chosen = choose_formats(options, budget)
+    print(f"{budget} MB:", ", ".join(f"{part} {parts.FORMATS[i]}" for part, i in zip(parts.PARTS, chosen, strict=True)))
+
+# %% [markdown]
+# **Open the engine.** `quantization="int4"` has one rule of this kind:
+
+# %%
+from twophase.quantization.schemes import head_scheme
+from twophase_labs.kit.open_engine import show_source
+
+show_source(head_scheme)
+
+# %% [markdown]
+# **Question.** Why this matrix, and why by rule instead of by measurement?
+#
+# <details><summary>Answer</summary>
+#
+# An error in an inner layer passes through norms, residuals and later layers, which dampen it; an error of the output
+# matrix is an error of a logit. It also shares its values with the embedding here. A rule can be applied to every model
+# when it is loaded; a measurement needs a text and as many passes as there are parts, minutes for this model and hours
+# for a large one. `twophase bench quality --quantization int4_g64 --sensitivity` makes it, layer by layer.
+# </details>
+
+# %% [markdown]
+# > **In production, 2026.** NVIDIA's Model Optimizer has this section as a function:
+# > [`auto_quantize`](https://nvidia.github.io/Model-Optimizer/reference/generated/modelopt.torch.quantization.model_quant.html)
+# > measures how sensitive layers are and picks a format for each, under a constraint such as `effective_bits: 4.8`.
+# > llama.cpp's formats named `_M` do it by rule and spend
+# > [more bits on some tensors, first of all `ffn_down`](https://github.com/ggml-org/llama.cpp/pull/4872). Both leave
+# > the output matrix in more bits.
+#
+# **Takeaway.** Eight measurements predict every mixture of formats, because damages nearly add up; the next megabyte
+# belongs where it avoids most, and that is not where most weights are.
+
+# %% [markdown]
+# ## 11. Capstone: your four bits in the engine
+# <!-- minutes: 12 -->
+#
+# Everything comes together: your rounding, your factors and your choice of formats become layers of the engine. Its
+# layers multiply by your codes, two in a byte; activations are bf16. (On this CPU the parts of 8 bits in groups are
+# multiplied as bf16: their bytes are saved in the file, not in the step.) Four variants run against SmolLM2 as it is,
+# in float32:
+
+# %%
+variants = {
+    "nearest, groups of 64": own_engine.in_groups(quantize, 4),
+    "AWQ, groups of 64": formats.four,
+    "AWQ, 90 MB": formats.mixed(choose_formats(options, 90)),
+    "nearest, groups of 32": own_engine.in_groups(quantize, 4, group_size=32),
+}
+speeds = own_engine.tokens_per_s({"as it is, float32": None, **variants})
+for name, own in variants.items():
+    faster = speeds[name] / speeds["as it is, float32"]
+    print(f"{name:22} {own.megabytes:6.1f} MB, {faster:.1f} times as many tokens per second")
+
+# %% [markdown]
+# Faster is easy. Now the gate: for each line a bound, and of a mean over the text its confidence limit on the bad side
+# must keep it.
+
+# %%
+for name, own in variants.items():
+    verdicts = own_engine.gate_of(own)
+    print(f"{name}: {'passes' if all(verdict.passed for verdict in verdicts) else 'FAILS'}")
+    for verdict in verdicts:
+        print(f"    {'pass' if verdict.passed else 'FAIL'}  {verdict.name:20} {verdict.text}")
+
+# %%
+for name, own in {"as it is, float32": None, **variants}.items():
+    print(f"{name:22}", own_engine.sums_right(own))
+
+# %% [markdown]
+# **Read the result.** Rounding to nearest in groups of 64 is small and fast, and it fails. Your factors halve the
+# damage or better, at the same size. Your choice of formats does so again, for half as many bytes more. The variant
+# that passes is the last one, and section 3 says why: groups of 32 are the grid on which these weights were rounded
+# before, so that nothing moves. It is the right way to run *this* model, and no proof that groups of 32 are harmless:
+# what the first rounding cost cannot be measured here any more. A model that was never rounded pays in any group size.
+#
+# The sums and the code are few and easy, and a model that fails the gate may still get them right. So a gate has many
+# lines. The whole one, with needles in long texts, JSON and refusals as well, takes minutes:
+#
+# ```
+# twophase bench quality --quantization int4,int4_g64
+# ```
+
+# %% [markdown]
+# ### Compress, or take a smaller model?
+#
+# Both save bytes. For zero-shot tasks, models of several families were compared at the same total number of bits
+# (Dettmers and Zettlemoyer, arXiv:2212.09720): more weights of 4 bits were almost always better than fewer weights of
+# 8 or 16 bits, and 3 bits were worse than 4. So a model in 4 bits is the default, and the smaller model comes next:
+#
+# - **Weights in 4 bits**: memory or a single stream's speed is short, quality must stay.
+# - **8 bits, activations too**: batches and prompts are large, so that arithmetic is the limit.
+# - **A smaller model**: 4 bits are not enough, or arithmetic is the limit by a large factor. Its quality is known.
+# - **Distillation**: the domain is narrow, traffic is large, and training can be paid for.
+# - **2:4 sparsity**: hardware multiplies it faster, and the model can be trained again.
+#
+# A small model loses more by rounding than a large one: it has fewer weights to spare. What you saw of 135 million
+# weights in groups of 64 is not what 70 billion would lose.
+
+# %% [markdown]
+# **Takeaway.** Four bits per weight can be nonsense, a failed gate or a passed one. What decides is how many weights
+# share a scale, what the calibration saw, and which parts keep their bits; the engine's step takes equally long.
+
+# %% [markdown]
+# ## 12. Knowledge check
+# <!-- minutes: 6 -->
+#
+# Two questions over the whole lab; 6.8 was the third.
+
+# %% [markdown]
+# <!-- card 6.14 -->
+# A model of 70.6 billion weights (bf16, 141 GB) must serve on one GPU of 80 GB: 64 requests at a time with 1,500 tokens
+# each, whose K and V take 31 GB in bf16. What first?
+#
+# **a** weights in 4 bits with AWQ or GPTQ, activations in bf16<br/>
+# **b** weights and activations in fp8<br/>
+# **c** 2:4 sparsity in bf16<br/>
+# **d** K and V in 4 bits
+
+
+# %% tags=["exercise:6.14"]
+answer_6_14 = "a"  # SOLUTION: one letter
+
+# %%
+check("6.14")
+
+# %% [markdown]
+# <!-- card 6.15 -->
+# Which cause fits which symptom? **a** weights in 4 bits; the step is limited by arithmetic · **b** a student taught on
+# one kind of prompt · **c** one static scale for activations with outliers · **d** zeros without a pattern that the
+# hardware knows · **e** too few calibration tokens for GPTQ
+
+
+# %% tags=["exercise:6.15"]
+answer_6_15 = {
+    "perplexity doubles, although every weight has 8 bits": "c",  # SOLUTION: a letter
+    "the layer's error is small on the calibration text and large on any other": "e",  # SOLUTION: a letter
+    "a single stream is faster, a batch of 64 is not": "a",  # SOLUTION: a letter
+    "half of the multiplications are gone, and the step takes as long as before": "d",  # SOLUTION: a letter
+    "fluent answers in one domain, nonsense outside": "b",  # SOLUTION: a letter
+}
+
+# %%
+check("6.15")
+
+# %% [markdown]
+# ### Principles
+#
+# 1. **Ask what is short.** Bytes of weights, bytes of K/V, arithmetic and quality have different cures.
+# 2. **A scale belongs to few values.** One outlier sets the scale of all that share it.
+# 3. **Move the difficulty to where it is cheap.** From activations to weights, from important columns to others.
+# 4. **Calibrate on what you serve, test on what you did not calibrate on.**
+# 5. **A grid remembers.** Rounding a second time costs nothing on the same grid, and something on any other.
+# 6. **Zeros and bits pay only where a kernel knows them.**
+# 7. **Let a gate decide**, with several lines and intervals, before users do.
+#
+# ### What to read next
+#
+# - GPTQ, arXiv:2210.17323; SmoothQuant, arXiv:2211.10438; AWQ, arXiv:2306.00978: sections 4 to 6.
+# - LLM.int8(), arXiv:2208.07339: outliers, and what they do to models of different sizes.
+# - SparseGPT, arXiv:2301.00774: GPTQ's idea used to prune.
+# - The case for 4-bit precision, arXiv:2212.09720: bits against weights.
+# - LoRA, arXiv:2106.09685, and S-LoRA, arXiv:2311.03285: many adapted models over one (quantised) set of weights.
+#
+# Lab 7 goes from one machine to many.

@@ -7,12 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twophase_labs.compression.changed_model import linears, perplexity, recorded_inputs, weight_of
-from twophase_labs.compression.int8_model import plain
-
-NUM_CALIBRATION = 128  # tokens that AWQ looks at
-
-Rounds = Callable[[Tensor], Tensor]
+from twophase_labs.compression.changed_model import recorded_inputs, weight_of
+from twophase_labs.compression.own_engine import Place
 
 
 def relative_error(rounded: Float[Tensor, "O I"], name: str, x: Float[Tensor, "T I"]) -> float:
@@ -22,30 +18,11 @@ def relative_error(rounded: Float[Tensor, "O I"], name: str, x: Float[Tensor, "T
     return float((x @ rounded.T - wanted).norm() / wanted.norm())
 
 
-def all_rounded(rounds: Rounds) -> float:
-    """Perplexity over the plain model's, each linear layer's weight rounded by `rounds`."""
-    return perplexity(lambda _, weight: rounds(weight)) / plain()
-
-
-def all_factors(awq: Callable[..., Tensor], bits: int, group_size: int, num_steps: int) -> dict[str, Tensor]:
-    """Those that `awq` finds for each linear layer, from the calibration text."""
-    inputs = recorded_inputs()
-    return {
-        name: awq(weight_of(name), inputs[name][:NUM_CALIBRATION].clone(), bits, group_size, num_steps)
-        for name in linears()
-    }
-
-
-def all_rounded_with(factors: Mapping[str, Tensor], rounds: Rounds) -> float:
-    """As `all_rounded`; columns are multiplied by their factors before and divided by them afterwards."""
-    return perplexity(lambda name, weight: rounds(weight * factors[name]) / factors[name]) / plain()
-
-
-def by_kind(factors: Mapping[str, Tensor]) -> dict[str, tuple[int, float]]:
-    """Of each kind of layer: in how many layers the factors are not all 1, and the largest factor over the smallest."""
+def by_kind(factors: Mapping[Place, Tensor]) -> dict[str, tuple[int, float]]:
+    """Of each kind of matrix: in how many layers the factors are not all 1, and the largest factor over the smallest."""
     kinds: dict[str, list[float]] = {}
-    for name, each in factors.items():
-        kinds.setdefault(name.split(".")[-1], []).append(float(each.max() / each.min()))
+    for (_, kind), each in factors.items():
+        kinds.setdefault(kind, []).append(float(each.max() / each.min()))
     return {kind: (sum(ratio > 1 for ratio in ratios), max(ratios)) for kind, ratios in kinds.items()}
 
 

