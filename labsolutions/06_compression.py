@@ -380,9 +380,9 @@ for name in names:
 calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2]}, nearest)
 
 # %% [markdown]
-# **Read the result.** On the tokens that it has seen, GPTQ's error is far below that of the others. On fresh text it gains
-# for the attention's two matrices, more with each doubling of the text, and *loses* for `down_proj`: 512 tokens say
-# little about 1,536 inputs, so it fits relations that were there by chance. Its paper calibrates with 128 texts of
+# **Read the result.** On the tokens that it has seen, GPTQ's error is far below that of the others. On fresh text it
+# gains for the attention's two matrices, more with each doubling of the text, and *loses* for `down_proj`: 512 tokens
+# say little about 1,536 inputs, so it fits relations that were there by chance. Its paper calibrates with 128 texts of
 # 2,048 tokens, 262,144 in all. A method has to be judged on text that it has not seen, and so does a compressed model.
 #
 # The methods can be combined: first factors as in AWQ or SmoothQuant, then GPTQ in place of rounding to nearest.
