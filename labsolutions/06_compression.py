@@ -903,13 +903,13 @@ for name in names:
     nearest[name] = calibrated.relative_error(rounds(weight), name, fresh)
     with_awq = calibrated.relative_error(rounds(weight * own_factors[name]) / own_factors[name], name, fresh)
     known, new = (values[-1] for values in curves[name])
-    print(f"{name:20} {len(weight.T):5} inputs {nearest[name]:7.1%} {with_awq:7.1%} {new:8.1%} {known:22.1%}")
-calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2]}, nearest)
+    print(f"{name:20} {len(weight.T):5} inputs {to_nearest[name]:7.1%} {with_awq:7.1%} {new:8.1%} {known:22.1%}")
+calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2]}, to_nearest)
 
 # %% [markdown]
-# **Read the result.** On the tokens that it has seen, GPTQ's error is far below that of the others. On fresh text it gains
-# for the attention's two matrices, more with each doubling of the text, and *loses* for `down_proj`: 512 tokens say
-# little about 1,536 inputs, so it fits relations that were there by chance. Its paper calibrates with 128 texts of
+# **Read the result.** On the tokens that it has seen, GPTQ's error is far below that of the others. On fresh text it
+# gains for the attention's two matrices, more with each doubling of the text, and *loses* for `down_proj`: 512 tokens
+# say little about 1,536 inputs, so it fits relations that were there by chance. Its paper calibrates with 128 texts of
 # 2,048 tokens, 262,144 in all. A method has to be judged on text that it has not seen, and so does a compressed model.
 #
 # The methods can be combined: first factors as in AWQ or SmoothQuant, then GPTQ in place of rounding to nearest.
