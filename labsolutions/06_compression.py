@@ -78,7 +78,9 @@ def int4_linear_kernel(
         columns = group * GROUP + tl.arange(0, GROUP)
         x_ptrs = x_ptr + offs_t[:, None] * num_inputs + columns[None, :]
         x = tl.load(x_ptrs, mask=has_token[:, None], other=0.0)
-        offs_w = offs_o[:, None] * (num_inputs // 8) + columns[None, :] // 8  # SOLUTION: [BLOCK_O, GROUP], each code's word
+        offs_w = (
+            offs_o[:, None] * (num_inputs // 8) + columns[None, :] // 8
+        )  # SOLUTION: [BLOCK_O, GROUP], each code's word
         words = tl.load(packed_ptr + offs_w, mask=has_output[:, None], other=0)
         codes = (words >> (columns % 8 * 4)[None, :]) & 15  # SOLUTION: each code, 0 to 15, out of its word
         offs_s = offs_o * num_groups + group  # SOLUTION: [BLOCK_O], where each output has this group's scale
@@ -138,7 +140,8 @@ show_source(quantized_linear_kernel, first="parts = unpack_words", last="acc += 
 # engine packs anew when it loads a model.
 # </details>
 #
-# **And on this CPU?** One matrix in three formats, as the engine multiplies it, for more and more rows.
+# **And on this CPU?** One matrix of each of the 30 layers in three formats, as the engine multiplies them, for more and
+# more rows.
 
 # %%
 from twophase_labs.compression import few_rows
@@ -172,7 +175,7 @@ few_rows.draw_times(times)
 # %%
 from twophase_labs.compression import zeros
 
-cliff = zeros.pruned_perplexities((0.0, 0.1, 0.3, 0.5, 0.7))
+cliff = zeros.pruned_perplexities((0.1, 0.3, 0.5, 0.7))
 zeros.draw_cliff(cliff)
 
 # %% [markdown]
@@ -196,7 +199,9 @@ check("6.10")
 # %%
 for num_rows in (1, 8):
     dense_s, with_zeros_s, csr_s = zeros.product_times(0.9, num_rows)
-    print(f"{num_rows} rows: dense with zeros {with_zeros_s / dense_s:.2f}, CSR {csr_s / dense_s:.2f} of the dense time")
+    print(
+        f"{num_rows} rows: dense with zeros {with_zeros_s / dense_s:.2f}, CSR {csr_s / dense_s:.2f} of the dense time"
+    )
 measured("6.10", zeros.sparse_over_dense())
 
 # %% [markdown]
@@ -355,7 +360,9 @@ def fake_quantize(weight, bits, group_size):
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     step = (high - low) / (2**bits - 1)
     step = torch.where(step == 0, 1.0, step)  # SOLUTION: what to divide by, also where a group is all alike
-    rounded = ((groups - low) / step).round() * step + low  # SOLUTION: the nearest value of the grid, [O, G, group_size]
+    rounded = (
+        (groups - low) / step
+    ).round() * step + low  # SOLUTION: the nearest value of the grid, [O, G, group_size]
     return weight + (rounded.flatten(1) - weight).detach()  # SOLUTION: the value of one, the gradient of the other
 
 
@@ -380,7 +387,9 @@ for bits in (3, 2):
         students.train(aware, soft, on="logits", **more)
         with_rounding = students.distance(aware)
     with students.computing_rounded(longer, fake_quantize, bits):
-        print(f"{bits} bits: trained on, then rounded {students.distance(longer):.2f}; with rounding {with_rounding:.2f}")
+        print(
+            f"{bits} bits: trained on, then rounded {students.distance(longer):.2f}; with rounding {with_rounding:.2f}"
+        )
 
 # %% [markdown]
 # **Read the result.** All were trained for equally many steps. The fewer bits, the more it helps to train with them: at

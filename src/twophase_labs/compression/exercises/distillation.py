@@ -111,7 +111,9 @@ def rounding_oracle(weight: Tensor, bits: int, group_size: int) -> Tensor:
             group = weight[o, start : start + group_size].double()
             low, step = float(group.min()), float(group.max() - group.min()) / last
             if step:
-                out[o, start : start + group_size] = torch.tensor([low + step * round((float(w) - low) / step) for w in group])
+                out[o, start : start + group_size] = torch.tensor(
+                    [low + step * round((float(w) - low) / step) for w in group]
+                )
     return out.float()
 
 

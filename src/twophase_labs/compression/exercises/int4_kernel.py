@@ -21,9 +21,7 @@ AXES = {
 }
 
 
-def run_kernel(
-    kernel: Any, x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor, block_o: int = 16
-) -> Tensor:
+def run_kernel(kernel: Any, x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor, block_o: int = 16) -> Tensor:
     def launch(**tensors: Tensor) -> object:
         return launch_int4_linear(kernel, **tensors, block_o=block_o)
 
@@ -117,7 +115,9 @@ def leaves_others_alone(answer: Any, draw: Draw) -> None:
     tensors = (each.to(device) for each in (draw.normal(5, 32), pack_words(codes), scales, minima))
     launch_int4_linear(FirstProgram(answer.int4_linear_kernel), *tensors, out=out, block_o=16)
     if not bool((out[:, 16:] == 7).all()):
-        reject("program 0 of three stored into outputs that are not its own", "with BLOCK_O = 16, it has outputs 0 to 15")
+        reject(
+            "program 0 of three stored into outputs that are not its own", "with BLOCK_O = 16, it has outputs 0 to 15"
+        )
 
 
 class FirstProgram:
