@@ -119,6 +119,10 @@ engines = inspect_engine(int4_linear, x, *for_engine, num_splits=1)
 show_traffic({"yours": compiled.report, "the engine's": engines}, num_weights=128 * 576)
 
 # %% [markdown]
+# **Read the result.** Both ask for about the same bytes (a tile has room for 16 rows in yours, for 8 in the engine's,
+# and x counts here because the weight is small). But yours moves more than it asks for, and executes three times as
+# many instructions.
+#
 # **Open the engine.** Its kernel applies the scale to the *sum* of a group, not to each weight, and its words hold
 # codes that are 32 inputs apart:
 
@@ -153,8 +157,8 @@ for num_rows in (1, 8, 64):
 few_rows.draw_times(times)
 
 # %% [markdown]
-# **Read the result.** At one row bytes count, and few bits win. With more rows the same weights are multiplied more
-# often, unpacking and arithmetic decide, and bf16, for which the processor has an instruction, takes over. So the
+# **Read the result.** At one row bytes count, and 4 bits win. With more rows the same weights are multiplied more
+# often; then unpacking and arithmetic decide, and bf16 takes over if the processor has an instruction for it. So the
 # engine's `Int4Linear` keeps both forms if there is memory: 4 bits for up to `FEW_ROWS` rows, bf16 for more.
 #
 # > **In production, 2026.** Kernels that unpack in registers are the standard for 4-bit weights on NVIDIA GPUs. vLLM
@@ -377,7 +381,7 @@ def soft(logits, teacher):
     return distillation_loss(logits, teacher, 1.0)
 
 
-more = dict(num_steps=students.MORE_STEPS, learning_rate=students.MORE_LEARNING_RATE)
+more = {"num_steps": students.MORE_STEPS, "learning_rate": students.MORE_LEARNING_RATE}
 longer = students.copy_of(taught["logits"])
 students.train(longer, soft, on="logits", **more)
 print(f"as it was {students.distance(taught['logits']):.2f}, trained on {students.distance(longer):.2f} nats per token")

@@ -100,7 +100,7 @@ BANKS = {
                 "a little added before log",
                 edited(
                     "F.log_softmax(student_logits / temperature, dim=-1)",
-                    "(F.softmax(student_logits / temperature, dim=-1) + 1e-8).log()",
+                    "(F.softmax(student_logits / temperature, dim=-1) + 1e-20).log()",
                 ),
                 LARGE,
             ),
