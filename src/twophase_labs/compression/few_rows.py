@@ -27,17 +27,17 @@ LOOKS = {"float32": (COLOURS[5], "s--"), "bf16": (COLOURS[1], "^-"), "4 bits": (
 def formats(kind: str = "mlp.up_proj") -> dict[str, list[LinearLayer]]:
     """These matrices of all layers, as the engine keeps them in each format; without 4 bits where this CPU has no
     operator for them."""
-    weights = [weight_of(name) for name in linears() if name.endswith(kind)]
+    weights: list[Tensor] = [weight_of(name) for name in linears() if name.endswith(kind)]
     scheme = SCHEMES["int4_g64"]
     made: dict[str, list[LinearLayer]] = {
         "float32": [make_linear(w) for w in weights],
-        "bf16": [make_linear(w.bfloat16()) for w in weights],
+        "bf16": [make_linear(w.to(torch.bfloat16)) for w in weights],
     }
     few_bits = [make_quantized_linear(quantize(w, scheme), None, torch.bfloat16, keeps_plain=False) for w in weights]
     return {**made, "4 bits": few_bits} if all(isinstance(each, Int4Linear) for each in few_bits) else made
 
 
-def product_times(rows: Sequence[int], repeats: int = 8) -> dict[str, dict[int, float]]:
+def product_times(rows: Sequence[int], repeats: int = 6) -> dict[str, dict[int, float]]:
     """Seconds of a product with all layers' matrices in each format, for each number of rows; the best of several.
 
     Tries of all formats take turns, so that another program's work does not fall on one of them alone.

@@ -42,6 +42,11 @@ BANKS = {
             Wrong(
                 "not in x's dtype", {5: 'tl.dot(x.to(tl.float32), tl.trans(weight), input_precision="ieee") * 2'}, CODES
             ),
+            Wrong(
+                "the sum in 16 bits",
+                {5: 'tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee").to(x.dtype)'},
+                HALF,
+            ),
         ),
         right=(
             Right("bits by operators", {2: "(words >> ((columns & 7) << 2)[None, :]) & 0xF"}),
