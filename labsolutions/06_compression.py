@@ -1154,8 +1154,8 @@ measured("6.10", zeros.sparse_over_dense())
 # %% [markdown]
 # **Read the result.** A dense product does not notice its zeros. The sparse one has a tenth of the arithmetic, and
 # saves nothing like nine tenths of the time: for each weight it reads a column number as well, and then the element of
-# x that it names, wherever that is. On a GPU it is worse: the matrix unit multiplies whole tiles, and a tile of zeros at
-# random places is never empty.
+# x that it names, wherever that is. On a GPU it is worse: the matrix unit multiplies whole tiles, and with zeros at
+# random places no tile is empty.
 #
 # So hardware asks for a *pattern*. NVIDIA's matrix units since Ampere know one: **2:4 sparsity**, of each four
 # neighbouring weights two are kept, with two bits to say where each of them stood.
@@ -1339,8 +1339,8 @@ for bits in (3, 2):
         )
 
 # %% [markdown]
-# **Read the result.** All were trained for equally many steps. The fewer bits, the more it helps to train with them: at
-# 2 bits most of what rounding costs comes back. At 4 bits and more, PTQ with AWQ or GPTQ is usually near enough, and
+# **Read the result.** Both were trained for equally many further steps. At 3 bits they are too close for so few stories
+# to decide; at 2 bits, where rounding costs far more, training with it wins much of that back. At 4 bits and more, PTQ with AWQ or GPTQ is usually near enough, and
 # needs no training.
 #
 # > **In production, 2026.** NVIDIA's Model Optimizer has [pruning followed by

@@ -1,48 +1,62 @@
-"""What section 7 measures on this CPU: one matrix in float32, bf16 and 4 bits, multiplied by more and more rows."""
+"""What section 7 measures on this CPU: matrices in float32, bf16 and 4 bits, multiplied by more and more rows.
+
+One matrix of each layer, one after the other: as in a decode step they come from memory, not from a cache.
+"""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from twophase.core.colours import COLOURS, INK, LINE
 from twophase.model.linear import LinearLayer, make_linear
 from twophase.quantization.linear import FEW_ROWS, Int4Linear, make_quantized_linear
 from twophase.quantization.rounding import quantize
 from twophase.quantization.schemes import SCHEMES
-from twophase_labs.compression.changed_model import weight_of
+from twophase_labs.compression.changed_model import linears, weight_of
 from twophase_labs.kit.timing import seconds
 
+NUM_INPUTS = 576
 NAMES = {"float32": "float32", "bf16": "bf16, packed", "4 bits": "4 bits, groups of 64"}
 LOOKS = {"float32": (COLOURS[5], "s--"), "bf16": (COLOURS[1], "^-"), "4 bits": (COLOURS[0], "o-")}
 
 
-def three_layers(name: str = "15.mlp.up_proj") -> dict[str, LinearLayer]:
-    """One of SmolLM2's matrices as the engine keeps it in each format. Where this CPU has no 4-bit operator: two."""
-    weight = weight_of(name)
-    layers: dict[str, LinearLayer] = {"float32": make_linear(weight), "bf16": make_linear(weight.bfloat16())}
-    few_bits = make_quantized_linear(quantize(weight, SCHEMES["int4_g64"]), None, torch.bfloat16, keeps_plain=False)
-    if isinstance(few_bits, Int4Linear):
-        layers["4 bits"] = few_bits
-    return layers
+def formats(kind: str = "mlp.up_proj") -> dict[str, list[LinearLayer]]:
+    """These matrices of all layers, as the engine keeps them in each format; without 4 bits where this CPU has no
+    operator for them."""
+    weights: list[Tensor] = [weight_of(name) for name in linears() if name.endswith(kind)]
+    scheme = SCHEMES["int4_g64"]
+    made: dict[str, list[LinearLayer]] = {
+        "float32": [make_linear(w) for w in weights],
+        "bf16": [make_linear(w.to(torch.bfloat16)) for w in weights],
+    }
+    few_bits = [make_quantized_linear(quantize(w, scheme), None, torch.bfloat16, keeps_plain=False) for w in weights]
+    return {**made, "4 bits": few_bits} if all(isinstance(each, Int4Linear) for each in few_bits) else made
 
 
-def product_times(rows: Sequence[int], repeats: int = 40) -> dict[str, dict[int, float]]:
-    """Seconds of a product in each format, for each number of rows; the best of several tries.
+def product_times(rows: Sequence[int], repeats: int = 6) -> dict[str, dict[int, float]]:
+    """Seconds of a product with all layers' matrices in each format, for each number of rows; the best of several.
 
     Tries of all formats take turns, so that another program's work does not fall on one of them alone.
     """
-    layers = three_layers()
-    found: dict[str, dict[int, float]] = {name: {} for name in layers}
+    made = formats()
+    found: dict[str, dict[int, float]] = {name: {} for name in made}
     for num_rows in rows:
-        x = torch.randn(num_rows, weight_of("15.mlp.up_proj").shape[1])
-        inputs = {name: x if name == "float32" else x.bfloat16() for name in layers}
+        x = torch.randn(num_rows, NUM_INPUTS)
+        inputs = {name: x if name == "float32" else x.bfloat16() for name in made}
         for _ in range(repeats):
-            for name, layer in layers.items():
-                elapsed_s = seconds(lambda layer=layer, given=inputs[name]: layer(given))  # type: ignore[misc]
+            for name, layers in made.items():
+                elapsed_s = seconds(partial(_through, layers, inputs[name]))
                 found[name][num_rows] = min(elapsed_s, found[name].get(num_rows, elapsed_s))
     return found
+
+
+def _through(layers: Sequence[LinearLayer], x: Tensor) -> None:
+    for layer in layers:
+        layer(x)
 
 
 def draw_times(found: Mapping[str, Mapping[int, float]]) -> Figure:
@@ -57,7 +71,7 @@ def draw_times(found: Mapping[str, Mapping[int, float]]) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(base), [str(n) for n in base])
     axes.set(xlabel="rows of activations", ylabel="time / float32's", ylim=(0, None))
-    axes.set_title("One matrix of SmolLM2, [1536, 576]: who is fastest depends on the rows", loc="left", fontsize=11)
+    axes.set_title("Matrices [1536, 576] of SmolLM2: which is fastest depends on the rows", loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

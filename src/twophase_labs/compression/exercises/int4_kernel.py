@@ -95,7 +95,7 @@ def sums_over_inputs(
 
 
 def takes_half_precision(answer: Any, draw: Draw) -> None:
-    """Codes and scales that float16 holds exactly, so that only the sum can go wrong: it must not be kept in 16 bits."""
+    """float16 holds all codes and scales exactly: only the sum can go wrong, if it is kept in 16 bits."""
     num_outputs, num_inputs, group = 20, 1024, 64
     x = draw.integers(0, 3, 3, num_inputs).half()
     codes = some_codes(draw, num_outputs, num_inputs)
