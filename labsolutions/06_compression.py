@@ -895,12 +895,12 @@ names = ("15.self_attn.v_proj", "15.self_attn.o_proj")
 curves = {name: calibrated.errors_by_tokens(gptq, name, counts, bits=4, group_size=64) for name in names}
 names += ("15.mlp.down_proj",)
 curves[names[-1]] = calibrated.errors_by_tokens(gptq, names[-1], counts[-1:], bits=4, group_size=64)
-own_factors = {names[0]: factors[15, "qkv"], names[1]: factors[15, "o"], names[2]: factors[15, "down"]}
+to_own_factors = {names[0]: factors[15, "qkv"], names[1]: factors[15, "o"], names[2]: factors[15, "down"]}
 nearest = {}
 print("error of the output             nearest     AWQ    GPTQ (512 tokens)   GPTQ on those tokens")
 for name in names:
     weight, fresh = calibrated.weight_of(name), calibrated.fresh_inputs(name)
-    nearest[name] = calibrated.relative_error(rounds(weight), name, fresh)
+    to_nearest[name] = calibrated.relative_error(rounds(weight), name, fresh)
     with_awq = calibrated.relative_error(rounds(weight * own_factors[name]) / own_factors[name], name, fresh)
     known, new = (values[-1] for values in curves[name])
     print(f"{name:20} {len(weight.T):5} inputs {to_nearest[name]:7.1%} {with_awq:7.1%} {new:8.1%} {known:22.1%}")
