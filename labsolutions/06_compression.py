@@ -397,8 +397,8 @@ for bits in (3, 2):
 
 # %% [markdown]
 # **Read the result.** Both were trained for equally many further steps. At 3 bits they are too close for so few stories
-# to decide; at 2 bits, where rounding costs far more, training with it wins much of that back. At 4 bits and more, PTQ with AWQ or GPTQ is usually near enough, and
-# needs no training.
+# to decide; at 2 bits, where rounding costs far more, training with it wins much of that back. At 4 bits and more, PTQ
+# with AWQ or GPTQ is usually near enough, and needs no training.
 #
 # > **In production, 2026.** NVIDIA's Model Optimizer has [pruning followed by
 # > distillation](https://github.com/NVlabs/Minitron) (Minitron: an 8B and a 4B model out of a 15B one, with up to 40
