@@ -329,6 +329,7 @@ distillation_loss = use("6.12")
 told = students.stories()
 print(f"the student can write {len(told.types):,} tokens, to which SmolLM2 gives {told.mass:.0%} of the probability")
 taught = {"tokens": students.make_student(), "logits": students.make_student()}
+print(f"{students.NUM_STEPS} steps on {students.NUM_TRAINED} stories, {told.ids.shape[1] - told.num_given} tokens each")
 print(f"not trained:       {students.distance(taught['logits']):5.2f} nats per token from the teacher")
 students.train(taught["tokens"], students.loss_on_tokens, on="tokens")
 students.train(taught["logits"], lambda z, teacher: distillation_loss(z, teacher, 1.0), on="logits")
