@@ -40,7 +40,7 @@ def test_two_of_four_written_out_again(solved):
 def test_a_student_computes_rounded_and_keeps_the_weights_behind(solved):
     student = torch.nn.Sequential(torch.nn.Linear(64, 3, bias=False))
     own, x = student[0].weight.detach().clone(), torch.randn(2, 64)
-    with students.computing_rounded(student, solved["fake_quantize"], bits=2):  # type: ignore[arg-type]
+    with students.computing_rounded(student, solved["fake_quantize"], bits=2):
         assert all(len(row.unique()) <= 4 for row in student[0].weight)
         assert not torch.allclose(student(x), x @ own.T)
     assert torch.equal(student[0].weight, own)
