@@ -1272,6 +1272,7 @@ distillation_loss = use("6.12")
 told = students.stories()
 print(f"the student can write {len(told.types):,} tokens, to which SmolLM2 gives {told.mass:.0%} of the probability")
 taught = {"tokens": students.make_student(), "logits": students.make_student()}
+print(f"{students.NUM_STEPS} steps on {students.NUM_TRAINED} stories, {told.ids.shape[1] - told.num_given} tokens each")
 print(f"not trained:       {students.distance(taught['logits']):5.2f} nats per token from the teacher")
 students.train(taught["tokens"], students.loss_on_tokens, on="tokens")
 students.train(taught["logits"], lambda z, teacher: distillation_loss(z, teacher, 1.0), on="logits")
@@ -1340,8 +1341,8 @@ for bits in (3, 2):
 
 # %% [markdown]
 # **Read the result.** Both were trained for equally many further steps. At 3 bits they are too close for so few stories
-# to decide; at 2 bits, where rounding costs far more, training with it wins much of that back. At 4 bits and more, PTQ with AWQ or GPTQ is usually near enough, and
-# needs no training.
+# to decide; at 2 bits, where rounding costs far more, training with it wins much of that back. At 4 bits and more, PTQ
+# with AWQ or GPTQ is usually near enough, and needs no training.
 #
 # > **In production, 2026.** NVIDIA's Model Optimizer has [pruning followed by
 # > distillation](https://github.com/NVlabs/Minitron) (Minitron: an 8B and a 4B model out of a 15B one, with up to 40

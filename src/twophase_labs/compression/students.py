@@ -142,7 +142,7 @@ class _Rounded(nn.Module):
 
 @contextmanager
 def computing_rounded(
-    student: DraftNetwork, fake_quantize: FakeQuantize, bits: int, group_size: int = 64
+    student: nn.Module, fake_quantize: FakeQuantize, bits: int, group_size: int = 64
 ) -> Iterator[None]:
     """Inside, its layers' matrices are rounded in every forward pass; what is trained are the ones behind them."""
     layers = [module for module in student.modules() if isinstance(module, nn.Linear)]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from twophase.core.colours import COLOURS, INK, LINE
-from twophase_labs.compression.changed_model import perplexity, recorded_inputs
+from twophase_labs.compression.changed_model import linears, perplexity, recorded_inputs
 from twophase_labs.kit.timing import seconds
 
 NUM_TOKENS = 256  # enough for ratios of 2 and more
@@ -20,13 +21,16 @@ SHAPE = (1536, 576)  # of an up projection
 TwoOfFour = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def pruned(weight: Float[Tensor, "O I"], share: float) -> Float[Tensor, "O I"]:
-    """The `share` of its elements that have the smallest magnitudes are zero."""
-    num_zeros = round(share * weight.numel())
-    if num_zeros == 0:
-        return weight
-    largest_zero = weight.abs().flatten().kthvalue(num_zeros).values
-    return torch.where(weight.abs() > largest_zero, weight, 0.0)
+@cache
+def _limits(shares: tuple[float, ...]) -> dict[tuple[str, float], float]:
+    """For each weight and share, the magnitude that this share of its elements does not exceed."""
+    found = {}
+    for name, module in linears().items():
+        sizes = module.weight.data.abs().flatten().numpy()
+        places = [max(0, round(share * len(sizes)) - 1) for share in shares]
+        parted = np.partition(sizes, places)
+        found.update({(name, share): float(parted[at]) for share, at in zip(shares, places, strict=True)})
+    return found
 
 
 def written_out(values: Float[Tensor, "O half_I"], places: Int[Tensor, "O half_I"]) -> Float[Tensor, "O I"]:
@@ -43,8 +47,15 @@ def own_perplexity() -> float:
 
 def pruned_perplexities(shares: tuple[float, ...]) -> dict[float, float]:
     """SmolLM2's, relative to its own, with this share of each weight zero."""
-    base = own_perplexity()
-    return {s: perplexity(lambda _, w, s=s: pruned(w, s), num_tokens=NUM_TOKENS) / base for s in shares}  # type: ignore[misc]
+    base, limits = own_perplexity(), _limits(shares)
+    found = {}
+    for share in shares:
+
+        def pruned(name: str, weight: Tensor, share: float = share) -> Tensor:
+            return weight.masked_fill_(weight.abs() <= limits[name, share], 0.0)
+
+        found[share] = perplexity(pruned, num_tokens=NUM_TOKENS) / base
+    return found
 
 
 def two_of_four_perplexities(two_of_four: TwoOfFour) -> tuple[float, float]:

@@ -2,11 +2,9 @@
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-CODES, GROUPS, OTHERS, SUMS, HALF = (
+CODES, GROUPS, HALF = (
     "finds each code",
     "gives each group its scale and minimum",
-    "leaves the outputs of other programs alone",
-    "sums over all inputs",
     "takes 16-bit activations",
 )
 
@@ -43,8 +41,8 @@ BANKS = {
                 "not in x's dtype", {5: 'tl.dot(x.to(tl.float32), tl.trans(weight), input_precision="ieee") * 2'}, CODES
             ),
             Wrong(
-                "the sum in 16 bits",
-                {5: 'tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee").to(x.dtype)'},
+                "float32 beside float16",
+                {5: 'tl.dot(x, tl.trans(weight), input_precision="ieee")'},
                 HALF,
             ),
         ),

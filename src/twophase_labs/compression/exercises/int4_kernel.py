@@ -180,6 +180,7 @@ EXERCISES = (
                     {"num_tokens": 3, "num_outputs": 37, "num_inputs": 192, "group": 64},
                     {"num_tokens": 16, "num_outputs": 100, "num_inputs": 576, "group": 32, "block_o": 64},
                     {"num_tokens": 7, "num_outputs": 1, "num_inputs": 576, "group": 64},
+                    {"num_tokens": 2, "num_outputs": 9, "num_inputs": 1152, "group": 16},
                 ),
             ),
             Property(
