@@ -6,6 +6,9 @@
 # counts how many *different* numbers there are in each group.
 
 # %%
+from twophase_labs.machine.kernels import device  # first: it decides how kernels run
+
+# isort: split
 import torch
 
 from twophase_labs.compression.changed_model import weight_of
@@ -49,7 +52,7 @@ import torch
 import torch.nn.functional as F
 
 from twophase_labs import ____, check, hint, measured, reference, reveal, use
-from twophase_labs.machine.kernels import device, tl, triton  # first: it decides how kernels run
+from twophase_labs.machine.kernels import tl, triton  # first: it decides how kernels run
 
 torch.set_num_threads(1)
 
@@ -782,10 +785,10 @@ from twophase_labs.compression import own_engine
 
 awq, quantize = use("6.6"), use("6.2")
 factors = own_engine.all_factors(awq, bits=4, group_size=64, num_steps=6)
-to_nearest = own_engine.in_groups(quantize, bits=4)
-with_factors = own_engine.in_groups(quantize, 4, factors)
-print(f"4 bits, groups of 64, to nearest: perplexity x {own_engine.perplexity_ratio(to_nearest):.3f}")
-print(f"4 bits, groups of 64, AWQ:        perplexity x {own_engine.perplexity_ratio(with_factors):.3f}")
+rounded_model = own_engine.in_groups(quantize, bits=4)
+scaled_model = own_engine.in_groups(quantize, 4, factors)
+print(f"4 bits, groups of 64, to nearest: perplexity x {own_engine.perplexity_ratio(rounded_model):.3f}")
+print(f"4 bits, groups of 64, AWQ:        perplexity x {own_engine.perplexity_ratio(scaled_model):.3f}")
 for kind, (num_layers, largest) in calibrated.by_kind(factors).items():
     print(f"   {kind:7} factors that are not all 1 in {num_layers:2} of 30 layers, at most {largest:5.1f} : 1")
 
@@ -895,8 +898,8 @@ names = ("15.self_attn.v_proj", "15.self_attn.o_proj")
 curves = {name: calibrated.errors_by_tokens(gptq, name, counts, bits=4, group_size=64) for name in names}
 names += ("15.mlp.down_proj",)
 curves[names[-1]] = calibrated.errors_by_tokens(gptq, names[-1], counts[-1:], bits=4, group_size=64)
-to_own_factors = {names[0]: factors[15, "qkv"], names[1]: factors[15, "o"], names[2]: factors[15, "down"]}
-nearest = {}
+own_factors = {names[0]: factors[15, "qkv"], names[1]: factors[15, "o"], names[2]: factors[15, "down"]}
+to_nearest = {}
 print("error of the output             nearest     AWQ    GPTQ (512 tokens)   GPTQ on those tokens")
 for name in names:
     weight, fresh = calibrated.weight_of(name), calibrated.fresh_inputs(name)
@@ -1357,9 +1360,9 @@ for bits in (3, 2):
 # ## 10. Bits where they count
 # <!-- minutes: 15 -->
 #
-# So far the whole model had one format. But its parts are not alike: section 4 found one layer with inputs a hundred
-# times as large as others', and the output matrix has kept its 8 bits all along. This section measures what each part
-# costs on its own, spends bits where they count, and lets the engine's gate judge the result.
+# So far the whole model had one format. But its parts are not alike: section 4 found outliers in some inputs and not
+# in others, and in section 5 some matrices needed factors and others none. This section measures what each part
+# costs on its own and spends bits where they count. Section 11 lets the engine's gate judge the result.
 #
 # The engine has four matrices in each layer: `qkv` (queries, keys and values in one), `o`, `gate_up` and `down`. With
 # the early and the late half of the layers apart, these are eight parts. One part at a time takes your 4 bits (the
@@ -1511,14 +1514,15 @@ for name, own in {"as it is, float32": None, **variants}.items():
     print(f"{name:22}", own_engine.sums_right(own))
 
 # %% [markdown]
-# **Read the result.** Rounding to nearest in groups of 64 is small and fast, and it fails. Your factors halve the
-# damage or better, at the same size. Your choice of formats does so again, for half as many bytes more. The variant
+# **Read the result.** Rounding to nearest in groups of 64 is small and fast, and it fails on every line. Your factors
+# more than halve the divergence, at the same size. Your choice of formats does so again, for half as many bytes more,
+# and misses its bounds by little. The variant
 # that passes is the last one, and section 3 says why: groups of 32 are the grid on which these weights were rounded
 # before, so that nothing moves. It is the right way to run *this* model, and no proof that groups of 32 are harmless:
 # what the first rounding cost cannot be measured here any more. A model that was never rounded pays in any group size.
 #
-# The sums and the code are few and easy, and a model that fails the gate may still get them right. So a gate has many
-# lines. The whole one, with needles in long texts, JSON and refusals as well, takes minutes:
+# The sums are few and easy, and a model that fails the gate may still get many of them right. So a gate has several
+# lines. The whole one, with needles in long texts, JSON, code and refusals as well, takes minutes:
 #
 # ```
 # twophase bench quality --quantization int4,int4_g64

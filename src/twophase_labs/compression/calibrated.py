@@ -19,7 +19,7 @@ def relative_error(rounded: Float[Tensor, "O I"], name: str, x: Float[Tensor, "T
 
 
 def by_kind(factors: Mapping[Place, Tensor]) -> dict[str, tuple[int, float]]:
-    """Of each kind of matrix: in how many layers the factors are not all 1, and the largest factor over the smallest."""
+    """Of each kind of matrix: in how many layers factors are not all 1, and the largest factor over the smallest."""
     kinds: dict[str, list[float]] = {}
     for (_, kind), each in factors.items():
         kinds.setdefault(kind, []).append(float(each.max() / each.min()))

@@ -16,6 +16,7 @@ ALLOWED: dict[str, str] = {
     "better, 512 tokens do not decide": "the tokens that perplexity was measured on",
     "they raised the perplexity by a third": "section 2 prints x 1.34; the cell after 6.6 prints it again",
     "Your search looks at 128 tokens": "says what the cell right below does; NUM_CALIBRATION",
-    "for each of the 210 matrices": "7 matrices in each of 30 layers",
+    "It has 120 matrices": "4 matrices in each of 30 layers",
     "per matrix on 128 tokens": "NUM_CALIBRATION, of the cell above",
+    "binary 1001": "9 in binary",
 }

@@ -195,7 +195,7 @@ def gate_of(own: OwnModel, num_tokens: int = 512) -> list[Verdict]:
 
 
 PROMPT = "The lighthouse keeper climbed the stairs and"
-NUM_NEW, NUM_ROUNDS = 40, 2
+NUM_NEW, NUM_ROUNDS = 24, 2
 
 
 @contextmanager

