@@ -1,3 +1,6 @@
 """Benchmarks: `twophase bench engine | kernels | scheduling | serve`. Every result carries hardware and versions."""
 
-__all__ = ["machine", "perplexity", "quality", "quality_tasks", "serve"]
+__all__ = [
+    "machine", "perplexity", "quality", "quality_drift", "quality_probes", "quality_tasks", "quality_verdict",
+    "sensitivity", "serve",
+]  # fmt: skip
