@@ -107,9 +107,15 @@ def rounded(
 
 @cache
 def engine(dtype: str = "float32") -> LLM:
-    """SmolLM2 in this dtype: in bfloat16 with the engine's own int4 weights, whose output matrix has 8 bits."""
-    options: dict[str, Any] = {"quantization": "int4"} if dtype == "bfloat16" else {}
-    return LLM(DEFAULT_MODEL, dtype=dtype, num_kv_blocks=128, max_num_seqs=8, **options)
+    """SmolLM2 in this dtype: in bfloat16 with the engine's own int4 weights, whose output matrix has 8 bits.
+
+    On the CPU, also where there is a GPU: that is where the learner's matrices are.
+    """
+    quantization = "int4" if dtype == "bfloat16" else None
+    return LLM(
+        DEFAULT_MODEL, device="cpu", dtype=dtype, quantization=quantization, attention_backend="torch",
+        num_kv_blocks=128, max_num_seqs=8,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,77 @@
+"""The engine with a learner's matrices: where it runs, what is counted, and that nothing is left of one variant in the
+next."""
+
+import pytest
+import torch
+
+from twophase_labs.compression import own_engine, parts
+from twophase_labs.compression.own_engine import OwnModel, Rounded
+
+PLACE = (15, "down")
+
+
+def to_nearest(weight, bits, group_size):
+    groups = weight.unflatten(1, (-1, group_size))
+    minima = groups.amin(-1)
+    scales = (groups.amax(-1) - minima) / (2**bits - 1)
+    codes = ((groups - minima[..., None]) / scales[..., None]).round()
+    return codes.flatten(1).to(torch.uint8), scales, minima
+
+
+@pytest.fixture(scope="module")
+def rounded() -> Rounded:
+    return own_engine.rounded(to_nearest, PLACE, 4, 64)
+
+
+def test_it_runs_where_the_matrices_are(rounded):
+    for dtype in ("float32", "bfloat16"):
+        assert own_engine.engine(dtype).model.weights.embed.device == rounded.weight.codes.device == torch.device("cpu")
+
+
+def test_bytes_are_those_of_codes_scales_minima_and_factors(rounded):
+    assert rounded.stored_bytes == 576 * 1536 / 2 + 2 * 2 * 576 * 24
+    with_factors = own_engine.rounded(to_nearest, PLACE, 8, 64, torch.ones(1536))
+    assert with_factors.stored_bytes == 576 * 1536 + 2 * 2 * 576 * 24 + 2 * 1536
+    plain = OwnModel({}).megabytes
+    assert OwnModel({PLACE: rounded}).megabytes == pytest.approx(plain - (2 * 576 * 1536 - rounded.stored_bytes) / 1e6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_factors_are_divided_out_again(dtype):
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.rand(1536, generator=generator) + 0.5
+    own = own_engine.rounded(to_nearest, PLACE, 8, 64, factors)
+    x = torch.randn(3, 1536, generator=generator)
+    wanted = x @ own_engine.matrix(PLACE).T
+    got = own.layer(dtype)(x.to(dtype)).float()
+    assert float((got - wanted).norm() / wanted.norm()) < 0.02
+
+
+def test_more_bits_move_predictions_less_and_none_move_nothing(rounded):
+    eight = OwnModel({PLACE: own_engine.rounded(to_nearest, PLACE, 8, 64)})
+    nothing, less, more = (
+        own_engine.drift(own, 130).kl.mean for own in (OwnModel({}), eight, OwnModel({PLACE: rounded}))
+    )
+    assert nothing == 0 < less < more
+
+
+def test_a_variant_finds_no_keys_and_values_of_another(rounded):
+    prompt = {"prompt_token_ids": list(own_engine.text_ids(64))}
+    params = own_engine.SamplingParams(temperature=0, max_tokens=1)
+    for own in (OwnModel({PLACE: rounded}), OwnModel({})):
+        with own_engine.running(own) as llm:
+            (output,) = llm.generate([prompt], params, use_tqdm=False)
+            assert output.metrics.num_cached_tokens == 0
+
+
+def test_a_choice_takes_each_part_in_its_format(rounded):
+    four, eight = (own_engine.in_groups(to_nearest, bits) for bits in (4, 8))
+    formats = parts.Formats(four, eight, dict.fromkeys(parts.PARTS, 0.1))
+    mixed = formats.mixed([0, 1, 2, 2, 2, 2, 2, 2]).matrices
+    assert parts.PARTS[:2] == ("qkv early", "qkv late")
+    assert {place: each.weight.bits for place, each in mixed.items()} == {
+        (layer, "qkv"): 4 if layer < 15 else 8 for layer in range(30)
+    }
+    sizes = [size for size, _ in formats.options()[0]]
+    assert sizes == sorted(sizes)
+    assert sum(options[0][0] for options in formats.options()) == pytest.approx(four.megabytes)
