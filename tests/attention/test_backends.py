@@ -169,7 +169,7 @@ def test_torch_fused_decodes_change_nothing(window):
 
 
 @pytest.mark.parametrize("window", [None, 5, 16, 24])
-def test_a_single_decode_is_one_split(window):
+def test_a_single_decode_gathers_only_pages_that_it_sees(window):
     history = History(make_spec(window=window), [200])
     backend, plans = TorchBackend(history.spec, history.block_size, 32, fused_seqs=8), []
     plan = backend.plan
@@ -177,7 +177,11 @@ def test_a_single_decode_is_one_split(window):
     history.step(backend, {0: 150})
     for _ in range(50):
         history.step(backend, {0: 1})
-    assert [each.decode.owner.tolist() for each in plans[1:]] == [[0]] * 50
+    num_visible = [min(length, window or length) for length in range(151, 201)]
+    assert [each.decode.num_keys for each in plans[1:]] == num_visible
+    for each, visible in zip(plans[1:], num_visible, strict=True):
+        pages = len(each.decode.rows) // history.spec.num_kv_heads
+        assert pages <= -(-visible // history.block_size) + 1  # a window may begin inside of a page
 
 
 @pytest.mark.parametrize("split_keys", [16, 32, 128, 1024])
@@ -185,26 +189,27 @@ def test_torch_splits_change_nothing(split_keys):
     play(lambda h: TorchBackend(h.spec, h.block_size, split_keys), make_spec(), *MIXED)
 
 
-def test_torch_padding_rows_write_nothing_and_give_zeros():
+@pytest.mark.parametrize(("num_rows", "fused_seqs"), [(2, 0), (2, 8), (1, 8)])
+def test_torch_padding_rows_write_nothing_and_give_zeros(num_rows, fused_seqs):
     history = History(make_spec(), [20, 5])
-    backend = torch_backend(history)
+    backend = TorchBackend(history.spec, history.block_size, 32, fused_seqs)
     history.step(backend, {0: 20})
     before = history.kv.k.clone()
     from twophase.core.batch import AttentionBatch
 
-    zeros = torch.zeros(2, dtype=torch.int32)
+    zeros = torch.zeros(num_rows, dtype=torch.int32)
     batch = AttentionBatch(
         positions=zeros.long(),
-        slot_mapping=torch.full((2,), -1),
-        cu_query_lens=torch.arange(3, dtype=torch.int32),
+        slot_mapping=torch.full((num_rows,), -1),
+        cu_query_lens=torch.arange(num_rows + 1, dtype=torch.int32),
         seq_lens=zeros,
-        block_tables=torch.zeros(2, 16, dtype=torch.int32),
-        num_decodes=2,
-        query_lens_host=(1, 1),
-        seq_lens_host=(0, 0),
+        block_tables=torch.zeros(num_rows, 16, dtype=torch.int32),
+        num_decodes=num_rows,
+        query_lens_host=(1,) * num_rows,
+        seq_lens_host=(0,) * num_rows,
     )
     plan = backend.plan(batch)
-    x = torch.randn(2, 6, 64)
+    x = torch.randn(num_rows, 6, 64)
     out = backend.attend(
         backend.write(x, x[:, :2], x[:, :2], history.cos, history.sin, history.kv, plan), history.kv, plan
     )

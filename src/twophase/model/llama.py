@@ -148,7 +148,7 @@ class LlamaModel:
         config = self.config
         # [T, (H + 2 H_kv) D] seen as heads; q, k, v are views of it.
         heads = layer.qkv(x).view(x.shape[0], -1, config.head_dim)
-        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        q, k, v = heads.split_with_sizes((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = rms_norm(q, layer.q_norm, config.rms_norm_eps)
             k = rms_norm(k, layer.k_norm, config.rms_norm_eps)
