@@ -11,13 +11,6 @@ SOURCES = (
         "weights and activations, FP8 first",
     ),
     Source(
-        url="https://docs.sglang.io/advanced_features/quantization.html",
-        product="SGLang",
-        version="read November 2026",
-        says="a model quantised offline is loaded without --quantization, its method is parsed from its configuration; "
-        "offline is recommended over online; --quantization fp8 rounds a 16-bit model online",
-    ),
-    Source(
         url="https://docs.amd.com/r/en-US/57300-ZenDNN-user-guide/LLM-Compressed-Models?contentId=GU0vJngdbHEFBmdi1UBVSA",
         product="ZenDNN (vLLM on AMD's CPUs)",
         version="6.0.0",
@@ -86,10 +79,11 @@ SOURCES = (
         says="recipes W4A16 and W4A8, by GPTQ and by AWQ",
     ),
     Source(
-        url="https://github.com/vllm-project/vllm/pull/3922",
+        url="https://docs.vllm.ai/en/latest/api/vllm/model_executor/layers/quantization/utils/marlin_utils/",
         product="vLLM",
-        version="merged April 2024",
-        says="GPTQ checkpoints are repacked for the Marlin kernel; groups of 32, 64, 128 or a whole row",
+        version="latest, read November 2026",
+        says="packed weights in GPTQ's layout are repacked for Marlin, whose tiles take multiples of 64 and 128; other "
+        "shapes are padded with zeros",
     ),
     Source(
         url="https://github.com/vllm-project/vllm/pull/36799",
