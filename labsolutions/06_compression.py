@@ -542,8 +542,8 @@ show_source(DynamicInt8Linear.__call__)
 
 # %% [markdown]
 # **Read the result.** Weights in 8 bits cost nothing that 512 tokens could show. With one scale per tensor, activations
-# in 8 bits ruin the model; with one per token they cost a few per cent at most. (The last digits change with the order
-# of sums.) Below the figures is the same layer in the **engine**, which a model quantised as W8A8 gets.
+# in 8 bits ruin the model; with one per token they cost a few per cent at most. Below the figures is the same layer in
+# the **engine**.
 #
 # **Question.** Tokens have scales, and outputs have scales. It is *input channels* that differ most. Why do they not
 # have scales?
@@ -622,13 +622,12 @@ for with_down, which in ((False, "norms only"), (True, "down_proj too")):
 # > run time, and its documentation warns that Blackwell cards have no int8 kernels: there FP8 takes its place. FP8 has
 # > exponents, so that one outlier costs the other channels fewer bits. NVIDIA's [Model
 # > Optimizer](https://nvidia.github.io/Model-Optimizer/guides/0_support_matrix.html) pairs int8 weights per channel
-# > with one activation scale per tensor, and smooths; mapping `down_proj` to `up_proj` is found in [published
-# > recipes](https://huggingface.co/neuralmagic-ent/Llama-3.2-3B-quantized.w8a8/blame/main/recipe.yaml), too. By
-# > roofline, W8A8 at best halves the time that an H100 needs for the products of a long prefill.
+# > with one activation scale per tensor, and smooths. By roofline, W8A8 at best halves the time that an H100 needs for
+# > the products of a long prefill.
 #
 # **Takeaway.** int8 weights cost nothing measurable; int8 activations with one scale per tensor double SmolLM2's
 # perplexity, because of a few channels; with a scale per token they cost less than 5 %, and with a static scale after
-# smoothing that includes `down_proj` about 10 %.
+# smoothing that includes `down_proj` about 8 %.
 
 # %% [markdown]
 # ## 5. Weights that matter
@@ -725,7 +724,7 @@ for kind, (num_layers, largest) in calibrated.by_kind(factors).items():
 # > there is no other way: both need a calibration text. By roofline a decode step on an H100 reads the same 4.5 bits
 # > per weight with any of the methods; only quality differs.
 #
-# **Takeaway.** A search over five values per matrix on 128 tokens brings 4 bits in groups of 64 from 1.34 to about 1.1
+# **Takeaway.** A search over five values per matrix on 128 tokens brings 4 bits in groups of 64 from 1.34 to 1.12
 # times the plain model's perplexity, at no cost when the model runs.
 
 # %% [markdown]

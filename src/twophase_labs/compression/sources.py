@@ -42,13 +42,6 @@ SOURCES = (
         says="INT8: weights per channel, activations per tensor, by SmoothQuant; W4A16 by AWQ, in blocks",
     ),
     Source(
-        url="https://huggingface.co/neuralmagic-ent/Llama-3.2-3B-quantized.w8a8/blame/main/recipe.yaml",
-        product="llm-compressor",
-        version="read November 2026",
-        says="a recipe: SmoothQuant with strength 0.7, input_layernorm to Q, K, V, post_attention_layernorm to gate "
-        "and up, up_proj to down_proj; then GPTQ, W8A8",
-    ),
-    Source(
         url="https://docs.vllm.ai/projects/llm-compressor/en/0.11.0/examples/awq/",
         product="llm-compressor",
         version="0.11.0",
