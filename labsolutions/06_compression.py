@@ -58,7 +58,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. Where the bytes are
-# <!-- minutes: 9 -->
+# <!-- minutes: 8 -->
 #
 # For one sequence a decode step takes about as long as it takes to read the weights (lab 3). **Quantisation** stores a
 # weight as a **code**, a whole number of few bits, and shares a scale among many codes. Here is what a step has to read
@@ -1406,7 +1406,7 @@ for name in ("as it is, float32", "nearest, groups of 64", "AWQ, four parts in 8
 # - **Distillation**: the domain is narrow, traffic is large, and training can be paid for.
 #
 # A small model loses more by rounding than a large one: what you saw of 135 million weights in groups of 64 is not what
-# 70 billion would lose.
+# a model of many billions would lose.
 #
 # **Takeaway.** Four bits per weight can be nonsense, a failed gate or a passed one. What decides is how many weights
 # share a scale, what the calibration saw, and which parts keep their bits; the engine's step takes equally long.

@@ -85,7 +85,7 @@ def own_formats(quantize: Callable[..., Any], factors: Mapping[Place, Tensor]) -
 
 @cache
 def measured_kl(own: OwnModel) -> float:
-    """Mean KL in nats of the engine with these matrices from SmolLM2 as it is; both in float32. Of a model it is measured once."""
+    """Mean KL in nats of the engine with these matrices from SmolLM2 as it is, both in float32; measured once."""
     return drift(own, NUM_TOKENS).kl.mean
 
 
