@@ -77,6 +77,8 @@ def test_a_choice_takes_each_part_in_its_format(rounded):
     assert {place: each.weight.bits for place, each in mixed.items()} == {
         (layer, "qkv"): 4 if layer < 15 else 8 for layer in range(30)
     }
+    saved = 30 / 2 * 960 * 576 / 2 / 1e6  # half a byte of each code of 15 layers' queries, keys and values
+    assert formats.worth("qkv late") == pytest.approx(0.1 / saved)
     sizes = [size for size, _ in formats.options()[0]]
     assert sizes == sorted(sizes)
     assert sum(options[0][0] for options in formats.options()) == pytest.approx(four.megabytes)
