@@ -22,12 +22,12 @@ for name, numbers in {"as they are": weight.flatten(), "16 further on": weight.f
 
 # %% [markdown]
 # 32 bits can tell more than four billion numbers apart. Yet a group never holds more than 16 different ones, so 4 bits
-# would say which of them a weight is. And it matters where groups begin: shifted by 16, they hold more. The labs have
-# been reading 32 bits per weight, most of which say nothing. Where do the 16 numbers come from? Write down what you
-# expect. Section 3 finds them, bit by bit, and the capstone runs the engine on 4-bit weights of your own making.
+# would say which of them a weight is. And it matters where groups begin: shifted by 16, they hold more. Where do the 16
+# numbers come from? Write down what you expect. Section 3 finds them, bit by bit, and the capstone runs the engine on
+# 4-bit weights of your own making.
 
 # %% [markdown]
-# <!-- opening minutes: 4 -->
+# <!-- opening minutes: 3 -->
 # <!-- map -->
 
 # %% [markdown]
@@ -39,11 +39,11 @@ for name, numbers in {"as they are": weight.flatten(), "16 further on": weight.f
 # - read quantised weights from a file, and multiply by them without unpacking them in memory;
 # - say what zeros are worth, when to teach a smaller model instead, and what a gate must measure before either is used.
 #
-# You need labs 1 to 3, or a working knowledge of their subjects: decode steps, rooflines, Triton kernels; section 10
-# uses the gate of lab 5. No GPU is needed. What a GPU would do is estimated by roofline from data sheets.
+# You need labs 1 to 3, or a working knowledge of their subjects: decode steps, rooflines, Triton kernels. No GPU is
+# needed: what a GPU would do is estimated by roofline from data sheets.
 #
-# **How it works.** Commit to a prediction, write the code, run `check("6.1")`. `hint("6.1")` helps in up to three
-# steps, `reveal("6.1")` shows a solution. If you skip an exercise, later cells use the reference solution and say so.
+# **How it works.** Commit to a prediction, write the code, run `check("6.1")`; `hint("6.1")` helps, `reveal("6.1")`
+# shows a solution. If you skip an exercise, later cells use the reference solution and say so.
 
 # %% tags=["setup"]
 import itertools
@@ -58,7 +58,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. Where the bytes are
-# <!-- minutes: 14 -->
+# <!-- minutes: 8 -->
 #
 # For one sequence a decode step takes about as long as it takes to read the weights (lab 3). **Quantisation** stores a
 # weight as a **code**, a whole number of few bits, and shares a scale among many codes. Here is what a step has to read
@@ -69,7 +69,7 @@ torch.set_num_threads(1)
 from twophase_labs.compression import step_bytes
 from twophase_labs.decode.decode_work import H100, LLAMA_3_8B, SMOLLM2
 
-formats = {"float32": (32, 32), "bfloat16": (16, 16), "8 bits": (8, 16), "4 bits, groups of 64": (4.5, 16)}
+formats = {"bfloat16": (16, 16), "8 bits": (8, 16), "4 bits, groups of 64": (4.5, 16)}
 formats["4 bits, groups of 32"] = (5, 16)
 for name, (layer_bits, head_bits) in formats.items():
     small, large = (sum(step_bytes.weight_bytes(shape, layer_bits, head_bits)) for shape in (SMOLLM2, LLAMA_3_8B))
@@ -79,8 +79,8 @@ prompt_ms = 1e3 * 2 * LLAMA_3_8B.num_weights * 2000 / H100.flop_rate
 print(f"a prompt of 2,000 tokens of Llama-3-8B on an H100: {prompt_ms:.1f} ms of arithmetic in 16 bits")
 
 # %% [markdown]
-# (The output head, which is SmolLM2's embedding as well, stays in 16 bits in the last three lines, as it does in most
-# quantised models. Times of an H100 are by roofline: bytes over 3.35 TB/s, or operations over 989 TFLOP/s.)
+# (The output head, which is SmolLM2's embedding as well, stays in 16 bits, as it does in most quantised models. Times
+# of an H100 are by roofline: bytes over 3.35 TB/s, or operations over 989 TFLOP/s.)
 #
 # **Think first.** Weights in 4 bits, activations in 16: a kernel reads codes, makes 16-bit numbers of them in its
 # registers and multiplies in 16 bits. What becomes of the time of that prompt? And of a decode step of 32 sequences
@@ -91,8 +91,8 @@ step_bytes.draw_shares(LLAMA_3_8B, context=4096, batches=(1, 32))
 
 # %% [markdown]
 # For one sequence, weights are nearly all that is read. For 32 long ones K and V are more than half, and 4-bit weights
-# can save only a part of the rest. The prompt gains nothing: its time is arithmetic, which is still done in 16 bits. So
-# the first question is not how many bits, but *what* is to have fewer bits:
+# save only a part of the rest. The prompt gains nothing: its time is arithmetic, still in 16 bits. So the first
+# question is *what* is to have fewer bits:
 #
 # | rounded | written | makes faster | does not |
 # |---|---|---|---|
@@ -100,15 +100,9 @@ step_bytes.draw_shares(LLAMA_3_8B, context=4096, batches=(1, 32))
 # | weights and activations | W8A8, fp8 | decode, and prefill too: products in 8 bits | |
 # | K and V | `kv_cache_dtype` | decode with much context (labs 3 and 5) | prefill, one short sequence |
 #
-# (Products in 8 bits: an H100's data sheet has 1,979 TFLOP/s for them, 989 in 16 bits.) Rounding is one of four routes
-# to fewer bytes:
-#
-# | route | what changes | what it needs | here |
-# |---|---|---|---|
-# | **quantise** | the bits of each weight | nothing, or some hundred tokens of calibration text | sections 2 to 7 |
-# | **prune** | some weights become 0 | a kernel that gains from zeros | section 8 |
-# | **distil** | a smaller model, taught by the larger one | training | section 9 |
-# | **take a smaller model** | a smaller model, as it comes | nothing | section 10 |
+# Rounding (sections 2 to 7) is one of four routes to fewer bytes. The others are to **prune** weights to zero (section
+# 8), to **distil** a smaller model from the larger one (section 9), or to take a smaller model as it comes (section
+# 11).
 
 # %% [markdown]
 # <!-- card 6.1 -->
@@ -124,37 +118,34 @@ check("6.1")
 
 # %%
 seconds, num_bytes, fixed_s = step_bytes.step_seconds(), step_bytes.bytes_read(), step_bytes.fixed_seconds()
+by_bytes = num_bytes["float32"] / num_bytes["4 bits"]
 for name, step_s in seconds.items():
-    by_bytes = num_bytes["float32"] / num_bytes[name]
-    faster = f"{seconds['float32'] / step_s:.2f} times as fast; by bytes at most {by_bytes:.2f}"
-    print(f"{name:9} {1e3 * step_s:5.1f} ms a token, {num_bytes[name] / 1e6:5.1f} MB: {faster}")
-expected_s = fixed_s + (seconds["float32"] - fixed_s) / by_bytes  # of the last line, in 4 bits
+    print(f"{name:8} {1e3 * step_s:5.1f} ms a token, {num_bytes[name] / 1e6:5.1f} MB")
+print(f"in 4 bits {step_bytes.faster_in_4_bits():.2f} times as fast; by bytes at most {by_bytes:.2f}")
+expected_s = fixed_s + (seconds["float32"] - fixed_s) / by_bytes
 print(f"30 layers without weights: {1e3 * fixed_s:.1f} ms; so in 4 bits one would expect {1e3 * expected_s:.1f} ms")
 layers, head = step_bytes.weight_bytes(SMOLLM2, 5, 16)
 print(f"in 4 bits the layers are {layers / 1e6:.1f} MB, the output head {head / 1e6:.1f} MB")
 measured("6.1", step_bytes.faster_in_4_bits())
 
 # %% [markdown]
-# **Read the result.** Bytes explain it: 16 bits halve them, and 4-bit codes with their scales leave 4.37 times fewer,
-# not 8 times. One bit per weight goes into scales and minima, and the output head, a fifth of all weights, is now
-# nearly half of the bytes. The step gains less than its bytes because part of it does not shrink: the fixed price of
-# some 2,000 small calls, which lab 3 measured on a model of 30 layers with hardly any weights. Take that price off,
-# divide what is left by 4.37, and put it on again: that is the time to expect. (Where torch has no product for 4-bit
-# weights on a CPU, the engine unpacks them to bfloat16 when it loads them, and the third line equals the second.)
+# **Read the result.** 4-bit codes leave 4.37 times fewer bytes, not 8 times: one bit per weight goes into scales and
+# minima, and the output head, a fifth of all weights, is now nearly half of the bytes. The step gains less still,
+# because part of it does not shrink: the fixed price of some 2,000 small calls, measured here on 30 layers with hardly
+# any weights. (Where torch has no product for 4-bit weights on a CPU, the engine unpacks them to bfloat16 when it loads
+# them, and gains less.)
 #
 # > **In production, 2026.** The [guide of NVIDIA's Model
 # > Optimizer](https://nvidia.github.io/Model-Optimizer/guides/_choosing_quant_methods.html) draws the same line: up to
 # > a batch of 4, inference is mostly memory-bound, and rounding weights alone (INT4) gains most; from 16 on, it advises
-# > to round weights and activations, with FP8 first. SGLang's `--quantization fp8` rounds while it loads; a model that
-# > was [rounded beforehand](https://docs.sglang.io/advanced_features/quantization.html), which SGLang recommends, says
-# > so in its own configuration and needs no flag.
+# > to round weights and activations, with FP8 first.
 #
 # **Takeaway.** 4-bit codes in groups of 32 cut a step of SmolLM2 from 538 to 123 MB, and a step of few sequences waits
 # for bytes; of an 8B model in 16 bits, groups of 64 leave 4.98 of 15.01 GB, 1.49 instead of 4.48 ms on an H100.
 
 # %% [markdown]
 # ## 2. Round to nearest
-# <!-- minutes: 22 -->
+# <!-- minutes: 19 -->
 #
 # The simplest method looks at nothing but the weights. A set of weights shares a **scale** and a **minimum**; each
 # weight becomes the code of the nearest value that can be written:
@@ -165,8 +156,7 @@ measured("6.1", step_bytes.faster_in_4_bits())
 # The values are spaced evenly from the smallest weight of the set to its largest. So the largest weight decides how
 # coarse the steps are for all others, and the question is how large the set should be: a whole matrix (*per tensor*),
 # a row, which makes one output (*per channel*), or a **group** of neighbours in a row.
-
-# %% [markdown]
+#
 # **Think first.** With 4 bits per tensor, a matrix shares 16 values. How many of them will 64 neighbours in an ordinary
 # row use, if a few weights elsewhere are very large?
 
@@ -178,12 +168,10 @@ nearest.draw_grids(weight_of("15.mlp.down_proj"), output=100, group_size=64)
 
 # %% [markdown]
 # The dots are 64 neighbouring weights, the same in each line; the bars are the values that they can have. Spread over
-# the whole tensor, hardly any of the 16 values lie where these weights are; the rest serve a few large weights
-# elsewhere. A group has 16 values for its own weights, and pays for them with a scale and a minimum of its own: in 16
-# bits each, 32 bits for 64 weights, or half a bit per weight.
+# the whole tensor, hardly any of the 16 values lie where these weights are. A group has 16 values for its own weights,
+# and pays for them with a scale and a minimum of its own, 16 bits each: half a bit per weight.
 #
-# This is how codes become weights again, for groups of any size (and so for channels, which are groups as long as a
-# row):
+# This is how codes become weights again, for groups of any size (a channel is a group as long as a row):
 
 
 # %% tags=["setup"]
@@ -225,10 +213,9 @@ def quantize(weight, bits, group_size):
 check("6.2")
 
 # %% [markdown]
-# **The real model.** Each cell of this lab that changes SmolLM2 does it in the same way: `perplexity` runs the model on
-# 512 tokens of prose, with the weight of each linear layer of the decoder replaced by what a function makes of it. The
-# embedding and the norms stay as they are. A **ratio** of 1.00 says that the changed model predicts the text as well as
-# SmolLM2 does. (512 tokens cannot decide a few per cent; section 10 measures on more.)
+# **The real model.** `perplexity` runs SmolLM2 on 512 tokens of prose, with the weight of each linear layer of the
+# decoder replaced by what a function makes of it. The embedding and the norms stay as they are. A **ratio** of 1.00
+# says that it predicts the text as well as SmolLM2 does. (512 tokens cannot decide a few per cent.)
 
 # %%
 from twophase_labs.compression.changed_model import perplexity
@@ -247,63 +234,40 @@ def rounded(bits, size):
     return change
 
 
-plain = perplexity()
 points = []
-for bits, size in ((4, "tensor"), (4, "channel"), (4, 64), (4, 32), (3, 64), (8, "channel")):
-    ratio = perplexity(rounded(bits, size)) / plain
+for size in ("tensor", "channel", 64, 32):
+    ratio = perplexity(rounded(4, size)) / perplexity()
     per = f"per {size}" if size in ("tensor", "channel") else f"groups of {size}"
-    points.append((f"{bits} bits, {per}", nearest.bits_per_weight(bits, size), ratio))
-    print(f"{points[-1][0]:22} {points[-1][1]:.2f} bits per weight, perplexity x{ratio:,.4f}")
-
-# %%
+    points.append((f"4 bits, {per}", nearest.bits_per_weight(4, size), ratio))
+    print(f"{points[-1][0]:20} {points[-1][1]:.2f} bits per weight, perplexity x{ratio:,.4f}")
 nearest.draw_quality(points)
 
 # %% [markdown]
 # **Read the result.** One scale and one minimum per tensor destroy the model. Per row they cost 0.05 bits per weight,
-# and the ratio is 2.26; in groups of 64 they cost 0.5 bits, and it is 1.34. 8 bits per channel change nothing that 512
-# tokens could show: for weights, 8 bits are easy. At 3 bits, rounding to nearest fails even in groups. The sections
-# that follow are about 4 bits and 3.
+# and the ratio is 2.26; in groups of 64 they cost 0.5 bits, and it is 1.34. And there is one point too good to be true:
+# 4 bits in groups of 32, with a ratio of 1 to three digits. Groups of half the size cannot explain that.
 #
-# And there is one point too good to be true: 4 bits in groups of 32, with a ratio of 1 to three digits. Groups of half
-# the size cannot explain that.
-
-# %%
-ways = {
-    "symmetric, 4 bits, groups of 64": lambda name, weight: nearest.symmetric(weight, 4, 64),
-    "zero point, 4 bits, per channel": lambda name, weight: nearest.with_zero_point(weight, 4, weight.shape[1]),
-}
-for name, change in ways.items():
-    print(f"{name}: perplexity x{perplexity(change) / plain:.2f}")
-print(f"a scale and no minimum, groups of 64: {nearest.bits_per_weight(4, 64, num_kept=1):.2f} bits per weight")
-
-# %% [markdown]
-# **Two other forms.** What you wrote is **asymmetric** rounding with a minimum. **Symmetric** rounding stores no
-# minimum: codes from -7 to 7 and a scale, 4.25 bits per weight in groups of 64. But its 15 values are spread over a
-# range whose two ends are equally far from zero, though the weights' ends are not, and the perplexity is higher than
-# with your function.
-#
-# A **zero point** is asymmetric, too: in the place of the minimum it stores which code stands for 0. Per channel it
-# does better than a minimum. Steps are wide there and most weights lie near zero; if zero is none of the values, all
-# of these weights move the same way, and such errors add up in an output. In narrow steps, in groups, it matters less.
-
-# %% [markdown]
 # **Open the engine.** The core of `quantization="int4_g64"`. `_scales` rounds to bfloat16.
 
 # %%
 from twophase.quantization import rounding
+from twophase.quantization.schemes import SCHEMES
 from twophase_labs.kit.open_engine import show_source
 
+weight = weight_of("15.mlp.down_proj")
+ways = {
+    "yours": dequantize(*quantize(weight, 4, 64)),
+    "the engine's": rounding.quantize(weight, SCHEMES["int4_g64"]).dequantize(),
+    "symmetric": nearest.symmetric(weight, 4, 64),
+}
+for name, values in ways.items():
+    print(f"{name:12} relative error {100 * (values - weight).norm() / weight.norm():.2f} %")
 show_source(rounding._asymmetric)
 
-# %%
-from twophase.quantization.schemes import SCHEMES
-
-weight = weight_of("15.mlp.down_proj")
-yours, engines = dequantize(*quantize(weight, 4, 64)), rounding.quantize(weight, SCHEMES["int4_g64"]).dequantize()
-for name, values in {"yours": yours, "the engine's": engines}.items():
-    print(f"{name:12} relative error {100 * (values - weight).norm() / weight.norm():.2f} %")
-
 # %% [markdown]
+# (**Symmetric** rounding stores no minimum: codes from -7 to 7 and a scale, `4 + 16/64` bits per weight. Its values are
+# spread over a range whose ends are equally far from zero, though the weights' ends are not.)
+#
 # **Question.** You keep scales and minima in float32, so a weight of yours takes 5 bits, not 4.5. The engine rounds
 # both to 16 bits, and does so *before* it divides by them. What would go wrong the other way round?
 #
@@ -314,34 +278,34 @@ for name, values in {"yours": yours, "the engine's": engines}.items():
 # The cell shows what 16 bits cost then: hardly anything. (`clamp_` keeps 0 within the range, which matters only to
 # groups whose weights all have one sign.)
 # </details>
-
-# %% [markdown]
+#
 # > **In production, 2026.** Groups of 128 are the common choice for 4 bits. AMD's [guide for vLLM on its
 # > CPUs](https://docs.amd.com/r/en-US/57300-ZenDNN-user-guide/LLM-Compressed-Models?contentId=GU0vJngdbHEFBmdi1UBVSA)
 # > takes models that llm-compressor has rounded to `W4A16`, and recommends groups of 128: with a scale of 16 bits that
-# > is 4 + 16/128 = 4.125 bits per weight. SmolLM2's 576 inputs are no multiple of 128, so this lab uses 64, and keeps
-# > minima. By roofline an H100 takes 4.5 / 4.125 = 1.09 times as long to read such weights.
+# > is 4 + 16/128 = 4.125 bits per weight, which an H100 reads, by roofline, in 4.125 / 4.5 = 0.92 of the time.
+# > SmolLM2's 576 inputs are no multiple of 128, so this lab uses 64.
 #
 # **Takeaway.** With 4 bits to nearest, SmolLM2's perplexity is more than a million times its own with one
 # scale per tensor, 2.26 times with one per channel, and 1.34 times in groups of 64, which cost half a bit per weight.
 
 # %% [markdown]
 # ## 3. A file, bit by bit
-# <!-- minutes: 20 + 9 -->
+# <!-- minutes: 14 + 10 -->
 #
 # Groups of 32 cost nothing, groups of 64 raise the perplexity to 1.34 times. Is finer simply better? One matrix, with
 # your function:
 
 # %%
 weight = weight_of("15.mlp.down_proj")
-for size in (8, 16, 32, 48, 64, 96):
+for size in (8, 16, 32, 48, 64):
     error = (dequantize(*quantize(weight, 4, size)) - weight).norm() / weight.norm()
     print(f"groups of {size:2}: {nearest.bits_per_weight(4, size):.2f} bits per weight, error {100 * error:.2f} %")
 
 # %% [markdown]
 # Groups of 16 have *more* bits than groups of 32 and a far larger error. Only 32 fits: these weights must have been
 # rounded to 4 bits in groups of 32 before they came to us. The package that ships SmolLM2 holds one file, in a format
-# called **GGUF**, that of llama.cpp. It begins like this:
+# called **GGUF**, that of llama.cpp. It begins with a header, little-endian: `03 00 00 00` is 3. Fields follow
+# (architecture, sizes, vocabulary, chat template), then a table of tensors, then the tensors' bytes.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -351,48 +315,29 @@ from twophase_labs.compression import gguf_walk
 
 with gguf_walk.path().open("rb") as file:
     start = file.read(24)
-print(start.hex(" ", 4))
 magic, version, num_tensors, num_fields = struct.unpack("<4sIQQ", start)
-print(f"{magic.decode()}, version {version}: {num_tensors} tensors, {num_fields} fields")
-
-# %% [markdown]
-# Everything is little-endian: `03 00 00 00` is 3. After this header come the fields (architecture, sizes, vocabulary,
-# chat template: what Hugging Face keeps in several JSON files), then a table of tensors with name, shape, type and
-# place, then the tensors' bytes.
-
-# %%
-# NBVAL_CHECK_OUTPUT
-from twophase.quantization.gguf_blocks import BLOCK_TYPES
-
+print(f"{start.hex(' ', 4)}\n{magic.decode()}, version {version}: {num_tensors} tensors, {num_fields} fields")
 table = gguf_walk.table()
-for entry in table[:4]:
-    print(
-        f"byte {entry.first_byte:>10,}: {entry.name:22} {entry.kind:5} {entry.shape!s:14} {entry.num_bytes:>10,} bytes"
-    )
+for entry in table[:3]:
+    print(f"byte {entry.first_byte:,}: {entry.name}, {entry.kind}, {entry.shape}, {entry.num_bytes:,} bytes")
 for kind in ("Q4_1", "Q8_0", "F32"):
     sizes = [entry.num_bytes for entry in table if entry.kind == kind]
     print(f"{kind}: {len(sizes)} tensors, {sum(sizes) / 1e6:.1f} MB")
-for kind, block in BLOCK_TYPES.items():
-    print(
-        f"{kind}: {block.num_weights} weights in {block.num_bytes} bytes, "
-        f"{8 * block.num_bytes / block.num_weights} bits each"
-    )
 
 # %% [markdown]
 # All 210 matrices of the decoder layers are `Q4_1`. A row is cut into blocks of 32 weights (in a GGUF file a
 # block is a piece of a row; it has nothing to do with the cache's blocks), each with its scale, minimum and codes.
-
-# %% [markdown]
-# **Think first.** A block's codes take 16 bytes, two in each byte. In which order would you put 32 codes into 16 bytes?
-# And if a vector instruction does the same to 16 bytes at once, `& 15` or `>> 4`, in which order do they come out best?
+#
+# **Think first.** A block's codes take 16 bytes, two in each byte. A vector instruction does `& 15` or `>> 4` to 16
+# bytes at once. In which order would you put the 32 codes into them?
 
 # %%
 _, blocks, _ = next(stored for stored in gguf_walk.stored_linears() if stored[0] == "15.mlp.down_proj")
 gguf_walk.draw_block(blocks[0])
 
 # %% [markdown]
-# The low halves of all 16 bytes are the first 16 weights, the high halves the other 16. One `&` and one `>>` on a
-# vector of 16 bytes give both halves in order, and nothing has to be shuffled.
+# The low halves of all 16 bytes are the first 16 weights, the high halves the other 16. One `&` and one `>>` give both
+# in order, and nothing has to be shuffled.
 
 # %% [markdown]
 # <!-- card 6.3 -->
@@ -435,25 +380,11 @@ print(f"{num_equal} matrices are equal bit for bit, rounded to bfloat16 as the c
 print(f"{num_weights:,} weights in {num_bytes:,} bytes: {8 * num_bytes / num_weights} bits each, used as 32")
 
 # %% [markdown]
-# **Read the result.** Here are the 16 numbers of the first cell: one for each code of a block. The file has 5 bits per
-# weight. The course's model was made from it in bfloat16, 16 bits, a format that every program can read, and the labs
-# widened that to 32. Rounding *on the same grid* finds the same 16 values again and costs next to nothing. On any other
-# grid, a finer one included, weights fall between the values and are rounded a second time. So from here on this lab
-# works in groups of 64, where methods differ, and takes the weights as if they had never been rounded.
-#
-# (The engine can use the file as it is: `LLM("smollm2-135m-instruct-q4_1")` keeps the codes. The file has query and key
-# rows in llama.cpp's order; the loop above got them in ours.)
-#
-# **Open the engine.** It reads `Q4_1` as you do. This is how it reads a more recent type, `Q4_K`:
-
-# %%
-from twophase.quantization import gguf_blocks
-
-show_source(gguf_blocks._q4_k)
-
-# %% [markdown]
-# `Q4_K` saves bits on scales: 256 weights share two float16, and each group of 32 has a scale and a minimum of 6 bits
-# that are multiplied by these. So it has groups of 32 for 4.5 bits per weight, where `Q4_1` takes 5.
+# **Read the result.** Here are the 16 numbers of the first cell: one for each code of a block. The course's model was
+# made from this file in bfloat16, and the labs widened that to 32 bits. Rounding *on the same grid* finds the same 16
+# values again and costs next to nothing. On any other grid, a finer one included, weights fall between the values and
+# are rounded a second time. So from here on this lab works in groups of 64, where methods differ, and takes the weights
+# as if they had never been rounded.
 #
 # **Question.** GGUF keeps a group's scale beside its codes, row by row. Why do engines for GPUs unpack or repack such a
 # file when they load it?
@@ -461,20 +392,17 @@ show_source(gguf_blocks._q4_k)
 # <details><summary>Answer</summary>
 #
 # A block of 20 bytes suits a processor's core that walks along a row: one stream of bytes, all that a dot product
-# needs together, and the file can be mapped into memory as it is; llama.cpp computes on these blocks directly. A GPU's
-# kernel loads a tile of many rows with aligned vectors of 16 bytes, in the order in which its matrix units want the
-# operands, and scales as a tile of their own (section 7). So for most engines GGUF is a format for delivery, and what
-# they multiply by has another layout.
+# needs together, and llama.cpp computes on these blocks directly. A GPU's kernel loads a tile of many rows with aligned
+# vectors of 16 bytes, in the order in which its matrix units want the operands, and scales as a tile of their own
+# (section 7). So for most engines GGUF is a format for delivery.
 # </details>
-
-# %% [markdown]
+#
 # > **In production, 2026.** vLLM calls its [GGUF
 # > support](https://docs.vllm.ai/en/latest/features/quantization/gguf/) highly experimental and under-optimised, a way
 # > to save memory, and [has moved it to a
 # > plugin](https://raw.githubusercontent.com/vllm-project/vllm/main/docs/features/quantization/gguf.md). Models for
-# > servers are rounded with llm-compressor or NVIDIA's Model Optimizer, and stored with codes and scales as separate
-# > tensors in safetensors files. By roofline an H100 reads these 106 million weights in 20 µs with 5 bits each, and in
-# > 63 µs with 16.
+# > servers keep codes and scales as separate tensors in safetensors files. By roofline an H100 reads these 106 million
+# > weights in 20 µs with 5 bits each, and in 63 µs with 16.
 #
 # **Takeaway.** SmolLM2's matrices have 5 bits of content per weight, read bit for bit from 66.4 MB; rounding them again
 # in groups of 32 changes them by 0.14 %, in groups of 16, with more bits, by 5.45 %.
@@ -524,23 +452,30 @@ from twophase.quantization import checkpoints
 pack, unpack = use("6.16")
 codes, scales, minima = quantize(weight_of("15.mlp.down_proj"), 4, 64)
 words = pack(codes)
-print(
-    f"{codes.nbytes:,} bytes of codes in {words.nbytes:,} bytes of words, {int((words < 0).sum()):,} words are negative"
-)
+print(f"{codes.nbytes:,} bytes of codes in {words.nbytes:,} bytes of words, {int((words < 0).sum()):,} are negative")
 print("the engine reads the same codes:", torch.equal(checkpoints.unpack(words, 4), codes))
 print("and so do you:", torch.equal(unpack(words), codes))
 
 # %% [markdown]
+# `Q4_K`, a more recent type of GGUF's, saves bits on scales: 256 weights share two float16, and each group of 32 has a
+# scale and a minimum of 6 bits that are multiplied by these. So it has groups of 32 for 4.5 bits per weight, where
+# `Q4_1` takes 5. This is how the engine reads it:
+
+# %%
+from twophase.quantization import gguf_blocks
+
+show_source(gguf_blocks._q4_k)
+
+# %% [markdown]
 # ## 4. Outliers
-# <!-- minutes: 31 -->
+# <!-- minutes: 26 -->
 #
 # Fewer bits in the weights shorten what waits for memory: decode. A prefill waits for arithmetic (lab 2), and 4-bit
 # weights that are turned into 16 bits and then multiplied save it none. Multipliers of int8 do: an H100's data sheet
 # gives them 1,979 TOPS, twice the 989.5 TFLOP/s of bf16. They need *both* factors in 8 bits, weights and
 # **activations**, what a layer is given: W8A8. Below is a point for each input of two layers of SmolLM2: its largest
 # magnitude over 512 tokens, and the largest of the weights that it is multiplied by.
-
-# %% [markdown]
+#
 # **Think first.** One scale for a whole tensor makes its largest magnitude 127. Everything below half a step becomes 0.
 # Which of the four tensors can be stored like that?
 
@@ -596,28 +531,20 @@ check("6.4")
 # is that of 512 tokens of another text.
 
 # %%
+from twophase.quantization.linear import DynamicInt8Linear
 from twophase_labs.compression import int8_model
 
 int8_linear = use("6.4")
 print(f"int8 weights alone                         perplexity x {int8_model.int8_weights():.3f}")
 print(f"and activations, one scale per tensor      perplexity x {int8_model.one_scale_per_tensor():.3f}")
 print(f"and activations, a scale per token (yours) perplexity x {int8_model.own_linear(int8_linear):.3f}")
-
-# %% [markdown]
-# **Read the result.** Weights in 8 bits cost nothing that 512 tokens could show. With one scale per tensor, activations
-# in 8 bits ruin the model; with one per token they cost a few per cent at most, about what 512 tokens can tell from
-# nothing. (The last digits change with the order of sums: a rounding that goes the other way is carried on by all later
-# layers.)
-#
-# **Open the engine.** Its int8 layer, which a model quantised as W8A8 gets:
-
-# %%
-from twophase.quantization.linear import DynamicInt8Linear
-from twophase_labs.kit.open_engine import show_source
-
 show_source(DynamicInt8Linear.__call__)
 
 # %% [markdown]
+# **Read the result.** Weights in 8 bits cost nothing that 512 tokens could show. With one scale per tensor, activations
+# in 8 bits ruin the model; with one per token they cost a few per cent at most. Below the figures is the same layer in
+# the **engine**.
+#
 # **Question.** Tokens have scales, and outputs have scales. It is *input channels* that differ most. Why do they not
 # have scales?
 #
@@ -631,15 +558,14 @@ show_source(DynamicInt8Linear.__call__)
 # %% [markdown]
 # ### Smoothing: the scale goes into the weights
 #
-# A scale per token has to be found at run time, from every row. With a *static* scale per tensor nothing has to be
-# found, and some accelerators know nothing else. To make that work, **SmoothQuant** (arXiv:2211.10438) divides input
-# channel $i$ by a factor $s_i$ and multiplies column $i$ of the weights by it:
+# A scale per token has to be found at run time. With a *static* scale per tensor nothing has to be found, and some
+# accelerators know nothing else. To make that work, **SmoothQuant** (arXiv:2211.10438) divides input channel $i$ by a
+# factor $s_i$ and multiplies column $i$ of the weights by it:
 #
 # $$s_i = \frac{\max|x_i|^{\alpha}}{\max|w_i|^{1 - \alpha}}$$
 #
-# The product stays the same. Dividing costs nothing either: the input comes from an RMSNorm that multiplies channel $i$
-# by a weight anyway. At $\alpha = 1$ the weights take over the whole trouble, and at 0.5 both sides become equally
-# large.
+# The product stays the same. Dividing costs nothing: the input comes from an RMSNorm that multiplies channel $i$ by a
+# weight anyway. At $\alpha = 1$ the weights take over the whole trouble, and at 0.5 both sides become equally large.
 
 # %% [markdown]
 # <!-- card 6.5 -->
@@ -673,51 +599,44 @@ def smooth(norm_weight, weights, x_max, alpha):
 check("6.5")
 
 # %% [markdown]
-# **On the model.** Both norms of each layer are smoothed, for Q, K and V and for the MLP's gate and up projections. Two
-# matrices have no norm in front of them. What `down_proj` is given are products of `up_proj`'s outputs and the gate, so
-# its factors can be folded into the *rows* of `up_proj`. What `o_proj` is given comes from `v_proj`, but three query
-# heads share each KV head and would have to share its factors; it is left as it is here.
+# **On the model.** Both norms of each layer are smoothed, for Q, K and V and for the MLP's gate and up projections. No
+# norm stands in front of `down_proj`: its inputs are products of `up_proj`'s outputs and the gate, so its factors can
+# be folded into the *rows* of `up_proj`. (`o_proj` is left as it is: three query heads share each KV head and would
+# have to share their factors.)
 
 # %%
 smooth = use("6.5")
 print(f"smoothed and not rounded, logits differ by {int8_model.largest_change(smooth, 0.5):.0e} of the largest")
-print(f"one scale per tensor                  perplexity x {int8_model.one_scale_per_tensor():.3f}")
-norms_only = int8_model.one_scale_smoothed(smooth, 0.5, with_down=False)
-print(f"smoothed, alpha 0.50, norms only      perplexity x {norms_only:.3f}")
-for alpha in (0.5, 0.65, 0.85):
-    ratio = int8_model.one_scale_smoothed(smooth, alpha)
-    print(f"smoothed, alpha {alpha:.2f}, down_proj too   perplexity x {ratio:.3f}")
+print(f"one scale per tensor            perplexity x {int8_model.one_scale_per_tensor():.3f}")
+for with_down, which in ((False, "norms only"), (True, "down_proj too")):
+    ratio = int8_model.one_scale_smoothed(smooth, 0.65, with_down)
+    print(f"smoothed, alpha 0.65, {which:13} perplexity x {ratio:.3f}")
 
 # %% [markdown]
 # **Read the result.** The largest outlier sits in front of `down_proj`, where a recipe that only looks at norms does
 # not reach: with the norms alone little is won. With `down_proj` smoothed too, one static scale per tensor comes near a
-# scale per token. Too large an $\alpha$ makes outliers of the weights. (Which of two neighbouring values of $\alpha$ is
-# better, 512 tokens do not decide.)
-
-# %% [markdown]
+# scale per token.
+#
 # > **In production, 2026.** A checkpoint in int8 that llm-compressor makes for
 # > [vLLM](https://docs.vllm.ai/en/latest/features/quantization/int8/) has a scale per token for activations, found at
-# > run time, and its documentation warns that Blackwell cards have no int8 kernels: there FP8 takes its place, at the
-# > same peak rate on an H100. FP8 has exponents, so that one outlier costs the other channels fewer bits. NVIDIA's
-# > [Model Optimizer](https://nvidia.github.io/Model-Optimizer/guides/0_support_matrix.html) pairs int8 weights per
-# > channel with one activation scale per tensor, and smooths. The mapping of `down_proj` to `up_proj` is found in
-# > [published recipes](https://huggingface.co/neuralmagic-ent/Llama-3.2-3B-quantized.w8a8/blame/main/recipe.yaml), too.
-# > By roofline, W8A8 at best halves the time that an H100 needs for the products of a long prefill, and halves the
-# > bytes of weights that a decode step reads in bf16; 4.5 bits per weight make them 3.6 times fewer.
+# > run time, and its documentation warns that Blackwell cards have no int8 kernels: there FP8 takes its place. FP8 has
+# > exponents, so that one outlier costs the other channels fewer bits. NVIDIA's [Model
+# > Optimizer](https://nvidia.github.io/Model-Optimizer/guides/0_support_matrix.html) pairs int8 weights per channel
+# > with one activation scale per tensor, and smooths. By roofline, W8A8 at best halves the time that an H100 needs for
+# > the products of a long prefill.
 #
 # **Takeaway.** int8 weights cost nothing measurable; int8 activations with one scale per tensor double SmolLM2's
 # perplexity, because of a few channels; with a scale per token they cost less than 5 %, and with a static scale after
-# smoothing that includes `down_proj` about 10 %.
+# smoothing that includes `down_proj` about 8 %.
 
 # %% [markdown]
 # ## 5. Weights that matter
-# <!-- minutes: 20 -->
+# <!-- minutes: 18 -->
 #
 # Back to weights alone, and to 4 bits in groups of 64. Rounded to nearest, they raised the perplexity by a third
 # (section 2). Rounding to nearest makes the *weight's* error small. What counts is the *output's*: the error of weight
 # $o, i$ times input $i$. Section 4 showed that inputs differ.
-
-# %% [markdown]
+#
 # **Think first.** You may keep 1 % of a matrix's columns in full precision. Would you take the columns with the largest
 # weights, or those with the largest inputs? What does it win over any 1 %?
 
@@ -784,42 +703,37 @@ check("6.6")
 from twophase_labs.compression import own_engine
 
 awq, quantize = use("6.6"), use("6.2")
-factors = own_engine.all_factors(awq, bits=4, group_size=64, num_steps=6)
-rounded_model = own_engine.in_groups(quantize, bits=4)
+factors = own_engine.all_factors(awq, bits=4, group_size=64, num_steps=5)
 scaled_model = own_engine.in_groups(quantize, 4, factors)
-print(f"4 bits, groups of 64, to nearest: perplexity x {own_engine.perplexity_ratio(rounded_model):.3f}")
-print(f"4 bits, groups of 64, AWQ:        perplexity x {own_engine.perplexity_ratio(scaled_model):.3f}")
+print(f"4 bits, groups of 64, AWQ: perplexity x {own_engine.perplexity_ratio(scaled_model):.3f}")
 for kind, (num_layers, largest) in calibrated.by_kind(factors).items():
     print(f"   {kind:7} factors that are not all 1 in {num_layers:2} of 30 layers, at most {largest:5.1f} : 1")
 
 # %% [markdown]
 # **Read the result.** The same bits, the same kernel, and more than half of the loss is gone. Behind a norm, in Q, K
 # and V, every layer gets factors; in front of `o_proj`, where inputs are of about one size, the search chooses $\alpha
-# = 0$ nearly always. One number is fitted per matrix, so a few tokens suffice and there is little to overfit.
+# = 0$ nearly always. One number is fitted per matrix, so a few tokens suffice and there is little to overfit. (Here an
+# input is divided by the factors before it is multiplied. Served models have them folded into the norm or the matrix in
+# front.)
 #
-# (Here an input is divided by the factors before it is multiplied. Served models have them folded into the norm, as in
-# 6.5, or into the matrix in front.)
-
-# %% [markdown]
 # > **In production, 2026.** [llm-compressor](https://docs.vllm.ai/projects/llm-compressor/en/0.11.0/examples/awq/) runs
 # > AWQ as a step before rounding, with a mapping per model family of which layer takes up which factors, `v_proj` for
 # > `o_proj` among them. vLLM serves AWQ checkpoints by its
-# > [Marlin](https://docs.vllm.ai/en/latest/api/vllm/model_executor/layers/quantization/awq_marlin/) kernels: 4 bits,
-# > with a zero point. SGLang [recommends](https://docs.sglang.io/advanced_features/quantization.html) to quantise
-# > offline, and for AWQ and GPTQ there is no other way: both need a calibration text. By roofline a decode step on an
-# > H100 reads the same 4.5 bits per weight with any of the methods; only quality differs.
+# > [Marlin](https://docs.vllm.ai/en/latest/api/vllm/model_executor/layers/quantization/awq_marlin/) kernels. SGLang
+# > [recommends](https://docs.sglang.io/advanced_features/quantization.html) to quantise offline, and for AWQ and GPTQ
+# > there is no other way: both need a calibration text. By roofline a decode step on an H100 reads the same 4.5 bits
+# > per weight with any of the methods; only quality differs.
 #
-# **Takeaway.** A search over six values per matrix on 128 tokens brings 4 bits in groups of 64 from 1.34 to 1.13 times
-# the plain model's perplexity, at no cost when the model runs.
+# **Takeaway.** A search over five values per matrix on 128 tokens brings 4 bits in groups of 64 from 1.34 to 1.12
+# times the plain model's perplexity, at no cost when the model runs.
 
 # %% [markdown]
 # ## 6. Column by column
-# <!-- minutes: 32 -->
+# <!-- minutes: 22 + 5 -->
 #
 # AWQ still rounds each weight alone. But inputs are related: if two of them are almost always equal, an error in the
 # weight of one can be made up for in the weight of the other.
-
-# %% [markdown]
+#
 # **Think first.** Two inputs always have the same value. Both weights are 0.4 and have to become whole numbers. What
 # does rounding to nearest make of their sum, and what would you choose?
 
@@ -893,16 +807,14 @@ def rounds(weight):
     return dequantize(*quantize(weight, 4, 64))
 
 
-counts = (64, 128, 256, 512)
-names = ("15.self_attn.v_proj", "15.self_attn.o_proj")
-curves = {name: calibrated.errors_by_tokens(gptq, name, counts, bits=4, group_size=64) for name in names}
-names += ("15.mlp.down_proj",)
-curves[names[-1]] = calibrated.errors_by_tokens(gptq, names[-1], counts[-1:], bits=4, group_size=64)
-own_factors = {names[0]: factors[15, "qkv"], names[1]: factors[15, "o"], names[2]: factors[15, "down"]}
-to_nearest = {}
+counts, names = (128, 256, 512), ("15.self_attn.v_proj", "15.self_attn.o_proj", "15.mlp.down_proj")
+own_factors = {name: factors[15, kind] for name, kind in zip(names, ("qkv", "o", "down"), strict=True)}
+curves, to_nearest = {}, {}
 print("error of the output             nearest     AWQ    GPTQ (512 tokens)   GPTQ on those tokens")
 for name in names:
     weight, fresh = calibrated.weight_of(name), calibrated.fresh_inputs(name)
+    which = counts if name != names[2] else counts[-1:]
+    curves[name] = calibrated.errors_by_tokens(gptq, name, which, bits=4, group_size=64)
     to_nearest[name] = calibrated.relative_error(rounds(weight), name, fresh)
     with_awq = calibrated.relative_error(rounds(weight * own_factors[name]) / own_factors[name], name, fresh)
     known, new = (values[-1] for values in curves[name])
@@ -914,8 +826,27 @@ calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2
 # gains for the attention's two matrices, more with each doubling of the text, and *loses* for `down_proj`: 512 tokens
 # say little about 1,536 inputs, so it fits relations that were there by chance. Its paper calibrates with 128 texts of
 # 2,048 tokens, 262,144 in all. A method has to be judged on text that it has not seen, and so does a compressed model.
+# (Methods can be combined: first factors, then GPTQ in place of rounding to nearest.)
 #
-# The methods can be combined: first factors as in AWQ or SmoothQuant, then GPTQ in place of rounding to nearest.
+# | | what it changes | what it needs | speeds up |
+# |---|---|---|---|
+# | SmoothQuant | columns, so that activations fit int8 | each input's maximum | prefill, decode |
+# | AWQ | columns, so that weights that matter are finer | mean magnitudes, few tokens | decode |
+# | GPTQ | which way each weight is rounded | $X^T X$ of many tokens, its inverse | decode |
+#
+# > **In production, 2026.** llm-compressor's
+# > [GPTQModifier](https://docs.vllm.ai/projects/llm-compressor/en/0.11.0/api/llmcompressor/modifiers/gptq/) is yours
+# > with two additions: columns are worked on in blocks of 128, so that the GPU has matrices to multiply, and in the
+# > order of their importance (`actorder`, by default `static`). TensorRT-LLM lists [AWQ and
+# > GPTQ](https://nvidia.github.io/TensorRT-LLM/features/quantization.html) with activations in 16 bits and in 8. What a
+# > kernel on an H100 reads is the same for all: codes, scales, minima.
+#
+# **Takeaway.** Calibrated on 512 tokens, GPTQ cuts the output error of layer 15's `v_proj` from 16.6 % to 9.7 % on
+# fresh text, and raises that of `down_proj`, with three times as many inputs, from 8.2 % to 11.6 %: the more a method
+# fits, the more text it needs.
+
+# %% [markdown]
+# ### Going further: which method?
 
 # %% [markdown]
 # <!-- card 6.8 -->
@@ -936,26 +867,8 @@ answer_6_8 = {
 check("6.8")
 
 # %% [markdown]
-# | | what it changes | what it needs | speeds up | paper |
-# |---|---|---|---|---|
-# | SmoothQuant | columns, so that activations fit int8 | each input's maximum | prefill, decode | arXiv:2211.10438 |
-# | AWQ | columns, so that weights that matter are finer | mean magnitudes, few tokens | decode | arXiv:2306.00978 |
-# | GPTQ | which way each weight is rounded | $X^T X$ of many tokens, its inverse | decode | arXiv:2210.17323 |
-#
-# > **In production, 2026.** llm-compressor's
-# > [GPTQModifier](https://docs.vllm.ai/projects/llm-compressor/en/0.11.0/api/llmcompressor/modifiers/gptq/) is yours
-# > with two additions: columns are worked on in blocks of 128, so that the GPU has matrices to multiply, and in the
-# > order of their importance (`actorder`, by default `static`). TensorRT-LLM lists [AWQ and
-# > GPTQ](https://nvidia.github.io/TensorRT-LLM/features/quantization.html) with activations in 16 bits and in 8. What a
-# > kernel on an H100 reads is the same for all: codes, scales, minima.
-#
-# **Takeaway.** Calibrated on 512 tokens, GPTQ cuts the output error of layer 15's `v_proj` from 16.6 % to 9.7 % on
-# fresh text, and raises that of `down_proj`, with three times as many inputs, from 8.2 % to 11.6 %: the more a method
-# fits, the more text it needs.
-
-# %% [markdown]
 # ## 7. Four bits into the multiplier
-# <!-- minutes: 22 -->
+# <!-- minutes: 20 -->
 #
 # A weight of 4 bits saves time only if 4 bits are what is *read*. A layer that first writes the whole matrix out in 16
 # bits and then multiplies reads 4 bits, writes 16 and reads them again: more bytes than before. So the codes go to the
@@ -984,8 +897,7 @@ for name, num_bytes in per_output.items():
 #     D -->|"next group"| M
 #     D --> O["out"]
 # ```
-
-# %% [markdown]
+#
 # **Think first.** A word is an int32 with eight codes. The last of them may be 9, binary 1001. What is the word's sign,
 # and what does a shift to the right by 28 bits give?
 
@@ -1043,13 +955,15 @@ def int4_linear_kernel(
 check("6.9")
 
 # %% [markdown]
-# **A weight of SmolLM2 through your kernel**, and what the compiler made of it, beside the engine's kernel for the same
-# numbers: 128 outputs of a query projection, 4 rows in float16.
+# **A weight of SmolLM2 through your kernel**, and what the compiler made of it, beside the engine's kernel for the
+# same numbers: 128 outputs of a query projection, 4 rows in float16. Below the table is the heart of the **engine's**
+# kernel: it applies the scale to the *sum* of a group, not to each weight, and its words hold codes that are 32 inputs
+# apart.
 
 # %%
 # needs: triton
 from twophase_kernels.packed_codes import pack_int4
-from twophase_kernels.quantized_linear import int4_linear
+from twophase_kernels.quantized_linear import int4_linear, quantized_linear_kernel
 from twophase_labs.compression.int4_launch import launch_int4_linear, pack_words, rounded, show_traffic
 from twophase_labs.machine.compiled import Compiled, inspect_engine
 
@@ -1063,23 +977,13 @@ print(f"largest difference from the written-out weight: {(out - x.float() @ weig
 for_engine = pack_int4(codes), scales.T.contiguous(), minima.T.contiguous()
 engines = inspect_engine(int4_linear, x, *for_engine, num_splits=1)
 show_traffic({"yours": compiled.report, "the engine's": engines}, num_weights=128 * 576)
+show_source(quantized_linear_kernel, first="parts = unpack_words", last="acc += x_sum")
 
 # %% [markdown]
 # **Read the result.** Both ask for about the same bytes (a tile has room for 16 rows in yours, for 8 in the engine's,
 # and x counts here because the weight is small). But yours moves more than it asks for, and executes three times as
 # many instructions.
 #
-# **Open the engine.** Its kernel applies the scale to the *sum* of a group, not to each weight, and its words hold
-# codes that are 32 inputs apart:
-
-# %%
-# needs: triton
-from twophase_kernels.quantized_linear import quantized_linear_kernel
-from twophase_labs.kit.open_engine import show_source
-
-show_source(quantized_linear_kernel, first="parts = unpack_words", last="acc += x_sum")
-
-# %% [markdown]
 # **Question.** In your kernel eight neighbouring columns of the tile ask for the same word. What does it gain when
 # codes of one word are 32 columns apart, instead of neighbours?
 #
@@ -1107,17 +1011,18 @@ few_rows.draw_times(times)
 # often; then unpacking and arithmetic decide, and bf16 takes over if the processor has an instruction for it. So the
 # engine's `Int4Linear` keeps both forms if there is memory: 4 bits for up to `FEW_ROWS` rows, bf16 for more.
 #
-# > **In production, 2026.** Kernels that unpack in registers are the standard for 4-bit weights on NVIDIA GPUs. vLLM
-# > loads GPTQ checkpoints and [repacks them for its Marlin kernel](https://github.com/vllm-project/vllm/pull/3922),
-# > with groups of 32, 64, 128 or a whole row. By roofline on an H100 (3.35 TB/s, not run here): a weight [14336, 4096]
-# > takes 35 µs to read in bf16, and 10 µs in 4.5 bits.
+# > **In production, 2026.** Kernels that unpack in registers are the standard for 4-bit weights on NVIDIA GPUs. vLLM's
+# > [Marlin](https://docs.vllm.ai/en/latest/api/vllm/model_executor/layers/quantization/utils/marlin_utils/) wants
+# > words in an order of its own: a GPTQ file's are repacked, and padded with zeros where a matrix does not fit its
+# > tiles. By roofline on an H100 (3.35 TB/s, not run here), a weight [14336, 4096] takes 35 µs to read in bf16, and
+# > 10 µs in 4.5 bits.
 #
 # **Takeaway.** Unpacked in registers, a weight in groups of 64 costs 0.28 of the bytes of 16 bits; written out first it
 # costs 2.28 times as many.
 
 # %% [markdown]
 # ## 8. Zeros
-# <!-- minutes: 16 -->
+# <!-- minutes: 6 + 12 -->
 #
 # A weight that is zero need not be read or multiplied at all. How many can be set to zero? Here the smallest of each
 # matrix of SmolLM2 are, without any training afterwards.
@@ -1125,12 +1030,12 @@ few_rows.draw_times(times)
 # %%
 from twophase_labs.compression import zeros
 
-cliff = zeros.pruned_perplexities((0.1, 0.3, 0.5, 0.7))
+cliff = zeros.pruned_perplexities((0.1, 0.3, 0.5))
 zeros.draw_cliff(cliff)
 
 # %% [markdown]
-# A tenth is free (on so few tokens one cannot tell such a ratio from 1), and somewhere between a third and a half lies
-# a cliff. Smaller models have less to spare, and training after pruning wins some of it back.
+# A tenth is free, and further on lies a cliff. Smaller models have less to spare, and training after pruning wins some
+# of it back.
 #
 # **Think first.** Suppose nine tenths were zeros. A dense product of one row reads each weight once. What must a
 # product read that skips the zeros?
@@ -1161,7 +1066,18 @@ measured("6.10", zeros.sparse_over_dense())
 # random places no tile is empty.
 #
 # So hardware asks for a *pattern*. NVIDIA's matrix units since Ampere know one: **2:4 sparsity**, of each four
-# neighbouring weights two are kept, with two bits to say where each of them stood.
+# neighbouring weights two are kept, with two bits to say where each of them stood: `(2 * 16 + 2 * 2) / (4 * 16)` =
+# 0.5625 of the bytes in 16 bits, twice those of 4-bit codes. Another kind of sparsity pays: a *mixture of experts*
+# leaves out whole matrices, chosen for each token, and what is read is dense (lab 7).
+#
+# > **In production, 2026.** vLLM [removed its 2:4 kernels](https://github.com/vllm-project/vllm/pull/36799) in March
+# > 2026, because hardly any model used them; quantisation is what engines are built around. By roofline on an H100 (not
+# > run here), 2:4 in 16 bits reads 0.5625 of the bytes of a decode step's weights, 4 bits in groups of 64 reads 0.28.
+#
+# **Takeaway.** Two of four leave 0.5625 of the bytes in 16 bits; zeros at random places save no such share of the time.
+
+# %% [markdown]
+# ### Going further: two of four
 
 # %% [markdown]
 # <!-- card 6.11 -->
@@ -1194,31 +1110,19 @@ check("6.11")
 
 # %%
 two_of_four = use("6.11")
-values, places = two_of_four(zeros.written_out(*two_of_four(torch.randn(1536, 576))))
-kept_bytes = values.numel() * 2 + places.numel() * 2 / 8
-print(f"bytes, in 16 bits: {kept_bytes / (2 * 1536 * 576):.4f} of the dense weight's")
 by_weight, by_output = zeros.two_of_four_perplexities(two_of_four)
 print(f"SmolLM2, two of four by weight: perplexity x{by_weight:.1f}; by weight times input (Wanda): x{by_output:.1f}")
 
 # %% [markdown]
-# **Read the result.** The same number of zeros costs more in a fixed pattern than where they hurt least. Wanda
-# (arXiv:2306.11695) ranks a weight by its size times the size of its input, AWQ's thought again, and loses far less.
-# Neither is usable here without training afterwards. Half the weights in 16 bits are more bytes than all of them in 4.
-#
-# There is sparsity of another kind that pays: a *mixture of experts* leaves out whole matrices, chosen for each token,
-# and what is read is dense. That is in lab 7.
-#
-# > **In production, 2026.** vLLM [removed its 2:4 kernels](https://github.com/vllm-project/vllm/pull/36799) in March
-# > 2026, because hardly any model used them; quantisation is what engines are built around. By roofline on an H100 (not
-# > run here), 2:4 in 16 bits reads 0.5625 of the bytes of a decode step's weights, 4 bits in groups of 64 reads 0.28.
-#
-# **Takeaway.** Two of four leave 0.5625 of the bytes in 16 bits; zeros at random places save no such share of the time.
+# The same number of zeros costs more in a fixed pattern than where they hurt least. Wanda (arXiv:2306.11695) ranks a
+# weight by its size times the size of its input, AWQ's thought again, and loses far less. Neither is usable here
+# without training afterwards.
 
 # %% [markdown]
 # ## 9. A smaller model that was taught
-# <!-- minutes: 22 + 8 -->
+# <!-- minutes: 12 + 11 -->
 #
-# The fourth route makes no weight smaller: it trains a smaller model. **Distillation** lets it learn from the larger
+# The third route makes no weight smaller: it trains a smaller model. **Distillation** lets it learn from the larger
 # one, the **teacher**. It may learn from the teacher's texts (*response*: they are all one needs, also through an API),
 # from its distribution at each token (*logits*), or let the student write and the teacher judge each of its tokens
 # (*trajectory*, on-policy: the student meets its own mistakes).
@@ -1272,15 +1176,23 @@ check("6.12")
 from twophase_labs.compression import students
 
 distillation_loss = use("6.12")
+
+
+def soft(logits, teacher):
+    return distillation_loss(logits, teacher, 1.0)
+
+
 told = students.stories()
+print(f"{students.NUM_STEPS} steps on {students.NUM_TRAINED} stories of {students.NUM_NEW} tokens")
 print(f"the student can write {len(told.types):,} tokens, to which SmolLM2 gives {told.mass:.0%} of the probability")
 taught = {"tokens": students.make_student(), "logits": students.make_student()}
-print(f"{students.NUM_STEPS} steps on {students.NUM_TRAINED} stories, {told.ids.shape[1] - told.num_given} tokens each")
-print(f"not trained:       {students.distance(taught['logits']):5.2f} nats per token from the teacher")
-students.train(taught["tokens"], students.loss_on_tokens, on="tokens")
-students.train(taught["logits"], lambda z, teacher: distillation_loss(z, teacher, 1.0), on="logits")
-for name, student in taught.items():
-    print(f"taught by {name}:  {students.distance(student):5.2f}")
+curves = {
+    "tokens": students.train(taught["tokens"], students.loss_on_tokens, on="tokens"),
+    "logits": students.train(taught["logits"], soft, on="logits"),
+}
+for name, curve in curves.items():
+    print(f"taught by {name}: {curve[0]:.2f} nats per token from the teacher before, {curve[max(curve)]:.2f} after")
+students.draw_curves(curves)
 
 # %% [markdown]
 # **Read the result.** From the same stories, logits teach much more: each position says how likely *every* token was.
@@ -1290,13 +1202,22 @@ for name, student in taught.items():
 # **When to distil.** If a smaller model of the same family exists, try it first. Squeezing costs minutes and a gate;
 # distilling costs training, and pays for a narrow task, for a draft model (lab 5), or to win back what pruning and
 # rounding have lost.
+#
+# > **In production, 2026.** NVIDIA's Model Optimizer has [pruning followed by
+# > distillation](https://github.com/NVlabs/Minitron) (Minitron: an 8B and a 4B model out of a 15B one, with up to 40
+# > times fewer training tokens than from scratch); engines load the result like any other model. By roofline a model
+# > half as large halves a decode step's bytes on an H100 as it does here.
+#
+# **Takeaway.** With the same 18 stories and 18 steps, a student taught by logits ends much nearer to its teacher than
+# one taught by tokens.
 
 # %% [markdown]
-# ### Rounding afterwards, or while training
+# ### Going further: rounding while training
 #
 # Sections 2 to 6 rounded a model that was finished (**PTQ**, post-training quantisation). **QAT**, quantisation-aware
 # training, computes with rounded weights in every step and moves the weights behind them, so that they end up where
-# rounding hurts less. The gradient passes through rounding as if it were not there.
+# rounding hurts less. The gradient passes through rounding as if it were not there. [Model
+# Optimizer](https://nvidia.github.io/TensorRT-Model-Optimizer) has both.
 
 # %% [markdown]
 # <!-- card 6.17 -->
@@ -1322,76 +1243,70 @@ check("6.17")
 
 # %%
 fake_quantize = use("6.17")
-
-
-def soft(logits, teacher):
-    return distillation_loss(logits, teacher, 1.0)
-
-
 more = {"num_steps": students.MORE_STEPS, "learning_rate": students.MORE_LEARNING_RATE}
-longer = students.copy_of(taught["logits"])
+longer, aware = students.copy_of(taught["logits"]), students.copy_of(taught["logits"])
 students.train(longer, soft, on="logits", **more)
-print(f"as it was {students.distance(taught['logits']):.2f}, trained on {students.distance(longer):.2f} nats per token")
-for bits in (3, 2):
-    aware = students.copy_of(taught["logits"])
-    with students.computing_rounded(aware, fake_quantize, bits):
-        students.train(aware, soft, on="logits", **more)
-        with_rounding = students.distance(aware)
-    with students.computing_rounded(longer, fake_quantize, bits):
-        print(
-            f"{bits} bits: trained on, then rounded {students.distance(longer):.2f}; with rounding {with_rounding:.2f}"
-        )
+with students.computing_rounded(longer, fake_quantize, 2):
+    print(f"2 bits: trained on, then rounded {students.distance(longer):.2f} nats", end="; ")
+with students.computing_rounded(aware, fake_quantize, 2):
+    students.train(aware, soft, on="logits", **more)
+    print(f"trained on with rounding {students.distance(aware):.2f}")
 
 # %% [markdown]
-# **Read the result.** Both were trained for equally many further steps. At 3 bits they are too close for so few stories
-# to decide; at 2 bits, where rounding costs far more, training with it wins much of that back. At 4 bits and more, PTQ
-# with AWQ or GPTQ is usually near enough, and needs no training.
-#
-# > **In production, 2026.** NVIDIA's Model Optimizer has [pruning followed by
-# > distillation](https://github.com/NVlabs/Minitron) (Minitron: an 8B and a 4B model out of a 15B one, with up to 40
-# > times fewer training tokens than from scratch) and [QAT](https://nvidia.github.io/TensorRT-Model-Optimizer) beside
-# > PTQ; engines load the result like any other model. By roofline a model half as large halves a decode step's bytes on
-# > an H100 as it does here.
-#
-# **Takeaway.** With the same 18 stories and 18 steps, a student taught by logits ends nearer to its teacher than one
-# taught by tokens, and at 2 bits training with rounding beats rounding afterwards.
+# Both were trained for equally many further steps. At 2 bits, where rounding costs much, training with it wins much of
+# that back. At 4 bits and more, PTQ with AWQ or GPTQ is usually near enough, and needs no training.
 
 # %% [markdown]
 # ## 10. Bits where they count
-# <!-- minutes: 15 -->
+# <!-- minutes: 5 + 12 -->
 #
-# So far the whole model had one format. But its parts are not alike: section 4 found outliers in some inputs and not
-# in others, and in section 5 some matrices needed factors and others none. This section measures what each part
-# costs on its own and spends bits where they count. Section 11 lets the engine's gate judge the result.
+# So far the whole model had one format. But section 4 found outliers in some inputs and not in others, and in section 5
+# some matrices needed factors and others none. What does each part cost on its own?
 #
-# The engine has four matrices in each layer: `qkv` (queries, keys and values in one), `o`, `gate_up` and `down`. With
-# the early and the late half of the layers apart, these are eight parts. One part at a time takes your 4 bits (the
-# factors of section 5, then your `quantize` in groups of 64); all others stay as they are. The damage is the mean **KL
-# divergence** of the predictions from those of SmolLM2 as it is: how far whole distributions move, which shows sooner
-# than perplexity.
-
-# %% [markdown]
+# The engine has four matrices in each layer: `qkv`, `o`, `gate_up` and `down`. With the early and the late half of the
+# layers apart, these are eight parts. One part at a time takes your 4 bits (the factors of section 5, then your
+# `quantize` in groups of 64); all others stay as they are. The damage is the mean **KL divergence** of the predictions
+# from those of SmolLM2 as it is: how far whole distributions move, which shows sooner than perplexity.
+#
 # **Think first.** `gate_up` has half of all weights in these layers, `qkv` a sixth. If every weight's rounding cost
 # the same, which part would cost most? And if two parts are rounded at once, does their damage add up?
 
 # %%
-from twophase_labs.compression import own_engine, parts
+from twophase_labs.compression import parts
 
-quantize = use("6.2")
 formats = parts.own_formats(quantize, factors)
 parts.draw_parts(formats)
 
 # %%
-everywhere = parts.measured_kl(formats.four)
-in_eight = parts.measured_kl(formats.eight)
+worst = sorted(parts.PARTS, key=formats.worth)[-4:]  # 8 bits instead of 4 avoid most there, per megabyte
+mixed = formats.mixed([int(part in worst) for part in parts.PARTS])
+damage = {"4 bits": formats.four, "four parts in 8 bits": mixed, "8 bits": formats.eight}
 print(f"4 bits, the eight parts one by one: {sum(formats.damage.values()):.4f} nats, added up")
-print(f"4 bits, all at once:                {everywhere:.4f} nats")
-print(f"8 bits, all at once:                {in_eight:.4f} nats")
+for name, own in damage.items():
+    print(f"{name:20} {own.megabytes:5.1f} MB, all at once: {parts.measured_kl(own):.4f} nats")
+print("in 8 bits:", ", ".join(worst))
 
 # %% [markdown]
-# **Read the result.** The damage of a part is not in proportion to its bytes. And the damages nearly add up, so eight
-# measurements predict all combinations. Eight bits cost so little that the next exercise counts them as free. (The text
-# has 256 tokens: enough to tell parts that differ by half, not those that differ by a tenth.)
+# **Read the result.** The damage of a part is not in proportion to its bytes. And damages nearly add up, so eight
+# measurements predict all combinations. Half of the parts in 8 bits, those where a megabyte avoids most, leave less
+# than half of the damage. (The text has 256 tokens: enough to tell parts that differ by half, not by a tenth.)
+#
+# > **In production, 2026.** NVIDIA's Model Optimizer has this section as a function:
+# > [`auto_quantize`](https://nvidia.github.io/Model-Optimizer/reference/generated/modelopt.torch.quantization.model_quant.html)
+# > measures how sensitive layers are and picks a format for each, under a constraint such as `effective_bits: 4.8`.
+# > llama.cpp's formats named `_M` do it by rule and spend
+# > [more bits on some tensors, first of all `ffn_down`](https://github.com/ggml-org/llama.cpp/pull/4872). Both leave
+# > the output matrix in more bits, and so does the engine's `int4`: an error there is an error of a logit, with no
+# > later layer to dampen it.
+#
+# **Takeaway.** Eight measurements predict every mixture of formats, because damages nearly add up; the next megabyte
+# belongs where it avoids most, and that is not where most weights are.
+
+# %% [markdown]
+# ### Going further: the best choice for every budget
+#
+# Taking the worst parts first is not always best: a large one may leave no room for two others that avoid more
+# together.
 
 # %% [markdown]
 # <!-- card 6.13 -->
@@ -1427,7 +1342,7 @@ def choose_formats(options, budget):
 check("6.13")
 
 # %% [markdown]
-# **What a budget buys.** The line is your function's prediction for every budget; the marks are measured.
+# The line is your function's prediction for every budget; the marks are measured.
 
 # %%
 choose_formats = use("6.13")
@@ -1435,72 +1350,31 @@ options = formats.options()
 budgets = [float(size) for size in range(58, 116)]
 choices = [choose_formats(options, budget) for budget in budgets]
 predicted = [chosen and sum(option[i][1] for option, i in zip(options, chosen, strict=True)) for chosen in choices]
-marks = {"4 bits": (formats.four.megabytes, everywhere), "8 bits": (formats.eight.megabytes, in_eight)}
-for budget in (75, 90):
-    mixed = formats.mixed(choose_formats(options, budget))
-    marks[f"{budget} MB"] = (mixed.megabytes, parts.measured_kl(mixed))
-parts.draw_budgets(budgets, predicted, marks)
-
-# %%
-for budget in (75, 90):
-    chosen = choose_formats(options, budget)
-    print(f"{budget} MB:", ", ".join(f"{part} {parts.FORMATS[i]}" for part, i in zip(parts.PARTS, chosen, strict=True)))
-
-# %% [markdown]
-# **Open the engine.** `quantization="int4"` has one rule of this kind:
-
-# %%
-from twophase.quantization.schemes import head_scheme
-from twophase_labs.kit.open_engine import show_source
-
-show_source(head_scheme)
-
-# %% [markdown]
-# **Question.** Why this matrix, and why by rule instead of by measurement?
-#
-# <details><summary>Answer</summary>
-#
-# An error in an inner layer passes through norms, residuals and later layers, which dampen it; an error of the output
-# matrix is an error of a logit. It also shares its values with the embedding here. A rule can be applied to every model
-# when it is loaded; a measurement needs a text and as many passes as there are parts, minutes for this model and hours
-# for a large one. `twophase bench quality --quantization int4_g64 --sensitivity` makes it, layer by layer.
-# </details>
-
-# %% [markdown]
-# > **In production, 2026.** NVIDIA's Model Optimizer has this section as a function:
-# > [`auto_quantize`](https://nvidia.github.io/Model-Optimizer/reference/generated/modelopt.torch.quantization.model_quant.html)
-# > measures how sensitive layers are and picks a format for each, under a constraint such as `effective_bits: 4.8`.
-# > llama.cpp's formats named `_M` do it by rule and spend
-# > [more bits on some tensors, first of all `ffn_down`](https://github.com/ggml-org/llama.cpp/pull/4872). Both leave
-# > the output matrix in more bits.
-#
-# **Takeaway.** Eight measurements predict every mixture of formats, because damages nearly add up; the next megabyte
-# belongs where it avoids most, and that is not where most weights are.
+parts.draw_budgets(budgets, predicted, {name: (own.megabytes, parts.measured_kl(own)) for name, own in damage.items()})
 
 # %% [markdown]
 # ## 11. Capstone: your four bits in the engine
-# <!-- minutes: 12 -->
+# <!-- minutes: 5 -->
 #
-# Everything comes together: your rounding, your factors and your choice of formats become layers of the engine. Its
-# layers multiply by your codes, two in a byte; activations are bf16. (On this CPU the parts of 8 bits in groups are
-# multiplied as bf16: their bytes are saved in the file, not in the step.) Four variants run against SmolLM2 as it is,
-# in float32:
+# Your rounding, your factors and the measurement of parts become layers of the engine. They multiply by your codes,
+# two in a byte; activations are bf16. (On this CPU parts of 8 bits in groups are multiplied as bf16: their bytes are
+# saved in the file, not in the step.) Four variants run against SmolLM2 as it is, in float32:
 
 # %%
 variants = {
     "nearest, groups of 64": own_engine.in_groups(quantize, 4),
     "AWQ, groups of 64": formats.four,
-    "AWQ, 90 MB": formats.mixed(choose_formats(options, 90)),
+    "AWQ, four parts in 8 bits": mixed,
     "nearest, groups of 32": own_engine.in_groups(quantize, 4, group_size=32),
 }
 speeds = own_engine.tokens_per_s({"as it is, float32": None, **variants})
 for name, own in variants.items():
     faster = speeds[name] / speeds["as it is, float32"]
-    print(f"{name:22} {own.megabytes:6.1f} MB, {faster:.1f} times as many tokens per second")
+    print(f"{name:26} {own.megabytes:6.1f} MB, {faster:.1f} times as many tokens per second")
 
 # %% [markdown]
 # Faster is easy. Now the gate: for each line a bound, and of a mean over the text its confidence limit on the bad side
-# must keep it.
+# must keep it. The sums are one of its probes.
 
 # %%
 for name, own in variants.items():
@@ -1508,51 +1382,40 @@ for name, own in variants.items():
     print(f"{name}: {'passes' if all(verdict.passed for verdict in verdicts) else 'FAILS'}")
     for verdict in verdicts:
         print(f"    {'pass' if verdict.passed else 'FAIL'}  {verdict.name:20} {verdict.text}")
-
-# %%
-for name, own in {"as it is, float32": None, **variants}.items():
-    print(f"{name:22}", own_engine.sums_right(own))
+for name in ("as it is, float32", "nearest, groups of 64", "AWQ, four parts in 8 bits"):
+    print(f"{name:26}", own_engine.sums_right(variants.get(name)))
 
 # %% [markdown]
 # **Read the result.** Rounding to nearest in groups of 64 is small and fast, and it fails on every line. Your factors
-# more than halve the divergence, at the same size. Your choice of formats does so again, for half as many bytes more,
-# and misses its bounds by little. The variant
-# that passes is the last one, and section 3 says why: groups of 32 are the grid on which these weights were rounded
-# before, so that nothing moves. It is the right way to run *this* model, and no proof that groups of 32 are harmless:
-# what the first rounding cost cannot be measured here any more. A model that was never rounded pays in any group size.
+# more than halve the divergence, at the same size. More bits for four parts do so again, for half as many bytes more,
+# and miss the bounds by little. The variant that passes is the last one, and section 3 says why: groups of 32 are the
+# grid on which these weights were rounded before, so that nothing moves. It is the right way to run *this* model, and
+# no proof that groups of 32 are harmless: a model that was never rounded pays in any group size.
 #
 # The sums are few and easy, and a model that fails the gate may still get many of them right. So a gate has several
 # lines. The whole one, with needles in long texts, JSON, code and refusals as well, takes minutes:
+# `twophase bench quality --quantization int4,int4_g64`.
 #
-# ```
-# twophase bench quality --quantization int4,int4_g64
-# ```
-
-# %% [markdown]
-# ### Compress, or take a smaller model?
-#
-# Both save bytes. For zero-shot tasks, models of several families were compared at the same total number of bits
-# (Dettmers and Zettlemoyer, arXiv:2212.09720): more weights of 4 bits were almost always better than fewer weights of
-# 8 or 16 bits, and 3 bits were worse than 4. So a model in 4 bits is the default, and the smaller model comes next:
+# **Compress, or take a smaller model?** At the same total number of bits, more weights of 4 bits were almost always
+# better than fewer of 8 or 16, and 3 bits were worse than 4 (several families on zero-shot tasks, arXiv:2212.09720). So
+# 4 bits are the default:
 #
 # - **Weights in 4 bits**: memory or a single stream's speed is short, quality must stay.
 # - **8 bits, activations too**: batches and prompts are large, so that arithmetic is the limit.
-# - **A smaller model**: 4 bits are not enough, or arithmetic is the limit by a large factor. Its quality is known.
+# - **A smaller model**: 4 bits are not enough, or arithmetic is the limit by a large factor.
 # - **Distillation**: the domain is narrow, traffic is large, and training can be paid for.
-# - **2:4 sparsity**: hardware multiplies it faster, and the model can be trained again.
 #
-# A small model loses more by rounding than a large one: it has fewer weights to spare. What you saw of 135 million
-# weights in groups of 64 is not what 70 billion would lose.
-
-# %% [markdown]
+# A small model loses more by rounding than a large one: what you saw of 135 million weights in groups of 64 is not what
+# a model of many billions would lose.
+#
 # **Takeaway.** Four bits per weight can be nonsense, a failed gate or a passed one. What decides is how many weights
 # share a scale, what the calibration saw, and which parts keep their bits; the engine's step takes equally long.
 
 # %% [markdown]
 # ## 12. Knowledge check
-# <!-- minutes: 6 -->
+# <!-- minutes: 7 -->
 #
-# Two questions over the whole lab; 6.8 was the third.
+# Two questions over the whole lab; 6.8, in section 6, is a third.
 
 # %% [markdown]
 # <!-- card 6.14 -->
@@ -1597,16 +1460,9 @@ check("6.15")
 # 2. **A scale belongs to few values.** One outlier sets the scale of all that share it.
 # 3. **Move the difficulty to where it is cheap.** From activations to weights, from important columns to others.
 # 4. **Calibrate on what you serve, test on what you did not calibrate on.**
-# 5. **A grid remembers.** Rounding a second time costs nothing on the same grid, and something on any other.
-# 6. **Zeros and bits pay only where a kernel knows them.**
-# 7. **Let a gate decide**, with several lines and intervals, before users do.
+# 5. **Zeros and bits pay only where a kernel knows them.**
+# 6. **Let a gate decide**, with several lines and intervals, before users do.
 #
-# ### What to read next
-#
-# - GPTQ, arXiv:2210.17323; SmoothQuant, arXiv:2211.10438; AWQ, arXiv:2306.00978: sections 4 to 6.
-# - LLM.int8(), arXiv:2208.07339: outliers, and what they do to models of different sizes.
-# - SparseGPT, arXiv:2301.00774: GPTQ's idea used to prune.
-# - The case for 4-bit precision, arXiv:2212.09720: bits against weights.
-# - LoRA, arXiv:2106.09685, and S-LoRA, arXiv:2311.03285: many adapted models over one (quantised) set of weights.
-#
-# Lab 7 goes from one machine to many.
+# To read next: GPTQ (arXiv:2210.17323), SmoothQuant (arXiv:2211.10438), AWQ (arXiv:2306.00978); LLM.int8()
+# (arXiv:2208.07339) on outliers in models of different sizes; LoRA (arXiv:2106.09685) and S-LoRA (arXiv:2311.03285) on
+# many adapted models over one set of weights. Lab 7 goes from one machine to many.

@@ -1,5 +1,6 @@
 """Section 4: SmolLM2 with its linear layers in int8, weights and activations, and smoothed before that."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -24,12 +25,6 @@ INT8_MAX = 127
 Smooth = Callable[[Tensor, list[Tensor], Tensor, float], tuple[Tensor, Sequence[Tensor]]]
 
 
-@cache
-def plain() -> float:
-    """The unchanged model's perplexity."""
-    return perplexity()
-
-
 def in_codes(weight: Float[Tensor, "O I"]) -> tuple[Int8[Tensor, "O I"], Float[Tensor, "O"]]:
     """int8 codes with a scale per output, rounded to nearest."""
     scales = weight.abs().amax(1).div(INT8_MAX).clamp(min=1e-30)
@@ -49,14 +44,16 @@ def with_one_scale(x: Tensor, largest: float) -> Tensor:
 
 def int8_weights() -> float:
     """Perplexity over the plain model's, the activations left as they are."""
-    return perplexity(lambda _, weight: rounded(weight)) / plain()
+    return perplexity(lambda _, weight: rounded(weight)) / perplexity()
 
 
 @cache
 def one_scale_per_tensor() -> float:
     """The same, with each layer's input rounded by one scale that the calibration text has set."""
     largest = {name: float(x.abs().max()) for name, x in recorded_inputs().items()}
-    return perplexity(lambda _, weight: rounded(weight), lambda name, x: with_one_scale(x, largest[name])) / plain()
+    return (
+        perplexity(lambda _, weight: rounded(weight), lambda name, x: with_one_scale(x, largest[name])) / perplexity()
+    )
 
 
 def own_linear(int8_linear: Callable[[Tensor, Tensor, Tensor], Tensor]) -> float:
@@ -65,10 +62,11 @@ def own_linear(int8_linear: Callable[[Tensor, Tensor, Tensor], Tensor]) -> float
     def forward_with(codes: Tensor, scales: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda x: int8_linear(x[0], codes, scales)[None]
 
+    before = perplexity()
     try:
         for module in linears().values():
             module.forward = forward_with(*in_codes(module.weight.data))
-        return float(torch.tensor(mean_surprise()).exp()) / plain()
+        return math.exp(mean_surprise()) / before
     finally:
         for module in linears().values():
             vars(module).pop("forward", None)
@@ -117,11 +115,10 @@ def smoothed(smooth: Smooth, alpha: float, with_down: bool) -> Iterator[tuple[di
 
 def one_scale_smoothed(smooth: Smooth, alpha: float, with_down: bool = True) -> float:
     """As `one_scale_per_tensor`, after smoothing."""
+    before = perplexity()
     with smoothed(smooth, alpha, with_down) as (weights, largest):
-        return (
-            perplexity(lambda name, _: rounded(weights[name]), lambda name, x: with_one_scale(x, largest[name]))
-            / plain()
-        )
+        after = perplexity(lambda name, _: rounded(weights[name]), lambda name, x: with_one_scale(x, largest[name]))
+    return after / before
 
 
 def largest_change(smooth: Smooth, alpha: float) -> float:

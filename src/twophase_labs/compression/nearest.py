@@ -35,16 +35,6 @@ def symmetric(weight: Float[Tensor, "O I"], bits: int, group_size: int) -> Float
     return ((groups / scales.clamp(min=torch.finfo(torch.float32).tiny)).round() * scales).flatten(1)
 
 
-def with_zero_point(weight: Float[Tensor, "O I"], bits: int, group_size: int) -> Float[Tensor, "O I"]:
-    """Asymmetric, but one of the values is zero: scale * (code - zero point), both whole numbers from 0 on."""
-    groups = weight.unflatten(1, (-1, group_size))
-    lowest, highest = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True).clamp(min=0)
-    scales = ((highest - lowest) / (2**bits - 1)).clamp(min=torch.finfo(torch.float32).tiny)
-    zero_points = (-lowest / scales).round()
-    codes = ((groups / scales).round() + zero_points).clamp(0, 2**bits - 1)
-    return ((codes - zero_points) * scales).flatten(1)
-
-
 def draw_grids(weight: Float[Tensor, "O I"], output: int, group_size: int, bits: int = 4) -> Figure:
     """The first group of a row, and the values that its weights can have: limits of the tensor, the row, the group."""
     row = weight[output]
@@ -89,7 +79,7 @@ def draw_quality(points: Sequence[tuple[str, int | float, int | float]]) -> Figu
                       (6, 12 + 15 * rank) if ratio < 10 else (8, -4), textcoords="offset points", fontsize=9, color=INK,
                       arrowprops={"arrowstyle": "-", "color": LINE, "linewidth": 0.7})  # fmt: skip
     axes.set(xlabel="bits per weight, scales and minima included", ylabel="perplexity, relative", yscale="log")
-    axes.set_xlim(right=axes.get_xlim()[1] + 1.5)
+    axes.set_xlim(right=axes.get_xlim()[1] + 0.4)
     axes.set_ylim(0.6, top)
     axes.set_title("SmolLM2's linear layers, rounded to nearest", loc="left")
     axes.spines[["top", "right"]].set_visible(False)

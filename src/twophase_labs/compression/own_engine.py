@@ -17,11 +17,11 @@ from torch import Tensor
 
 from twophase import LLM, SamplingParams
 from twophase.model.linear import LinearLayer, make_linear
-from twophase.model.prepare import DEFAULT_MODEL
 from twophase.model.weights import ModelWeights
 from twophase.quantization.linear import make_quantized_linear
 from twophase.quantization.weight import QuantizedWeight
 from twophase_labs.compression.changed_model import linears, recorded_inputs
+from twophase_labs.compression.step_bytes import open_engine
 from twophase_tools.bench.perplexity import prose, step_logits
 from twophase_tools.bench.quality_drift import Drift, drift_between
 from twophase_tools.bench.quality_probes import ONE_DIGIT, add_up
@@ -105,17 +105,9 @@ def rounded(
     return Rounded(QuantizedWeight(codes.to(torch.uint8), scales, minima, bits), factors)
 
 
-@cache
 def engine(dtype: str = "float32") -> LLM:
-    """SmolLM2 in this dtype: in bfloat16 with the engine's own int4 weights, whose output matrix has 8 bits.
-
-    On the CPU, also where there is a GPU: that is where the learner's matrices are.
-    """
-    quantization = "int4" if dtype == "bfloat16" else None
-    return LLM(
-        DEFAULT_MODEL, device="cpu", dtype=dtype, quantization=quantization, attention_backend="torch",
-        num_kv_blocks=128, max_num_seqs=8,
-    )  # fmt: skip
+    """SmolLM2 on the CPU, where the learner's matrices are; see `step_bytes.open_engine`."""
+    return open_engine(dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,8 +183,9 @@ def perplexity_ratio(own: OwnModel, num_tokens: int = 512) -> float:
 def drift(own: OwnModel, num_tokens: int, dtype: str = "float32") -> Drift:
     """From SmolLM2 as it is, in float32, to the engine with these matrices."""
     llm, token_ids = engine(dtype), text_ids(num_tokens)
+    before = logits_before(num_tokens)  # not inside: the engine may be the same
     with replaced_weights(llm, own.weights(llm)):
-        return drift_between(logits_before(num_tokens), step_logits(llm, token_ids), token_ids)
+        return drift_between(before, step_logits(llm, token_ids), token_ids)
 
 
 def gate_of(own: OwnModel, num_tokens: int = 512) -> list[Verdict]:
@@ -201,7 +194,7 @@ def gate_of(own: OwnModel, num_tokens: int = 512) -> list[Verdict]:
 
 
 PROMPT = "The lighthouse keeper climbed the stairs and"
-NUM_NEW, NUM_ROUNDS = 24, 2
+NUM_NEW, NUM_ROUNDS = 16, 2
 
 
 @contextmanager

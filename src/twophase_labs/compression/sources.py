@@ -11,13 +11,6 @@ SOURCES = (
         "weights and activations, FP8 first",
     ),
     Source(
-        url="https://docs.sglang.io/advanced_features/quantization.html",
-        product="SGLang",
-        version="read November 2026",
-        says="a model quantised offline is loaded without --quantization, its method is parsed from its configuration; "
-        "offline is recommended over online; --quantization fp8 rounds a 16-bit model online",
-    ),
-    Source(
         url="https://docs.amd.com/r/en-US/57300-ZenDNN-user-guide/LLM-Compressed-Models?contentId=GU0vJngdbHEFBmdi1UBVSA",
         product="ZenDNN (vLLM on AMD's CPUs)",
         version="6.0.0",
@@ -47,13 +40,6 @@ SOURCES = (
         product="NVIDIA Model Optimizer",
         version="read November 2026",
         says="INT8: weights per channel, activations per tensor, by SmoothQuant; W4A16 by AWQ, in blocks",
-    ),
-    Source(
-        url="https://huggingface.co/neuralmagic-ent/Llama-3.2-3B-quantized.w8a8/blame/main/recipe.yaml",
-        product="llm-compressor",
-        version="read November 2026",
-        says="a recipe: SmoothQuant with strength 0.7, input_layernorm to Q, K, V, post_attention_layernorm to gate "
-        "and up, up_proj to down_proj; then GPTQ, W8A8",
     ),
     Source(
         url="https://docs.vllm.ai/projects/llm-compressor/en/0.11.0/examples/awq/",
@@ -86,10 +72,11 @@ SOURCES = (
         says="recipes W4A16 and W4A8, by GPTQ and by AWQ",
     ),
     Source(
-        url="https://github.com/vllm-project/vllm/pull/3922",
+        url="https://docs.vllm.ai/en/latest/api/vllm/model_executor/layers/quantization/utils/marlin_utils/",
         product="vLLM",
-        version="merged April 2024",
-        says="GPTQ checkpoints are repacked for the Marlin kernel; groups of 32, 64, 128 or a whole row",
+        version="latest, read November 2026",
+        says="packed weights in GPTQ's layout are repacked for Marlin, whose tiles take multiples of 64 and 128; other "
+        "shapes are padded with zeros",
     ),
     Source(
         url="https://github.com/vllm-project/vllm/pull/36799",

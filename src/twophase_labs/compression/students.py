@@ -5,26 +5,30 @@ kept. Like the draft model of lab 5, the student reads with SmolLM2's embedding 
 only: those in the stories, and SmolLM2's likeliest at each of their places.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, final
 
+import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from twophase.core.colours import COLOURS, INK
 from twophase_labs.advanced.train_draft import DraftNetwork
 from twophase_labs.kit.models import smollm2
 
 BEGINNING = "Once upon a time, there was"
-NUM_STORIES, NUM_TRAINED, NUM_NEW, NUM_LIKELIEST = 24, 18, 40, 8
+NUM_STORIES, NUM_TRAINED, NUM_NEW, NUM_LIKELIEST = 24, 18, 24, 8
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 0}
 BATCH_SIZE, NUM_STEPS, LEARNING_RATE = 6, 18, 3e-3
 MORE_STEPS, MORE_LEARNING_RATE = 6, 1e-3
+MEASURE_EVERY = 3
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 FakeQuantize = Callable[[Tensor, int, int], Tensor]
@@ -87,8 +91,8 @@ def train(
     on: Literal["logits", "tokens"],
     num_steps: int = NUM_STEPS,
     learning_rate: float = LEARNING_RATE,
-) -> None:
-    """In place, the same batches each time.
+) -> dict[int, float]:
+    """In place, the same batches each time. Returns the distance from the teacher after some of the steps, 0 to all.
 
     Args:
         loss: Of the student's logits [B, n, K] and the teacher's, or which token was drawn, [B, n].
@@ -99,7 +103,8 @@ def train(
     optimizer = torch.optim.AdamW(own, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=num_steps, pct_start=0.2)
     order = torch.empty(0, dtype=torch.int64)
-    for _ in range(num_steps):
+    curve = {0: distance(student)}
+    for step in range(1, num_steps + 1):
         if len(order) == 0:
             order = torch.randperm(NUM_TRAINED, generator=chance)
         rows, order = order[:BATCH_SIZE], order[BATCH_SIZE:]
@@ -108,6 +113,9 @@ def train(
         nn.utils.clip_grad_norm_(own, 1.0)
         optimizer.step()
         schedule.step()
+        if step % MEASURE_EVERY == 0 or step == num_steps:
+            curve[step] = distance(student)
+    return curve
 
 
 def loss_on_tokens(logits: Float[Tensor, "B n K"], targets: Int[Tensor, "B n"]) -> Float[Tensor, ""]:
@@ -121,6 +129,23 @@ def distance(student: DraftNetwork) -> float:
     log_q = logits_of(student, slice(NUM_TRAINED, None)).log_softmax(-1)
     log_p = stories().logits[NUM_TRAINED:].log_softmax(-1)
     return float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
+
+
+def draw_curves(curves: Mapping[str, Mapping[int, float]]) -> Figure:
+    """Distance from the teacher against steps, a line per way of teaching."""
+    figure, axes = plt.subplots(figsize=(7.6, 3.2), facecolor="white")
+    for (name, curve), colour, mark in zip(curves.items(), (COLOURS[5], COLOURS[0]), ("s--", "o-"), strict=True):
+        axes.plot(list(curve), list(curve.values()), mark, color=colour)
+        step, value = list(curve.items())[-1]
+        axes.annotate(f"on {name}", (step, value), (8, -3), textcoords="offset points", fontsize=9, color=INK)
+    last = max(step for curve in curves.values() for step in curve)
+    axes.set(xlabel="steps", ylabel="nats per token from the teacher", xlim=(0, 1.15 * last), ylim=(0, None))
+    axes.set_xticks(list(next(iter(curves.values()))))
+    axes.set_title("Two students of the same stories, measured on stories kept back", loc="left", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    plt.close(figure)
+    return figure
 
 
 def copy_of(student: DraftNetwork) -> DraftNetwork:

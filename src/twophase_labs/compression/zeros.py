@@ -39,15 +39,9 @@ def written_out(values: Float[Tensor, "O half_I"], places: Int[Tensor, "O half_I
     return fours.scatter_(2, places.long().unflatten(1, (-1, 2)), values.unflatten(1, (-1, 2))).flatten(1)
 
 
-@cache
-def own_perplexity() -> float:
-    """SmolLM2's, on the tokens of this section."""
-    return perplexity(num_tokens=NUM_TOKENS)
-
-
 def pruned_perplexities(shares: tuple[float, ...]) -> dict[float, float]:
     """SmolLM2's, relative to its own, with this share of each weight zero."""
-    base, limits = own_perplexity(), _limits(shares)
+    base, limits = perplexity(num_tokens=NUM_TOKENS), _limits(shares)
     found = {}
     for share in shares:
 
@@ -60,7 +54,7 @@ def pruned_perplexities(shares: tuple[float, ...]) -> dict[float, float]:
 
 def two_of_four_perplexities(two_of_four: TwoOfFour) -> tuple[float, float]:
     """As above with two of each four: the larger weights, and those that change the output more."""
-    base = own_perplexity()
+    base = perplexity(num_tokens=NUM_TOKENS)
     sizes = {name: rows.norm(dim=0) for name, rows in recorded_inputs().items()}
 
     def by_weight(_: str, weight: Tensor) -> Tensor:

@@ -55,6 +55,11 @@ def test_more_bits_move_predictions_less_and_none_move_nothing(rounded):
     assert nothing == 0 < less < more
 
 
+def test_what_it_is_compared_with_is_the_plain_model_also_the_first_time(rounded):
+    own_engine.logits_before.cache_clear()
+    assert own_engine.drift(OwnModel({PLACE: rounded}), 130).kl.mean > 0
+
+
 def test_a_variant_finds_no_keys_and_values_of_another(rounded):
     prompt = {"prompt_token_ids": list(own_engine.text_ids(64))}
     params = own_engine.SamplingParams(temperature=0, max_tokens=1)
@@ -72,6 +77,8 @@ def test_a_choice_takes_each_part_in_its_format(rounded):
     assert {place: each.weight.bits for place, each in mixed.items()} == {
         (layer, "qkv"): 4 if layer < 15 else 8 for layer in range(30)
     }
+    saved = 30 / 2 * 960 * 576 / 2 / 1e6  # half a byte of each code of 15 layers' queries, keys and values
+    assert formats.worth("qkv late") == pytest.approx(0.1 / saved)
     sizes = [size for size, _ in formats.options()[0]]
     assert sizes == sorted(sizes)
     assert sum(options[0][0] for options in formats.options()) == pytest.approx(four.megabytes)

@@ -45,3 +45,10 @@ def test_a_student_computes_rounded_and_keeps_the_weights_behind(solved):
         assert not torch.allclose(student(x), x @ own.T)
     assert torch.equal(student[0].weight, own)
     torch.testing.assert_close(student(x), x @ own.T)
+
+
+def test_curves_are_drawn_with_their_names_at_the_end():
+    curves = {"tokens": {0: 9.0, 3: 7.0, 4: 7.5}, "logits": {0: 9.0, 3: 6.0, 4: 5.0}}
+    (axes,) = students.draw_curves(curves).axes
+    assert [list(line.get_ydata()) for line in axes.lines] == [[9, 7, 7.5], [9, 6, 5]]
+    assert [(text.get_text(), text.xy) for text in axes.texts] == [("on tokens", (4, 7.5)), ("on logits", (4, 5.0))]

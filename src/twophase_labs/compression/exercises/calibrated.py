@@ -440,6 +440,7 @@ EXERCISES = (
     ),
     Exercise(
         id="6.8",
+        is_extra=True,
         title="Which method?",
         kind="matching",
         names=("answer_6_8",),

@@ -99,6 +99,7 @@ def sees_beyond_the_best_ratio(answer: Any, draw: Draw, num_pairs: int) -> None:
 EXERCISES = (
     Exercise(
         id="6.13",
+        is_extra=True,
         title="Bits where they count",
         kind="code",
         names=("choose_formats",),

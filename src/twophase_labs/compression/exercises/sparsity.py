@@ -104,6 +104,7 @@ EXERCISES = (
     ),
     Exercise(
         id="6.11",
+        is_extra=True,
         title="Two of four",
         kind="code",
         names=("two_of_four",),
