@@ -7,7 +7,7 @@ from typing import Any
 from twophase.core.errors import ConfigError, ModelFolderError
 from twophase.core.sizes import kv_bytes_per_token
 from twophase.model.config import ExpertsConfig
-from twophase.quantization.schemes import Scheme
+from twophase.quantization.schemes import GPU_SCALE_BYTES, Scheme
 
 BFLOAT16_BYTES = 2
 
@@ -20,6 +20,7 @@ class ModelShape:
         value_bytes: Of a weight or an activation.
         scheme, head_scheme: What the weights of the layers' products, and of the projection to the vocabulary, are
             rounded to; None: they are not.
+        scale_bytes: Of a scale of theirs, or of a minimum: on a GPU, unless said otherwise.
         kv_value_bytes, kv_scale_bytes: Of a value in the cache, and of the scale that a token's values of one head
             share when they are quantised.
         max_position_embeddings: The longest context, in tokens.
@@ -40,6 +41,7 @@ class ModelShape:
     value_bytes: int = BFLOAT16_BYTES
     scheme: Scheme | None = None
     head_scheme: Scheme | None = None
+    scale_bytes: int = GPU_SCALE_BYTES
     kv_value_bytes: int = BFLOAT16_BYTES
     kv_scale_bytes: int = 0
     max_position_embeddings: int = 8192
@@ -95,7 +97,9 @@ class ModelShape:
         return self._value_bytes(self.head_scheme)
 
     def _value_bytes(self, scheme: Scheme | None) -> float | int:
-        return self.value_bytes if scheme is None else scheme.num_bytes(1, self.hidden_size) / self.hidden_size
+        if scheme is None:
+            return self.value_bytes
+        return scheme.num_bytes(1, self.hidden_size, self.scale_bytes) / self.hidden_size
 
     @property
     def output_params(self) -> int:
