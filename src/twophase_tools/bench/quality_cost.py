@@ -10,7 +10,7 @@ from torch import Tensor
 from twophase.core.errors import ConfigError
 from twophase.core.sampling_params import SamplingParams
 from twophase.llm import LLM
-from twophase.quantization.schemes import SCALE_BYTES, SCHEMES, head_scheme
+from twophase.quantization.schemes import SCALE_BYTES
 from twophase_tools.simulate.model_shapes import model_shape
 
 DECODE_BATCH, DECODE_CONTEXT, DECODE_STEPS, DECODE_ROUNDS = 8, 256, 6, 4
@@ -24,10 +24,7 @@ def stored_weight_bytes(llm: LLM) -> int | None:
     except ConfigError:  # layers of several kinds
         return None
     shape = replace(shape, value_bytes=llm.model.weights.dtype.itemsize, scale_bytes=SCALE_BYTES)
-    if llm.config.quantization is not None:
-        scheme = SCHEMES[llm.config.quantization]
-        shape = replace(shape, scheme=scheme, head_scheme=head_scheme(scheme))
-    return shape.memory_bytes
+    return shape.quantized(llm.config.quantization).memory_bytes
 
 
 def weight_memory_bytes(weights: object) -> int:

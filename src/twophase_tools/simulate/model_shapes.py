@@ -1,13 +1,13 @@
 """What models ask of the hardware: weights, and bytes of K/V per token."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twophase.core.errors import ConfigError, ModelFolderError
 from twophase.core.sizes import kv_bytes_per_token
 from twophase.model.config import ExpertsConfig
-from twophase.quantization.schemes import GPU_SCALE_BYTES, Scheme
+from twophase.quantization.schemes import GPU_SCALE_BYTES, SCHEMES, Scheme, head_scheme
 
 BFLOAT16_BYTES = 2
 
@@ -47,6 +47,24 @@ class ModelShape:
     max_position_embeddings: int = 8192
     qk_norm: bool = False
     experts: ExpertsConfig | None = None
+
+    def quantized(self, name: str | None) -> "ModelShape":
+        """With its weights rounded as `quantization=name` rounds them; None: as they are."""
+        if name is None:
+            return self
+        return replace(self, scheme=SCHEMES[name], head_scheme=head_scheme(SCHEMES[name]))
+
+    def why_not_quantized(self, name: str) -> str | None:
+        """Why the engine refuses `quantization=name` when it loads these weights; None: it does not."""
+        if self.scheme is not None:
+            return f"rounds plain weights, and those of {self.name} are quantised already"
+        size = SCHEMES[name].group_size or 1
+        for inputs in (self.hidden_size, self.num_heads * self.head_dim, self.intermediate_size):
+            if inputs % size:
+                return (
+                    f"rounds in groups of {size}, which do not divide a layer of {inputs} inputs; take smaller groups"
+                )
+        return None
 
     @property
     def layer_params(self) -> int:

@@ -16,10 +16,10 @@ from twophase.cache.kv_cache import KVCacheSpec
 from twophase.core.errors import ConfigError
 from twophase.model.config import load_config
 from twophase.model.weights import load_weights
+from twophase.parallel.sharding import Shard
 from twophase.quantization.kernel_linear import KernelLinear, kernel_for
 from twophase.quantization.linear import StoredLinear
 from twophase.quantization.schemes import SCHEMES
-from twophase.parallel.sharding import Shard
 from twophase.sizing import step_bytes
 from twophase_tools.capacity import memory
 from twophase_tools.capacity.config import DTYPE_BYTES, Eviction, parse_config
@@ -205,7 +205,9 @@ def as_on_a_gpu(weight, bias, dtype, keeps_plain=True):
 def test_an_engine_on_a_gpu_holds_as_many_bytes_of_quantised_weights(family, scheme, tmp_path, monkeypatch):
     """The oracle is a loaded model whose layers are those of a GPU."""
     sizes = {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
-    folder, _ = make_folder(family, tmp_path, intermediate_size=256, vocab_size=131, max_position_embeddings=64, **sizes)
+    folder, _ = make_folder(
+        family, tmp_path, intermediate_size=256, vocab_size=131, max_position_embeddings=64, **sizes
+    )
     monkeypatch.setattr("twophase.model.weights.make_quantized_linear", as_on_a_gpu)
     config = load_config(folder)
     weights = load_weights(folder, config, torch.bfloat16, torch.device("cpu"), scheme=SCHEMES[scheme])

@@ -10,7 +10,6 @@ from twophase_labs.compression.int4_launch import launch_int4_linear, pack_words
 from twophase_labs.kit.guarded import run_guarded
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.kernels import device
 
 AXES = {
     "x": ("row", "input"),
