@@ -106,7 +106,8 @@ class ModelShape:
     @property
     def layer_value_bytes(self) -> float | int:
         """Of a weight of the layers' products, with its share of a scale. With a scale per output they are counted as
-        if every product had `hidden_size` inputs: scales are one byte in three hundred, or fewer."""
+        if every product had `hidden_size` inputs: scales are one byte in three hundred, or fewer. Not counted is what a
+        GPU's kernel fills rows up with, to a multiple of 64 bytes: most models' rows are one."""
         return self._value_bytes(self.scheme)
 
     @property
