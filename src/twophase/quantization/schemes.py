@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-SCALE_BYTES = 2  # of a scale, and of a minimum, beside the codes: 16 bits
+SCALE_BYTES = 2  # of a scale, and of a minimum, beside the codes: 16 bits, in files and for a CPU's operator
+GPU_SCALE_BYTES = 4  # of the same in layers on a GPU: float32, since a minimum is no number of 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +26,14 @@ class Scheme:
     is_float: bool = False
     activations: str | None = None
 
-    def num_bytes(self, num_outputs: int, num_inputs: int) -> int:
+    def num_bytes(self, num_outputs: int, num_inputs: int, scale_bytes: int = SCALE_BYTES) -> int:
         """Of a layer's codes, scales and minima.
 
         Worked example: 4 bits in asymmetric groups of 32, 8 outputs, 64 inputs: 256 of codes, 16 scales and 16 minima
         of 2 bytes, 320 in all.
         """
         num_groups = 1 if self.group_size is None else -(-num_inputs // self.group_size)
-        return num_outputs * (num_inputs * self.bits // 8 + num_groups * SCALE_BYTES * (2 - self.is_symmetric))
+        return num_outputs * (num_inputs * self.bits // 8 + num_groups * scale_bytes * (2 - self.is_symmetric))
 
 
 SCHEMES: Mapping[str, Scheme] = {

@@ -10,23 +10,21 @@ from torch import Tensor
 from twophase.core.errors import ConfigError
 from twophase.core.sampling_params import SamplingParams
 from twophase.llm import LLM
-from twophase.quantization.schemes import SCHEMES, head_scheme
+from twophase.quantization.schemes import SCALE_BYTES
 from twophase_tools.simulate.model_shapes import model_shape
 
 DECODE_BATCH, DECODE_CONTEXT, DECODE_STEPS, DECODE_ROUNDS = 8, 256, 6, 4
 
 
 def stored_weight_bytes(llm: LLM) -> int | None:
-    """Bytes of the weights in their few bits, as `twophase plan` counts them; None if it does not know such layers."""
+    """Bytes of the weights in their few bits and 16 for a scale, as a file has them; None for layers of several kinds,
+    which `twophase plan` does not count."""
     try:
         shape = model_shape(str(llm.model_dir))
     except ConfigError:  # layers of several kinds
         return None
-    shape = replace(shape, value_bytes=llm.model.weights.dtype.itemsize)
-    if llm.config.quantization is not None:
-        scheme = SCHEMES[llm.config.quantization]
-        shape = replace(shape, scheme=scheme, head_scheme=head_scheme(scheme))
-    return shape.memory_bytes
+    shape = replace(shape, value_bytes=llm.model.weights.dtype.itemsize, scale_bytes=SCALE_BYTES)
+    return shape.quantized(llm.config.quantization).memory_bytes
 
 
 def weight_memory_bytes(weights: object) -> int:

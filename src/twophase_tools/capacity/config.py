@@ -8,7 +8,7 @@ from typing import Any, final
 from twophase.core.errors import ConfigError, ModelFolderError
 from twophase.core.sizes import ROW_ALIGNMENT_BYTES, SCALE_BYTES
 from twophase.plan_file import split
-from twophase.quantization.schemes import SCHEMES, head_scheme
+from twophase.quantization.schemes import SCHEMES
 from twophase_tools.capacity import kinds
 from twophase_tools.capacity.yaml_file import Key, YamlFile, read_text
 from twophase_tools.load.slo import Slo
@@ -324,16 +324,9 @@ def _check_experts(file: YamlFile, values: Mapping[str, Any], shape: ModelShape)
 
 def _check_quantization(file: YamlFile, name: str | None, shape: ModelShape) -> None:
     """As the engine does when it loads the weights."""
-    if name is None:
-        return
-    if shape.scheme is not None:
-        file.complain("quantization", f"rounds plain weights, and those of {shape.name} are quantised already", "model")
-    size = SCHEMES[name].group_size or 1
-    for inputs in (shape.hidden_size, shape.num_heads * shape.head_dim, shape.intermediate_size):
-        if inputs % size:
-            rule = f"rounds in groups of {size}, which do not divide a layer of {inputs} inputs; take smaller groups"
-            file.complain("quantization", rule, "model")
-            return
+    rule = None if name is None else shape.why_not_quantized(name)
+    if rule is not None:
+        file.complain("quantization", rule, "model")
 
 
 def _check_pools(file: YamlFile, values: Mapping[str, Any], shape: ModelShape) -> None:
@@ -373,13 +366,10 @@ def _pools(values: Mapping[str, Any]) -> PoolsConfig | None:
 
 def _with_bytes(shape: ModelShape, dtype: str, quantization: str | None, kv_cache_dtype: str) -> ModelShape:
     is_quantised = kv_cache_dtype in QUANTISED_BYTES
-    scheme = None if quantization is None else SCHEMES[quantization]
     stored = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
     return replace(
-        shape,
+        shape.quantized(quantization),
         value_bytes=DTYPE_BYTES[dtype],
-        scheme=shape.scheme if scheme is None else scheme,
-        head_scheme=None if scheme is None else head_scheme(scheme),
         kv_value_bytes=(DTYPE_BYTES | QUANTISED_BYTES)[stored],
         kv_scale_bytes=SCALE_BYTES if is_quantised else 0,
     )

@@ -2,11 +2,15 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from twophase.cache.window import SlidingWindow
 from twophase.core.sizes import MLP_UNIT, activation_bytes
 from twophase_tools.capacity.config import Eviction, PlanConfig
 from twophase_tools.simulate.model_shapes import ModelShape
+
+if TYPE_CHECKING:
+    import torch
 
 
 def even_shape(shape: ModelShape, num_gpus: int, whole_experts: bool = False) -> ModelShape:
@@ -43,8 +47,40 @@ def weight_bytes(shape: ModelShape, num_gpus: int, whole_experts: bool = False) 
     """What a GPU has to store, as the engine does: its share of the layers, the whole embedding and all norms. Biases
     are not counted: they are one in ten thousand."""
     even = replace(even_shape(shape, num_gpus, whole_experts), vocab_size=shape.vocab_size)
-    norms = (2 * shape.num_layers + 1) * shape.hidden_size + shape.qk_norm * 2 * shape.num_layers * shape.head_dim
-    return even.memory_bytes_on(num_gpus) + norms * shape.value_bytes
+    return even.memory_bytes_on(num_gpus) + _norm_values(shape) * shape.value_bytes
+
+
+def host_weight_bytes(shape: ModelShape, dtype: "torch.dtype", keeps_plain: bool) -> int:
+    """What an engine on a CPU has to store, which is not what a GPU does: a CPU multiplies few formats as they are and
+    makes the others plain when it loads them, and lays out an output projection anew even if it is the embedding.
+
+    Args:
+        shape: The embedding has `value_bytes`, which are the file's.
+        dtype: Of the activations, and of plain layers.
+        keeps_plain: Whether layers in 4 bits have a plain copy besides, for steps of many rows.
+    """
+    from twophase.quantization.linear import host_layer_bytes
+
+    def layer(num_outputs: int, num_inputs: int) -> int:
+        return host_layer_bytes(shape.scheme, num_outputs, num_inputs, dtype, keeps_plain)
+
+    def mlp(intermediate_size: int) -> int:
+        return layer(2 * intermediate_size, shape.hidden_size) + layer(shape.hidden_size, intermediate_size)
+
+    heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    attention = layer(heads + 2 * kv_heads, shape.hidden_size) + layer(shape.hidden_size, heads)
+    experts, num_sparse = shape.experts, 0 if shape.experts is None else len(shape.experts.sparse_layers)
+    of_mlps = (shape.num_layers - num_sparse) * mlp(shape.intermediate_size)
+    if experts is not None:
+        of_mlps += num_sparse * experts.num_experts * mlp(experts.intermediate_size)
+    head = host_layer_bytes(shape.head_scheme, shape.vocab_size, shape.hidden_size, dtype, keeps_plain)
+    embedding = shape.output_params * min(dtype.itemsize, shape.value_bytes)
+    others = shape.router_params + _norm_values(shape)
+    return shape.num_layers * attention + of_mlps + head + embedding + others * dtype.itemsize
+
+
+def _norm_values(shape: ModelShape) -> int:
+    return (2 * shape.num_layers + 1) * shape.hidden_size + shape.qk_norm * 2 * shape.num_layers * shape.head_dim
 
 
 def workspace_bytes(

@@ -6,14 +6,27 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 
-from twophase_tools.cli.checks import CHECKS
+from twophase.config import EngineConfig
+from twophase.model.prepare import DEFAULT_MODEL
+from twophase_tools.cli.checks import CHECKS, check_weights
 from twophase_tools.cli.diagnosis import Check, Diagnosis, Finding
+from twophase_tools.cli.engine_options import engine_config
 
 
-def diagnose() -> Diagnosis:
-    """Look at everything; takes a few seconds. Never raises: a check that fails is a finding itself."""
-    return Diagnosis(tuple(finding for check in CHECKS for finding in _findings_of(check)))
+def diagnose(model: str = DEFAULT_MODEL, config: EngineConfig | None = None) -> Diagnosis:
+    """Look at everything; takes a few seconds. Never raises: a check that fails is a finding itself.
+
+    Args:
+        model: Whose weights are weighed, as an engine with `config` would keep them.
+    """
+
+    def check_the_weights() -> Iterable[Finding]:
+        return check_weights(model, config)
+
+    checks: tuple[Check, ...] = (*CHECKS, check_the_weights)
+    return Diagnosis(tuple(finding for check in checks for finding in _findings_of(check)))
 
 
 def _findings_of(check: Check) -> list[Finding]:
@@ -27,7 +40,7 @@ def _findings_of(check: Check) -> list[Finding]:
 
 def run(args: argparse.Namespace) -> int:
     """Print the verdict; 0 when the machine is usable, else 1."""
-    diagnosis = diagnose()
+    diagnosis = diagnose(args.model, engine_config(args))
     if args.json:
         print(json.dumps(diagnosis.to_dict(), indent=2))
     elif sys.stdout.isatty():

@@ -108,6 +108,9 @@ AddCommand = Callable[..., argparse.ArgumentParser]  # a subparser's `add_parser
 def _add_doctor(add_command: AddCommand) -> None:
     doctor = add_command("doctor", help="check this machine; every problem comes with its cure")
     doctor.add_argument("--json", action="store_true", help="machine-readable verdict")
+    weighed = doctor.add_argument_group("whose weights are weighed, and how they are kept")
+    weighed.add_argument("--model", default=DEFAULT_MODEL, help=f"'{DEFAULT_MODEL}' (default), or a folder")
+    add_engine_options(weighed, "device", "dtype", "quantization")
 
 
 def _add_model(add_command: AddCommand) -> None:

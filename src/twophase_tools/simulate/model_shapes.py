@@ -1,13 +1,13 @@
 """What models ask of the hardware: weights, and bytes of K/V per token."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twophase.core.errors import ConfigError, ModelFolderError
 from twophase.core.sizes import kv_bytes_per_token
 from twophase.model.config import ExpertsConfig
-from twophase.quantization.schemes import Scheme
+from twophase.quantization.schemes import GPU_SCALE_BYTES, SCHEMES, Scheme, head_scheme
 
 BFLOAT16_BYTES = 2
 
@@ -20,6 +20,7 @@ class ModelShape:
         value_bytes: Of a weight or an activation.
         scheme, head_scheme: What the weights of the layers' products, and of the projection to the vocabulary, are
             rounded to; None: they are not.
+        scale_bytes: Of a scale of theirs, or of a minimum: on a GPU, unless said otherwise.
         kv_value_bytes, kv_scale_bytes: Of a value in the cache, and of the scale that a token's values of one head
             share when they are quantised.
         max_position_embeddings: The longest context, in tokens.
@@ -40,11 +41,30 @@ class ModelShape:
     value_bytes: int = BFLOAT16_BYTES
     scheme: Scheme | None = None
     head_scheme: Scheme | None = None
+    scale_bytes: int = GPU_SCALE_BYTES
     kv_value_bytes: int = BFLOAT16_BYTES
     kv_scale_bytes: int = 0
     max_position_embeddings: int = 8192
     qk_norm: bool = False
     experts: ExpertsConfig | None = None
+
+    def quantized(self, name: str | None) -> "ModelShape":
+        """With its weights rounded as `quantization=name` rounds them; None: as they are."""
+        if name is None:
+            return self
+        return replace(self, scheme=SCHEMES[name], head_scheme=head_scheme(SCHEMES[name]))
+
+    def why_not_quantized(self, name: str) -> str | None:
+        """Why the engine refuses `quantization=name` when it loads these weights; None: it does not."""
+        if self.scheme is not None:
+            return f"rounds plain weights, and those of {self.name} are quantised already"
+        size = SCHEMES[name].group_size or 1
+        for inputs in (self.hidden_size, self.num_heads * self.head_dim, self.intermediate_size):
+            if inputs % size:
+                return (
+                    f"rounds in groups of {size}, which do not divide a layer of {inputs} inputs; take smaller groups"
+                )
+        return None
 
     @property
     def layer_params(self) -> int:
@@ -86,7 +106,8 @@ class ModelShape:
     @property
     def layer_value_bytes(self) -> float | int:
         """Of a weight of the layers' products, with its share of a scale. With a scale per output they are counted as
-        if every product had `hidden_size` inputs: scales are one byte in three hundred, or fewer."""
+        if every product had `hidden_size` inputs: scales are one byte in three hundred, or fewer. Not counted is what a
+        GPU's kernel fills rows up with, to a multiple of 64 bytes: most models' rows are one."""
         return self._value_bytes(self.scheme)
 
     @property
@@ -95,7 +116,9 @@ class ModelShape:
         return self._value_bytes(self.head_scheme)
 
     def _value_bytes(self, scheme: Scheme | None) -> float | int:
-        return self.value_bytes if scheme is None else scheme.num_bytes(1, self.hidden_size) / self.hidden_size
+        if scheme is None:
+            return self.value_bytes
+        return scheme.num_bytes(1, self.hidden_size, self.scale_bytes) / self.hidden_size
 
     @property
     def output_params(self) -> int:

@@ -2,10 +2,45 @@
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-CODES, GROUPS, HALF = (
+CODES, GROUPS, SUMS, HALF = (
     "finds each code",
     "gives each group its scale and minimum",
+    "sums over all inputs",
     "takes 16-bit activations",
+)
+
+# Two that also change a line that is given.
+KERNEL = """
+@triton.jit
+def int4_linear_kernel(
+    x_ptr, packed_ptr, scales_ptr, minima_ptr, out_ptr, num_tokens, num_inputs, num_outputs,
+    GROUP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr,
+):
+    offs_t = tl.arange(0, BLOCK_T)
+    offs_o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    has_token, has_output = offs_t < num_tokens, offs_o < num_outputs
+    num_groups = num_inputs // GROUP
+    acc = tl.zeros([BLOCK_T, BLOCK_O], tl.float32)
+    for group in range(num_groups):
+        columns = group * GROUP + tl.arange(0, GROUP)
+        x_ptrs = x_ptr + offs_t[:, None] * num_inputs + columns[None, :]
+        x = tl.load(x_ptrs, mask=has_token[:, None], other=0.0)
+        offs_w = offs_o[:, None] * (num_inputs // 8) + columns[None, :] // 8
+        words = tl.load(packed_ptr + offs_w, mask=has_output[:, None], other=0)
+        codes = (words >> (columns % 8 * 4)[None, :]) & 15
+        offs_s = offs_o * num_groups + group
+        scale = tl.load(scales_ptr + offs_s, mask=has_output, other=0.0)
+        minimum = tl.load(minima_ptr + offs_s, mask=has_output, other=0.0)
+        weight = codes.to(tl.float32) * scale[:, None] + minimum[:, None]
+        acc += tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee")
+    mask = has_token[:, None] & has_output[None, :]
+    out_ptrs = out_ptr + offs_t[:, None] * num_outputs + offs_o[None, :]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
+"""
+ADD = 'acc += tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee")'
+ADDED_BY_DOT = KERNEL.replace(ADD, 'acc = tl.dot(x, tl.trans(weight.to(x.dtype)), acc, input_precision="ieee")')
+ROUNDED_SUM = KERNEL.replace("[BLOCK_T, BLOCK_O], tl.float32", "[BLOCK_T, BLOCK_O], x_ptr.dtype.element_ty").replace(
+    ADD, 'acc += tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee").to(x.dtype)'
 )
 
 BANKS = {
@@ -38,7 +73,49 @@ BANKS = {
                 GROUPS,
             ),
             Wrong(
-                "not in x's dtype", {5: 'tl.dot(x.to(tl.float32), tl.trans(weight), input_precision="ieee") * 2'}, CODES
+                "the sum so far, twice",
+                {5: 'tl.dot(x, tl.trans(weight.to(x.dtype)), acc, input_precision="ieee")'},
+                GROUPS,
+            ),
+            Wrong(
+                "the minimum once per group, not per input",
+                {
+                    4: "codes.to(tl.float32) * scale[:, None]",
+                    5: 'tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee") + minimum[None, :]',
+                },
+                GROUPS,
+            ),
+            Wrong(
+                "the words of group 0 for every group",
+                {1: "offs_o[:, None] * (num_inputs // 8) + tl.arange(0, GROUP)[None, :] // 8"},
+                SUMS,
+            ),
+            Wrong("rows of one group's words", {1: "offs_o[:, None] * (GROUP // 8) + columns[None, :] // 8"}, SUMS),
+            Wrong(
+                "a group is one word further",
+                {1: "offs_o[:, None] * (num_inputs // 8) + group + tl.arange(0, GROUP)[None, :] // 8"},
+                SUMS,
+            ),
+            Wrong(
+                "all in half precision",
+                {5: "tl.dot(x.to(tl.float16), tl.trans(weight.to(tl.float16)))"},
+                GROUPS,
+            ),
+            Wrong(
+                "each group's product rounded to 16 bits",
+                {5: 'tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee").to(x.dtype)'},
+                HALF,
+            ),
+            Wrong(
+                "products of x's dtype",
+                {5: 'tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee", out_dtype=x.dtype)'},
+                HALF,
+            ),
+            Wrong("a running sum of x's dtype", ROUNDED_SUM, HALF),
+            Wrong(
+                "the running sum rounded after each group",
+                {5: '(acc + tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee")).to(x.dtype) - acc'},
+                HALF,
             ),
             Wrong(
                 "float32 beside float16",
@@ -53,6 +130,17 @@ BANKS = {
                 "scaled by group in another order",
                 {4: "minimum[:, None] + scale[:, None] * codes"},
             ),
+            Right(
+                "scaled by group, after the product",
+                {
+                    4: "codes.to(tl.float32)",
+                    5: (
+                        'tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee") * scale[None, :]'
+                        " + tl.sum(x.to(tl.float32), 1)[:, None] * minimum[None, :]"
+                    ),
+                },
+            ),
+            Right("added up by tl.dot", ADDED_BY_DOT),
             Right(
                 "in float32 throughout",
                 {5: 'tl.dot(x.to(tl.float32), tl.trans(weight), input_precision="ieee")'},

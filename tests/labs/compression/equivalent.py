@@ -4,6 +4,8 @@ ZERO_BY_ANYTHING = (
     "in a constant group 0 is divided, and by whatever, the code is 0 (NaN as uint8 is 0 on the CPUs at hand)"
 )
 ZERO_TOKEN = "a token of zeros is 0 / 0, and as int8 on the CPUs at hand 0; times its scale of 0 it is 0 in any case"
+NO_ROW = "rows that do not exist have sums of their own, which are not stored"
+NO_OUTPUT = "outputs that do not exist have weights of their own, and sums that are not stored"
 IN_FLOAT32 = "on the check's inputs float32 does as well; on some of a text's the inverse is not positive definite then"
 
 
@@ -41,9 +43,14 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "x, w = (x.double(), weight.double()) -> x, w = (x.float(), weight.double())": IN_FLOAT32,
     },
     "6.9": {
-        "x = tl.load(x_ptrs, mask=has_token[:, None], other=0.0) -> x = tl.load(x_ptrs, mask=has_token[:, None], other=-1.0)": (
-            "rows that do not exist have sums of their own, which are not stored"
-        ),
+        "words = tl.load(packed_ptr + offs_w, mask=has_output[:, None], other=0) -> words = tl.load(packed_ptr + offs_w, mask=has_output[:, None], other=1)": NO_OUTPUT,
+        "words = tl.load(packed_ptr + offs_w, mask=has_output[:, None], other=0) -> words = tl.load(packed_ptr + offs_w, mask=has_output[:, None], other=-1)": NO_OUTPUT,
+        "scale = tl.load(scales_ptr + offs_s, mask=has_output, other=0.0) -> scale = tl.load(scales_ptr + offs_s, mask=has_output, other=1.0)": NO_OUTPUT,
+        "scale = tl.load(scales_ptr + offs_s, mask=has_output, other=0.0) -> scale = tl.load(scales_ptr + offs_s, mask=has_output, other=-1.0)": NO_OUTPUT,
+        "minimum = tl.load(minima_ptr + offs_s, mask=has_output, other=0.0) -> minimum = tl.load(minima_ptr + offs_s, mask=has_output, other=1.0)": NO_OUTPUT,
+        "minimum = tl.load(minima_ptr + offs_s, mask=has_output, other=0.0) -> minimum = tl.load(minima_ptr + offs_s, mask=has_output, other=-1.0)": NO_OUTPUT,
+        "x = tl.load(x_ptrs, mask=has_token[:, None], other=0.0) -> x = tl.load(x_ptrs, mask=has_token[:, None], other=-1.0)": NO_ROW,
+        "x = tl.load(x_ptrs, mask=has_token[:, None], other=0.0) -> x = tl.load(x_ptrs, mask=has_token[:, None], other=1.0)": NO_ROW,
         "acc = tl.zeros([BLOCK_T, BLOCK_O], tl.float32) -> acc = tl.zeros([BLOCK_T, BLOCK_O], tl.bfloat16)": (
             "interpreted, the first float32 product added makes it float32; compiled, Triton refuses it"
         ),

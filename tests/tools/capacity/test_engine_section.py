@@ -9,7 +9,7 @@ import yaml
 from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
 from tests.tools.capacity.plans import text
-from tests.tools.capacity.test_memory import tensors_in
+from tests.tools.capacity.test_memory import as_on_a_gpu, tensors_in
 from twophase import LLM, SamplingParams, plan_file
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
@@ -75,6 +75,23 @@ def test_the_engine_holds_what_the_plan_says(case, tmp_path, monkeypatch):
     window = llm.scheduler.cache.window
     expected = None if config.eviction is None else (config.eviction.window, config.eviction.num_sinks)
     assert (None if window is None else (window.window, window.num_sinks)) == expected
+
+
+def test_the_engine_holds_quantised_weights_as_the_plan_says(tmp_path, monkeypatch):
+    """With the layers of a GPU: a CPU has copies besides, or makes them plain (see `twophase doctor`)."""
+    monkeypatch.setattr("twophase.model.weights.make_quantized_linear", as_on_a_gpu)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 16}
+    make_folder("llama", tmp_path / "model", **sizes)
+    path = tmp_path / "config.yaml"
+    path.write_text(text(**SMALL | {"quantization": "int4"}), encoding="utf-8")
+    plan = Plan(read_config(path))
+    write_engine(path, plan)
+    llm = LLM.from_plan(path, device="cpu", skip_tokenizer_init=True)
+    assert llm.config.quantization == "int4"
+    held = {
+        each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(llm.model.weights)
+    }
+    assert sum(held.values()) == plan.memory.weight_bytes
 
 
 def most_at_once(path, num_requests):

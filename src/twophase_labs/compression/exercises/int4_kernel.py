@@ -10,7 +10,6 @@ from twophase_labs.compression.int4_launch import launch_int4_linear, pack_words
 from twophase_labs.kit.guarded import run_guarded
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.kernels import device
 
 AXES = {
     "x": ("row", "input"),
@@ -94,40 +93,22 @@ def sums_over_inputs(
     compare(got, naive(x, codes, scales, minima), what=what, axes=AXES["out"], atol=1e-2)
 
 
-def takes_half_precision(answer: Any, draw: Draw) -> None:
-    """float16 holds all codes and scales exactly: only the sum can go wrong, if it is kept in 16 bits."""
+def adds_up_in_32_bits(answer: Any, draw: Draw) -> None:
+    """Sums that float32 holds and float16 does not: the weights of later inputs are negative and take back most of it.
+
+    x and codes are whole numbers, so every sum is a multiple of a quarter. A group's product is about 3,600 quarters,
+    half the running sum 29,000 of them, and float16 has steps of 2 and of 16 quarters there; float32 has them all. So
+    all that a right answer rounds is the result, once, and by at most 2^-11 of it.
+    """
     num_outputs, num_inputs, group = 20, 1024, 64
-    x = draw.integers(0, 3, 3, num_inputs).half()
+    x = draw.integers(0, 16, 3, num_inputs).half()
     codes = some_codes(draw, num_outputs, num_inputs)
-    codes[:, 512:] = 15 - codes[:, 512:]
     scales = torch.full((num_outputs, num_inputs // group), 0.25)
-    scales[:, 8:] = -0.25
+    scales[:, scales.shape[1] // 2 :] = -0.25
     minima = torch.zeros_like(scales)
     got = run_kernel(answer.int4_linear_kernel, x, codes, scales, minima)
-    compare(got, naive(x, codes, scales, minima), what="the product in float16", axes=AXES["out"])
-
-
-def leaves_others_alone(answer: Any, draw: Draw) -> None:
-    """Programs run at the same time: the first one writes its own outputs, and nothing else."""
-    codes = some_codes(draw, 40, 32)
-    scales, minima = some_groups(draw, 40, 2)
-    out = torch.full((5, 40), 7.0, device=device)
-    tensors = (each.to(device) for each in (draw.normal(5, 32), pack_words(codes), scales, minima))
-    launch_int4_linear(FirstProgram(answer.int4_linear_kernel), *tensors, out=out, block_o=16)
-    if not bool((out[:, 16:] == 7).all()):
-        reject(
-            "program 0 of three stored into outputs that are not its own", "with BLOCK_O = 16, it has outputs 0 to 15"
-        )
-
-
-class FirstProgram:
-    """A kernel of which only program 0 is launched."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return self.kernel[(1,)]
+    what = "the product in float16, of sums that only float32 holds,"
+    compare(got, naive(x, codes, scales, minima), what=what, axes=AXES["out"], rtol=2**-11, atol=0)
 
 
 EXERCISES = (
@@ -166,15 +147,10 @@ EXERCISES = (
                 ({"num_groups": 2}, {"num_groups": 9}),
             ),
             Property(
-                "leaves the outputs of other programs alone",
-                leaves_others_alone,
-                "A program has BLOCK_O outputs, from `program_id(0) * BLOCK_O` on.",
-            ),
-            Property(
                 "sums over all inputs",
                 sums_over_inputs,
-                "Each group's product is added to `acc`. What does `x` hold for rows that do not exist, and which "
-                "outputs of the last tile are there at all?",
+                "Where are the codes of group 1? A row has `num_inputs // 8` words, whatever the size of a group, and "
+                "`columns` counts inputs from the row's beginning. Each group's product is added to `acc`.",
                 (
                     {"num_tokens": 1, "num_outputs": 16, "num_inputs": 16, "group": 16},
                     {"num_tokens": 3, "num_outputs": 37, "num_inputs": 192, "group": 64},
@@ -185,9 +161,9 @@ EXERCISES = (
             ),
             Property(
                 "takes 16-bit activations",
-                takes_half_precision,
-                "Both sides of `tl.dot` have x's dtype; what it sums up is float32, and is rounded once, when it is "
-                "stored.",
+                adds_up_in_32_bits,
+                "Both sides of `tl.dot` have x's dtype. What it sums up, and `acc`, stay float32: float16 has 11 bits, "
+                "and 2,048 + 1 is 2,048 there. The sum is rounded once, when it is stored.",
             ),
         ),
         time_limit_s=60,
