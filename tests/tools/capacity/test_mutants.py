@@ -251,7 +251,7 @@ MUTANTS = [
         ("heads rounded down", "return -(-count // (unit * num_gpus))", "return (count // (unit * num_gpus))"),
         ("query heads dealt round", "if num_gpus <= shape.num_kv_heads else", "if False else"),
         ("rows of the MLP dealt round", "1 if intermediate_size % MLP_UNIT else MLP_UNIT", "1"),
-        ("norms are shared", "norms = (2 * shape.num_layers + 1)", "norms = 0 * (2 * shape.num_layers + 1)"),
+        ("norms are shared", " + _norm_values(shape) * shape.value_bytes", ""),
         ("each GPU has all weights", "weight_bytes=weight_bytes(config.shape, n, ", "weight_bytes=weight_bytes(config.shape, 1, "),
         ("each GPU has all K/V", "kv_bytes_per_token=shape.kv_bytes_per_token // n", "kv_bytes_per_token=shape.kv_bytes_per_token"),
         ("embeddings are shared", "even.memory_bytes_on(num_gpus) +", "even.memory_bytes_on(1) // num_gpus +"),
