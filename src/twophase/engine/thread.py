@@ -80,7 +80,7 @@ class EngineThread:
         self._max_queue = max_queue
         # Guards what is below; notified when one of it changes.
         self._changed = threading.Condition()
-        self._inbox: list[Callable[[], None]] = []
+        self._inbox: list[Callable[[], object]] = []
         self._jobs: dict[str, Job] = {}  # unfinished
         self._unscheduled: set[str] = set()  # those among them that no step has computed anything of
         self._is_draining = False
@@ -153,7 +153,7 @@ class EngineThread:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _post(self, command: Callable[[], None]) -> None:
+    def _post(self, command: Callable[[], object]) -> None:
         self._inbox.append(command)
         self._changed.notify_all()
 
