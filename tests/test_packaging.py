@@ -152,8 +152,9 @@ def test_tools_ask_before_they_begin(capsys, words, package):
 @pytest.mark.usefixtures("bare")
 def test_the_server_asks_before_it_begins(capsys):
     assert main(["serve"]) == 1
-    assert "twophase serve needs starlette, uvicorn, prometheus_client, not installed here; install the extra twophase[server]" in (
-        capsys.readouterr().err
+    assert (
+        "twophase serve needs starlette, uvicorn, prometheus_client, not installed here; install the extra twophase[server]"
+        in (capsys.readouterr().err)
     )
 
 
