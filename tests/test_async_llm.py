@@ -57,10 +57,7 @@ async def until(is_so):
 
 
 async def last_of(outputs):
-    output = None
-    async for output in outputs:
-        pass
-    return output
+    return [output async for output in outputs][-1]
 
 
 def run(llm, main, **options):
@@ -251,7 +248,7 @@ def test_a_full_queue(llm):
         with held(served):
             waiting = [asyncio.ensure_future(last_of(served.generate(text, GREEDY))) for text in TEXTS[:2]]
             await until(lambda: served.num_unfinished == 2)
-            with pytest.raises(QueueFullError, match="at most 2 requests may wait .* and 2 do"):
+            with pytest.raises(QueueFullError, match=r"at most 2 requests may wait .* and 2 do"):
                 await served.submit("dog", GREEDY)
         assert all(output.finished for output in await asyncio.gather(*waiting))
         running = [served.generate(text, LONG) for text in TEXTS]
