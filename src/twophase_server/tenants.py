@@ -153,7 +153,8 @@ class Tenants:
         if self._keys is None:
             return self._anybody
         scheme, _, key = authorization.partition(" ")
-        digest = hashlib.sha256(key.strip().encode()).digest()
+        # Headers are decoded as Latin-1: these are the bytes that were sent.
+        digest = hashlib.sha256(key.strip().encode("latin-1", "replace")).digest()
         found = None
         for known, account in self._keys.items():  # all of them, and each in constant time: a clock tells nothing
             if hmac.compare_digest(known, digest):
