@@ -103,6 +103,17 @@ def test_to_the_end_of_the_context_by_default(ask):
     assert 1 <= found.usage.completion_tokens < 100
 
 
+def test_to_the_end_of_the_pool_by_default(ask):
+    """Eight completions of 256 tokens would not fit: the pool has 192 blocks of 4."""
+    messages = [{"role": "user", "content": "fox! " * 20}]
+    found = ask(messages, n=8, temperature=0, extra_body={"ignore_eos": True})
+    assert len(found.choices) == 8
+    assert {choice.finish_reason for choice in found.choices} == {"length"}
+    num_new = found.usage.completion_tokens // 8
+    num_left = 192 - found.usage.prompt_tokens // 4
+    assert num_left // 8 * 4 - 4 <= num_new <= num_left // 8 * 4 + 4
+
+
 def test_no_usage_that_nobody_asked_for(ask):
     assert all(chunk.choices and chunk.usage is None for chunk in ask(max_tokens=2, stream=True))
 
