@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.server.conftest import PATIENCE_S
-from tests.tools.cli.conftest import child_environment, twophase  # noqa: F401  (a fixture)
+from tests.tools.cli.conftest import child_environment, talkative_folder, twophase  # noqa: F401  (fixtures)
 from twophase_server.settings import ServerSettings
 from twophase_tools.cli.engine_options import engine_options
 from twophase_tools.cli.main import build_parser
@@ -35,11 +35,14 @@ def url_of(process):
     raise AssertionError("it did not start")
 
 
-def test_a_signal_loses_nothing(chat_folder):
-    process = start("--model", chat_folder, "--num-kv-blocks", 64, "--max-num-seqs", 4, "--log-level", "warning")
+def test_a_signal_loses_nothing(talkative_folder):  # noqa: F811
+    """600 steps are more than the signal takes."""
+    process = start(
+        "--model", talkative_folder, "--num-kv-blocks", 200, "--served-model-name", "m", "--log-level", "warning"
+    )
     try:
         url = url_of(process)
-        body = {"prompt": "The fox", "max_tokens": 200, "ignore_eos": True, "stream": True, "model": chat_folder.name}
+        body = {"prompt": "The fox", "max_tokens": 600, "ignore_eos": True, "stream": True, "model": "m"}
         with (
             httpx.Client(base_url=url, timeout=PATIENCE_S) as http,
             http.stream("POST", "/v1/completions", json=body) as answer,
@@ -57,20 +60,23 @@ def test_a_signal_loses_nothing(chat_folder):
         process.communicate()
 
 
-def test_a_second_signal_ends_it(chat_folder):
-    process = start("--model", chat_folder, "--log-level", "critical")
+def test_a_second_signal_ends_it(talkative_folder):  # noqa: F811
+    process = start("--model", talkative_folder, "--num-kv-blocks", 3000, "--log-level", "critical")
     try:
         url = url_of(process)
-        body = {"prompt": "The fox", "max_tokens": 250, "ignore_eos": True, "stream": True}
+        body = {"prompt": "The fox", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
         with (
             httpx.Client(base_url=url, timeout=PATIENCE_S) as http,
             http.stream("POST", "/v1/completions", json=body) as answer,
         ):
-            next(answer.iter_lines())
+            lines = answer.iter_lines()
+            next(lines)
             process.send_signal(signal.SIGINT)
             assert "SIGINT: finishing 1 requests" in process.stderr.readline()
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENCE_S) == 0
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(lines)
     finally:
         process.kill()
         process.communicate()
