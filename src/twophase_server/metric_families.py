@@ -74,3 +74,9 @@ REFUSED = _counter("requests_refused", "Requests that got an error, by HTTP stat
 ENGINE_UP = _gauge("engine_up", "1 while the engine serves, 0 when its thread has died or was closed.")
 
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
+
+
+def as_markdown() -> str:
+    """A row per metric, in the order in which they stand here."""
+    rows = [f"| `{each.name}` | {each.kind} | {each.help} |" for each in globals().values() if isinstance(each, Metric)]
+    return "\n".join(["| metric | kind | what |", "|---|---|---|", *rows])
