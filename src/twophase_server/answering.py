@@ -99,12 +99,15 @@ class Work:
         self._newest: dict[int, RequestOutput] = {}
 
     async def submit(self, question: Question) -> None:
-        """All prompts or none. Raises what the engine refuses one of them with."""
-        for token_ids in question.prompts:
-            prompt = {"prompt_token_ids": token_ids}
-            self._streams.append(
-                await self._service.llm.submit(prompt, question.params, stream=question.stream, **question.options)
-            )
+        """All prompts or none. Raises what the engine refuses the first of them with."""
+        llm, options = self._service.llm, {**question.options, "stream": question.stream}
+        prompts = [{"prompt_token_ids": token_ids} for token_ids in question.prompts]
+        asking = [llm.submit(prompt, question.params, **options) for prompt in prompts]
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        self._streams = [each for each in answers if isinstance(each, RequestStream)]
+        for each in answers:
+            if isinstance(each, BaseException):
+                raise each
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Each prompt's outputs as they come, with its position.
