@@ -59,13 +59,13 @@ def params_of(n, max_tokens=12, **options) -> SamplingParams:
     return SamplingParams(use_beam_search=True, n=n, max_tokens=max_tokens, temperature=0, **options)
 
 
-def check(output, expected, params) -> None:
+def check(output, expected, params, eos=EOS) -> None:
     assert output.finished
     assert [completion.token_ids for completion in output.outputs] == [tokens for tokens, _ in expected]
     for completion, (tokens, score) in zip(output.outputs, expected, strict=True):
         length = len(tokens)
         assert completion.finish_reason == (
-            "length" if length == params.max_tokens and tokens[-1] not in EOS else "stop"
+            "length" if length == params.max_tokens and tokens[-1] not in eos else "stop"
         )
         if score is not None:
             ours = completion.cumulative_logprob / length**params.length_penalty
@@ -82,3 +82,34 @@ def test_equal_to_transformers(case, length_penalty, early_stopping):
             params = params_of(width, length_penalty=length_penalty, early_stopping=early_stopping)
             (output,) = run(make_engine(model, eos=EOS), [prompt], params)
             check(output, by_transformers(oracle, prompt, params), params)
+
+
+PRESSED = {
+    "chunks": {"budget": 8},
+    "recompute": {"num_blocks": 28, "budget": 16, "prefix_caching": False},
+    "recompute, hits": {"num_blocks": 28, "budget": 16},
+    "swap": {"num_blocks": 28, "budget": 16, "num_swap_blocks": 40, "prefix_caching": False},
+    "swap, little": {"num_blocks": 28, "budget": 16, "num_swap_blocks": 5},
+    "one at a time": {"num_blocks": 28, "max_num_seqs": 4},
+}
+
+
+@pytest.mark.parametrize("how", PRESSED)
+def test_whatever_the_engine_does_meanwhile(llama, how):
+    """Beside each other and beside requests that draw, preempted or not."""
+    model, oracle = llama
+    prompts = [prompt_of(seed, length) for seed, length in enumerate(LENGTHS)]
+    several = [params_of(width, 20, early_stopping="never") for width in (4, 2, 3, 1, 4, 2)]
+    drawn = SamplingParams(n=2, seed=3, max_tokens=20, ignore_eos=True)
+    few = frozenset({41, 43})  # so that texts are long
+    alone = run(make_engine(model, eos=few), [prompts[2]], drawn)[0]
+    expected = [by_transformers(oracle, *case, few) for case in zip(prompts, several, strict=True)]
+    for _ in range(2):
+        engine = make_engine(model, eos=few, **PRESSED[how])
+        *outputs, last = run(engine, [*prompts, prompts[2]], [*several, drawn])
+        for output, wanted, params in zip(outputs, expected, several, strict=True):
+            check(output, wanted, params, few)
+        assert [each.token_ids for each in last.outputs] == [each.token_ids for each in alone.outputs]
+    num_preempted = sum(output.metrics.num_preemptions for output in outputs)
+    assert (num_preempted > 0) == ("recompute" in how or "swap" in how)
+    assert ("swap" in how) == any(step.blocks_swapped_in for step in engine.trace)
