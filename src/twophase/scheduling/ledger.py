@@ -294,6 +294,7 @@ class BlockLedger:
     def free(self, sequence: Sequence) -> None:
         """A sequence has ended: whatever it holds comes back."""
         if sequence.table is not None:
+            self._cancel_copies(sequence)
             self._close(sequence)
         self._drop_host_blocks(sequence)
 
@@ -305,7 +306,7 @@ class BlockLedger:
             num_kept: Tokens that it goes on with, all by default. They are saved without the last one, whose logits are
                 needed once more; with a window not at all, for the blocks that it sees may be gone.
         """
-        block_ids, num_computed = victim.open_table.block_ids, victim.num_computed_tokens
+        block_ids, num_computed = self._cancel_copies(victim), victim.num_computed_tokens
         if num_kept is not None and num_kept <= num_computed:
             num_computed, may_swap = num_kept - 1, may_swap and self.cache.window is None
         with blamed_on(victim):
@@ -314,11 +315,16 @@ class BlockLedger:
             num_written = -(-num_computed // self.cache.block_size) * self.cache.num_groups
             self._swap_out(victim, block_ids[:num_written], num_computed, self.swap_pool)
 
-    def cancel_copies(self, sequences: Seq[Sequence]) -> None:
-        """These lose their blocks while a step is planned: nothing is copied into them any more."""
-        lost = {block_id for sequence in sequences for block_id in sequence.open_table.block_ids}
-        self.moves.copies = [copy for copy in self.moves.copies if copy.target not in lost]
-        self.moves.filled = [sequence for sequence in self.moves.filled if sequence not in sequences]
+    def _cancel_copies(self, sequence: Sequence) -> list[int]:
+        """It loses its blocks while a step is planned, so nothing is copied into them any more; returns where its
+        tokens are until the step is run: its blocks, or those that they were to be copied from."""
+        block_ids = sequence.open_table.block_ids
+        if sequence not in self.moves.filled:
+            return block_ids
+        source_of = {copy.target: copy.source for copy in self.moves.copies if copy.target in block_ids}
+        self.moves.copies = [copy for copy in self.moves.copies if copy.target not in source_of]
+        self.moves.filled = [other for other in self.moves.filled if other is not sequence]
+        return [source_of.get(block_id, block_id) for block_id in block_ids]
 
     def _close(self, sequence: Sequence) -> None:
         self.cache.close(sequence.open_table)

@@ -395,8 +395,6 @@ class Scheduler:
         """
         first, *others = victim.together
         num_kept, num_completions = first.num_common_tokens, sum(beam.num_completions for beam in victim.together)
-        if first.beams:
-            self.ledger.cancel_copies(first.beams)
         for other in others:
             with blamed_on(other):
                 self._retire(other)

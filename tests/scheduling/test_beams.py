@@ -1,0 +1,179 @@
+"""Beams in the scheduler: they fork, share, go and come back together, in pools far too small, beside other requests.
+
+The fake model gives each text candidates by a hash; what a search must find is told by `best_texts`, from the definition.
+"""
+
+import random
+from collections import Counter, defaultdict
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from tests.scheduling.harness import EOS, VOCAB_SIZE, Harness, make_request
+from tests.scheduling.test_pressure import Disturber, random_groups, random_harness, random_request
+from twophase.core.errors import InvalidRequestError
+from twophase.core.plan import SampledToken
+from twophase.engine.beam_search import BeamSearch
+from twophase.scheduling.policies import PriorityPolicy
+
+
+def logprob_of(token_id: int, text) -> float:
+    return -(1 + hash((token_id, *text)) % 9973) / 997
+
+
+def stops_of(request) -> frozenset[int]:
+    params = request.sampling_params
+    return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else request.eos_token_ids)
+
+
+def room_of(request, max_model_len: int) -> int:
+    num_prompt_tokens = len(request.prompt_token_ids)
+    return min(request.sampling_params.max_tokens, max_model_len - num_prompt_tokens)
+
+
+def best_texts(request, max_model_len: int) -> list[tuple[int, ...]]:
+    """The n best texts, by the definition: all texts of the next length, their best n, and those that ended."""
+    params, prompt, stops = request.sampling_params, request.prompt_token_ids, stops_of(request)
+    beams, ended, longest = [(0.0, ())], [], room_of(request, max_model_len)
+    while True:
+        texts = [(p + logprob_of(t, prompt + text), (*text, t)) for p, text in beams for t in range(VOCAB_SIZE)]
+        texts.sort(key=lambda each: -each[0])
+        length = len(texts[0][1])
+        is_end = {text: text[-1] in stops or length == longest for _, text in texts}
+        ended += [(p / length**params.length_penalty, text) for p, text in texts[: params.n] if is_end[text]]
+        ended = sorted(ended, key=lambda each: -each[0])[: params.n]
+        beams = [(p, text) for p, text in texts if not is_end[text]][: params.n]
+        if not beams:
+            return [text for _, text in ended]
+        if len(ended) == params.n:
+            hoped = longest if params.early_stopping == "never" and params.length_penalty > 0 else length
+            is_hopeless = beams[0][0] / hoped**params.length_penalty <= ended[-1][0]
+            if params.early_stopping is True or params.n == 1 or is_hopeless:
+                return [text for _, text in ended]
+
+
+class BeamHarness(Harness):
+    """A harness that searches, for requests that ask for it; `searches` has what they found."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.searches: dict[str, BeamSearch] = {}
+        self.num_led = self.most_shared = 0
+        update = self.scheduler.update
+        # Not in `execute`: a step that is executed may still be dropped, and then nothing was chosen.
+        self.scheduler.update = lambda plan, sampled: update(plan, self.choose(plan, sampled))
+
+    def add(self, *requests) -> None:
+        super().add(*requests)
+        for request in requests:
+            if request.sampling_params.use_beam_search:
+                longest = room_of(request, self.config.max_model_len)
+                self.searches[request.request_id] = BeamSearch(request.sampling_params, stops_of(request), longest)
+
+    def choose(self, plan, sampled) -> dict:
+        texts = defaultdict(dict)
+        for chunk in plan.chunks:
+            sequence = self.scheduler.sequences.get(chunk.seq_id)
+            if sequence is not None and sequence.beams and chunk.num_samples:
+                texts[sequence.request.request_id][tuple(sequence.output_token_ids)] = chunk.seq_id
+        for request_id, seq_ids in texts.items():
+            prompt, search = self.requests[request_id].prompt_token_ids, self.searches[request_id]
+            candidates = {
+                text: [SampledToken(token_id, logprob_of(token_id, prompt + text)) for token_id in range(VOCAB_SIZE)]
+                for text in seq_ids
+            }
+            self.num_led += any(len(text) < search.num_tokens for text in seq_ids)
+            chosen = search.choose(candidates)
+            sampled |= {seq_id: chosen[text] for text, seq_id in seq_ids.items()}
+        return sampled
+
+    def check_state(self) -> None:
+        super().check_state()
+        beams_of = defaultdict(list)
+        for sequence in self.scheduler.sequences.values():
+            if sequence.request.sampling_params.use_beam_search:
+                beams_of[sequence.request.request_id].append(sequence)
+        for request_id, beams in beams_of.items():
+            assert all(set(beam.beams) == set(beams) for beam in beams), "beams that do not know each other"
+            assert sum(beam.num_completions for beam in beams) == self.requests[request_id].sampling_params.n
+            assert len({beam.status for beam in beams}) == len({len(beam.token_ids) for beam in beams}) == 1
+            assert len({beam.index for beam in beams}) == len(beams)
+            texts = {tuple(beam.output_token_ids) for beam in beams}
+            assert len(texts) == len(beams), "two beams of one text"
+            found = self.searches[request_id].beams
+            assert texts <= {beam.ids[: len(next(iter(texts)))] for beam in found}, "a text that no beam begins with"
+            if beams[0].table is not None:
+                held = [block for beam in beams for block in beam.table.block_ids]
+                self.most_shared = max(self.most_shared, len(held) - len(set(held)))
+
+    def check_outputs(self, *, but: frozenset[str] = frozenset()) -> None:
+        super().check_outputs(but=but | frozenset(self.searches))
+        for request_id, search in self.searches.items():
+            if request_id not in but:
+                request = self.requests[request_id]
+                found = [beam.ids for beam in search.ended]
+                assert found == best_texts(request, self.config.max_model_len), request_id
+                assert [self.ends[request_id, i][0] for i in range(request.sampling_params.n)] == ["stop"] * request.sampling_params.n
+
+
+def beam_request(request_id: str, prompt, max_tokens: int = 8, n: int = 3, **options):
+    return make_request(request_id, prompt, max_tokens, n=n, use_beam_search=True, eos=[EOS], **options)
+
+
+def play(seed: int, num_requests: int, disturbed: float, max_tokens=(1, 5, 12, 20), **options) -> BeamHarness:
+    """As test_pressure's, and two requests of three are beam searches."""
+    rng = random.Random(seed)
+    harness = random_harness(rng, **options)
+    disturber = Disturber(rng, harness)
+    num_added = 0
+    while num_added < num_requests or harness.scheduler.has_unfinished:
+        while num_added < num_requests and len(harness.scheduler.sequences) < 12 and rng.random() < 0.7:
+            num_added += 1
+            request = random_request(rng, f"r{num_added}", harness.step_no, max_tokens)
+            if rng.random() < 0.67:
+                search = {"length_penalty": rng.choice([-1, 0, 1, 2]), "early_stopping": rng.choice([True, False, "never"])}
+                params = replace(request.sampling_params, use_beam_search=True, n=rng.randint(1, 4), **search)
+                request = replace(request, sampling_params=params)
+            with suppress(InvalidRequestError):
+                harness.add(request)
+        if rng.random() < disturbed:
+            disturber.step()
+        harness.step()
+        assert harness.step_no < 400 * num_requests, "no end in sight"
+    harness.run().check_outputs(but=frozenset(disturber.cut))
+    return harness
+
+
+# More are let in than there is room for.
+CROWDED = {"max_num_seqs": 12, "budget": 16, "reserve_growth": False, "watermark": 0}
+
+
+def histories(seeds, disturbed: float, **options) -> Counter:
+    events: Counter = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.scheduling.test_pressure.Harness", BeamHarness)
+        for seed in seeds:
+            harness = play(seed, 12, disturbed, **(options | (CROWDED if seed % 4 else {})))
+            events["search"] += len(harness.searches)
+            events["led step"] += harness.num_led
+            events["copy"] += harness.num_copies
+            events["shared"] += harness.most_shared > 0
+            events["preemption"] += len(harness.preempted)
+            events["block swapped in"] += harness.num_swapped_in
+    return events
+
+
+@pytest.mark.parametrize("num_histories", [40, pytest.param(400, marks=pytest.mark.full)])
+@pytest.mark.parametrize("disturbed", [0.0, 0.15], ids=["undisturbed", "aborts, failures and dropped steps"])
+def test_searches_find_the_best_whatever_happens(num_histories, disturbed):
+    events = histories(range(num_histories), disturbed)
+    assert min(events.values()) > num_histories // 3, f"the histories exercise too little: {events}"
+
+
+@pytest.mark.parametrize("num_histories", [20, pytest.param(200, marks=pytest.mark.full)])
+def test_in_groups_of_layers(num_histories):
+    for seed in range(num_histories):
+        rng = random.Random(seed)
+        options = random_groups(rng, 2) | {"block_size": 2, "full_hit": "recompute_block", "num_swap_blocks": 80}
+        histories([seed], 0.1, **options)
