@@ -15,7 +15,6 @@ from tests.scheduling.test_pressure import Disturber, random_groups, random_harn
 from twophase.core.errors import InvalidRequestError
 from twophase.core.plan import SampledToken
 from twophase.engine.beam_search import BeamSearch
-from twophase.scheduling.policies import PriorityPolicy
 
 
 def logprob_of(token_id: int, text) -> float:
@@ -114,7 +113,9 @@ class BeamHarness(Harness):
                 request = self.requests[request_id]
                 found = [beam.ids for beam in search.ended]
                 assert found == best_texts(request, self.config.max_model_len), request_id
-                assert [self.ends[request_id, i][0] for i in range(request.sampling_params.n)] == ["stop"] * request.sampling_params.n
+                assert [self.ends[request_id, i][0] for i in range(request.sampling_params.n)] == [
+                    "stop"
+                ] * request.sampling_params.n
 
 
 def beam_request(request_id: str, prompt, max_tokens: int = 8, n: int = 3, **options):
@@ -132,7 +133,10 @@ def play(seed: int, num_requests: int, disturbed: float, max_tokens=(1, 5, 12, 2
             num_added += 1
             request = random_request(rng, f"r{num_added}", harness.step_no, max_tokens)
             if rng.random() < 0.67:
-                search = {"length_penalty": rng.choice([-1, 0, 1, 2]), "early_stopping": rng.choice([True, False, "never"])}
+                search = {
+                    "length_penalty": rng.choice([-1, 0, 1, 2]),
+                    "early_stopping": rng.choice([True, False, "never"]),
+                }
                 params = replace(request.sampling_params, use_beam_search=True, n=rng.randint(1, 4), **search)
                 request = replace(request, sampling_params=params)
             with suppress(InvalidRequestError):
