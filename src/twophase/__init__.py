@@ -37,6 +37,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 from twophase.config import EngineConfig
+from twophase.core.beam_search import BeamSearchParams
 from twophase.core.errors import TwophaseError
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
@@ -50,6 +51,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchParams",
     "EngineConfig",
     "SamplingParams",
     "SpeculativeConfig",

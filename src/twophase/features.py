@@ -174,6 +174,7 @@ FEATURES: Mapping[str, Feature] = {
         examples=({"admission_watermark": 0.2},),
     ),
     "several": Feature("n > 1", "n", request={"n": 3}),
+    "beam_search": Feature("beam search", "use_beam_search", request={"use_beam_search": True, "n": 2}),
     "stop": Feature("stop strings", "stop", request={"stop": ("e", "12")}),
     "prompt_logprobs": Feature("prompt log-probabilities", "prompt_logprobs", request={"prompt_logprobs": 2}),
     "guided": Feature(
@@ -286,6 +287,13 @@ _REFUSALS: Mapping[tuple[str, str], Refused] = {
     ("tensor_parallel", "ready_made"): _ALL_HEADS,
     ("expert_parallel", "ready_made"): _ALL_HEADS,
     ("draft_model", "own_drafter"): Refused("both guess; give one of them"),
+    ("beam_search", "stop"): Refused(
+        "beams are compared token by token, and a stop string ends a text between them. Use stop_token_ids",
+        when="request",
+    ),
+    ("beam_search", "disaggregated"): Refused(
+        "a prefill worker sends the first tokens, and not the candidates for them", when="request"
+    ),
     ("stop", "no_tokenizer"): _TEXT_NEEDED,
     ("guided", "no_tokenizer"): _TEXT_NEEDED,
 }

@@ -10,6 +10,7 @@ from typing import Any, final
 
 from twophase.assembly import assemble
 from twophase.config import EngineConfig, configured
+from twophase.core.beam_search import BeamSearchOutput, BeamSearchParams
 from twophase.core.errors import InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.rules import items_of, shown
@@ -132,6 +133,22 @@ class LLM:
             return self._wait_for(request_ids, use_tqdm)
         finally:
             self._forget(request_ids)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True
+    ) -> list[BeamSearchOutput]:
+        """Search for the likeliest completions of each prompt; outputs are in the order of the prompts.
+
+        The beams of a prompt share its blocks, and those of whatever else they begin with. The same as a request, which
+        can run beside others: `SamplingParams(use_beam_search=True, n=...)`.
+
+        Raises:
+            InvalidRequestError: As `generate`.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidRequestError(f"a beam search takes BeamSearchParams(...), got {shown(params)}.")
+        outputs = self.generate(prompts, params.as_sampling_params(), use_tqdm)
+        return [BeamSearchOutput.of(output, params.length_penalty) for output in outputs]
 
     def chat(
         self,

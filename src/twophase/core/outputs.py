@@ -27,6 +27,7 @@ class CompletionOutput:
         finish_reason: None while running; 'stop' (end-of-text, stop string or id), 'length', 'abort' or 'error'.
         stop_reason: The stop string or token id that ended it, if one did.
         error: What went wrong, when `finish_reason` is 'error'.
+        cumulative_logprob: Sum of its tokens' log-probabilities, if they were asked for or in a beam search; else None.
     """
 
     index: int
@@ -36,6 +37,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """What the engine remembers about a request until its last completion has ended."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from twophase.core.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
 from twophase.core.plan import SampledToken
 from twophase.core.request import Request
+from twophase.engine.beam_search import BeamSearch, Ids
 from twophase.engine.detokenizer import Detokenizer, TextDecoder
 from twophase.engine.guidance import Grammar, Guide
 
@@ -30,6 +32,7 @@ class Completion:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    cumulative_logprob: float | None = None
 
     def append(self, tokens: Sequence[SampledToken], finish_reason: FinishReason | None) -> str | None:
         """Add tokens, the last of them with `finish_reason`; returns the stop string that they completed.
@@ -39,6 +42,8 @@ class Completion:
         num_text = len(tokens) if finish_reason != "stop" or self.include_stop else len(tokens) - 1
         for i, token in enumerate(tokens):
             self.token_ids.append(token.token_id)
+            if token.logprob is not None:
+                self.cumulative_logprob = (self.cumulative_logprob or 0.0) + token.logprob
             if self.logprobs is not None and token.logprob is not None:
                 self.logprobs.append(TokenLogprobs(token.token_id, token.logprob, token.top_logprobs))
             if self.detokenizer is not None and i < num_text:
@@ -59,6 +64,7 @@ class Completion:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
+            cumulative_logprob=self.cumulative_logprob,
         )
 
 
@@ -71,6 +77,7 @@ class RequestState:
         seed: The request's own, or one drawn for it.
         first_scheduled_s, first_token_s, finished_s, token_times_s: See `RequestMetrics`.
         prompt_logprobs: See `RequestOutput`; as far as they are computed.
+        search: Of a request that asked for one; its completions are empty until it is over.
     """
 
     request: Request
@@ -84,6 +91,7 @@ class RequestState:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    search: BeamSearch | None = None
 
     @classmethod
     def start(
@@ -123,6 +131,14 @@ class RequestState:
         preemption."""
         assert self.prompt_logprobs is not None
         self.prompt_logprobs[start + 1 :] = entries
+
+    def choose(self, candidates: Mapping[Ids, Any], now_s: float) -> dict[Ids, tuple[SampledToken, ...]]:
+        """What its beam search chooses; see `BeamSearch.choose`."""
+        assert self.search is not None
+        num_before = self.search.num_tokens
+        chosen = self.search.choose(candidates)
+        self.note_tokens(0, self.search.num_tokens - num_before, now_s)
+        return chosen
 
     def note_tokens(self, index: int, count: int, now_s: float) -> None:
         """`count` tokens of completion `index` were sampled."""

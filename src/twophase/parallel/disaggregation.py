@@ -148,6 +148,11 @@ class DecodeEngine:
         """
         if self.lost is not None:
             raise self.lost
+        if params is not None and getattr(params, "use_beam_search", False):
+            raise InvalidRequestError(
+                "use_beam_search does not go with disaggregation: a prefill worker sends the first tokens, and not the "
+                "candidates for them. Leave one of the two out."
+            )
         self._engine.add_request(
             request_id,
             prompt,

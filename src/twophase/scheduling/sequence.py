@@ -4,6 +4,7 @@ import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from os.path import commonprefix
 from typing import Any
 
 from twophase.cache.block_table import BlockTable
@@ -48,7 +49,8 @@ class Sequence:
         num_prompt_tokens: How many of them are the prompt.
         max_num_tokens: The sequence ends ('length') when it has this many tokens.
         stop_token_ids: Tokens that end it ('stop').
-        num_completions: Completions it stands for: the request's n until the prompt is done and it forks, then 1.
+        num_completions: Completions it stands for: the request's n until the prompt is done and it forks, then 1
+            (more as long as several beams of a search have the same tokens).
             It is also the number of places (of max_num_seqs) a running sequence takes.
         rank: The policy's sort key; smaller runs first.
         status: See `become`.
@@ -61,6 +63,8 @@ class Sequence:
         block_keys: Noted while it waits, for `CacheManager.open`.
         host_blocks: Blocks of host memory that hold its first `num_swapped_tokens` tokens while it is swapped out;
             FREED where they left its window.
+        beams: In a beam search, the request's sequences, this one among them; one list that all of them share. They
+            have the same number of tokens, and are planned and preempted together. Empty otherwise.
     """
 
     seq_id: int
@@ -82,6 +86,7 @@ class Sequence:
     block_keys: list[BlockKey] = field(default_factory=list, init=False)
     host_blocks: tuple[int, ...] = ()
     num_swapped_tokens: int = 0
+    beams: list["Sequence"] = field(default_factory=list)
 
     @classmethod
     def of_request(cls, seq_id: int, request: Request, max_model_len: int) -> "Sequence":
@@ -89,7 +94,7 @@ class Sequence:
         params = request.sampling_params
         num_prompt_tokens = len(request.prompt_token_ids)
         eos_token_ids = frozenset() if params.ignore_eos else request.eos_token_ids
-        return cls(
+        sequence = cls(
             seq_id=seq_id,
             request=request,
             index=0,
@@ -100,10 +105,30 @@ class Sequence:
             stop_token_ids=eos_token_ids.union(params.stop_token_ids),
             num_completions=params.n,
         )
+        if params.use_beam_search:
+            sequence.beams.append(sequence)
+        return sequence
 
-    def fork(self, seq_id: int, index: int) -> "Sequence":
+    def fork(self, seq_id: int, index: int, num_completions: int = 1) -> "Sequence":
         """Another completion of the same request, as far as this one is; without blocks."""
-        return replace(self, seq_id=seq_id, index=index, token_ids=list(self.token_ids), num_completions=1, table=None)
+        return replace(
+            self,
+            seq_id=seq_id,
+            index=index,
+            token_ids=list(self.token_ids),
+            num_completions=num_completions,
+            table=None,
+        )
+
+    @property
+    def together(self) -> tuple["Sequence", ...]:
+        """What is planned and preempted with it, itself included."""
+        return tuple(self.beams) or (self,)
+
+    @property
+    def num_common_tokens(self) -> int:
+        """Tokens that all of its beams begin with."""
+        return len(commonprefix([beam.token_ids for beam in self.together]) if self.beams else self.token_ids)  # noqa: RUF071
 
     @property
     def output_token_ids(self) -> list[int]:
