@@ -19,7 +19,7 @@ from twophase.core.errors import (
     ModelFolderError,
     TwophaseError,
 )
-from twophase_tools.cli import plan, simulate
+from twophase_tools.cli import plan, profile, simulate
 from twophase_tools.cli.arguments import text, whole
 from twophase_tools.cli.engine_options import add_engine_options
 from twophase_tools.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
@@ -97,6 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_bench(commands.add_parser)
     simulate.add_parser(commands)
     plan.add_parser(commands)
+    profile.add_parser(commands, DEFAULT_MODEL)
     for command in sorted(entry_points(group=COMMANDS), key=lambda command: command.name):
         command.load().add_parser(commands)
     return parser
