@@ -23,7 +23,8 @@ Where your own parts can go:
     LLM(attention_backend=...)  computes attention: twophase.attention.interface.AttentionBackend
     LLM(cache_factory=...)      keeps the books of the K/V blocks: twophase.cache.manager.CacheManager
 
-Below `LLM` is `twophase.engine.engine.Engine`: `add_request`, `step`, `abort`, and a trace of what each step did.
+`AsyncLLM` runs the same engine in a thread of its own, for callers in an event loop; `twophase serve` is built on it.
+Below both is `twophase.engine.engine.Engine`: `add_request`, `step`, `abort`, and a trace of what each step did.
 """
 
 import os
@@ -42,11 +43,13 @@ from twophase.core.speculative import SpeculativeConfig
 from twophase.core.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
+    from twophase.async_llm import AsyncLLM
     from twophase.llm import LLM
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "EngineConfig",
     "SamplingParams",
     "SpeculativeConfig",
@@ -57,11 +60,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # LLM pulls in torch, which takes a second; `twophase --help` should not wait for it (PEP 562).
+    # They pull in torch, which takes a second; `twophase --help` should not wait for it (PEP 562).
     if name == "LLM":
         from twophase.llm import LLM
 
         return LLM
+    if name == "AsyncLLM":
+        from twophase.async_llm import AsyncLLM
+
+        return AsyncLLM
     raise AttributeError(f"module 'twophase' has no attribute {name!r}")
 
 

@@ -13,6 +13,22 @@ class InvalidRequestError(TwophaseError, ValueError):
     """A request refused when it was added: it could never be served as asked."""
 
 
+class QueueFullError(TwophaseError):
+    """Too many requests wait already. Try again later, or elsewhere."""
+
+
+class DeadlineError(TwophaseError):
+    """A request was not finished by its deadline; it was aborted, and its blocks are free."""
+
+
+class DrainingError(TwophaseError):
+    """The engine finishes what it has accepted, and accepts nothing new."""
+
+
+class EngineDeadError(TwophaseError):
+    """The thread that ran the engine's steps has ended, by an exception or by `close`; nothing is served any more."""
+
+
 class ModelFolderError(TwophaseError):
     """A model folder that is missing, broken or unsupported; names the file, what was expected and what to do."""
 

@@ -448,6 +448,12 @@ class Engine:
         """What each step did, oldest first; the newest `max_trace_steps` of them."""
         return tuple(self._stat_logger.steps)
 
+    @property
+    def latest_step(self) -> StepTrace | None:
+        """The newest entry of `trace`; None before the first, or if none is kept."""
+        steps = self._stat_logger.steps
+        return steps[-1] if steps else None
+
     def stats(self) -> EngineStats:
         return self._stat_logger.stats(self._scheduler, self._clock())
 

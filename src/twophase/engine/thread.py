@@ -1,0 +1,279 @@
+"""A thread that runs an engine's steps. Other threads hand it requests; it tells them, by a callback, what came of them."""
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, final, runtime_checkable
+
+from twophase.core.errors import (
+    DeadlineError,
+    DrainingError,
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+)
+from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.sampling_params import SamplingParams
+from twophase.engine.engine import Engine
+from twophase.engine.metrics import EngineStats
+from twophase.engine.prompts import Prompt
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Job:
+    """A request on its way to the engine.
+
+    Attributes:
+        request_id: Unique among the unfinished ones.
+        options: Of `Engine.add_request`, by name.
+        deadline_s: On the engine's clock; None: it has all the time in the world.
+        listener: Whoever is told of it; only the callback knows what that is.
+    """
+
+    request_id: str
+    prompt: Prompt
+    params: SamplingParams | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    deadline_s: float | None = None
+    listener: Any = None
+
+
+# What is told of a job: None, once, when the engine has accepted it; then its outputs. Or an error, which is the last.
+News = tuple[Job, RequestOutput | Exception | None]
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Sees what the engine does, in the engine's thread: between two steps, so it must be quick."""
+
+    def note_step(self, step: StepTrace) -> None: ...
+
+    def note_end(self, output: RequestOutput) -> None:
+        """A request ended: finished, aborted, failed or past its deadline. `output` is what it had."""
+        ...
+
+
+@final
+class EngineThread:
+    """Runs `Engine.step` as long as something is unfinished, and sleeps otherwise. Its methods may be called anywhere.
+
+    Everything that touches the engine happens in this thread, between two steps. That includes adding a request, whose
+    text has to become tokens and whose schema a grammar: both take time, and here it is nobody's event loop that waits.
+
+    If a step raises, the thread ends: `error` is set, and every unfinished job gets an `EngineDeadError`.
+
+    Args:
+        engine: Nobody else may use it until the thread has stopped.
+        tell: Called in this thread with what a step, or an accepted request, has brought. It must not block.
+        max_queue: Requests that may wait for their first step; None: any number.
+    """
+
+    def __init__(self, engine: Engine, tell: Callable[[Sequence[News]], None], *, max_queue: int | None = None) -> None:
+        self.error: BaseException | None = None
+        self.observers: list[Observer] = []
+        self.stats: EngineStats = engine.stats()  # as of the end of the latest turn
+        self._engine = engine
+        self._tell = tell
+        self._max_queue = max_queue
+        # Guards what is below; notified when one of it changes.
+        self._changed = threading.Condition()
+        self._inbox: list[Callable[[], None]] = []
+        self._jobs: dict[str, Job] = {}  # unfinished
+        self._unscheduled: set[str] = set()  # those among them that no step has computed anything of
+        self._is_draining = False
+        self._is_stopped = False
+        # Only the thread itself uses these.
+        self._news: list[News] = []
+        self._deadlines: list[tuple[float, int, Job]] = []  # a heap; the number decides between equal ones
+        self._numbers = itertools.count()
+        self._latest_step: StepTrace | None = engine.latest_step
+        self._thread = threading.Thread(target=self._run, name="twophase-engine", daemon=True)
+        self._thread.start()
+
+    # -- for the others
+
+    @property
+    def is_alive(self) -> bool:
+        return self.error is None and not self._is_stopped
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._jobs)
+
+    def submit(self, job: Job) -> None:
+        """Hand over a request.
+
+        Raises:
+            EngineDeadError, DrainingError, QueueFullError: Nothing is accepted now.
+            InvalidRequestError: Its id is in use. (What else is wrong with it, `tell` will say.)
+        """
+        with self._changed:
+            self._require_acceptance()
+            if job.request_id in self._jobs:
+                raise InvalidRequestError(f"request id {job.request_id!r} is in use by an unfinished request.")
+            self._jobs[job.request_id] = job
+            self._unscheduled.add(job.request_id)
+            self._post(lambda: self._add(job))
+
+    def _require_acceptance(self) -> None:
+        if not self.is_alive:
+            raise self._death()
+        if self._is_draining:
+            raise DrainingError("the engine is draining: it finishes what it has accepted, and accepts nothing new.")
+        if self._max_queue is not None and len(self._unscheduled) >= self._max_queue:
+            raise QueueFullError(
+                f"at most {self._max_queue} requests may wait (max_queue), and {len(self._unscheduled)} do; try again "
+                f"later."
+            )
+
+    def abort(self, job: Job) -> None:
+        """End a job before the next step, if it is unfinished; nothing more is told of it."""
+        with self._changed:
+            if self._jobs.get(job.request_id) is job:
+                self._post(lambda: self._abort(job))
+
+    def drain(self, timeout_s: float | int | None = None) -> bool:
+        """Accept nothing new, and wait until what was accepted is finished; False if the time was not enough."""
+        with self._changed:
+            self._is_draining = True
+            return self._changed.wait_for(lambda: not self._jobs, timeout_s)
+
+    def stop(self) -> None:
+        """End the thread after the step that is running; unfinished jobs get an `EngineDeadError`."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _post(self, command: Callable[[], None]) -> None:
+        self._inbox.append(command)
+        self._changed.notify_all()
+
+    def _death(self) -> EngineDeadError:
+        if self.error is None:
+            return EngineDeadError("the engine was closed.")
+        return EngineDeadError(
+            f"the engine's thread died of {type(self.error).__name__}: {self.error}. Nothing can be served any more; "
+            f"start it anew."
+        )
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            for request_id in list(self._jobs):
+                self._engine.abort(request_id)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._end_all()
+
+    def _turn(self) -> bool:
+        """Do what others asked for, then a step, and tell of both; False when it is time to stop."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._inbox or self._is_stopped, self._patience_s())
+            if self._is_stopped:
+                return False
+            commands, self._inbox = self._inbox, []
+        for command in commands:
+            command()
+        self._expire()
+        if self._engine.has_unfinished_requests():
+            self._step()
+        self.stats = self._engine.stats()  # before anybody hears of it, so that nobody finds it out of date
+        self._tell_news()
+        return True
+
+    def _patience_s(self) -> float | None:
+        """How long there is nothing to do unless somebody comes; None: for ever."""
+        if not self._engine.has_unfinished_requests():
+            return None
+        patience_s = self._engine.idle_s
+        if patience_s and self._deadlines:
+            patience_s = min(patience_s, max(0.0, self._deadlines[0][0] - time.monotonic()))
+        return patience_s
+
+    def _add(self, job: Job) -> None:
+        try:
+            self._engine.add_request(job.request_id, job.prompt, job.params, **job.options)
+        except Exception as error:  # of this request; the engine is as before
+            self._forget(job)
+            self._news.append((job, error))
+            return
+        if job.deadline_s is not None:
+            heapq.heappush(self._deadlines, (job.deadline_s, next(self._numbers), job))
+        self._news.append((job, None))
+
+    def _abort(self, job: Job) -> bool:
+        """False if it is not unfinished any more."""
+        if self._jobs.get(job.request_id) is not job:
+            return False
+        self._forget(job)
+        output = self._engine.abort(job.request_id)
+        if output is not None:
+            self._note_end(output)
+        return True
+
+    def _expire(self) -> None:
+        now_s = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            job = heapq.heappop(self._deadlines)[2]
+            if self._abort(job):
+                self._news.append((job, DeadlineError("the request was not finished by its deadline, and aborted.")))
+
+    def _step(self) -> None:
+        outputs = self._engine.step()
+        step = self._engine.latest_step
+        if step is not None and step is not self._latest_step:
+            self._latest_step = step
+            self._note_scheduled(step)
+            for observer in self.observers:
+                observer.note_step(step)
+        for output in outputs:
+            job = self._jobs.get(output.request_id)
+            if output.finished:
+                self._note_end(output)
+            if job is not None:
+                self._news.append((job, output))
+                if output.finished:
+                    self._forget(job)
+
+    def _note_scheduled(self, step: StepTrace) -> None:
+        if self._unscheduled:
+            with self._changed:
+                self._unscheduled.difference_update(request_id for request_id, *_ in step.chunks)
+
+    def _note_end(self, output: RequestOutput) -> None:
+        for observer in self.observers:
+            observer.note_end(output)
+
+    def _forget(self, job: Job) -> None:
+        with self._changed:
+            del self._jobs[job.request_id]
+            self._unscheduled.discard(job.request_id)
+            self._changed.notify_all()
+
+    def _tell_news(self) -> None:
+        if self._news:
+            news, self._news = self._news, []
+            self._tell(news)
+
+    def _end_all(self) -> None:
+        """The last words: whoever still waits is told."""
+        with self._changed:
+            self._is_stopped = True
+            jobs, self._jobs, self._inbox = self._jobs, {}, []
+            self._unscheduled.clear()
+            self._changed.notify_all()
+        self._news += [(job, self._death()) for job in jobs.values()]
+        self._tell_news()
