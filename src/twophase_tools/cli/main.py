@@ -251,7 +251,9 @@ def _add_bench(add_command: AddCommand) -> None:
         "fails.",
     )
     _add_quality_options(quality)
-    serve = subjects.add_parser("serve", help="open-loop load: requests come by the clock, however busy the engine is")
+    serve = subjects.add_parser(
+        "serve", help="load: requests come by the clock, however busy the engine or a server is"
+    )
     _add_serve_options(serve)
     for parser in (*quick, quality, serve):
         parser.add_argument("--json", action="store_true", help="machine-readable results")
@@ -365,15 +367,36 @@ def _add_serve_options(serve: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--trace", metavar="FILE", help="replay a .csv or .jsonl: arrival_s, prompt_tokens, output_tokens"
     )
+    what.add_argument(
+        "--dataset",
+        metavar="FILE",
+        help="prompts from a .json or .jsonl: ShareGPT's conversations, or rows with prompt and output_len",
+    )
     load.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the workload's own)")
     load.add_argument("--cv", type=float, metavar="C", help="variation of the gaps between arrivals; 1 is Poisson")
     load.add_argument("--requests", type=whole(1), metavar="N", help="how many (default: the workload's own)")
     load.add_argument(
         "--seed", type=int, default=0, metavar="S", help="fixes arrivals, lengths and prompts (default 0)"
     )
+    how = load.add_mutually_exclusive_group()
+    how.add_argument(
+        "--concurrency",
+        type=whole(1, 100_000),
+        metavar="N",
+        help="a closed loop: each of N clients sends its next request when its last one has ended",
+    )
+    how.add_argument("--burst", type=whole(1), metavar="K", help="K requests come together, at the same mean rate")
     load.add_argument("--duration-limit", type=float, metavar="SECONDS", help="abort what is unfinished by then")
     load.add_argument("--slo-ttft", type=float, metavar="SECONDS", help="goodput counts requests within this TTFT ...")
     load.add_argument("--slo-tpot", type=float, metavar="SECONDS", help="... and this mean time per output token")
+    server = serve.add_argument_group("a server instead of an engine in this process")
+    server.add_argument(
+        "--url", metavar="URL", help="of OpenAI's protocol; --model says whose vocabulary prompts are drawn from"
+    )
+    server.add_argument("--api-key", type=text, metavar="KEY", help="sent as a bearer token")
+    server.add_argument(
+        "--retries", type=whole(0, 1000), metavar="N", help="send again, when the server says, what it was too busy for"
+    )
     _add_model_options(serve)
     limits = serve.add_argument_group("the engine's limits (default: as LLM)")
     add_engine_options(
