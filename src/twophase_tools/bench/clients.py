@@ -22,7 +22,7 @@ DEFAULT_RETRY_S = 1.0  # where the server does not say when to come again
 
 
 class Progress(NamedTuple):
-    """What has come of a request so far; the last one has a finish reason."""
+    """What has come of a request so far: 0 tokens say that it is accepted, and the last one has a finish reason."""
 
     num_tokens: int
     finish_reason: FinishReason | None = None
@@ -36,7 +36,7 @@ class RefusedError(TwophaseError):
     """A request was not served, or not to its end.
 
     Attributes:
-        status: HTTP's; None: the connection could not be made, or broke.
+        status: HTTP's; None: the connection could not be made, or broke before there was one. 200: it was accepted.
         retry_after_s: When the server wants it again; None: it does not say.
     """
 

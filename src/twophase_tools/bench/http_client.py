@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, final, get_args
 
@@ -13,7 +14,10 @@ from twophase_tools.bench.clients import Progress, RefusedError
 from twophase_tools.load.workloads import TimedRequest
 
 CONNECT_S = 10.0
+KEEP_ALIVE_S = 2.0  # servers close an idle connection after some seconds: it should not be used just then
 DONE = "[DONE]"
+USAGE = {"include_usage": True}
+USAGE_IN_CHUNKS = {"continuous_usage_stats": True}  # of vLLM: a chunk of several tokens counts as several
 
 
 class ServerError(TwophaseError):
@@ -28,12 +32,15 @@ class HttpClient:
         url: Of the server, with or without /v1.
         api_key: Sent as a bearer token.
         timeout_s: Longest silence of the server within one request.
+        keep_alive: Use a connection again for the next request.
 
     Raises:
         ConfigError: It is no URL of HTTP.
     """
 
-    def __init__(self, url: str, api_key: str | None = None, timeout_s: float | int = 600.0) -> None:
+    def __init__(
+        self, url: str, api_key: str | None = None, timeout_s: float | int = 600.0, keep_alive: bool = True
+    ) -> None:
         try:
             parsed = httpx.URL(url)
         except (httpx.InvalidURL, TypeError) as error:
@@ -46,10 +53,15 @@ class HttpClient:
             base_url=self.url,
             headers=headers,
             timeout=httpx.Timeout(float(timeout_s), connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            limits=httpx.Limits(
+                max_connections=None,
+                max_keepalive_connections=None if keep_alive else 0,
+                keepalive_expiry=KEEP_ALIVE_S,
+            ),
             trust_env=False,  # a proxy would be measured, too
         )
         self._model: str | None = None
+        self._has_usage_in_chunks = True  # until the server says that it knows of no such option
 
     async def __aenter__(self) -> "HttpClient":
         return self
@@ -91,18 +103,34 @@ class HttpClient:
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
-            # Of vLLM: usage in every chunk, so that a chunk of several tokens counts as several.
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
+        if self._has_usage_in_chunks:
+            try:
+                async with aclosing(self._stream(body | {"stream_options": USAGE | USAGE_IN_CHUNKS})) as stream:
+                    async for progress in stream:
+                        yield progress
+                return
+            except RefusedError as error:
+                if error.status not in (400, 422) or not all(name in str(error) for name in USAGE_IN_CHUNKS):
+                    raise
+                self._has_usage_in_chunks = False
+        async with aclosing(self._stream(body | {"stream_options": USAGE})) as stream:
+            async for progress in stream:
+                yield progress
+
+    async def _stream(self, body: dict[str, Any]) -> AsyncGenerator[Progress, None]:
+        is_accepted = False
         try:
             async with self._http.stream("POST", "/v1/completions", json=body) as answer:
                 if answer.status_code != 200:
                     why = _message(await answer.aread())
                     raise RefusedError(answer.status_code, why, _seconds(answer.headers.get("Retry-After")))
+                is_accepted = True
+                yield Progress(0)
                 async for progress in _progress(_events(answer)):
                     yield progress
         except httpx.HTTPError as error:
-            raise RefusedError(None, _said(error)) from error
+            raise RefusedError(200 if is_accepted else None, _said(error)) from error
 
 
 async def _events(answer: httpx.Response) -> AsyncIterator[str]:

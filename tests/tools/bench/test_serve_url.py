@@ -57,6 +57,7 @@ def test_what_is_sent():
 
 def test_usage_tells_how_many_tokens_there_are():
     assert ask(answered(completion(2, cached=1))) == [
+        Progress(0),
         Progress(1, None, 1),
         Progress(2, "length", 1),
         Progress(2, "length", 1),
@@ -72,7 +73,7 @@ def test_without_usage_a_chunk_with_text_is_a_token():
         {"choices": [], "usage": {"completion_tokens": 5}},
     ]
     found = ask(answered(events(*chunks, "[DONE]")))
-    assert [each.num_tokens for each in found] == [1, 1, 2, 3, 5]
+    assert [each.num_tokens for each in found] == [0, 1, 1, 2, 3, 5]
     assert found[-1].finish_reason == "stop"
 
 
@@ -101,8 +102,25 @@ def test_a_stream_that_breaks_off():
     whole = completion(3).replace(b"Connection: close", b"Connection: close\r\nContent-Length: 100000")
     found = ask(answered(whole[: len(whole) // 2]))
     assert isinstance(found[-1], RefusedError)
-    assert found[-1].status is None
-    assert found[0].num_tokens == 1  # what had come stays
+    assert found[-1].status == 200  # it had been accepted
+    assert [each.num_tokens for each in found[:2]] == [0, 1]  # what had come stays
+
+
+def test_a_server_without_usage_in_chunks_is_asked_without():
+    def answer(body, number):
+        if "continuous_usage_stats" in body["stream_options"]:
+            return refusal(400, "there is no field 'stream_options.continuous_usage_stats' here.")
+        return completion(1)
+
+    server = FakeServer(answer)
+
+    async def main():
+        async with HttpClient(server.url) as client:
+            return [[each async for each in client.ask(REQUEST, (7,))] for _ in range(2)]
+
+    with server:
+        assert asyncio.run(main()) == 2 * [[Progress(0), Progress(1, "length"), Progress(1, "length")]]
+    assert [len(body["stream_options"]) for body in server.bodies] == [2, 1, 1]
 
 
 def model_of(url):
