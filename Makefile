@@ -2,6 +2,7 @@
 #
 #   make lab [PORT=8888] [BROWSER=no]   JupyterLab on labs/00_start.ipynb
 #   make test [ARGS=...]                the tests and the notebooks as shipped, in about twelve minutes; ARGS as of pytest
+#   make serve [ARGS=...]               the model behind OpenAI's interface, on port 8000; ARGS as of `twophase serve`
 #   make test-full                      what `make test` leaves out: whole grids, all mutants, long histories, solved notebooks
 #   make grade [ARGS=...]               grade your notebooks in labs/; ARGS as of `twophase grade`, such as --html r.html
 #   make gpu                            on an NVIDIA GPU: doctor, the GPU tests, the kernels' times (docs/gpu.md)
@@ -30,7 +31,7 @@ TESTS = $(PYTEST) -p no:nbval
 # its time on a busy machine; whoever runs the tests bounds the whole. The notebooks of most cells come first.
 NBVAL = TWOPHASE_PROGRESS_DIR=$$(mktemp -d) $(PYTEST) --loadscope-reorder --nbval-lax --nbval-current-env --nbval-cell-timeout=1800 -W default
 
-.PHONY: lab test test-full gpu grade bench labs lint pictures docs model clean
+.PHONY: lab serve test test-full gpu grade bench labs lint pictures docs model clean
 .DEFAULT_GOAL := help
 
 help:
@@ -51,6 +52,9 @@ model: .venv/.installed
 lab: model
 	$(BIN)/jupyter lab labs/00_start.ipynb --port=$(PORT) \
 	  $(if $(filter no,$(BROWSER)),--no-browser) $(if $(filter 0,$(shell id -u)),--allow-root)
+
+serve: model
+	$(BIN)/twophase serve $(ARGS)
 
 test: model
 	$(TESTS) $(ARGS)

@@ -97,6 +97,10 @@ class AsyncLLM:
         model, config, options: As `LLM`.
         max_queue: Requests that may wait for their first step; the next one is refused. None: any number.
 
+    Attributes:
+        llm: Whose engine it is. Read its parts, and leave its methods alone.
+        model_name: What the model was opened by; of a folder, its name.
+
     Raises:
         ConfigError: `max_queue` breaks its rule; or as `LLM`.
         ModelFolderError, TypeError, BackendUnavailableError, PeerLostError, SystemExit: As `LLM`.
@@ -112,7 +116,7 @@ class AsyncLLM:
     ) -> None:
         max_queue = checked("max_queue", max_queue, MAX_QUEUE, ConfigError)
         llm = LLM(model, config, **options)
-        self._start(llm, max_queue)
+        self._start(llm, max_queue, Path(model).name if Path(model).is_dir() else str(model))
         self._close_llm = llm.close
 
     @classmethod
@@ -126,12 +130,12 @@ class AsyncLLM:
         if llm.engine.has_unfinished_requests():
             raise InvalidRequestError("the LLM has unfinished requests; finish or abort them first.")
         made = cls.__new__(cls)
-        made._start(llm, checked("max_queue", max_queue, MAX_QUEUE, ConfigError))
+        made._start(llm, checked("max_queue", max_queue, MAX_QUEUE, ConfigError), llm.model_dir.name)
         made._close_llm = lambda: None
         return made
 
-    def _start(self, llm: LLM, max_queue: int | None) -> None:
-        self.llm = llm
+    def _start(self, llm: LLM, max_queue: int | None, model_name: str) -> None:
+        self.llm, self.model_name = llm, model_name
         self._ids = itertools.count()
         self._thread = EngineThread(llm.engine, _tell, max_queue=max_queue)
         self._stop = weakref.finalize(self, self._thread.stop)  # at the latest when the interpreter ends

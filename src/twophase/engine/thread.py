@@ -1,4 +1,4 @@
-"""A thread that runs an engine's steps. Other threads hand it requests; it tells them, by a callback, what came of them."""
+"""A thread that runs an engine's steps. Others hand it requests, and a callback tells them what came of these."""
 
 import heapq
 import itertools

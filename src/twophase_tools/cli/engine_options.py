@@ -30,6 +30,24 @@ def add_engine_options(parser: Parser, *names: str) -> None:
         )
 
 
+def add_speculative_options(options: argparse._ArgumentGroup, default: str | None) -> None:
+    """`--speculative` and its number of tokens, for `generate.speculative_config`."""
+    options.add_argument(
+        "--speculative",
+        default=default,
+        metavar="ngram|MODEL",
+        help="guess tokens ahead: look them up in the text so far, or ask a smaller model of the same vocabulary "
+        f"(default {default or 'none'})",
+    )
+    options.add_argument(
+        "--num-speculative-tokens",
+        type=whole(most=1000),
+        default=4,
+        metavar="K",
+        help="guesses per step at most (default 4)",
+    )
+
+
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options that were given, for `LLM` or `EngineConfig`.
 

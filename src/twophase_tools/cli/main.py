@@ -19,9 +19,9 @@ from twophase.core.errors import (
     ModelFolderError,
     TwophaseError,
 )
-from twophase_tools.cli import plan, profile, simulate
+from twophase_tools.cli import plan, profile, serve, simulate
 from twophase_tools.cli.arguments import text, whole
-from twophase_tools.cli.engine_options import add_engine_options
+from twophase_tools.cli.engine_options import add_engine_options, add_speculative_options
 from twophase_tools.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 
 USAGE_ERRORS = (BackendUnavailableError, ConfigError, InvalidRequestError, ModelFolderError)
@@ -97,7 +97,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_bench(commands.add_parser)
     simulate.add_parser(commands)
     plan.add_parser(commands)
-    profile.add_parser(commands, DEFAULT_MODEL)
+    profile.add_parser(commands)
+    serve.add_parser(commands)
     for command in sorted(entry_points(group=COMMANDS), key=lambda command: command.name):
         command.load().add_parser(commands)
     return parser
@@ -152,7 +153,7 @@ def _add_generate(add_command: AddCommand) -> None:
     _add_structured_outputs(generate)
     memory = generate.add_argument_group("what a token sees")
     add_engine_options(memory, "sliding_window", "num_attention_sinks")
-    _add_speculative(generate.add_argument_group("speculative decoding"), default=None)
+    add_speculative_options(generate.add_argument_group("speculative decoding"), default=None)
     output = generate.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="one JSON object instead of text")
     output.add_argument(
@@ -166,23 +167,6 @@ def _add_structured_outputs(generate: argparse.ArgumentParser) -> None:
     guided.add_argument("--regex", type=text, metavar="R", help="text that matches R as a whole")
     guided.add_argument(
         "--choice", type=text, action="append", metavar="TEXT", help="TEXT, or another choice; repeatable"
-    )
-
-
-def _add_speculative(options: argparse._ArgumentGroup, default: str | None) -> None:
-    options.add_argument(
-        "--speculative",
-        default=default,
-        metavar="ngram|MODEL",
-        help="guess tokens ahead: look them up in the text so far, or ask a smaller model of the same vocabulary "
-        f"(default {default or 'none'})",
-    )
-    options.add_argument(
-        "--num-speculative-tokens",
-        type=whole(most=1000),
-        default=4,
-        metavar="K",
-        help="guesses per step at most (default 4)",
     )
 
 
@@ -224,7 +208,7 @@ def _add_bench(add_command: AddCommand) -> None:
     )
     speculative = subjects.add_parser("speculative", help="guessing tokens ahead: where it wins and where it loses")
     _add_model_options(speculative)
-    _add_speculative(speculative.add_argument_group("speculative decoding"), default="ngram")
+    add_speculative_options(speculative.add_argument_group("speculative decoding"), default="ngram")
     speculative.add_argument(
         "--repeats", type=whole(1, 1000), default=3, metavar="N", help="runs per way; medians are reported"
     )

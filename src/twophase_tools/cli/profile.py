@@ -14,7 +14,7 @@ and a table of their shares. On CUDA the GPU's kernels are in it too. The profil
 and take times from `twophase bench`."""
 
 
-def add_parser(subparsers: Any, default_model: str) -> None:
+def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("profile", help="where the time of a step goes", description=DESCRIPTION)
     step = parser.add_argument_group("the step")
     step.add_argument(
@@ -29,7 +29,9 @@ def add_parser(subparsers: Any, default_model: str) -> None:
     )
     step.add_argument("--steps", type=whole(1, 1000), default=5, metavar="N", help="how many (default 5)")
     engine = parser.add_argument_group("the engine")
-    engine.add_argument("--model", default=default_model, help=f"'{default_model}' (default), a folder, or a hub id")
+    engine.add_argument(
+        "--model", default="smollm2-135m-instruct", help="'%(default)s' (default), a folder, or a hub id"
+    )
     add_engine_options(
         engine, "attention_backend", "device", "dtype", "quantization", "kv_cache_dtype", "num_kv_blocks",
         "max_num_batched_tokens",

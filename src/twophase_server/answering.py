@@ -1,0 +1,212 @@
+"""From a question to its answer, whole or as it comes. What the answer looks like is the dialect's matter."""
+
+import abc
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from twophase.async_llm import RequestStream
+from twophase.core.errors import TwophaseError
+from twophase.core.outputs import RequestOutput
+from twophase.core.sampling_params import SamplingParams
+from twophase_server.body import json_response
+from twophase_server.errors import ApiError
+from twophase_server.service import Service
+from twophase_server.sse import DONE, EventStream, event
+from twophase_server.tenants import Lease
+
+T = TypeVar("T")
+
+
+class Dialect(abc.ABC):
+    """How one endpoint writes answers. Made for one request."""
+
+    @abc.abstractmethod
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The answer, from the finished outputs of all prompts."""
+
+    @abc.abstractmethod
+    def pieces(self, position: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """What is new in the output of the prompt at `position`, chunk by chunk."""
+
+    @abc.abstractmethod
+    def last_piece(self, outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
+        """The chunk with the usage, if it is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of the engine.
+
+    Attributes:
+        prompts: Token ids of each.
+        options: Of `AsyncLLM.submit`, by name.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    stream: bool
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def engine_options(fields: Mapping[str, Any], service: Service, lease: Lease) -> dict[str, Any]:
+    """Whose request it is, and when it is wanted."""
+    account = lease.account
+    limits = [limit for limit in (fields.get("deadline_s"), service.settings.deadline_s) if limit is not None]
+    return {
+        "priority": fields.get("priority", 0),
+        "cache_salt": account.salt(fields.get("cache_salt", "")),
+        "tenant": account.name,
+        "ttft_slo_s": fields.get("ttft_slo_s"),
+        "deadline_s": min(limits, default=None),
+    }
+
+
+async def answer(request: Request, service: Service, lease: Lease, question: Question, dialect: Dialect) -> Response:
+    """Ask the engine, and write what it says. A client that goes away takes its requests with it.
+
+    Ends the lease, here or when the stream has ended.
+
+    Raises:
+        ApiError, TwophaseError: The engine refuses it, or it failed before anything was sent.
+    """
+    work = Work(service, lease)
+    is_streaming = False
+    try:
+        await work.submit(question)
+        if question.stream:
+            is_streaming = True
+            return EventStream(_events(service, work, dialect), at_end=work.end)
+        outputs = await while_connected(request, work.finish())
+        return json_response(dialect.whole(outputs))
+    finally:
+        if not is_streaming:
+            work.end()
+
+
+@final
+class Work:
+    """The engine's requests that answer one HTTP request: one for each prompt."""
+
+    def __init__(self, service: Service, lease: Lease) -> None:
+        self._service, self._lease = service, lease
+        self._streams: list[RequestStream] = []
+        self._newest: dict[int, RequestOutput] = {}
+
+    async def submit(self, question: Question) -> None:
+        """All prompts or none. Raises what the engine refuses one of them with."""
+        for token_ids in question.prompts:
+            prompt = {"prompt_token_ids": token_ids}
+            self._streams.append(
+                await self._service.llm.submit(prompt, question.params, stream=question.stream, **question.options)
+            )
+
+    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Each prompt's outputs as they come, with its position.
+
+        Raises:
+            ApiError: 500, one of its completions failed.
+            TwophaseError: As `AsyncLLM.generate`.
+        """
+        coming = {asyncio.ensure_future(stream.__anext__()): i for i, stream in enumerate(self._streams)}
+        try:
+            while coming:
+                done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    position = coming.pop(task)
+                    output = self._newest[position] = task.result()
+                    _require_success(output)
+                    yield position, output
+                    if not output.finished:
+                        coming[asyncio.ensure_future(self._streams[position].__anext__())] = position
+        finally:
+            for task in coming:
+                task.cancel()
+
+    async def finish(self) -> list[RequestOutput]:
+        """The last output of each prompt."""
+        async with contextlib.aclosing(self.outputs()) as outputs:
+            async for _ in outputs:
+                pass
+        return self.newest()
+
+    def newest(self) -> list[RequestOutput]:
+        return [self._newest[position] for position in sorted(self._newest)]
+
+    def end(self) -> None:
+        """Abort what is unfinished, and charge what there is. May be called again."""
+        for stream in self._streams:
+            stream.abort()
+        self._lease.num_tokens = sum(num_prompt_tokens(output) + num_new_tokens(output) for output in self.newest())
+        self._lease.end()
+
+
+def _require_success(output: RequestOutput) -> None:
+    for completion in output.outputs:
+        if completion.finish_reason == "error":
+            raise ApiError(500, f"the request failed while it ran: {completion.error}", "request_failed")
+
+
+async def _events(service: Service, work: Work, dialect: Dialect) -> AsyncGenerator[str, None]:
+    try:
+        async with contextlib.aclosing(work.outputs()) as outputs:
+            async for position, output in outputs:
+                for piece in dialect.pieces(position, output):
+                    yield event(piece)
+    except (ApiError, TwophaseError) as error:  # too late for a status
+        told = service.refusal(error)
+        service.metrics.note_refusal(told.status, told.code)
+        yield event(told.to_dict())
+        return
+    last = dialect.last_piece(work.newest())
+    if last is not None:
+        yield event(last)
+    yield DONE
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. It is cancelled if the client goes away.
+
+    Raises:
+        ApiError: 499, the client has gone; nobody will see it.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ApiError(499, "the client has gone.", "client_gone")
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client has gone (its body is read, so nothing else can come)."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def num_prompt_tokens(output: RequestOutput) -> int:
+    return len(output.prompt_token_ids)
+
+
+def num_new_tokens(output: RequestOutput) -> int:
+    return sum(len(completion.token_ids) for completion in output.outputs)
+
+
+def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """OpenAI's `usage`: a prompt counts once, whatever its number of completions."""
+    num_prompt, num_new = sum(map(num_prompt_tokens, outputs)), sum(map(num_new_tokens, outputs))
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_new,
+        "total_tokens": num_prompt + num_new,
+        "prompt_tokens_details": {"cached_tokens": sum(output.metrics.num_cached_tokens for output in outputs)},
+    }

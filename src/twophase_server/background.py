@@ -1,0 +1,85 @@
+"""A server in a thread, on a free port of this machine: for notebooks and tests."""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import final
+
+from starlette.applications import Starlette
+
+from twophase.async_llm import AsyncLLM
+from twophase.llm import LLM
+from twophase_server.run import DrainingServer, bind
+from twophase_server.settings import ServerSettings
+
+
+@final
+class BackgroundServer:
+    """Serves from the moment it is made, until `stop` or the end of a `with` block.
+
+    Args:
+        llm: What is served. An `LLM` is yours again afterwards, and an `AsyncLLM` goes on.
+        settings: By default those of `twophase serve`, silent, on a free port.
+
+    Attributes:
+        url: Of the server, 'http://127.0.0.1:PORT'. OpenAI's client wants '/v1' behind it.
+
+    Raises:
+        ConfigError: As `twophase_server.run.serve`.
+    """
+
+    def __init__(self, llm: AsyncLLM | LLM, settings: ServerSettings | None = None) -> None:
+        settings = ServerSettings(port=0, log_level="error") if settings is None else settings
+        self._own = AsyncLLM.of(llm, max_queue=settings.max_queue) if isinstance(llm, LLM) else None
+        self.llm: AsyncLLM = llm if isinstance(llm, AsyncLLM) else self._own  # type: ignore[assignment]
+        try:
+            self._server = DrainingServer(self.llm, settings)
+            listener = bind(settings.host, settings.port)
+        except BaseException:
+            self._close_own()
+            raise
+        self.url = f"http://{settings.host}:{listener.getsockname()[1]}"
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listener]}, name="twophase-server", daemon=True
+        )
+        self._thread.start()
+        self._server.is_up.wait()
+
+    @property
+    def app(self) -> Starlette:
+        return self._server.app
+
+    def drain(self) -> None:
+        """Refuse new requests; the server stops by itself when the last one is answered. Returns at once."""
+        self._call(self._server.begin_drain)
+
+    def stop(self) -> None:
+        """Stop. Clients that still wait get an error if the LLM is to be yours again, else their answers. May be called
+        again."""
+        self._close_own()
+        self._call(self._exit)
+        self._thread.join()
+
+    def _exit(self) -> None:
+        self._server.should_exit = True
+
+    def join(self) -> None:
+        """Wait until it has stopped."""
+        self._thread.join()
+
+    def _call(self, what: Callable[[], None]) -> None:
+        loop = self._server.loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(what)
+
+    def _close_own(self) -> None:
+        if self._own is not None:
+            self._own.close()
+
+    def __enter__(self) -> "BackgroundServer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,33 @@
+"""JSON, in and out."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from starlette.responses import Response
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(to_json(content), status, headers, media_type="application/json")
+
+
+def to_json(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def from_json(text: bytes) -> Any:
+    """Strict JSON (RFC 8259) in UTF-8.
+
+    Raises:
+        ValueError: It is none; says why, and where.
+    """
+    try:
+        return json.loads(text.decode("utf-8"), parse_constant=_refuse)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 ({error.reason} at byte {error.start})") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"JSON has no {constant}")

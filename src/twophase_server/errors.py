@@ -1,0 +1,77 @@
+"""What a client gets when it gets no answer: OpenAI's error body, with a status that says whose fault it is."""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+from starlette.responses import Response
+
+from twophase.core.errors import (
+    DeadlineError,
+    DrainingError,
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    TwophaseError,
+)
+from twophase_server.body import json_response
+
+
+@final
+class ApiError(Exception):
+    """A refusal, or a failure, as the client is told of it.
+
+    Attributes:
+        status: Of HTTP.
+        code: One word for programs: what kind of refusal it is.
+        param: The field at fault.
+        headers: To send with it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+        self.headers = dict(headers or {})
+
+    def to_dict(self) -> dict[str, Any]:
+        error = {"message": str(self), "type": _type_of(self.status), "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def to_response(self) -> Response:
+        return json_response(self.to_dict(), self.status, self.headers)
+
+
+def _type_of(status: int) -> str:
+    """OpenAI's word for it, where it has one."""
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The request cannot be served as asked."""
+    return ApiError(400, message, code, param)
+
+
+def as_api_error(error: TwophaseError) -> ApiError:
+    """What the engine says, as HTTP says it.
+
+    A deadline is 504: it was the server that took too long. (408 would say that the client did.)
+    """
+    if isinstance(error, InvalidRequestError):
+        return invalid(str(error))
+    if isinstance(error, QueueFullError):
+        return ApiError(429, str(error), "queue_full")
+    if isinstance(error, DrainingError):
+        return ApiError(503, str(error), "draining")
+    if isinstance(error, DeadlineError):
+        return ApiError(504, str(error), "deadline_exceeded")
+    if isinstance(error, EngineDeadError):
+        return ApiError(500, str(error), "engine_dead")
+    return ApiError(500, str(error))

@@ -1,0 +1,105 @@
+"""The fields of a request's body, each read by its rule. Nothing is ignored: what is not known is refused by name."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from starlette.requests import ClientDisconnect, Request
+
+from twophase.core.errors import InvalidRequestError
+from twophase.core.rules import Rule, checked, read_flag, shown
+from twophase_server.body import from_json
+from twophase_server.errors import ApiError, invalid
+
+FLAG = Rule("true or false", read_flag)
+
+
+class Unsupported(NamedTuple):
+    """A field that OpenAI or vLLM has and this server has not. A `neutral` value asks for nothing, so it may pass."""
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+
+
+async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in the body of a request.
+
+    Raises:
+        ApiError: 413, it is too large; 415, it is said to be no JSON; 400, it is none, or no object.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":  # a web page can send other types to a server on this machine, unasked
+        raise ApiError(
+            415, f"content-type must be application/json, got {shown(media_type)}.", "unsupported_media_type"
+        )
+    body = await _read_body(request, max_bytes)
+    try:
+        found = from_json(body)
+    except ValueError as error:
+        raise invalid(f"the body must be JSON: {error}.", code="invalid_json") from error
+    if not isinstance(found, dict):
+        raise invalid(f"the body must be a JSON object, got {shown(found)}.", code="invalid_json")
+    return found
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    """No more of it than allowed is ever held."""
+    said = request.headers.get("content-length", "")
+    size = int(said) if said.isascii() and said.isdigit() else 0
+    body = bytearray()
+    try:
+        if size <= max_bytes:
+            async for piece in request.stream():
+                body += piece
+                size = max(size, len(body))
+                if size > max_bytes:
+                    break
+    except ClientDisconnect as error:
+        raise ApiError(499, "the client has gone.") from error
+    if size > max_bytes:
+        raise ApiError(413, f"the body must have at most {max_bytes} bytes, got {size} or more.", "body_too_large")
+    return bytes(body)
+
+
+def read_fields(
+    given: Mapping[str, Any],
+    rules: Mapping[str, Rule],
+    unsupported: Mapping[str, Unsupported] | None = None,
+    within: str = "",
+) -> dict[str, Any]:
+    """The values as they are kept. A field that is null is as good as left out.
+
+    Args:
+        within: Where the object is, for messages: 'stream_options.', say.
+
+    Raises:
+        ApiError: 400, with the field, its value and the rule that it breaks.
+    """
+    unsupported = unsupported or {}
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        path = within + name
+        if name in rules:
+            if value is not None:
+                found[name] = read_field(path, value, rules[name])
+        elif name in unsupported:
+            why, neutral = unsupported[name]
+            if value is not None and value not in neutral:
+                raise invalid(f"{path} is not supported: {why}. Got {shown(value)}.", path, "unsupported_parameter")
+        else:
+            raise _unknown(path, name, rules)
+    return found
+
+
+def read_field(path: str, value: Any, rule: Rule) -> Any:
+    """Raises ApiError (400) if the value breaks the rule."""
+    try:
+        return checked(path, value, rule)
+    except InvalidRequestError as error:
+        raise invalid(str(error), path) from error
+
+
+def _unknown(path: str, name: str, rules: Mapping[str, Rule]) -> ApiError:
+    near = difflib.get_close_matches(name, rules, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return invalid(f"there is no field {shown(path)} here.{hint}", path, "unknown_parameter")

@@ -1,0 +1,79 @@
+"""The door: requests that are being answered are counted, so that a server that is to stop knows when it may."""
+
+import asyncio
+from collections.abc import Callable
+from typing import final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from twophase_server.errors import ApiError
+
+
+@final
+class InFlight:
+    """How many requests are between their first byte and the last byte of their answer.
+
+    Attributes:
+        is_draining: Whether the door is closed: those inside are answered, new ones are refused.
+    """
+
+    def __init__(self) -> None:
+        self.is_draining = False
+        self.num_inside = 0
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    def enter(self) -> None:
+        """Raises ApiError (503) when the door is closed."""
+        if self.is_draining:
+            raise ApiError(
+                503,
+                "the server is shutting down: it finishes what it has accepted, and accepts nothing new.",
+                "draining",
+                headers={"retry-after": "1"},
+            )
+        self.num_inside += 1
+        self._is_empty.clear()
+
+    def leave(self) -> None:
+        self.num_inside -= 1
+        if not self.num_inside:
+            self._is_empty.set()
+
+    async def drain(self, timeout_s: float | int | None = None) -> bool:
+        """Close the door, and wait until nobody is inside; False if that took too long."""
+        self.is_draining = True
+        try:
+            await asyncio.wait_for(self._is_empty.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+@final
+class ThroughTheDoor:
+    """Around an app: counts the requests whose path `prefixes` begin, and tells `note_refusal` of the refused ones."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        in_flight: InFlight,
+        prefixes: tuple[str, ...],
+        note_refusal: Callable[[int, str | None], None],
+    ) -> None:
+        self._app, self._in_flight, self._prefixes, self._note_refusal = app, in_flight, prefixes, note_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(self._prefixes):
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._in_flight.enter()
+        except ApiError as error:
+            self._note_refusal(error.status, error.code)
+            await error.to_response()(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._in_flight.leave()

@@ -1,0 +1,123 @@
+"""/metrics: what the engine and the server count, as Prometheus text. Memory is constant, however long it runs."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import final
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from twophase.async_llm import AsyncLLM
+from twophase.core.outputs import FinishReason, RequestOutput, StepTrace
+from twophase_server import metric_families as families
+from twophase_server.metric_families import Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@final
+class ServerMetrics(Collector):
+    """Counts requests as they end and steps as they happen; asks the engine for the rest when it is read.
+
+    The engine's thread writes what `note_*` notes, and an event loop reads it: the library locks each value.
+    """
+
+    def __init__(self, llm: AsyncLLM, model_name: str) -> None:
+        prometheus_client.disable_created_metrics()  # a sample per series that nobody asked for
+        self._llm = llm
+        self._labels = {"model_name": model_name}
+        self._registry = CollectorRegistry()
+        self._ttft = self._histogram(families.TIME_TO_FIRST_TOKEN)
+        self._itl = self._histogram(families.INTER_TOKEN_LATENCY)
+        self._tpot = self._histogram(families.TIME_PER_OUTPUT_TOKEN)
+        self._latency = self._histogram(families.E2E_LATENCY)
+        self._queue = self._histogram(families.QUEUE_TIME)
+        self._prompt = self._histogram(families.PROMPT_TOKENS)
+        self._generation = self._histogram(families.GENERATION_TOKENS)
+        self._iteration = self._histogram(families.ITERATION_TOKENS)
+        self._prompt_tokens = self._counter(families.PROMPT_TOKENS_TOTAL).labels(**self._labels)
+        success = self._counter(families.REQUEST_SUCCESS, "finished_reason")
+        self._success = {
+            reason: success.labels(**self._labels, finished_reason=reason) for reason in families.FINISH_REASONS
+        }
+        self._refused = self._counter(families.REFUSED, "status", "code")
+        self._registry.register(self)
+        llm.observe(self)
+
+    def _histogram(self, metric: Metric) -> Histogram:
+        made = Histogram(metric.name, metric.help, [*self._labels], registry=self._registry, buckets=metric.buckets)
+        return made.labels(**self._labels)
+
+    def _counter(self, metric: Metric, *more_labels: str) -> Counter:
+        return Counter(metric.name, metric.help, [*self._labels, *more_labels], registry=self._registry)
+
+    # -- in the engine's thread
+
+    def note_step(self, step: StepTrace) -> None:
+        self._iteration.observe(sum(num_tokens for *_, num_tokens in step.chunks))
+
+    def note_end(self, output: RequestOutput) -> None:
+        times = output.metrics
+        for histogram, value in (
+            (self._ttft, times.ttft_s),
+            (self._tpot, times.tpot_s),
+            (self._latency, times.latency_s),
+        ):
+            if value is not None:
+                histogram.observe(value)
+        tokens_s = times.token_times_s
+        for before_s, after_s in pairwise(tokens_s):
+            self._itl.observe(after_s - before_s)
+        if times.first_scheduled_s is not None:
+            self._queue.observe(times.first_scheduled_s - times.arrival_s)
+            self._prompt_tokens.inc(times.num_prompt_tokens)
+        self._prompt.observe(times.num_prompt_tokens)
+        self._generation.observe(sum(len(completion.token_ids) for completion in output.outputs))
+        self._success[_reason(output)].inc()
+
+    # -- in an event loop
+
+    def note_refusal(self, status: int, code: str | None) -> None:
+        self._refused.labels(**self._labels, status=str(status), code=code or "").inc()
+
+    def to_text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """What the engine counts by itself, as of the end of its latest step."""
+        stats = self._llm.stats()
+        cache = stats.cache
+        for metric, count in (
+            (families.GENERATION_TOKENS_TOTAL, stats.num_output_tokens),
+            (families.PREEMPTIONS, stats.num_preemptions),
+            (families.PREFIX_CACHE_QUERIES, cache.num_queried_tokens),
+            (families.PREFIX_CACHE_HITS, cache.num_hit_tokens),
+            (families.EVICTIONS, cache.num_evicted),
+        ):
+            counter = CounterMetricFamily(metric.name, metric.help, labels=[*self._labels])
+            counter.add_metric([*self._labels.values()], count)
+            yield counter
+        for metric, value in (
+            (families.WAITING, stats.num_waiting),
+            (families.RUNNING, stats.num_running),
+            (families.KV_CACHE_USAGE, stats.kv_cache_usage),
+            (families.KV_CACHE_USAGE_PEAK, stats.kv_cache_usage_peak),
+            (families.FRAGMENTATION, cache.internal_fragmentation),
+            (families.QUEUE_AGE, 0.0 if stats.queue_age is None else stats.queue_age.oldest_s),
+            (families.ENGINE_UP, float(self._llm.is_alive)),
+        ):
+            gauge = GaugeMetricFamily(metric.name, metric.help, labels=[*self._labels])
+            gauge.add_metric([*self._labels.values()], value)
+            yield gauge
+        blocks = GaugeMetricFamily(families.BLOCKS.name, families.BLOCKS.help, labels=[*self._labels, "state"])
+        for state, count in (("in_use", cache.num_in_use), ("cached", cache.num_cached), ("free", cache.num_free)):
+            blocks.add_metric([*self._labels.values(), state], count)
+        yield blocks
+
+
+def _reason(output: RequestOutput) -> FinishReason:
+    """Of the whole request: 'error' or 'abort' if one of its completions ended so, else that of the first."""
+    reasons = [completion.finish_reason or "abort" for completion in output.outputs]
+    return next((bad for bad in ("error", "abort") if bad in reasons), reasons[0])

@@ -1,0 +1,124 @@
+"""A server as a process: it listens until a signal, and then finishes what it has accepted."""
+
+import asyncio
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import final
+
+import uvicorn
+
+from twophase.async_llm import AsyncLLM
+from twophase.config import EngineConfig
+from twophase.core.errors import ConfigError
+from twophase_server.app import create_app
+from twophase_server.service import Service
+from twophase_server.settings import ServerSettings
+
+BACKLOG = 2048  # connections that the system accepts for us while we are busy
+
+
+def serve(model: str | Path, config: EngineConfig | None = None, settings: ServerSettings | None = None) -> None:
+    """Open a model and serve it until SIGTERM or Ctrl-C; then answer what was accepted. A second signal ends it at once.
+
+    Raises:
+        ConfigError: The port is taken, or the file of API keys cannot be used; or as `LLM`.
+        ModelFolderError, BackendUnavailableError: As `LLM`.
+    """
+    settings = ServerSettings() if settings is None else settings
+    with bind(
+        settings.host, settings.port
+    ) as listener:  # before the model is loaded: a port that is taken says so at once
+        llm = AsyncLLM(model, config, max_queue=settings.max_queue)
+        try:
+            server = DrainingServer(llm, settings)
+            listener.listen(BACKLOG)
+            host, port = listener.getsockname()[:2]
+            print(
+                f"twophase serve: {server.service.model_name} on http://{host}:{port}/v1", file=sys.stderr, flush=True
+            )
+            server.run(sockets=[listener])
+        finally:
+            llm.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at this address that does not listen yet. Raises ConfigError if it cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on host {host!r}, port {port}: {error.strerror}; try another port."
+        ) from error
+    return listener
+
+
+@final
+class DrainingServer(uvicorn.Server):
+    """Stops in two steps: first it refuses new requests, by answering them, and then, when none is left, it goes."""
+
+    def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
+        self.app = create_app(llm, settings)
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.is_up = threading.Event()
+        self._settings = settings
+        self._draining: asyncio.Task[None] | None = None
+        config = uvicorn.Config(
+            self.app,
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_level=settings.log_level,
+            server_header=False,
+        )
+        super().__init__(config)
+
+    @property
+    def service(self) -> Service:
+        service = self.app.state.service
+        assert isinstance(service, Service)
+        return service
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        self.is_up.set()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Of SIGTERM and SIGINT, in the main thread, between any two lines of Python."""
+        if self.loop is None:  # it does not listen yet
+            self.should_exit = True
+            return
+        self.loop.call_soon_threadsafe(self._on_signal, sig)
+
+    def _on_signal(self, sig: int) -> None:
+        if self._draining is None:
+            self.begin_drain()
+            num = self.service.in_flight.num_inside
+            name = signal.Signals(sig).name
+            print(f"twophase serve: {name}: finishing {num} requests; again ends it at once", file=sys.stderr)
+        else:
+            self.should_exit = self.force_exit = True
+
+    def begin_drain(self) -> None:
+        """Refuse new requests, and stop when the last one is answered. In the server's event loop."""
+        if self._draining is None:
+            self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        service = self.service
+        if not await service.in_flight.drain(self._settings.drain_timeout_s):
+            await asyncio.to_thread(service.llm.close)  # whoever still waits is told
+            await service.in_flight.drain()
+        self.should_exit = True

@@ -1,0 +1,131 @@
+"""How tokens are chosen: from the fields of a request to `SamplingParams`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from twophase.core.errors import InvalidRequestError
+from twophase.core.rules import TEXT, Rule, number, whole_number
+from twophase.core.sampling_params import RULES, SamplingParams
+from twophase.core.structured_outputs import StructuredOutputs
+from twophase_server.errors import invalid
+from twophase_server.fields import FLAG, Unsupported, read_field, read_fields
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError
+    return value
+
+
+def _logit_bias(value: Any) -> Any:
+    """JSON's keys are text, so a token id comes as '42'."""
+    return RULES["logit_bias"].read({int(key): bias for key, bias in _object(value).items()})
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+OBJECT = Rule("a JSON object", _object)
+NAME = Rule("text", _name)
+FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+PLAIN = ("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "max_tokens", "stop")
+VLLM = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids")  # its extras, by its names
+
+# Fields of both dialects that become sampling parameters as they are.
+SAMPLING_RULES: dict[str, Rule] = {name: RULES[name] for name in (*PLAIN, *VLLM)} | dict.fromkeys(FLAGS, FLAG)
+SAMPLING_RULES["logit_bias"] = Rule(RULES["logit_bias"].words, _logit_bias)
+
+# Fields of both dialects that say something else.
+COMMON_RULES: dict[str, Rule] = {
+    "model": NAME,
+    "stream": FLAG,
+    "stream_options": OBJECT,
+    "response_format": OBJECT,
+    "structured_outputs": OBJECT,
+    "user": TEXT,  # whoever asks the client: of no consequence here
+    "priority": whole_number(note="(lower runs first)"),
+    "cache_salt": TEXT,
+    "ttft_slo_s": number("a finite number of seconds >= 0", lambda x: x >= 0),
+    "deadline_s": number("a finite number of seconds > 0", lambda x: x > 0),
+}
+
+COMMON_UNSUPPORTED = {
+    "best_of": Unsupported("each of the n completions is returned", (1,)),
+    "use_beam_search": Unsupported("over HTTP there is sampling alone", (False,)),
+    "metadata": Unsupported("nothing is stored", ({},)),
+    "store": Unsupported("nothing is stored", (False,)),
+    "guided_json": Unsupported("use response_format, or structured_outputs.json"),
+    "guided_regex": Unsupported("use structured_outputs.regex"),
+    "guided_choice": Unsupported("use structured_outputs.choice"),
+    "prompt_logprobs": Unsupported("use /v1/completions with echo and logprobs"),
+}
+
+_FORMAT_RULES = {"type": NAME, "json_schema": OBJECT}
+_SCHEMA_RULES = {"name": TEXT, "schema": OBJECT, "description": TEXT, "strict": FLAG}
+_STRUCTURE_RULES = {"json": OBJECT, "regex": TEXT, "choice": Rule("a list of texts", lambda value: value)}
+FORMATS = ("text", "json_object", "json_schema")
+
+
+def sampling_params(fields: Mapping[str, Any], **more: Any) -> SamplingParams:
+    """Of fields that were read by `SAMPLING_RULES` and `COMMON_RULES`; `more` are parameters besides.
+
+    Raises:
+        ApiError: 400, two of them contradict each other, or the form asked for is none.
+    """
+    given = {name: value for name, value in fields.items() if name in SAMPLING_RULES} | more
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
+    try:
+        return SamplingParams(**given, structured_outputs=_structure(fields))
+    except InvalidRequestError as error:
+        raise invalid(str(error)) from error
+
+
+def _structure(fields: Mapping[str, Any]) -> StructuredOutputs | None:
+    asked = fields.get("response_format")
+    structure = fields.get("structured_outputs")
+    form = None if asked is None else _response_format(asked)
+    if structure is None:
+        return form
+    if form is not None:
+        raise invalid("response_format and structured_outputs both say what the text looks like; give one of them.")
+    return StructuredOutputs(**read_fields(structure, _STRUCTURE_RULES, within="structured_outputs."))
+
+
+def _response_format(asked: Mapping[str, Any]) -> StructuredOutputs | None:
+    """OpenAI's `response_format`: any text, any JSON object, or JSON of a schema (which is enforced, strict or not)."""
+    found = read_fields(asked, _FORMAT_RULES, within="response_format.")
+    kind = found.get("type")
+    if kind not in FORMATS:
+        raise invalid(
+            f"response_format.type must be one of {', '.join(FORMATS)}, got {kind!r}.", "response_format.type"
+        )
+    if (kind == "json_schema") != ("json_schema" in found):
+        raise invalid(
+            f"response_format.json_schema goes with type 'json_schema', and only with it; got type {kind!r}.",
+            "response_format.json_schema",
+        )
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputs(json={"type": "object"})
+    described = read_fields(found["json_schema"], _SCHEMA_RULES, within="response_format.json_schema.")
+    if "schema" not in described:
+        raise invalid("response_format.json_schema.schema is missing.", "response_format.json_schema.schema")
+    return StructuredOutputs(json=described["schema"])
+
+
+def wants_usage(fields: Mapping[str, Any]) -> bool:
+    """`stream_options.include_usage`. Raises ApiError (400) for options of what is no stream."""
+    options = fields.get("stream_options")
+    if options is None:
+        return False
+    if not fields.get("stream"):
+        raise invalid("stream_options go with stream=true only.", "stream_options")
+    return bool(read_fields(options, {"include_usage": FLAG}, within="stream_options.").get("include_usage", False))
+
+
+__all__ = ["COMMON_RULES", "COMMON_UNSUPPORTED", "NAME", "OBJECT", "SAMPLING_RULES", "read_field", "sampling_params"]

@@ -1,0 +1,112 @@
+"""What the endpoints share."""
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from twophase.async_llm import AsyncLLM
+from twophase.core.errors import QueueFullError, TwophaseError
+from twophase_server.errors import ApiError, as_api_error, invalid
+from twophase_server.in_flight import InFlight
+from twophase_server.metrics import ServerMetrics
+from twophase_server.settings import ServerSettings
+from twophase_server.tenants import Lease, Tenants
+from twophase_server.token_texts import TokenTexts
+
+MOST_WAIT_S = 60  # that a client is ever told to wait
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One server's engine and its books.
+
+    Attributes:
+        model_name: What clients call the model.
+        started_s: Seconds since 1970, when it was made.
+    """
+
+    llm: AsyncLLM
+    settings: ServerSettings
+    model_name: str
+    tenants: Tenants
+    metrics: ServerMetrics
+    token_texts: TokenTexts
+    in_flight: InFlight = field(default_factory=InFlight)
+    started_s: int = field(default_factory=lambda: int(time.time()))
+
+    def enter(self, request: Request) -> Lease:
+        """Let a request in.
+
+        Raises:
+            ApiError: 401, it has no key; 429, too much was asked already; 503, the engine is dead.
+        """
+        account = self.tenants.find(request.headers.get("authorization", ""))
+        if not self.llm.is_alive:
+            raise ApiError(503, self.why_dead(), "engine_dead")
+        return account.enter()
+
+    def why_dead(self) -> str:
+        error = self.llm.error
+        return "the engine was closed." if error is None else f"the engine died of {type(error).__name__}: {error}"
+
+    def require_model(self, name: str | None) -> None:
+        """Raises ApiError (404) for a model that is not served; a request that names none gets the one that is."""
+        if name is not None and name != self.model_name:
+            raise ApiError(404, f"model must be {self.model_name!r}, got {name[:80]!r}.", "model_not_found", "model")
+
+    def require_length(self, num_tokens: int) -> None:
+        """Raises ApiError (400) for a prompt that is too long."""
+        most = self.settings.max_prompt_tokens
+        if most is not None and num_tokens > most:
+            raise invalid(f"a prompt must have at most {most} tokens, got {num_tokens}.", code="prompt_too_long")
+
+    def require_n(self, n: int) -> None:
+        """Raises ApiError (400) for too many completions of a prompt."""
+        if n > self.settings.max_n:
+            raise invalid(f"n must be at most {self.settings.max_n}, got {n}.", "n")
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, found in another thread: a long one takes time.
+
+        Raises:
+            ApiError: 400, there is no tokenizer.
+        """
+        if self.llm.tokenizer is None:
+            raise invalid("there is no tokenizer here (skip_tokenizer_init), so a prompt must be token ids.")
+        return await asyncio.to_thread(self.llm.tokenizer.encode, text, add_special_tokens)
+
+    async def render(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation.
+
+        Raises:
+            ApiError: 400, there is no tokenizer.
+            InvalidRequestError: There is no chat template, or it refuses these messages.
+        """
+        tokenizer = self.llm.tokenizer
+        if tokenizer is None:
+            raise invalid("there is no tokenizer here (skip_tokenizer_init), so there is no chat.")
+        return await asyncio.to_thread(tokenizer.apply_chat_template, messages, add_generation_prompt)
+
+    @property
+    def max_model_len(self) -> int:
+        return self.llm.llm.scheduler.config.max_model_len
+
+    def refusal(self, error: TwophaseError | ApiError) -> ApiError:
+        """As the client is told of it."""
+        told = error if isinstance(error, ApiError) else as_api_error(error)
+        if isinstance(error, QueueFullError):
+            # Who comes now waits about as long as the oldest one in the queue has waited.
+            age = self.llm.stats().queue_age
+            wait_s = 1 if age is None else min(MOST_WAIT_S, max(1, math.ceil(age.oldest_s)))
+            told.headers["retry-after"] = str(wait_s)
+        return told
+
+
+def service_of(request: Request) -> Service:
+    service: Any = request.app.state.service
+    assert isinstance(service, Service)
+    return service

@@ -1,0 +1,80 @@
+"""What the server is told: a frozen record, each field with its rule."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from twophase.core.errors import ConfigError
+from twophase.core.rules import NON_EMPTY_TEXT, Rule, apply_rules, number, optional, whole_number
+
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+
+
+def _read_path(value: Any) -> Path:
+    if not isinstance(value, str | Path):
+        raise TypeError
+    return Path(value)
+
+
+def _read_log_level(value: Any) -> str:
+    if value not in LOG_LEVELS:
+        raise ValueError
+    return str(value)
+
+
+SECONDS = optional(number("a finite number of seconds > 0", lambda x: x > 0))
+
+RULES = {
+    "host": NON_EMPTY_TEXT,
+    "port": whole_number(at_least=0, at_most=65_535, note="(0 takes a free one)"),
+    "served_model_name": optional(NON_EMPTY_TEXT),
+    "api_keys": optional(Rule("the path of a file", _read_path)),
+    "max_queue": optional(whole_number(at_least=1)),
+    "max_body_bytes": whole_number(at_least=1),
+    "max_prompt_tokens": optional(whole_number(at_least=1)),
+    "max_prompts": whole_number(at_least=1),
+    "max_n": whole_number(at_least=1),
+    "deadline_s": SECONDS,
+    "drain_timeout_s": SECONDS,
+    "log_level": Rule(f"one of {', '.join(LOG_LEVELS)}", _read_log_level),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How the server serves.
+
+    Attributes:
+        host, port: Where it listens. Whoever reaches them may ask; beyond this machine, use `api_keys`.
+        served_model_name: What clients call the model; None: what it was opened by.
+        api_keys: A file of keys and quotas (see `twophase_server.tenants`); None: anybody may ask.
+        max_queue: Requests that may wait for their first step; the next one gets 429. None: any number.
+        max_body_bytes: Of a request; more gets 413.
+        max_prompt_tokens: Of a prompt; None: what the model can take.
+        max_prompts: In one request for completions.
+        max_n: Completions of a prompt.
+        deadline_s: A request that is not answered so many seconds after it came gets 504; a client may ask for less.
+            None: it may take its time.
+        drain_timeout_s: Seconds that accepted requests have to end after SIGTERM; None: as long as they take.
+        log_level: Of uvicorn: critical, error, warning, info or debug.
+
+    Raises:
+        ConfigError: A field breaks its rule.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str | None = None
+    api_keys: Path | str | None = None
+    max_queue: int | None = 256
+    max_body_bytes: int = 4 * 1024 * 1024
+    max_prompt_tokens: int | None = None
+    max_prompts: int = 64
+    max_n: int = 16
+    deadline_s: float | int | None = None
+    drain_timeout_s: float | int | None = None
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        apply_rules(self, RULES, ConfigError)

@@ -1,0 +1,225 @@
+"""Who may ask, and how much: API keys from a file, and a quota for each tenant.
+
+The file is TOML:
+
+    [tenants.alice]
+    keys = ["sha256:<64 hex digits>"]   # or the key itself; print the digest with `printf %s KEY | sha256sum`
+    requests_per_minute = 60            # each limit may be left out
+    tokens_per_minute = 20000           # of prompts and completions
+    concurrent_requests = 4
+"""
+
+import hashlib
+import hmac
+import math
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from twophase.core.errors import ConfigError
+from twophase.core.rules import NON_EMPTY_TEXT, apply_rules, checked, items_of, optional, shown, whole_number
+from twophase_server.errors import ApiError
+
+DIGEST = "sha256:"
+LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
+QUOTA_RULES = {name: optional(whole_number(at_least=1)) for name in LIMITS}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """What a tenant may ask for; None: any amount. Raises ConfigError for what breaks a rule."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+
+    def __post_init__(self) -> None:
+        apply_rules(self, QUOTA_RULES, ConfigError)
+
+
+@final
+class Allowance:
+    """So much per minute, which comes back evenly; unused, it grows no further than a minute's worth (a token bucket).
+
+    What something costs may be known only afterwards, so it may go below zero; then nothing is allowed until one is
+    there again.
+    """
+
+    def __init__(self, per_minute: int | None, now_s: Callable[[], float]) -> None:
+        self.per_minute = per_minute
+        self._now_s = now_s
+        self._left = 0.0 if per_minute is None else float(per_minute)
+        self._since_s = now_s()
+
+    def wait_s(self) -> float:
+        """How long until there is at least one left; 0: there is now."""
+        if self.per_minute is None:
+            return 0.0
+        per_s, now_s = self.per_minute / 60, self._now_s()
+        self._left = min(self.per_minute, self._left + (now_s - self._since_s) * per_s)
+        self._since_s = now_s
+        return max(0.0, (1 - self._left) / per_s)
+
+    def take(self, amount: float) -> None:
+        if self.per_minute is not None:
+            self._left -= amount
+
+
+@final
+class Account:
+    """A tenant's use of its quota.
+
+    Attributes:
+        name: Of the tenant, as the engine is told; "" where nobody needs a key.
+    """
+
+    def __init__(self, name: str, quota: Quota, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.name, self.quota = name, quota
+        self._requests = Allowance(quota.requests_per_minute, now_s)
+        self._tokens = Allowance(quota.tokens_per_minute, now_s)
+        self._num_running = 0
+
+    def salt(self, own: str) -> str:
+        """What its prefixes are cached under: nobody else's, whatever salt of its `own` a request has."""
+        return f"{len(self.name)}:{self.name}:{own}" if self.name else own
+
+    def enter(self) -> "Lease":
+        """Begin a request.
+
+        Raises:
+            ApiError: 429, its quota is used up; `retry-after` tells for how long.
+        """
+        limit = self.quota.concurrent_requests
+        if limit is not None and self._num_running >= limit:
+            raise self._refusal("concurrent_requests", limit, 1.0)
+        for name, allowance in (("requests_per_minute", self._requests), ("tokens_per_minute", self._tokens)):
+            wait_s = allowance.wait_s()
+            if wait_s > 0:
+                raise self._refusal(name, allowance.per_minute, wait_s)
+        self._requests.take(1.0)
+        self._num_running += 1
+        return Lease(self)
+
+    def leave(self, num_tokens: int) -> None:
+        self._num_running -= 1
+        self._tokens.take(num_tokens)
+
+    def _refusal(self, limit: str, value: int | None, wait_s: float) -> ApiError:
+        message = f"the quota of {self.name!r} is used up: {limit} is {value}. Try again in {wait_s:.1f} s."
+        return ApiError(429, message, "rate_limit_exceeded", headers={"retry-after": str(math.ceil(wait_s))})
+
+
+@final
+class Lease:
+    """One running request of an account, until `end`. What it costs is charged then."""
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.num_tokens = 0
+        self._is_over = False
+
+    def end(self) -> None:
+        """May be called again."""
+        if not self._is_over:
+            self._is_over = True
+            self.account.leave(self.num_tokens)
+
+
+@final
+class Tenants:
+    """Accounts by key.
+
+    Args:
+        keys: SHA-256 digest of a key -> its account; None: nobody needs a key.
+    """
+
+    def __init__(self, keys: Mapping[bytes, Account] | None = None) -> None:
+        self._keys = None if keys is None else dict(keys)
+        self._anybody = Account("", Quota())
+
+    def find(self, authorization: str) -> Account:
+        """Whose key it is.
+
+        Args:
+            authorization: The header, 'Bearer KEY'.
+
+        Raises:
+            ApiError: 401, there is no such key.
+        """
+        if self._keys is None:
+            return self._anybody
+        scheme, _, key = authorization.partition(" ")
+        digest = hashlib.sha256(key.strip().encode()).digest()
+        found = None
+        for known, account in self._keys.items():  # all of them, and each in constant time: a clock tells nothing
+            if hmac.compare_digest(known, digest):
+                found = account
+        if found is None or scheme.lower() != "bearer":
+            raise ApiError(
+                401,
+                "this server wants a key that it knows, in the header 'authorization: Bearer KEY'.",
+                "invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return found
+
+
+def read_tenants(path: Path) -> Tenants:
+    """The tenants of a file.
+
+    Raises:
+        ConfigError: It cannot be read, or breaks a rule; names the tenant and the rule, and never shows a key.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the file of API keys, {path}, cannot be read: {error}") from error
+    tenants = content.get("tenants")
+    if not isinstance(tenants, dict) or not tenants or set(content) != {"tenants"}:
+        raise ConfigError(f"{path} must have a table [tenants.NAME] for each tenant and nothing else.")
+    keys: dict[bytes, Account] = {}
+    for name, entry in tenants.items():
+        account, digests = _read_tenant(f"{path}: tenants.{name}", name, entry)
+        for digest in digests:
+            if digest in keys:
+                raise ConfigError(f"{path}: tenants.{name} and tenants.{keys[digest].name} have the same key.")
+            keys[digest] = account
+    return Tenants(keys)
+
+
+def _read_tenant(where: str, name: str, entry: Any) -> tuple[Account, Sequence[bytes]]:
+    if not name or not isinstance(entry, dict) or "keys" not in entry:
+        raise ConfigError(f"{where} must have a name, and a list of keys.")
+    unknown = set(entry) - {"keys", *LIMITS}
+    if unknown:
+        raise ConfigError(f"{where} has {shown(min(unknown))}; it may have keys, {', '.join(LIMITS)}.")
+    try:
+        listed = list(items_of(entry["keys"]))
+    except TypeError as error:
+        raise ConfigError(f"{where}.keys must be a list of keys.") from error
+    if not listed:
+        raise ConfigError(f"{where}.keys must have at least one key.")
+    try:
+        quota = Quota(**{limit: entry[limit] for limit in LIMITS if limit in entry})
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return Account(name, quota), [_digest_of(where, key) for key in listed]
+
+
+def _digest_of(where: str, key: Any) -> bytes:
+    if not isinstance(key, str) or not key.strip():
+        raise ConfigError(f"each of {where}.keys must be non-empty text.")
+    key = checked(f"{where}.keys", key, NON_EMPTY_TEXT, ConfigError)
+    if not key.startswith(DIGEST):
+        return hashlib.sha256(key.strip().encode()).digest()
+    try:
+        digest = bytes.fromhex(key.removeprefix(DIGEST))
+    except ValueError:
+        digest = b""
+    if len(digest) != hashlib.sha256().digest_size:
+        raise ConfigError(f"each of {where}.keys that begins with {DIGEST!r} must go on with 64 hexadecimal digits.")
+    return digest
