@@ -17,6 +17,7 @@ from twophase_tools.load.workloads import TimedRequest
 
 REQUEST_LIMIT_S = 120.0  # a request that takes longer is stuck
 BUSY = (429, 503)
+AWAY_S = 1.0  # more between two requests while the server is being restarted
 BREACHES_KEPT = 20
 
 
@@ -99,7 +100,7 @@ class Crowd:
     async def _one_client(self, stop: asyncio.Event) -> None:
         names, weights = list(self._kinds), [weight for weight, _ in self._kinds.values()]
         while not stop.is_set():
-            await asyncio.sleep(self._random.uniform(0, self._think_s))
+            await asyncio.sleep(self._random.uniform(0, self._think_s) + AWAY_S * self.tally.may_be_away)
             (kind,) = self._random.choices(names, weights)
             try:
                 what = await asyncio.wait_for(self._kinds[kind][1](), REQUEST_LIMIT_S)

@@ -26,10 +26,10 @@ def break_on_signal() -> None:
         nonlocal is_broken
         is_broken = True
 
-    def step(engine: Engine) -> list[RequestOutput]:
+    def step(self: Engine) -> list[RequestOutput]:
         if is_broken:
             raise PlantedError("a fault planted by twophase bench soak")
-        return whole_step(engine)
+        return whole_step(self)
 
     signal.signal(signal.SIGUSR1, note)
     Engine.step = step  # type: ignore[method-assign]

@@ -52,10 +52,12 @@ def run(args: argparse.Namespace) -> int:
     subjects = {
         "engine": _engine,
         "kernels": _kernels,
+        "http": _http,
         "prefix-caching": _prefix_caching,
         "quality": _quality,
         "scheduling": _scheduling,
         "serve": _serve,
+        "soak": _soak,
         "speculative": _speculative,
         "window": _window,
         "tensor-parallel": _tensor_parallel,
@@ -339,6 +341,27 @@ def _check_server_options(args: argparse.Namespace) -> None:
     given = engine + [f"--{name}" for name in ("prometheus", "plot") if getattr(args, name) is not None]
     if given:
         raise ConfigError(f"the engine behind --url was started by others: leave out {' and '.join(given)}.")
+
+
+def _http(args: argparse.Namespace) -> int:
+    check_installed("bench http", "starlette", "uvicorn", extra="server")
+    from twophase_tools.bench.http_cost import QUICK, bench_http
+
+    rounds, sizes = (1, QUICK) if args.quick else (args.rounds, None)
+    report = bench_http(
+        args.model, engine_config(args), concurrency=args.concurrency, rounds=rounds, sizes=sizes, say=_say
+    )
+    _show(report, args)
+    return 0
+
+
+def _soak(args: argparse.Namespace) -> int:
+    check_installed("bench soak", "starlette", "uvicorn", extra="server")
+    from twophase_tools.bench.soak import bench_soak
+
+    report = bench_soak(num_clients=args.clients, duration_s=args.seconds, seed=args.seed, say=_say)
+    _show(report, args)
+    return 0 if report.passed else 1
 
 
 def _window(args: argparse.Namespace) -> int:

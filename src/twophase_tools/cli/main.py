@@ -224,7 +224,11 @@ def _add_bench(add_command: AddCommand) -> None:
     )
     apart = subjects.add_parser("disaggregation", help="prompts and decodes in one engine against two")
     _add_model_options(apart)
-    quick = (engine, kernels, scheduling, prefixes, speculative, window, parallel, apart)
+    http = subjects.add_parser("http", help="what HTTP costs: the same requests in this process and by a server")
+    _add_model_options(http)
+    http.add_argument("--concurrency", type=whole(1, 1000), default=16, metavar="N", help="clients (default 16)")
+    http.add_argument("--rounds", type=whole(1, 1000), default=5, metavar="N", help="of both sides (default 5)")
+    quick = (engine, kernels, scheduling, prefixes, speculative, window, parallel, apart, http)
     for parser in quick:
         parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     quality = subjects.add_parser(
@@ -239,7 +243,16 @@ def _add_bench(add_command: AddCommand) -> None:
         "serve", help="load: requests come by the clock, however busy the engine or a server is"
     )
     _add_serve_options(serve)
-    for parser in (*quick, quality, serve):
+    soak = subjects.add_parser(
+        "soak",
+        help="a server under many clients, good and bad: which promises are held; exit status 1 if one is broken",
+        description="Starts `twophase serve` with a tiny random model and sends it clients, of which some vanish, read "
+        "slowly, send garbage or ask for too much; stops it in the middle, and breaks its engine. All on 127.0.0.1.",
+    )
+    soak.add_argument("--clients", type=whole(1), default=200, metavar="N", help="at once (default 200)")
+    soak.add_argument("--seconds", type=float, default=300.0, metavar="S", help="of load (default 300)")
+    soak.add_argument("--seed", type=int, default=0, metavar="S", help="of what clients do (default 0)")
+    for parser in (*quick, quality, serve, soak):
         parser.add_argument("--json", action="store_true", help="machine-readable results")
 
 
