@@ -1,14 +1,15 @@
 """`twophase bench serve`: open-loop load. Requests come by the clock, however far behind the engine is.
 
-A closed loop, which sends the next request when one is answered, never asks more of an engine than it can give, and so
-never sees a queue. Here a request's latency counts from the moment it was due, not from the moment it was handed over
-between two steps, or the waiting that matters most would be left out (the 'coordinated omission' of load generators).
+A closed loop (`concurrency`), which sends the next request when one is answered, never asks more of an engine than it
+can give, and so never sees a queue. In the open loop a request's latency counts from the moment it was due, not from
+the moment it was handed over between two steps, or the waiting that matters most would be left out (the 'coordinated
+omission' of load generators).
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
 import torch
@@ -80,6 +81,7 @@ class ServingRun:
         window: [start, end] of the run.
         refusals: (request id, why) of those that the engine refused when they were added.
         was_cut: Whether the duration limit ended it.
+        statuses: How often a server refused, by HTTP status; a retry that was refused counts again.
     """
 
     records: tuple[RequestRecord, ...]
@@ -87,6 +89,7 @@ class ServingRun:
     window: tuple[float, float]
     refusals: tuple[tuple[str, str], ...]
     was_cut: bool
+    statuses: tuple[tuple[str, int], ...] = ()
 
 
 def serve(
@@ -96,6 +99,7 @@ def serve(
     *,
     seed: int = 0,
     duration_limit_s: float | int | None = None,
+    concurrency: int | None = None,
     slo: Slo | None = None,
     clock: Clock | None = None,
     say: Callable[[str], None] = lambda line: None,
@@ -108,14 +112,14 @@ def serve(
         vocab_size: Random prompts have ids below it.
         seed: Of the random prompts.
         duration_limit_s: After this time what is unfinished is aborted, and what has not come yet is left out.
+        concurrency: So many requests are there at once, and arrival times do not count: a closed loop. None: they do.
         slo: Its TTFT is the wish of every request that the policy is told of.
         say: Hears about progress, every few seconds.
 
     Raises:
-        ConfigError: The duration limit is not above 0, or a prompt's ids do not fit the vocabulary.
+        ConfigError: The duration limit is not above 0, nobody may send, or a prompt's ids do not fit the vocabulary.
     """
-    if duration_limit_s is not None and not duration_limit_s > 0:
-        raise ConfigError(f"the duration limit must be above 0 s, got {duration_limit_s!r}; leave it out for none.")
+    check_limits(duration_limit_s, concurrency)
     # Prompts are made before the clock starts: drawing ids is not the engine's work.
     coming = deque((request, token_ids_of(request, vocab_size, seed)) for request in workload)
     run = _Run(engine, clock or Clock(), len(coming), slo, say)
@@ -124,16 +128,25 @@ def serve(
         if duration_limit_s is not None and now_s >= duration_limit_s:
             run.cut()
             break
-        while coming and coming[0][0].arrival_s <= now_s:
-            run.hand_over(*coming.popleft())
+        while coming and (coming[0][0].arrival_s <= now_s if concurrency is None else run.num_open < concurrency):
+            request, token_ids = coming.popleft()
+            run.hand_over(request if concurrency is None else replace(request, arrival_s=run.elapsed_s), token_ids)
         if engine.has_unfinished_requests():
             run.step()
             may_sleep_s = engine.idle_s
         else:
             may_sleep_s = MAX_SLEEP_S
-        next_s = [duration_limit_s, coming[0][0].arrival_s if coming else None]
+        next_s = [duration_limit_s, coming[0][0].arrival_s if coming and concurrency is None else None]
         run.sleep(min([may_sleep_s, *(time_s - run.elapsed_s for time_s in next_s if time_s is not None)]))
     return run.result()
+
+
+def check_limits(duration_limit_s: float | int | None, concurrency: int | None) -> None:
+    """Raises ConfigError for a run that cannot be."""
+    if duration_limit_s is not None and not duration_limit_s > 0:
+        raise ConfigError(f"the duration limit must be above 0 s, got {duration_limit_s!r}; leave it out for none.")
+    if concurrency is not None and concurrency < 1:
+        raise ConfigError(f"a closed loop has at least 1 client, got {concurrency}.")
 
 
 @final
@@ -155,6 +168,11 @@ class _Run:
     @property
     def elapsed_s(self) -> float:
         return self._clock.now_s() - self._start_s
+
+    @property
+    def num_open(self) -> int:
+        """Requests that came and have not ended."""
+        return sum(record is None for record in self._records.values())
 
     def hand_over(self, request: TimedRequest, token_ids: tuple[int, ...]) -> None:
         if request.request_id in self._records:
@@ -212,8 +230,9 @@ class ServeReport:
 
     Attributes:
         engine: What the options came to.
-        refusals: See `ServingRun`.
+        refusals, statuses: See `ServingRun`.
         was_cut: Whether the duration limit ended the run.
+        note: What else the reader of the latencies must know.
     """
 
     workload: str
@@ -223,12 +242,16 @@ class ServeReport:
     summary: ServingReport
     refusals: tuple[tuple[str, str], ...]
     was_cut: bool
+    statuses: tuple[tuple[str, int], ...] = ()
+    note: str = "Latencies count from when a request was due."
 
     def to_text(self) -> str:
         notes = ["", "The duration limit ended the run: what was unfinished is aborted."] if self.was_cut else []
         if self.refusals:
             request_id, why = self.refusals[0]
             notes += ["", f"{len(self.refusals):,} requests were refused; the first, {request_id!r}: {why}"]
+        if self.statuses:
+            notes += ["", "refusals by status: " + ", ".join(f"{status} {count:,}x" for status, count in self.statuses)]
         used = ", ".join(f"{name} {value}" for name, value in self.engine.items())
         return "\n".join(
             [
@@ -236,7 +259,7 @@ class ServeReport:
                 self.summary.to_text(),
                 *notes,
                 "",
-                "Latencies count from when a request was due. Percentiles interpolate linearly.",
+                f"{self.note} Percentiles interpolate linearly.",
                 used,
                 self.machine.to_text(),
             ]
@@ -253,6 +276,7 @@ def bench_serve(
     *,
     seed: int = 0,
     duration_limit_s: float | int | None = None,
+    concurrency: int | None = None,
     slo: Slo | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[ServeReport, ServingRun]:
@@ -268,7 +292,16 @@ def bench_serve(
     llm = _load(config, setup, workload)
     limits = llm.scheduler.config
     say(f"serving {workload.name!r}")
-    run = serve(llm.engine, workload, vocab_size, seed=seed, duration_limit_s=duration_limit_s, slo=slo, say=say)
+    run = serve(
+        llm.engine,
+        workload,
+        vocab_size,
+        seed=seed,
+        duration_limit_s=duration_limit_s,
+        concurrency=concurrency,
+        slo=slo,
+        say=say,
+    )
     engine: dict[str, str | int] = {
         "model": setup.folder,
         "device": setup.device,
@@ -281,9 +314,15 @@ def bench_serve(
         "preemption": config.preemption_mode,
         "max seqs": limits.max_num_seqs,
         "max batched tokens": limits.max_num_batched_tokens,
+        "loop": loop_of(concurrency),
     }
     summary = ServingReport.of(run.records, run.steps, slo=slo, window=run.window, block_size=BLOCK_SIZE)
     return ServeReport(workload.name, seed, engine, record_machine(), summary, run.refusals, run.was_cut), run
+
+
+def loop_of(concurrency: int | None) -> str:
+    """How requests come, for a report."""
+    return "open" if concurrency is None else f"closed, {concurrency} clients"
 
 
 def _load(config: EngineConfig, setup: Setup, workload: Workload) -> "LLM":

@@ -19,7 +19,7 @@ from twophase_tools.extras import check_installed
 if TYPE_CHECKING:
     from twophase_tools.bench.kernels import KernelReport
     from twophase_tools.bench.serve import ServeReport, ServingRun
-    from twophase_tools.load.workloads import Workload
+    from twophase_tools.load.workloads import Load, Workload
 
 PLOT_FORMATS = (".png", ".svg", ".pdf")
 # Of `bench quality`: the options that are bounds, and their names among the gate's own.
@@ -52,10 +52,12 @@ def run(args: argparse.Namespace) -> int:
     subjects = {
         "engine": _engine,
         "kernels": _kernels,
+        "http": _http,
         "prefix-caching": _prefix_caching,
         "quality": _quality,
         "scheduling": _scheduling,
         "serve": _serve,
+        "soak": _soak,
         "speculative": _speculative,
         "window": _window,
         "tensor-parallel": _tensor_parallel,
@@ -298,6 +300,7 @@ def _disaggregation(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace) -> int:
     _check_picture("--plot", args.plot)
     _check_writable({"--perfetto": args.perfetto, "--prometheus": args.prometheus, "--plot": args.plot})
+    _check_server_options(args)
     from twophase_tools.load.slo import Slo
 
     slo = None if args.slo_ttft is None and args.slo_tpot is None else Slo(args.slo_ttft, args.slo_tpot)
@@ -305,15 +308,19 @@ def _serve(args: argparse.Namespace) -> int:
     from twophase_tools.bench.serve import BLOCK_SIZE, bench_serve
     from twophase_tools.load.export import to_json
 
-    report, run = bench_serve(
-        args.model,
-        engine_config(args),
-        workload,
-        seed=args.seed,
-        duration_limit_s=args.duration_limit,
-        slo=slo,
-        say=_say,
-    )
+    how: dict[str, Any] = {
+        "seed": args.seed,
+        "duration_limit_s": args.duration_limit,
+        "concurrency": args.concurrency,
+        "slo": slo,
+        "say": _say,
+    }
+    if args.url is None:
+        report, run = bench_serve(args.model, engine_config(args), workload, **how)
+    else:
+        from twophase_tools.bench.serve_url import bench_url
+
+        report, run = bench_url(args.url, args.model, workload, api_key=args.api_key, retries=args.retries or 0, **how)
     if args.json:
         about = {name: value for name, value in report.to_dict().items() if name != "summary"}
         print(to_json(report.summary, run.records, run.steps, BLOCK_SIZE, **about))
@@ -321,6 +328,40 @@ def _serve(args: argparse.Namespace) -> int:
         print(report.to_text())
     _write_files(args, report, run)
     return 0
+
+
+def _check_server_options(args: argparse.Namespace) -> None:
+    """Some options are about a server, some about an engine in this process."""
+    if args.url is None:
+        given = [f"--{name.replace('_', '-')}" for name in ("api_key", "retries") if getattr(args, name) is not None]
+        if given:
+            raise ConfigError(f"{' and '.join(given)} can be given only with --url.")
+        return
+    engine = [f"--{name.replace('_', '-')}" for name in engine_options(args)]
+    given = engine + [f"--{name}" for name in ("prometheus", "plot") if getattr(args, name) is not None]
+    if given:
+        raise ConfigError(f"the engine behind --url was started by others: leave out {' and '.join(given)}.")
+
+
+def _http(args: argparse.Namespace) -> int:
+    check_installed("bench http", "starlette", "uvicorn", extra="server")
+    from twophase_tools.bench.http_cost import QUICK, bench_http
+
+    rounds, sizes = (1, QUICK) if args.quick else (args.rounds, None)
+    report = bench_http(
+        args.model, engine_config(args), concurrency=args.concurrency, rounds=rounds, sizes=sizes, say=_say
+    )
+    _show(report, args)
+    return 0
+
+
+def _soak(args: argparse.Namespace) -> int:
+    check_installed("bench soak", "starlette", "uvicorn", extra="server")
+    from twophase_tools.bench.soak import bench_soak
+
+    report = bench_soak(num_clients=args.clients, duration_s=args.seconds, seed=args.seed, say=_say)
+    _show(report, args)
+    return 0 if report.passed else 1
 
 
 def _window(args: argparse.Namespace) -> int:
@@ -336,14 +377,27 @@ def _window(args: argparse.Namespace) -> int:
 
 def _workload(args: argparse.Namespace) -> "Workload":
     from twophase_tools.load.replay import replay
-    from twophase_tools.load.workloads import Load, named_workload
+    from twophase_tools.load.workloads import Load, in_bursts, named_workload
 
-    if args.trace is None:
-        return named_workload(args.workload, Load(args.requests, args.rate, args.cv, args.seed))
-    given = [f"--{name}" for name in ("rate", "cv", "requests") if getattr(args, name) is not None]
-    if given:
-        raise ConfigError(f"a trace says when and how many, so {' and '.join(given)} cannot be given with --trace.")
-    return replay(args.trace)
+    load = Load(args.requests, args.rate, args.cv, args.seed)
+    if args.dataset is not None:
+        workload: Workload = _dataset(args, load)
+    elif args.trace is None:
+        workload = named_workload(args.workload, load)
+    else:
+        given = [f"--{name}" for name in ("rate", "cv", "requests") if getattr(args, name) is not None]
+        if given:
+            raise ConfigError(f"a trace says when and how many, so {' and '.join(given)} cannot be given with --trace.")
+        workload = replay(args.trace)
+    return workload if args.burst is None else in_bursts(workload, args.burst)
+
+
+def _dataset(args: argparse.Namespace, load: "Load") -> "Workload":
+    from twophase.model.prepare import resolve_model
+    from twophase.model.tokenizer import Tokenizer
+    from twophase_tools.load.dataset import read_dataset
+
+    return read_dataset(args.dataset, Tokenizer.from_folder(resolve_model(args.model)).encode, load)
 
 
 def _check_writable(files: dict[str, str | None]) -> None:

@@ -19,7 +19,7 @@ from twophase.core.errors import (
     ModelFolderError,
     TwophaseError,
 )
-from twophase_tools.cli import plan, serve, simulate
+from twophase_tools.cli import plan, profile, serve, simulate
 from twophase_tools.cli.arguments import text, whole
 from twophase_tools.cli.engine_options import add_engine_options, add_speculative_options
 from twophase_tools.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
@@ -97,6 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_bench(commands.add_parser)
     simulate.add_parser(commands)
     plan.add_parser(commands)
+    profile.add_parser(commands)
     serve.add_parser(commands)
     for command in sorted(entry_points(group=COMMANDS), key=lambda command: command.name):
         command.load().add_parser(commands)
@@ -230,7 +231,11 @@ def _add_bench(add_command: AddCommand) -> None:
     )
     apart = subjects.add_parser("disaggregation", help="prompts and decodes in one engine against two")
     _add_model_options(apart)
-    quick = (engine, kernels, scheduling, prefixes, speculative, window, parallel, apart)
+    http = subjects.add_parser("http", help="what HTTP costs: the same requests in this process and by a server")
+    _add_model_options(http)
+    http.add_argument("--concurrency", type=whole(1, 1000), default=16, metavar="N", help="clients (default 16)")
+    http.add_argument("--rounds", type=whole(1, 1000), default=5, metavar="N", help="of both sides (default 5)")
+    quick = (engine, kernels, scheduling, prefixes, speculative, window, parallel, apart, http)
     for parser in quick:
         parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     quality = subjects.add_parser(
@@ -241,9 +246,20 @@ def _add_bench(add_command: AddCommand) -> None:
         "fails.",
     )
     _add_quality_options(quality)
-    serve = subjects.add_parser("serve", help="open-loop load: requests come by the clock, however busy the engine is")
+    serve = subjects.add_parser(
+        "serve", help="load: requests come by the clock, however busy the engine or a server is"
+    )
     _add_serve_options(serve)
-    for parser in (*quick, quality, serve):
+    soak = subjects.add_parser(
+        "soak",
+        help="a server under many clients, good and bad: which promises are held; exit status 1 if one is broken",
+        description="Starts `twophase serve` with a tiny random model and sends it clients, of which some vanish, read "
+        "slowly, send garbage or ask for too much; stops it in the middle, and breaks its engine. All on 127.0.0.1.",
+    )
+    soak.add_argument("--clients", type=whole(1), default=200, metavar="N", help="at once (default 200)")
+    soak.add_argument("--seconds", type=float, default=300.0, metavar="S", help="of load (default 300)")
+    soak.add_argument("--seed", type=int, default=0, metavar="S", help="of what clients do (default 0)")
+    for parser in (*quick, quality, serve, soak):
         parser.add_argument("--json", action="store_true", help="machine-readable results")
 
 
@@ -355,15 +371,36 @@ def _add_serve_options(serve: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--trace", metavar="FILE", help="replay a .csv or .jsonl: arrival_s, prompt_tokens, output_tokens"
     )
+    what.add_argument(
+        "--dataset",
+        metavar="FILE",
+        help="prompts from a .json or .jsonl: ShareGPT's conversations, or rows with prompt and output_len",
+    )
     load.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the workload's own)")
     load.add_argument("--cv", type=float, metavar="C", help="variation of the gaps between arrivals; 1 is Poisson")
     load.add_argument("--requests", type=whole(1), metavar="N", help="how many (default: the workload's own)")
     load.add_argument(
         "--seed", type=int, default=0, metavar="S", help="fixes arrivals, lengths and prompts (default 0)"
     )
+    how = load.add_mutually_exclusive_group()
+    how.add_argument(
+        "--concurrency",
+        type=whole(1, 100_000),
+        metavar="N",
+        help="a closed loop: each of N clients sends its next request when its last one has ended",
+    )
+    how.add_argument("--burst", type=whole(1), metavar="K", help="K requests come together, at the same mean rate")
     load.add_argument("--duration-limit", type=float, metavar="SECONDS", help="abort what is unfinished by then")
     load.add_argument("--slo-ttft", type=float, metavar="SECONDS", help="goodput counts requests within this TTFT ...")
     load.add_argument("--slo-tpot", type=float, metavar="SECONDS", help="... and this mean time per output token")
+    server = serve.add_argument_group("a server instead of an engine in this process")
+    server.add_argument(
+        "--url", metavar="URL", help="of OpenAI's protocol; --model says whose vocabulary prompts are drawn from"
+    )
+    server.add_argument("--api-key", type=text, metavar="KEY", help="sent as a bearer token")
+    server.add_argument(
+        "--retries", type=whole(0, 1000), metavar="N", help="send again, when the server says, what it was too busy for"
+    )
     _add_model_options(serve)
     limits = serve.add_argument_group("the engine's limits (default: as LLM)")
     add_engine_options(

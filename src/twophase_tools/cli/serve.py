@@ -24,6 +24,7 @@ ENGINE_OPTIONS = (
     "num_attention_sinks",
 )
 DEFAULTS = ServerSettings()
+KEPT_TRACE_STEPS = 100  # nobody asks a server for its trace, and 10,000 steps of 64 sequences take 100 MB
 
 
 def add_parser(subparsers: Any) -> None:
@@ -119,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     from twophase_tools.cli.generate import speculative_config
 
     settings = settings_of(args)
-    config = replace(engine_config(args), speculative_config=speculative_config(args))
+    config = replace(engine_config(args), speculative_config=speculative_config(args), max_trace_steps=KEPT_TRACE_STEPS)
     check_pairs(config)
     serve(args.model, config, settings)
     return 0

@@ -44,12 +44,12 @@ class TraceFileError(ConfigError):
     def __init__(self, path: Path, line: int | None, field: str | None, value: Any, rule: str) -> None:
         subject = f"{path}:" if line is None else f"{path}, line {line}:" if field else f"{path}, line {line}"
         if field is not None:
-            subject += f" {field}" if value is None else f" {field}={_shown(value)}"
+            subject += f" {field}" if value is None else f" {field}={shown(value)}"
         super().__init__(f"{subject} {rule}")
         self.path, self.line, self.field, self.value = path, line, field, value
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -103,7 +103,7 @@ def write_trace(path: Path | str, requests: Iterable[TimedRequest]) -> None:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Line:
+class Line:
     """Where in the file we are."""
 
     path: Path
@@ -113,7 +113,7 @@ class _Line:
         return TraceFileError(self.path, self.number, field, value, rule)
 
 
-Row = tuple[_Line, Mapping[str, Any]]
+Row = tuple[Line, Mapping[str, Any]]
 
 
 def _requests(path: Path, rows: Iterable[Row]) -> Iterator[TimedRequest]:
@@ -124,18 +124,18 @@ def _requests(path: Path, rows: Iterable[Row]) -> Iterator[TimedRequest]:
         for field in REQUIRED:
             if row.get(field) is None:
                 raise line.refuse(f"is missing; each line needs {', '.join(REQUIRED)}.", field)
-        before_s = _arrival(line, row[ARRIVAL], before_s)
+        before_s = arrival_of(line, row[ARRIVAL], before_s)
         yield TimedRequest(
-            request_id=_request_id(line, row.get(REQUEST_ID), given_ids),
+            request_id=id_of(line, row.get(REQUEST_ID), given_ids),
             arrival_s=before_s,
-            num_prompt_tokens=_count(line, PROMPT, row[PROMPT]),
-            num_output_tokens=_count(line, OUTPUT, row[OUTPUT]),
+            num_prompt_tokens=count_of(line, PROMPT, row[PROMPT]),
+            num_output_tokens=count_of(line, OUTPUT, row[OUTPUT]),
         )
     if line is None:
         raise TraceFileError(path, None, None, None, "the trace has no requests.")
 
 
-def _arrival(line: _Line, value: Any, before_s: float) -> float:
+def arrival_of(line: Line, value: Any, before_s: float) -> float:
     arrival_s = _as_float(value)
     if arrival_s is None:
         raise line.refuse("must be a number of seconds.", ARRIVAL, value)
@@ -163,7 +163,7 @@ def _as_float(value: Any) -> float | None:
         return math.inf
 
 
-def _count(line: _Line, field: str, value: Any) -> int:
+def count_of(line: Line, field: str, value: Any) -> int:
     is_text = isinstance(value, str) and _WHOLE.fullmatch(value) is not None
     if not is_text and (not isinstance(value, int) or isinstance(value, bool)):
         raise line.refuse("must be a whole number of tokens, at least 1.", field, value)
@@ -172,7 +172,7 @@ def _count(line: _Line, field: str, value: Any) -> int:
     return int(value)
 
 
-def _request_id(line: _Line, value: Any, given: set[str]) -> str:
+def id_of(line: Line, value: Any, given: set[str]) -> str:
     """The id that is given, else the line's number; `given` collects the former."""
     if value is None or value == "":
         return f"line-{line.number}"
@@ -184,37 +184,37 @@ def _request_id(line: _Line, value: Any, given: set[str]) -> str:
     return str(value)
 
 
-def _lines(path: Path) -> Iterator[tuple[_Line, str]]:
-    """The lines that are not blank, decoded one by one so that a broken one can be named."""
+def lines_of(path: Path, with_blank: bool = False) -> Iterator[tuple[Line, str]]:
+    """The lines, by default those that are not blank, decoded one by one so that a broken one can be named."""
     with path.open("rb") as file:
         for number, data in enumerate(file, start=1):
-            line = _Line(path, number)
+            line = Line(path, number)
             try:
                 text = data.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise line.refuse(f"is not UTF-8 text ({error.reason}).") from error
-            if text.strip():
+            if with_blank or text.strip():
                 yield line, text
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
     header: list[str] | None = None
-    for line, text in _lines(path):
+    for line, text in lines_of(path):
         try:
             # Line by line: a quote left open is an error of its line, not of the rest of the file.
             (cells,) = csv.reader([text], strict=True)
         except csv.Error as error:
-            raise line.refuse(f"is not CSV ({error}): {_shown(text)}") from error
+            raise line.refuse(f"is not CSV ({error}): {shown(text)}") from error
         cells = [cell.strip() for cell in cells]
         if header is None:
             header = _header(line, cells)
         elif len(cells) != len(header):
-            raise line.refuse(f"has {len(cells)} fields, and the header has {len(header)}: {_shown(text)}")
+            raise line.refuse(f"has {len(cells)} fields, and the header has {len(header)}: {shown(text)}")
         else:
             yield line, {name: cell or None for name, cell in zip(header, cells, strict=True)}
 
 
-def _header(line: _Line, cells: list[str]) -> list[str]:
+def _header(line: Line, cells: list[str]) -> list[str]:
     for field in REQUIRED:
         if field not in cells:
             rule = f"is no column; the first line must name {', '.join(REQUIRED)}, got {', '.join(cells)}."
@@ -226,13 +226,13 @@ def _header(line: _Line, cells: list[str]) -> list[str]:
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
-    for line, text in _lines(path):
+    for line, text in lines_of(path):
         try:
             pairs = json.loads(text, object_pairs_hook=_Pairs)
         except (ValueError, RecursionError) as error:
-            raise line.refuse(f"is not JSON ({error}): {_shown(text)}") from error
+            raise line.refuse(f"is not JSON ({error}): {shown(text)}") from error
         if not isinstance(pairs, _Pairs):
-            raise line.refuse(f"must be a JSON object with {', '.join(REQUIRED)}: {_shown(text)}")
+            raise line.refuse(f"must be a JSON object with {', '.join(REQUIRED)}: {shown(text)}")
         row = dict(pairs)
         for field in (*REQUIRED, REQUEST_ID):
             if sum(name == field for name, _ in pairs) > 1:

@@ -156,6 +156,14 @@ class FixedWorkload:
         return iter(self.requests)
 
 
+def in_bursts(workload: Workload, size: int) -> FixedWorkload:
+    """The same requests at the same mean rate, `size` of them at a time: all come when the first of them was due."""
+    require_at_least("requests in a burst", size, 1)
+    requests = tuple(workload)
+    together = (replace(each, arrival_s=requests[i - i % size].arrival_s) for i, each in enumerate(requests))
+    return FixedWorkload(f"{workload.name} in bursts of {size}", tuple(together), workload.pool_share)
+
+
 BENCHMARK_REQUESTS = 256
 BENCHMARK_LENGTHS = (100, 1024)
 BENCHMARK_VOCAB_SIZE = 10_000  # ids 0 .. 10000, both included

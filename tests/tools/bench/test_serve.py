@@ -118,6 +118,22 @@ def test_arrivals_do_not_wait_for_completions():
     assert (run.window, run.was_cut, run.refusals) == ((1000, 1006), False, ())
 
 
+def test_in_a_closed_loop_a_request_comes_when_another_ends():
+    """Two clients: b is there while a runs; c comes when a has ended, and its latency counts from then."""
+    requests = (request("a", 7, 2), request("b", 8, 1), request("c", 9, 1))
+    run, engine, _ = play(*requests, concurrency=2)
+    assert relative(run) == {
+        "a": (0, 0, (1, 2), "length"),
+        "b": (0, 2, (3,), "length"),
+        "c": (2, 3, (4,), "length"),
+    }
+    assert [(time_s - 1000, name) for time_s, what, name in engine.log if what == "add"] == [
+        (0, "a"),
+        (0, "b"),
+        (2, "c"),
+    ]
+
+
 def test_an_idle_engine_is_left_alone_until_the_next_arrival():
     run, _, time = play(request("a", 0.3, 1), request("b", 3.3, 1))
     assert [round(record.first_scheduled_s - 1000, 5) for record in run.records] == [0.3, 3.3]
@@ -187,6 +203,8 @@ def test_progress_is_said_now_and_then():
 def test_a_run_needs_time(limit):
     with pytest.raises(ConfigError, match="duration limit"):
         play(request("a", 0), duration_limit_s=limit)
+    with pytest.raises(ConfigError, match="at least 1 client"):
+        play(request("a", 0), concurrency=0)
 
 
 def test_two_requests_of_one_name_are_refused():
@@ -277,6 +295,24 @@ def test_what_cannot_be_is_refused(twophase, tiny_folder, options, message):  # 
     exit_code, out, err = twophase("bench", "serve", "--device", "cpu", "--model", tiny_folder, *options)
     assert (exit_code, out) == (2, "")
     assert message in err
+
+
+def test_the_command_reads_a_dataset(twophase, tiny_folder, tmp_path):  # noqa: F811
+    data = tmp_path / "data.jsonl"
+    turns = [{"from": "human", "value": "The fox"}, {"from": "gpt", "value": "jumps"}]
+    data.write_text(json.dumps({"conversations": turns}) + '\n{"prompt": "dog", "output_len": 3}\n')
+    options = ("bench", "serve", "--device", "cpu", "--json", "--dataset", data, "--model", tiny_folder)
+    exit_code, out, err = twophase(*options, "--burst", 2)
+    assert exit_code == 0, err
+    found = json.loads(out)
+    assert (found["workload"], found["report"]["num_completed"]) == ("data.jsonl in bursts of 2", 2)
+    assert found["requests"][1]["num_output_tokens"] == 3
+    exit_code, _, err = twophase(*options, "--trace", "x.csv")
+    assert exit_code == 2
+    data.write_text("{}")
+    exit_code, _, err = twophase(*options)
+    assert exit_code == 2
+    assert "data.jsonl, line 1 must have" in err
 
 
 def test_a_trace_has_its_own_rate(twophase, tmp_path):  # noqa: F811

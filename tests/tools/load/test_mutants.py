@@ -321,8 +321,8 @@ MUTANTS = [
     ),
     in_serve(
         "a closed loop",
-        "while coming and coming[0][0].arrival_s <= now_s:",
-        "while coming and coming[0][0].arrival_s <= now_s and not engine.has_unfinished_requests():",
+        "coming[0][0].arrival_s <= now_s if",
+        "coming[0][0].arrival_s <= now_s and not engine.has_unfinished_requests() if",
         test_serve.test_arrivals_do_not_wait_for_completions,
     ),
     in_serve(

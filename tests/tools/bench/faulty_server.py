@@ -1,0 +1,33 @@
+"""A server that breaks its promises: `python -m tests.tools.bench.faulty_server ARGUMENTS`, with FAULT in its environment."""
+
+import os
+import sys
+
+from twophase.engine.engine import Engine
+from twophase_server import errors
+from twophase_server.run import DrainingServer
+from twophase_tools.bench import soak_server
+
+
+def leak_blocks() -> None:
+    """What vanishing clients held stays held."""
+    Engine.abort = lambda self, request_id: None
+
+
+def refuse_silently() -> None:
+    errors.ApiError.to_dict = lambda self: {}
+
+
+def drop_what_was_accepted() -> None:
+    def leave(self, sig, frame):
+        os._exit(0)
+
+    DrainingServer.handle_exit = leave
+
+
+FAULTS = {"leak": leak_blocks, "silence": refuse_silently, "drop": drop_what_was_accepted}
+
+if __name__ == "__main__":
+    FAULTS[os.environ["FAULT"]]()
+    soak_server.break_on_signal()
+    sys.exit(soak_server.main(["serve", *sys.argv[1:]]))
