@@ -76,6 +76,8 @@ def draw_cliff(found: Mapping[float, float]) -> Figure:
     axes.plot(shares, list(found.values()), "o-", color=COLOURS[0])
     for share, ratio in zip(shares, found.values(), strict=True):
         text = f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
+        if ratio < 1:
+            text += "\n(below 1: within the noise of so few tokens)"
         axes.annotate(text, (share, ratio), (0, 8), textcoords="offset points", ha="center", fontsize=9, color=INK)
     axes.axhline(1, color=LINE, linewidth=1)
     axes.set_yscale("log")

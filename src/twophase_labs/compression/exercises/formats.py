@@ -1,4 +1,4 @@
-"""6.3 and 6.16: codes of 4 bits as files hold them."""
+"""6.3 and 6.4: codes of 4 bits as files hold them."""
 
 import struct
 from typing import Any
@@ -151,12 +151,12 @@ EXERCISES = (
                 "reads any block, in float32",
                 reads_any_block,
                 "Each block has a scale and a minimum of its own. Turn them into float32 before you multiply.",
-                ({"num_blocks": 1}, {"num_blocks": 7}, {"num_blocks": 300}, {"num_blocks": 0}),
+                ({"num_blocks": 1}, {"num_blocks": 7}, {"num_blocks": 300}),
             ),
         ),
     ),
     Exercise(
-        id="6.16",
+        id="6.4",
         is_extra=True,
         title="Eight codes in a word",
         kind="code",
