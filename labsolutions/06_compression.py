@@ -218,10 +218,10 @@ check("6.2")
 
 # %% [markdown]
 # **The real model.** `perplexity` runs SmolLM2 on 512 tokens of prose, with the weight of each linear layer of the
-# decoder replaced by what a function makes of it. The embedding and the norms stay as they are. **Perplexity** is exp of
-# the mean of -log p of the true next token: a model that hesitates between two equally likely tokens has 2. A **ratio**
-# of 1.00 says that the changed model predicts the text as well as SmolLM2 does. (512 tokens cannot decide a few per
-# cent.)
+# decoder replaced by what a function makes of it. The embedding and the norms stay as they are. **Perplexity** is exp
+# of the mean of -log p of the true next token: a model that hesitates between two equally likely tokens has 2. A
+# **ratio** of 1.00 says that the changed model predicts the text as well as SmolLM2 does. (512 tokens cannot decide a
+# few per cent.)
 
 # %%
 from twophase_labs.compression.changed_model import perplexity
@@ -645,8 +645,8 @@ for with_down, which in ((False, "norms only"), (True, "down_proj too")):
 # (section 2). Rounding to nearest makes the *weight's* error small. What counts is the *output's*: the error of weight
 # $o, i$ times input $i$. Section 4 showed that inputs differ.
 #
-# **Think first.** You may keep 1 % of a matrix's columns in full precision. Would you take the columns whose weights are
-# largest on average, or those whose inputs are? How much better is that than a random 1 %?
+# **Think first.** You may keep 1 % of a matrix's columns in full precision. Would you take the columns whose weights
+# are largest on average, or those whose inputs are? How much better is that than a random 1 %?
 
 # %%
 from twophase_labs.compression import calibrated
@@ -662,8 +662,8 @@ calibrated_pictures.draw_kept_columns("15.self_attn.v_proj", shares, errors)
 # arXiv:2208.07339, keeps such columns in 16 bits.) Columns of two kinds are slow, though: a kernel wants one format for
 # all. **AWQ** (arXiv:2306.00978) gets most of the effect with all weights in 4 bits. It multiplies important columns by
 # a factor before rounding, and divides their inputs by it, so that the product stays the same. A column that is
-# multiplied by 4, while the group's range hardly grows, is stored four times as finely. The factors are the inputs' mean
-# magnitudes to some power, centred about 1:
+# multiplied by 4, while the group's range hardly grows, is stored four times as finely. The factors are the inputs'
+# mean magnitudes to some power, centred about 1:
 #
 # $$f_i = \frac{m_i^{\alpha}}{\sqrt{\max_j m_j^{\alpha} \cdot \min_j m_j^{\alpha}}}, \qquad m_i = \mathrm{mean}|x_i|$$
 
@@ -783,8 +783,8 @@ calibrated_pictures.draw_columns()
 #
 # $$e = \frac{w_i - \mathrm{rounded}_i}{U_{ii}}, \qquad w_j \leftarrow w_j - e\,U_{ij} \quad (j > i)$$
 #
-# $U$ is given. A constant is added to the diagonal of $H$ (*damping*), because there are often fewer tokens than inputs,
-# and $H$ would have no inverse.
+# $U$ is given. A constant is added to the diagonal of $H$ (*damping*), because there are often fewer tokens than
+# inputs, and $H$ would have no inverse.
 
 # %% tags=["setup"]
 from twophase_labs.compression.calibrated import inverse_factor
@@ -859,12 +859,12 @@ for name in names:
 calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2]}, to_nearest)
 
 # %% [markdown]
-# **Read the result.** Look at GPTQ's last two columns: on the tokens that it has seen its error is far below that on
-# fresh text. On fresh text it still gains for the attention's two matrices, more with each doubling of the text, and
-# *loses* for `down_proj`: 512 tokens say little about 1,536 inputs, so it fits relations that were there by chance. AWQ,
-# which fits one number, does not lose there, and on `v_proj` it is as good. GPTQ's paper calibrates with 128 texts of
-# 2,048 tokens, 262,144 in all. A method has to be judged on text that it has not seen, and so does a compressed model.
-# (Methods can be combined: first factors, then GPTQ in place of rounding to nearest.)
+# **Read the result.** Look at GPTQ's last two columns: on the tokens that it has seen its error is at most half of that
+# on fresh text. On fresh text it still gains for the attention's two matrices, more with each doubling of the text, and
+# *loses* for `down_proj`: 512 tokens say little about 1,536 inputs, so it fits relations that were there by chance.
+# AWQ, which fits one number, does not lose there, and on `v_proj` it is slightly ahead. GPTQ's paper calibrates with
+# 128 texts of 2,048 tokens, 262,144 in all. A method has to be judged on text that it has not seen, and so does a
+# compressed model. (Methods can be combined: first factors, then GPTQ in place of rounding to nearest.)
 #
 # | | what it changes | what it needs | speeds up |
 # |---|---|---|---|
@@ -1029,8 +1029,8 @@ show_traffic({"yours": compiled.report, "the engine's": engines}, num_weights=12
 show_source(quantized_linear_kernel, first="parts = unpack_words", last="acc += x_sum")
 
 # %% [markdown]
-# **Read the result.** Both ask for about the same bytes. But yours moves far more than it asks for (memory moves whole
-# sectors of 32 bytes, lab 2), and executes several times as many instructions.
+# **Read the result.** Both ask for about the same bytes. But yours moves three times what it asks for (memory moves
+# whole sectors of 32 bytes, lab 2), and executes more than three times as many instructions.
 #
 # **Question.** In your kernel eight neighbouring columns of the tile ask for the same word. What does it gain when
 # codes of one word are 32 columns apart, instead of neighbours?
@@ -1105,7 +1105,7 @@ check("6.12")
 for num_rows in (1, 8):
     dense_s, with_zeros_s, csr_s = zeros.product_times(0.9, num_rows)
     print(
-        f"x with {num_rows} row(s): dense with zeros {with_zeros_s / dense_s:.2f}, "
+        f"{num_rows} row{'s' * (num_rows > 1)} of x: dense with zeros {with_zeros_s / dense_s:.2f}, "
         f"CSR {csr_s / dense_s:.2f} of the dense time"
     )
 measured("6.12", zeros.sparse_over_dense())
@@ -1221,10 +1221,10 @@ check("6.14")
 
 # %% [markdown]
 # **A student of SmolLM2.** It begins as SmolLM2's first two layers, with a small vocabulary, so that training takes
-# seconds: the tokens of the stories, and those that SmolLM2 found likely there. SmolLM2 writes 24 beginnings of stories;
-# 18 are trained on, 6 kept back. One student learns from the tokens that were drawn, the other from the logits: the
-# same stories, the same steps. The distance from the teacher is the divergence of the formula at T = 1, in *nats* (bits
-# are nats over ln 2).
+# seconds: the tokens of the stories, and those that SmolLM2 found likely there. SmolLM2 writes 24 beginnings of
+# stories; 18 are trained on, 6 kept back. One student learns from the tokens that were drawn, the other from the
+# logits: the same stories, the same steps. The distance from the teacher is the divergence of the formula at T = 1, in
+# *nats* (bits are nats over ln 2).
 
 # %%
 from twophase_labs.compression import students
@@ -1253,14 +1253,14 @@ students.draw_curves(curves)
 # With so few stories the student on tokens learns them by heart and becomes sure of the wrong tokens. Neither is a good
 # model; that takes many millions of tokens, where the two come closer, and logits still need fewer.
 #
-# **When to distil.** If a smaller model of the same family exists, try it first. Quantising costs minutes and a run of the
-# gate; distilling costs training, and pays for a narrow task, for a draft model (lab 5), or to win back what pruning and
-# rounding have lost.
+# **When to distil.** If a smaller model of the same family exists, try it first. Quantising costs minutes and a run of
+# the gate; distilling costs training, and pays for a narrow task, for a draft model (lab 5), or to win back what
+# pruning and rounding have lost.
 #
 # > **In production, 2026.** [Minitron](https://github.com/NVlabs/Minitron) is pruning followed by distillation: an 8B
-# > and a 4B model out of a 15B one, with up to 40 times fewer training tokens than from scratch. Engines load the result
-# > like any other model. By roofline a model
-# > half as large halves a decode step's bytes on an H100 as it does here.
+# > and a 4B model out of a 15B one, with up to 40 times fewer training tokens than from scratch. Engines load the
+# > result like any other model. By roofline a model half as large halves a decode step's bytes on an H100 as it does
+# > here.
 #
 # **Takeaway.** With the same 18 stories and 18 steps, a student taught by logits ends much nearer to its teacher than
 # one taught by tokens.
@@ -1352,8 +1352,9 @@ measured("6.16", parts.measured_kl(formats.four) / one_by_one)
 
 # %% [markdown]
 # **Read the result.** The damages nearly add up, so eight measurements say what mixtures of formats will cost, taken
-# that 8 bits cost nothing (the last line). Half of the parts in 8 bits, those where a megabyte avoids most, leave less
-# than a third of the damage. (256 tokens tell parts apart that differ by half, not by a tenth.)
+# that 8 bits cost next to nothing (the last of the three lines). With half of the parts in 8 bits, those where a
+# megabyte avoids most, about half of the damage is left. (256 tokens tell parts apart that differ by half, not by a
+# tenth.)
 #
 # > **In production, 2026.** NVIDIA's Model Optimizer has this section as a function:
 # > [`auto_quantize`](https://nvidia.github.io/Model-Optimizer/reference/generated/modelopt.torch.quantization.model_quant.html)
@@ -1455,6 +1456,7 @@ check("6.18")
 
 # %%
 num_passed = 0
+print(f"as it is, float32: {own_engine.sums_right(None)}")
 for name, own in variants.items():
     verdicts = own_engine.gate_of(own)
     passes = all(verdict.passed for verdict in verdicts)
@@ -1466,10 +1468,10 @@ measured("6.18", num_passed)
 
 # %% [markdown]
 # **Read the result.** Rounding to nearest in groups of 64 is small and fast, and it fails on every line. Your factors
-# more than halve the divergence, at the same size. More bits for four parts do so again, for 47 % more bytes, and come
-# nearer to the bounds. The variant that passes is the last one, and section 3 says why: groups of 32 are the
-# grid on which these weights were rounded before, so that nothing moves. It is the right way to run *this* model, and
-# no proof that groups of 32 are harmless: a model that was never rounded pays in any group size.
+# more than halve the divergence, at the same size. More bits for four parts take away nearly half of the rest, for 29 %
+# more bytes, and that is not enough. The variant that passes is the last one, and section 3 says why: groups of 32 are
+# the grid on which these weights were rounded before, so that nothing moves. It is the right way to run *this* model,
+# and no proof that groups of 32 are harmless: a model that was never rounded pays in any group size.
 #
 # The sums are few and easy, and a model that fails the gate may still get many of them right. So a gate has several
 # lines. The whole one, with needles in long texts, JSON, code and refusals as well, takes minutes:

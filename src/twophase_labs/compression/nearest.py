@@ -88,7 +88,7 @@ def draw_quality(points: Sequence[tuple[str, int | float, int | float]]) -> Figu
             label, at = f"{name}: {in_words(ratio)}", ratio
         axes.annotate(label, (bits, at), (9, 3), textcoords="offset points", fontsize=9, color=INK)
     axes.set(xlabel="bits per weight, scales and minima included", ylabel="perplexity, relative")
-    axes.set_xlim(right=axes.get_xlim()[1] + 0.3)
+    axes.set_xlim(min(bits for _, bits, _ in points) - 0.05, max(bits for _, bits, _ in points) + 0.3)
     axes.set_ylim(0.8, MOST_SHOWN)
     axes.set_title("SmolLM2's linear layers, rounded to nearest", loc="left")
     axes.spines[["top", "right"]].set_visible(False)

@@ -120,9 +120,9 @@ def draw_budgets(
     axes.step(*zip(*known, strict=True), where="post", color=COLOURS[0], linewidth=1.8, label="sum of the parts")
     for number, (name, (size, value)) in enumerate(measured.items()):
         axes.plot(size, value, "os^D"[number % 4], color=COLOURS[5], markersize=6)
-        axes.annotate(name, (size, value), (6, 4), textcoords="offset points", fontsize=8, color=INK)
+        axes.annotate(name, (size, value), (-4, -14), textcoords="offset points", fontsize=8, color=INK)
     axes.axhline(0, color=LINE, linewidth=1)
-    axes.set(xlabel="MB of the linear layers", ylabel="mean KL, nats", ylim=(-0.004, None))
+    axes.set(xlabel="MB of the linear layers", ylabel="mean KL, nats", ylim=(-0.012, None))
     axes.set_title("What a budget buys: predicted (line) and measured (marks)", loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)

@@ -477,8 +477,8 @@ EXERCISES = (
             Property(
                 "bears inputs that nearly repeat each other",
                 large_problem,
-                "Elements of U then differ very much in size. Is every error divided by U[i, i] and passed on by all of "
-                "the row behind it?",
+                "Elements of U then differ very much in size. Is every error divided by U[i, i] and passed on by all "
+                "of the row behind it?",
                 (
                     {"num_tokens": 300, "num_inputs": 96, "rank": 16, "own": 0.1},
                     {"num_tokens": 40, "num_inputs": 64, "rank": 8, "own": 0.01},
