@@ -147,7 +147,7 @@ measured("6.1", step_bytes.faster_in_4_bits())
 
 # %% [markdown]
 # ## 2. Round to nearest
-# <!-- minutes: 19 -->
+# <!-- minutes: 17 -->
 #
 # The simplest method looks at nothing but the weights. A set of weights shares a **scale** and a **minimum**; each
 # weight becomes the code of the nearest value that can be written:
@@ -472,7 +472,7 @@ show_source(gguf_blocks._q4_k)
 
 # %% [markdown]
 # ## 4. Outliers
-# <!-- minutes: 17 + 14 -->
+# <!-- minutes: 13 + 13 -->
 #
 # Fewer bits per weight speed up decode, which waits for memory. A prefill waits for arithmetic (lab 2), and 4-bit
 # weights that are turned into 16 bits and then multiplied save it none. int8 multipliers do save it: an H100's data
@@ -639,7 +639,7 @@ for with_down, which in ((False, "norms only"), (True, "down_proj too")):
 
 # %% [markdown]
 # ## 5. Weights that matter
-# <!-- minutes: 20 -->
+# <!-- minutes: 19 -->
 #
 # Back to weights alone, and to 4 bits in groups of 64. Rounded to nearest, they raised the perplexity by a third
 # (section 2). Rounding to nearest makes the *weight's* error small. What counts is the *output's*: the error of weight
@@ -761,7 +761,7 @@ for kind, (num_layers, largest) in calibrated.by_kind(factors).items():
 
 # %% [markdown]
 # ## 6. Column by column
-# <!-- minutes: 20 + 4 -->
+# <!-- minutes: 19 + 6 -->
 #
 # AWQ still rounds each weight alone. But inputs are related: if two of them are almost always equal, an error in the
 # weight of one can be compensated in the weight of the other.
@@ -866,12 +866,6 @@ calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2
 # 128 texts of 2,048 tokens, 262,144 in all. A method has to be judged on text that it has not seen, and so does a
 # compressed model. (Methods can be combined: first factors, then GPTQ in place of rounding to nearest.)
 #
-# | | what it changes | what it needs | speeds up |
-# |---|---|---|---|
-# | SmoothQuant | columns, so that activations fit int8 | each input's maximum | prefill, decode |
-# | AWQ | columns, so that weights that matter are finer | mean magnitudes, few tokens | decode |
-# | GPTQ | which way each weight is rounded | $X^T X$ of many tokens, its inverse | decode |
-#
 # > **In production, 2026.** llm-compressor's
 # > [GPTQModifier](https://docs.vllm.ai/projects/llm-compressor/en/0.11.0/api/llmcompressor/modifiers/gptq/) is yours
 # > with two additions: columns are worked on in blocks of 128, so that the GPU has matrices to multiply, and in the
@@ -885,6 +879,12 @@ calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2
 
 # %% [markdown]
 # ### Going further: which method?
+#
+# | | what it changes | what it needs | speeds up |
+# |---|---|---|---|
+# | SmoothQuant | columns, so that activations fit int8 | each input's maximum | prefill, decode |
+# | AWQ | columns, so that weights that matter are finer | mean magnitudes, few tokens | decode |
+# | GPTQ | which way each weight is rounded | $X^T X$ of many tokens, its inverse | decode |
 
 # %% [markdown]
 # <!-- card 6.10 -->
@@ -906,7 +906,7 @@ check("6.10")
 
 # %% [markdown]
 # ## 7. Four bits into the multiplier
-# <!-- minutes: 21 + 4 -->
+# <!-- minutes: 19 + 4 -->
 #
 # A weight of 4 bits saves time only if 4 bits are what is *read*. A layer that first writes the whole matrix out in 16
 # bits and then multiplies reads 4 bits, writes 16 and reads them again: more bytes than before. So the codes go to the
@@ -1172,7 +1172,7 @@ print(f"SmolLM2, two of four by weight: perplexity x{by_weight:.1f}; by weight t
 
 # %% [markdown]
 # ## 9. A smaller model that was taught
-# <!-- minutes: 12 + 11 -->
+# <!-- minutes: 12 + 10 -->
 #
 # The third route makes no weight smaller: it trains a smaller model. **Distillation** lets it learn from the larger
 # one, the **teacher**. It may learn from the teacher's texts (*response*: they are all one needs, also through an API),
@@ -1312,7 +1312,7 @@ with students.computing_rounded(aware, fake_quantize, 2):
 
 # %% [markdown]
 # ## 10. Bits where they count
-# <!-- minutes: 5 + 12 -->
+# <!-- minutes: 5 + 11 -->
 #
 # So far the whole model had one format. Which matrices need more bits? The engine has four in each layer: `qkv`, `o`,
 # `gate_up` and `down`. With the early and the late half of the layers apart, these are eight parts. One part at a time
@@ -1419,7 +1419,7 @@ parts.draw_budgets(budgets, predicted, {name: (own.megabytes, parts.measured_kl(
 
 # %% [markdown]
 # ## 11. Capstone: your four bits in the engine
-# <!-- minutes: 5 -->
+# <!-- minutes: 8 -->
 #
 # Your rounding and factors, in the formats that section 10 chose, become layers of the engine. They multiply by your
 # codes, two in a byte; activations are bf16. (On this CPU parts of 8 bits in groups are multiplied as bf16: their bytes
@@ -1495,7 +1495,7 @@ measured("6.18", num_passed)
 
 # %% [markdown]
 # ## 12. Knowledge check
-# <!-- minutes: 7 -->
+# <!-- minutes: 6 -->
 #
 # Two questions over the whole lab.
 

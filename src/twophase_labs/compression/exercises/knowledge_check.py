@@ -30,7 +30,7 @@ EXERCISES = (
         kind="matching",
         names=("answer_6_20",),
         points=2,
-        minutes=3,
+        minutes=2,
         objective="tell by the symptom what compression did",
         question=Matching(
             "abcde",
