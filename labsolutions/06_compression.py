@@ -501,8 +501,8 @@ figure
 # %% [markdown]
 # **Read the result.** No input channel's largest weight comes near the grey band. Activations have **outliers**: in
 # `q_proj` a few channels reach many times the median, and in layer 28 the text's first token has one element of over
-# two thousand. (Models put much of their attention on the first token, whatever it is: it is where heads look that have
-# nothing to do. Such elements are known as *massive activations*.) A scale that covers it leaves no codes for the rest.
+# two thousand. (The first token is an *attention sink*: heads with nothing to look for attend to it, whatever it is.
+# Its huge elements are known as *massive activations*.) A scale that covers it leaves no codes for the rest.
 #
 # The cheapest cure is a scale *per token*: the token with the huge element no longer spoils the others.
 #
@@ -632,8 +632,8 @@ for with_down, which in ((False, "norms only"), (True, "down_proj too")):
 
 # %% [markdown]
 # **Read the result.** $\alpha$ is chosen on the calibration text. The largest outlier sits in front of `down_proj`,
-# where a recipe that only looks at norms does not reach: the norms alone win a part of the loss back. With `down_proj`
-# smoothed too, one static scale per tensor comes near a scale per token. NVIDIA's [Model
+# where a recipe that only looks at norms does not reach: the norms alone undo about a third of the loss. With
+# `down_proj` smoothed too, one static scale per tensor comes near a scale per token. NVIDIA's [Model
 # Optimizer](https://nvidia.github.io/Model-Optimizer/guides/0_support_matrix.html) pairs int8 weights per channel with
 # one activation scale per tensor, and smooths.
 
@@ -859,8 +859,8 @@ for name in names:
 calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2]}, to_nearest)
 
 # %% [markdown]
-# **Read the result.** Look at GPTQ's last two columns: on the tokens that it has seen its error is at most half of that
-# on fresh text. On fresh text it still gains for the attention's two matrices, more with each doubling of the text, and
+# **Read the result.** The last two columns: on the tokens that it has seen, GPTQ's error is about half of that on fresh
+# text, or less. On fresh text it still gains for the attention's two matrices, more with each doubling of the text, and
 # *loses* for `down_proj`: 512 tokens say little about 1,536 inputs, so it fits relations that were there by chance.
 # AWQ, which fits one number, does not lose there, and on `v_proj` it is slightly ahead. GPTQ's paper calibrates with
 # 128 texts of 2,048 tokens, 262,144 in all. A method has to be judged on text that it has not seen, and so does a
@@ -955,8 +955,8 @@ for name, num_bytes in per_output.items():
 # ```
 #
 # `tl.dot` multiplies `[BLOCK_T, GROUP]` by `[GROUP, BLOCK_O]`, both of x's dtype, float16 or float32, and adds up in
-# float32. `tl.trans(a)` transposes, `a.to(x.dtype)` converts. (`input_precision="ieee"` forbids TF32 for float32, whose
-# products have 11 bits.)
+# float32. `tl.trans(a)` transposes, `a.to(x.dtype)` converts. (Without `input_precision="ieee"` float32 factors would
+# be rounded to the 11 bits of TF32.)
 
 
 # %% tags=["exercise:6.11"]
@@ -1114,7 +1114,7 @@ measured("6.12", zeros.sparse_over_dense())
 # **Read the result.** A dense product does not notice its zeros. The sparse one has a tenth of the arithmetic, and for
 # one row it saves nothing like nine tenths of the time (it may even be slower): for each weight it reads a column
 # number as well, and then the element of x that it names, wherever that is. Eight rows share the column numbers, and
-# there it wins, on a CPU and with nine tenths zeros. On a GPU it is worse: the matrix unit multiplies whole tiles, and
+# there it wins: on a CPU, with nine tenths zeros. On a GPU it is worse: the matrix unit multiplies whole tiles, and
 # with zeros at random places no tile is empty.
 #
 # So hardware asks for a *pattern*. NVIDIA's matrix units since Ampere know one: **2:4 sparsity**, of each four
@@ -1176,8 +1176,8 @@ print(f"SmolLM2, two of four by weight: perplexity x{by_weight:.1f}; by weight t
 #
 # The third route makes no weight smaller: it trains a smaller model. **Distillation** lets it learn from the larger
 # one, the **teacher**. It may learn from the teacher's texts (*response*: they are all one needs, also through an API),
-# from its distribution at each token (*logits*), or the student writes and the teacher scores each token
-# (*trajectory*, also known as on-policy distillation: the student meets its own mistakes).
+# from the teacher's distribution at each token (*logits*), or from the teacher's scores for what the student itself
+# writes (*trajectory*, or on-policy distillation: the student meets its own mistakes).
 #
 # **Think first.** The teacher drew one token where ten were likely. What does a student learn from that token, and what
 # from the ten probabilities?
@@ -1238,7 +1238,7 @@ def soft(logits, teacher):
 
 told = students.stories()
 print(f"{students.NUM_STEPS} steps on {students.NUM_TRAINED} stories of {students.NUM_NEW} tokens")
-print(f"the student's vocabulary has {len(told.types):,} tokens: {told.mass:.0%} of the probability that SmolLM2 gives")
+print(f"the student's vocabulary: {len(told.types):,} tokens, which have {told.mass:.0%} of SmolLM2's probability")
 taught = {"tokens": students.make_student(), "logits": students.make_student()}
 curves = {
     "tokens": students.train(taught["tokens"], students.loss_on_tokens, on="tokens"),
@@ -1271,7 +1271,7 @@ students.draw_curves(curves)
 # Sections 2 to 6 rounded a model that was finished (**PTQ**, post-training quantisation). **QAT**, quantisation-aware
 # training, computes with rounded weights in every step and moves the weights behind them, so that they end up where
 # rounding hurts less. The gradient passes through rounding as if it were not there. [Model
-# Optimizer](https://nvidia.github.io/TensorRT-Model-Optimizer) has both.
+# Optimizer](https://nvidia.github.io/Model-Optimizer) has both.
 
 # %% [markdown]
 # <!-- card 6.15 -->
@@ -1332,7 +1332,7 @@ parts.draw_parts(formats)
 # %% [markdown]
 # <!-- card 6.16 -->
 # **Predict.** `gate_up` has half of the bytes and `qkv` a sixth, so damage is not in proportion to them. Now all eight
-# parts are rounded at once: how many times the sum of the eight damages is the damage? (A factor of 1.5 counts as
+# parts are rounded at once. What is the damage then, as a multiple of the sum of the eight? (A factor of 1.5 counts as
 # close.)
 
 # %% tags=["exercise:6.16"]
@@ -1351,7 +1351,7 @@ print("in 8 bits:", ", ".join(worst))
 measured("6.16", parts.measured_kl(formats.four) / one_by_one)
 
 # %% [markdown]
-# **Read the result.** The damages nearly add up, so eight measurements say what mixtures of formats will cost, taken
+# **Read the result.** The damages nearly add up, so eight measurements say what mixtures of formats will cost, provided
 # that 8 bits cost next to nothing (the last of the three lines). With half of the parts in 8 bits, those where a
 # megabyte avoids most, about half of the damage is left. (256 tokens tell parts apart that differ by half, not by a
 # tenth.)
