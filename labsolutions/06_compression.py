@@ -21,7 +21,7 @@ for name, numbers in {"as they are": weight.flatten(), "16 further on": weight.f
     print(f"{len(groups):,} groups of 32, {name:13}: at most {num_different.max()} different numbers")
 
 # %% [markdown]
-# 32 bits can tell more than four billion numbers apart. Yet a group never holds more than 16 different ones, so 4 bits
+# 32 bits can distinguish more than four billion numbers. Yet a group never holds more than 16 different ones, so 4 bits
 # would say which of them a weight is. And it matters where groups begin: shifted by 16, they hold more. Where do the 16
 # numbers come from? Write down what you expect. Section 3 finds them, bit by bit, and the capstone runs the engine on
 # 4-bit weights of your own making.
@@ -37,7 +37,8 @@ for name, numbers in {"as they are": weight.flatten(), "16 further on": weight.f
 # - round weights to a few bits in groups, and repair what rounding breaks: by scaling (SmoothQuant, AWQ) or column by
 #   column (GPTQ);
 # - read quantised weights from a file, and multiply by them without unpacking them in memory;
-# - say what zeros are worth, when to teach a smaller model instead, and what a gate must measure before either is used.
+# - say what zeros are worth, when to teach a smaller model instead, and what a **gate**, a set of measurements with
+#   bounds, must show before a compressed model is served.
 #
 # You need labs 1 to 3, or a working knowledge of their subjects: decode steps, rooflines, Triton kernels. No GPU is
 # needed: what a GPU would do is estimated by roofline from data sheets.
@@ -52,13 +53,13 @@ import torch
 import torch.nn.functional as F
 
 from twophase_labs import ____, check, hint, measured, reference, reveal, use
-from twophase_labs.machine.kernels import tl, triton  # first: it decides how kernels run
+from twophase_labs.machine.kernels import tl, triton
 
 torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. Where the bytes are
-# <!-- minutes: 8 -->
+# <!-- minutes: 9 -->
 #
 # For one sequence a decode step takes about as long as it takes to read the weights (lab 3). **Quantisation** stores a
 # weight as a **code**, a whole number of few bits, and shares a scale among many codes. Here is what a step has to read
@@ -80,10 +81,11 @@ print(f"a prompt of 2,000 tokens of Llama-3-8B on an H100: {prompt_ms:.1f} ms of
 
 # %% [markdown]
 # (The output head, which is SmolLM2's embedding as well, stays in 16 bits, as it does in most quantised models. Times
-# of an H100 are by roofline: bytes over 3.35 TB/s, or operations over 989 TFLOP/s.)
+# of an H100 are by roofline: bytes over 3.35 TB/s, or operations over 989 TFLOP/s. Of the input embedding, Llama's
+# second large matrix, a step reads one row per token, which is not counted.)
 #
 # **Think first.** Weights in 4 bits, activations in 16: a kernel reads codes, makes 16-bit numbers of them in its
-# registers and multiplies in 16 bits. What becomes of the time of that prompt? And of a decode step of 32 sequences
+# registers and multiplies in 16 bits. How does the prompt's time change? And that of a decode step of 32 sequences
 # with 4,096 tokens of context each?
 
 # %%
@@ -92,16 +94,16 @@ step_bytes.draw_shares(LLAMA_3_8B, context=4096, batches=(1, 32))
 # %% [markdown]
 # For one sequence, weights are nearly all that is read. For 32 long ones K and V are more than half, and 4-bit weights
 # save only a part of the rest. The prompt gains nothing: its time is arithmetic, still in 16 bits. So the first
-# question is *what* is to have fewer bits:
+# question is *what* to store in fewer bits (fp8 is a floating-point format of 8 bits):
 #
-# | rounded | written | makes faster | does not |
+# | rounded | known as | makes faster | does not |
 # |---|---|---|---|
-# | weights only | W8A16, W4A16 | decode with few sequences | prefill and large batches: they wait for arithmetic |
-# | weights and activations | W8A8, fp8 | decode, and prefill too: products in 8 bits | |
-# | K and V | `kv_cache_dtype` | decode with much context (labs 3 and 5) | prefill, one short sequence |
+# | weights only | W8A16, W4A16 | decode with few sequences | prefill, large batches of short contexts: arithmetic |
+# | weights and activations | W8A8, fp8 | decode; prefill too: products in 8 bits | many long contexts: K and V |
+# | K and V | KV-cache quantisation | decode with much context (labs 3 and 5) | prefill, one short sequence |
 #
 # Rounding (sections 2 to 7) is one of four routes to fewer bytes. The others are to **prune** weights to zero (section
-# 8), to **distil** a smaller model from the larger one (section 9), or to take a smaller model as it comes (section
+# 8), to **distil** a smaller model from the larger one (section 9), or to use a smaller model off the shelf (section
 # 11).
 
 # %% [markdown]
@@ -129,10 +131,10 @@ print(f"in 4 bits the layers are {layers / 1e6:.1f} MB, the output head {head / 
 measured("6.1", step_bytes.faster_in_4_bits())
 
 # %% [markdown]
-# **Read the result.** 4-bit codes leave 4.37 times fewer bytes, not 8 times: one bit per weight goes into scales and
+# **Read the result.** 4-bit codes cut the bytes by a factor of 4.37, not 8: one bit per weight goes into scales and
 # minima, and the output head, a fifth of all weights, is now nearly half of the bytes. The step gains less still,
-# because part of it does not shrink: the fixed price of some 2,000 small calls, measured here on 30 layers with hardly
-# any weights. (Where torch has no product for 4-bit weights on a CPU, the engine unpacks them to bfloat16 when it loads
+# because part of it does not shrink: the fixed price of many small calls, measured here on 30 layers with hardly any
+# weights. (Where torch has no product for 4-bit weights on a CPU, the engine unpacks them to bfloat16 when it loads
 # them, and gains less.)
 #
 # > **In production, 2026.** The [guide of NVIDIA's Model
@@ -145,7 +147,7 @@ measured("6.1", step_bytes.faster_in_4_bits())
 
 # %% [markdown]
 # ## 2. Round to nearest
-# <!-- minutes: 19 -->
+# <!-- minutes: 17 -->
 #
 # The simplest method looks at nothing but the weights. A set of weights shares a **scale** and a **minimum**; each
 # weight becomes the code of the nearest value that can be written:
@@ -183,16 +185,18 @@ def dequantize(codes, scales, minima):
 
 # %% [markdown]
 # <!-- card 6.2 -->
-# Write the other direction, without a loop over groups: the next cell calls it for 106 million weights.
+# Write the other direction. (The next cell calls it for 106 million weights: with a Python loop over groups you would
+# wait for minutes.)
 
 
 # %% tags=["exercise:6.2"]
 def quantize(weight, bits, group_size):
-    """Round a weight [O, I] to `bits` bits (8 at most), in groups of `group_size` neighbouring inputs of a row.
+    """Round a weight [O, I] of any float dtype to `bits` bits (8 at most), in groups of `group_size` inputs of a row.
 
     Returns codes, uint8 [O, I], 0 to 2 ** bits - 1; scales and minima, float32 [O, G], G = I / group_size. The values
     that codes stand for are spaced evenly from the group's smallest weight (code 0) to its largest (the last code), and
-    each weight gets the nearest. A group of equal weights comes back as it is. group_size divides I.
+    each weight gets the nearest, however small a scale is. A group of equal weights comes back as it is. group_size
+    divides I.
 
     >>> quantize(torch.tensor([[-1.0, 0.1, 2.0, 0.9]]), bits=2, group_size=4)
     (tensor([[0, 1, 3, 2]], dtype=torch.uint8), tensor([[1.]]), tensor([[-1.]]))
@@ -214,8 +218,10 @@ check("6.2")
 
 # %% [markdown]
 # **The real model.** `perplexity` runs SmolLM2 on 512 tokens of prose, with the weight of each linear layer of the
-# decoder replaced by what a function makes of it. The embedding and the norms stay as they are. A **ratio** of 1.00
-# says that it predicts the text as well as SmolLM2 does. (512 tokens cannot decide a few per cent.)
+# decoder replaced by what a function makes of it. The embedding and the norms stay as they are. **Perplexity** is exp
+# of the mean of -log p of the true next token: a model that hesitates between two equally likely tokens has 2. A
+# **ratio** of 1.00 says that the changed model predicts the text as well as SmolLM2 does. (512 tokens cannot decide a
+# few per cent.)
 
 # %%
 from twophase_labs.compression.changed_model import perplexity
@@ -239,15 +245,16 @@ for size in ("tensor", "channel", 64, 32):
     ratio = perplexity(rounded(4, size)) / perplexity()
     per = f"per {size}" if size in ("tensor", "channel") else f"groups of {size}"
     points.append((f"4 bits, {per}", nearest.bits_per_weight(4, size), ratio))
-    print(f"{points[-1][0]:20} {points[-1][1]:.2f} bits per weight, perplexity x{ratio:,.4f}")
+    print(f"{points[-1][0]:20} {points[-1][1]:.2f} bits per weight, perplexity {nearest.in_words(ratio)} ({ratio:.5g})")
 nearest.draw_quality(points)
 
 # %% [markdown]
 # **Read the result.** One scale and one minimum per tensor destroy the model. Per row they cost 0.05 bits per weight,
-# and the ratio is 2.26; in groups of 64 they cost 0.5 bits, and it is 1.34. And there is one point too good to be true:
-# 4 bits in groups of 32, with a ratio of 1 to three digits. Groups of half the size cannot explain that.
+# and the ratio is 2.26; in groups of 64 they cost 0.5 bits, and it is 1.34. One point is too good to be true: 4 bits in
+# groups of 32, with a ratio of 1 to three digits. Groups of half the size cannot explain that.
 #
-# **Open the engine.** The core of `quantization="int4_g64"`. `_scales` rounds to bfloat16.
+# **Open the engine.** The core of `quantization="int4_g64"`. `_scales` rounds to bfloat16, before anything is divided
+# by the result. What would go wrong the other way round?
 
 # %%
 from twophase.quantization import rounding
@@ -265,25 +272,22 @@ for name, values in ways.items():
 show_source(rounding._asymmetric)
 
 # %% [markdown]
-# (**Symmetric** rounding stores no minimum: codes from -7 to 7 and a scale, `4 + 16/64` bits per weight. Its values are
-# spread over a range whose ends are equally far from zero, though the weights' ends are not.)
+# <details><summary>Answer, and what symmetric rounding is</summary>
 #
-# **Question.** You keep scales and minima in float32, so a weight of yours takes 5 bits, not 4.5. The engine rounds
-# both to 16 bits, and does so *before* it divides by them. What would go wrong the other way round?
+# Codes would be the nearest ones for a scale that is not used. A bfloat16 scale is wrong by up to 1/256 of itself, and
+# a code of 15 multiplies that: up to 6 % of a step. Rounded first, the scale is simply another one, and each code is
+# the nearest for it. The cell shows what 16 bits cost then: hardly anything. (`clamp_` keeps 0 within the range, which
+# matters only to groups whose weights all have one sign.)
 #
-# <details><summary>Answer</summary>
-#
-# Codes would be the nearest ones for a scale that is not used. A bfloat16 scale is wrong by up to `1 / 512` of itself,
-# and a code of 15 multiplies that. Rounded first, the scale is simply another one, and each code is the nearest for it.
-# The cell shows what 16 bits cost then: hardly anything. (`clamp_` keeps 0 within the range, which matters only to
-# groups whose weights all have one sign.)
+# **Symmetric** rounding stores no minimum: codes from -7 to 7 and a scale, `4 + 16/64` bits per weight. Its values are
+# spread over a range whose ends are equally far from zero, though the weights' ends are not.
 # </details>
 #
 # > **In production, 2026.** Groups of 128 are the common choice for 4 bits. AMD's [guide for vLLM on its
 # > CPUs](https://docs.amd.com/r/en-US/57300-ZenDNN-user-guide/LLM-Compressed-Models?contentId=GU0vJngdbHEFBmdi1UBVSA)
-# > takes models that llm-compressor has rounded to `W4A16`, and recommends groups of 128: with a scale of 16 bits that
-# > is 4 + 16/128 = 4.125 bits per weight, which an H100 reads, by roofline, in 4.125 / 4.5 = 0.92 of the time.
-# > SmolLM2's 576 inputs are no multiple of 128, so this lab uses 64.
+# > takes models that llm-compressor has rounded to `W4A16`, and recommends groups of 128. With a scale of 16 bits and a
+# > zero point of 4 that is 4 + 20/128 = 4.16 bits per weight, which an H100 reads, by roofline, in 4.16 / 4.5 = 0.92 of
+# > the time. SmolLM2's 576 inputs are no multiple of 128, so this lab uses 64.
 #
 # **Takeaway.** With 4 bits to nearest, SmolLM2's perplexity is more than a million times its own with one
 # scale per tensor, 2.26 times with one per channel, and 1.34 times in groups of 64, which cost half a bit per weight.
@@ -414,7 +418,7 @@ print(f"{num_weights:,} weights in {num_bytes:,} bytes: {8 * num_bytes / num_wei
 # neighbours of a row in a word, the first in its lowest four bits.
 
 # %% [markdown]
-# <!-- card 6.16 -->
+# <!-- card 6.4 -->
 # Pack and unpack: codes uint8 `[O, I]`, 0 to 15; words int32 `[O, I / 8]`. Mind the sign bit.
 #
 # ```python
@@ -423,7 +427,7 @@ print(f"{num_weights:,} weights in {num_bytes:,} bytes: {8 * num_bytes / num_wei
 # ```
 
 
-# %% tags=["exercise:6.16"]
+# %% tags=["exercise:6.4"]
 SHIFTS = torch.arange(0, 32, 4, dtype=torch.int32)
 
 
@@ -440,7 +444,7 @@ def unpack(words):
 
 
 # %%
-check("6.16")
+check("6.4")
 
 # %% [markdown]
 # Your codes of a real matrix, packed, and read by the function with which the engine loads such files:
@@ -449,7 +453,7 @@ check("6.16")
 # NBVAL_CHECK_OUTPUT
 from twophase.quantization import checkpoints
 
-pack, unpack = use("6.16")
+pack, unpack = use("6.4")
 codes, scales, minima = quantize(weight_of("15.mlp.down_proj"), 4, 64)
 words = pack(codes)
 print(f"{codes.nbytes:,} bytes of codes in {words.nbytes:,} bytes of words, {int((words < 0).sum()):,} are negative")
@@ -468,13 +472,14 @@ show_source(gguf_blocks._q4_k)
 
 # %% [markdown]
 # ## 4. Outliers
-# <!-- minutes: 26 -->
+# <!-- minutes: 13 + 13 -->
 #
-# Fewer bits in the weights shorten what waits for memory: decode. A prefill waits for arithmetic (lab 2), and 4-bit
-# weights that are turned into 16 bits and then multiplied save it none. Multipliers of int8 do: an H100's data sheet
-# gives them 1,979 TOPS, twice the 989.5 TFLOP/s of bf16. They need *both* factors in 8 bits, weights and
-# **activations**, what a layer is given: W8A8. Below is a point for each input of two layers of SmolLM2: its largest
-# magnitude over 512 tokens, and the largest of the weights that it is multiplied by.
+# Fewer bits per weight speed up decode, which waits for memory. A prefill waits for arithmetic (lab 2), and 4-bit
+# weights that are turned into 16 bits and then multiplied save it none. int8 multipliers do save it: an H100's data
+# sheet lists 1,979 TOPS for them, twice the 989.5 TFLOP/s of bf16. They need *both* factors in 8 bits, weights and
+# **activations**, the inputs of a layer: W8A8. Below is a point for each input channel of two layers of SmolLM2: its
+# largest magnitude over 512 tokens of the **calibration text** (a text that is run once, only to measure the inputs),
+# and the largest of the weights that it is multiplied by.
 #
 # **Think first.** One scale for a whole tensor makes its largest magnitude 127. Everything below half a step becomes 0.
 # Which of the four tensors can be stored like that?
@@ -494,19 +499,20 @@ for name in two_layers:
 figure
 
 # %% [markdown]
-# **Read the result.** Of the weights, no input's largest comes near the grey band. Activations have **outliers**: in
+# **Read the result.** No input channel's largest weight comes near the grey band. Activations have **outliers**: in
 # `q_proj` a few channels reach many times the median, and in layer 28 the text's first token has one element of over
-# two thousand. A scale that covers it leaves no codes for the other channels.
+# two thousand. (The first token is an *attention sink*: heads with nothing to look for attend to it, whatever it is.
+# Its huge elements are known as *massive activations*.) A scale that covers it leaves no codes for the rest.
 #
-# The cheapest cure is a scale *per token*: the token with the huge element no longer spoils the rest.
+# The cheapest cure is a scale *per token*: the token with the huge element no longer spoils the others.
 #
 # $$y_{to} = \sum_i x_{ti} w_{oi} \approx s_t\, s_o \sum_i \mathrm{code}_{ti}\, \mathrm{code}_{oi}$$
 
 # %% [markdown]
-# <!-- card 6.4 -->
+# <!-- card 6.5 -->
 # `x` is `[T, I]`, `codes` int8 `[O, I]`, `scales` `[O]`: weight o, i is `codes[o, i] * scales[o]`. Codes of `x` are
-# whole numbers from -127 to 127, rounded to nearest. Sums of their products are exact: `torch._int_mm(a, b)` multiplies
-# int8 matrices `[T, I]` and `[I, O]` and adds up in int32. A token of zeros gives zeros.
+# whole numbers from -127 to 127, rounded to nearest. `torch._int_mm(a, b)` multiplies int8 matrices `[T, I]` and
+# `[I, O]` and adds up in int32, exactly, as an int8 multiplier does. A token of zeros gives zeros.
 #
 # ```python
 # codes = torch.tensor([[100, -50]], dtype=torch.int8)
@@ -514,7 +520,7 @@ figure
 # ```
 
 
-# %% tags=["exercise:6.4"]
+# %% tags=["exercise:6.5"]
 def int8_linear(x, codes, scales):
     x_scales = x.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 127  # SOLUTION: one per token, never 0
     x_codes = (x / x_scales).round().to(torch.int8)  # SOLUTION: int8 [T, I]
@@ -523,7 +529,7 @@ def int8_linear(x, codes, scales):
 
 
 # %%
-check("6.4")
+check("6.5")
 
 # %% [markdown]
 # **The whole model.** All 210 linear layers of SmolLM2 have int8 weights with a scale per output. Their inputs are left
@@ -534,45 +540,55 @@ check("6.4")
 from twophase.quantization.linear import DynamicInt8Linear
 from twophase_labs.compression import int8_model
 
-int8_linear = use("6.4")
+int8_linear = use("6.5")
 print(f"int8 weights alone                         perplexity x {int8_model.int8_weights():.3f}")
 print(f"and activations, one scale per tensor      perplexity x {int8_model.one_scale_per_tensor():.3f}")
+print(f"likewise, but the first token has its own  perplexity x {int8_model.one_scale_but_first_token():.3f}")
 print(f"and activations, a scale per token (yours) perplexity x {int8_model.own_linear(int8_linear):.3f}")
 show_source(DynamicInt8Linear.__call__)
 
 # %% [markdown]
 # **Read the result.** Weights in 8 bits cost nothing that 512 tokens could show. With one scale per tensor, activations
-# in 8 bits ruin the model; with one per token they cost a few per cent at most. Below the figures is the same layer in
-# the **engine**.
+# in 8 bits more than double the perplexity. Most of that is the first token's doing; channels with outliers do the
+# rest. With a scale per token it is a few per cent at most. Below the numbers is the same layer in the **engine**.
 #
-# **Question.** Tokens have scales, and outputs have scales. It is *input channels* that differ most. Why do they not
-# have scales?
+# **Question.** Tokens have scales, and outputs have scales. Input channels differ as well. Why do they not have scales?
 #
 # <details><summary>Answer</summary>
 #
 # Both scales are multiplied once, after the sum over the input channels. A scale per channel would stand inside that
 # sum, so that the integer multiplier could not add the products up. It would have to be in one of the factors before
-# they are rounded.
+# they are rounded, and that is what smoothing does (Going further).
 # </details>
+#
+# > **In production, 2026.** A checkpoint in int8 that llm-compressor makes for
+# > [vLLM](https://docs.vllm.ai/en/latest/features/quantization/int8/) has a scale per token for activations, found at
+# > run time, and its documentation warns that Blackwell cards have no int8 kernels: there FP8 takes its place. FP8 has
+# > exponents, so that one outlier costs the other channels fewer bits. By roofline, W8A8 at best halves the time that
+# > an H100 needs for the products of a long prefill.
+#
+# **Takeaway.** int8 weights cost nothing measurable; int8 activations with one scale per tensor raise SmolLM2's
+# perplexity to 2.20 times, mostly because of the first token, which has a few huge elements; with a scale per token
+# they cost less than 5 %.
 
 # %% [markdown]
-# ### Smoothing: the scale goes into the weights
+# ### Going further: smoothing, where the scale goes into the weights
 #
-# A scale per token has to be found at run time. With a *static* scale per tensor nothing has to be found, and some
-# accelerators know nothing else. To make that work, **SmoothQuant** (arXiv:2211.10438) divides input channel $i$ by a
-# factor $s_i$ and multiplies column $i$ of the weights by it:
+# A scale per token has to be found at run time. With a *static* scale per tensor nothing has to be found. To make that
+# work, **SmoothQuant** (arXiv:2211.10438) divides input channel $i$ by a factor $s_i$ and multiplies column $i$ of the
+# weights by it:
 #
 # $$s_i = \frac{\max|x_i|^{\alpha}}{\max|w_i|^{1 - \alpha}}$$
 #
 # The product stays the same. Dividing costs nothing: the input comes from an RMSNorm that multiplies channel $i$ by a
-# weight anyway. At $\alpha = 1$ the weights take over the whole trouble, and at 0.5 both sides become equally large.
+# weight anyway. At $\alpha = 1$ the weights take on all of the difficulty, and at 0.5 both sides become equally large.
 
 # %% [markdown]
-# <!-- card 6.5 -->
+# <!-- card 6.6 -->
 # Fold the factors in. Several matrices read the same norm's output, as Q, K and V do.
 
 
-# %% tags=["exercise:6.5"]
+# %% tags=["exercise:6.6"]
 def smooth(norm_weight, weights, x_max, alpha):
     """Factors for the inputs of some linear layers, folded into the norm in front of them and into their weights.
 
@@ -596,7 +612,7 @@ def smooth(norm_weight, weights, x_max, alpha):
 
 
 # %%
-check("6.5")
+check("6.6")
 
 # %% [markdown]
 # **On the model.** Both norms of each layer are smoothed, for Q, K and V and for the MLP's gate and up projections. No
@@ -605,40 +621,32 @@ check("6.5")
 # have to share their factors.)
 
 # %%
-smooth = use("6.5")
+smooth = use("6.6")
 print(f"smoothed and not rounded, logits differ by {int8_model.largest_change(smooth, 0.5):.0e} of the largest")
-print(f"one scale per tensor            perplexity x {int8_model.one_scale_per_tensor():.3f}")
+found = {alpha: int8_model.one_scale_smoothed(smooth, alpha, num_tokens=256) for alpha in (0.5, 0.65, 0.8)}
+print("calibration text:", ", ".join(f"alpha {alpha} x {ratio:.3f}" for alpha, ratio in found.items()))
+alpha = min(found, key=found.get)
 for with_down, which in ((False, "norms only"), (True, "down_proj too")):
-    ratio = int8_model.one_scale_smoothed(smooth, 0.65, with_down)
-    print(f"smoothed, alpha 0.65, {which:13} perplexity x {ratio:.3f}")
+    ratio = int8_model.one_scale_smoothed(smooth, alpha, with_down, is_calibration=False)
+    print(f"the other text: smoothed, alpha {alpha}, {which:13} perplexity x {ratio:.3f}")
 
 # %% [markdown]
-# **Read the result.** The largest outlier sits in front of `down_proj`, where a recipe that only looks at norms does
-# not reach: with the norms alone little is won. With `down_proj` smoothed too, one static scale per tensor comes near a
-# scale per token.
-#
-# > **In production, 2026.** A checkpoint in int8 that llm-compressor makes for
-# > [vLLM](https://docs.vllm.ai/en/latest/features/quantization/int8/) has a scale per token for activations, found at
-# > run time, and its documentation warns that Blackwell cards have no int8 kernels: there FP8 takes its place. FP8 has
-# > exponents, so that one outlier costs the other channels fewer bits. NVIDIA's [Model
-# > Optimizer](https://nvidia.github.io/Model-Optimizer/guides/0_support_matrix.html) pairs int8 weights per channel
-# > with one activation scale per tensor, and smooths. By roofline, W8A8 at best halves the time that an H100 needs for
-# > the products of a long prefill.
-#
-# **Takeaway.** int8 weights cost nothing measurable; int8 activations with one scale per tensor double SmolLM2's
-# perplexity, because of a few channels; with a scale per token they cost less than 5 %, and with a static scale after
-# smoothing that includes `down_proj` about 8 %.
+# **Read the result.** $\alpha$ is chosen on the calibration text. The largest outlier sits in front of `down_proj`,
+# where a recipe that only looks at norms does not reach: the norms alone undo about a third of the loss. With
+# `down_proj` smoothed too, one static scale per tensor comes near a scale per token. NVIDIA's [Model
+# Optimizer](https://nvidia.github.io/Model-Optimizer/guides/0_support_matrix.html) pairs int8 weights per channel with
+# one activation scale per tensor, and smooths.
 
 # %% [markdown]
 # ## 5. Weights that matter
-# <!-- minutes: 18 -->
+# <!-- minutes: 19 -->
 #
 # Back to weights alone, and to 4 bits in groups of 64. Rounded to nearest, they raised the perplexity by a third
 # (section 2). Rounding to nearest makes the *weight's* error small. What counts is the *output's*: the error of weight
 # $o, i$ times input $i$. Section 4 showed that inputs differ.
 #
-# **Think first.** You may keep 1 % of a matrix's columns in full precision. Would you take the columns with the largest
-# weights, or those with the largest inputs? What does it win over any 1 %?
+# **Think first.** You may keep 1 % of a matrix's columns in full precision. Would you take the columns whose weights
+# are largest on average, or those whose inputs are? How much better is that than a random 1 %?
 
 # %%
 from twophase_labs.compression import calibrated
@@ -647,30 +655,56 @@ shares = (0.0, 0.01, 0.02, 0.05, 0.1)
 errors = calibrated.kept_columns("15.self_attn.v_proj", shares, bits=4, group_size=64)
 for rule, values in errors.items():
     print(f"1 % of the columns kept, {rule:15}: error of the output {values[0]:.1%} -> {values[1]:.1%}")
-calibrated_pictures.draw_kept_columns(shares, errors)
+calibrated_pictures.draw_kept_columns("15.self_attn.v_proj", shares, errors)
 
 # %% [markdown]
-# **Read the result.** Six columns of 576, chosen by what they are multiplied by, halve the error. Columns of two kinds
-# would be slow, though: a kernel wants them all alike. **AWQ** (arXiv:2306.00978) gets most of the effect with all
-# weights in 4 bits. It multiplies important columns by a factor before rounding and divides their inputs by it, as
-# smoothing does. A column that is multiplied by 4, while the group's range hardly grows, is stored four times as
-# finely. A search decides for each matrix to which power the inputs' mean magnitudes are raised:
+# **Read the result.** Six columns of 576, chosen by what they are multiplied by, halve the error. (LLM.int8(),
+# arXiv:2208.07339, keeps such columns in 16 bits.) Columns of two kinds are slow, though: a kernel wants one format for
+# all. **AWQ** (arXiv:2306.00978) gets most of the effect with all weights in 4 bits. It multiplies important columns by
+# a factor before rounding, and divides their inputs by it, so that the product stays the same. A column that is
+# multiplied by 4, while the group's range hardly grows, is stored four times as finely. The factors are the inputs'
+# mean magnitudes to some power, centred about 1:
 #
 # $$f_i = \frac{m_i^{\alpha}}{\sqrt{\max_j m_j^{\alpha} \cdot \min_j m_j^{\alpha}}}, \qquad m_i = \mathrm{mean}|x_i|$$
 
 # %% [markdown]
-# <!-- card 6.6 -->
-# Search. Call your `quantize` of section 2 and the `dequantize` beside it.
+# <!-- card 6.7 -->
+# The factors, for one $\alpha$.
 
 
-# %% tags=["exercise:6.6"]
+# %% tags=["exercise:6.7"]
+def factors_of(x, alpha):
+    """The factors [I] for the inputs of a layer, x float32 [T, I], by the formula.
+
+    m_i is the mean of |x_i| over the tokens; one below 1e-4 counts as 1e-4. alpha: 0 to 1.
+
+    >>> factors_of(torch.tensor([[1.0, 16.0], [-1.0, 16.0]]), 0.5)         # means 1 and 16, their powers 1 and 4
+    tensor([0.5000, 2.0000])
+    >>> factors_of(torch.tensor([[0.0, 1.0]]), 0.5)                        # an input that is always 0
+    tensor([ 0.1000, 10.0000])
+    """
+    # BEGIN SOLUTION: the factors
+    powers = x.abs().mean(0).clamp(min=1e-4) ** alpha
+    return powers / (powers.max() * powers.min()).sqrt()
+    # END SOLUTION
+
+
+# %%
+check("6.7")
+
+# %% [markdown]
+# <!-- card 6.8 -->
+# A search decides which $\alpha$ suits a matrix. Call your `factors_of`, your `quantize` of section 2 and the
+# `dequantize` beside it.
+
+
+# %% tags=["exercise:6.8"]
 def awq(weight, x, bits, group_size, num_steps=11):
     """The factors [I] by which to multiply a weight's columns before rounding it.
 
     weight: float32 [O, I]. x: float32 [T, I], inputs of the layer. Tried are num_steps values of alpha, evenly from 0
-    to 1. Factors are mean |x_i| ** alpha, over the root of the largest times the smallest of them; a mean below 1e-4
-    counts as 1e-4. The best alpha has the smallest squared error of the output: x times the weight that was multiplied,
-    rounded to `bits` bits in groups of `group_size` and divided again, against x times the weight.
+    to 1. The best one has the smallest squared error of the output, summed over all of it: x times the weight that was
+    multiplied, rounded to `bits` bits in groups of `group_size` and divided again, against x times the weight.
 
     >>> awq(torch.tensor([[0.0, 0.4, 1.0, 0.2]]), torch.tensor([[1.0, 16.0, 1.0, 1.0]]), 2, 4, num_steps=3)
     tensor([0.5000, 2.0000, 0.5000, 0.5000])
@@ -678,11 +712,9 @@ def awq(weight, x, bits, group_size, num_steps=11):
     tensor([1., 1., 1., 1.])
     """
     # BEGIN SOLUTION: the best factors
-    means, wanted = x.abs().mean(0).clamp(min=1e-4), x @ weight.T
-    best_error, best = torch.inf, None
+    wanted, best_error, best = x @ weight.T, torch.inf, None
     for step in range(num_steps):
-        powers = means ** (step / (num_steps - 1))
-        factors = powers / (powers.max() * powers.min()).sqrt()
+        factors = factors_of(x, step / (num_steps - 1))
         rounded = dequantize(*quantize(weight * factors, bits, group_size)) / factors
         error = (x @ rounded.T - wanted).square().sum()
         if error < best_error:
@@ -692,7 +724,7 @@ def awq(weight, x, bits, group_size, num_steps=11):
 
 
 # %%
-check("6.6")
+check("6.8")
 
 # %% [markdown]
 # **The whole model.** From here on it is the engine that runs. It has 120 matrices: it multiplies Q, K and V by one
@@ -702,7 +734,7 @@ check("6.6")
 # %%
 from twophase_labs.compression import own_engine
 
-awq, quantize = use("6.6"), use("6.2")
+awq, quantize = use("6.8"), use("6.2")
 factors = own_engine.all_factors(awq, bits=4, group_size=64, num_steps=5)
 scaled_model = own_engine.in_groups(quantize, 4, factors)
 print(f"4 bits, groups of 64, AWQ: perplexity x {own_engine.perplexity_ratio(scaled_model):.3f}")
@@ -714,7 +746,7 @@ for kind, (num_layers, largest) in calibrated.by_kind(factors).items():
 # and V, every layer gets factors; in front of `o_proj`, where inputs are of about one size, the search chooses $\alpha
 # = 0$ nearly always. One number is fitted per matrix, so a few tokens suffice and there is little to overfit. (Here an
 # input is divided by the factors before it is multiplied. Served models have them folded into the norm or the matrix in
-# front.)
+# front. AWQ also searches how far to clip each group's range, which is left out here.)
 #
 # > **In production, 2026.** [llm-compressor](https://docs.vllm.ai/projects/llm-compressor/en/0.11.0/examples/awq/) runs
 # > AWQ as a step before rounding, with a mapping per model family of which layer takes up which factors, `v_proj` for
@@ -729,56 +761,61 @@ for kind, (num_layers, largest) in calibrated.by_kind(factors).items():
 
 # %% [markdown]
 # ## 6. Column by column
-# <!-- minutes: 22 + 5 -->
+# <!-- minutes: 19 + 6 -->
 #
 # AWQ still rounds each weight alone. But inputs are related: if two of them are almost always equal, an error in the
-# weight of one can be made up for in the weight of the other.
+# weight of one can be compensated in the weight of the other.
 #
 # **Think first.** Two inputs always have the same value. Both weights are 0.4 and have to become whole numbers. What
 # does rounding to nearest make of their sum, and what would you choose?
+
+# %% [markdown]
+# To nearest both become 0, and the sum is 0 in place of 0.8; with 0 and 1 it is 1. That is how **GPTQ**
+# (arXiv:2210.17323) works: round column $i$; see how far off that is; adjust the columns not yet rounded so that the
+# outputs on the calibration text are as near as possible to what they were; go on.
 
 # %%
 calibrated_pictures.draw_columns()
 
 # %% [markdown]
-# To nearest both become 0, and the sum is 0 in place of 0.8; with 0 and 1 it is 1. That is how **GPTQ**
-# (arXiv:2210.17323) works: round column $i$; see how far off that is; change the columns to come so that the outputs on
-# the calibration text are as near as possible to what they were; go on. How to change them is known from least squares.
-# With $H = X^T X$ and $U$ the upper Cholesky factor of its inverse, $H^{-1} = U^T U$:
+# How to adjust them is known from least squares. With $H = X^T X$ and $U$ the upper Cholesky factor of its inverse,
+# $H^{-1} = U^T U$:
 #
 # $$e = \frac{w_i - \mathrm{rounded}_i}{U_{ii}}, \qquad w_j \leftarrow w_j - e\,U_{ij} \quad (j > i)$$
 #
-# A constant is added to the diagonal of $H$ (*damping*): there are often fewer tokens than inputs, and $H$ would have
-# no inverse.
+# $U$ is given. A constant is added to the diagonal of $H$ (*damping*), because there are often fewer tokens than
+# inputs, and $H$ would have no inverse.
+
+# %% tags=["setup"]
+from twophase_labs.compression.calibrated import inverse_factor
+
+# %%
+show_source(inverse_factor)
 
 # %% [markdown]
-# <!-- card 6.7 -->
-# Write it, for all outputs at once: they share $U$.
+# <!-- card 6.9 -->
+# Write the rest, for all outputs at once: they share $U$.
 
 
-# %% tags=["exercise:6.7"]
-def gptq(weight, x, bits, group_size):
+# %% tags=["exercise:6.9"]
+def gptq(weight, upper, bits, group_size):
     """A weight rounded column by column, each column's error made up for by the columns to come.
 
-    weight: float32 [O, I]. x: float32 [T, I], inputs of the layer. The Hessian is x^T x, [I, I], with 1 % of its
-    diagonal's mean added to the diagonal; compute in float64. When a group of `group_size` columns begins, its minimum
-    and scale, (maximum - minimum) / (2**bits - 1), are set from the weights as they are then, for each output. Codes
-    are 0 to 2**bits - 1.
+    weight: float32 [O, I]. upper: float32 [I, I], U. When a group of `group_size` columns begins, its minimum and
+    scale, (maximum - minimum) / (2**bits - 1), are set from the weights as they are then, for each output. Codes are 0
+    to 2**bits - 1. A group of equal weights comes back as it is.
 
     Returns what the codes stand for, float32 [O, I]. What it is given stays as it is.
 
     >>> weight = torch.tensor([[0.0, 0.4, 0.4, 1.0]])
     >>> gptq(weight, torch.eye(4), bits=1, group_size=4)                # independent inputs: to nearest
     tensor([[0., 0., 0., 1.]])
-    >>> gptq(weight, torch.tensor([[1.0, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]]), 1, 4)   # inputs 1 and 2 are equal
+    >>> x = torch.tensor([[1.0, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]])  # inputs 1 and 2 are equal
+    >>> gptq(weight, inverse_factor(x), bits=1, group_size=4)
     tensor([[0., 0., 1., 1.]])
     """
     # BEGIN SOLUTION: the rounded weight
-    x, w = x.double(), weight.double()
-    hessian = x.T @ x
-    hessian += 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian))
-    upper = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)
-    rounded = torch.empty_like(w)
+    w, rounded = weight.clone(), torch.empty_like(weight)
     for i in range(w.shape[1]):
         if i % group_size == 0:
             group = w[:, i : i + group_size]
@@ -788,19 +825,19 @@ def gptq(weight, x, bits, group_size):
         rounded[:, i] = codes * scales + minima
         error = (w[:, i] - rounded[:, i]) / upper[i, i]
         w[:, i + 1 :] -= torch.outer(error, upper[i, i + 1 :])
-    return rounded.float()
+    return rounded
     # END SOLUTION
 
 
 # %%
-check("6.7")
+check("6.9")
 
 # %% [markdown]
 # **Three matrices of layer 15.** The whole model would take too long for a lab, so what is measured here is the error
 # of one matrix's output: on the tokens that GPTQ calibrated with, and on a text that it has not seen.
 
 # %%
-gptq = use("6.7")
+gptq = use("6.9")
 
 
 def rounds(weight):
@@ -822,17 +859,12 @@ for name in names:
 calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2]}, to_nearest)
 
 # %% [markdown]
-# **Read the result.** On the tokens that it has seen, GPTQ's error is far below that of the others. On fresh text it
-# gains for the attention's two matrices, more with each doubling of the text, and *loses* for `down_proj`: 512 tokens
-# say little about 1,536 inputs, so it fits relations that were there by chance. Its paper calibrates with 128 texts of
-# 2,048 tokens, 262,144 in all. A method has to be judged on text that it has not seen, and so does a compressed model.
-# (Methods can be combined: first factors, then GPTQ in place of rounding to nearest.)
-#
-# | | what it changes | what it needs | speeds up |
-# |---|---|---|---|
-# | SmoothQuant | columns, so that activations fit int8 | each input's maximum | prefill, decode |
-# | AWQ | columns, so that weights that matter are finer | mean magnitudes, few tokens | decode |
-# | GPTQ | which way each weight is rounded | $X^T X$ of many tokens, its inverse | decode |
+# **Read the result.** The last two columns: on the tokens that it has seen, GPTQ's error is about half of that on fresh
+# text, or less. On fresh text it still gains for the attention's two matrices, more with each doubling of the text, and
+# *loses* for `down_proj`: 512 tokens say little about 1,536 inputs, so it fits relations that were there by chance.
+# AWQ, which fits one number, does not lose there, and on `v_proj` it is slightly ahead. GPTQ's paper calibrates with
+# 128 texts of 2,048 tokens, 262,144 in all. A method has to be judged on text that it has not seen, and so does a
+# compressed model. (Methods can be combined: first factors, then GPTQ in place of rounding to nearest.)
 #
 # > **In production, 2026.** llm-compressor's
 # > [GPTQModifier](https://docs.vllm.ai/projects/llm-compressor/en/0.11.0/api/llmcompressor/modifiers/gptq/) is yours
@@ -847,28 +879,34 @@ calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2
 
 # %% [markdown]
 # ### Going further: which method?
+#
+# | | what it changes | what it needs | speeds up |
+# |---|---|---|---|
+# | SmoothQuant | columns, so that activations fit int8 | each input's maximum | prefill, decode |
+# | AWQ | columns, so that weights that matter are finer | mean magnitudes, few tokens | decode |
+# | GPTQ | which way each weight is rounded | $X^T X$ of many tokens, its inverse | decode |
 
 # %% [markdown]
-# <!-- card 6.8 -->
+# <!-- card 6.10 -->
 # Which method fits? A letter may be used more than once. **a** rounding to nearest · **b** AWQ · **c** GPTQ ·
 # **d** SmoothQuant
 
 
-# %% tags=["exercise:6.8"]
-answer_6_8 = {
+# %% tags=["exercise:6.10"]
+answer_6_10 = {
     "weights in 8 bits, activations as they are, nothing to calibrate with": "a",  # SOLUTION: a letter
-    "4-bit weights, and only 500 tokens to calibrate with": "b",  # SOLUTION: a letter
+    "4-bit weights, and only 100 tokens to calibrate with": "b",  # SOLUTION: a letter
     "4-bit weights, a million tokens like the traffic, hours to spare": "c",  # SOLUTION: a letter
     "long prompts on int8 multipliers that take one static scale per tensor": "d",  # SOLUTION: a letter
     "weights that come from a 4-bit file, stored again on that file's grid": "a",  # SOLUTION: a letter
 }
 
 # %%
-check("6.8")
+check("6.10")
 
 # %% [markdown]
 # ## 7. Four bits into the multiplier
-# <!-- minutes: 20 -->
+# <!-- minutes: 19 + 4 -->
 #
 # A weight of 4 bits saves time only if 4 bits are what is *read*. A layer that first writes the whole matrix out in 16
 # bits and then multiplies reads 4 bits, writes 16 and reads them again: more bytes than before. So the codes go to the
@@ -900,18 +938,28 @@ for name, num_bytes in per_output.items():
 #
 # **Think first.** A word is an int32 with eight codes. The last of them may be 9, binary 1001. What is the word's sign,
 # and what does a shift to the right by 28 bits give?
+#
+# <details><summary>Answer</summary>
+#
+# Negative: the last code's highest bit is the word's sign bit. `>>` copies the sign, and 28 bits to the right the word
+# is -7, binary 1...11001. So `& 15` is needed for the last code, too: it gives 9.
+# </details>
 
 # %% [markdown]
-# <!-- card 6.9 -->
+# <!-- card 6.11 -->
 # A program computes a tile of outputs for all rows of x, and goes along the inputs a group at a time. Code i of output
 # o is number `i % 8` of word `i // 8` of its row; a weight is `scale * code + minimum`.
 #
 # ```python
 # launch_int4_linear(int4_linear_kernel, x, pack_words(codes), scales, minima)    # x @ weight.T, [T, O]
 # ```
+#
+# `tl.dot` multiplies `[BLOCK_T, GROUP]` by `[GROUP, BLOCK_O]`, both of x's dtype, float16 or float32, and adds up in
+# float32. `tl.trans(a)` transposes, `a.to(x.dtype)` converts. (Without `input_precision="ieee"` float32 factors would
+# be rounded to the 11 bits of TF32.)
 
 
-# %% tags=["exercise:6.9"]
+# %% tags=["exercise:6.11"]
 @triton.jit
 def int4_linear_kernel(
     x_ptr,  # [T, I]
@@ -945,30 +993,31 @@ def int4_linear_kernel(
         scale = tl.load(scales_ptr + offs_s, mask=has_output, other=0.0)
         minimum = tl.load(minima_ptr + offs_s, mask=has_output, other=0.0)
         weight = codes.to(tl.float32) * scale[:, None] + minimum[:, None]  # SOLUTION: [BLOCK_O, GROUP], float32
-        acc += tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee")  # SOLUTION: this group's part of the sum
+        factor = tl.trans(weight.to(x.dtype))  # SOLUTION: [GROUP, BLOCK_O], what x is multiplied by, in x's dtype
+        acc += tl.dot(x, factor, input_precision="ieee")
     mask = has_token[:, None] & has_output[None, :]
     out_ptrs = out_ptr + offs_t[:, None] * num_outputs + offs_o[None, :]
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 # %%
-check("6.9")
+check("6.11")
 
 # %% [markdown]
 # **A weight of SmolLM2 through your kernel**, and what the compiler made of it, beside the engine's kernel for the
 # same numbers: 128 outputs of a query projection, 4 rows in float16. Below the table is the heart of the **engine's**
 # kernel: it applies the scale to the *sum* of a group, not to each weight, and its words hold codes that are 32 inputs
-# apart.
+# apart, so that `unpack_words` makes whole tiles of weights out of a tile of words.
 
 # %%
 # needs: triton
 from twophase_kernels.packed_codes import pack_int4
 from twophase_kernels.quantized_linear import int4_linear, quantized_linear_kernel
-from twophase_labs.compression.int4_launch import launch_int4_linear, pack_words, rounded, show_traffic
+from twophase_labs.compression.int4_launch import grouped_codes, launch_int4_linear, pack_words, show_traffic
 from twophase_labs.machine.compiled import Compiled, inspect_engine
 
-int4_linear_kernel = use("6.9")
-codes, scales, minima = (each[:128] for each in rounded("15.self_attn.q_proj"))
+int4_linear_kernel = use("6.11")
+codes, scales, minima = (each[:128] for each in grouped_codes("15.self_attn.q_proj"))
 x = torch.randn(4, 576, generator=torch.Generator().manual_seed(0)).half()
 compiled = Compiled(int4_linear_kernel)
 out = launch_int4_linear(compiled, x, pack_words(codes), scales, minima)
@@ -980,9 +1029,8 @@ show_traffic({"yours": compiled.report, "the engine's": engines}, num_weights=12
 show_source(quantized_linear_kernel, first="parts = unpack_words", last="acc += x_sum")
 
 # %% [markdown]
-# **Read the result.** Both ask for about the same bytes (a tile has room for 16 rows in yours, for 8 in the engine's,
-# and x counts here because the weight is small). But yours moves more than it asks for, and executes three times as
-# many instructions.
+# **Read the result.** Both ask for about the same bytes. But yours moves three times what it asks for (memory moves
+# whole sectors of 32 bytes, lab 2), and executes more than three times as many instructions.
 #
 # **Question.** In your kernel eight neighbouring columns of the tile ask for the same word. What does it gain when
 # codes of one word are 32 columns apart, instead of neighbours?
@@ -994,23 +1042,6 @@ show_source(quantized_linear_kernel, first="parts = unpack_words", last="acc += 
 # engine packs anew when it loads a model.
 # </details>
 #
-# **And on this CPU?** One matrix of each of the 30 layers in three formats, as the engine multiplies them, for more and
-# more rows.
-
-# %%
-from twophase_labs.compression import few_rows
-
-times = few_rows.product_times(rows=(1, 2, 4, 8, 16, 64))
-for num_rows in (1, 8, 64):
-    shown = ", ".join(f"{name} {times[name][num_rows] / times['float32'][num_rows]:.2f}" for name in times)
-    print(f"{num_rows:2} rows, time relative to float32's: {shown}")
-few_rows.draw_times(times)
-
-# %% [markdown]
-# **Read the result.** At one row bytes count, and 4 bits win. With more rows the same weights are multiplied more
-# often; then unpacking and arithmetic decide, and bf16 takes over if the processor has an instruction for it. So the
-# engine's `Int4Linear` keeps both forms if there is memory: 4 bits for up to `FEW_ROWS` rows, bf16 for more.
-#
 # > **In production, 2026.** Kernels that unpack in registers are the standard for 4-bit weights on NVIDIA GPUs. vLLM's
 # > [Marlin](https://docs.vllm.ai/en/latest/api/vllm/model_executor/layers/quantization/utils/marlin_utils/) wants
 # > words in an order of its own: a GPTQ file's are repacked, and padded with zeros where a matrix does not fit its
@@ -1021,11 +1052,30 @@ few_rows.draw_times(times)
 # costs 2.28 times as many.
 
 # %% [markdown]
+# ### Going further: and on this CPU?
+#
+# One matrix of each of the 30 layers in three formats, as the engine multiplies them, for more and more rows.
+
+# %%
+from twophase_labs.compression import few_rows
+
+times = few_rows.product_times(rows=(1, 2, 4, 8, 16, 64))
+for num_rows in (1, 8, 64):
+    shown = ", ".join(f"{name} {times[name][num_rows] / times['float32'][num_rows]:.2f}" for name in times)
+    print(f"{num_rows:2} row{'s' * (num_rows > 1)}, time relative to float32's: {shown}")
+few_rows.draw_times(times)
+
+# %% [markdown]
+# **Read the result.** At one row bytes count, and 4 bits win. With more rows the same weights are multiplied more
+# often; then unpacking and arithmetic decide, and bf16 takes over if the processor has an instruction for it. So the
+# engine's `Int4Linear` keeps both forms if there is memory: 4 bits for up to `FEW_ROWS` rows, bf16 for more.
+
+# %% [markdown]
 # ## 8. Zeros
 # <!-- minutes: 6 + 12 -->
 #
-# A weight that is zero need not be read or multiplied at all. How many can be set to zero? Here the smallest of each
-# matrix of SmolLM2 are, without any training afterwards.
+# A weight that is zero need not be read or multiplied at all. How many can be set to zero? Here the smallest weights of
+# each matrix of SmolLM2 are set to zero, with no training afterwards.
 
 # %%
 from twophase_labs.compression import zeros
@@ -1034,36 +1084,38 @@ cliff = zeros.pruned_perplexities((0.1, 0.3, 0.5))
 zeros.draw_cliff(cliff)
 
 # %% [markdown]
-# A tenth is free, and further on lies a cliff. Smaller models have less to spare, and training after pruning wins some
-# of it back.
+# A tenth is free, and further on lies a cliff. Larger models have more to spare, methods such as SparseGPT
+# (arXiv:2301.00774) adjust the weights that are left as GPTQ does, and training after pruning wins some of it back.
 #
 # **Think first.** Suppose nine tenths were zeros. A dense product of one row reads each weight once. What must a
 # product read that skips the zeros?
 
 # %% [markdown]
-# <!-- card 6.10 -->
+# <!-- card 6.12 -->
 # **Predict.** A matrix [1536, 576] with 90 % zeros at random places, stored as CSR (each row's nonzero weights and
 # their columns), times one row of x. How long does it take, relative to the dense product?
 
-# %% tags=["exercise:6.10"]
-guess_6_10 = 1.0  # SOLUTION: times the dense product's time
+# %% tags=["exercise:6.12"]
+guess_6_12 = 1.0  # SOLUTION: times the dense product's time
 
 # %%
-check("6.10")
+check("6.12")
 
 # %%
 for num_rows in (1, 8):
     dense_s, with_zeros_s, csr_s = zeros.product_times(0.9, num_rows)
     print(
-        f"{num_rows} rows: dense with zeros {with_zeros_s / dense_s:.2f}, CSR {csr_s / dense_s:.2f} of the dense time"
+        f"{num_rows} row{'s' * (num_rows > 1)} of x: dense with zeros {with_zeros_s / dense_s:.2f}, "
+        f"CSR {csr_s / dense_s:.2f} of the dense time"
     )
-measured("6.10", zeros.sparse_over_dense())
+measured("6.12", zeros.sparse_over_dense())
 
 # %% [markdown]
-# **Read the result.** A dense product does not notice its zeros. The sparse one has a tenth of the arithmetic, and
-# saves nothing like nine tenths of the time: for each weight it reads a column number as well, and then the element of
-# x that it names, wherever that is. On a GPU it is worse: the matrix unit multiplies whole tiles, and with zeros at
-# random places no tile is empty.
+# **Read the result.** A dense product does not notice its zeros. The sparse one has a tenth of the arithmetic, and for
+# one row it saves nothing like nine tenths of the time (it may even be slower): for each weight it reads a column
+# number as well, and then the element of x that it names, wherever that is. Eight rows share the column numbers, and
+# there it wins: on a CPU, with nine tenths zeros. On a GPU it is worse: the matrix unit multiplies whole tiles, and
+# with zeros at random places no tile is empty.
 #
 # So hardware asks for a *pattern*. NVIDIA's matrix units since Ampere know one: **2:4 sparsity**, of each four
 # neighbouring weights two are kept, with two bits to say where each of them stood: `(2 * 16 + 2 * 2) / (4 * 16)` =
@@ -1080,11 +1132,11 @@ measured("6.10", zeros.sparse_over_dense())
 # ### Going further: two of four
 
 # %% [markdown]
-# <!-- card 6.11 -->
+# <!-- card 6.13 -->
 # Keep the two of largest magnitude in each four neighbours of a row.
 
 
-# %% tags=["exercise:6.11"]
+# %% tags=["exercise:6.13"]
 def two_of_four(weight):
     """Of each four neighbours in a row the two of largest magnitude; of equals the first.
 
@@ -1106,10 +1158,10 @@ def two_of_four(weight):
 
 
 # %%
-check("6.11")
+check("6.13")
 
 # %%
-two_of_four = use("6.11")
+two_of_four = use("6.13")
 by_weight, by_output = zeros.two_of_four_perplexities(two_of_four)
 print(f"SmolLM2, two of four by weight: perplexity x{by_weight:.1f}; by weight times input (Wanda): x{by_output:.1f}")
 
@@ -1120,18 +1172,18 @@ print(f"SmolLM2, two of four by weight: perplexity x{by_weight:.1f}; by weight t
 
 # %% [markdown]
 # ## 9. A smaller model that was taught
-# <!-- minutes: 12 + 11 -->
+# <!-- minutes: 12 + 10 -->
 #
 # The third route makes no weight smaller: it trains a smaller model. **Distillation** lets it learn from the larger
 # one, the **teacher**. It may learn from the teacher's texts (*response*: they are all one needs, also through an API),
-# from its distribution at each token (*logits*), or let the student write and the teacher judge each of its tokens
-# (*trajectory*, on-policy: the student meets its own mistakes).
+# from the teacher's distribution at each token (*logits*), or from the teacher's scores for what the student itself
+# writes (*trajectory*, or on-policy distillation: the student meets its own mistakes).
 #
 # **Think first.** The teacher drew one token where ten were likely. What does a student learn from that token, and what
 # from the ten probabilities?
 
 # %% [markdown]
-# <!-- card 6.12 -->
+# <!-- card 6.14 -->
 # For each position, with both distributions at temperature T:
 #
 # $$T^2 \sum_v p_v \,(\log p_v - \log q_v), \qquad p = \mathrm{softmax}(z_{teacher} / T), \quad
@@ -1141,7 +1193,7 @@ print(f"SmolLM2, two of four by weight: perplexity x{by_weight:.1f}; by weight t
 # (arXiv:1503.02531).
 
 
-# %% tags=["exercise:6.12"]
+# %% tags=["exercise:6.14"]
 def distillation_loss(student_logits, teacher_logits, temperature):
     """T^2 times the divergence of the teacher's distribution from the student's, mean over all positions.
 
@@ -1165,17 +1217,19 @@ def distillation_loss(student_logits, teacher_logits, temperature):
 
 
 # %%
-check("6.12")
+check("6.14")
 
 # %% [markdown]
-# **A student of SmolLM2.** It begins as SmolLM2's first two layers. SmolLM2 writes 24 beginnings of stories; 18 are
-# trained on, 6 kept back. One student learns from the tokens that were drawn, the other from the logits: the same
-# stories, the same steps.
+# **A student of SmolLM2.** It begins as SmolLM2's first two layers, with a small vocabulary, so that training takes
+# seconds: the tokens of the stories, and those that SmolLM2 found likely there. SmolLM2 writes 24 beginnings of
+# stories; 18 are trained on, 6 kept back. One student learns from the tokens that were drawn, the other from the
+# logits: the same stories, the same steps. The distance from the teacher is the divergence of the formula at T = 1, in
+# *nats* (bits are nats over ln 2).
 
 # %%
 from twophase_labs.compression import students
 
-distillation_loss = use("6.12")
+distillation_loss = use("6.14")
 
 
 def soft(logits, teacher):
@@ -1184,7 +1238,7 @@ def soft(logits, teacher):
 
 told = students.stories()
 print(f"{students.NUM_STEPS} steps on {students.NUM_TRAINED} stories of {students.NUM_NEW} tokens")
-print(f"the student can write {len(told.types):,} tokens, to which SmolLM2 gives {told.mass:.0%} of the probability")
+print(f"the student's vocabulary: {len(told.types):,} tokens, which have {told.mass:.0%} of SmolLM2's probability")
 taught = {"tokens": students.make_student(), "logits": students.make_student()}
 curves = {
     "tokens": students.train(taught["tokens"], students.loss_on_tokens, on="tokens"),
@@ -1199,14 +1253,14 @@ students.draw_curves(curves)
 # With so few stories the student on tokens learns them by heart and becomes sure of the wrong tokens. Neither is a good
 # model; that takes many millions of tokens, where the two come closer, and logits still need fewer.
 #
-# **When to distil.** If a smaller model of the same family exists, try it first. Squeezing costs minutes and a gate;
-# distilling costs training, and pays for a narrow task, for a draft model (lab 5), or to win back what pruning and
-# rounding have lost.
+# **When to distil.** If a smaller model of the same family exists, try it first. Quantising costs minutes and a run of
+# the gate; distilling costs training, and pays for a narrow task, for a draft model (lab 5), or to win back what
+# pruning and rounding have lost.
 #
-# > **In production, 2026.** NVIDIA's Model Optimizer has [pruning followed by
-# > distillation](https://github.com/NVlabs/Minitron) (Minitron: an 8B and a 4B model out of a 15B one, with up to 40
-# > times fewer training tokens than from scratch); engines load the result like any other model. By roofline a model
-# > half as large halves a decode step's bytes on an H100 as it does here.
+# > **In production, 2026.** [Minitron](https://github.com/NVlabs/Minitron) is pruning followed by distillation: an 8B
+# > and a 4B model out of a 15B one, with up to 40 times fewer training tokens than from scratch. Engines load the
+# > result like any other model. By roofline a model half as large halves a decode step's bytes on an H100 as it does
+# > here.
 #
 # **Takeaway.** With the same 18 stories and 18 steps, a student taught by logits ends much nearer to its teacher than
 # one taught by tokens.
@@ -1217,15 +1271,15 @@ students.draw_curves(curves)
 # Sections 2 to 6 rounded a model that was finished (**PTQ**, post-training quantisation). **QAT**, quantisation-aware
 # training, computes with rounded weights in every step and moves the weights behind them, so that they end up where
 # rounding hurts less. The gradient passes through rounding as if it were not there. [Model
-# Optimizer](https://nvidia.github.io/TensorRT-Model-Optimizer) has both.
+# Optimizer](https://nvidia.github.io/Model-Optimizer) has both.
 
 # %% [markdown]
-# <!-- card 6.17 -->
-# Extra. Round a weight [O, I] as in section 2, each group from its minimum to its maximum in `2**bits - 1` steps, so
+# <!-- card 6.15 -->
+# Round a weight [O, I] as in section 2, each group from its minimum to its maximum in `2**bits - 1` steps, so
 # that the result's gradient is the weight's.
 
 
-# %% tags=["exercise:6.17"]
+# %% tags=["exercise:6.15"]
 def fake_quantize(weight, bits, group_size):
     """The rounded weight [O, I], with the gradient of the weight itself."""
     groups = weight.detach().unflatten(1, (-1, group_size))
@@ -1239,10 +1293,10 @@ def fake_quantize(weight, bits, group_size):
 
 
 # %%
-check("6.17")
+check("6.15")
 
 # %%
-fake_quantize = use("6.17")
+fake_quantize = use("6.15")
 more = {"num_steps": students.MORE_STEPS, "learning_rate": students.MORE_LEARNING_RATE}
 longer, aware = students.copy_of(taught["logits"]), students.copy_of(taught["logits"])
 students.train(longer, soft, on="logits", **more)
@@ -1253,43 +1307,54 @@ with students.computing_rounded(aware, fake_quantize, 2):
     print(f"trained on with rounding {students.distance(aware):.2f}")
 
 # %% [markdown]
-# Both were trained for equally many further steps. At 2 bits, where rounding costs much, training with it wins much of
-# that back. At 4 bits and more, PTQ with AWQ or GPTQ is usually near enough, and needs no training.
+# Both were trained for equally many further steps. At 2 bits, where rounding costs much, training with rounding
+# recovers much of it. At 4 bits and more, PTQ with AWQ or GPTQ is usually near enough, and needs no training.
 
 # %% [markdown]
 # ## 10. Bits where they count
-# <!-- minutes: 5 + 12 -->
+# <!-- minutes: 5 + 11 -->
 #
-# So far the whole model had one format. But section 4 found outliers in some inputs and not in others, and in section 5
-# some matrices needed factors and others none. What does each part cost on its own?
-#
-# The engine has four matrices in each layer: `qkv`, `o`, `gate_up` and `down`. With the early and the late half of the
-# layers apart, these are eight parts. One part at a time takes your 4 bits (the factors of section 5, then your
-# `quantize` in groups of 64); all others stay as they are. The damage is the mean **KL divergence** of the predictions
-# from those of SmolLM2 as it is: how far whole distributions move, which shows sooner than perplexity.
-#
-# **Think first.** `gate_up` has half of all weights in these layers, `qkv` a sixth. If every weight's rounding cost
-# the same, which part would cost most? And if two parts are rounded at once, does their damage add up?
+# So far the whole model had one format. Which matrices need more bits? The engine has four in each layer: `qkv`, `o`,
+# `gate_up` and `down`. With the early and the late half of the layers apart, these are eight parts. One part at a time
+# takes your 4 bits (the factors of section 5, then your `quantize` in groups of 64); all others stay as they are. The
+# damage is the mean **KL divergence** of the predictions from those of SmolLM2: how far whole distributions move, which
+# shows sooner than perplexity. It is measured on 256 further tokens of the *calibration* text, since what is chosen by
+# it will be judged on the other one.
 
 # %%
 from twophase_labs.compression import parts
 
-formats = parts.own_formats(quantize, factors)
+formats = parts.own_formats(scaled_model, quantize)
+one_by_one = sum(formats.damage.values())
+print(f"the eight damages, added up: {one_by_one:.4f} nats")
 parts.draw_parts(formats)
+
+# %% [markdown]
+# <!-- card 6.16 -->
+# **Predict.** `gate_up` has half of the bytes and `qkv` a sixth, so damage is not in proportion to them. Now all eight
+# parts are rounded at once. What is the damage then, as a multiple of the sum of the eight? (A factor of 1.5 counts as
+# close.)
+
+# %% tags=["exercise:6.16"]
+guess_6_16 = 1  # SOLUTION: times the sum
+
+# %%
+check("6.16")
 
 # %%
 worst = sorted(parts.PARTS, key=formats.worth)[-4:]  # 8 bits instead of 4 avoid most there, per megabyte
 mixed = formats.mixed([int(part in worst) for part in parts.PARTS])
 damage = {"4 bits": formats.four, "four parts in 8 bits": mixed, "8 bits": formats.eight}
-print(f"4 bits, the eight parts one by one: {sum(formats.damage.values()):.4f} nats, added up")
 for name, own in damage.items():
     print(f"{name:20} {own.megabytes:5.1f} MB, all at once: {parts.measured_kl(own):.4f} nats")
 print("in 8 bits:", ", ".join(worst))
+measured("6.16", parts.measured_kl(formats.four) / one_by_one)
 
 # %% [markdown]
-# **Read the result.** The damage of a part is not in proportion to its bytes. And damages nearly add up, so eight
-# measurements predict all combinations. Half of the parts in 8 bits, those where a megabyte avoids most, leave less
-# than half of the damage. (The text has 256 tokens: enough to tell parts that differ by half, not by a tenth.)
+# **Read the result.** The damages nearly add up, so eight measurements say what mixtures of formats will cost, provided
+# that 8 bits cost next to nothing (the last of the three lines). With half of the parts in 8 bits, those where a
+# megabyte avoids most, about half of the damage is left. (256 tokens tell parts apart that differ by half, not by a
+# tenth.)
 #
 # > **In production, 2026.** NVIDIA's Model Optimizer has this section as a function:
 # > [`auto_quantize`](https://nvidia.github.io/Model-Optimizer/reference/generated/modelopt.torch.quantization.model_quant.html)
@@ -1299,8 +1364,8 @@ print("in 8 bits:", ", ".join(worst))
 # > the output matrix in more bits, and so does the engine's `int4`: an error there is an error of a logit, with no
 # > later layer to dampen it.
 #
-# **Takeaway.** Eight measurements predict every mixture of formats, because damages nearly add up; the next megabyte
-# belongs where it avoids most, and that is not where most weights are.
+# **Takeaway.** The damages of eight parts nearly add up, so that eight measurements show where the next megabyte avoids
+# most, and that is not where most weights are.
 
 # %% [markdown]
 # ### Going further: the best choice for every budget
@@ -1309,11 +1374,11 @@ print("in 8 bits:", ", ".join(worst))
 # together.
 
 # %% [markdown]
-# <!-- card 6.13 -->
+# <!-- card 6.17 -->
 # Given what each part takes and costs in each format, choose the formats.
 
 
-# %% tags=["exercise:6.13"]
+# %% tags=["exercise:6.17"]
 def choose_formats(options, budget):
     """The choice of one format per part that does the least damage, with at most `budget` megabytes in all.
 
@@ -1339,26 +1404,26 @@ def choose_formats(options, budget):
 
 
 # %%
-check("6.13")
+check("6.17")
 
 # %% [markdown]
 # The line is your function's prediction for every budget; the marks are measured.
 
 # %%
-choose_formats = use("6.13")
+choose_formats = use("6.17")
 options = formats.options()
-budgets = [float(size) for size in range(58, 116)]
+budgets = sorted({float(size) for size in range(58, 116)} | {own.megabytes + 1e-6 for own in damage.values()})
 choices = [choose_formats(options, budget) for budget in budgets]
 predicted = [chosen and sum(option[i][1] for option, i in zip(options, chosen, strict=True)) for chosen in choices]
 parts.draw_budgets(budgets, predicted, {name: (own.megabytes, parts.measured_kl(own)) for name, own in damage.items()})
 
 # %% [markdown]
 # ## 11. Capstone: your four bits in the engine
-# <!-- minutes: 5 -->
+# <!-- minutes: 8 -->
 #
-# Your rounding, your factors and the measurement of parts become layers of the engine. They multiply by your codes,
-# two in a byte; activations are bf16. (On this CPU parts of 8 bits in groups are multiplied as bf16: their bytes are
-# saved in the file, not in the step.) Four variants run against SmolLM2 as it is, in float32:
+# Your rounding and factors, in the formats that section 10 chose, become layers of the engine. They multiply by your
+# codes, two in a byte; activations are bf16. (On this CPU parts of 8 bits in groups are multiplied as bf16: their bytes
+# are saved in the file, not in the step.) Four variants run against SmolLM2 as it is, in float32:
 
 # %%
 variants = {
@@ -1367,30 +1432,46 @@ variants = {
     "AWQ, four parts in 8 bits": mixed,
     "nearest, groups of 32": own_engine.in_groups(quantize, 4, group_size=32),
 }
-speeds = own_engine.tokens_per_s({"as it is, float32": None, **variants})
-for name, own in variants.items():
+speeds, wrote = own_engine.tokens_per_s({"as it is, float32": None, **variants})
+print(f"{own_engine.PROMPT} ...")
+for name, text in wrote.items():
     faster = speeds[name] / speeds["as it is, float32"]
-    print(f"{name:26} {own.megabytes:6.1f} MB, {faster:.1f} times as many tokens per second")
+    size = f"{variants[name].megabytes:5.1f} MB" if name in variants else ""
+    print(f"{name:26} {size:8} {faster:.1f} times the tokens per second: {text!r}")
 
 # %% [markdown]
-# Faster is easy. Now the gate: for each line a bound, and of a mean over the text its confidence limit on the bad side
-# must keep it. The sums are one of its probes.
+# Faster is easy. Now the gate (lab 5 builds one): each line is a measurement against SmolLM2, on 512 tokens of a text
+# that no choice above has seen, and has a bound. For means over the text, the bad end of the confidence interval must
+# stay within it. The sums, one of the whole gate's probes, are shown beside it.
+
+# %% [markdown]
+# <!-- card 6.18 -->
+# **Predict.** How many of the four variants pass, and which?
+
+# %% tags=["exercise:6.18"]
+guess_6_18 = 1  # SOLUTION: how many of the four pass the gate
 
 # %%
+check("6.18")
+
+# %%
+num_passed = 0
+print(f"as it is, float32: {own_engine.sums_right(None)}")
 for name, own in variants.items():
     verdicts = own_engine.gate_of(own)
-    print(f"{name}: {'passes' if all(verdict.passed for verdict in verdicts) else 'FAILS'}")
+    passes = all(verdict.passed for verdict in verdicts)
+    num_passed += passes
+    print(f"{name}: {'passes' if passes else 'FAILS'}; {own_engine.sums_right(own)}")
     for verdict in verdicts:
         print(f"    {'pass' if verdict.passed else 'FAIL'}  {verdict.name:20} {verdict.text}")
-for name in ("as it is, float32", "nearest, groups of 64", "AWQ, four parts in 8 bits"):
-    print(f"{name:26}", own_engine.sums_right(variants.get(name)))
+measured("6.18", num_passed)
 
 # %% [markdown]
 # **Read the result.** Rounding to nearest in groups of 64 is small and fast, and it fails on every line. Your factors
-# more than halve the divergence, at the same size. More bits for four parts do so again, for half as many bytes more,
-# and miss the bounds by little. The variant that passes is the last one, and section 3 says why: groups of 32 are the
-# grid on which these weights were rounded before, so that nothing moves. It is the right way to run *this* model, and
-# no proof that groups of 32 are harmless: a model that was never rounded pays in any group size.
+# more than halve the divergence, at the same size. More bits for four parts take away nearly half of the rest, for 29 %
+# more bytes, and that is not enough. The variant that passes is the last one, and section 3 says why: groups of 32 are
+# the grid on which these weights were rounded before, so that nothing moves. It is the right way to run *this* model,
+# and no proof that groups of 32 are harmless: a model that was never rounded pays in any group size.
 #
 # The sums are few and easy, and a model that fails the gate may still get many of them right. So a gate has several
 # lines. The whole one, with needles in long texts, JSON, code and refusals as well, takes minutes:
@@ -1400,7 +1481,7 @@ for name in ("as it is, float32", "nearest, groups of 64", "AWQ, four parts in 8
 # better than fewer of 8 or 16, and 3 bits were worse than 4 (several families on zero-shot tasks, arXiv:2212.09720). So
 # 4 bits are the default:
 #
-# - **Weights in 4 bits**: memory or a single stream's speed is short, quality must stay.
+# - **Weights in 4 bits**: memory or single-stream speed is the limit, and quality must be kept.
 # - **8 bits, activations too**: batches and prompts are large, so that arithmetic is the limit.
 # - **A smaller model**: 4 bits are not enough, or arithmetic is the limit by a large factor.
 # - **Distillation**: the domain is narrow, traffic is large, and training can be paid for.
@@ -1408,17 +1489,18 @@ for name in ("as it is, float32", "nearest, groups of 64", "AWQ, four parts in 8
 # A small model loses more by rounding than a large one: what you saw of 135 million weights in groups of 64 is not what
 # a model of many billions would lose.
 #
-# **Takeaway.** Four bits per weight can be nonsense, a failed gate or a passed one. What decides is how many weights
-# share a scale, what the calibration saw, and which parts keep their bits; the engine's step takes equally long.
+# **Takeaway.** At four bits per weight a model can fail every line of the gate or pass it. What decides is how many
+# weights share a scale, what the calibration saw, and which parts keep their bits. The variants that are all 4 bits are
+# about equally fast; the mixed one is slower here, because its 8-bit parts run as bf16.
 
 # %% [markdown]
 # ## 12. Knowledge check
-# <!-- minutes: 7 -->
+# <!-- minutes: 6 -->
 #
-# Two questions over the whole lab; 6.8, in section 6, is a third.
+# Two questions over the whole lab.
 
 # %% [markdown]
-# <!-- card 6.14 -->
+# <!-- card 6.19 -->
 # A model of 70.6 billion weights (bf16, 141 GB) must serve on one GPU of 80 GB: 64 requests at a time with 1,500 tokens
 # each, whose K and V take 31 GB in bf16. What first?
 #
@@ -1428,21 +1510,21 @@ for name in ("as it is, float32", "nearest, groups of 64", "AWQ, four parts in 8
 # **d** K and V in 4 bits
 
 
-# %% tags=["exercise:6.14"]
-answer_6_14 = "a"  # SOLUTION: one letter
+# %% tags=["exercise:6.19"]
+answer_6_19 = "a"  # SOLUTION: one letter
 
 # %%
-check("6.14")
+check("6.19")
 
 # %% [markdown]
-# <!-- card 6.15 -->
+# <!-- card 6.20 -->
 # Which cause fits which symptom? **a** weights in 4 bits; the step is limited by arithmetic · **b** a student taught on
 # one kind of prompt · **c** one static scale for activations with outliers · **d** zeros without a pattern that the
 # hardware knows · **e** too few calibration tokens for GPTQ
 
 
-# %% tags=["exercise:6.15"]
-answer_6_15 = {
+# %% tags=["exercise:6.20"]
+answer_6_20 = {
     "perplexity doubles, although every weight has 8 bits": "c",  # SOLUTION: a letter
     "the layer's error is small on the calibration text and large on any other": "e",  # SOLUTION: a letter
     "a single stream is faster, a batch of 64 is not": "a",  # SOLUTION: a letter
@@ -1451,7 +1533,7 @@ answer_6_15 = {
 }
 
 # %%
-check("6.15")
+check("6.20")
 
 # %% [markdown]
 # ### Principles

@@ -2,6 +2,7 @@
 
 import _thread
 import linecache
+import math
 import threading
 import time
 
@@ -13,7 +14,7 @@ from twophase_kernels._triton import tl, triton
 from twophase_kernels.emulator import CompilingProcess, MemoryFault
 from twophase_kernels.emulator import traffic as traffic_module
 from twophase_kernels.emulator.inspection import KernelReport, inspect_call, inspect_in, inspect_kernel
-from twophase_kernels.emulator.kernel_source import kernel_source
+from twophase_kernels.emulator.kernel_source import KernelSourceError, kernel_source
 from twophase_kernels.emulator.machine import Machine
 from twophase_kernels.emulator.memory import GlobalMemory
 from twophase_kernels.emulator.ptx import parse
@@ -384,14 +385,22 @@ def test_what_is_no_kernel_is_refused():
 
 def test_a_name_that_cannot_travel_is_refused():
     text = CELL.replace("SCALE = tl.constexpr(3.0)", "SCALE = torch.ones(1)")
-    with pytest.raises(ValueError, match="helper uses SCALE, a Tensor; kernels use numbers only"):
+    with pytest.raises(KernelSourceError, match="helper uses SCALE, a Tensor; kernels use numbers only"):
         kernel_source(cell(text)["own"])
+
+
+def test_an_attribute_is_no_global_name():
+    """Whatever a cell calls `arange`: the kernel means that of `tl.arange`."""
+    kernel = cell(
+        CELL.replace("offs, helper(x)", "offs, helper(x).to(tl.float32)"), arange=math, to=torch.ones(1), load=[]
+    )["own"]
+    assert [name for name, _ in kernel_source(kernel).names] == ["helper"]
 
 
 def test_unknown_source_is_refused():
     kernel = cell(CELL)["own"]
     linecache.cache.pop("<ipython-input-7>")
-    with pytest.raises(ValueError, match="the source of own is not known"):
+    with pytest.raises(KernelSourceError, match="the source of own is not known"):
         kernel_source(kernel)
 
 

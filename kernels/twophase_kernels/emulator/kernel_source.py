@@ -1,11 +1,13 @@
 """A kernel as text, to be compiled in another process: one written in a notebook's cell cannot be imported there."""
 
+import dis
 import inspect
 import linecache
 import math
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -14,6 +16,10 @@ from twophase_kernels._triton import tl, triton
 
 MODULES = {"triton": triton, "tl": tl, "torch": torch, "math": math}
 PLAIN = (bool, int, float, str, torch.dtype, type(None))
+
+
+class KernelSourceError(ValueError):
+    """A function that cannot be sent to another process as text."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +60,17 @@ def kernel_source(kernel: Any, file: str = "cell.py") -> KernelSource:
         file: Its name from now on, if it is not in an importable module.
 
     Raises:
-        ValueError: It is no Triton function, its text is not known, or it uses a global name that cannot travel.
+        KernelSourceError: It is no Triton function, its text is not known, or it uses a global name that cannot travel.
     """
     function = getattr(kernel, "fn", None)
     if not isinstance(function, FunctionType):
-        raise ValueError(f"expected a function decorated with @triton.jit, got {kernel!r:.80}")
+        raise KernelSourceError(f"expected a function decorated with @triton.jit, got {kernel!r:.80}")
     if _is_importable(function):
         return KernelSource(function.__name__, module=function.__module__)
     try:
         lines, first_line = inspect.getsourcelines(function)
     except (OSError, TypeError) as error:
-        raise ValueError(f"the source of {function.__name__} is not known: {error}") from None
+        raise KernelSourceError(f"the source of {function.__name__} is not known: {error}") from None
     names = []
     for name, value in _global_names(function).items():
         if name == function.__name__ or any(value is module for module in MODULES.values()):
@@ -72,7 +78,8 @@ def kernel_source(kernel: Any, file: str = "cell.py") -> KernelSource:
         if isinstance(getattr(value, "fn", None), FunctionType):
             value = kernel_source(value, f"{name}.py")
         elif not isinstance(value, (*PLAIN, tl.constexpr)):
-            raise ValueError(f"{function.__name__} uses {name}, a {type(value).__name__}; kernels use numbers only")
+            what = f"{function.__name__} uses {name}, a {type(value).__name__}"
+            raise KernelSourceError(f"{what}; kernels use numbers only")
         names.append((name, value))
     text = textwrap.dedent("".join(lines))
     return KernelSource(function.__name__, "", text, file, max(1, first_line), tuple(names))
@@ -91,9 +98,15 @@ def _is_importable(function: FunctionType) -> bool:
 
 
 def _global_names(function: FunctionType) -> dict[str, Any]:
-    """Of the names in its code those that are global (an attribute's name may be one by chance, which harms nobody)."""
-    wanted = set(function.__code__.co_names)
-    for constant in function.__code__.co_consts:
-        if inspect.iscode(constant):
-            wanted |= set(constant.co_names)
+    """What its code loads by a global name; the attribute of `tl.zeros` is none, whatever the cell calls `zeros`."""
+    wanted = set(_loaded(function.__code__))
     return {name: value for name, value in function.__globals__.items() if name in wanted}
+
+
+def _loaded(code: CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            yield from _loaded(constant)

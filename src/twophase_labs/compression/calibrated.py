@@ -54,14 +54,22 @@ def fresh_inputs(name: str) -> Float[Tensor, "T I"]:
     return recorded_inputs(is_calibration=False)[name]
 
 
+def inverse_factor(x: Float[Tensor, "T I"], damping: float = 0.01) -> Float[Tensor, "I I"]:
+    """The upper triangular U with U^T U the inverse of x^T x, damped."""
+    hessian = x.double().T @ x.double()
+    hessian += damping * hessian.diagonal().mean() * torch.eye(len(hessian))
+    upper: Tensor = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)
+    return upper.float()
+
+
 def errors_by_tokens(
     gptq: Callable[..., Tensor], name: str, counts: tuple[int, ...], bits: int, group_size: int
 ) -> tuple[list[float], list[float]]:
-    """The output's error on the calibration text and on a fresh one, calibrated on its first 64, 128, ... tokens."""
+    """The output's error on the calibration text and on a fresh one, calibrated on its first `counts` tokens."""
     known, fresh = [], []
     for count in counts:
         x = recorded_inputs()[name][:count].clone()
-        rounded = gptq(weight_of(name), x, bits, group_size)
+        rounded = gptq(weight_of(name), inverse_factor(x), bits, group_size)
         known.append(relative_error(rounded, name, x))
         fresh.append(relative_error(rounded, name, fresh_inputs(name)))
     return known, fresh

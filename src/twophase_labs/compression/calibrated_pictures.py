@@ -44,12 +44,16 @@ def _points(axes: Axes, maxima: Tensor, colour: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_kept_columns(shares: Sequence[float], errors: Mapping[str, Sequence[float]]) -> Figure:
+def draw_kept_columns(name: str, shares: Sequence[float], errors: Mapping[str, Sequence[float]]) -> Figure:
+    """The output's error of a layer against the share of its columns that are not rounded, a line per rule."""
     figure, axes = plt.subplots(figsize=(7, 3.2), facecolor="white")
     for (rule, values), colour, marker in zip(errors.items(), (LINE, COLOURS[0], COLOURS[1]), "os^", strict=True):
         axes.plot([100 * share for share in shares], [100 * value for value in values], marker=marker, color=colour,
                   label=rule)  # fmt: skip
     axes.set(xlabel="columns that keep all their bits (%)", ylabel="error of the output (%)", ylim=(0, None))
+    axes.set_title(
+        f"Layer {name.replace('.self_attn.', ', ')}: some columns keep all their bits", loc="left", fontsize=11
+    )
     axes.legend(frameon=False, title="which columns")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

@@ -64,27 +64,29 @@ def token_ids(is_calibration: bool = False) -> Int[Tensor, " T"]:
     return torch.tensor(tokenizer(more_prose() if is_calibration else prose())["input_ids"])
 
 
-def mean_surprise(num_tokens: int = NUM_TOKENS) -> float:
-    """Of the model as it is now, in nats per token of the text's beginning."""
+def mean_surprise(num_tokens: int = NUM_TOKENS, is_calibration: bool = False) -> float:
+    """Of the model as it is now, in nats per token of a text's beginning."""
     model, _ = smollm2()
-    ids = token_ids()[:num_tokens]
+    ids = token_ids(is_calibration)[:num_tokens]
     with torch.inference_mode():
         logits = model(ids[None, :-1]).logits[0]
         return float(torch.nn.functional.cross_entropy(logits, ids[1:]))
 
 
-def perplexity(weight: Change | None = None, x: Change | None = None, num_tokens: int = NUM_TOKENS) -> float:
+def perplexity(
+    weight: Change | None = None, x: Change | None = None, num_tokens: int = NUM_TOKENS, is_calibration: bool = False
+) -> float:
     """Of the model so changed; see `changed`. Of the unchanged one it is computed once."""
     if weight is None and x is None:
-        return own_perplexity(num_tokens)
+        return own_perplexity(num_tokens, is_calibration)
     with changed(weight, x):
-        return math.exp(mean_surprise(num_tokens))
+        return math.exp(mean_surprise(num_tokens, is_calibration))
 
 
 @cache
-def own_perplexity(num_tokens: int) -> float:
+def own_perplexity(num_tokens: int, is_calibration: bool = False) -> float:
     """SmolLM2's, unchanged."""
-    return math.exp(mean_surprise(num_tokens))
+    return math.exp(mean_surprise(num_tokens, is_calibration))
 
 
 @cache

@@ -12,7 +12,7 @@ ALLOWED: dict[str, str] = {
     "Perplexity is that of 512 tokens": "says what the cell right below does; NUM_TOKENS",
     "cost nothing that 512 tokens could show": "the tokens that perplexity was measured on",
     "256 weights share two float16": "the source of `_q4_k`, right below",
-    "they raised the perplexity by a third": "section 2 prints x 1.34; the cell after 6.6 prints it again",
+    "they raised the perplexity by a third": "section 2 prints x 1.34; the cell after 6.8 prints it again",
     "Your search looks at 128 tokens": "says what the cell right below does; NUM_CALIBRATION",
     "It has 120 matrices": "4 matrices in each of 30 layers",
     "per matrix on 128 tokens": "NUM_CALIBRATION, of the cell above",

@@ -19,7 +19,7 @@ FEWEST_IN_GROUP = 16
 GroupedCodes = tuple[Int[Tensor, "O I"], Float[Tensor, "O G"], Float[Tensor, "O G"]]
 
 
-def rounded(name: str, scheme: str = "int4_g64") -> GroupedCodes:
+def grouped_codes(name: str, scheme: str = "int4_g64") -> GroupedCodes:
     """Codes 0 to 15, scales and minima of one of SmolLM2's weights, as the engine rounds it."""
     weight = quantize(weight_of(name), SCHEMES[scheme])
     assert weight.minima is not None
@@ -65,17 +65,14 @@ def launch_int4_linear(
 
 
 def show_traffic(reports: dict[str, KernelReport], num_weights: int) -> None:
-    """Prints a column for each kernel: what it moves, how much of that, and its main loop's instructions."""
+    """Prints a column for each kernel: the bytes its loads ask for, those that they move, and its instructions."""
     rows: dict[str, list[str]] = {}
     for report in reports.values():
         loads = [access for access in report.global_accesses if not access.is_store]
         column = {
             "bytes that loads ask for, per weight": f"{sum(each.bytes_asked for each in loads) / num_weights:.2f}",
-            "bytes that they move, per weight": f"{sum(each.bytes_moved for each in loads) / num_weights:.2f}",
+            "bytes moved (whole sectors), per weight": f"{sum(each.bytes_moved for each in loads) / num_weights:.2f}",
             "instructions of warps, per 1,000 weights": f"{1000 * sum(report.executed.values()) / num_weights:.0f}",
-            "registers a thread": f"{report.registers}",
-            "shared memory, bytes": f"{report.shared_bytes:,}",
-            "most bytes under way in a program": f"{report.bytes_in_flight:,}",
         }
         for what, value in column.items():
             rows.setdefault(what, []).append(value)

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int8
 from torch import Tensor
 
 from twophase_labs.compression.changed_model import (
+    NUM_TOKENS,
     changed,
     linears,
     mean_surprise,
@@ -54,6 +55,20 @@ def one_scale_per_tensor() -> float:
     return (
         perplexity(lambda _, weight: rounded(weight), lambda name, x: with_one_scale(x, largest[name])) / perplexity()
     )
+
+
+def one_scale_but_first_token() -> float:
+    """As above, but the text's first token has a scale of its own in each layer."""
+    first, others = (
+        {name: float(x[rows].abs().max()) for name, x in recorded_inputs().items()}
+        for rows in (slice(0, 1), slice(1, None))
+    )
+
+    def with_two_scales(name: str, x: Tensor) -> Tensor:
+        parts = [with_one_scale(x[..., :1, :], first[name]), with_one_scale(x[..., 1:, :], others[name])]
+        return torch.cat(parts, dim=-2)
+
+    return perplexity(lambda _, weight: rounded(weight), with_two_scales) / perplexity()
 
 
 def own_linear(int8_linear: Callable[[Tensor, Tensor, Tensor], Tensor]) -> float:
@@ -113,11 +128,17 @@ def smoothed(smooth: Smooth, alpha: float, with_down: bool) -> Iterator[tuple[di
             norm.data = data
 
 
-def one_scale_smoothed(smooth: Smooth, alpha: float, with_down: bool = True) -> float:
-    """As `one_scale_per_tensor`, after smoothing."""
-    before = perplexity()
+def one_scale_smoothed(
+    smooth: Smooth, alpha: float, with_down: bool = True, num_tokens: int = NUM_TOKENS, is_calibration: bool = True
+) -> float:
+    """As `one_scale_per_tensor`, after smoothing; on the text that calibrates, or on the other."""
+    before = perplexity(num_tokens=num_tokens, is_calibration=is_calibration)
     with smoothed(smooth, alpha, with_down) as (weights, largest):
-        after = perplexity(lambda name, _: rounded(weights[name]), lambda name, x: with_one_scale(x, largest[name]))
+
+        def with_its_scale(name: str, x: Tensor) -> Tensor:
+            return with_one_scale(x, largest[name])
+
+        after = perplexity(lambda name, _: rounded(weights[name]), with_its_scale, num_tokens, is_calibration)
     return after / before
 
 

@@ -12,6 +12,7 @@ from twophase.core.colours import COLOURS, INK, LINE
 from twophase_labs.compression.changed_model import linears
 
 BITS_OF_SCALE = 16  # also of a minimum
+MOST_SHOWN = 3.0  # of a perplexity's ratio, in the picture
 
 
 def bits_per_weight(bits: int, size: int | str, num_kept: int = 2) -> float:
@@ -65,22 +66,30 @@ def draw_grids(weight: Float[Tensor, "O I"], output: int, group_size: int, bits:
     return figure
 
 
+def in_words(ratio: int | float) -> str:
+    """'x1.34', or 'x1.7 million'."""
+    return f"x{ratio:.2f}" if ratio < 1e3 else f"x{ratio:,.0f}" if ratio < 1e6 else f"x{ratio / 1e6:.1f} million"
+
+
 def draw_quality(points: Sequence[tuple[str, int | float, int | float]]) -> Figure:
-    """Perplexity, relative to that of the weights as they are, against bits per weight: (name, bits, ratio)."""
-    figure, axes = plt.subplots(figsize=(8.6, 4), facecolor="white")
+    """Perplexity, relative to that of the weights as they are, against bits per weight: (name, bits, ratio).
+
+    What is far above the picture is an arrow at its edge.
+    """
+    figure, axes = plt.subplots(figsize=(8.6, 3.6), facecolor="white")
     axes.axhline(1, color=LINE, linewidth=1)
-    top = 3 * max(ratio for *_, ratio in points)
-    close = sorted((point for point in points if point[2] < 10), key=lambda point: -point[1])
     for name, bits, ratio in points:
-        axes.plot(bits, ratio, "o", markersize=7, color=COLOURS[0])
-        # Labels of neighbours stand above each other, the leftmost highest.
-        rank = close.index((name, bits, ratio)) if ratio < 10 else 0
-        axes.annotate(f"{name}: x{ratio:,.2f}" if ratio < 10 else f"{name}: x{ratio:,.0f}", (bits, ratio),
-                      (6, 12 + 15 * rank) if ratio < 10 else (8, -4), textcoords="offset points", fontsize=9, color=INK,
-                      arrowprops={"arrowstyle": "-", "color": LINE, "linewidth": 0.7})  # fmt: skip
-    axes.set(xlabel="bits per weight, scales and minima included", ylabel="perplexity, relative", yscale="log")
-    axes.set_xlim(right=axes.get_xlim()[1] + 0.4)
-    axes.set_ylim(0.6, top)
+        if ratio > MOST_SHOWN:
+            axes.annotate("", (bits, MOST_SHOWN), (bits, MOST_SHOWN - 0.3),
+                          arrowprops={"arrowstyle": "->", "color": COLOURS[0], "linewidth": 1.8})  # fmt: skip
+            label, at = f"{name}: {in_words(ratio)}, far above", MOST_SHOWN - 0.2
+        else:
+            axes.plot(bits, ratio, "o", markersize=7, color=COLOURS[0])
+            label, at = f"{name}: {in_words(ratio)}", ratio
+        axes.annotate(label, (bits, at), (9, 3), textcoords="offset points", fontsize=9, color=INK)
+    axes.set(xlabel="bits per weight, scales and minima included", ylabel="perplexity, relative")
+    axes.set_xlim(min(bits for _, bits, _ in points) - 0.05, max(bits for _, bits, _ in points) + 0.3)
+    axes.set_ylim(0.8, MOST_SHOWN)
     axes.set_title("SmolLM2's linear layers, rounded to nearest", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

@@ -22,7 +22,7 @@ from twophase.quantization.linear import make_quantized_linear
 from twophase.quantization.weight import QuantizedWeight
 from twophase_labs.compression.changed_model import linears, recorded_inputs
 from twophase_labs.compression.step_bytes import open_engine
-from twophase_tools.bench.perplexity import prose, step_logits
+from twophase_tools.bench.perplexity import more_prose, prose, step_logits
 from twophase_tools.bench.quality_drift import Drift, drift_between
 from twophase_tools.bench.quality_probes import ONE_DIGIT, add_up
 from twophase_tools.bench.quality_verdict import FOUR_BITS, Verdict, drift_verdicts
@@ -146,17 +146,20 @@ def _with(weights: ModelWeights, own: Mapping[Place, LinearLayer]) -> ModelWeigh
 
 
 @cache
-def text_ids(num_tokens: int) -> tuple[int, ...]:
-    """The beginning of the text on which quality is measured."""
+def text_ids(num_tokens: int, is_calibration: bool = False) -> tuple[int, ...]:
+    """The beginning of the text on which quality is measured; or what follows in the other one the tokens that AWQ
+    looks at."""
     tokenizer = engine().tokenizer
     assert tokenizer is not None
+    if is_calibration:
+        return tuple(tokenizer.encode(more_prose())[NUM_CALIBRATION:][:num_tokens])
     return tuple(tokenizer.encode(prose())[:num_tokens])
 
 
 @cache
-def logits_before(num_tokens: int) -> Sequence[Float[Tensor, "L V"]]:
+def logits_before(num_tokens: int, is_calibration: bool = False) -> Sequence[Float[Tensor, "L V"]]:
     """Of SmolLM2 as it is, in float32."""
-    return tuple(step_logits(engine(), text_ids(num_tokens)))
+    return tuple(step_logits(engine(), text_ids(num_tokens, is_calibration)))
 
 
 def in_groups(
@@ -180,10 +183,10 @@ def perplexity_ratio(own: OwnModel, num_tokens: int = 512) -> float:
     return math.exp(drift(own, num_tokens).log_ratio.mean)
 
 
-def drift(own: OwnModel, num_tokens: int, dtype: str = "float32") -> Drift:
+def drift(own: OwnModel, num_tokens: int, dtype: str = "float32", is_calibration: bool = False) -> Drift:
     """From SmolLM2 as it is, in float32, to the engine with these matrices."""
-    llm, token_ids = engine(dtype), text_ids(num_tokens)
-    before = logits_before(num_tokens)  # not inside: the engine may be the same
+    llm, token_ids = engine(dtype), text_ids(num_tokens, is_calibration)
+    before = logits_before(num_tokens, is_calibration)  # not inside: the engine may be the same
     with replaced_weights(llm, own.weights(llm)):
         return drift_between(before, step_logits(llm, token_ids), token_ids)
 
@@ -209,17 +212,18 @@ def running(own: OwnModel | None) -> Iterator[LLM]:
         yield llm
 
 
-def tokens_per_s(variants: Mapping[str, OwnModel | None]) -> dict[str, float]:
-    """Of one stream, the best of `NUM_ROUNDS` in turns; see `running`."""
-    best = dict.fromkeys(variants, 0.0)
+def tokens_per_s(variants: Mapping[str, OwnModel | None]) -> tuple[dict[str, float], dict[str, str]]:
+    """Of one stream, the best of `NUM_ROUNDS` in turns, and what it wrote after `PROMPT`; see `running`."""
+    best, wrote = dict.fromkeys(variants, 0.0), {}
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
     for _ in range(NUM_ROUNDS):
         for name, own in variants.items():
             with running(own) as llm:
                 start_s = time.perf_counter()
-                llm.generate([PROMPT], params, use_tqdm=False)
+                (output,) = llm.generate([PROMPT], params, use_tqdm=False)
                 best[name] = max(best[name], NUM_NEW / (time.perf_counter() - start_s))
-    return best
+                wrote[name] = output.outputs[0].text
+    return best, wrote
 
 
 def sums_right(own: OwnModel | None) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from twophase.core.colours import COLOURS, INK, LINE
 from twophase_labs.compression.own_engine import (
@@ -76,36 +75,37 @@ class Formats:
         return OwnModel({place: model.matrices[place] for place, model in own.items() if model is not None})
 
 
-def own_formats(quantize: Callable[..., Any], factors: Mapping[Place, Tensor]) -> Formats:
-    """By the learner's functions: 4 bits with AWQ's factors, 8 bits to nearest."""
-    four, eight = in_groups(quantize, 4, factors), in_groups(quantize, 8)
+def own_formats(four: OwnModel, quantize: Callable[..., Any]) -> Formats:
+    """The model in 4 bits, and in 8 bits to nearest by the learner's function."""
+    eight = in_groups(quantize, 8)
     alone = {part: OwnModel({p: each for p, each in four.matrices.items() if name_of(p) == part}) for part in PARTS}
     return Formats(four, eight, {part: measured_kl(model) for part, model in alone.items()})
 
 
 @cache
 def measured_kl(own: OwnModel) -> float:
-    """Mean KL in nats of the engine with these matrices from SmolLM2 as it is, both in float32; measured once."""
-    return drift(own, NUM_TOKENS).kl.mean
+    """Mean KL in nats of the engine with these matrices from SmolLM2 as it is, both in float32; measured once.
+
+    On the calibration text: what is chosen by it will be judged on another one.
+    """
+    return drift(own, NUM_TOKENS, is_calibration=True).kl.mean
 
 
 def draw_parts(formats: Formats) -> Figure:
-    """What each part costs in 4 bits, and how much of it each further megabyte avoids."""
-    figure, panels = plt.subplots(1, 2, figsize=(11, 3.2), facecolor="white")
-    colours = [COLOURS[1] if "late" in part else COLOURS[4] for part in PARTS]
-    shown = {
-        "One part in 4 bits, all others as they are": ("mean KL, nats", [formats.damage[part] for part in PARTS]),
-        "... avoided by 8 bits, per megabyte more": ("nats per MB", [formats.worth(part) for part in PARTS]),
-    }
-    for axes, (title, (unit, values)) in zip(panels, shown.items(), strict=True):
-        bars = axes.bar(range(len(PARTS)), values, color=colours, edgecolor=INK, width=0.65)
-        axes.set_xticks(range(len(PARTS)), [part.replace(" ", "\n") for part in PARTS], fontsize=8)
-        axes.set(ylabel=unit, ylim=(0, 1.15 * max(values)))
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-        if axes is panels[0]:
-            sizes = [f"{formats.num_bytes(part)[0] / 1e6:.1f} MB" for part in PARTS]
-            axes.bar_label(bars, sizes, fontsize=8, color=INK, padding=2)
+    """What each part costs in 4 bits, the costliest first, and its size then."""
+    figure, axes = plt.subplots(figsize=(8.6, 3.2), facecolor="white")
+    parts = sorted(PARTS, key=lambda part: -formats.damage[part])
+    bars = axes.bar(
+        range(len(parts)), [formats.damage[part] for part in parts], edgecolor=INK, width=0.65,
+        color=[COLOURS[1] if "late" in part else COLOURS[4] for part in parts],
+    )  # fmt: skip
+    axes.bar_label(
+        bars, [f"{formats.num_bytes(part)[0] / 1e6:.1f} MB" for part in parts], fontsize=8, color=INK, padding=2
+    )
+    axes.set_xticks(range(len(parts)), [part.replace(" ", "\n") for part in parts], fontsize=9)
+    axes.set(ylabel="mean KL, nats", ylim=(0, 1.15 * max(formats.damage.values())))
+    axes.set_title("One part in 4 bits, all others as they are", loc="left", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     plt.close(figure)
     return figure
@@ -120,9 +120,9 @@ def draw_budgets(
     axes.step(*zip(*known, strict=True), where="post", color=COLOURS[0], linewidth=1.8, label="sum of the parts")
     for number, (name, (size, value)) in enumerate(measured.items()):
         axes.plot(size, value, "os^D"[number % 4], color=COLOURS[5], markersize=6)
-        axes.annotate(name, (size, value), (6, 4), textcoords="offset points", fontsize=8, color=INK)
+        axes.annotate(name, (size, value), (-4, -14), textcoords="offset points", fontsize=8, color=INK)
     axes.axhline(0, color=LINE, linewidth=1)
-    axes.set(xlabel="MB of the linear layers", ylabel="mean KL, nats", ylim=(-0.004, None))
+    axes.set(xlabel="MB of the linear layers", ylabel="mean KL, nats", ylim=(-0.012, None))
     axes.set_title("What a budget buys: predicted (line) and measured (marks)", loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)

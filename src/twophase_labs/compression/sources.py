@@ -91,7 +91,7 @@ SOURCES = (
         says="8B and 4B models pruned and distilled from a 15B one, up to 40 times fewer training tokens per model",
     ),
     Source(
-        url="https://nvidia.github.io/TensorRT-Model-Optimizer",
+        url="https://nvidia.github.io/Model-Optimizer",
         product="NVIDIA Model Optimizer",
         version="read November 2026",
         says="guides for PTQ, QAT, pruning, distillation, sparsity",

@@ -77,9 +77,12 @@ def draw_cliff(found: Mapping[float, float]) -> Figure:
     for share, ratio in zip(shares, found.values(), strict=True):
         text = f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
         axes.annotate(text, (share, ratio), (0, 8), textcoords="offset points", ha="center", fontsize=9, color=INK)
+        if ratio < 1:
+            why = f"below 1: within the noise of {NUM_TOKENS} tokens"
+            axes.annotate(why, (share, ratio), (8, -13), textcoords="offset points", fontsize=9, color=INK)
     axes.axhline(1, color=LINE, linewidth=1)
     axes.set_yscale("log")
-    axes.set_ylim(0.7, 4 * max(found.values()))
+    axes.set_ylim(0.6, 4 * max(found.values()))
     axes.set(xlabel="weights that are zero, the smallest of each matrix, %", ylabel="perplexity / its own")
     axes.set_title("SmolLM2 with its smallest weights set to zero", loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)

@@ -26,7 +26,7 @@ from twophase_kernels.emulator import (
     inspect_call,
     inspect_in,
 )
-from twophase_kernels.emulator.kernel_source import kernel_source
+from twophase_kernels.emulator.kernel_source import KernelSourceError, kernel_source
 from twophase_labs.machine.checks import Draw, Rejected
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.judge import Verdict
@@ -93,7 +93,9 @@ def judge_compiled(exercise: Exercise, answer: Mapping[str, Any], verdict: Verdi
     try:
         exercise.compiled(kernels, Draw(SEED))
     except NotCoveredError as error:
-        return replace(verdict, notes=(*verdict.notes, f"not run here: compiled code ({error})"))
+        return replace(verdict, notes=(*verdict.notes, f"not run here: compiled code ({_not_covered(error)})"))
+    except KernelSourceError as error:
+        return _failed(verdict, f"it cannot be compiled: {error}", ())
     except Rejected as error:
         return _failed(verdict, f"interpreted, the kernel is right; {where}, it is not: {error}", error.details)
     except EmulationError as error:
@@ -102,6 +104,13 @@ def judge_compiled(exercise: Exercise, answer: Mapping[str, Any], verdict: Verdi
         said = str(error).strip().split("\n")[-1]
         return _failed(verdict, f"the compiler for an {CARDS[target]} refuses it: {type(error).__name__}: {said}", ())
     return replace(verdict, notes=(*verdict.notes, f"compiled code: right as well, {where}"))
+
+
+def _not_covered(error: NotCoveredError) -> str:
+    """Products of float32 in TF32 are, by default, what `tl.dot` makes of them."""
+    if "tf32" in str(error):
+        return 'products in TF32 cannot be executed here; with `input_precision="ieee"` in `tl.dot` the code is run'
+    return str(error)
 
 
 def _failed(verdict: Verdict, reason: str, details: tuple[str, ...]) -> Verdict:

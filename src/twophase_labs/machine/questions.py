@@ -132,8 +132,11 @@ class Number(Question):
 
     def properties(self, exercise: str) -> tuple[Step, ...]:
         def is_a_number(value: Any) -> None:
-            if finite_number(value) is None:
+            found = finite_number(value)
+            if found is None:
                 reject(f"the answer is one finite number{self.unit and ' in ' + self.unit}; you gave {shown(value)}")
+            if self.factor is not None and found <= 0:
+                reject(f"the answer is a number above 0; you gave {shown(value)}")
 
         def is_close(value: Any) -> None:
             value, expected = number(value), self.expected()

@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 6.12 and 6.17."""
+"""Answers that prove the checks of exercises 6.14 and 6.15."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -65,7 +65,7 @@ def fake_quantize(weight, bits, group_size):
 """
 
 BANKS = {
-    "6.12": Bank(
+    "6.14": Bank(
         wrong=(
             Wrong(
                 "the other way round",
@@ -117,6 +117,11 @@ BANKS = {
                 edited("student_logits / temperature", "student_logits.detach() / temperature"),
                 TRAINS,
             ),
+            Wrong(
+                "a little added to the teacher's probabilities",
+                edited("(log_p - log_q)", "((log_p.exp() + 1e-8).log() - log_q)"),
+                COPY,
+            ),
             Wrong("the teacher trained too", edited(".detach()", ""), TEACHER),
             Wrong("differences of logits", edited("(log_p - log_q)", "(teacher_logits - student_logits)"), COPY),
             Wrong(
@@ -127,9 +132,11 @@ BANKS = {
         ),
         right=(Right("with kl_div", KL_DIV), Right("cross-entropy less entropy", CROSS_ENTROPY)),
     ),
-    "6.17": Bank(
+    "6.15": Bank(
         wrong=(
             Wrong("divides by nothing", {1: "step"}, CONSTANT),
+            Wrong("steps of 1e-5 at least", {1: "step.clamp(min=1e-5)"}, ROUNDS),
+            Wrong("a little added to the step", {1: "step + 1e-8"}, ROUNDS),
             Wrong("always steps of 1", {1: "torch.ones_like(step)"}, ROUNDS),
             Wrong("codes, not weights", {2: "((groups - low) / step).round()"}, ROUNDS),
             Wrong("without the minimum", {2: "((groups - low) / step).round() * step"}, ROUNDS),

@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 6.3 and 6.16."""
+"""Answers that prove the checks of exercises 6.3 and 6.4."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -95,7 +95,7 @@ BANKS = {
             ),
         ),
     ),
-    "6.16": Bank(
+    "6.4": Bank(
         wrong=(
             Wrong(
                 "the first code in the highest bits",

@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercise 6.9."""
+"""Answers that prove the checks of exercise 6.11."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -32,19 +32,26 @@ def int4_linear_kernel(
         scale = tl.load(scales_ptr + offs_s, mask=has_output, other=0.0)
         minimum = tl.load(minima_ptr + offs_s, mask=has_output, other=0.0)
         weight = codes.to(tl.float32) * scale[:, None] + minimum[:, None]
-        acc += tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee")
+        factor = tl.trans(weight.to(x.dtype))
+        acc += tl.dot(x, factor, input_precision="ieee")
     mask = has_token[:, None] & has_output[None, :]
     out_ptrs = out_ptr + offs_t[:, None] * num_outputs + offs_o[None, :]
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
 """
-ADD = 'acc += tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee")'
-ADDED_BY_DOT = KERNEL.replace(ADD, 'acc = tl.dot(x, tl.trans(weight.to(x.dtype)), acc, input_precision="ieee")')
+ADD = 'acc += tl.dot(x, factor, input_precision="ieee")'
 ROUNDED_SUM = KERNEL.replace("[BLOCK_T, BLOCK_O], tl.float32", "[BLOCK_T, BLOCK_O], x_ptr.dtype.element_ty").replace(
-    ADD, 'acc += tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee").to(x.dtype)'
+    ADD, 'acc += tl.dot(x, factor, input_precision="ieee").to(x.dtype)'
 )
 
+
+def added(new: str) -> str:
+    """The kernel with another line in place of the given one that adds a group's product."""
+    assert ADD in KERNEL
+    return KERNEL.replace(ADD, new)
+
+
 BANKS = {
-    "6.9": Bank(
+    "6.11": Bank(
         wrong=(
             Wrong("a word for each code", {1: "offs_o[:, None] * (num_inputs // 8) + columns[None, :]"}, CODES),
             Wrong("rows as long as x's", {1: "offs_o[:, None] * num_inputs + columns[None, :] // 8"}, CODES),
@@ -68,21 +75,26 @@ BANKS = {
                 GROUPS,
             ),
             Wrong(
+                "not transposed, broadcast",
+                {5: "tl.trans(weight.to(x.dtype) * 0 + minimum[:, None].to(x.dtype))"},
+                CODES,
+            ),
+            Wrong("codes, not weights", {5: "tl.trans(codes.to(x.dtype))"}, GROUPS),
+            Wrong(
                 "the last group only",
-                {5: 'tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee") - acc'},
+                added('acc = tl.dot(x, factor, input_precision="ieee")'),
                 GROUPS,
             ),
             Wrong(
                 "the sum so far, twice",
-                {5: 'tl.dot(x, tl.trans(weight.to(x.dtype)), acc, input_precision="ieee")'},
+                added('acc += tl.dot(x, factor, acc, input_precision="ieee")'),
                 GROUPS,
             ),
             Wrong(
                 "the minimum once per group, not per input",
-                {
-                    4: "codes.to(tl.float32) * scale[:, None]",
-                    5: 'tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee") + minimum[None, :]',
-                },
+                added('acc += tl.dot(x, factor, input_precision="ieee") + minimum[None, :]').replace(
+                    " + minimum[:, None]", ""
+                ),
                 GROUPS,
             ),
             Wrong(
@@ -98,32 +110,33 @@ BANKS = {
             ),
             Wrong(
                 "all in half precision",
-                {5: "tl.dot(x.to(tl.float16), tl.trans(weight.to(tl.float16)))"},
+                added("acc += tl.dot(x.to(tl.float16), factor.to(tl.float16))"),
                 GROUPS,
             ),
             Wrong(
                 "each group's product rounded to 16 bits",
-                {5: 'tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee").to(x.dtype)'},
+                added('acc += tl.dot(x, factor, input_precision="ieee").to(x.dtype)'),
                 HALF,
             ),
             Wrong(
                 "products of x's dtype",
-                {5: 'tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee", out_dtype=x.dtype)'},
+                added('acc += tl.dot(x, factor, input_precision="ieee", out_dtype=x.dtype)'),
                 HALF,
             ),
             Wrong("a running sum of x's dtype", ROUNDED_SUM, HALF),
             Wrong(
                 "the running sum rounded after each group",
-                {5: '(acc + tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee")).to(x.dtype) - acc'},
+                added('acc = (acc + tl.dot(x, factor, input_precision="ieee")).to(x.dtype).to(tl.float32)'),
                 HALF,
             ),
             Wrong(
                 "float32 beside float16",
-                {5: 'tl.dot(x, tl.trans(weight), input_precision="ieee")'},
+                {5: "tl.trans(weight)"},
                 HALF,
             ),
         ),
         right=(
+            Right("transposed by an attribute", {5: "weight.to(x.dtype).T"}),
             Right("bits by operators", {2: "(words >> ((columns & 7) << 2)[None, :]) & 0xF"}),
             Right("offsets multiplied out", {1: "(offs_o[:, None] * num_inputs + columns[None, :]) // 8"}),
             Right(
@@ -132,18 +145,15 @@ BANKS = {
             ),
             Right(
                 "scaled by group, after the product",
-                {
-                    4: "codes.to(tl.float32)",
-                    5: (
-                        'tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee") * scale[None, :]'
-                        " + tl.sum(x.to(tl.float32), 1)[:, None] * minimum[None, :]"
-                    ),
-                },
+                added(
+                    'acc += tl.dot(x, factor, input_precision="ieee") * scale[None, :]'
+                    " + tl.sum(x.to(tl.float32), 1)[:, None] * minimum[None, :]"
+                ).replace(" * scale[:, None] + minimum[:, None]", ""),
             ),
-            Right("added up by tl.dot", ADDED_BY_DOT),
+            Right("added up by tl.dot", added('acc = tl.dot(x, factor, acc, input_precision="ieee")')),
             Right(
                 "in float32 throughout",
-                {5: 'tl.dot(x.to(tl.float32), tl.trans(weight), input_precision="ieee")'},
+                added('acc += tl.dot(x.to(tl.float32), factor, input_precision="ieee")').replace(".to(x.dtype))", ")"),
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 6.13."""
+"""Answers that prove the check of exercise 6.17."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -141,7 +141,7 @@ def choose_formats(options, budget):
 """
 
 BANKS = {
-    "6.13": Bank(
+    "6.17": Bank(
         wrong=(
             Wrong("best ratio first", GREEDY, rejected_by=RATIO),
             Wrong("worst part first", WORST_FIRST, rejected_by=RATIO),

@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 6.4 and 6.5."""
+"""Answers that prove the checks of exercises 6.5 and 6.6."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -51,7 +51,7 @@ def smooth(norm_weight, weights, x_max, alpha):
 """
 
 BANKS = {
-    "6.4": Bank(
+    "6.5": Bank(
         wrong=(
             Wrong("one scale for all tokens", {1: "x.abs().max().clamp(min=1e-30) / 127"}, TOKEN),
             Wrong("a scale per input", {1: "x.abs().amax(dim=0, keepdim=True).clamp(min=1e-30) / 127"}, WHOLE),
@@ -77,13 +77,14 @@ BANKS = {
         ),
         right=(
             Right("whole numbers in int32", {3: "x_codes.int() @ codes.t().int()"}),
+            Right("whole numbers in float32, which holds these sums", {3: "x_codes.float() @ codes.float().t()"}),
             Right("whole numbers in float64", {3: "x_codes.double() @ codes.t().double()"}),
             Right("the maximum of the row and of its negative", {1: "torch.maximum(x, -x).max(1).values.clamp(min=1e-20)[:, None] / 127"}),
             Right("clamped codes", {2: "torch.round(x / x_scales).clamp(-127, 127).to(torch.int8)"}),
             Right("scales first", {4: "(x_scales * scales[None, :]) * sums.float()"}),
         ),
     ),
-    "6.5": Bank(
+    "6.6": Bank(
         wrong=(
             Wrong("multiplied twice", edited("norm_weight / factors", "norm_weight * factors"), PRODUCTS),
             Wrong("divided twice", edited("w * factors", "w / factors"), PRODUCTS),
@@ -91,6 +92,13 @@ BANKS = {
                 "the other way round",
                 edited("norm_weight / factors, [w * factors", "norm_weight * factors, [w / factors"),
                 FACTORS,
+            ),
+            Wrong(
+                "other tensors in the list that was given",
+                edited("[w * factors for w in weights]", "weights").replace(
+                    "    return", "    for i in range(len(weights)):\n        weights[i] = weights[i] * factors\n    return"
+                ),
+                PRODUCTS,
             ),
             Wrong("alpha on the weights", edited("x_max**alpha / w_max ** (1 - alpha)", "x_max ** (1 - alpha) / w_max**alpha"), FACTORS),
             Wrong("always 0.5", edited("x_max**alpha / w_max ** (1 - alpha)", "(x_max / w_max).sqrt()"), FACTORS),

@@ -126,6 +126,11 @@ BANKS = {
                 edited(("(2**bits - 1)\n", "(2**bits - 1)\n    scales = scales.clamp(min=1e-5)\n")),
                 MAXIMUM,
             ),
+            Wrong(
+                "a little added to what is divided by",
+                edited(("/ steps[..., None]", "/ (scales + 1e-6)[..., None]")),
+                NEAREST,
+            ),
             Wrong("the weight's own dtype", edited(("weight.float()", "weight")), DTYPES),
             Wrong("int8 codes", edited(("torch.uint8", "torch.int8")), DTYPES),
             Wrong("codes still in groups", edited(("codes.flatten(1)", "codes")), SHAPES),

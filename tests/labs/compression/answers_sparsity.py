@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 6.11."""
+"""Answers that prove the check of exercise 6.13."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -56,7 +56,7 @@ def two_of_four(weight):
 """
 
 BANKS = {
-    "6.11": Bank(
+    "6.13": Bank(
         wrong=(
             Wrong("by value, not by magnitude", edited("fours.abs().sort", "fours.sort"), MAGNITUDE),
             Wrong("magnitudes as values", edited("fours.gather", "fours.abs().gather"), MAGNITUDE),

@@ -16,7 +16,7 @@ def solved():
     return run_reference(Workbook.find().lab("06"))
 
 
-@pytest.mark.parametrize("name", ["smooth", "awq", "gptq"])
+@pytest.mark.parametrize("name", ["smooth", "factors_of", "awq", "gptq"])
 def test_examples_hold(solved, name):
     examples = doctest.DocTestParser().get_doctest(solved[name].__doc__, dict(solved), name, None, None)
     told: list[str] = []
@@ -54,6 +54,33 @@ def test_one_scale_rounds_and_clamps():
     assert got.tolist() == pytest.approx([1.27, 0.0, 0.01, -1.27])
 
 
+def test_the_first_token_has_a_scale_of_its_own(monkeypatch):
+    """Recorded: 100 at the first token, 1 elsewhere. With one scale for all, half of a step is 0.39."""
+    given = torch.tensor([[100.0, 50.0], [1.0, 0.3], [0.2, -1.0]])
+    monkeypatch.setattr(int8_model, "recorded_inputs", lambda: {"0.mlp.up_proj": given})
+    seen = []
+
+    def perplexity(weight=None, x=None):
+        if x is not None:
+            seen.append(x("0.mlp.up_proj", given[None]))
+        return 1.0
+
+    monkeypatch.setattr(int8_model, "perplexity", perplexity)
+    int8_model.one_scale_but_first_token()
+    torch.testing.assert_close(seen[0], given[None], rtol=0, atol=0.5 * 100 / 127)
+    torch.testing.assert_close(seen[0][:, 1:], given[None, 1:], rtol=0, atol=0.5 / 127)
+
+
+@pytest.mark.parametrize(("num_tokens", "damping"), [(30, 0.01), (5, 0.01), (30, 0.2)])
+def test_the_factor_of_the_inverse_is_upper_triangular_and_multiplies_to_it(num_tokens, damping):
+    x = torch.randn(num_tokens, 8, generator=torch.Generator().manual_seed(0))
+    upper = calibrated.inverse_factor(x, damping).double()
+    hessian = x.double().T @ x.double()
+    hessian.diagonal().add_(damping * hessian.trace() / 8)
+    assert torch.equal(upper, upper.triu())
+    torch.testing.assert_close(upper.T @ upper @ hessian, torch.eye(8).double(), rtol=0, atol=1e-4)
+
+
 def test_the_error_of_an_output_is_relative():
     name = "3.self_attn.k_proj"
     x = torch.randn(5, 576, generator=torch.Generator().manual_seed(0))
@@ -72,6 +99,11 @@ def test_factors_are_counted_by_kind():
 
 
 def test_pictures_show_what_they_are_given():
+    (axes,) = calibrated_pictures.draw_kept_columns(
+        "15.self_attn.v_proj", (0.0, 0.1), {"at random": [0.2, 0.1], "weights": [0.2, 0.2], "inputs": [0.2, 0.05]}
+    ).axes
+    assert axes.get_title(loc="left").startswith("Layer 15, v_proj")
+    assert [list(line.get_ydata()) for line in axes.lines] == [[20, 10], [20, 20], [20, 5]]
     figure = calibrated_pictures.draw_errors(
         (64, 128), {"15.mlp.up_proj": ((0.1, 0.2), (0.4, 0.3))}, {"15.mlp.up_proj": 0.5}
     )

@@ -50,6 +50,12 @@ def test_the_file_has_a_block_for_every_32_weights_of_the_linear_layers():
     assert all(blocks == (weight.numel() // 32, 20) for blocks, weight in stored.values())
 
 
+def test_a_ratio_in_words():
+    assert [nearest.in_words(ratio) for ratio in (0.99966, 2.2582, 4321.0, 1.7205e6)] == [
+        "x1.00", "x2.26", "x4,321", "x1.7 million",
+    ]  # fmt: skip
+
+
 def test_pictures_are_drawn():
     weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
     figures = (

@@ -60,6 +60,22 @@ def test_what_it_is_compared_with_is_the_plain_model_also_the_first_time(rounded
     assert own_engine.drift(OwnModel({PLACE: rounded}), 130).kl.mean > 0
 
 
+def test_what_chooses_formats_neither_calibrated_awq_nor_is_in_the_gate():
+    calibrates = own_engine.text_ids(64, is_calibration=True)
+    recorded = own_engine.engine().tokenizer.encode(own_engine.more_prose())
+    assert list(calibrates) == recorded[own_engine.NUM_CALIBRATION :][:64]
+    assert calibrates != own_engine.text_ids(64)
+
+
+def test_what_a_variant_wrote_is_its_own(rounded, monkeypatch):
+    monkeypatch.setattr(own_engine, "NUM_NEW", 3)
+    speeds, wrote = own_engine.tokens_per_s({"as it is": None, "one matrix": OwnModel({PLACE: rounded})})
+    assert all(speed > 0 for speed in speeds.values())
+    params = own_engine.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    (output,) = own_engine.engine().generate([own_engine.PROMPT], params, use_tqdm=False)
+    assert wrote["as it is"] == output.outputs[0].text
+
+
 def test_a_variant_finds_no_keys_and_values_of_another(rounded):
     prompt = {"prompt_token_ids": list(own_engine.text_ids(64))}
     params = own_engine.SamplingParams(temperature=0, max_tokens=1)

@@ -107,6 +107,27 @@ def test_what_the_compiler_refuses():
     assert found.reason.startswith("the compiler for an H100 refuses it: ")
 
 
+def test_what_cannot_travel_to_the_compiler_is_not_said_to_be_refused_by_it():
+    whole = kernel()
+    whole.fn.__globals__["SHIFT"] = torch.ones(1)
+    edited = kernel("x + 1", "x + SHIFT")
+    edited.fn.__globals__["SHIFT"] = torch.ones(1)
+    found = judge_compiled(EXERCISE, {"add_one": edited}, PASSED)
+    assert (found.verdict, found.failed_property) == ("failed", "compiled code")
+    assert found.reason == "it cannot be compiled: add_one uses SHIFT, a Tensor; kernels use numbers only"
+    assert judge_compiled(EXERCISE, {"add_one": whole}, PASSED).passed
+
+
+def test_products_in_tf32_are_not_run_and_it_says_how_they_would_be():
+    def rounds(answer, draw):
+        raise NotCoveredError("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32")
+
+    exercise = Exercise(**{**vars(EXERCISE), "compiled": rounds})
+    found = judge_compiled(exercise, {"add_one": kernel()}, PASSED)
+    assert found.passed
+    assert 'with `input_precision="ieee"` in `tl.dot`' in found.notes[1]
+
+
 def test_without_a_compiler_it_says_so(monkeypatch):
     monkeypatch.setattr(compiled_module, "IMPORT_ERROR", ImportError("No module named 'triton'"))
     found = judged("x + 1", "x + 2")

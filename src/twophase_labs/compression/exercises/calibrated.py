@@ -1,4 +1,4 @@
-"""6.6 to 6.8: weights rounded with a look at their inputs: AWQ, GPTQ, and which method fits when."""
+"""6.7 to 6.10: weights rounded with a look at their inputs: AWQ, GPTQ, and which method fits when."""
 
 import math
 from dataclasses import dataclass
@@ -35,34 +35,47 @@ def output_error(rounded: Tensor, weight: Tensor, x: Tensor) -> float:
 # -- AWQ
 
 
+def right_factors(x: Tensor, alpha: float) -> Tensor:
+    """Input by input, in Python's floats."""
+    means = [max(sum(abs(v) for v in column) / len(column), SMALLEST) for column in x.double().T.tolist()]
+    powers = [mean**alpha for mean in means]
+    middle = math.sqrt(max(powers) * min(powers))
+    return torch.tensor([power / middle for power in powers], dtype=torch.float64)
+
+
 def candidates(
     weight: Tensor, x: Tensor, bits: int, group_size: int, num_steps: int, further: int = 0
-) -> tuple[list[Tensor], Tensor]:
-    """The factors of each alpha, and the output's error with them; `further` steps go beyond 1."""
-    means = [max(sum(abs(v) for v in column) / len(column), SMALLEST) for column in x.double().T.tolist()]
-    factors, errors = [], []
-    for step in range(num_steps + further):
-        powers = [mean ** (step / (num_steps - 1)) for mean in means]
-        middle = math.sqrt(max(powers) * min(powers))
-        factor = torch.tensor([power / middle for power in powers], dtype=torch.float64)
-        factors.append(factor)
-        errors.append(output_error(to_nearest(weight * factor, bits, group_size) / factor, weight, x))
-    return factors, torch.tensor(errors)
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """The factors of each alpha, and the output's error with them: squares added up, magnitudes added up.
+
+    `further` steps go beyond alpha 1.
+    """
+    tried = [right_factors(x, step / (num_steps - 1)) for step in range(num_steps + further)]
+    off = [to_nearest(weight * factor, bits, group_size) / factor - weight.double() for factor in tried]
+    left = [x.double() @ each.T for each in off]
+    return tried, torch.stack([d.square().sum() for d in left]), torch.stack([d.abs().sum() for d in left])
+
+
+def best_of(errors: Tensor) -> tuple[int, float]:
+    """Which is the smallest, and how many times as large the next one is."""
+    return int(errors.argmin()), float(errors.sort().values[1] / errors.min())
 
 
 def awq_case(
     draw: Draw, num_inputs: int, num_outputs: int, bits: int, group_size: int, num_steps: int,
-    wants: range | None = None, spread: float = 1.5,
+    wants: range | None = None, spread: float = 1.5, norms_agree: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """weight, x, and the best factors: better by a margin that float32 cannot change; of a step in `wants`."""
+    """weight, x, and the best factors: better by a margin that float32 cannot change; of a step in `wants`.
+
+    By the sum of magnitudes the same ones are best, or others are.
+    """
     while True:
         weight = draw.normal(num_outputs, num_inputs)
         x = draw.normal(12, num_inputs) * (spread * draw.normal(num_inputs)).exp()
-        factors, errors = candidates(weight, x, bits, group_size, num_steps)
-        best = int(errors.argmin())
-        margin = float(errors.sort().values[1] / errors[best])
-        if margin > 1.02 and (wants is None or best in wants):
-            return weight, x, factors[best]
+        tried, squares, magnitudes = candidates(weight, x, bits, group_size, num_steps)
+        (best, margin), (other, other_margin) = best_of(squares), best_of(magnitudes)
+        if min(margin, other_margin) > 1.02 and (best == other) is norms_agree and (wants is None or best in wants):
+            return weight, x, tried[best]
 
 
 def searched(answer: Any, weight: Tensor, x: Tensor, bits: int, group_size: int, num_steps: int) -> Tensor:
@@ -73,11 +86,35 @@ def searched(answer: Any, weight: Tensor, x: Tensor, bits: int, group_size: int,
     return got
 
 
-def one_size_one_factor(answer: Any, draw: Draw, num_inputs: int) -> None:
+def factors(answer: Any, x: Tensor, alpha: float) -> Tensor:
+    with unchanged(x=x):
+        got: Tensor = answer.factors_of(x, alpha)
+    return got
+
+
+def one_size_one_factor(answer: Any, draw: Draw, num_inputs: int, alpha: float) -> None:
     """Inputs of the same mean magnitude: every alpha gives 1."""
     signs = 2 * draw.integers(0, 2, 6, num_inputs) - 1
-    got = searched(answer, draw.normal(4, num_inputs), 3.0 * signs, 4, num_inputs // 2, 5)
+    got = factors(answer, 3.0 * signs, alpha)
     compare(got, torch.ones(num_inputs), what="the factors of inputs of the same size", axes=("input",))
+
+
+def has_the_formula(answer: Any, draw: Draw, num_tokens: int, num_inputs: int, alpha: float) -> None:
+    x = 100 * draw.normal(num_tokens, num_inputs) * draw.normal(num_inputs).exp()
+    what = f"the factors of {num_inputs} inputs over {num_tokens} token{'s' * (num_tokens > 1)}, alpha {alpha:g},"
+    compare(factors(answer, x, alpha), right_factors(x, alpha).float(), what=what, axes=("input",), rtol=1e-3)
+
+
+def bears_small_inputs(answer: Any, draw: Draw, alpha: float) -> None:
+    """An input that is 0 in all of x, one whose mean is below the least that counts, and one little above it."""
+    x = draw.normal(5, 6)
+    x[:, 2] = 0
+    x[:, 4] = 0.5 * SMALLEST * (2 * draw.integers(0, 2, 5) - 1)
+    x[:, 5] = 3 * SMALLEST
+    got = factors(answer, x, alpha)
+    what = "the factors where input 2 is always 0 and inputs 4 and 5 have means of 0.00005 and 0.0003,"
+    finite(got, what, ("input",))
+    compare(got, right_factors(x, alpha).float(), what=what, axes=("input",), rtol=1e-4)
 
 
 def finds_the_best(
@@ -109,19 +146,11 @@ def eleven_steps(answer: Any, draw: Draw) -> None:
     compare(got, expected.float(), what="the best factors of eleven", axes=("input",), rtol=1e-3)
 
 
-def unused_input(answer: Any, draw: Draw) -> None:
-    """An input that is 0 in all of x, which alpha = 0 would serve less well than another alpha."""
-    while True:
-        weight, x, _ = awq_case(draw, 8, 4, 3, 8, 5, range(1, 5))
-        x[:, 2] = 0
-        factors, errors = candidates(weight, x, 3, 8, 5)
-        best = int(errors.argmin())
-        if best and float(errors.sort().values[1] / errors[best]) > 1.02:
-            break
-    got = searched(answer, weight, x, 3, 8, 5)
-    finite(got, "the factors where input 2 is always 0", ("input",))
-    what = "the factors where input 2 is always 0"
-    compare(got, factors[best].float(), what=what, axes=("input",), rtol=1e-3)
+def squares_the_error(answer: Any, draw: Draw) -> None:
+    weight, x, expected = awq_case(draw, 8, 4, 3, 4, 5, norms_agree=False)
+    got = searched(answer, weight, x, 3, 4, 5)
+    what = "the best factors of 5, where the sum of the errors' magnitudes would choose others,"
+    compare(got, expected.float(), what=what, axes=("input",), rtol=1e-3)
 
 
 # -- GPTQ
@@ -141,11 +170,16 @@ class OneByOne:
         return self.num_below + self.num_above > 0
 
 
-def one_by_one(weight: Tensor, x: Tensor, bits: int, group_size: int, damping: float = DAMPING) -> OneByOne:
+def damped(x: Tensor) -> Tensor:
+    """x^T x in float64, with 1 % of its diagonal's mean on its diagonal."""
+    hessian = torch.einsum("ti,tj->ij", x.double(), x.double())
+    return hessian + DAMPING * hessian.trace() / len(hessian) * torch.eye(len(hessian))
+
+
+def one_by_one(weight: Tensor, x: Tensor, bits: int, group_size: int) -> OneByOne:
     """Optimal brain surgeon, without Cholesky: each column leaves the inverse by elimination."""
     x, w = x.double(), weight.double().clone()
-    hessian = torch.einsum("ti,tj->ij", x, x)
-    inverse = torch.linalg.pinv(hessian + damping * hessian.trace() / len(hessian) * torch.eye(len(hessian)))
+    inverse = torch.linalg.pinv(damped(x))
     rounded, nearest_tie, top, below, above = torch.zeros_like(w), 1.0, 2**bits - 1, 0, 0
     for i in range(w.shape[1]):
         if i % group_size == 0:
@@ -161,9 +195,16 @@ def one_by_one(weight: Tensor, x: Tensor, bits: int, group_size: int, damping: f
     return OneByOne(rounded, nearest_tie, below, above)
 
 
+def upper_factor(x: Tensor) -> Tensor:
+    """float32 [I, I], upper triangular: its transpose times itself is the inverse of the damped x^T x."""
+    # The Cholesky factor of the reversed matrix, reversed again, is upper triangular, and so is its inverse.
+    return torch.linalg.inv(torch.linalg.cholesky(damped(x).flip(0, 1)).flip(0, 1)).float()
+
+
 def columns(answer: Any, weight: Tensor, x: Tensor, bits: int, group_size: int) -> Tensor:
-    with unchanged(weight=weight, x=x):
-        got: Tensor = answer.gptq(weight, x, bits, group_size)
+    upper = upper_factor(x)
+    with unchanged(weight=weight, upper=upper):
+        got: Tensor = answer.gptq(weight, upper, bits, group_size)
     if isinstance(got, torch.Tensor) and got.shape == weight.shape:
         finite(got, "the rounded weight", ("output", "input"))
     return got
@@ -184,50 +225,34 @@ def independent_inputs(answer: Any, draw: Draw, num_inputs: int, group_size: int
     compare(got, expected, what=what, axes=("output", "input"), same_dtype=True)
 
 
-def matches(
-    answer: Any, weight: Tensor, x: Tensor, bits: int, group_size: int, expected: Tensor, atol: float = 1e-4
-) -> None:
+def matches(answer: Any, weight: Tensor, x: Tensor, bits: int, group_size: int, expected: Tensor) -> None:
     got = columns(answer, weight, x, bits, group_size)
     what = f"the rounded weight ({bits} bits, {len(x.T)} inputs in groups of {group_size}, {len(x)} tokens)"
-    compare(got, expected.float(), what=what, axes=("output", "input"), rtol=1e-3, atol=atol)
+    compare(got, expected.float(), what=what, axes=("output", "input"), rtol=1e-3, atol=1e-4)
 
 
 def passes_errors_on(answer: Any, draw: Draw, num_inputs: int, bits: int) -> None:
-    """One group. No code is clamped, no rounding near a tie, and damping changes nothing: these come later.
+    """One group. No code is clamped and no rounding is near a tie: that comes later.
 
     Twice, with the same sizes and other numbers.
     """
     for _ in range(2):
         while True:
             weight, x = draw.normal(3, num_inputs), related(draw, 4 * num_inputs, num_inputs, own=1.0)
-            right, undamped = (one_by_one(weight, x, bits, num_inputs, damping) for damping in (DAMPING, 0.0))
+            right = one_by_one(weight, x, bits, num_inputs)
             changes = not torch.equal(right.rounded, to_nearest(weight, bits, num_inputs))
-            is_same_undamped = torch.equal(right.rounded, undamped.rounded)
-            if changes and is_same_undamped and right.nearest_tie > 1e-3 and not right.is_clamped:
+            if changes and right.nearest_tie > 1e-3 and not right.is_clamped:
                 break
         matches(answer, weight, x, bits, num_inputs, right.rounded)
 
 
-def is_damped(answer: Any, draw: Draw, num_tokens: int, num_inputs: int, size: float) -> None:
-    """Two groups, so that the second one's range shows by how much the first one's errors were passed on."""
-    while True:
-        weight, x = draw.normal(3, num_inputs), size * draw.normal(num_tokens, num_inputs)
-        right, other = (one_by_one(weight, x, 3, num_inputs // 2, damping) for damping in (DAMPING, DAMPING / 3))
-        differs = float((right.rounded - other.rounded).abs().max()) > 0.01
-        if differs and right.nearest_tie > 1e-3 and not right.is_clamped:
-            break
-    matches(answer, weight, x, 3, num_inputs // 2, right.rounded)
-
-
 def begins_groups(answer: Any, draw: Draw, num_inputs: int, group_size: int, bits: int) -> None:
-    """So coarsely, and with so many tokens, that the amount of damping is not seen."""
     while True:
         weight, x = draw.normal(2, num_inputs), related(draw, 9 * num_inputs, num_inputs, own=1.0)
-        right, undamped = (one_by_one(weight, x, bits, group_size, damping) for damping in (DAMPING, 0.0))
-        is_same_undamped = float((right.rounded - undamped.rounded).abs().max()) < 0.02
-        if is_same_undamped and right.nearest_tie > 1e-3 and not right.is_clamped:
+        right = one_by_one(weight, x, bits, group_size)
+        if right.nearest_tie > 1e-3 and not right.is_clamped:
             break
-    matches(answer, weight, x, bits, group_size, right.rounded, atol=0.03)
+    matches(answer, weight, x, bits, group_size, right.rounded)
 
 
 def stays_on_the_grid(answer: Any, draw: Draw, num_inputs: int, group_size: int, bits: int) -> None:
@@ -271,26 +296,69 @@ def large_problem(answer: Any, draw: Draw, num_tokens: int, num_inputs: int, ran
 
 EXERCISES = (
     Exercise(
-        id="6.6",
-        title="Weights that matter",
+        id="6.7",
+        title="Weights that matter: factors",
+        kind="code",
+        names=("factors_of",),
+        points=2,
+        minutes=5,
+        lines=3,
+        difficulty=1,
+        objective="turn the sizes of a layer's inputs into factors about 1",
+        hints=(
+            "The mean is over tokens, of magnitudes: one number for each input, [I]. The floor is for these means.",
+            "`x.abs().mean(0).clamp(min=1e-4)`, to the power of alpha. What is the number by which all are divided, "
+            "so that the largest factor is as far above 1 as the smallest is below?",
+            "means = x.abs()...                 # [I], 1e-4 at least\n"
+            "powers = means ** ...\n"
+            "return powers / ...                # the root of the largest times the smallest",
+        ),
+        checks=(
+            Property(
+                "gives inputs of one size the factor 1",
+                one_size_one_factor,
+                "Divide the powers by the square root of the largest times the smallest.",
+                ({"num_inputs": 4, "alpha": 0.5}, {"num_inputs": 16, "alpha": 1.0}),
+            ),
+            Property(
+                "has the factors of the formula",
+                has_the_formula,
+                "Mean magnitudes over the tokens, to the power of alpha; then over the root of the largest power times "
+                "the smallest.",
+                (
+                    {"num_tokens": 1, "num_inputs": 2, "alpha": 1.0},
+                    {"num_tokens": 7, "num_inputs": 12, "alpha": 0.5},
+                    {"num_tokens": 12, "num_inputs": 5, "alpha": 0.3},
+                    {"num_tokens": 3, "num_inputs": 4, "alpha": 0.0},
+                ),
+            ),
+            Property(
+                "bears inputs that are 0 or nearly 0",
+                bears_small_inputs,
+                "A mean of 0 gives the factor 0, and 0 / 0 when it is undone: a mean below 1e-4 counts as 1e-4, and "
+                "one above it as what it is.",
+                ({"alpha": 0.5}, {"alpha": 1.0}),
+            ),
+        ),
+    ),
+    Exercise(
+        id="6.8",
+        title="Weights that matter: the search",
         kind="code",
         names=("awq",),
-        points=4,
-        minutes=14,
-        lines=10,
-        difficulty=3,
-        objective="find factors for the inputs that make the output's error small after rounding",
-        uses=("6.2",),
+        points=3,
+        minutes=9,
+        lines=8,
+        difficulty=2,
+        objective="find the factors that make the output's error small after rounding",
+        uses=("6.2", "6.7"),
         hints=(
             "One alpha at a time: factors, then the weight whose columns are multiplied by them, rounded, and the "
             "columns divided again. Compare `x @ rounded.T` with `x @ weight.T`.",
-            "`x.abs().mean(0).clamp(min=1e-4)` is the mean magnitude of each input. `step / (num_steps - 1)` goes from "
-            "0 to 1. Keep the best error so far, and the factors that gave it.",
-            "means, wanted = x.abs().mean(0).clamp(min=1e-4), x @ weight.T\n"
-            "best_error, best = torch.inf, None\n"
+            "`step / (num_steps - 1)` goes from 0 to 1. Keep the best error so far, and the factors that gave it.",
+            "wanted, best_error, best = x @ weight.T, torch.inf, None\n"
             "for step in range(num_steps):\n"
-            "    powers = means ** ...\n"
-            "    factors = powers / ...\n"
+            "    factors = factors_of(x, ...)\n"
             "    rounded = dequantize(*quantize(weight * factors, bits, group_size)) / ...\n"
             "    error = ...                       # a number\n"
             "    if error < best_error:\n"
@@ -299,16 +367,10 @@ EXERCISES = (
         ),
         checks=(
             Property(
-                "gives inputs of one size the factor 1",
-                one_size_one_factor,
-                "Divide the powers by the square root of the largest times the smallest.",
-                ({"num_inputs": 4}, {"num_inputs": 16}),
-            ),
-            Property(
                 "finds the factors with the smallest error of the output",
                 finds_the_best,
-                "The error is that of the output on x, not of the weight. The columns are multiplied before rounding "
-                "and divided afterwards; the mean magnitude of an input is taken over the tokens.",
+                "Does alpha go from 0 to 1, both among the num_steps values? The error is that of the output on x, not "
+                "of the weight. Columns are multiplied before rounding and divided afterwards.",
                 (
                     {"num_inputs": 4, "group_size": 4, "bits": 3, "num_steps": 3},
                     {"num_inputs": 8, "group_size": 4, "bits": 3, "num_steps": 11, "wants": range(1, 5)},
@@ -329,35 +391,32 @@ EXERCISES = (
                 ({},),
             ),
             Property(
-                "bears an input that is always 0",
-                unused_input,
-                "A mean of 0 gives the factor 0, and 0 / 0 when it is undone: a mean below 1e-4 counts as 1e-4.",
+                "goes by the sum of the squared errors",
+                squares_the_error,
+                "Square the differences of the outputs before you add them up: a large one counts for more than two "
+                "of half its size.",
                 ({},),
             ),
         ),
         time_limit_s=30,
     ),
     Exercise(
-        id="6.7",
+        id="6.9",
         title="Column by column",
         kind="code",
         names=("gptq",),
         points=5,
-        minutes=18,
-        lines=15,
+        minutes=13,
+        lines=12,
         difficulty=3,
         objective="round a weight column by column, each error made up for by the columns to come",
         hints=(
-            "Before the loop: H, the damping, the inverse, and `torch.linalg.cholesky(inverse, upper=True)`. In the "
-            "loop: round column i of the weights *as they are now*, then change the columns after it.",
+            "Round column i of the weights *as they are now*, then change the columns after it. Start with a copy of "
+            "the weight: what is given stays as it is.",
             "With e = (w_i - rounded_i) / U[i, i], one number per output, column j > i changes by - e * U[i, j]: an "
             "outer product. A group's minimum and scale are taken when i is its first column, from the changed "
             "weights. A scale of 0: `clamp(min=1e-30)` before you divide.",
-            "x, w = x.double(), weight.double().clone()\n"
-            "hessian = ...\n"
-            "hessian += 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian))\n"
-            "upper = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)\n"
-            "rounded = torch.empty_like(w)\n"
+            "w, rounded = weight.clone(), torch.empty_like(weight)\n"
             "for i in range(w.shape[1]):\n"
             "    if i % group_size == 0:\n"
             "        minima, scales = ...                   # of the columns i to i + group_size of w\n"
@@ -365,13 +424,13 @@ EXERCISES = (
             "    rounded[:, i] = codes * scales + minima\n"
             "    error = (w[:, i] - rounded[:, i]) / upper[i, i]\n"
             "    w[:, i + 1 :] -= ...\n"
-            "return rounded.to(weight.dtype)",
+            "return rounded",
         ),
         checks=(
             Property(
                 "rounds to nearest where inputs are independent",
                 independent_inputs,
-                "With x^T x a multiple of the identity no column changes another: each is rounded to the nearest of "
+                "With U a multiple of the identity no column changes another: each is rounded to the nearest of "
                 "2^bits values from its group's minimum to its maximum.",
                 (
                     {"num_inputs": 4, "group_size": 4, "bits": 2},
@@ -382,8 +441,8 @@ EXERCISES = (
             Property(
                 "makes up for errors in the columns to come",
                 passes_errors_on,
-                "Row i of the *upper* Cholesky factor of the inverse, divided by its diagonal element, says how column "
-                "i's error is shared out among the later ones.",
+                "Row i of U, divided by its diagonal element, says how column i's error is shared out among the later "
+                "ones.",
                 (
                     {"num_inputs": 3, "bits": 2},
                     {"num_inputs": 6, "bits": 2},
@@ -398,16 +457,6 @@ EXERCISES = (
                 (
                     {"num_inputs": 4, "group_size": 2, "bits": 2},
                     {"num_inputs": 9, "group_size": 3, "bits": 3},
-                ),
-            ),
-            Property(
-                "adds 1 % of the diagonal's mean to the diagonal",
-                is_damped,
-                "The damping is in proportion to x^T x, and changes its diagonal alone. Fewer tokens than inputs "
-                "have no inverse without it.",
-                (
-                    {"num_tokens": 9, "num_inputs": 8, "size": 1.0},
-                    {"num_tokens": 5, "num_inputs": 8, "size": 0.05},
                 ),
             ),
             Property(
@@ -428,8 +477,8 @@ EXERCISES = (
             Property(
                 "bears inputs that nearly repeat each other",
                 large_problem,
-                "x^T x is then nearly singular. Did you add the damping, and do you compute in float64? In float32 the "
-                "inverse of such a matrix may not even be positive definite.",
+                "Elements of U then differ very much in size. Is every error divided by U[i, i] and passed on by all "
+                "of the row behind it?",
                 (
                     {"num_tokens": 300, "num_inputs": 96, "rank": 16, "own": 0.1},
                     {"num_tokens": 40, "num_inputs": 64, "rank": 8, "own": 0.01},
@@ -439,22 +488,22 @@ EXERCISES = (
         time_limit_s=30,
     ),
     Exercise(
-        id="6.8",
+        id="6.10",
         is_extra=True,
         title="Which method?",
         kind="matching",
-        names=("answer_6_8",),
+        names=("answer_6_10",),
         points=2,
         minutes=4,
         objective="choose a method by what limits the service and what there is to calibrate with",
         question=Matching(
             "abcd",
             {
-                "weights in 8 bits, activations as they are, nothing to calibrate with": "513e92c488c148eb",
-                "4-bit weights, and only 500 tokens to calibrate with": "bc7f343b5576a499",
-                "4-bit weights, a million tokens like the traffic, hours to spare": "088009c7d82d3709",
-                "long prompts on int8 multipliers that take one static scale per tensor": "466f52810c5a49b5",
-                "weights that come from a 4-bit file, stored again on that file's grid": "b02d92a1bf0729d3",
+                "weights in 8 bits, activations as they are, nothing to calibrate with": "d9874240642b5900",
+                "4-bit weights, and only 100 tokens to calibrate with": "f3c001581dc9f39f",
+                "4-bit weights, a million tokens like the traffic, hours to spare": "e543453ce4df3a35",
+                "long prompts on int8 multipliers that take one static scale per tensor": "a5ce22a286eb276d",
+                "weights that come from a 4-bit file, stored again on that file's grid": "ec57f1ea6aa6f5a0",
             },
             hint="Which of them change what the multiplier is given, and which only what memory holds? Of the latter, "
             "how many numbers does each fit to the calibration text?",

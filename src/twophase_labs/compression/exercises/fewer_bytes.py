@@ -17,7 +17,7 @@ EXERCISES = (
         kind="prediction",
         names=("guess_6_1",),
         points=1,
-        minutes=3,
+        minutes=2,
         objective="expect a step's time from the bytes that it reads",
         hints=(
             "Look at the table: how many GB does a step of SmolLM2 read in float32, and how many with 4 bits in groups "

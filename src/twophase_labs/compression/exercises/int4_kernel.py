@@ -1,4 +1,4 @@
-"""6.9 A product with weights of 4 bits, in Triton."""
+"""6.11 A product with weights of 4 bits, in Triton."""
 
 from functools import partial
 from typing import Any
@@ -113,12 +113,12 @@ def adds_up_in_32_bits(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="6.9",
+        id="6.11",
         title="Four bits into the multiplier",
         kind="kernel",
         names=("int4_linear_kernel",),
         points=5,
-        minutes=14,
+        minutes=12,
         lines=5,
         difficulty=3,
         needs=("triton",),
@@ -130,14 +130,15 @@ EXERCISES = (
             "is set is negative, and a shift to the right keeps its sign.",
             "Words of a row: `num_inputs // 8`. Scales of a row: `num_groups`, so output o has that of group g at "
             "`o * num_groups + g`. A weight is `scale * code + minimum`, `[BLOCK_O, GROUP]`; `tl.dot` wants "
-            "`[BLOCK_T, GROUP]` times `[GROUP, BLOCK_O]`.",
+            "`[BLOCK_T, GROUP]` times `[GROUP, BLOCK_O]`: `tl.trans`, after `.to(x.dtype)`.",
         ),
         checks=(
             Property(
                 "finds each code",
                 finds_each_code,
                 "Eight neighbouring inputs share a word; the first is in its lowest four bits. Only four bits of the "
-                "word are the code: mask the others away.",
+                "word are the code: mask the others away. (Numbers beyond all measure come from a product in bfloat16, "
+                "which cannot be interpreted here: the factors have x's dtype.)",
                 ({"num_outputs": 16}, {"num_outputs": 5}, {"num_outputs": 40}),
             ),
             Property(

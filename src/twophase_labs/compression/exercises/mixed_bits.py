@@ -1,4 +1,4 @@
-"""6.13: bits for each part of a model, within a budget."""
+"""6.16 and 6.17: bits for each part of a model, within a budget."""
 
 from itertools import product
 from math import inf
@@ -6,6 +6,7 @@ from typing import Any
 
 from twophase_labs.machine.checks import Draw, integers, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.questions import Number
 
 Options = list[list[tuple[float, float]]]
 
@@ -98,13 +99,27 @@ def sees_beyond_the_best_ratio(answer: Any, draw: Draw, num_pairs: int) -> None:
 
 EXERCISES = (
     Exercise(
-        id="6.13",
+        id="6.16",
+        title="Do damages add up?",
+        kind="prediction",
+        names=("guess_6_16",),
+        points=1,
+        minutes=1,
+        objective="expect what eight separate measurements say about the whole model",
+        hints=(
+            "If every part's error pushed the predictions the same way, the divergence of eight pushes would grow with "
+            "the square of their number. What if they push in eight unrelated directions?",
+        ),
+        question=Number(lambda: 1, factor=1.5, unit="times", hint="Unrelated errors add up in their squares."),
+    ),
+    Exercise(
+        id="6.17",
         is_extra=True,
         title="Bits where they count",
         kind="code",
         names=("choose_formats",),
         points=4,
-        minutes=10,
+        minutes=9,
         lines=8,
         difficulty=2,
         objective="choose a format for each part of a model so that the damage is least within a budget of bytes",

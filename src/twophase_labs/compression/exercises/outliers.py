@@ -1,4 +1,4 @@
-"""6.4 and 6.5: activations in int8, and outliers moved into the weights before that."""
+"""6.5 and 6.6: activations in int8, and outliers moved into the weights before that."""
 
 from typing import Any
 
@@ -111,8 +111,11 @@ def smoothing_case(draw: Draw, num_inputs: int, outputs: tuple[int, ...]) -> tup
 
 
 def smoothed(answer: Any, norm: Tensor, weights: list[Tensor], x_max: Tensor, alpha: float) -> tuple[Tensor, Any]:
+    given = list(weights)
     with unchanged(norm_weight=norm, x_max=x_max, **{f"weights[{k}]": w for k, w in enumerate(weights)}):
-        result = answer.smooth(norm, list(weights), x_max, alpha)
+        result = answer.smooth(norm, given, x_max, alpha)
+    if len(given) != len(weights) or any(now is not before for now, before in zip(given, weights, strict=False)):
+        reject("smooth put other tensors into the list of weights that it was given", "make a list of your own")
     if not isinstance(result, tuple | list) or len(result) != 2:
         reject("smooth must return two things: the norm's new weight and the list of new weights")
     new_norm, new_weights = result
@@ -175,12 +178,12 @@ PRODUCTS = (
 
 EXERCISES = (
     Exercise(
-        id="6.4",
+        id="6.5",
         title="A product in int8",
         kind="code",
         names=("int8_linear",),
         points=3,
-        minutes=8,
+        minutes=7,
         lines=4,
         difficulty=2,
         objective="multiply activations in int8 by weights in int8, with a scale per token and one per output",
@@ -223,13 +226,14 @@ EXERCISES = (
         time_limit_s=20,
     ),
     Exercise(
-        id="6.5",
+        id="6.6",
+        is_extra=True,
         title="Smoothing",
         kind="code",
         names=("smooth",),
         points=3,
-        minutes=12,
-        lines=7,
+        minutes=9,
+        lines=5,
         difficulty=2,
         objective="move outliers from the activations into the weights, the products unchanged",
         hints=(

@@ -68,9 +68,11 @@ def ends_at_the_maximum(answer: Any, draw: Draw, bits: int, group_size: int, siz
     compare(scales, torch.tensor(expected), what=what, axes=GROUP_AXES, rtol=1e-4, atol=0)
 
 
-def rounds_to_nearest(answer: Any, draw: Draw, bits: int, group_size: int, middle: float = 0.0) -> None:
+def rounds_to_nearest(
+    answer: Any, draw: Draw, bits: int, group_size: int, middle: float = 0.0, size: float = 1.0
+) -> None:
     """No weight is further from its value than half a scale."""
-    weight = middle + draw.normal(4, 3 * group_size)
+    weight = middle + size * draw.normal(4, 3 * group_size)
     codes, scales, minima = quantized(answer, weight, bits, group_size)
     finite(scales, "the scales", GROUP_AXES)
     if int(codes.max()) > 2**bits - 1 or int(codes.min()) < 0:
@@ -82,8 +84,8 @@ def rounds_to_nearest(answer: Any, draw: Draw, bits: int, group_size: int, middl
         at = tuple((error > limit).nonzero()[0].tolist())
         where = f"output {at[0]}, input {at[1]}"
         reject(
-            f"at {where}, the weight {float(weight[at]):.4f} becomes code {int(codes[at])}, which is "
-            f"{float(value[at]):.4f}: off by {float(error[at] / wide[0][at]):.2f} of a scale; the nearest is within 0.5"
+            f"at {where}, the weight {float(weight[at]):.4g} becomes code {int(codes[at])}, which is "
+            f"{float(value[at]):.4g}: off by {float(error[at] / wide[0][at]):.2f} of a scale; the nearest is within 0.5"
         )
 
 
@@ -105,7 +107,7 @@ EXERCISES = (
         kind="code",
         names=("quantize",),
         points=4,
-        minutes=12,
+        minutes=10,
         lines=6,
         difficulty=2,
         objective="store a weight in few bits: codes, and a scale and a minimum for each group",
@@ -135,7 +137,8 @@ EXERCISES = (
             Property(
                 "returns uint8 codes, float32 scales and minima",
                 has_its_dtypes,
-                "Compute in float32, whatever the weight's dtype is: `weight.float()`.",
+                "Compute in float32, whatever the weight's dtype is: `weight.float()`. Codes become "
+                "uint8 last: int8 ends at 127.",
                 ({"dtype": torch.float32}, {"dtype": torch.bfloat16}),
             ),
             Property(
@@ -164,12 +167,14 @@ EXERCISES = (
                 "rounds every weight to the nearest value",
                 rounds_to_nearest,
                 "The code is the number of steps from the minimum to the weight, rounded: a conversion to an integer "
-                "cuts off instead. Is the code of every group made with that group's own scale and minimum?",
+                "cuts off instead. A small scale is not made larger. Is the code of every group made with that group's "
+                "own scale and minimum?",
                 (
                     {"bits": 2, "group_size": 4},
                     {"bits": 3, "group_size": 16, "middle": 3.0},
                     {"bits": 4, "group_size": 64},
                     {"bits": 8, "group_size": 32, "middle": -1.0},
+                    {"bits": 4, "group_size": 16, "size": 1e-7},
                 ),
             ),
             Property(

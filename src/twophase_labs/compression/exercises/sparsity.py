@@ -1,4 +1,4 @@
-"""6.10 and 6.11 Zeros: what they save in time, and two of four."""
+"""6.12 and 6.13 Zeros: what they save in time, and two of four."""
 
 from typing import Any
 
@@ -86,12 +86,12 @@ def share_of_zeros_kept() -> float:
 
 EXERCISES = (
     Exercise(
-        id="6.10",
+        id="6.12",
         title="Nine of ten are zero",
         kind="prediction",
-        names=("guess_6_10",),
+        names=("guess_6_12",),
         points=1,
-        minutes=3,
+        minutes=2,
         objective="expect what a product with a sparse matrix costs",
         hints=("A tenth of the products are left. What else does the processor have to read for each of them?",),
         question=Number(
@@ -103,7 +103,7 @@ EXERCISES = (
         time_limit_s=60,
     ),
     Exercise(
-        id="6.11",
+        id="6.13",
         is_extra=True,
         title="Two of four",
         kind="code",
