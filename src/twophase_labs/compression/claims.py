@@ -6,7 +6,7 @@ ALLOWED: dict[str, str] = {
     "runs SmolLM2 on 512 tokens of prose": "says what the cells below do",
     "512 tokens cannot decide a few per cent": "the tokens of the cells below",
     "4-bit weights that are turned into 16 bits": "what W4A16 means",
-    "gives them 1,979 TOPS, twice the 989.5 TFLOP/s of bf16": "the H100's data sheet, dense",
+    "sheet lists 1,979 TOPS for them, twice the 989.5 TFLOP/s of bf16": "the H100's data sheet, dense",
     "largest magnitude over 512 tokens": "says what the cell right below does",
     "All 210 linear layers": "7 matrices in each of 30 layers",
     "Perplexity is that of 512 tokens": "says what the cell right below does; NUM_TOKENS",

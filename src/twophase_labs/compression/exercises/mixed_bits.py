@@ -79,11 +79,16 @@ def says_when_nothing_fits(answer: Any, draw: Draw, num_parts: int) -> None:
 
 
 def does_least_damage(answer: Any, draw: Draw, num_parts: int, num_formats: int) -> None:
-    options = some_options(draw, num_parts, num_formats)
+    """In about half of the parts another format than the smallest is better; the largest budget has room for all."""
+    while True:
+        options = some_options(draw, num_parts, num_formats)
+        if sum(min(formats)[1] > min(damage for _, damage in formats) for formats in options) >= num_parts // 2:
+            break
     smallest = sum(min(size for size, _ in formats) for formats in options)
     largest = sum(max(size for size, _ in formats) for formats in options)
     for _ in range(3):
         judged(answer, options, float(draw.integer(int(smallest), int(largest) + 1)))
+    judged(answer, options, largest)
 
 
 def sees_beyond_the_best_ratio(answer: Any, draw: Draw, num_pairs: int) -> None:

@@ -107,6 +107,8 @@ def smoothing_case(draw: Draw, num_inputs: int, outputs: tuple[int, ...]) -> tup
     weights[0][0, 0] = 2
     for weight in weights:
         weight[:, 1] *= 0.01  # ... and a weight's maximum, too
+    if len(weights) > 1:  # the last input's largest weight is not in the first matrix
+        weights[-1][0, -1] = 3 * torch.cat(weights)[:, -1].abs().max()
     return norm, weights, x_max
 
 
