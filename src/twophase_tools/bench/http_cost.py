@@ -151,7 +151,11 @@ def bench_http(
     words += ["--model", setup.folder, "--backend", setup.backend, "--log-level", "error"]
     with tempfile.TemporaryDirectory(prefix="twophase-http-") as folder:
         server = ServerProcess(
-            "twophase_tools", ["serve", *words], free_port(), Path(folder) / "server.log", threads=num_threads
+            "twophase_tools",
+            ["serve", *words],
+            free_port(),
+            Path(folder) / "server.log",
+            {"OMP_NUM_THREADS": str(num_threads)},
         )
         try:
             turns = _Turns(vocab_size, concurrency, sizes or Sizes(), say)

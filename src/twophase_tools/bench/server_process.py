@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -39,19 +39,24 @@ class Sample:
 
 @final
 class ServerProcess:
-    """`python -m MODULE ARGUMENTS --port PORT` on 127.0.0.1; what it prints goes into `log`."""
+    """`python -m MODULE ARGUMENTS --port PORT` on 127.0.0.1; what it prints goes into `log`.
 
-    def __init__(self, module: str, arguments: Sequence[str], port: int, log: Path, threads: int | None = None) -> None:
+    Args:
+        environment: Changes to this process's.
+    """
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], port: int, log: Path, environment: Mapping[str, str]
+    ) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._log = log
-        environment = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments, "--host", "127.0.0.1", "--port", str(port)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=environment,
+                env={**os.environ, **environment},
             )
 
     async def ready(self, limit_s: float | int = START_LIMIT_S) -> None:
