@@ -53,6 +53,7 @@ async def chat_completions(request: Request) -> Response:
     service = service_of(request)
     lease = service.enter(request)
     try:
+        service.llm.check_acceptance()
         fields = read_fields(await read_object(request, service.settings.max_body_bytes), _RULES, _UNSUPPORTED)
         service.require_model(fields.get("model"))
         if "messages" not in fields:
@@ -86,7 +87,7 @@ def _num_logprobs(fields: Mapping[str, Any]) -> int | None:
 
 
 def _max_tokens(fields: Mapping[str, Any], num_prompt_tokens: int, service: Service) -> int:
-    """As asked by its older or its newer name; else what the prompt leaves of the context."""
+    """As asked by its older or its newer name; else what there is room for, in the context and in the pool."""
     given = {fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields}
     if len(given) > 1:
         raise invalid(
@@ -94,7 +95,9 @@ def _max_tokens(fields: Mapping[str, Any], num_prompt_tokens: int, service: Serv
             f"{fields['max_completion_tokens']}.",
             "max_completion_tokens",
         )
-    return int(given.pop()) if given else max(1, service.max_model_len - num_prompt_tokens)
+    if given:
+        return int(given.pop())
+    return service.llm.llm.scheduler.max_new_tokens(num_prompt_tokens, fields.get("n", 1))
 
 
 @final

@@ -17,29 +17,31 @@ from twophase.core.errors import ConfigError
 from twophase_server.app import create_app
 from twophase_server.service import Service
 from twophase_server.settings import ServerSettings
+from twophase_server.tenants import read_tenants
 
 BACKLOG = 2048  # connections that the system accepts for us while we are busy
+KEEP_ALIVE_S = 75  # for a connection's next request: longer than clients keep theirs, so that it is they who close
 
 
 def serve(model: str | Path, config: EngineConfig | None = None, settings: ServerSettings | None = None) -> None:
-    """Open a model and serve it until SIGTERM or Ctrl-C; then answer what was accepted. A second signal ends it at once.
+    """Open a model and serve it until SIGTERM or Ctrl-C; then answer what was accepted. A second signal ends it at
+    once.
 
     Raises:
         ConfigError: The port is taken, or the file of API keys cannot be used; or as `LLM`.
         ModelFolderError, BackendUnavailableError: As `LLM`.
     """
     settings = ServerSettings() if settings is None else settings
-    with bind(
-        settings.host, settings.port
-    ) as listener:  # before the model is loaded: a port that is taken says so at once
+    if settings.api_keys is not None:
+        read_tenants(Path(settings.api_keys))  # what cannot be used is refused before the model is loaded
+    with bind(settings.host, settings.port) as listener:
         llm = AsyncLLM(model, config, max_queue=settings.max_queue)
         try:
             server = DrainingServer(llm, settings)
             listener.listen(BACKLOG)
             host, port = listener.getsockname()[:2]
-            print(
-                f"twophase serve: {server.service.model_name} on http://{host}:{port}/v1", file=sys.stderr, flush=True
-            )
+            address = f"http://{host}:{port}/v1"
+            print(f"twophase serve: {server.service.model_name} on {address}", file=sys.stderr, flush=True)
             server.run(sockets=[listener])
         finally:
             llm.close()
@@ -81,6 +83,7 @@ class DrainingServer(uvicorn.Server):
             lifespan="off",
             log_level=settings.log_level,
             server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         super().__init__(config)
 
