@@ -82,7 +82,7 @@ def bench_soak(
 
     Raises:
         ConfigError: An option that cannot work.
-        ServerProcessError: The server does not start.
+        ServerProcessError: The server does not start, or cannot be asked how it is.
     """
     if not 1 <= num_clients <= MOST_CLIENTS:
         raise ConfigError(f"--clients must be in [1, {MOST_CLIENTS}], got {num_clients}.")
@@ -97,6 +97,8 @@ def bench_soak(
         soak = _Soak(server, folder, num_clients, float(duration_s), seed, say)
         try:
             return asyncio.run(soak.run())
+        except httpx.HTTPError as error:
+            raise ServerProcessError(f"the server does not answer ({error!r}):\n{soak.last_words()}") from error
         finally:
             soak.kill()
 
@@ -122,6 +124,9 @@ class _Soak:
 
     def kill(self) -> None:
         self._server.kill()
+
+    def last_words(self) -> str:
+        return self._server.last_words()
 
     async def run(self) -> SoakReport:
         self._say("starting the server")
@@ -249,9 +254,10 @@ class _Soak:
         stop = asyncio.Event()
         siege = asyncio.create_task(crowd.besiege(self._num_clients, stop))
         await asyncio.sleep(seconds / 2)
-        # At a moment when somebody has something to lose.
-        while not crowd.tally.open_accepted and not siege.done():
-            await asyncio.sleep(0.001)
+        with suppress(TimeoutError):  # at a moment when somebody has something to lose
+            async with asyncio.timeout(REST_LIMIT_S):
+                while not crowd.tally.open_accepted:
+                    await asyncio.sleep(0.001)
         num_accepted = crowd.tally.open_accepted
         crowd.tally.may_be_away = True
         self._server.signal(signal.SIGTERM)
@@ -266,6 +272,7 @@ class _Soak:
         began_s = time.monotonic()
         self._server = self._start()
         await self._server.ready()
+        ready_s = time.monotonic() - began_s
         crowd.tally.may_be_away = False
         is_answered = crowd.tally.outcomes["well-formed", "answered"]
         await asyncio.sleep(seconds / 2)
@@ -275,7 +282,7 @@ class _Soak:
         self._promise(
             "a server started after it serves",
             num_answered > 0,
-            f"ready after {time.monotonic() - began_s - seconds / 2:.1f} s, {num_answered:,} answered since",
+            f"ready after {ready_s:.1f} s, {num_answered:,} answered since",
         )
 
     # -- a dead engine
