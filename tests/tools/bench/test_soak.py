@@ -44,12 +44,13 @@ def test_a_good_server_keeps_its_promises(twophase):  # noqa: F811
     assert found["num_requests"] == sum(count for _, _, count in found["outcomes"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "broken"),
     [
         ("leak", "no block leaks"),
-        pytest.param("silence", "each request is answered or told why not", marks=pytest.mark.full),
-        pytest.param("drop", "SIGTERM loses no accepted request", marks=pytest.mark.full),
+        ("silence", "each request is answered or told why not"),
+        ("drop", "SIGTERM loses no accepted request"),
     ],
 )
 def test_a_fault_breaks_its_promise(monkeypatch, fault, broken):
