@@ -23,6 +23,7 @@ def run_of(*reasons):
 def test_a_round_by_hand():
     """Two requests of 3 tokens in 4 s; first tokens after 1 s; gaps of 0.5 and 1.5 s."""
     assert Round.of(run_of("length", "stop")) == Round(1.5, 1.0, 1.0)
+    assert Round.of(run_of("length", "stop"), 3.0) == Round(1.5, 1.0, 1.0, 0.5)
 
 
 @pytest.mark.parametrize("reason", ["error", "abort"])
@@ -42,6 +43,15 @@ def test_the_report(http, cost, verdict):
     assert report.cost == pytest.approx(cost)
     assert f"({min(ratios):.3f} to 0.990): it costs {100 * cost:.1f} %" in report.to_text()
     assert f"less than 10 %, is {verdict}" in report.to_text()
+
+
+def test_processor_time_by_hand():
+    """Ratios of 1.1, 1.2 and 1.5: their median says 20 % more."""
+    here = tuple(Round(1.0, 1.0, 1.0, 2.0) for _ in range(3))
+    http = tuple(Round(1.0, 1.0, 1.0, 2.0 * ratio) for ratio in (1.5, 1.1, 1.2))
+    report = HttpReport(16, Sizes(), {"in process": here, "HTTP": http}, (1.0,), {}, record_machine())
+    assert report.cpu_cost == pytest.approx(0.2)
+    assert "Processor time per token: +20.0 %." in report.to_text()
 
 
 def test_the_command(twophase, tiny_folder):  # noqa: F811
