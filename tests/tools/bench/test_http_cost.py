@@ -32,17 +32,21 @@ def test_a_round_with_a_request_that_failed_is_none(reason):
         Round.of(run_of("length", reason))
 
 
-@pytest.mark.parametrize(("http", "cost", "verdict"), [(92.0, 0.08, "kept"), (85.0, 0.15, "missed")])
-def test_the_report(http, cost, verdict):
-    rounds = {
-        "in process": (Round(100.0, 1.0, 0.1),) * 3,
-        "HTTP": tuple(Round(x, 1.1, 0.1) for x in (http, 99.0, 50.0)),
-    }
-    ratios = (http / 100, 0.99, 0.5)
+@pytest.mark.parametrize(
+    ("ratios", "cost", "verdict"),
+    [
+        ((0.92, 0.99, 0.91), 0.08, "kept"),
+        ((0.9, 0.85, 0.5), 0.15, "missed"),
+        ((0.95, 0.89, 1.2), 0.05, "undecided: the rounds disagree"),
+    ],
+)
+def test_the_report(ratios, cost, verdict):
+    rounds = {"in process": (Round(100.0, 1.0, 0.1),) * 3, "HTTP": tuple(Round(100 * x, 1.1, 0.1) for x in ratios)}
     report = HttpReport(16, Sizes(), rounds, ratios, {}, record_machine())
     assert report.cost == pytest.approx(cost)
-    assert f"({min(ratios):.3f} to 0.990): it costs {100 * cost:.1f} %" in report.to_text()
-    assert f"less than 10 %, is {verdict}" in report.to_text()
+    assert f"({min(ratios):.3f} to {max(ratios):.3f}): it costs {100 * cost:.1f} %" in report.to_text()
+    assert f"less than 10 %, is {verdict}." in report.to_text()
+    assert report.to_dict()["verdict"] == verdict
 
 
 def test_processor_time_by_hand():
