@@ -335,6 +335,18 @@ def test_a_deadline_on_the_way(llm):
     run(llm, main)
 
 
+def test_deadlines_of_requests_that_ended_are_forgotten(llm):
+    one = SamplingParams(max_tokens=1)
+
+    async def main(served):
+        for _ in range(10):
+            await asyncio.gather(*(last_of(served.generate("a", one, deadline_s=3600)) for _ in range(30)))
+        with held(served):
+            return len(served._thread._deadlines)
+
+    assert run(llm, main) < 200
+
+
 # -- policies that wait -----------------------------------------------------------------------------------------------
 
 
