@@ -55,8 +55,8 @@ class Round:
 
     Attributes:
         ttft_s, itl_s: Medians at the client.
-        cpu_s_per_token: Processor time of engine, server and clients together. Where others use the machine, it says more
-            than the clock. None where the system does not tell.
+        cpu_s_per_token: Processor time of engine, server and clients together: on a machine that others use, it says
+            more than the clock. None where the system does not tell.
     """
 
     tokens_per_s: float
