@@ -16,6 +16,7 @@ from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase_server.body import json_response
 from twophase_server.errors import ApiError
+from twophase_server.sampling import UsageWish
 from twophase_server.service import Service
 from twophase_server.sse import DONE, EventStream, event
 from twophase_server.tenants import Lease
@@ -219,3 +220,10 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         "total_tokens": num_prompt + num_new,
         "prompt_tokens_details": {"cached_tokens": sum(output.metrics.num_cached_tokens for output in outputs)},
     }
+
+
+def with_usage(chunk: dict[str, Any], wish: UsageWish, output: RequestOutput) -> dict[str, Any]:
+    """A chunk of a stream with what its client wants in it: OpenAI has a null there, vLLM the usage so far."""
+    if not wish.at_end:
+        return chunk
+    return {**chunk, "usage": usage([output]) if wish.in_chunks else None}

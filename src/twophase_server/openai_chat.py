@@ -11,12 +11,19 @@ from starlette.responses import Response
 from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from twophase.core.rules import whole_number
 from twophase.core.sampling_params import MAX_LOGPROBS
-from twophase_server.answering import Dialect, Question, answer, engine_options, usage
+from twophase_server.answering import Dialect, Question, answer, engine_options, usage, with_usage
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, Unsupported, read_fields, read_object
 from twophase_server.logprobs import chat_logprobs
 from twophase_server.messages import MESSAGES, read_messages
-from twophase_server.sampling import COMMON_RULES, COMMON_UNSUPPORTED, SAMPLING_RULES, sampling_params, wants_usage
+from twophase_server.sampling import (
+    COMMON_RULES,
+    COMMON_UNSUPPORTED,
+    SAMPLING_RULES,
+    UsageWish,
+    sampling_params,
+    wants_usage,
+)
 from twophase_server.service import Service, service_of
 from twophase_server.tenants import Lease
 
@@ -104,9 +111,9 @@ def _max_tokens(fields: Mapping[str, Any], num_prompt_tokens: int, service: Serv
 class ChatDialect(Dialect):
     """`chat.completion`, and `chat.completion.chunk` where it is streamed."""
 
-    def __init__(self, service: Service, wants_logprobs: bool, wants_usage: bool) -> None:
+    def __init__(self, service: Service, wants_logprobs: bool, usage_wish: UsageWish) -> None:
         self._service = service
-        self._wants_logprobs, self._wants_usage = wants_logprobs, wants_usage
+        self._wants_logprobs, self._usage_wish = wants_logprobs, usage_wish
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": service.model_name}
         self._num_shown: dict[int, tuple[int, int]] = {}  # of completions that have begun: characters and tokens
         self._ended: set[int] = set()
@@ -126,6 +133,10 @@ class ChatDialect(Dialect):
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage(outputs)}
 
     def pieces(self, position: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        for chunk in self._chunks(output):
+            yield with_usage(chunk, self._usage_wish, output)
+
+    def _chunks(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
         for completion in output.outputs:
             index = completion.index
             if index not in self._num_shown:
@@ -142,7 +153,7 @@ class ChatDialect(Dialect):
                 yield self._chunk(index, {}, ended=completion)
 
     def last_piece(self, outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
-        if not self._wants_usage:
+        if not self._usage_wish.at_end:
             return None
         return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage(outputs)}
 
@@ -161,8 +172,7 @@ class ChatDialect(Dialect):
         }
         if ended is not None:
             choice["stop_reason"] = ended.stop_reason
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
-        return {**chunk, "usage": None} if self._wants_usage else chunk
+        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
 
     def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         return chat_logprobs(entries, self._service.token_texts) if self._wants_logprobs else None

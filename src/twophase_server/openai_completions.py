@@ -11,11 +11,18 @@ from starlette.responses import Response
 from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from twophase.core.rules import Rule, items_of, read_int, read_text, whole_number
 from twophase.core.sampling_params import MAX_LOGPROBS
-from twophase_server.answering import Dialect, Question, answer, engine_options, usage
+from twophase_server.answering import Dialect, Question, answer, engine_options, usage, with_usage
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, Unsupported, read_fields, read_object
 from twophase_server.logprobs import completion_logprobs
-from twophase_server.sampling import COMMON_RULES, COMMON_UNSUPPORTED, SAMPLING_RULES, sampling_params, wants_usage
+from twophase_server.sampling import (
+    COMMON_RULES,
+    COMMON_UNSUPPORTED,
+    SAMPLING_RULES,
+    UsageWish,
+    sampling_params,
+    wants_usage,
+)
 from twophase_server.service import Service, service_of
 
 PromptGiven = str | list[int]
@@ -104,10 +111,10 @@ class CompletionDialect(Dialect):
     """
 
     def __init__(
-        self, service: Service, n: int, echo: Sequence[PromptGiven] | None, wants_logprobs: bool, wants_usage: bool
+        self, service: Service, n: int, echo: Sequence[PromptGiven] | None, wants_logprobs: bool, usage_wish: UsageWish
     ) -> None:
         self._service, self._n, self._echo = service, n, echo
-        self._wants_logprobs, self._wants_usage = wants_logprobs, wants_usage
+        self._wants_logprobs, self._usage_wish = wants_logprobs, usage_wish
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -140,10 +147,10 @@ class CompletionDialect(Dialect):
                 if is_end:
                     self._ended.add(index)
                 chunk = {**self._head, "choices": [choice]}
-                yield {**chunk, "usage": None} if self._wants_usage else chunk
+                yield with_usage(chunk, self._usage_wish, output)
 
     def last_piece(self, outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
-        return {**self._head, "choices": [], "usage": usage(outputs)} if self._wants_usage else None
+        return {**self._head, "choices": [], "usage": usage(outputs)} if self._usage_wish.at_end else None
 
     def _choice(
         self,

@@ -1,7 +1,7 @@
 """How tokens are chosen: from the fields of a request to `SamplingParams`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from twophase.core.errors import InvalidRequestError
 from twophase.core.rules import TEXT, Rule, number, whole_number
@@ -66,6 +66,7 @@ COMMON_UNSUPPORTED = {
 _FORMAT_RULES = {"type": NAME, "json_schema": OBJECT}
 _SCHEMA_RULES = {"name": TEXT, "schema": OBJECT, "description": TEXT, "strict": FLAG}
 _STRUCTURE_RULES = {"json": OBJECT, "regex": TEXT, "choice": Rule("a list of texts", lambda value: value)}
+_STREAM_RULES = {"include_usage": FLAG, "continuous_usage_stats": FLAG}
 FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -118,14 +119,25 @@ def _response_format(asked: Mapping[str, Any]) -> StructuredOutputs | None:
     return StructuredOutputs(json=described["schema"])
 
 
-def wants_usage(fields: Mapping[str, Any]) -> bool:
-    """`stream_options.include_usage`. Raises ApiError (400) for options of what is no stream."""
+class UsageWish(NamedTuple):
+    """Where a stream is to tell its usage: in a chunk of its own at the end, and in each chunk what there is so far."""
+
+    at_end: bool = False
+    in_chunks: bool = False
+
+
+def wants_usage(fields: Mapping[str, Any]) -> UsageWish:
+    """`stream_options`: OpenAI's include_usage, and with it vLLM's continuous_usage_stats. Raises ApiError (400) for
+    options of what is no stream.
+    """
     options = fields.get("stream_options")
     if options is None:
-        return False
+        return UsageWish()
     if not fields.get("stream"):
         raise invalid("stream_options go with stream=true only.", "stream_options")
-    return bool(read_fields(options, {"include_usage": FLAG}, within="stream_options.").get("include_usage", False))
+    found = read_fields(options, _STREAM_RULES, within="stream_options.")
+    at_end = found.get("include_usage", False)
+    return UsageWish(at_end, at_end and found.get("continuous_usage_stats", False))
 
 
 __all__ = ["COMMON_RULES", "COMMON_UNSUPPORTED", "NAME", "OBJECT", "SAMPLING_RULES", "read_field", "sampling_params"]

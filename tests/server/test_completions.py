@@ -101,6 +101,18 @@ def test_usage_in_a_stream(ask):
     assert all(chunk.usage is None for chunk in others)
 
 
+def test_usage_in_every_chunk_of_a_stream(ask):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *others, last = ask(TEXTS[0], max_tokens=5, extra_body={"ignore_eos": True}, stream=True, stream_options=options)
+    counts = [chunk.usage.completion_tokens for chunk in others]
+    assert counts == sorted(counts)
+    assert counts[-1] == last.usage.completion_tokens == 5
+    assert {chunk.usage.prompt_tokens for chunk in others} == {last.usage.prompt_tokens}
+    *others, last = ask(TEXTS[0], max_tokens=3, stream=True, stream_options={"continuous_usage_stats": True})
+    assert last.choices
+    assert all(chunk.usage is None for chunk in (*others, last))
+
+
 def test_tokenize_and_back(http, chat_folder):
     ids = byte_level().encode(TEXTS[1])
     found = http.post("/tokenize", json={"prompt": TEXTS[1], "return_token_strs": True}).json()

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -39,19 +39,24 @@ class Sample:
 
 @final
 class ServerProcess:
-    """`python -m MODULE ARGUMENTS --port PORT` on 127.0.0.1; what it prints goes into `log`."""
+    """`python -m MODULE ARGUMENTS --port PORT` on 127.0.0.1; what it prints goes into `log`.
 
-    def __init__(self, module: str, arguments: Sequence[str], port: int, log: Path, threads: int | None = None) -> None:
+    Args:
+        environment: Changes to this process's.
+    """
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], port: int, log: Path, environment: Mapping[str, str]
+    ) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._log = log
-        environment = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments, "--host", "127.0.0.1", "--port", str(port)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=environment,
+                env={**os.environ, **environment},
             )
 
     async def ready(self, limit_s: float | int = START_LIMIT_S) -> None:
@@ -106,6 +111,15 @@ class ServerProcess:
             return Sample(int(status["VmRSS"].split()[0]) * 1024, int(status["Threads"]), num_files)
         except (OSError, KeyError, ValueError):
             return None
+
+    def cpu_s(self) -> float | None:
+        """Seconds of processor time that it has used; None where the system has no /proc."""
+        try:
+            text = (Path("/proc") / str(self._process.pid) / "stat").read_text()
+        except OSError:
+            return None
+        user, system = text.rpartition(")")[2].split()[11:13]  # fields 14 and 15 of proc(5); 2 is a name in brackets
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def last_words(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")[-2000:].strip()

@@ -3,7 +3,8 @@
 Plain data in, plain data out: records come from an engine's outputs or from a simulator, step traces from either, and
 nothing in here runs a model or imports tensors. Seconds throughout, on whichever clock the records' maker used.
 
-    workloads, arrivals, lengths, replay     what is asked, and when
+    workloads, arrivals, lengths             what is asked, and when
+    replay, dataset                          the same from files
     records, slo                             what became of a request, and what was promised
     latency, report                          percentiles, goodput, the summary of a run
     queue, steps, lanes                      who waited, what the engine did, step by step and request by request

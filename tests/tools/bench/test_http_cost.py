@@ -23,6 +23,7 @@ def run_of(*reasons):
 def test_a_round_by_hand():
     """Two requests of 3 tokens in 4 s; first tokens after 1 s; gaps of 0.5 and 1.5 s."""
     assert Round.of(run_of("length", "stop")) == Round(1.5, 1.0, 1.0)
+    assert Round.of(run_of("length", "stop"), 3.0) == Round(1.5, 1.0, 1.0, 0.5)
 
 
 @pytest.mark.parametrize("reason", ["error", "abort"])
@@ -31,17 +32,30 @@ def test_a_round_with_a_request_that_failed_is_none(reason):
         Round.of(run_of("length", reason))
 
 
-@pytest.mark.parametrize(("http", "cost", "verdict"), [(92.0, 0.08, "kept"), (85.0, 0.15, "missed")])
-def test_the_report(http, cost, verdict):
-    rounds = {
-        "in process": (Round(100.0, 1.0, 0.1),) * 3,
-        "HTTP": tuple(Round(x, 1.1, 0.1) for x in (http, 99.0, 50.0)),
-    }
-    ratios = (http / 100, 0.99, 0.5)
+@pytest.mark.parametrize(
+    ("ratios", "cost", "verdict"),
+    [
+        ((0.92, 0.99, 0.91), 0.08, "kept"),
+        ((0.9, 0.85, 0.5), 0.15, "missed"),
+        ((0.95, 0.89, 1.2), 0.05, "undecided: the rounds disagree"),
+    ],
+)
+def test_the_report(ratios, cost, verdict):
+    rounds = {"in process": (Round(100.0, 1.0, 0.1),) * 3, "HTTP": tuple(Round(100 * x, 1.1, 0.1) for x in ratios)}
     report = HttpReport(16, Sizes(), rounds, ratios, {}, record_machine())
     assert report.cost == pytest.approx(cost)
-    assert f"({min(ratios):.3f} to 0.990): it costs {100 * cost:.1f} %" in report.to_text()
-    assert f"less than 10 %, is {verdict}" in report.to_text()
+    assert f"({min(ratios):.3f} to {max(ratios):.3f}): it costs {100 * cost:.1f} %" in report.to_text()
+    assert f"less than 10 %, is {verdict}." in report.to_text()
+    assert report.to_dict()["verdict"] == verdict
+
+
+def test_processor_time_by_hand():
+    """Ratios of 1.1, 1.2 and 1.5: their median says 20 % more."""
+    here = tuple(Round(1.0, 1.0, 1.0, 2.0) for _ in range(3))
+    http = tuple(Round(1.0, 1.0, 1.0, 2.0 * ratio) for ratio in (1.5, 1.1, 1.2))
+    report = HttpReport(16, Sizes(), {"in process": here, "HTTP": http}, (1.0,), {}, record_machine())
+    assert report.cpu_cost == pytest.approx(0.2)
+    assert "Processor time per token: +20.0 %." in report.to_text()
 
 
 def test_the_command(twophase, tiny_folder):  # noqa: F811
