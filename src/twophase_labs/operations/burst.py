@@ -11,8 +11,9 @@ from twophase_labs.operations.scrapes import TTFT, Scrape, scrape
 from twophase_server.background import BackgroundServer
 from twophase_server.settings import ServerSettings
 
-NUM_REQUESTS, EVERY_S, SLO_S, SCRAPE_S = 16, 0.12, 2.0, 0.1
-MAX_QUEUE = 6
+NUM_REQUESTS, EVERY_S, SLO_S, SCRAPE_S = 18, 0.12, 2.0, 0.1
+MAX_QUEUE = 8
+LATE_BUCKET_S = 2.5  # the histogram has no bucket that ends at the SLO
 
 Value = Callable[[Scrape, Scrape], float]  # of a scrape, and of the first one
 
@@ -40,11 +41,11 @@ class Burst:
 
 
 def burst() -> Burst:
-    """Sixteen requests in two seconds for eight places, of 49 tokens and 16 more: each of them fills four blocks."""
-    prompt = "Write down {} again and again, until I tell you to stop: " + "apple pear plum " * 12
+    """Eighteen requests in two seconds, of eight blocks each, for a pool that holds four of them."""
+    prompt = "Write down {} again and again, until I tell you to stop: " + "apple pear plum " * 33
     answers: list[Answer] = []
     with BackgroundServer(llm(), ServerSettings(port=0, log_level="error", max_queue=MAX_QUEUE)) as server:
-        asks = [Ask(prompt.format(n), 16, f"burst {n}", at_s=EVERY_S * n, tries=1) for n in range(NUM_REQUESTS)]
+        asks = [Ask(prompt.format(n), 12, f"burst {n}", at_s=EVERY_S * n, tries=1) for n in range(NUM_REQUESTS)]
         scrapes = [scrape(server.url)]
         clients = threading.Thread(target=lambda: answers.extend(ask_all(server.url, asks)), name="burst")
         clients.start()
@@ -55,11 +56,10 @@ def burst() -> Burst:
 
 
 def late_share(now: Scrape, first: Scrape) -> float:
-    """Of the answers that the server's histogram counts since the first scrape, the share above the SLO's bucket."""
-    bound = 2.5
+    """Of the answers that the server's histogram counts since the first scrape, the share above its first bucket that holds late ones only."""
 
     def at_most(one: Scrape) -> float:
-        return next(count for le, count in one.buckets(TTFT) if le == bound)
+        return next(count for le, count in one.buckets(TTFT) if le == LATE_BUCKET_S)
 
     num = now.value(f"{TTFT}_count") - first.value(f"{TTFT}_count")
     return 1 - (at_most(now) - at_most(first)) / num if num else 0.0
@@ -91,8 +91,10 @@ class Told:
     def line(self) -> str:
         at = self.first_firing_s
         num_pending = sum(state == "pending" for _, state in self.states)
-        return f"{self.name:15} " + (f"fires after {at:5.2f} s" if at is not None else "does not fire") + (
-            f", pending in {num_pending} scrapes"
+        return (
+            f"{self.name:15} "
+            + (f"fires after {at:5.2f} s" if at is not None else "does not fire")
+            + (f", pending in {num_pending} scrapes")
         )
 
 

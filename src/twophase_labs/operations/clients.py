@@ -102,9 +102,7 @@ async def _ask_all(url: str, asks: Sequence[Ask], make_reader: Callable[[], Read
         return list(await asyncio.gather(*(_ask(client, ask, start_s, make_reader) for ask in asks)))
 
 
-async def _ask(
-    client: httpx.AsyncClient, ask: Ask, start_s: float, make_reader: Callable[[], Reader] | None
-) -> Answer:
+async def _ask(client: httpx.AsyncClient, ask: Ask, start_s: float, make_reader: Callable[[], Reader] | None) -> Answer:
     await asyncio.sleep(max(0.0, start_s + ask.at_s - time.monotonic()))
     sent_s = time.monotonic()
     waits_s: list[float] = []
@@ -125,7 +123,10 @@ async def _try_once(
 ) -> Answer:
     body = {"prompt": ask.prompt, "max_tokens": ask.max_tokens, "temperature": 0, "stream": True, **ask.fields}
     last_sent_s = time.monotonic()
-    headers = {"x-request-id": f"{ask.name}-{last_sent_s}", **({"authorization": f"Bearer {ask.key}"} if ask.key else {})}
+    headers = {
+        "x-request-id": f"{ask.name}-{last_sent_s}",
+        **({"authorization": f"Bearer {ask.key}"} if ask.key else {}),
+    }
     text, error, first_s = "", "", None
     async with client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
         status = response.status_code

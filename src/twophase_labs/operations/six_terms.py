@@ -1,7 +1,7 @@
 """Where the time before a first token goes: a stamp at each border, all on one clock, so that the terms add up.
 
-    client sends | server has the request | engine has it | first scheduled | forward done | sampled | written | client reads
-           network        preprocess             queue          prefill         sample    serialise   network
+client sends | server has the request | engine has it | first scheduled | forward done | sampled | written | client reads
+       network        preprocess             queue          prefill         sample    serialise   network
 """
 
 import time

@@ -163,13 +163,13 @@ EXERCISES = (
                 fires_on_time,
                 "Seconds count, not looks: scrapes come late, or not at all. At just for_s it fires.",
             ),
-            Property("fires at once with for_s=0", fires_at_once, "No waiting: the first true look fires."),
             Property("begins to wait again after a dip", begins_again, "for_s seconds without interruption."),
             Property(
                 "resolves",
                 resolves,
                 "With keep_firing_s=0, its default, a firing alert is inactive as soon as its condition is not true.",
             ),
+            Property("fires at once with for_s=0", fires_at_once, "No waiting: the first true look fires."),
             Property(
                 "takes a missing sample as not true",
                 missing_is_not_true,

@@ -141,6 +141,7 @@ def counts_per_second(answer: Any, draw: Draw) -> None:
 def bears_a_reset(answer: Any, draw: Draw) -> None:
     rates(answer, [(0.0, 100.0), (10.0, 110.0), (20.0, float(draw.integer(1, 9))), (30.0, 15.0)])
     rates(answer, [(0.0, 100.0), (10.0, 0.0), (20.0, 0.0)])
+    rates(answer, [(0.0, 5.0), (10.0, 5.0), (20.0, 9.0)])  # nothing in between is no reset
     rates(answer, [(0.0, 50.0), (10.0, 20.0), (20.0, 90.0), (30.0, 30.0), (40.0, 31.0)])
 
 

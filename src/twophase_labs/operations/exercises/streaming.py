@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from twophase_labs.machine.checks import Draw, Rejected, compare, plain, reject
+from twophase_labs.machine.checks import Draw, Rejected, compare, plain, reject, shown
 from twophase_labs.machine.exercise import Exercise, Property
 
 Event = tuple[str, ...]  # its lines of data
@@ -26,10 +26,10 @@ def fed(reader: Any, chunks: Sequence[bytes]) -> list[list[str]]:
     for chunk in chunks:
         got = plain(reader.feed(chunk))
         if type(got) not in (list, tuple):
-            reject(f"feed({chunk!r}) returned {type(got).__name__}, expected a list of texts")
+            reject(f"feed({shown(chunk)}) returned {type(got).__name__}, expected a list of texts")
         for one in map(plain, got):
             if type(one) is not str:
-                reject(f"feed({chunk!r}) returned a list with {one!r} in it, which is no text")
+                reject(f"feed({shown(chunk)}) returned a list with {shown(one)} in it, which is no text")
         returned.append(list(got))
     return returned
 
@@ -39,10 +39,10 @@ def reads(answer: Any, chunks: Sequence[bytes], expected: Sequence[Sequence[str]
     got = fed(answer.EventReader(), chunks)
     for number, (one, right) in enumerate(zip(got, expected, strict=True)):
         try:
-            compare(one, list(right), what=f"what feed({chunks[number]!r}) returned", axes=("event",))
+            compare(one, list(right), what=f"what feed({shown(chunks[number])}) returned", axes=("event",))
         except Rejected as error:
             before = b"".join(chunks[:number])
-            reject(str(error), *error.details, f"before it, feed had got {before!r}")
+            reject(str(error), *error.details, f"before it, feed had got {shown(before)}")
 
 
 def whole_events(answer: Any, draw: Draw) -> None:
@@ -188,7 +188,9 @@ EXERCISES = (
                 "'é' is two bytes in UTF-8. Decode whole lines only.",
                 ({"size": 1}, {"size": 3}, {"size": 11}),
             ),
-            Property("joins an event's lines", joins_lines, "Several data lines of one event are joined by a line feed."),
+            Property(
+                "joins an event's lines", joins_lines, "Several data lines of one event are joined by a line feed."
+            ),
             Property(
                 "drops one space and no more",
                 drops_one_space,
