@@ -56,7 +56,7 @@ def burst() -> Burst:
 
 
 def late_share(now: Scrape, first: Scrape) -> float:
-    """Of the answers that the server's histogram counts since the first scrape, the share above its first bucket that holds late ones only."""
+    """Of the answers counted since the first scrape, the share above LATE_BUCKET_S."""
 
     def at_most(one: Scrape) -> float:
         return next(count for le, count in one.buckets(TTFT) if le == LATE_BUCKET_S)

@@ -1,7 +1,11 @@
 """Where the time before a first token goes: a stamp at each border, all on one clock, so that the terms add up.
 
-client sends | server has the request | engine has it | first scheduled | forward done | sampled | written | client reads
-       network        preprocess             queue          prefill         sample    serialise   network
+network     from the client's send to the server, and from the server's write to the client's first text
+preprocess  from the server's app to the engine's queue, the wait for the engine's thread left out
+queue       that wait, and from the queue to the first step
+prefill     from the first step to the end of the forward that gives the first token's logits
+sample      from there to the token
+serialise   from the token to the bytes of its event
 """
 
 import time

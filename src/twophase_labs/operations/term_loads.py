@@ -58,7 +58,7 @@ def mixed_load(make_reader: Callable[[], Reader] | None = None) -> tuple[list[Ti
         shop[1],
         archive[2],
         *chat[9:],
-        archive[0],
+        archive[2],
     ]
     with stamped(llm(), settings_with({"chat": "", "archive": "", "shop": ""})) as server:
         found = [server.ask([ask], make_reader)[0] for ask in order]

@@ -128,7 +128,7 @@ BANKS = {
                 "never fires",
                 edited('"firing" if now_s - self.true_since_s >= self.for_s else "pending"', '"pending"'),
                 WAITS,
-            ),  # fmt: skip
+            ),
             Wrong("fires a look later", edited(">= self.for_s", "> self.for_s"), WAITS),
             Wrong("counts looks", COUNTS_LOOKS, WAITS),
             Wrong("pending is inactive", edited('else "pending"', 'else "inactive"'), WAITS),
@@ -136,7 +136,7 @@ BANKS = {
                 "the first look never fires",
                 edited("self.true_since_s = now_s\n", 'self.true_since_s = now_s\n                return "pending"\n'),
                 ONCE,
-            ),  # fmt: skip
+            ),
             Wrong("adds the times up", ADDS_UP, DIP),
             Wrong("a dip changes nothing", edited("        self.true_since_s = None\n        if", "        if"), DIP),
             Wrong(
@@ -150,7 +150,7 @@ BANKS = {
                     'self.state, self.false_since_s = "pending" if self.state == "firing" else "inactive", None',
                 ),
                 RESOLVES,
-            ),  # fmt: skip
+            ),
             Wrong(
                 "missing is as before",
                 edited(
@@ -158,7 +158,7 @@ BANKS = {
                     "    def evaluate(self, now_s, value):\n        if value is None:\n            return self.state\n",
                 ),
                 MISSING,
-            ),  # fmt: skip
+            ),
             Wrong("missing is true", edited("value is not None and value >", "value is None or value >"), MISSING),
             Wrong("missing is 0", edited("value is not None and value >", "(value or 0.0) >"), MISSING),
             Wrong("keeps nothing", edited("if now_s - self.false_since_s < self.keep_firing_s:", "if False:"), KEEPS),
@@ -170,7 +170,7 @@ BANKS = {
                     "            self.false_since_s = now_s",
                 ),
                 KEEPS,
-            ),  # fmt: skip
+            ),
             Wrong(
                 "a look in between changes nothing",
                 edited("            self.false_since_s = None\n            if", "            if"),
@@ -187,14 +187,14 @@ BANKS = {
                     'self.for_s = 0.0 if self.state == "firing" else self.for_s\n        self.state, self.false_since_s = "inactive", None',
                 ),
                 RESOLVES,
-            ),  # fmt: skip
+            ),
             Wrong(
                 "remembers an old dip",
                 edited('self.state, self.false_since_s = "inactive", None', 'self.state = "inactive"').replace(
                     "            self.false_since_s = None\n            if", "            if"
                 ),
                 KEEPS,
-            ),  # fmt: skip
+            ),
             Wrong(
                 "one state for all",
                 SOLUTION.replace("self.true_since_s", "Alert.true_since_s").replace(
@@ -202,7 +202,7 @@ BANKS = {
                     "self.state, Alert.true_since_s, self.false_since_s = ",
                 ),
                 APART,
-            ),  # fmt: skip
+            ),
         ),
         right=(
             Right("from its history", FROM_HISTORY),

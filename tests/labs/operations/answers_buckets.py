@@ -162,10 +162,10 @@ BANKS = {
                     3: "lower * (bound / lower) ** ((rank - before) / (count - before)) if lower else bound * (rank - before) / (count - before)"
                 },
                 WITHIN,
-            ),  # fmt: skip
+            ),
             Wrong(
                 "begins at the first bound", HEAD.format(empty="math.nan", start="buckets[0][0], 0", last="lower"), ZERO
-            ),  # fmt: skip
+            ),
             Wrong("infinite", HEAD.format(empty="math.nan", start="0.0, 0", last="bound"), LAST),
             Wrong("twice the last bound", HEAD.format(empty="math.nan", start="0.0, 0", last="2 * lower"), LAST),
             Wrong("nothing is 0", HEAD.format(empty="0.0", start="0.0, 0", last="lower"), NAN),

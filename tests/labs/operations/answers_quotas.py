@@ -112,7 +112,7 @@ BANKS = {
                 "at least a second",
                 {2: "0.0 if self.level >= 1 else max(1.0, (1 - self.level) / self.rate_per_s)"},
                 FULL,
-            ),  # fmt: skip
+            ),
             Wrong("a fixed wait", {2: "0.0 if self.level >= 1 else 1 / self.rate_per_s"}, EVENLY),
             Wrong("asking takes something", ASKING_COSTS, EVENLY),
             Wrong("asking twice takes", ASKING_TWICE, FREE),

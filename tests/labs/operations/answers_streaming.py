@@ -136,7 +136,7 @@ BANKS = {
                 .replace('" "', 'b" "')
                 .replace('"\\n".join', 'b"\\n".join'),
                 WHOLE,
-            ),  # fmt: skip
+            ),
             Wrong("the line, not the data", SOLUTION.replace('value.removeprefix(" ")', "line"), WHOLE),
             Wrong("each chunk alone", EACH_CHUNK_ALONE, SOON),
             Wrong("one event per call", ONE_PER_CALL, SEVERAL),
@@ -149,7 +149,7 @@ BANKS = {
                 "forgets an unfinished event",
                 SOLUTION.replace("        events = []", "        self.data = []\n        events = []"),
                 SOON,
-            ),  # fmt: skip
+            ),
             Wrong("decodes chunks", AS_TEXT, CHARACTERS),
             Wrong("decodes what it can", AS_TEXT.replace('errors="replace"', 'errors="ignore"'), CHARACTERS),
             Wrong("lines run together", SOLUTION.replace('"\\n".join', '"".join'), LINES),
@@ -166,7 +166,7 @@ BANKS = {
                 "of a chunk's end only",
                 SOLUTION.replace('.removesuffix(b"\\r")', "").replace("+ data)", '+ data.replace(b"\\r\\n", b"\\n"))'),
                 ENDS,
-            ),  # fmt: skip
+            ),
             Wrong("no event above 64 KiB", OLDEST_DROPPED, LONG),
             Wrong("one memory for all", SHARED, APART),
         ),

@@ -133,8 +133,8 @@ EXERCISES = (
             "Two moments are all there is to remember: since when the condition has been true, and since when a firing "
             "alert's has not. Either is None while it does not apply.",
             "True: forget the second moment, note the first one if there is none, and fire if it fires already or the "
-            "first moment is for_s ago. Not true: forget the first moment; a firing alert notes the second one and goes "
-            "on while that is less than keep_firing_s ago.",
+            "first moment is for_s ago. Not true: forget the first moment; a firing alert notes the second one and "
+            "goes on while that is less than keep_firing_s ago.",
             "def evaluate(self, now_s, value):\n"
             "    if value is not None and value > self.threshold:\n"
             "        self.false_since_s = None\n"
@@ -154,8 +154,8 @@ EXERCISES = (
             Property(
                 "waits for `for_s`",
                 waits,
-                "True, but not for long enough yet: 'pending'. for_s seconds after the first look at which it was true, "
-                "it fires, and goes on firing while it is true.",
+                "True, but not for long enough yet: 'pending'. for_s seconds after the first look at which it was "
+                "true, it fires, and goes on firing while it is true.",
                 ({"every_s": 15.0}, {"every_s": 3.0}, {"every_s": 40.0}),
             ),
             Property(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, Rejected, compare, number, reject, unchanged
@@ -27,7 +27,7 @@ def by_search(q: float, buckets: Buckets) -> float:
         return finite[-1][0]
 
     def num_below(time: float) -> float:
-        for (left, before), (right, count) in zip(finite, finite[1:], strict=False):
+        for (left, before), (right, count) in pairwise(finite):
             if time <= right:
                 return before + (count - before) * (time - left) / (right - left)
         raise AssertionError
@@ -179,10 +179,10 @@ EXERCISES = (
         hints=(
             "Of 10 values, 4 are at most 1 s and 9 at most 2 s. Where does the fifth lie? It is the first of five that "
             "lie between 1 s and 2 s, so a fifth of the way.",
-            "The bucket is the first whose cumulative count reaches the rank. Its lower bound is the upper bound of the "
-            "one before, 0 for the first.",
-            "Within it: (rank - count before) / (count - count before) of the way from its lower to its upper bound. In "
-            "the last bucket there is no upper bound; the answer is its lower one.",
+            "The bucket is the first whose cumulative count reaches the rank. Its lower bound is the upper bound of "
+            "the one before, 0 for the first.",
+            "Within it: (rank - count before) / (count - count before) of the way from its lower to its upper bound. "
+            "In the last bucket there is no upper bound; the answer is its lower one.",
         ),
         checks=(
             Property(
@@ -231,8 +231,8 @@ EXERCISES = (
         hints=(
             "A counter only grows, unless its process was started anew: then it began at 0. What has been counted "
             "between 100 and 7?",
-            "Leave out the missing samples first. Then add up over neighbours: the difference, or after a reset the new "
-            "value. Divide by the time from the first sample to the last.",
+            "Leave out the missing samples first. Then add up over neighbours: the difference, or after a reset the "
+            "new value. Divide by the time from the first sample to the last.",
             "def rate(samples):\n"
             "    there = [...]                           # without None\n"
             "    if len(there) < 2:\n"

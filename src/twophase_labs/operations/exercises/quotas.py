@@ -67,7 +67,7 @@ def refills_evenly(answer: Any, draw: Draw, rate_per_s: float) -> None:
 
 def never_overflows(answer: Any, draw: Draw) -> None:
     capacity = float(draw.integer(2, 6))
-    follows(answer, 2.0, capacity, [take(1.0, 0.0), wait(50.0), take(capacity + 1, 50.0), wait(50.0), wait(51.0)])
+    follows(answer, 2.0, capacity, [take(1.0, 0.0), wait(50.0), take(capacity, 50.0), wait(50.0), wait(51.0)])
     follows(answer, 2.0, capacity, [wait(50.0), take(capacity, 50.0), wait(50.0)])
 
 
@@ -99,8 +99,12 @@ def any_day(answer: Any, draw: Draw, num_deeds: int) -> None:
 
 
 def buckets_are_apart(answer: Any, draw: Draw) -> None:
-    answer.TokenBucket(1.0, 4.0, 0.0).take(100.0, 0.0)
-    follows(answer, 1.0, 4.0, [wait(0.0), take(4.0, 0.0), wait(0.0)])
+    one, other = answer.TokenBucket(1.0, 4.0, 0.0), answer.TokenBucket(1.0, 4.0, 0.0)
+    before = number(other.wait_s(0.0))
+    one.take(100.0, 0.0)
+    after = number(other.wait_s(0.0))
+    if before != after:
+        reject(f"100 were taken from one bucket, and wait_s(0) of another went from {before} to {after}")
 
 
 EXERCISES = (
@@ -117,8 +121,8 @@ EXERCISES = (
         hints=(
             "Nothing happens between two calls: each call first brings the level up to date, from the time that has "
             "passed since the last one.",
-            "refill: the time passed times the rate, but no more than `capacity` in all. wait_s: how much is missing to "
-            "one, over the rate; no wait is negative.",
+            "refill: the time passed times the rate, but no more than `capacity` in all. wait_s: how much is missing "
+            "to one, over the rate; no wait is negative.",
             "take: first bring the level up to date, then subtract. It may go below zero.",
         ),
         checks=(
