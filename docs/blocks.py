@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from twophase import features
+from twophase_server import metric_families
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "engine.md", ROOT / "docs" / "features.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("engine.md", "features.md", "server.md")))
 
 EXERCISE = "1.3"
 MISTAKE = """
@@ -133,6 +134,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "course": course,
     "refusals": features.refusals_as_markdown,
     "features": features.as_markdown,
+    "metrics": metric_families.as_markdown,
 }
 
 

@@ -27,7 +27,12 @@ PAGES, SITE, DIAGRAMS = (ROOT / "build" / name for name in ("docs-pages", "docs"
 LINK = re.compile(r"(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)")
 MERMAID = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)
 LANGUAGES = {".py": "python", ".json": "json", ".yaml": "yaml"}
-PACKAGES = {"twophase": "The engine", "twophase_tools": "Tools", "twophase_kernels": "Kernels"}
+PACKAGES = {
+    "twophase": "The engine",
+    "twophase_server": "The server",
+    "twophase_tools": "Tools",
+    "twophase_kernels": "Kernels",
+}
 
 INDEX = """
 ```{toctree}
@@ -43,6 +48,7 @@ INDEX = """
 
 docs/engine
 docs/features
+docs/server
 docs/gpu
 docs/emulator
 API reference <api/index>

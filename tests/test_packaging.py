@@ -35,6 +35,7 @@ def packages_in(files: list[str]) -> set[str]:
 
 
 ENGINE = packages_in(HOOK["files"])
+SERVER = packages_in(HOOK["optional-dependencies"]["server"])
 LABS = packages_in(HOOK["optional-dependencies"]["labs"])
 DEV = packages_in(HOOK["optional-dependencies"]["dev"])
 
@@ -66,6 +67,17 @@ def test_a_tool_that_needs_a_package_of_the_course_asks_for_it():
         assert names - ENGINE == asked_for, f"{module} imports {names - ENGINE}, and asks for {asked_for}"
 
 
+def test_the_server_has_what_it_imports_and_nothing_in_vain():
+    named = set().union(*imported_by("twophase_server").values())
+    assert named - ENGINE == SERVER
+
+
+@pytest.mark.parametrize("module", ["twophase_server.settings", "twophase_server.metric_families"])
+def test_what_tools_read_of_the_server_needs_no_extra(module):
+    assert third_party(MODULES[module]) <= ENGINE
+    assert third_party(MODULES["twophase_server"]) == set()
+
+
 def test_the_course_has_what_it_imports():
     for module, names in imported_by("twophase_labs").items():
         assert names <= ENGINE | LABS, f"{module} imports {names - ENGINE - LABS}"
@@ -79,7 +91,11 @@ def test_nothing_is_brought_in_vain():
 def test_each_pin_stands_once_and_requirements_txt_has_all():
     parts = [*HOOK["files"], *(file for files in HOOK["optional-dependencies"].values() for file in files)]
     assert lines_of("requirements.txt") == [f"-r {file}" for file in parts]
-    assert len(ENGINE) + len(LABS) + len(DEV) == len(ENGINE | LABS | DEV) == sum(len(lines_of(file)) for file in parts)
+    assert (
+        len(ENGINE) + len(SERVER) + len(LABS) + len(DEV)
+        == len(ENGINE | SERVER | LABS | DEV)
+        == sum(len(lines_of(file)) for file in parts)
+    )
     assert all("==" in line for file in parts for line in lines_of(file))
 
 
@@ -131,6 +147,15 @@ def test_tools_ask_before_they_begin(capsys, words, package):
     assert err.startswith("twophase: ")
     assert f"needs {package}" in err
     assert "twophase[labs]" in err
+
+
+@pytest.mark.usefixtures("bare")
+def test_the_server_asks_before_it_begins(capsys):
+    assert main(["serve"]) == 1
+    assert (
+        "twophase serve needs starlette, uvicorn, prometheus_client, not installed here; install the extra twophase[server]"
+        in (capsys.readouterr().err)
+    )
 
 
 @pytest.mark.usefixtures("bare")

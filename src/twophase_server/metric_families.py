@@ -5,6 +5,8 @@ Names follow vLLM's, with 'twophase:' for 'vllm:'.
 
 from dataclasses import dataclass
 
+from twophase.core.outputs import FinishReason
+
 # Three buckets per decade, from a millisecond to a quarter of an hour; and powers of two for counts.
 SECONDS = tuple(mantissa * 10.0**exponent for exponent in range(-3, 3) for mantissa in (1, 2.5, 5))
 TOKENS = tuple(float(2**exponent) for exponent in range(18))
@@ -71,4 +73,10 @@ EVICTIONS = _counter("kv_cache_evictions", "Times a cached block was given up fo
 REFUSED = _counter("requests_refused", "Requests that got an error, by HTTP status and error code.")
 ENGINE_UP = _gauge("engine_up", "1 while the engine serves, 0 when its thread has died or was closed.")
 
-FINISH_REASONS = ("stop", "length", "abort", "error")
+FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
+
+
+def as_markdown() -> str:
+    """A row per metric, in the order in which they stand here."""
+    rows = [f"| `{each.name}` | {each.kind} | {each.help} |" for each in globals().values() if isinstance(each, Metric)]
+    return "\n".join(["| metric | kind | what |", "|---|---|---|", *rows])

@@ -86,7 +86,7 @@ def _num_logprobs(fields: Mapping[str, Any]) -> int | None:
 
 
 def _max_tokens(fields: Mapping[str, Any], num_prompt_tokens: int, service: Service) -> int:
-    """As asked by its older or its newer name; else what the prompt leaves of the context."""
+    """As asked by its older or its newer name; else what there is room for, in the context and in the pool."""
     given = {fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields}
     if len(given) > 1:
         raise invalid(
@@ -94,7 +94,9 @@ def _max_tokens(fields: Mapping[str, Any], num_prompt_tokens: int, service: Serv
             f"{fields['max_completion_tokens']}.",
             "max_completion_tokens",
         )
-    return int(given.pop()) if given else max(1, service.max_model_len - num_prompt_tokens)
+    if given:
+        return int(given.pop())
+    return service.llm.llm.scheduler.max_new_tokens(num_prompt_tokens, fields.get("n", 1))
 
 
 @final

@@ -64,7 +64,7 @@ class Allowance:
         self._since_s = now_s
         return max(0.0, (1 - self._left) / per_s)
 
-    def take(self, amount: float) -> None:
+    def take(self, amount: int) -> None:
         if self.per_minute is not None:
             self._left -= amount
 
@@ -100,7 +100,7 @@ class Account:
             wait_s = allowance.wait_s()
             if wait_s > 0:
                 raise self._refusal(name, allowance.per_minute, wait_s)
-        self._requests.take(1.0)
+        self._requests.take(1)
         self._num_running += 1
         return Lease(self)
 
@@ -153,7 +153,8 @@ class Tenants:
         if self._keys is None:
             return self._anybody
         scheme, _, key = authorization.partition(" ")
-        digest = hashlib.sha256(key.strip().encode()).digest()
+        # Headers are decoded as Latin-1: these are the bytes that were sent.
+        digest = hashlib.sha256(key.strip().encode("latin-1", "replace")).digest()
         found = None
         for known, account in self._keys.items():  # all of them, and each in constant time: a clock tells nothing
             if hmac.compare_digest(known, digest):

@@ -42,6 +42,20 @@ def test_a_pool_of_just_the_worst_case_serves_and_one_block_less_is_refused(prom
             Harness(num_blocks=num_blocks - 1, max_model_len=32).add(request)
 
 
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("prompt_len", [1, 3, 4, 5, 31])
+@pytest.mark.parametrize("num_blocks", [8, 9, 13, 40])
+def test_the_longest_answer_that_fits(prompt_len, n, num_blocks, chunked):
+    harness = Harness(num_blocks=num_blocks, max_model_len=32, chunked=chunked, budget=32)
+    most = harness.scheduler.max_new_tokens(prompt_len, n)
+    harness.add(make_request("a", prompt_len, most, n=n))
+    assert most <= 32 - prompt_len
+    if most < 32 - prompt_len:
+        with pytest.raises(InvalidRequestError, match="KV blocks"):
+            harness.add(make_request("b", prompt_len, most + 1, n=n))
+
+
 @pytest.mark.parametrize(
     ("request_args", "options", "message"),
     [

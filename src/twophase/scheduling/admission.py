@@ -1,5 +1,6 @@
 """Validation: a request that can never be served as asked is refused when it is added, with the numbers."""
 
+import bisect
 import math
 from collections.abc import Sequence as Seq
 from numbers import Real
@@ -51,19 +52,7 @@ def check_request(
             f"{config.max_num_batched_tokens}, got {num_prompt_tokens} tokens; set enable_chunked_prefill=True, raise "
             f"max_num_batched_tokens or shorten the prompt."
         )
-    num_needed = 0
-    for is_full in sees_all:
-        num_in_group = num_blocks_at_most(
-            num_prompt_tokens,
-            params.max_tokens,
-            params.n,
-            config.max_model_len,
-            block_size,
-            None if is_full else window,
-        )
-        if not config.enable_chunked_prefill:  # all of it is written before any is freed
-            num_in_group = max(num_in_group, -(-num_prompt_tokens // block_size))
-        num_needed += num_in_group
+    num_needed = _num_needed(num_prompt_tokens, params.max_tokens, params.n, config, block_size, window, sees_all)
     if num_needed > num_blocks:
         seen = "" if window is None else f", window {window.window}, sinks {window.num_sinks}"
         seen += "" if len(sees_all) == 1 else f", {len(sees_all)} groups of layers"
@@ -72,6 +61,50 @@ def check_request(
             f"max_tokens {params.max_tokens}, max_model_len {config.max_model_len}, n {params.n}{seen}), and the pool "
             f"has {num_blocks}; lower max_tokens or n, shorten the prompt, or raise num_kv_blocks."
         )
+
+
+def _num_needed(
+    num_prompt_tokens: int,
+    max_tokens: int,
+    n: int,
+    config: SchedulerConfig,
+    block_size: int,
+    window: SlidingWindow | None,
+    sees_all: Seq[bool],
+) -> int:
+    """Blocks that a request may come to hold, over all groups of layers."""
+    num_needed = 0
+    for is_full in sees_all:
+        num_in_group = num_blocks_at_most(
+            num_prompt_tokens,
+            max_tokens,
+            n,
+            config.max_model_len,
+            block_size,
+            None if is_full else window,
+        )
+        if not config.enable_chunked_prefill:  # all of it is written before any is freed
+            num_in_group = max(num_in_group, -(-num_prompt_tokens // block_size))
+        num_needed += num_in_group
+    return num_needed
+
+
+def max_new_tokens(
+    num_prompt_tokens: int,
+    n: int,
+    config: SchedulerConfig,
+    num_blocks: int,
+    block_size: int,
+    window: SlidingWindow | None = None,
+    sees_all: Seq[bool] = (False,),
+) -> int:
+    """The largest `max_tokens` with which `check_request` finds room for such a request, and at least 1."""
+
+    def does_not_fit(max_tokens: int) -> bool:
+        return _num_needed(num_prompt_tokens, max_tokens, n, config, block_size, window, sees_all) > num_blocks
+
+    most = max(1, config.max_model_len - num_prompt_tokens)
+    return max(1, bisect.bisect_left(range(1, most + 1), True, key=does_not_fit))
 
 
 def usable_rank(policy: Policy, sequence: Sequence) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from twophase.core.outputs import FinishReason
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
 from twophase.scheduling._queues import SequenceQueues
-from twophase.scheduling.admission import check_request, usable_rank
+from twophase.scheduling.admission import check_request, max_new_tokens, usable_rank
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.ledger import BlockLedger, Refusal
 from twophase.scheduling.policies import PriorityPolicy
@@ -122,6 +122,13 @@ class Scheduler:
         self._queues.add(sequence, is_prefilled_elsewhere)
         self._register(sequence)
         return sequence.seq_id
+
+    def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
+        """The largest `max_tokens` that a request may ask for, by the context and the pool; at least 1."""
+        cache = self.cache
+        return max_new_tokens(
+            num_prompt_tokens, n, self.config, cache.num_blocks, cache.block_size, cache.window, cache.sees_all
+        )
 
     # -- prompts computed by another engine: add -> reserve -> adopt here, ledger.hold -> ledger.release there;
     #    when that fails: add -> reserve, if it came to that -> compute_here

@@ -56,7 +56,12 @@ def check_packages() -> Findings:
     if missing:
         cure = f"To do the labs, {extras.how_to_install('labs')}."
         yield Finding("course", "advice", f"not installed: {', '.join(missing)}", cure)
-    pins += [pin for extra in ("labs", "dev") for pin in extras.requirements(extra) if extras.is_installed(pin.name)]
+    pins += [
+        pin
+        for extra in ("server", "labs", "dev")
+        for pin in extras.requirements(extra)
+        if extras.is_installed(pin.name)
+    ]
     others = []
     for pin in pins:
         finding = _compare(pin)

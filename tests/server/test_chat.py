@@ -1,0 +1,188 @@
+"""/v1/chat/completions, asked by OpenAI's own client: the same tokens as `LLM.generate`."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.server.conftest import ids_of
+from twophase import SamplingParams, StructuredOutputs
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What does the fox say?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["calm", "wild"]}, "legs": {"enum": [2, 4]}},
+    "required": ["mood", "legs"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA, "strict": True}}
+GREEDY = {"temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+
+# What is asked, and the sampling parameters that mean the same.
+ASKED = {
+    "greedy": (GREEDY, {"temperature": 0, "max_tokens": 12, "ignore_eos": True}),
+    "seeded": ({"seed": 7, "max_completion_tokens": 9, "top_p": 0.9}, {"seed": 7, "max_tokens": 9, "top_p": 0.9}),
+    "several": ({"seed": 1, "n": 3, "max_tokens": 6}, {"seed": 1, "n": 3, "max_tokens": 6}),
+    "penalties": (
+        {"seed": 2, "max_tokens": 9, "presence_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {"40": 20}},
+        {"seed": 2, "max_tokens": 9, "presence_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {40: 20}},
+    ),
+    "vLLM's": (
+        {"seed": 3, "max_tokens": 9, "extra_body": {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.3}},
+        {"seed": 3, "max_tokens": 9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.3},
+    ),
+    "a schema": (
+        {"seed": 4, "max_tokens": 60, "response_format": FORMAT},
+        {"seed": 4, "max_tokens": 60, "structured_outputs": StructuredOutputs(json=SCHEMA)},
+    ),
+    "a choice": (
+        {"seed": 5, "max_tokens": 9, "extra_body": {"structured_outputs": {"choice": ["yes", "no"]}}},
+        {"seed": 5, "max_tokens": 9, "structured_outputs": StructuredOutputs(choice=["yes", "no"])},
+    ),
+}
+
+
+def expected(oracle, params, messages=MESSAGES):
+    (output,) = oracle.generate([ids_of(messages)], SamplingParams(**params), use_tqdm=False)
+    return output
+
+
+@pytest.fixture
+def ask(client, chat_folder):
+    def ask(messages=MESSAGES, **options):
+        return client.chat.completions.create(model=chat_folder.name, messages=messages, **options)
+
+    return ask
+
+
+def joined(chunks):
+    """Of each choice: its text, and its finish reason."""
+    texts, reasons = {}, {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+            if choice.finish_reason is not None:
+                assert choice.index not in reasons
+                reasons[choice.index] = choice.finish_reason
+    return [(texts[index], reasons[index]) for index in sorted(texts)]
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_an_answer_is_that_of_the_engine(ask, oracle, name):
+    options, params = ASKED[name]
+    output = expected(oracle, params)
+    found = ask(**options)
+    assert [(choice.message.content, choice.finish_reason) for choice in found.choices] == [
+        (completion.text, completion.finish_reason) for completion in output.outputs
+    ]
+    assert [choice.index for choice in found.choices] == list(range(params.get("n", 1)))
+    num_new = sum(len(completion.token_ids) for completion in output.outputs)
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (len(output.prompt_token_ids), num_new)
+    assert found.usage.total_tokens == len(output.prompt_token_ids) + num_new
+    assert {choice.message.role for choice in found.choices} == {"assistant"}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_stream_joins_to_the_answer(ask, oracle, name):
+    options, params = ASKED[name]
+    output = expected(oracle, params)
+    chunks = list(ask(**options, stream=True, stream_options={"include_usage": True}))
+    assert joined(chunks) == [(completion.text, completion.finish_reason) for completion in output.outputs]
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    *others, last = chunks
+    assert last.choices == []
+    assert last.usage.completion_tokens == sum(len(completion.token_ids) for completion in output.outputs)
+    assert all(chunk.usage is None for chunk in others)
+
+
+def test_to_the_end_of_the_context_by_default(ask):
+    found = ask([{"role": "user", "content": "fox! " * 75}], temperature=0, extra_body={"ignore_eos": True})
+    assert found.choices[0].finish_reason == "length"
+    assert found.usage.total_tokens == 256
+    assert 1 <= found.usage.completion_tokens < 100
+
+
+def test_to_the_end_of_the_pool_by_default(ask):
+    """Eight completions of 256 tokens would not fit: the pool has 192 blocks of 4."""
+    messages = [{"role": "user", "content": "fox! " * 20}]
+    found = ask(messages, n=8, temperature=0, extra_body={"ignore_eos": True})
+    assert len(found.choices) == 8
+    assert {choice.finish_reason for choice in found.choices} == {"length"}
+    num_new = found.usage.completion_tokens // 8
+    num_left = 192 - found.usage.prompt_tokens // 4
+    assert num_left // 8 * 4 - 4 <= num_new <= num_left // 8 * 4 + 4
+
+
+def test_no_usage_that_nobody_asked_for(ask):
+    assert all(chunk.choices and chunk.usage is None for chunk in ask(max_tokens=2, stream=True))
+
+
+def test_json_of_a_schema(ask):
+    found = json.loads(ask(seed=8, max_tokens=60, response_format=FORMAT).choices[0].message.content)
+    assert set(found) == {"mood", "legs"}
+    assert found["legs"] in (2, 4)
+
+
+def test_any_json_object(ask):
+    params = {"seed": 9, "max_tokens": 200, "extra_body": {"logit_bias": {"92": 60}}}  # '}'
+    choice = ask(response_format={"type": "json_object"}, **params).choices[0]
+    assert choice.message.content.startswith("{")
+    assert choice.finish_reason == "length" or isinstance(json.loads(choice.message.content), dict)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_stop(ask, oracle, streams):
+    text = expected(oracle, ASKED["greedy"][1]).outputs[0].text
+    stop = text[5:7]
+    asked = ask(**GREEDY, stop=stop, stream=streams)
+    found = joined(asked) if streams else [(asked.choices[0].message.content, asked.choices[0].finish_reason)]
+    assert found == [(text[: text.index(stop)], "stop")]
+    if not streams:
+        assert asked.choices[0].stop_reason == stop
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_logprobs(ask, oracle, streams):
+    output = expected(oracle, {"temperature": 0, "max_tokens": 6, "logprobs": 3, "ignore_eos": True})
+    options = GREEDY | {"max_tokens": 6}
+    if streams:
+        chunks = ask(**options, logprobs=True, top_logprobs=3, stream=True)
+        parts = [c.choices[0].logprobs for c in chunks if c.choices and c.choices[0].logprobs is not None]
+        entries = [entry for part in parts for entry in part.content]
+    else:
+        entries = ask(**options, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+    wanted = output.outputs[0].logprobs
+    assert [entry.logprob for entry in entries] == pytest.approx([entry.logprob for entry in wanted])
+    for entry, other in zip(entries, wanted, strict=True):
+        assert [top.logprob for top in entry.top_logprobs] == pytest.approx([logprob for _, logprob in other.top])
+        assert entry.bytes is None or bytes(entry.bytes).decode() == entry.token
+    assert "".join(entry.token for entry in entries) == "".join(
+        oracle.tokenizer.decode([entry.token_id], skip_special_tokens=False) for entry in wanted
+    )
+
+
+def test_no_logprobs_that_nobody_asked_for(ask):
+    assert ask(max_tokens=2).choices[0].logprobs is None
+    assert ask(max_tokens=2, logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
+
+
+def test_messages_in_parts_and_a_developer(ask, oracle):
+    parts = [{"type": "text", "text": "What does "}, {"type": "text", "text": "the fox say?"}]
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
+    output = expected(oracle, ASKED["greedy"][1])
+    assert ask(messages, **GREEDY).choices[0].message.content == output.outputs[0].text
+
+
+def test_many_at_once(ask, oracle):
+    def one(seed):
+        return ask(seed=seed, max_tokens=10).choices[0].message.content
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(one, range(16)))
+    assert found == [expected(oracle, {"seed": seed, "max_tokens": 10}).outputs[0].text for seed in range(16)]
+
+
+def test_fields_that_ask_for_nothing_may_be_there(ask):
+    nothing = {"tools": [], "store": False, "service_tier": "auto", "user": "somebody", "parallel_tool_calls": False}
+    assert ask(max_tokens=1, **nothing, extra_body={"best_of": None, "priority": 3, "cache_salt": "a"}).choices

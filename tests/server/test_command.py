@@ -1,0 +1,154 @@
+"""`twophase serve` as a process: it starts, serves, and stops on a signal without losing what it has accepted."""
+
+import re
+import signal
+import subprocess
+import sys
+
+import httpx
+import openai
+import pytest
+
+from tests.server.conftest import PATIENCE_S
+from tests.tools.cli.conftest import child_environment, talkative_folder, twophase  # noqa: F401  (fixtures)
+from twophase_server.settings import ServerSettings
+from twophase_tools.cli.engine_options import engine_options
+from twophase_tools.cli.main import build_parser
+from twophase_tools.cli.serve import settings_of
+
+
+def start(*args):
+    return subprocess.Popen(
+        [sys.executable, "-m", "twophase_tools", "serve", "--port", "0", *map(str, args)],
+        env=child_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def url_of(process):
+    for line in process.stderr:
+        found = re.search(r"twophase serve: .* on (http://\S+)/v1", line)
+        if found:
+            return found[1]
+    raise AssertionError("it did not start")
+
+
+def test_a_signal_loses_nothing(talkative_folder):  # noqa: F811
+    """600 steps are more than the signal takes."""
+    process = start(
+        "--model", talkative_folder, "--num-kv-blocks", 200, "--served-model-name", "m", "--log-level", "warning"
+    )
+    try:
+        url = url_of(process)
+        body = {"prompt": "The fox", "max_tokens": 600, "ignore_eos": True, "stream": True, "model": "m"}
+        with (
+            httpx.Client(base_url=url, timeout=PATIENCE_S) as http,
+            http.stream("POST", "/v1/completions", json=body) as answer,
+        ):
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            process.send_signal(signal.SIGTERM)
+            assert "SIGTERM: finishing 1 requests" in process.stderr.readline()
+            rest = [line for line in lines if line]
+        assert '"finish_reason":"length"' in rest[-2]
+        assert rest[-1] == "data: [DONE]"
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_second_signal_ends_it(talkative_folder):  # noqa: F811
+    process = start("--model", talkative_folder, "--num-kv-blocks", 3000, "--log-level", "critical")
+    try:
+        url = url_of(process)
+        body = {"prompt": "The fox", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+        with (
+            httpx.Client(base_url=url, timeout=PATIENCE_S) as http,
+            http.stream("POST", "/v1/completions", json=body) as answer,
+        ):
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGINT)
+            assert "SIGINT: finishing 1 requests" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) == 0
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(lines)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_is_not_said_is_the_default():
+    args = build_parser().parse_args(["serve"])
+    assert settings_of(args) == ServerSettings()
+    assert engine_options(args) == {}
+
+
+def test_options():
+    words = (
+        "serve --host 0.0.0.0 --port 81 --served-model-name m --api-keys k.toml --max-queue 5 --max-body-bytes 6 "
+        "--max-prompt-tokens 7 --max-prompts 8 --max-n 9 --deadline 10 --drain-timeout 11 --log-level info "
+        "--policy fair --kv-cache-dtype int8 --max-model-len 99"
+    )
+    args = build_parser().parse_args(words.split())
+    assert settings_of(args) == ServerSettings(
+        host="0.0.0.0", port=81, served_model_name="m", api_keys="k.toml", max_queue=5, max_body_bytes=6,
+        max_prompt_tokens=7, max_prompts=8, max_n=9, deadline_s=10.0, drain_timeout_s=11.0, log_level="info",
+    )  # fmt: skip
+    assert set(engine_options(args)) == {"policy", "kv_cache_dtype", "max_model_len"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--port 70000", "port must be a whole number >= 0 and <= 65535"),
+        ("--max-queue 0", "max_queue must be a whole number >= 1"),
+        ("--deadline -1", "deadline_s must be"),
+        ("--api-keys no.toml", "cannot be read"),
+        ("--host nowhere.invalid", "cannot listen on host 'nowhere.invalid'"),
+        ("--policy nonsense", "nonsense"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_model_is_opened(twophase, words, said):  # noqa: F811
+    exit_code, out, err = twophase("serve", "--model", "/no/such/folder", *words.split())
+    assert exit_code == 2
+    assert out == ""
+    assert said in err
+
+
+@pytest.mark.full
+def test_smollm2(smollm2_folder):
+    """The real model: the same greedy text as `LLM.generate`, streamed and whole, and JSON of a schema."""
+    import json
+
+    from tests.server.conftest import openai_client
+    from twophase import LLM, SamplingParams
+    from twophase_server.background import BackgroundServer
+
+    messages = [{"role": "user", "content": "Name three primary colours."}]
+    llm = LLM(smollm2_folder, num_kv_blocks=200)
+    (expected,) = llm.chat(messages, SamplingParams(temperature=0, max_tokens=40), use_tqdm=False)
+    with BackgroundServer(llm) as server, openai_client(server) as client:
+        options = {"model": server.llm.model_name, "messages": messages, "temperature": 0, "max_tokens": 40}
+        whole = client.chat.completions.create(**options)
+        pieces = [
+            chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**options, stream=True)
+        ]
+        assert whole.choices[0].message.content == "".join(pieces) == expected.outputs[0].text
+        schema = {
+            "type": "object",
+            "properties": {
+                "colours": {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 2, "maxItems": 2}
+            },
+            "required": ["colours"],
+            "additionalProperties": False,
+        }
+        form = {"type": "json_schema", "json_schema": {"name": "colours", "schema": schema}}
+        answer = client.chat.completions.create(**options, response_format=form)
+        assert len(json.loads(answer.choices[0].message.content)["colours"]) == 2
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("gpt-4")

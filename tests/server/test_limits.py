@@ -1,0 +1,238 @@
+"""How much is let in: bodies, prompts, the queue, deadlines, tenants' quotas."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from tests.server.conftest import PATIENCE_S, held, openai_client, serving, until
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+
+KEYS = """
+[tenants.alice]
+keys = ["sk-alice", "sha256:{digest}"]
+concurrent_requests = 2
+
+[tenants.bob]
+keys = ["sk-bob"]
+requests_per_minute = 2
+
+[tenants.carol]
+keys = ["sk-carol"]
+tokens_per_minute = 10
+"""
+
+
+@pytest.fixture(scope="module")
+def server(chat_folder, tmp_path_factory):
+    import hashlib
+
+    keys = tmp_path_factory.mktemp("keys") / "keys.toml"
+    keys.write_text(KEYS.format(digest=hashlib.sha256(b"sk-other").hexdigest()))
+    with serving(
+        chat_folder, api_keys=keys, max_queue=3, max_body_bytes=2000, max_prompt_tokens=100, max_prompts=2, max_n=3
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def http(server):
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S, headers={"authorization": "Bearer sk-alice"}) as http:
+        yield http
+
+
+def error_of(answer, status):
+    assert answer.status_code == status, answer.text
+    return answer.json()["error"]
+
+
+def body_of(size):
+    body = b'{"prompt": "", "max_tokens": 1}'
+    return body.replace(b'""', b'"' + b"a " * ((size - len(body)) // 2) + b"a" * ((size - len(body)) % 2) + b'"')
+
+
+def test_a_body_up_to_its_limit(http):
+    headers = {"content-type": "application/json"}
+    assert len(body_of(2000)) == 2000
+    assert (
+        "a prompt must have at most 100 tokens"
+        in error_of(http.post(TEXT, content=body_of(2000), headers=headers), 400)["message"]
+    )
+    error = error_of(http.post(TEXT, content=body_of(2001), headers=headers), 413)
+    assert (error["code"], error["message"]) == (
+        "body_too_large",
+        "the body must have at most 2000 bytes, got 2001 or more.",
+    )
+    # Its length is not said beforehand.
+    error_of(http.post(TEXT, content=iter([body_of(2000), b" "]), headers=headers), 413)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": list(range(3, 104)), "max_tokens": 1}, "a prompt must have at most 100 tokens, got 101"),
+        ({"prompt": ["a"] * 3}, "prompt must have at most 2 prompts, got 3"),
+        ({"prompt": "a", "n": 4}, "n must be at most 3, got 4"),
+    ],
+)
+def test_more_than_is_served(http, body, words):
+    assert words in error_of(http.post(TEXT, json=body), 400)["message"]
+
+
+def test_prompts_up_to_the_limits(http):
+    body = {"prompt": [list(range(3, 103)), [5]], "n": 3, "max_tokens": 1}
+    assert len(http.post(TEXT, json=body).json()["choices"]) == 6
+
+
+@pytest.mark.parametrize("key", ["", "Bearer", "Bearer sk-mallory", "Basic sk-alice", "Bearer sk-alic", "sk-alice"])
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/v1/models", "/tokenize", "/detokenize"])
+def test_no_key_no_answer(server, key, path):
+    with httpx.Client(base_url=server.url, headers={"authorization": key} if key else {}) as http:
+        answer = http.get(path) if path.endswith("models") else http.post(path, json={"prompt": "hi"})
+    assert error_of(answer, 401)["code"] == "invalid_api_key"
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_probes_need_no_key(server):
+    assert {httpx.get(server.url + path).status_code for path in ("/health", "/ready", "/metrics")} == {200}
+
+
+def test_a_key_by_its_digest(server):
+    with openai_client(server, "sk-other") as client:
+        assert len(client.models.list().data) == 1
+    with openai_client(server, "sk-wrong") as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+
+
+def test_requests_at_once(server, http):
+    def ask(_):
+        return http.post(TEXT, json={"prompt": "hi", "max_tokens": 2})
+
+    with ThreadPoolExecutor(2) as pool:
+        with held(server):
+            running = [pool.submit(ask, i) for i in range(2)]
+            until(lambda: server.llm.num_unfinished == 2)
+            answer = ask(2)
+            error = error_of(answer, 429)
+            assert error["code"] == "rate_limit_exceeded"
+            assert "the quota of 'alice' is used up: concurrent_requests is 2" in error["message"]
+            assert int(answer.headers["retry-after"]) >= 1
+        assert [task.result().status_code for task in running] == [200, 200]
+    assert ask(3).status_code == 200
+
+
+def test_requests_per_minute(server):
+    with openai_client(server, "sk-bob") as client:
+        client.models.list()
+        client.models.list()
+        with pytest.raises(openai.RateLimitError, match="requests_per_minute is 2") as caught:
+            client.models.list()
+    assert 1 <= int(caught.value.response.headers["retry-after"]) <= 30
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_tokens_per_minute(chat_folder, tmp_path, streams):
+    keys = tmp_path / "keys.toml"
+    keys.write_text(KEYS.format(digest="00" * 32))
+    with serving(chat_folder, api_keys=keys) as server, openai_client(server, "sk-carol") as client:
+        answer = client.completions.create(model=chat_folder.name, prompt="The fox", max_tokens=9, stream=streams)
+        if streams:
+            list(answer)
+        account = next(a for a in server.app.state.service.tenants._keys.values() if a.name == "carol")
+        until(lambda: account._num_running == 0)
+        with pytest.raises(openai.RateLimitError, match="tokens_per_minute is 10"):
+            client.models.list()
+
+
+def test_tenants_share_no_prefix(server):
+    prompt = list(range(203, 290))
+
+    def cached(key, **more):
+        with openai_client(server, key) as client:
+            answer = client.completions.create(
+                model=server.llm.model_name, prompt=prompt, max_tokens=1, extra_body=more
+            )
+        return answer.usage.prompt_tokens_details.cached_tokens
+
+    assert cached("sk-alice") == 0
+    assert cached("sk-alice") == 84
+    assert cached("sk-other") == 84  # the same tenant
+    assert cached("sk-alice", cache_salt="mine") == 0
+    assert cached("sk-carol") == 0
+    assert cached("sk-alice", cache_salt="mine") == 84
+
+
+def test_the_engine_knows_whose_a_request_is(server, http):
+    def ask():
+        return http.post(TEXT, json={"prompt": "hi", "max_tokens": 2})
+
+    with ThreadPoolExecutor(1) as pool:
+        with held(server):
+            running = pool.submit(ask)
+            until(lambda: server.llm.num_unfinished == 1)
+            (job,) = server.llm._thread._jobs.values()
+        assert running.result().status_code == 200
+    assert job.options["tenant"] == "alice"
+
+
+def test_a_full_queue(chat_folder):
+    with serving(chat_folder, max_queue=3) as server, httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http:
+
+        def ask(prompt):
+            return http.post(TEXT, json={"prompt": prompt, "max_tokens": 2})
+
+        with ThreadPoolExecutor(3) as pool:
+            with held(server):
+                waiting = [pool.submit(ask, "hi") for _ in range(3)]
+                until(lambda: server.llm.num_unfinished == 3)
+                answer = ask("hi")
+                error = error_of(answer, 429)
+                assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+                assert "at most 3 requests may wait" in error["message"]
+                assert int(answer.headers["retry-after"]) >= 1
+            assert [task.result().status_code for task in waiting] == [200] * 3
+        assert ask("hi").status_code == 200
+        # All prompts of a request or none.
+        assert len(ask(["a", "b"]).json()["choices"]) == 2
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_deadline(chat_folder, streams):
+    with serving(chat_folder, deadline_s=3600) as server, openai_client(server) as client:
+
+        def ask(**more):
+            answer = client.chat.completions.create(
+                model=chat_folder.name, messages=HI, max_tokens=4, stream=streams, extra_body=more
+            )
+            return list(answer) if streams else answer
+
+        assert ask()
+        with ThreadPoolExecutor(1) as pool:
+            with held(server):
+                task = pool.submit(ask, deadline_s=0.05)
+                until(lambda: server.llm.num_unfinished == 1)
+                time.sleep(0.1)  # later than this it has passed, on any machine
+            if streams:
+                with pytest.raises(openai.APIError, match="not finished by its deadline") as caught:
+                    task.result()
+                assert caught.value.code == "deadline_exceeded"
+            else:
+                with pytest.raises(openai.InternalServerError, match="not finished by its deadline") as caught:
+                    task.result()
+                assert caught.value.status_code == 504
+
+
+@pytest.mark.parametrize(("own", "expected_s"), [(None, 700), (300, 300), (900, 700)])
+def test_a_client_may_ask_for_a_nearer_deadline(chat_folder, own, expected_s):
+    body = {"prompt": "hi", "max_tokens": 1} | ({} if own is None else {"deadline_s": own})
+    with serving(chat_folder, deadline_s=700) as server, ThreadPoolExecutor(1) as pool:
+        with held(server):
+            task = pool.submit(httpx.post, server.url + TEXT, json=body, timeout=PATIENCE_S)
+            until(lambda: server.llm.num_unfinished == 1)
+            (job,) = server.llm._thread._jobs.values()
+        assert task.result().status_code == 200
+    assert job.deadline_s - job.options["arrival_s"] == pytest.approx(expected_s)

@@ -1,0 +1,190 @@
+"""Garbage in: each refusal has its status, OpenAI's body, and a message that names the field, the value and the rule."""
+
+import json
+
+import openai
+import pytest
+
+from tests.server.conftest import serving
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
+DEEP = {"type": "object"}
+for _ in range(120):
+    DEEP = {"type": "object", "properties": {"a": DEEP}}
+
+
+def message(**fields):
+    return {"messages": [{"role": "user", "content": "hi"} | fields]}
+
+
+# Path, body, the field at fault (None where no single one is), words of the message.
+BAD = {
+    "no list of messages": (CHAT, {"messages": "hi"}, "messages", "must be a non-empty list of messages, got 'hi'"),
+    "no message": (CHAT, {"messages": []}, "messages", "must be a non-empty list"),
+    "messages missing": (CHAT, {}, "messages", "messages is missing"),
+    "a message that is none": (CHAT, {"messages": [3]}, "messages[0]", "must be a JSON object with role and content, got 3"),
+    "an unknown role": (CHAT, message(role="cook"), "messages[0].role", "one of system, developer, user, assistant, got 'cook'"),
+    "a tool's message": (CHAT, message(role="tool"), "messages[0].role", "got 'tool'"),
+    "no content": (CHAT, message(content=None), "messages[0].content", "is missing"),
+    "content of another type": (CHAT, message(content=3), "messages[0].content", "must be text, or a list of parts"),
+    "an image": (CHAT, message(content=[{"type": "image_url", "image_url": {"url": "x"}}]), "messages[0].content[0].type", "the model reads text only, no images"),
+    "a part without text": (CHAT, message(content=[{"type": "text"}]), "messages[0].content[0].text", "is missing"),
+    "half a character": (CHAT, message(content="\ud800"), "messages[0].content", "must be text"),
+    "a name": (CHAT, message(name="bob"), "messages[0].name", "is not supported: chat templates know roles only. Got 'bob'"),
+    "a field of a message": (CHAT, message(colour="red"), "messages[0].colour", "there is no field"),
+    "tools": (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools", "is not supported: the engine calls no tools"),
+    "a choice of tools": (CHAT, {"messages": HI, "tool_choice": "auto"}, "tool_choice", "Got 'auto'"),
+    "sound": (CHAT, {"messages": HI, "modalities": ["audio"]}, "modalities", "the model writes text only"),
+    "an unknown field": (CHAT, {"messages": HI, "temprature": 1}, "temprature", "Did you mean 'temperature'?"),
+    "a hot temperature": (CHAT, {"messages": HI, "temperature": "hot"}, "temperature", "must be a finite number >= 0 (0 is greedy), got 'hot'"),
+    "a temperature that is none": (CHAT, {"messages": HI, "temperature": True}, "temperature", "got True"),
+    "a negative temperature": (CHAT, {"messages": HI, "temperature": -1}, "temperature", "got -1"),
+    "no nucleus": (CHAT, {"messages": HI, "top_p": 0}, "top_p", "must be in (0, 1]"),
+    "a negative top_k": (CHAT, {"messages": HI, "top_k": -2}, "top_k", "must be a whole number >= 0"),
+    "n of zero": (CHAT, {"messages": HI, "n": 0}, "n", "must be a whole number >= 1, got 0"),
+    "half an n": (CHAT, {"messages": HI, "n": 1.5}, "n", "must be a whole number"),
+    "many completions": (CHAT, {"messages": HI, "n": 17}, "n", "n must be at most 16, got 17"),
+    "more than places": (CHAT, {"messages": HI, "n": 9, "max_tokens": 1}, None, "n must be at most max_num_seqs=8, got n=9"),
+    "no tokens": (CHAT, {"messages": HI, "max_tokens": 0}, "max_tokens", "must be a whole number >= 1, got 0"),
+    "two limits": (CHAT, {"messages": HI, "max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "mean the same; got 3 and 4"),
+    "more than the pool": (CHAT, {"messages": HI, "n": 8, "max_tokens": 200}, None, "and the pool has 192"),
+    "an empty stop": (CHAT, {"messages": HI, "stop": ["a", ""]}, "stop", "stop strings must be non-empty"),
+    "a stop that is a number": (CHAT, {"messages": HI, "stop": 3}, "stop", "got 3"),
+    "a negative seed": (CHAT, {"messages": HI, "seed": -1}, "seed", "must be a whole number >= 0"),
+    "a penalty": (CHAT, {"messages": HI, "presence_penalty": 3}, "presence_penalty", "in [-2, 2]"),
+    "a bias by words": (CHAT, {"messages": HI, "logit_bias": {"fox": 1}}, "logit_bias", "must be a mapping of token ids"),
+    "a bias beyond": (CHAT, {"messages": HI, "logit_bias": {"1": 101}}, "logit_bias", "in [-100, 100]"),
+    "a bias of a token that is none": (CHAT, {"messages": HI, "logit_bias": {"99999": 1}}, None, "logit_bias must be of tokens in the vocabulary"),
+    "a number of logprobs": (CHAT, {"messages": HI, "logprobs": 3}, "logprobs", "must be true or false, got 3"),
+    "top_logprobs alone": (CHAT, {"messages": HI, "top_logprobs": 3}, "top_logprobs", "goes with logprobs=true only"),
+    "too many logprobs": (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "<= 20, got 21"),
+    "a stream that is text": (CHAT, {"messages": HI, "stream": "yes"}, "stream", "must be true or false, got 'yes'"),
+    "options of no stream": (CHAT, {"messages": HI, "stream_options": {"include_usage": True}}, "stream_options", "with stream=true only"),
+    "an unknown stream option": (CHAT, {"messages": HI, "stream": True, "stream_options": {"x": 1}}, "stream_options.x", "there is no field"),
+    "an unknown format": (CHAT, {"messages": HI, "response_format": {"type": "xml"}}, "response_format.type", "must be one of text, json_object, json_schema, got 'xml'"),
+    "a format without type": (CHAT, {"messages": HI, "response_format": {}}, "response_format.type", "got None"),
+    "a schema without a schema": (CHAT, {"messages": HI, "response_format": {"type": "json_schema"}}, "response_format.json_schema", "goes with type 'json_schema'"),
+    "a schema that is missing": (CHAT, {"messages": HI, "response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema", "is missing"),
+    "a schema that is none": (CHAT, {"messages": HI, "response_format": FORMAT}, None, "nonsense"),
+    "a schema too deep": (CHAT, {"messages": HI, "response_format": {"type": "json_schema", "json_schema": {"schema": DEEP}}}, None, "nested at most 100 deep"),
+    "two forms": (CHAT, {"messages": HI, "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, None, "response_format and structured_outputs"),
+    "an expression that is none": (CHAT, {"messages": HI, "structured_outputs": {"regex": "("}}, None, "regex"),
+    "choices that are none": (CHAT, {"messages": HI, "structured_outputs": {"choice": "yes"}}, None, "choice must be a list"),
+    "vLLM's older name": (CHAT, {"messages": HI, "guided_regex": "a"}, "guided_regex", "use structured_outputs.regex"),
+    "min over max": (CHAT, {"messages": HI, "min_tokens": 5, "max_tokens": 4}, None, "min_tokens must not exceed max_tokens"),
+    "a deadline of zero": (CHAT, {"messages": HI, "deadline_s": 0}, "deadline_s", "seconds > 0, got 0"),
+    "a priority": (CHAT, {"messages": HI, "priority": "high"}, "priority", "got 'high'"),
+    "a salt": (CHAT, {"messages": HI, "cache_salt": 3}, "cache_salt", "must be text"),
+    "a model that is a number": (CHAT, {"messages": HI, "model": 3}, "model", "must be text, got 3"),
+    "a conversation too long": (CHAT, message(content="fox " * 500), None, "max_model_len=256"),
+    "prompt missing": (TEXT, {}, "prompt", "prompt is missing"),
+    "an empty prompt": (TEXT, {"prompt": ""}, None, "at least one token"),
+    "no prompts": (TEXT, {"prompt": []}, "prompt", "must be text, a list of texts"),
+    "prompts of two kinds": (TEXT, {"prompt": ["a", [1]]}, "prompt", "must be text, a list of texts"),
+    "a prompt of floats": (TEXT, {"prompt": [1.5]}, "prompt", "must be text, a list of texts"),
+    "a token that is none": (TEXT, {"prompt": [1, 99999]}, None, "got 99999 at position 1"),
+    "many prompts": (TEXT, {"prompt": ["a"] * 65}, "prompt", "at most 64 prompts, got 65"),
+    "the second prompt": (TEXT, {"prompt": ["a", ""]}, None, "at least one token"),
+    "a flag for logprobs": (TEXT, {"prompt": "a", "logprobs": True}, "logprobs", "must be a whole number"),
+    "a suffix": (TEXT, {"prompt": "a", "suffix": "z"}, "suffix", "writes on at the end only"),
+    "best of": (TEXT, {"prompt": "a", "best_of": 3}, "best_of", "is not supported"),
+    "messages for a text": (TEXT, {"prompt": "a", "messages": HI}, "messages", "use /v1/chat/completions"),
+    "nothing to tokenize": ("/tokenize", {}, "prompt", "exactly one of prompt and messages"),
+    "tokens that are none": ("/detokenize", {"tokens": [-1]}, "tokens", "must be a list of token ids"),
+    "tokens beyond": ("/detokenize", {"tokens": [99999]}, "tokens", "must be in the vocabulary"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(chat_folder):
+    with serving(chat_folder, {"max_num_seqs": 8}) as server:
+        yield server
+
+
+def error_of(answer, status):
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_request_is_told_what_is_wrong(http, name):
+    path, body, param, words = BAD[name]
+    error = error_of(http.post(path, content=json.dumps(body), headers={"content-type": "application/json"}), 400)
+    assert error["type"] == "invalid_request_error"
+    assert words in error["message"]
+    assert error["param"] == param
+    if param is not None:
+        assert param in error["message"]
+
+
+def test_nothing_of_it_was_left_behind(http, server):
+    assert http.post(TEXT, json={"prompt": ["a", "b"], "max_tokens": 2}).status_code == 200
+    assert server.llm.num_unfinished == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "must be JSON"),
+        (b"{", "must be JSON"),
+        (b"\xff\xfe", "not UTF-8 (invalid start byte at byte 0)"),
+        (b'{"temperature": NaN}', "JSON has no NaN"),
+        (b"[" * 100_000, "nested too deep"),
+        (b'{"n": ' + b"1" * 5000 + b"}", "must be JSON"),
+        (b"[1]", "must be a JSON object, got [1]"),
+        (b"null", "must be a JSON object, got None"),
+    ],
+)
+def test_no_json(http, body, words):
+    error = error_of(http.post(CHAT, content=body, headers={"content-type": "application/json"}), 400)
+    assert error["code"] == "invalid_json"
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_a_body_of_another_type(http, media_type):
+    headers = {"content-type": media_type} if media_type else {}
+    assert error_of(http.post(CHAT, content=b"{}", headers=headers), 415)["code"] == "unsupported_media_type"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/", 404), ("POST", "/v1/embeddings", 404), ("GET", CHAT, 405), ("POST", "/health", 405)],
+)
+def test_no_such_path(http, method, path, status):
+    assert path in error_of(http.request(method, path), status)["message"]
+
+
+def test_another_model(client):
+    with pytest.raises(openai.NotFoundError, match="got 'gpt-4'") as caught:
+        client.chat.completions.create(model="gpt-4", messages=HI)
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+def test_the_client_sees_the_field(client, chat_folder):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=chat_folder.name, messages=HI, temperature=-1)
+    assert caught.value.param == "temperature"
+
+
+def test_what_the_template_refuses(http, server, monkeypatch):
+    monkeypatch.setattr(server.llm.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
+    assert "roles must alternate" in error_of(http.post(CHAT, json={"messages": HI}), 400)["message"]
+    monkeypatch.setattr(server.llm.tokenizer, "chat_template", None)
+    assert "no chat template" in error_of(http.post(CHAT, json={"messages": HI}), 400)["message"]
+
+
+def test_without_a_tokenizer(chat_folder, tmp_path):
+    import httpx
+
+    with serving(chat_folder, {"skip_tokenizer_init": True}) as server, httpx.Client(base_url=server.url) as http:
+        assert "no tokenizer" in error_of(http.post(CHAT, json={"messages": HI}), 400)["message"]
+        assert "no tokenizer" in error_of(http.post(TEXT, json={"prompt": "hi"}), 400)["message"]
+        assert "no tokenizer" in error_of(http.post("/detokenize", json={"tokens": [1]}), 400)["message"]
+        found = http.post(TEXT, json={"prompt": [5, 6], "max_tokens": 2, "logprobs": 0, "temperature": 0}).json()
+        assert found["choices"][0]["text"] == ""
+        assert found["choices"][0]["logprobs"]["tokens"][0].startswith("token_id:")

@@ -1,0 +1,466 @@
+"""The engine in a thread of its own: what callers get, and that blocks come back, whatever happens to these."""
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import pytest
+
+from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
+from tests.engine.engines import check_idle
+from twophase import LLM, AsyncLLM, SamplingParams
+from twophase.core.errors import (
+    ConfigError,
+    DeadlineError,
+    DrainingError,
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+)
+from twophase.scheduling.named_policies import policy_from_text
+
+TEXTS = ["The quick brown fox", "naïve café", "日本", "dog"]
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_folder):  # noqa: F811
+    return LLM(tiny_folder, num_kv_blocks=128, block_size=4)
+
+
+@contextlib.contextmanager
+def held(served):
+    """The engine's thread stands still, just before a step."""
+    is_held, go_on = threading.Event(), threading.Event()
+
+    def hold():
+        is_held.set()
+        assert go_on.wait(PATIENCE_S)
+
+    with served._thread._changed:
+        served._thread._post(hold)
+    assert is_held.wait(PATIENCE_S)
+    try:
+        yield
+    finally:
+        go_on.set()
+
+
+async def until(is_so):
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it never happened"
+        await asyncio.sleep(0.001)
+
+
+async def last_of(outputs):
+    return [output async for output in outputs][-1]
+
+
+def run(llm, main, **options):
+    """`main` with an AsyncLLM over the llm; afterwards nothing is left in its engine."""
+
+    async def body():
+        async with AsyncLLM.of(llm, **options) as served:
+            return await asyncio.wait_for(main(served), PATIENCE_S)
+
+    result = asyncio.run(body())
+    check_idle(llm.engine)
+    assert not llm.engine.has_unfinished_requests()
+    return result
+
+
+@pytest.mark.parametrize(
+    "params",
+    [GREEDY, SamplingParams(seed=3, max_tokens=7), SamplingParams(seed=5, n=3, max_tokens=5, logprobs=2)],
+    ids=["greedy", "seeded", "several"],
+)
+def test_everybody_gets_what_generate_gives(llm, params):
+    async def main(served):
+        return await asyncio.gather(*(last_of(served.generate(text, params)) for text in TEXTS))
+
+    outputs = run(llm, main)
+    expected = llm.generate(TEXTS, params, use_tqdm=False)
+    assert [output.outputs for output in outputs] == [output.outputs for output in expected]
+    assert all(output.finished for output in outputs)
+
+
+def test_outputs_grow_and_a_slow_reader_finds_the_newest(llm):
+    async def main(served):
+        stream = await served.submit("The", GREEDY)
+        first = await anext(stream)
+        await until(lambda: not served.num_unfinished)
+        rest = [output async for output in stream]
+        fast = [len(output.outputs[0].token_ids) async for output in served.generate("The", GREEDY)]
+        return first, rest, fast
+
+    first, rest, fast = run(llm, main)
+    assert not first.finished
+    assert [output.finished for output in rest] == [True]
+    assert fast == sorted(set(fast))
+    assert fast[-1] == 8
+
+
+def test_the_end_alone(llm):
+    async def main(served):
+        return [output async for output in served.generate("The", GREEDY, stream=False)]
+
+    (output,) = run(llm, main)
+    assert output.finished
+
+
+def test_a_refusal_reaches_its_caller_alone(llm):
+    async def main(served):
+        other = asyncio.ensure_future(last_of(served.generate("The", GREEDY)))
+        with pytest.raises(InvalidRequestError, match="at least one token"):
+            await anext(served.generate("", GREEDY, request_id="mine"))
+        with pytest.raises(InvalidRequestError, match="deadline_s must be a finite number of seconds > 0"):
+            await anext(served.generate("a", GREEDY, deadline_s=0))
+        assert (await last_of(served.generate("a", GREEDY, request_id="mine"))).finished
+        return await other
+
+    assert run(llm, main).finished
+
+
+def test_an_id_is_somebodys_until_the_end(llm):
+    async def main(served):
+        stream = served.generate("The", LONG, request_id="mine")
+        await anext(stream)
+        with pytest.raises(InvalidRequestError, match="request id 'mine' is in use"):
+            await served.submit("a", GREEDY, request_id="mine")
+        await stream.aclose()
+        await until(lambda: not served.num_unfinished)
+        assert (await last_of(served.generate("a", GREEDY, request_id="mine"))).finished
+
+    run(llm, main)
+
+
+def test_what_a_tokenizer_raises_harms_nobody_else(llm, monkeypatch):
+    def broken(text):
+        raise RuntimeError("planted")
+
+    async def main(served):
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine._codec, "encode", broken, raising=False)
+            with pytest.raises(RuntimeError, match="planted"):
+                await served.submit("The", GREEDY)
+        assert served.is_alive
+        assert (await last_of(served.generate("a", GREEDY))).finished
+
+    run(llm, main)
+
+
+# -- going away -------------------------------------------------------------------------------------------------------
+
+
+async def close(stream):
+    await stream.aclose()
+
+
+async def cancel(stream):
+    while True:
+        task = asyncio.ensure_future(anext(stream))
+        done, _ = await asyncio.wait([task], timeout=0.01)
+        if not done:  # it has read what there was, and waits
+            break
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("leave", [close, cancel])
+def test_who_leaves_costs_one_step_at_most(llm, leave):
+    async def main(served):
+        stream = served.generate("The quick", LONG, request_id="leaver")
+        await anext(stream)
+        assert served.stats().cache.num_in_use > 0
+        before = served.stats().num_aborted
+        with held(served):
+            num_steps = served.stats().num_steps
+            await leave(stream)
+        other = await last_of(served.generate("a", GREEDY))
+        await until(lambda: served.stats().cache.num_in_use == 0)
+        assert served.stats().num_aborted == before + 1
+        later = [step for step in served.trace if step.step >= num_steps]
+        # The step that was about to begin; those after it compute nothing for who has left.
+        assert sum(chunk[0] == "leaver" for step in later for chunk in step.chunks) <= 1
+        assert len(later) > 1
+        return other
+
+    assert run(llm, main).finished
+
+
+def test_who_leaves_before_the_engine_has_looked(llm):
+    async def main(served):
+        with held(served):
+            tasks = [asyncio.ensure_future(last_of(served.generate("The", LONG))) for _ in range(3)]
+            await until(lambda: served.num_unfinished == 3)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        await until(lambda: not served.num_unfinished)
+        assert served.stats().num_running == 0
+
+    run(llm, main)
+
+
+def test_an_event_loop_that_ends_takes_its_requests_with_it(llm):
+    served = AsyncLLM.of(llm)
+    before = served.stats().num_aborted
+
+    async def forget():
+        stream = await served.submit("The", LONG)
+        await anext(stream)
+
+    with contextlib.ExitStack() as stack:
+        asyncio.run(forget())
+        stack.callback(served.close)
+        asyncio.run(until(lambda: not served.num_unfinished))
+    assert served.stats().num_aborted == before + 1
+    check_idle(llm.engine)
+
+
+def test_callers_of_two_event_loops(llm):
+    served = AsyncLLM.of(llm)
+    outputs = {}
+
+    def caller(text):
+        outputs[text] = asyncio.run(last_of(served.generate(text, GREEDY)))
+
+    threads = [threading.Thread(target=caller, args=(text,)) for text in TEXTS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    served.close()
+    expected = llm.generate(TEXTS, GREEDY, use_tqdm=False)
+    assert [outputs[text].outputs for text in TEXTS] == [output.outputs for output in expected]
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue(llm):
+    async def main(served):
+        with held(served):
+            waiting = [asyncio.ensure_future(last_of(served.generate(text, GREEDY))) for text in TEXTS[:2]]
+            await until(lambda: served.num_unfinished == 2)
+            with pytest.raises(QueueFullError, match=r"at most 2 requests may wait .* and 2 do"):
+                await served.submit("dog", GREEDY)
+        assert all(output.finished for output in await asyncio.gather(*waiting))
+        running = [served.generate(text, LONG) for text in TEXTS]
+        for stream in running:  # who runs does not wait
+            await anext(stream)
+        for stream in running:
+            await stream.aclose()
+
+    run(llm, main, max_queue=2)
+
+
+def test_whoever_leaves_the_queue_makes_room(llm):
+    async def main(served):
+        with held(served):
+            task = asyncio.ensure_future(last_of(served.generate("The", GREEDY)))
+            await until(lambda: served.num_unfinished == 1)
+            task.cancel()
+            await asyncio.wait([task])
+        await until(lambda: not served.num_unfinished)
+        with pytest.raises(InvalidRequestError):
+            await served.submit("", GREEDY)
+        return await last_of(served.generate("a", GREEDY))
+
+    assert run(llm, main, max_queue=1).finished
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, True, "many"])
+@pytest.mark.unchecked_types
+def test_a_queue_of_no_size(llm, bad):
+    with pytest.raises(ConfigError, match="max_queue must be a whole number >= 1, or None"):
+        AsyncLLM.of(llm, max_queue=bad)
+
+
+def wait_for_the_clock(seconds):
+    time.sleep(seconds)  # a deadline is a matter of the clock: later than this it must have passed, on any machine
+
+
+def test_a_deadline_in_the_queue(llm):
+    async def main(served):
+        with held(served):
+            task = asyncio.ensure_future(last_of(served.generate("The", GREEDY, deadline_s=0.001)))
+            await until(lambda: served.num_unfinished == 1)
+            wait_for_the_clock(0.01)
+        with pytest.raises(DeadlineError, match="not finished by its deadline"):
+            await task
+        assert (await last_of(served.generate("The", GREEDY, deadline_s=3600))).finished
+
+    run(llm, main)
+
+
+def test_a_deadline_on_the_way(llm):
+    async def main(served):
+        stream = await served.submit("The", LONG, deadline_s=3600)
+        first = await anext(stream)
+        with held(served):
+            thread = served._thread
+            (deadline_s, number, job) = thread._deadlines[0]
+            assert deadline_s == pytest.approx(first.metrics.arrival_s + 3600)
+            thread._deadlines[0] = (time.monotonic(), number, job)
+        with pytest.raises(DeadlineError):
+            await last_of(stream)
+        await until(lambda: served.stats().cache.num_in_use == 0)
+        assert [output async for output in stream] == []
+
+    run(llm, main)
+
+
+# -- policies that wait -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def patient_llm(tiny_folder):  # noqa: F811
+    """Its policy waits an hour for company."""
+    policy = policy_from_text("dynamic:batch_size=2,timeout_s=3600")
+    return LLM(tiny_folder, num_kv_blocks=64, block_size=4, policy=policy)
+
+
+def test_a_policy_that_waits_is_woken_by_company(patient_llm):
+    async def main(served):
+        first = asyncio.ensure_future(last_of(served.generate("The", GREEDY)))
+        await until(lambda: served.stats().num_waiting == 1)
+        num_steps = served.stats().num_steps
+        second = await last_of(served.generate("a", GREEDY))
+        return num_steps, await first, second
+
+    num_steps, first, second = run(patient_llm, main)
+    assert num_steps == 0
+    assert first.finished
+    assert second.finished
+
+
+def test_a_deadline_does_not_wait_for_a_policy_that_waits(patient_llm):
+    async def main(served):
+        with pytest.raises(DeadlineError):
+            await last_of(served.generate("The", GREEDY, deadline_s=0.01))
+
+    run(patient_llm, main)
+
+
+def test_an_idle_thread_sleeps_until_somebody_comes(llm):
+    async def main(served):
+        await last_of(served.generate("The", GREEDY))
+        with held(served):
+            return served._thread._patience_s()
+
+    assert run(llm, main) is None
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_is_told_to_everybody(tiny_folder, monkeypatch):  # noqa: F811
+    llm = LLM(tiny_folder, num_kv_blocks=64, block_size=4)
+
+    def broken():
+        raise ZeroDivisionError("planted")
+
+    async def main():
+        served = AsyncLLM.of(llm)
+        assert served.is_alive
+        with held(served):
+            waiting = [asyncio.ensure_future(last_of(served.generate(text, GREEDY))) for text in TEXTS]
+            await until(lambda: served.num_unfinished == len(TEXTS))
+            monkeypatch.setattr(llm.engine, "step", broken)
+        for task in waiting:
+            with pytest.raises(EngineDeadError, match="died of ZeroDivisionError: planted"):
+                await task
+        assert isinstance(served.error, ZeroDivisionError)
+        assert not served.is_alive
+        with pytest.raises(EngineDeadError, match="planted"):
+            await served.submit("a", GREEDY)
+        assert await served.drain()
+        await asyncio.to_thread(served.close)
+        assert isinstance(served.error, ZeroDivisionError)
+
+    asyncio.run(main())
+
+
+def test_a_drain_finishes_what_was_accepted(llm):
+    async def main(served):
+        with held(served):
+            waiting = [asyncio.ensure_future(last_of(served.generate(text, GREEDY))) for text in TEXTS]
+            await until(lambda: served.num_unfinished == len(TEXTS))
+            assert not await served.drain(timeout_s=0.01)
+            assert served.is_draining
+            with pytest.raises(DrainingError, match="accepts nothing new"):
+                await served.submit("a", GREEDY)
+        assert await served.drain()
+        assert served.is_alive
+        return await asyncio.gather(*waiting)
+
+    assert all(output.finished for output in run(llm, main))
+
+
+def test_after_close_the_llm_is_yours_again(llm):
+    async def main():
+        served = AsyncLLM.of(llm)
+        with held(served):
+            waiting = [asyncio.ensure_future(last_of(served.generate(text, LONG))) for text in TEXTS]
+            await until(lambda: served.num_unfinished == len(TEXTS))
+        await asyncio.to_thread(served.close)
+        for task in waiting:
+            with pytest.raises(EngineDeadError, match="closed"):
+                await task
+        with pytest.raises(EngineDeadError, match="closed"):
+            await served.submit("a", GREEDY)
+        assert served.error is None
+
+    asyncio.run(main())
+    check_idle(llm.engine)
+    assert llm.generate("The", GREEDY, use_tqdm=False)[0].finished
+
+
+def test_an_llm_that_is_busy_is_not_taken_over(llm):
+    llm.engine.add_request("busy", "The", GREEDY)
+    with pytest.raises(InvalidRequestError, match="unfinished requests"):
+        AsyncLLM.of(llm)
+    llm.engine.abort("busy")
+
+
+def test_an_async_llm_opens_a_model_as_llm_does(tiny_folder):  # noqa: F811
+    async def main():
+        async with AsyncLLM(tiny_folder, num_kv_blocks=64, block_size=4, max_queue=3) as served:
+            assert served.model_name == tiny_folder.name
+            return await last_of(served.generate("The", GREEDY))
+
+    assert asyncio.run(main()).finished
+
+
+def test_observers_see_each_step_and_each_end(llm):
+    class Log:
+        def __init__(self):
+            self.steps, self.ended = [], []
+
+        def note_step(self, step):
+            self.steps.append(step)
+
+        def note_end(self, output):
+            self.ended.append((output.request_id, output.outputs[0].finish_reason))
+
+    log = Log()
+
+    async def main(served):
+        served.observe(log)
+        first = served.stats().num_steps
+        await last_of(served.generate("The", GREEDY, request_id="a"))
+        stream = served.generate("The", LONG, request_id="b")
+        await anext(stream)
+        await stream.aclose()
+        await until(lambda: not served.num_unfinished)
+        return first, served.stats().num_steps
+
+    first, end = run(llm, main)
+    assert log.ended == [("a", "length"), ("b", "abort")]
+    assert [step.step for step in log.steps] == list(range(first, end))
