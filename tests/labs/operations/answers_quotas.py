@@ -89,10 +89,6 @@ ASKING_COSTS = HEAD.format(start="capacity, now_s", since="self.since_s = now_s"
     "        return max(0.0, (1 - self.level) / self.rate_per_s)",
     "        wait_s = max(0.0, (1 - self.level) / self.rate_per_s)\n        self.level -= 0.01 * wait_s\n        return wait_s",
 )
-ASKING_TWICE = HEAD.format(start="capacity, now_s", since="self.since_s = now_s").replace(
-    "        self.refill(now_s)\n        return",
-    "        self.level -= 0.25 * (now_s == self.since_s)\n        self.refill(now_s)\n        return",
-)
 NEVER_SINCE = HEAD.format(start="capacity, now_s", since="pass")
 
 BANKS = {
@@ -114,8 +110,7 @@ BANKS = {
                 FULL,
             ),
             Wrong("a fixed wait", {2: "0.0 if self.level >= 1 else 1 / self.rate_per_s"}, EVENLY),
-            Wrong("asking takes something", ASKING_COSTS, EVENLY),
-            Wrong("asking twice takes", ASKING_TWICE, FREE),
+            Wrong("asking takes something", ASKING_COSTS, FREE),
             Wrong("no more than is there", {3: "self.refill(now_s)\nself.level = max(0.0, self.level - amount)"}, DEBT),
             Wrong("one, whatever it cost", {3: "self.refill(now_s)\nself.level -= 1"}, FULL),
             Wrong("takes without refilling", {3: "self.level -= amount"}, TAKE),

@@ -1,5 +1,6 @@
 """8.4: an alert, as Prometheus evaluates it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, plain, reject
@@ -8,7 +9,7 @@ from twophase_labs.machine.exercise import Exercise, Property
 Look = tuple[float, float | None]  # time, value
 
 
-def by_the_book(threshold: float, for_s: float, keep_firing_s: float, looks: list[Look]) -> list[str]:
+def by_the_book(threshold: float, for_s: float, keep_firing_s: float, looks: Sequence[Look]) -> list[str]:
     """The state at each look, from the definition over all looks so far."""
     is_true = [value is not None and value > threshold for _, value in looks]
     states: list[str] = []
@@ -26,7 +27,7 @@ def by_the_book(threshold: float, for_s: float, keep_firing_s: float, looks: lis
 
 
 def follows(
-    answer: Any, looks: list[Look], threshold: float = 0.85, for_s: float = 30.0, keep_firing_s: float | None = 0.0
+    answer: Any, looks: Sequence[Look], threshold: float = 0.85, for_s: float = 30.0, keep_firing_s: float | None = 0.0
 ) -> None:
     """With `keep_firing_s` None it is left to its default."""
     rest = () if keep_firing_s is None else (keep_firing_s,)
@@ -42,7 +43,7 @@ def follows(
             )
 
 
-def series(values: list[float | None], every_s: float = 15.0, start_s: float = 0.0) -> list[Look]:
+def series(values: Sequence[float | None], every_s: float = 15.0, start_s: float = 0.0) -> list[Look]:
     return [(start_s + every_s * i, value) for i, value in enumerate(values)]
 
 
@@ -98,7 +99,8 @@ def waits_again_after(answer: Any, draw: Draw) -> None:
 
 def any_series(answer: Any, draw: Draw, num_looks: int) -> None:
     for _ in range(4):
-        now_s, looks, value = 0.0, [], 0.5
+        now_s, value = 0.0, 0.5
+        looks: list[Look] = []
         for _ in range(num_looks):
             now_s += draw.choice([5.0, 15.0, 15.0, 60.0])
             if draw.integer(0, 3) == 0:
