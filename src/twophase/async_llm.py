@@ -224,6 +224,14 @@ class AsyncLLM:
             raise
         return outputs
 
+    def check_acceptance(self) -> None:
+        """Whether a request would be accepted now, before there is one; a server asks before it reads a body.
+
+        Raises:
+            EngineDeadError, DrainingError, QueueFullError: As `generate`.
+        """
+        self._thread.check_acceptance()
+
     # -- its life
 
     @property

@@ -78,7 +78,7 @@ async def answer(request: Request, service: Service, lease: Lease, question: Que
     work = Work(service, lease)
     is_streaming = False
     try:
-        await work.submit(question)
+        await while_connected(request, work.submit(question))
         if question.stream:
             is_streaming = True
             return EventStream(_events(service, work, dialect), at_end=work.end)
@@ -95,16 +95,24 @@ class Work:
 
     def __init__(self, service: Service, lease: Lease) -> None:
         self._service, self._lease = service, lease
-        self._streams: list[RequestStream] = []
+        self._streams: dict[int, RequestStream] = {}  # by the prompt's position
         self._newest: dict[int, RequestOutput] = {}
 
     async def submit(self, question: Question) -> None:
-        """All prompts or none. Raises what the engine refuses one of them with."""
-        for token_ids in question.prompts:
-            prompt = {"prompt_token_ids": token_ids}
-            self._streams.append(
-                await self._service.llm.submit(prompt, question.params, stream=question.stream, **question.options)
-            )
+        """All prompts or none. Raises what the engine refuses the first of them with."""
+        asking = (self._submit(position, question) for position in range(len(question.prompts)))
+        for refusal in await asyncio.gather(*asking, return_exceptions=True):
+            if refusal is not None:
+                raise refusal
+
+    async def _submit(self, position: int, question: Question) -> None:
+        # Noted one by one: should the client leave while the others are not accepted yet, this one must be aborted.
+        self._streams[position] = await self._service.llm.submit(
+            {"prompt_token_ids": question.prompts[position]},
+            question.params,
+            stream=question.stream,
+            **question.options,
+        )
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Each prompt's outputs as they come, with its position.
@@ -113,7 +121,7 @@ class Work:
             ApiError: 500, one of its completions failed.
             TwophaseError: As `AsyncLLM.generate`.
         """
-        coming = {asyncio.ensure_future(stream.__anext__()): i for i, stream in enumerate(self._streams)}
+        coming = {asyncio.ensure_future(stream.__anext__()): i for i, stream in self._streams.items()}
         try:
             while coming:
                 done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
@@ -126,7 +134,8 @@ class Work:
                         coming[asyncio.ensure_future(self._streams[position].__anext__())] = position
         finally:
             for task in coming:
-                task.cancel()
+                if not task.cancel() and not task.cancelled():
+                    task.exception()  # it failed at the same time as the one that is told of
 
     async def finish(self) -> list[RequestOutput]:
         """The last output of each prompt."""
@@ -140,7 +149,7 @@ class Work:
 
     def end(self) -> None:
         """Abort what is unfinished, and charge what there is. May be called again."""
-        for stream in self._streams:
+        for stream in self._streams.values():
             stream.abort()
         self._lease.num_tokens = sum(num_prompt_tokens(output) + num_new_tokens(output) for output in self.newest())
         self._lease.end()

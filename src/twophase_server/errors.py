@@ -15,6 +15,8 @@ from twophase.core.errors import (
 )
 from twophase_server.body import json_response
 
+MAX_CHARACTERS = 2000  # of a message
+
 
 @final
 class ApiError(Exception):
@@ -35,8 +37,8 @@ class ApiError(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
+        super().__init__(_writable(message))
+        self.status, self.code, self.param = status, code, None if param is None else _writable(param)
         self.headers = dict(headers or {})
 
     def to_dict(self) -> dict[str, Any]:
@@ -45,6 +47,11 @@ class ApiError(Exception):
 
     def to_response(self) -> Response:
         return json_response(self.to_dict(), self.status, self.headers)
+
+
+def _writable(text: str) -> str:
+    """Without halves of surrogate pairs, which a client may have put into the name of a field."""
+    return text.encode("utf-8", "backslashreplace").decode()[:MAX_CHARACTERS]
 
 
 def _type_of(status: int) -> str:

@@ -56,6 +56,7 @@ async def completions(request: Request) -> Response:
     service = service_of(request)
     lease = service.enter(request)
     try:
+        service.llm.check_acceptance()
         fields = read_fields(await read_object(request, service.settings.max_body_bytes), _RULES, _UNSUPPORTED)
         service.require_model(fields.get("model"))
         prompts = await _encode(fields, service)

@@ -20,6 +20,7 @@ from twophase_server.settings import ServerSettings
 from twophase_server.tenants import read_tenants
 
 BACKLOG = 2048  # connections that the system accepts for us while we are busy
+KEEP_ALIVE_S = 75  # for a connection's next request: longer than clients keep theirs, so that it is they who close
 
 
 def serve(model: str | Path, config: EngineConfig | None = None, settings: ServerSettings | None = None) -> None:
@@ -82,6 +83,7 @@ class DrainingServer(uvicorn.Server):
             lifespan="off",
             log_level=settings.log_level,
             server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         super().__init__(config)
 

@@ -1,6 +1,8 @@
 """Clients that go away, servers that stop, engines that die: no block is lost, and nobody waits in vain."""
 
+import asyncio
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -54,6 +56,28 @@ def test_a_client_that_goes_away_while_it_waits(server):
         until(lambda: len(server.llm._thread._inbox) == 2)  # to be added, and to be aborted
     until(lambda: not server.llm.num_unfinished)
     assert server.llm.stats().num_output_tokens == num_tokens
+
+
+def test_a_client_that_goes_away_while_some_of_its_prompts_wait(server, monkeypatch):
+    """Of two prompts the engine has accepted one."""
+    from twophase.async_llm import AsyncLLM
+
+    real, is_second_asked = AsyncLLM.submit, threading.Event()
+
+    async def submit(self, prompt, *args, **options):
+        if prompt["prompt_token_ids"] == [7]:
+            is_second_asked.set()
+            await asyncio.Event().wait()
+        return await real(self, prompt, *args, **options)
+
+    monkeypatch.setattr(AsyncLLM, "submit", submit)
+    before = server.llm.stats().num_aborted
+    connection = raw_request(server, TEXT, LONG | {"prompt": [[5], [7]], "max_tokens": 250})
+    assert is_second_asked.wait(PATIENCE_S)
+    until(lambda: server.llm.stats().cache.num_in_use > 0)
+    connection.close()
+    until(lambda: not server.llm.num_unfinished)
+    assert server.llm.stats().num_aborted == before + 1
 
 
 def test_a_client_that_goes_away_in_its_own_body(server):

@@ -194,6 +194,7 @@ def test_a_full_queue(chat_folder):
                 assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
                 assert "at most 3 requests may wait" in error["message"]
                 assert int(answer.headers["retry-after"]) >= 1
+                assert ask(3).status_code == 429  # before anybody looks at what is asked
             assert [task.result().status_code for task in waiting] == [200] * 3
         assert ask("hi").status_code == 200
         # All prompts of a request or none.

@@ -78,7 +78,7 @@ class EngineThread:
         self._engine = engine
         self._tell = tell
         self._max_queue = max_queue
-        # Guards what is below; notified when one of it changes.
+        # Guards what is below, up to the next comment; notified when one of it changes.
         self._changed = threading.Condition()
         self._inbox: list[Callable[[], object]] = []
         self._jobs: dict[str, Job] = {}  # unfinished
@@ -126,14 +126,15 @@ class EngineThread:
             InvalidRequestError: Its id is in use. (What else is wrong with it, `tell` will say.)
         """
         with self._changed:
-            self._require_acceptance()
+            self.check_acceptance()
             if job.request_id in self._jobs:
                 raise InvalidRequestError(f"request id {job.request_id!r} is in use by an unfinished request.")
             self._jobs[job.request_id] = job
             self._unscheduled[job.request_id] = time.monotonic()
             self._post(lambda: self._add(job))
 
-    def _require_acceptance(self) -> None:
+    def check_acceptance(self) -> None:
+        """Raises what `submit` would raise now, whatever the request."""
         if not self.is_alive:
             raise self._death()
         if self._is_draining:
