@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Lab 8: operations
 #
-# The engine is built. Now it runs for others, day and night: behind HTTP, for tenants with quotas, watched by metrics,
-# woken up for by alerts. The first cell puts SmolLM2 behind the server of this repository. Six clients of one tenant
+# The engine is built. Now it runs for others, day and night: behind HTTP, for tenants with quotas, watched through
+# metrics and alerts. The first cell puts SmolLM2 behind the server of this repository. Six clients of one tenant
 # ask for a few tokens in the same moment. Then two clocks are read: the server's own histogram of the time to first
 # token, and the clients'.
 
@@ -81,18 +81,18 @@ for chunk in chunks:
 # join them.
 
 # %% [markdown]
-# **Think first.** The text below says 'né'. Which of its chunks can be decoded to text by itself? After which chunk does
-# the client know the first event, and what would it know if the connection broke behind chunk 1?
+# **Think first.** The text of the first event below is 'né'; in UTF-8, é is two bytes, C3 and A9. Which chunks can be
+# decoded by themselves? After which chunk is the first event complete?
 
 # %%
 from twophase_labs.operations import pictures
 
-pictures.draw_cuts(["data: n\u00e9\n\n", "data: [DONE]\n\n"], cuts=(3, 9, 14))
+pictures.draw_cuts(["data: né\n\n".encode(), b"data: [DONE]\n\n"], cuts=(3, 8, 10, 15))
 
 # %% [markdown]
 # <!-- card 8.1 -->
 # Write the client's half: from bytes, as they come, to events. (Our client makes JSON of each event's text, and knows
-# that `[DONE]` is the last one; your reader treats it like any other.)
+# that `[DONE]` is the last one; your class treats it like any other.)
 
 
 # %% tags=["exercise:8.1"]
@@ -186,7 +186,7 @@ show_source(EventStream)
 # %% [markdown]
 # ### Say no, and when to come back
 #
-# A server that accepts everything has a queue without end, and then everybody waits. **Back-pressure** is to say no
+# A server that accepts everything has a queue without end, and then all wait. **Back-pressure** is to say no
 # early: status 429, with a header `retry-after` in seconds. Ours says it in two cases. The engine's queue is full
 # (`max_queue`), or the tenant has used up its quota. A quota of so many requests *at a time* is easy to check and hard
 # on bursts. A **token bucket** limits the *rate*: it holds `capacity` at most, refills evenly, and each request takes
@@ -241,7 +241,7 @@ for line in server_life.flood(TokenBucket):
     print(line)
 
 # %% [markdown]
-# **Read the result.** Who is refused knows for how long, and the engine never hears of it. What the header says is
+# **Read the result.** A refused client knows for how long, and the engine never hears of it. What the header says is
 # rounded up to whole seconds. If all refused clients obey it to the second, they all come back together: clients should
 # add a random part.
 #
@@ -276,12 +276,11 @@ for line in (*server_life.past_its_deadline(), *server_life.drained()):
     print(line)
 
 # %% [markdown]
-# > **In production, 2026.** vLLM's [OpenAI-compatible
-# > server](https://docs.vllm.ai/en/latest/serving/openai_compatible_server/) is `vllm serve`; it too aborts a request
-# > whose client has gone. It has one `--api-key` and no quotas: those belong to a gateway before several engines.
-# > Kubernetes sends SIGTERM and waits [30 s by
-# > default](https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/) before it kills, which is less than a long
-# > completion takes: `terminationGracePeriodSeconds` must fit the longest deadline.
+# > **In production, 2026.** `vllm serve` speaks the same interface and, like ours, [aborts a request whose client has
+# > gone](https://github.com/vllm-project/vllm/pull/32442) in `AsyncLLM.generate` itself. Its `--api-key` takes keys, but
+# > has no quotas: those belong to a gateway before several engines. Kubernetes sends SIGTERM and kills [30 s later unless
+# > told otherwise](https://pub.dev/documentation/kubernetes/1.26.0+5/io.k8s.api.core.v1/PodSpec/terminationGracePeriodSeconds.html),
+# > which is less than a long completion takes: `terminationGracePeriodSeconds` must fit the longest deadline.
 #
 # **Takeaway.** A client that leaves frees its blocks before the next step, a bucket of 6 refuses 4 of 10 requests before
 # the engine hears of them, and a draining server finishes what runs and answers all else with 503.
@@ -417,13 +416,14 @@ for name, slice_of in term_loads.SLICES.items():
 # series per user, and each histogram here has 19 buckets in each.)
 
 # %% [markdown]
-# > **In production, 2026.** vLLM's [metrics](https://docs.vllm.ai/en/latest/design/metrics/) have the same names with
-# > `vllm:` before them, `vllm:time_to_first_token_seconds` and `vllm:kv_cache_usage_perc` among them, and histograms for
-# > terms of a request: `vllm:request_queue_time_seconds`, `vllm:request_prefill_time_seconds`,
-# > `vllm:request_decode_time_seconds`. Prometheus' own
-# > [histogram_quantile](https://prometheus.io/docs/prometheus/latest/querying/functions/) interpolates as yours does. By
-# > roofline, at 60 % of an H100's peak, Llama-3-8B computes 4,000 tokens in about 0.11 s; a network of 50 ms each way is
-# > then almost half of the time to first token.
+# > **In production, 2026.** [vLLM's metrics](https://docs.vllm.ai/en/v0.32.0/usage/metrics/) have these names with
+# > `vllm:` before them, such as `vllm:time_to_first_token_seconds`; SGLang's begin with `sglang:` and exist [only with
+# > `--enable-metrics`](https://docs.sglang.io/docs/references/production_metrics). Ask of each from when it counts:
+# > vLLM's [`--enable-per-request-metrics`](https://docs.vllm.ai/en/stable/features/per_request_metrics/) gives a
+# > `time_to_first_token_ms` that begins when the request is *scheduled*, with `queue_time_ms` beside it. Grammars are
+# > [compiled in other threads](https://docs.vllm.ai/en/v0.20.2/api/vllm/v1/structured_output/) there, and delay
+# > nothing else. By roofline, at 60 % of an H100's peak, Llama-3-8B computes 4,000 tokens in about 0.11 s; a network of 50 ms
+# > each way then is half of the time to first token.
 #
 # **Takeaway.** Six terms add up to the client's time to first token, a quantile from buckets is as exact as its bucket
 # is narrow (0.1 s to 0.25 s: a factor of 2.5), and one mean over three tenants describes none of them.
@@ -581,8 +581,8 @@ pictures.draw_alerts(crowd, told, [alert.threshold for _, alert in alerts])
 
 # %% [markdown]
 # **Read the result.** *Late answers* comes last by its nature: an answer is counted in the histogram when the request has
-# ended, so users have noticed long before. *Queue age* needs no end of a request, and grows from the first moment in
-# which somebody waits. *Saturation* goes up and down with every wave of requests: a full pool is what the memory was
+# ended, so users have noticed long before. *Queue age* needs no end of a request, and none of a step: it grows while the engine
+# hangs. *Saturation* goes up and down with every wave of requests: a full pool is what the memory was
 # bought for, and trouble only together with a queue. *Fragmentation* is high when sequences are short, which is no
 # incident at all: with blocks of 16, half a block is lost per sequence on average, so 0.15 suits sequences of 45 tokens
 # (8 of 53 slots) and more. *Refusals* is the only one that sees what the first cell's clients saw.
@@ -608,9 +608,10 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
 # > **In production, 2026.** [Prometheus'
 # > rules](https://prometheus.io/docs/prometheus/latest/configuration/alerting_rules/) are YAML: `expr:
 # > vllm:kv_cache_usage_perc > 0.85`, `for: 5m`, `keep_firing_for: 5m`; pending and firing are its words. vLLM has
-# > `vllm:num_requests_waiting`, a number; an age has to be taken from `vllm:request_queue_time_seconds`, which again
-# > counts a request late. On an H100, by roofline, a step takes some 6 ms: a scrape every 15 s sees one step of 2,500, so
-# > short spikes are for histograms and maxima.
+# > `vllm:num_requests_waiting`, which is a number; how *long* requests have waited is in
+# > `vllm:request_queue_time_seconds`, but only once they have been scheduled. SGLang's counterparts are
+# > `sglang:num_queue_reqs` and `sglang:token_usage`. On an H100, by roofline, a decode step of Llama-3-8B takes about
+# > 6 ms: a scrape every 15 s sees one step of 2,500, so short spikes are for histograms.
 #
 # **Takeaway.** Of five alerts, queue age alone needs no request to end before it can fire and means trouble whenever it
 # does; at 0.5 s with 0.3 s of patience it can fire 0.8 s after a wait begins, well before an SLO of 2 s is broken.
@@ -619,7 +620,7 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
 # ## 9. Capstone: the first cell again
 # <!-- minutes: 4 -->
 #
-# The same six clients in the same moment. Your reader takes in their streams. The tenant's limit of two requests at a
+# The same six clients in the same moment. Your `EventReader` reads their streams. The tenant's limit of two requests at a
 # time is gone; your bucket stands in its place, with 6 at once and one a second.
 
 # %%
@@ -676,11 +677,11 @@ check("8.15")
 #
 # 1. **Bytes have no borders.** Whatever reads a stream must bear a cut anywhere.
 # 2. **Who leaves is forgotten at once.** Blocks belong to those that still read.
-# 3. **Say no early, and say when.** A refusal costs nothing; a queue without end costs everybody.
+# 3. **Say no early, and say when.** A refusal costs nothing; a queue without end costs all.
 # 4. **A latency counts those that were let in.** Measure at the client, too.
 # 5. **Ask which term.** Each of the six has another remedy.
 # 6. **Cut the mean into slices** before you believe it.
-# 7. **Alert on what users feel, before they feel it**, and on silence.
+# 7. **Alert on waiting, before it is felt**, and on silence.
 #
 # ### What to read next
 #

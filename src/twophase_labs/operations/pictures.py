@@ -16,13 +16,13 @@ TERM_COLOURS = dict(zip(TERMS, (COLOURS[0], COLOURS[5], COLOURS[3], COLOURS[1], 
 HATCHES = dict(zip(TERMS, ("", "//", "..", "", "xx", "\\\\"), strict=True))
 
 
-def draw_cuts(events: Sequence[str], cuts: Sequence[int]) -> Figure:
-    """Bytes of a stream, coloured by event; lines where the network cut them."""
+def draw_cuts(events: Sequence[bytes], cuts: Sequence[int]) -> Figure:
+    """Bytes of a stream, coloured by event; lines where the network cut them. What is no ASCII is shown as hex."""
     figure, axes = plt.subplots(figsize=(10, 1.7), facecolor="white")
     at = 0
     for number, event in enumerate(events):
-        for character in event:
-            shown = "\\n" if character == "\n" else character
+        for byte in event:
+            shown = "\\n" if byte == 10 else chr(byte) if byte < 128 else f"{byte:02X}"
             colour = COLOURS[1] if number % 2 else COLOURS[4]
             axes.add_patch(Rectangle((at, 0), 1, 1, facecolor=colour, edgecolor="white", alpha=0.55))
             axes.text(at + 0.5, 0.5, shown, ha="center", va="center", fontsize=9, family="monospace", color=INK)
@@ -32,7 +32,7 @@ def draw_cuts(events: Sequence[str], cuts: Sequence[int]) -> Figure:
         axes.text((left + right) / 2, -0.5, f"chunk {number}", ha="center", va="top", fontsize=9, color=INK)
     for cut in cuts:
         axes.axvline(cut, color=INK, linewidth=1.5)
-    axes.set_title("Colours: events. Lines: where the bytes were cut on their way", loc="left", fontsize=10)
+    axes.set_title("A byte in each box, a colour for each event; lines: where they were cut", loc="left", fontsize=10)
     axes.set(xlim=(-0.5, at + 0.5), ylim=(-1.1, 1.2), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     return _done(figure)
@@ -52,7 +52,7 @@ def draw_terms(timed: Sequence[Timed]) -> Figure:
     axes.set_yticks(range(len(timed)), [one.answer.ask.name for one in timed])
     axes.invert_yaxis()
     axes.set(xlabel="ms until the client reads its first text", xlim=(0, 1.15e3 * max(one.ttft_s for one in timed)))
-    axes.set_title("The same total, for different reasons", loc="left")
+    axes.set_title("A late first token has different reasons", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, loc="upper center", ncols=len(TERMS), fontsize=9)
     figure.tight_layout(rect=(0, 0, 1, 0.93))

@@ -14,7 +14,7 @@ WHOLE, SEVERAL, SOON, CUTS, CHARACTERS, LINES, SPACE, OTHERS, ENDS, ANY, LONG, A
     "takes both line ends",
     "reads any stream",
     "reads long streams",
-    "keeps readers apart",
+    "keeps streams apart",
 )
 INIT = """class EventReader:
     def __init__(self):

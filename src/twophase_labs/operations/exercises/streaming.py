@@ -130,7 +130,7 @@ def long_streams(answer: Any, draw: Draw) -> None:
 def readers_are_apart(answer: Any, draw: Draw) -> None:
     one, other = answer.EventReader(), answer.EventReader()
     got = [fed(one, [b"data: a"]), fed(other, [b"data: b\n"]), fed(one, [b"\n\n"]), fed(other, [b"\n"])]
-    compare(got, [[[]], [[]], [["a"]], [["b"]]], what="what two readers returned in turn")
+    compare(got, [[[]], [[]], [["a"]], [["b"]]], what="what two of them returned in turn")
 
 
 EXERCISES = (
@@ -209,7 +209,7 @@ EXERCISES = (
             ),
             Property("reads any stream", any_stream, "Feed it byte by byte and compare with all at once."),
             Property("reads long streams", long_streams, "Nothing limits an event's length or a stream's."),
-            Property("keeps readers apart", readers_are_apart, "Set what a reader remembers in `__init__`."),
+            Property("keeps streams apart", readers_are_apart, "Set what an EventReader remembers in `__init__`."),
         ),
         time_limit_s=15,
     ),
