@@ -25,11 +25,8 @@ class Scrape:
 
     def value(self, name: str, **labels: str) -> float:
         """Of a gauge or counter; the sum, where several series have these labels; 0 where none has."""
-        return sum(
-            sample.value
-            for sample in self.samples
-            if sample.name == PREFIX + name and labels.items() <= sample.labels.items()
-        )
+        found = (s.value for s in self.samples if s.name == PREFIX + name and labels.items() <= s.labels.items())
+        return math.fsum(found)
 
     def buckets(self, name: str) -> list[tuple[float, float]]:
         """Of a histogram: (upper bound, how many values are at most that)."""

@@ -80,12 +80,13 @@ def resolves(answer: Any, draw: Draw) -> None:
 
 def missing_is_not_true(answer: Any, draw: Draw) -> None:
     follows(answer, series([None, 0.9, 0.9, None, 0.9, 0.9, 0.9, None, None]))
-    follows(answer, series([None, None, None]), threshold=-1.0, for_s=0.0)
+    follows(answer, series([None, 0.0, None]), threshold=-1.0, for_s=0.0)  # while 0 is a value as any other
 
 
 def keeps_firing(answer: Any, draw: Draw) -> None:
     """From the first look at which it was not true; a look at which it is true again begins anew."""
-    follows(answer, series([0.9] * 4 + [0.1] * 6), keep_firing_s=45.0)
+    for start_s in (0.0, -60.0):
+        follows(answer, series([0.9] * 4 + [0.1] * 6, start_s=start_s), keep_firing_s=45.0)
     follows(answer, series([0.9] * 4 + [0.1, 0.1, 0.9, 0.1, 0.1, None, 0.1]), keep_firing_s=40.0)
 
 
