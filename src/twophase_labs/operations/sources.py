@@ -12,11 +12,10 @@ SOURCES = (
         says="a request whose client disconnects is aborted, inside the generator that AsyncLLM.generate returns",
     ),
     Source(
-        url="https://pub.dev/documentation/kubernetes/1.26.0+5/io.k8s.api.core.v1/PodSpec/"
-        "terminationGracePeriodSeconds.html",
+        url="https://livebook.manning.com/learn/concepts/sigterm--api-element/kubernetes-in-action-second-edition",
         product="Kubernetes",
-        version="1.26, read November 2026",
-        says="between the termination signal and the kill signal, 30 seconds by default",
+        version="Kubernetes in Action, second edition, read November 2026",
+        says="SIGTERM first; SIGKILL when the grace period, 30 seconds by default, has passed",
     ),
     Source(
         url=f"{VLLM}/v0.32.0/usage/metrics/",
