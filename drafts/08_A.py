@@ -29,10 +29,12 @@ print(before.client_line)
 #   knows when to come back;
 # - take a time to first token apart into six terms, read quantiles out of buckets, and find the slice that a mean
 #   hides;
-# - write an alert that neither flaps nor sleeps, and know what its silence means.
+# - write an alert that neither flaps nor sleeps, and know what its silence means;
+# - find an incident's cause in its traces, survive full memory, and say what a million tokens cost;
+# - release a change behind a canary, and decide what to spend per request at test time.
 #
-# You need labs 3 and 4, or a working knowledge of their subjects: blocks, steps, queues, TTFT and ITL. No GPU is
-# needed, and no network: server and clients are real, and talk over this machine's loopback address.
+# You need labs 3 to 5, or a working knowledge of their subjects: blocks, steps, queues, TTFT and ITL, prefix caching.
+# No GPU is needed, and no network: server and clients are real, and talk over this machine's loopback address.
 #
 # **How it works.** Commit to a prediction, write the code, run `check("8.1")`. `hint("8.1")` helps in up to three
 # steps, `reveal("8.1")` shows a solution. If you skip an exercise, later cells use the reference solution and say so.
@@ -73,8 +75,7 @@ from twophase_server.background import BackgroundServer
 
 with BackgroundServer(llm()) as server:
     chunks = server_life.chunks_of(server.url, "The capital of France is", max_tokens=4)
-for chunk in chunks:
-    print(chunk[:6], "...", chunk[90:])
+print(chunks[0], "...", chunks[-1], sep="\n")
 
 # %% [markdown]
 # These are **server-sent events**: `data: `, a text, an empty line. Here each chunk holds one event, because server and
@@ -585,8 +586,9 @@ print("no client was late" if late_s is None else f"a client has waited for 2 s 
 pictures.draw_alerts(crowd, told, [alert.threshold for _, alert in alerts])
 
 # %% [markdown]
-# **Read the result.** *Late answers* comes last by its nature: an answer is counted in the histogram when the request
-# has ended, so users have noticed long before. *Queue age* needs no end of a request, and none of a step: it grows
+# **Read the result.** *Late answers* comes last by its nature: an answer is late long
+# before it can be counted as late (by this server when its request has ended, by vLLM when the first token comes).
+# *Queue age* needs no end of a request, and none of a step: it grows
 # while the engine hangs. *Saturation* goes up and down with every wave of requests: a full pool is what the memory was
 # bought for, and trouble only together with a queue. *Fragmentation* is high when sequences are short, which is no
 # incident at all: with blocks of 16, half a block is lost per sequence on average, so 0.15 suits sequences of 45 tokens
