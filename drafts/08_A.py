@@ -280,9 +280,8 @@ for line in (*server_life.past_its_deadline(), *server_life.drained()):
 # %% [markdown]
 # > **In production, 2026.** `vllm serve` speaks the same interface and, like ours, [aborts a request whose client has
 # > gone](https://github.com/vllm-project/vllm/pull/32442) in `AsyncLLM.generate` itself. Its `--api-key` takes keys,
-# > but has no quotas: those belong to a gateway before several engines. Kubernetes sends SIGTERM and kills [30 s
-# > later by
-# > default](https://livebook.manning.com/learn/concepts/sigterm--api-element/kubernetes-in-action-second-edition),
+# > but has no quotas: those belong to a gateway before several engines. Kubernetes sends SIGTERM and kills [30 s later
+# > by default](https://livebook.manning.com/learn/concepts/sigterm--api-element/kubernetes-in-action-second-edition),
 # > which is less than a long completion takes: `terminationGracePeriodSeconds` must fit the longest deadline.
 #
 # **Takeaway.** A client that leaves frees its blocks before the next step, a bucket of 6 refuses 4 of 10 requests
@@ -562,7 +561,8 @@ check("8.4")
 # **On the real server, in a burst.** Eighteen requests come within about two seconds, each of them long enough for
 # eight of the 36 blocks. The server is scraped ten times a second meanwhile, and five of your alerts look at each
 # scrape. (In production a scrape comes every 15 s, and patience is minutes. Here everything is faster.) An answer is
-# late if its first token takes longer than 2 s. Which alert fires before a client has waited for that long?
+# late if its first token takes longer than 2 s, or never comes. Which alert fires before a client has waited for that
+# long?
 
 # %%
 from twophase_labs.operations import burst
@@ -586,13 +586,13 @@ print("no client was late" if late_s is None else f"a client has waited for 2 s 
 pictures.draw_alerts(crowd, told, [alert.threshold for _, alert in alerts])
 
 # %% [markdown]
-# **Read the result.** *Late answers* comes last by its nature: an answer is late long
-# before it can be counted as late (by this server when its request has ended, by vLLM when the first token comes).
-# *Queue age* needs no end of a request, and none of a step: it grows
-# while the engine hangs. *Saturation* goes up and down with every wave of requests: a full pool is what the memory was
-# bought for, and trouble only together with a queue. *Fragmentation* is high when sequences are short, which is no
-# incident at all: with blocks of 16, half a block is lost per sequence on average, so 0.15 suits sequences of 45 tokens
-# (8 of 53 slots) and more. *Refusals* is the only one that sees what the first cell's clients saw.
+# **Read the result.** *Late answers* comes last by its nature: an answer is late long before it can be counted as late
+# (by this server when its request has ended, by vLLM when the first token comes). *Queue age* needs no end of a
+# request, and none of a step: it grows while the engine hangs. *Saturation* goes up and down with every wave of
+# requests: a full pool is what the memory was bought for, and trouble only together with a queue. *Fragmentation* is
+# high when sequences are short, which is no incident at all: with blocks of 16, half a block is lost per sequence on
+# average, so 0.15 suits sequences of 45 tokens (8 of 53 slots) and more. *Refusals* is the only one that sees what the
+# first cell's clients saw.
 
 # %% [markdown]
 # ### The alert that nobody hears
@@ -617,8 +617,8 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
 # > vllm:kv_cache_usage_perc > 0.85`, `for: 5m`, `keep_firing_for: 5m`; pending and firing are its words. vLLM has
 # > `vllm:num_requests_waiting`, which is a number; how *long* requests have waited is in
 # > `vllm:request_queue_time_seconds`, but only once they have been scheduled. SGLang's counterparts are
-# > `sglang:num_queue_reqs` and `sglang:token_usage`. On an H100, by roofline, a decode step of Llama-3-8B takes about
-# > 6 ms: a scrape every 15 s sees one step of 2,500, so short spikes are for histograms.
+# > `sglang:num_queue_reqs` and `sglang:token_usage`. On an H100, by roofline, a decode step of Llama-3-8B takes about 6
+# > ms: a scrape every 15 s sees one step of 2,500, so short spikes are for histograms.
 #
 # **Takeaway.** Of five alerts, queue age alone needs no request to end before it can fire and means trouble whenever it
 # does; at 0.5 s with 0.3 s of patience it can fire 0.8 s after a wait begins, well before an SLO of 2 s is broken.
@@ -637,14 +637,14 @@ for name, run in (("before", before), ("after", after)):
     print(f"{name:7}{run.client_line}, {run.num_refusals} refusals")
 
 # %% [markdown]
-# **Read the result.** The missing second was never in the engine. Four clients were told to come back in a second, some
-# of them twice, and a refused request has no first token, so no histogram of the server counts its wait. With the
-# bucket the six run together. Each takes longer in the engine than two alone, and both clocks agree, up to the network
-# and the server's own terms. A latency that a server measures is that of the requests it let in.
+# **Read the result.** The missing time was never in the engine. Four clients were told to come back in a second, and
+# some of them were told so again; a refused request has no first token, so no histogram of the server counts its wait.
+# With the bucket the six run together in one batch, and both clocks agree, up to the network and the server's own
+# terms. A latency that a server measures is that of the requests it let in.
 
 # %% [markdown]
-# **Takeaway.** The same six requests: about a second apart by two clocks before, within a few hundredths of one another
-# after, by one limit that allows a burst.
+# **Takeaway.** The same six requests: a second or more apart by two clocks before, less than a tenth of one after, by
+# one limit that allows a burst.
 
 # %% [markdown]
 # ## 10. Knowledge check

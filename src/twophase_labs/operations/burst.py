@@ -12,7 +12,7 @@ from twophase_server.background import BackgroundServer
 from twophase_server.settings import ServerSettings
 
 NUM_REQUESTS, EVERY_S, SLO_S, SCRAPE_S = 18, 0.12, 2.0, 0.1
-MAX_QUEUE = 8
+MAX_QUEUE = 6
 LATE_BUCKET_S = 2.5  # the histogram has no bucket that ends at the SLO
 
 Value = Callable[[Scrape, Scrape], float]  # of a scrape, and of the first one
