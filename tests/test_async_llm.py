@@ -38,7 +38,8 @@ def held(served):
 
     def hold():
         is_held.set()
-        assert go_on.wait(PATIENCE_S)
+        if not go_on.wait(PATIENCE_S):
+            raise TimeoutError("it was held for too long")
 
     with served._thread._changed:
         served._thread._post(hold)
@@ -136,6 +137,24 @@ def test_an_id_is_somebodys_until_the_end(llm):
         assert (await last_of(served.generate("a", GREEDY, request_id="mine"))).finished
 
     run(llm, main)
+
+
+def test_a_late_abort_harms_nobody(llm):
+    """Of a request that has ended, whose id is another's by now."""
+
+    async def main(served):
+        with held(served):
+            first = asyncio.ensure_future(served.submit("The", LONG, request_id="mine"))
+            await until(lambda: served.num_unfinished == 1)
+        old = await first
+        with held(served):
+            old.abort()
+            old.abort()
+        await until(lambda: not served.num_unfinished)
+        assert served.is_alive
+        return await last_of(served.generate("a", GREEDY, request_id="mine"))
+
+    assert run(llm, main).finished
 
 
 def test_what_a_tokenizer_raises_harms_nobody_else(llm, monkeypatch):
@@ -316,6 +335,18 @@ def test_a_deadline_on_the_way(llm):
     run(llm, main)
 
 
+def test_deadlines_of_requests_that_ended_are_forgotten(llm):
+    one = SamplingParams(max_tokens=1)
+
+    async def main(served):
+        for _ in range(10):
+            await asyncio.gather(*(last_of(served.generate("a", one, deadline_s=3600)) for _ in range(30)))
+        with held(served):
+            return len(served._thread._deadlines)
+
+    assert run(llm, main) < 200
+
+
 # -- policies that wait -----------------------------------------------------------------------------------------------
 
 
@@ -384,7 +415,7 @@ def test_a_crash_is_told_to_everybody(tiny_folder, monkeypatch):  # noqa: F811
         await asyncio.to_thread(served.close)
         assert isinstance(served.error, ZeroDivisionError)
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 def test_a_drain_finishes_what_was_accepted(llm):
@@ -406,18 +437,22 @@ def test_a_drain_finishes_what_was_accepted(llm):
 def test_after_close_the_llm_is_yours_again(llm):
     async def main():
         served = AsyncLLM.of(llm)
+        running = await served.submit("The", LONG)
+        await anext(running)
         with held(served):
             waiting = [asyncio.ensure_future(last_of(served.generate(text, LONG))) for text in TEXTS]
-            await until(lambda: served.num_unfinished == len(TEXTS))
-        await asyncio.to_thread(served.close)
-        for task in waiting:
+            await until(lambda: served.num_unfinished == 1 + len(TEXTS))
+            closing = asyncio.ensure_future(asyncio.to_thread(served.close))
+            await until(lambda: not served.is_alive)
+        await closing
+        for task in (asyncio.ensure_future(last_of(running)), *waiting):
             with pytest.raises(EngineDeadError, match="closed"):
                 await task
         with pytest.raises(EngineDeadError, match="closed"):
             await served.submit("a", GREEDY)
         assert served.error is None
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
     check_idle(llm.engine)
     assert llm.generate("The", GREEDY, use_tqdm=False)[0].finished
 

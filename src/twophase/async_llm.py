@@ -52,8 +52,12 @@ class RequestStream:
             self._error = news
         else:
             self._newest.append(news)
-        was_notified, self._is_notified = self._is_notified, True
-        return not was_notified
+        # A notice that is on its way will find the news. The flag is not written then: the event loop may just be
+        # taking it back, and would never be notified again.
+        if self._is_notified:
+            return False
+        self._is_notified = True
+        return True
 
     def notice(self) -> None:
         self._is_notified = False  # first, so that what comes from now on is notified again

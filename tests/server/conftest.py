@@ -95,7 +95,8 @@ def held(server):
 
     def hold():
         is_held.set()
-        assert go_on.wait(PATIENCE_S)
+        if not go_on.wait(PATIENCE_S):
+            raise TimeoutError("it was held for too long")
 
     thread = server.llm._thread
     with thread._changed:

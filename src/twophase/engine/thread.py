@@ -21,6 +21,8 @@ from twophase.engine.engine import Engine
 from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
 
+MAX_ENDED = 64  # jobs that have ended and are kept until their deadline, besides one for each that has not
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Job:
@@ -237,6 +239,10 @@ class EngineThread:
         return True
 
     def _expire(self) -> None:
+        """Abort what is past its deadline. Jobs that have ended leave the heap when they outnumber the others."""
+        if len(self._deadlines) > 2 * len(self._jobs) + MAX_ENDED:
+            self._deadlines = [entry for entry in self._deadlines if self._jobs.get(entry[2].request_id) is entry[2]]
+            heapq.heapify(self._deadlines)
         now_s = time.monotonic()
         while self._deadlines and self._deadlines[0][0] <= now_s:
             job = heapq.heappop(self._deadlines)[2]
