@@ -29,7 +29,7 @@ class OwnAllowance:
     def wait_s(self) -> float:
         return float(self._bucket.wait_s(time.monotonic()))
 
-    def take(self, amount: float) -> None:
+    def take(self, amount: int | float) -> None:
         self._bucket.take(amount, time.monotonic())
 
 
