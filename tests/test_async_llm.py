@@ -262,6 +262,26 @@ def test_callers_of_two_event_loops(llm):
 # -- limits -----------------------------------------------------------------------------------------------------------
 
 
+def test_the_queue_ages_while_a_step_hangs(llm):
+    async def main(served):
+        assert served.queue_age_s is None
+        with held(served):
+            first = asyncio.ensure_future(last_of(served.generate("a", GREEDY)))
+            await until(lambda: served.num_unfinished == 1)
+            await until(lambda: served.queue_age_s > 0.05)
+            age_s = served.queue_age_s
+            second = asyncio.ensure_future(last_of(served.generate("b", GREEDY)))
+            await until(lambda: served.num_unfinished == 2)
+            assert served.queue_age_s >= age_s
+        await asyncio.gather(first, second)
+        running = served.generate("c", LONG)
+        await anext(running)  # who runs does not wait
+        assert served.queue_age_s is None
+        await running.aclose()
+
+    run(llm, main)
+
+
 def test_a_full_queue(llm):
     async def main(served):
         with held(served):

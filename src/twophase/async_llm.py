@@ -282,6 +282,14 @@ class AsyncLLM:
         return self._thread.stats
 
     @property
+    def queue_age_s(self) -> float | None:
+        """How long the oldest request has waited of which no step has computed anything; None: there is none.
+
+        Of this moment, also while a step runs.
+        """
+        return self._thread.queue_age_s
+
+    @property
     def trace(self) -> tuple[StepTrace, ...]:
         return self.llm.engine.trace
 

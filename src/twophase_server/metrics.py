@@ -86,7 +86,7 @@ class ServerMetrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """What the engine counts by itself, as of the end of its latest step."""
+        """What the engine counts by itself, as of the end of its latest step; the queue's age is of this moment."""
         stats = self._llm.stats()
         cache = stats.cache
         for metric, count in (
@@ -105,7 +105,7 @@ class ServerMetrics(Collector):
             (families.KV_CACHE_USAGE, stats.kv_cache_usage),
             (families.KV_CACHE_USAGE_PEAK, stats.kv_cache_usage_peak),
             (families.FRAGMENTATION, cache.internal_fragmentation),
-            (families.QUEUE_AGE, 0.0 if stats.queue_age is None else stats.queue_age.oldest_s),
+            (families.QUEUE_AGE, self._llm.queue_age_s or 0.0),
             (families.ENGINE_UP, float(self._llm.is_alive)),
         ):
             gauge = GaugeMetricFamily(metric.name, metric.help, labels=[*self._labels])

@@ -100,8 +100,7 @@ class Service:
         told = error if isinstance(error, ApiError) else as_api_error(error)
         if isinstance(error, QueueFullError):
             # Who comes now waits about as long as the oldest one in the queue has waited.
-            age = self.llm.stats().queue_age
-            wait_s = 1 if age is None else min(MOST_WAIT_S, max(1, math.ceil(age.oldest_s)))
+            wait_s = min(MOST_WAIT_S, max(1, math.ceil(self.llm.queue_age_s or 0.0)))
             told.headers["retry-after"] = str(wait_s)
         return told
 

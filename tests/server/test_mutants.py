@@ -48,6 +48,18 @@ def on_a_clock(test):
 
 MUTANTS = [
     thread_mutant(
+        "the newest one's age",
+        "next(iter(self._unscheduled.values()), None)",
+        "next(reversed(self._unscheduled.values()), None)",
+        test_async_llm.test_the_queue_ages_while_a_step_hangs,
+    ),
+    thread_mutant(
+        "who runs ages still",
+        "                    self._unscheduled.pop(request_id, None)\n",
+        "                    pass\n",
+        test_async_llm.test_the_queue_ages_while_a_step_hangs,
+    ),
+    thread_mutant(
         "one more may wait",
         "len(self._unscheduled) >= self._max_queue",
         "len(self._unscheduled) > self._max_queue",
@@ -61,7 +73,7 @@ MUTANTS = [
     ),
     thread_mutant(
         "who left keeps its place in the queue",
-        "            self._unscheduled.discard(job.request_id)\n",
+        "            self._unscheduled.pop(job.request_id, None)\n",
         "",
         test_async_llm.test_whoever_leaves_the_queue_makes_room,
     ),

@@ -84,7 +84,8 @@ class EngineThread:
         self._changed = threading.Condition()
         self._inbox: list[Callable[[], object]] = []
         self._jobs: dict[str, Job] = {}  # unfinished
-        self._unscheduled: set[str] = set()  # those among them that no step has computed anything of
+        # Those among them that no step has computed anything of, and since when they wait, the oldest first.
+        self._unscheduled: dict[str, float] = {}
         self._is_draining = False
         self._is_stopped = False
         # Only the thread itself uses these.
@@ -109,6 +110,16 @@ class EngineThread:
     def num_unfinished(self) -> int:
         return len(self._jobs)
 
+    @property
+    def queue_age_s(self) -> float | None:
+        """How long the oldest request has waited of which no step has computed anything; None: there is none.
+
+        Unlike `stats` it is of this moment: it grows while a step runs, one that never ends included.
+        """
+        with self._changed:
+            since_s = next(iter(self._unscheduled.values()), None)
+        return None if since_s is None else time.monotonic() - since_s
+
     def submit(self, job: Job) -> None:
         """Hand over a request.
 
@@ -121,7 +132,7 @@ class EngineThread:
             if job.request_id in self._jobs:
                 raise InvalidRequestError(f"request id {job.request_id!r} is in use by an unfinished request.")
             self._jobs[job.request_id] = job
-            self._unscheduled.add(job.request_id)
+            self._unscheduled[job.request_id] = time.monotonic()
             self._post(lambda: self._add(job))
 
     def check_acceptance(self) -> None:
@@ -258,7 +269,8 @@ class EngineThread:
     def _note_scheduled(self, step: StepTrace) -> None:
         if self._unscheduled:
             with self._changed:
-                self._unscheduled.difference_update(request_id for request_id, *_ in step.chunks)
+                for request_id, *_ in step.chunks:
+                    self._unscheduled.pop(request_id, None)
 
     def _note_end(self, output: RequestOutput) -> None:
         for observer in self.observers:
@@ -267,7 +279,7 @@ class EngineThread:
     def _forget(self, job: Job) -> None:
         with self._changed:
             del self._jobs[job.request_id]
-            self._unscheduled.discard(job.request_id)
+            self._unscheduled.pop(job.request_id, None)
             self._changed.notify_all()
 
     def _tell_news(self) -> None:

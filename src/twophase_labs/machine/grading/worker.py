@@ -37,6 +37,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy.random  # noqa: F401  (judge.py uses it; numpy would load it at its first use, in a process that sees no files)
 import torch
 
 from twophase.model.prepare import cache_home

@@ -1,0 +1,203 @@
+"""8.4: an alert, as Prometheus evaluates it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from twophase_labs.machine.checks import Draw, plain, reject
+from twophase_labs.machine.exercise import Exercise, Property
+
+Look = tuple[float, float | None]  # time, value
+
+
+def by_the_book(threshold: float, for_s: float, keep_firing_s: float, looks: Sequence[Look]) -> list[str]:
+    """The state at each look, from the definition over all looks so far."""
+    is_true = [value is not None and value > threshold for _, value in looks]
+    states: list[str] = []
+    for i, (now_s, _) in enumerate(looks):
+        was_firing = i > 0 and states[i - 1] == "firing"
+        if is_true[i]:
+            first = max((j + 1 for j in range(i) if not is_true[j]), default=0)
+            has_lasted = now_s - looks[first][0] >= for_s
+            states.append("firing" if was_firing or has_lasted else "pending")
+        else:
+            first = max((j + 1 for j in range(i) if is_true[j]), default=0)
+            is_kept = was_firing and now_s - looks[first][0] < keep_firing_s
+            states.append("firing" if is_kept else "inactive")
+    return states
+
+
+def follows(
+    answer: Any, looks: Sequence[Look], threshold: float = 0.85, for_s: float = 30.0, keep_firing_s: float | None = 0.0
+) -> None:
+    """With `keep_firing_s` None it is left to its default."""
+    rest = () if keep_firing_s is None else (keep_firing_s,)
+    alert = answer.Alert(threshold, for_s, *rest)
+    expected = by_the_book(threshold, for_s, keep_firing_s or 0.0, looks)
+    for number, (look, right) in enumerate(zip(looks, expected, strict=True)):
+        got = plain(alert.evaluate(*look))
+        if got != right:
+            so_far = ", ".join(f"({time_s:g} s, {value})" for time_s, value in looks[: number + 1])
+            reject(
+                f"at {look[0]:g} s the alert is {got!r}, expected {right!r}",
+                f"Alert({threshold:g}, for_s={for_s:g}, keep_firing_s={keep_firing_s or 0:g}) saw {so_far}",
+            )
+
+
+def series(values: Sequence[float | None], every_s: float = 15.0, start_s: float = 0.0) -> list[Look]:
+    return [(start_s + every_s * i, value) for i, value in enumerate(values)]
+
+
+def stays_inactive(answer: Any, draw: Draw) -> None:
+    """At the threshold is not above it."""
+    follows(answer, series([0.0, 0.5, 0.85, 0.85, 0.85, 0.85, 0.2]))
+    follows(answer, series([-3.0, 0.0, 2.0, 2.0, 2.0, 2.0]), threshold=2.0)
+
+
+def waits(answer: Any, draw: Draw, every_s: float) -> None:
+    for for_s in (30.0, 60.0):
+        follows(answer, series([0.2, *[0.9] * 22], every_s, start_s=1000.0), for_s=for_s)
+
+
+def fires_on_time(answer: Any, draw: Draw) -> None:
+    """By the clock, not by the number of looks: at just `for_s` it fires."""
+    follows(answer, [(0.0, 0.9), (29.0, 0.9), (29.5, 0.9), (30.0, 0.9), (31.0, 0.9)])
+    follows(answer, [(0.0, 0.9), (1.0, 0.9), (2.0, 0.9), (3.0, 0.9), (4.0, 0.9), (100.0, 0.9)])
+
+
+def fires_at_once(answer: Any, draw: Draw) -> None:
+    follows(answer, series([0.2, 0.9, 0.9, 0.2, 0.9]), for_s=0.0)
+
+
+def begins_again(answer: Any, draw: Draw) -> None:
+    """A dip, however short, ends the waiting; it is not added up."""
+    follows(answer, series([0.9, 0.9, 0.1, 0.9, 0.9, 0.1, 0.9, 0.9, 0.9, 0.9]), for_s=45.0)
+
+
+def resolves(answer: Any, draw: Draw) -> None:
+    follows(answer, series([0.9] * 4 + [0.1, 0.1] + [0.9] * 4))
+    follows(answer, series([0.9] * 4 + [0.1] + [0.9] * 4), keep_firing_s=None)
+
+
+def missing_is_not_true(answer: Any, draw: Draw) -> None:
+    follows(answer, series([None, 0.9, 0.9, None, 0.9, 0.9, 0.9, None, None]))
+    follows(answer, series([None, 0.0, None]), threshold=-1.0, for_s=0.0)  # while 0 is a value as any other
+
+
+def keeps_firing(answer: Any, draw: Draw) -> None:
+    """From the first look at which it was not true; a look at which it is true again begins anew."""
+    for start_s in (0.0, -60.0):
+        follows(answer, series([0.9] * 4 + [0.1] * 6, start_s=start_s), keep_firing_s=45.0)
+    follows(answer, series([0.9] * 4 + [0.1, 0.1, 0.9, 0.1, 0.1, None, 0.1]), keep_firing_s=40.0)
+
+
+def keeps_only_what_fires(answer: Any, draw: Draw) -> None:
+    follows(answer, series([0.9, 0.1, 0.9, 0.9, 0.1, 0.1]), keep_firing_s=300.0, for_s=60.0)
+
+
+def waits_again_after(answer: Any, draw: Draw) -> None:
+    follows(answer, series([0.9] * 4 + [0.1] * 4 + [0.9] * 4 + [0.1, 0.9, 0.9]), keep_firing_s=30.0)
+
+
+def any_series(answer: Any, draw: Draw, num_looks: int) -> None:
+    for _ in range(4):
+        now_s, value = 0.0, 0.5
+        looks: list[Look] = []
+        for _ in range(num_looks):
+            now_s += draw.choice([5.0, 15.0, 15.0, 60.0])
+            if draw.integer(0, 3) == 0:
+                value = draw.choice([0.1, 0.85, 0.9, 1.0, None])
+            looks.append((now_s, value))
+        follows(answer, looks, 0.85, draw.choice([0.0, 15.0, 30.0, 60.0]), draw.choice([0.0, 30.0, 90.0]))
+
+
+def alerts_are_apart(answer: Any, draw: Draw) -> None:
+    answer.Alert(0.1, 0.0).evaluate(0.0, 0.9)
+    follows(answer, series([0.9, 0.9, 0.9]))
+    one, other = answer.Alert(0.5, 10.0), answer.Alert(0.5, 10.0)
+    one.evaluate(0.0, 0.9)
+    for time_s, alert, right in ((10.0, other, "pending"), (10.0, one, "firing"), (15.0, other, "pending")):
+        got = plain(alert.evaluate(time_s, 0.9))
+        if got != right:
+            reject(f"with two alerts evaluated in turn, one is {got!r} at {time_s:g} s, expected {right!r}")
+
+
+EXERCISES = (
+    Exercise(
+        id="8.4",
+        title="An alert that does not flap",
+        kind="code",
+        names=("Alert",),
+        points=4,
+        minutes=9,
+        lines=17,
+        difficulty=3,
+        objective="turn a series of samples into an alert that waits, fires, and resolves",
+        hints=(
+            "Two moments are all there is to remember: since when the condition has been true, and since when a firing "
+            "alert's has not. Either is None while it does not apply.",
+            "True: forget the second moment, note the first one if there is none, and fire if it fires already or the "
+            "first moment is for_s ago. Not true: forget the first moment; a firing alert notes the second one and "
+            "goes on while that is less than keep_firing_s ago.",
+            "def evaluate(self, now_s, value):\n"
+            "    if value is not None and value > self.threshold:\n"
+            "        self.false_since_s = None\n"
+            "        if self.true_since_s is None:\n"
+            "            self.true_since_s = ...\n"
+            '        if self.state != "firing":\n'
+            '            self.state = "firing" if ... else "pending"\n'
+            "        return self.state\n"
+            "    self.true_since_s = None\n"
+            '    if self.state == "firing":\n'
+            "        ...\n"
+            '    self.state = "inactive"\n'
+            "    return self.state",
+        ),
+        checks=(
+            Property("stays inactive up to its threshold", stays_inactive, "Above means >, not >=."),
+            Property(
+                "waits for `for_s`",
+                waits,
+                "True, but not for long enough yet: 'pending'. for_s seconds after the first look at which it was "
+                "true, it fires, and goes on firing while it is true.",
+                ({"every_s": 15.0}, {"every_s": 3.0}, {"every_s": 40.0}),
+            ),
+            Property(
+                "fires by the clock",
+                fires_on_time,
+                "Seconds count, not looks: scrapes come late, or not at all. At just for_s it fires.",
+            ),
+            Property("begins to wait again after a dip", begins_again, "for_s seconds without interruption."),
+            Property(
+                "resolves",
+                resolves,
+                "With keep_firing_s=0, its default, a firing alert is inactive as soon as its condition is not true.",
+            ),
+            Property("fires at once with for_s=0", fires_at_once, "No waiting: the first true look fires."),
+            Property(
+                "takes a missing sample as not true",
+                missing_is_not_true,
+                "None is neither above nor below anything: Prometheus finds no series, so nothing is true.",
+            ),
+            Property(
+                "keeps firing for `keep_firing_s`",
+                keeps_firing,
+                "It goes on for less than keep_firing_s seconds after the first look at which it was not true. If it "
+                "is true again meanwhile, that moment is forgotten.",
+            ),
+            Property("keeps only what fires", keeps_only_what_fires, "A pending alert is inactive at once."),
+            Property(
+                "waits again once it has resolved",
+                waits_again_after,
+                "After 'inactive' everything begins anew, also the waiting.",
+            ),
+            Property(
+                "is right for any series",
+                any_series,
+                "Play it through by hand: which moments do you remember, and when do you forget each?",
+                ({"num_looks": 8}, {"num_looks": 30}),
+            ),
+            Property("keeps alerts apart", alerts_are_apart, "Each Alert has a state of its own."),
+        ),
+        time_limit_s=10,
+    ),
+)

@@ -1,0 +1,216 @@
+"""8.1: server-sent events, from bytes that are cut anywhere."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from twophase_labs.machine.checks import Draw, Rejected, compare, plain, reject, shown
+from twophase_labs.machine.exercise import Exercise, Property
+
+Event = tuple[str, ...]  # its lines of data
+ASCII = ("{}", '{"text":" Paris"}', "[DONE]", "a: b", "x", "data: y", "0")
+WIDE = ("é", "naïve ☕", "日本", "🙂🙂", '{"text":"€"}')
+
+
+def written(event: Event, end: str = "\n", space: str = " ") -> str:
+    """An event as a server sends it."""
+    return "".join(f"data:{space}{line}{end}" for line in event) + end
+
+
+def content(event: Event) -> str:
+    return "\n".join(event)
+
+
+def fed(reader: Any, chunks: Sequence[bytes]) -> list[list[str]]:
+    """What each call of feed returned."""
+    returned = []
+    for chunk in chunks:
+        got = plain(reader.feed(chunk))
+        if type(got) not in (list, tuple):
+            reject(f"feed({shown(chunk)}) returned {type(got).__name__}, expected a list of texts")
+        for one in map(plain, got):
+            if type(one) is not str:
+                reject(f"feed({shown(chunk)}) returned a list with {shown(one)} in it, which is no text")
+        returned.append(list(got))
+    return returned
+
+
+def reads(answer: Any, chunks: Sequence[bytes], expected: Sequence[Sequence[str]]) -> None:
+    """Each call returns just the events that its bytes completed."""
+    got = fed(answer.EventReader(), chunks)
+    for number, (one, right) in enumerate(zip(got, expected, strict=True)):
+        try:
+            compare(one, list(right), what=f"what feed({shown(chunks[number])}) returned", axes=("event",))
+        except Rejected as error:
+            before = b"".join(chunks[:number])
+            reject(str(error), *error.details, f"before it, feed had got {shown(before)}")
+
+
+def whole_events(answer: Any, draw: Draw) -> None:
+    for _ in range(3):
+        texts = [draw.choice(ASCII) for _ in range(4)]
+        reads(answer, [written((text,)).encode() for text in texts], [[text] for text in texts])
+
+
+def several_in_one(answer: Any, draw: Draw, num_events: int) -> None:
+    texts = [draw.choice(ASCII) for _ in range(num_events)]
+    reads(answer, ["".join(written((text,)) for text in texts).encode()], [texts])
+
+
+def holds_back(answer: Any, draw: Draw) -> None:
+    """Nothing before the empty line, and the event with the very byte that ends it."""
+    text = draw.choice(ASCII)
+    reads(answer, [b"da", f"ta: {text}".encode(), b"\n", b"\n", b""], [[], [], [], [text], []])
+    reads(answer, [f"data: {text}\n\ndata: he".encode(), b"re\n\n"], [[text], ["here"]])
+
+
+def cut(answer: Any, events: Sequence[Event], size: int, end: str = "\n", before: str = "") -> None:
+    """The same events, `size` bytes at a time; an event is complete with the last byte of its empty line."""
+    sent, ends, at = before.encode(), [], len(before.encode())
+    for event in events:
+        sent += written(event, end).encode()
+        at = len(sent)
+        ends.append(at)
+    chunks = [sent[i : i + size] for i in range(0, len(sent), size)]
+    expected = [
+        [content(event) for event, at in zip(events, ends, strict=True) if i * size < at <= (i + 1) * size]
+        for i in range(len(chunks))
+    ]
+    reads(answer, chunks, expected)
+
+
+def cut_anywhere(answer: Any, draw: Draw, size: int) -> None:
+    cut(answer, [(draw.choice(ASCII),) for _ in range(5)], size)
+
+
+def cut_in_characters(answer: Any, draw: Draw, size: int) -> None:
+    cut(answer, [(draw.choice(WIDE),) for _ in range(5)], size)
+
+
+def joins_lines(answer: Any, draw: Draw) -> None:
+    events = [tuple(draw.choice(ASCII) for _ in range(num)) for num in (2, 1, 3, 2)]
+    cut(answer, events, 1000)
+    cut(answer, events, 5)
+
+
+def drops_one_space(answer: Any, draw: Draw) -> None:
+    sent = "data:none\n\ndata:  two \n\ndata: \n\ndata:\n\n"
+    reads(answer, [sent.encode()], [["none", " two ", "", ""]])
+
+
+def passes_over_the_rest(answer: Any, draw: Draw) -> None:
+    """Comments, as proxies send them to keep a connection open; other fields; events without data."""
+    text = draw.choice(ASCII)
+    reads(answer, [b": keep-alive\n\n", b":\n\n\n\n", written((text,)).encode()], [[], [], [text]])
+    sent = f"event: token\nid: 7\ndata: {text}\nretry: 10\n: data: no\ndatum: no\n\nevent: end\n\n"
+    reads(answer, [sent.encode()], [[text]])
+    reads(answer, [b"data: a\n", b": still here\n", b"data: b\n\n"], [[], [], ["a\nb"]])
+
+
+def other_line_ends(answer: Any, draw: Draw, size: int) -> None:
+    """\\r\\n, also when the two are cut apart."""
+    events = [(draw.choice(ASCII),), (draw.choice(WIDE), draw.choice(ASCII)), (draw.choice(ASCII),)]
+    cut(answer, events, size, end="\r\n")
+
+
+def any_stream(answer: Any, draw: Draw) -> None:
+    for _ in range(6):
+        events = [
+            tuple(draw.choice([*ASCII, *WIDE, " ", ""]) for _ in range(draw.integer(1, 4)))
+            for _ in range(draw.integer(1, 9))
+        ]
+        cut(answer, events, draw.integer(1, 40), draw.choice(["\n", "\r\n"]), draw.choice(["", ": hello\n\n"]))
+
+
+def long_streams(answer: Any, draw: Draw) -> None:
+    """An event larger than a network packet, and many of them."""
+    cut(answer, [("x" * 70_000,), ("é" * 5000,)], 1460)
+    cut(answer, [(str(i),) for i in range(2000)], 1460)
+
+
+def readers_are_apart(answer: Any, draw: Draw) -> None:
+    one, other = answer.EventReader(), answer.EventReader()
+    got = [fed(one, [b"data: a"]), fed(other, [b"data: b\n"]), fed(one, [b"\n\n"]), fed(other, [b"\n"])]
+    compare(got, [[[]], [[]], [["a"]], [["b"]]], what="what two of them returned in turn")
+
+
+EXERCISES = (
+    Exercise(
+        id="8.1",
+        title="Events out of bytes",
+        kind="code",
+        names=("EventReader",),
+        points=4,
+        minutes=9,
+        lines=13,
+        difficulty=2,
+        objective="read a streamed answer from bytes that are cut anywhere",
+        hints=(
+            "What do you know for certain after some bytes? Only the lines whose line feed has come. Keep the rest, as "
+            "bytes: half a character cannot be decoded.",
+            "Two things live from one call to the next: the bytes of an unfinished line, and the data lines of an "
+            "unfinished event. `*lines, rest = (rest + data).split(b'\\n')` gives you the whole lines.",
+            "def feed(self, data):\n"
+            '    *lines, self.rest = (self.rest + data).split(b"\\n")\n'
+            "    events = []\n"
+            "    for line in lines:\n"
+            "        line = ...                         # without a carriage return, decoded\n"
+            "        if not line:                       # the event ends\n"
+            "            ...\n"
+            '        field, _, value = line.partition(":")\n'
+            '        if field == "data":\n'
+            "            self.data.append(...)\n"
+            "    return events",
+        ),
+        checks=(
+            Property("reads whole events", whole_events, "An event's data is what follows `data: `, as text."),
+            Property(
+                "reads several events at once",
+                several_in_one,
+                "One chunk may hold many events: return all that are complete.",
+                ({"num_events": 2}, {"num_events": 7}),
+            ),
+            Property(
+                "returns an event with its last byte, and not before",
+                holds_back,
+                "An event ends with its empty line. What came before may still grow; what comes behind belongs to the "
+                "next one.",
+            ),
+            Property(
+                "bears cuts anywhere",
+                cut_anywhere,
+                "Keep what is unfinished for the next call: a line may come in three parts, and so may the two line "
+                "feeds.",
+                ({"size": 1}, {"size": 2}, {"size": 7}, {"size": 30}),
+            ),
+            Property(
+                "bears a cut within a character",
+                cut_in_characters,
+                "'é' is two bytes in UTF-8. Decode whole lines only.",
+                ({"size": 1}, {"size": 3}, {"size": 11}),
+            ),
+            Property(
+                "joins an event's lines", joins_lines, "Several data lines of one event are joined by a line feed."
+            ),
+            Property(
+                "drops one space and no more",
+                drops_one_space,
+                "At most one space behind the colon belongs to the format. All others, and an empty text, are data.",
+            ),
+            Property(
+                "passes over comments and other fields",
+                passes_over_the_rest,
+                "A line that begins with a colon is a comment; only the field named `data` counts; no data, no event.",
+            ),
+            Property(
+                "takes both line ends",
+                other_line_ends,
+                "Some servers end lines with \\r\\n. The \\r may come in one chunk and the \\n in the next.",
+                ({"size": 1000}, {"size": 1}, {"size": 4}),
+            ),
+            Property("reads any stream", any_stream, "Feed it byte by byte and compare with all at once."),
+            Property("reads long streams", long_streams, "Nothing limits an event's length or a stream's."),
+            Property("keeps streams apart", readers_are_apart, "Set what an EventReader remembers in `__init__`."),
+        ),
+        time_limit_s=15,
+    ),
+)
