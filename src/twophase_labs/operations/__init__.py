@@ -1,0 +1,1 @@
+"""Lab 8: one service in operation."""
