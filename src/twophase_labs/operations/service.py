@@ -164,7 +164,7 @@ class _Service:
         draw = random.Random(f"{traffic.json_share} {traffic.rate_per_s} {self._random.random()}")
         now_s = 0.0
         while (now_s := now_s + draw.expovariate(traffic.rate_per_s)) < traffic.length_s:
-            self._push(now_s, _drawn(draw, traffic, self._setting.max_tokens))
+            self._push(now_s, drawn(draw, traffic, self._setting.max_tokens))
         tick_s = 0.0
         # In ticks as short as a client's pause, so that no attempt comes before a step that is done already.
         while tick_s < traffic.length_s or self._coming or self._on_their_way or self._num_outstanding(tick_s):
@@ -229,7 +229,8 @@ class _Service:
                 self._push(float(progress.finished_s) + RETRY_S, replace(asked, attempt=asked.attempt + 1))
 
 
-def _drawn(draw: random.Random, traffic: Traffic, max_tokens: int | None) -> Asked:
+def drawn(draw: random.Random, traffic: Traffic, max_tokens: int | None = None) -> Asked:
+    """What the next client wants."""
     share = draw.random()
     kind = "json" if share < traffic.json_share else "documents"
     if share >= traffic.json_share + traffic.document_share:
