@@ -19,7 +19,7 @@ from twophase_tools.load.steps import end_of
 
 EVERY_S = 5.0
 START_S = 40.0  # of the window that is looked at; the service has filled by then
-PROBES_PER_SAMPLE = 4  # of each length
+PROBES_PER_SAMPLE = 8  # of each length
 FAST_LINK, SLOW_LINK = 3.1e9, 0.31e9  # bytes per second: 25 and 2.5 Gbit/s
 
 Sample = dict[str, float | int | None]
@@ -61,7 +61,7 @@ APART = Setting(link_bytes_per_s=FAST_LINK)
 USUAL = Traffic()
 HEALTHY = Hour("healthy", Setting(), USUAL)
 HEALTHY_APART = Hour("healthy", APART, USUAL)
-KV = Hour("kv", Setting(), Traffic(rate_per_s=1.7, output_scale=6.0))
+KV = Hour("kv", Setting(), Traffic(rate_per_s=1.7, output_scale=6.0, invalid=0.0))
 BATCHING = Hour("batching", Setting(policy=PrefillFirstPolicy()), USUAL)
 RETRIEVAL = Hour("retrieval", Setting(), USUAL, long=0.6)
 FORMAT = Hour("format", Setting(), Traffic(invalid=0.5))
@@ -134,6 +134,57 @@ def _in_transfer(run: Run, time_s: float) -> int:
 def _end_s(record: RequestRecord) -> float:
     assert record.finished_s is not None
     return float(record.finished_s)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the clients had of an hour.
+
+    Attributes:
+        task_p99_s: From a client's first attempt to the end of its last one.
+        tokens_per_task: Computed, prompts and attempts that failed included.
+        cut: Share of the answers that a limit cut.
+    """
+
+    ttft_p99_s: float
+    itl_p99_s: float
+    task_p99_s: float
+    tokens_per_task: float
+    num_preemptions: int
+    cut: float
+
+    @property
+    def line(self) -> str:
+        return (
+            f"TTFT p99 {self.ttft_p99_s:6.2f} s, ITL p99 {1e3 * self.itl_p99_s:4.0f} ms, JSON task p99 "
+            f"{self.task_p99_s:5.1f} s, {self.tokens_per_task:5,.0f} tokens per task, {self.num_preemptions:2} "
+            f"preemptions, {self.cut:3.0%} of the answers cut"
+        )
+
+
+def outcome(hour: Hour, seed: int) -> Outcome:
+    run = hour.run(seed)
+    first_s: dict[str, float] = {}
+    last_s: dict[str, float] = {}
+    for record in run.records:
+        asked = run.asked[record.request_id]
+        if asked.kind == "json":
+            task = asked.task or record.request_id
+            if asked.attempt == 1:
+                first_s[task] = float(record.arrival_s)
+            last_s[task] = max(last_s.get(task, 0.0), _end_s(record))
+    tasks_s = [last_s[task] - first_s[task] for task in first_s]
+    asked_for = [run.asked[record.request_id] for record in run.records]
+    num_tasks = sum(asked.attempt == 1 for asked in asked_for)
+    num_tokens = sum(record.num_prompt_tokens + record.num_output_tokens for record in run.records)
+    return Outcome(
+        float(np.percentile([float(record.ttft_s or 0) for record in run.records], 99)),
+        float(np.percentile([gap for record in run.records for gap in record.itls_s], 99)),
+        float(np.percentile(tasks_s, 99)),
+        num_tokens / num_tasks,
+        sum(record.num_preemptions for record in run.records),
+        sum(asked.num_wanted > asked.max_tokens for asked in asked_for) / len(asked_for),
+    )
 
 
 def over(window: Sequence[Mapping[str, float | int | None]], name: str) -> float:

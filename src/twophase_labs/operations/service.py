@@ -49,19 +49,28 @@ class Traffic:
     rate_per_s: float = 1.5
     length_s: float = 90.0
     output_scale: float = 1.0
-    invalid: float = 0.06
+    invalid: float = 0.02
     json_share: float = 0.30
     document_share: float = 0.15
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a client wants; `attempt` counts from 1."""
+    """What a client wants.
+
+    Attributes:
+        max_tokens: Of the answer: as many as it has, or the limit that cuts it.
+        num_wanted: Tokens that the answer has without a limit.
+        attempt: Counts from 1.
+        task: Id of the first attempt; '' for that one itself.
+    """
 
     kind: str
     num_prompt_tokens: int
     max_tokens: int
+    num_wanted: int
     attempt: int = 1
+    task: str = ""
 
 
 PROMPTS = {
@@ -224,9 +233,10 @@ class _Service:
         asked = self._asked[request_id]
         if asked.kind == "json" and self._random.random() < self._traffic.invalid:
             self._invalid.add(request_id)
-            assert progress.finished_s is not None
             if asked.attempt < MAX_ATTEMPTS:
-                self._push(float(progress.finished_s) + RETRY_S, replace(asked, attempt=asked.attempt + 1))
+                assert progress.finished_s is not None
+                again = replace(asked, attempt=asked.attempt + 1, task=asked.task or request_id)
+                self._push(float(progress.finished_s) + RETRY_S, again)
 
 
 def drawn(draw: random.Random, traffic: Traffic, max_tokens: int | None = None) -> Asked:
@@ -237,7 +247,7 @@ def drawn(draw: random.Random, traffic: Traffic, max_tokens: int | None = None) 
         kind = "chat"
     num_prompt, num_output = PROMPTS[kind].draw(draw), OUTPUTS[kind].draw(draw)
     scaled = min(round(num_output * (1.0 if kind == "json" else traffic.output_scale)), 8192 - num_prompt)
-    return Asked(kind, num_prompt, scaled if max_tokens is None else min(scaled, max_tokens))
+    return Asked(kind, num_prompt, min(scaled, max_tokens or scaled), scaled)
 
 
 def serve(setting: Setting, traffic: Traffic, seed: int) -> Run:

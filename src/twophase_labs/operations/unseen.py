@@ -20,11 +20,11 @@ from twophase_tools.simulate.cost_model import RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE
 
 BUSY = replace(HEALTHY, traffic=Traffic(rate_per_s=1.9))
-LONGER_ANSWERS = replace(KV, traffic=Traffic(rate_per_s=1.3, output_scale=9.0))
+LONGER_ANSWERS = replace(KV, traffic=Traffic(rate_per_s=1.3, output_scale=9.0, invalid=0.0))
 WHOLE_PROMPTS = replace(BATCHING, setting=Setting(policy=ContinuousPolicy()))
 FEWER_NEEDLES = replace(RETRIEVAL, short=0.9, long=0.3)
 MORE_INVALID = replace(FORMAT, traffic=Traffic(invalid=0.75))
-JITTER_ALONE = replace(TRANSFER, setting=Setting(link_bytes_per_s=2 * SLOW_LINK, link_jitter=20.0))
+JITTER_ALONE = replace(TRANSFER, setting=Setting(link_bytes_per_s=1.5 * SLOW_LINK, link_jitter=20.0))
 
 # A pool of half the size. Here the attempts after the first fill it, which is not what went wrong.
 SMALL_POOL = Setting(num_blocks=1100)
@@ -35,7 +35,7 @@ RETRIES_FILL_IT = replace(
 
 # Another GPU, on which every latency is a fraction of an L4's.
 A100 = Setting(cost_model=RooflineCostModel(HARDWARE["a100"], SHAPE))
-DOCUMENTS = Traffic(rate_per_s=3.0, length_s=70.0, document_share=0.45)
+DOCUMENTS = Traffic(rate_per_s=4.0, length_s=70.0, document_share=0.5)
 HEALTHY_A100 = Hour("healthy", A100, DOCUMENTS)
 BATCHING_A100 = Hour("batching", replace(A100, policy=PrefillFirstPolicy()), DOCUMENTS)
 
