@@ -129,5 +129,3 @@ def draw_prices(prices: dict[str, dict[str, float]], dollars: dict[str, float]) 
     plt.close(figure)
     return figure
 
-
-__all__ = ["BUSY_H100", "FORMAT", "H100", "HEALTHY", "L4", "Bill", "Machine", "bill", "draw_prices", "step_seconds"]

@@ -1,5 +1,6 @@
 """A service that does not fit its GPU, and nine steps that could make it fit: bytes from the planner."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -70,6 +71,12 @@ def missing(taken: Sequence[str] = ()) -> int:
     resident = min((STEPS[name].resident for name in taken), default=1.0)
     num_resident = -(-int(values["max_num_seqs"]) * resident // 1)
     return int(num_resident) * blocks_of(num_tokens, memory.block_size) * memory.block_bytes - memory.pool_bytes
+
+
+def least_harm() -> tuple[int, tuple[str, ...]]:
+    """Of all sets of steps that make it fit, the one with the least harm; by trying each."""
+    sets = [names for size in range(len(STEPS) + 1) for names in itertools.combinations(STEPS, size)]
+    return min((sum(HARM[name] for name in names), names) for names in sets if missing(names) <= 0)
 
 
 def _values(taken: Sequence[str]) -> dict[str, str]:

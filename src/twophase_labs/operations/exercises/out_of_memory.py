@@ -1,6 +1,5 @@
 """8.7: which steps to take when a service does not fit."""
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -141,14 +140,6 @@ def of_the_planner(answer: Any, draw: Draw) -> None:
     from twophase_labs.operations import triage
 
     decides(answer, triage.HARM, triage.missing)
-
-
-def least_harm() -> tuple[int, tuple[str, ...]]:
-    """Of all sets of steps with which the section's service fits: by trying each."""
-    from twophase_labs.operations.triage import HARM, missing
-
-    sets = [names for size in range(len(HARM) + 1) for names in itertools.combinations(HARM, size)]
-    return min((sum(HARM[name] for name in names), names) for names in sets if missing(names) <= 0)
 
 
 EXERCISES = (
