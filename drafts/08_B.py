@@ -8,11 +8,11 @@
 # client that gets no valid JSON asks again. The monitoring system scrapes a sample every five seconds, and in each of
 # them it also asks the model for needles in long texts.
 
-# %%
-from twophase_labs.operations import dashboards
+# %% tags=["setup"]
+from twophase_labs.operations import costs, dashboards
 
-shown = dashboards.windows()
-dashboards.draw_dashboards(shown)
+# %%
+dashboards.draw_dashboards()
 
 # %% [markdown]
 # **Think first.** Each column differs from *healthy* in some rows. Which row shows what went wrong *first*, and which
@@ -23,8 +23,8 @@ dashboards.draw_dashboards(shown)
 # **Evidence first, then the cure.** For each column choose the row that shows the cause, by its letter in the picture
 # (`a` to `h`), and the cure that fits:
 #
-# **p** limit the answers (`max_tokens`) · **q** compute prompts in chunks beside the decodes · **r** a faster link, or
-# both phases on each GPU · **s** a mask from a grammar · **t** more bits for K and V, behind a gate with long texts
+# **p** limit the answers (`max_tokens`) · **q** compute prompts in chunks beside the decodes · **r** a faster link,
+# or both phases on each GPU · **s** a mask from a grammar · **t** more bits for K and V, behind a gate with long texts
 
 
 # %% tags=["exercise:8.5"]
@@ -51,7 +51,7 @@ check("8.5")
 # samples: the minute before the alarm, and a minute in which the same service was healthy. A sample is a dict:
 
 # %%
-for name, value in shown["A"][-1].items():
+for name, value in dashboards.window("A")[-1].items():
     print(f"{name:30} {value if value is None else round(value, 3)}")
 
 # %% [markdown]
@@ -75,11 +75,12 @@ def diagnose(window, healthy):
     Counters end in `_total` and count from some start before the window, in tokens, answers or requests; gauges may be
     None. Where one trouble causes another, name the first: retries can fill a pool. One odd sample is no incident.
 
-    >>> diagnose(shown["healthy"], shown["healthy"])
+    >>> diagnose(dashboards.window("healthy"), dashboards.window("healthy"))
     'healthy'
-    >>> diagnose(shown["B"], shown["healthy"])
+    >>> diagnose(dashboards.window("B"), dashboards.window("healthy"))
     'batching'
     """
+
     # BEGIN SOLUTION: evidence of causes first, then what follows from them
     def share(samples, part, whole):
         rose = samples[-1][whole] - samples[0][whole]
@@ -111,8 +112,8 @@ check("8.6")
 # NBVAL_CHECK_OUTPUT
 diagnose = use("8.6")
 for name in "ABCDE":
-    ordinary = shown["healthy, apart" if name == "D" else "healthy"]
-    print(name, diagnose(shown[name], ordinary))
+    ordinary = dashboards.window("healthy, apart" if name == "D" else "healthy")
+    print(name, diagnose(dashboards.window(name), ordinary))
 
 # %% [markdown]
 # ### The cures, measured
@@ -150,7 +151,11 @@ for num_hay in (probes.SHORT, probes.LONG):
 # Then JSON, with the weights as they are, in 4 bits (symmetric groups of 32), and in 4 bits with a grammar's mask:
 
 # %%
-for name, quantization, guided in (("16 bits", None, False), ("4 bits", "int4_sym", False), ("masked", "int4_sym", True)):
+for name, quantization, guided in (
+    ("16 bits", None, False),
+    ("4 bits", "int4_sym", False),
+    ("masked", "int4_sym", True),
+):
     valid, asked = probes.valid_json(quantization, guided)
     print(f"{name:8} {valid} of {asked} answers are valid JSON")
 
@@ -292,8 +297,8 @@ class Ladder:
         how many seconds the oldest request without a token has waited.
 
     Pressure is a K/V use of 0.85 or more, or a queue age of 2 seconds or more: one rung up, at the latest after five
-    seconds of it, and at least two seconds after the rung before. Calm is a K/V use below 0.70 *and* a queue age below 1
-    second: one rung down after each 10 seconds of unbroken calm. In between nothing changes.
+    seconds of it, and at least two seconds after the rung before. Calm is a K/V use below 0.70 *and* a queue age below
+    1 second: one rung down after each 10 seconds of unbroken calm. In between nothing changes.
 
     >>> ladder = Ladder()
     >>> [ladder.look(now_s, 0.9, 0.0) for now_s in range(12)][-1] >= 2
@@ -338,13 +343,13 @@ print(f"{'a usual hour':18} {flood.overload(Ladder().look, flood.USUAL).line}")
 cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder")})
 
 # %% [markdown]
-# **Read the result.** The ladder answers several times as many requests within the SLO (a first token within 5 s, 120 ms
-# per token), and nothing is preempted. The price stands in the same line: most long answers are cut at 200 tokens, and
-# some documents are refused, at once and with a reason, so that their clients can come back. All rungs at all times
+# **Read the result.** The ladder answers several times as many requests within the SLO (a first token within 5 s, 120
+# ms per token), and nothing is preempted. The price stands in the same line: most long answers are cut at 200 tokens,
+# and some documents are refused, at once and with a reason, so that their clients can come back. All rungs at all times
 # serve no more, and refuse more. In a usual hour the ladder does nothing.
 #
-# **Open the engine.** What it does when nobody degrades before it: when a decode finds no block, the running sequence of
-# worst rank loses its own.
+# **Open the engine.** What it does when nothing degrades before it: when a decode finds no block, the running sequence
+# of worst rank loses its own.
 
 # %%
 from twophase.scheduling.step import StepBuilder
@@ -434,8 +439,14 @@ check("8.9")
 
 # %%
 # NBVAL_CHECK_OUTPUT
+from twophase_labs.operations import incidents
+
 share_step = use("8.9")
-hours = {"L4, healthy": costs.HEALTHY, "L4, half of the JSON invalid": costs.FORMAT, "H100, busy": costs.BUSY_H100}
+hours = {
+    "L4, healthy": incidents.HEALTHY,
+    "L4, half of the JSON invalid": incidents.FORMAT,
+    "H100, busy": costs.BUSY_H100,
+}
 bills = {}
 for name, hour in hours.items():
     gpu = name.partition(",")[0]
@@ -443,11 +454,13 @@ for name, hour in hours.items():
     bills[name] = bill = costs.bill(share_step, costs.MACHINES[gpu], hour)
     paths = {path: bill.per_million(path, price) for path in ("prompt", "output")}
     print(f"{name}: prompt ${paths['prompt']:.3f}, output ${paths['output']:.3f} a million tokens")
-    print(f"  {bill.busy_s:.1f} s shared out of {bill.busy_s:.1f}; {bill.failed_s / bill.busy_s:.1%} for JSON that failed")
+    print(
+        f"  {bill.busy_s:.1f} s shared out of {bill.busy_s:.1f}; {bill.failed_s / bill.busy_s:.1%} for JSON that failed"
+    )
 
 # %% [markdown]
 # **Read the result.** On the busy GPU both are cheaper, and their ratio is smaller. With half of the JSON invalid a
-# tenth of the bill is for answers that were thrown away; the tokens in them are not dearer than others.
+# tenth of the bill is for answers that were thrown away; a token in them costs no more than another.
 #
 # Three more paths, each by comparing two steps on an H100 that decodes 32 sequences of 800 tokens. A *cached* token:
 # the last 500 tokens of a prompt of 2,000, the others a hit, against the whole prompt. A *rejected* draft: four drafts
@@ -455,12 +468,14 @@ for name, hour in hours.items():
 
 # %%
 # NBVAL_CHECK_OUTPUT
+from twophase_labs.operations.service import ON_H100
+
 price = costs.DOLLARS_PER_HOUR["H100"] / 3600 * 1e6
 decodes = [(800, 1)] * 32
 
 
 def seconds(chunks, num_decodes=32):
-    step_s = costs.step_seconds(costs.ON_H100, chunks, num_decodes)
+    step_s = costs.step_seconds(ON_H100, chunks, num_decodes)
     return step_s, share_step(chunks, step_s, costs.H100)
 
 
@@ -485,12 +500,12 @@ for batch in (1, 8, 32, 128):
         print(f"batch {batch:3}: an output token costs as much as {ratios[batch]:5.1f} prompt tokens")
 
 # %%
-costs.draw_prices({"H100": of_path}, {"H100": costs.DOLLARS_PER_HOUR["H100"]})
+costs.draw_prices(of_path, "H100")
 
 # %% [markdown]
 # **Read the result.** An output token needs a step of its own and pays its part of the weights in each; a prompt token
-# shares a step with all of its prompt, and pays for arithmetic. That is why output costs more, everywhere. A cached token
-# costs a small part of a computed one: its K and V are read again. Rejected drafts are
+# shares a step with all of its prompt, and pays for arithmetic. That is why output costs more, everywhere. A cached
+# token costs a small part of a computed one: its K and V are read again. Rejected drafts are
 # cheap as long as steps wait for memory, and no longer than that.
 
 # %% [markdown]

@@ -1,14 +1,15 @@
 """What a token costs: a run's steps, shared among the requests in them."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from twophase.core.colours import COLOURS, INK
-from twophase_labs.operations.incidents import FORMAT, HEALTHY, Hour
+from twophase_labs.operations.incidents import Hour
+from twophase_labs.operations.machines import Machine
 from twophase_labs.operations.service import ON_H100, ON_L4, Setting, Traffic
 from twophase_tools.simulate.cost_model import RooflineCostModel
 from twophase_tools.simulate.step_load import StepLoad
@@ -17,42 +18,25 @@ Share = Callable[..., list[float]]
 DOLLARS_PER_HOUR = {"L4": 0.70, "H100": 2.50}  # round numbers to compute with; write your own price here
 
 
-@dataclass(frozen=True)
-class Machine:
-    """A GPU and a model, in the numbers that a step's time depends on.
-
-    Attributes:
-        flops_per_s, bytes_per_s: That it reaches, not the data sheet's peaks.
-        weight_bytes: Read once by every step.
-        flops_per_token: Of the products with the weights.
-        flops_per_key: Of a query and a key in attention, in all layers.
-        kv_bytes_per_token: K and V of a token, in all layers.
-    """
-
-    flops_per_s: float
-    bytes_per_s: float
-    weight_bytes: int
-    flops_per_token: int
-    flops_per_key: int
-    kv_bytes_per_token: int
-
-    @staticmethod
-    def of(model: RooflineCostModel) -> "Machine":
-        shape = model.shape
-        return Machine(
-            model.hardware.flops_per_s * model.assumptions.compute_efficiency,
-            model.hardware.bytes_per_s * model.assumptions.bandwidth_efficiency,
-            shape.weight_bytes,
-            2 * shape.layer_params,
-            4 * shape.num_heads * shape.head_dim * shape.num_layers,
-            shape.kv_bytes_per_token,
-        )
+def machine(model: RooflineCostModel) -> Machine:
+    """Of a roofline."""
+    shape = model.shape
+    return Machine(
+        model.hardware.flops_per_s * model.assumptions.compute_efficiency,
+        model.hardware.bytes_per_s * model.assumptions.bandwidth_efficiency,
+        shape.weight_bytes,
+        2 * shape.layer_params,
+        4 * shape.num_heads * shape.head_dim * shape.num_layers,
+        shape.kv_bytes_per_token,
+    )
 
 
-L4, H100 = Machine.of(ON_L4), Machine.of(ON_H100)
+L4, H100 = machine(ON_L4), machine(ON_H100)
 MACHINES = {"L4": L4, "H100": H100}
 BUSY_H100 = Hour(
-    "healthy", Setting(cost_model=ON_H100), Traffic(rate_per_s=18.0, length_s=30.0, json_share=0.25, document_share=0.08)
+    "healthy",
+    Setting(cost_model=ON_H100),
+    Traffic(rate_per_s=18.0, length_s=30.0, json_share=0.25, document_share=0.08),
 )
 
 
@@ -79,7 +63,7 @@ class Bill:
         return self.seconds[path] / self.tokens[path] * 1e6 * dollars_per_hour / 3600
 
 
-def bill(share_step: Share, machine: Machine, hour: Hour, seed: int = 1) -> Bill:
+def bill(share_step: Share, gpu: Machine, hour: Hour, seed: int = 1) -> Bill:
     """The learner's shares, added up over all steps of an hour."""
     run = hour.run(seed)
     seconds: dict[str, float] = defaultdict(float)
@@ -87,7 +71,7 @@ def bill(share_step: Share, machine: Machine, hour: Hour, seed: int = 1) -> Bill
     of_request: dict[str, float] = defaultdict(float)
     for step in run.steps:
         step_s = step.schedule_s + step.run_s + step.update_s
-        shares = share_step([(start, count) for _, _, start, count in step.chunks], step_s, machine)
+        shares = share_step([(start, count) for _, _, start, count in step.chunks], step_s, gpu)
         for number, ((request_id, _, _, count), share_s) in enumerate(zip(step.chunks, shares, strict=True)):
             is_again = run.asked[request_id].attempt > 1
             path = "again" if is_again else "output" if number < step.num_decodes else "prompt"
@@ -115,17 +99,15 @@ def step_seconds(model: RooflineCostModel, chunks: Sequence[tuple[int, int]], nu
     return float(model.cost(load).total_s)
 
 
-def draw_prices(prices: dict[str, dict[str, float]], dollars: dict[str, float]) -> Figure:
-    """Dollars per million tokens, by path, for each machine."""
-    figure, panels = plt.subplots(1, len(prices), figsize=(10, 3.2), facecolor="white")
-    for axes, (name, of_path) in zip(panels, prices.items(), strict=True):
-        bars = axes.bar(range(len(of_path)), list(of_path.values()), color=COLOURS[1], edgecolor=INK, width=0.6)
-        axes.bar_label(bars, fmt="%.3f", fontsize=8, color=INK, padding=2)
-        axes.set_xticks(range(len(of_path)), [path.replace(" ", "\n") for path in of_path], fontsize=8)
-        axes.set_title(f"{name} at ${dollars[name]:.2f} an hour", loc="left", fontsize=10)
-        axes.set(ylabel="$ per million tokens", ylim=(0, 1.18 * max(of_path.values())))
-        axes.spines[["top", "right"]].set_visible(False)
+def draw_prices(of_path: Mapping[str, float], name: str) -> Figure:
+    """Dollars per million tokens, by path."""
+    figure, axes = plt.subplots(figsize=(7.5, 3), facecolor="white")
+    bars = axes.bar(range(len(of_path)), list(of_path.values()), color=COLOURS[1], edgecolor=INK, width=0.6)
+    axes.bar_label(bars, fmt="%.3f", fontsize=8, color=INK, padding=2)
+    axes.set_xticks(range(len(of_path)), list(of_path), fontsize=9)
+    axes.set_title(f"{name} at ${DOLLARS_PER_HOUR[name]:.2f} an hour", loc="left", fontsize=10)
+    axes.set(ylabel="$ per million tokens", ylim=(0, 1.18 * max(of_path.values())))
+    axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     plt.close(figure)
     return figure
-

@@ -41,25 +41,24 @@ ROWS = (
 LOGARITHMIC = "bch"
 
 
-def windows() -> dict[str, list[Sample]]:
-    """The samples of each column, and 'healthy, apart' for D, whose prefill and decode have a GPU each."""
-    return {name: hour.window(seed) for name, (hour, seed) in SHOWN.items()} | {
-        "healthy, apart": HEALTHY_APART.window(5)
-    }
+def window(name: str) -> list[Sample]:
+    """The samples of a column; 'healthy, apart' belongs to D, whose prefill and decode have a GPU each."""
+    hour, seed = (HEALTHY_APART, 5) if name == "healthy, apart" else SHOWN[name]
+    return hour.window(seed)
 
 
-def curve(row: str, window: Sequence[Sample]) -> list[float | None]:
+def curve(row: str, samples: Sequence[Sample]) -> list[float | None]:
     """What a row shows of a window: gauges as they are, counters as what they rose by from sample to sample."""
 
     def ratio(part: str, whole: str, factor: float) -> list[float | None]:
         pairs = [
             (float(b[part] or 0) - float(a[part] or 0), float(b[whole] or 0) - float(a[whole] or 0))
-            for a, b in pairwise(window)
+            for a, b in pairwise(samples)
         ]
         return [None, *[factor * rose / of if of else None for rose, of in pairs]]
 
     def gauge(name: str, factor: float = 1.0) -> list[float | None]:
-        return [None if (value := sample[name]) is None else factor * value for sample in window]
+        return [None if (value := sample[name]) is None else factor * value for sample in samples]
 
     return {
         "a": lambda: gauge("kv_usage", 100.0),
@@ -73,17 +72,19 @@ def curve(row: str, window: Sequence[Sample]) -> list[float | None]:
     }[row]()
 
 
-def draw_dashboards(shown: Mapping[str, Sequence[Sample]]) -> Figure:
+def draw_dashboards() -> Figure:
     """A column per hour. Where nothing is drawn, there was nothing to measure."""
-    names = [name for name in shown if name != "healthy, apart"]
+    names = list(SHOWN)
     figure, panels = plt.subplots(len(ROWS), len(names), figsize=(11, 9.5), facecolor="white", sharex=True,
                                   sharey="row", squeeze=False)  # fmt: skip
     for row, (letter, title) in enumerate(ROWS):
         for column, name in enumerate(names):
-            axes, window = panels[row, column], shown[name]
-            values = [float("nan") if value is None else value for value in curve(letter, window)]
-            times_s = [sample["time_s"] for sample in window]
-            axes.plot(times_s, values, color=COLOURS[0] if column else COLOURS[2], linewidth=1.6, marker=".", markersize=3)
+            axes, samples = panels[row, column], window(name)
+            values = [float("nan") if value is None else value for value in curve(letter, samples)]
+            times_s = [sample["time_s"] for sample in samples]
+            axes.plot(
+                times_s, values, color=COLOURS[0] if column else COLOURS[2], linewidth=1.6, marker=".", markersize=3
+            )
             axes.grid(axis="y", color=LINE, linewidth=0.5)
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(labelsize=7)

@@ -44,7 +44,9 @@ SERVICE = {
 
 # In the order in which they are usually tried: input, output, step; then bits; then concurrency, host, hardware.
 STEPS = {
-    "shorter prompts": Step(2, "the 8 best passages instead of 16: 12,000 tokens become 7,000", {"prompt_tokens": "7000"}),
+    "shorter prompts": Step(
+        2, "the 8 best passages instead of 16: 12,000 tokens become 7,000", {"prompt_tokens": "7000"}
+    ),
     "shorter answers": Step(1, "max_tokens 500 instead of 1,000", {"output_tokens": "500"}),
     "smaller chunks": Step(1, "1,024 tokens in a step at most, not 8,192", {"max_num_batched_tokens": "1024"}),
     "K/V in 8 bits": Step(2, "behind a gate that asks for needles", {"kv_cache_dtype": "fp8_e4m3"}),
@@ -90,7 +92,9 @@ def _values(taken: Sequence[str]) -> dict[str, str]:
 def _table(values: Mapping[str, str]) -> MemoryTable:
     plain = {key: value for key, value in values.items() if key not in ("prompt_tokens", "output_tokens")}
     lines = [f"{key}: {value}" for key, value in plain.items()]
-    workload = f"workload: {{rate: 0.2, prompt_tokens: {values['prompt_tokens']}, output_tokens: {values['output_tokens']}}}"
+    workload = (
+        f"workload: {{rate: 0.2, prompt_tokens: {values['prompt_tokens']}, output_tokens: {values['output_tokens']}}}"
+    )
     return memory_table(parse_config("\n".join([*lines, workload]), "triage.yaml"))
 
 
@@ -119,8 +123,8 @@ def draw_triage(orders: Mapping[str, Sequence[str]]) -> Figure:
             rest.append(missing(taken) / GB)
             axes.annotate(order[position], (harms[-1], rest[-1]), (4, 5 + 9 * (number % 2)), textcoords="offset points",
                           fontsize=7.5, color=INK)  # fmt: skip
-        axes.step(harms, rest, where="post", color=COLOURS[(0, 1, 5)[number % 3]], linewidth=1.8, marker="os^"[number % 3],
-                  linestyle=("-", "--", ":")[number % 3], label=title)  # fmt: skip
+        colour, style, marker = COLOURS[(0, 1, 5)[number % 3]], ("-", "--", ":")[number % 3], "os^"[number % 3]
+        axes.step(harms, rest, style, where="post", color=colour, linewidth=1.8, marker=marker, label=title)
     axes.axhline(0, color=INK, linewidth=1)
     axes.axhspan(-100, 0, color=EMPTY, alpha=0.5, zorder=0)
     axes.set(xlabel="harm done so far, points", ylabel="GB still missing", ylim=(-6, None))

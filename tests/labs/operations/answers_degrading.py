@@ -2,7 +2,7 @@
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-NOTHING, RISES, ONE, TIME, DOWN, HOLDS, BOTH, UNBROKEN, FLAPS, APART, SAVES = (
+NOTHING, RISES, ONE, TIME, DOWN, HOLDS, BOTH, UNBROKEN, APART, SAVES = (
     "does nothing without pressure",
     "rises under pressure",
     "climbs one rung at a time",
@@ -11,7 +11,6 @@ NOTHING, RISES, ONE, TIME, DOWN, HOLDS, BOTH, UNBROKEN, FLAPS, APART, SAVES = (
     "holds between the two marks",
     "needs a short queue and a free pool to come down",
     "counts unbroken calm",
-    "does not flap",
     "keeps ladders apart",
     "saves the engine in a flood",
 )
@@ -109,15 +108,43 @@ BANKS = {
             Wrong("down while requests wait", edited((" and queue_age_s < 1", " and queue_age_s < 2")), BOTH),
             Wrong(
                 "calm is whatever is no pressure",
-                edited(("        if not is_calm:\n            self.calm_s = None\n        elif", "        if kv_usage >= 0.85 or queue_age_s >= 2:\n            self.calm_s = None\n        elif")),
+                edited(
+                    (
+                        "        if not is_calm:\n            self.calm_s = None\n        elif",
+                        "        if kv_usage >= 0.85 or queue_age_s >= 2:\n            self.calm_s = None\n        elif",
+                    )
+                ),
                 UNBROKEN,
             ),
             Wrong(
                 "calm since the last rung up",
-                edited(("now_s - self.calm_s >= 10", "now_s - max(self.raised_s, self.calm_s) >= 10"), ("        if not is_calm:\n            self.calm_s = None\n        elif self.calm_s is None:\n            self.calm_s = now_s\n", "        if self.calm_s is None:\n            self.calm_s = now_s\n")),
+                edited(
+                    ("now_s - self.calm_s >= 10", "now_s - max(self.raised_s, self.calm_s) >= 10"),
+                    (
+                        "        if not is_calm:\n            self.calm_s = None\n        elif self.calm_s is None:\n            self.calm_s = now_s\n",
+                        "        if self.calm_s is None:\n            self.calm_s = now_s\n",
+                    ),
+                ),
                 UNBROKEN,
             ),
-            Wrong("one level for all", edited(("class Ladder:\n    def __init__(self):\n        self.level, self.raised_s, self.calm_s = 0, float(\"-inf\"), None", "class Ladder:\n    level, raised_s, calm_s = 0, float(\"-inf\"), None\n\n    def __init__(self):\n        pass"), ("self.level, self.raised_s = self.level + 1, now_s", "Ladder.level, Ladder.raised_s = self.level + 1, now_s"), ("self.level, self.calm_s = self.level - 1, now_s", "Ladder.level, self.calm_s = self.level - 1, now_s")), APART),
+            Wrong(
+                "one level for all",
+                edited(
+                    (
+                        'class Ladder:\n    def __init__(self):\n        self.level, self.raised_s, self.calm_s = 0, float("-inf"), None',
+                        'class Ladder:\n    level, raised_s, calm_s = 0, float("-inf"), None\n\n    def __init__(self):\n        pass',
+                    ),
+                    (
+                        "self.level, self.raised_s = self.level + 1, now_s",
+                        "Ladder.level, Ladder.raised_s = self.level + 1, now_s",
+                    ),
+                    (
+                        "self.level, self.calm_s = self.level - 1, now_s",
+                        "Ladder.level, self.calm_s = self.level - 1, now_s",
+                    ),
+                ),
+                APART,
+            ),
         ),
         right=(Right("counts looks", COUNTING), Right("remembers the last trouble", LAST_TIMES)),
     ),

@@ -104,8 +104,12 @@ BANKS = {
             Wrong("no pool", edited((KV_TEST, "")), POOL),
             Wrong(
                 "a pool is full where something was preempted often",
-                edited(('usual(window, "kv_usage") > max(0.85, usual(healthy, "kv_usage"))',
-                        'window[-1]["preemptions_total"] - window[0]["preemptions_total"] > 60')),
+                edited(
+                    (
+                        'usual(window, "kv_usage") > max(0.85, usual(healthy, "kv_usage"))',
+                        'window[-1]["preemptions_total"] - window[0]["preemptions_total"] > 60',
+                    )
+                ),
                 POOL,
             ),
             Wrong("no batching", edited(('return "batching"', 'return "healthy"')), BATCHING),
@@ -130,11 +134,17 @@ BANKS = {
             ),
             Wrong(
                 "counters since the start",
-                edited(("samples[-1][whole] - samples[0][whole]", "samples[-1][whole]"),
-                       ("(samples[-1][part] - samples[0][part])", "samples[-1][part]")),
+                edited(
+                    ("samples[-1][whole] - samples[0][whole]", "samples[-1][whole]"),
+                    ("(samples[-1][part] - samples[0][part])", "samples[-1][part]"),
+                ),
                 WINDOW,
             ),
-            Wrong("the largest sample", edited(("known[len(known) // 2]", "known[-1]"), ("1.5 *", "2.5 *"), ("3 * usual", "6 * usual")), ODD),
+            Wrong(
+                "the largest sample",
+                edited(("known[len(known) // 2]", "known[-1]"), ("1.5 *", "2.5 *"), ("3 * usual", "6 * usual")),
+                ODD,
+            ),
             Wrong(
                 "means",
                 edited(("known[len(known) // 2]", "sum(known) / len(known)")),
@@ -145,7 +155,11 @@ BANKS = {
                 edited(('1.5 * usual(healthy, "itl_p99_s")', "0.25")),
                 OTHER_GPU,
             ),
-            Wrong("symptoms first", edited((KV_TEST, ""), ("    if share(window, *invalid)", KV_TEST + "    if share(window, *invalid)")), CAUSE),
+            Wrong(
+                "symptoms first",
+                edited((KV_TEST, ""), ("    if share(window, *invalid)", KV_TEST + "    if share(window, *invalid)")),
+                CAUSE,
+            ),
             Wrong("takes the first sample off", edited(("    def share", "    window.pop(0)\n\n    def share")), ALONE),
         ),
         right=(

@@ -84,18 +84,45 @@ def triage(harm, missing):
 BANKS = {
     "8.7": Bank(
         wrong=(
-            Wrong("the first step only", edited(("while (short := missing(taken)) > 0:", "short = missing(taken)\n    for _ in range(1):")), NOTHING),
+            Wrong(
+                "the first step only",
+                edited(("while (short := missing(taken)) > 0:", "short = missing(taken)\n    for _ in range(1):")),
+                NOTHING,
+            ),
             Wrong(
                 "in the order given",
-                edited(("max(won, key=lambda name: min(won[name], short) / harm[name])", "next(iter(won))"), (GIVE_BACK, "")),
+                edited(
+                    ("max(won, key=lambda name: min(won[name], short) / harm[name])", "next(iter(won))"),
+                    (GIVE_BACK, ""),
+                ),
                 ENOUGH,
             ),
-            Wrong("one step too many", edited((") > 0:\n        won", ") > -25:\n        won"), (GIVE_BACK, "")), NOTHING),
+            Wrong(
+                "one step too many", edited((") > 0:\n        won", ") > -25:\n        won"), (GIVE_BACK, "")), NOTHING
+            ),
             Wrong("the most bytes", edited((" / harm[name])", ")")), WEIGHS),
-            Wrong("the least harm", edited(("max(won, key=lambda name: min(won[name], short) / harm[name])", "min(won, key=lambda name: (harm[name], -won[name]))")), WEIGHS),
+            Wrong(
+                "the least harm",
+                edited(
+                    (
+                        "max(won, key=lambda name: min(won[name], short) / harm[name])",
+                        "min(won, key=lambda name: (harm[name], -won[name]))",
+                    )
+                ),
+                WEIGHS,
+            ),
             Wrong("bytes that nobody misses", edited(("min(won[name], short)", "won[name]")), CAP),
-            Wrong("steps that win nothing", edited(("        won = {name: each for name, each in won.items() if each > 0}\n", "")), NONE),
+            Wrong(
+                "steps that win nothing",
+                edited(("        won = {name: each for name, each in won.items() if each > 0}\n", "")),
+                NONE,
+            ),
             Wrong("the steps so far instead of None", edited(("return None", "return taken")), NONE),
+            Wrong(
+                "ten steps at most of those given first",
+                edited(("for name in harm if", "for name in list(harm)[:5] if")),
+                ANY,
+            ),
             Wrong("an error instead of None", edited(("return None", "raise MemoryError('it does not fit')")), NONE),
             Wrong("by name among equals", edited(("max(won, key", "max(sorted(won), key")), FIRST),
             Wrong("the last of equals", edited(("max(won, key", "max(reversed(won), key")), FIRST),
@@ -105,9 +132,11 @@ BANKS = {
                 AGAIN,
             ),
             Wrong("nothing is given back", edited((GIVE_BACK, "")), BACK),
-            Wrong("given back one only", edited(("            taken = without\n", "            return without\n")), BACK),
+            Wrong(
+                "given back one only", edited(("            taken = without\n", "            return without\n")), BACK
+            ),
             Wrong("given back from the last", edited(("in list(taken)", "in reversed(taken)")), BACK),
-            Wrong("what is just full does not fit", edited(("missing(without) <= 0", "missing(without) < 0")), ANY),
+            Wrong("what is just full does not fit", edited(("missing(without) <= 0", "missing(without) < 0")), BACK),
         ),
         right=(Right("by recursion", RECURSIVE), Right("sorted, and by position", SORTED)),
     ),

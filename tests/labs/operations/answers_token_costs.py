@@ -81,8 +81,9 @@ BANKS = {
             ),
             Wrong(
                 "weights by tokens",
-                edited(("machine.weight_bytes / len(chunks)",
-                        "machine.weight_bytes * count / sum(c for _, c in chunks)")),
+                edited(
+                    ("machine.weight_bytes / len(chunks)", "machine.weight_bytes * count / sum(c for _, c in chunks)")
+                ),
                 WEIGHTS,
             ),
             Wrong(
@@ -91,16 +92,53 @@ BANKS = {
                 WEIGHTS,
             ),
             Wrong("arithmetic per chunk", edited(("flops_per_token * count", "flops_per_token")), ARITHMETIC),
-            Wrong("no arithmetic of the weights", edited(("machine.flops_per_token * count + ", "1e-30 + ")), ARITHMETIC),
-            Wrong("every query meets every key", edited(("start * count + count * (count + 1) // 2", "(start + count) * count")), KEYS),
+            Wrong(
+                "no arithmetic of the weights", edited(("machine.flops_per_token * count + ", "1e-30 + ")), ARITHMETIC
+            ),
+            Wrong(
+                "every query meets every key",
+                edited(("start * count + count * (count + 1) // 2", "(start + count) * count")),
+                KEYS,
+            ),
             Wrong("the new tokens meet only old keys", edited((" + count * (count + 1) // 2", " + 1e-30")), KEYS),
             Wrong("a token does not meet itself", edited(("count * (count + 1)", "count * (count - 1)")), KEYS),
             Wrong("what is written is free", edited(("(start + 2 * count)", "(start + count)")), MEMORY),
-            Wrong("the whole context is read per query", edited(("(start + 2 * count)", "(start * count + 2 * count)")), MEMORY),
-            Wrong("bytes and FLOPs added up", edited(("flops / machine.flops_per_s + moved / machine.bytes_per_s", "flops + moved")), ANY),
-            Wrong("the longer of the two", edited(("flops / machine.flops_per_s + moved / machine.bytes_per_s", "max(flops / machine.flops_per_s, moved / machine.bytes_per_s)")), ANY),
-            Wrong("each chunk reads all the weights", edited(("machine.weight_bytes / len(chunks)", "machine.weight_bytes")), ANY),
-            Wrong("takes the chunks off the list", edited(("    for start, count in chunks:", "    number = len(chunks)\n    while chunks:\n        start, count = chunks.pop(0)"), ("len(chunks) +", "number +")), INPUT),
+            Wrong(
+                "the whole context is read per query",
+                edited(("(start + 2 * count)", "(start * count + 2 * count)")),
+                MEMORY,
+            ),
+            Wrong(
+                "bytes and FLOPs added up",
+                edited(("flops / machine.flops_per_s + moved / machine.bytes_per_s", "flops + moved")),
+                ANY,
+            ),
+            Wrong(
+                "the longer of the two",
+                edited(
+                    (
+                        "flops / machine.flops_per_s + moved / machine.bytes_per_s",
+                        "max(flops / machine.flops_per_s, moved / machine.bytes_per_s)",
+                    )
+                ),
+                ANY,
+            ),
+            Wrong(
+                "each chunk reads all the weights",
+                edited(("machine.weight_bytes / len(chunks)", "machine.weight_bytes")),
+                ANY,
+            ),
+            Wrong(
+                "takes the chunks off the list",
+                edited(
+                    (
+                        "    for start, count in chunks:",
+                        "    number = len(chunks)\n    while chunks:\n        start, count = chunks.pop(0)",
+                    ),
+                    ("len(chunks) +", "number +"),
+                ),
+                INPUT,
+            ),
         ),
         right=(Right("with NumPy", WITH_NUMPY), Right("its own part and the common one", BY_PARTS)),
     ),

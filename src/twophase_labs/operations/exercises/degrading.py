@@ -1,5 +1,6 @@
 """8.8: a front end that degrades before the engine fails."""
 
+from itertools import pairwise
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, integer, reject
@@ -15,7 +16,9 @@ def levels_of(answer: Any, looks: list[tuple[float, float]], start_s: float = 0.
     for number, (usage, age_s) in enumerate(looks):
         got = integer(ladder.look(start_s + number, usage, age_s))
         if got is None or not 0 <= got <= 4:
-            reject("look returns a level, a whole number from 0 to 4", f"at look {number}: K/V use {usage:g}, {age_s:g} s")
+            reject(
+                "look returns a level, a whole number from 0 to 4", f"at look {number}: K/V use {usage:g}, {age_s:g} s"
+            )
         levels.append(got)
     return levels
 
@@ -42,16 +45,16 @@ def rises_in_order(answer: Any, draw: Draw) -> None:
     for number in range(4):
         looks = [CALM] * number + [(1.0, 20.0)] * 20
         levels = [0, *levels_of(answer, looks)]
-        jumps = [b - a for a, b in zip(levels, levels[1:], strict=False)]
+        jumps = [b - a for a, b in pairwise(levels)]
         if max(jumps) > 1:
-            reject(f"the level jumps: {levels[1:]}", "Answers are shortened before prompts, and prompts before refusals.")
+            reject(
+                f"the level jumps: {levels[1:]}", "Answers are shortened before prompts, and prompts before refusals."
+            )
 
 
 def gives_a_rung_time(answer: Any, draw: Draw) -> None:
     """A rung must be able to help before the next one follows."""
-    levels = levels_of(answer, [(0.9, 0.0)] * 8)
-    if levels[-1] == 4:
-        reject(f"after 8 s of a K/V use of 0.9 the levels are {levels}: each rung got less than two seconds to help")
+    levels = levels_of(answer, [(0.9, 0.0)] * 12)
     for a, b, c in zip(levels, levels[1:], levels[2:], strict=False):
         if a < b < c:
             reject(f"two rungs within two seconds: {levels}", "Between two rungs up lie two seconds at least.")
@@ -77,8 +80,8 @@ def comes_down(answer: Any, draw: Draw) -> None:
         reject(f"after 80 s of calm the level is {down[-1]}; it came from {top}", "A rung down for each 10 s of calm.")
     if down[8] < top:
         reject(f"after {1 + next(n for n, x in enumerate(down) if x < top)} s of calm the level falls from {top}")
-    changes = [number for number, (a, b) in enumerate(zip(down, down[1:], strict=False)) if a != b]
-    if any(b - a < 8 for a, b in zip(changes, changes[1:], strict=False)):
+    changes = [number for number, (a, b) in enumerate(pairwise(down)) if a != b]
+    if any(b - a < 8 for a, b in pairwise(changes)):
         reject(f"it falls more than a rung in ten seconds: {down}")
 
 
@@ -99,14 +102,6 @@ def calm_is_unbroken(answer: Any, draw: Draw) -> None:
     levels = levels_of(answer, looks, start_s=30.0, ladder=ladder)
     if levels[-1] < top:
         reject(f"never calm for more than 7 s, and the level falls to {levels[-1]}")
-
-
-def does_not_flap(answer: Any, draw: Draw) -> None:
-    levels = levels_of(answer, [(0.88, 0.0), (0.68, 0.0)] * 30)
-    turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(levels, levels[1:], levels[2:], strict=False))
-    falls = sum(b < a for a, b in zip(levels, levels[1:], strict=False))
-    if turns or falls:
-        reject(f"while K/V use swings between 0.88 and 0.68 every second, the levels are {levels}")
 
 
 def ladders_are_apart(answer: Any, draw: Draw) -> None:
@@ -170,11 +165,12 @@ EXERCISES = (
                 stays_down,
                 "Below a K/V use of 0.85 and a queue age of 2 s there is no pressure.",
             ),
+            Property("keeps ladders apart", ladders_are_apart, "The level belongs to the object, not to the class."),
             Property(
                 "rises under pressure",
                 rises,
-                "K/V use of 0.85 or more is pressure, and so is a queue age of 2 s or more; either is enough. A rung at "
-                "the latest every five seconds, as long as it lasts, up to level 4.",
+                "K/V use of 0.85 or more is pressure, and so is a queue age of 2 s or more; either is enough. Up to "
+                "level 4 it is a rung every five seconds at the latest.",
                 ({"usage": 0.9, "age_s": 0.0}, {"usage": 0.3, "age_s": 5.0}, {"usage": 0.85, "age_s": 2.0}),
             ),
             Property(
@@ -203,8 +199,6 @@ EXERCISES = (
                 calm_is_unbroken,
                 "Whatever is not calm starts the ten seconds anew, pressure or not.",
             ),
-            Property("does not flap", does_not_flap, "A second of calm is not ten seconds of it."),
-            Property("keeps ladders apart", ladders_are_apart, "The level belongs to the object, not to the class."),
             Property(
                 "saves the engine in a flood",
                 saves_the_engine,

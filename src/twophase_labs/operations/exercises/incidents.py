@@ -143,9 +143,9 @@ EXERCISES = (
             Property(
                 "knows a healthy hour",
                 of(unseen.HEALTHY, unseen.HEALTHY_APART, unseen.BUSY),
-                "A busy hour is healthy, and one with prefill and decode apart, too: some waiting, some invalid JSON and "
-                "a transfer of a tenth of a second are as usual there. Leave room for chance: a slice has few answers "
-                "in a minute.",
+                "A busy hour is healthy, and one with prefill and decode apart, too: some waiting, some invalid JSON "
+                "and a transfer of a tenth of a second are as usual there. Leave room for chance: a slice has few "
+                "answers in a minute.",
             ),
             Property(
                 "names a full pool",
@@ -156,7 +156,7 @@ EXERCISES = (
             Property(
                 "names prompts that hold up decodes",
                 of(unseen.BATCHING, unseen.WHOLE_PROMPTS),
-                "ITL p99 several times that of the healthy hour, and thousands of prompt tokens in one step: `batching`.",
+                "ITL p99 far above that of the healthy hour, and thousands of prompt tokens in one step: `batching`.",
             ),
             Property(
                 "names lost needles",
@@ -176,7 +176,7 @@ EXERCISES = (
             Property(
                 "looks at the window, not at all that ever was",
                 counts_over_the_window,
-                "A counter starts when the process does. What happened in the window is its last value minus its first.",
+                "A counter starts when the process does. What happened in the window is its last value less its first.",
             ),
             Property(
                 "is not misled by one odd sample",
@@ -186,14 +186,16 @@ EXERCISES = (
             Property(
                 "compares with the healthy hour of that service",
                 of(unseen.HEALTHY_A100, unseen.BATCHING_A100),
-                "On another GPU all times are shorter, the bad ones too. A fixed number of milliseconds fits one of them.",
+                "On another GPU all times are shorter, the bad ones too. Fixed milliseconds fit one of them.",
             ),
             Property(
                 "names the cause, not what follows from it",
                 of(unseen.RETRIES_FILL_IT),
                 "Here the pool is full *because* clients ask again and again. Look for causes first.",
             ),
-            Property("leaves the samples alone", changes_nothing, "Do not change or sort the lists that you are given."),
+            Property(
+                "leaves the samples alone", changes_nothing, "Do not change or sort the lists that you are given."
+            ),
         ),
         time_limit_s=180,
     ),

@@ -68,6 +68,8 @@ def weighs_harm(answer: Any, draw: Draw) -> None:
         unit = draw.integer(5, 30)
         harm = {"large": 9, "medium": 2, "small": 1}
         decides(answer, harm, fixed(7 * unit, {"large": 7 * unit, "medium": 4 * unit, "small": 3 * unit}))
+        wins = {"least": 2 * unit, "best": 12 * unit, "next": 7 * unit}
+        decides(answer, {"least": 1, "best": 2, "next": 2}, fixed(20 * unit, wins))
 
 
 def looks_again(answer: Any, draw: Draw) -> None:
@@ -83,12 +85,20 @@ def looks_again(answer: Any, draw: Draw) -> None:
     decides(answer, harm, missing, "; what a step wins depends on the steps before it")
     decides(answer, harm | {"other": 3, "fewer bytes": 1}, missing, "; what a step wins depends on the steps before it")
 
+    def shrinking(names: Sequence[str]) -> float:
+        product = 100 * (0.3 if "tokens" in names else 1) * (0.5 if "bytes" in names else 1)
+        return bytes_each * (product - 8 - 18 * ("fixed" in names))
+
+    decides(answer, {"tokens": 2, "bytes": 2, "fixed": 1}, shrinking, "; after one step the others win something else")
+
 
 def caps_what_counts(answer: Any, draw: Draw) -> None:
     """A step that wins ten times what is missing is worth what is missing."""
     short = draw.integer(8, 20)
     decides(answer, {"huge": 8, "right": 2}, fixed(short, {"huge": 10 * short, "right": short}))
-    decides(answer, {"huge": 9, "some": 1, "rest": 3}, fixed(short, {"huge": 40 * short, "some": short // 2, "rest": short}))
+    decides(
+        answer, {"huge": 9, "some": 1, "rest": 3}, fixed(short, {"huge": 40 * short, "some": short // 2, "rest": short})
+    )
 
 
 def takes_no_step_that_wins_nothing(answer: Any, draw: Draw) -> None:
@@ -96,6 +106,11 @@ def takes_no_step_that_wins_nothing(answer: Any, draw: Draw) -> None:
         return 10 - 4 * ("good" in names) + 3 * ("bad" in names) - 7 * ("better" in names)
 
     decides(answer, {"nothing": 1, "bad": 1, "good": 2, "better": 9}, missing)
+
+    def together(names: Sequence[str]) -> float:
+        return 10 - 20 * ("one" in names and "other" in names)
+
+    decides(answer, {"one": 1, "other": 1}, together, "; neither wins anything alone, so neither is taken")
 
 
 def says_when_nothing_helps(answer: Any, draw: Draw) -> None:
@@ -113,7 +128,9 @@ def gives_back(answer: Any, draw: Draw) -> None:
     short = draw.integer(50, 90)
     decides(answer, {"small": 1, "large": 5}, fixed(short, {"small": 0.3 * short, "large": 1.1 * short}))
     wins = {"a": 0.35, "b": 0.3, "c": 0.5, "d": 0.55}
-    decides(answer, {"a": 1, "b": 1, "c": 3, "d": 4}, fixed(short, {name: short * share for name, share in wins.items()}))
+    decides(
+        answer, {"a": 1, "b": 1, "c": 3, "d": 4}, fixed(short, {name: short * share for name, share in wins.items()})
+    )
 
 
 def any_service(answer: Any, draw: Draw, num_steps: int) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from twophase_labs.machine.checks import Draw, compare, number, plain, reject, shown, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.machine.questions import Number
+from twophase_labs.operations.machines import Machine
 
 Chunk = tuple[int, int]
 
@@ -22,8 +23,6 @@ def by_the_book(chunks: list[Chunk], step_s: float, machine: Any) -> list[float]
 
 
 def drawn_machine(draw: Draw) -> Any:
-    from twophase_labs.operations.costs import Machine
-
     scale = draw.integer(1, 9)
     return Machine(
         flops_per_s=1e12 * draw.integer(50, 500),
@@ -36,8 +35,6 @@ def drawn_machine(draw: Draw) -> Any:
 
 
 def machine_like(**values: float) -> Any:
-    from twophase_labs.operations.costs import Machine
-
     plain_one = {
         "flops_per_s": 1.0, "bytes_per_s": 1.0, "weight_bytes": 0, "flops_per_token": 0, "flops_per_key": 0,
         "kv_bytes_per_token": 0,

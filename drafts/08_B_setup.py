@@ -1,4 +1,0 @@
-# %% tags=["setup"]
-from twophase_labs import ____, check, measured, use
-from twophase_labs.operations import costs, dashboards
-
