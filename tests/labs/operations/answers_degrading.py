@@ -125,7 +125,17 @@ BANKS = {
                         "        if self.calm_s is None:\n            self.calm_s = now_s\n",
                     ),
                 ),
-                UNBROKEN,
+                DOWN,
+            ),
+            Wrong(
+                "on whole seconds only",
+                edited(
+                    (
+                        "        is_calm =",
+                        "        if now_s != int(now_s):\n            return self.level\n        is_calm =",
+                    )
+                ),
+                SAVES,
             ),
             Wrong(
                 "one level for all",

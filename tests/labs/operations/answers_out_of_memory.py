@@ -86,8 +86,13 @@ BANKS = {
         wrong=(
             Wrong(
                 "the first step only",
-                edited(("while (short := missing(taken)) > 0:", "short = missing(taken)\n    for _ in range(1):")),
-                NOTHING,
+                edited(
+                    (
+                        "while (short := missing(taken)) > 0:",
+                        "short = missing(taken)\n    for _ in range(int(short > 0)):",
+                    )
+                ),
+                WEIGHS,
             ),
             Wrong(
                 "in the order given",
@@ -98,7 +103,7 @@ BANKS = {
                 ENOUGH,
             ),
             Wrong(
-                "one step too many", edited((") > 0:\n        won", ") > -25:\n        won"), (GIVE_BACK, "")), NOTHING
+                "one step too many", edited((") > 0:\n        won", ") > -25:\n        won"), (GIVE_BACK, "")), ENOUGH
             ),
             Wrong("the most bytes", edited((" / harm[name])", ")")), WEIGHS),
             Wrong(
@@ -115,15 +120,15 @@ BANKS = {
             Wrong(
                 "steps that win nothing",
                 edited(("        won = {name: each for name, each in won.items() if each > 0}\n", "")),
-                NONE,
+                USELESS,
             ),
             Wrong("the steps so far instead of None", edited(("return None", "return taken")), NONE),
             Wrong(
-                "ten steps at most of those given first",
+                "the first five steps alone",
                 edited(("for name in harm if", "for name in list(harm)[:5] if")),
                 ANY,
             ),
-            Wrong("an error instead of None", edited(("return None", "raise MemoryError('it does not fit')")), NONE),
+            Wrong("an error instead of None", edited(("return None", "raise ValueError('it does not fit')")), NONE),
             Wrong("by name among equals", edited(("max(won, key", "max(sorted(won), key")), FIRST),
             Wrong("the last of equals", edited(("max(won, key", "max(reversed(won), key")), FIRST),
             Wrong(

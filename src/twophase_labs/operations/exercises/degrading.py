@@ -81,6 +81,8 @@ def comes_down(answer: Any, draw: Draw) -> None:
     if down[8] < top:
         reject(f"after {1 + next(n for n, x in enumerate(down) if x < top)} s of calm the level falls from {top}")
     changes = [number for number, (a, b) in enumerate(pairwise(down)) if a != b]
+    if any(a - b > 1 for a, b in pairwise([top, *down])):
+        reject(f"it falls by more than one rung at once: {down}")
     if any(b - a < 8 for a, b in pairwise(changes)):
         reject(f"it falls more than a rung in ten seconds: {down}")
 

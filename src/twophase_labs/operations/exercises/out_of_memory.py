@@ -87,7 +87,7 @@ def looks_again(answer: Any, draw: Draw) -> None:
 
     def shrinking(names: Sequence[str]) -> float:
         product = 100 * (0.3 if "tokens" in names else 1) * (0.5 if "bytes" in names else 1)
-        return bytes_each * (product - 8 - 18 * ("fixed" in names))
+        return bytes_each * (product - 8 - 9 * ("fixed" in names))
 
     decides(answer, {"tokens": 2, "bytes": 2, "fixed": 1}, shrinking, "; after one step the others win something else")
 
@@ -96,9 +96,8 @@ def caps_what_counts(answer: Any, draw: Draw) -> None:
     """A step that wins ten times what is missing is worth what is missing."""
     short = draw.integer(8, 20)
     decides(answer, {"huge": 8, "right": 2}, fixed(short, {"huge": 10 * short, "right": short}))
-    decides(
-        answer, {"huge": 9, "some": 1, "rest": 3}, fixed(short, {"huge": 40 * short, "some": short // 2, "rest": short})
-    )
+    wins = {"huge": 80 * short, "some": short, "rest": short}
+    decides(answer, {"huge": 9, "some": 1, "rest": 3}, fixed(2 * short, wins))
 
 
 def takes_no_step_that_wins_nothing(answer: Any, draw: Draw) -> None:
@@ -125,12 +124,14 @@ def takes_the_first_of_equals(answer: Any, draw: Draw) -> None:
 
 def gives_back(answer: Any, draw: Draw) -> None:
     """A small step comes first because it is cheap, and a large one makes it unnecessary."""
-    short = draw.integer(50, 90)
-    decides(answer, {"small": 1, "large": 5}, fixed(short, {"small": 0.3 * short, "large": 1.1 * short}))
-    wins = {"a": 0.35, "b": 0.3, "c": 0.5, "d": 0.55}
-    decides(
-        answer, {"a": 1, "b": 1, "c": 3, "d": 4}, fixed(short, {name: short * share for name, share in wins.items()})
-    )
+    tenth = draw.integer(5, 9)
+    large = {"small": 1, "large": 5}
+    decides(answer, large, fixed(10 * tenth, {"small": 3 * tenth, "large": 11 * tenth}))
+    decides(answer, large, fixed(10 * tenth, {"small": 3 * tenth, "large": 10 * tenth}))
+    both = {"small": 3 * tenth, "tiny": 3 * tenth, "large": 11 * tenth}
+    decides(answer, {"small": 1, "tiny": 1, "large": 5}, fixed(10 * tenth, both))
+    either = {"first": 3 * tenth, "second": 3 * tenth, "large": 7.5 * tenth}
+    decides(answer, {"first": 1, "second": 1, "large": 5}, fixed(10 * tenth, either))
 
 
 def any_service(answer: Any, draw: Draw, num_steps: int) -> None:
@@ -205,14 +206,14 @@ EXERCISES = (
                 "A step that wins more than is missing counts as winning what is missing.",
             ),
             Property(
-                "takes no step that wins nothing",
-                takes_no_step_that_wins_nothing,
-                "A step whose win is 0 or below stays out.",
-            ),
-            Property(
                 "says None when all steps are not enough",
                 says_when_nothing_helps,
                 "If bytes are missing and no step is left that wins any, return None.",
+            ),
+            Property(
+                "takes no step that wins nothing",
+                takes_no_step_that_wins_nothing,
+                "A step whose win is 0 or below stays out.",
             ),
             Property(
                 "takes the first of equals",
