@@ -99,7 +99,7 @@ BANKS = {
     "8.6": Bank(
         wrong=(
             Wrong("always healthy", "def diagnose(window, healthy):\n    return 'healthy'\n", POOL),
-            Wrong("invalid JSON at all", edited(("share(healthy, *invalid) + 0.2", "0.0")), HEALTHY),
+            Wrong("any lost needle", edited(("share(healthy, *found) - 0.15", "1.0")), HEALTHY),
             Wrong("any transfer is slow", edited(("3 * usual(healthy", "0.5 * usual(healthy")), HEALTHY),
             Wrong("no pool", edited((KV_TEST, "")), POOL),
             Wrong(
@@ -127,11 +127,7 @@ BANKS = {
                 FORMAT,
             ),
             Wrong("no link", edited(('return "transfer"', 'return "batching"')), LINK),
-            Wrong(
-                "transfers with None as zero",
-                edited(("if sample[name] is not None", ""), ("sample[name] for", "(sample[name] or 0) for")),
-                LINK,
-            ),
+            Wrong("a very slow link alone", edited(("3 * usual(healthy", "60 * usual(healthy")), LINK),
             Wrong(
                 "counters since the start",
                 edited(
@@ -152,7 +148,7 @@ BANKS = {
             ),
             Wrong(
                 "a fixed number of milliseconds",
-                edited(('1.5 * usual(healthy, "itl_p99_s")', "0.25")),
+                edited(('1.5 * usual(healthy, "itl_p99_s")', "0.38")),
                 OTHER_GPU,
             ),
             Wrong(
@@ -160,7 +156,11 @@ BANKS = {
                 edited((KV_TEST, ""), ("    if share(window, *invalid)", KV_TEST + "    if share(window, *invalid)")),
                 CAUSE,
             ),
-            Wrong("takes the first sample off", edited(("    def share", "    window.pop(0)\n\n    def share")), ALONE),
+            Wrong(
+                "writes into the samples",
+                edited(("    def share", "    for sample in window:\n        sample['seen'] = True\n\n    def share")),
+                ALONE,
+            ),
         ),
         right=(
             Right("medians, evidence of the step", BY_THE_STEP),
