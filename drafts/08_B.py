@@ -5,8 +5,9 @@
 # A service runs Llama-3-8B on NVIDIA L4s. Its requests chat, bring documents, or want JSON. Ordinary hours look like
 # the column *healthy* below. In each of the other five columns something has gone wrong. The hours are simulated: the
 # engine's scheduler, blocks and policies are the real ones, a step takes as long as a roofline of the L4 says, and a
-# client that gets no valid JSON asks again. The monitoring system scrapes a sample every five seconds, and in each of
-# them it also asks the model for needles in long texts.
+# client that gets no valid JSON asks again. The monitoring system scrapes a sample every five seconds, and also asks
+# the model for needles in long texts. (Whether a needle is found or JSON is valid is drawn at random, at about the rates
+# that SmolLM2 shows at the end of this section.)
 
 # %% tags=["setup"]
 from twophase_labs.operations import costs, dashboards
@@ -129,12 +130,12 @@ for cause in ("kv", "batching", "format", "transfer"):
 
 # %% [markdown]
 # **Read the result.** *C*: the answers became six times as long, so each holds its blocks six times as long, and the
-# pool is full. Reserving the worst case ends the preemptions and makes the queue longer: nothing but shorter answers, or
-# more memory, makes room for this traffic. *B*: TTFT is as before, yet the gaps between tokens are several times as
+# pool is full. Reserving the worst case ends the preemptions and makes the queue longer: nothing but shorter answers,
+# or more memory, makes room for this traffic. *B*: TTFT is as before, yet the gaps between tokens are several times as
 # long; chunks bring them back. *A*: no step is slower than before; clients wait because they ask up to five times. *D*:
-# nothing in the engines is slow, and the gaps between tokens are the shortest of all; the link is what requests wait for.
-# Two GPUs that do both phases need no link: their gaps grow by the chunks, and their first tokens come sooner than over
-# the fast link. Ask first whether chunks are not enough.
+# nothing in the engines is slow, and the gaps between tokens are the shortest of all; the link is what requests wait
+# for. Two GPUs that do both phases need no link: their gaps grow by the chunks, and their first tokens come sooner than
+# over the fast link. Ask first whether chunks are not enough.
 
 # %% [markdown]
 # *E* has no cure in the scheduler: its latencies are healthy. Here are slices of quality, on SmolLM2. First needles,
@@ -161,7 +162,7 @@ for name, quantization, guided in (
 
 # %% [markdown]
 # **Read the result.** A mean over all tasks would hide both. The 3-bit cache loses needles in the long text and none in
-# the short one; the 4-bit weights lose braces, and the mask brings them back. A gate has to ask in slices, and
+# the short one; the 4-bit weights break the format, and the mask holds it. A gate has to ask in slices, and
 # production has to go on asking: traffic changes, and so does what it needs.
 
 # %% [markdown]
@@ -172,8 +173,8 @@ for name, quantization, guided in (
 # > `gpu_memory_utilization`, lower `max_num_seqs` or `max_num_batched_tokens`, or raise `tensor_parallel_size`. No
 # > engine exports needles or valid JSON: probes and clients have to.
 #
-# **Takeaway.** Five incidents, five different rows, and four of them are no latencies. The cure that fits the cause takes
-# p99 of TTFT from 171 to 1.6 s (C), p99 of ITL from 601 to 107 ms (B), p99 of a JSON task from 24.3 to 9.1 s (A).
+# **Takeaway.** Five incidents, five different rows, and four of them are no latencies. The cure that fits the cause
+# takes p99 of TTFT from 171 to 1.6 s (C), p99 of ITL from 601 to 107 ms (B), p99 of a JSON task from 24.3 to 9.1 s (A).
 
 # %% [markdown]
 # ## 2. Out of memory, in nine steps

@@ -1,7 +1,7 @@
 """Five incidents and some ordinary hours, as a monitoring system sees them: samples scraped every five seconds.
 
-Each is a real run of the service (service.py) in virtual time. The quality probes in the samples are drawn from what
-SmolLM2 answered when it was asked (probes.py): `short` and `long` are its shares of needles found.
+Each is a run of the service (service.py) in virtual time. The quality probes in the samples are drawn at random, at
+about the rates that SmolLM2 has (probes.py).
 """
 
 import random
