@@ -6,8 +6,8 @@
 # the column *healthy* below. In each of the other five columns something has gone wrong. The hours are simulated: the
 # engine's scheduler, blocks and policies are the real ones, a step takes as long as a roofline of the L4 says, and a
 # client that gets no valid JSON asks again. The monitoring system scrapes a sample every five seconds, and also asks
-# the model for needles in long texts. (Whether a needle is found or JSON is valid is drawn at random, at about the rates
-# that SmolLM2 shows at the end of this section.)
+# the model for needles in long texts. (Whether a needle is found or JSON is valid is drawn at random, at about the
+# rates that SmolLM2 shows at the end of this section.)
 
 # %% tags=["setup"]
 from twophase_labs.operations import costs, dashboards
