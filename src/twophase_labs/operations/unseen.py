@@ -3,7 +3,7 @@ healthy hour of its own service."""
 
 from dataclasses import replace
 
-from twophase.scheduling.policies import ContinuousPolicy, PrefillFirstPolicy
+from twophase.scheduling.policies import ChunkedPrefillPolicy, ContinuousPolicy, PrefillFirstPolicy
 from twophase_labs.operations.incidents import (
     BATCHING,
     FORMAT,
@@ -39,10 +39,14 @@ DOCUMENTS = Traffic(rate_per_s=4.0, length_s=70.0, document_share=0.5)
 HEALTHY_A100 = Hour("healthy", A100, DOCUMENTS)
 BATCHING_A100 = Hour("batching", replace(A100, policy=PrefillFirstPolicy()), DOCUMENTS)
 
+# Chunks four times as large, by choice: there a gap of half a second is as usual.
+LARGE_CHUNKS = Hour("healthy", Setting(policy=ChunkedPrefillPolicy(2048)), Traffic(document_share=0.3))
+
 OF_ITS_SERVICE = {
     **dict.fromkeys((HEALTHY, BUSY, KV, LONGER_ANSWERS, BATCHING, WHOLE_PROMPTS, RETRIEVAL, FEWER_NEEDLES), HEALTHY),
     **dict.fromkeys((FORMAT, MORE_INVALID), HEALTHY),
     **dict.fromkeys((HEALTHY_APART, TRANSFER, JITTER_ALONE), HEALTHY_APART),
     **dict.fromkeys((HEALTHY_SMALL, RETRIES_FILL_IT), HEALTHY_SMALL),
+    LARGE_CHUNKS: LARGE_CHUNKS,
     **dict.fromkeys((HEALTHY_A100, BATCHING_A100), HEALTHY_A100),
 }

@@ -185,8 +185,9 @@ EXERCISES = (
             ),
             Property(
                 "compares with the healthy hour of that service",
-                of(unseen.HEALTHY_A100, unseen.BATCHING_A100),
-                "On another GPU all times are shorter, the bad ones too. Fixed milliseconds fit one of them.",
+                of(unseen.LARGE_CHUNKS, unseen.HEALTHY_A100, unseen.BATCHING_A100),
+                "On another GPU all times are shorter, with larger chunks longer, and both are healthy there. Fixed "
+                "milliseconds fit one service.",
             ),
             Property(
                 "names the cause, not what follows from it",

@@ -177,7 +177,7 @@ EXERCISES = (
                 "is right for any step",
                 any_step,
                 "Seconds, not bytes and FLOPs: divide each by what the machine does in a second before you add them.",
-                ({"num_chunks": 2}, {"num_chunks": 40}),
+                ({"num_chunks": 2}, {"num_chunks": 40}, {"num_chunks": 130}),
             ),
             Property("leaves its chunks alone", changes_nothing, "Do not change the list."),
         ),
