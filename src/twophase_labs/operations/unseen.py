@@ -39,8 +39,9 @@ DOCUMENTS = Traffic(rate_per_s=4.0, length_s=70.0, document_share=0.5)
 HEALTHY_A100 = Hour("healthy", A100, DOCUMENTS)
 BATCHING_A100 = Hour("batching", replace(A100, policy=PrefillFirstPolicy()), DOCUMENTS)
 
-# Chunks four times as large, by choice: there a gap of half a second is as usual.
-LARGE_CHUNKS = Hour("healthy", Setting(policy=ChunkedPrefillPolicy(2048)), Traffic(document_share=0.3))
+# Chunks four times as large, by choice, and twice the blocks: there a gap of half a second is as usual.
+LARGE = Setting(policy=ChunkedPrefillPolicy(2048), num_blocks=5200)
+LARGE_CHUNKS = Hour("healthy", LARGE, Traffic(rate_per_s=0.9, document_share=0.6))
 
 OF_ITS_SERVICE = {
     **dict.fromkeys((HEALTHY, BUSY, KV, LONGER_ANSWERS, BATCHING, WHOLE_PROMPTS, RETRIEVAL, FEWER_NEEDLES), HEALTHY),

@@ -110,6 +110,7 @@ def takes_no_step_that_wins_nothing(answer: Any, draw: Draw) -> None:
         return 10 - 20 * ("one" in names and "other" in names)
 
     decides(answer, {"one": 1, "other": 1}, together, "; neither wins anything alone, so neither is taken")
+    decides(answer, {"one": 1, "other": 1}, fixed(2, {"one": 1, "other": 1}), "; a byte is a byte")
 
 
 def says_when_nothing_helps(answer: Any, draw: Draw) -> None:
@@ -128,6 +129,7 @@ def gives_back(answer: Any, draw: Draw) -> None:
     large = {"small": 1, "large": 5}
     decides(answer, large, fixed(10 * tenth, {"small": 3 * tenth, "large": 11 * tenth}))
     decides(answer, large, fixed(10 * tenth, {"small": 3 * tenth, "large": 10 * tenth}))
+    decides(answer, large, fixed(10 * tenth, {"small": 3 * tenth, "large": 10 * tenth - 1}))
     both = {"small": 3 * tenth, "tiny": 3 * tenth, "large": 11 * tenth}
     decides(answer, {"small": 1, "tiny": 1, "large": 5}, fixed(10 * tenth, both))
     either = {"first": 3 * tenth, "second": 3 * tenth, "large": 7.5 * tenth}
