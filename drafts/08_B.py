@@ -349,6 +349,10 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 # and some documents are refused, at once and with a reason, so that their clients can come back. All rungs at all times
 # serve no more, and refuse more. In a usual hour the ladder does nothing.
 #
+# One more thing shows in the picture. After the first minute less than half of the pool is in use, and spikes of queue
+# age keep the level at 2 or 3: smaller chunks leave prompts less room in each step. A rung can cause the pressure that
+# holds it, so watch what each rung costs.
+#
 # **Open the engine.** What it does when nothing degrades before it: when a decode finds no block, the running sequence
 # of worst rank loses its own.
 
