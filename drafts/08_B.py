@@ -345,8 +345,8 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 
 # %% [markdown]
 # **Read the result.** The ladder answers several times as many requests within the SLO (a first token within 5 s, 120
-# ms per token), and nothing is preempted. The price stands in the same line: most long answers are cut at 200 tokens,
-# and some documents are refused, at once and with a reason, so that their clients can come back. All rungs at all times
+# ms per token), and nothing is preempted. The price stands in the same line: 169 answers are cut at 200 tokens, and
+# 25 documents are refused, at once and with a reason, so that their clients can come back. All rungs at all times
 # serve no more, and refuse more. In a usual hour the ladder does nothing.
 #
 # One more thing shows in the picture. After the first minute less than half of the pool is in use, and spikes of queue

@@ -90,7 +90,7 @@ def comes_down(answer: Any, draw: Draw) -> None:
 def calm_means_both(answer: Any, draw: Draw) -> None:
     ladder = answer.Ladder()
     top = levels_of(answer, [(1.0, 9.0)] * 30, ladder=ladder)[-1]
-    for start_s, look in ((30.0, (0.4, 1.5)), (90.0, (0.75, 0.0))):
+    for start_s, look in ((30.0, (0.4, 1.5)), (90.0, (0.75, 0.0)), (150.0, (0.70, 0.0))):
         levels = levels_of(answer, [look] * 60, start_s=start_s, ladder=ladder)
         if levels[-1] != top:
             reject(f"at a K/V use of {look[0]:g} and a queue age of {look[1]:g} s the level falls to {levels[-1]}")
@@ -173,7 +173,12 @@ EXERCISES = (
                 rises,
                 "K/V use of 0.85 or more is pressure, and so is a queue age of 2 s or more; either is enough. Up to "
                 "level 4 it is a rung every five seconds at the latest.",
-                ({"usage": 0.9, "age_s": 0.0}, {"usage": 0.3, "age_s": 5.0}, {"usage": 0.85, "age_s": 2.0}),
+                (
+                    {"usage": 0.9, "age_s": 0.0},
+                    {"usage": 0.3, "age_s": 5.0},
+                    {"usage": 0.85, "age_s": 0.0},
+                    {"usage": 0.3, "age_s": 2.0},
+                ),
             ),
             Property(
                 "climbs one rung at a time",

@@ -110,7 +110,7 @@ def takes_no_step_that_wins_nothing(answer: Any, draw: Draw) -> None:
         return 10 - 20 * ("one" in names and "other" in names)
 
     decides(answer, {"one": 1, "other": 1}, together, "; neither wins anything alone, so neither is taken")
-    decides(answer, {"one": 1, "other": 1}, fixed(2, {"one": 1, "other": 1}), "; a byte is a byte")
+    decides(answer, {"one": 1, "other": 2}, fixed(2, {"one": 1, "other": 1}), "; a byte is a byte")
 
 
 def says_when_nothing_helps(answer: Any, draw: Draw) -> None:
