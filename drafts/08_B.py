@@ -21,25 +21,16 @@ dashboards.draw_dashboards()
 
 # %% [markdown]
 # <!-- card 8.5 -->
-# **Evidence first, then the cure.** For each column choose the row that shows the cause, by its letter in the picture
-# (`a` to `h`), and the cure that fits:
-#
-# **p** limit the answers (`max_tokens`) · **q** compute prompts in chunks beside the decodes · **r** a faster link,
-# or both phases on each GPU · **s** a mask from a grammar · **t** more bits for K and V, behind a gate with long texts
+# For each column choose the row that shows the *cause*, by its letter in the picture (`a` to `h`).
 
 
 # %% tags=["exercise:8.5"]
 answer_8_5 = {
-    "A shows": "f",  # SOLUTION: a row
-    "B shows": "d",  # SOLUTION: a row
-    "C shows": "e",  # SOLUTION: a row
-    "D shows": "h",  # SOLUTION: a row
-    "E shows": "g",  # SOLUTION: a row
-    "A is cured by": "s",
-    "B is cured by": "q",
-    "C is cured by": "p",
-    "D is cured by": "r",
-    "E is cured by": "t",
+    "A": "f",  # SOLUTION: a row
+    "B": "d",  # SOLUTION: a row
+    "C": "e",  # SOLUTION: a row
+    "D": "h",  # SOLUTION: a row
+    "E": "g",  # SOLUTION: a row
 }
 
 # %%
@@ -118,7 +109,27 @@ for name in "ABCDE":
 
 # %% [markdown]
 # ### The cures, measured
-#
+
+# %% [markdown]
+# <!-- card 8.55 -->
+# Which cure fits which column? **a** limit the answers (`max_tokens`) · **b** compute prompts in chunks beside the
+# decodes · **c** a faster link, or both phases on each GPU · **d** a mask from a grammar · **e** more bits for K and V,
+# behind a gate that asks for needles in long texts
+
+
+# %% tags=["exercise:8.55"]
+answer_8_55 = {
+    "A": "d",  # SOLUTION: a cure
+    "B": "b",  # SOLUTION: a cure
+    "C": "a",  # SOLUTION: a cure
+    "D": "c",  # SOLUTION: a cure
+    "E": "e",  # SOLUTION: a cure
+}
+
+# %%
+check("8.55")
+
+# %% [markdown]
 # Each incident once more, with its cure: the same requests at the same times.
 
 # %%

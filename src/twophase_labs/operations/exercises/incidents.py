@@ -1,4 +1,4 @@
-"""8.5 and 8.6: what the dashboards show, and a diagnosis that reads them."""
+"""8.5, 8.6 and 8.55: what the dashboards show, a diagnosis that reads them, and the cures."""
 
 import copy
 from collections.abc import Callable
@@ -89,25 +89,20 @@ def changes_nothing(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="8.5",
-        title="Evidence first, then the cure",
+        title="Evidence first",
         kind="matching",
         names=("answer_8_5",),
-        points=3,
-        minutes=6,
-        objective="tell the cause of an incident from what follows from it, and choose the cure that fits",
+        points=2,
+        minutes=5,
+        objective="tell the cause of an incident from what follows from it",
         question=Matching(
-            "abcdefghpqrst",
+            "abcdefgh",
             {
-                "A shows": "ea82812889c0e292",
-                "B shows": "f421f4b571f008be",
-                "C shows": "d1e32b85e94348b0",
-                "D shows": "5ede52900ffcb095",
-                "E shows": "9edc8648a0707704",
-                "A is cured by": "98a8af6467c84ae6",
-                "B is cured by": "623cd60584e8de6b",
-                "C is cured by": "463bde6c49f54248",
-                "D is cured by": "7c8741f1fda3cc5e",
-                "E is cured by": "23789db0645937c3",
+                "A": "c50230011d06e632",
+                "B": "812d1068a354032a",
+                "C": "1e614b57ba7005c9",
+                "D": "41576ebe78057574",
+                "E": "fbc7e82745455734",
             },
             hint="In each column, some rows differ from the healthy one. Which of them can cause the others, and which "
             "can only follow?",
@@ -199,5 +194,25 @@ EXERCISES = (
             ),
         ),
         time_limit_s=180,
+    ),
+    Exercise(
+        id="8.55",
+        title="The cure that fits",
+        kind="matching",
+        names=("answer_8_55",),
+        points=2,
+        minutes=2,
+        objective="choose a cure by the cause, not by the symptom",
+        question=Matching(
+            "abcde",
+            {
+                "A": "3dfd112a39a88309",
+                "B": "ecda5e19675458a9",
+                "C": "2c59a02773d70e5d",
+                "D": "7767aced30c91298",
+                "E": "aa1e2ef7997dcd56",
+            },
+            hint="What would have to be different for the row that you chose to look as in the healthy hour?",
+        ),
     ),
 )
