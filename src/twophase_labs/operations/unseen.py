@@ -21,7 +21,7 @@ from twophase_tools.simulate.hardware import HARDWARE
 
 BUSY = replace(HEALTHY, traffic=Traffic(rate_per_s=1.9))
 LONGER_ANSWERS = replace(KV, traffic=Traffic(rate_per_s=1.3, output_scale=9.0, invalid=0.0))
-WHOLE_PROMPTS = replace(BATCHING, setting=Setting(policy=ContinuousPolicy()))
+WHOLE_PROMPTS = replace(BATCHING, setting=Setting(policy=ContinuousPolicy()), traffic=Traffic(document_share=0.22))
 FEWER_NEEDLES = replace(RETRIEVAL, short=0.9, long=0.3)
 MORE_INVALID = replace(FORMAT, traffic=Traffic(invalid=0.75))
 JITTER_ALONE = replace(TRANSFER, setting=Setting(link_bytes_per_s=1.5 * SLOW_LINK, link_jitter=20.0))
