@@ -1,0 +1,52 @@
+"""Quality by slices, measured on SmolLM2: needles in short and long texts, and JSON that parses."""
+
+from functools import cache
+
+import torch
+
+from twophase import LLM, SamplingParams
+from twophase.core.structured_outputs import StructuredOutputs
+from twophase_labs.decode import needle
+from twophase_tools.bench.quality_tasks import EXAMPLE, FIELDS, MAX_OBJECT_TOKENS, ORDERS, SCHEMA, parsed
+
+SHORT, LONG = 100, 1000  # tokens of hay
+Q_MAX = {8: 127, 4: 7, 3: 3}
+TEMPERATURE = 0.6
+PER_ORDER = 3
+
+
+@cache
+def needles(num_hay: int, bits: int) -> tuple[int, int]:
+    """Needles found of those asked for, with K and V in so many bits, a scale per token and head; 16: as they are."""
+
+    def stored(x: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / Q_MAX[bits]
+        return (x / scale).round() * scale
+
+    with torch.no_grad():
+        answers = needle.ask(needle.read(num_hay), None if bits == 16 else stored)
+    return sum(answer.found for answer in answers), len(answers)
+
+
+@cache
+def _llm(quantization: str | None) -> LLM:
+    return LLM(quantization=quantization, max_model_len=512, num_kv_blocks=256)
+
+
+@cache
+def valid_json(quantization: str | None, guided: bool = False) -> tuple[int, int]:
+    """Answers that are an object of the schema, of those asked for at a temperature of 0.6."""
+    llm = _llm(quantization)
+    names = f"{', '.join(FIELDS[:-1])} and {FIELDS[-1]}"
+
+    def asked(order: str) -> dict[str, str]:
+        return {"role": "user", "content": f"Write this as a JSON object with the fields {names}: {order}"}
+
+    chats = [[asked(EXAMPLE[0]), {"role": "assistant", "content": EXAMPLE[1]}, asked(order)] for order in ORDERS]
+    grammar = StructuredOutputs(json=SCHEMA) if guided else None
+    params = SamplingParams(
+        temperature=TEMPERATURE, max_tokens=MAX_OBJECT_TOKENS, n=PER_ORDER, seed=1, structured_outputs=grammar
+    )
+    completions = [each for output in llm.chat(chats, params, use_tqdm=False) for each in output.outputs]
+    valid = [each.finish_reason == "stop" and parsed(each.text) is not None for each in completions]
+    return sum(valid), len(valid)
