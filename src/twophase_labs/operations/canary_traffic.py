@@ -7,6 +7,7 @@ drawn: no real traffic is at hand, and what the section is about is how many req
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 from types import MappingProxyType
 
@@ -20,7 +21,7 @@ HABITS: Mapping[str, tuple[float, ...]] = MappingProxyType(
     {"chat": (0.60, 0.25, 0.00, 0.15), "forms": (0.10, 0.20, 0.00, 0.70), "archive": (0.05, 0.15, 0.75, 0.05)}
 )
 KINDS = MappingProxyType({"chat": 0.60, "forms": 0.36, "archive": 0.04})
-NUM_TENANTS = 400
+NUM_TENANTS = 2000
 LATE_SHARE = 0.006  # of first tokens on either side
 BOUND, SLICE_BOUND = 0.05, 0.10  # of answers lost, of all and of a slice
 LATE_BOUND = 0.01  # p99: at most one in a hundred beyond the SLO
@@ -54,10 +55,11 @@ def tenants(seed: int = 0) -> list[tuple[str, str]]:
     """(tenant, kind of its habits)."""
     draw = np.random.default_rng(seed)
     kinds = draw.choice(list(KINDS), NUM_TENANTS, p=list(KINDS.values()))
-    return [(f"tenant-{number:03d}", str(kind)) for number, kind in enumerate(kinds)]
+    return [(f"tenant-{number:04d}", str(kind)) for number, kind in enumerate(kinds)]
 
 
-def requests(num: int, seed: int = 0) -> list[tuple[str, str]]:
+@cache
+def requests(num: int, seed: int = 0) -> tuple[tuple[str, str], ...]:
     """(tenant, slice) of each request; a few tenants send most of them."""
     draw = np.random.default_rng(seed + 1)
     known = tenants(seed)
@@ -66,8 +68,8 @@ def requests(num: int, seed: int = 0) -> list[tuple[str, str]]:
     found = []
     for at in chosen:
         tenant, kind = known[int(at)]
-        found.append((tenant, str(draw.choice(SLICES, p=HABITS[kind]))))
-    return found
+        found.append((tenant, SLICES[int(np.searchsorted(np.cumsum(HABITS[kind]), draw.random()))]))
+    return tuple(found)
 
 
 def play(
@@ -93,9 +95,9 @@ def play(
     for number, (tenant, name) in enumerate(requests(max(looks), seed), 1):
         side = "canary" if is_canary(tenant, share, salt) else "before"
         luck, delay = draw.random(2)
-        passed[side][name] += luck < rates[side][name]
+        passed[side][name] += int(luck < rates[side][name])
         seen[side][name] += 1
-        late[side] += delay < LATE_SHARE
+        late[side] += int(delay < LATE_SHARE)
         if number in looks:
             sides = [
                 Side({name: (passed[s][name], seen[s][name]) for name in SLICES}, late[s]) for s in ("before", "canary")

@@ -14,7 +14,7 @@ from twophase_labs.operations.more_samples import Accuracy
 
 def draw_looks(looks: Mapping[int, Sequence[Line]], names: Sequence[str]) -> Figure:
     """The interval of some lines at each look, a panel for each, with their bounds."""
-    figure, panels = plt.subplots(1, len(names), figsize=(10, 3.2), facecolor="white", sharey=True, squeeze=False)
+    figure, panels = plt.subplots(1, len(names), figsize=(10, 3.2), facecolor="white", squeeze=False)
     for axes, name in zip(panels[0], names, strict=True):
         found = [next(line for line in lines if line.name == name) for lines in looks.values()]
         at = np.arange(len(found))
@@ -22,14 +22,14 @@ def draw_looks(looks: Mapping[int, Sequence[Line]], names: Sequence[str]) -> Fig
         bound = 100 * found[0].bound
         axes.vlines(at, lows, highs, color=[_colour(line) for line in found], linewidth=6, alpha=0.85)
         axes.axhline(bound, color=INK, linestyle="--", linewidth=1)
-        axes.text(len(found) - 0.6, bound + 1, "may be lost", ha="right", fontsize=8, color=INK)
+        span = max(*highs, bound) - min(*lows, 0)
+        axes.text(len(found) - 0.6, bound + 0.02 * span, "may be lost", ha="right", fontsize=8, color=INK)
         axes.axhline(0, color=LINE, linewidth=0.8)
         axes.set_xticks(at, [f"{number:,}" for number in looks], fontsize=8)
         axes.set_xlabel("requests so far, both sides")
         axes.set_title(name, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set_ylabel("answers lost, points")
-    panels[0, 0].set_ylim(-30, 100)
     labels = (("surely kept", COLOURS[2]), ("open", COLOURS[4]), ("surely broken", COLOURS[5]))
     marks = [plt.Line2D([], [], color=colour, linewidth=6) for _, colour in labels]
     panels[0, -1].legend(marks, [label for label, _ in labels], frameon=False, fontsize=8, loc="upper right")
@@ -75,7 +75,9 @@ def draw_parts(services: Sequence[Service]) -> Figure:
     for part, colour, hatch in zip(PARTS, (COLOURS[4], COLOURS[1], COLOURS[0], COLOURS[2], COLOURS[5]),
                                    ("", "//", "", "..", "xx"), strict=True):  # fmt: skip
         shares = np.array([100 * s.parts[part] / sum(s.parts.values()) for s in services])
-        axes.barh([s.name for s in services], shares, left=left, color=colour, hatch=hatch, edgecolor="white", label=part)
+        axes.barh(
+            [s.name for s in services], shares, left=left, color=colour, hatch=hatch, edgecolor="white", label=part
+        )
         left += shares
     axes.invert_yaxis()
     axes.set(xlabel="percent of a request's time on the GPU, by roofline", xlim=(0, 100))

@@ -131,9 +131,12 @@ def adds_up(text: str) -> bool:
 
 
 def is_derived(one: Sum, text: str) -> bool:
-    """Whether it adds the task's numbers, in two steps that hold."""
+    """Whether it adds the task's numbers in two steps that hold, and ends with their result."""
     found = [tuple(map(int, match)) for match in EQUATION.findall(text)]
-    return adds_up(text) and len(found) == 2 and found[0][:2] == (one.a, one.b) and found[1][:2] == (found[0][2], one.c)
+    if len(found) != 2 or not adds_up(text):
+        return False
+    (a, b, ab), (left, c, result) = found
+    return (a, b, left, c) == (one.a, one.b, ab, one.c) and last_number(text) == result
 
 
 def first_accepted(accepts: Callable[[Sum, str], bool]) -> Chooser:
@@ -162,7 +165,9 @@ class Accuracy:
     @property
     def line(self) -> str:
         low, high = self.interval
-        return f"{self.name:<34} {self.k:2} x {self.tokens / self.k:4.1f} tokens: {self.rate:4.0%} [{low:.0%}, {high:.0%}]"
+        return (
+            f"{self.name:<34} {self.k:2} x {self.tokens / self.k:4.1f} tokens: {self.rate:4.0%} [{low:.0%}, {high:.0%}]"
+        )
 
 
 def of_one(name: str, samples: Sequence[Sample], k: int = 1) -> Accuracy:
@@ -202,10 +207,29 @@ def plurality_is_right(way: str) -> tuple[int, int]:
     return first, later
 
 
-def paired_difference(one: Sequence[bool], other: Sequence[bool], num_draws: int = 2000) -> tuple[float, float, float]:
-    """Mean of one - other over the same tasks, and its 95 % interval by bootstrap: tasks are drawn with putting back."""
-    differences = [int(a) - int(b) for a, b in zip(one, other, strict=True)]
-    draw = random.Random(0)
-    means = sorted(sum(draw.choices(differences, k=len(differences))) / len(differences) for _ in range(num_draws))
-    mean = sum(differences) / len(differences)
-    return mean, means[round(0.025 * num_draws)], means[round(0.975 * num_draws) - 1]
+# -- costs ------------------------------------------------------------------------------------------------------------
+
+
+def tiers_of(number: int) -> list[tuple[Callable[[], tuple[Sample, int]], int, int]]:
+    """Of one task: its greedy completion in steps, then those drawn, one after the other."""
+    first = greedy("in steps")[number]
+    drawn = iter(completions("in steps")[number])
+
+    def again() -> tuple[Sample, int]:
+        sample = next(drawn)
+        return sample, sample.num_tokens
+
+    most = MAX_TOKENS["in steps"]
+    return [(lambda: (first, first.num_tokens), 1, most), (again, NUM_COMPLETIONS, most)]
+
+
+def step_times(nums: Sequence[int] = (1, 2, 4, 8), rounds: int = 3, num_tokens: int = 10) -> dict[int, float]:
+    """Milliseconds of a decode step by the number of completions of one prompt; the least of some rounds, in turns."""
+    best: dict[int, float] = {}
+    for _ in range(rounds):
+        for num in nums:
+            params = SamplingParams(n=num, seed=1, max_tokens=num_tokens, ignore_eos=True)
+            [output] = engine().generate([prompt(sums()[0], "in steps")], params, use_tqdm=False)
+            times = output.metrics.token_times_s
+            best[num] = min(best.get(num, float("inf")), 1000 * (times[-1] - times[0]) / (len(times) - 1))
+    return best

@@ -149,9 +149,7 @@ def shadow(variant: str) -> Shadow:
 def differing(one: Shadow, other: Shadow, slice_name: str) -> list[tuple[str, str]]:
     """Pairs of texts of one slice in which the two differ."""
     return [
-        (a, b)
-        for name, a, b in zip(one.slices, one.texts, other.texts, strict=True)
-        if name == slice_name and a != b
+        (a, b) for name, a, b in zip(one.slices, one.texts, other.texts, strict=True) if name == slice_name and a != b
     ]
 
 
