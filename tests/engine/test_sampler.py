@@ -355,7 +355,7 @@ MUTANTS = [
     ("second level ignores the fraction", "_invert(inner, fraction)", "_invert(inner, u)", "distribution"),
     ("chunk size off", "chunk * CDF_CHUNK + token", "chunk * (CDF_CHUNK - 1) + token", "distribution"),
     ("logprobs of the penalised scores", "_with_logprobs(logits, rows", "_with_logprobs(scores, rows", "logprobs"),
-    ("logprobs without normalisation", ".log_softmax(dim=-1)", ".clone()", "logprobs"),
+    ("logprobs without normalisation", "logits[list(num_top)].log_softmax(dim=-1)", "logits[list(num_top)].clone()", "logprobs"),
     ("NaN passes", "-math.inf < peak < math.inf", "not (peak == math.inf or peak == -math.inf)", "bad rows"),
 ]  # fmt: skip
 

@@ -10,11 +10,14 @@ from dataclasses import replace
 
 import pytest
 
+from tests.mutation import KillTable, Mutant
 from tests.scheduling.harness import EOS, VOCAB_SIZE, Harness, make_request
+from tests.scheduling.test_mutants import running
 from tests.scheduling.test_pressure import Disturber, random_groups, random_harness, random_request
 from twophase.core.errors import InvalidRequestError
 from twophase.core.plan import SampledToken
 from twophase.engine.beam_search import BeamSearch
+from twophase.scheduling.policy import Policy
 
 
 def logprob_of(token_id: int, text) -> float:
@@ -86,6 +89,15 @@ class BeamHarness(Harness):
             chosen = search.choose(candidates)
             sampled |= {seq_id: chosen[text] for text, seq_id in seq_ids.items()}
         return sampled
+
+    def check_plan(self, plan) -> None:
+        super().check_plan(plan)
+        chunks = [chunk for chunk in plan.chunks if self.scheduler.sequences[chunk.seq_id].beams]
+        assert not any(chunk.num_drafts for chunk in chunks), "a beam has drafts"
+        planned = {chunk.seq_id for chunk in chunks}
+        for chunk in chunks:
+            beams = self.scheduler.sequences[chunk.seq_id].beams
+            assert {beam.seq_id for beam in beams} <= planned, "beams apart"
 
     def check_state(self) -> None:
         super().check_state()
@@ -181,3 +193,166 @@ def test_in_groups_of_layers(num_histories):
         rng = random.Random(seed)
         options = random_groups(rng, 2) | {"block_size": 2, "full_hit": "recompute_block", "num_swap_blocks": 80}
         histories([seed], 0.1, **options)
+
+
+def test_the_beams_of_a_request_get_n_tokens_or_none():
+    harness = BeamHarness()
+    harness.add(beam_request("a", 3))
+    plan = harness.schedule()
+    (chunk,) = plan.chunks
+    for count in (1, 2, 4):
+        with pytest.raises(ValueError, match=r"the beams of request 'a' go on with 3 tokens in all, or with none; got"):
+            Harness.module.Scheduler.update(harness.scheduler, plan, {chunk.seq_id: [SampledToken(7)] * count})
+    harness.take(Harness.module.Scheduler.update(harness.scheduler, plan, {chunk.seq_id: ()}))
+    assert harness.ends == {("a", index): ("stop", None) for index in range(3)}
+    assert harness.cache.stats().num_in_use == 0
+
+
+class PromptsThenDecodes(Policy):
+    """What is left of the budget may be too little for all beams of a request: then none of them is decoded."""
+
+    def rank(self, sequence):
+        return (sequence.arrival_order, sequence.index)
+
+    def plan(self, step):
+        for sequence in step.running:
+            if not sequence.is_decoding:
+                step.prefill(sequence)
+        for sequence in step.waiting:
+            step.admit(sequence)
+        for sequence in step.running:
+            if sequence.is_decoding:
+                step.decode(sequence)
+
+
+def test_beams_decode_together_or_not_at_all():
+    harness = BeamHarness(policy=PromptsThenDecodes(), max_num_seqs=4, budget=4)
+    harness.add(beam_request("a", 3, n=3, ignore_eos=True))
+    harness.step()
+    harness.add(make_request("b", 6, 2))
+    harness.run().check_outputs()
+    assert harness.log[:7] == [
+        (0, "a", 3),
+        (1, "b", 4),
+        (2, "b", 2),
+        *[(3, name, 1) for name in ("a", "a/1", "a/2", "b")],
+    ]
+
+
+# In these, beams lose their blocks in the step in which some of them got new ones; or places run out.
+RARE = ([69, 193], 0.0), ([101], 0.15)
+
+
+def test_rare_histories():
+    for seeds, disturbed in RARE:
+        histories(seeds, disturbed)
+
+
+def some_histories() -> None:
+    test_rare_histories()
+    test_beams_decode_together_or_not_at_all()
+    test_the_beams_of_a_request_get_n_tokens_or_none()
+    histories(range(30), 0.0)
+    histories(range(20), 0.15)
+    for seed in range(12):
+        options = random_groups(random.Random(seed), 2) | {"block_size": 2, "full_hit": "recompute_block"}
+        histories([seed], 0.1, **options, num_swap_blocks=80)
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(
+    ("module", "name", "old", "new"),
+    [
+        ("scheduler", "a beam without a token keeps its blocks", "if not token_ids:", "if False:"),
+        ("scheduler", "a fork is nobody's beam", "beam.beams.extend(sequences[1:])", "beam.beams.extend(())"),
+        (
+            "scheduler",
+            "all forks take one token",
+            "zip(sequences, shares, strict",
+            "zip(sequences, [*shares][:1] * len(shares), strict",
+        ),
+        (
+            "scheduler",
+            "the newest token is not confirmed",
+            "self.ledger.confirm(beam, len(beam.token_ids))",
+            "self.ledger.confirm(beam, len(beam.token_ids) - 1)",
+        ),
+        (
+            "scheduler",
+            "one beam is preempted alone",
+            "for other in others:\n            with blamed",
+            "for other in ():\n            with blamed",
+        ),
+        (
+            "scheduler",
+            "the one that waits keeps its own tokens",
+            "del first.token_ids[num_kept:]",
+            "del first.token_ids[len(first.token_ids) :]",
+        ),
+        (
+            "scheduler",
+            "the one that waits stands for itself",
+            "first.num_completions = num_completions",
+            "first.num_completions = 1",
+        ),
+        (
+            "scheduler",
+            "one beam ends alone",
+            "for each in together:\n            self._retire",
+            "for each in together[:1]:\n            self._retire",
+        ),
+        ("scheduler", "two beams of one index", "if index not in taken)", "if index >= 0)"),
+        (
+            "scheduler",
+            "who has ended is still a beam",
+            "sequence.beams.remove(sequence)",
+            "sequence.beams.copy().remove(sequence)",
+        ),
+        (
+            "scheduler",
+            "a beam goes on twice in a step",
+            "branched.update(beam.seq_id for beam in sequence.beams)",
+            "branched.update(())",
+        ),
+        ("scheduler", "any number of tokens", "if num_sampled not in (0, ", "if num_sampled in (-1, "),
+        (
+            "scheduler",
+            "ends as what it stands for",
+            "if sequence.beams:\n            indices = range(",
+            "if False:\n            indices = range(",
+        ),
+        (
+            "step",
+            "beams cost one token together",
+            "self._num_tokens + len(together) > self._max_tokens",
+            "self._num_tokens + 1 > self._max_tokens",
+        ),
+        ("step", "a beam goes on without its victim", "if victim in together:", "if victim is each:"),
+        ("step", "beams get drafts", "most = 0 if sequence.beams else min", "most = min"),
+        (
+            "step",
+            "a planned beam is planned again",
+            "if sequence.beams and sequence.seq_id in self._planned:",
+            "if False:",
+        ),
+        ("ledger", "the copies of who lost its blocks are done", "if sequence not in self.moves.filled:", "if True:"),
+        ("ledger", "what was not copied yet is saved", "[source_of.get(block_id, block_id) for", "[block_id for"),
+        (
+            "ledger",
+            "nothing is left to compute",
+            "num_computed, may_swap = num_kept - 1,",
+            "num_computed, may_swap = num_kept,",
+        ),
+        ("ledger", "in a window what is gone is saved", "may_swap and self.cache.window is None", "may_swap"),
+        (
+            "ledger",
+            "a fork takes one place",
+            "num_completions + sum(fork.num_completions for fork in forks)",
+            "num_completions + len(forks)",
+        ),
+    ],
+    ids=lambda value: value if " " in value and "(" not in value and "=" not in value else "",
+)
+def test_mutants_are_killed(module, name, old, new):
+    through = "twophase.scheduling.step" if module == "ledger" else None
+    KillTable.record(Mutant(name, f"twophase.scheduling.{module}", old, new, through), running(some_histories))

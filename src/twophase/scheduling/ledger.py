@@ -267,8 +267,8 @@ class BlockLedger:
                 if fork.table is not None:
                     self.cache.close(fork.table)
             raise
-        self.num_places_taken += num_completions + sum(fork.num_completions for fork in forks)
-        self.num_places_taken -= sequence.num_completions
+        num_places = num_completions + sum(fork.num_completions for fork in forks)
+        self.num_places_taken += num_places - sequence.num_completions
         sequence.num_completions = num_completions
         self._owners.update(forks)
         self._forget_counts()

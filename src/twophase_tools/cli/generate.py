@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from twophase.config import EngineConfig
@@ -14,6 +14,7 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
 from twophase.core.structured_outputs import StructuredOutputs
 from twophase.features import check_pairs
+from twophase.selection import best_of, mean_logprob
 from twophase_tools.cli.arguments import read_standard_input, read_text
 from twophase_tools.cli.engine_options import engine_options
 from twophase_tools.cli.ranks import check_shares, is_rank, run_in_ranks
@@ -31,8 +32,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         TwophaseError: An option, the model or the prompt cannot be used; says why.
     """
+    num_completions = args.beam_width or args.best_of or args.n
     params = SamplingParams(
-        n=args.n,
+        n=num_completions,
         temperature=args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,
@@ -40,9 +42,18 @@ def run(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens,
         stop=tuple(args.stop),
         structured_outputs=_structured_outputs(args),
+        use_beam_search=args.beam_width is not None,
+        logprobs=None if args.best_of is None else 0,
     )
-    if args.stream and args.n != 1:
-        raise InvalidRequestError(f"--stream shows one completion, got --n {args.n}; leave out one of the two.")
+    if args.stream and num_completions != 1:
+        raise InvalidRequestError(
+            f"--stream shows one completion as it comes, got {num_completions} with --n, --beam-width or --best-of; "
+            f"leave out one of the two."
+        )
+    if args.best_of is not None and not params.temperature:
+        raise InvalidRequestError(
+            "--best-of chooses among draws, and --temperature 0 draws the same N times; raise it."
+        )
     config = _config(args)
     num_ranks = 2 if args.disaggregate else config.tensor_parallel_size
     if num_ranks > 1 and not is_rank():
@@ -60,6 +71,8 @@ def _generate(llm: "LLM", text: str, params: SamplingParams, args: argparse.Name
     if wants_stream and not args.json and params.n == 1:
         return _stream(llm, prompt, params)
     output = llm.generate(prompt, params, use_tqdm=False)[0]
+    if args.best_of is not None:
+        output = replace(output, outputs=(best_of(output, mean_logprob),))
     if args.json:
         print(json.dumps(to_dict(output, llm, prompt=text)))
     else:
@@ -98,7 +111,8 @@ def _structured_outputs(args: argparse.Namespace) -> StructuredOutputs | None:
 def _config(args: argparse.Namespace) -> EngineConfig:
     """The engine that is asked for. Raises ConfigError for one that cannot be."""
     # Nobody else is coming: a pool for these sequences is enough.
-    options = engine_options(args) | {"max_num_seqs": args.n, "speculative_config": speculative_config(args)}
+    num_completions = args.beam_width or args.best_of or args.n
+    options = engine_options(args) | {"max_num_seqs": num_completions, "speculative_config": speculative_config(args)}
     config = EngineConfig(**options)
     check_pairs(config, also=("disaggregated",) if args.disaggregate else ())
     return config
@@ -157,6 +171,7 @@ def to_dict(output: RequestOutput, llm: "LLM", prompt: str) -> dict[str, object]
                 "finish_reason": completion.finish_reason,
                 "stop_reason": completion.stop_reason,
                 "error": completion.error,
+                "cumulative_logprob": completion.cumulative_logprob,
             }
             for completion in output.outputs
         ],

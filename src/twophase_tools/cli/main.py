@@ -147,7 +147,14 @@ def _add_generate(add_command: AddCommand) -> None:
     sampling.add_argument(
         "--stop", type=text, action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable"
     )
-    sampling.add_argument("--n", type=whole(most=100_000), default=1, metavar="N", help="completions of the prompt")
+    ways = sampling.add_mutually_exclusive_group()
+    ways.add_argument("--n", type=whole(most=100_000), default=1, metavar="N", help="completions of the prompt")
+    ways.add_argument(
+        "--beam-width", type=whole(1, 100_000), metavar="N", help="the N likeliest completions that N beams find"
+    )
+    ways.add_argument(
+        "--best-of", type=whole(1, 100_000), metavar="N", help="of N completions the one whose tokens are likeliest"
+    )
     _add_structured_outputs(generate)
     memory = generate.add_argument_group("what a token sees")
     add_engine_options(memory, "sliding_window", "num_attention_sinks")

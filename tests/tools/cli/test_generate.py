@@ -48,12 +48,34 @@ def test_json_fields(twophase, tiny_folder):
     assert found["prompt"] == "hello there"
     assert [output["index"] for output in found["outputs"]] == [0, 1]
     for output in found["outputs"]:
-        assert output.keys() == {"index", "text", "token_ids", "finish_reason", "stop_reason", "error"}
+        assert output.keys() == {
+            "index", "text", "token_ids", "finish_reason", "stop_reason", "error", "cumulative_logprob"
+        }  # fmt: skip
         assert output["finish_reason"] in ("length", "stop")
         assert 1 <= len(output["token_ids"]) <= 5
     metrics = found["metrics"]
     assert 0 < metrics["ttft_s"] <= metrics["latency_s"]
     assert metrics["num_prompt_tokens"] == len(found["prompt_token_ids"])
+
+
+def test_beams_come_best_first(twophase, tiny_folder):
+    exit_code, out, err = generate(twophase, tiny_folder, "--max-tokens", 5, "--json", "--beam-width", 3)
+    assert (exit_code, err) == (0, "")
+    found = json.loads(out)["outputs"]
+    per_token = [each["cumulative_logprob"] / len(each["token_ids"]) for each in found]
+    assert len(found) == 3
+    assert per_token == sorted(per_token, reverse=True)
+
+
+def test_the_best_of_several(twophase, tiny_folder):
+    options = ("--max-tokens", 5, "--json", "--temperature", 1, "--seed", 3)
+    _, out, _ = generate(twophase, tiny_folder, *options, "--best-of", 4)
+    (best,) = json.loads(out)["outputs"]
+    _, out, _ = generate(twophase, tiny_folder, *options, "--n", 4)
+    drawn = json.loads(out)["outputs"]
+    assert best["token_ids"] == drawn[best["index"]]["token_ids"]
+    exit_code, _, err = generate(twophase, tiny_folder, "--best-of", 4, "--temperature", 0)
+    assert (exit_code, "draws the same N times" in err) == (2, True)
 
 
 def test_stream_and_plain_print_the_same_text(twophase, tiny_folder):
@@ -103,6 +125,8 @@ def test_chat_goes_through_the_template(twophase, tiny_folder, tmp_path):
         (["--max-tokens", "0"], "max_tokens must be a whole number >= 1, got 0"),
         (["--n", "0"], "n must be a whole number >= 1, got 0"),
         (["--n", "2", "--stream"], "--stream shows one completion"),
+        (["--beam-width", "2", "--stream"], "--stream shows one completion"),
+        (["--beam-width", "2", "--stop", "a"], "use_beam_search and stop="),
         (["--stop", ""], "stop strings must be non-empty"),
         (["--dtype", "float8"], "dtype must be one of auto"),
         (["--device", "tpu"], "device must be"),
