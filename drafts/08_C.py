@@ -1,4 +1,4 @@
-# ruff: noqa: B018, E402, F401, F811, F821
+# ruff: noqa: E402, F811
 # %% [markdown]
 # ## 8. A new version, and a few who try it
 # <!-- minutes: 25 + 5 -->
@@ -9,8 +9,8 @@
 # answers are sent), and a **canary** (the new one answers a small share).
 
 # %% [markdown]
-# **Think first.** Two engines answer the same prompts greedily, and one text in five differs. Is the new one worse? What
-# would you have to look at to tell?
+# **Think first.** Two engines answer the same prompts greedily, and one text in five differs. Is the new one worse?
+# What would you have to look at to tell?
 
 # %%
 from twophase_labs.operations import shadow
@@ -30,18 +30,18 @@ for name in shadow.SLICES:
         print(f"{name}: {one!r} became {other!r}")
 
 # %% [markdown]
-# **Read the result.** "The same text" is a sensitive alarm and a poor judge: a text may differ and still be right.
-# What an answer is for decides, in four layers, each cheaper to check than the next: its **format** (does it parse), its
+# **Read the result.** "The same text" is a sensitive alarm and a poor judge: a text may differ and still be right. What
+# an answer is for decides, in four layers, each cheaper to check than the next: its **format** (does it parse), its
 # **task** (is the sum right), **safety** (is what should be refused refused, and nothing else; lab 6 counts both), and
 # the **business** (does a support case end without a person; days later, and from real traffic alone). And look at the
-# window's line by slice: three kinds of prompts do not see the difference, because they are shorter than the window. The
-# fourth kind loses facts that stand further back, and it is one prompt in five here; in most traffic it is rarer.
+# window's line by slice: three kinds of prompts do not see the difference, because they are shorter than the window.
+# The fourth kind loses facts that stand further back, and it is one prompt in five here; in most traffic it is rarer.
 #
 # ### Who tries it?
 #
 # The canary serves live requests, so a client sees what it says. A conversation should not change its model between two
-# messages, and a tenant's cached prefixes should stay useful. So the side is chosen by *tenant*, by arithmetic that every
-# front end can do alone: hash the tenant to a number in [0, 1), and compare it with the share.
+# messages, and a tenant's cached prefixes should stay useful. So the side is chosen by *tenant*, by arithmetic that
+# every front end can do alone: hash the tenant to a number in [0, 1), and compare it with the share.
 
 # %% [markdown]
 # <!-- card 8.10 -->
@@ -94,8 +94,8 @@ for share in (0.05, 0.1, 0.2):
 #
 # ### When has one seen enough?
 #
-# Every number from a canary is an estimate. Nine of ten answers right is a rate of `90 %`, and its interval (that of 95
-# in 100 such intervals which hold the true rate) is wide; with more requests it narrows:
+# Every number from a canary is an estimate. Nine of ten answers right is a rate of 90 %, give or take much; with more
+# requests the interval narrows (Wilson's; 95 of 100 such intervals hold the true rate):
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -109,8 +109,8 @@ for num in (10, 100, 1000, 10_000):
 # So a verdict has three values: promote, roll back, and **wait, too few requests to tell**. A percentile fits the same
 # frame: "p99 TTFT is within its SLO" says that at most 1 % of the requests are later, and that is a rate.
 #
-# Lines of two kinds meet in the verdict. Some may not break whatever else improves: a slice that loses its answers, JSON
-# that no longer parses, refusals. They have **hard bounds, and come first**. The others are weighed: a millisecond
+# Lines of two kinds meet in the verdict. Some may not break whatever else improves: a slice that loses its answers,
+# JSON that no longer parses, refusals. They have **hard bounds, and come first**. The others are weighed: a millisecond
 # against a point of quality is a decision about the service, written down as weights *before* the canary starts.
 
 # %% [markdown]
@@ -151,9 +151,9 @@ def decide(lines, most_used=0.5):
 check("8.11")
 
 # %% [markdown]
-# **Three canaries, judged twice.** Traffic is simulated: 2,000 tenants, one in twenty-five with long texts; what passes,
-# passes as often as in the shadow above. Your splitter gives the canary a fifth of the tenants, and your verdict is asked
-# again and again: with one hard line for all answers, and with one for each slice.
+# **Three canaries, judged twice.** Traffic is simulated: 2,000 tenants, one in twenty-five with long texts; what
+# passes, passes as often as in the shadow above. Your splitter gives the canary a fifth of the tenants, and your
+# verdict is asked again and again: with one hard line for all answers, and with one for each slice.
 
 # %%
 decide = use("8.11")
@@ -178,11 +178,11 @@ choice_pictures.draw_looks(both, ["answers", "facts, short text", "facts, long t
 
 # %% [markdown]
 # **Read the result.** The candidate of the first two lines is the same engine as before, and *by slice* it takes many
-# requests until nothing is open: the rarest slice decides when. The window's loss in all answers stays within its bound,
-# because few requests are long; judged by all answers alone, it waits, and in the end may pass. Its slice is broken, and a
-# line of its own says so while the other is still open. All answers together can hide any slice that is small enough:
-# slice by what you change (prompt and completion length, hit or miss in the prefix cache, guided or free, speculative or
-# not, tenant, pool), and give each slice its bound.
+# requests until nothing is open: the rarest slice decides when. The window's loss in all answers stays within its
+# bound, because few requests are long; judged by all answers alone, it waits, and in the end may pass. Its slice is
+# broken, and a line of its own says so while the other is still open. All answers together can hide any slice that is
+# small enough: slice by what you change (prompt and completion length, hit or miss in the prefix cache, guided or free,
+# speculative or not, tenant, pool), and give each slice its bound.
 
 # %% [markdown]
 # ### Looking often
@@ -200,17 +200,17 @@ for rule, rate in alarms.items():
 # **Read the result.** "More than two points worse" on the dashboard rolls back half of all canaries that are as good as
 # what they replace. An interval that misleads in 2.2 % of the cases at one look does so in 11.5 % at one of *twenty*. A
 # canary that will be looked at twenty times needs a stricter interval at each look (the last line divides the error by
-# twenty, the simplest rule). The verdict above is less easily fooled: it rolls back only if the whole interval is beyond
-# a *bound*, not beyond 0.
+# twenty, the simplest rule). The verdict above is less easily fooled: it rolls back only if the whole interval is
+# beyond a *bound*, not beyond 0.
 
 # %% [markdown]
 # > **In production, 2026.** Istio [mirrors](https://istio.io/docs/tasks/traffic-management/mirroring) a percentage of
-# > live requests out of band (`mirrorPercentage`), and throws the answers away: to compare them, log both sides. nginx's
-# > [`split_clients`](https://www.nginx.org/docs/http/ngx_http_split_clients_module.html) is your splitter, with
+# > live requests out of band (`mirrorPercentage`), and throws the answers away: to compare them, log both sides.
+# > nginx's [`split_clients`](https://www.nginx.org/docs/http/ngx_http_split_clients_module.html) is your splitter, with
 # > MurmurHash2 over 32 bits; weights on a route, in contrast, mostly draw for each request anew. Argo Rollouts ends an
 # > [analysis](https://argoproj.github.io/argo-rollouts/features/analysis/) as `Successful`, `Failed` or `Inconclusive`,
-# > and pauses on the last. A shadow doubles the load: on an H100 it needs a second engine with its own K/V pool, and its
-# > prefix cache is as cold as the share of traffic that it sees.
+# > and pauses on the last. A shadow doubles the load: on an H100 it needs a second engine with its own K/V pool, and
+# > its prefix cache is as cold as the share of traffic that it sees.
 #
 # **Takeaway.** By two points on a dashboard, half of all equal canaries look worse within twenty looks; by an interval
 # for twenty looks, one in a hundred does.
@@ -385,17 +385,17 @@ choice_pictures.draw_accuracy(curves, points)
 # %% [markdown]
 # **Read the result.** Only twenty-four tasks: look at the intervals before you believe a difference.
 #
-# - **At once, votes hardly help.** A task's answers come from one distribution, and the most frequent one is wrong for more
-#   than half of the tasks, as counted above; more samples only make it surer. Votes lift the tasks in which the model is
-#   right *more often than it makes any one mistake*, and fix the mistake in the others.
+# - **At once, votes hardly help.** A task's answers come from one distribution, and the most frequent one is wrong for
+#   more than half of the tasks, as counted above; more samples only make it surer. Votes lift the tasks in which the
+#   model is right *more often than it makes any one mistake*, and fix the mistake in the others.
 # - **Depth against breadth.** One answer in steps takes as many tokens as five or six at once, and is right far more
-#   often. Here tokens are better spent in a row than side by side. The price is time: a row of tokens takes as many decode
-#   steps, tokens side by side take one together.
-# - **The likeliest is not the rightest.** Likelihood and beams end far below what pass@8 says is there: they look for what
-#   the model finds probable, and its mistakes are probable to it. (In open-ended texts the likeliest is worse: flat and repetitive. Beams serve
-#   translation or transcription, where the one right text is nearly the likeliest.)
-# - **A verifier turns samples into accuracy**, as far as right ones are drawn. It may refuse all of them, and then there
-#   is no answer: with one completion the verifiers' curves begin below the others. How good are the two?
+#   often. Here tokens are better spent in a row than side by side. The price is time: a row of tokens takes as many
+#   decode steps, tokens side by side take one together.
+# - **The likeliest is not the rightest.** Likelihood and beams end far below what pass@8 says is there: they look for
+#   what the model finds probable, and its mistakes are probable to it. (In open-ended texts the likeliest is worse:
+#   flat and repetitive. Beams serve translation or transcription, where the one right text is nearly the likeliest.)
+# - **A verifier turns samples into accuracy**, as far as right ones are drawn. It may refuse all of them, and then
+#   there is no answer: with one completion the verifiers' curves begin below the others. How good are the two?
 
 # %%
 for name, accepts in {
@@ -411,8 +411,8 @@ for name, accepts in {
     print(f"{name}: accepts {len(accepted)} completions, {sum(accepted)} of them right")
 
 # %% [markdown]
-# Equations that hold may be others than the task's. Every further sample is also a search for a verifier's mistakes: what
-# it accepts wrongly bounds what sampling can reach. The second verifier accepts fewer, and no wrong one.
+# Equations that hold may be others than the task's. Every further sample is also a search for a verifier's mistakes:
+# what it accepts wrongly bounds what sampling can reach. The second verifier accepts fewer, and no wrong one.
 
 # %% [markdown]
 # ### What it costs
@@ -426,9 +426,9 @@ for num, ms in more_samples.step_times().items():
 
 # %% [markdown]
 # **In tokens, eight cost eight times as much; in time, at low load, much less**: by roofline, a GPU's step of one
-# sequence reads the weights just as a step of eight does. At full load there is no idle arithmetic, and every row takes the place of another request's. Then the tokens are the price, and the question
-# is: eight completions, or a model of eight times the size? That needs the larger model's accuracy on your task; measure
-# both, at equal cost.
+# sequence reads the weights just as a step of eight does. At full load there is no idle arithmetic, and every row takes
+# the place of another request's. Then the tokens are the price, and the question is: eight completions, or a model of
+# eight times the size? That needs the larger model's accuracy on your task; measure both, at equal cost.
 #
 # ### Stop when it is good enough
 #
@@ -495,6 +495,17 @@ print(f"eight for each: {curves['in steps: first that is derived'][-1].tokens:5.
 # **Read the result.** The mean is far below the budget, since only hard tasks use it up. The tries of a tier come one
 # after the other, which costs time; asking for two or four at once in each tier buys it back with tokens.
 
+# %%
+from twophase import selection
+from twophase_labs.kit.open_engine import show_source
+
+show_source(selection.first_accepted, first="params, budget =")
+
+# %% [markdown]
+# **In the engine** the loop is `first_accepted`, beside `best_of` and `vote` (`twophase generate --best-of 8` chooses
+# by likelihood). It asks for `round_size` completions at a time. What do rounds cost, compared with your loop, and what
+# do they save? (They may draw some completions behind the accepted one; but the steps of a round are taken together.)
+
 # %% [markdown]
 # ### Other ways, in short
 #
@@ -504,17 +515,17 @@ print(f"eight for each: {curves['in steps: first that is derived'][-1].tokens:5.
 # - **Process rewards and tree search**: a verifier that scores *steps* can stop a path at its first wrong equation, and
 #   spend the tokens on others (arXiv:2305.20050). `adds_up` on a half-finished text would be one. Trees share prefixes,
 #   which is what forks and the prefix cache are for.
-# - **Why not always?** What is feared decides. If being *wrong* is the fear (a sum, a query, code), verify, and refuse. If
-#   being *flat* is (a story, a slogan), sample warmer and let a person choose; no vote, no likeliest text.
+# - **Why not always?** What is feared decides. If being *wrong* is the fear (a sum, a query, code), verify, and refuse.
+#   If being *flat* is (a story, a slogan), sample warmer and let a person choose; no vote, no likeliest text.
 
 # %% [markdown]
 # > **In production, 2026.** vLLM has `n` in
-# > [`SamplingParams`](https://docs.vllm.ai/en/v0.15.0/api/vllm/sampling_params/), and beam search as a method of its own
-# > with `BeamSearchParams(beam_width, max_tokens, length_penalty)`; `best_of` went with its
-# > [first engine](https://docs.vllm.ai/en/stable/usage/v1_guide/), so choosing is the client's business: ask for
-# > `logprobs` and `n`. Reasoning models move depth into the model: their long thoughts are decode, and a budget on tokens
-# > (`max_tokens`) is the first thing to set. By roofline, a step of Llama-3-8B on an otherwise idle H100 takes
-# > 6 ms for eight completions as for one; among 256 sequences, they take eight places.
+# > [`SamplingParams`](https://docs.vllm.ai/en/v0.15.0/api/vllm/sampling_params/), and beam search as a method of its
+# > own with `BeamSearchParams(beam_width, max_tokens, length_penalty)`; `best_of` went with its [first
+# > engine](https://docs.vllm.ai/en/stable/usage/v1_guide/), so choosing is the client's business: ask for `logprobs`
+# > and `n`. Reasoning models move depth into the model: their long thoughts are decode, and a budget on tokens
+# > (`max_tokens`) is the first thing to set. By roofline, a step of Llama-3-8B on an otherwise idle H100 takes 6 ms for
+# > eight completions as for one; among 256 sequences, they take eight places.
 #
 # **Takeaway.** One answer in steps, of some 22 tokens, was right more often than the vote of eight at once, of some 4
 # each; and of the ways to choose among eight, a verifier came nearest to the pass@8 that none can exceed.
@@ -590,8 +601,8 @@ choice_pictures.draw_parts(bottlenecks.SERVICES)
 # <!-- card 8.14 -->
 # Which improvement lets one GPU serve most requests more? **a** a prefix cache: of tokens seen before, a tenth is still
 # computed · **b** weights in 4 bits: their bytes fall to 0.28 · **c** steps planned ahead, graphs: a tenth of `host` is
-# left · **d** K/V in 8 bits: half of `K/V` · **e** weights and activations in fp8: half of `weights`, and prompts in 0.55
-# of their time
+# left · **d** K/V in 8 bits: half of `K/V` · **e** weights and activations in fp8: half of `weights`, and prompts in
+# 0.55 of their time
 
 
 # %% tags=["exercise:8.14"]
@@ -611,8 +622,8 @@ check("8.14")
 print(bottlenecks.gains())
 
 # %% [markdown]
-# **Read the result.** Each improvement is the best one somewhere, and worth next to nothing elsewhere. An
-# improvement can win no more than the part it touches (Amdahl): so the profile comes first, the framework second.
+# **Read the result.** Each improvement is the best one somewhere, and worth next to nothing elsewhere. An improvement
+# can win no more than the part it touches (Amdahl): so the profile comes first, the framework second.
 #
 # **Four questions**, in this order. *What do my requests wait for?* Measure: TTFT in its terms, hit rate, batch, step
 # time against its roof. *Which hardware, and may it change?* *What has the model that is unusual* (experts, windows,
@@ -620,11 +631,11 @@ print(bottlenecks.gains())
 #
 # | | made for | look here first when |
 # |---|---|---|
-# | **vLLM** | many models, many kinds of hardware, an OpenAI-compatible server | you want one engine for all of it |
-# | **SGLang** | prompts that share prefixes, structured output, large mixtures of experts | agents and long common prefixes |
-# | **TensorRT-LLM** | NVIDIA's GPUs and their newest number formats | the hardware is fixed, and a step is what counts |
-# | **llama.cpp** | one machine, any machine: CPUs, laptops, GGUF files | few requests at a time, little memory |
-# | **TGI** | in maintenance mode since | you run it already: plan to move |
+# | **vLLM** | many models on many kinds of hardware | one engine should serve all of it |
+# | **SGLang** | prompts that share prefixes, structured output | agents, long common prefixes |
+# | **TensorRT-LLM** | NVIDIA's GPUs, their newest number formats | the hardware is fixed, and steps count most |
+# | **llama.cpp** | any one machine: CPUs, laptops, GGUF files | few requests at a time, little memory |
+# | **TGI** | in maintenance mode | you run it already: plan to move |
 #
 # **The cheapest thing to try, by setting.** Prompts with common beginnings: order them so that the common part comes
 # first. A late first token: a chunk size that fits (lab 4). Little memory: K/V in 8 bits behind the gate. One sequence
@@ -634,15 +645,15 @@ print(bottlenecks.gains())
 # %% [markdown]
 # > **In production, 2026.** Much of the difference is a default. Prefix caching is on in all three: vLLM (off with
 # > `--no-enable-prefix-caching`), [SGLang](https://docs.sglang.io/advanced_features/server_arguments.html)
-# > (`--disable-radix-cache`), [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/llm-api/reference/KvCacheConfig.html)
-# > (`enable_block_reuse`). vLLM hides the host's work by
-# > [async scheduling](https://github.com/OpenBMB/UltraRAG/pull/259) since 0.14 (off with `--no-async-scheduling`), SGLang
-# > by its overlap scheduler (`--disable-overlap-schedule`). K/V in 8 bits is `--kv-cache-dtype fp8` or `fp8_e4m3`.
-# > TensorRT-LLM's default backend is [PyTorch](https://www.mintlify.com/NVIDIA/TensorRT-LLM/concepts/backends) now; its
-# > compiled engines are legacy. TGI's own
-# > [documentation](https://huggingface.co/docs/text-generation-inference/en/index.md) recommends vLLM and SGLang, and
-# > llama.cpp locally, whose [aim](https://build.opensuse.org/package/show/science:machinelearning/llamacpp) is minimal
-# > setup on a wide variety of hardware.
+# > (`--disable-radix-cache`),
+# > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/llm-api/reference/KvCacheConfig.html) (`enable_block_reuse`).
+# > vLLM hides the host's work by [async scheduling](https://github.com/OpenBMB/UltraRAG/pull/259) since 0.14 (off with
+# > `--no-async-scheduling`), SGLang by its overlap scheduler (`--disable-overlap-schedule`). K/V in 8 bits is
+# > `--kv-cache-dtype fp8` or `fp8_e4m3`. TensorRT-LLM's default backend is
+# > [PyTorch](https://www.mintlify.com/NVIDIA/TensorRT-LLM/concepts/backends) now; its compiled engines are legacy.
+# > TGI's own [documentation](https://huggingface.co/docs/text-generation-inference/en/index.md) recommends vLLM and
+# > SGLang, and llama.cpp locally, whose [aim](https://build.opensuse.org/package/show/science:machinelearning/llamacpp)
+# > is minimal setup on a wide variety of hardware.
 #
 # **Takeaway.** The same prefix cache lets one GPU serve 2.41 times as many agents' requests and no more chats; weights
 # in 4 bits 2.27 times as many chats, and 1.09 times as many agents' requests.

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from twophase.selection import wilson_interval
+
 Z_95 = 1.959964
 
 
@@ -30,21 +32,14 @@ class Line:
 
 
 def wilson(num_passed: int, num: int, z: float = Z_95) -> tuple[float, float]:
-    """The interval of a rate of which `num` requests have been seen: [low, high] in [0, 1].
-
-    Wilson's (1927): unlike mean +- z * error it stays within [0, 1], and is no point where all of them passed.
+    """The interval of a rate of which `num` requests have been seen: [low, high] in [0, 1], and all of it for none.
 
     >>> [round(end, 3) for end in wilson(9, 10)]
     [0.596, 0.982]
-    >>> [round(end, 3) for end in wilson(0, 0)]
-    [0.0, 1.0]
+    >>> wilson(0, 0)
+    (0.0, 1.0)
     """
-    if num == 0:
-        return 0.0, 1.0
-    rate, part = num_passed / num, z * z / num
-    middle = (rate + part / 2) / (1 + part)
-    margin = z * math.sqrt(rate * (1 - rate) / num + part / (4 * num)) / (1 + part)
-    return max(0.0, middle - margin), min(1.0, middle + margin)
+    return wilson_interval(num_passed, num, z) if num else (0.0, 1.0)
 
 
 def lost(before: tuple[int, int], after: tuple[int, int], z: float = Z_95) -> tuple[float, float]:

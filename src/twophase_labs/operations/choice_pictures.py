@@ -1,4 +1,4 @@
-"""Pictures of choices: a canary's intervals as requests come in, accuracy against tokens, and where a request's time goes."""
+"""Pictures of choices: a canary's intervals, accuracy against tokens, and where a request's time goes."""
 
 from collections.abc import Mapping, Sequence
 

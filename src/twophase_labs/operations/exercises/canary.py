@@ -356,8 +356,8 @@ EXERCISES = (
             "Four outcomes in this order: a hard line surely broken, a hard line open, the mean surely too high, the "
             "mean surely low enough. What is none of these waits.",
             "'Surely broken' looks at `low`, 'surely kept' at `high`; in between too few requests have come.",
-            "The mean is sum(weight * used) / sum(weight) with used = loss / bound, kept between 0 and 1: once with every `low` and once with every "
-            "`high`. Hard lines are among them.",
+            "The mean is sum(weight * used) / sum(weight) with used = loss / bound, kept between 0 and 1: once with "
+            "every `low` and once with every `high`. Hard lines are among them.",
         ),
         checks=(
             Property("promotes what is good", promotes_what_is_good, "All lines are far below their bounds here."),
