@@ -108,8 +108,9 @@ def beams(way: str, width: int = 4) -> tuple[Sample, ...]:
 
     A search has no stop strings; the token of a line's end stops it.
     """
-    assert engine().tokenizer is not None
-    stops = engine().tokenizer.encode("\n", add_special_tokens=False)
+    tokenizer = engine().tokenizer
+    assert tokenizer is not None
+    stops = tokenizer.encode("\n", add_special_tokens=False)
     params = SamplingParams(
         use_beam_search=True, n=width, temperature=0, max_tokens=MAX_TOKENS[way], stop_token_ids=stops, logprobs=0
     )
