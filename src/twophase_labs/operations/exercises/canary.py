@@ -249,6 +249,7 @@ def same_mix(answer: Any, draw: Draw) -> None:
 def other_mix(answer: Any, draw: Draw) -> None:
     agrees(answer, {"short": (90, 100), "long": (5, 10)}, {"short": 10, "long": 100})
     agrees(answer, {"short": (1, 100), "long": (10, 10)}, {"short": 50, "long": 50})
+    agrees(answer, {"short": (90, 100), "long": (0, 10)}, {"short": 50, "long": 50})  # none passed: that is known
 
 
 def slice_of_no_weight(answer: Any, draw: Draw) -> None:
