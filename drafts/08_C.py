@@ -165,7 +165,7 @@ for variant in ("as it is", "window of 320", "int4_g64_sym"):
     seen[variant] = canary_traffic.play(is_canary, rates, looks, share=0.2, salt="window")
     for by_slice in (False, True):
         verdicts = [decide(canary_traffic.lines_of(look, by_slice=by_slice)) for look in seen[variant]]
-        print(f"{variant:<14}{'by slice' if by_slice else 'by the mean':<12}", " · ".join(verdicts))
+        print(f"{variant:<14}{'each slice' if by_slice else 'all answers':<12}", " · ".join(verdicts))
 
 # %% [markdown]
 # What is the first of them still waiting for after 5,000 requests, a fifth of them the canary's? And how does the
@@ -185,12 +185,12 @@ both = {num: [*of_all[num], *of_slices[num]] for num in window}
 choice_pictures.draw_looks(both, ["answers", "facts, short text", "facts, long text"])
 
 # %% [markdown]
-# **Read the result.** The candidate of the first two lines is the same engine as before, and *by slice* it takes many
-# requests until nothing is open: the rarest slice, and the rarest event, decide when. The window's loss in all answers
-# stays within its bound, because few requests are long; judged by all answers alone, it waits, and in the end may pass.
-# Its slice is broken, and a line of its own says so while the other is still open. All answers together can hide any
-# slice that is small enough: slice by what you change (prompt and completion length, hit or miss in the prefix cache,
-# guided or free, speculative or not, tenant, pool), and give each slice its bound.
+# **Read the result.** The candidate of the first two lines is the same engine as before, and judged slice by slice it
+# takes many requests until nothing is open: the rarest slice, and the rarest event, decide when. The window's loss in
+# all answers stays within its bound, because few requests are long; judged by all answers alone, it waits, and in the
+# end may pass. Its slice is broken, and a line of its own says so while the other is still open. All answers together
+# can hide any slice that is small enough: slice by what you change (prompt and completion length, hit or miss in the
+# prefix cache, guided or free, speculative or not, tenant, pool), and give each slice its bound.
 
 # %% [markdown]
 # ### Looking often

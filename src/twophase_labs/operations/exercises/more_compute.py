@@ -137,7 +137,7 @@ def takes_the_first(answer: Any, draw: Draw) -> None:
 
 def tries_again(answer: Any, draw: Draw) -> None:
     plays(answer, [("a", [3, 2, 4], 2, 4, 4), ("b", [20], 0, 1, 24)], 100)
-    plays(answer, [("a", [1], 99, 100, 1)], 100)
+    plays(answer, [("a", [1], 99, 100, 1)], 1000)
 
 
 def escalates(answer: Any, draw: Draw) -> None:
