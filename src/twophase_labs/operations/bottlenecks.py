@@ -1,0 +1,89 @@
+"""Where the seconds of a request go, by roofline, and what one improvement does to the whole.
+
+Data sheets' figures of one H100; what a GPU would do, not what this machine does. `HOST_S` is an assumption: what a
+step costs beside the GPU's work, where nothing hides it. An engine's own trace tells yours.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+FLOPS_PER_S = 0.6 * 989e12
+BYTES_PER_S = 0.8 * 3.35e12
+HOST_S = 1.5e-3
+
+PARTS = ("prompt, seen before", "prompt, new", "weights", "K/V", "host")
+# What each improvement leaves of each part.
+IMPROVEMENTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        "a": {"prompt, seen before": 0.1},
+        "b": {"weights": 0.28},
+        "c": {"host": 0.1},
+        "d": {"K/V": 0.5},
+        "e": {"weights": 0.5, "prompt, new": 0.55, "prompt, seen before": 0.55},
+    }
+)
+
+
+@dataclass(frozen=True)
+class Service:
+    """One use of one model.
+
+    Attributes:
+        num_weights, kv_bytes: Of the model; K/V bytes per token.
+        seen, new, out: Tokens of a request: of its prompt, those that an earlier one began with, and the others; of
+            its completion.
+        batch: Sequences in a decode step.
+    """
+
+    name: str
+    num_weights: float
+    kv_bytes: int
+    seen: int
+    new: int
+    out: int
+    batch: int
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of a request by part; what a step does for all of its sequences is shared among them."""
+        flops = 2 * self.num_weights
+        context = self.seen + self.new + self.out / 2
+        return {
+            "prompt, seen before": self.seen * flops / FLOPS_PER_S,
+            "prompt, new": self.new * flops / FLOPS_PER_S,
+            "weights": self.out * 2 * self.num_weights / BYTES_PER_S / self.batch,
+            "K/V": self.out * self.kv_bytes * context / BYTES_PER_S,
+            "host": self.out * HOST_S / self.batch,
+        }
+
+    def gain(self, improvement: str) -> float:
+        """How many times as many requests one GPU serves with it: Amdahl's law."""
+        left = IMPROVEMENTS[improvement]
+        return sum(self.parts.values()) / sum(s * left.get(part, 1) for part, s in self.parts.items())
+
+    @property
+    def line(self) -> str:
+        return f"{self.name:<11}" + "".join(f"{1000 * s:12.1f}" for s in self.parts.values())
+
+
+SERVICES = (
+    Service("agents", 8.03e9, 131_072, seen=8000, new=300, out=150, batch=24),
+    Service("chat", 8.03e9, 131_072, seen=100, new=300, out=400, batch=4),
+    Service("completion", 1.24e9, 32_768, seen=0, new=400, out=120, batch=6),
+    Service("documents", 8.03e9, 131_072, seen=0, new=30_000, out=1200, batch=16),
+    Service("labels", 8.03e9, 131_072, seen=40, new=2000, out=2, batch=16),
+)
+
+
+def table() -> str:
+    """Milliseconds of a request in each part."""
+    head = f"{'ms':<11}" + "".join(f"{part.replace('prompt, ', ''):>12}" for part in PARTS)
+    return "\n".join([head, *(service.line for service in SERVICES)])
+
+
+def gains() -> str:
+    """What each improvement is worth to each service."""
+    head = f"{'':<11}" + "".join(f"{letter:>7}" for letter in IMPROVEMENTS)
+    rows = [f"{s.name:<11}" + "".join(f"{s.gain(letter):7.2f}" for letter in IMPROVEMENTS) for s in SERVICES]
+    return "\n".join([head, *rows])

@@ -1,0 +1,441 @@
+"""8.10, 8.11 and 8.60: which requests are a canary's, when it has been looked at long enough, and another mix."""
+
+import builtins
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from twophase_labs.machine.checks import Draw, compare, plain, reject, unchanged
+from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.operations.canary_gate import Line
+
+NUM_KEYS = 4000
+SIGMAS = 5
+
+
+def keys(draw: Draw, number: int = NUM_KEYS) -> list[str]:
+    """Tenants by number, and ids with no order in them."""
+    start = draw.integer(0, 10**6)
+    return [f"tenant-{start + i}" if i % 2 else f"{draw.integer(0, 2**60):x}" for i in range(number)]
+
+
+def side(answer: Any, key: str, share: float, salt: str) -> bool:
+    got = plain(answer.is_canary(key, share, salt))
+    if type(got) is not bool:
+        reject(f"is_canary returned {got!r}, expected True or False")
+    return got
+
+
+def share_of(answer: Any, among: list[str], share: float, salt: str) -> float:
+    return sum(side(answer, key, share, salt) for key in among) / len(among)
+
+
+def require_share(got: float, wanted: float, number: int, what: str) -> None:
+    """Within what chance allows of a fair choice."""
+    allowed = SIGMAS * (wanted * (1 - wanted) / number) ** 0.5
+    if abs(got - wanted) > allowed:
+        reject(f"{what}: {got:.2%}, expected {wanted:.2%} +- {allowed:.2%}", f"of {number:,}")
+
+
+def says_yes_or_no(answer: Any, draw: Draw) -> None:
+    for key in ("a", "", "Zoë", "a" * 1000):
+        side(answer, key, 0.5, "salt")
+
+
+def has_its_ends(answer: Any, draw: Draw) -> None:
+    for key in keys(draw, 200):
+        if side(answer, key, 0.0, "v2") or side(answer, key, 0, "v2"):
+            reject(f"{key!r} is a canary at a share of 0")
+        if not side(answer, key, 1.0, "v2") or not side(answer, key, 1, "v2"):
+            reject(f"{key!r} is no canary at a share of 1")
+
+
+def stays(answer: Any, draw: Draw) -> None:
+    among = keys(draw, 200)
+    first = {key: side(answer, key, 0.5, "v2") for key in among}
+    for key in reversed(among):
+        if side(answer, key, 0.5, "v2") != first[key]:
+            reject(f"{key!r} changes sides when it comes again")
+
+
+@contextmanager
+def another_process() -> Iterator[None]:
+    """In which `hash` of a text gives another number, as in each new process."""
+    original = builtins.hash
+    builtins.hash = lambda value: original(value) ^ 0x5DEECE66D1234567
+    try:
+        yield
+    finally:
+        builtins.hash = original
+
+
+def is_the_same_everywhere(answer: Any, draw: Draw) -> None:
+    among = keys(draw, 200)
+    here = [side(answer, key, 0.5, "v2") for key in among]
+    with another_process():
+        there = [side(answer, key, 0.5, "v2") for key in among]
+    for key, one, other in zip(among, here, there, strict=True):
+        if one != other:
+            reject(f"{key!r} is on one side here and on the other in a second process of the front end")
+
+
+def takes_its_share(answer: Any, draw: Draw, share: float, number: int) -> None:
+    got = share_of(answer, keys(draw, number), share, f"v{draw.integer(2, 99)}")
+    require_share(got, share, number, f"at a share of {share:g}, canaries are")
+
+
+def only_grows(answer: Any, draw: Draw) -> None:
+    among, salt = keys(draw, 500), f"v{draw.integer(2, 99)}"
+    shares = (0.01, 0.05, 0.07, 0.3, 0.31, 0.5, 0.9)
+    for key in among:
+        sides = [side(answer, key, share, salt) for share in shares]
+        if sides != sorted(sides):
+            at = sides.index(True)
+            reject(f"{key!r} is a canary at {shares[at]:g} and none at a larger share", f"{dict(zip(shares, sides))}")  # noqa: B905
+
+
+def salts_are_apart(answer: Any, draw: Draw) -> None:
+    among = keys(draw)
+    both = sum(side(answer, key, 0.5, "v2") and side(answer, key, 0.5, "v3") for key in among) / len(among)
+    require_share(both, 0.25, len(among), "canaries of two rollouts at once, of half the keys each, are")
+
+
+def joins_apart(answer: Any, draw: Draw) -> None:
+    """('v2', '1tenant') is not ('v21', 'tenant')."""
+    pairs = [(f"{i}x{key}", key) for i, key in enumerate(keys(draw, 1000))]
+    same = sum(
+        side(answer, key, 0.5, f"v{long.removesuffix(key)}") == side(answer, long, 0.5, "v") for long, key in pairs
+    )
+    require_share(same / len(pairs), 0.5, len(pairs), "keys whose salt and name only read alike, on one side, are")
+
+
+# -- 8.11: the verdict ------------------------------------------------------------------------------------------------
+
+WORDS = ("promote", "roll back", "wait")
+
+
+def by_the_rules(lines: list[Line], most_used: float) -> str:
+    """From the statement, in its order, with whole lists where the solution may loop."""
+    hard = [line for line in lines if line.is_hard]
+    if max((line.low / line.bound for line in hard), default=0) > 1:
+        return "roll back"
+    if max((line.high / line.bound for line in hard), default=0) > 1:
+        return "wait"
+    weight = sum(line.weight for line in lines)
+    low, high = (
+        sum(line.weight * min(1.0, max(0.0, loss / line.bound)) for line, loss in zip(lines, losses, strict=True))
+        / weight
+        for losses in ([line.low for line in lines], [line.high for line in lines])
+    )
+    return "roll back" if low > most_used else "promote" if high <= most_used else "wait"
+
+
+def decides(answer: Any, lines: list[Line], most_used: float | None = None) -> None:
+    expected = by_the_rules(lines, 0.5 if most_used is None else most_used)
+    with unchanged(lines=lines):
+        got = plain(answer.decide(lines) if most_used is None else answer.decide(lines, most_used))
+    if type(got) is not str or got not in WORDS:
+        reject(f"decide returned {got!r}, expected one of {', '.join(map(repr, WORDS))}")
+    if got != expected:
+        told = [f"{one.name}: {one.low:g} to {one.high:g}, bound {one.bound:g}, weight {one.weight:g}"
+                + ", hard" * one.is_hard for one in lines]  # fmt: skip
+        reject(f"decide says {got!r}, expected {expected!r}", *told)
+
+
+def line(low: float, high: float, bound: float = 1.0, weight: float = 1.0, hard: bool = False, name: str = "") -> Line:
+    return Line(name or ("hard" if hard else "soft"), low, high, bound, weight, hard)
+
+
+FINE, BAD, OPEN = (0.0, 0.1), (0.9, 1.0), (0.1, 0.9)
+
+
+def promotes_what_is_good(answer: Any, draw: Draw) -> None:
+    decides(answer, [line(*FINE, hard=True), line(*FINE), line(*FINE)])
+    decides(answer, [line(*FINE)])
+
+
+def breaks_by_a_hard_line(answer: Any, draw: Draw) -> None:
+    """However good the others are, and whatever is open."""
+    decides(answer, [line(1.1, 1.4, weight=0.01, hard=True), line(*FINE, weight=9)])
+    decides(answer, [line(*FINE, weight=9), line(0.2, 1.2, hard=True), line(1.1, 1.4, weight=0.01, hard=True)])
+
+
+def waits_for_a_hard_line(answer: Any, draw: Draw) -> None:
+    decides(answer, [line(0.0, 1.2, weight=0.01, hard=True), line(*FINE, weight=9)])
+    decides(answer, [line(0.2, 1.2, weight=0.01, hard=True), line(*BAD, weight=9)])
+
+
+def hard_is_not_soft(answer: Any, draw: Draw) -> None:
+    """A soft line far beyond its bound is one line of several."""
+    decides(answer, [line(*FINE, hard=True), line(3.0, 4.0), line(*FINE), line(*FINE)])
+
+
+def caps_a_line(answer: Any, draw: Draw) -> None:
+    decides(answer, [line(*FINE, weight=2), line(7.0, 9.0)])
+
+
+def weighs(answer: Any, draw: Draw) -> None:
+    decides(answer, [line(*FINE, weight=8), line(*BAD, weight=1)])
+    decides(answer, [line(*FINE, weight=1), line(*BAD, weight=8)])
+    decides(answer, [line(*FINE, weight=3), line(*BAD, weight=1)])
+
+
+def no_gain_makes_up(answer: Any, draw: Draw) -> None:
+    """What has become better is no loss, and no credit for another line."""
+    decides(answer, [line(*BAD, weight=2), line(-9.0, -8.0), line(0.0, 0.05, weight=0.5)])
+    decides(answer, [line(-9.0, -8.0, weight=4), line(*FINE)])
+    decides(answer, [line(-0.4, 0.3, hard=True), line(0.5, 0.7, weight=2), line(-0.5, -0.1, weight=2)])
+
+
+def counts_hard_lines_too(answer: Any, draw: Draw) -> None:
+    """A hard line within its bound still uses some of what may be lost."""
+    decides(answer, [line(0.85, 0.95, weight=3, hard=True), line(*FINE, weight=1)])
+    decides(answer, [line(*FINE, weight=3, hard=True), line(*BAD, weight=1)])
+
+
+def waits_for_the_mean(answer: Any, draw: Draw) -> None:
+    decides(answer, [line(*OPEN), line(*OPEN)])
+    decides(answer, [line(0.0, 0.6), line(0.0, 0.6)])
+    decides(answer, [line(0.4, 1.2), line(0.4, 1.2)])
+
+
+def takes_other_bounds(answer: Any, draw: Draw) -> None:
+    decides(answer, [line(0.0, 0.004, bound=0.02), line(0.0, 30.0, bound=100.0)])
+    decides(answer, [line(0.018, 0.02, bound=0.02), line(90.0, 99.0, bound=100.0)])
+    for most in (0.05, 0.95):
+        decides(answer, [line(*FINE), line(0.2, 0.3)], most)
+        decides(answer, [line(*BAD), line(0.7, 0.8)], most)
+
+
+def keeps_the_edges(answer: Any, draw: Draw) -> None:
+    """Binary fractions: just at the bound is within it."""
+    decides(answer, [line(1.0, 1.0, weight=0.25, hard=True), line(0.0, 0.0, weight=0.75)])
+    decides(answer, [line(0.25, 0.5), line(0.25, 0.5)])
+    decides(answer, [line(0.5, 0.75), line(0.5, 0.75)])
+
+
+def any_canary(answer: Any, draw: Draw) -> None:
+    for _ in range(40):
+        lines = []
+        for number in range(draw.integer(1, 6)):
+            low = draw.integer(0, 40) / 32
+            lines.append(line(low, low + draw.integer(0, 16) / 32, draw.choice([0.5, 1.0, 2.0]),
+                              draw.choice([1.0, 2.0, 6.0]), draw.integer(0, 3) == 0, f"line {number}"))  # fmt: skip
+        decides(answer, lines, draw.choice([None, 0.3]))
+
+
+# -- 8.60: another mix ------------------------------------------------------------------------------------------------
+
+
+def by_hand(passed: dict[str, tuple[int, int]], mix: dict[str, int]) -> float:
+    total = sum(mix.values())
+    return sum(mix[name] / total * passed[name][0] / passed[name][1] for name in mix)
+
+
+def agrees(answer: Any, passed: dict[str, tuple[int, int]], mix: dict[str, int]) -> None:
+    with unchanged(passed=passed, mix=mix):
+        got = answer.rate_at_mix(passed, mix)
+    compare(got, by_hand(passed, mix), what="rate_at_mix", atol=1e-9)
+
+
+def one_slice(answer: Any, draw: Draw) -> None:
+    agrees(answer, {"short": (30, 40)}, {"short": 7})
+
+
+def same_mix(answer: Any, draw: Draw) -> None:
+    agrees(answer, {"short": (90, 100), "long": (5, 10)}, {"short": 100, "long": 10})
+
+
+def other_mix(answer: Any, draw: Draw) -> None:
+    agrees(answer, {"short": (90, 100), "long": (5, 10)}, {"short": 10, "long": 100})
+    agrees(answer, {"short": (1, 100), "long": (10, 10)}, {"short": 50, "long": 50})
+    agrees(answer, {"short": (90, 100), "long": (0, 10)}, {"short": 50, "long": 50})  # none passed: that is known
+
+
+def slice_of_no_weight(answer: Any, draw: Draw) -> None:
+    """It is not in the other side's traffic."""
+    agrees(answer, {"short": (90, 100), "new": (40, 50)}, {"short": 12})
+
+
+def missing_slice(answer: Any, draw: Draw) -> None:
+    for passed in ({"short": (90, 100)}, {"short": (90, 100), "long": (0, 0)}):
+        got = answer.rate_at_mix(passed, {"short": 90, "long": 10})
+        if got is not None:
+            reject(f"the canary has served no long prompt, a tenth of the traffic, and rate_at_mix says {got!r}",
+                   "expected None: nothing is known")  # fmt: skip
+
+
+def any_mix(answer: Any, draw: Draw) -> None:
+    for _ in range(20):
+        names = [f"slice {i}" for i in range(draw.integer(1, 6))]
+        passed = {}
+        for name in names:
+            number = draw.integer(1, 200)
+            passed[name] = (draw.integer(0, number + 1), number)
+        agrees(answer, passed, {name: draw.integer(1, 300) for name in names[: draw.integer(1, len(names) + 1)]})
+
+
+EXERCISES = (
+    Exercise(
+        id="8.10",
+        title="Which side?",
+        kind="code",
+        names=("is_canary",),
+        points=4,
+        minutes=10,
+        lines=4,
+        difficulty=2,
+        objective="split traffic so that a tenant stays on one side, on every front end",
+        checked_in="answer",  # another process is played by another `hash` in this one
+        hints=(
+            "A random draw per request moves a tenant to and fro. What number can every front end compute from the "
+            "salt and the key alone?",
+            "`hashlib.sha256(data).digest()` is the same everywhere (`hash` of a text is not). Its first 8 bytes are a "
+            "whole number below 2**64; compare that with share * 2**64.",
+            "digest = hashlib.sha256(f'{salt} and {key}'.encode()).digest()   # with something safe between the two\n"
+            "number = int.from_bytes(digest[:8])\n"
+            "return ...   # one comparison; check the ends, 0 and 1",
+        ),
+        checks=(
+            Property("says True or False", says_yes_or_no, "Return the comparison itself. A key may be any text."),
+            Property(
+                "takes nobody at 0 and everybody at 1",
+                has_its_ends,
+                "The fraction is in [0, 1): compare with <, and do not round.",
+            ),
+            Property(
+                "keeps a key on its side",
+                stays,
+                "Nothing random: the same salt, key and share give the same answer at any time.",
+            ),
+            Property(
+                "is the same in another process",
+                is_the_same_everywhere,
+                "Python's `hash` of a text starts from a new secret in each process; hashlib's functions do not.",
+            ),
+            Property(
+                "takes its share",
+                takes_its_share,
+                "Each key's number should be spread evenly over the whole range. A hundred buckets know no half "
+                "per cent.",
+                (
+                    {"share": 0.5, "number": NUM_KEYS},
+                    {"share": 0.1, "number": NUM_KEYS},
+                    {"share": 0.005, "number": 40_000},
+                ),
+            ),
+            Property(
+                "only grows",
+                only_grows,
+                "The number of a key must not depend on the share: then whatever is below the smaller share is below "
+                "the larger one.",
+            ),
+            Property(
+                "draws anew for each salt",
+                salts_are_apart,
+                "Hash the salt together with the key, or the same tenants try out every new version.",
+            ),
+            Property(
+                "keeps salt and key apart",
+                joins_apart,
+                "'v2' + '1' and 'v' + '21' are the same text. Put a separator between them, such as '\\0'.",
+            ),
+        ),
+        time_limit_s=20,
+    ),
+    Exercise(
+        id="8.11",
+        title="Promote, roll back, wait",
+        kind="code",
+        names=("decide",),
+        points=3,
+        minutes=9,
+        lines=8,
+        difficulty=2,
+        objective="judge a canary by hard bounds first and weighted scores after, from intervals",
+        hints=(
+            "Four outcomes in this order: a hard line surely broken, a hard line open, the mean surely too high, the "
+            "mean surely low enough. What is none of these waits.",
+            "'Surely broken' looks at `low`, 'surely kept' at `high`; in between too few requests have come.",
+            "The mean is sum(weight * used) / sum(weight) with used = loss / bound, kept between 0 and 1: once with "
+            "every `low` and once with every `high`. Hard lines are among them.",
+        ),
+        checks=(
+            Property("promotes what is good", promotes_what_is_good, "All lines are far below their bounds here."),
+            Property(
+                "rolls back if a hard line is broken",
+                breaks_by_a_hard_line,
+                "A hard line whose `low` is above its bound decides alone, whatever the other lines say.",
+            ),
+            Property(
+                "waits while a hard line is open",
+                waits_for_a_hard_line,
+                "low <= bound < high: more requests will tell. Nothing is promoted, nor rolled back by its mean, until "
+                "they have.",
+            ),
+            Property("weighs its lines", weighs, "Multiply by each line's weight, and divide by the sum of weights."),
+            Property(
+                "lets a soft line break alone",
+                hard_is_not_soft,
+                "Only lines with `is_hard` decide alone; the others count in the mean.",
+            ),
+            Property("counts a line as 1 at most", caps_a_line, "min(1, loss / bound): no line is lost twice."),
+            Property(
+                "takes a gain for no loss",
+                no_gain_makes_up,
+                "max(0, ...): one line's gain does not pay for another's loss.",
+            ),
+            Property(
+                "has hard lines in the mean, too",
+                counts_hard_lines_too,
+                "A hard line that is kept has still used some of what may be lost.",
+            ),
+            Property(
+                "waits while the mean is open",
+                waits_for_the_mean,
+                "Two means: with every `low`, and with every `high`. If most_used is between them, wait.",
+            ),
+            Property(
+                "takes the bounds it is given",
+                takes_other_bounds,
+                "Each line has a unit of its own: divide its loss by its bound. And `most_used` is an argument.",
+            ),
+            Property(
+                "lets what is at the bound pass",
+                keeps_the_edges,
+                "Broken is above the bound, kept is at most the bound; the same for the mean and most_used.",
+            ),
+            Property("judges any canary", any_canary, "Follow the four steps of the statement in their order."),
+        ),
+    ),
+    Exercise(
+        id="8.60",
+        title="At the same mix",
+        kind="code",
+        names=("rate_at_mix",),
+        points=2,
+        minutes=5,
+        lines=6,
+        difficulty=2,
+        is_extra=True,
+        objective="compare two sides whose traffic differs",
+        hints=(
+            "What would the canary's rate be if its slices were as frequent as the baseline's?",
+            "A mean over the slices of `mix`, weighted by its counts, of passed / requests.",
+            "total = sum(mix.values())\nfor name, count in mix.items():\n    ...   # None, or count / total * rate",
+        ),
+        checks=(
+            Property("has the rate of one slice", one_slice, "passed / requests."),
+            Property("keeps a rate at its own mix", same_mix, "At its own mix it is the plain rate of all requests."),
+            Property("follows the other mix", other_mix, "Weight each slice's rate by its share of `mix`."),
+            Property("passes over slices that the mix has not", slice_of_no_weight, "Loop over `mix`, not `passed`."),
+            Property(
+                "says None where it knows nothing",
+                missing_slice,
+                "A slice of the mix that the canary has not served at all has no rate; 0 and leaving it out are both "
+                "inventions.",
+            ),
+            Property("is right for any mix", any_mix, "Divide by the sum of the mix's counts."),
+        ),
+    ),
+)
