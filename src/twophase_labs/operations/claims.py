@@ -8,4 +8,12 @@ ALLOWED: dict[str, str] = {
     "A pool at 0.95 with an empty queue": "the question's own assumption",
     "eight of the 36 blocks": "one_llm.NUM_BLOCKS; the burst says what it asks for",
     "CACM 56(2), 2013": "a volume and its number",
+    "in 4 bits (symmetric groups of 32)": "says what the cell right below does",
+    "12,000 tokens of retrieved text": "says what the cell right below does",
+    "a first token within 5 s, 120 ms per token": "the SLO of the section's runs, overload.SLO",
+    "drafted in vain or generated twice": "two times, of a retry: no comparison",
+    "512 parts of 532, or for one of 21": "20 decodes and a chunk of 512: 532 tokens in 21 chunks",
+    "shared by 129 chunks now": "128 decodes and the chunk",
+    "95 of 100 such intervals hold the true rate": "what a 95 % interval is",
+    "Nine of ten answers right is a rate of 90 %": "9 / 10",
 }

