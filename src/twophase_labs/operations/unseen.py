@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from twophase.scheduling.policies import ChunkedPrefillPolicy, ContinuousPolicy, PrefillFirstPolicy
 from twophase_labs.operations.incidents import (
-    BATCHING,
     FORMAT,
     HEALTHY,
     HEALTHY_APART,
@@ -19,9 +18,12 @@ from twophase_labs.operations.service import SHAPE, Setting, Traffic
 from twophase_tools.simulate.cost_model import RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE
 
+# More documents than in the notebook's hours, so that every minute has enough of them.
+MORE_DOCUMENTS = Traffic(rate_per_s=1.0, document_share=0.5)
+BATCHING = Hour("batching", Setting(policy=PrefillFirstPolicy(), num_blocks=5200), MORE_DOCUMENTS)
 BUSY = replace(HEALTHY, traffic=Traffic(rate_per_s=1.9))
 LONGER_ANSWERS = replace(KV, traffic=Traffic(rate_per_s=1.3, output_scale=9.0, invalid=0.0))
-WHOLE_PROMPTS = replace(BATCHING, setting=Setting(policy=ContinuousPolicy()), traffic=Traffic(document_share=0.22))
+WHOLE_PROMPTS = replace(BATCHING, setting=Setting(policy=ContinuousPolicy(), num_blocks=5200))
 FEWER_NEEDLES = replace(RETRIEVAL, short=0.9, long=0.3)
 MORE_INVALID = replace(FORMAT, traffic=Traffic(invalid=0.75))
 JITTER_ALONE = replace(TRANSFER, setting=Setting(link_bytes_per_s=1.5 * SLOW_LINK, link_jitter=20.0))
